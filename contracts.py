@@ -311,6 +311,7 @@ class Pixels:
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     dtype: str = "float32"  # of the step's input: float16, bfloat16 or float32
+    interpolation: str = "bilinear"  # how loaders of images resize: a name of plan.windows.SUPPORT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,6 @@ import torch  # noqa: E402
 
 from cli import one_of  # noqa: E402
 from config import Config, given, parse, recipe  # noqa: E402
-from contracts import Pixels  # noqa: E402
 from dataset.splits import cache_folder  # noqa: E402
 from engine import ends, fastest, graphed, memory, precision  # noqa: E402
 from engine.checkpoint import Checkpoints, Resume  # noqa: E402
@@ -85,7 +84,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
             phases=Phases(DEVICE),
             compiled=model.compile,
         )
-        pixels = Pixels(mean=native.mean, std=native.std, dtype=step.dtype)
+        pixels = start.pixels(native, step.dtype)
         feed, val_feed = kind.feeds(
             config, splits, (plan, val_plan), (task, val_task), pixels=pixels, device=DEVICE, workers=workers
         )

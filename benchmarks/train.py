@@ -73,6 +73,14 @@ ARCHS = {
 }
 BATCH_SIZES = {"classification": (64, 256, 512), "detection": (16,), "video": (8, 16)}
 """--task -> what is measured where none is asked for; of another task its own default."""
+RECIPES = {
+    "plain": (),
+    "augmented": (
+        *("--auto-augment", "rand-m9-mstd0.5-inc1", "--mixup", "0.8", "--cutmix", "1"),
+        *("--erase", "0.25", "--erase-mode", "pixel"),
+    ),
+}
+"""Recipe -> its flags of train.py."""
 MORE = {"clips": ("frames_per_s", "decoded_per_delivered"), "detection": ("instances_per_s", "padding")}
 """Part of a summary that one task has -> its figures."""
 CHECK_FAILED = "check failed"
@@ -97,6 +105,8 @@ class Train(Common):
     """Names as in --loader of train.py."""
     precisions: tuple[Literal["auto", "fp16", "bf16", "fp32"], ...] = ("auto",)
     """auto = fp16 on a GPU."""
+    recipes: tuple[Literal["plain", "augmented"], ...] = ("plain",)
+    """plain crops and flips; augmented adds RandAugment, mixup or cutmix, and erasing. Plots are of plain."""
     gpus: tuple[PositiveInt, ...] = (1,)
     """Processes, one a GPU (on a CPU: gloo)."""
     workers: PositiveInt | None = None
@@ -193,12 +203,13 @@ def points(settings: Train) -> list[Point]:
         settings.data, settings.loaders, check(settings.flags, task=task, by_hand=bool(settings.by_hand))
     )
     precisions = [precision.choose(name, device, on_cpu=kind.cpu_precision) for name in settings.precisions]
-    named = ("arch", "batch_size", "loader", "precision", "gpus")
+    named = ("arch", "batch_size", "loader", "precision", "gpus", "recipe")
     found = []
     for arch, size in itertools.product(archs, batch_sizes):
-        ours = itertools.product([arch], [size], loaders, precisions, settings.gpus)
+        ours = itertools.product([arch], [size], loaders, precisions, settings.gpus, settings.recipes)
         # right behind its own: a machine's speed drifts
-        others = itertools.product([arch], [size], [BY_HAND + how for how in settings.by_hand], ["fp16"], [1])
+        by_hand = [BY_HAND + how for how in settings.by_hand]
+        others = itertools.product([arch], [size], by_hand, ["fp16"], [1], ["plain"])
         found += [dict(zip(named, values, strict=True)) for values in (*ours, *others)]
     return found
 
@@ -226,6 +237,7 @@ def command(settings: Train, point: Point, folder: Path) -> list[str]:
         str(ROOT / "train.py"),
         *common,
         *flags,
+        *RECIPES[point["recipe"]],
         *shlex.split(settings.flags),
     ]
 
@@ -312,6 +324,9 @@ def derive(rows: Sequence[Row]) -> list[Row]:
 
 
 def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
+    rows = [
+        row for row in rows if row["point"].get("recipe", "plain") == "plain"
+    ]  # or taken before there were
     ours = [row for row in rows if not row["point"]["loader"].startswith(BY_HAND)]
     unit = _show.unit_of(rows)
     drawn = [
@@ -358,7 +373,7 @@ def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
 COLUMNS = (
     *(
         Column(key=key, title=key.replace("_", " "))
-        for key in ("arch", "batch_size", "loader", "precision", "gpus")
+        for key in ("arch", "batch_size", "loader", "precision", "gpus", "recipe")
     ),
     Column(key="rate", title="{unit}", form="{:,.1f}"),
     Column(key="frames_per_s", title="frame/s", form="{:,.0f}"),

@@ -187,7 +187,7 @@ class ClipPlan(EpochPlan):
 
     @property
     def views(self) -> int:
-        return 1 if self.training else self.policy.clips * self.policy.crops
+        return self.repeats if self.training else self.policy.clips * self.policy.crops
 
     @property
     def operates(self) -> bool:
@@ -208,22 +208,23 @@ class ClipPlan(EpochPlan):
     def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
         heights, widths = (np.asarray(column[ids]) for column in self.stored)
         clip, crop = np.divmod(views, self.policy.crops)
+        drawn = self.counters(ids, views)
         if self.training:
-            regions, inner, turned = self.policy.training(self.seed, epoch, ids, heights, widths)
+            regions, inner, turned = self.policy.training(self.seed, epoch, drawn, heights, widths)
         else:
             regions, inner, turned = self.policy.validation(crop, heights, widths)
         sizes = np.full((len(ids), 2), self.image_size, np.int64)
-        drawn = self.policy.augment.draw(self.seed, epoch, ids, sizes) if self.training else None
+        ops = self.policy.augment.draw(self.seed, epoch, drawn, sizes) if self.training else None
         return {
             "regions": regions,
             "windows": inner,
             "sizes": sizes,
             "turns": turned,
-            "frames": self._frames(epoch, ids, clip),
-            "ops": drawn,
+            "frames": self._frames(epoch, ids, drawn, clip),
+            "ops": ops,
         }
 
-    def _frames(self, epoch: int, ids: Array, clip: Array) -> Array:
+    def _frames(self, epoch: int, ids: Array, drawn: Array, clip: Array) -> Array:
         policy = self.policy
         columns = self.columns
         first = columns.first[ids]
@@ -231,7 +232,7 @@ class ClipPlan(EpochPlan):
         if policy.fps is None:
             last = last_start(frames, policy.frames, policy.stride)
             return first[:, None] + by_stride(
-                self._starts(epoch, ids, clip, last), frames, policy.frames, policy.stride
+                self._starts(epoch, drawn, clip, last), frames, policy.frames, policy.stride
             )
         steps = policy.stride / policy.fps * columns.time_base_den[ids] / columns.time_base_num[ids]
         pts = [
@@ -241,14 +242,14 @@ class ClipPlan(EpochPlan):
         last = np.array(
             [last_start_in_time(own, policy.frames, step) for own, step in zip(pts, steps, strict=True)]
         )
-        starts = self._starts(epoch, ids, clip, last)
+        starts = self._starts(epoch, drawn, clip, last)
         picked = [
             by_time(own, start, policy.frames, step)
             for own, start, step in zip(pts, starts, steps, strict=True)
         ]
         return first[:, None] + np.stack(picked)
 
-    def _starts(self, epoch: int, ids: Array, clip: Array, last: Array) -> Array:
+    def _starts(self, epoch: int, drawn: Array, clip: Array, last: Array) -> Array:
         if self.training:
-            return random_start(last, uniforms(self.seed, epoch, Purpose.FRAMES, ids, 1)[:, 0])
+            return random_start(last, uniforms(self.seed, epoch, Purpose.FRAMES, drawn, 1)[:, 0])
         return spaced_start(last, clip, self.policy.clips)

@@ -22,6 +22,8 @@ other threads stand still.
 """
 AHEAD = 4096
 """Rows behind those that are drawn whose sizes are fetched meanwhile, where sizes have to be."""
+REPEAT_BIT = 40
+"""A repeat counts so many bits above the sample's id: the first is drawn as if it were the only one."""
 NONE = np.zeros(0, np.int64)
 
 
@@ -43,6 +45,7 @@ class EpochPlan(ABC):
     accumulate: int = 1
     training: bool = True
     shuffled: bool = True  # training: in another order each epoch; else in that of the data
+    repeats: int = 1  # training: rows of a sample in an epoch, which shows as many samples fewer
     fetch: Fetch | None = None  # makes the columns hold the sizes of samples, where they may not be there yet
 
     @property
@@ -58,7 +61,7 @@ class EpochPlan(ABC):
     @property
     def views(self) -> int:
         """Return how many rows a sample has in an epoch."""
-        return 1
+        return self.repeats if self.training else 1
 
     @property
     def resident(self) -> int:
@@ -105,12 +108,17 @@ class EpochPlan(ABC):
 
     @property
     def ordering(self) -> str:
-        return f"seed {self.seed}" if self.shuffled else "sequential"
+        repeated = f", {self.repeats} repeats" if self.repeats > 1 else ""
+        return (f"seed {self.seed}" if self.shuffled else "sequential") + repeated
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
         """Return the shape that a model gets for one row: 3, of a clip its frames, height, width."""
         return (3, self.image_size, self.image_size)
+
+    def counters(self, ids: Array, views: Array) -> Array:
+        """Return int64 [B], what the random numbers of a row are drawn by: its sample, and which repeat."""
+        return ids + (views << REPEAT_BIT) if self.training else ids
 
     @abstractmethod
     def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
@@ -152,9 +160,12 @@ class EpochPlan(ABC):
 
     def ordered(self, epoch: int) -> Array:
         """Return int64, the items of an epoch in their order."""
-        if self.training and self.shuffled:
-            return order.order(self.seed, epoch, self.samples)
-        return np.arange(self.samples * self.views, dtype=np.int64)
+        if not self.training:
+            return np.arange(self.samples * self.views, dtype=np.int64)
+        samples = np.arange(self.samples, dtype=np.int64)
+        if self.shuffled:
+            samples = order.order(self.seed, epoch, self.samples)
+        return order.repeated(samples, self.repeats)
 
     def draw(self, epoch: int, items: Array, count: int = 0, coming: Array = NONE) -> Rows:
         """Return the rows of any items, padded with id -1 to `count`, or to the batch size.

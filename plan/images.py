@@ -25,6 +25,7 @@ class ImagePolicy:
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.0
     vflip: float = 0.0
+    interpolation: str = "bilinear"  # of windows.SUPPORT: what a centre crop decodes reaches as far
     augment: Augment = UNTOUCHED
 
     def __post_init__(self) -> None:
@@ -45,7 +46,11 @@ class ImagePolicy:
             regions = windows.whole(heights, widths)
         else:
             regions, inner = windows.resize_then_center(
-                heights, widths, resize=self.resize, crop=self.image_size
+                heights,
+                widths,
+                resize=self.resize,
+                crop=self.image_size,
+                support=windows.SUPPORT[self.interpolation],
             )
         if self.window != "center":
             inner = windows.filling(regions)
@@ -94,7 +99,8 @@ class ImagePlan(EpochPlan):
     def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
         heights = np.asarray(self.heights[ids])
         widths = np.asarray(self.widths[ids])
-        regions, inner, turned = self.policy.frame(self.seed, epoch, ids, heights, widths)
+        drawn = self.counters(ids, views)
+        regions, inner, turned = self.policy.frame(self.seed, epoch, drawn, heights, widths)
         sizes = np.full((len(ids), 2), self.image_size, np.int64)
-        ops = self.policy.augment.draw(self.seed, epoch, ids, sizes)
+        ops = self.policy.augment.draw(self.seed, epoch, drawn, sizes)
         return {"regions": regions, "windows": inner, "sizes": sizes, "turns": turned, "ops": ops}

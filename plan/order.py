@@ -22,6 +22,16 @@ def order(seed: int, epoch: int, n: int) -> Array:
     return np.argsort(bits(key(seed, epoch, Purpose.ORDER), np.arange(n, dtype=np.uint64)))
 
 
+def repeated(samples: Array, repeats: int) -> Array:
+    """Return int64 [n], items of samples [n] in their order, each `repeats` times in a row, n in all.
+
+    Repeated augmentation (Hoffer et al. 2019) at an epoch's length, as DeiT has it: the samples at the end of
+    the order are left out. Item sample * repeats + r is the sample's repeat r.
+    """
+    shown = samples[: -(-len(samples) // repeats)]
+    return (shown[:, None] * repeats + np.arange(repeats)).ravel()[: len(samples)]
+
+
 # consecutive samples of like sizes, where there are enough: then a batch of 128 is no wider than one of 16
 BLOCK = 256
 CHUNK = 64  # blocks that are made together: few enough that the same images do not always meet

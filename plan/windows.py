@@ -10,6 +10,8 @@ import numpy as np
 
 from contracts import Array
 
+SUPPORT = {"bilinear": 1, "bicubic": 2, "bilinear-no-antialias": 1, "nearest": 1}
+"""Interpolation -> how far it reaches, in pixels of the output, or of the image where these are larger."""
 TRIES = 10
 UNIFORMS = 2 * TRIES + 2  # (area, ratio) a try, then the corner
 
@@ -65,15 +67,18 @@ def filling(regions: Array) -> Array:
     return np.concatenate([np.zeros_like(size), size], axis=1).astype(np.float64)
 
 
-def resize_then_center(heights: Array, widths: Array, *, resize: int, crop: int) -> tuple[Array, Array]:
+def resize_then_center(
+    heights: Array, widths: Array, *, resize: int, crop: int, support: int = 1
+) -> tuple[Array, Array]:
     """Return (regions, windows): the exact preimage of Resize(resize), then CenterCrop(crop).
 
-    They are rounded as torchvision does. `crop` must not exceed `resize`.
+    They are rounded as torchvision does. `crop` must not exceed `resize`; `support` is the filter's.
     """
     new_h, new_w = resized(heights, widths, resize)
-    return preimage(
-        heights, widths, new_h, new_w, np.rint((new_w - crop) / 2.0), np.rint((new_h - crop) / 2.0), crop
-    )
+    left = np.rint((new_w - crop) / 2.0)
+    top = np.rint((new_h - crop) / 2.0)
+    crops = np.stack([left, top, left + crop, top + crop], axis=1)
+    return crop_of_resized(heights, widths, new_h, new_w, crops, support=support)
 
 
 def resized(heights: Array, widths: Array, shorter: int | Array) -> tuple[Array, Array]:
@@ -96,17 +101,17 @@ def preimage(
 
 
 def crop_of_resized(
-    heights: Array, widths: Array, new_h: Array, new_w: Array, crops: Array
+    heights: Array, widths: Array, new_h: Array, new_w: Array, crops: Array, *, support: int = 1
 ) -> tuple[Array, Array]:
     """Return (regions, windows) of `crops` [B, 4], x0 y0 x1 y1, of images resized to new_h x new_w.
 
-    The region is the window widened by the support of the antialiased triangle filter, so that resizing the
-    window of the region equals cropping the resized image.
+    The region is the window widened by the `support` of the antialiased filter, so that resizing the window
+    of the region equals cropping the resized image.
     """
     step_y, step_x = heights / new_h, widths / new_w  # source pixels an output pixel
     full = crops * np.stack([step_x, step_y, step_x, step_y], axis=1)
-    # the triangle reaches one output pixel to either side, and at least one source pixel
-    reach = np.stack([np.maximum(step_x, 1.0), np.maximum(step_y, 1.0)] * 2, axis=1) + 1.0
+    # a triangle reaches one output pixel to either side, and at least one source pixel
+    reach = support * np.stack([np.maximum(step_x, 1.0), np.maximum(step_y, 1.0)] * 2, axis=1) + 1.0
     limit = np.stack([widths, heights], axis=1)
     low = np.clip(np.floor(full[:, :2] - reach[:, :2]), 0, limit - 1)
     high = np.clip(np.ceil(full[:, 2:] + reach[:, 2:]), 1, limit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field, FiniteFloat, PositiveInt
 
 from cli import Settings
 from settings.types import NotNegative, Share, Side
@@ -19,6 +19,9 @@ class Augmentation(Settings):
     """Height and width of the training and validation images, in pixels. For detectors it is the shorter
     side, for SSD both sides. Default: what the architecture was made for, mostly 224, or 800 for
     detectors."""
+    interpolation: Literal["bilinear", "bicubic", "bilinear-no-antialias", "nearest"] | None = None
+    """How images are resized. bilinear and bicubic are antialiased, as Pillow does. Default: what the
+    architecture's weights were made for, mostly bilinear."""
     train_window: Literal["random-resized", "center", "stretch"] = "random-resized"
     """Training window: torchvision's RandomResizedCrop, the validation's centre crop, or the whole image
     stretched."""
@@ -28,6 +31,9 @@ class Augmentation(Settings):
     """RandomResizedCrop: smallest and largest width / height."""
     flip: Share = 0.5
     """Probability of a left-right flip in training."""
+    repeats: PositiveInt = 1
+    """Repeated augmentation: rows of a sample that follow one another in an epoch, each drawn anew. The epoch
+    keeps its length, so that it shows as many samples fewer; DeiT's is 3."""
     vflip: Share = 0.0
     """Probability of a top-bottom flip in training."""
     auto_augment: str = "none"

@@ -28,8 +28,8 @@ P = TypeVar("P", bound=EpochPlan)
 def opened(
     config: Config, loader: str, content: Content, console: Console, model: ModelClasses | None = None
 ) -> dict[str, Split]:
-    """Open {"train": ..., "val": ...}. Raises UserError."""
-    return open_splits(
+    """Open {"train": ..., "val": ...}, and say which samples --repeats leaves out. Raises UserError."""
+    found = open_splits(
         config.data,
         content=content,
         loader=loader,
@@ -40,6 +40,15 @@ def opened(
         model=model,
         console=console,
     )
+    repeats = config.augmentation.repeats
+    if repeats > 1 and not config.run.evaluate:
+        samples = len(found["train"].columns)
+        shown = -(-samples // repeats)
+        console.info(
+            f"train: --repeats {repeats} shows {shown:,} of {samples:,} samples in an epoch, each "
+            f"{repeats} times, and leaves {samples - shown:,} out"
+        )
+    return found
 
 
 def pair(
@@ -62,6 +71,7 @@ def pair(
         batch_size=load.batch_size,
         accumulate=steps.accumulate,
         shuffled=config.data.order == "shuffled",
+        repeats=config.augmentation.repeats,
         **ranks,
     )
     if not config.run.evaluate:
@@ -117,9 +127,15 @@ def image_policies(settings: Augmentation, native: Native) -> tuple[ImagePolicy,
         ratio=settings.crop_ratio,
         flip=settings.flip,
         vflip=settings.vflip,
+        interpolation=native.interpolation,
         augment=augment(settings, native),
     )
-    return training, ImagePolicy(window=settings.val_window, image_size=native.size, resize=resize)
+    return training, ImagePolicy(
+        window=settings.val_window,
+        image_size=native.size,
+        resize=resize,
+        interpolation=native.interpolation,
+    )
 
 
 def clip_policy(settings: Augmentation, clips: Clips, native: Native) -> ClipPolicy:

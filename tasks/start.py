@@ -18,6 +18,7 @@ from dataset.model_classes import ModelClasses
 from dataset.splits import Console
 from models import Native, Registry, Unusable
 from plan import draws
+from plan.windows import SUPPORT
 from tasks.kind import TaskKind
 
 STARTED_WITH = ("weights", "weights_backbone", "trainable_layers")
@@ -30,7 +31,7 @@ OF_A_MACHINE = (
 """Settings that a machine may have otherwise, without another figure."""
 NOT_TAKEN = {*schema.Run.model_fields, *STARTED_WITH, *OF_A_MACHINE, "optimizer"}
 """Settings that an evaluation does not take from a checkpoint."""
-OF_VALIDATION = {"image_size", "val_window", "val_resize", "mean", "std"}
+OF_VALIDATION = {"image_size", "interpolation", "val_window", "val_resize", "mean", "std"}
 """What the validation reads of --help's augmentation group."""
 OF_TRAINING = (
     *schema.Optimisation.model_fields,
@@ -83,14 +84,29 @@ class Start:
         )
 
     def native(self, registry: Registry, arch: str) -> Native:
-        """Return what the architecture was made for, with --image-size, --mean and --std where given."""
+        """Return what the architecture was made for, with --image-size, --mean and the like where given.
+
+        Raises UserError.
+        """
         native = registry.native(arch, self.config.model.weights)
         asked = self.config.augmentation
+        interpolation = asked.interpolation or native.interpolation
+        if interpolation not in SUPPORT:
+            raise UserError(
+                f"--arch {arch} was made for {interpolation} interpolation, which is not here; "
+                f"--interpolation {', '.join(SUPPORT)}"
+            )
         return native._replace(
+            interpolation=interpolation,
             size=asked.image_size or native.size,
             mean=asked.mean or native.mean,
             std=asked.std or native.std,
         )
+
+    @staticmethod
+    def pixels(native: Native, dtype: str) -> Pixels:
+        """Return what loaders make of decoded pixels; `dtype` is that of the step's input."""
+        return Pixels(mean=native.mean, std=native.std, dtype=dtype, interpolation=native.interpolation)
 
     def classes(self, registry: Registry, arch: str) -> ModelClasses | None:
         """Return the classes of a network that is evaluated.
@@ -140,7 +156,7 @@ class Start:
         `config` is what was asked for, `used` what came of it. `plan` is that of validation.
         """
         used = {"task": kind.name, "image_size": size, "precision": precision, **kind.used(plan)}
-        used |= {"mean": list(pixels.mean), "std": list(pixels.std)}
+        used |= {"mean": list(pixels.mean), "std": list(pixels.std), "interpolation": pixels.interpolation}
         versions = {"torch": str(torch.__version__), "torchvision": str(torchvision.__version__)}
         return {"config": self.config.flat(), "used": used, "versions": versions}
 

@@ -111,7 +111,16 @@ class VideoKind(TaskKind):
     cpu_precision = "fp32"
     figures: tuple[Figure, ...] = FIGURES
     groups = ("clips",)
-    unread = ("exif", "train_window", "val_window", "crop_scale", "crop_ratio", "reader", "decode_threads")
+    unread = (
+        "exif",
+        "train_window",
+        "val_window",
+        "crop_scale",
+        "crop_ratio",
+        "interpolation",
+        "reader",
+        "decode_threads",
+    )
 
     def splits(
         self, config: Config, loader: str, console: Console, model: ModelClasses | None = None

@@ -28,6 +28,13 @@ FANCY_UPSAMPLING = False
 """Whether nvJPEG smooths chroma as libjpeg does."""
 ATTEMPTS = 3
 """Times that a batch is given to DALI again in which nothing is wrong with any file."""
+INTERPOLATIONS = {
+    "bilinear": ("INTERP_LINEAR", True),
+    "bicubic": ("INTERP_CUBIC", True),
+    "bilinear-no-antialias": ("INTERP_LINEAR", False),
+    "nearest": ("INTERP_NN", False),
+}
+"""Interpolation -> DALI's name for it, and whether it is antialiased."""
 REFUSED_ALL = 64
 """Files in a row that fail alone, from which on it is not they: DALI has to start anew behind each."""
 
@@ -41,6 +48,7 @@ def build(
     pixels: Any = None,
     read_delay_s: float = 0.0,
     placed: bool = False,
+    interpolation: str = "bilinear",
 ) -> Any:
     """Return a pipeline of (images, bytes read).
 
@@ -88,8 +96,8 @@ def build(
             size=size,
             roi_start=window[0:2],
             roi_end=window[2:4],
-            interp_type=types.INTERP_LINEAR,
-            antialias=True,
+            interp_type=getattr(types, INTERPOLATIONS[interpolation][0]),
+            antialias=INTERPOLATIONS[interpolation][1],
         )
         if placed:
             corner = fn.external_source(name="corners", dtype=types.INT32, ndim=1)

@@ -34,6 +34,7 @@ class DaliCpu(Staging):
                 reads=True,
                 read_delay_s=feed.source.read_delay_s,
                 placed=self._prepare.placed,
+                interpolation=feed.pixels.interpolation,
             ),
             warm=self._prepare.blank(),
             diagnose=self._prepare.diagnose,

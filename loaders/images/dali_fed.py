@@ -122,6 +122,7 @@ class DaliFed(Staging):
                 reads=False,
                 pixels=feed.pixels if dali_normalises(feed.plan) else None,
                 placed=self._placed,
+                interpolation=feed.pixels.interpolation,
             ),
             warm=self._prepare(
                 blank_rows(feed.plan.batch_size, (side, side)), [b""] * feed.plan.batch_size, Known()

@@ -40,6 +40,7 @@ class DaliGpu(Staging):
                 pixels=feed.pixels if dali_normalises(feed.plan) else None,
                 read_delay_s=feed.source.read_delay_s,
                 placed=self._prepare.placed,
+                interpolation=feed.pixels.interpolation,
             ),
             warm=self._prepare.blank(),
             diagnose=self._prepare.diagnose,

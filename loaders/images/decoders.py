@@ -222,37 +222,69 @@ def decode_many(
     return found
 
 
-def resize_pil(out: Array, pixels: Array, window: Array) -> None:
+def resize_pil(out: Array, pixels: Array, window: Array, interpolation: str = "bilinear") -> None:
     """Do what `resize_window` does, by Pillow itself: with `--reader pil` nothing else touches a sample."""
+    if interpolation not in ANTIALIASED:
+        sample_window(out, pixels, window, nearest=interpolation == "nearest")
+        return
     height, width = out.shape[:2]
     box = (window[0], window[1], window[2], window[3])
     out[:] = np.asarray(
         Image.fromarray(np.ascontiguousarray(pixels)).resize(
-            (width, height), Image.Resampling.BILINEAR, box=box
+            (width, height), ANTIALIASED[interpolation][0], box=box
         )
     )
 
 
-def resize_window(out: Array, pixels: Array, window: Array) -> None:
-    """Fill `out`, uint8 [h, w, 3], with a window of `pixels`, by an antialiased triangle filter.
+def resize_window(out: Array, pixels: Array, window: Array, interpolation: str = "bilinear") -> None:
+    """Fill `out`, uint8 [h, w, 3], with a window of `pixels`, by --interpolation.
 
     The window is x0 y0 x1 y1, and may be fractional.
     """
     height, width = pixels.shape[:2]
-    if tuple(window) != (0, 0, width, height):
-        resize_pil(out, pixels, window)
+    if interpolation not in ANTIALIASED or tuple(window) != (0, 0, width, height):
+        resize_pil(out, pixels, window, interpolation)
     elif out.shape == pixels.shape:
         out[:] = pixels
     elif out.flags.c_contiguous:
-        _resize_whole(out, pixels)
+        _resize_whole(out, pixels, interpolation)
     else:
         resized = np.empty(out.shape, np.uint8)
-        _resize_whole(resized, pixels)
+        _resize_whole(resized, pixels, interpolation)
         out[:] = resized
 
 
-def _resize_whole(out: Array, pixels: Array) -> None:
+def sample_window(out: Array, pixels: Array, window: Array, *, nearest: bool) -> None:
+    """Fill `out` with what lies at its pixels' centres: the nearest pixel, or what is between four."""
+    places = [
+        begin + (np.arange(count) + 0.5) * (end - begin) / count - 0.5
+        for begin, end, count in zip(window[[1, 0]], window[[3, 2]], out.shape[:2], strict=True)
+    ]
+    if nearest:
+        rows, columns = (
+            np.clip(np.floor(at + 0.5).astype(np.int64), 0, side - 1)
+            for at, side in zip(places, pixels.shape[:2], strict=True)
+        )
+        out[:] = pixels[rows[:, None], columns]
+        return
+    levels = pixels.astype(np.float32)
+    for axis, (at, side) in enumerate(zip(places, pixels.shape[:2], strict=True)):
+        low = np.clip(np.floor(at).astype(np.int64), 0, side - 1)
+        high = np.minimum(low + 1, side - 1)
+        share = np.clip(at - low, 0, 1).astype(np.float32).reshape(-1, 1, 1).swapaxes(0, axis)
+        levels = levels.take(low, axis) * (1 - share) + levels.take(high, axis) * share
+    out[:] = np.rint(levels)
+
+
+def _resize_whole(out: Array, pixels: Array, interpolation: str) -> None:
     """Call torch's interpolate, into `out`: 0.08 ms an image, and 0.24 through the public function."""
     owned = np.require(pixels, requirements=["C", "W"])  # PIL's arrays are read-only
     given, result = (torch.from_numpy(array).permute(2, 0, 1)[None] for array in (owned, out))
-    torch.ops.aten._upsample_bilinear2d_aa.out(given, list(out.shape[:2]), False, None, None, out=result)
+    ANTIALIASED[interpolation][1](given, list(out.shape[:2]), False, None, None, out=result)
+
+
+ANTIALIASED: dict[str, tuple[Image.Resampling, Callable[..., object]]] = {
+    "bilinear": (Image.Resampling.BILINEAR, torch.ops.aten._upsample_bilinear2d_aa.out),
+    "bicubic": (Image.Resampling.BICUBIC, torch.ops.aten._upsample_bicubic2d_aa.out),
+}
+"""Interpolation -> Pillow's filter, and torch's."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,9 @@ class Decoding:
         self.ask = self._reads.ask
         self._columns = feed.columns
         self._decode: Decode = READERS[reader]()
-        self._resize = resize_pil if reader == "pil" else resize_window
+        self._resize = partial(
+            resize_pil if reader == "pil" else resize_window, interpolation=feed.pixels.interpolation
+        )
         self._pil: Decode = READERS["pil"]()
 
     def __call__(self, rows: Rows, slot: np.ndarray[Any, Any]) -> tuple[int, ...]:

@@ -115,14 +115,16 @@ def shown(levels: Array, rows: Rows, i: int) -> list[tuple[int, Array]]:
     return [(0, levels)] if rows.frames is None else list(zip(rows.frames[i].tolist(), levels, strict=True))
 
 
-def pixels_are_pillows(open_: Open, feed: Feed, scene: Scene, tolerance: float) -> dict[str, float]:
+def pixels_are_pillows(
+    open_: Open, feed: Feed, scene: Scene, tolerance: float, *, interpolation: str = "bilinear"
+) -> dict[str, float]:
     """Every image within `tolerance` grey levels (mean) of Pillow's decode, crop, resize, mirror. Returns
     name -> difference.
     """
     found = passed(open_, feed)
     assert not found.failed
     expected = [
-        expected_levels(scene, rows, i)
+        expected_levels(scene, rows, i, interpolation)
         for rows in feed.plan.rows(0, 0)
         for i in range(len(rows))
         if rows.valid[i]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as functional
 from PIL import Image
 
 from contracts import Array, Batch, Feed, Rows
@@ -62,25 +63,41 @@ def difference(levels: Array, reference: Array) -> Array:
     return np.asarray(apart.mean(axis=1))
 
 
-def expected_levels(scene: Scene, rows: Rows, i: int) -> Array:
-    """uint8 [H, W, 3] of row i by Pillow alone: decode, cut the region out, resize the window, mirror."""
+FILTERS = {
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "nearest": Image.Resampling.NEAREST,
+}
+
+
+def expected_levels(scene: Scene, rows: Rows, i: int, interpolation: str = "bilinear") -> Array:
+    """uint8 [H, W, 3] of row i by Pillow alone: decode, cut the region out, resize the window, mirror.
+
+    What Pillow cannot, bilinear without antialiasing, is torch's, of a window that is its region.
+    """
     pixels = pictures.pil(scene.bytes_of[int(rows.ids[i])])
     assert pixels is not None
     x0, y0, x1, y1 = (int(edge) for edge in rows.regions[i])
     height, width = (int(side) for side in rows.sizes[i])
     region = Image.fromarray(np.ascontiguousarray(pixels[y0:y1, x0:x1]))
     box = (rows.windows[i, 0], rows.windows[i, 1], rows.windows[i, 2], rows.windows[i, 3])
-    out = np.asarray(region.resize((width, height), Image.Resampling.BILINEAR, box=box))
+    if interpolation in FILTERS:
+        out = np.asarray(region.resize((width, height), FILTERS[interpolation], box=box))
+    else:
+        levels = torch.from_numpy(np.asarray(region).copy()).permute(2, 0, 1)[None].float()
+        resized = functional.interpolate(levels, (height, width), mode="bilinear", antialias=False)
+        out = resized[0].permute(1, 2, 0).round().to(torch.uint8).numpy()
     return out[:, ::-1] if rows.turns[i] else out
 
 
-def torchvision_levels(content: bytes, size: int) -> Array:
+def torchvision_levels(content: bytes, size: int, interpolation: str = "bilinear") -> Array:
     """uint8 [size, size, 3] by torchvision's own transforms on Pillow's pixels."""
-    from torchvision.transforms import CenterCrop, Compose, Resize
+    from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Resize
 
     pixels = pictures.pil(content)
     assert pixels is not None
-    return np.asarray(Compose([Resize(round(size * 256 / 224)), CenterCrop(size)])(Image.fromarray(pixels)))
+    resize = Resize(round(size * 256 / 224), InterpolationMode(interpolation))
+    return np.asarray(Compose([resize, CenterCrop(size)])(Image.fromarray(pixels)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,33 @@ def test_training_is_pillows(backend: Backend, photographs: Scene) -> None:
     print(f"{backend.name}: mean {np.mean(levels):.3f}, worst {max(levels):.3f} grey levels")
 
 
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear-no-antialias", "nearest"])
+def test_interpolations_are_the_references(
+    backend: Backend, photographs: Scene, samples: Scene, interpolation: str
+) -> None:
+    """Windows that are drawn, and of real images, bicubic, the centre crop that looks beyond its edges."""
+    feed = photographs.feed(backend.device, batch_size=6, image_size=112)
+    feed = replace(feed, pixels=replace(feed.pixels, interpolation=interpolation))
+    apart = checks.pixels_are_pillows(
+        backend.open, feed, photographs, backend.pixel_difference, interpolation=interpolation
+    )
+    print(
+        f"{backend.name}: {interpolation} mean {np.mean(list(apart.values())):.3f}, max {max(apart.values())}"
+    )
+    if interpolation != "bicubic" or backend.name == "dali-fed":  # which has dali-cpu's graph
+        return
+    feed = samples.feed(backend.device, batch_size=8, image_size=224, training=False)
+    policy = replace(feed.plan.policy, interpolation=interpolation)  # type: ignore[attr-defined]
+    plan = replace(feed.plan, policy=policy)  # type: ignore[type-var]
+    found = passed(
+        backend.open, replace(feed, plan=plan, pixels=replace(feed.pixels, interpolation=interpolation))
+    )
+    expected = np.stack([torchvision_levels(content, 224, interpolation) for content in samples.bytes_of])
+    apart = checks.close(found, expected, samples.names, backend.pixel_difference)
+    print(f"{backend.name}: samples mean {np.mean(list(apart.values())):.3f}, max {max(apart.values())}")
+    assert np.mean(list(apart.values())) <= (3 if backend.decodes_on_gpu else 0.3)
+
+
 def test_every_format_is_decoded_as_pillow_does(backend: Backend, odd: Scene) -> None:
     feed = odd.feed(backend.device, batch_size=5, image_size=64, training=False)
     apart = checks.pixels_are_pillows(backend.open, feed, odd, backend.pixel_difference)

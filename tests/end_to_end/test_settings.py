@@ -92,6 +92,19 @@ def test_adamw_resumes_exactly(train: Runner, pictures: Path) -> None:
     assert losses(run(train, pictures, "parts", *flags, "--steps", 6, "--resume", "auto")) == losses(whole)
 
 
+def test_a_recipe_resumes_exactly(train: Runner, pictures: Path) -> None:
+    """Operations, partners and repeats are those of the place in training, wherever a run was cut."""
+    flags = (
+        *("--auto-augment", "rand-m9-mstd0.5-inc1", "--erase", 0.5, "--erase-mode", "pixel", "--repeats", 2),
+        *("--mixup", 0.8, "--cutmix", 1, "--color-jitter", 0.3, "--interpolation", "bicubic"),
+    )
+    whole = run(train, pictures, "whole", *flags, "--steps", 6)
+    run(train, pictures, "parts", *flags, "--steps", 3)
+    assert losses(run(train, pictures, "parts", *flags, "--steps", 6, "--resume", "auto")) == losses(whole)
+    plain = run(train, pictures, "plain", "--steps", 2)
+    assert losses(plain)[0] != losses(whole)[0]
+
+
 def test_schedule(train: Runner, pictures: Path) -> None:
     """The rate of each step is the schedule at the samples consumed before it."""
     settings: dict[str, Any] = {"schedule": "step", "lr": 0.01, "epochs": 3, "warmup_epochs": 0.5}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -68,3 +69,23 @@ def prepared() -> None:
 @pytest.fixture
 def device() -> torch.device:
     return CUDA
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    """cudnn.benchmark times kernels against each other, and picks another in another process."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    yield
+    torch.backends.cudnn.benchmark = before
+    torch.backends.cudnn.deterministic = False
+
+
+@pytest.fixture
+def world(device: torch.device) -> Iterator[Any]:
+    from engine.distributed import ProcessWorld
+
+    world = ProcessWorld(device)
+    with world.own_stream():
+        yield world

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -29,24 +28,6 @@ from tasks.classification import Classification
 CLASSES = 5
 BATCH = 8
 SIDE = 64
-
-
-@pytest.fixture
-def deterministic() -> Iterator[None]:
-    """cudnn.benchmark times kernels against each other, and picks another in another process."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.deterministic = True
-    yield
-    torch.backends.cudnn.benchmark = before
-    torch.backends.cudnn.deterministic = False
-
-
-@pytest.fixture
-def world(device: torch.device) -> Iterator[ProcessWorld]:
-    world = ProcessWorld(device)
-    with world.own_stream():
-        yield world
 
 
 def made(world: ProcessWorld, arch: str | torch.nn.Module, precision: str = "fp16", **settings: Any) -> Step:

@@ -20,7 +20,7 @@ from report.summary import durations
 from tests.conformance import pictures
 from tests.conformance.scenes import Scene, scanned, scene
 from tests.gpu.test_combinations import trained
-from tests.gpu.test_graphs import batch_of, deterministic, made, world  # noqa: F401
+from tests.gpu.test_graphs import batch_of, made
 from tests.gpu.test_graphs import trained as outcomes_of
 from tests.gpu.test_memory import device_mib
 
@@ -129,7 +129,7 @@ def validated(step: graphed.Step, batches: Iterator[Batch]) -> list[float]:
 
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("net", ["resnet18", "keeps"])
-def test_lent_memory_comes_back(net: str, world: ProcessWorld) -> None:  # noqa: F811
+def test_lent_memory_comes_back(net: str, world: ProcessWorld) -> None:
     """Validations between replays change nothing and take nothing; what keeps a tensor goes on eagerly."""
     steps = [made(world, net if net == "resnet18" else Keeps()) for _ in range(2)]
     if net == "keeps":

@@ -48,6 +48,18 @@ def test_commands_are_train_pys(data: Path, tmp_path: Path) -> None:
     )
 
 
+def test_a_recipe_is_its_flags_and_no_plot(data: Path, tmp_path: Path) -> None:
+    settings = Train(data=data, archs=("alexnet",), batch_sizes=(8,), recipes=("plain", "augmented"))
+    plain, augmented = (command(settings, point, tmp_path)[2:] for point in points(settings))
+    assert augmented[: len(plain)] == plain
+    assert parse(augmented).augmentation.mixup == 0.8 and parse(plain).augmentation.mixup == 0
+    row = {
+        "point": {"arch": "alexnet", "loader": "torchvision", "recipe": "augmented"},
+        "figures": {"rate": 1.0},
+    }
+    assert plots([row], tmp_path) == []
+
+
 def lay_out(data: Path) -> None:
     """Make the folders and files of which a suite asks the names."""
     for name in ("train", "val", "train2017", "val2017", "annotations"):

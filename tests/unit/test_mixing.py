@@ -141,7 +141,8 @@ def test_clips_are_cut_in_all_frames() -> None:
 def plan(**numbers: Any) -> ImagePlan:
     sizes = np.full(64, 20)
     policy = ImagePolicy(window="random-resized", image_size=SIDE, augment=Augment())
-    return ImagePlan(**{"seed": 2, "batch_size": 4, **numbers}, heights=sizes, widths=sizes, policy=policy)
+    given: dict[str, Any] = {"seed": 2, "batch_size": 4, **numbers}
+    return ImagePlan(**given, heights=sizes, widths=sizes, policy=policy)
 
 
 def test_a_key_is_of_seed_epoch_place_and_rank() -> None:

@@ -14,6 +14,7 @@ from contracts import UserError
 from models import Native
 from models.classification import MEAN, STD
 from plan import windows
+from plan.augment import Augment
 from plan.draws import Purpose, uniforms
 from plan.images import ImagePlan, ImagePolicy
 from plan.order import order
@@ -116,3 +117,27 @@ def test_importing_the_plan_imports_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
     planted = "import sys, torch, plan.epoch; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", planted], cwd=ROOT).returncode == 1
+
+
+@pytest.mark.parametrize("repeats", [2, 3])
+def test_repeats_are_drawn_apart_and_an_epoch_keeps_its_length(repeats: int) -> None:
+    """The samples at the end of the order are left out, and the first repeat is as if it were alone."""
+    augment = Augment(jitter=0.4)
+    policy = ImagePolicy(window="random-resized", image_size=16, flip=0.5, augment=augment)
+    plain, repeated = (plan(50, policy=policy, batch_size=5, repeats=count) for count in (1, repeats))
+    assert plain.steps() == repeated.steps() == 10
+    batches = list(repeated.rows(2, 0))
+    ids = np.concatenate([rows.ids for rows in batches])
+    shown = -(-50 // repeats)
+    assert ids.tolist() == np.repeat(order(3, 2, 50)[:shown], repeats)[:50].tolist()
+    alone = {int(rows.ids[i]): (rows.regions[i], rows.ops[i]) for rows in plain.rows(2, 0) for i in range(5)}  # type: ignore[index]
+    regions, ops = (np.concatenate([getattr(rows, name) for rows in batches]) for name in ("regions", "ops"))
+    for place in range(0, 50, repeats):
+        wanted = alone[int(ids[place])]
+        assert (regions[place] == wanted[0]).all() and (ops[place] == wanted[1]).all()
+        others = ops[place + 1 : place + repeats]
+        assert (others != ops[place]).any(axis=(1, 2)).all()
+    rest = np.concatenate([rows.ids for rows in repeated.rows(2, 20)])
+    assert rest.tolist() == ids[20:].tolist()
+    assert plain.ordering != repeated.ordering
+    assert plan(50, training=False, repeats=repeats).rows(0, 0)[0].ids.tolist() == [0, 1, 2, 3]

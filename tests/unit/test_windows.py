@@ -16,7 +16,7 @@ from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms import functional as torchvision_functional
 
 from plan.draws import Purpose, uniforms
-from plan.windows import UNIFORMS, filling, random_resized, resize_then_center, whole
+from plan.windows import SUPPORT, UNIFORMS, filling, random_resized, resize_then_center, whole
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 SIDES = st.integers(1, 4000)
@@ -191,20 +191,27 @@ def noise(height: int, width: int) -> Image.Image:
     return Image.fromarray(((random + ramps) / 2).astype(np.uint8))
 
 
-def difference(image: Image.Image, resize: int, crop: int, shift: float = 0.0) -> np.ndarray:
+def difference(
+    image: Image.Image, resize: int, crop: int, shift: float = 0.0, interpolation: str = "bilinear"
+) -> np.ndarray:
     """Grey levels between Pillow's resize of our window and torchvision's Resize + CenterCrop, pixel by
     pixel.
     """
-    resized = torchvision_functional.resize(image, [resize], InterpolationMode.BILINEAR)
+    resized = torchvision_functional.resize(image, [resize], InterpolationMode(interpolation))
     expected = np.asarray(torchvision_functional.center_crop(resized, [crop, crop]), np.float64)
     regions, inner = resize_then_center(
-        np.array([image.height]), np.array([image.width]), resize=resize, crop=crop
+        np.array([image.height]),
+        np.array([image.width]),
+        resize=resize,
+        crop=crop,
+        support=SUPPORT[interpolation],
     )
     seen = image.crop(tuple(regions[0].tolist()))
     left, top, right, bottom = inner[0].tolist()
     assert 0 <= left < right <= seen.width + 1e-9 and 0 <= top < bottom <= seen.height + 1e-9
     box = (max(left - shift, 0.0), top, min(right, seen.width) - shift, min(bottom, seen.height))
-    ours = np.asarray(seen.resize((crop, crop), Image.Resampling.BILINEAR, box=box), np.float64)
+    resample = Image.Resampling[interpolation.upper()]
+    ours = np.asarray(seen.resize((crop, crop), resample, box=box), np.float64)
     return np.abs(ours - expected)
 
 
@@ -220,6 +227,12 @@ def test_the_preimage_has_the_pixels_of_resize_then_center_crop(
     # first, as it is square.
     assert rounded.max() <= 1
     assert rounded.mean() < (0.05 if max(height, width) < 2.5 * min(height, width) else 0.3)
+
+
+@pytest.mark.parametrize(("resize", "crop"), [(256, 224), (73, 64)])
+def test_bicubic_looks_further(resize: int, crop: int) -> None:
+    image = noise(375, 500).getchannel(1).convert("F")
+    assert difference(image, resize, crop, interpolation="bicubic").max() < 0.02
 
 
 def test_a_window_out_of_place_is_seen() -> None:

@@ -1,0 +1,131 @@
+"""Recipes on the GPU: operations give the CPU's pixels without a wait, and mixed batches train in a graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from contracts import Batch, Feed
+from engine import graphed
+from engine.distributed import ProcessWorld
+from engine.step import Step
+from loaders import first_batch, open_loader
+from loaders._ops import operated
+from loaders._staging import to_device
+from models import classification as registry
+from plan import draws, ops
+from plan.augment import Augment
+from plan.autoaugment import policy_of
+from plan.images import ImagePlan, ImagePolicy
+from plan.mixing import Mixing
+from plan.ops import Op
+from report.phases import Phases
+from settings.optimisation import Optimisation
+from tasks.classification import Classification
+from tests.conformance.pictures import photograph
+from tests.conformance.scenes import Scene
+
+ROWS = np.ones(4, bool)
+EACH: dict[str, list[tuple[Any, ...]]] = {
+    "colours": [
+        (Op.BRIGHTNESS, 1.3),
+        (Op.SATURATION, 0.4),
+        (Op.CONTRAST, 1.6),
+        (Op.HUE, 0.2),
+        (Op.GREYSCALE,),
+    ],
+    "tables": [
+        (Op.POSTERIZE, 3),
+        (Op.SOLARIZE, 90),
+        (Op.SOLARIZE_ADD, 40),
+        (Op.AUTOCONTRAST,),
+        (Op.EQUALIZE,),
+    ],
+    "filters": [(Op.INVERT,), (Op.SHARPNESS, 1.7), (Op.BLUR, 1.4)],
+    "maps": [(Op.AFFINE, 0.9, -0.3, 4.2, 0.3, 0.9, -2.7, smooth, 124, 116, 104) for smooth in (1, 0)],
+    "noise": [(Op.NOISE, 12, 5, 7), (Op.ERASE, 3, 4, 30, 25, 9, 8, 7, 50, 50, 50, 1, 2)],
+}
+
+
+@pytest.mark.parametrize("group", EACH)
+def test_operations_are_the_cpus(group: str, device: torch.device) -> None:
+    levels = torch.from_numpy(np.stack([photograph(seed, 61, 70) for seed in range(4)]))
+    for operation, *numbers in EACH[group]:
+        slots = ops.slot(operation, ROWS, *numbers)
+        expected = operated(levels, slots, partial(to_device, device=torch.device("cpu")))
+        there = levels.to(device)
+        operated(there, slots, partial(to_device, device=device))  # makes what is made once
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            found = operated(there, slots, partial(to_device, device=device))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        apart = (found.cpu() - expected).abs()
+        # a pixel on the edge of two levels, or half-way between two pixels, may fall to either side
+        assert (apart > 0.01).float().mean() < 0.005, operation
+        assert operation == Op.AFFINE or apart.max() <= 1.01, operation
+
+
+def recipe(photographs: Scene, device: torch.device, task: Classification) -> Feed:
+    """RandAugment, jitter and erasing, behind a loader."""
+    augment = Augment(auto=policy_of("rand-m9-mstd0.5-inc1"), jitter=0.3, erase=0.5, erase_mode="pixel")
+    policy = ImagePolicy(window="random-resized", image_size=64, flip=0.5, vflip=0.5, augment=augment)
+    plan = ImagePlan.of(photographs.manifest, policy, seed=5, batch_size=4)
+    return replace(photographs.feed(device), plan=plan, targets=task.targets)
+
+
+def made(world: ProcessWorld, task: Classification) -> Step:
+    torch.manual_seed(0)
+    module, _ = registry.build("resnet18", classes=5, shape=(4, 3, 64, 64))
+    return Step(
+        module=module.to(world.device).to(memory_format=torch.channels_last).train(),
+        task=task,
+        optimisation=Optimisation(lr=0.01),
+        precision="fp16",
+        world=world,
+        draw_key=partial(draws.key, 0, draws.Purpose.MODEL),
+        phases=Phases(world.device),
+    )
+
+
+def copied(batch: Batch) -> Batch:
+    targets = {name: value.clone() for name, value in batch.targets.items()}
+    return replace(
+        batch,
+        images=batch.images.clone(),
+        sizes=batch.sizes.clone(),
+        targets=targets,
+        valid=batch.valid.clone(),
+    )
+
+
+@pytest.mark.parametrize("name", ["dali-gpu", "torchvision"])
+@pytest.mark.usefixtures("deterministic")
+def test_a_recipe_trains_in_a_graph(name: str, photographs: Scene, world: ProcessWorld) -> None:
+    """mixup and cutmix of each batch reach the graph: its losses are those of eager steps, bit for bit."""
+    labels = np.arange(photographs.samples) % 5
+    task = Classification(labels, label_smoothing=0.1, mixing=Mixing(mixup=0.8, cutmix=1.0))
+    feed = recipe(photographs, world.device, task)
+    step = made(world, task)
+    why, _ = graphed.capture(step, first_batch(feed), world)
+    assert not why
+    with open_loader(name, feed) as loader:
+        batches = [copied(batch) for epoch in range(3) for batch in loader.batches(epoch, 0)]
+    cuts = [bool(batch.targets["cuts"].any()) for batch in batches]
+    assert len(batches) >= 3 and any(cuts) and not all(cuts)
+
+    def losses(of: Step) -> Any:
+        outcomes = [
+            of(iter([batch]), lr=0.01, epoch=0, position=at).clone() for at, batch in enumerate(batches)
+        ]
+        return torch.stack(outcomes)[:, 0].cpu().numpy()
+
+    found = losses(step)
+    step.forget()
+    np.testing.assert_array_equal(found, losses(made(world, task)))
+    assert len(np.unique(found)) == len(batches)
