@@ -37,7 +37,7 @@ from report.phases import Phases  # noqa: E402
 from report.profile import profiler  # noqa: E402
 from report.reporter import Reporter  # noqa: E402
 from report.summary import describe  # noqa: E402
-from tasks import compared, kind_of, tables, task_with_arch, task_with_loader  # noqa: E402
+from tasks import architecture, compared, kind_of, tables, task_with_loader  # noqa: E402
 from tasks.start import Start  # noqa: E402
 
 
@@ -48,11 +48,10 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
     load = config.loading
     model = config.model
     kind = kind_of(config)
-    registry = kind.registry
     if (scored := kind.score(config, console)) is not None:
         return scored
     names = kind.may_open(config, gpu=DEVICE.type == "cuda", elsewhere=task_with_loader)
-    arch = one_of("--arch", model.arch or kind.arch, registry.names(), elsewhere=task_with_arch)
+    registry, arch = architecture(kind, model.arch)
     precise = precision.choose(model.precision, DEVICE, on_cpu=kind.cpu_precision)
     native = start.native(registry, arch)
     workers = world.workers(load.workers)

@@ -19,6 +19,7 @@ class Native(NamedTuple):
     longer: int | None = None
     # of classifiers: length of the shorter side before the validation's crop, over the side of the crop
     zoom: float = 256 / 224
+    interpolation: str = "bilinear"  # of resampling
 
 
 @dataclass(frozen=True, kw_only=True)

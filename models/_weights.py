@@ -36,8 +36,13 @@ def dry_run(module: nn.Module, images: torch.Tensor) -> None:
 
 def load(module: nn.Module, arch: str, name: str) -> Loaded:
     """Load weights from a file, or torchvision's of that name. `name` is --weights. Raises Unusable."""
+    return fill(module, arch, name, read(arch, name), may_differ=may_differ(module))
+
+
+def may_differ(module: nn.Module) -> Callable[[str], bool]:
+    """Return whether a parameter, by name, is of a classifier's heads, whose shapes follow the classes."""
     heads = {name.rsplit(".", 1)[0] for name in _last_linear_names(module)}
-    return fill(module, arch, name, read(arch, name), may_differ=lambda one: one.rsplit(".", 1)[0] in heads)
+    return lambda name: name.rsplit(".", 1)[0] in heads
 
 
 def renamed(state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:

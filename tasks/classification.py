@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -150,6 +150,7 @@ class ClassificationKind(TaskKind):
     name = "classification"
     arch = "resnet50"
     registry: Registry = architectures
+    others: Mapping[str, str] = {"timm/": "models.timm"}
     figures: tuple[Figure, ...] = FIGURES
 
     def splits(
