@@ -147,8 +147,9 @@ READ_WITH = {
     "lr_milestones": ("schedule", ("step",)),
     "lr_step_epochs": ("schedule", ("step",)),
     "lr_gamma": ("schedule", ("step",)),
-    "momentum": ("optimizer", ("sgd", "apex-sgd")),
-    "nesterov": ("optimizer", ("sgd", "apex-sgd")),
+    "momentum": ("optimizer", ("sgd", "apex-sgd", "lars", "muon")),
+    "nesterov": ("optimizer", ("sgd", "apex-sgd", "lars", "muon")),
+    "bce_threshold": ("loss", ("bce",)),
 }
 """Settings that are read only where another one has one of these values, or is left to be found."""
 

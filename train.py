@@ -17,11 +17,10 @@ DEVICE = prepare_process()  # before anything starts CUDA or threads
 
 import torch  # noqa: E402
 
-from cli import one_of  # noqa: E402
 from config import Config, given, parse, recipe  # noqa: E402
 from contracts import Pixels  # noqa: E402
 from dataset.splits import cache_folder  # noqa: E402
-from engine import ends, fastest, graphed, memory, precision  # noqa: E402
+from engine import ends, fastest, graphed, memory, precision, schedules  # noqa: E402
 from engine.checkpoint import Checkpoints, Resume  # noqa: E402
 from engine.failures import Failures  # noqa: E402
 from engine.loop import Training  # noqa: E402
@@ -44,7 +43,6 @@ from tasks.start import Start  # noqa: E402
 def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, console: Console) -> int:
     """Train, or evaluate, and return the exit code. Raises UserError and NotFinite."""
     run = config.run
-    opt = config.optimisation
     load = config.loading
     model = config.model
     kind = kind_of(config)
@@ -63,6 +61,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         train_set = splits["train"].columns
         ranks = {"world_size": world.size, "rank": world.rank}
         plan, val_plan = kind.plans(config, splits, native, seed=run.seed, **ranks)
+        opt, told = schedules.settled(config.optimisation, plan.samples, plan.global_batch_size)
         task, val_task = kind.tasks(config, splits, registry.auxiliary_weight(arch))
         shape = plan.sample_shape
         torch.backends.cudnn.benchmark = plan.resident == 1  # its search begins anew with each shape
@@ -119,6 +118,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
             resumed_at=resume.resumed_at,
         )
         stack.callback(reporter.close)  # also after an error: what was told is kept
+        start.told.extend(told)
         console.info(*choice.told(kind.unit), *(loader.notes if loader else ()), *start.told, *graphs.told)
         console.info(*recipe(config, arch))
         resume.tell(reporter, config=config.flat(), ordering=plan.ordering)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from cli import Settings
+from settings.types import Share
 
 
 class Model(Settings):
@@ -25,6 +26,13 @@ class Model(Settings):
     precision: Literal["auto", "fp16", "fp16-pure", "bf16", "fp32"] = "auto"
     """Precision of the step. auto = fp16 on CUDA; on a CPU bf16 where it is native, else fp32. fp16 computes
     by autocast from fp32 weights; fp16-pure has fp16 weights and gradients, and fp32 masters of them."""
+    stochastic_depth: Share | None = None
+    """Probability that the last residual block is left out in training; it grows linearly from the first.
+    Default: the architecture's own."""
+    grad_checkpointing: bool = False
+    """Compute each block of the network again in the backward pass: less memory, a third more time."""
+    sync_bn: bool = False
+    """Batch norm by the statistics of all ranks (SyncBatchNorm)."""
     compile: bool = False
     """Compile the model with torch.compile."""
     graphs: Literal["auto"] | bool = "auto"

@@ -172,6 +172,7 @@ class DetectionKind(TaskKind):
         *("train_window", "val_window", "crop_scale", "crop_ratio", "val_resize", "label_smoothing"),
         *("auto_augment", "blur"),  # they look beyond a pixel, or move it away from its box
         *("mixup", "cutmix", "mix_prob", "mix_switch_prob"),
+        *("loss", "bce_threshold", "stochastic_depth"),
     )
     loss_parts = True
     pure = False  # its losses are made for autocast

@@ -88,7 +88,8 @@ class TaskKind(ABC):
 
     def building(self, config: Config, columns: Any) -> dict[str, Any]:
         """Return what Registry.build takes beside shape and weights. `columns` are those of training."""
-        return {"classes": len(columns.classes)}
+        depth = config.model.stochastic_depth
+        return {"classes": len(columns.classes)} | ({} if depth is None else {"stochastic_depth": depth})
 
     def adopted(self, module: nn.Module, arch: str, shape: tuple[int, ...]) -> nn.Module:
         """Return the network that --arch package.module:function has built, as this task trains it.
