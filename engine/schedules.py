@@ -28,18 +28,19 @@ def settled(optimisation: Optimisation, samples: int, of_a_step: int) -> tuple[O
 def learning_rate(epoch: float, optimisation: Optimisation) -> float:
     """Return the rate at `epoch`: a linear warm-up from a share of the peak (--lr), then the schedule.
 
-    That is a cosine to --final-lr, drops by --lr-gamma every --lr-step-epochs or at --lr-milestones, or
-    constant.
+    That is a cosine or a line to --final-lr, drops by --lr-gamma every --lr-step-epochs or at
+    --lr-milestones, or constant.
     """
     peak = optimisation.lr
     warmup = optimisation.warmup_epochs
     if epoch < warmup:
         start = optimisation.warmup_start
         return peak * (start + (1 - start) * epoch / warmup)
-    if optimisation.schedule == "cosine":
+    if optimisation.schedule in ("cosine", "linear"):
         final = optimisation.final_lr
         share = min((epoch - warmup) / max(optimisation.epochs - warmup, 1e-9), 1.0)
-        return final + (peak - final) * 0.5 * (1 + math.cos(math.pi * share))
+        left = 1 - share if optimisation.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * share))
+        return final + (peak - final) * left
     if optimisation.schedule == "step":
         return peak * optimisation.lr_gamma ** _drops(epoch, optimisation)
     return peak

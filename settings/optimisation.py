@@ -41,9 +41,9 @@ class Optimisation(Settings):
     layer_decay: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1.0
     """What is left of the learning rate from each layer to the one before, by timm's groups of layers
     (--arch timm/NAME); 1 = all."""
-    schedule: Literal["cosine", "step", "constant"] = "cosine"
-    """Learning rate after the warm-up: cosine to --final-lr, --lr-gamma every --lr-step-epochs or at
-    --lr-milestones, or constant."""
+    schedule: Literal["cosine", "linear", "step", "constant"] = "cosine"
+    """Learning rate after the warm-up: by a cosine or a line to --final-lr, times --lr-gamma every
+    --lr-step-epochs or at --lr-milestones, or constant."""
     warmup_epochs: NotNegative = 5.0
     """Linear warm-up from --warmup-start, in epochs."""
     warmup_steps: NonNegativeInt = 0
@@ -51,7 +51,7 @@ class Optimisation(Settings):
     warmup_start: Share = 0.01
     """Share of --lr that the warm-up begins at."""
     final_lr: NotNegative = 0.0
-    """Learning rate at the end of the cosine."""
+    """Learning rate at the end of the cosine, or of the line."""
     lr_step_epochs: Annotated[FiniteFloat, Field(gt=0)] = 30.0
     """Step schedule: epochs between two drops."""
     lr_milestones: tuple[NotNegative, ...] | None = None
