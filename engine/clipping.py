@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -38,7 +38,7 @@ class Clipping:
         """Return what gradients of this `norm`, float32 [], are multiplied by; 1 without --clip-grad-norm."""
         return torch.clamp(self.norm / (norm + 1e-6), max=1.0) if self.norm else 1.0
 
-    def clip(self, gradients: Sequence[torch.Tensor]) -> None:
+    def clip(self, gradients: list[torch.Tensor]) -> None:
         """Clip by the weights and by value, in place; `gradients` are those of all trained parameters."""
         if self._agc:
             self._adapt(self._adaptive, clip_factor=self._agc)

@@ -36,7 +36,7 @@ class Ema:
         """Begin with the weights of now. `masters`: parameters that are trained in place of the network's."""
         self._module = module
         self._network = list(module.parameters())
-        self._live = [masters.get(parameter, parameter) for parameter in self._network]
+        self._live: list[torch.Tensor] = [masters.get(parameter, parameter) for parameter in self._network]
         self._averages = [live.detach().clone() for live in self._live]
         device = self._live[0].device
         self._decay = torch.tensor(decay, device=device)
@@ -58,7 +58,7 @@ class Ema:
             weight = weight * taken
         weights = [weight.to(average.dtype) for average in self._averages]
         with torch.no_grad():
-            torch._foreach_lerp_(self._averages, self._live, weights)
+            torch._foreach_lerp_(self._averages, self._live, weights)  # type: ignore[arg-type]
         self._count += taken
 
     def restart(self) -> None:

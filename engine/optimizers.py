@@ -86,13 +86,14 @@ def _layer_scales(module: nn.Module, decay: float) -> dict[str, float]:
     if decay == 1:
         return {}
     flag = f"--layer-decay {decay:g}"
-    if not hasattr(module, "group_matcher"):
+    matcher: Callable[..., Any] | None = getattr(module, "group_matcher", None)
+    if matcher is None:
         remedy = "--arch timm/NAME has one"
         raise UserError(f"{flag} needs a network that tells its layers, by timm's group_matcher; {remedy}")
     _timm(flag)
     from timm.models import group_parameters
 
-    layer_of: dict[str, int] = group_parameters(module, module.group_matcher(coarse=False), reverse=True)
+    layer_of: dict[str, int] = group_parameters(module, matcher(coarse=False), reverse=True)
     last = max(layer_of.values())
     return {name: decay ** (last - layer) for name, layer in layer_of.items()}
 
@@ -114,7 +115,7 @@ def _lamb(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> torch.opt
     from timm.optim import Lamb
     from timm.optim.lamb import lamb
 
-    class DeviceLamb(Lamb):  # type: ignore[misc]
+    class DeviceLamb(Lamb):
         """timm's LAMB with its count of steps beside each parameter, on the device: a graph would hold a
         number of the host fast.
         """

@@ -114,8 +114,10 @@ def test_a_step_that_overflows_changes_nothing(case: str, monkeypatch: pytest.Mo
 
 def test_the_average_is_torchs() -> None:
     """Under its names too: AveragedModel loads it."""
-    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
-    net.register_parameter("again", net[0].weight)
+    layer = nn.Linear(3, 4)
+    norm = nn.BatchNorm1d(4)
+    net = nn.Sequential(layer, norm)
+    net.register_parameter("again", layer.weight)
     theirs = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=False)
     theirs.update_parameters(net)  # the first one copies
     ours = Ema(net, {}, decay=0.9, warm_up=False)
@@ -127,14 +129,14 @@ def test_the_average_is_torchs() -> None:
         ours.update(None)
     state = ours.state_dict()
     assert state.keys() == theirs.state_dict().keys()
-    assert torch.equal(state["module.1.running_mean"], net[1].running_mean)
-    for name, value in theirs.module.named_parameters(remove_duplicate=False):
-        torch.testing.assert_close(state[f"module.{name}"], value.detach())
+    assert torch.equal(state["module.1.running_mean"], norm.running_mean)
+    for name, average in theirs.module.named_parameters(remove_duplicate=False):
+        torch.testing.assert_close(state[f"module.{name}"], average.detach())
     theirs.load_state_dict(state)
     own = [p.data_ptr() for p in net.parameters()]
     with ours.in_network():
-        torch.testing.assert_close(net[0].weight.detach(), theirs.module[0].weight.detach())
-    assert float(net[0].weight.detach().mean()) == 5.0 and own == [p.data_ptr() for p in net.parameters()]
+        torch.testing.assert_close(layer.weight.detach(), state["module.0.weight"])
+    assert float(layer.weight.detach().mean()) == 5.0 and own == [p.data_ptr() for p in net.parameters()]
 
 
 def test_the_averages_warm_up_is_timms() -> None:
@@ -201,11 +203,11 @@ def test_binary_cross_entropy_is_timms(threshold: float | None) -> None:
 @pytest.mark.parametrize(
     ("clip", "largest"), [({"clip_grad_value": 0.001}, 0.001), ({"clip_grad_agc": 1e-3}, None)]
 )
-def test_gradients_are_clipped(clip: dict[str, float], largest: float | None) -> None:
+def test_gradients_are_clipped(clip: dict[str, Any], largest: float | None) -> None:
     """With SGD without momentum the step is the gradient; of AGC the last layer keeps its own."""
     net, plain = Net(), Net()
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
-    free = {"momentum": 0.0, "weight_decay": 0.0, "norm_weight_decay": 0.0}
+    free: dict[str, Any] = {"momentum": 0.0, "weight_decay": 0.0, "norm_weight_decay": 0.0}
     run(step_of(net, **free, **clip), range(1), lr=1.0)
     run(step_of(plain, **free), range(1), lr=1.0)
     for name, p in net.named_parameters():
@@ -229,7 +231,7 @@ class Blocks(nn.Module):
         torch.manual_seed(0)
         parts = [nn.ModuleDict({"a": nn.Linear(6, 6), "b": nn.BatchNorm1d(6)}) for _ in range(2)]
         for part in parts:
-            part.forward = lambda x, part=part: nn.functional.dropout(part["b"](part["a"](x)), 0.5)  # type: ignore[method-assign, misc]
+            part.forward = lambda x, part=part: nn.functional.dropout(part["b"](part["a"](x)), 0.5)
         self.blocks = nn.ModuleList(parts)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -242,8 +244,8 @@ def test_blocks_that_compute_again_train_alike() -> None:
     """Gradients, dropout and running statistics are those of before, bit for bit."""
     plain, again = Blocks(), Blocks()
     assert recompute.recompute_blocks(again, "blocks") == 2
-    calls = []
-    again.blocks[0]["a"].register_forward_hook(lambda *_: calls.append(1))
+    calls = list[int]()
+    again.get_submodule("blocks.0.a").register_forward_hook(lambda *_: calls.append(1))
     for net in (plain, again):
         torch.manual_seed(3)
         net(torch.randn(5, 6)).square().sum().backward()
@@ -273,9 +275,9 @@ def test_stochastic_depth() -> None:
         module, _ = registry.build("swin_t", classes=5, shape=(2, 3, 224, 224), stochastic_depth=0.4)
         for arch in ("timm/swin_tiny_patch4_window7_224",):
             theirs, _ = timm_registry.build(arch, classes=5, shape=(2, 3, 224, 224), stochastic_depth=0.4)
-    depths = [one.p for one in module.modules() if type(one).__name__ == "StochasticDepth"]
+    depths: list[Any] = [one.p for one in module.modules() if type(one).__name__ == "StochasticDepth"]
     assert depths[0] == 0 and max(depths) == pytest.approx(0.4) and depths == sorted(depths)
-    of_timm = [one.drop_prob for one in theirs.modules() if type(one).__name__ == "DropPath"]
+    of_timm: list[Any] = [one.drop_prob for one in theirs.modules() if type(one).__name__ == "DropPath"]
     assert max(of_timm) == pytest.approx(0.4)
     with pytest.raises(Unusable, match=r"--stochastic-depth 0\.4 is not for --arch resnet18"):
         registry.build("resnet18", classes=5, shape=(2, 3, 32, 32), stochastic_depth=0.4)
