@@ -58,7 +58,7 @@ class Ema:
             weight = weight * taken
         weights = [weight.to(average.dtype) for average in self._averages]
         with torch.no_grad():
-            torch._foreach_lerp_(self._averages, self._live, weights)  # type: ignore[arg-type]
+            torch._foreach_lerp_(self._averages, self._live, weights)
         self._count += taken
 
     def restart(self) -> None:
