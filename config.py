@@ -143,12 +143,13 @@ READ_WITH = {
     "crop_scale": ("train_window", ("random-resized",)),
     "crop_ratio": ("train_window", ("random-resized",)),
     "short_sides": ("augment", ("multiscale",)),
-    "final_lr": ("schedule", ("cosine",)),
+    "final_lr": ("schedule", ("cosine", "linear")),
     "lr_milestones": ("schedule", ("step",)),
     "lr_step_epochs": ("schedule", ("step",)),
     "lr_gamma": ("schedule", ("step",)),
-    "momentum": ("optimizer", ("sgd", "apex-sgd")),
-    "nesterov": ("optimizer", ("sgd", "apex-sgd")),
+    "momentum": ("optimizer", ("sgd", "apex-sgd", "lars", "muon")),
+    "nesterov": ("optimizer", ("sgd", "apex-sgd", "lars", "muon")),
+    "bce_threshold": ("loss", ("bce",)),
 }
 """Settings that are read only where another one has one of these values, or is left to be found."""
 
@@ -166,15 +167,17 @@ def _check_read(config: Config, before: Config) -> None:
 
 
 def recipe(config: Config, arch: str) -> list[str]:
-    """Return a line that names the preset with the published settings of the architecture; [] when a preset
-    was named, or there is none."""
-    found = (
-        sorted(path.relative_to(PRESETS.parent) for path in PRESETS.glob(f"*/{arch}.yaml"))
-        if config.run.config is None
-        else []
-    )
+    """Return a line for each preset with published settings of the architecture; [] when a preset was named.
+
+    Its file is named by the architecture, and after a dot by the recipe where there are several.
+    """
+    if config.run.config is not None:
+        return []
+    name = arch.rpartition("/")[2]
+    found = sorted([*PRESETS.glob(f"*/{name}.yaml"), *PRESETS.glob(f"*/{name}.*.yaml")])
+    paths = [path.relative_to(PRESETS.parent) for path in found]
     return [
-        f"--config {path} has the published settings of {arch}; these are --help's defaults" for path in found
+        f"--config {path} has published settings of {arch}; these are --help's defaults" for path in paths
     ]
 
 

@@ -17,10 +17,9 @@ DEVICE = prepare_process()  # before anything starts CUDA or threads
 
 import torch  # noqa: E402
 
-from cli import one_of  # noqa: E402
 from config import Config, given, parse, recipe  # noqa: E402
 from dataset.splits import cache_folder  # noqa: E402
-from engine import ends, fastest, graphed, memory, precision  # noqa: E402
+from engine import ends, fastest, graphed, memory, precision, schedules  # noqa: E402
 from engine.checkpoint import Checkpoints, Resume  # noqa: E402
 from engine.failures import Failures  # noqa: E402
 from engine.loop import Training  # noqa: E402
@@ -36,22 +35,20 @@ from report.phases import Phases  # noqa: E402
 from report.profile import profiler  # noqa: E402
 from report.reporter import Reporter  # noqa: E402
 from report.summary import describe  # noqa: E402
-from tasks import compared, kind_of, tables, task_with_arch, task_with_loader  # noqa: E402
+from tasks import architecture, compared, kind_of, tables, task_with_loader  # noqa: E402
 from tasks.start import Start  # noqa: E402
 
 
 def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, console: Console) -> int:
     """Train, or evaluate, and return the exit code. Raises UserError and NotFinite."""
     run = config.run
-    opt = config.optimisation
     load = config.loading
     model = config.model
     kind = kind_of(config)
-    registry = kind.registry
     if (scored := kind.score(config, console)) is not None:
         return scored
     names = kind.may_open(config, gpu=DEVICE.type == "cuda", elsewhere=task_with_loader)
-    arch = one_of("--arch", model.arch or kind.arch, registry.names(), elsewhere=task_with_arch)
+    registry, arch = architecture(kind, model.arch)
     precise = precision.choose(model.precision, DEVICE, on_cpu=kind.cpu_precision)
     native = start.native(registry, arch)
     workers = world.workers(load.workers)
@@ -63,6 +60,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         train_set = splits["train"].columns
         ranks = {"world_size": world.size, "rank": world.rank}
         plan, val_plan = kind.plans(config, splits, native, seed=run.seed, **ranks)
+        opt, told = schedules.settled(config.optimisation, plan.samples, plan.global_batch_size)
         task, val_task = kind.tasks(config, splits, registry.auxiliary_weight(arch))
         shape = plan.sample_shape
         torch.backends.cudnn.benchmark = plan.resident == 1  # its search begins anew with each shape
@@ -119,6 +117,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
             resumed_at=resume.resumed_at,
         )
         stack.callback(reporter.close)  # also after an error: what was told is kept
+        start.told.extend(told)
         console.info(*choice.told(kind.unit), *(loader.notes if loader else ()), *start.told, *graphs.told)
         console.info(*recipe(config, arch))
         resume.tell(reporter, config=config.flat(), ordering=plan.ordering)

@@ -26,7 +26,7 @@ from engine import precision
 from engine.distributed import default_workers
 from report.meter import bound, spread, steady
 from report.tensorboard import SETTINGS, Board, metrics
-from tasks import TASKS, compared, kind_named, kind_of
+from tasks import TASKS, architecture, compared, kind_named, kind_of
 
 BY_HAND = "by hand: "
 BY_HAND_OF = {
@@ -172,7 +172,8 @@ def require_data(
 def require_same_pixels(task: str, archs: Sequence[str]) -> None:
     """Raise UserError for a classifier that trains at another size than the loop by hand."""
     for arch in archs if task == "classification" else ():
-        if (size := kind_named(task).registry.native(arch).size) != loop_by_hand.SIDE:
+        registry, _ = architecture(kind_named(task), arch)
+        if (size := registry.native(arch).size) != loop_by_hand.SIDE:
             raise UserError(
                 f"--by-hand: the loop by hand trains at {loop_by_hand.SIDE} px, {arch} at {size}: leave out "
                 "one of them"
@@ -185,7 +186,7 @@ def points(settings: Train) -> list[Point]:
     archs = ARCHS.get(task, (kind.arch,)) if settings.archs is None else settings.archs
     batch_sizes = settings.batch_sizes or BATCH_SIZES.get(task, (Config().loading.batch_size,))
     for arch in archs:
-        one_of("--archs", arch, kind.registry.names())
+        architecture(kind, arch)
     if settings.by_hand:
         require_same_pixels(task, archs)
     for name in settings.by_hand:

@@ -71,6 +71,7 @@ class Checkpoints:
             model = self.step.masters.in_state(model)
         return {
             "model": model,
+            **({"ema": self.step.ema.state_dict()} if self.step.ema is not None else {}),
             "optimizer": self.step.optimizer.state_dict(),
             "scaler": self.step.scaler.state_dict(),
             "progress": asdict(progress),
@@ -266,10 +267,14 @@ class Resume:
             raise UserError(f"--resume: the weights do not fit, {asked} {said}") from None
         if step.masters is not None:
             step.masters.load(self.content["model"])
+        if step.ema is not None and "ema" in self.content:
+            step.ema.load_state_dict(self.content["ema"])
+        elif step.ema is not None:
+            step.ema.restart()  # with the weights that were loaded
         if not self.evaluate:
             load_optimizer(step.optimizer, step.scaler, self.content, optimizer)
         # module and optimiser have them now; the file's copy would be held for as long as the run
-        for name in ("model", "optimizer", "scaler"):
+        for name in ("model", "ema", "optimizer", "scaler"):
             self.content.pop(name, None)
 
     def tell(self, report: Report, *, config: Mapping[str, Any], ordering: str) -> None:
@@ -342,7 +347,8 @@ def load_optimizer(
         # load_state_dict takes over learning rate, momentum and decay, and `fused` and `capturable` tell it
         # where the state has to lie: those of this run stand
         groups = [
-            {**settings, "params": group["params"]}
+            # the number of steps, which apex's optimisers have there, is no setting
+            {**settings, "params": group["params"], **{k: group[k] for k in ("step",) if k in group}}
             for settings, group in zip(own, content["optimizer"]["param_groups"], strict=True)
         ]
         optimizer.load_state_dict({**content["optimizer"], "param_groups": groups})
@@ -353,4 +359,4 @@ def load_optimizer(
         raise UserError(
             f"--resume: a damaged checkpoint: its optimiser's state is not one ({said})"
         ) from None
-    optimizers.make_state(optimizer)  # of a checkpoint of steps that were all skipped
+    optimizers.make_state(optimizer, name)  # of a checkpoint of steps that were all skipped

@@ -64,6 +64,8 @@ CHECKED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "classes": (_is_names, "a list of names"),
     "manifest": (_is_text, "a digest"),
     "model": (_is_state, "a state dict"),
+    "ema": (_is_state, "an average's state dict"),
+    "best_of": (_is_text, "a name"),
     "optimizer": (_is_optimizer, "an optimiser's state"),
     "scaler": (_is_named, "a scaler's state"),
     "progress": (_is_progress, "epoch, consumed, step, dropped and the like as whole numbers, and best"),
@@ -72,6 +74,8 @@ CHECKED: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 """What a checkpoint has by name -> whether it is that, and what it must be."""
 NOT_IN_1 = {"used"}
+NOT_IN_ALL = {"ema", "best_of"}
+"""What a run without --ema does not write, or a last.pt."""
 IDENTITY = ("arch", "classes", "manifest")
 
 
@@ -97,7 +101,8 @@ def read(path: Path, *, flag: str = "--resume") -> dict[str, Any]:
         remedy = f"this version reads {known}; --weights {path} starts from its weights alone"
         raise UserError(f"{said}: a checkpoint of format {_short(number)}; {remedy}")
     for name, (is_right, must_be) in CHECKED.items():
-        if name not in content and not (name in NOT_IN_1 and number == 1):
+        may_lack = NOT_IN_ALL | (NOT_IN_1 if number == 1 else set())
+        if name not in content and name not in may_lack:
             raise UserError(f"{said}: a damaged checkpoint: it has no '{name}'")
         if name in content and not is_right(content[name]):
             got = _short(content[name])

@@ -106,12 +106,16 @@ class Report(Protocol):
         self,
         result: Mapping[str, Any],
         *,
+        averaged: Mapping[str, Any] | None,
         step: int,
         epoch: int | None,
         reader: str,
         counts: Counts,
     ) -> None:
-        """Tell the figures of a validation after `step` and `epoch`, and what its loader was."""
+        """Tell the figures of a validation after `step` and `epoch`, and what its loader was.
+
+        `averaged`: the figures of the average of the weights, None without --ema.
+        """
 
     def ceilings(self, *, compute: dict[str, Any], loader: dict[str, Any], step: int) -> None:
         """Tell what MeasureCeilings has returned."""

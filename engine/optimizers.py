@@ -1,10 +1,15 @@
-"""The table of optimisers, fused on CUDA, without weight decay on biases and norms."""
+"""The table of optimisers, without weight decay on biases and norms, and which of them a CUDA graph holds.
+
+torch has SGD and AdamW, fused on CUDA; timm has LAMB, LARS, Lion and Muon, and NVIDIA's apex has fused ones.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,6 +21,12 @@ from settings.optimisation import Optimisation
 Groups = list[dict[str, Any]]
 DECAYED = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention)
 """Layers whose weights decay; their biases do not, nor does any other layer."""
+WEIGHTS = 0
+REST = 1
+BARE = 2
+"""Parameters by their decay, in the order of the groups: --weight-decay, --norm-weight-decay, none."""
+MUON_SIDE = 4
+"""Shortest side of a matrix that Muon turns: of less there is nothing to be orthogonal."""
 
 
 def build(
@@ -23,33 +34,71 @@ def build(
     optimisation: Optimisation,
     masters: Mapping[nn.Parameter, nn.Parameter] | None = None,
 ) -> torch.optim.Optimizer:
-    """Build the optimiser with two groups: weights of convolutions, linear layers and attention, and the
-    rest.
+    """Build the optimiser with the weights of convolutions, linear layers and attention as its first group.
 
-    The rest are biases, norms, scales and embeddings. `masters`: parameters that are trained in place of the
+    The next group is the rest: biases, norms, scales and embeddings; the last what --no-decay names. With
+    --layer-decay each of them is a group a layer. `masters`: parameters that are trained in place of the
     network's own.
     """
-    layers = [layer for layer in module.modules() if isinstance(layer, DECAYED)]
-    decayed = {id(p) for layer in layers for p in layer.parameters(recurse=False) if p.ndim > 1}
-    trained = [p for p in module.parameters() if p.requires_grad]
-    masters = masters or {}
-    weights = [masters.get(p, p) for p in trained if id(p) in decayed]
-    rest = [masters.get(p, p) for p in trained if id(p) not in decayed]
-    groups: Groups = [
-        {"params": weights, "weight_decay": optimisation.weight_decay},
-        {"params": rest, "weight_decay": optimisation.norm_weight_decay},
-    ]
-    groups = [group for group in groups if group["params"]]
     kind = OPTIMIZERS[optimisation.optimizer]
-    device = trained[0].device if trained else torch.device("cpu")
+    groups = _groups(module, optimisation, masters or {})
+    device = groups[0]["params"][0].device if groups else torch.device("cpu")
     on_gpu = device.type == "cuda"
     for group in groups:
+        lr = optimisation.lr * group["lr_scale"]
         # a GPU reads it from memory when the step runs: a CUDA graph holds numbers of the host fast
-        in_memory = on_gpu and kind.capturable
-        group["lr"] = torch.tensor(optimisation.lr, device=device) if in_memory else optimisation.lr
+        group["lr"] = torch.tensor(lr, device=device) if on_gpu and kind.capturable else lr
     optimizer = kind.make(groups, optimisation, on_gpu)
-    make_state(optimizer)
+    if kind.skips:
+        _skip_on_device(optimizer)
+    make_state(optimizer, optimisation.optimizer)
     return optimizer
+
+
+def _groups(
+    module: nn.Module, optimisation: Optimisation, masters: Mapping[nn.Parameter, nn.Parameter]
+) -> Groups:
+    """Return the groups of parameters, each with its decay and its share of the learning rate."""
+    layers = [layer for layer in module.modules() if isinstance(layer, DECAYED)]
+    decayed = {id(p) for layer in layers for p in layer.parameters(recurse=False) if p.ndim > 1}
+    scales = _layer_scales(module, optimisation.layer_decay)
+    decays = {WEIGHTS: optimisation.weight_decay, REST: optimisation.norm_weight_decay, BARE: 0.0}
+    found: dict[tuple[int, float], list[nn.Parameter]] = {}
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        which = WEIGHTS if id(parameter) in decayed else REST
+        if any(fnmatchcase(name, pattern) for pattern in optimisation.no_decay):
+            which = BARE
+        key = which, scales.get(name, 1.0)
+        found.setdefault(key, []).append(masters.get(parameter, parameter))
+    return [
+        {"params": found[which, scale], "weight_decay": decays[which], "lr_scale": scale}
+        for which, scale in sorted(found)
+    ]
+
+
+def _layer_scales(module: nn.Module, decay: float) -> dict[str, float]:
+    """Return what --layer-decay leaves of the learning rate of each parameter: decay ** layers behind it.
+
+    Layers are timm's groups of the network. Raises UserError where it does not tell them.
+    """
+    if decay == 1:
+        return {}
+    flag = f"--layer-decay {decay:g}"
+    matcher: Callable[..., Any] | None = getattr(module, "group_matcher", None)
+    if matcher is None:
+        remedy = "--arch timm/NAME has one"
+        raise UserError(f"{flag} needs a network that tells its layers, by timm's group_matcher; {remedy}")
+    _timm(flag)
+    from timm.models import group_parameters
+
+    layer_of: dict[str, int] = group_parameters(module, matcher(coarse=False), reverse=True)
+    last = max(layer_of.values())
+    return {name: decay ** (last - layer) for name, layer in layer_of.items()}
+
+
+# --- the table ----------------------------------------------------------------------------------------------
 
 
 def _sgd(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> torch.optim.Optimizer:
@@ -61,12 +110,131 @@ def _adamw(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> torch.op
     return torch.optim.AdamW(groups, fused=on_gpu, capturable=on_gpu)
 
 
+def _lamb(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> torch.optim.Optimizer:
+    _timm("--optimizer lamb")
+    from timm.optim import Lamb
+    from timm.optim.lamb import lamb
+
+    class DeviceLamb(Lamb):
+        """timm's LAMB with its count of steps beside each parameter, on the device: a graph would hold a
+        number of the host fast.
+        """
+
+        @torch.no_grad()
+        def step(self, closure: Callable[[], float] | None = None) -> None:
+            clip = self._get_clip_grad_norm()
+            for group in self.param_groups:
+                trained = [p for p in group["params"] if p.grad is not None]
+                if not trained:
+                    continue
+                states = [self.state[p] for p in trained]
+                torch._foreach_add_([state["step"] for state in states], 1)
+                beta1, beta2 = group["betas"]
+                taken = states[0]["step"]
+                lamb(
+                    trained,
+                    [p.grad for p in trained],
+                    [state["exp_avg"] for state in states],
+                    [state["exp_avg_sq"] for state in states],
+                    clip_grad_norm=clip,
+                    foreach=on_gpu,
+                    lr=group["lr"],
+                    beta1=beta1,
+                    beta2=beta2,
+                    beta3=1 - beta1,
+                    bias_correction1=1 - beta1**taken,
+                    bias_correction2=1 - beta2**taken,
+                    eps=group["eps"],
+                    weight_decay=group["weight_decay"],
+                    decoupled_decay=False,
+                    max_lr=None,
+                    trust_clip=False,
+                    always_adapt=False,
+                    caution=False,
+                )
+
+    # its own clipping is timm's default; --clip-grad-norm is in its place where it is given
+    largest = None if optimisation.clip_grad_norm else 1.0
+    made: torch.optim.Optimizer = DeviceLamb(groups, max_grad_norm=largest)
+    return made
+
+
+def _lars(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> torch.optim.Optimizer:
+    _timm("--optimizer lars")
+    from timm.optim import Lars
+
+    nesterov = optimisation.nesterov and optimisation.momentum > 0
+    made: torch.optim.Optimizer = Lars(
+        groups, momentum=optimisation.momentum, nesterov=nesterov, foreach=on_gpu
+    )
+    return made
+
+
+def _lion(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> torch.optim.Optimizer:
+    _timm("--optimizer lion")
+    from timm.optim import Lion
+
+    # its foreach form would wait for a learning rate that lies on the device
+    made: torch.optim.Optimizer = Lion(groups, foreach=False)
+    return made
+
+
+def _muon(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> torch.optim.Optimizer:
+    _timm("--optimizer muon")
+    from timm.optim import Muon
+
+    parted: Groups = []
+    for group in groups:
+        matrices = [p for p in group["params"] if _is_matrix(p)]
+        rest = [p for p in group["params"] if not _is_matrix(p)]
+        parted += [{**group, "params": matrices, "use_fallback": False}] if matrices else []
+        parted += [{**group, "params": rest, "use_fallback": True}] if rest else []
+    for group in parted:
+        group["use_muon"] = not group["use_fallback"]
+    made: torch.optim.Optimizer = Muon(
+        parted,
+        momentum=optimisation.momentum,
+        nesterov=optimisation.nesterov,
+        conv_mode="flatten",
+        capturable=on_gpu,
+    )
+    return made
+
+
+def _is_matrix(parameter: torch.Tensor) -> bool:
+    """Return whether Muon moves it: a matrix, or a convolution's kernels as one [out, in x height x width].
+
+    Embeddings of positions, whose first side is 1, and depthwise kernels are none.
+    """
+    if parameter.ndim < 2 or 1 in parameter.shape[:2]:
+        return False
+    rows = parameter.shape[0]
+    return min(rows, parameter.numel() // rows) >= MUON_SIDE
+
+
 def _apex_sgd(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> torch.optim.Optimizer:
-    flag = "--optimizer apex-sgd"
+    apex = _apex("sgd", on_gpu)
+    nesterov = optimisation.nesterov and optimisation.momentum > 0
+    made: torch.optim.Optimizer = apex.FusedSGD(
+        groups, lr=optimisation.lr, momentum=optimisation.momentum, nesterov=nesterov
+    )
+    return made
+
+
+def _apex_lamb(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> torch.optim.Optimizer:
+    apex = _apex("lamb", on_gpu)
+    largest = 0.0 if optimisation.clip_grad_norm else 1.0
+    made: torch.optim.Optimizer = apex.FusedLAMB(groups, lr=optimisation.lr, max_grad_norm=largest)
+    return made
+
+
+def _apex(name: str, on_gpu: bool) -> ModuleType:
+    """Return apex.optimizers. Raises UserError where there is no GPU, or not NVIDIA's apex."""
+    flag = f"--optimizer apex-{name}"
     if not on_gpu:
-        raise UserError(f"{flag} is for a GPU; --optimizer sgd is the same elsewhere")
+        raise UserError(f"{flag} is for a GPU; --optimizer {name} is the same elsewhere")
     try:
-        from apex.optimizers import FusedSGD
+        import apex.optimizers
     except ImportError as error:
         found = importlib.util.find_spec("apex") is not None
         other = (
@@ -75,11 +243,28 @@ def _apex_sgd(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> torch
         if found and error.name not in ("apex.optimizers", "apex"):
             other = f"it cannot be imported ({error})"
         raise UserError(f"{flag} is of NVIDIA's apex: {other}; see github.com/NVIDIA/apex") from None
-    nesterov = optimisation.nesterov and optimisation.momentum > 0
-    made: torch.optim.Optimizer = FusedSGD(
-        groups, lr=optimisation.lr, momentum=optimisation.momentum, nesterov=nesterov
-    )
-    return made
+    optimizers: ModuleType = apex.optimizers
+    return optimizers
+
+
+def _timm(flag: str) -> None:
+    """Raise UserError where timm is not installed; `flag` needs it."""
+    try:
+        import timm  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"{flag} is of timm, which cannot be imported ({error}): pip install timm") from None
+
+
+def _momentum(group: Mapping[str, Any]) -> tuple[str, ...]:
+    return ("momentum_buffer",) if group["momentum"] > 0 else ()
+
+
+def _moments(group: Mapping[str, Any]) -> tuple[str, ...]:
+    return ("step", "exp_avg", "exp_avg_sq")
+
+
+def _muons(group: Mapping[str, Any]) -> tuple[str, ...]:
+    return _moments(group) if group["use_fallback"] else ("momentum_buffer",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,39 +273,81 @@ class Kind:
 
     make: Callable[[Groups, Optimisation, bool], torch.optim.Optimizer]  # the last: whether on a GPU
     capturable: bool  # a CUDA graph can hold its step
+    skips: bool = False  # it knows no loss scale: _skip_on_device has it leave out a step that overflowed
+    # names of the tensors that a step changes beside a parameter, of each group
+    state: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda group: ()
 
 
 OPTIMIZERS = {
-    "sgd": Kind(make=_sgd, capturable=True),
-    "adamw": Kind(make=_adamw, capturable=True),
-    # takes the learning rate from the host, and waits for the device to know whether gradients overflowed
-    "apex-sgd": Kind(make=_apex_sgd, capturable=False),
+    "sgd": Kind(make=_sgd, capturable=True, state=_momentum),
+    "adamw": Kind(make=_adamw, capturable=True, state=_moments),
+    "lamb": Kind(make=_lamb, capturable=True, skips=True, state=_moments),
+    "lars": Kind(make=_lars, capturable=True, skips=True, state=_momentum),
+    "lion": Kind(make=_lion, capturable=True, skips=True, state=lambda group: ("exp_avg",)),
+    "muon": Kind(make=_muon, capturable=True, skips=True, state=_muons),
+    # they take the learning rate from the host, and wait for the device to know whether gradients overflowed
+    "apex-sgd": Kind(make=_apex_sgd, capturable=False, state=_momentum),
+    "apex-lamb": Kind(make=_apex_lamb, capturable=False),
 }
 
 
-def make_state(optimizer: torch.optim.Optimizer) -> None:
+# --- what steps leave ---------------------------------------------------------------------------------------
+
+
+def make_state(optimizer: torch.optim.Optimizer, name: str) -> None:
     """Make the state, zeros, of each parameter that has none: torch makes it in the first step.
 
-    A graph needs it before it is captured. And fused SGD (torch 2.11 to 2.15) allocates momenta without
-    writing them, and when the first steps are skipped because the loss scale is too high they stay so:
-    ResNet-50 in fp16 was nan at step 3.
+    `name` is --optimizer. A graph needs the state before it is captured. And fused SGD (torch 2.11 to 2.15)
+    allocates momenta without writing them, and when the first steps are skipped because the loss scale is too
+    high they stay so: ResNet-50 in fp16 was nan at step 3.
     """
     for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if isinstance(optimizer, torch.optim.AdamW):
-                state = optimizer.state[parameter]
-                device = parameter.device if group["capturable"] else "cpu"
-                state.setdefault("step", torch.zeros((), device=device))
-                state.setdefault("exp_avg", torch.zeros_like(parameter))
-                state.setdefault("exp_avg_sq", torch.zeros_like(parameter))
-            elif group["momentum"] > 0 and optimizer.state[parameter].get("momentum_buffer") is None:
-                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        names = OPTIMIZERS[name].state(group)
+        for parameter in group["params"] if names else ():
+            state = optimizer.state[parameter]
+            for what in names:
+                if state.get(what) is not None:
+                    continue
+                if what == "step":
+                    on_host = group.get("capturable") is False
+                    state[what] = torch.zeros((), device="cpu" if on_host else parameter.device)
+                else:
+                    state[what] = torch.zeros_like(parameter)
+
+
+def _skip_on_device(optimizer: torch.optim.Optimizer) -> None:
+    """Have a step whose gradients overflowed leave weights and state as they were, decided on the device.
+
+    GradScaler waits for the device before it calls an optimiser that does not do so by itself. The price is a
+    copy of weights and state while a step with a loss scale lasts.
+    """
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    @torch.no_grad()
+    def keep(optimizer: Any, *_: Any) -> None:
+        if getattr(optimizer, "found_inf", None) is None:
+            return
+        tensors = [p for group in optimizer.param_groups for p in group["params"]]
+        for state in optimizer.state.values():
+            tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
+        kept.extend((tensor, tensor.detach().clone()) for tensor in tensors)
+
+    @torch.no_grad()
+    def put_back(optimizer: Any, *_: Any) -> None:
+        for tensor, before in kept:
+            there = optimizer.found_inf.to(tensor.device) > 0
+            tensor.copy_(torch.where(there, before, tensor))
+        kept.clear()
+
+    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+    optimizer.register_step_pre_hook(keep)
+    optimizer.register_step_post_hook(put_back)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of every group."""
+    """Set the learning rate of every group, each by its share of it."""
     for group in optimizer.param_groups:
-        set_group_lr(group, lr)
+        set_group_lr(group, lr * group["lr_scale"])
 
 
 def set_group_lr(group: dict[str, Any], lr: float) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from contracts import UserError
-from engine import checkpoint
+from engine import checkpoint, ema
 from engine.checkpoint import Checkpoints, Progress
 from engine.distributed import ProcessWorld
 
@@ -137,10 +137,10 @@ class Rescue:
             if self._in_step or newest != [progress]:
                 names = {id(buffer): at for at, buffer in enumerate(self._buffers)}
                 live = dict(self._checkpoints.module.named_buffers())
-                content["model"] = {
-                    name: self._kept[names[id(live[name])]] if name in live else value
-                    for name, value in content["model"].items()
-                }
+                for key, prefix in (("model", ""), ("ema", ema.PREFIX)):
+                    if key in content:
+                        kept = {prefix + name: self._kept[names[id(one)]] for name, one in live.items()}
+                        content[key] = {**content[key], **{n: kept[n] for n in kept if n in content[key]}}
             copied: dict[str, Any] = checkpoint.on_host(content)
         return copied
 

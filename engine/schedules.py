@@ -6,23 +6,41 @@ import math
 
 from settings.optimisation import Optimisation
 
-WARMUP_START = 0.01
+
+def settled(optimisation: Optimisation, samples: int, of_a_step: int) -> tuple[Optimisation, list[str]]:
+    """Return the settings with what depends on the data and on the ranks, and lines that say what it is.
+
+    That is --lr for a step of `of_a_step` samples over all ranks, with --lr-per, and --warmup-steps as epochs
+    of `samples`.
+    """
+    changed: dict[str, float] = {}
+    told = []
+    if optimisation.lr_per:
+        changed["lr"] = lr = optimisation.lr * of_a_step / optimisation.lr_per
+        scaled = f"--lr {optimisation.lr:g} x {of_a_step} samples a step / --lr-per {optimisation.lr_per}"
+        told.append(f"the learning rate is {scaled} = {lr:.4g}")
+    if optimisation.warmup_steps:
+        changed["warmup_epochs"] = epochs = optimisation.warmup_steps * of_a_step / max(samples, 1)
+        told.append(f"--warmup-steps {optimisation.warmup_steps} are a warm-up of {epochs:.3g} epochs")
+    return optimisation.model_copy(update=changed), told
 
 
 def learning_rate(epoch: float, optimisation: Optimisation) -> float:
-    """Return the rate at `epoch`: a linear warm-up from 1 % of the peak (--lr), then the schedule.
+    """Return the rate at `epoch`: a linear warm-up from a share of the peak (--lr), then the schedule.
 
-    That is a cosine to --final-lr, drops by --lr-gamma every --lr-step-epochs or at --lr-milestones, or
-    constant.
+    That is a cosine or a line to --final-lr, drops by --lr-gamma every --lr-step-epochs or at
+    --lr-milestones, or constant.
     """
     peak = optimisation.lr
     warmup = optimisation.warmup_epochs
     if epoch < warmup:
-        return peak * (WARMUP_START + (1 - WARMUP_START) * epoch / warmup)
-    if optimisation.schedule == "cosine":
+        start = optimisation.warmup_start
+        return peak * (start + (1 - start) * epoch / warmup)
+    if optimisation.schedule in ("cosine", "linear"):
         final = optimisation.final_lr
         share = min((epoch - warmup) / max(optimisation.epochs - warmup, 1e-9), 1.0)
-        return final + (peak - final) * 0.5 * (1 + math.cos(math.pi * share))
+        left = 1 - share if optimisation.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * share))
+        return final + (peak - final) * left
     if optimisation.schedule == "step":
         return peak * optimisation.lr_gamma ** _drops(epoch, optimisation)
     return peak

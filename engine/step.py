@@ -17,7 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from contracts import Batch, Phases, Task
 from engine import optimizers
 from engine import precision as precisions
+from engine.clipping import Clipping
 from engine.distributed import ProcessWorld
+from engine.ema import Ema
 from engine.masters import Masters
 from settings.optimisation import Optimisation
 
@@ -66,7 +68,10 @@ class Step:
         `draw_key` turns (epoch, position, micro-batch, rank) into the seed of dropout and the like.
         """
         self.masters = Masters(module) if precision == precisions.PURE else None
-        masters = self.masters.of if self.masters else None
+        masters = self.masters.of if self.masters else {}
+        self.ema = None
+        if optimisation.ema:
+            self.ema = Ema(module, masters, decay=optimisation.ema, warm_up=optimisation.ema_warmup)
         self.optimizer = optimizers.build(module, optimisation, masters)
         self.capturable = optimizers.OPTIMIZERS[optimisation.optimizer].capturable
         self._network = module
@@ -78,11 +83,11 @@ class Step:
         self.phases = phases
         self.accumulate = optimisation.accumulate
         self.clips = optimisation.clip_grad_norm > 0
+        self._clipping = Clipping(module, masters, optimisation)
         self.world = world
         self.loss_terms: tuple[str, ...] = ()
         self.graphs: Replayed | None = None  # None: every kernel is launched by the host, one by one
         self._held_by_graphs = 0  # bytes, when their memory was lent
-        self._clip = optimisation.clip_grad_norm
         self._draw_key = draw_key
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._unscaled = torch.ones((), device=world.device)
@@ -165,7 +170,10 @@ class Step:
         norm = self._rescale(valid, batch_size, want_norm)
         # before the update, which moves the loss scale: the outcome has the one that this step used
         outcome = torch.cat([self._sums[:2], torch.stack([norm, self._loss_scale()]), self._sums[2:]])
+        overflowed = self._overflowed()
         self.scaler.step(self.optimizer)
+        if self.ema is not None:
+            self.ema.update(overflowed)
         self.scaler.update()
         # the next micro-batch adds to what is there, also in a graph: zeros in the same memory
         self.optimizer.zero_grad(set_to_none=self.accumulate == 1)
@@ -198,10 +206,19 @@ class Step:
         norm = self._nan
         if want_norm or self.clips:
             norm = torch.nn.utils.get_total_norm(gradients) * factor
-        if self.clips:
-            factor = factor * torch.clamp(self._clip / (norm + 1e-6), max=1.0)
-        torch._foreach_mul_(gradients, factor)
+        torch._foreach_mul_(gradients, factor * self._clipping.factor(norm))
+        self._clipping.clip(gradients)
         return norm
+
+    def _overflowed(self) -> torch.Tensor | None:
+        """Return whether gradients were no numbers, float32 [] on the device, above 0 if so.
+
+        None without a loss scale. `_rescale` has looked at them.
+        """
+        if not self.scaler.is_enabled():
+            return None
+        found = self.scaler._per_optimizer_states[id(self.optimizer)]["found_inf_per_device"]
+        return torch.stack(list(found.values())).sum()
 
     def _loss_scale(self) -> torch.Tensor:
         """Return the loss scale, float32 [] on the device; 1 without one."""
@@ -222,7 +239,8 @@ class Step:
             scaler_state = [tensor for tensor in both if tensor is not None]
         masters = list(self.masters.of.values()) if self.masters else []
         network = [*self.module.parameters(), *self.module.buffers(), *masters]
-        return [*network, *optimizer_state, *scaler_state]
+        averages = self.ema.tensors() if self.ema is not None else []
+        return [*network, *optimizer_state, *scaler_state, *averages]
 
     @contextmanager
     def preserved(self) -> Iterator[None]:

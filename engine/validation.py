@@ -24,19 +24,46 @@ KEPT = (
     "val: the network keeps a tensor that it made in a validation, over which a graph would write: steps are "
     "launched kernel by kernel from now on; --graphs false"
 )
+NETWORK = "network"
+AVERAGE = "average"
+"""Whose figures made a best.pt, as it says in `best_of`: of the network, or of its average (--ema)."""
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Watched:
+    """What may end a pass, and who sees that it goes on."""
+
+    vote: Vote
+    stop: Callable[[], bool]
+    watch: Watch
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Passed:
+    """A pass that is over, and what its loader was."""
+
+    outcome: Outcome
+    reader: str
+    counts: Counts
+
+
+@dataclass(kw_only=True)
 class _Unsettled:
     """A pass whose figures nobody has heard of yet, and what must be known of it then."""
 
-    outcome: Outcome
+    outcomes: list[Outcome]  # of the network and, with --ema, of its average
     reader: str  # of the loader, which is closed by now
     counts: Counts
     step: int  # the last one trained
     epoch: int | None  # the last one trained
     picks_best: bool  # whether best.pt may become `content`
     content: dict[str, Any] | None  # what a checkpoint held when this pass began; on rank 0, if it picks
+    best_of: str = ""  # whose figures have made it best.pt
+
+    @property
+    def in_background(self) -> bool:
+        """Whether figures are made beside what comes next."""
+        return any(outcome.in_background for outcome in self.outcomes)
 
 
 @dataclass(kw_only=True)
@@ -74,7 +101,7 @@ class Validation:
 
     def figures_are_there(self) -> bool:
         """Whether `settle` would not have to wait on rank 0."""
-        return self._unsettled is None or self._unsettled.outcome.done()
+        return self._unsettled is None or all(outcome.done() for outcome in self._unsettled.outcomes)
 
     def start(
         self,
@@ -93,6 +120,26 @@ class Validation:
         """
         if self.open_loader is None:
             raise UserError("--evaluate needs --data: there is nothing to validate on")
+        watched = _Watched(vote=vote, stop=stop, watch=watch)
+        passed = self._pass(watched)
+        if passed is None:
+            return False
+        averaged = None
+        if (average := self.checkpoints.step.ema) is not None:
+            with average.in_network():
+                averaged = self._pass(watched)
+            if averaged is None:
+                passed.outcome.cancel()
+                return False
+        self._unsettled = self._remembered(passed, averaged, progress, best_resumes_at)
+        self.failures.check(set(passed.outcome.failed))
+        if not self._unsettled.in_background:
+            self.settle(progress)
+        return True
+
+    def _pass(self, watched: _Watched) -> _Passed | None:
+        """Pass over the validation set with the network as it is now; None when a signal came."""
+        assert self.open_loader is not None
         with (
             memory.validating(self.plan.batch_size),
             self.open_loader() as loader,  # for the pass alone: it holds no memory while training runs
@@ -100,24 +147,25 @@ class Validation:
         ):
 
             def beat(samples: int) -> None:
-                watch.beat()
+                watched.watch.beat()
                 advance(samples)
 
             outcome = None
             # its tensors are those of a forward pass, and would otherwise lie beside a graph's
-            with watch.steps(), suppress(Asked), self.checkpoints.step.memory_lent():
+            with watched.watch.steps(), suppress(Asked), self.checkpoints.step.memory_lent():
                 outcome = evaluate(
                     self.checkpoints.module,
-                    watch.batches(loader, 0, 0),
+                    watched.watch.batches(loader, 0, 0),
                     task=self.task,
                     precision=self.precision,
                     world=self.world,
-                    vote=vote,
-                    stop=stop,
+                    vote=watched.vote,
+                    stop=watched.stop,
                     advance=beat,
                 )
+            passed = None
             if outcome is not None:
-                self._unsettled = self._remembered(outcome, loader, progress, best_resumes_at)
+                passed = _Passed(outcome=outcome, reader=loader.reader, counts=loader.counts)
             notes = loader.notes
         del loader  # and with it all that it still holds
         if not self.checkpoints.step.memory_is_back():
@@ -128,31 +176,27 @@ class Validation:
         self._notes_are_said = True
         if self.world.device.type == "cuda":
             torch.cuda.empty_cache()  # what validation alone had needed goes back to the device
-        if outcome is None:
-            return False
-        self.failures.check(set(outcome.failed))
-        if not outcome.in_background:
-            self.settle(progress)
-        return True
+        return passed
 
     def _remembered(
         self,
-        outcome: Outcome,
-        loader: Loader,
+        passed: _Passed,
+        averaged: _Passed | None,
         progress: Progress,
         best_resumes_at: Progress | None,
     ) -> _Unsettled:
+        outcomes = [passed.outcome, *([averaged.outcome] if averaged is not None else [])]
         content = None
         if best_resumes_at is not None and self.world.rank == 0:
             content = self.checkpoints.content(best_resumes_at)
-            if outcome.in_background:
+            if any(outcome.in_background for outcome in outcomes):
                 content = checkpoint.on_host(content)  # training will move the weights meanwhile
         # at the start of an epoch it is the one before that was trained
         epoch = progress.epoch if progress.consumed else progress.epoch - 1
         return _Unsettled(
-            outcome=outcome,
-            reader=loader.reader,
-            counts=loader.counts,
+            outcomes=outcomes,
+            reader=passed.reader,
+            counts=passed.counts,
             step=progress.step,
             epoch=epoch if epoch >= 0 else None,
             picks_best=best_resumes_at is not None,
@@ -160,38 +204,57 @@ class Validation:
         )
 
     def settle(self, progress: Progress) -> None:
-        """Wait for a pass's figures, tell them, and write best.pt if it is the best.
+        """Wait for a pass's figures, tell them, and write best.pt if they are the best.
 
-        Its figure goes to `progress.best`. A network with an output that is no number is not the best.
+        Of the network and, with --ema, its average the better one counts. Its figure goes to `progress.best`.
+        A network with an output that is no number is not the best.
         """
         settled = self._unsettled
         if settled is None:
             return
-        result = settled.outcome.result(self.world)
+        results = [outcome.result(self.world) for outcome in settled.outcomes]
         self.report.validated(
-            result,
+            results[0],
+            averaged=results[1] if len(results) > 1 else None,
             step=settled.step,
             epoch=settled.epoch,
             reader=settled.reader,
             counts=settled.counts,
         )
-        self.not_finite = int(result.get("outputs_not_finite", 0))
-        if self.not_finite:
-            count = f"{self.not_finite:,} of {result['samples']:,} samples"
+        counts = [self._not_finite(result) for result in results]
+        self.not_finite = max(counts)
+        for name, result, not_finite in zip((NETWORK, AVERAGE), results, counts, strict=False):
+            if not_finite:
+                continue
+            figure = self._figure(result)
+            is_better = figure > progress.best if self.best.larger_is_better else figure < progress.best
+            # -inf is where a run begins, whichever way is better: then any figure is the best so far
+            if settled.picks_best and (is_better or np.isneginf(progress.best)):
+                progress.best = figure
+                settled.best_of = name
+        if settled.best_of:
+            if settled.content is not None:
+                settled.content["progress"]["best"] = progress.best
+                settled.content["best_of"] = settled.best_of
+            self.checkpoints.write("best.pt", settled.content)
+            if len(results) > 1:
+                self.report.info(f"best.pt is of this epoch, by the figures of the {settled.best_of}")
+        self._unsettled = None  # not before: a run that ends in here resumes into the validation
+
+    def _not_finite(self, result: dict[str, Any]) -> int:
+        """Return how many outputs of a pass were no numbers, and warn of them."""
+        count = int(result.get("outputs_not_finite", 0))
+        if count:
+            of_all = f"{count:,} of {result['samples']:,} samples"
             mend = "" if self.precision == "fp32" else "; does --precision fp32 mend it?"
             no_best = f"they count as wrong, and such a network does not become best.pt{mend}"
-            self.report.warn(f"val: the output is no number for {count}: {no_best}")
+            self.report.warn(f"val: the output is no number for {of_all}: {no_best}")
+        return count
+
+    def _figure(self, result: dict[str, Any]) -> float:
+        """Return the figure that picks best.pt; nan is an AP where there is nothing to find."""
         best = self.best
-        # nan is an AP where there is nothing to find
-        figure = float(np.nan_to_num(result[best.name], nan=-np.inf if best.larger_is_better else np.inf))
-        is_better = figure > progress.best if best.larger_is_better else figure < progress.best
-        # -inf is where a run begins, whichever way is better: then any figure is the best so far
-        if settled.picks_best and not self.not_finite and (is_better or np.isneginf(progress.best)):
-            progress.best = figure
-            if settled.content is not None:
-                settled.content["progress"]["best"] = figure
-            self.checkpoints.write("best.pt", settled.content)
-        self._unsettled = None  # not before: a run that ends in here resumes into the validation
+        return float(np.nan_to_num(result[best.name], nan=-np.inf if best.larger_is_better else np.inf))
 
     @contextmanager
     def cancelled_on_error(self) -> Iterator[None]:
@@ -199,5 +262,5 @@ class Validation:
         try:
             yield
         finally:
-            if self._unsettled is not None:
-                self._unsettled.outcome.cancel()
+            for outcome in self._unsettled.outcomes if self._unsettled is not None else ():
+                outcome.cancel()

@@ -34,10 +34,30 @@ def dry_run(module: nn.Module, images: torch.Tensor) -> None:
         )
 
 
+def set_depth(module: nn.Module, arch: str, largest: float) -> None:
+    """Set stochastic depth: torchvision's probabilities of the blocks, in proportion, up to `largest`.
+
+    Raises Unusable where the network has none.
+    """
+    depths = [one for one in module.modules() if isinstance(one, torchvision.ops.StochasticDepth)]
+    most = max((one.p for one in depths), default=0.0)
+    if not most:
+        raise Unusable(
+            f"--stochastic-depth {largest:g} is not for --arch {arch}, which has none; leave it out"
+        )
+    for one in depths:
+        one.p *= largest / most
+
+
 def load(module: nn.Module, arch: str, name: str) -> Loaded:
     """Load weights from a file, or torchvision's of that name. `name` is --weights. Raises Unusable."""
+    return fill(module, arch, name, read(arch, name), may_differ=may_differ(module))
+
+
+def may_differ(module: nn.Module) -> Callable[[str], bool]:
+    """Return whether a parameter, by name, is of a classifier's heads, whose shapes follow the classes."""
     heads = {name.rsplit(".", 1)[0] for name in _last_linear_names(module)}
-    return fill(module, arch, name, read(arch, name), may_differ=lambda one: one.rsplit(".", 1)[0] in heads)
+    return lambda name: name.rsplit(".", 1)[0] in heads
 
 
 def renamed(state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:

@@ -11,7 +11,7 @@ import torchvision
 from torch import nn
 
 from models import Loaded, Native, Unusable
-from models._weights import categories, dry_run, load
+from models._weights import categories, dry_run, load, set_depth
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
@@ -44,11 +44,17 @@ def native(arch: str, weights: str | None = None) -> Native:
 
 
 def build(
-    arch: str, *, classes: int, shape: tuple[int, ...], weights: str | None = None
+    arch: str,
+    *,
+    classes: int,
+    shape: tuple[int, ...],
+    weights: str | None = None,
+    stochastic_depth: float | None = None,
 ) -> tuple[nn.Module, Loaded]:
     """Return the module for batches of `shape` [B, 3, H, W], and what it began with.
 
-    `weights` is a file, or the name of torchvision weights. Raises Unusable, also when the architecture
+    `weights` is a file, or the name of torchvision weights; `stochastic_depth` the largest probability of a
+    block to be left out, None for torchvision's own. Raises Unusable, also when the architecture
     cannot train on batches of this shape.
     """
     batch_size = shape[0]
@@ -71,6 +77,8 @@ def build(
         raise Unusable(
             f"{got} does not suit --arch {arch}, which was made for {native(arch).size} pixels ({said})"
         ) from None
+    if stochastic_depth is not None:
+        set_depth(module, arch, stochastic_depth)
     return module, load(module, arch, weights) if weights else Loaded()
 
 

@@ -222,9 +222,21 @@ def build(
             loaded = _load_backbone(stock, arch, weights_backbone)
         if frozen:
             _freeze_stages(stock, arch, frozen)
+    return adopted(stock, arch, shape), loaded
+
+
+def adopted(stock: nn.Module, arch: str, shape: tuple[int, ...]) -> Detector:
+    """Return one of torchvision's detectors, or a user's that is made of its parts, as it is trained here.
+
+    Raises Unusable when it cannot train on batches of `shape`.
+    """
+    missing = [part for part in ("backbone", "transform") if not hasattr(stock, part)]
+    if missing:
+        made_of = "a torchvision detector has backbone and transform (torchvision.models.detection)"
+        raise Unusable(f"--arch {arch} returned a network without .{missing[0]}; {made_of}")
     _keep_pixels_exact(stock)
     _check_shape(stock, arch, shape)
-    return Detector(stock), loaded
+    return Detector(stock)
 
 
 def _refuse_what_torchvision_has(

@@ -11,7 +11,7 @@ from torch import nn
 from torchvision.models.video.resnet import BasicBlock, Conv3DSimple, VideoResNet
 
 from models import Loaded, Native, Unusable
-from models._weights import categories, dry_run, load
+from models._weights import categories, dry_run, load, set_depth
 
 
 class Tiny(VideoResNet):
@@ -62,11 +62,17 @@ def native(arch: str, weights: str | None = None) -> Native:
 
 
 def build(
-    arch: str, *, classes: int, shape: tuple[int, ...], weights: str | None = None
+    arch: str,
+    *,
+    classes: int,
+    shape: tuple[int, ...],
+    weights: str | None = None,
+    stochastic_depth: float | None = None,
 ) -> tuple[nn.Module, Loaded]:
     """Return the module for batches of `shape` [B, 3, T, H, W], and what it began with.
 
-    `weights` is a file, or the name of torchvision weights. Raises Unusable, also when the architecture
+    `weights` is a file, or the name of torchvision weights; `stochastic_depth` the largest probability of a
+    block to be left out, None for torchvision's own. Raises Unusable, also when the architecture
     cannot train on batches of this shape.
     """
     if weights and arch in OWN and not Path(weights).is_file():
@@ -86,6 +92,8 @@ def build(
         # torchvision's mvit has no other
         made_for = f"{native(arch).size} pixels" + (" and 16 frames" if arch.startswith("mvit") else "")
         raise Unusable(f"{got} does not suit --arch {arch}, which was made for {made_for} ({said})") from None
+    if stochastic_depth is not None:
+        set_depth(module, arch, stochastic_depth)
     return module, load(module, arch, weights) if weights else Loaded()
 
 

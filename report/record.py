@@ -43,6 +43,7 @@ def folder(run: Run, resume: Path | None, *, name: str) -> Path:
     Evaluating a run's checkpoint (`resume`) goes below that run's own folder, whose files stay as they are.
     """
     now = time.strftime("%Y%m%d-%H%M%S")
+    name = name.replace("/", "-").replace(":", "-")  # of timm/NAME and package.module:function
     if run.output is None:
         new = Path("runs") / f"{now}-{name}"
     elif run.evaluate and resume and resume.parent == run.output:

@@ -268,6 +268,7 @@ class Reporter:
         self,
         result: Mapping[str, Any],
         *,
+        averaged: Mapping[str, Any] | None = None,
         step: int,
         epoch: int | None,
         reader: str = "",
@@ -275,21 +276,21 @@ class Reporter:
     ) -> None:
         """Tell the figures of a validation; a mean over no loss at all is left out.
 
-        `epoch`: the last one that was trained, None when there was none. `reader`, `counts`: of its loader.
+        `averaged`: the figures of the weights' average, None without --ema. `epoch`: the last one that was
+        trained, None when there was none. `reader`, `counts`: of its loader.
         `extras` of rank 0's result: {"files": {name: bytes}, "scalars": {tag: number}, "images": {tag: uint8
         [N, H, W, 3]}}.
         """
-        known = {name: value for name, value in result.items() if isinstance(value, int | float)}
-        if known.get("losses_not_finite", 0) == known.get("samples"):
-            known.pop("loss", None)
-        self._validation = known
+        known = summary.figures_of(result)
+        of_ema = summary.figures_of(averaged or {})
+        self._validation = known | {f"ema_{name}": value for name, value in of_ema.items()}
         self._validation_s = result.get("seconds")
         self._validation_reader = reader
         self._validation_counts = counts or Counts()
         extras: Mapping[str, Mapping[str, Any]] = result.get("extras", {})
-        tags = {f"val/{name}": value for name, value in known.items()}
+        tags = {f"val/{name}": value for name, value in self._validation.items()}
         self._board.scalars({**tags, **extras.get("scalars", {})}, step)
-        self._record.point("val", step, {"epoch": epoch, **known, "failed": result["failed"]})
+        self._record.point("val", step, {"epoch": epoch, **self._validation, "failed": result["failed"]})
         for name, content in extras.get("files", {}).items():
             self._record.file(name, content)
         for tag, images in extras.get("images", {}).items():
@@ -297,6 +298,8 @@ class Reporter:
         which = "" if epoch is None else f" epoch {epoch + 1}"
         said = figures(known, self._task.figures)
         self._console.info(f"validated{which}: {said}{took(self._validation_s)}")
+        if of_ema:
+            self._console.info(f"validated its average: {figures(of_ema, self._task.figures)}")
 
     def images(self, batch: Batch) -> None:
         """Show a grid of augmented training images, or of the middle frames of clips, once a run."""

@@ -152,6 +152,14 @@ def trained(progress: Mapping[str, Any], failed: set[int]) -> dict[str, Any]:
     }
 
 
+def figures_of(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a validation's result, without a mean over no loss at all."""
+    known = {name: value for name, value in result.items() if isinstance(value, int | float)}
+    if known.get("losses_not_finite", 0) == known.get("samples"):
+        known.pop("loss", None)
+    return known
+
+
 def mean_load(load: Sequence[Mapping[str, float | None]], name: str, warm: int) -> float | None:
     """Return the mean reading `name` of the windows behind the first `warm`, of all where none is behind.
 

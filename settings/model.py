@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from cli import Settings
+from settings.types import Share
 
 
 class Model(Settings):
@@ -14,14 +15,24 @@ class Model(Settings):
     """Meaning of a batch: {tasks}."""
     arch: str | None = None
     """Architecture of torchvision.models, torchvision.models.detection or torchvision.models.video, by its
-    name there. Default: resnet50, for detectors fasterrcnn_resnet50_fpn_v2, for videos r3d_18."""
+    name there; timm/NAME of timm's classifiers; or package.module:function, a function of your own that takes
+    num_classes and returns a network. Default: resnet50, for detectors fasterrcnn_resnet50_fpn_v2, for videos
+    r3d_18."""
     weights: str | None = None
     """Start from a file of weights (a checkpoint, a state dict, timm's, Lightning's, safetensors, ...), or
-    from torchvision's weights of that name (DEFAULT, IMAGENET1K_V1, ...). Resampling is bilinear, also for
+    from torchvision's weights of that name (DEFAULT, IMAGENET1K_V1, ...), or timm's of that tag (a1_in1k,
+    DEFAULT). Resampling is bilinear, also for
     those that were trained with bicubic."""
     precision: Literal["auto", "fp16", "fp16-pure", "bf16", "fp32"] = "auto"
     """Precision of the step. auto = fp16 on CUDA; on a CPU bf16 where it is native, else fp32. fp16 computes
     by autocast from fp32 weights; fp16-pure has fp16 weights and gradients, and fp32 masters of them."""
+    stochastic_depth: Share | None = None
+    """Probability that the last residual block is left out in training; it grows linearly from the first.
+    Default: the architecture's own."""
+    grad_checkpointing: bool = False
+    """Compute each block of the network again in the backward pass: less memory, a third more time."""
+    sync_bn: bool = False
+    """Batch norm by the statistics of all ranks (SyncBatchNorm)."""
     compile: bool = False
     """Compile the model with torch.compile."""
     graphs: Literal["auto"] | bool = "auto"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, FiniteFloat, PositiveInt
+from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt
 
 from cli import Settings
 from settings.types import NotNegative, Share
@@ -20,25 +20,38 @@ class Optimisation(Settings):
     --epochs."""
     seconds: Annotated[FiniteFloat, Field(gt=0)] | None = None
     """End once the steady windows of the rate add up to this many seconds: for a measurement."""
-    optimizer: Literal["sgd", "adamw", "apex-sgd"] = "sgd"
-    """SGD with Nesterov momentum, AdamW, or FusedSGD of NVIDIA's apex, where that is installed."""
+    optimizer: Literal["sgd", "adamw", "lamb", "lars", "lion", "muon", "apex-sgd", "apex-lamb"] = "sgd"
+    """SGD with momentum and AdamW are torch's; LAMB, LARS, Lion and Muon (convolutions as matrices; AdamW
+    moves what is none) timm's; FusedSGD and FusedLAMB NVIDIA's apex's, where these are installed."""
     lr: Annotated[FiniteFloat, Field(gt=0)] = 0.1
-    """Peak learning rate, as it is used: nothing scales it with the batch."""
+    """Peak learning rate, as it is used, unless --lr-per is given."""
+    lr_per: NonNegativeInt = 0
+    """Samples of a step that --lr is for: with a step of other samples, over all ranks and --accumulate, it
+    is scaled in proportion. 0 = --lr is used as it is."""
     momentum: Share = 0.9
-    """SGD's momentum."""
+    """Momentum of SGD, LARS and Muon."""
     nesterov: bool = True
-    """SGD's Nesterov form."""
+    """The Nesterov form of that momentum."""
     weight_decay: NotNegative = 1e-4
     """Weight decay of convolutions' and linear layers' weights."""
     norm_weight_decay: NotNegative = 0.0
     """Weight decay of all other parameters: biases, norms, scales, embeddings."""
-    schedule: Literal["cosine", "step", "constant"] = "cosine"
-    """Learning rate after the warm-up: cosine to --final-lr, --lr-gamma every --lr-step-epochs or at
-    --lr-milestones, or constant."""
+    no_decay: tuple[str, ...] = ()
+    """Patterns of names of parameters without weight decay, such as '*.gamma': '*' stands for anything."""
+    layer_decay: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1.0
+    """What is left of the learning rate from each layer to the one before, by timm's groups of layers
+    (--arch timm/NAME); 1 = all."""
+    schedule: Literal["cosine", "linear", "step", "constant"] = "cosine"
+    """Learning rate after the warm-up: by a cosine or a line to --final-lr, times --lr-gamma every
+    --lr-step-epochs or at --lr-milestones, or constant."""
     warmup_epochs: NotNegative = 5.0
-    """Linear warm-up from 1 % of --lr."""
+    """Linear warm-up from --warmup-start, in epochs."""
+    warmup_steps: NonNegativeInt = 0
+    """The same in optimiser steps, in place of --warmup-epochs."""
+    warmup_start: Share = 0.01
+    """Share of --lr that the warm-up begins at."""
     final_lr: NotNegative = 0.0
-    """Learning rate at the end of the cosine."""
+    """Learning rate at the end of the cosine, or of the line."""
     lr_step_epochs: Annotated[FiniteFloat, Field(gt=0)] = 30.0
     """Step schedule: epochs between two drops."""
     lr_milestones: tuple[NotNegative, ...] | None = None
@@ -47,7 +60,22 @@ class Optimisation(Settings):
     """Step schedule: the factor of a drop."""
     label_smoothing: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
     """Share of the target spread over all classes."""
+    loss: Literal["ce", "bce"] = "ce"
+    """Cross entropy, or the mean over the classes of the binary cross entropy of each, as timm's
+    --bce-loss."""
+    bce_threshold: Share | None = None
+    """--loss bce: targets above it are 1 and all others 0."""
     accumulate: PositiveInt = 1
     """Micro-batches whose gradients are summed for one step."""
     clip_grad_norm: NotNegative = 0.0
     """Largest gradient norm; 0 = no clipping."""
+    clip_grad_value: NotNegative = 0.0
+    """Largest element of a gradient; 0 = no clipping."""
+    clip_grad_agc: NotNegative = 0.0
+    """Adaptive clipping: largest norm of a unit's gradient as a share of its weights' norm, but for the last
+    layer; 0 = none."""
+    ema: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
+    """Decay of an average of the weights, moved each step, such as 0.9999. It is validated and saved beside
+    the network, and best.pt is of whichever is better. 0 = none."""
+    ema_warmup: bool = False
+    """Begin the average with a smaller decay, 1 - (1 + steps) ** (-2/3), as timm's --model-ema-warmup."""

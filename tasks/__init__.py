@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib import import_module
+from typing import cast
 
 from cli import one_of
 from config import GROUP_OF, Config
 from contracts import UserError
 from dataset.sources import SOURCES
 from loaders import OF_MEDIUM
+from models import Registry
 from tasks.kind import TaskKind
 
 TASKS = {
@@ -56,6 +58,23 @@ def require_read(config: Config, kind: TaskKind) -> None:
         raise UserError(f"--graphs true is not for --task {kind.name}: {why}; --graphs auto")
 
 
+def architecture(kind: TaskKind, asked: str | None) -> tuple[Registry, str]:
+    """Return the registry that builds --arch (`asked`), and its name there.
+
+    Raises UserError for an unknown one, and Unusable where a registry's package is not installed.
+    """
+    from models.functions import Functions
+
+    arch = asked or kind.arch
+    if ":" in arch:
+        return Functions(of_the_task=kind.registry.native(kind.arch), adopt=kind.adopted), arch
+    for prefix, module in kind.others.items():
+        if arch.startswith(prefix):
+            registry = cast("Registry", import_module(module))
+            return registry, one_of("--arch", arch, registry.names())
+    return kind.registry, one_of("--arch", arch, kind.registry.names(), elsewhere=task_with_arch)
+
+
 def task_with_loader(name: str) -> str | None:
     """Return the first --task that has a loader of this name, as a flag; None where no task has it."""
     return next((f"--task {task}" for task in TASKS if name in kind_named(task).loaders), None)
@@ -63,7 +82,11 @@ def task_with_loader(name: str) -> str | None:
 
 def task_with_arch(name: str) -> str | None:
     """Return the first --task that has an architecture of this name, as a flag; None where no task has it."""
-    return next((f"--task {task}" for task in TASKS if name in kind_named(task).registry.names()), None)
+    for task in TASKS:
+        kind = kind_named(task)
+        if name in kind.registry.names() or name.startswith(tuple(kind.others)):
+            return f"--task {task}"
+    return None
 
 
 def compared() -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,11 +47,16 @@ class Classification:
         labels: np.ndarray,
         *,
         label_smoothing: float = 0.0,
+        binary: bool = False,
+        threshold: float | None = None,
         auxiliary_weight: float = 0.0,
         mixing: Mixing = SEPARATE,
     ) -> None:
+        """Take the settings of the loss: `binary` is --loss bce, `threshold` --bce-threshold."""
         self._labels = labels
         self._smoothing = label_smoothing
+        self._binary = binary
+        self._threshold = threshold
         self._auxiliary_weight = auxiliary_weight
         self._mixing = mixing
 
@@ -72,10 +77,19 @@ class Classification:
     def losses(self, outputs: torch.Tensor | Sequence[torch.Tensor], batch: Batch) -> torch.Tensor:
         """Return fp32 [B]; an output that is a tuple is (logits, auxiliary logits, ...)."""
         logits, *auxiliary = [outputs] if isinstance(outputs, torch.Tensor) else outputs
-        losses = self._cross_entropy(logits, batch, self._smoothing)
+        losses = self._loss(logits, batch)
         for head in auxiliary:
-            losses = losses + self._auxiliary_weight * self._cross_entropy(head, batch, self._smoothing)
+            losses = losses + self._auxiliary_weight * self._loss(head, batch)
         return losses
+
+    def _loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+        if not self._binary:
+            return self._cross_entropy(logits, batch, self._smoothing)
+        # padding is of class 0 here, and its loss is left out
+        targets = functional.one_hot(batch.targets["labels"].clamp(min=0), logits.shape[1]).float()
+        if "partners" in batch.targets:
+            targets = shared(targets, targets[batch.targets["partners"]], batch.targets)
+        return binary_cross_entropy(logits, targets, batch.valid, self._smoothing, self._threshold)
 
     def parts(self, outputs: Any) -> dict[str, torch.Tensor]:
         return {}
@@ -95,6 +109,26 @@ class Classification:
         if "partners" in batch.targets:
             losses = shared(losses, of(labels[batch.targets["partners"]]), batch.targets)
         return torch.where(batch.valid, losses, 0.0)
+
+
+def binary_cross_entropy(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    valid: torch.Tensor,
+    smoothing: float,
+    threshold: float | None,
+) -> torch.Tensor:
+    """Return fp32 [B]: binary cross entropy, the mean over the classes (Wightman et al. 2021,
+    arXiv:2110.00476); 0 where a row is not `valid`.
+
+    `logits` and `targets` are [B, C]; `smoothing` of the targets is spread over all classes, and with a
+    `threshold` what is above it is 1, the others 0.
+    """
+    wanted = targets * (1 - smoothing) + smoothing / logits.shape[1]
+    if threshold is not None:
+        wanted = (wanted > threshold).float()
+    each = functional.binary_cross_entropy_with_logits(logits.float(), wanted, reduction="none")
+    return torch.where(valid, each.mean(dim=1), 0.0)
 
 
 class TopK:
@@ -144,12 +178,23 @@ class TopK:
         }
 
 
+def of_the_loss(config: Config) -> dict[str, Any]:
+    """Return the settings of the loss, as Classification takes them."""
+    settings = config.optimisation
+    return {
+        "label_smoothing": settings.label_smoothing,
+        "binary": settings.loss == "bce",
+        "threshold": settings.bce_threshold,
+    }
+
+
 class ClassificationKind(TaskKind):
     """Images with a label."""
 
     name = "classification"
     arch = "resnet50"
     registry: Registry = architectures
+    others: Mapping[str, str] = {"timm/": "models.timm"}
     figures: tuple[Figure, ...] = FIGURES
 
     def splits(
@@ -168,9 +213,9 @@ class ClassificationKind(TaskKind):
     def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
         train = Classification(
             splits["train"].columns.label,
-            label_smoothing=config.optimisation.label_smoothing,
             auxiliary_weight=auxiliary_weight,
             mixing=mixing(config.augmentation),
+            **of_the_loss(config),
         )
         return train, Classification(splits["val"].columns.label)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from config import Config
 from contracts import Array, Batch, Figure, Metric, Rows, Source, Split, Task, UserError
@@ -172,10 +173,14 @@ class DetectionKind(TaskKind):
         *("train_window", "val_window", "crop_scale", "crop_ratio", "val_resize", "label_smoothing"),
         *("auto_augment", "blur"),  # they look beyond a pixel, or move it away from its box
         *("interpolation", "repeats", "mixup", "cutmix", "mix_prob", "mix_switch_prob"),
+        *("loss", "bce_threshold", "stochastic_depth"),
     )
     loss_parts = True
     pure = False  # its losses are made for autocast
     graphs = False  # as many shapes as canvases
+
+    def adopted(self, module: nn.Module, arch: str, shape: tuple[int, ...]) -> nn.Module:
+        return architectures.adopted(module, arch, shape)
 
     def content(self, config: Config) -> Content:
         return "keypoints" if _parts(config)["keypoints"] else "instances"

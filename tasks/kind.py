@@ -16,6 +16,7 @@ from models import Native, Registry
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 Splits = Mapping[str, Split]
 """{"train": ..., "val": ...}."""
@@ -27,6 +28,7 @@ class TaskKind(ABC):
     name: str  # as --task has it, and TASKS
     arch: str  # of --arch, where none is given
     registry: Registry  # the architectures: a module of models/
+    others: Mapping[str, str] = {}  # what a name of --arch begins with -> another module of models/
     medium: Medium = "images"  # what the files hold, which says which loaders there are
     unit: str = "img/s"  # of the rate
     cpu_precision: str = "auto"  # of --precision auto on a CPU
@@ -86,7 +88,25 @@ class TaskKind(ABC):
 
     def building(self, config: Config, columns: Any) -> dict[str, Any]:
         """Return what Registry.build takes beside shape and weights. `columns` are those of training."""
-        return {"classes": len(columns.classes)}
+        depth = config.model.stochastic_depth
+        return {"classes": len(columns.classes)} | ({} if depth is None else {"stochastic_depth": depth})
+
+    def adopted(self, module: nn.Module, arch: str, shape: tuple[int, ...]) -> nn.Module:
+        """Return the network that --arch package.module:function has built, as this task trains it.
+
+        Raises Unusable when it cannot train on batches of `shape`.
+        """
+        import torch
+
+        from models import Unusable
+        from models._weights import dry_run
+
+        try:
+            dry_run(module, torch.empty(shape, device="meta"))
+        except Exception as error:  # a user's own code raises whatever it likes
+            said = (str(error).splitlines() or [type(error).__name__])[0]
+            raise Unusable(f"--arch {arch} cannot train on batches of shape {list(shape)}: {said}") from None
+        return module
 
     def used(self, plan: Any) -> dict[str, Any]:
         """Return what came of settings that nobody need give, by their names, in values that JSON has.

@@ -17,6 +17,7 @@ from contracts import Pixels, UserError
 from dataset.model_classes import ModelClasses
 from dataset.splits import Console
 from models import Native, Registry, Unusable
+from models.recompute import recompute_blocks
 from plan import draws
 from plan.windows import SUPPORT
 from tasks.kind import TaskKind
@@ -38,6 +39,7 @@ OF_TRAINING = (
     *(schema.Augmentation.model_fields.keys() - OF_VALIDATION),
     *("short_side", "augment", "short_sides", "keep_empty"),
     *("batch_size", "val_batch_size", "data", "source", "order"),
+    *("stochastic_depth", "grad_checkpointing", "sync_bn"),
 )
 """Settings that an evaluation may have otherwise without a word."""
 FROM_THE_SIZE = ("val_resize", "longer_side")
@@ -136,11 +138,19 @@ class Start:
         for line in self.doubts:
             console.warn(line)
         torch.manual_seed(draws.key(self.config.run.seed, draws.Purpose.MODEL))
+        model = self.config.model
         try:
             module, loaded = registry.build(arch, shape=shape, weights=self.weights, **heads)
         except Unusable as error:
             raise Unusable(str(error).replace(f"--weights {self.weights}", self.origin)) from None
         self.told.extend(loaded.notes)
+        if model.grad_checkpointing and not self.config.run.evaluate:
+            count = recompute_blocks(module, arch)
+            self.told.append(f"--grad-checkpointing: {count} blocks compute again in the backward pass")
+        if model.sync_bn and not self.config.run.evaluate:
+            if not torch.cuda.is_available():
+                raise UserError("--sync-bn is for GPUs, and there is none; leave it out")
+            module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
         if self.config.run.evaluate and loaded.anew:
             random = ", ".join(loaded.anew)
             remedy = "give data of the classes that it was trained on, or train on these"

@@ -17,7 +17,7 @@ from models import video as architectures
 from plan.clips import ClipPlan
 from tasks import classification
 from tasks._plans import clip_policy, mixing, opened, pair
-from tasks.classification import LARGEST_LOSS, LOSS_UNIT, Classification
+from tasks.classification import LARGEST_LOSS, LOSS_UNIT, Classification, of_the_loss
 from tasks.kind import Splits, TaskKind
 
 FIGURES = (*classification.FIGURES, Figure(name="views"))
@@ -160,9 +160,9 @@ class VideoKind(TaskKind):
     def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
         train = Video(
             splits["train"].columns.label,
-            label_smoothing=config.optimisation.label_smoothing,
             auxiliary_weight=auxiliary_weight,
             mixing=mixing(config.augmentation),
+            **of_the_loss(config),
         )
         return train, Video(splits["val"].columns.label)
 

@@ -70,7 +70,10 @@ class GuessKind(ClassificationKind):
     arch = "mean"
     registry = Registry()
     figures = (RMSE, Figure(name="samples"))
-    unread = ("label_smoothing", "mixup", "cutmix", "mix_prob", "mix_switch_prob")
+    unread = (
+        *("label_smoothing", "mixup", "cutmix", "mix_prob", "mix_switch_prob"),
+        *("loss", "bce_threshold", "stochastic_depth"),
+    )
 
     def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
         return Guess(splits["train"].columns.label), Guess(splits["val"].columns.label)

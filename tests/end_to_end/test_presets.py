@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import torchvision
 
 from config import parse, read_preset, recipe
-from tasks import kind_of
+from contracts import Feed, Split
+from dataset.images.synthetic import SyntheticImages
+from dataset.splits import NoBytes
+from engine.schedules import learning_rate, settled
+from loaders import open_loader
+from tasks import architecture, kind_of
 from tests.end_to_end.runs import ROOT
+from tests.unit.steps import CPU, composed
 
 PRESETS = [path for path in sorted((ROOT / "configs").rglob("*.yaml")) if path.parent.name != "published"]
 DETECTORS = torchvision.models.list_models(module=torchvision.models.detection)
@@ -22,17 +30,87 @@ def test_preset(path: Path) -> None:
     for key, value in read_preset(path).items():
         got = config.flat()[key.replace("-", "_")]
         assert got == value or str(got) == str(value) or got == pytest.approx(float(value)), key
-    known = recipe(parse([]), str(config.model.arch))
+    arch = str(config.model.arch)
+    known = recipe(parse([]), arch)
     assert (path.stem == "demo") == (not any(str(path).endswith(line.split()[1]) for line in known)), known
     assert recipe(config, str(config.model.arch)) == []
     kind = kind_of(config)
-    assert config.model.arch in kind.registry.names()
+    registry, name = architecture(kind, arch)
+    assert name == arch and arch in registry.names()
     assert config.loading.loader in (*kind.loaders, "auto")
     header = [line for line in path.read_text().splitlines() if line.startswith("#")]
     assert all(
         any(line.startswith(f"# {word} ") for line in header)
         for word in ("command", "hardware", "expected", "source")
     )
+
+
+NAMED = re.compile(r"torchvision's (\w+_Weights)\.(\w+)\)")
+"""The weights whose figures are expected, in a header."""
+CLASSIFIERS = [path for path in PRESETS if path.parent.name != "coco" and NAMED.search(path.read_text())]
+
+
+@pytest.mark.parametrize("path", CLASSIFIERS, ids=lambda path: path.stem)
+def test_classifiers_expect_what_torchvision_published(path: Path) -> None:
+    (expected,) = (line for line in path.read_text().splitlines() if line.startswith("# expected "))
+    said = NAMED.search(expected)
+    assert said is not None
+    published = getattr(torchvision.models, said[1], None) or getattr(torchvision.models.video, said[1])
+    (metrics,) = published[said[2]].meta["_metrics"].values()
+    figures = re.findall(r"top-(\d) (\d+\.\d+) %", expected)
+    assert figures
+    for which, figure in figures:
+        digits = len(figure.partition(".")[2])
+        assert float(figure) == pytest.approx(metrics[f"acc@{which}"], abs=0.51 * 10**-digits)
+
+
+@pytest.fixture
+def _one_thread() -> Iterator[None]:
+    """Threads of one operator would wait for each other where other tests have the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+OF_IMAGES = [path for path in PRESETS if path.parent.name == "imagenet"]
+
+
+@pytest.mark.parametrize("path", OF_IMAGES, ids=lambda path: path.stem)
+@pytest.mark.usefixtures("_one_thread")
+def test_two_steps(path: Path) -> None:
+    """Of what a preset says, at 64 pixels and with few images a step, in this process."""
+    config = parse(
+        ["--config", str(path), "--image-size", "64", "--batch-size", "4", "--loader", "synthetic"]
+    )
+    kind = kind_of(config)
+    registry, arch = architecture(kind, config.model.arch)
+    sets = {name: Split(columns=SyntheticImages(64), source=NoBytes(64)) for name in ("train", "val")}
+    native = registry.native(arch)._replace(size=64)
+    plan, _ = kind.plans(config, sets, native, seed=0, world_size=1, rank=0)
+    task, _ = kind.tasks(config, sets, registry.auxiliary_weight(arch))
+    torch.manual_seed(0)
+    heads = kind.building(config, sets["train"].columns)
+    module, _ = registry.build(arch, shape=(4, *plan.sample_shape), **heads)
+    settings, _ = settled(config.optimisation, plan.samples, plan.global_batch_size)
+    step = composed(module.train(), task, settings)
+    before = [parameter.detach().clone() for parameter in module.parameters()]
+    feed = Feed(
+        plan=plan,
+        source=sets["train"].source,
+        columns=sets["train"].columns,
+        targets=task.targets,
+        device=CPU,
+        workers=0,
+    )
+    with open_loader("synthetic", feed) as loader:
+        batches = loader.batches(0, 0)
+        for at in range(2):
+            outcome = step(batches, lr=learning_rate(1.0, settings), epoch=0, position=4 * at)
+            assert torch.isfinite(outcome[0])
+    moved = [not torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True)]
+    # but for what stands behind a scale of 1e-6, as in DeiT III
+    assert sum(moved) > 10
 
 
 @pytest.mark.parametrize("arch", DETECTORS)
@@ -59,6 +137,8 @@ def test_detectors_expect_what_torchvision_published(arch: str) -> None:
 
 def test_there_are_presets() -> None:
     names = {str(path.relative_to(ROOT / "configs")) for path in PRESETS}
-    imagenet, video = "alexnet resnet18 resnet50 shufflenet_v2_x0_5", "demo r3d_18 mvit_v2_s s3d"
+    imagenet = "alexnet resnet18 resnet50 resnet50.v2 resnet50.a1 resnet50.a2 resnet50.a3 resnetblur50.ffcv"
+    imagenet += " mobilenet_v3_large efficientnet_v2_s convnext_tiny deit3_small_patch16_224 swin_t"
+    video = "demo r3d_18 r2plus1d_18 mvit_v2_s s3d"
     for folder, files in (("imagenet", imagenet), ("video", video)):
         assert names >= {"demo.yaml", *(f"{folder}/{file}.yaml" for file in files.split())}

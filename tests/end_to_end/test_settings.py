@@ -105,6 +105,23 @@ def test_a_recipe_resumes_exactly(train: Runner, pictures: Path) -> None:
     assert losses(plain)[0] != losses(whole)[0]
 
 
+def test_an_average_is_validated_and_saved(train: Runner, pictures: Path) -> None:
+    """Its figures stand beside the network's, best.pt is of the better one and says of which, and an
+    evaluation finds both again.
+    """
+    flags = ("--arch", "shufflenet_v2_x0_5", "--ema", 0.5, "--val-every", 1, "--steps", 3)
+    whole = run(train, pictures, "whole", "--batch-size", 32, *flags)
+    (told,) = points(whole, "val")
+    best = torch.load(whole / "best.pt", weights_only=True)
+    assert best["progress"]["best"] == max(told["top1"], told["ema_top1"])
+    assert best["best_of"] == ("network" if told["top1"] >= told["ema_top1"] else "average")
+    last = whole / "last.pt"
+    train("--data", pictures, "--evaluate", "true", "--resume", last, "--output", "evaluated").done()
+    again = summary(train.cwd / "evaluated")["validation"]
+    assert [again[name] for name in ("loss", "ema_loss")] == [told["loss"], told["ema_loss"]]
+    assert again["loss"] != again["ema_loss"]
+
+
 def test_schedule(train: Runner, pictures: Path) -> None:
     """The rate of each step is the schedule at the samples consumed before it."""
     settings: dict[str, Any] = {"schedule": "step", "lr": 0.01, "epochs": 3, "warmup_epochs": 0.5}

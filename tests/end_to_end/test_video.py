@@ -31,8 +31,6 @@ CLIPS = (
 )
 SMALL = (
     *CLIPS,
-    "--loader",
-    "pyav",
     "--arch",
     "r3d_tiny",
     "--ceilings",

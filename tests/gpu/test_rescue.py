@@ -58,6 +58,7 @@ def test_the_device_hangs_in_a_step(tmp_path: Path, graphs: bool, ahead: int) ->
             optimizer=optimizer,
             scaler=loss_scaler("fp32", CUDA),
             masters=None,
+            ema=None,
             graphs=object() if graphs else None,
         )
         checkpoints = Checkpoints(folder=tmp_path, world=world, module=net, step=step, about={})

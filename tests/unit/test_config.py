@@ -52,6 +52,7 @@ OTHERWISE = {
     "augment": ["--task", "detection", "--augment", "lsj"],
     "schedule": ["--schedule", "constant"],
     "optimizer": ["--optimizer", "adamw"],
+    "loss": ["--loss", "ce"],
 }
 CHANGED = {
     "reader": ["opencv"],
@@ -65,6 +66,7 @@ CHANGED = {
     "lr_gamma": ["0.5"],
     "momentum": ["0.5"],
     "nesterov": ["false"],
+    "bce_threshold": ["0.2"],
 }
 
 

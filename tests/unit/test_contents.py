@@ -42,11 +42,16 @@ def written(path: Path, content: Any) -> Path:
 
 def test_what_is_good_is_read(tmp_path: Path) -> None:
     assert contents.read(written(tmp_path / "a.pt", GOOD))["config"] == GOOD["config"]
+    with_average = {**GOOD, "ema": {"module.weight": torch.zeros(2)}, "best_of": "average"}
+    assert contents.read(written(tmp_path / "c.pt", with_average))["best_of"] == "average"
+    assert "'ema' is" in refusal(written(tmp_path / "d.pt", {**GOOD, "ema": 3}))
     first = {name: value for name, value in GOOD.items() if name != "used"} | {"format": 1}
     assert contents.read(written(tmp_path / "b.pt", first))["format"] == 1
 
 
-@pytest.mark.parametrize("name", [name for name in contents.CHECKED if name not in contents.IDENTITY])
+@pytest.mark.parametrize(
+    "name", [name for name in contents.CHECKED if name not in (*contents.IDENTITY, *contents.NOT_IN_ALL)]
+)
 def test_a_part_that_is_missing(name: str, tmp_path: Path) -> None:
     content = {key: value for key, value in GOOD.items() if key != name}
     assert f"it has no '{name}'" in refusal(written(tmp_path / "a.pt", content))

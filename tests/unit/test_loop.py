@@ -87,6 +87,7 @@ class Toy:
             side_effect=self.step,
             loss_terms=(),
             masters=None,
+            ema=None,
             **{"optimizer.state_dict.return_value": {}, "scaler.state_dict.return_value": {}},
         )
         world = ProcessWorld(torch.device("cpu"))
@@ -246,7 +247,7 @@ def test_rank_0_says_when_a_checkpoint_is_due(rank: int, tmp_path: Path) -> None
     assert toy.training._save_due() is (rank == 0)
     toy.training.validation._unsettled = unsettled = MagicMock()
     for done in (False, True):
-        unsettled.outcome.done.return_value = done
+        unsettled.outcomes = [MagicMock(**{"done.return_value": value}) for value in (True, done)]
         assert toy.training._save_due() is (rank == 0 and done)
 
 

@@ -20,6 +20,11 @@ def test_drops_at_milestones(epoch: float, expected: float) -> None:
     assert learning_rate(epoch, optimisation) == pytest.approx(expected)
 
 
+def test_a_line() -> None:
+    optimisation = Optimisation(lr=0.1, final_lr=0.02, epochs=10, schedule="linear", warmup_epochs=2)
+    assert [learning_rate(epoch, optimisation) for epoch in (2, 6, 10)] == pytest.approx([0.1, 0.06, 0.02])
+
+
 def test_drops_at_steps() -> None:
     optimisation = Optimisation(warmup_epochs=0, lr_step_epochs=2, **DROPS)
     found = [learning_rate(epoch, optimisation) for epoch in (0, 1.99, 2, 4)]

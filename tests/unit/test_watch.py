@@ -140,7 +140,9 @@ class Steps:
         world = ProcessWorld(torch.device("cpu"))
         world.size = 2
         scaler = SimpleNamespace(state_dict=dict)
-        step: Any = SimpleNamespace(optimizer=self.optimizer, scaler=scaler, masters=None, graphs=None)
+        step: Any = SimpleNamespace(
+            optimizer=self.optimizer, scaler=scaler, masters=None, ema=None, graphs=None
+        )
         checkpoints = Checkpoints(folder=folder, world=world, module=self.net, step=step, about={})
         self.rescue = Rescue(checkpoints, world, accumulate=1)
         self.progress = Progress()

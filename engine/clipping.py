@@ -1,0 +1,47 @@
+"""Clipping of gradients: by their norm, by value, and adaptively by the weights (AGC)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from contracts import UserError
+from settings.optimisation import Optimisation
+
+
+class Clipping:
+    """What --clip-grad-norm, --clip-grad-value and --clip-grad-agc ask for; decided on the device."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        masters: Mapping[nn.Parameter, nn.Parameter],
+        optimisation: Optimisation,
+    ) -> None:
+        """Raises UserError where timm, which has AGC, is not installed."""
+        self.norm = optimisation.clip_grad_norm
+        self._value = optimisation.clip_grad_value
+        self._agc = optimisation.clip_grad_agc
+        # without the last layer, as timm and Brock et al. 2021 (arXiv:2102.06171): its weight and its bias
+        self._adaptive = [masters.get(p, p) for p in list(module.parameters())[:-2]]
+        if self._agc:
+            try:
+                from timm.utils.agc import adaptive_clip_grad
+            except ImportError as error:
+                why = f"which cannot be imported ({error}): pip install timm"
+                raise UserError(f"--clip-grad-agc is of timm, {why}") from None
+            self._adapt = adaptive_clip_grad
+
+    def factor(self, norm: torch.Tensor) -> torch.Tensor | float:
+        """Return what gradients of this `norm`, float32 [], are multiplied by; 1 without --clip-grad-norm."""
+        return torch.clamp(self.norm / (norm + 1e-6), max=1.0) if self.norm else 1.0
+
+    def clip(self, gradients: list[torch.Tensor]) -> None:
+        """Clip by the weights and by value, in place; `gradients` are those of all trained parameters."""
+        if self._agc:
+            self._adapt(self._adaptive, clip_factor=self._agc)
+        if self._value:
+            torch._foreach_clamp_min_(gradients, -self._value)
+            torch._foreach_clamp_max_(gradients, self._value)

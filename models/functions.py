@@ -1,0 +1,84 @@
+"""Networks of a user's own: `--arch package.module:function` calls a function that returns one. Imports
+nothing of ours."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from models import Loaded, Native, Unusable
+from models._state_files import read as read_file
+from models._weights import fill, may_differ
+
+
+@dataclass(frozen=True, kw_only=True)
+class Functions:
+    """A Registry of functions: `function(num_classes=N)` returns a network that takes what a task's own take.
+
+    Its input is that of the task's default architecture, but for what --image-size, --mean and --std say.
+    """
+
+    of_the_task: Native
+    adopt: Callable[[nn.Module, str, tuple[int, ...]], nn.Module]  # tasks.kind.TaskKind.adopted
+
+    def names(self) -> list[str]:
+        """Return none: whatever can be imported is a name."""
+        return []
+
+    def native(self, arch: str, weights: str | None = None) -> Native:
+        """Return what the task's default architecture was made for."""
+        return self.of_the_task
+
+    def build(
+        self, arch: str, *, classes: int, shape: tuple[int, ...], weights: str | None = None, **options: Any
+    ) -> tuple[nn.Module, Loaded]:
+        """Call the function and load `weights`, a file, if any. Raises Unusable."""
+        asked = [name for name, value in options.items() if value]
+        if asked:
+            flag = f"--{asked[0].replace('_', '-')}"
+            raise Unusable(f"{flag} is not for --arch {arch}, which is built by a function; leave it out")
+        stock = function(arch)(num_classes=classes)
+        if not isinstance(stock, nn.Module):
+            raise Unusable(f"--arch {arch} returned {type(stock).__name__}, not a torch.nn.Module")
+        module = self.adopt(stock, arch, shape)
+        if not weights:
+            return module, Loaded()
+        if not Path(weights).is_file():
+            why = "no such file, and a function has no published weights"
+            raise Unusable(f"--weights {weights}: {why}; name a checkpoint file")
+        found = read_file(Path(weights), f"--weights {weights}")
+        return module, fill(module, arch, weights, found, may_differ=may_differ(module))
+
+    def classes(self, arch: str, weights: str) -> tuple[str, ...]:
+        """Return (): nobody has named the outputs of such a network."""
+        return ()
+
+    def auxiliary_weight(self, arch: str) -> float:
+        """Return 0: where the network returns a tuple, outputs after the first are not trained."""
+        return 0.0
+
+
+def function(arch: str) -> Callable[..., Any]:
+    """Import the function that `package.module:function` names; the folder of now is searched last.
+
+    Raises Unusable.
+    """
+    module, _, name = arch.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        form = "package.module:function, in a package on PYTHONPATH or in this folder"
+        raise Unusable(f"--arch {arch} cannot be imported ({error}); it is {form}") from None
+    if not callable(found):
+        raise Unusable(f"--arch {arch} is a {type(found).__name__}, and no function that returns a network")
+    made: Callable[..., Any] = found
+    return made

@@ -1,0 +1,174 @@
+"""timm's networks by name, `timm/NAME`: builds, fits the head to the classes, loads weights. Imports none of
+ours.
+
+timm is optional: nothing of it is imported before such a name is given.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from models import Loaded, Native, Unusable
+from models._state_files import Weights
+from models._state_files import read as read_file
+from models._weights import dry_run, fill
+
+PREFIX = "timm/"
+"""What a name of --arch begins with to be one of timm's."""
+
+
+def names() -> list[str]:
+    """List every network that timm registers, also with the tags of its published weights behind a dot."""
+    timm = _timm()
+    return [PREFIX + name for name in (*timm.list_models(), *timm.list_pretrained())]
+
+
+def native(arch: str, weights: str | None = None) -> Native:
+    """Return side, mean, deviation, crop share and interpolation of timm's configuration of the network.
+
+    Where published weights have several, it is that of the tag behind the name's dot, or that `weights`
+    names.
+    """
+    found = _config(arch, weights)
+    return Native(
+        int(found.input_size[-1]),
+        tuple(found.mean),
+        tuple(found.std),
+        zoom=1 / found.crop_pct,
+        interpolation=found.interpolation,
+    )
+
+
+def build(
+    arch: str,
+    *,
+    classes: int,
+    shape: tuple[int, ...],
+    weights: str | None = None,
+    stochastic_depth: float | None = None,
+) -> tuple[nn.Module, Loaded]:
+    """Return the module for batches of `shape` [B, 3, H, W], and what it began with.
+
+    `weights` is a file, a tag of timm's published weights, or DEFAULT. Raises Unusable, also when the network
+    cannot train on batches of this shape.
+    """
+    found = _config(arch, weights)
+    options: dict[str, Any] = {"num_classes": classes}
+    if stochastic_depth is not None:
+        options["drop_path_rate"] = stochastic_depth
+    if found.fixed_input_size:
+        options["img_size"] = shape[-1]
+    try:
+        module: nn.Module = _timm().create_model(_name(arch), pretrained=False, **options)
+    except (TypeError, RuntimeError, ValueError, AssertionError) as error:
+        raise Unusable(f"--arch {arch} cannot be built with {_said(options)}: {_first(error)}") from None
+    try:
+        dry_run(module, torch.empty(shape, device="meta"))
+    except (RuntimeError, ValueError, AssertionError) as error:
+        got = f"--image-size {shape[-1]} with --batch-size {shape[0]}"
+        made_for = f"which was made for {native(arch).size} pixels ({_first(error)})"
+        raise Unusable(f"{got} does not suit --arch {arch}, {made_for}") from None
+    if not weights:
+        return module, Loaded()
+    heads = found.classifier
+    heads = (heads,) if isinstance(heads, str) else tuple(heads or ())
+    state = _read(arch, weights)
+    return module, fill(module, arch, weights, state, may_differ=lambda one: one.rsplit(".", 1)[0] in heads)
+
+
+def classes(arch: str, weights: str) -> tuple[str, ...]:
+    """Return the names of the outputs of timm's published weights: ImageNet's folders; () for a file."""
+    if os.path.exists(weights):
+        return ()
+    _timm()
+    from timm.data import ImageNetInfo, infer_imagenet_subset
+
+    subset = infer_imagenet_subset(_config(arch, weights).to_dict())
+    return tuple(ImageNetInfo(subset).label_names()) if subset else ()
+
+
+def auxiliary_weight(arch: str) -> float:
+    """Return 0: timm builds its networks without auxiliary heads."""
+    return 0.0
+
+
+def _timm() -> ModuleType:
+    """Return the package. Raises Unusable where it is not installed."""
+    try:
+        import timm
+    except ImportError as error:
+        why = f"which cannot be imported ({error}): pip install timm"
+        raise Unusable(f"--arch timm/NAME is of timm, {why}") from None
+    return timm
+
+
+def _name(arch: str) -> str:
+    """Return the name without the tag of published weights."""
+    return arch.removeprefix(PREFIX).partition(".")[0]
+
+
+def _tags(arch: str) -> list[str]:
+    """List the tags of the published weights, the default one first."""
+    from timm.models import get_pretrained_cfg
+
+    name = _name(arch)
+    default = getattr(get_pretrained_cfg(name), "tag", "")
+    tags = [one.partition(".")[2] for one in _timm().list_pretrained() if one.partition(".")[0] == name]
+    return sorted(tags, key=lambda tag: tag != default)
+
+
+def _tag(arch: str, weights: str | None) -> str:
+    """Return the tag that `weights` or the name asks for; "" for timm's default."""
+    if weights and weights in _tags(arch):
+        return weights
+    return arch.partition(".")[2]
+
+
+def _config(arch: str, weights: str | None) -> Any:
+    """Return timm's PretrainedCfg of a network and its weights."""
+    _timm()
+    from timm.models import get_pretrained_cfg
+    from timm.models._pretrained import PretrainedCfg
+
+    tag = _tag(arch, weights)
+    name = _name(arch)
+    return get_pretrained_cfg(f"{name}.{tag}" if tag else name) or PretrainedCfg(
+        input_size=(3, 224, 224), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), crop_pct=0.875
+    )
+
+
+def _read(arch: str, weights: str) -> Weights:
+    """Return the weights in a file, or timm's published ones of that tag. Raises Unusable."""
+    said = f"--weights {weights}"
+    if os.path.exists(weights):
+        return read_file(Path(weights), said)
+    known = _tags(arch)
+    if weights not in (*known, "DEFAULT"):
+        raise Unusable(f"{said}: no such file, and timm's weights of {arch} are {_listed(known)}")
+    tag = _tag(arch, weights) or next(iter(known), "")
+    if not tag:
+        raise Unusable(f"{said}: timm has no weights of {arch}; name a file")
+    try:
+        published = _timm().create_model(f"{_name(arch)}.{tag}", pretrained=True)
+    except Exception as error:  # whatever its hub, its mirror or the disk raise
+        raise Unusable(f"{said} cannot be downloaded by timm ({_first(error)}); or name a file") from None
+    return Weights(state=published.state_dict())
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _said(options: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in options.items())
+
+
+def _first(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

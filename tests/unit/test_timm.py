@@ -1,0 +1,188 @@
+"""--arch timm/NAME and --arch package.module:function."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from contracts import UserError
+from models import Native, Unusable
+from models import timm as registry
+from tasks import architecture, kind_named
+
+IMAGES = kind_named("classification")
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+
+
+@pytest.mark.parametrize(
+    ("arch", "weights", "native"),
+    [
+        ("resnet50.a1_in1k", None, Native(224, MEAN, STD, zoom=1 / 0.95, interpolation="bicubic")),
+        ("resnet50", "tv_in1k", Native(224, MEAN, STD, zoom=1 / 0.875, interpolation="bilinear")),
+        (
+            "vit_small_patch16_224",
+            None,
+            Native(224, (0.5,) * 3, (0.5,) * 3, zoom=1 / 0.9, interpolation="bicubic"),
+        ),
+    ],
+)
+def test_what_a_network_was_made_for(arch: str, weights: str | None, native: Native) -> None:
+    found, name = architecture(IMAGES, f"timm/{arch}")
+    assert found is registry
+    assert registry.native(name, weights) == native
+
+
+@pytest.mark.parametrize(
+    ("arch", "size", "head"),
+    [
+        ("resnet18", 64, "fc"),
+        ("vit_tiny_patch16_224", 64, "head"),
+        ("mobilenetv3_small_050", 64, "classifier"),
+    ],
+)
+def test_weights_of_a_file(arch: str, size: int, head: str, tmp_path: Path) -> None:
+    """Also at another size than that of the weights, for which a transformer has to be told."""
+    shape = (2, 3, size, size)
+    module, _ = registry.build(f"timm/{arch}", classes=5, shape=shape)
+    torch.save(module.state_dict(), tmp_path / "a.pt")
+    again, loaded = registry.build(f"timm/{arch}", classes=7, shape=shape, weights=str(tmp_path / "a.pt"))
+    assert loaded.anew == [f"{head}.weight", f"{head}.bias"]
+    for name, value in again.state_dict().items():
+        assert name in loaded.anew or torch.equal(value, module.state_dict()[name]), name
+    assert again(torch.zeros(shape)).shape == (2, 7)
+
+
+def test_published_weights_name_their_classes() -> None:
+    names = registry.classes("timm/resnet50", "a1_in1k")
+    assert (len(names), names[0]) == (1000, "n01440764")
+    assert len(registry.classes("timm/convnext_tiny", "in12k")) == 11821
+
+
+@pytest.mark.parametrize(
+    ("arch", "weights", "said"),
+    [
+        (
+            "timm/resnet18",
+            "nope",
+            r"--weights nope: no such file, and timm's weights of timm/resnet18 are .*a1_in1k",
+        ),
+        ("timm/resnet18", "a1_in1k", r"--weights a1_in1k cannot be downloaded by timm .*; or name a file"),
+        ("timm/vit_tiny_patch16_224", None, "--image-size 9 with --batch-size 2 does not suit"),
+    ],
+)
+def test_what_cannot_be_built(
+    arch: str, weights: str | None, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(registry._timm(), "create_model", _offline(registry._timm().create_model))
+    with pytest.raises(Unusable, match=said) as caught:
+        registry.build(arch, classes=5, shape=(2, 3, 64, 64) if weights else (2, 3, 9, 9), weights=weights)
+    assert "\n" not in str(caught.value)
+
+
+def _offline(create: object) -> object:
+    def create_model(name: str, *, pretrained: bool, **options: object) -> object:
+        if pretrained:
+            raise OSError("no network")
+        return create(name, pretrained=False, **options)  # type: ignore[operator]
+
+    return create_model
+
+
+def test_names() -> None:
+    with pytest.raises(UserError, match=r"--arch got 'timm/resnet5O'.*timm/resnet50"):
+        architecture(IMAGES, "timm/resnet5O")
+    with pytest.raises(UserError, match="which is for --task classification"):
+        architecture(kind_named("video"), "timm/resnet50")
+
+
+def test_timm_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(
+        Unusable, match=r"--arch timm/NAME is of timm, which cannot be imported .*: pip install timm"
+    ):
+        architecture(IMAGES, "timm/resnet50")
+    assert architecture(IMAGES, "resnet50")[0] is IMAGES.registry
+
+
+OWN = """
+import torch, torchvision
+from torch import nn
+
+def images(num_classes):
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, num_classes))
+
+def clips(num_classes):
+    return nn.Sequential(nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(3, num_classes))
+
+def boxes(num_classes):
+    return torchvision.models.detection.fcos_resnet50_fpn(
+        weights=None, weights_backbone=None, num_classes=num_classes)
+
+def no_network(num_classes):
+    return num_classes
+
+def too_wide(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(5, num_classes))
+
+number = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_networks.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "own_networks", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "shape"),
+    [("classification", "images", (2, 3, 9, 9)), ("video", "clips", (2, 3, 4, 9, 9))],
+)
+@pytest.mark.usefixtures("own")
+def test_a_function_of_ones_own(task: str, name: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    kind = kind_named(task)
+    found, arch = architecture(kind, f"own_networks:{name}")
+    assert found.native(arch) == kind.registry.native(kind.arch)
+    module, loaded = found.build(arch, classes=4, shape=shape)
+    assert module(torch.zeros(shape)).shape == (2, 4) and not loaded.anew
+    torch.save(module.state_dict(), tmp_path / "a.pt")
+    again, _ = found.build(arch, classes=4, shape=shape, weights=str(tmp_path / "a.pt"))
+    assert torch.equal(again[2].weight, module[2].weight)  # type: ignore[index]
+
+
+@pytest.mark.usefixtures("own")
+def test_a_detector_of_ones_own() -> None:
+    kind = kind_named("detection")
+    found, arch = architecture(kind, "own_networks:boxes")
+    heads = {"weights_backbone": None, "trainable_layers": None, "keypoints": 0}
+    with torch.device("meta"):
+        module, _ = found.build(arch, classes=3, shape=(2, 3, 64, 64), **heads)
+    stock = kind.registry.build("fcos_resnet50_fpn", classes=3, shape=(2, 3, 64, 64))[0]
+    assert type(module) is type(stock) and module.state_dict().keys() == stock.state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("own_networks:nothing", r"cannot be imported \(module 'own_networks' has no attribute 'nothing'\)"),
+        (
+            "no_such_package:f",
+            r"cannot be imported \(No module named 'no_such_package'\); it is package.module",
+        ),
+        ("own_networks:number", "is a int, and no function"),
+        ("own_networks:no_network", "returned int, not a torch.nn.Module"),
+        ("own_networks:too_wide", r"cannot train on batches of shape \[2, 3, 9, 9\]"),
+    ],
+)
+@pytest.mark.usefixtures("own")
+def test_a_function_that_is_none(name: str, said: str) -> None:
+    found, arch = architecture(IMAGES, name)
+    with pytest.raises(Unusable, match=said):
+        found.build(arch, classes=4, shape=(2, 3, 9, 9))
