@@ -13,7 +13,7 @@ import torchvision
 from config import parse, read_preset, recipe
 from contracts import Feed, Split
 from dataset.images.synthetic import SyntheticImages
-from dataset.splits import NoBytes
+from dataset.no_bytes import NoBytes
 from engine.schedules import learning_rate, settled
 from loaders import open_loader
 from tasks import architecture, kind_of
