@@ -24,19 +24,21 @@ from settings.loading import Loading
 from settings.model import Model
 from settings.optimisation import Optimisation
 from settings.run import Run
+from settings.superres import Superres
 
 PRESETS = Path(__file__).resolve().parent / "configs"
 
 
 class Config(Settings):
-    """Train image classifiers, detectors and video classifiers, see how fast it goes, how fast it could go,
-    and what holds it back."""
+    """Train image classifiers, detectors, video classifiers and networks that enlarge images, see how fast it
+    goes, how fast it could go, and what holds it back."""
 
     run: Run = Run()
     data: Data = Data()
     augmentation: Augmentation = Augmentation()
     clips: Clips = Clips()
     detection: Detection = Detection()
+    superres: Superres = Superres()
     loading: Loading = Loading()
     model: Model = Model()
     optimisation: Optimisation = Optimisation()
@@ -138,7 +140,7 @@ def _preset_of(argv: list[str]) -> tuple[dict[str, Any], str]:
 
 
 READ_WITH = {
-    "reader": ("loader", ("torchvision",)),
+    "reader": ("loader", ("torchvision", "paired")),
     "decode_threads": ("loader", ("dali-fed",)),
     "crop_scale": ("train_window", ("random-resized",)),
     "crop_ratio": ("train_window", ("random-resized",)),

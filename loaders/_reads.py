@@ -9,12 +9,14 @@ import mmap
 import os
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
 import storage
 from contracts import Array, Source, UserError
 
+Found = TypeVar("Found")
 SAID = 3
 """Most files that a message names."""
 NONE = -1
@@ -23,9 +25,14 @@ NONE = -1
 
 def read(source: Source, sample: int) -> bytes:
     """Return a sample's bytes. Raises UserError where they cannot be had, whoever is to blame."""
+    return patiently(source, sample, partial(source.read, sample))
+
+
+def patiently(source: Source, sample: int, action: Callable[[], Found]) -> Found:
+    """Return what `action` reads of a sample, as `read` does."""
     mark(sample)
     try:
-        return storage.patiently(partial(source.read, sample), partial(source.name, sample))
+        return storage.patiently(action, partial(source.name, sample))
     except OSError as error:  # no storage's
         raise UserError(f"{source.name(sample)} cannot be read any more: {error.strerror or error}") from None
 

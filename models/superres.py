@@ -160,6 +160,8 @@ ARCHITECTURES: dict[str, Callable[[int], nn.Module]] = {
 """--arch -> what builds it for a scale."""
 PATCHES = {"srcnn": 11, "srcnn_955": 11, "espcn": 17, "edsr_baseline": 48}
 """--arch -> side of the small patch that its paper trains on, pixels; SRCNN's is 33 at a scale of 3."""
+OF_LUMA = ("srcnn", "srcnn_955", "espcn")
+"""Architectures that give the luma alone."""
 LOSSES: dict[str, Literal["mse", "l1"]] = {"srcnn": "mse", "srcnn_955": "mse", "espcn": "mse"}
 """--arch -> the loss of its paper; l1, EDSR's, of any other."""
 
