@@ -33,13 +33,14 @@ def luma(images: torch.Tensor) -> torch.Tensor:
 
 
 def enlarged(images: torch.Tensor, scale: int) -> torch.Tensor:
-    """Return images [B, C, H, W], `scale` times as high and wide, by bicubic interpolation in float32.
+    """Return images [B, C, H, W], `scale` times as high and wide, by bicubic interpolation.
 
-    The kernel has a = -0.5, as MATLAB's and PIL's: torch's own has -0.75 unless it antialiases, which changes
-    nothing else where images grow.
+    In float32, or float64 of float64. The kernel has a = -0.5, as MATLAB's and PIL's: torch's own has -0.75
+    unless it antialiases, which changes nothing else where images grow.
     """
+    images = images if images.dtype == torch.float64 else images.float()
     size = (images.shape[2] * scale, images.shape[3] * scale)
-    return functional.interpolate(images.float(), size, mode="bicubic", antialias=True)
+    return functional.interpolate(images, size, mode="bicubic", antialias=True)
 
 
 class _OfLuma(nn.Module):

@@ -21,15 +21,14 @@ EQUAL = 100.0
 """PSNR of an image and itself, dB; the definition has no number for it."""
 
 
-def levels(images: torch.Tensor, *, of_luma: bool) -> torch.Tensor:
-    """Return float64 [B, C, H, W], whole levels 0..255 of images in [0, 1].
+def whole(levels: torch.Tensor) -> torch.Tensor:
+    """Return float64, levels rounded to whole ones in 0..255."""
+    return levels.double().round().clamp(0, WHITE)
 
-    `of_luma`: of RGB the Y that MATLAB's rgb2ycbcr gives of its levels, rounded too. One channel is luma.
-    """
-    whole = (images.double().clamp(0, 1) * WHITE).round()
-    if of_luma and whole.shape[1] == 3:
-        return (luma(whole / WHITE) * WHITE).round()
-    return whole
+
+def luma_levels(rgb: torch.Tensor) -> torch.Tensor:
+    """Return float64 [B, 1, H, W], whole levels of the Y that MATLAB's rgb2ycbcr gives of those of RGB."""
+    return whole(luma(rgb / WHITE) * WHITE)
 
 
 def squared_error(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from models import Native, Registry
 from models import superres as architectures
 from models.superres import LOSSES, OF_LUMA, enlarged, luma
 from plan.patches import HIGH, PatchPlan, PatchPolicy
-from tasks._fidelity import SSIM_SIDE, WHITE, levels, psnr, squared_error, ssim
+from tasks._fidelity import SSIM_SIDE, WHITE, luma_levels, psnr, squared_error, ssim, whole
 from tasks._plans import pair
 from tasks.kind import Splits, TaskKind
 
@@ -99,10 +99,10 @@ class Fidelity:
             raise UserError("--psnr rgb: this --arch gives the luma alone; --psnr y")
         assert batch.rows is not None, "validation is eager"
         high = batch.targets[HIGH]
-        low = (batch.images.float() * WHITE).round() / WHITE  # whole levels again, of fp16 too
+        low = whole(batch.images.double() * WHITE)  # fp16 is near enough to find each level again
         bicubic = enlarged(low, self._scale)
         reference, ours, theirs = (
-            levels(images, of_luma=self._of_luma) for images in (high, outputs, bicubic)
+            self._compared(whole(levels)) for levels in (high * WHITE, outputs.double() * WHITE, bicubic)
         )
         finite = torch.isfinite(outputs).flatten(1).all(dim=1)
         ids = batch.targets["ids"].clamp(min=0)  # of padding too: what is added for it is 0 throughout
@@ -125,7 +125,7 @@ class Fidelity:
             counted = torch.stack(figures) * batch.valid[row]
             self._sums.index_add_(0, ids[row : row + 1], counted[None])
             if len(self._crops) < SHOWN and batch.ids[row] >= 0:
-                pictures = (bicubic, self._coloured(outputs, bicubic), high)
+                pictures = (bicubic / WHITE, _coloured(outputs, bicubic / WHITE), high)
                 self._crops.append(_crops([each[row, :, :height, :width] for each in pictures]))
 
     def result(self, world: World) -> dict[str, Any]:
@@ -150,12 +150,16 @@ class Fidelity:
             **extras,
         }
 
-    @staticmethod
-    def _coloured(outputs: torch.Tensor, bicubic: torch.Tensor) -> torch.Tensor:
-        """Return RGB: of a network that gives the luma the colours are those of bicubic interpolation."""
-        if outputs.shape[1] == 3:
-            return outputs.float()
-        return bicubic + (outputs.float() - luma(bicubic)) * WHITE / 219  # red, green and blue alike
+    def _compared(self, levels: torch.Tensor) -> torch.Tensor:
+        """Return what figures are of: the luma of RGB, or the levels as they are."""
+        return luma_levels(levels) if self._of_luma and levels.shape[1] == 3 else levels
+
+
+def _coloured(outputs: torch.Tensor, bicubic: torch.Tensor) -> torch.Tensor:
+    """Return RGB: of a network that gives the luma the colours are those of bicubic interpolation."""
+    if outputs.shape[1] == 3:
+        return outputs
+    return bicubic + (outputs - luma(bicubic)) * WHITE / 219  # red, green and blue alike
 
 
 def _crops(pictures: list[torch.Tensor]) -> torch.Tensor:
