@@ -6,6 +6,7 @@ the room's table.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -170,13 +171,13 @@ def _check_read(config: Config, before: Config) -> None:
 def recipe(config: Config, arch: str) -> list[str]:
     """Return a line that names the preset with the published settings of the architecture; [] when a preset
     was named, or there is none."""
-    found = (
-        sorted(path.relative_to(PRESETS.parent) for path in PRESETS.glob(f"*/{arch}.yaml"))
-        if config.run.config is None
-        else []
-    )
+    if config.run.config is not None:
+        return []
+    key = re.compile(rf"^arch: {re.escape(arch)}\s*(#.*)?$", re.MULTILINE)
+    found = (path for path in sorted(PRESETS.glob("*/*.yaml")) if path.stem != "demo")
+    own = [path.relative_to(PRESETS.parent) for path in found if key.search(path.read_text(encoding="utf-8"))]
     return [
-        f"--config {path} has the published settings of {arch}; these are --help's defaults" for path in found
+        f"--config {path} has the published settings of {arch}; these are --help's defaults" for path in own
     ]
 
 

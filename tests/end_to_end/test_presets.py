@@ -60,5 +60,6 @@ def test_detectors_expect_what_torchvision_published(arch: str) -> None:
 def test_there_are_presets() -> None:
     names = {str(path.relative_to(ROOT / "configs")) for path in PRESETS}
     imagenet, video = "alexnet resnet18 resnet50 shufflenet_v2_x0_5", "demo r3d_18 mvit_v2_s s3d"
-    for folder, files in (("imagenet", imagenet), ("video", video)):
+    superres = "demo srcnn_x3 espcn_x3 edsr_x2"
+    for folder, files in (("imagenet", imagenet), ("superres", superres), ("video", video)):
         assert names >= {"demo.yaml", *(f"{folder}/{file}.yaml" for file in files.split())}
