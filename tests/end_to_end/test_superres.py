@@ -26,8 +26,8 @@ def textures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return data
 
 
-def losses(folder: Path) -> dict[int, list[float]]:
-    return {point["step"]: point["losses"] for point in points(folder, "train")}
+def losses(folder: Path) -> list[float]:
+    return [loss for point in points(folder, "train") for loss in point["losses"]]
 
 
 def test_a_run_its_resume_and_its_evaluation_on_two_ranks(train: Runner, textures: Path) -> None:
