@@ -62,7 +62,10 @@ class Pairs:
 
 
 class PairSource:
-    """A contracts.Source of the large images of samples; `low` is that of the small ones, None: made."""
+    """A contracts.Source of the large images of samples; `low` is that of the small ones, None: made.
+
+    `images` int64 [n] is the place of each sample's image in `source`.
+    """
 
     def __init__(self, source: Any, images: Array, low: PairSource | None = None) -> None:
         self.source = source
@@ -70,14 +73,6 @@ class PairSource:
         self.low = low
         self.files: bool = source.files
         self.read_delay_s: float = source.read_delay_s
-
-    @staticmethod
-    def of(columns: Pairs, high: Source, low: Source | None = None) -> PairSource:
-        """Return the bytes of the samples of columns, of sources of the images in them."""
-        small = None
-        if low is not None and columns.of_low is not None:
-            small = PairSource(low, columns.of_low)
-        return PairSource(high, columns.of_high, small)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -95,20 +90,32 @@ class PairSource:
         """Raise UserError when `size` bytes is not what the manifest recorded."""
         self.source.check(int(self.images[sample]), size)
 
+
+class PairFiles(PairSource):
+    """A contracts.FileSource, of images that are files."""
+
     def path(self, sample: int) -> bytes:
-        """Return the absolute path of the image's file, where `files`."""
+        """Return the absolute path of the image's file."""
         path: bytes = self.source.path(int(self.images[sample]))
         return path
 
     def paths(self, samples: Array) -> Array:
-        """Return uint8 [B, L], the paths of many samples at once, where `files`."""
+        """Return uint8 [B, L], the paths of many samples at once, each padded with NUL."""
         found: Array = self.source.paths(self.images[samples])
         return found
 
 
+def source_of(source: Source, images: Array, low: PairSource | None = None) -> PairSource:
+    """Return the bytes of samples by the place of each one's image in a source, of files or of any other."""
+    return (PairFiles if source.files else PairSource)(source, images, low)
+
+
 def split_of(columns: Pairs, high: Source, low: Source | None = None) -> Split:
-    """Return columns and bytes of pairs as a split."""
-    return Split(columns=columns, source=PairSource.of(columns, high, low))
+    """Return columns and bytes of pairs as a split; `high` and `low` are the sources of its images."""
+    small = None
+    if low is not None and columns.of_low is not None:
+        small = source_of(low, columns.of_low)
+    return Split(columns=columns, source=source_of(high, columns.of_high, small))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ import torch
 from contracts import Batch, Feed, Pixels
 from loaders import open_loader
 from plan.patches import HIGH
+from tests.conformance.leaving import Traces, nothing_is_left
 from tests.unit.superres_files import expected, feed_of, halved, levels, opened, write, write_small
 
 PLAIN = Pixels(mean=(0.0,) * 3, std=(1.0,) * 3)
@@ -139,3 +140,13 @@ def test_synthetic_pairs_have_both(tmp_path: Path) -> None:
     with open_loader("synthetic", feed) as loader:
         batch = next(iter(loader.batches(0, 0)))
     assert batch.images.shape == (4, 3, 8, 8) and batch.targets[HIGH].shape == (4, 3, 16, 16)
+
+
+def test_close_in_the_middle_of_an_epoch_leaves_nothing(tmp_path: Path) -> None:
+    write(tmp_path / "data/train", 6)
+    feed = replace(feed_of(opened(tmp_path / "data", patches=4), workers=2), pixels=PLAIN)
+    (tmp_path / "temporary").mkdir()
+    before = Traces.now(tmp_path / "temporary")
+    with open_loader("paired", feed) as loader:
+        next(iter(loader.batches(0, 0)))
+    nothing_is_left(before, tmp_path / "temporary")
