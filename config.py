@@ -6,6 +6,7 @@ the room's table.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -24,19 +25,21 @@ from settings.loading import Loading
 from settings.model import Model
 from settings.optimisation import Optimisation
 from settings.run import Run
+from settings.superres import Superres
 
 PRESETS = Path(__file__).resolve().parent / "configs"
 
 
 class Config(Settings):
-    """Train image classifiers, detectors and video classifiers, see how fast it goes, how fast it could go,
-    and what holds it back."""
+    """Train image classifiers, detectors, video classifiers and networks that enlarge images, see how fast it
+    goes, how fast it could go, and what holds it back."""
 
     run: Run = Run()
     data: Data = Data()
     augmentation: Augmentation = Augmentation()
     clips: Clips = Clips()
     detection: Detection = Detection()
+    superres: Superres = Superres()
     loading: Loading = Loading()
     model: Model = Model()
     optimisation: Optimisation = Optimisation()
@@ -138,7 +141,7 @@ def _preset_of(argv: list[str]) -> tuple[dict[str, Any], str]:
 
 
 READ_WITH = {
-    "reader": ("loader", ("torchvision",)),
+    "reader": ("loader", ("torchvision", "paired")),
     "decode_threads": ("loader", ("dali-fed",)),
     "crop_scale": ("train_window", ("random-resized",)),
     "crop_ratio": ("train_window", ("random-resized",)),
@@ -167,17 +170,14 @@ def _check_read(config: Config, before: Config) -> None:
 
 
 def recipe(config: Config, arch: str) -> list[str]:
-    """Return a line for each preset with published settings of the architecture; [] when a preset was named.
-
-    Its file is named by the architecture, and after a dot by the recipe where there are several.
-    """
+    """Return a line for each preset with published settings of the architecture; [] when a preset was named."""
     if config.run.config is not None:
         return []
-    name = arch.rpartition("/")[2]
-    found = sorted([*PRESETS.glob(f"*/{name}.yaml"), *PRESETS.glob(f"*/{name}.*.yaml")])
-    paths = [path.relative_to(PRESETS.parent) for path in found]
+    key = re.compile(rf"^arch: {re.escape(arch)}\s*(#.*)?$", re.MULTILINE)
+    found = (path for path in sorted(PRESETS.glob("*/*.yaml")) if path.stem != "demo")
+    own = [path.relative_to(PRESETS.parent) for path in found if key.search(path.read_text(encoding="utf-8"))]
     return [
-        f"--config {path} has published settings of {arch}; these are --help's defaults" for path in paths
+        f"--config {path} has published settings of {arch}; these are --help's defaults" for path in own
     ]
 
 

@@ -19,12 +19,9 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-
 Fetch = Callable[[Array, Array], None]
-"""(now, coming), ids of samples -> when this returns the columns have the headers of `now`.
-
-Those of `coming`, in the order in which they will be asked for, are read meanwhile.
-"""
+"""(now, coming), ids of samples -> when this returns the columns have the headers of `now`. Those of
+`coming`, in the order in which they will be asked for, are read meanwhile."""
 
 
 class UserError(Exception):
@@ -289,6 +286,10 @@ class Plan(Protocol):
     @property
     def same_frames(self) -> int:
         """How many rows that follow one another show the same frames: in a validation the crops of a clip."""
+
+    @property
+    def upscale(self) -> int:
+        """How many times as large the second image of each row is, plan.patches.HIGH; 0: there is none."""
 
     @property
     def ordering(self) -> str:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal
 import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
-from benchmarks import _plots, _show, train
+from benchmarks import _plots, _show, _superres, train
 from benchmarks._suite import LEAST, Column, Common, Measured, Point, Row, Suite, beyond_noise
 from engine.distributed import default_workers
 from report.advice import GRAPHS
@@ -36,12 +36,21 @@ class Workers(Common):
     """Rate and the parts of a step by batch size, workers, kind of host memory, image size and
     torch.compile."""
 
+    task: Literal["classification", "superres"] = "classification"
+    """Task of the run. superres trains on ready patches: see --stores, --patches and --by-hand."""
     data: Path | None = None
-    """Folder with train/<class>/* and val/<class>/*. Not needed with --loader synthetic."""
-    arch: str = "resnet18"
-    """A classification architecture of torchvision.models."""
-    loader: str = "torchvision"
-    """Loader of the run, as --loader of train.py."""
+    """Folder with train/<class>/* and val/<class>/*; of superres one that scripts.patch_set has made. Not
+    needed with --loader synthetic."""
+    arch: str | None = None
+    """An architecture of the task. Default: resnet18, srcnn."""
+    loader: str | None = None
+    """Loader of the run, as --loader of train.py. Default: torchvision, paired."""
+    stores: tuple[Literal["png", "lmdb", "raw"], ...] = ("png", "lmdb", "raw")
+    """superres: what patches lie in."""
+    patches: tuple[PositiveInt, ...] = (16, 64)
+    """superres: sides of the patches, pixels."""
+    by_hand: bool = False
+    """superres: also time the loop that one writes by hand, on PNG files, with 16 workers."""
     batch_sizes: tuple[PositiveInt, ...] = (8, 16, 32, 64, 128, 256, 512)
     """Samples a step."""
     workers: tuple[Annotated[int, Field(ge=0)], ...] = ()
@@ -66,11 +75,15 @@ SET_HERE = ("--workers", "--image-size", "--pin-memory", "--compile", "--graphs"
 
 
 def points(settings: Workers) -> list[Point]:
-    train.require_data(settings.data, [settings.loader], train.check(settings.flags, own=SET_HERE))
+    given = train.check(settings.flags, task=settings.task, own=SET_HERE)
     workers = settings.workers or tuple(dict.fromkeys((1, default_workers())))
     memory = settings.memory or (("pinned", "pageable") if torch.cuda.is_available() else ("pageable",))
     steps = settings.steps or ((EAGER, "graphs") if torch.cuda.is_available() else (EAGER,))
-    fixed = {"arch": settings.arch, "loader": settings.loader, "precision": settings.precision}
+    if settings.task == "superres":
+        return _superres.points(settings, workers, memory, steps)
+    loader = settings.loader or "torchvision"
+    train.require_data(settings.data, [loader], given)
+    fixed = {"arch": settings.arch or "resnet18", "loader": loader, "precision": settings.precision}
     # what is compared is measured one after the other: a machine's speed drifts
     asked = itertools.product(settings.image_sizes, workers, settings.batch_sizes, memory, steps)
     named = ("image_size", "workers", "batch_size", "memory", "step")
@@ -79,6 +92,8 @@ def points(settings: Workers) -> list[Point]:
 
 def command(settings: Workers, point: Point, folder: Path) -> list[str]:
     """Return the command of train.py, as the suite `train` has it."""
+    if settings.task == "superres":
+        return _superres.command(settings, point, folder)
     own = (
         f"--workers {point['workers']} --image-size {point['image_size']} "
         f"--pin-memory {_flag(point['memory'] == 'pinned')}"
@@ -94,6 +109,11 @@ def _flag(on: bool) -> str:
 
 def read(point: Point, folder: Path) -> Measured:
     found = train.read(point, folder)
+    rate = found.figures.get("rate")
+    if "patches" in point and isinstance(rate, float):
+        found = replace(found, figures={**found.figures, "epoch_s": point["patches"] / rate})
+    if point["loader"].startswith(train.BY_HAND):
+        return found
     told = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return replace(
         found, figures={**found.figures, **{f"{name}_ms": value for name, value in told["split_ms"].items()}}
@@ -160,7 +180,8 @@ def _best(rows: Sequence[Row], name: str, figure: str) -> dict[Any, float]:
 
 def conclude(rows: Sequence[Row]) -> list[str]:
     """Give the advice, an image size after the other, and within it how the step is launched."""
-    alike = _show.grouped([row for row in rows if row["status"] == "ok"], _of)
+    ours = [row for row in rows if not row["point"]["loader"].startswith(train.BY_HAND)]
+    alike = _show.grouped([row for row in ours if row["status"] == "ok"], _of)
     sizes, modes = ({key[at] for key in alike} for at in (0, 1))
     said = []
     for (size, mode), its in alike.items():
@@ -173,7 +194,7 @@ def conclude(rows: Sequence[Row]) -> list[str]:
             *_faster(its, alike.get((size, EAGER), [])),
         )
         said += [f"{of}: {line}" if of else line for line in lines]
-    return said
+    return [*said, *_superres.conclude([row for row in rows if "store" in row["point"]])]
 
 
 def _faster(rows: Sequence[Row], eager: Sequence[Row]) -> list[str]:
@@ -286,13 +307,14 @@ def _count(workers: int) -> str:
     return f"{workers} worker{'' if workers == 1 else 's'}"
 
 
-def _line(row: Row) -> tuple[int, str, str]:
-    return row["point"]["workers"], row["point"]["memory"], _of(row)[1]
+def _line(row: Row) -> tuple[int, str, str, str]:
+    return row["point"]["workers"], row["point"]["memory"], _of(row)[1], row["point"].get("store", "")
 
 
-def _name(line: tuple[int, str, str]) -> str:
-    workers, memory, compiled = line
-    return f"{_count(workers)}, {memory}{'' if compiled == EAGER else f', {compiled}'}"
+def _name(line: tuple[int, str, str, str]) -> str:
+    workers, memory, compiled, store = line
+    of_store = f", {store}" if store else ""
+    return f"{_count(workers)}, {memory}{'' if compiled == EAGER else f', {compiled}'}{of_store}"
 
 
 def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
@@ -343,6 +365,7 @@ COLUMNS = (
             "loader",
             "precision",
             "image_size",
+            "store",
             "workers",
             "batch_size",
             "memory",
@@ -350,6 +373,7 @@ COLUMNS = (
         )
     ),
     Column(key="rate", title="img/s", form="{:,.0f}"),
+    Column(key="epoch_s", title="epoch, s", form="{:,.1f}"),
     Column(key="compute_ceiling", title="compute ceiling", form="{:,.0f}"),
     Column(key="fixed", title="fixed cost of a step, to the next batch size measured", form="{:.0%}"),
     Column(key="loader_ceiling", title="loader ceiling", form="{:,.0f}"),
@@ -364,6 +388,7 @@ COLUMNS = (
     Column(key="step_growth", title="steps 10-29 / 1000-1099", form="{:.3f}", detail=True),
     Column(key="gpu_utilisation", title="GPU busy", form="{:.0%}"),
     Column(key="power_w", title="W", form="{:.0f}"),
+    Column(key="device_gib", title="GPU GiB", form="{:.2f}", detail=True),
     Column(key="cpu_utilisation", title="CPU busy", form="{:.0%}"),
 )
 

@@ -32,7 +32,8 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_names(value: Any) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and all(map(_is_text, value))
+    """Whether it is a list of names, which is empty where a task has no classes."""
+    return isinstance(value, list | tuple) and all(map(_is_text, value))
 
 
 def _is_whole(value: Any) -> bool:

@@ -39,10 +39,13 @@ VIDEO_LOADERS = {
     "dali-video": "loaders.videos.dali_video",
 }
 """Loaders of videos: name -> module, imported when asked for."""
-Medium = Literal["images", "videos"]
+PAIR_LOADERS = {"paired": "loaders.pairs.paired"}
+"""Loaders of pairs of images, one larger than the other: name -> module, imported when asked for."""
+Medium = Literal["images", "videos", "pairs"]
 OF_MEDIUM: dict[Medium, dict[str, str]] = {
     "images": IMAGE_LOADERS,
     "videos": {**VIDEO_LOADERS, "synthetic": IMAGE_LOADERS["synthetic"]},
+    "pairs": {**PAIR_LOADERS, "synthetic": IMAGE_LOADERS["synthetic"]},
 }
 """What the files hold -> the loaders of them, as a task names its table."""
 NEED_GPU = ("dali-gpu", "dali-video", "nvdec", "nvdec+pyav", "nvdec+decord")
@@ -53,12 +56,14 @@ PACKAGES = {
     "torchcodec": "torchcodec",
 }
 """Loader -> the optional package that it cannot do without."""
-_MODULES = {**IMAGE_LOADERS, **VIDEO_LOADERS}
+_MODULES = {**IMAGE_LOADERS, **VIDEO_LOADERS, **PAIR_LOADERS}
 """Name -> module, of all loaders."""
 
 
 def default_loader(medium: Medium, *, gpu: bool, files: bool = True) -> str:
     """Return what --loader auto is for such data; `files`: each sample is a file of its own."""
+    if medium == "pairs":
+        return "paired"
     if medium == "videos":
         return "nvdec+pyav" if files and gpu and import_module(VIDEO_LOADERS["nvdec"]).usable() else "pyav"
     if not gpu:

@@ -10,12 +10,14 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
 import storage
 from contracts import Array, Source, UserError
 
+Found = TypeVar("Found")
 SAID = 3
 """Most files that a message names."""
 NONE = -1
@@ -59,13 +61,18 @@ class Reads:
 
 def read(source: Source, sample: int) -> bytes:
     """Return a sample's bytes. Raises UserError where they cannot be had, whoever is to blame."""
+    return patiently(source, sample, partial(source.read, sample))
+
+
+def patiently(source: Source, sample: int, action: Callable[[], Found]) -> Found:
+    """Return what `action` reads of a sample, as `read` does."""
     mark(sample)
     return _read(source, sample)
 
 
 def _read(source: Source, sample: int) -> bytes:
     try:
-        return storage.patiently(partial(source.read, sample), partial(source.name, sample))
+        return storage.patiently(action, partial(source.name, sample))
     except OSError as error:  # no storage's
         raise UserError(f"{source.name(sample)} cannot be read any more: {error.strerror or error}") from None
 

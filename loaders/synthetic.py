@@ -9,6 +9,7 @@ import torch
 
 from contracts import Batch, Counts, Feed, Rows
 from loaders._staging import DTYPES, Staged, batch_of, hand_over, sleeping_event
+from plan.patches import HIGH
 
 OPENS_FILES = False
 
@@ -32,6 +33,8 @@ class Synthetic:
         self._noise = torch.randn(largest, generator=generator, device=feed.device).to(
             DTYPES[feed.pixels.dtype]
         )
+        larger = largest * feed.plan.upscale**2
+        self._larger = torch.rand(larger, generator=generator, device=feed.device)
 
     def __enter__(self) -> Synthetic:
         return self
@@ -53,7 +56,12 @@ class Synthetic:
         channels, *frames = self._feed.plan.sample_shape[:-2]
         shape = (len(rows), *frames, *rows.padded, channels)
         images = self._noise[: math.prod(shape)].view(shape).movedim(-1, 1)
-        return Staged(batch_of(images, rows, self._feed), None, done)
+        batch = batch_of(images, rows, self._feed)
+        if upscale := self._feed.plan.upscale:
+            height, width = (side * upscale for side in rows.padded)
+            shape = (len(rows), height, width, channels)
+            batch.targets[HIGH] = self._larger[: math.prod(shape)].view(shape).movedim(-1, 1)
+        return Staged(batch, None, done)
 
 
 def open(feed: Feed) -> Synthetic:

@@ -89,6 +89,10 @@ class EpochPlan(ABC):
         return 1
 
     @property
+    def upscale(self) -> int:
+        return 0
+
+    @property
     @abstractmethod
     def stored(self) -> tuple[Array, Array]:
         """Return heights and widths, pixels [n], that regions lie in: as stored, of videos as displayed.

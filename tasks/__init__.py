@@ -17,6 +17,7 @@ from tasks.kind import TaskKind
 TASKS = {
     "classification": "tasks.classification",
     "detection": "tasks.detection",
+    "superres": "tasks.superres",
     "video": "tasks.video",
 }
 """--task -> module that has its tasks.kind.TaskKind as KIND; imported when asked for."""
@@ -24,8 +25,8 @@ TASKS = {
 
 def tables() -> dict[str, Iterable[str]]:
     """Return the names that settings may have, as docstrings of settings call their tables."""
-    images = OF_MEDIUM["images"]
-    return {"tasks": TASKS, "sources": SOURCES, "image loaders": images, "video loaders": OF_MEDIUM["videos"]}
+    loaders = {f"{medium.removesuffix('s')} loaders": names for medium, names in OF_MEDIUM.items()}
+    return {"tasks": TASKS, "sources": SOURCES, **loaders}
 
 
 def kind_named(task: str) -> TaskKind:

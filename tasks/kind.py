@@ -128,7 +128,7 @@ class TaskKind(ABC):
 
     def content(self, config: Config) -> Content:
         """Return what the data set holds, which says how --data is read."""
-        return self.medium
+        return "videos" if self.medium == "videos" else "images"
 
     def are_files(self, config: Config) -> bool:
         """Return whether each sample will be a file of its own, which --loader auto depends on."""

@@ -38,6 +38,7 @@ OF_TRAINING = (
     *schema.Optimisation.model_fields,
     *(schema.Augmentation.model_fields.keys() - OF_VALIDATION),
     *("short_side", "augment", "short_sides", "keep_empty"),
+    *("patch_size", "patches_per_image", "turns", "pixel_loss"),
     *("batch_size", "val_batch_size", "data", "source", "order"),
     *("stochastic_depth", "grad_checkpointing", "sync_bn"),
 )
@@ -155,7 +156,8 @@ class Start:
             random = ", ".join(loaded.anew)
             remedy = "give data of the classes that it was trained on, or train on these"
             raise UserError(f"{self.origin} is for other classes, {random} would be random; {remedy}")
-        if self.config.run.evaluate and self.weights and self.classes(registry, arch) is None:
+        evaluates = self.config.run.evaluate and self.weights and "classes" in heads
+        if evaluates and self.classes(registry, arch) is None:
             guess = "its outputs are taken as the classes of --data in the order of their names"
             console.warn(f"{self.origin} does not name its classes: {guess}")
         return module
@@ -167,6 +169,7 @@ class Start:
         """
         used = {"task": kind.name, "image_size": size, "precision": precision, **kind.used(plan)}
         used |= {"mean": list(pixels.mean), "std": list(pixels.std), "interpolation": pixels.interpolation}
+        used = {name: value for name, value in used.items() if kind.reads(name)}
         versions = {"torch": str(torch.__version__), "torchvision": str(torchvision.__version__)}
         return {"config": self.config.flat(), "used": used, "versions": versions}
 

@@ -61,6 +61,7 @@ SWEEPS: dict[str, str] = {
     f"{RUNS}demo_detection.py::*": (
         "losses of tests/unit/test_detection_models.py, whole runs of test_detection.py"
     ),
+    f"{RUNS}superres.py::test_the_demo*": "the run before it, with fewer pictures and steps",
     f"{RUNS}demo_video.py::*": "whole runs of test_video.py",
     f"{RUNS}resume.py::test_killed_at_random_steps[1]": "two ranks",
     f"{RUNS}settings.py::test_compile": "what is handed to torch.compile",

@@ -22,7 +22,7 @@ import torch
 import torchvision
 from torch import nn
 
-from benchmarks.baselines import dali, detection
+from benchmarks.baselines import dali, detection, superres
 
 SIDE = 224
 """Height and width of the images of classifiers, pixels."""
@@ -116,11 +116,27 @@ def of_detectors(arguments: argparse.Namespace) -> tuple[nn.Module, Callable[[],
     return model, lambda: detection.loss_of(model, *next(batches))
 
 
+def of_patches(arguments: argparse.Namespace) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
+    """Return SRCNN and a function that gives the loss of its next batch."""
+    batches = superres.batches(arguments.data / "train", arguments.batch_size, arguments.workers)
+    model = superres.model().cuda()
+
+    def loss() -> torch.Tensor:
+        inputs, targets = next(batches)
+        return nn.functional.mse_loss(model(inputs), targets)
+
+    return model, loss
+
+
+OF_TASK = {"classification": of_images, "detection": of_detectors, "superres": of_patches}
+"""--task -> what makes the model and its losses."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--task", choices=("classification", "detection"), default="classification")
+    parser.add_argument("--task", choices=tuple(OF_TASK), default="classification")
     parser.add_argument(
         "--data", type=Path, required=True, help="folder with train/<class>/*; of detectors COCO's layout"
     )
@@ -143,7 +159,7 @@ def main() -> None:
         print("by hand: no GPU is here")
         sys.exit(NOT_HERE)
     torch.backends.cudnn.benchmark = arguments.task == "classification"  # detectors' images have many shapes
-    model, loss = (of_detectors if arguments.task == "detection" else of_images)(arguments)
+    model, loss = OF_TASK[arguments.task](arguments)
     # as benchmarks/train.py's GENTLER, so that both train alike
     rate = 1e-5 if arguments.task == "detection" else 0.01
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, weight_decay=1e-4)

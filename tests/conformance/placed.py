@@ -52,6 +52,7 @@ class PlacedPlan:
     sample_shape: tuple[int, ...] = (3, 64, 64)
     filled: bool = False
     same_frames: int = 1
+    upscale: int = 0
 
     @property
     def samples(self) -> int:

@@ -15,6 +15,7 @@ from contracts import Array, Plan, Rows
 from plan.boxes import DetectionPlan, DetectionPolicy
 from plan.clips import ClipPlan, ClipPolicy
 from plan.images import ImagePlan, ImagePolicy
+from plan.patches import PatchPlan, PatchPolicy
 from tests.conformance.checks import batches_are_as_the_plan_says
 from tests.unit.annotated import columns
 
@@ -68,6 +69,11 @@ def images(n: int) -> SimpleNamespace:
     return SimpleNamespace(height=heights, width=np.arange(n, dtype=np.int32) % 41 + 15)
 
 
+def pairs(n: int, patches: int) -> SimpleNamespace:
+    """Columns of n patches of images, so many of each."""
+    return SimpleNamespace(**vars(images(n)), patches=patches)
+
+
 def boxed(n: int) -> SimpleNamespace:
     """Columns of n images with boxes, of which every fifth has none."""
     rng = np.random.default_rng(n)
@@ -100,6 +106,11 @@ def _clips(**policy: Any) -> Make:
     return partial(_made, ClipPlan.of, Videos, (clip_policy(**policy),) * 2)
 
 
+def _patches(patches: int = 1, **policy: Any) -> Make:
+    both = PatchPolicy(scale=2, patch=12, turns=True, **policy), PatchPolicy(scale=2, **policy)
+    return partial(_made, PatchPlan.of, partial(pairs, patches=patches), both)
+
+
 CENTER = ImagePolicy(window="center", image_size=16, resize=18)
 PLANS: dict[str, Make] = {
     "random-resized": partial(
@@ -111,6 +122,9 @@ PLANS: dict[str, Make] = {
     "clips": _clips(),
     "clips-in-time": _clips(fps=20.0),
     "clips-of-views": _clips(clips=3, crops=3),
+    "patches": _patches(),
+    "patches-of-pairs": _patches(made=False),
+    "patches-in-blocks": _patches(3),
     "boxes": _detection(augment="flip", size=800, longer=1333),
     "boxes-stretched": _detection(augment="flip", size=300),
     "boxes-multiscale": _detection(augment="multiscale", size=800, longer=1333, short_sides=SHORT_SIDES),

@@ -18,10 +18,11 @@ from contracts import Batch, Feed, Plan, Rows, Split, Task, UserError
 from dataset.coco.synthetic import SyntheticInstances
 from dataset.images.synthetic import SyntheticImages
 from dataset.no_bytes import NoBytes
+from dataset.pairs.columns import synthetic
 from dataset.videos.synthetic import SyntheticVideos
 from engine.evaluate import Outcome
 from loaders import open_loader
-from tasks import classification, detection, require_read, video
+from tasks import classification, detection, require_read, superres, video
 from tasks.kind import TaskKind
 from tests.conformance import toy_task
 from tests.unit.test_detection_task import noisy
@@ -90,6 +91,18 @@ def scores(classes: int) -> Callable[[Any, Rows], torch.Tensor]:
     return outputs
 
 
+def enlarged(channels: int) -> Callable[[Any, Rows], torch.Tensor]:
+    """Return fp32 [B, channels, 2 h, 2 w], drawn for a sample; of padding they are no number."""
+
+    def outputs(columns: Any, rows: Rows) -> torch.Tensor:
+        height, width = rows.padded
+        shape = (channels, 2 * height, 2 * width)
+        drawn = [torch.rand(shape, generator=torch.Generator().manual_seed(int(i) + 1)) for i in rows.ids]
+        return torch.where(torch.from_numpy(rows.valid)[:, None, None, None], torch.stack(drawn), torch.nan)
+
+    return outputs
+
+
 BOXES: dict[str, Any] = {"arch": "fcos_tiny", "image_size": 64, "longer_side": 96}
 CASES: dict[str, Case] = {
     "classification": Case(
@@ -118,6 +131,18 @@ CASES: dict[str, Case] = {
         columns=SyntheticVideos,
         outputs=scores(1000),
         settings={"arch": "r3d_tiny", "image_size": 16, "clip_frames": 4, "val_clips": 2},
+    ),
+    "superres": Case(
+        kind=superres.KIND,
+        columns=lambda count: synthetic(count, 40),
+        outputs=enlarged(1),
+        settings={"patch_size": 16},
+    ),
+    "superres-rgb": Case(
+        kind=superres.KIND,
+        columns=lambda count: synthetic(count, 40),
+        outputs=enlarged(3),
+        settings={"arch": "edsr_baseline", "patch_size": 16, "psnr": "rgb", "shave": 8},
     ),
     "toy": Case(kind=toy_task.KIND, columns=SyntheticImages, outputs=scores(1), settings={"image_size": 16}),
 }
@@ -160,9 +185,11 @@ def settings_that_it_does_not_read_are_refused(case: Case) -> None:
 
 def padding_has_no_target(case: Case) -> None:
     """Targets are a row a sample, ignored where it is padding; or packed by offsets."""
-    plan = case.plans()[1]
+    plan: Any = case.plans()[1]
     task = case.tasks()[1]
     rows = list(plan.rows(0, 0))[-1]
+    if plan.batch_size == 1:  # is padded where a rank has no image any more
+        rows = plan.draw(0, np.array([0]), 2)
     padded = ~rows.valid
     assert padded.any() and rows.valid.any()
     found = task.targets(rows)
@@ -219,7 +246,7 @@ def probes_run(case: Case) -> None:
     for training, task, plan in zip((True, False), case.tasks(), plans, strict=True):
         module.train(training)
         with torch.no_grad():
-            outputs = module(*task.probe(torch.zeros(BATCH, *plan.sample_shape)))
+            outputs = module(*task.probe(torch.zeros(plan.batch_size, *plan.sample_shape)))
             batch = case.batches("train" if training else "val", task, plan)[0]
             expected = module(*task.inputs(batch))
         assert type(outputs) is type(expected)

@@ -18,6 +18,7 @@ from config import build
 from contracts import Feed, Source, Split, UserError
 from dataset import walk
 from dataset.coco.scan import open_coco
+from dataset.pairs.columns import source_of
 from dataset.sources import SOURCES, SourceModule, source_named, what_holds
 from dataset.sources.folder import Folder
 from dataset.splits import are_files, open_splits
@@ -90,6 +91,14 @@ def test_every_source_of_the_table_is_tested() -> None:
 @pytest.mark.parametrize("check", CHECKS)
 def test_a_source_keeps_the_contract(kind: str, check: str, tmp_path: Path) -> None:
     CHECKS[check](stored(kind, tmp_path / "data")(), WRITTEN)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_source_of_pairs_keeps_the_contract(kind: str, check: str, tmp_path: Path) -> None:
+    """It has the large images of any source; here one patch of each."""
+    split = stored(kind, tmp_path / "data")()
+    pairs = source_of(split.source, np.arange(len(split.columns)))
+    CHECKS[check](replace(split, source=pairs), WRITTEN)
 
 
 def test_a_copy_opens_nothing_before_it_reads(kind: str, tmp_path: Path) -> None:

@@ -8,13 +8,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from benchmarks import workers
 from benchmarks._suite import Row
 from benchmarks.workers import Workers, conclude, derive, points
 from contracts import UserError
 from report.tensorboard import SETTINGS
+from scripts import patch_set
 
 
 def test_points_cross_everything_and_commands_carry_it(tmp_path: Path) -> None:
@@ -199,3 +202,48 @@ def test_a_point_says_how_its_step_is_launched(tmp_path: Path) -> None:
 def test_the_fixed_share_is_beside_each_row_but_the_largest() -> None:
     found = derive([row(8, 90, ceiling=100), row(16, 110, ceiling=200), row(16, 100, ceiling=150, workers=1)])
     assert [one["figures"].get("fixed") for one in found] == [pytest.approx(1.0), None, None]
+
+
+def test_points_of_super_resolution_and_the_loop_by_hand(tmp_path: Path) -> None:
+    settings = Workers(
+        task="superres",
+        data=tmp_path,
+        stores=("png", "raw"),
+        patches=(16,),
+        batch_sizes=(8, 128),
+        workers=(2,),
+        memory=("pinned", "pageable"),
+        steps=("eager", "graphs"),
+        by_hand=True,
+    )
+    with pytest.raises(UserError, match="has no png-16/; python -m scripts"):
+        points(settings)
+    patch_set.write(tmp_path / "set", [16], 3)
+    settings = settings.model_copy(update={"data": tmp_path / "set"})
+    found = points(settings)
+    assert len(found) == 2 * 2 * 2 * 2 + 2 and {point["patches"] for point in found} == {2}
+    ours, loop = (workers.command(settings, found[at], tmp_path) for at in (0, 4))
+    assert {"--task", "superres", "--patch-size", "16", "--pin-memory"} <= {*ours}
+    assert ours[ours.index("--data") + 1].endswith("png-16") and ours[ours.index("--arch") + 1] == "srcnn"
+    assert "benchmarks.baselines.train" in loop and loop[loop.index("--workers") + 1] == "16"
+
+    rates = {8: (900.0, 100.0), 128: (1000.0, 500.0)}
+    rows: list[Row] = []
+    for at, by_hand in ((0, 0), (4, 1), (5, 0), (9, 1)):
+        rate = rates[found[at]["batch_size"]][by_hand]
+        made = row(found[at]["batch_size"], rate, ceiling=2000)
+        rows.append({**made, "point": found[at]})
+    said = "\n".join(conclude(rows))
+    assert "16 px: the epoch of batch 8 takes 1.11 times that of batch 128 (the reach: 1.3)." in said
+    assert "16 px, batch 8: 9.0 times the loop by hand (900 and 100 img/s)." in said
+
+
+def test_patches_are_the_same_in_every_store(tmp_path: Path) -> None:
+    patch_set.write(tmp_path / "set", [16], 3)
+    images: dict[str, list[Any]] = {}
+    for store in ("png", "raw"):
+        files = sorted((tmp_path / f"set/{store}-16/train").rglob("*.p*"))
+        images[store] = [np.asarray(Image.open(file)).tolist() for file in files]
+    assert images["png"] == images["raw"] and len(images["png"]) == 2
+    assert not patch_set.write(tmp_path / "set", [16], 3)
+    assert patch_set.main([str(tmp_path / "set"), "--count", "1"]) == 2

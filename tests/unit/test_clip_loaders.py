@@ -48,6 +48,7 @@ class Clips:
     operates: bool = False
     transposes: bool = False
     ordering: str = "as they are"
+    upscale: int = 0
     sample_shape: tuple[int, ...] = (3, T, SIZE, SIZE)
 
     @property

@@ -251,7 +251,7 @@ WRONG_FLAGS = [
     ),
     (
         ["--task", "detections"],
-        ["--task", "detections", "did you mean detection", "classification, detection, video"],
+        ["--task", "detections", "did you mean detection", "classification, detection, superres"],
     ),
     (["--config", "/nowhere/x.yaml"], ["--config /nowhere/x.yaml", "No such file", "configs/"]),
     (["--config", "/"], ["--config /", "directory"]),

@@ -61,7 +61,6 @@ def test_a_part_that_is_missing(name: str, tmp_path: Path) -> None:
     ("name", "value"),
     [
         ("arch", 3),
-        ("classes", []),
         ("classes", [1, 2]),
         ("classes", "ant"),
         ("manifest", b"a1"),

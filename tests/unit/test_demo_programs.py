@@ -1,4 +1,4 @@
-"""The three programs that draw a demo's set."""
+"""The programs that draw a demo's set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scripts import demo_coco, demo_set
 from tests.unit.folders import contents
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("demo_set", "demo_coco", "demo_videos")
+NAMES = ("demo_set", "demo_coco", "demo_superres", "demo_videos")
 
 
 @pytest.fixture(params=NAMES)
@@ -23,7 +23,7 @@ def program(request: pytest.FixtureRequest) -> Any:
 
 
 def counts(program: Any, train: int) -> list[str]:
-    of = "" if program.__name__.endswith("coco") else "-per-class"
+    of = "" if program.__name__.endswith(("coco", "superres")) else "-per-class"
     return [f"--train{of}", str(train), f"--val{of}", "1"]
 
 
@@ -63,7 +63,7 @@ def test_an_interrupted_set_leaves_nothing(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    for module in (demo_set, demo_coco):  # of which demo_videos takes the first one's
+    for module in (demo_set, demo_coco):  # of which the others take the first one's
         monkeypatch.setattr(module, "track", interrupted)
     assert program.main([str(tmp_path / "set")]) == 130
     assert list(tmp_path.iterdir()) == []

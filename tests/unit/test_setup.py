@@ -245,7 +245,7 @@ def test_an_environment_that_has_torch_is_used_as_it_is(machine: Machine, tmp_pa
 
 @pytest.mark.parametrize(
     ("task", "said"),
-    [("superres", "classification, video or detection"), ("videos", "unknown task")],
+    [("posing", "classification, detection, superres or video"), ("videos", "unknown task")],
 )
 def test_demo_of_another_task_says_so_in_one_line(machine: Machine, task: str, said: str):
     code, out, err = machine.run("scripts/demo.sh", task)
@@ -260,6 +260,7 @@ def test_demo_of_another_task_says_so_in_one_line(machine: Machine, task: str, s
         ([], "demo_set", "configs/demo.yaml", "demo"),
         (["classification"], "demo_set", "configs/demo.yaml", "demo"),
         (["detection"], "demo_coco", "configs/coco/demo.yaml", "demo-detection"),
+        (["superres"], "demo_superres", "configs/superres/demo.yaml", "demo-superres"),
         (["video"], "demo_videos", "configs/video/demo.yaml", "demo-video"),
     ],
 )

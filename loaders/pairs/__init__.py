@@ -1,0 +1,1 @@
+"""Loaders of pairs of images, one a file."""

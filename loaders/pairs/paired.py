@@ -1,0 +1,282 @@
+"""`paired`: worker processes cut a patch of a large image and its small one; both are turned behind them.
+
+    rows -> [worker: read, decode, cut, make small or read the small one] -> a small and a large image a row
+         -> Stager.finish of the small ones: Batch.images      one plan, one pool of workers, one stream:
+         -> Stager.finish of the large ones: its target HIGH   a sample is valid where both are
+
+Where an epoch has several patches of an image, the micro-batches that share images are one task of the
+workers: each image is read and decoded once for all of its patches in them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any, overload
+
+import numpy as np
+import torch
+from PIL import Image
+
+from contracts import Array, Feed, Pixels, Rows
+from loaders import Undecodable
+from loaders._reads import mark, patiently, read
+from loaders._staging import Staged, Stager, Staging, without
+from loaders._workers import PART, Workers, some
+from loaders.images.decoders import READERS, Decode, Region, choose, exactly, plain_jpeg
+from loaders.pairs import raw
+from plan.geometry import largest_upright, upright
+from plan.patches import HIGH, enlarged
+
+OPENS_FILES = False
+LEVELS = Pixels(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), dtype="float32")
+"""How the large images come: in [0, 1], exact enough to find every level again."""
+PART_PIXELS = PART * 64 * 64
+"""Pixels of the large images of a part: larger ones come in smaller parts, so that all workers fill a batch
+together."""
+IMAGES = 4
+"""Images of a part, where a task has several patches of each."""
+
+
+class PairedLoader(Staging):
+    """contracts.Loader of a plan.patches.PatchPlan.
+
+    The feed's columns and source are those of dataset.pairs.columns.
+    """
+
+    def __init__(self, feed: Feed) -> None:
+        super().__init__(feed)
+        self._larger = _Beside(replace(feed, targets=_no_targets, pixels=LEVELS), self._stager)
+        self.reader = choose(feed.reader)
+        plan: Any = feed.plan
+        self._scale = int(plan.upscale)
+        self._sharing = int(plan.sharing)
+        area = math.prod(largest_upright(plan)[1:])
+        large = area * self._scale**2
+        part_rows = max(min(PART, PART_PIXELS // large), 1)
+        if self._sharing > 1:
+            part_rows = IMAGES * plan.patches
+        self._workers = Workers(
+            partial(Cutting, feed, self._scale, self.reader),
+            workers=feed.workers,
+            batch_size=plan.batch_size * self._sharing,
+            part_bytes=lambda rows: 3 * rows * (area + large),
+            part_rows=part_rows,
+            row_bytes=lambda rows: sum(_row_bytes(rows, self._scale)),
+            name_of=feed.source.name,
+        )
+        self.in_flight = self._workers.in_flight * self._sharing + 2
+
+    def awaited(self) -> str:
+        return self._workers.awaited()
+
+    def close(self) -> None:
+        self._workers.stop()
+        super().close()
+        self._larger.close()
+        self._workers.close()
+
+    def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
+        tasks = _Tasks(rows, self._sharing, self._feed)
+        for at, (slot, its_rows, parts) in enumerate(self._workers.run(tasks)):
+            failed = [sample for part in parts for sample in part]
+            each = sum(_row_bytes(upright(its_rows), self._scale))
+            pixels = torch.from_numpy(slot[: len(its_rows) * each].reshape(len(its_rows), each))
+            for own, places in tasks.batches.pop(at):
+                yield self._pair(pixels if places is None else pixels[places], own, without(own, failed))
+
+    def _pair(self, pixels: torch.Tensor, rows: Rows, valid: Array) -> Staged:
+        """Return the batch of these rows; `pixels`, uint8 [B, bytes], has the small image, then the large."""
+        height, width = upright(rows).padded
+        small = _row_bytes(upright(rows), self._scale)[0]
+        low = pixels[:, :small].unflatten(1, (height, width, 3))
+        high = pixels[:, small:].unflatten(1, (height * self._scale, width * self._scale, 3))
+        staged = self._stager.stage(low, rows, valid)
+        larger = self._larger.stage(high, enlarged(rows, self._scale), valid)
+        batch = staged.batch
+        batch.targets[HIGH] = larger.batch.images
+        if batch.transfer is not None and larger.batch.transfer is not None:
+            # from the first copy's begin to the second one's end; between them the small images are finished
+            batch.transfer = (batch.transfer[0], larger.batch.transfer[1])
+        # both were launched on one stream, the large images last
+        return Staged(batch, larger.ready, staged.done)
+
+
+class _Beside(Stager):
+    """A Stager that takes turns with another one: on its stream, its slots guarded by the same events."""
+
+    def __init__(self, feed: Feed, other: Stager) -> None:
+        super().__init__(feed)
+        self.stream = other.stream
+        for own, its in zip(self._slots, other._slots, strict=True):
+            own.done = its.done
+
+
+def _no_targets(rows: Rows) -> dict[str, Array]:
+    """Return {}: the batch of the small images has the targets of both."""
+    return {}
+
+
+def _row_bytes(rows: Rows, scale: int) -> tuple[int, int]:
+    """Return the bytes of a small and of a large image on the canvas of upright rows."""
+    small = 3 * math.prod(rows.padded)
+    return small, small * scale**2
+
+
+class _Tasks(Sequence[Rows]):
+    """The rows of `sharing` micro-batches as one, in the order of their images.
+
+    `batches`: number of the task -> its micro-batches, and where the rows of each lie in it; None: as they
+    are.
+    """
+
+    def __init__(self, rows: Sequence[Rows], sharing: int, feed: Feed) -> None:
+        self._rows = rows
+        self._sharing = sharing
+        self._feed = feed
+        self.batches: dict[int, list[tuple[Rows, Array | None]]] = {}
+
+    def __len__(self) -> int:
+        return -(-len(self._rows) // self._sharing)
+
+    @overload
+    def __getitem__(self, index: int) -> Rows: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Rows]: ...
+    def __getitem__(self, index: int | slice) -> Rows | list[Rows]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        begin = index * self._sharing
+        own = [self._rows[at] for at in range(begin, min(begin + self._sharing, len(self._rows)))]
+        if self._sharing == 1:
+            self.batches[index] = [(own[0], None)]
+            return own[0]
+        joined = _joined(own)
+        source: Any = self._feed.source
+        order = np.argsort(source.images[joined.ids], kind="stable")
+        places = np.argsort(order, kind="stable")
+        sizes = np.cumsum([0, *map(len, own)])
+        self.batches[index] = [
+            (rows, places[begin:end]) for rows, (begin, end) in zip(own, pairwise(sizes), strict=True)
+        ]
+        return some(joined, order)
+
+
+def _joined(batches: Sequence[Rows]) -> Rows:
+    """Return the rows of micro-batches that have one canvas, behind each other."""
+    columns = {column.name: [getattr(rows, column.name) for rows in batches] for column in fields(Rows)}
+    canvas = columns.pop("canvas")[0]
+    arrays = {name: np.concatenate(values) for name, values in columns.items() if values[0] is not None}
+    return Rows(**arrays, canvas=canvas)
+
+
+class Cutting:
+    """Fills a part of a slot in a worker: of each row the small image, then the large one, uint8.
+
+    Returns the ids that failed. What no image covers stays as it was: _staging.py blackens it.
+    """
+
+    def __init__(self, feed: Feed, scale: int, reader: str) -> None:
+        self._source: Any = feed.source
+        self._columns: Any = feed.columns
+        self._scale = scale
+        self._decode: Decode = READERS[reader]()
+        self._pil: Decode = READERS["pil"]()
+
+    def __call__(self, rows: Rows, slot: Array) -> tuple[int, ...]:
+        height, width = rows.padded
+        small, large = _row_bytes(rows, self._scale)
+        out = slot[: len(rows) * (small + large)].reshape(len(rows), small + large)
+        lows = out[:, :small].reshape(len(rows), height, width, 3)
+        highs = out[:, small:].reshape(len(rows), height * self._scale, width * self._scale, 3)
+        failed: list[int] = []
+        valid = np.flatnonzero(rows.valid)
+        images = self._source.images[rows.ids[valid]]
+        # rows of one image lie together: it is decoded once for all of them
+        for which in np.split(valid, np.flatnonzero(np.diff(images)) + 1):
+            if not len(which):
+                continue
+            try:
+                self._cut(rows, which, lows, highs)
+            except Undecodable:
+                failed += rows.ids[which].tolist()
+        return tuple(failed)
+
+    def _cut(self, rows: Rows, which: Array, lows: Array, highs: Array) -> None:
+        """Fill the rows `which`, of one image. Raises Undecodable where it or its small one cannot be had."""
+        scale = self._scale
+        sample = int(rows.ids[which[0]])
+        regions = [_region(region) for region in rows.regions[which]]
+        stored = _regions(self._decoded(sample, regions), regions)
+        low = self._source.low
+        beside: list[Array] = []
+        if low is not None:
+            smaller = [_region(region // scale) for region in rows.regions[which]]
+            beside = _regions(self._decoded(sample, smaller, small=True), smaller)
+        for at, i in enumerate(which.tolist()):
+            x0, y0, x1, y1 = rows.windows[i].astype(np.int64).tolist()
+            height, width = rows.sizes[i].tolist()
+            highs[i, : height * scale, : width * scale] = stored[at][y0:y1, x0:x1]
+            lows[i, :height, :width] = (
+                beside[at][y0 // scale : y1 // scale, x0 // scale : x1 // scale]
+                if beside
+                else made_small(stored[at], (x0, y0, x1, y1), (width, height))
+            )
+
+    def _decoded(self, sample: int, regions: Sequence[Region], *, small: bool = False) -> dict[Region, Array]:
+        """Return pixels that hold each of the regions of one image, by the region that they are."""
+        source = self._source.low if small else self._source
+        columns = self._columns.low if small else self._columns.high
+        image = int(source.images[sample])
+        if source.files and raw.readable(columns, image):
+            found = {}
+            for region in regions:
+                pixels = patiently(source, sample, partial(raw.read_region, source, sample, region))
+                if pixels is None:
+                    break
+                found[region] = pixels
+            else:
+                return found
+        data = read(source, sample)
+        mark(sample)
+        corners = np.array(regions)
+        around = _region(np.concatenate([corners[:, :2].min(axis=0), corners[:, 2:].max(axis=0)]))
+        if plain_jpeg(columns, np.array([image]))[0]:
+            try:
+                return {around: exactly(self._decode, data, around)}
+            except Exception:  # decoders raise what they like, and PIL has the last word
+                pass
+        return {around: exactly(self._pil, data, around)}
+
+
+def _region(corners: Array) -> Region:
+    x0, y0, x1, y1 = corners.tolist()
+    return x0, y0, x1, y1
+
+
+def _regions(decoded: dict[Region, Array], regions: Sequence[Region]) -> list[Array]:
+    """Return the pixels of each region, of what was decoded: themselves, or one that holds them all."""
+    found = []
+    for region in regions:
+        around = region if region in decoded else next(iter(decoded))
+        left, top = around[:2]
+        x0, y0, x1, y1 = region
+        found.append(decoded[around][y0 - top : y1 - top, x0 - left : x1 - left])
+    return found
+
+
+def made_small(pixels: Array, window: Region, size: tuple[int, int]) -> Array:
+    """Return uint8 [h, w, 3], a window of pixels at `size` (width, height), as Pillow makes it.
+
+    Bicubic with a = -0.5, widened by the scale against aliases, as MATLAB's imresize; pixels around the
+    window are looked at where there are any.
+    """
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    return np.asarray(image.resize(size, Image.Resampling.BICUBIC, box=window))
+
+
+def open(feed: Feed) -> PairedLoader:
+    return PairedLoader(feed)

@@ -1,0 +1,173 @@
+"""The plan of pairs of images: which patch of each, and which of the eight turns. Knows no loader, no device.
+
+A row's output is the small image. Its region and window are of the large one, in multiples of the scale: the
+window is what the large patch shows, and what becomes `sizes` pixels once it is made small.
+
+    large image, stored                       Batch.images    window made small: `sizes`
+    +---------------------------+             targets[HIGH]   window as it is: scale * `sizes`
+    |   region                  |
+    |   +-------------------+   |
+    |   |  window           |   |   The region is wider where small images are made of large ones, so that a
+    |   |  +-----------+    |   |   patch that is made small is the patch of the image that is made small.
+    |   |  |           |    |   |
+    |   |  +-----------+    |   |
+    |   +-------------------+   |
+    +---------------------------+
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from contracts import Array, Rows
+from plan import order
+from plan.draws import Purpose, bits, key, uniforms
+from plan.epoch import TOGETHER, EpochPlan
+from plan.geometry import TURNS
+
+HIGH = "high"
+"""The target that has the large images, float32 [B, 3, H, W] in [0, 1]."""
+BLOCK = 128
+"""Images whose patches lie together in an epoch, where there are several of each."""
+REACH = 2
+"""Small pixels to either side of a window that bicubic interpolation looks at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchPolicy:
+    """How patches are taken. `patch` is the side of the large ones, pixels; None = whole images."""
+
+    scale: int
+    patch: int | None = None
+    turns: bool = False
+    made: bool = True  # small images are made of the large ones; else they are stored beside them
+
+    def frame(self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array) -> dict[str, Array]:
+        """Return regions, windows, sizes and turns of samples `ids`, of large images heights x widths."""
+        # x and y; what a whole small pixel does not cover is left out
+        limit = np.stack([widths, heights], axis=1).astype(np.int64) // self.scale * self.scale
+        if self.patch is None:
+            low = np.zeros_like(limit)
+            high = limit
+        else:
+            places = (limit - self.patch) // self.scale + 1
+            drawn = uniforms(seed, epoch, Purpose.WINDOW, ids, 2)
+            low = np.floor(drawn * places).astype(np.int64) * self.scale
+            high = low + self.patch
+        margin = REACH * self.scale if self.made else 0
+        begin = np.maximum(low - margin, 0)
+        end = np.minimum(high + margin, limit)
+        turns = np.zeros(len(ids), np.uint8)
+        if self.turns:
+            turns = (uniforms(seed, epoch, Purpose.FLIP, ids, 1)[:, 0] * TURNS).astype(np.uint8)
+        return {
+            "regions": np.concatenate([begin, end], axis=1),
+            "windows": np.concatenate([low - begin, high - begin], axis=1).astype(np.float64),
+            "sizes": ((high - low) // self.scale)[:, ::-1],
+            "turns": turns,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchPlan(EpochPlan):
+    """contracts.Plan for pairs of images. A sample is one of `patches` patches of an image.
+
+    `heights`, `widths` [n] are of the large image of each sample; those of one image lie together.
+    """
+
+    heights: Array
+    widths: Array
+    policy: PatchPolicy
+    patches: int = 1
+
+    @staticmethod
+    def of(columns: Any, policy: PatchPolicy, **numbers: Any) -> PatchPlan:
+        """Return the plan of the samples of a dataset.pairs.columns.Pairs."""
+        sizes = {"heights": columns.height, "widths": columns.width}
+        return PatchPlan(**sizes, policy=policy, patches=columns.patches, **numbers)
+
+    @property
+    def samples(self) -> int:
+        return len(self.heights)
+
+    @property
+    def upscale(self) -> int:
+        return self.policy.scale
+
+    @property
+    def image_size(self) -> int:
+        return max(self.sample_shape[1:])
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        scale = self.policy.scale
+        if self.policy.patch is not None:
+            return (3, self.policy.patch // scale, self.policy.patch // scale)
+        return (3, *(int(sides.max(initial=scale)) // scale for sides in self.stored))
+
+    @property
+    def stored(self) -> tuple[Array, Array]:
+        return self.heights, self.widths
+
+    @property
+    def resident(self) -> int:
+        return 8 if self.policy.patch is None else 1
+
+    @property
+    def filled(self) -> bool:
+        return self.policy.patch is not None or self.batch_size == 1
+
+    @property
+    def transposes(self) -> bool:
+        return self.policy.turns
+
+    @property
+    def together(self) -> int:
+        # a canvas is a batch's
+        return max(TOGETHER // self.batch_size, 1) if self.filled and self.training else 1
+
+    @property
+    def sharing(self) -> int:
+        """Return how many micro-batches that follow one another show the same images, in other patches."""
+        if self.patches == 1:
+            return 1
+        return max(min(BLOCK * self.patches, self.samples) // (self.batch_size * self.world_size), 1)
+
+    @property
+    def ordering(self) -> str:
+        begin = f"seed {self.seed}" if self.shuffled else "sequential"
+        if self.patches == 1:
+            return begin
+        return f"{begin}, {self.patches} patches an image in blocks of {BLOCK}"
+
+    def ordered(self, epoch: int) -> Array:
+        """Return int64 [samples]: blocks of images, within a block one patch of each, then the next of each.
+
+        So the patches of an image lie in different batches, and near enough to decode the image once.
+        """
+        if self.patches == 1 or not (self.training and self.shuffled):
+            return EpochPlan.ordered(self, epoch)
+        samples = np.arange(self.samples, dtype=np.int64)
+        images, rounds = np.divmod(samples, self.patches)
+        block = np.empty(-(-self.samples // self.patches), np.int64)
+        block[order.order(self.seed, epoch, len(block))] = np.arange(len(block)) // BLOCK
+        shuffled = bits(key(self.seed, epoch, Purpose.BLOCKS), samples)
+        # the last key counts first
+        return np.lexsort((shuffled, rounds, block[images]))
+
+    def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
+        heights = np.asarray(self.heights[ids])
+        widths = np.asarray(self.widths[ids])
+        framed: dict[str, Any] = self.policy.frame(self.seed, epoch, ids, heights, widths)
+        if not self.filled:
+            framed["canvas"] = tuple(framed["sizes"].max(axis=0).tolist())
+        return framed
+
+
+def enlarged(rows: Rows, scale: int) -> Rows:
+    """Return the rows whose outputs are the large images: those of `rows`, `scale` times as high and wide."""
+    height, width = rows.padded
+    return replace(rows, sizes=rows.sizes * scale, canvas=(height * scale, width * scale))

@@ -1,0 +1,100 @@
+"""Make the sets of `bench workers --task superres`: the same patches as PNG files, as raw PPM files and in an
+LMDB.
+
+    TO/png-16/train/a/000000.png ...    TO/raw-16/train/a/000000.ppm ...    TO/lmdb-16/train.lmdb
+
+They are cut out of drawn textures, or of the images of a folder. Knows nothing of training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from scripts import pack
+from scripts.demo_set import replacing
+from scripts.demo_superres import picture
+
+STAMP = "patch_set.json"
+VERSION = 1
+STORES = ("png", "raw", "lmdb")
+OF_A_PICTURE = 50
+"""Patches that are cut out of a picture before the next one is drawn or opened."""
+
+
+def pictures(images: Path | None, seed: int) -> Iterator[np.ndarray]:
+    """Yield pictures for ever, uint8 [H, W, 3]: those below a folder again and again, or drawn ones."""
+    files = [] if images is None else sorted(path for path in images.rglob("*") if path.is_file())
+    if images is not None and not files:
+        raise ValueError(f"--images {images}: no file is there")
+    rng = np.random.default_rng(seed)
+    at = 0
+    while True:
+        yield np.asarray(Image.open(files[at % len(files)]).convert("RGB")) if files else picture(rng)
+        at += 1
+
+
+def patches(images: Path | None, side: int, count: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield so many patches, uint8 [side, side, 3], at random places."""
+    rng = np.random.default_rng(seed + side)
+    made = 0
+    for whole in pictures(images, seed):
+        height, width = whole.shape[:2]
+        if min(height, width) < side:
+            raise ValueError(f"a picture of {width} x {height} pixels is smaller than a patch of {side}")
+        for _ in range(min(OF_A_PICTURE, count - made)):
+            y, x = rng.integers(0, (height - side + 1, width - side + 1))
+            made += 1
+            yield whole[y : y + side, x : x + side]
+        if made == count:
+            return
+
+
+def write(target: Path, sides: Sequence[int], count: int, seed: int = 0, images: Path | None = None) -> bool:
+    """Make the sets; False when they are there already. Raises ValueError and OSError."""
+    stamp = {"version": VERSION, "seed": seed, "count": count, "patches": [*sides], "images": str(images)}
+    if count < 2:
+        raise ValueError(f"--count {count}: at least two, one of them to validate")
+    with replacing(target, STAMP, stamp, [f"{store}-{side}" for store in STORES for side in sides]) as fresh:
+        if fresh is None:
+            return False
+        for side in sides:
+            for number, patch in enumerate(patches(images, side, count, seed)):
+                split = "train" if number else "val"
+                for store, ending in (("png", "png"), ("raw", "ppm")):
+                    folder = fresh / f"{store}-{side}" / split / "a"
+                    folder.mkdir(parents=True, exist_ok=True)
+                    Image.fromarray(patch).save(folder / f"{number:06d}.{ending}")
+            if pack.main([str(fresh / f"lmdb-{side}"), "--from", str(fresh / f"png-{side}")]):
+                raise ValueError("the LMDB could not be made")
+    return True
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="patch_set", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("target", metavar="TO", type=Path, help="folder to make")
+    parser.add_argument("--patches", type=int, nargs="+", default=[16, 64], help="sides in pixels (16 64)")
+    parser.add_argument("--count", type=int, default=20_000, help="patches of each side (%(default)s)")
+    parser.add_argument("--images", type=Path, help="cut them out of the images below this folder")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    try:
+        made = write(options.target, options.patches, options.count, options.seed, options.images)
+    except (ValueError, OSError) as error:
+        print(f"patch_set: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    print(f"{options.target}: {'made' if made else 'already there'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,303 @@
+"""Super-resolution: the loss of an architecture's paper, PSNR and SSIM of whole images beside bicubic's."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+
+from config import Config
+from contracts import Array, Batch, Figure, Metric, Rows, Split, Task, UserError, World
+from dataset.model_classes import ModelClasses
+from dataset.pairs.columns import synthetic
+from dataset.pairs.layouts import HOLDS
+from dataset.pairs.scan import open_pairs
+from dataset.splits import Console, Content, NoBytes, cache_folder
+from models import Native, Registry
+from models import superres as architectures
+from models.superres import LOSSES, OF_LUMA, enlarged, luma
+from plan.patches import HIGH, PatchPlan, PatchPolicy
+from tasks._fidelity import SSIM_SIDE, WHITE, luma_levels, psnr, squared_error, ssim, whole
+from tasks._plans import pair
+from tasks.kind import Splits, TaskKind
+
+FIGURES = (
+    Figure(name="psnr", title="PSNR", unit="dB", chart="PSNR", compared=True),
+    Figure(name="psnr_bicubic", title="PSNR of bicubic", unit="dB", chart="PSNR"),
+    Figure(name="ssim", title="SSIM", chart="SSIM", compared=True),
+    Figure(name="ssim_bicubic", title="SSIM of bicubic", chart="SSIM", said="never"),
+    Figure(name="samples"),
+    Figure(name="outputs_not_finite", said="unless zero"),
+)
+UNIT = 2.0**-40
+"""SSIM of an image is rounded to a whole multiple of this before it is summed, so that the sum does not
+depend on its order."""
+SHOWN = 3
+"""Images of a validation of which TensorBoard shows a crop."""
+CROP = 128
+"""Side of the crops, pixels."""
+SIDE = 1024
+"""Side of the images that stand in where there is no data, pixels."""
+STAND_INS = {"train": 800, "val": 100}
+"""How many there are: as many as DIV2K has."""
+
+
+class Superres:
+    """contracts.Task of pairs of images: `loss` is mse or l1, `psnr` y or rgb, `shave` pixels of an edge."""
+
+    def __init__(self, *, scale: int, loss: str, psnr: str, shave: int, samples: int) -> None:
+        self._scale = scale
+        self._loss = functional.mse_loss if loss == "mse" else functional.l1_loss
+        self._fidelity = partial(Fidelity, scale=scale, of_luma=psnr == "y", shave=shave, samples=samples)
+
+    def targets(self, rows: Rows) -> dict[str, Array]:
+        """Return {"ids": int64 [B], -1 where the row is padding}; the loader adds the large images, HIGH."""
+        return {"ids": rows.ids}
+
+    def inputs(self, batch: Batch) -> tuple[torch.Tensor]:
+        return (batch.images,)
+
+    def probe(self, images: torch.Tensor) -> tuple[torch.Tensor]:
+        return (images,)
+
+    def losses(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return fp32 [B], the mean over the pixels of an image; of its luma where the network has that."""
+        high = batch.targets[HIGH]
+        if outputs.shape[1] == 1:
+            high = luma(high)
+        losses = self._loss(outputs.float(), high, reduction="none").flatten(1).mean(dim=1)
+        return torch.where(batch.valid, losses, 0.0)
+
+    def parts(self, outputs: Any) -> dict[str, torch.Tensor]:
+        return {}
+
+    def metric(self, device: torch.device) -> Metric:
+        return self._fidelity(device=device)
+
+
+class Fidelity:
+    """contracts.Metric: PSNR and SSIM of each image, of the network's output and of bicubic interpolation.
+
+    What is compared are levels: outputs and their references are rounded to whole ones before. Errors are
+    sums of whole numbers, an image each, so that neither order nor rank changes a figure. Holds 48 n bytes
+    on the device, of n `samples`.
+    """
+
+    def __init__(self, *, device: torch.device, scale: int, of_luma: bool, shave: int, samples: int) -> None:
+        self._scale = scale
+        self._of_luma = of_luma
+        self._shave = shave
+        # int64 [n, 6]: squared error of ours and of bicubic, SSIM of both in UNIT, how many numbers were
+        # compared, whether the output is no number
+        self._sums = torch.zeros(samples, 6, dtype=torch.int64, device=device)
+        self._crops: list[torch.Tensor] = []
+
+    def update(self, outputs: torch.Tensor, batch: Batch) -> None:
+        if outputs.shape[1] == 1 and not self._of_luma:
+            raise UserError("--psnr rgb: this --arch gives the luma alone; --psnr y")
+        assert batch.rows is not None, "validation is eager"
+        high = batch.targets[HIGH]
+        low = whole(batch.images.double() * WHITE)  # fp16 is near enough to find each level again
+        bicubic = enlarged(low, self._scale)
+        reference, ours, theirs = (
+            self._compared(whole(levels)) for levels in (high * WHITE, outputs.double() * WHITE, bicubic)
+        )
+        finite = torch.isfinite(outputs).flatten(1).all(dim=1)
+        ids = batch.targets["ids"].clamp(min=0)  # of padding too: what is added for it is 0 throughout
+        sizes = (self._scale * batch.rows.sizes).tolist()
+        shave = self._shave
+        for row, (height, width) in enumerate(sizes):
+            own, other, at = (
+                images[row : row + 1, :, shave : height - shave, shave : width - shave]
+                for images in (ours, theirs, reference)
+            )
+            fine = finite[row]
+            figures = [
+                torch.where(fine, squared_error(own, at), WHITE**2 * at.numel()),
+                squared_error(other, at),
+                torch.where(fine, ssim(own, at) / UNIT, 0.0).round().long(),
+                (ssim(other, at) / UNIT).round().long(),
+                ids.new_tensor(at.numel()),
+                (~fine).long(),
+            ]
+            counted = torch.stack(figures) * batch.valid[row]
+            self._sums.index_add_(0, ids[row : row + 1], counted[None])
+            if len(self._crops) < SHOWN and batch.ids[row] >= 0:
+                pictures = (bicubic / WHITE, _coloured(outputs, bicubic / WHITE), high)
+                self._crops.append(_crops([each[row, :, :height, :width] for each in pictures]))
+
+    def result(self, world: World) -> dict[str, Any]:
+        """Return psnr, psnr_bicubic, ssim, ssim_bicubic (means over images), samples, outputs_not_finite.
+
+        An output that is no number counts as black for white. Rank 0 also has the crops as `extras`.
+        """
+        sums = world.sum(self._sums.cpu().numpy())
+        ours, theirs, ssim_ours, ssim_theirs, count, not_finite = sums[sums[:, 4] > 0].T
+        samples = len(count)
+        of = max(samples, 1)
+        extras = {}
+        if world.rank == 0 and self._crops:
+            extras = {"extras": {"images": {"val/crops": torch.cat(self._crops).cpu().numpy()}}}
+        return {
+            "psnr": float(psnr(ours, count).sum()) / of,
+            "psnr_bicubic": float(psnr(theirs, count).sum()) / of,
+            "ssim": int(ssim_ours.sum()) * UNIT / of,
+            "ssim_bicubic": int(ssim_theirs.sum()) * UNIT / of,
+            "samples": samples,
+            "outputs_not_finite": int(not_finite.sum()),
+            **extras,
+        }
+
+    def _compared(self, levels: torch.Tensor) -> torch.Tensor:
+        """Return what figures are of: the luma of RGB, or the levels as they are."""
+        return luma_levels(levels) if self._of_luma and levels.shape[1] == 3 else levels
+
+
+def _coloured(outputs: torch.Tensor, bicubic: torch.Tensor) -> torch.Tensor:
+    """Return RGB: of a network that gives the luma the colours are those of bicubic interpolation."""
+    if outputs.shape[1] == 3:
+        return outputs
+    return bicubic + (outputs - luma(bicubic)) * WHITE / 219  # red, green and blue alike
+
+
+def _crops(pictures: list[torch.Tensor]) -> torch.Tensor:
+    """Return uint8 [N, CROP, CROP, 3], the middles of pictures [3, H, W] in [0, 1], white where they end."""
+    found = []
+    for picture in pictures:
+        height, width = picture.shape[1:]
+        top, left = max(height - CROP, 0) // 2, max(width - CROP, 0) // 2
+        middle = picture[:, top : top + CROP, left : left + CROP].nan_to_num()
+        room = [0, CROP - middle.shape[2], 0, CROP - middle.shape[1]]
+        found.append(functional.pad(middle.float().clamp(0, 1), room, value=1.0))
+    return (torch.stack(found).permute(0, 2, 3, 1) * WHITE).round().to(torch.uint8)
+
+
+class SuperresKind(TaskKind):
+    """Images to be enlarged; there are no classes."""
+
+    name = "superres"
+    arch = "espcn"
+    registry: Registry = architectures
+    medium = "pairs"
+    cpu_precision = "fp32"  # bf16 has 8 bits, as many as a level: outputs would be rounded to it
+    figures: tuple[Figure, ...] = FIGURES
+    groups = ("superres",)
+    unread = (
+        *("image_size", "train_window", "crop_scale", "crop_ratio", "flip", "val_window", "val_resize"),
+        *("mean", "std", "exif", "trust_list", "lmdb_label", "label_key"),
+        *("val_batch_size", "decode_threads", "label_smoothing"),
+    )
+
+    def splits(
+        self, config: Config, loader: str, console: Console, model: ModelClasses | None = None
+    ) -> dict[str, Split]:
+        """Open both, and say what was left out. To evaluate, validation will do, and is both."""
+        own = config.superres
+        data = config.data
+        if data.data is None:
+            if loader != "synthetic":
+                raise UserError(
+                    f"--data is missing: --loader {loader} reads files; {HOLDS}, or --loader synthetic"
+                )
+            return {
+                name: Split(columns=columns, source=NoBytes(len(columns)))
+                for name, count in STAND_INS.items()
+                for columns in [synthetic(count, SIDE, own.patches_per_image if name == "train" else 1)]
+            }
+        least = {"train": self._patch(config), "val": 2 * _shave(config) + SSIM_SIDE}
+        needed = ("val",) if config.run.evaluate else ("train", "val") if config.run.val_every else ("train",)
+        found: dict[str, Split] = {}
+        for name in needed:
+            with console.counting(name) as progress:
+                found[name], said = open_pairs(
+                    data.data,
+                    name,
+                    scale=own.scale,
+                    least=least[name],
+                    patches=own.patches_per_image if name == "train" else 1,
+                    source=data.source,
+                    cache=cache_folder(data.manifest_dir),
+                    rescan=data.rescan,
+                    max_pixels=data.max_pixels,
+                    read_delay_s=config.loading.read_delay_ms / 1e3,
+                    progress=progress,
+                )
+            for line in said:
+                console.warn(f"{name}: {line}")
+            columns = found[name].columns
+            made = "made of the large ones" if columns.low is None else "stored beside the large ones"
+            console.info(f"{name}: {len(columns.images):,} images, the small ones are {made}")
+        (there, *_) = found.values()
+        return {name: found.get(name, there) for name in STAND_INS}
+
+    def plans(
+        self, config: Config, splits: Splits, native: Native, **ranks: int
+    ) -> tuple[PatchPlan, PatchPlan]:
+        """Return the plans of patches, and of whole images one a batch."""
+        made = {name: getattr(split.columns, "low", None) is None for name, split in splits.items()}
+        own = config.superres
+        training = PatchPolicy(
+            scale=own.scale, patch=self._patch(config), turns=own.turns, made=made["train"]
+        )
+        return pair(_plan, config, splits, training, PatchPolicy(scale=own.scale, made=made["val"]), **ranks)
+
+    def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
+        own = config.superres
+        arch = config.model.arch or self.arch
+        loss = LOSSES.get(arch, "l1") if own.pixel_loss == "auto" else own.pixel_loss
+        if own.psnr == "rgb" and arch in OF_LUMA:
+            raise UserError(f"--psnr rgb: --arch {arch} gives the luma alone; --psnr y")
+        both = (
+            Superres(
+                scale=own.scale,
+                loss=loss,
+                psnr=own.psnr,
+                shave=_shave(config),
+                samples=len(splits[name].columns),
+            )
+            for name in ("train", "val")
+        )
+        train, val = both
+        return train, val
+
+    def building(self, config: Config, columns: Any) -> dict[str, Any]:
+        return {"scale": config.superres.scale}
+
+    def facts(self, plan: PatchPlan) -> dict[str, Any]:
+        """Return the side of the small patches, and what an epoch is made of."""
+        policy = plan.policy
+        return {"image_size": plan.image_size, "scale": policy.scale, "patch_size": policy.patch}
+
+    def content(self, config: Config) -> Content:
+        return "images"
+
+    def _patch(self, config: Config) -> int:
+        """Return the side of the large patches. Raises UserError for one that is no multiple of the scale."""
+        own = config.superres
+        arch = config.model.arch or self.arch
+        patch = own.patch_size or self.registry.native(arch).size * own.scale
+        if patch % own.scale:
+            less = patch // own.scale * own.scale
+            raise UserError(
+                f"--patch-size {patch} is no multiple of --scale {own.scale}; {less} or {less + own.scale}"
+            )
+        return patch
+
+
+def _shave(config: Config) -> int:
+    """Return the pixels along each edge that no figure counts."""
+    own = config.superres
+    return own.scale if own.shave is None else own.shave
+
+
+def _plan(
+    columns: Any, policy: PatchPolicy, *, batch_size: int, training: bool = True, **how: Any
+) -> PatchPlan:
+    """Return the plan of training, or of validation, whose batches are single images of any size."""
+    size = batch_size if training else 1
+    return PatchPlan.of(columns, policy, batch_size=size, training=training, **how)
+
+
+KIND = SuperresKind()

@@ -1,0 +1,63 @@
+"""Whole runs of super-resolution: figures, a resume, ranks, and the demo shortened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from scripts import demo_superres
+from tests.end_to_end.runs import ROOT, Runner, points, summary
+
+SMALL = (
+    *("--task", "superres", "--patch-size", 16, "--patches-per-image", 4, "--batch-size", 4),
+    *("--workers", 1, "--precision", "fp32", "--epochs", 2, "--warmup-epochs", 0, "--lr", 0.01),
+    *("--log-every", 1, "--ceilings", "false"),
+)
+
+
+@pytest.fixture(scope="module")
+def textures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six pictures to train on, three to validate."""
+    data = tmp_path_factory.mktemp("textures") / "data"
+    demo_superres.write(data, 6, 3, progress=False, processes=1)
+    return data
+
+
+def losses(folder: Path) -> list[float]:
+    return [loss for point in points(folder, "train") for loss in point["losses"]]
+
+
+def test_a_run_its_resume_and_its_evaluation_on_two_ranks(train: Runner, textures: Path) -> None:
+    of_set = (*SMALL, "--data", textures)
+    said = train(*of_set, "--output", "run").done().out
+    found = summary(train.cwd / "run")
+    wanted = {"task": "superres", "loader": "paired", "steps": 12, "samples": 48, "image_size": 8}
+    assert {name: found[name] for name in wanted} == wanted
+    val = found["validation"]
+    assert val["samples"] == 3 and 20 < val["psnr_bicubic"] < 40 and 0 < val["ssim"] <= 1
+    assert "PSNR of bicubic" in said and (train.cwd / "run/best.pt").exists()
+    board = EventAccumulator(str(train.cwd / "run"))
+    board.Reload()
+    assert {"val/psnr", "val/psnr_bicubic"} <= set(board.Tags()["scalars"])
+    assert {"val/crops", "augmented"} <= set(board.Tags()["images"])
+
+    train(*of_set, "--output", "part", "--steps", 5).done()
+    train(*of_set, "--output", "part", "--resume", "auto").done()
+    assert losses(train.cwd / "part") == losses(train.cwd / "run")
+
+    evaluated: list[dict[str, Any]] = [train.evaluated(ranks, "--data", textures) for ranks in (1, 2)]
+    assert evaluated == [val, val]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_demo_learns_what_an_edge_is(train: Runner, tmp_path: Path) -> None:
+    """Its preset, on a quarter of the pictures for a third of the steps."""
+    demo_superres.write(tmp_path / "data", 24, 6, progress=False)
+    preset = ("--config", ROOT / "configs/superres/demo.yaml", "--data", tmp_path / "data")
+    train(*preset, "--output", "run", "--ceilings", "false", "--val-every", 60, "--epochs", 60).wait(550)
+    found = summary(train.cwd / "run")["validation"]
+    assert found["psnr"] > found["psnr_bicubic"] + 0.5, found
