@@ -170,15 +170,13 @@ def _check_read(config: Config, before: Config) -> None:
 
 
 def recipe(config: Config, arch: str) -> list[str]:
-    """Return a line for each preset with published settings of the architecture; [] when a preset was named."""
+    """Return a line for each preset with published settings of the architecture; [] when one was named."""
     if config.run.config is not None:
         return []
     key = re.compile(rf"^arch: {re.escape(arch)}\s*(#.*)?$", re.MULTILINE)
     found = (path for path in sorted(PRESETS.glob("*/*.yaml")) if path.stem != "demo")
     own = [path.relative_to(PRESETS.parent) for path in found if key.search(path.read_text(encoding="utf-8"))]
-    return [
-        f"--config {path} has published settings of {arch}; these are --help's defaults" for path in own
-    ]
+    return [f"--config {path} has published settings of {arch}; these are --help's defaults" for path in own]
 
 
 def as_yaml(config: Config, *, without: Collection[str] = ("config",)) -> str:

@@ -50,13 +50,15 @@ class Reads:
             self._asked.pop(sample).cancel()
         for sample in wanted:
             if sample not in self._asked:
-                self._asked[sample] = self._threads.submit(_read, self._source, sample)
+                self._asked[sample] = self._threads.submit(
+                    _tried, self._source, sample, partial(self._source.read, sample)
+                )
 
     def read(self, sample: int) -> bytes:
         """Return a sample's bytes. Raises UserError where they cannot be had, whoever is to blame."""
         mark(sample)
         asked = self._asked.pop(sample, None)
-        return _read(self._source, sample) if asked is None else asked.result()
+        return read(self._source, sample) if asked is None else asked.result()
 
 
 def read(source: Source, sample: int) -> bytes:
@@ -67,10 +69,10 @@ def read(source: Source, sample: int) -> bytes:
 def patiently(source: Source, sample: int, action: Callable[[], Found]) -> Found:
     """Return what `action` reads of a sample, as `read` does."""
     mark(sample)
-    return _read(source, sample)
+    return _tried(source, sample, action)
 
 
-def _read(source: Source, sample: int) -> bytes:
+def _tried(source: Source, sample: int, action: Callable[[], Found]) -> Found:
     try:
         return storage.patiently(action, partial(source.name, sample))
     except OSError as error:  # no storage's

@@ -10,11 +10,13 @@ import torch.nn.functional as functional
 
 from config import Config
 from contracts import Array, Batch, Figure, Metric, Rows, Split, Task, UserError, World
+from dataset.bucket import local
 from dataset.model_classes import ModelClasses
+from dataset.no_bytes import NoBytes
 from dataset.pairs.columns import synthetic
 from dataset.pairs.layouts import HOLDS
 from dataset.pairs.scan import open_pairs
-from dataset.splits import Console, Content, NoBytes, cache_folder
+from dataset.splits import Console, Content, cache_folder
 from models import Native, Registry
 from models import superres as architectures
 from models.superres import LOSSES, OF_LUMA, enlarged, luma
@@ -58,6 +60,9 @@ class Superres:
 
     def inputs(self, batch: Batch) -> tuple[torch.Tensor]:
         return (batch.images,)
+
+    def shown(self, batch: Batch) -> torch.Tensor:
+        return batch.images
 
     def probe(self, images: torch.Tensor) -> tuple[torch.Tensor]:
         return (images,)
@@ -212,7 +217,7 @@ class SuperresKind(TaskKind):
         for name in needed:
             with console.counting(name) as progress:
                 found[name], said = open_pairs(
-                    data.data,
+                    local(data.data, cache_folder(data.manifest_dir)),
                     name,
                     scale=own.scale,
                     least=least[name],
