@@ -21,6 +21,7 @@ from models import Native, Registry
 from models import superres as architectures
 from models.superres import LOSSES, OF_LUMA, enlarged, luma
 from plan.patches import HIGH, PatchPlan, PatchPolicy
+from settings.augmentation import Augmentation
 from tasks._fidelity import SSIM_SIDE, WHITE, luma_levels, psnr, squared_error, ssim, whole
 from tasks._plans import pair
 from tasks.kind import Splits, TaskKind
@@ -190,9 +191,9 @@ class SuperresKind(TaskKind):
     figures: tuple[Figure, ...] = FIGURES
     groups = ("superres",)
     unread = (
-        *("image_size", "train_window", "crop_scale", "crop_ratio", "flip", "val_window", "val_resize"),
-        *("mean", "std", "exif", "trust_list", "lmdb_label", "label_key"),
-        *("val_batch_size", "decode_threads", "label_smoothing"),
+        *Augmentation.model_fields,
+        *("exif", "trust_list", "lmdb_label", "label_key", "val_batch_size", "decode_threads"),
+        "label_smoothing",
     )
 
     def splits(
