@@ -238,7 +238,7 @@ def command(settings: Train, point: Point, folder: Path) -> list[str]:
         str(ROOT / "train.py"),
         *common,
         *flags,
-        *RECIPES[point["recipe"]],
+        *RECIPES[point.get("recipe", "plain")],
         *shlex.split(settings.flags),
     ]
 

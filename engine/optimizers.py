@@ -248,11 +248,13 @@ def _apex(name: str, on_gpu: bool) -> ModuleType:
 
 
 def _timm(flag: str) -> None:
-    """Raise UserError where timm is not installed; `flag` needs it."""
+    """Raise UserError where timm, which `flag` needs, is not installed, or too old to have what is used."""
     try:
-        import timm  # noqa: F401
+        from timm.optim import Lion, Muon  # noqa: F401
+        from timm.optim.lamb import lamb  # noqa: F401
     except ImportError as error:
-        raise UserError(f"{flag} is of timm, which cannot be imported ({error}): pip install timm") from None
+        need = "pip install 'timm>=1.0.31'"
+        raise UserError(f"{flag} is of timm, which cannot be imported ({error}): {need}") from None
 
 
 def _momentum(group: Mapping[str, Any]) -> tuple[str, ...]:

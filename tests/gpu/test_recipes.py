@@ -29,6 +29,7 @@ from settings.optimisation import Optimisation
 from tasks.classification import Classification
 from tests.conformance.pictures import photograph
 from tests.conformance.scenes import Scene
+from tests.gpu.test_rcnn import no_waits
 
 ROWS = np.ones(4, bool)
 EACH: dict[str, list[tuple[Any, ...]]] = {
@@ -60,11 +61,8 @@ def test_operations_are_the_cpus(group: str, device: torch.device) -> None:
         expected = operated(levels, slots, partial(to_device, device=torch.device("cpu")))
         there = levels.to(device)
         operated(there, slots, partial(to_device, device=device))  # makes what is made once
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_waits():
             found = operated(there, slots, partial(to_device, device=device))
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         apart = (found.cpu() - expected).abs()
         # a pixel on the edge of two levels, or half-way between two pixels, may fall to either side
         assert (apart > 0.01).float().mean() < 0.005, operation
