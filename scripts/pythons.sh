@@ -47,7 +47,7 @@ row() {
     scripts/setup.sh --dev >"$folder/install.txt" 2>&1 || exit 1
     if grep -q 'trying pip' "$folder/install.txt"; then exit 1; fi # pip would take the newest
     scripts/demo.sh --epochs 1 >"$folder/demo.txt" 2>&1 || exit 2
-    .venv/bin/python -m pytest -q -n "$(nproc)" -m 'not slow' tests/unit tests/conformance >"$folder/tests.txt" 2>&1
+    .venv/bin/python -m pytest -q -n "$(nproc)" -m 'not slow' tests/unit tests/conformance >"$folder/tests.txt" 2>&1 || exit 3
   ) && status=0 || status=$?
   if [ "$status" -ne 1 ]; then
     installed='yes'

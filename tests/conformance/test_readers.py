@@ -6,7 +6,7 @@ import io
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from loaders import Undecodable
 from loaders.images.decoders import FASTEST_FIRST, READERS, choose, exactly
@@ -53,8 +53,11 @@ def test_damage_is_refused_or_decoded_as_pillow_does(reader: str) -> None:
     """A reader may refuse more than Pillow, and never give other pixels, or some where Pillow has none."""
     decode = READERS[reader]()
     for name, content in pictures.damaged_files().items():
-        with Image.open(io.BytesIO(content)) as image:
-            region = (0, 0, *image.size)
+        try:
+            with Image.open(io.BytesIO(content)) as image:
+                region = (0, 0, *image.size)
+        except UnidentifiedImageError:  # Pillow 11.0 refuses some heads that newer ones take
+            region = (0, 0, 1, 1)
         expected = pictures.pil(content)
         try:
             pixels = exactly(decode, content, region)
