@@ -71,6 +71,13 @@ def test_purposes_are_never_renumbered() -> None:
         "OVERLAP": 9,
         "CROP": 10,
         "BLOCKS": 11,
+        "AUTO": 12,
+        "JITTER": 13,
+        "GREY": 14,
+        "BLUR": 15,
+        "ERASE": 16,
+        "UPSIDE_DOWN": 17,
+        "MIX": 18,
     }
 
 
