@@ -186,7 +186,7 @@ def points(settings: Train) -> list[Point]:
     archs = ARCHS.get(task, (kind.arch,)) if settings.archs is None else settings.archs
     batch_sizes = settings.batch_sizes or BATCH_SIZES.get(task, (Config().loading.batch_size,))
     for arch in archs:
-        architecture(kind, arch)
+        architecture(kind, arch, "--archs")
     if settings.by_hand:
         require_same_pixels(task, archs)
     for name in settings.by_hand:

@@ -59,8 +59,8 @@ def require_read(config: Config, kind: TaskKind) -> None:
         raise UserError(f"--graphs true is not for --task {kind.name}: {why}; --graphs auto")
 
 
-def architecture(kind: TaskKind, asked: str | None) -> tuple[Registry, str]:
-    """Return the registry that builds --arch (`asked`), and its name there.
+def architecture(kind: TaskKind, asked: str | None, flag: str = "--arch") -> tuple[Registry, str]:
+    """Return the registry that builds --arch (`asked`), and its name there; `flag` is what messages call it.
 
     Raises UserError for an unknown one, and Unusable where a registry's package is not installed.
     """
@@ -72,8 +72,8 @@ def architecture(kind: TaskKind, asked: str | None) -> tuple[Registry, str]:
     for prefix, module in kind.others.items():
         if arch.startswith(prefix):
             registry = cast("Registry", import_module(module))
-            return registry, one_of("--arch", arch, registry.names())
-    return kind.registry, one_of("--arch", arch, kind.registry.names(), elsewhere=task_with_arch)
+            return registry, one_of(flag, arch, registry.names())
+    return kind.registry, one_of(flag, arch, kind.registry.names(), elsewhere=task_with_arch)
 
 
 def task_with_loader(name: str) -> str | None:
