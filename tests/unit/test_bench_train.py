@@ -87,7 +87,7 @@ def test_points_are_those_of_the_task(task: Any, folder: str, loader: str, arch:
     if torch.cuda.device_count() == 0:
         assert found[0]["precision"] == "fp32", "what train.py picks for this task on a CPU"
     for wrong, said in (
-        ({"archs": ("resnet18",)}, "--arch got 'resnet18'"),
+        ({"archs": ("resnet18",)}, "--archs got 'resnet18'"),
         ({"loaders": ("nothing",)}, "--loaders got 'nothing'"),
         ({"by_hand": ("dali",)}, f"--by-hand dali: there is no such loop for --task {task}"),
         ({"data": tmp_path / folder}, "has no "),
