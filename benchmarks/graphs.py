@@ -47,7 +47,7 @@ class Graphs(Common):
     precision: Literal["auto", "fp16", "bf16", "fp32"] = "auto"
     """auto = fp16 on a GPU."""
     workers: Annotated[int, Field(ge=0)] | None = None
-    """As --workers of train.py. Default: all cores but one."""
+    """Worker processes or threads, as --workers of train.py. Default: all cores but one."""
     seconds: Annotated[FiniteFloat, Field(gt=0)] = 5.0
     """Seconds of steady windows to measure at each point, after the warm-up."""
     flags: str = ""

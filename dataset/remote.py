@@ -27,7 +27,7 @@ from dataset.manifest import Rejected, is_url, masked
 T = TypeVar("T")
 R = TypeVar("R")
 ReadAt = Callable[[int, int], bytes]
-"""As of dataset.entries, which uses this module."""
+"""(place, length) -> so many bytes; dataset.entries has the same type, and imports this module."""
 
 PACKAGES = {"s3": "s3fs", "http": "aiohttp", "https": "aiohttp", "gs": "gcsfs", "gcs": "gcsfs"}
 """Protocol -> the package that fsspec reads it with."""

@@ -227,12 +227,10 @@ def build(
 
 def adopted(stock: nn.Module, arch: str, shape: tuple[int, ...]) -> Detector:
     """Return one of torchvision's detectors, or a user's that is made of its parts, as it is trained here.
-
-    Raises Unusable when it cannot train on batches of `shape`.
-    """
+    Raises Unusable when it cannot train on batches of `shape`."""
     missing = [part for part in ("backbone", "transform") if not hasattr(stock, part)]
     if missing:
-        made_of = "a torchvision detector has backbone and transform (torchvision.models.detection)"
+        made_of = "torchvision's detectors have it (torchvision.models.detection)"
         raise Unusable(f"--arch {arch} returned a network without .{missing[0]}; {made_of}")
     _keep_pixels_exact(stock)
     _check_shape(stock, arch, shape)

@@ -124,11 +124,11 @@ RANDAUGMENT = _space(
     colour=0.9,
     bits=4,
 )
-"""Of RandAugment (Cubuk et al. 2019) as torchvision has it; AutoAugment's is the same, with invert."""
+"""RandAugment's magnitudes (Cubuk et al. 2019), torchvision's; AutoAugment has them too, with invert."""
 TRIVIALAUGMENT = _space(
     shear=0.99, shift=Scale(0, 32, signed=True, whole=np.trunc), turn=135, colour=0.99, bits=6
 )
-"""Of TrivialAugment Wide (Mueller and Hutter 2021)."""
+"""TrivialAugment Wide's magnitudes (Mueller and Hutter 2021)."""
 AUTOAUGMENT: Space = {**RANDAUGMENT, "invert": None}
 _TIMM_MOVES: Space = {
     "autocontrast": None,
@@ -148,14 +148,14 @@ TIMM: Space = {
     "solarize": Scale(0, 256, whole=np.floor),
     **dict.fromkeys(_COLOURS, Scale(-0.9, 0.9)),
 }
-"""Of timm's strings without inc1: colours, posterize and solarize are strong where the magnitude is low."""
+"""Magnitudes of timm's strings without inc1: colours, posterize, solarize are strong where it is low."""
 TIMM_INCREASING: Space = {
     **_TIMM_MOVES,
     "posterize": Scale(4, 0, whole=np.ceil),
     "solarize": Scale(256, 0, whole=np.ceil),
     **dict.fromkeys(_COLOURS, Scale(0, 0.9, signed=True)),
 }
-"""Of timm's strings with inc1: all grow with the magnitude."""
+"""Magnitudes of timm's strings with inc1: all grow."""
 
 
 class Policy(Protocol):

@@ -58,13 +58,13 @@ class Table(Settings):
     about: str
     """What the figures are, for the title."""
     suite: str
-    """Of `python -m scripts.bench`."""
-    set: Literal["images", "training", "videos", "patches", "none"]
-    """What --data of the suite is: <class>/*, train/ and val/ of these, videos, a folder of large images."""
+    """Suite of `python -m scripts.bench` that measures it."""
+    set: Literal["images", "training", "videos", "none"]
+    """What --data of the suite is: <class>/*, train/ and val/ of these, or videos."""
     count: PositiveInt
     """Files that one pass of the report has."""
     flags: dict[str, Any]
-    """Of the suite, as the report's setting has them."""
+    """Flags of the suite, as the report's setting has them."""
     without_gpu: dict[str, Any] = Field(default_factory=dict)
     """Flags that are others where there is no GPU: smaller sets, fewer steps; `count` may be here too."""
     gpus: int = 0

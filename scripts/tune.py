@@ -46,7 +46,7 @@ GAIN = 0.03
 """A change that gains less is noise."""
 TRIAL_LIMIT_S = 120.0
 FIRST_LIMIT_S = 3600.0
-"""Of the run that is not counted, which may have to scan a large data set."""
+"""Longest that the first run may take, which is not counted and may have to scan a large data set."""
 LARGER = (2, 4, 8, 16)
 """Times the batch that is begun with, which --batch-size auto tries until one gains nothing."""
 AUTO: Final = "auto"

@@ -21,7 +21,7 @@ HOLDS = (
 )
 DIV2K = {"train": "DIV2K_train", "val": "DIV2K_valid"}
 HELD_OUT = 10
-"""Of one folder, one image in so many validates."""
+"""One image in so many validates where a single folder holds them all."""
 
 
 @dataclass(frozen=True, kw_only=True)
