@@ -143,6 +143,8 @@ def _preset_of(argv: list[str]) -> tuple[dict[str, Any], str]:
 READ_WITH = {
     "reader": ("loader", ("torchvision", "paired")),
     "decode_threads": ("loader", ("dali-fed",)),
+    "transforms": ("loader", ("torchvision",)),
+    "transforms_on": ("loader", ("torchvision",)),
     "crop_scale": ("train_window", ("random-resized",)),
     "crop_ratio": ("train_window", ("random-resized",)),
     "short_sides": ("augment", ("multiscale",)),

@@ -8,7 +8,7 @@ file -> columns -> Plan -> Rows -> Loader -> Batch -> Task.losses -> Step
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import torch
 
 Array = np.ndarray[Any, Any]
-
 Fetch = Callable[[Array, Array], None]
 """(now, coming), ids of samples -> when this returns the columns have the headers of `now`. Those of
 `coming`, in the order in which they will be asked for, are read meanwhile."""
@@ -73,13 +72,13 @@ class Rows:
     """
 
     ids: Array  # int64 [B], index into the manifest
-    # int64 [B, 4], x0 y0 x1 y1 in stored pixels, of videos in displayed ones, with `exif` in shown ones
-    regions: Array
+    regions: Array  # int64 [B, 4], x0 y0 x1 y1 in stored pixels; of videos displayed, with `exif` shown ones
     windows: Array  # float64 [B, 4], x0 y0 x1 y1 in REGION coordinates
     sizes: Array  # int64 [B, 2], height and width of the output in pixels
     turns: Array  # uint8 [B], 0 to 7: mirror 1 + flip 2 + transpose 4
     valid: Array  # bool [B]
     keys: Array | None = None  # uint64 [B], of training: the micro-batch's key, the same in all of its rows
+    seeds: Array | None = None  # uint64 [B], of training: what --transforms draws from, each row's own
     frames: Array | None = None  # int64 [B, T], display-order indices into the pts column
     ops: Array | None = None  # float32 [B, N, 1 + P], in order: which operation (plan/ops.py), its numbers
     places: Array | None = None  # int64 [B, 4], x0 y0 x1 y1 in the output; None = all of it
@@ -332,6 +331,7 @@ class Feed:
     threads: int = 0  # that decode behind worker processes; 0 = as many as workers
     reader: str = "auto"  # decoder of the torchvision loader
     pinned: bool = True  # copy to the device from page-locked memory
+    transforms: Mapping[str, Callable[[Array, int], Array]] = field(default_factory=dict)  # --transforms
 
 
 @dataclass(slots=True)

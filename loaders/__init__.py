@@ -50,6 +50,8 @@ OF_MEDIUM: dict[Medium, dict[str, str]] = {
 """What the files hold -> the loaders of them, as a task names its table."""
 NEED_GPU = ("dali-gpu", "dali-video", "nvdec", "nvdec+pyav", "nvdec+decord")
 """Loaders that open on a GPU alone."""
+TRANSFORMED = ("torchvision",)
+"""Loaders that call the function of --transforms: their pixels are on the CPU."""
 PACKAGES = {
     **dict.fromkeys(("dali-cpu", "dali-gpu", "dali-fed", "dali-video"), "nvidia.dali"),
     **dict.fromkeys(("decord", "nvdec+decord"), "decord"),
@@ -126,6 +128,10 @@ def open_loader(name: str, feed: Feed) -> Loader:
     the plan has no batch.
     """
     require_files(name, [feed.source])
+    if feed.transforms and name not in (*TRANSFORMED, "synthetic"):
+        raise UserError(
+            f"--transforms is for --loader {' or '.join(TRANSFORMED)}, and this is --loader {name}; leave one out"
+        )
     if not feed.plan.steps():
         raise UserError(
             f"the plan has no batch: a step takes {feed.plan.global_batch_size} samples, "

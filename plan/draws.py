@@ -39,6 +39,7 @@ class Purpose(IntEnum):
     ERASE = 16
     UPSIDE_DOWN = 17  # vertical flips
     MIX = 18  # mixup and cutmix
+    TRANSFORM = 19  # what the function of --transforms is given
 
 
 def _mix(words: Array) -> Array:

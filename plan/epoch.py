@@ -14,7 +14,7 @@ import numpy as np
 
 from contracts import Array, Fetch, Rows, UserError
 from plan import checks, order
-from plan.draws import Purpose, key
+from plan.draws import Purpose, bits, key
 
 TOGETHER = 64
 """Rows that are drawn at once, where a micro-batch has fewer: NumPy's calls take nearly as long for 8, and
@@ -270,9 +270,13 @@ class _EpochRows(Sequence[Rows]):
         plan = self._plan
         size = self._plan.batch_size
         coming = NONE if plan.fetch is None else self._items(self._next(which.stop))
-        rows = plan.draw(self._epoch, self._items(which), size * len(which), coming)
+        items = self._items(which)
+        rows = plan.draw(self._epoch, items, size * len(which), coming)
         if plan.training:
-            rows = replace(rows, keys=np.repeat([self._key(index) for index in which], size))
+            seeds = np.zeros(len(rows), np.uint64)  # of items: each repeat of a sample has its own
+            seeds[: len(items)] = bits(key(plan.seed, self._epoch, Purpose.TRANSFORM), items)
+            keys = np.repeat([self._key(index) for index in which], size)
+            rows = replace(rows, keys=keys, seeds=seeds)
         if len(which) == 1:
             return [rows]
         assert rows.canvas is None, "a canvas is a batch's: such a plan draws them one by one"

@@ -48,6 +48,13 @@ class Augmentation(Settings):
     """Probability that a training image becomes grey."""
     blur: Share = 0.0
     """Probability of a Gaussian blur of 0.1 to 2 pixels."""
+    transforms: str | None = None
+    """A function of your own, package.module:function, that changes each training image in the worker:
+    f(image, rng) takes and returns uint8 [height, width, 3]. For images with a label, by the torchvision
+    loader. loaders.images.presets has two: torchvision_v2 and albumentations."""
+    transforms_on: Literal["output", "region"] = "output"
+    """What that function gets: output = the pixels that the network will see, before they are flipped;
+    region = those of the training window at the file's own size, before it is resized."""
     erase: Share = 0.0
     """Probability that a rectangle of 2 to 33 % of a training image is erased."""
     erase_mode: Literal["const", "rand", "pixel"] = "const"

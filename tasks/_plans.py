@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from config import Config
-from contracts import Split, UserError
+from contracts import Array, Split, UserError
 from dataset.model_classes import ModelClasses
 from dataset.splits import Console, Content, open_splits
+from loaders.images.transforms import Transform
 from models import Native
 from plan.augment import UNTOUCHED, Augment
 from plan.autoaugment import policy_of
@@ -104,6 +105,12 @@ def augment(settings: Augmentation, native: Native, *, pixelwise: bool = False) 
         std=std,
     )
     return made if made.operates else UNTOUCHED
+
+
+def transforms(settings: Augmentation) -> dict[str, Callable[[Array, int], Array]]:
+    """Return the user's own function by what it is of. Raises UserError where there is none of its name."""
+    name = settings.transforms
+    return {} if name is None else {settings.transforms_on: Transform(name)}
 
 
 def mixing(settings: Augmentation) -> Mixing:

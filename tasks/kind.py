@@ -11,8 +11,9 @@ from config import COMMON, GROUP_OF, Config
 from contracts import Array, Feed, Figure, Pixels, Plan, Split, Task
 from dataset.model_classes import ModelClasses
 from dataset.splits import Console, Content, are_files
-from loaders import OF_MEDIUM, Medium, default_loader, usable
+from loaders import OF_MEDIUM, TRANSFORMED, Medium, default_loader, usable
 from models import Native, Registry
+from tasks._plans import transforms
 
 if TYPE_CHECKING:
     import torch
@@ -69,6 +70,8 @@ class TaskKind(ABC):
     ) -> tuple[Feed, Feed]:
         """Return what a loader is opened with, to train and to validate: `plans` and `tasks` are of both."""
         load = config.loading
+        asked = self.reads("transforms") and not config.run.evaluate
+        own = {"train": transforms(config.augmentation) if asked else {}, "val": {}}
         train, val = (
             Feed(
                 plan=plan,
@@ -81,6 +84,7 @@ class TaskKind(ABC):
                 threads=load.decode_threads or workers,
                 reader=load.reader,
                 pinned=load.pin_memory,
+                transforms=own[name],
             )
             for name, plan, task in zip(("train", "val"), plans, tasks, strict=True)
         )
@@ -158,6 +162,8 @@ class TaskKind(ABC):
         if asked != "auto" or config.data.data is None:
             return (name,)
         names = [name, *(other for other in self.loaders if other != name)]
+        if config.augmentation.transforms and self.reads("transforms") and not config.run.evaluate:
+            names = [*TRANSFORMED]
         found = tuple(other for other in names if usable(other, gpu=gpu, files=files)) or (name,)
         return found[:1] if config.run.evaluate else found
 

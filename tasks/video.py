@@ -112,14 +112,8 @@ class VideoKind(TaskKind):
     figures: tuple[Figure, ...] = FIGURES
     groups = ("clips",)
     unread = (
-        "exif",
-        "train_window",
-        "val_window",
-        "crop_scale",
-        "crop_ratio",
-        "interpolation",
-        "reader",
-        "decode_threads",
+        *("exif", "train_window", "val_window", "crop_scale", "crop_ratio", "interpolation", "reader"),
+        *("decode_threads", "transforms", "transforms_on"),
     )
 
     def splits(

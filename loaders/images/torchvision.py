@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Feed, Rows
+from contracts import Array, Feed, Rows, UserError
 from loaders import Undecodable
 from loaders._reads import NONE, Reads, mark
 from loaders._staging import Staged, Staging, without
@@ -25,6 +25,7 @@ from loaders.images.decoders import (
     resize_pil,
     resize_window,
 )
+from loaders.images.transforms import Transform
 from plan.geometry import largest_upright, upright
 
 OPENS_FILES = False
@@ -41,6 +42,7 @@ class TorchvisionLoader(Staging):
     def __init__(self, feed: Feed) -> None:
         super().__init__(feed)
         self.reader = choose(feed.reader)
+        self.notes = tuple(_told(feed))
         largest = largest_upright(feed.plan)
         self._workers = Workers(
             lambda: Decoding(feed, self.reader),
@@ -87,6 +89,8 @@ class Decoding:
             resize_pil if reader == "pil" else resize_window, interpolation=feed.pixels.interpolation
         )
         self._pil: Decode = READERS["pil"]()
+        self._transforms = feed.transforms
+        self._name_of = feed.source.name
 
     def __call__(self, rows: Rows, slot: np.ndarray[Any, Any]) -> tuple[int, ...]:
         shape = (len(rows), *rows.padded, 3)
@@ -123,10 +127,36 @@ class Decoding:
                 ):
                     # PIL has the last word on what can be decoded
                     region = exactly(self._pil, files[i], regions[i])
-                self._resize(out[i, top:bottom, left:right], region, rows.windows[i])
+                region = self._changed("region", region, rows, i)
+                place = out[i, top:bottom, left:right]
+                self._resize(place, region, rows.windows[i])
+                if "output" in self._transforms:
+                    place[:] = self._changed("output", place, rows, i)
             except Undecodable:
                 failed.append(int(rows.ids[i]))
         return tuple(failed)
+
+    def _changed(self, what: str, pixels: Array, rows: Rows, place: int) -> Array:
+        """Return what --transforms makes of a row's pixels; those themselves where it is of others.
+
+        Raises UserError.
+        """
+        transform = self._transforms.get(what)
+        if transform is None:
+            return pixels
+        if rows.seeds is None:
+            raise ValueError("--transforms draws from Rows.seeds, which this plan does not give")
+        try:
+            return transform(pixels.copy(), int(rows.seeds[place]))
+        except UserError as error:
+            raise UserError(f"{error}, of {self._name_of(int(rows.ids[place]))}") from error.__cause__
+
+
+def _told(feed: Feed) -> list[str]:
+    """Return a line for each function of --transforms: it works, and what it takes."""
+    _, height, width = feed.plan.sample_shape
+    own = (transform for transform in feed.transforms.values() if isinstance(transform, Transform))
+    return [transform.told(height, width) for transform in own]
 
 
 def open(feed: Feed) -> TorchvisionLoader:

@@ -57,6 +57,8 @@ OTHERWISE = {
 CHANGED = {
     "reader": ["opencv"],
     "decode_threads": ["3"],
+    "transforms": ["loaders.images.presets:torchvision_v2"],
+    "transforms_on": ["region"],
     "crop_scale": ["0.5", "1"],
     "crop_ratio": ["1", "1"],
     "short_sides": ["300", "400"],

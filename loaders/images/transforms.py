@@ -1,0 +1,120 @@
+"""A user's own function of training images, `--transforms package.module:function`, as workers call it.
+
+    f(image, rng) -> image      uint8 [H, W, 3], RGB; rng: numpy.random.Generator of the sample's own key
+
+Must not know where an image comes from.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+
+import processes
+from contracts import Array, UserError
+
+TRIALS = 5
+"""Calls by which a function is timed before training; the first ones may still import or compile."""
+
+
+class Transform:
+    """A function by its name. Raises UserError where there is none of that name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._function = _found(name)
+
+    def __call__(self, image: Array, seed: int) -> Array:
+        """Return what the function makes of uint8 [H, W, 3]. Raises UserError unless that has this form too.
+
+        torch, numpy and random are seeded for it, and go on afterwards where they were.
+        """
+        try:
+            with _seeded(seed):
+                made = self._function(image, np.random.default_rng(seed))
+        except Exception as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            raise UserError(
+                f"--transforms {self.name} raised {type(error).__name__}: {error} "
+                f"({os.path.basename(place.filename)}, line {place.lineno})"
+            ) from error
+        if not isinstance(made, np.ndarray) or made.dtype != np.uint8 or made.shape != image.shape:
+            form = f"{made.dtype} {made.shape}" if isinstance(made, np.ndarray) else type(made).__name__
+            raise UserError(
+                f"--transforms {self.name} returned {form} for uint8 {image.shape}; it must return an array "
+                "of the dtype and shape that it was given"
+            )
+        return made
+
+    def told(self, height: int, width: int) -> str:
+        """Return a line that says what a call takes. Raises UserError where it fails.
+
+        It runs in a process of its own: what a function starts, such as threads, must not be there when
+        workers are forked.
+        """
+        (found,) = processes.results(lambda size: self._timed(*size), [(height, width)], 1)
+        if isinstance(found, UserError):
+            raise found
+        return (
+            f"--transforms {self.name} takes {found * 1e3:.2f} ms of a worker for an image of {height} x "
+            f"{width}; it is part of the loader's time, and of data_wait where the loader is the limit"
+        )
+
+    def _timed(self, height: int, width: int) -> float | UserError:
+        image = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+        torch.set_num_threads(1)  # as in a worker
+        times = []
+        try:
+            for seed in range(TRIALS):
+                began = time.perf_counter()
+                self(image.copy(), seed)
+                times.append(time.perf_counter() - began)
+        except UserError as error:
+            return error
+        return min(times)
+
+
+def _found(name: str) -> Callable[[Array, Any], Any]:
+    """Return the function of that name. Raises UserError."""
+    module, _, function = name.partition(":")
+    if not module or not function:
+        raise UserError(
+            f"--transforms got '{name}'; it names a function as package.module:function, such as "
+            "loaders.images.presets:torchvision_v2"
+        )
+    try:
+        found = getattr(import_module(module), function, None)
+    except ImportError as error:
+        raise UserError(
+            f"--transforms {name}: {error}; its folder must be in PYTHONPATH ({sys.path[0]} is searched too)"
+        ) from None
+    if not callable(found):
+        raise UserError(f"--transforms {name}: {module} has no function '{function}'")
+    function_of: Callable[[Array, Any], Any] = found
+    return function_of
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed what functions of others draw from, and put it back: without workers it is the run's own."""
+    # torch.manual_seed would seed the GPU as well
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002
+    torch.default_generator.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002
+        torch.set_rng_state(before[2])

@@ -1,0 +1,122 @@
+"""--transforms: a function of the user's in the workers, drawn by the plan and by nothing else."""
+
+from __future__ import annotations
+
+import random
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from config import parse
+from contracts import Array, Feed, Split, UserError
+from dataset.splits import open_split
+from loaders import open_loader
+from loaders.images.transforms import Transform
+from plan.images import ImagePlan, ImagePolicy
+from tasks.classification import KIND
+from tests.conformance import scenes
+from tests.unit.folders import fill
+
+HERE = "tests.unit.test_transforms"
+
+
+def own(image: Array, rng: np.random.Generator) -> Array:
+    """Draw from each generator that a function may know."""
+    image[0, 0] = rng.integers(256), random.randrange(256), np.random.randint(256)  # noqa: NPY002
+    image[0, 1] = int(torch.randint(256, (1,)))
+    return image
+
+
+def smaller(image: Array, rng: np.random.Generator) -> Array:
+    return image[1:]
+
+
+def failing(image: Array, rng: np.random.Generator) -> Array:
+    raise ValueError("no such colour")
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> Split:
+    folder = tmp_path_factory.mktemp("transforms")
+    fill(folder / "train" / "a", {f"{name}.jpg": content for name, content in scenes.small(8).items()})
+    return open_split(folder / "train", cache=folder / "cache")
+
+
+def images(split: Split, epoch: int, batch_size: int, workers: int, **transforms: Any) -> Array:
+    """Return the images of an epoch in the order of their samples."""
+    columns = split.columns
+    policy = ImagePolicy(window="random-resized", image_size=24, flip=0.5)
+    plan = ImagePlan(
+        heights=columns.height, widths=columns.width, policy=policy, seed=5, batch_size=batch_size
+    )
+    feed = Feed(
+        plan=plan,
+        source=split.source,
+        columns=columns,
+        targets=lambda rows: {},
+        device=torch.device("cpu"),
+        workers=workers,
+        transforms=transforms,
+    )
+    with open_loader("torchvision", feed) as loader:
+        found = {
+            int(sample): batch.images[place].numpy().copy()
+            for batch in loader.batches(epoch, 0)
+            for place, sample in enumerate(batch.ids)
+        }
+    return np.stack([found[sample] for sample in sorted(found)])
+
+
+@pytest.mark.parametrize("what", ["output", "region"])
+@pytest.mark.parametrize("name", [f"{HERE}:own", "torchvision_v2", "albumentations"])
+def test_the_plan_alone_says_what_is_drawn(name: str, what: str, split: Split) -> None:
+    """With any number of workers and samples in a batch, and other images in another epoch."""
+    if name == "albumentations" and not find_spec(name):
+        pytest.skip("without albumentations")
+    transforms = {what: Transform(name if ":" in name else f"loaders.images.presets:{name}")}
+    random.seed(1)
+    first = images(split, 0, 4, 2, **transforms)
+    random.seed(2)
+    np.testing.assert_array_equal(first, images(split, 0, 2, 0, **transforms))
+    assert random.random() == random.Random(2).random(), "the run's own generators are as they were"
+    assert (first != images(split, 0, 4, 0)).any()
+    assert (images(split, 1, 4, 0, **transforms) != first).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("own", "names a function as package.module:function"),
+        ("no.such:own", "No module named 'no'"),
+        (f"{HERE}:other", f"{HERE} has no function 'other'"),
+        (f"{HERE}:smaller", r"returned uint8 \(23, 24, 3\) for uint8 \(24, 24, 3\)"),
+        (f"{HERE}:failing", r"raised ValueError: no such colour \(test_transforms.py, line \d+\)"),
+    ],
+    ids=["no-colon", "no-module", "no-function", "shape", "raises"],
+)
+def test_a_mistake_is_told_before_training(name: str, said: str, split: Split) -> None:
+    with pytest.raises(UserError, match=said):
+        images(split, 0, 4, 2, output=Transform(name))
+
+
+def test_a_repeat_of_a_sample_has_its_own_draws(split: Split) -> None:
+    columns = split.columns
+    policy = ImagePolicy(window="random-resized", image_size=24)
+    plan = ImagePlan(
+        heights=columns.height, widths=columns.width, policy=policy, seed=5, batch_size=8, repeats=2
+    )
+    (rows,) = plan.rows(0, 0)
+    assert len({*rows.ids.tolist()}) == 4 and rows.seeds is not None and len({*rows.seeds.tolist()}) == 8
+
+
+def test_other_loaders_and_tasks_refuse_it(tmp_path: Path) -> None:
+    argv = ["--data", str(tmp_path), "--transforms", f"{HERE}:own"]
+    assert KIND.may_open(parse(argv), gpu=True) == ("torchvision",)
+    with pytest.raises(UserError, match="--transforms is for --loader torchvision"):
+        parse([*argv, "--loader", "dali-fed"])
+    for task in ("detection", "video"):
+        assert "transforms" in __import__(f"tasks.{task}", fromlist=["KIND"]).KIND.unread
