@@ -130,7 +130,8 @@ def open_loader(name: str, feed: Feed) -> Loader:
     require_files(name, [feed.source])
     if feed.transforms and name not in (*TRANSFORMED, "synthetic"):
         raise UserError(
-            f"--transforms is for --loader {' or '.join(TRANSFORMED)}, and this is --loader {name}; leave one out"
+            f"--transforms is for --loader {' or '.join(TRANSFORMED)}, and this is --loader {name}; "
+            "leave one of them out"
         )
     if not feed.plan.steps():
         raise UserError(

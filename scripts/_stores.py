@@ -1,8 +1,10 @@
-"""Stores that `scripts.pack` writes: an LMDB, and tar shards. Each goes on where its last commit was."""
+"""Stores that `scripts.pack` writes: an LMDB, tar shards, Arrow files, folders. Each goes on where its last
+commit was."""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import tarfile
 from collections.abc import Sequence
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from contracts import UserError
+from dataset.arrow_files import END as END_OF_STREAM
 from dataset.manifest import printable
 from dataset.tar_index import IMAGES
 
@@ -40,6 +43,9 @@ class Writer(Protocol):
     def finish(self, classes: Sequence[str]) -> None:
         """Complete the store."""
 
+    def files(self) -> list[Path]:
+        """Return the files that the source which reads it knows by their looks, in its order."""
+
     def close(self) -> None:
         """Let go of what is open."""
 
@@ -63,7 +69,7 @@ class Lmdb:
         return f"{split}.lmdb"
 
     @staticmethod
-    def require(names: Sequence[bytes]) -> None:
+    def require(names: Sequence[bytes], folders: Sequence[str]) -> None:
         """Raise UserError for a name that no key can be."""
         for name in names:
             if len(name) > LONGEST_KEY:
@@ -87,6 +93,10 @@ class Lmdb:
         """Close the environment, and remove its file of locks."""
         self.close()
         Path(f"{self.store}-lock").unlink(missing_ok=True)
+
+    def files(self) -> list[Path]:
+        """Return the files that the source which reads it knows by their looks, in its order."""
+        return [self.store]
 
     def close(self) -> None:
         """Close the environment."""
@@ -112,7 +122,7 @@ class Tar:
         return split
 
     @staticmethod
-    def require(names: Sequence[bytes]) -> None:
+    def require(names: Sequence[bytes], folders: Sequence[str]) -> None:
         """Raise UserError for a name that is no image to readers of tar shards, or two of one sample."""
         keys: dict[bytes, bytes] = {}
         for name in names:
@@ -170,6 +180,10 @@ class Tar:
         self._shard += 1
         self._end = 0
 
+    def files(self) -> list[Path]:
+        """Return the files that the source which reads it knows by their looks, in its order."""
+        return sorted(self.store.glob("*.tar"))
+
     def close(self) -> None:
         """Close the shard under way."""
         if self._file is not None:
@@ -182,5 +196,138 @@ def _to_disk(file: io.BufferedRandom) -> None:
     os.fsync(file.fileno())
 
 
-FORMATS: dict[str, Any] = {"lmdb": Lmdb, "tar": Tar}
+class Arrow:
+    """train/*.arrow as datasets.Dataset.save_to_disk writes them: structs of bytes and path, and labels."""
+
+    SHARD = 1 << 30
+    """Bytes behind which a new shard begins."""
+
+    def __init__(self, work: Path, split: str, ends: dict[str, int]) -> None:
+        try:
+            import pyarrow
+        except ImportError:
+            raise UserError("--format arrow needs the package pyarrow: pip install pyarrow") from None
+        self._arrow: Any = pyarrow
+        self.store = work / self.place(split)
+        self.store.mkdir(exist_ok=True)
+        self._shard = ends.get("shard", 0)
+        self._end = ends.get("end", 0)
+        self._schema: Any = pyarrow.schema(
+            [
+                ("image", pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])),
+                ("label", pyarrow.int64()),
+            ]
+        )
+
+    @staticmethod
+    def place(split: str) -> str:
+        """Return the name of the store."""
+        return split
+
+    @staticmethod
+    def require(names: Sequence[bytes], folders: Sequence[str]) -> None:
+        """Raise UserError for a name that is no text."""
+        for name in names:
+            try:
+                name.decode()
+            except UnicodeDecodeError:
+                raise UserError(
+                    f"--format arrow takes names in UTF-8, and '{printable(name)}' is none; take --format lmdb"
+                ) from None
+
+    def _path(self, shard: int) -> Path:
+        return self.store / f"data-{shard:05d}.arrow"
+
+    def write(self, batch: Sequence[Packed]) -> dict[str, int]:
+        """Write samples as one record batch behind those before."""
+        images = [{"bytes": sample.content, "path": sample.name.decode()} for sample in batch]
+        columns = [self._arrow.array(images, self._schema.field("image").type)]
+        columns.append(self._arrow.array([sample.label for sample in batch], self._arrow.int64()))
+        message = self._arrow.record_batch(columns, self._schema).serialize()
+        path = self._path(self._shard)
+        with open(path, "r+b" if path.exists() else "w+b") as file:
+            file.truncate(self._end)  # without what an interrupted commit has left
+            file.seek(self._end)
+            if not self._end:
+                file.write(self._schema.serialize())
+            file.write(message)
+            self._end = file.tell()
+            if self._end >= self.SHARD:
+                file.write(END_OF_STREAM)
+                self._shard += 1
+                self._end = 0
+            _to_disk(file)
+        return {"shard": self._shard, "end": self._end}
+
+    def finish(self, classes: Sequence[str]) -> None:
+        """End the last shard, and say which shards there are, with which classes."""
+        if self._end:
+            with open(self._path(self._shard), "r+b") as file:
+                file.truncate(self._end)
+                file.seek(self._end)
+                file.write(END_OF_STREAM)
+                _to_disk(file)
+        features = {
+            "image": {"_type": "Image"},
+            "label": {"_type": "ClassLabel", "names": [*classes]},
+        }
+        files = [{"filename": path.name} for path in self.files()]
+        state = {"_data_files": files, "_fingerprint": "packed", "_format_columns": None}
+        state |= {"_format_kwargs": {}, "_format_type": None, "_output_all_columns": False, "_split": None}
+        for name, told in (("state.json", state), ("dataset_info.json", {"features": features})):
+            (self.store / name).write_text(json.dumps(told), encoding="utf-8")
+
+    def files(self) -> list[Path]:
+        """Return the files that the source which reads it knows by their looks, in its order."""
+        return sorted(self.store.glob("*.arrow"))
+
+    def close(self) -> None:
+        """Do nothing: no file stays open."""
+
+
+class Folder:
+    """train/<class>/*, files."""
+
+    def __init__(self, work: Path, split: str, ends: dict[str, int]) -> None:
+        self.store = work / self.place(split)
+        self.store.mkdir(exist_ok=True)
+
+    @staticmethod
+    def place(split: str) -> str:
+        """Return the name of the store."""
+        return split
+
+    @staticmethod
+    def require(names: Sequence[bytes], folders: Sequence[str]) -> None:
+        """Raise UserError for a name that does not begin with its class, or leads out of the folder."""
+        for name, folder in zip(names, folders, strict=True):
+            own, *rest = name.split(b"/")
+            if own != os.fsencode(folder) or not rest or {b"", b".", b".."} & {*rest}:
+                raise UserError(
+                    f"--format folder takes names that begin with their class, '{folder}/', and "
+                    f"'{printable(name)}' does not; take --format tar"
+                )
+
+    def write(self, batch: Sequence[Packed]) -> dict[str, int]:
+        """Write samples; those of an interrupted commit are written again."""
+        for sample in batch:
+            path = self.store / os.fsdecode(sample.name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(sample.content)
+        os.sync()
+        return {}
+
+    def finish(self, classes: Sequence[str]) -> None:
+        """Do nothing: the names of the folders are the classes."""
+
+    def files(self) -> list[Path]:
+        """Return the files that the source which reads it knows by their looks, none: it
+        reads all headers anew."""
+        return []
+
+    def close(self) -> None:
+        """Do nothing: no file stays open."""
+
+
+FORMATS: dict[str, Any] = {"lmdb": Lmdb, "tar": Tar, "arrow": Arrow, "folder": Folder}
 """--format -> its writer; the source that reads it has the same name."""

@@ -1,4 +1,5 @@
-"""`python -m scripts.pack TO --from DATA`: the images of any source in one LMDB a split, or in tar shards.
+"""`python -m scripts.pack TO --from DATA`: the images of any source in one LMDB a split, in tar shards,
+Arrow files or folders.
 
 Bytes, names, order and classes stay as they are, so that the fingerprint does, and --resume goes on over TO.
 The scan's columns lie beside the store (train.columns), which opens with them without a scan. Each sample is
@@ -129,11 +130,6 @@ def verify(split: Split, digests: bytes, say: Say) -> None:
         say(sample + 1, len(split.source), "verifying")
 
 
-def files_of(store: Path) -> list[Path]:
-    """Return the files of a store, in the order in which its source names them."""
-    return sorted(store.glob("*.tar")) if store.is_dir() else [store]
-
-
 def pack_split(split: Split, name: str, form: str, target: Path, say: Say) -> bool:
     """Write one split into `target`; False where it is there already. Raises UserError and OSError."""
     columns = split.columns
@@ -145,7 +141,8 @@ def pack_split(split: Split, name: str, form: str, target: Path, say: Say) -> bo
         if _fingerprint(kept / "images") == columns.fingerprint:
             return False
         raise UserError(f"{place} is there already, of other data; remove it, or name another folder")
-    made.require([columns.entry(sample) for sample in range(len(columns))])
+    names = [columns.entry(sample) for sample in range(len(columns))]
+    made.require(names, [columns.classes[label] for label in columns.label.tolist()])
     origin = {"fingerprint": columns.fingerprint, "format": form}
     progress = Progress(work, name, origin)
     if not progress.done:
@@ -157,7 +154,7 @@ def pack_split(split: Split, name: str, form: str, target: Path, say: Say) -> bo
     _remove(fresh)
     with tempfile.TemporaryDirectory() as scans:
         cache = Path(scans)
-        files = files_of(writer.store)
+        files = writer.files()
         beside(work, name, "images", files).keep(columns)
         if form == "tar":
             index = open_index(writer.store, samples=True, cache=cache)

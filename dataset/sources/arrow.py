@@ -13,6 +13,7 @@ from typing import Any
 from contracts import Split, UserError
 from dataset.arrow_files import Place, find
 from dataset.arrow_index import open_index, read_schema
+from dataset.beside import beside
 from dataset.lists import class_names
 from dataset.shard_index import Index
 from dataset.sources._shards import Labelled, Shards
@@ -85,6 +86,7 @@ def open(
         lambda visits: place.remember(visits, real),
         key=["arrow", split, labels],
         where=f"{place.folder}/*.arrow",
+        beside=beside(real, split, "images", [place.folder / name for name in place.names]),
         **again,
         **how,
     )

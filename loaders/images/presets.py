@@ -28,7 +28,7 @@ def _of_torchvision() -> Any:
 
 
 def torchvision_v2(image: Array, rng: np.random.Generator) -> Array:
-    """Jitter colours, drop them, or blur, by torchvision.transforms.v2, which draws from torch's generator."""
+    """Jitter colours, drop them, or blur, by torchvision.transforms.v2, which draws from torch."""
     pixels = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)
     made: Array = _of_torchvision()(pixels).permute(1, 2, 0).numpy()
     return made

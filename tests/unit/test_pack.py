@@ -25,7 +25,14 @@ FILES = {
 }
 FORMATS = pytest.mark.parametrize(
     "form",
-    ["tar", pytest.param("lmdb", marks=pytest.mark.skipif(not sources.here("lmdb"), reason="without lmdb"))],
+    [
+        "tar",
+        "folder",
+        *(
+            pytest.param(form, marks=pytest.mark.skipif(not sources.here(form), reason=f"without {form}"))
+            for form in ("lmdb", "arrow")
+        ),
+    ],
 )
 
 
@@ -68,7 +75,8 @@ def test_a_pack_is_the_same_data(
     )
     origin = opened(data)
     scanned = opened(target, rescan=True)
-    monkeypatch.setattr(scan, "read_headers", None)
+    if form != "folder":
+        monkeypatch.setattr(scan, "read_headers", None)
     monkeypatch.setattr("dataset.tar_index._walk", None)
     for split, found in opened(Path(elsewhere)).items():
         assert found.columns.fingerprint == origin[split].columns.fingerprint
@@ -85,6 +93,7 @@ def test_what_is_interrupted_goes_on(form: str, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(pack, "BATCH", 1)
     monkeypatch.setattr(_stores, "FIRST_MAP", 1 << 15)
     monkeypatch.setattr(_stores.Tar, "SHARD", 6000)
+    monkeypatch.setattr(_stores.Arrow, "SHARD", 6000)
     replace = os.replace
     commits: list[Path] = []
 
