@@ -232,7 +232,8 @@ class Arrow:
                 name.decode()
             except UnicodeDecodeError:
                 raise UserError(
-                    f"--format arrow takes names in UTF-8, and '{printable(name)}' is none; take --format lmdb"
+                    f"--format arrow takes names in UTF-8, and '{printable(name)}' is none; "
+                    "take --format lmdb"
                 ) from None
 
     def _path(self, shard: int) -> Path:

@@ -17,7 +17,7 @@ import shutil
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
@@ -190,11 +190,16 @@ def _remove(path: Path) -> None:
 def pack(settings: Data, target: Path, form: str, console: Console) -> None:
     """Write TO. Raises UserError and OSError."""
     assert settings.data is not None, "the command names it"
-    if Path(os.path.realpath(target)).is_relative_to(os.path.realpath(settings.data)):
-        raise UserError(
-            f"{target} lies inside {settings.data}, which is never written to; choose another folder"
-        )
     splits = open_splits(settings, loader="torchvision", console=console)
+    pack_splits(splits, settings.data, target, form, console)
+
+
+def pack_splits(
+    splits: Mapping[str, Split], data: str | Path, target: Path, form: str, console: Console
+) -> None:
+    """Write the splits, which lie in `data`, into TO. Raises UserError and OSError."""
+    if Path(os.path.realpath(target)).is_relative_to(os.path.realpath(data)):
+        raise UserError(f"{target} lies inside {data}, which is never written to; choose another folder")
     work = target / WORK
     work.mkdir(parents=True, exist_ok=True)
     try:

@@ -1,0 +1,324 @@
+"""`python -m scripts.imagenet TO --from FOLDER`: ImageNet as it is published, to a form that train.py reads.
+
+FOLDER holds ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar, and what says the classes of the latter:
+ILSVRC2012_devkit_t12.tar.gz, imagenet_2012_validation_synset_labels.txt or Kaggle's LOC_val_solution.csv. Or
+it holds Kaggle's ILSVRC/Data/CLS-LOC/ and LOC_val_solution.csv. Images are read where they lie, from the tars
+in the tar too, and nothing is unpacked on the way. Counts and names are checked. What is interrupted goes on
+when it is called again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import os
+import re
+import sys
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from contracts import Split, UserError
+from dataset import walk
+from dataset.entries import Files, ReadAt
+from dataset.images.scan import open_images
+from dataset.manifest import Rejects, printable
+from dataset.scan import Progress, reading
+from dataset.shard_index import Entry, Index, Shard, open_index
+from dataset.sources._shards import Shards
+from dataset.sources._stored import Container, Stored, StoredEntries
+from dataset.splits import cache_folder
+from dataset.tar_members import BLOCK, Ranges, members
+from models.classification import WNIDS
+from report.console import Console
+from scripts._stores import FORMATS
+from scripts.pack import pack_splits
+from user_files import open_bytes, read_text
+
+COUNTS = {"train": 1_281_167, "val": 50_000}
+NAMES = {
+    "train": re.compile(rb"(n\d{8})/\1_\d+\.JPEG"),
+    "val": re.compile(rb"n\d{8}/ILSVRC2012_val_\d{8}\.JPEG"),
+}
+ARCHIVE = "ILSVRC2012_img_{}.tar"
+DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
+SYNSETS = "imagenet_2012_validation_synset_labels.txt"
+SOLUTION = "LOC_val_solution.csv"
+KAGGLE = "ILSVRC/Data/CLS-LOC"
+TRUTH = f"{DEVKIT}, {SYNSETS} or {SOLUTION}"
+ClassOf = Callable[[str], str]
+"""Name of an image of val -> its class, such as n01440764. Raises UserError."""
+
+
+# --- the classes of val -------------------------------------------------------------------------------------
+
+
+def class_of_val(folder: Path) -> ClassOf:
+    """Return what knows the classes of val, from the first of TRUTH that is there. Raises UserError."""
+    if (folder / DEVKIT).exists():
+        return partial(_by_number, DEVKIT, _of_devkit(folder / DEVKIT))
+    if (folder / SYNSETS).exists():
+        return partial(_by_number, SYNSETS, read_text(folder / SYNSETS).split())
+    if (folder / SOLUTION).exists():
+        rows = csv.reader(io.StringIO(read_text(folder / SOLUTION)))
+        known = {row[0]: row[1].split()[0] for row in rows if len(row) == 2 and row[1].strip()}
+        return partial(_by_name, known)
+    raise UserError(f"{folder} has none of {TRUTH}, which say the classes of val; put one there")
+
+
+def _by_number(file: str, classes: Sequence[str], name: str) -> str:
+    number = int(re.sub(r"\D", "", name.removeprefix("ILSVRC2012")) or 0)
+    if not 1 <= number <= len(classes):
+        raise UserError(f"{file} says the classes of {len(classes):,} images, and {name} is none of them")
+    return classes[number - 1]
+
+
+def _by_name(known: Mapping[str, str], name: str) -> str:
+    if name.removesuffix(".JPEG") not in known:
+        raise UserError(f"{SOLUTION} does not name {name}; copy it again")
+    return known[name.removesuffix(".JPEG")]
+
+
+def _of_devkit(path: Path) -> list[str]:
+    """Return the class of each image of val, in the order of their numbers. Raises UserError."""
+    try:
+        from scipy.io import loadmat
+    except ImportError:
+        raise UserError(
+            f"{DEVKIT} names the classes in Matlab's format, which needs the package scipy: pip install "
+            f"scipy, or put {SYNSETS} there"
+        ) from None
+    try:
+        with open_bytes(path) as file, tarfile.open(fileobj=file, mode="r:gz") as kit:
+            held = {Path(member.name).name: member for member in kit.getmembers()}
+            matlab, numbers = (
+                (kit.extractfile(held[name]) or io.BytesIO()).read()
+                for name in ("meta.mat", "ILSVRC2012_validation_ground_truth.txt")
+            )
+        synsets = loadmat(io.BytesIO(matlab), squeeze_me=True)["synsets"]
+        name_of = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
+        return [name_of[int(number)] for number in numbers.split()]
+    except (tarfile.TarError, EOFError, KeyError, ValueError) as error:
+        raise UserError(f"{path} is no devkit of ILSVRC2012, or damaged ({error}); copy it again") from None
+
+
+# --- the images where they lie ------------------------------------------------------------------------------
+
+
+class Archive(Shards):
+    """The images of ILSVRC2012_img_train.tar, which holds a tar a class, or of the one of val."""
+
+    def __init__(self, folder: Path, split: str, class_of: ClassOf | None, **again: Any) -> None:
+        super().__init__(partial(_index, folder, split, class_of, **again))
+        self._path = folder / ARCHIVE.format(split)
+
+    def files(self) -> Sequence[Path]:
+        """Return the archive."""
+        return [self._path]
+
+    def names(self) -> list[bytes]:
+        """Return class/name of each image. Raises UserError."""
+        return [self.index.entry(place) for place in range(len(self.index))]
+
+
+def _index(folder: Path, split: str, class_of: ClassOf | None, **again: Any) -> Index:
+    name = ARCHIVE.format(split)
+
+    def shards(visits: list[walk.Visit]) -> list[str]:
+        walk.remember(visits, os.fsencode(folder), os.fsencode(name))
+        return [name]
+
+    walked = partial(_walk, folder, class_of)
+    return open_index(folder, shards, walked, key=["imagenet", split], samples=True, **again)
+
+
+def _walk(folder: Path, class_of: ClassOf | None, name: str) -> Shard:
+    """Return the images of an archive: of train, without `class_of`, those of the tars in it."""
+    path = folder / name
+    entries = []
+    with open_bytes(path) as file:
+        status = os.fstat(file.fileno())
+
+        def part(begin: int, size: int) -> Ranges:
+            """Return a range that is read by headers alone: the images between them are large."""
+            return Ranges(
+                lambda offset, length: os.pread(file.fileno(), min(length, size - offset), begin + offset),
+                size,
+                BLOCK,
+            )
+
+        for member in members(part(0, status.st_size), path):
+            own = Path(os.fsdecode(member.name)).name
+            if class_of is not None:
+                found = [(class_of(own), own, member.offset, member.size)]
+            else:
+                inner = members(part(member.offset, member.size), f"{path}:{own}")
+                found = [
+                    (
+                        own.removesuffix(".tar"),
+                        Path(os.fsdecode(image.name)).name,
+                        member.offset + image.offset,
+                        image.size,
+                    )
+                    for image in inner
+                ]
+            entries += [
+                Entry(os.fsencode(f"{wnid}/{image}"), offset, size, wnid)
+                for wnid, image, offset, size in found
+            ]
+    return Shard(status.st_size, status.st_mtime_ns, entries, [])
+
+
+class Unpacked:
+    """The images of Kaggle's folders: a dataset.sources._stored.Container. Those of val lie in no class."""
+
+    def __init__(self, folder: Path, class_of: ClassOf | None) -> None:
+        self._class_of = class_of
+        self._files = Files(folder)
+
+    def _place(self, key: bytes) -> bytes:
+        return key if self._class_of is None else key.partition(b"/")[2]
+
+    @contextmanager
+    def opened(self, key: bytes) -> Iterator[tuple[int, ReadAt]]:
+        """Open an image. Raises Rejected."""
+        with self._files.opened(self._place(key)) as found:
+            yield found
+
+    def shown(self, key: bytes) -> bytes:
+        """Return the path of an image."""
+        return self._files.shown(self._place(key))
+
+    def files(self) -> Sequence[Path]:
+        """Return the folders, which show a change."""
+        root = self._files.root
+        return (
+            [root] if self._class_of else [root, *(path for path in sorted(root.iterdir()) if path.is_dir())]
+        )
+
+    def names(self) -> list[bytes]:
+        """Return class/name of each image. Raises UserError."""
+        if self._class_of is not None:
+            return [os.fsencode(f"{self._class_of(name)}/{name}") for name in os.listdir(self._files.root)]
+        return [
+            os.fsencode(f"{folder.name}/{name}") for folder in self.files()[1:] for name in os.listdir(folder)
+        ]
+
+    def close(self) -> None:
+        """Do nothing: no file stays open."""
+
+
+# --- a split ------------------------------------------------------------------------------------------------
+
+
+def open_imagenet(
+    folder: Path,
+    split: str,
+    *,
+    cache: Path,
+    any_count: bool,
+    classes: Sequence[str] | None,
+    progress: Progress,
+) -> Split:
+    """Return a split of ImageNet from archives or Kaggle's folders. Raises UserError."""
+    real = Path(os.path.realpath(folder))
+    class_of = class_of_val(real) if split == "val" else None
+    container: Archive | Unpacked
+    if (real / ARCHIVE.format(split)).exists():
+        container = Archive(real, split, class_of, cache=cache, progress=progress)
+    elif (real / KAGGLE / split).is_dir():
+        container = Unpacked(real / KAGGLE / split, class_of)
+    else:
+        raise UserError(
+            f"{folder} has no {ARCHIVE.format(split)}, and no {KAGGLE}/{split}/; it must have one"
+        )
+
+    def list_files(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> dict[str, int]:
+        entries.remember(visits, [])
+        with reading(real):
+            names = container.names()
+        require_names(split, names, any_count=any_count)
+        labels = walk.numbered(
+            sorted({os.fsdecode(name.partition(b"/")[0]) for name in names}), classes, "val has class"
+        )
+        walk.write_labelled({name: labels[os.fsdecode(name.partition(b"/")[0])] for name in names}, made)
+        return labels
+
+    own: Container = container
+    entries = StoredEntries(real, lambda _: own, split)
+    key = ["imagenet", split, any_count]
+    how: dict[str, Any] = {"classes": classes, "cache": cache, "progress": progress}
+    columns = open_images(real, entries, list_files, key=key, where=str(real), **how)
+    if columns.rejected and not any_count:
+        raise UserError(
+            f"{split}: {columns.rejected} images cannot be read, named in {columns.folder / 'rejected.txt'}; "
+            "copy the archive again, or --any-count true leaves them out"
+        )
+    return Split(columns=columns, source=Stored(columns, own))
+
+
+def require_names(split: str, names: Sequence[bytes], *, any_count: bool) -> None:
+    """Raise UserError unless these are the names of the images of ILSVRC2012, all of them."""
+    odd = next((name for name in names if not NAMES[split].fullmatch(name)), None)
+    if odd is not None:
+        raise UserError(f"{split} has '{printable(odd)}', which is no image of ILSVRC2012; take it away")
+    if any_count:
+        return
+    if len({*names}) != COUNTS[split]:
+        raise UserError(
+            f"{split} has {len({*names}):,} images, and ILSVRC2012 has {COUNTS[split]:,}; copy it again, or "
+            "--any-count true takes a part of it"
+        )
+    found = {os.fsdecode(name.partition(b"/")[0]) for name in names}
+    if found != {*read_text(WNIDS).split()}:
+        raise UserError(
+            f"{split} has {len(found)} classes that are not the 1,000 of ILSVRC2012; copy it again"
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="imagenet", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("target", metavar="TO", type=Path, help="folder of the result, for --data")
+    parser.add_argument("--from", dest="data", metavar="FOLDER", type=Path, required=True)
+    parser.add_argument("--format", choices=sorted(FORMATS), default="folder", help="default: folder")
+    parser.add_argument(
+        "--any-count", choices=("true", "false"), default="false", help="take a part of ImageNet"
+    )
+    parser.add_argument("--manifest-dir", type=Path, help="as of training")
+    options = parser.parse_args(arguments)
+    console = Console()
+    cache = cache_folder(options.manifest_dir)
+    try:
+        splits: dict[str, Split] = {}
+        for name in COUNTS:
+            with console.counting(name) as progress:
+                splits[name] = open_imagenet(
+                    options.data,
+                    name,
+                    cache=cache,
+                    any_count=options.any_count == "true",
+                    classes=splits["train"].columns.classes if splits else None,
+                    progress=progress,
+                )
+        pack_splits(splits, options.data, options.target, options.format, console)
+    except UserError as error:
+        print(f"imagenet: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"imagenet: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("imagenet: interrupted; the same command goes on", file=sys.stderr)
+        return 130
+    print(f"{options.target}: --data {options.target} --source {options.format}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
