@@ -268,12 +268,12 @@ class Arrow:
                 file.seek(self._end)
                 file.write(END_OF_STREAM)
                 _to_disk(file)
-        features = {
+        features: dict[str, Any] = {
             "image": {"_type": "Image"},
             "label": {"_type": "ClassLabel", "names": [*classes]},
         }
         files = [{"filename": path.name} for path in self.files()]
-        state = {"_data_files": files, "_fingerprint": "packed", "_format_columns": None}
+        state: dict[str, Any] = {"_data_files": files, "_fingerprint": "packed", "_format_columns": None}
         state |= {"_format_kwargs": {}, "_format_type": None, "_output_all_columns": False, "_split": None}
         for name, told in (("state.json", state), ("dataset_info.json", {"features": features})):
             (self.store / name).write_text(json.dumps(told), encoding="utf-8")
