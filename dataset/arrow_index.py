@@ -185,7 +185,7 @@ def _entries(batch: Any, shard: Opened, schema: Schema, row: int, *, samples: bo
             there &= column.is_valid().to_numpy(zero_copy_only=False)
         begins, sizes = _ranges(content, shard)
         paths = _paths(column, binary)
-        labels = _labels(batch, schema, shard.path) if samples else [None] * len(column)
+        labels = labels_of(batch, schema, shard.path) if samples else [None] * len(column)
     folder = os.fsencode(shard.path.parent.name) + b"/"
     for place, (begin, size, path, label) in enumerate(
         zip(begins.tolist(), sizes.tolist(), paths, labels, strict=True)
@@ -227,7 +227,7 @@ def _paths(column: Any, binary: bool) -> list[bytes]:
     return [path if path and b"\0" not in path else b"" for path in paths]
 
 
-def _labels(batch: Any, schema: Schema, path: Path) -> list[str | None]:
+def labels_of(batch: Any, schema: Schema, path: Path) -> list[str | None]:
     """Return the label of each row; None where it has none. Raises UserError."""
     if not schema.label:
         raise UserError(

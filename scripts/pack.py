@@ -29,10 +29,11 @@ import filelock
 from config import build
 from contracts import Source, Split, UserError
 from dataset.beside import beside
-from dataset.sources import source_named
-from dataset.splits import open_splits
+from dataset.sources import SOURCES, source_named
+from dataset.splits import cache_folder, open_splits
 from dataset.tar_index import open_index
 from report.console import Console
+from scripts._foreign import FOREIGN, files_of, open_foreign
 from scripts._stores import FORMATS, Packed, Writer
 from settings.data import Data
 
@@ -190,8 +191,31 @@ def _remove(path: Path) -> None:
 def pack(settings: Data, target: Path, form: str, console: Console) -> None:
     """Write TO. Raises UserError and OSError."""
     assert settings.data is not None, "the command names it"
-    splits = open_splits(settings, loader="torchvision", console=console)
+    splits = _foreign_splits(settings, console) or open_splits(
+        settings, loader="torchvision", console=console
+    )
     pack_splits(splits, settings.data, target, form, console)
+
+
+def _foreign_splits(settings: Data, console: Console) -> dict[str, Split]:
+    """Return the splits of a kind of files that only this program reads; none where they are of another."""
+    data = Path(settings.data or "")
+    kind = settings.source
+    if kind == "auto" and all(source_named(source).missing(data, "train") for source in SOURCES):
+        kind = next((kind for kind in FOREIGN if files_of(kind, data, "train")), kind)
+    splits: dict[str, Split] = {}
+    for name in ("train", "val") if kind in FOREIGN else ():
+        with console.counting(name) as progress:
+            splits[name] = open_foreign(
+                kind,
+                data,
+                name,
+                label_key=settings.label_key,
+                cache=cache_folder(settings.manifest_dir),
+                progress=progress,
+                classes=splits["train"].columns.classes if splits else None,
+            )
+    return splits
 
 
 def pack_splits(
@@ -222,7 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("target", metavar="TO", type=Path, help="folder of the stores, for --data")
     parser.add_argument("--from", dest="data", metavar="DATA", required=True, help="as --data")
     parser.add_argument("--format", choices=sorted(FORMATS), default="lmdb", help="default: lmdb")
-    parser.add_argument("--source", default="auto", help="as of training; so are the others")
+    parser.add_argument("--source", default="auto", help=f"as of training, or {', '.join(FOREIGN)}")
     parser.add_argument("--manifest-dir", type=Path)
     parser.add_argument("--lmdb-label")
     parser.add_argument("--label-key")

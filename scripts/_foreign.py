@@ -1,0 +1,365 @@
+"""Images in Parquet, TFRecord, RecordIO and HDF5 files, for `scripts.pack`: what training does not read.
+
+Samples keep the order of the files, and are named by file and row: shard/000000012-name.jpg. An entry's
+offset in the index is where its record begins, or the number of its row. No file stays open between two
+reads, so that none is open across a fork.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from contracts import Split, UserError
+from dataset import walk
+from dataset.arrow_index import labels_of, schema_of
+from dataset.entries import ReadAt
+from dataset.lists import class_names
+from dataset.manifest import Rejected, printable
+from dataset.scan import Progress
+from dataset.shard_index import Entry, Index, Shard, open_index
+from dataset.sources._shards import Labelled, Shards
+from scripts import _framings
+from user_files import open_bytes
+
+SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}
+"""What files of a split are called, the first of these that is there."""
+IMAGES_OF_EXAMPLES = ("image/encoded", "image", "jpg", "png", "image_raw")
+LABELS_OF_EXAMPLES = ("image/class/synset", "label", "image/class/label")
+IMAGES_OF_HDF5 = ("images", "image", "imgs", "data", "x")
+LABELS_OF_HDF5 = ("labels", "label", "targets", "y")
+KINDS = ((b"\xff\xd8", "jpg"), (b"\x89PNG", "png"), (b"RIFF", "webp"), (b"GIF8", "gif"), (b"BM", "bmp"))
+ROWS = 64
+"""Rows that are in memory at once while a file is walked."""
+
+
+def _name(path: Path, row: int, head: bytes, own: str = "") -> bytes:
+    """Return the name of a sample; `own` is what its file calls it."""
+    kind = next((kind for magic, kind in KINDS if head.startswith(magic)), "img")
+    stem = re.sub(r"[^\w-]", "_", os.path.basename(own).partition(".")[0])[:80]
+    return os.fsencode(f"{path.name}/{row:09d}{'-' * bool(stem)}{stem}.{kind}")
+
+
+def _number(label: object) -> str | None:
+    """Return a label as text: a whole number, or a name; None where it is neither."""
+    if isinstance(label, bytes):
+        return label.decode(errors="replace").strip() or None
+    number = float(label)  # type: ignore[arg-type]
+    return str(int(number)) if number >= 0 and number.is_integer() else None
+
+
+# --- Parquet ------------------------------------------------------------------------------------------------
+
+
+def _parquet() -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise UserError("--source parquet needs the package pyarrow: pip install pyarrow") from None
+    return pyarrow.parquet
+
+
+def _walk_parquet(path: Path, label_key: str | None) -> Iterator[Entry]:
+    with _parquet().ParquetFile(path) as file:
+        schema = schema_of(file.schema_arrow, path, label_key)
+        row = 0
+        columns = [schema.image, schema.label]
+        for batch in file.iter_batches(ROWS, columns=columns, use_threads=False):
+            labels = labels_of(batch, schema, path)
+            for held, label in zip(batch.column(schema.image).to_pylist(), labels, strict=True):
+                content, own = (held, "") if isinstance(held, bytes) else _of_struct(held, path, row)
+                yield Entry(_name(path, row, content, own), row, len(content), label, row)
+                row += 1
+
+
+def _of_struct(held: dict[str, Any] | None, path: Path, row: int) -> tuple[bytes, str]:
+    content = (held or {}).get("bytes") or b""
+    own = str((held or {}).get("path") or "")
+    if own and not content:
+        raise UserError(f"{path}:row {row} has a path, {own}, and no bytes; pack the files themselves")
+    return content, own
+
+
+_GROUPS = threading.Lock()
+
+
+def _renew() -> None:
+    """Give a child a lock of its own: a thread of its parent may hold the other."""
+    global _GROUPS
+    _GROUPS = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew)
+
+
+def _group(path: Path, label_key: str | None, row: int) -> tuple[int, int, Any]:
+    """Return the first row of a row group, the row behind it, and its images; `row` is one of them."""
+    with _parquet().ParquetFile(path) as file:
+        schema = schema_of(file.schema_arrow, path, label_key)
+        begin = 0
+        for group in range(file.num_row_groups):
+            end = begin + file.metadata.row_group(group).num_rows
+            if row < end:
+                table = file.read_row_group(group, columns=[schema.image], use_threads=False)
+                return begin, end, table.column(0)
+            begin = end
+    raise Rejected("no such row")
+
+
+_held: dict[Path, tuple[int, int, Any]] = {}
+"""The row group that was read last, by its file."""
+
+
+def _read_parquet(path: Path, label_key: str | None, row: int, _size: int) -> bytes:
+    with _GROUPS:  # rows that are asked for together are of one group: it is read once
+        held = _held.get(path)
+        if held is None or not held[0] <= row < held[1]:
+            _held.clear()
+            held = _held[path] = _group(path, label_key, row)
+        value = held[2][row - held[0]].as_py()
+    content: bytes = value if isinstance(value, bytes) else value["bytes"]
+    return content
+
+
+# --- TFRecord -----------------------------------------------------------------------------------------------
+
+
+def _walk_tfrecord(path: Path, label_key: str | None) -> Iterator[Entry]:
+    with open_bytes(path) as file:
+        for row, (offset, data) in enumerate(_framings.tf_records(file, path)):
+            try:
+                found = _framings.example(data)
+            except ValueError as error:
+                raise UserError(f"{path}:row {row} is no tf.train.Example: {error}") from None
+            content = _bytes(found, _one_of(IMAGES_OF_EXAMPLES, found, "image", path), data)
+            key = label_key or _one_of(LABELS_OF_EXAMPLES, found, "label: --label-key names one", path)
+            if key not in found:
+                raise UserError(f"--label-key {key}: {path} has {', '.join(sorted(found))}")
+            told: Any = found[key][0] if len(found[key]) == 1 else None
+            label = data[told[0] : told[1]] if isinstance(told, tuple) else told
+            begin, end = content
+            own = _bytes(found, "image/filename", data) if "image/filename" in found else (0, 0)
+            name = _name(path, row, data[begin : begin + 16], data[own[0] : own[1]].decode(errors="replace"))
+            yield Entry(name, offset + begin, end - begin, None if label is None else _number(label), row)
+
+
+def _bytes(found: dict[str, Any], key: str, data: bytes) -> tuple[int, int]:
+    value = found[key]
+    place: tuple[int, int] = value[0] if value and isinstance(value[0], tuple) else (0, 0)
+    return place
+
+
+def _one_of(names: Sequence[str], found: Any, what: str, path: Path) -> str:
+    name = next((name for name in names if name in found), "")
+    if not name:
+        raise UserError(
+            f"{path} has no {what}; it has {printable(os.fsencode(', '.join(sorted(found))))[:300]}"
+        )
+    return name
+
+
+def _read_range(path: Path, _label_key: str | None, offset: int, size: int) -> bytes:
+    with open_bytes(path) as file:
+        file.seek(offset)
+        return file.read(size)
+
+
+# --- RecordIO -----------------------------------------------------------------------------------------------
+
+
+def _walk_recordio(path: Path, label_key: str | None) -> Iterator[Entry]:
+    with open_bytes(path) as file:
+        for row, (offset, data) in enumerate(_framings.record_io(file, path)):
+            try:
+                labels, content = _framings.unpacked(data)
+            except ValueError as error:
+                raise UserError(f"{path}:row {row} is no image: {error}") from None
+            label = _number(labels[0]) if len(labels) == 1 else None
+            yield Entry(_name(path, row, content), offset, len(content), label, row)
+
+
+def _read_recordio(path: Path, _label_key: str | None, offset: int, _size: int) -> bytes:
+    with open_bytes(path) as file:
+        file.seek(offset)
+        return _framings.unpacked(next(_framings.record_io(file, path))[1])[1]
+
+
+# --- HDF5 ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _opened(path: Path, label_key: str | None) -> Iterator[tuple[Any, Any]]:
+    """Open a file; its images and labels. Raises UserError."""
+    try:
+        import h5py
+    except ImportError:
+        raise UserError("--source hdf5 needs the package h5py: pip install h5py") from None
+    with h5py.File(path, "r") as file:
+        images = file[_one_of(IMAGES_OF_HDF5, file, "images", path)]
+        own = (label_key,) if label_key else LABELS_OF_HDF5
+        labels = file[_one_of(own, file, "labels: --label-key names them", path)]
+        encoded = images.ndim == 1 and h5py.check_vlen_dtype(images.dtype) == np.uint8
+        if not encoded and not (images.ndim == 4 and images.dtype == np.uint8 and images.shape[-1] in (1, 3)):
+            raise UserError(
+                f"{path}: images are {images.dtype} {images.shape}; they must be files as uint8 of variable "
+                "length, or uint8 [n, height, width, 1 or 3]"
+            )
+        if len(images) != len(labels):
+            raise UserError(f"{path} has {len(images)} images and {len(labels)} labels; write it again")
+        yield images, labels
+
+
+def _file_of(value: Any) -> bytes:
+    """Return an image's file; of pixels a PNG, which has all of them."""
+    if value.ndim == 1:
+        return bytes(value.tobytes())
+    made = io.BytesIO()
+    Image.fromarray(value[:, :, 0] if value.shape[2] == 1 else value).save(made, "PNG", compress_level=1)
+    return made.getvalue()
+
+
+def _walk_hdf5(path: Path, label_key: str | None) -> Iterator[Entry]:
+    with _opened(path, label_key) as (images, labels):
+        for row in range(len(images)):
+            content = _file_of(images[row])
+            yield Entry(_name(path, row, content), row, len(content), _number(labels[row]), row)
+
+
+def _read_hdf5(path: Path, label_key: str | None, row: int, _size: int) -> bytes:
+    with _opened(path, label_key) as (images, _):
+        return _file_of(images[row])
+
+
+# --- a split ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foreign:
+    """A kind of files: which these are, the samples of one, and the bytes of a sample."""
+
+    files: re.Pattern[str]
+    walk: Callable[[Path, str | None], Iterator[Entry]]
+    read: Callable[[Path, str | None, int, int], bytes]  # of (file, --label-key, offset, size) of an entry
+
+
+FOREIGN = {
+    "parquet": Foreign(files=re.compile(r".+\.parquet"), walk=_walk_parquet, read=_read_parquet),
+    "tfrecord": Foreign(
+        files=re.compile(r".*tfrecords?.*|[^.]+-\d{5}-of-\d{5}"), walk=_walk_tfrecord, read=_read_range
+    ),
+    "recordio": Foreign(files=re.compile(r".+\.rec"), walk=_walk_recordio, read=_read_recordio),
+    "hdf5": Foreign(files=re.compile(r".+\.(h5|hdf5)"), walk=_walk_hdf5, read=_read_hdf5),
+}
+"""--source of scripts.pack -> its kind."""
+
+
+def files_of(kind: str, data: Path, split: str) -> list[Path]:
+    """Return the sorted files of a split: data/train/*, data/train*, *-train-* or data/data/train*."""
+    files = FOREIGN[kind].files
+    for name in SPLITS[split]:
+        named = re.compile(rf"(.*[-_.])?{name}([-_.].*)?")
+        for folder, every in ((data / name, True), (data, False), (data / "data", False)):
+            own = sorted(folder.iterdir()) if folder.is_dir() else []
+            found = [
+                path for path in own if files.fullmatch(path.name) and (every or named.fullmatch(path.name))
+            ]
+            if found:
+                return found
+    return []
+
+
+class Rows(Shards):
+    """The images of a split's files: a dataset.sources._stored.Container."""
+
+    def __init__(self, kind: str, paths: Sequence[Path], label_key: str | None, **again: Any) -> None:
+        super().__init__(partial(_index, kind, paths, label_key, **again))
+        self._kind = kind
+        self._paths = paths
+        self._label_key = label_key
+
+    def files(self) -> Sequence[Path]:
+        """Return the files, and their folder."""
+        return [self._paths[0].parent, *self._paths]
+
+    @contextmanager
+    def opened(self, key: bytes) -> Iterator[tuple[int, ReadAt]]:
+        """Open an image. Raises Rejected where it is not what the index says."""
+        with super().opened(key):  # the file is as it was walked
+            index = self.index
+            place = index.find(key)
+            path = Path(os.fsdecode(index.shard_path(int(index.shard[place]))))
+            size = int(index.size[place])
+            content = FOREIGN[self._kind].read(path, self._label_key, int(index.offset[place]), size)
+        yield len(content), lambda offset, length: content[offset : offset + length]
+
+
+def _index(kind: str, paths: Sequence[Path], label_key: str | None, **again: Any) -> Index:
+    folder = paths[0].parent
+
+    def names(visits: list[walk.Visit]) -> list[str]:
+        for name in ("", *(path.name for path in paths)):
+            walk.remember(visits, os.fsencode(folder), os.fsencode(name))
+        return [path.name for path in paths]
+
+    key = [kind, paths[0].name, label_key]
+    return open_index(folder, names, partial(_walk, kind, folder, label_key), key=key, samples=True, **again)
+
+
+def _walk(kind: str, folder: Path, label_key: str | None, name: str) -> Shard:
+    status = os.stat(folder / name)
+    entries = list(FOREIGN[kind].walk(folder / name, label_key))
+    good = [entry._replace(row=-1) for entry in entries if entry.size]
+    rejects = [(entry.name, "no image") for entry in entries if not entry.size]
+    return Shard(status.st_size, status.st_mtime_ns, good, rejects)
+
+
+def open_foreign(
+    kind: str,
+    data: Path,
+    split: str,
+    *,
+    label_key: str | None,
+    cache: Path,
+    progress: Progress,
+    classes: Sequence[str] | None,
+) -> Split:
+    """Open the images of a split. Raises UserError."""
+    real = Path(os.path.realpath(data))
+    paths = files_of(kind, real, split)
+    if not paths:
+        raise UserError(f"{data} has no {kind} files of {split}, such as {split}/*, {split}-00000-of-00001.*")
+    rows = Rows(kind, paths, label_key, cache=cache, progress=progress)
+    named = class_names(paths[0].parent, real)
+    if kind == "parquet":
+        named = named or _classes_of_parquet(paths[0], label_key)
+    labelled = Labelled(
+        shards=rows,
+        named=named,
+        expected="a label is the number of a class, or its name",
+        without="no label, or several",
+    )
+
+    def remember(visits: list[walk.Visit]) -> None:
+        for path in rows.files():
+            walk.remember(visits, os.fsencode(real), os.fsencode(os.path.relpath(path, real)))
+
+    how: dict[str, Any] = {"cache": cache, "progress": progress, "classes": classes}
+    key = [kind, split, label_key]
+    return labelled.open(real, split, remember, key=key, where=str(paths[0].parent), **how)
+
+
+def _classes_of_parquet(path: Path, label_key: str | None) -> list[str] | None:
+    with _parquet().ParquetFile(path) as file:
+        classes = schema_of(file.schema_arrow, path, label_key).classes
+    return None if classes is None else [*classes]
