@@ -21,12 +21,13 @@ from dataset.images.columns import as_shown, told_of_exif
 from dataset.manifest import printable
 from dataset.model_classes import ModelClasses
 from dataset.no_bytes import synthetic
-from dataset.reading import read_ahead, told_of_latency
+from dataset.reading import read_ahead, told_of_latency, told_of_size
 from dataset.scan import Progress
 from dataset.sources import choose_source, source_named, what_holds
 from dataset.sources.folder import Folder
 from dataset.sources.list import Listed, ListedUrls
 from dataset.videos.published import UCF_LISTS
+from machine import memory_bytes
 
 Content = Literal["images", "videos", "instances", "keypoints"]
 """Images with a label, videos with a label, images with boxes and masks, images with boxes and keypoints."""
@@ -181,6 +182,10 @@ def open_splits(
         if far and split == "train":
             console.info(told_of_latency(source))
         columns = splits[split].columns
+        if split == "train" and content != "videos":
+            size = int(columns.size.sum())
+            if line := told_of_size(size, len(columns), memory_bytes(), far=far and not settings.cache_dir):
+                console.info(f"train: {line}")
         if columns.rejected:
             console.warn(f"{split}: {columns.rejected} left out, named in {columns.folder / 'rejected.txt'}")
         for line in _warnings(columns, content, settings.exif):

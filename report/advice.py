@@ -21,6 +21,12 @@ GRAPHS = "--graphs true"
 READS_ON_CPU = ("torchvision", "dali-cpu")
 
 
+def told_bound(bound: str | None, *, remote: bool, busy: float | None) -> str | None:
+    """Return "storage" for a loader that waits for servers while cores are idle, else the bound itself."""
+    waits = bound == "loader" and remote and busy is not None and busy < IDLE
+    return "storage" if waits else bound
+
+
 def advice(summary: Mapping[str, Any]) -> str:
     """Say what to change first, from a run's `summary`; any section of it may be missing or None."""
     # off for another reason they cannot be had: too many shapes, or a step that waits for the device
@@ -39,9 +45,9 @@ def advice(summary: Mapping[str, Any]) -> str:
         return "Name a real loader: this is the step without reading, the rate that a loader has to reach."
     if summary.get("bound") is None or (ceiling.get("compute") is None and ceiling.get("loader") is None):
         return "Run with --ceilings true: without the two ceilings nobody can say what held the rate back."
-    said = {"compute": _compute, "loader": _loader, "contention": _contention}[summary["bound"]](
-        summary, graphs
-    )
+    said = {"compute": _compute, "loader": _loader, "storage": _storage, "contention": _contention}[
+        summary["bound"]
+    ](summary, graphs)
     alone = _section(_section(summary, "rate"), "spread").get("n") == 1
     return f"{said} One window alone says so: train for longer to be sure." if alone else said
 
@@ -91,6 +97,15 @@ def _loader(summary: Mapping[str, Any], graphs: bool) -> str:
         finding = f"The loader is the limit and {busy:.0%}{of_cores} are busy:"
         return f"{finding} more cores, or images stored smaller, so that decoding is cheaper."
     return "The loader is the limit: try other --workers, then more cores, or images stored smaller."
+
+
+def _storage(summary: Mapping[str, Any], graphs: bool) -> str:
+    busy = _section(summary, "cpu").get("utilisation") or 0.0
+    finding = (
+        f"The storage is the limit: the loader waits for servers and {1 - busy:.0%} of the cores are idle:"
+    )
+    remedy = "--read-threads or more --workers put more reads in flight"
+    return f"{finding} {remedy}, --cache-dir keeps what was read on a disk."
 
 
 def _clips(summary: Mapping[str, Any]) -> str:

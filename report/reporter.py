@@ -18,6 +18,7 @@ import torch
 
 from contracts import Batch, Counts, Loader, Pixels, RateWindow, Reported, World
 from report import pictures, summary
+from report.advice import told_bound
 from report.console import Bar, Console, figures, number, took
 from report.hardware import Sampler, device_gib, host_gib, over_ranks, versions
 from report.meter import Meter, bound, bound_of, too_high
@@ -364,6 +365,7 @@ class Reporter:
         kept = {name: np.array(column)[first:] for name, column in self._steps.items()}
         host_gib_of_all = self._world.sum(np.array([self._memory["host_gib"] or 0.0]))[0]
         own_gpu = {name: summary.mean_load(self._load, reading, warm) for name, reading in READINGS.items()}
+        busy = summary.mean_load(self._load, "cpu_utilisation", warm)
         told = {
             **{name: value for name, value in self._description.items() if name not in NOT_IN_SUMMARY},
             "reader": self._description.get("reader") or self._validation_reader,
@@ -373,7 +375,7 @@ class Reporter:
             "rate": rate,
             "ceiling": self._ceilings,
             "efficiency": efficiency,
-            "bound": bound_by,
+            "bound": told_bound(bound_by, remote=bool(self._description.get("remote")), busy=busy),
             "check": summary.check(efficiency),
             "data_wait": summary.data_wait(kept),
             "step_ms": summary.step_times(kept),
@@ -383,7 +385,7 @@ class Reporter:
             "memory": self._memory | {"host_gib": float(host_gib_of_all)},
             "gpu": over_ranks(self._world.gather(own_gpu)),
             "cpu": {
-                "utilisation": summary.mean_load(self._load, "cpu_utilisation", warm),
+                "utilisation": busy,
                 "steal": summary.mean_load(self._load, "cpu_steal", warm),
             },
             **({"clips": clips} if clips else {}),

@@ -67,6 +67,7 @@ def describe(
     ]
     return {
         **about,
+        **({"remote": True} if "://" in (config.data.data or "") else {}),
         "compile": config.model.compile,
         "accumulate": accumulate,
         "command": shlex.join(sys.argv),

@@ -59,6 +59,7 @@ first: one in exclusive mode takes one process."""
 OF_DATA: dict[str, Callable[[Path], Row]] = {
     "--data: file system": storage.file_system,
     "--data: reading": storage.reading,
+    "--data: size": storage.size,
 }
 MANIFESTS: dict[str, Probe] = {"manifest cache": storage.manifest_cache}
 """Asked with --data, after everything else: a speed is not taken beside other work."""

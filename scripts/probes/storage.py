@@ -10,10 +10,12 @@ import re
 import shutil
 import stat
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from machine import memory_bytes
 from scripts.probes import Row
 
 NETWORK = re.compile(
@@ -196,6 +198,39 @@ def read(paths: list[str], limit_s: float = LIMIT_S) -> Pass:
         seconds=max(time.perf_counter() - began, 1e-9),
         cached=cached if asked else None,
     )
+
+
+def size(data: Path) -> Row:
+    """Return the row of what lies below `data` beside the memory: what fits is read from the disk once."""
+    seen: set[tuple[int, int]] = set()
+    total = 0
+    whole = True
+    end = time.monotonic() + LIMIT_S
+    for folder, _, names in os.walk(data):
+        for name in names:
+            with suppress(OSError):
+                found = os.stat(os.path.join(folder, name))
+                if (found.st_dev, found.st_ino) not in seen:
+                    seen.add((found.st_dev, found.st_ino))
+                    total += found.st_size
+        if time.monotonic() > end:
+            whole = False
+            break
+    return judge_size(total, len(seen), memory_bytes(), whole=whole)
+
+
+def judge_size(total: int, files: int, memory: int, *, whole: bool) -> Row:
+    """Judge the bytes of so many files, of all or of those that were seen in time, beside the memory."""
+    gib, of_memory = (f"{number / 2**30:,.1f} GiB" for number in (total, memory))
+    found = f"{'' if whole else 'at least '}{gib} in {files:,} files, memory {of_memory}"
+    if total <= memory:
+        said = "it fits the page cache" if whole else "not all was looked at in time: the run's start says it"
+        return Row(found=found, state="ok", consequence=said)
+    said = (
+        f"every epoch reads the disk: 1,000 files of the mean size a second need "
+        f"{1000 * total / files / MIB:,.0f} MiB/s; the row above says what it gives one reader"
+    )
+    return Row(found=found, state="ok", consequence=said)
 
 
 def reading(data: Path) -> Row:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dataset.reading import told_of_size
 from scripts.link_set import link
 from scripts.probes import storage
 from scripts.probes.storage import Pass
@@ -129,3 +130,29 @@ def test_a_folder_without_files_and_a_file_that_cannot_be_read(
     monkeypatch.setattr(storage, "some_files", lambda _: [str(tmp_path / "gone")])
     row = storage.reading(tmp_path)
     assert row.state == "bad" and "gone" in row.found
+
+
+@pytest.mark.parametrize(
+    ("memory", "whole", "said"),
+    [
+        (1 << 20, True, "every epoch reads the disk: 1,000 files of the mean size a second need 1,000 MiB/s"),
+        (1 << 30, True, "it fits the page cache"),
+        (1 << 30, False, "not all was looked at in time"),
+    ],
+)
+def test_a_set_beside_the_memory(memory: int, whole: bool, said: str) -> None:
+    assert said in storage.judge_size(3 << 20, 3, memory, whole=whole).consequence
+
+
+def test_the_size_of_a_set_counts_links_once(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(1 << 30 >> 10))
+    (tmp_path / "b").symlink_to("a")
+    assert "0.0 GiB in 1 files" in storage.size(tmp_path).found
+
+
+def test_a_start_tells_of_a_set_that_is_larger_than_memory() -> None:
+    said = told_of_size(138 << 30, 1_281_167, 78 << 30)
+    assert said == (
+        "the set is 138 GiB, memory 78: every epoch reads the disk, and 1,000 images/s need 110 MiB/s of it"
+    )
+    assert told_of_size(78 << 30, 1_281_167, 78 << 30) == ""

@@ -85,6 +85,14 @@ def test_a_pack_is_the_same_data(
         assert all_read(found.source) == all_read(origin[split].source)
 
 
+def test_a_set_larger_than_memory_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dataset.splits.memory_bytes", lambda: 1000)
+    console = Console()
+    settings = build({"data": data_of(tmp_path), "manifest_dir": tmp_path / "cache"}).data
+    open_splits(settings, loader="torchvision", console=console)
+    assert ["every epoch reads the disk" in line for line in console.said] == [True]
+
+
 @FORMATS
 def test_what_is_interrupted_goes_on(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two commits, a third that is torn, and no store that opens; then the rest alone is read."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from report.advice import advice
+from report.advice import advice, told_bound
 
 GPU = {"gpu": "H200", "gpu_gib": 139.0, "cores": 16}
 CPU = {"gpu": None, "cores": 2}
@@ -69,6 +69,8 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (summary("compute", compile=True), "more GPUs"),
     (summary("compute", compile=True, graphs_off=None, memory=None), "more GPUs"),
     (summary("compute", CPU, precision="fp32"), "a GPU, a smaller --image-size"),
+    # the storage is
+    (summary("storage", busy=0.2, loader="torchvision"), "80% of the cores are idle: --read-threads"),
     # the loader is
     (summary("loader", loader="torchvision"), "--loader dali-gpu"),
     (summary("loader", busy=0.97, loader="dali-cpu"), "--loader dali-gpu"),
@@ -151,3 +153,20 @@ def test_advice_names_only_flags_that_exist() -> None:
 
     named = {flag for case, _ in CASES for flag in re.findall(r"--([a-z-]+)", advice(case))}
     assert named and {flag.replace("-", "_") for flag in named} <= set(GROUP_OF)
+
+
+@pytest.mark.parametrize(
+    ("bound", "remote", "busy", "expected"),
+    [
+        ("loader", True, 0.2, "storage"),
+        ("loader", True, 0.9, "loader"),
+        ("loader", True, None, "loader"),
+        ("loader", False, 0.2, "loader"),
+        ("compute", True, 0.2, "compute"),
+        (None, True, 0.2, None),
+    ],
+)
+def test_a_loader_that_waits_for_servers_is_bound_by_the_storage(
+    bound: str | None, remote: bool, busy: float | None, expected: str | None
+) -> None:
+    assert told_bound(bound, remote=remote, busy=busy) == expected
