@@ -35,6 +35,7 @@ from dataset.splits import cache_folder
 from dataset.tar_members import BLOCK, Ranges, members
 from models.classification import WNIDS
 from report.console import Console
+from scripts._reencode import add_arguments, asked
 from scripts._stores import FORMATS
 from scripts.pack import pack_splits
 from user_files import open_bytes, read_text
@@ -291,10 +292,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--any-count", choices=("true", "false"), default="false", help="take a part of ImageNet"
     )
     parser.add_argument("--manifest-dir", type=Path, help="as of training")
+    add_arguments(parser)
     options = parser.parse_args(arguments)
     console = Console()
     cache = cache_folder(options.manifest_dir)
     try:
+        smaller = asked(options.max_side, options.quality, options.share)
         splits: dict[str, Split] = {}
         for name in COUNTS:
             with console.counting(name) as progress:
@@ -306,7 +309,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     classes=splits["train"].columns.classes if splits else None,
                     progress=progress,
                 )
-        pack_splits(splits, options.data, options.target, options.format, console)
+        pack_splits(splits, options.data, options.target, options.format, console, smaller)
     except UserError as error:
         print(f"imagenet: {error}", file=sys.stderr)
         return 2

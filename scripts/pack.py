@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import filelock
+import numpy as np
 
 from config import build
 from contracts import Source, Split, UserError
@@ -34,11 +35,14 @@ from dataset.splits import cache_folder, open_splits
 from dataset.tar_index import open_index
 from report.console import Console
 from scripts._foreign import FOREIGN, files_of, open_foreign
-from scripts._stores import FORMATS, Packed, Writer
+from scripts._reencode import Reencoded, Smaller, add_arguments, asked
+from scripts._stores import FORMATS, Folder, Packed, Writer
 from settings.data import Data
 
 Say = Callable[[int, int, str], None]
 WORK = ".packing"
+ORIGIN = "origin.json"
+"""In a store's columns: what it was packed from."""
 THREADS = 16
 """Reads at once: the storage is waited for, not the processor."""
 BATCH = 64 << 20
@@ -131,20 +135,32 @@ def verify(split: Split, digests: bytes, say: Say) -> None:
         say(sample + 1, len(split.source), "verifying")
 
 
-def pack_split(split: Split, name: str, form: str, target: Path, say: Say) -> bool:
-    """Write one split into `target`; False where it is there already. Raises UserError and OSError."""
+def pack_split(
+    split: Split, name: str, form: str, target: Path, say: Say, smaller: Smaller | None = None
+) -> str | None:
+    """Write one split into `target`, and return what is to be told; None where it is there already.
+
+    With `smaller` images are encoded anew. Raises UserError and OSError.
+    """
     columns = split.columns
     work = target / WORK
     made: type[Any] = FORMATS[form]
     place = target / made.place(name)
     kept = target / f"{name}.columns"
+    origin: dict[str, Any] = {"fingerprint": columns.fingerprint, "format": form}
+    if smaller is not None:
+        origin["smaller"] = smaller.key()
+        split = Split(columns=columns, source=Reencoded(split.source, columns, smaller))
     if place.exists():
-        if _fingerprint(kept / "images") == columns.fingerprint:
-            return False
+        same = _fingerprint(kept / "images") == columns.fingerprint
+        if same if smaller is None else _origin(kept) == origin:
+            return None
         raise UserError(f"{place} is there already, of other data; remove it, or name another folder")
     names = [columns.entry(sample) for sample in range(len(columns))]
-    made.require(names, [columns.classes[label] for label in columns.label.tolist()])
-    origin = {"fingerprint": columns.fingerprint, "format": form}
+    folders = [columns.classes[label] for label in columns.label.tolist()]
+    made.require(names, folders)
+    if smaller is not None and form == "lmdb":  # a scan of the smaller images gives their labels
+        Folder.require(names, folders)
     progress = Progress(work, name, origin)
     if not progress.done:
         _remove(work / made.place(name))
@@ -156,21 +172,43 @@ def pack_split(split: Split, name: str, form: str, target: Path, say: Say) -> bo
     with tempfile.TemporaryDirectory() as scans:
         cache = Path(scans)
         files = writer.files()
-        beside(work, name, "images", files).keep(columns)
+        if smaller is None:
+            beside(work, name, "images", files).keep(columns)
         if form == "tar":
             index = open_index(writer.store, samples=True, cache=cache)
             beside(work, name, "index", files).keep(index)
         classes = None if name == "train" else columns.classes
         packed = source_named(form).open(work, name, classes=classes, cache=cache)
-        if packed.columns.fingerprint != columns.fingerprint:
+        if smaller is not None:
+            beside(work, name, "images", files).keep(packed.columns)
+        if not _same(packed.columns, columns, encoded_anew=smaller is not None):
             raise UserError(f"{writer.store} was not read back with the names that were written; try again")
         verify(packed, progress.digests(), say)
     shutil.copy2(progress.file_of_digests, fresh / "digests")
+    (fresh / ORIGIN).write_text(json.dumps(origin), encoding="utf-8")
     _remove(kept)
     os.rename(fresh, kept)
     os.rename(writer.store, place)  # last: with it the split opens
     progress.remove()
-    return True
+    return split.source.told() if isinstance(split.source, Reencoded) else ""
+
+
+def _same(packed: Any, columns: Any, *, encoded_anew: bool) -> bool:
+    """Whether a store has the samples of its origin; of those encoded anew, by names and labels alone."""
+    if not encoded_anew:
+        return bool(packed.fingerprint == columns.fingerprint)
+    alike = (
+        np.array_equal(getattr(packed, name), getattr(columns, name)) for name in ("path_bytes", "label")
+    )
+    return packed.classes == columns.classes and all(alike)
+
+
+def _origin(folder: Path) -> Any:
+    """Return what a store was packed from; None where it does not say."""
+    try:
+        return json.loads((folder / ORIGIN).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
 def _fingerprint(folder: Path) -> str:
@@ -188,13 +226,13 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def pack(settings: Data, target: Path, form: str, console: Console) -> None:
+def pack(settings: Data, target: Path, form: str, console: Console, smaller: Smaller | None = None) -> None:
     """Write TO. Raises UserError and OSError."""
     assert settings.data is not None, "the command names it"
     splits = _foreign_splits(settings, console) or open_splits(
         settings, loader="torchvision", console=console
     )
-    pack_splits(splits, settings.data, target, form, console)
+    pack_splits(splits, settings.data, target, form, console, smaller)
 
 
 def _foreign_splits(settings: Data, console: Console) -> dict[str, Split]:
@@ -219,7 +257,12 @@ def _foreign_splits(settings: Data, console: Console) -> dict[str, Split]:
 
 
 def pack_splits(
-    splits: Mapping[str, Split], data: str | Path, target: Path, form: str, console: Console
+    splits: Mapping[str, Split],
+    data: str | Path,
+    target: Path,
+    form: str,
+    console: Console,
+    smaller: Smaller | None = None,
 ) -> None:
     """Write the splits, which lie in `data`, into TO. Raises UserError and OSError."""
     if Path(os.path.realpath(target)).is_relative_to(os.path.realpath(data)):
@@ -230,10 +273,9 @@ def pack_splits(
         with filelock.FileLock(work / "lock", timeout=0):
             for name, split in splits.items():
                 with console.counting(name) as say:
-                    made = pack_split(split, name, form, target, say)
-                console.info(
-                    f"{name}: {len(split.columns):,} samples {'' if made else 'were there already'}".rstrip()
-                )
+                    told = pack_split(split, name, form, target, say, smaller)
+                there = " were there already" if told is None else f"; {told}" if told else ""
+                console.info(f"{name}: {len(split.columns):,} samples{there}")
     except filelock.Timeout:
         raise UserError(f"another process packs into {target}; wait for it") from None
     shutil.rmtree(work)
@@ -250,11 +292,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--manifest-dir", type=Path)
     parser.add_argument("--lmdb-label")
     parser.add_argument("--label-key")
+    add_arguments(parser)
     options = vars(parser.parse_args(arguments))
     target = options.pop("target")
     form = options.pop("format")
+    encoding = [options.pop(name) for name in ("max_side", "quality", "share")]
     try:
-        pack(build({name: value for name, value in options.items() if value}).data, target, form, Console())
+        settings = build({name: value for name, value in options.items() if value}).data
+        pack(settings, target, form, Console(), asked(*encoding))
     except UserError as error:
         print(f"pack: {error}", file=sys.stderr)
         return 2

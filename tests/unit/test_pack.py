@@ -15,7 +15,7 @@ from contracts import Source, Split, UserError
 from dataset.images import scan
 from dataset.splits import open_splits
 from scripts import _stores, pack
-from tests.conformance import scenes, sources
+from tests.conformance import pictures, scenes, sources
 from tests.conformance.sources import LAYOUTS, all_read
 from tests.unit.folders import fill
 from tests.unit.test_splits import Console
@@ -181,3 +181,25 @@ def test_names_that_a_format_cannot_have(
     command = [str(tmp_path / "to"), "--from", str(tmp_path / "data"), "--format", form]
     assert pack.main([*command, "--manifest-dir", str(tmp_path / "cache")]) == 2
     assert said in capsys.readouterr().err
+
+
+@FORMATS
+def test_smaller_images(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same samples with fewer pixels, some raw; again is nothing to do, and another size other data."""
+    data = data_of(tmp_path)
+    wide = pictures.jpeg(pictures.photograph(1, 60, 90))
+    fill(data / "train" / "a", {"wide.jpg": wide, "wide2.jpg": wide})
+    more = ("--max-side", "30", "--share", "0.5")
+    target = packed(data, form, *more)
+    said = capsys.readouterr()
+    assert "of 9 images encoded anew: " in said.out + said.err and "PSNR" in said.out + said.err
+    found = opened(target)["train"]
+    kinds = {bytes(found.source.read(sample)[:2]) for sample in range(9)}
+    assert kinds == {b"\xff\xd8", b"P6"}
+    assert max(found.columns.width.max(), found.columns.height.max()) == 30
+    origin = opened(data)["train"].columns
+    assert found.columns.path_bytes.tobytes() == origin.path_bytes.tobytes()
+    assert found.columns.label.tolist() == origin.label.tolist()
+    packed(data, form, *more)
+    command = [str(target), "--from", str(data), "--format", form, "--max-side", "20"]
+    assert pack.main(command) == 2 and "of other data" in capsys.readouterr().err
