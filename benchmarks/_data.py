@@ -36,7 +36,7 @@ def class_folders(root: Path | None, *, medium: Medium = "images") -> Path:
         raise UserError(f"--data {'is missing' if root is None else f'{root}: no such folder'}; {wanted}")
     source = choose_source("auto", root, "train")
     # what is written by hand beside our loaders opens files
-    if not source_named(source).FILES and not (root / "train").is_dir():
+    if not source_named(source).FILES:
         raise UserError(
             f"--data {root}: train is read as {source}, and this suite measures files: unpack it into folders"
         )

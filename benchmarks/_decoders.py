@@ -24,9 +24,17 @@ from loaders.images._dali_rows import PathPreparer
 from loaders.images._pipeline import Runner, build
 from loaders.images.decoders import READERS, Decode, Region, decode_many
 from loaders.images.torchvision import Decoding
+from loaders.images.transforms import Transform
 from plan.images import ImagePlan, ImagePolicy
 
-Task = Literal["to-pil", "to-array", "region", "train", "entropy"]
+Task = Literal[
+    "to-pil", "to-array", "region", "train", "entropy", "train-torchvision-v2", "train-albumentations"
+]
+AUGMENTED = {
+    "train-torchvision-v2": ("torchvision", "loaders.images.presets:torchvision_v2"),
+    "train-albumentations": ("albumentations", "loaders.images.presets:albumentations"),
+}
+"""Task -> a library of augmentations, and the function of it that follows the work of `train`."""
 DALI = "dali"
 SIZE = 224
 """Side of a training image, pixels."""
@@ -75,7 +83,7 @@ OTHERS: dict[str, Callable[[], Decode]] = {
 
 @dataclass(frozen=True)
 class Files:
-    """Plain JPEGs: their ids in the manifest, and their bytes by id."""
+    """Plain JPEGs, or PNGs: their ids in the manifest, and their bytes by id."""
 
     split: Split
     ids: Array
@@ -125,6 +133,9 @@ class Files:
 
 def parts_of(reader: str, task: Task, files: Files, *, seed: int, threads: int = 1) -> Iterator[list[Any]]:
     """Yield what the reader makes of each part of the files, in the order of the plan whatever the reader."""
+    if task in AUGMENTED:
+        import_module(AUGMENTED[task][0])  # ImportError, as of the others
+        return _train(reader, files, files.parts(seed), AUGMENTED[task][1])
     if reader == DALI:
         import_module("nvidia.dali")  # ImportError, as of the others
         parts = files.parts(seed, PART * threads)
@@ -171,8 +182,9 @@ def worker(feed: Feed, reader: str) -> Decoding:
     return work
 
 
-def _train(reader: str, files: Files, parts: Iterator[Rows]) -> Iterator[list[Any]]:
-    work = worker(files.feed(), reader)
+def _train(reader: str, files: Files, parts: Iterator[Rows], own: str = "") -> Iterator[list[Any]]:
+    transforms = {"output": Transform(own)} if own else {}
+    work = worker(replace(files.feed(), transforms=transforms), reader)
     slot = np.empty(PART * SIZE * SIZE * 3, np.uint8)
     pixels = slot.reshape(PART, SIZE, SIZE, 3)
     for rows in parts:

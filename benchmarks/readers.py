@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import cv2
 import numpy as np
@@ -23,7 +23,7 @@ from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks import _plots, _show
 from benchmarks._data import class_folders
-from benchmarks._decoders import DALI, OTHERS, Files, Task, parts_of
+from benchmarks._decoders import AUGMENTED, DALI, OTHERS, Files, Task, parts_of
 from benchmarks._suite import (
     LEAST,
     Absent,
@@ -41,12 +41,14 @@ from cli import one_of
 from contracts import Array, RateWindow, UserError
 from dataset.splits import open_split
 from engine.distributed import cores
-from loaders.images.decoders import READERS, plain_jpeg
+from loaders.images.decoders import PNG, READERS, plain_jpeg
 from report.hardware import hardware, versions
 from report.meter import spread, steady
 from settings.types import NotNegative
 
 KNOWN = (*READERS, *OTHERS, DALI)
+OF_PNG = ("nvimgcodec", "opencv", "imageio", "pil", DALI)
+"""Readers of PNGs, for the tasks without a loader: it leaves every PNG to PIL."""
 BLOCKS = 5
 """Windows that --seconds are cut into."""
 CLOSE = 0.5
@@ -74,7 +76,10 @@ class Readers(Common):
     tasks: tuple[Task, ...] = ("to-pil", "to-array", "region", "train", "entropy")
     """to-pil, to-array: the whole image. region: a training window of it. train: read, decode the window,
     resize to 224, flip, as a worker of the torchvision loader. entropy: the last row of each window, which
-    nothing can have without all rows above it."""
+    nothing can have without all rows above it. train-torchvision-v2, train-albumentations: train, and a
+    function of that library (loaders.images.presets) on its result, but for dali."""
+    format: Literal["jpeg", "png"] = "jpeg"
+    """Files that are decoded: plain JPEGs, or the PNGs among the data, by the readers that know them."""
     processes: tuple[PositiveInt, ...] = ()
     """Processes with one thread each (dali: threads of one process). Default: 1 and all cores."""
     files: PositiveInt = 2000
@@ -95,19 +100,29 @@ def points(settings: Readers) -> list[Point]:
     processes = settings.processes or tuple(dict.fromkeys((1, max(int(cores()), 1))))
     asked = itertools.product(settings.tasks, processes, readers)
     # the others decode all rows of a region anyway
-    return [
+    found: list[Point] = [
         {"reader": reader, "task": task, "processes": count}
         for task, count, reader in asked
-        if task != "entropy" or reader == "nvimgcodec"
+        if (task != "entropy" or reader == "nvimgcodec") and (task not in AUGMENTED or reader != DALI)
+    ]
+    if settings.format == "jpeg":
+        return found
+    of_png = ("to-pil", "to-array", "region")
+    return [
+        {**point, "format": "png"} for point in found if point["reader"] in OF_PNG and point["task"] in of_png
     ]
 
 
 def files_of(settings: Readers) -> Files:
     """Read the files into memory, and so into the page cache. Raises UserError."""
     split = open_split(class_folders(settings.data))
-    plain = np.flatnonzero(plain_jpeg(split.columns, np.arange(len(split.columns))))
+    if settings.format == "png":
+        plain = np.flatnonzero((split.columns.format == PNG) & (split.columns.depth == 8))
+    else:
+        plain = np.flatnonzero(plain_jpeg(split.columns, np.arange(len(split.columns))))
     if not len(plain):
-        raise UserError(f"--data {settings.data} has no plain JPEG among its {len(split.columns)} images")
+        what = "PNG of 8 bits" if settings.format == "png" else "plain JPEG"
+        raise UserError(f"--data {settings.data} has no {what} among its {len(split.columns)} images")
     ids = plain[np.linspace(0, len(plain) - 1, min(settings.files, len(plain))).round().astype(np.int64)]
     return Files(split, ids, {int(i): split.source.read(int(i)) for i in ids})
 
@@ -166,7 +181,9 @@ def measure(settings: Readers, point: Point, _folder: Path) -> Measured:
         "files": len(files.ids),
         **{name: float(getattr(columns, name)[files.ids].mean()) for name in ("size", "width", "height")},
     }
-    installed = {reader: metadata.version(reader)} if reader in OTHERS else {}
+    libraries = [reader] if reader in OTHERS else []
+    libraries += AUGMENTED[task][:1] if task in AUGMENTED else ()
+    installed = {library: metadata.version(library) for library in libraries}
     machine = hardware(torch.device("cpu"), cores())
     return Measured(
         figures=figures,
@@ -295,9 +312,8 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     size = (
         f"mean {figures['size'] / 1024:.0f} KiB and {figures['width']:.0f} x {figures['height']:.0f} pixels"
     )
-    return [
-        f"Files: {figures['files']:,} plain JPEGs, {size}; pixels of up to {COMPARED} compared with PIL's."
-    ]
+    kind = "PNGs" if found[0]["point"].get("format") == "png" else "plain JPEGs"
+    return [f"Files: {figures['files']:,} {kind}, {size}; pixels of up to {COMPARED} compared with PIL's."]
 
 
 def conclude(rows: Sequence[Row]) -> list[str]:

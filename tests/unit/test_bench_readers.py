@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from benchmarks import readers
-from benchmarks._decoders import OTHERS, Files, parts_of
+from benchmarks._decoders import AUGMENTED, OTHERS, Files, parts_of
 from benchmarks._suite import Row, run
-from benchmarks.readers import Readers, between, compare, conclude, derive, files_of, points, remarks
+from benchmarks.readers import OF_PNG, Readers, between, compare, conclude, derive, files_of, points, remarks
 from contracts import UserError
 from loaders._workers import PART
 from loaders.images.decoders import READERS
@@ -73,6 +75,39 @@ def test_what_is_told_of_the_pixels(files: Files, reader: str, task: Any) -> Non
     found = compare(reader, task, files)
     assert found["compared"] == 48 and found["refused"] == 0
     assert found["worst"] < (0.5 if task == "train" else 1e-9)
+
+
+@pytest.mark.parametrize("reader", OF_PNG)
+def test_png_is_read_by_those_who_can(data: Path, reader: str) -> None:
+    for place in range(5):
+        pixels = np.random.default_rng(place).integers(0, 256, (70, 80, 3), np.uint8)
+        Image.fromarray(pixels).save(data / "train" / "red" / f"{place}.png")
+    settings = Readers(data=data, format="png", readers=(reader,), processes=(1,))
+    assert [(point["format"], point["task"]) for point in points(settings)] == [
+        ("png", task) for task in ("to-pil", "to-array", "region")
+    ]
+    found = compare(reader, "region", files_of(settings))
+    assert found["refused"] == found["worst"] == 0 and found["compared"] == 5
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As in a reader's process: beside other work torch's threads wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("task", AUGMENTED)
+def test_a_library_of_augmentations_follows_a_workers_work(files: Files, task: Any) -> None:
+    """With numbers of the plan, so that all readers are followed by the same."""
+    pytest.importorskip(AUGMENTED[task][0])
+    found = compare("opencv", task, files)
+    assert found["compared"] == 48 and found["worst"] < 0.5
+    plain, changed = (next(parts_of("pil", name, files, seed=0)) for name in ("train", task))
+    assert any((one != other).any() for one, other in zip(plain, changed, strict=True))
 
 
 def test_a_reader_with_shifted_pixels_is_seen(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:

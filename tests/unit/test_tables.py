@@ -97,6 +97,8 @@ def test_suites_of_files_refuse_what_is_none(toy_source: None, tmp_path: Path) -
     data = fill(tmp_path / "data", {"train.toy": b"", "val.toy": b""})
     with pytest.raises(UserError, match="train is read as toy, and this suite measures files: unpack it"):
         class_folders(data)
+    with pytest.raises(UserError, match="train is read as tar, and this suite measures files"):
+        class_folders(fill(tmp_path / "tars", {"train/0.tar": b""}))
     require_data(data, ["torchvision"], config=build({"source": "toy"}))
     with pytest.raises(UserError, match="has no train/ folder; it must be a folder with train/<class>"):
         require_data(data, ["torchvision"], config=build({"source": "folder"}))
