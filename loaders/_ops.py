@@ -21,7 +21,6 @@ Operation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(levels float32 [B, H, W, 3], numbers float32 [B, P]) -> levels of the same shape."""
 GREY = (0.2989, 0.587, 0.114)
 """Weights of R, G and B in grey."""
-WORD = 0xFFFFFFFF
 
 
 def operated(levels: torch.Tensor, ops: Array, to_device: ToDevice) -> torch.Tensor:
@@ -204,19 +203,24 @@ def _normal(keys: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
     They are a hash of two `keys`, float32 [B, 2], and of a pixel's place.
     """
-    place = torch.arange(like[0].numel(), device=like.device).view(1, *like.shape[1:])
-    first, second = (keys[:, at].long().view(-1, 1, 1, 1) for at in range(2))
+    place = torch.arange(like[0].numel(), device=like.device, dtype=torch.int32).view(1, *like.shape[1:])
+    first, second = (keys[:, at].to(torch.int32).view(-1, 1, 1, 1) for at in range(2))
     word = _hash(_hash(place + first) ^ second)
-    radius = ((word >> 8) + 1) * 2.0**-24  # in (0, 1]: its logarithm is finite
-    turn = (_hash(word ^ 0x5BD1E995) >> 8) * 2.0**-24
-    return (radius.log() * -2).sqrt_() * (turn * (2 * torch.pi)).cos_()
+    radius = (_high(word, 24) + 1) * 2.0**-24  # in (0, 1]: its logarithm is finite
+    turn = _high(_hash(word ^ 0x5BD1E995), 24) * 2.0**-24
+    return radius.log_().mul_(-2).sqrt_().mul_(turn.mul_(2 * torch.pi).cos_())
 
 
 def _hash(words: torch.Tensor) -> torch.Tensor:
-    """Mix words of 32 bits in int64, by Wellons' "lowbias32". Products may overflow: their low bits count."""
-    words = ((words ^ (words >> 16)) * 0x7FEB352D) & WORD
-    words = ((words ^ (words >> 15)) * 0x846CA68B) & WORD
-    return words ^ (words >> 16)
+    """Mix int32 words by Wellons' "lowbias32". Products wrap around: their low bits count."""
+    words = (words ^ _high(words, 16)).mul_(0x7FEB352D)
+    words = (words ^ _high(words, 17)).mul_(0x846CA68B - (1 << 32))
+    return words ^ _high(words, 16)
+
+
+def _high(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return so many high bits of int32 words as whole numbers; a shift of torch fills up with the sign."""
+    return (words >> (32 - bits)).bitwise_and_((1 << bits) - 1)
 
 
 def distort(pixels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:

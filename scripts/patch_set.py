@@ -27,11 +27,13 @@ OF_A_PICTURE = 50
 """Patches that are cut out of a picture before the next one is drawn or opened."""
 
 
-def pictures(images: Path | None, seed: int) -> Iterator[np.ndarray]:
-    """Yield pictures for ever, uint8 [H, W, 3]: those below a folder again and again, or drawn ones."""
-    files = [] if images is None else sorted(path for path in images.rglob("*") if path.is_file())
+def pictures(images: Path | None, side: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield pictures for ever, uint8 [H, W, 3]: drawn ones, or again and again those of a folder that are
+    `side` pixels wide and high at least. Raises ValueError where it has none.
+    """
+    files = [] if images is None else [path for path in sorted(images.rglob("*")) if _holds(path, side)]
     if images is not None and not files:
-        raise ValueError(f"--images {images}: no file is there")
+        raise ValueError(f"--images {images}: no picture of {side} x {side} pixels or more is there")
     rng = np.random.default_rng(seed)
     at = 0
     while True:
@@ -39,14 +41,19 @@ def pictures(images: Path | None, seed: int) -> Iterator[np.ndarray]:
         at += 1
 
 
+def _holds(path: Path, side: int) -> bool:
+    if not path.is_file():
+        return False
+    with Image.open(path) as opened:
+        return min(opened.size) >= side
+
+
 def patches(images: Path | None, side: int, count: int, seed: int) -> Iterator[np.ndarray]:
     """Yield so many patches, uint8 [side, side, 3], at random places."""
     rng = np.random.default_rng(seed + side)
     made = 0
-    for whole in pictures(images, seed):
+    for whole in pictures(images, side, seed):
         height, width = whole.shape[:2]
-        if min(height, width) < side:
-            raise ValueError(f"a picture of {width} x {height} pixels is smaller than a patch of {side}")
         for _ in range(min(OF_A_PICTURE, count - made)):
             y, x = rng.integers(0, (height - side + 1, width - side + 1))
             made += 1

@@ -64,8 +64,9 @@ def test_operations_are_the_cpus(group: str, device: torch.device) -> None:
         with no_waits():
             found = operated(there, slots, partial(to_device, device=device))
         apart = (found.cpu() - expected).abs()
-        # a pixel on the edge of two levels, or half-way between two pixels, may fall to either side
-        assert (apart > 0.01).float().mean() < 0.005, operation
+        # a pixel on the edge of two levels, or half-way between two pixels, may fall to either side, and more
+        # of them do where a product of matrices is taken in TF32
+        assert (apart > 0.01).float().mean() < (0.03 if operation == Op.BLUR else 0.005), operation
         assert operation == Op.AFFINE or apart.max() <= 1.01, operation
 
 
