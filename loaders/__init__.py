@@ -9,6 +9,8 @@ from importlib.util import find_spec
 from typing import Literal
 
 from contracts import Batch, Feed, Loader, Source, UserError
+from loaders._bundles import Bundles, bundled
+from plan import bundles
 from plan.checks import Checked, Stored
 from plan.epoch import EpochPlan
 
@@ -145,4 +147,10 @@ def open_loader(name: str, feed: Feed) -> Loader:
         feed = replace(feed, plan=Checked(plan=feed.plan, stored=stored))
     module = import_module(_MODULES[name])
     beside = name.partition("+")[2]
-    return module.open(feed, beside) if beside else module.open(feed)
+    if beside:
+        return module.open(feed, beside)
+    count = 1 if name == "synthetic" else bundles.count(feed.plan)
+    if count == 1:
+        return module.open(feed)
+    feed = bundled(feed, count)
+    return Bundles(module.open(feed), feed)

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, overload
 
 import numpy as np
 
 from contracts import Array, Fetch, Rows, UserError
-from plan import checks, order
+from plan import bundles, checks, order
 from plan.draws import Purpose, bits, key
 
-TOGETHER = 64
-"""Rows that are drawn at once, where a micro-batch has fewer: NumPy's calls take nearly as long for 8, and
-other threads stand still.
-"""
 AHEAD = 4096
 """Rows behind those that are drawn whose sizes are fetched meanwhile, where sizes have to be."""
 REPEAT_BIT = 40
@@ -108,7 +104,7 @@ class EpochPlan(ABC):
     @property
     def together(self) -> int:
         """Return how many micro-batches are drawn at once."""
-        return max(TOGETHER // self.batch_size, 1)
+        return max(bundles.ROWS // self.batch_size, 1)
 
     @property
     def ordering(self) -> str:
@@ -280,7 +276,4 @@ class _EpochRows(Sequence[Rows]):
         if len(which) == 1:
             return [rows]
         assert rows.canvas is None, "a canvas is a batch's: such a plan draws them one by one"
-        columns = {column.name: getattr(rows, column.name) for column in fields(rows)}
-        arrays = {name: column for name, column in columns.items() if column is not None}
-        cuts = (slice(i * size, (i + 1) * size) for i in range(len(which)))
-        return [Rows(**{name: column[cut] for name, column in arrays.items()}) for cut in cuts]
+        return bundles.cut(rows, size)

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from contracts import Array, Rows
-from plan import order
+from plan import bundles, order
 from plan.draws import Purpose, bits, key, uniforms
-from plan.epoch import TOGETHER, EpochPlan
+from plan.epoch import EpochPlan
 from plan.geometry import TURNS
 
 HIGH = "high"
@@ -127,7 +127,7 @@ class PatchPlan(EpochPlan):
     @property
     def together(self) -> int:
         # a canvas is a batch's
-        return max(TOGETHER // self.batch_size, 1) if self.filled and self.training else 1
+        return max(bundles.ROWS // self.batch_size, 1) if self.filled and self.training else 1
 
     @property
     def sharing(self) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, overload
@@ -28,6 +28,7 @@ from loaders._staging import Staged, Stager, Staging, without
 from loaders._workers import PART, Workers, some
 from loaders.images.decoders import READERS, Decode, Region, choose, exactly, plain_jpeg
 from loaders.pairs import raw
+from plan.bundles import joined
 from plan.geometry import largest_upright, upright
 from plan.patches import HIGH, enlarged
 
@@ -57,7 +58,7 @@ class PairedLoader(Staging):
         area = math.prod(largest_upright(plan)[1:])
         large = area * self._scale**2
         part_rows = max(min(PART, PART_PIXELS // large), 1)
-        if self._sharing > 1:
+        if plan.patches > 1:
             part_rows = IMAGES * plan.patches
         self._workers = Workers(
             partial(Cutting, feed, self._scale, self.reader),
@@ -137,6 +138,8 @@ class _Tasks(Sequence[Rows]):
         self._rows = rows
         self._sharing = sharing
         self._feed = feed
+        plan: Any = feed.plan
+        self._patches = int(plan.patches)
         self.batches: dict[int, list[tuple[Rows, Array | None]]] = {}
 
     def __len__(self) -> int:
@@ -151,26 +154,18 @@ class _Tasks(Sequence[Rows]):
             return [self[i] for i in range(*index.indices(len(self)))]
         begin = index * self._sharing
         own = [self._rows[at] for at in range(begin, min(begin + self._sharing, len(self._rows)))]
-        if self._sharing == 1:
+        if self._patches == 1:
             self.batches[index] = [(own[0], None)]
             return own[0]
-        joined = _joined(own)
+        together = joined(own)
         source: Any = self._feed.source
-        order = np.argsort(source.images[joined.ids], kind="stable")
+        order = np.argsort(source.images[together.ids], kind="stable")
         places = np.argsort(order, kind="stable")
         sizes = np.cumsum([0, *map(len, own)])
         self.batches[index] = [
             (rows, places[begin:end]) for rows, (begin, end) in zip(own, pairwise(sizes), strict=True)
         ]
-        return some(joined, order)
-
-
-def _joined(batches: Sequence[Rows]) -> Rows:
-    """Return the rows of micro-batches that have one canvas, behind each other."""
-    columns = {column.name: [getattr(rows, column.name) for rows in batches] for column in fields(Rows)}
-    canvas = columns.pop("canvas")[0]
-    arrays = {name: np.concatenate(values) for name, values in columns.items() if values[0] is not None}
-    return Rows(**arrays, canvas=canvas)
+        return some(together, order)
 
 
 class Cutting:

@@ -1,0 +1,87 @@
+"""A loader of bundles as a loader of micro-batches: most of what a small batch costs is paid once for many.
+
+A batch of 8 takes a loader nearly as long as one of 128: its rows are drawn, sent to workers, collected,
+copied and finished by some hundred calls, whatever their size. Knows no loader by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from contracts import Array, Batch, Counts, Feed, Loader, Rows
+from plan.bundles import Bundled, cut
+
+
+class Bundles:
+    """A contracts.Loader that cuts the batches of another one, which has the feed that `bundled` returns."""
+
+    def __init__(self, loader: Loader, feed: Feed) -> None:
+        plan: Any = feed.plan
+        self._loader = loader
+        self._plan: Bundled = plan
+        self.in_flight = (loader.in_flight + 1) * plan.count
+        self.notes: Sequence[str] = loader.notes
+        self.reader = loader.reader
+        self.counts: Counts = loader.counts
+
+    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        return self._cut(self._loader.batches(epoch, first))
+
+    def _cut(self, bundles: Iterator[Batch]) -> Iterator[Batch]:
+        size = self._plan.plan.batch_size
+        left: int | None = None
+        for bundle in bundles:
+            left = self._plan.batches if left is None else left
+            yield from micro_batches(bundle, size, left)
+            left -= self._plan.count
+
+    def awaited(self) -> str:
+        return self._loader.awaited()
+
+    def close(self) -> None:
+        self._loader.close()
+
+    def __enter__(self) -> Bundles:
+        self._loader.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._loader.__exit__(*exc)
+
+
+def bundled(feed: Feed, count: int) -> Feed:
+    """Return the feed of bundles of so many micro-batches, whose targets are those of each of them."""
+    plan: Any = Bundled(feed.plan, count)
+    return replace(feed, plan=plan, targets=partial(_targets, feed))
+
+
+def _targets(feed: Feed, rows: Rows) -> dict[str, Array]:
+    """Return the targets of micro-batches behind each other: what is mixed is mixed within one."""
+    each = [feed.targets(its) for its in cut(rows, feed.plan.batch_size)]
+    return {name: np.concatenate([targets[name] for targets in each]) for name in each[0]}
+
+
+def micro_batches(bundle: Batch, size: int, count: int) -> Iterator[Batch]:
+    """Yield the first `count` batches of `size` rows of a bundle: views of its tensors."""
+    assert bundle.rows is not None
+    images, sizes, valid = (tensor.split(size) for tensor in (bundle.images, bundle.sizes, bundle.valid))
+    targets = {name: target.split(size) for name, target in bundle.targets.items()}
+    for at, rows in enumerate(cut(bundle.rows, size)[:count]):
+        its = slice(at * size, (at + 1) * size)
+        yield Batch(
+            images=images[at],
+            sizes=sizes[at],
+            targets={name: parts[at] for name, parts in targets.items()},
+            valid=valid[at],
+            ids=rows.ids,
+            failed=tuple(rows.ids[(rows.ids >= 0) & ~rows.valid].tolist()) if bundle.failed else (),
+            rows=rows,
+            host={name: values[its] for name, values in bundle.host.items()},
+            transfer=None if at else bundle.transfer,  # the one copy, counted once
+            launched=bundle.launched,
+        )

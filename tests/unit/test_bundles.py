@@ -1,0 +1,98 @@
+"""Bundles of micro-batches: a loader gives the same batches, bit for bit, whatever it works on at once."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from contracts import Batch, Feed, Rows
+from loaders import _bundles, open_loader
+from plan import bundles
+from plan.augment import Augment
+from plan.autoaugment import policy_of
+from plan.images import ImagePlan, ImagePolicy
+from plan.mixing import Mixing
+from tasks.classification import Classification
+from tests.conformance.pictures import jpeg, photograph
+from tests.conformance.scenes import Scene, scene
+
+SAMPLES = 75
+"""Images: bundles of 16 micro-batches of 2 do not divide them."""
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    """Images, of which the first four were damaged since they were scanned: each rank has some of them."""
+    root = tmp_path_factory.mktemp("bundles")
+    made = scene(root, {f"{at:03d}": jpeg(photograph(at, 40, 48)) for at in range(SAMPLES)})
+    for path in [path for path in sorted(made.folder.rglob("*")) if path.is_file()][:4]:
+        data = path.read_bytes()
+        path.write_bytes(data[:200] + bytes(len(data) - 200))
+    return made
+
+
+def feed(pictures: Scene, *, training: bool) -> Feed:
+    labels = np.arange(SAMPLES) % 5
+    task = Classification(labels, mixing=Mixing(mixup=0.8, cutmix=1.0) if training else Mixing())
+    augment = Augment(auto=policy_of("rand-m9-mstd0.5-inc1"), erase=0.5, erase_mode="pixel")
+    policy = ImagePolicy(window="random-resized", image_size=32, flip=0.5, augment=augment)
+    if not training:
+        policy = ImagePolicy(window="center", image_size=32)
+    # the second of two ranks
+    ranks = {"world_size": 2, "rank": 1}
+    plan = ImagePlan.of(pictures.manifest, policy, seed=5, batch_size=2, training=training, **ranks)
+    return replace(pictures.feed(), plan=plan, targets=task.targets)
+
+
+def same(one: Batch, other: Batch) -> None:
+    assert one.failed == other.failed and one.ids.tolist() == other.ids.tolist()
+    for name in ("images", "sizes", "valid"):
+        assert torch.equal(getattr(one, name), getattr(other, name)), name
+    assert one.images.is_contiguous(memory_format=torch.channels_last)
+    assert one.targets.keys() == other.targets.keys() == one.host.keys()
+    for name, target in one.targets.items():
+        assert torch.equal(target, other.targets[name]), name
+        np.testing.assert_array_equal(one.host[name], other.host[name])
+    assert one.rows is not None and other.rows is not None
+    for column in fields(Rows):
+        np.testing.assert_array_equal(getattr(one.rows, column.name), getattr(other.rows, column.name))
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "validation"])
+@pytest.mark.parametrize("name", ["torchvision", "dali-cpu", "dali-fed"])
+def test_batches_are_those_of_a_loader_without_bundles(
+    name: str, training: bool, pictures: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    its = feed(pictures, training=training)
+    if name.startswith("dali"):
+        pytest.importorskip("nvidia.dali")
+    found: dict[int, list[Batch]] = {}
+    for rows in (128, 1):
+        monkeypatch.setattr(bundles, "ROWS", rows)
+        with open_loader(name, its) as loader:
+            assert isinstance(loader, _bundles.Bundles) == (rows > 1)
+            # an epoch that was begun, and one that is abandoned
+            found[rows] = [_kept(batch) for batch in loader.batches(1, 8)]
+            found[rows] += [_kept(batch) for _, batch in zip(range(3), loader.batches(2, 0), strict=False)]
+    assert len(found[128]) == len(found[1]) > 18
+    assert any(batch.failed for batch in found[1])
+    for one, other in zip(found[128], found[1], strict=True):
+        same(one, other)
+
+
+def _kept(batch: Batch) -> Batch:
+    """Return a copy: a batch is the loader's once the next one is asked for."""
+    targets = {name: value.clone() for name, value in batch.targets.items()}
+    return replace(batch, images=batch.images.clone(), sizes=batch.sizes.clone(), targets=targets)
+
+
+def test_what_is_large_or_of_several_shapes_is_not_bundled(pictures: Scene, tmp_path: Path) -> None:
+    plan = feed(pictures, training=True).plan
+    assert bundles.count(plan) == 64
+    assert bundles.count(replace(plan, batch_size=100)) == 1  # type: ignore[type-var]
+    large = ImagePolicy(window="random-resized", image_size=1024)
+    assert bundles.count(ImagePlan.of(pictures.manifest, large, seed=5, batch_size=2)) == 3
