@@ -292,13 +292,20 @@ def printable(path: bytes) -> str:
     )
 
 
+BROKEN_LINK = "broken link"
+"""Why a link is left out that leads to nothing, for as long as it does: its storage may not be mounted."""
+LINKS = 100
+"""Most broken links that a later start looks at again: a storage that comes back brings all of its files."""
+
+
 class Rejects:
-    """rejected.txt: a line for each path that is left out, and why."""
+    """rejected.txt: a line for each path that is left out, and why; `links` are first ones that are broken."""
 
     def __init__(self, file: TextIO) -> None:
         self.file = file
         self.count = 0
         self.first = ""
+        self.links: list[bytes] = []
 
     def __call__(self, path: bytes, why: str) -> None:
         line = f"{printable(path)}\t{why}"
@@ -306,6 +313,8 @@ class Rejects:
             self.file.write(line + "\n")
         self.count += 1
         self.first = self.first or line.replace("\t", ": ")
+        if why == BROKEN_LINK and len(self.links) < LINKS:
+            self.links.append(path)
 
 
 def _digest(path: Path) -> str:
