@@ -146,7 +146,7 @@ def _scan(table: type[S], home: Path, root: Path, fill: Fill, say: Progress) -> 
         with open(made / "rejected.txt", "w", encoding="utf-8") as file:
             rejects = Rejects(file)
             classes = fill(made, rejects, visits, say)
-        walk.remember_links(visits, rejects.links)
+        walk.remember_shut(visits, rejects.shut)
         (made / "visited.json").write_text(json.dumps({"finished": time.time(), "folders": visits}))
         for path in made.glob("file_list.*"):
             path.unlink()

@@ -29,8 +29,8 @@ OF_THE_STORAGE = frozenset(
 
 # a path below the root (os.fsdecode), its date of change in ns, its inode, of a file its `_look`
 Visit = tuple[str, int, int, int]
-MISSING = (0, 0, 0)
-"""How a broken link looks."""
+SHUT = (0, 0, 0)
+"""How a file looks that cannot be read, or a link to nothing."""
 BEGINNING = 1 << 14
 """Bytes of a file that tell of a change beside its size and date."""
 Reject = Callable[[bytes, str], None]  # absolute path, reason
@@ -193,17 +193,17 @@ def _look(path: bytes, size: int) -> int:
 
 
 def still_so(root: bytes, seen: Sequence[object]) -> bool:
-    """Whether a folder, file or broken link looks as it did when it was visited. Raises OSError."""
+    """Whether a folder or a file looks as it did when it was visited. Raises OSError."""
     name, *looks = seen
     try:
         return list(visit(root, os.fsencode(str(name)))[0]) == seen
-    except FileNotFoundError:
-        return looks == list(MISSING)
+    except (FileNotFoundError, PermissionError):
+        return looks == list(SHUT)
 
 
-def remember_links(visits: list[Visit], broken: Sequence[bytes]) -> None:
-    """Add broken links, absolute paths, of which it is to be seen when they lead to something."""
-    visits += [(os.fsdecode(path), *MISSING) for path in broken]
+def remember_shut(visits: list[Visit], paths: Sequence[bytes]) -> None:
+    """Add files that cannot be read, absolute paths, of which it is to be seen when they can."""
+    visits += [(os.fsdecode(path), *SHUT) for path in paths]
 
 
 def remember(visits: list[Visit], root: bytes, name: bytes = b"") -> None:
