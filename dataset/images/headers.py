@@ -285,6 +285,8 @@ def _bmp(file: _File) -> Header:
         raise Rejected("header is of no known kind")
     if planes != 1 or bits not in (1, 2, 4, 8, 16, 24, 32):
         raise Rejected(f"has {planes} planes of {bits} bits")
+    if kind >= 40 and file.at(30, 4) == b"\0\0\0\0":  # not compressed
+        _require_bits(file, abs(height), abs(width), abs(height) * abs(width) * bits)
     alpha = (
         bits == 32
         and kind in (56, 108, 124)
@@ -408,9 +410,12 @@ def _ppm(file: _File) -> Header:
     if match is None or (match[1] not in b"14" and match[4] is None):
         raise Rejected("header is cut short or damaged")
     depth = 1 if match[1] in b"14" else 8 if int(match[4]) < 256 else 16
-    return Header(
-        file.size, int(match[3]), int(match[2]), FORMATS.index("ppm"), depth, 3 if match[1] in b"36" else 1
-    )
+    components = 3 if match[1] in b"36" else 1
+    width = int(match[2])
+    height = int(match[3])
+    if match[1] in b"456":  # in bytes, not in words
+        _require_bits(file, height, width, height * width * components * depth)
+    return Header(file.size, height, width, FORMATS.index("ppm"), depth, components)
 
 
 _MAGIC: tuple[tuple[re.Pattern[bytes], Callable[[_File], Header]], ...] = (
