@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import storage
 from dataset import remote, walk
-from dataset.manifest import Rejected, is_url, printable
+from dataset.manifest import BROKEN_LINK, Rejected, is_url, printable
 
 ReadAt = Callable[[int, int], bytes]
 """(offset, length) -> that many bytes of an entry, or fewer where it ends before."""
@@ -46,7 +46,7 @@ def unreadable(path: bytes, error: Any) -> Rejected | storage.StorageFault:
     if storage.failed(error) or (isinstance(error, PermissionError) and _shut_in(path)):
         return storage.end_scan(error, printable(path))
     broken = os.path.islink(path) and not os.path.exists(path)
-    return Rejected("broken link" if broken else f"cannot be read: {error.strerror}")
+    return Rejected(BROKEN_LINK if broken else f"cannot be read: {error.strerror}")
 
 
 def _shut_in(path: bytes) -> bool:

@@ -13,6 +13,7 @@ home/                     one for each data folder and list of classes
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -292,13 +293,22 @@ def printable(path: bytes) -> str:
     )
 
 
+BROKEN_LINK = "broken link"
+MAY_COME_BACK = (BROKEN_LINK, f"cannot be read: {os.strerror(errno.EACCES)}")
+"""Why files are left out that may be read later without any change of their folder: of a storage that is not
+mounted, or by the rights that they have."""
+LOOKED_AT_AGAIN = 100
+"""Most of these that a later start looks at again: a storage that comes back brings all of its files."""
+
+
 class Rejects:
-    """rejected.txt: a line for each path that is left out, and why."""
+    """rejected.txt: a line for each path that is left out, and why; `shut` are those of MAY_COME_BACK."""
 
     def __init__(self, file: TextIO) -> None:
         self.file = file
         self.count = 0
         self.first = ""
+        self.shut: list[bytes] = []
 
     def __call__(self, path: bytes, why: str) -> None:
         line = f"{printable(path)}\t{why}"
@@ -306,6 +316,8 @@ class Rejects:
             self.file.write(line + "\n")
         self.count += 1
         self.first = self.first or line.replace("\t", ": ")
+        if why in MAY_COME_BACK and len(self.shut) < LOOKED_AT_AGAIN:
+            self.shut.append(path)
 
 
 def _digest(path: Path) -> str:

@@ -124,9 +124,7 @@ def _reopen(table: type[S], home: Path, real: Path, after: float) -> S | None:
         folder = _current(home)
         root = os.fsencode(real)
         seen = json.loads((folder / "visited.json").read_text())
-        if seen["finished"] > after and all(
-            list(walk.visit(root, os.fsencode(visit[0]))[0]) == visit for visit in seen["folders"]
-        ):
+        if seen["finished"] > after and all(walk.still_so(root, visit) for visit in seen["folders"]):
             return table.open(folder)
     return None
 
@@ -148,6 +146,7 @@ def _scan(table: type[S], home: Path, root: Path, fill: Fill, say: Progress) -> 
         with open(made / "rejected.txt", "w", encoding="utf-8") as file:
             rejects = Rejects(file)
             classes = fill(made, rejects, visits, say)
+        walk.remember_shut(visits, rejects.shut)
         (made / "visited.json").write_text(json.dumps({"finished": time.time(), "folders": visits}))
         for path in made.glob("file_list.*"):
             path.unlink()

@@ -16,7 +16,7 @@ import numpy as np
 
 import storage
 from contracts import Array, UserError
-from dataset.manifest import FILE_LIST, is_url, printable, writing
+from dataset.manifest import BROKEN_LINK, FILE_LIST, is_url, printable, writing
 from user_files import open_bytes
 
 OF_THE_STORAGE = frozenset(
@@ -29,6 +29,8 @@ OF_THE_STORAGE = frozenset(
 
 # a path below the root (os.fsdecode), its date of change in ns, its inode, of a file its `_look`
 Visit = tuple[str, int, int, int]
+SHUT = (0, 0, 0)
+"""How a file looks that cannot be read, or a link to nothing."""
 BEGINNING = 1 << 14
 """Bytes of a file that tell of a change beside its size and date."""
 Reject = Callable[[bytes, str], None]  # absolute path, reason
@@ -58,7 +60,9 @@ def labels(
             if name in OF_THE_STORAGE:
                 reject(path, NO_DATA)
             elif not is_folder(path):
-                if _is_media(name, wanted):
+                if os.path.islink(path) and not os.path.exists(path):
+                    reject(path, BROKEN_LINK)
+                elif _is_media(name, wanted):
                     reject(path, "lies in no class folder")
             elif classes is not None and name not in classes and not _holds_file(root, name, visits):
                 reject(path, f"class without {ARTICLE[wanted]} {wanted}")
@@ -186,6 +190,20 @@ def _look(path: bytes, size: int) -> int:
     """
     with open_bytes(path) as file:
         return zlib.crc32(file.read(BEGINNING), size & 0xFFFFFFFF)
+
+
+def still_so(root: bytes, seen: Sequence[object]) -> bool:
+    """Whether a folder or a file looks as it did when it was visited. Raises OSError."""
+    name, *looks = seen
+    try:
+        return list(visit(root, os.fsencode(str(name)))[0]) == seen
+    except (FileNotFoundError, PermissionError):
+        return looks == list(SHUT)
+
+
+def remember_shut(visits: list[Visit], paths: Sequence[bytes]) -> None:
+    """Add files that cannot be read, absolute paths, of which it is to be seen when they can."""
+    visits += [(os.fsdecode(path), *SHUT) for path in paths]
 
 
 def remember(visits: list[Visit], root: bytes, name: bytes = b"") -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from dataset.entries import ReadAt
 from dataset.images.columns import CHROMA, FORMATS, Header
-from dataset.images.foreign import named
+from dataset.images.foreign import FROM_RAW, named
 from dataset.manifest import Rejected
 
 HEAD = 4096  # bytes read at first; nearly every header ends before
@@ -25,6 +25,13 @@ TAIL = 64  # bytes in which a file's end is looked for: some have a little paddi
 FOLLOWED = 16
 
 
+_UNREAD_JPEG = {
+    **dict.fromkeys((0xC3, 0xCB), "lossless"),
+    **dict.fromkeys((0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF), "hierarchical"),
+    0xF7: "JPEG-LS",
+}
+"""Codes of frame headers (ITU-T T.81, table B.1; T.87) that no decoder of a loader takes -> what they are."""
+TO_PNG = "ffmpeg -i IN OUT.png"
 DEFLATE = 1032
 """Bytes that one byte of deflate stands for at most: two bits copy 258 bytes."""
 
@@ -106,6 +113,8 @@ def _jpeg(file: _File) -> Header:
         (length,) = struct.unpack(">H", file.at(at, 2))
         if length < 2:
             raise Rejected("header is damaged")
+        if code in _UNREAD_JPEG:
+            raise Rejected(f"is {_UNREAD_JPEG[code]}, which no loader reads: {TO_PNG} converts it")
         # frame headers, but for DHT, JPG and DAC, whose codes lie among theirs
         if 0xC0 <= code <= 0xCF and code not in (0xC4, 0xC8, 0xCC):
             break
@@ -119,11 +128,13 @@ def _jpeg(file: _File) -> Header:
     depth, height, width, components = struct.unpack(">BHHB", file.at(at + 2, 6))
     if components not in (1, 3, 4):
         raise Rejected(f"has {components} components")
+    if depth != 8:
+        raise Rejected(f"has {depth} bits a component, which no loader reads: {TO_PNG} converts it")
     described = file.at(at + 8, 3 * components)
     # as libjpeg decides it: red, green and blue are stored as they are
     rgb = components == 3 and not jfif and (adobe == 0 if adobe is not None else described[::3] == b"RGB")
     chroma = CHROMA.index("rgb" if rgb else _chroma(described[1::3]))
-    progressive = code in (0xC2, 0xC6, 0xCA, 0xCE)
+    progressive = code in (0xC2, 0xCA)
     if code <= 0xC2:  # Huffman-coded blocks
         # a bit at least for the DC of each block, and unless progressive another one for the end of its AC
         least = _blocks(height, width, described[1::3]) * (1 if progressive else 2)
@@ -285,6 +296,8 @@ def _bmp(file: _File) -> Header:
         raise Rejected("header is of no known kind")
     if planes != 1 or bits not in (1, 2, 4, 8, 16, 24, 32):
         raise Rejected(f"has {planes} planes of {bits} bits")
+    if kind >= 40 and file.at(30, 4) == b"\0\0\0\0":  # not compressed
+        _require_bits(file, abs(height), abs(width), abs(height) * abs(width) * bits)
     alpha = (
         bits == 32
         and kind in (56, 108, 124)
@@ -331,7 +344,9 @@ def _webp_orientation(file: _File) -> int:
 
 
 def _tiff(file: _File) -> Header:
-    tags = _tags(file, 0, (256, 257, 258, 262, 274, 277))
+    tags = _tags(file, 0, (254, 256, 257, 258, 262, 274, 277))
+    if tags.get(254, 0) & 1 or file.at(8, 2) == b"CR":  # of CR2, DNG, NEF and ARW that is a preview
+        raise Rejected(f"begins with a preview, as camera raw, which no loader reads: {FROM_RAW} converts it")
     if 256 not in tags or 257 not in tags:
         raise Rejected("header is cut short")
     depth = tags.get(258, 1)
@@ -408,9 +423,12 @@ def _ppm(file: _File) -> Header:
     if match is None or (match[1] not in b"14" and match[4] is None):
         raise Rejected("header is cut short or damaged")
     depth = 1 if match[1] in b"14" else 8 if int(match[4]) < 256 else 16
-    return Header(
-        file.size, int(match[3]), int(match[2]), FORMATS.index("ppm"), depth, 3 if match[1] in b"36" else 1
-    )
+    components = 3 if match[1] in b"36" else 1
+    width = int(match[2])
+    height = int(match[3])
+    if match[1] in b"456":  # in bytes, not in words
+        _require_bits(file, height, width, height * width * components * depth)
+    return Header(file.size, height, width, FORMATS.index("ppm"), depth, components)
 
 
 _MAGIC: tuple[tuple[re.Pattern[bytes], Callable[[_File], Header]], ...] = (

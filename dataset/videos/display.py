@@ -21,6 +21,7 @@ PACKET = np.dtype(
         ("own", "i1"),  # whether it is a key frame by its units: NO, MAY or SURE of units.py; -1: unknown
         ("moves", "?"),  # whether it may be displayed before a packet that is decoded earlier
         ("place", "i8"),  # among all packets of the stream, in the order of decoding
+        ("damaged", "?"),  # it is not whole
     ]
 )
 MOST_DAMAGED = 0.1
@@ -45,8 +46,9 @@ def require_order(packets: Array, places: Callable[[int, int], Sequence[int | No
     """Raise Rejected where the order of the packets' times is not that in which FFmpeg displays them.
 
     `places(begin, end)`: as dataset.videos.units.display_places, of packets from a key frame to the next;
-    None: B-frames are known by their kind, and displayed before the packet that is decoded before them.
-    Groups whose times show that their writer knew of an order of display are not looked into.
+    None: `places_by_kind` has them.
+    Groups whose times show that their writer knew of an order of display are not looked into, nor those
+    where packets are damaged, beside which others may be missing.
     """
     begins = np.flatnonzero(packets["key"])
     if not len(begins):
@@ -68,15 +70,32 @@ def require_order(packets: Array, places: Callable[[int, int], Sequence[int | No
     # a damaged packet does not say that it moves: then times that fall prove nothing
     readable = np.logical_and.reduceat(packets["own"] >= 0, begins)
     odd = np.where(moves, rising | doubled & whole, ~rising & whole & readable)
+    damaged = packets["damaged"]
+    # FFmpeg's parsers mark the packet that they hold, which may be a neighbour
+    near = damaged | np.append(damaged[1:], False) | np.insert(damaged[:-1], 0, False)
+    odd &= ~np.logical_or.reduceat(near, begins)
     for group in np.flatnonzero(told & odd).tolist():
         begin = int(begins[group])
         end = int(ends[group])
-        numbers: Sequence[int | None] | None = range(end - begin)
+        numbers: Sequence[int | None] = range(end - begin)
         if moves[group]:
-            numbers = places(begin, end) if places is not None else None
-        if numbers is None or not _agrees(pts[begin:end], numbers):
+            between = packets["moves"][begin:end]
+            numbers = places_by_kind(between).tolist() if places is None else places(begin, end)
+        if not _agrees(pts[begin:end], numbers):
             what = "those of decoding, not of display," if rising[group] else "not in the order of display"
             raise Rejected(f"its times are {what} at packets {begin} to {end - 1}: {AGAIN}")
+
+
+def places_by_kind(between: Array) -> Array:
+    """Return the place of display of each picture of MPEG, in the order of decoding; `between`: B, bool.
+
+    B is displayed when it is decoded; I, P and S when the next of them is, behind the B between them.
+    """
+    places = np.arange(len(between))
+    ahead = np.flatnonzero(~between)
+    places[ahead] = np.append(ahead[1:], len(between)) - 1
+    places[between] -= 1
+    return places
 
 
 def _require_onward(pts: Array, seen: Array, begins: Array) -> None:
@@ -124,14 +143,9 @@ def unpacked(packets: Array, pictures: Array) -> tuple[Array, Array, Flags]:
 
     Its packets' times are right as a set alone: the kinds of pictures tell a frame's place.
     """
-    places = np.arange(len(pictures))
-    # I, P and S: displayed when the next of them has been decoded, behind the B between
-    ahead = np.flatnonzero(pictures != 2)
-    until = np.append(ahead[1:], len(pictures))
-    places[ahead] = until - 1
     between = pictures == 2
-    places[between] -= 1
-    if len(pictures) != len(packets) or not len(ahead) or ahead[0] != 0:
+    places = places_by_kind(between)
+    if len(pictures) != len(packets) or not len(pictures) or between[0]:
         raise Rejected(f"packed B-frames: {len(pictures)} pictures in {len(packets)} packets")
     keys = np.zeros(len(pictures), bool)
     keys[places] = pictures == 0

@@ -173,6 +173,11 @@ def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
     else:
         _require_order(packets, path, stream, raw=quick)
         pts, keys, flags = display_order(packets)
+        if seen & Flags.GRADUAL_REFRESH and packets["own"][packets["key"].argmax()] == MAY:
+            # a recording that was cut: no player shows what is only renewed in part
+            begun = pts >= _first_shown(path, stream.index)
+            pts = pts[begun]
+            keys = keys[begun]
     if packets["discard"].any() or (container == "mp4" and stream.frames > len(packets)):
         flags |= Flags.EDIT_LIST
     if len(videos) > 1:
@@ -283,6 +288,15 @@ def _require_unmirrored(path: bytes, stream: int) -> None:
     raise Rejected("has a display matrix, and no frame that could be decoded tells what it is")
 
 
+def _first_shown(path: bytes, stream: int) -> int:
+    """Return the time of the first frame that the decoder gives."""
+    with open_video(path) as file:
+        for frame in _first_frames(file, file.streams[stream], hasty=False):
+            if frame.pts is not None:
+                return int(frame.pts)
+    raise Rejected("has no frame that is whole")
+
+
 def _first_frames(file: Any, stream: Any, *, hasty: bool) -> Iterator[Any]:
     """Yield decoded frames; `hasty`: at most one, of which only the head was decoded.
 
@@ -344,7 +358,7 @@ def _packets(
     Pictures is empty but for packed MPEG-4: then uint8, 0 to 3 for each I, P, B and S picture. Raises
     Rejected, or what PyAV raises.
     """
-    found: list[tuple[int, bool, bool, bool, int, bool, int]] = []
+    found: list[tuple[int, bool, bool, bool, int, bool, int, bool]] = []
     pictures = bytearray()
     packed = False
     waiting = False
@@ -382,6 +396,7 @@ def _packets(
                 -1 if key is None else key,
                 moves,
                 place,
+                packet.is_corrupt,
             )
         )
         if key and codec == "h264" and not flags and not is_whole(data, length_bytes):

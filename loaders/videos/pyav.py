@@ -20,7 +20,7 @@ from av.video.reformatter import Interpolation, VideoReformatter
 from contracts import Feed
 from dataset.videos.columns import CODECS, CONTAINERS, FULL_RANGE, Flags
 from dataset.videos.container import open_video, read_packets
-from dataset.videos.units import MAY, looker
+from dataset.videos.units import MAY, ORDERED, looker
 from loaders import Undecodable
 from loaders.videos._planes import BT601, MATRICES, Picture, Plane
 from loaders.videos._worker import ClipLoader
@@ -34,8 +34,6 @@ LENIENT = 4
 LENIENT is of H.264 that begins at a recovery point alone, as a recording that was cut does: its first
 pictures may name others that are not there, and need none of them.
 """
-PREDICTED = (PictureType.P, PictureType.B, PictureType.S)
-"""Kinds of pictures that are made from others."""
 FAR = 16
 """Frames between two wanted ones from which on a seek to a key frame is cheaper than decoding all."""
 WITHOUT_INDEX = [CONTAINERS.index(name) for name in ("ts", "mpg")]
@@ -115,7 +113,8 @@ class OpenFile:
         # be, and of AV1 frames that
         # are wanted get lost too
         self._skips = attempt == HASTY and CODECS[columns.codec[sample]] not in ("hevc", "av1")
-        self._believes = CODECS[columns.codec[sample]] == "other"  # the scan has the container's word alone
+        # of other codecs the scan may have the container's word alone, which the decoder has to confirm
+        self._doubts_keys = CODECS[columns.codec[sample]] not in ORDERED
         self._packed = bool(int(columns.flags[sample]) & Flags.PACKED_B)
         # pictures behind a key frame are made from those before it
         self._refreshes = bool(int(columns.flags[sample]) & Flags.GRADUAL_REFRESH)
@@ -179,8 +178,9 @@ class OpenFile:
         for time, frame in shown:
             if time > end:
                 return
-            if time == sync and self._believes and frame.pict_type in PREDICTED:
-                raise Undecodable("its container marks a key frame that is none")
+            # decoders of some codecs, such as Microsoft Video 1, tell of no frame whether it is one
+            if time == sync and self._doubts_keys and not _is_key(frame):
+                raise Undecodable("its container marks a key frame that the decoder does not call one")
             if time < (begin if since is None else since):
                 continue
             if frame.is_corrupt:  # and so are those that are made from it
@@ -261,6 +261,11 @@ class OpenFile:
         pictures = self._codec.decode(packet)
         self.decoded += len(pictures)
         return pictures
+
+
+def _is_key(frame: av.VideoFrame) -> bool:
+    """Return whether the decoder says that a frame is made from no other."""
+    return frame.pict_type == PictureType.I or bool(frame.key_frame)
 
 
 def planes(frame: av.VideoFrame, turns: int) -> Picture:

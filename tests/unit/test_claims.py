@@ -35,11 +35,24 @@ def png_claiming(width: int, height: int) -> bytes:
     return content[:16] + struct.pack(">II", width, height) + content[24:]
 
 
+def saved(format: str, width: int, height: int) -> bytes:
+    target = io.BytesIO()
+    Image.new("RGB", (width, height)).save(target, format)
+    return target.getvalue()
+
+
+def bmp_claiming(width: int, height: int) -> bytes:
+    content = saved("BMP", 37, 23)
+    return content[:18] + struct.pack("<ii", width, -height) + content[26:]
+
+
 CLAIMS: dict[str, Callable[[int, int], bytes]] = {
     "baseline JPEG": jpeg_claiming,
     "grey JPEG": lambda width, height: jpeg_claiming(width, height, "jpeg grey"),
     "progressive JPEG": lambda width, height: jpeg_claiming(width, height, "jpeg progressive"),
     "PNG": png_claiming,
+    "BMP": bmp_claiming,
+    "PPM": lambda width, height: saved("PPM", 37, 23).replace(b"37 23", b"%d %d" % (width, height)),
 }
 
 
@@ -58,8 +71,10 @@ def test_more_than_its_bytes_can_hold(claiming: Callable[[int, int], bytes]) -> 
         ("JPEG", {"quality": 1, "optimize": True, "subsampling": 2}),
         ("JPEG", {"quality": 1, "progressive": True}),
         ("PNG", {"compress_level": 9}),
+        ("BMP", {}),
+        ("PPM", {}),
     ],
-    ids=["baseline", "subsampled", "progressive", "png"],
+    ids=["baseline", "subsampled", "progressive", "png", "bmp", "ppm"],
 )
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 def test_a_blank_picture_is_kept(format: str, options: dict[str, int], mode: str) -> None:

@@ -27,6 +27,11 @@ FOREIGN = {
     "SVG": b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg">',
     "OpenEXR": b"\x76\x2f\x31\x01\2\0\0\0",
     "DICOM": bytes(128) + b"DICM",
+    "camera raw": HEIF % (b"crx ", b"isom"),
+    "QOI": b"qoif\0\0\0\x60\0\0\0\x40\3\0",
+    "PAM or PFM": b"Pf\n96 64\n-1.0\n",
+    "Radiance HDR": b"#?RADIANCE\nFORMAT=32-bit_rle_rgbe\n",
+    "FITS": b"SIMPLE  =                    T",
 }
 CONVERTS = {
     "AVIF": "avifdec",
@@ -36,6 +41,8 @@ CONVERTS = {
     "SVG": "rsvg-convert",
     "OpenEXR": "magick",
     "DICOM": "dcmj2pnm",
+    "camera raw": "dcraw",
+    **dict.fromkeys(("QOI", "PAM or PFM", "Radiance HDR", "FITS"), "magick"),
 }
 
 
@@ -47,6 +54,38 @@ def test_a_format_that_no_loader_reads_is_named(name: str) -> None:
         Rejected, match=f"^{family}, which no loader reads: {CONVERTS[family]} .* converts it$"
     ):
         parse(content, len(content))
+
+
+def of_kind(code: int, depth: int = 8) -> bytes:
+    """A JPEG whose frame header has another code."""
+    at = JPEG.index(b"\xff\xc0")
+    return JPEG[: at + 1] + bytes([code]) + JPEG[at + 2 : at + 4] + bytes([depth]) + JPEG[at + 5 :]
+
+
+def preview() -> bytes:
+    target = io.BytesIO()
+    Image.new("RGB", (40, 30)).save(target, "TIFF", tiffinfo={254: 1})
+    return target.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (of_kind(0xC3), "JPEG is lossless, which no loader reads: ffmpeg -i IN OUT.png converts it"),
+        (of_kind(0xC5), "JPEG is hierarchical, which"),
+        (of_kind(0xF7), "JPEG is JPEG-LS, which"),
+        (of_kind(0xC1, 12), "JPEG has 12 bits a component, which"),
+        (
+            preview(),
+            "TIFF begins with a preview, as camera raw, which no loader reads: dcraw",
+        ),
+    ],
+    ids=["lossless", "hierarchical", "ls", "12 bits", "raw"],
+)
+def test_kinds_of_jpeg_and_tiff_that_no_loader_reads(content: bytes, said: str) -> None:
+    with pytest.raises(Rejected) as caught:
+        parse(content, len(content))
+    assert str(caught.value).startswith(said)
 
 
 @pytest.mark.parametrize("head", [HEIF % (b"isom", b"iso2avc1mp41"), b"\0\0\0\x0cABCD", b"<html>"])

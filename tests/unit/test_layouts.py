@@ -62,6 +62,19 @@ def test_what_the_storage_puts_there_is_no_class(data: Path, wanted: str, good: 
     assert reasons(data, wanted) == dict.fromkeys(SPLITS, wrong)
 
 
+def test_links_to_storage_that_is_not_there(data: Path, wanted: str, good: tuple[str, bytes]) -> None:
+    """They are named, a class folder too, and are found again when it is there."""
+    away, (ending, content) = data.parent / "away", good
+    (data / "train" / "cat").symlink_to(away)
+    (data / "val" / "bee" / f"1{ending}").symlink_to(away / f"0{ending}")
+    broken = {"train": {"cat": "broken link"}, "val": {f"bee/1{ending}": "broken link"}}
+    assert reasons(data, wanted) == broken
+    fill(away, {f"0{ending}": content})
+    found = opened(data, videos=wanted == "video")
+    assert found["train"].columns.classes == ("ant", "bee", "cat")
+    assert [len(one.columns) for one in found.values()] == [3, 3]
+
+
 def test_loose_files_are_named(data: Path, wanted: str, good: tuple[str, bytes]) -> None:
     ending, content = good
     loose = {f"{number}{ending}": content for number in range(20)}

@@ -29,7 +29,7 @@ DISTRIBUTION = {
     "yaml": "pyyaml",
 }
 # Imported only where a user has installed it; never in requirements.txt.
-OPTIONAL = {"apex", "timm", "torchcodec"}
+OPTIONAL = {"albumentations", "apex", "h5py", "scipy", "timm", "torchcodec"}
 
 
 def requirements(name: str) -> dict[str, str]:

@@ -66,6 +66,18 @@ def test_what_may_not_be_entered(root: Path, cache: Path, monkeypatch: pytest.Mo
     ends_without_a_trace(lambda data, where: open_folder(data, cache=where), root, cache, "bee")
 
 
+def test_a_file_that_may_be_read_later(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder does not change when it may."""
+    whole = len(open_folder(root, cache=cache / "before"))
+    with monkeypatch.context() as sick:
+        failing("open", b"bee/", errno.EACCES, sick)
+        first = open_folder(root, cache=cache / "now")
+        assert first.rejected and len(open_folder(root, cache=cache / "now")) == len(first) < whole
+        assert len(list(cache.glob("now/*/scan-*"))) == 1
+        assert open_folder(root, cache=cache / "now").folder == first.folder, "there was no other scan"
+    assert len(open_folder(root, cache=cache / "now")) == whole
+
+
 def test_videos(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path / "data/ant/0.mp4")
     make(tmp_path / "data/bee/0.mp4")

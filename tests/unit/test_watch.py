@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from benchmarks import soak
 from engine import stop, watch
 from engine.checkpoint import Checkpoints, Progress
 from engine.distributed import ProcessWorld
@@ -95,6 +98,31 @@ def test_other_ranks_that_do_not_come(
     assert codes[0] == (128 + signal.SIGTERM if asked else 2)
     assert HERE in line and line.endswith("its last whole step is saved")
     assert ("cannot meet the others" if asked else "rank 1 on b does not answer") in line
+
+
+@contextmanager
+def many_files() -> Iterator[None]:
+    """Files that are opened inside have numbers beyond those that select knows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    null = os.open(os.devnull, os.O_RDONLY)
+    held = [null, *(os.dup(null) for _ in range(1024))]
+    try:
+        yield
+    finally:
+        for number in held:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_process_with_many_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, codes = watched(monkeypatch, size=2)
+    with many_files():
+        with made.stop.listening(), made.running(), made.steps():
+            os.kill(os.getpid(), signal.SIGTERM)
+            until(lambda: codes)
+        with soak.trimming():
+            soak._trim_others([])
 
 
 def test_who_goes_on_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
