@@ -17,7 +17,6 @@ from typing import Any
 
 import storage
 from contracts import UserError
-from dataset import walk
 from user_files import open_bytes, read_text
 
 ALIASES = {"val": ("validation", "val", "test")}
@@ -47,10 +46,15 @@ class Place:
         """Return the files that are there of those that tell of the shards."""
         return [path for name in ABOUT if (path := self.folder / name).exists()]
 
-    def remember(self, visits: list[walk.Visit], root: Path) -> None:
-        """Add what shows a change. Raises UserError."""
-        for path in (self.folder, *self.about, *(self.folder / name for name in self.names)):
-            walk.remember(visits, os.fsencode(root), os.fsencode(os.path.relpath(path, root)))
+    @property
+    def shards(self) -> list[Path]:
+        """Return the files of the shards."""
+        return [self.folder / name for name in self.names]
+
+    @property
+    def paths(self) -> list[Path]:
+        """Return all that shows a change: the folder, what tells of the shards, and them."""
+        return [self.folder, *self.about, *self.shards]
 
 
 def find(data: Path, split: str) -> Place | None:

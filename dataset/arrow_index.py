@@ -135,7 +135,7 @@ def open_index(
     expected = schema or read_schema(place, label_key)
 
     def names(visits: list[walk.Visit]) -> list[str]:
-        place.remember(visits, folder)
+        walk.remember_paths(visits, folder, place.paths)
         return [*place.names]
 
     return shard_index.open_index(

@@ -56,10 +56,9 @@ class Shelf:
     looks: Sequence[Look]  # of URLs where columns lie beside them
     paths: Sequence[Path]  # of all that shows a change
 
-    def remember(self, visits: list[walk.Visit], root: Path) -> list[str]:
+    def listed(self, visits: list[walk.Visit]) -> list[str]:
         """Add what shows a change, and return the names. Raises UserError."""
-        for path in self.paths:
-            walk.remember(visits, os.fsencode(root), os.fsencode(os.path.relpath(path, root)))
+        walk.remember_paths(visits, self.folder, self.paths)
         return [*self.names]
 
     def beside(self, what: str) -> Beside:
@@ -135,7 +134,7 @@ def open_index(
     own = shelf(real, cache)
     return shard_index.open_index(
         real,
-        lambda visits: own.remember(visits, real),
+        own.listed,
         lambda name: _walk(own, name, samples=samples, label_key=label_key),
         key=["tar", samples, label_key],
         samples=samples,

@@ -7,7 +7,7 @@ import os
 import stat
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
@@ -213,6 +213,12 @@ def remember(visits: list[Visit], root: bytes, name: bytes = b"") -> None:
     except OSError as error:
         raise storage.end_scan(error, printable(os.path.join(root, name))) from None
     settle(visits[-1][1])
+
+
+def remember_paths(visits: list[Visit], root: Path, paths: Iterable[Path]) -> None:
+    """Add files and folders by their paths, which are kept below the root. Raises UserError."""
+    for path in paths:
+        remember(visits, os.fsencode(root), os.fsencode(os.path.relpath(path, root)))
 
 
 def folders_of(files: Sequence[bytes]) -> set[bytes]:

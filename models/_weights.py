@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,40 @@ COUNTER = "num_batches_tracked"
 """Buffer of batch norms that older files do not have, and frozen norms do not take."""
 
 
-def dry_run(module: nn.Module, images: torch.Tensor) -> None:
+def dry_run(module: nn.Module, shape: tuple[int, ...]) -> None:
     """Run a training pass of shapes alone, on the meta device: nothing is computed and the module stays as it
     is."""
     tensors = (*module.named_parameters(), *module.named_buffers())
     with torch.no_grad():
         torch.func.functional_call(
-            module, {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors}, (images,)
+            module,
+            {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors},
+            (torch.empty(shape, device="meta"),),
         )
+
+
+@contextmanager
+def suiting(arch: str, got: str, made_for: str) -> Iterator[None]:
+    """Name the settings `got` and what `arch` was `made_for` where torch refuses what is built or run inside.
+
+    Raises Unusable.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError, AssertionError) as error:
+        raise Unusable(
+            f"{got} does not suit --arch {arch}, which was made for {made_for} ({first_line(error)})"
+        ) from None
+
+
+def batches(shape: tuple[int, ...]) -> str:
+    """Return the settings that gave images their `shape` [B, 3, H, W], in words."""
+    return f"--image-size {min(shape[-2:])} with --batch-size {shape[0]}"
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error says first, or its type where it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def set_depth(module: nn.Module, arch: str, largest: float) -> None:

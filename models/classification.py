@@ -6,12 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 import torchvision
 from torch import nn
 
-from models import Loaded, Native, Unusable
-from models._weights import categories, dry_run, load, set_depth
+from models import Loaded, Native
+from models._weights import batches, categories, dry_run, load, set_depth, suiting
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
@@ -57,7 +56,6 @@ def build(
     block to be left out, None for torchvision's own. Raises Unusable, also when the architecture
     cannot train on batches of this shape.
     """
-    batch_size = shape[0]
     image_size = shape[-1]
     options: dict[str, Any] = {"num_classes": classes}
     if arch.startswith("vit_"):
@@ -68,15 +66,9 @@ def build(
         options["init_weights"] = True
         # as their weights were trained; no state dict has it, so a checkpoint would else mean two things
         options["transform_input"] = True
-    try:
+    with suiting(arch, batches(shape), f"{native(arch).size} pixels"):
         module = torchvision.models.get_model(arch, weights=None, **options)
-        dry_run(module, torch.empty(shape, device="meta"))
-    except (RuntimeError, ValueError, AssertionError) as error:
-        said = str(error).splitlines()[0]
-        got = f"--image-size {image_size} with --batch-size {batch_size}"
-        raise Unusable(
-            f"{got} does not suit --arch {arch}, which was made for {native(arch).size} pixels ({said})"
-        ) from None
+        dry_run(module, shape)
     if stochastic_depth is not None:
         set_depth(module, arch, stochastic_depth)
     return module, load(module, arch, weights) if weights else Loaded()

@@ -27,7 +27,7 @@ from models._anchors import Anchors
 from models._finite import FiniteImages
 from models._state_files import Weights, under_own_names
 from models._tiny_detector import LONGER, SIZE, tiny
-from models._weights import categories, dry_run, fill, is_published, read
+from models._weights import batches, categories, dry_run, fill, is_published, read, suiting
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
@@ -439,11 +439,5 @@ def _check_shape(stock: nn.Module, arch: str, shape: tuple[int, ...]) -> None:
             f"--arch {arch} has anchors for {made.size} pixels alone, --image-size got {shape[-1]}; leave it "
             "out"
         )
-    try:
-        dry_run(stock.get_submodule("backbone"), torch.empty(shape, device="meta"))
-    except (RuntimeError, ValueError) as error:
-        got = f"--image-size {min(shape[-2:])} with --batch-size {shape[0]}"
-        said = str(error).splitlines()[0]
-        raise Unusable(
-            f"{got} does not suit --arch {arch}, which was made for {made.size} pixels ({said})"
-        ) from None
+    with suiting(arch, batches(shape), f"{made.size} pixels"):
+        dry_run(stock.get_submodule("backbone"), shape)

@@ -15,7 +15,7 @@ import torch.nn.functional as functional
 from torch import nn
 
 from models import Loaded, Native, Unusable
-from models._weights import dry_run, load
+from models._weights import dry_run, load, suiting
 
 LUMA = (65.481 / 255, 128.553 / 255, 24.966 / 255)
 """Weights of red, green and blue in the Y of MATLAB's rgb2ycbcr (ITU-R BT.601), for values in [0, 1]."""
@@ -188,14 +188,10 @@ def build(
         raise Unusable(
             f"--weights {weights}: no such file, and {arch} has no published weights; name a checkpoint file"
         )
-    try:
+    got = f"--scale {scale} with small images of {shape[-1]} px"
+    with suiting(arch, got, f"small images of {native(arch).size} px"):
         module = ARCHITECTURES[arch](scale)
-        dry_run(module, torch.empty(shape, device="meta"))
-    except (RuntimeError, ValueError) as error:
-        said = str(error).splitlines()[0]
-        raise Unusable(
-            f"--scale {scale} with small images of {shape[-1]} px does not suit --arch {arch} ({said})"
-        ) from None
+        dry_run(module, shape)
     return module, load(module, arch, weights) if weights else Loaded()
 
 

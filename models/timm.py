@@ -12,13 +12,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import nn
 
 from models import Loaded, Native, Unusable
 from models._state_files import Weights
 from models._state_files import read as read_file
-from models._weights import dry_run, fill
+from models._weights import batches, dry_run, fill, first_line, suiting
 
 PREFIX = "timm/"
 """What a name of --arch begins with to be one of timm's."""
@@ -68,13 +67,9 @@ def build(
     try:
         module: nn.Module = _timm().create_model(_name(arch), pretrained=False, **options)
     except (TypeError, RuntimeError, ValueError, AssertionError) as error:
-        raise Unusable(f"--arch {arch} cannot be built with {_said(options)}: {_first(error)}") from None
-    try:
-        dry_run(module, torch.empty(shape, device="meta"))
-    except (RuntimeError, ValueError, AssertionError) as error:
-        got = f"--image-size {shape[-1]} with --batch-size {shape[0]}"
-        made_for = f"which was made for {native(arch).size} pixels ({_first(error)})"
-        raise Unusable(f"{got} does not suit --arch {arch}, {made_for}") from None
+        raise Unusable(f"--arch {arch} cannot be built with {_said(options)}: {first_line(error)}") from None
+    with suiting(arch, batches(shape), f"{native(arch).size} pixels"):
+        dry_run(module, shape)
     if not weights:
         return module, Loaded()
     heads = found.classifier
@@ -158,7 +153,7 @@ def _read(arch: str, weights: str) -> Weights:
     try:
         published = _timm().create_model(f"{_name(arch)}.{tag}", pretrained=True)
     except Exception as error:  # whatever its hub, its mirror or the disk raise
-        raise Unusable(f"{said} cannot be downloaded by timm ({_first(error)}); or name a file") from None
+        raise Unusable(f"{said} cannot be downloaded by timm ({first_line(error)}); or name a file") from None
     return Weights(state=published.state_dict())
 
 
@@ -168,7 +163,3 @@ def _listed(names: Iterable[str]) -> str:
 
 def _said(options: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in options.items())
-
-
-def _first(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 import torchvision
 from torch import nn
 from torchvision.models.video.resnet import BasicBlock, Conv3DSimple, VideoResNet
 
 from models import Loaded, Native, Unusable
-from models._weights import categories, dry_run, load, set_depth
+from models._weights import batches, categories, dry_run, load, set_depth, suiting
 
 
 class Tiny(VideoResNet):
@@ -79,19 +78,15 @@ def build(
         raise Unusable(
             f"--weights {weights}: no such file, and {arch} has no published weights; name a checkpoint file"
         )
-    try:
+    # torchvision's mvit has no other
+    made_for = f"{native(arch).size} pixels" + (" and 16 frames" if arch.startswith("mvit") else "")
+    with suiting(arch, f"--clip-frames {shape[2]} of {batches(shape)}", made_for):
         module = (
             OWN[arch](classes)
             if arch in OWN
             else torchvision.models.get_model(arch, weights=None, num_classes=classes)
         )
-        dry_run(module, torch.empty(shape, device="meta"))
-    except (RuntimeError, ValueError, AssertionError) as error:
-        said = str(error).splitlines()[0]
-        got = f"--clip-frames {shape[2]} of --image-size {shape[-1]} with --batch-size {shape[0]}"
-        # torchvision's mvit has no other
-        made_for = f"{native(arch).size} pixels" + (" and 16 frames" if arch.startswith("mvit") else "")
-        raise Unusable(f"{got} does not suit --arch {arch}, which was made for {made_for} ({said})") from None
+        dry_run(module, shape)
     if stochastic_depth is not None:
         set_depth(module, arch, stochastic_depth)
     return module, load(module, arch, weights) if weights else Loaded()

@@ -349,14 +349,9 @@ def open_foreign(
         expected="a label is the number of a class, or its name",
         without="no label, or several",
     )
-
-    def remember(visits: list[walk.Visit]) -> None:
-        for path in rows.files():
-            walk.remember(visits, os.fsencode(real), os.fsencode(os.path.relpath(path, real)))
-
     how: dict[str, Any] = {"cache": cache, "progress": progress, "classes": classes}
     key = [kind, split, label_key]
-    return labelled.open(real, split, remember, key=key, where=str(paths[0].parent), **how)
+    return labelled.open(real, split, key=key, where=str(paths[0].parent), **how)
 
 
 def _classes_of_parquet(path: Path, label_key: str | None) -> list[str] | None:

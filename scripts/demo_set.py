@@ -298,14 +298,24 @@ def command(
         )
     parser.add_argument("--seed", type=int, default=0, help="another seed, other files (%(default)s)")
     options = parser.parse_args(arguments)
+    return make(
+        prog,
+        options.dest,
+        lambda: write(options.dest, *(getattr(options, flag) for flag in counts), options.seed),
+    )
+
+
+def make(prog: str, dest: Path, write: Callable[[], bool]) -> int:
+    """Make the set at `dest` by `write`, which returns False where it is already there; say so, and return
+    the program's exit code."""
     try:
-        made = write(options.dest, *(getattr(options, flag) for flag in counts), options.seed)
+        said = "made" if write() else "already there"
     except (ValueError, OSError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    print(f"{options.dest}: {'made' if made else 'already there'}")
+    print(f"{dest}: {said}")
     return 0
 
 

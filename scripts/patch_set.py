@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from scripts import pack
-from scripts.demo_set import replacing
+from scripts.demo_set import make, replacing
 from scripts.demo_superres import picture
 
 STAMP = "patch_set.json"
@@ -92,15 +92,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--images", type=Path, help="cut them out of the images below this folder")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    try:
-        made = write(options.target, options.patches, options.count, options.seed, options.images)
-    except (ValueError, OSError) as error:
-        print(f"patch_set: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    print(f"{options.target}: {'made' if made else 'already there'}")
-    return 0
+    return make(
+        "patch_set",
+        options.target,
+        lambda: write(options.target, options.patches, options.count, options.seed, options.images),
+    )
 
 
 if __name__ == "__main__":

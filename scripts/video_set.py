@@ -24,7 +24,7 @@ import av
 import numpy as np
 from rich.progress import track
 
-from scripts.demo_set import background
+from scripts.demo_set import background, make
 
 CLASS = "video"
 BITS = 0.065
@@ -157,16 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--gop", type=int, default=Kind.gop, help="frames from one key frame to the next (%(default)s)"
     )
     options = parser.parse_args(arguments)
-    try:
-        kind = Kind(frames=options.frames, height=options.size[0], width=options.size[1], gop=options.gop)
-        made = write(options.target, options.count, kind)
-    except (ValueError, OSError) as error:
-        print(f"video_set: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    print(f"{options.target}: {'made' if made else 'already there'}")
-    return 0
+    kind = Kind(frames=options.frames, height=options.size[0], width=options.size[1], gop=options.gop)
+    return make("video_set", options.target, lambda: write(options.target, options.count, kind))
 
 
 if __name__ == "__main__":

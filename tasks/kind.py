@@ -100,15 +100,13 @@ class TaskKind(ABC):
 
         Raises Unusable when it cannot train on batches of `shape`.
         """
-        import torch
-
         from models import Unusable
-        from models._weights import dry_run
+        from models._weights import dry_run, first_line
 
         try:
-            dry_run(module, torch.empty(shape, device="meta"))
+            dry_run(module, shape)
         except Exception as error:  # a user's own code raises whatever it likes
-            said = (str(error).splitlines() or [type(error).__name__])[0]
+            said = first_line(error)
             raise Unusable(f"--arch {arch} cannot train on batches of shape {list(shape)}: {said}") from None
         return module
 

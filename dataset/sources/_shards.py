@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -121,6 +121,11 @@ def _pread(file: int, offset: int, length: int) -> bytes:
     return data
 
 
+def index_options(how: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the options of SourceModule.open that are also options of finding an index."""
+    return {name: how[name] for name in ("cache", "rescan", "progress") if name in how}
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Told:
     """Tells of a label that cannot be, for dataset.lists.Labels: a line is a sample."""
@@ -150,7 +155,6 @@ class Labelled:
         self,
         data: Path,
         split: str,
-        remember: Callable[[list[walk.Visit]], object],
         *,
         key: list[Any],
         where: str,
@@ -159,16 +163,17 @@ class Labelled:
         read_delay_s: float = 0.0,
         **how: Any,
     ) -> Split:
-        """Open the split, as dataset.sources.SourceModule says. `remember` adds what shows a change.
+        """Open the split, as dataset.sources.SourceModule says.
 
         The other parameters are those of dataset.images.scan.open_images. Raises UserError.
         """
         shards = self.shards
+        entries = StoredEntries(data, lambda _: shards, split, remote=shards.remote)
 
         def list_files(
             made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress
         ) -> dict[str, int]:
-            remember(visits)
+            entries.remember(visits, [])
             for line in read_text(shards.index.folder / "rejected.txt").splitlines():
                 path, _, why = line.partition("\t")
                 rejects(path.encode(), why)
@@ -176,7 +181,7 @@ class Labelled:
 
         columns: Images = open_images(
             data,
-            StoredEntries(data, lambda _: shards, split, remote=shards.remote),
+            entries,
             list_files,
             key=[*key, self.named],
             where=where,

@@ -75,8 +75,7 @@ class StoredEntries:
         """Add the files that the entries of these names lie in, or those of the one split."""
         splits = [self.split] if self.split else sorted({os.fsdecode(name.split(b"/")[0]) for name in names})
         for split in splits:
-            for path in self._parts(os.fsencode(split) + b"/")[0].files():
-                walk.remember(visits, os.fsencode(self.data), os.fsencode(os.path.relpath(path, self.data)))
+            walk.remember_paths(visits, self.data, self._parts(os.fsencode(split) + b"/")[0].files())
 
     def close(self) -> None:
         """Let go of what is open."""

@@ -16,7 +16,7 @@ from dataset.arrow_index import open_index, read_schema
 from dataset.beside import beside
 from dataset.lists import class_names
 from dataset.shard_index import Index
-from dataset.sources._shards import Labelled, Shards
+from dataset.sources._shards import Labelled, Shards, index_options
 from dataset.sources._stored import Stored, StoredEntries, split_of
 
 FILES = False
@@ -34,8 +34,7 @@ class ArrowShards(Shards):
 
     def files(self) -> Sequence[Path]:
         """Return the shards, what tells of them, and their folder. Raises UserError."""
-        place = _found(self._data, self._split)
-        return [place.folder, *place.about, *(place.folder / name for name in place.names)]
+        return _found(self._data, self._split).paths
 
 
 def _open_index(data: Path, split: str, **how: Any) -> Index:
@@ -56,26 +55,16 @@ def _found(data: Path, split: str) -> Place:
     return place
 
 
-def open(
-    data: Path,
-    split: str,
-    *,
-    labels: str | None = None,
-    cache: Path,
-    rescan: bool = False,
-    progress: Any = None,
-    **how: Any,
-) -> Split:
+def open(data: Path, split: str, *, labels: str | None = None, **how: Any) -> Split:
     """Open the images of data/<split>/*.arrow, as dataset.sources.SourceModule says.
 
     `labels` is the column that holds the label, where there is no single ClassLabel. Raises UserError.
     """
     real = Path(os.path.realpath(data))
     place = _found(real, split)
-    again: dict[str, Any] = {"cache": cache, "rescan": rescan, "progress": progress}
     schema = read_schema(place, labels)
     labelled = Labelled(
-        shards=ArrowShards(real, split, samples=True, schema=schema, label_key=labels, **again),
+        shards=ArrowShards(real, split, samples=True, schema=schema, label_key=labels, **index_options(how)),
         named=schema.classes or class_names(place.folder, real),
         expected="a label is the number of a class, or its name",
         without=f"no label in the column {schema.label}",
@@ -83,11 +72,9 @@ def open(
     return labelled.open(
         real,
         split,
-        lambda visits: place.remember(visits, real),
         key=["arrow", split, labels],
         where=f"{place.folder}/*.arrow",
-        beside=beside(real, split, "images", [place.folder / name for name in place.names]),
-        **again,
+        beside=beside(real, split, "images", place.shards),
         **how,
     )
 

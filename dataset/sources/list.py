@@ -165,7 +165,7 @@ def open(
         remote.load(url)  # before processes are forked that read headers
 
     def list_files(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> dict[str, int]:
-        walk.remember(visits, os.fsencode(root), os.fsencode(os.path.relpath(path, root)))
+        walk.remember_paths(visits, root, [path])
         labels = Labels(listed)
         _write_file_list(listed, root, base, labels, made, rejects, say)
         used, class_of, _ = labels.classes(classes, named)

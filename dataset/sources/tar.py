@@ -11,7 +11,7 @@ from typing import Any
 from contracts import Split
 from dataset.bucket import SHARDS
 from dataset.lists import class_names
-from dataset.sources._shards import Labelled, Shards
+from dataset.sources._shards import Labelled, Shards, index_options
 from dataset.sources._stored import Stored, StoredEntries, split_of
 from dataset.tar_index import PACKED, open_index, shelf, urls_of
 
@@ -53,27 +53,15 @@ def missing(data: Path, split: str) -> str:
     return "" if SHARDS in names or any(name.endswith(endings) for name in names) else f"{split}/*.tar"
 
 
-def open(
-    data: Path,
-    split: str,
-    *,
-    labels: str | None = None,
-    cache: Path,
-    rescan: bool = False,
-    progress: Any = None,
-    **how: Any,
-) -> Split:
+def open(data: Path, split: str, *, labels: str | None = None, **how: Any) -> Split:
     """Open the images of data/<split>/*.tar, as dataset.sources.SourceModule says.
 
     `labels` is the key of a sample's .json that holds its label, where it has no .cls. Raises UserError.
     """
     real = Path(os.path.realpath(data))
     folder = real / split
-    again: dict[str, Any] = {"cache": cache, "rescan": rescan, "progress": progress}
-    own = shelf(folder, cache)
-    shards = TarShards(folder, samples=True, label_key=labels, **again)
     labelled = Labelled(
-        shards=shards,
+        shards=TarShards(folder, samples=True, label_key=labels, **index_options(how)),
         named=class_names(folder, real),
         expected="a label is the number of a class or its name, in .cls or by --label-key",
         without="no label: no .cls beside it, nor --label-key in its .json",
@@ -81,11 +69,9 @@ def open(
     return labelled.open(
         real,
         split,
-        lambda visits: own.remember(visits, real),
         key=["tar", split, labels],
         where=f"{folder}/*.tar",
-        beside=own.beside("images"),
-        **again,
+        beside=shelf(folder, how["cache"]).beside("images"),
         **how,
     )
 

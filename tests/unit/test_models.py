@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from models import Loaded
-from models.classification import AUXILIARY_WEIGHTS, Unusable, auxiliary_weight, build, names, native
+from models import Loaded, Unusable
+from models.classification import AUXILIARY_WEIGHTS, auxiliary_weight, build, names, native
 
 FAMILIES = [
     *("alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "googlenet", "inception_v3"),
