@@ -259,8 +259,8 @@ class Plan(Protocol):
         """Return G = world size * batch size * accumulation."""
 
     @property
-    def image_size(self) -> int:
-        """Return the largest side of an output, in pixels."""
+    def first_epochs(self) -> tuple[int, ...]:
+        """Return the first epoch of each size of images, the smallest first; (0,) where all are alike."""
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -268,11 +268,11 @@ class Plan(Protocol):
 
     @property
     def resident(self) -> int:
-        """How many batches stand for all in a compute ceiling: 1 where every batch has the same shape."""
+        """How many batches stand for all in a compute ceiling: 1 where an epoch has one shape."""
 
     @property
     def filled(self) -> bool:
-        """Whether `Rows.filled` holds for every batch: all images have one size, and leave nothing free."""
+        """Whether `Rows.filled` holds for every batch: its images have one size, and leave nothing free."""
 
     @property
     def operates(self) -> bool:

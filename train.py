@@ -25,7 +25,7 @@ from engine.failures import Failures  # noqa: E402
 from engine.loop import Training  # noqa: E402
 from engine.step import Step  # noqa: E402
 from engine.validation import Validation  # noqa: E402
-from loaders import first_batch, open_loader, require_files  # noqa: E402
+from loaders import first_batches, open_loader, require_files  # noqa: E402
 from models import Unusable  # noqa: E402
 from plan import draws  # noqa: E402
 from report import ceilings, record  # noqa: E402
@@ -92,7 +92,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         alike = {**about, **load.model_dump(), "manifest": train_set.fingerprint, "compile": model.compile}
         asked = model.graphs if not run.evaluate else False
         with memory.explained(step, load.batch_size, shape, world):  # a loader's threads break a capture
-            graphs = graphed.prepare(step, partial(first_batch, feed), world, asked, one_shape=kind.graphs)
+            graphs = graphed.prepare(step, partial(first_batches, feed), world, asked, one_shape=kind.graphs)
             choice = fastest.choose(
                 names,
                 partial(open_loader, feed=feed),

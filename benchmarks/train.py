@@ -79,6 +79,7 @@ RECIPES = {
         *("--auto-augment", "rand-m9-mstd0.5-inc1", "--mixup", "0.8", "--cutmix", "1"),
         *("--erase", "0.25", "--erase-mode", "pixel"),
     ),
+    "ema": ("--ema", "0.9999"),
 }
 """Recipe -> its flags of train.py."""
 MORE = {"clips": ("frames_per_s", "decoded_per_delivered"), "detection": ("instances_per_s", "padding")}
@@ -105,8 +106,9 @@ class Train(Common):
     """Names as in --loader of train.py."""
     precisions: tuple[Literal["auto", "fp16", "bf16", "fp32"], ...] = ("auto",)
     """auto = fp16 on a GPU."""
-    recipes: tuple[Literal["plain", "augmented"], ...] = ("plain",)
-    """plain crops and flips; augmented adds RandAugment, mixup or cutmix, and erasing. Plots are of plain."""
+    recipes: tuple[Literal["plain", "augmented", "ema"], ...] = ("plain",)
+    """plain crops and flips; augmented adds RandAugment, mixup or cutmix, and erasing; ema plain's average of
+    weights. Plots are of plain."""
     gpus: tuple[PositiveInt, ...] = (1,)
     """Processes, one a GPU (on a CPU: gloo)."""
     workers: PositiveInt | None = None

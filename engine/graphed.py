@@ -47,39 +47,43 @@ class Pool(NamedTuple):
 
 
 class Graphs:
-    """The micro-batches of a step, captured: the last of a step with and without the gradient norm, and the
-    ones before.
+    """The micro-batches of a step, captured for each shape of images: the last of a step with and without
+    the gradient norm, and the ones before.
     """
 
-    def __init__(self, step: Step, static: Batch) -> None:
-        """Capture. `static` is the batch that replays read. Raises RuntimeError where CUDA cannot."""
-        self._static = static
-        self._graphs: dict[tuple[bool, bool], torch.cuda.CUDAGraph] = {}
-        self._outcomes: dict[tuple[bool, bool], torch.Tensor] = {}
+    def __init__(self, step: Step, statics: Sequence[Batch]) -> None:
+        """Capture. `statics` are the batches that replays read, one a shape, the smallest first.
+
+        Raises RuntimeError where CUDA cannot.
+        """
+        self._statics = {static.images.shape: static for static in statics}
+        self._graphs: dict[tuple[torch.Size, bool, bool], torch.cuda.CUDAGraph] = {}
+        self._outcomes: dict[tuple[torch.Size, bool, bool], torch.Tensor] = {}
         self._always_norm = step.clips
         self._pool = Pool(torch.cuda.graph_pool_handle())  # one for all: no two run at the same time
         variants = [(True, False)] if step.clips else [(True, False), (True, True)]
         if step.accumulate > 1:
             variants.append((False, False))
-        for last, want_norm in variants:
+        # the largest images first: the graphs of smaller ones then find room in what these have left
+        for static, (last, want_norm) in itertools.product(reversed(statics), variants):
             graph = torch.cuda.CUDAGraph()
             stream = torch.cuda.current_stream()
             # another thread's calls, such as those of NCCL's watchdog, are none of the graph's business
             with torch.cuda.graph(graph, self._pool.id, stream, capture_error_mode="thread_local"):
                 outcome = step.micro_batch(static, last=last, want_norm=want_norm)
-            self._graphs[last, want_norm] = graph
-            self._outcomes[last, want_norm] = outcome
+            self._graphs[static.images.shape, last, want_norm] = graph
+            self._outcomes[static.images.shape, last, want_norm] = outcome
 
     def replay(self, batch: Batch, *, last: bool, want_norm: bool) -> torch.Tensor:
         """Do what Step.micro_batch does, with the numbers of `batch`. Its seed was set by the caller."""
-        captured = self._static
+        captured = self._statics[batch.images.shape]
         captured.images.copy_(batch.images)
         small = [batch.sizes, batch.valid, *(batch.targets[name] for name in captured.targets)]
         for there, here in zip(
             [captured.sizes, captured.valid, *captured.targets.values()], small, strict=True
         ):
             there.copy_(here)
-        variant = last, want_norm and last and not self._always_norm
+        variant = batch.images.shape, last, want_norm and last and not self._always_norm
         self._graphs[variant].replay()
         return self._outcomes[variant]
 
@@ -117,7 +121,7 @@ class Outcome:
 
 def prepare(
     step: Step,
-    make_batch: Callable[[], Batch],
+    make_batches: Callable[[], Sequence[Batch]],
     world: ProcessWorld,
     asked: bool | str,
     *,
@@ -125,8 +129,8 @@ def prepare(
 ) -> Outcome:
     """Capture the step, where --graphs (`asked`: auto, True or False) and the task's shapes allow it.
 
-    `make_batch` makes a batch to throw away, as training will have them. Raises UserError where graphs were
-    asked for and cannot be.
+    `make_batches` makes batches to throw away, one of each shape that training will have, the smallest first.
+    Raises UserError where graphs were asked for and cannot be.
     """
     if asked is False:
         return Outcome(why_not="--graphs false")
@@ -137,21 +141,44 @@ def prepare(
     elif not step.capturable:
         outcome = Outcome(why_not="this --optimizer decides on the host")
     else:
-        why, split = capture(step, make_batch(), world)
+        why, split = capture(step, make_batches(), world)
         outcome = Outcome(why_not=why, warm_up_ms=split)
     if asked is True and outcome.why_not:
         raise UserError(f"--graphs true: {outcome.why_not}; --graphs false")
     return outcome
 
 
-def capture(step: Step, batch: Batch, world: ProcessWorld) -> tuple[str, dict[str, float]]:
-    """Warm the step up on a batch that is thrown away, capture it, and put all that it changed back.
+def capture(step: Step, batches: Sequence[Batch], world: ProcessWorld) -> tuple[str, dict[str, float]]:
+    """Warm the step up on batches that are thrown away, capture it, and put all that it changed back.
 
-    Returns why it cannot be captured, "" where it was, and the milliseconds of the phases of an eager step.
+    `batches` has one of each shape, the smallest first. Returns why it cannot be captured, "" where it was,
+    and the milliseconds of the phases of an eager step with the largest.
     Every rank calls it, and all of them capture or none. The loader opens after this: its threads call CUDA,
     and a call at the wrong time breaks a capture.
     """
-    static = replace(
+    statics = [_kept(batch) for batch in batches]
+    with step.preserved():
+        count = WARM_UP if world.size == 1 else WARM_UP_OF_RANKS
+        for static in statics:
+            why = _warm_up(step, static, count)
+            split = step.phases.read()
+            if why := next(filter(None, world.gather(why)), ""):
+                break
+            count = WARM_UP
+        if not why:
+            with _unwatched(step):
+                gc.collect()  # what is left of the warm-up would stay beside the graph's own memory
+                why = _captured(step, statics)
+            why = next(filter(None, world.gather(why)), "")
+    if why:
+        step.forget()
+        step.wrap_again()  # a backward pass that broke off leaves DistributedDataParallel in its middle
+    return why, split
+
+
+def _kept(batch: Batch) -> Batch:
+    """Return a batch in memory of its own, for replays to read."""
+    return replace(
         batch,
         images=batch.images.clone(),  # keeps its memory format
         sizes=batch.sizes.clone(),
@@ -160,19 +187,6 @@ def capture(step: Step, batch: Batch, world: ProcessWorld) -> tuple[str, dict[st
         rows=None,  # numbers of the host would be those of this batch in every replay
         host={},
     )
-    with step.preserved():
-        why = _warm_up(step, static, WARM_UP if world.size == 1 else WARM_UP_OF_RANKS)
-        split = step.phases.read()
-        why = next(filter(None, world.gather(why)), "")
-        if not why:
-            with _unwatched(step):
-                gc.collect()  # what is left of the warm-up would stay beside the graph's own memory
-                why = _captured(step, static)
-            why = next(filter(None, world.gather(why)), "")
-    if why:
-        step.forget()
-        step.wrap_again()  # a backward pass that broke off leaves DistributedDataParallel in its middle
-    return why, split
 
 
 def _warm_up(step: Step, static: Batch, count: int) -> str:
@@ -207,10 +221,10 @@ def _refuse_waits(on: bool) -> None:
         torch.cuda.set_sync_debug_mode("error" if on else "default")
 
 
-def _captured(step: Step, static: Batch) -> str:
+def _captured(step: Step, statics: Sequence[Batch]) -> str:
     """Capture. Returns what CUDA said against it, "" where it did not."""
     try:
-        step.graphs = Graphs(step, static)
+        step.graphs = Graphs(step, statics)
         torch.cuda.synchronize()
     except RuntimeError as error:  # of memory too: eager steps fit, the warm-up has shown that
         # the generator is still in the capture, and would refuse to draw: give it a state that never was

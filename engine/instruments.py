@@ -31,6 +31,9 @@ class Meter(Protocol):
     def point(self) -> RateWindow | None:
         """Close the window, if it is long enough, and go on."""
 
+    def begin_anew(self) -> None:
+        """Have the rate be of what follows, where the work of a step changes. Call it while paused."""
+
     def flush(self) -> None:
         """Keep what was counted of a run that was shorter than a window."""
 

@@ -75,7 +75,8 @@ class Training:
         self._last_scale: float | None = None
         self._seen: list[Batch] = []  # the batches of the step under way
         self._epochs_last_batch: Batch | None = None
-        self._ceilings_batch: Batch | None = None  # what ceilings are measured with, once they were
+        # what ceilings are measured with, and the epoch that the loader is measured in, once they were
+        self._ceilings_of: tuple[Batch, int] | None = None
         self._failed_in_epoch: set[int] = set()
         self._lost_before = 0  # samples that could not be decoded before this part of the epoch
         self.failures.ids.update(self.progress.failed)
@@ -150,8 +151,8 @@ class Training:
             self.save()
         self.meter.flush()
         # one of the figures is wrong, mostly since a shared machine's speed has changed in between
-        if self._ceilings_batch is not None and self.report.above_ceiling():
-            self._measure_ceilings(self._ceilings_batch)
+        if self._ceilings_of is not None and self.report.above_ceiling():
+            self._measure_ceilings(*self._ceilings_of)
         return True
 
     def _rescued(self) -> bool:
@@ -189,6 +190,8 @@ class Training:
         self._failed_in_epoch = set()
         self._lost_before = progress.lost
         self.checkpoints.module.train()
+        if progress.epoch in self.plan.first_epochs[1:]:
+            self.meter.begin_anew()  # larger images than before
         self._start_clocks()
         # without the tail, which is no whole step
         trained = progress.consumed + steps * self.plan.global_batch_size
@@ -294,20 +297,27 @@ class Training:
     # -- ceilings --------------------------------------------------------------------------------------------
 
     def _first_ceilings(self) -> bool:
-        """Measure the ceilings once, after the first epoch. Returns False when a signal has come."""
-        is_measured = self._ceilings_batch is not None
+        """Measure the ceilings once, after the first epoch; where images grow, after the first one of the
+        last size, or of the size that the run ends with. Returns False when a signal has come.
+        """
+        is_measured = self._ceilings_of is not None
         if not self.run.ceilings or is_measured or self._epochs_last_batch is None:
+            return True
+        epoch = self.progress.epoch
+        grows_later = epoch < self.plan.first_epochs[-1]
+        if grows_later and epoch + 1 < self.optimisation.epochs and not self._enough():
             return True
         # ceilings are measured by all ranks together, so a signal on any of them is all ranks' reason to
         # leave
         self.vote.exchange(stop=self.stop())
         if self.vote.drain()["stop"]:
             return False
-        self._ceilings_batch = self._epochs_last_batch
-        return self._measure_ceilings(self._ceilings_batch)
+        # the next epoch's samples, which nobody has read yet, where they have the same size
+        self._ceilings_of = self._epochs_last_batch, epoch if grows_later else epoch + 1
+        return self._measure_ceilings(*self._ceilings_of)
 
-    def _measure_ceilings(self, batch: Batch) -> bool:
-        """Measure and tell. Returns False when a signal came."""
+    def _measure_ceilings(self, batch: Batch, epoch: int) -> bool:
+        """Measure and tell; the loader with images of `epoch`. Returns False when a signal came."""
         assert self.loader is not None
         self.report.info("measuring the two ceilings: the step alone, the loader alone")
         self.rescue.end()
@@ -315,7 +325,7 @@ class Training:
             with self.watch.slow():
                 found = self.measure_ceilings(
                     batch,
-                    epoch=self.progress.epoch + 1,
+                    epoch=epoch,
                     stop=self.stop,
                     step=self.step,
                     loader=WatchedLoader(self.loader, self.watch),

@@ -96,10 +96,15 @@ def _installed(package: str) -> bool:
         return False
 
 
-def first_batch(feed: Feed) -> Batch:
-    """Return noise with the shapes, dtypes and targets of the plan's first batch."""
+def first_batch(feed: Feed, epoch: int = 0) -> Batch:
+    """Return noise with the shapes, dtypes and targets of the first batch of an epoch."""
     with open_loader("synthetic", feed) as loader:
-        return next(loader.batches(0, 0))
+        return next(loader.batches(epoch, 0))
+
+
+def first_batches(feed: Feed) -> list[Batch]:
+    """Return such a batch for each size of images that the plan has, the smallest first."""
+    return [first_batch(feed, epoch) for epoch in feed.plan.first_epochs]
 
 
 def opens_files(name: str) -> bool:

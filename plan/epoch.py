@@ -55,6 +55,10 @@ class EpochPlan(ABC):
         """Return the largest side of an output, in pixels."""
 
     @property
+    def first_epochs(self) -> tuple[int, ...]:
+        return (0,)
+
+    @property
     def views(self) -> int:
         """Return how many rows a sample has in an epoch."""
         return self.repeats if self.training else 1

@@ -13,6 +13,31 @@ from plan.augment import UNTOUCHED, Augment, turns
 from plan.draws import Purpose, uniforms
 from plan.epoch import EpochPlan, exif_of
 
+MULTIPLE = 32
+"""Sizes between the first and the last are multiples of so many pixels: the stride of most networks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """Images that grow: `start` pixels up to epoch `begin`, the full size from epoch `end` on.
+
+    In between the size is in proportion, rounded to a multiple of MULTIPLE, as in ffcv-imagenet.
+    """
+
+    start: int
+    begin: int
+    end: int
+
+    def size(self, epoch: int, full: int) -> int:
+        """Return the height and width of an epoch's images, in pixels."""
+        if epoch >= self.end:
+            return full
+        if epoch <= self.begin:
+            return self.start
+        share = (epoch - self.begin) / (self.end - self.begin)
+        nearest = round((self.start + share * (full - self.start)) / MULTIPLE) * MULTIPLE
+        return min(max(nearest, self.start), full)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImagePolicy:
@@ -20,6 +45,7 @@ class ImagePolicy:
 
     window: Literal["random-resized", "center", "stretch"]
     image_size: int
+    growth: Growth | None = None  # training: smaller images in the first epochs
     resize: int = 256
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -35,10 +61,15 @@ class ImagePolicy:
                 "the crop would leave the image"
             )
 
+    def size(self, epoch: int) -> int:
+        """Return the height and width of an epoch's images, in pixels."""
+        return self.image_size if self.growth is None else self.growth.size(epoch, self.image_size)
+
     def frame(
         self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array
     ) -> tuple[Array, Array, Array]:
         """Return (regions, windows, turns) of samples `ids`, whose stored sizes are `heights` x `widths`."""
+        size = self.size(epoch)
         if self.window == "random-resized":
             draws = uniforms(seed, epoch, Purpose.WINDOW, ids, windows.UNIFORMS)
             regions = windows.random_resized(heights, widths, draws, scale=self.scale, ratio=self.ratio)
@@ -48,8 +79,8 @@ class ImagePolicy:
             regions, inner = windows.resize_then_center(
                 heights,
                 widths,
-                resize=self.resize,
-                crop=self.image_size,
+                resize=round(self.resize * size / self.image_size),  # the same share of the image
+                crop=size,
                 support=windows.SUPPORT[self.interpolation],
             )
         if self.window != "center":
@@ -85,6 +116,12 @@ class ImagePlan(EpochPlan):
         return self.policy.image_size
 
     @property
+    def first_epochs(self) -> tuple[int, ...]:
+        size = self.policy.size
+        last = self.policy.growth.end if self.policy.growth else 0
+        return (0, *(epoch for epoch in range(1, last + 1) if size(epoch) != size(epoch - 1)))
+
+    @property
     def operates(self) -> bool:
         return self.policy.augment.operates
 
@@ -101,6 +138,6 @@ class ImagePlan(EpochPlan):
         widths = np.asarray(self.widths[ids])
         drawn = self.counters(ids, views)
         regions, inner, turned = self.policy.frame(self.seed, epoch, drawn, heights, widths)
-        sizes = np.full((len(ids), 2), self.image_size, np.int64)
+        sizes = np.full((len(ids), 2), self.policy.size(epoch), np.int64)
         ops = self.policy.augment.draw(self.seed, epoch, drawn, sizes)
         return {"regions": regions, "windows": inner, "sizes": sizes, "turns": turned, "ops": ops}

@@ -67,8 +67,8 @@ def measure(
     plan: Plan,
     world: DeviceWorld,
 ) -> dict[str, dict[str, Any]] | None:
-    """Measure both ceilings of a run that has just finished an epoch. `batch` is its last one, `epoch` the
-    next one.
+    """Measure both ceilings of a run that has just finished an epoch. `batch` is its last one; the loader is
+    measured in `epoch`.
 
     Returns {"compute": ..., "loader": ...}; None when a rank was asked to stop.
     """

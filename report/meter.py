@@ -48,6 +48,7 @@ class Meter:
         self._clock = clock
         self.windows: list[RateWindow] = []
         self.paused_s = 0.0
+        self._other = 0  # windows of other work than what the rate is of
         self._samples = 0  # of this rank, in the open window
         self._active_s = 0.0  # of the open window, up to the last pause
         self._counted = 0  # samples of this rank in all
@@ -63,7 +64,7 @@ class Meter:
 
     def has_measured(self, seconds: float) -> bool:
         """Whether the windows after the warm-up are enough for a figure, and add up to this many seconds."""
-        kept = steady(self.windows)
+        kept = self._kept()
         return len(kept) >= ENOUGH and sum(window.seconds for window in kept) >= seconds
 
     def total_samples(self) -> int:
@@ -94,9 +95,18 @@ class Meter:
         """Close the window at a synchronised point in mid-flight, and go on."""
         return self._point(resume=True)
 
+    def begin_anew(self) -> None:
+        """Have the rate be of what follows, where the work of a step changes. Call it while paused.
+
+        Windows so far count as warm-up, and the open one, which would be of both, is dropped.
+        """
+        self._other = len(self.windows)
+        self._samples = 0
+        self._active_s = 0.0
+
     def flush(self) -> None:
         """Keep what was counted, while paused, as a window if there is none yet. The rate is then `short`."""
-        if not self.windows and self._active_s > 0 and any(self._world.gather(self._samples)):
+        if len(self.windows) == self._other and self._active_s > 0 and any(self._world.gather(self._samples)):
             self._close()
 
     def _point(self, *, resume: bool) -> RateWindow | None:
@@ -129,6 +139,9 @@ class Meter:
         self._active_s = 0.0
         return window
 
+    def _kept(self) -> list[RateWindow]:
+        return steady(self.windows[self._other :])
+
     def result(self, unit: str = "img/s") -> dict[str, Any]:
         """Return `rate` of summary.json, with `unit` for its rates.
 
@@ -136,7 +149,7 @@ class Meter:
         that the run was shorter than a window, so that its first steps are in the rate too: nothing to
         compare.
         """
-        kept = steady(self.windows)
+        kept = self._kept()
         short = any(window.seconds < self._min_window_s for window in kept)
         rates = [window.rate for window in kept]  # a median: one window beside another load moves it little
         first = [w for w in self.windows if w.epoch == self._first_epoch]

@@ -64,7 +64,7 @@ def image(rng: np.random.Generator, label: int) -> np.ndarray:
     for row in range(rows):
         for column in range(columns):
             middle = np.array([(column + 0.5) * width / columns, (row + 0.5) * height / rows])
-            _motif(rng, canvas, np.array(MOTIFS[CLASSES[label]]), middle, reach, ink)
+            motif(rng, canvas, np.array(MOTIFS[CLASSES[label]]), middle, reach, ink)
     canvas += rng.uniform(0, 0.05) * (rng.random((height, width, 1), dtype=np.float32) - 0.5)  # grain
     return (canvas.clip(0, 1) * 255 + 0.5).astype(np.uint8)
 
@@ -103,7 +103,7 @@ def background(rng: np.random.Generator, height: int, width: int) -> tuple[np.nd
     return np.asarray(large) / np.float32(255), ink
 
 
-def _motif(
+def motif(
     rng: np.random.Generator,
     canvas: np.ndarray,
     centres: np.ndarray,

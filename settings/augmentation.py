@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, FiniteFloat, PositiveInt
+from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt
 
 from cli import Settings
 from settings.types import NotNegative, Share, Side
@@ -19,6 +19,12 @@ class Augmentation(Settings):
     """Height and width of the training and validation images, in pixels. For detectors it is the shorter
     side, for SSD both sides. Default: what the architecture was made for, mostly 224, or 800 for
     detectors."""
+    image_size_start: Side | None = None
+    """Height and width of the training images in the first epochs, pixels: smaller than --image-size, to
+    which they grow as --image-size-ramp says. Default: the same size in all epochs."""
+    image_size_ramp: tuple[NonNegativeInt, NonNegativeInt] | None = None
+    """Growing training images: the last epoch with --image-size-start, and the first with --image-size, from
+    0 on; in between in proportion, rounded to multiples of 32. FFCV's 16 epochs: 11 13."""
     interpolation: Literal["bilinear", "bicubic", "bilinear-no-antialias", "nearest"] | None = None
     """How images are resized. bilinear and bicubic are antialiased, as Pillow does. Default: what the
     architecture's weights were made for, mostly bilinear."""

@@ -17,7 +17,7 @@ from plan.autoaugment import policy_of
 from plan.boxes import DetectionPolicy
 from plan.clips import ClipPolicy
 from plan.epoch import EpochPlan
-from plan.images import ImagePolicy
+from plan.images import Growth, ImagePolicy
 from plan.mixing import Mixing
 from settings.augmentation import Augmentation
 from settings.clips import Clips
@@ -123,12 +123,29 @@ def mixing(settings: Augmentation) -> Mixing:
     )
 
 
+def growth(settings: Augmentation, full: int) -> Growth | None:
+    """Return how training images grow to `full` pixels; None where they do not. Raises UserError."""
+    start = settings.image_size_start
+    ramp = settings.image_size_ramp
+    if start is None and ramp is None:
+        return None
+    if start is None or ramp is None:
+        raise UserError("--image-size-start and --image-size-ramp need each other: give both, or neither")
+    if start >= full:
+        raise UserError(f"--image-size-start {start} is not smaller than --image-size {full}")
+    begin, end = ramp
+    if begin >= end:
+        raise UserError(f"--image-size-ramp got {begin} {end}; two epochs, the earlier one first")
+    return Growth(start=start, begin=begin, end=end)
+
+
 def image_policies(settings: Augmentation, native: Native) -> tuple[ImagePolicy, ImagePolicy]:
     """Return how images are framed in training, and in validation, where nothing is random."""
     resize = settings.val_resize or round(native.size * native.zoom)
     training = ImagePolicy(
         window=settings.train_window,
         image_size=native.size,
+        growth=growth(settings, native.size),
         resize=resize,
         scale=settings.crop_scale,
         ratio=settings.crop_ratio,

@@ -171,6 +171,7 @@ class DetectionKind(TaskKind):
     groups = ("detection",)
     unread = (
         *("train_window", "val_window", "crop_scale", "crop_ratio", "val_resize", "label_smoothing"),
+        *("image_size_start", "image_size_ramp"),
         # they look beyond a pixel, or move it away from its box
         *("auto_augment", "blur", "transforms", "transforms_on"),
         *("interpolation", "repeats", "mixup", "cutmix", "mix_prob", "mix_switch_prob"),

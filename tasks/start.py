@@ -17,6 +17,7 @@ from contracts import Pixels, UserError
 from dataset.model_classes import ModelClasses
 from dataset.splits import Console
 from models import Native, Registry, Unusable
+from models._weights import dry_run
 from models.recompute import recompute_blocks
 from plan import draws
 from plan.windows import SUPPORT
@@ -145,6 +146,8 @@ class Start:
         except Unusable as error:
             raise Unusable(str(error).replace(f"--weights {self.weights}", self.origin)) from None
         self.told.extend(loaded.notes)
+        if (side := self.config.augmentation.image_size_start) and not self.config.run.evaluate:
+            _require_size(module, arch, (*shape[:-2], side, side))
         if model.grad_checkpointing and not self.config.run.evaluate:
             count = recompute_blocks(module, arch)
             self.told.append(f"--grad-checkpointing: {count} blocks compute again in the backward pass")
@@ -172,6 +175,17 @@ class Start:
         used = {name: value for name, value in used.items() if kind.reads(name)}
         versions = {"torch": str(torch.__version__), "torchvision": str(torchvision.__version__)}
         return {"config": self.config.flat(), "used": used, "versions": versions}
+
+
+def _require_size(module: nn.Module, arch: str, shape: tuple[int, ...]) -> None:
+    """Raise UserError where a network that was built for larger images does not take batches of `shape`."""
+    try:
+        dry_run(module, torch.empty(shape, device="meta"))
+    except Exception as error:  # networks check their input in their own ways
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"--image-size-start {shape[-1]}: --arch {arch} takes its own size alone ({said}); leave it out"
+        ) from None
 
 
 def _evaluated(

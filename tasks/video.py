@@ -113,6 +113,7 @@ class VideoKind(TaskKind):
     groups = ("clips",)
     unread = (
         *("exif", "train_window", "val_window", "crop_scale", "crop_ratio", "interpolation", "reader"),
+        *("image_size_start", "image_size_ramp"),
         *("decode_threads", "transforms", "transforms_on"),
     )
 

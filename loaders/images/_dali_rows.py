@@ -119,7 +119,7 @@ def whole_image(data: bytes, columns: Any, sample: int) -> Array:
     return exactly(READERS["pil"](), data, (0, 0, width, height))
 
 
-def blank_rows(batch_size: int, size: tuple[int, int]) -> Rows:
+def blank_rows(batch_size: int, size: tuple[int, ...]) -> Rows:
     """Return rows without a sample, whose outputs are height x width `size`."""
     zeros = np.zeros((batch_size, 4))
     return Rows(
@@ -202,7 +202,7 @@ class PathPreparer:
         self._placeholder.write_bytes(placeholder())
         self._made = 0
         self._batch_size = feed.plan.batch_size
-        self._image_size = feed.plan.image_size
+        self._size = feed.plan.sample_shape[-2:]
         self.placed = not feed.plan.filled
         self.notes = notes(feed.columns)
 
@@ -240,8 +240,7 @@ class PathPreparer:
 
     def blank(self) -> Prepared:
         """Return a batch of placeholders."""
-        side = self._image_size
-        return self(blank_rows(self._batch_size, (side, side)), Known())
+        return self(blank_rows(self._batch_size, self._size), Known())
 
     def diagnose(self, prepared: Prepared) -> set[int]:
         """Return the ids that PIL cannot decode either. Raises UserError for a file that cannot be had."""

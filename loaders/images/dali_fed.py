@@ -112,7 +112,6 @@ class DaliFed(Staging):
         )
         self._gpu = GpuOutputs(feed, self._stager) if feed.device.type == "cuda" else None
         self._placed = not feed.plan.filled
-        side = feed.plan.image_size
         self._runner = Runner(
             partial(
                 build,
@@ -125,7 +124,9 @@ class DaliFed(Staging):
                 interpolation=feed.pixels.interpolation,
             ),
             warm=self._prepare(
-                blank_rows(feed.plan.batch_size, (side, side)), [b""] * feed.plan.batch_size, Known()
+                blank_rows(feed.plan.batch_size, feed.plan.sample_shape[-2:]),
+                [b""] * feed.plan.batch_size,
+                Known(),
             ),
             diagnose=self._diagnose,
             again=lambda batch, known: self._prepare(batch.rows, batch.data, known, batch.failed),

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from loaders.images.decoders import READERS
+from plan.images import Growth
 from tests.conformance import checks, pictures
 from tests.conformance.looking import passed, torchvision_levels
-from tests.conformance.scenes import Backend, Scene
+from tests.conformance.scenes import NO_FILES, Backend, Scene
 
 _transformed: dict[str, np.ndarray] = {}
 
@@ -69,6 +70,24 @@ def test_interpolations_are_the_references(
     apart = checks.close(found, expected, samples.names, backend.pixel_difference)
     print(f"{backend.name}: samples mean {np.mean(list(apart.values())):.3f}, max {max(apart.values())}")
     assert np.mean(list(apart.values())) <= (3 if backend.decodes_on_gpu else 0.3)
+
+
+def test_images_that_grow_are_those_of_their_size(any_backend: Backend, photographs: Scene) -> None:
+    """One loader gives each epoch its size, there and back: pixels of a plan that has only this size."""
+    feed = photographs.feed(any_backend.device, batch_size=6, image_size=64)
+    policy = feed.plan.policy  # type: ignore[attr-defined]
+    growing = replace(policy, growth=Growth(start=40, begin=0, end=1))
+    plan = replace(feed.plan, policy=growing)  # type: ignore[type-var]
+    smaller = replace(feed, plan=replace(feed.plan, policy=replace(policy, image_size=40)))  # type: ignore[type-var]
+    with any_backend.open(replace(feed, plan=plan)) as loader:
+        for epoch in (0, 1, 0):
+            with any_backend.open(feed if epoch else smaller) as alone:
+                for batch, expected in zip(loader.batches(epoch, 6), alone.batches(epoch, 6), strict=True):
+                    assert batch.images.shape[2:] == ((64, 64) if epoch else (40, 40))
+                    assert batch.ids.tolist() == expected.ids.tolist()
+                    if any_backend.name not in NO_FILES:
+                        apart = (batch.images - expected.images).abs().float().mean() * 255 * 0.23
+                        assert apart <= any_backend.repeat_difference
 
 
 def test_every_format_is_decoded_as_pillow_does(backend: Backend, odd: Scene) -> None:

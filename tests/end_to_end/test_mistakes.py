@@ -46,6 +46,7 @@ VALUES = (
     (("--evaluate", "true"), ("--evaluate", "--resume", "--weights")),
     (("--evaluate", "true", "--resume", "auto", "--output", "new"), ("--evaluate", "--resume", "--weights")),
     (("--resume", "text"), ("--resume text", "not a checkpoint")),
+    (("--sync-bn", "true"), ("--sync-bn is for GPUs, and there is none",)),
     (("--weights", "dict.pt"), ("--weights dict.pt", "no state dict")),
     (("--manifest-dir", "text"), ("text", "--manifest-dir")),
     (("--config", "nowhere.yaml"), ("--config nowhere.yaml", "presets are in configs/")),

@@ -97,6 +97,20 @@ def test_killed_at_random_steps(train: Runner, pictures: Path, ranks: int) -> No
         assert point["epoch"] * N + point["consumed"] == point["step"] * STEP
 
 
+def test_images_that_grow_go_on_at_their_size(train: Runner, pictures: Path) -> None:
+    """Stopped in the epoch of small images, and in that of large ones."""
+    flags = ("--image-size", 64, "--image-size-start", 32, "--image-size-ramp", 0, 1)
+    start(train, pictures, "whole", flags=flags)[0].done()
+    for until_step in (5, 18):
+        start(train, pictures, "run", flags=(*flags, "--steps", until_step, "--val-every", 0))[0].done()
+    start(train, pictures, "run", flags=flags)[0].done()
+    assert losses(train.cwd / "run") == losses(train.cwd / "whole")
+    first, second = (
+        torch.load(train.cwd / name / "last.pt", weights_only=True)["model"] for name in ("whole", "run")
+    )
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+
+
 def test_two_processes_and_one_killed_before_the_first_checkpoint(train: Runner, pictures: Path) -> None:
     """A scheduler may start them so. Without a checkpoint --resume auto starts anew."""
     (first,) = start(train, pictures, "run", flags=("--read-delay-ms", 30))

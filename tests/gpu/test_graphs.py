@@ -50,16 +50,16 @@ def made(world: ProcessWorld, arch: str | torch.nn.Module, precision: str = "fp1
     )
 
 
-def batch_of(number: int, precision: str, device: torch.device) -> Batch:
+def batch_of(number: int, precision: str, device: torch.device, side: int = SIDE) -> Batch:
     """Return a batch at memory of its own; of every third, two rows are padding."""
     generator = torch.Generator(device).manual_seed(number)
     dtype = DTYPES[precision]
-    images = torch.randn(BATCH, 3, SIDE, SIDE, generator=generator, device=device).to(dtype)
+    images = torch.randn(BATCH, 3, side, side, generator=generator, device=device).to(dtype)
     valid = torch.arange(BATCH, device=device) < (BATCH - 2 if number % 3 == 2 else BATCH)
     labels = (torch.arange(BATCH, device=device) + number) % CLASSES
     return Batch(
         images=images.to(memory_format=torch.channels_last),
-        sizes=torch.full((BATCH, 2), SIDE, device=device),
+        sizes=torch.full((BATCH, 2), side, device=device),
         targets={"labels": torch.where(valid, labels, IGNORE)},
         valid=valid,
         ids=np.arange(BATCH) + BATCH * number,
@@ -104,7 +104,7 @@ def test_bit_for_bit(case: str, world: ProcessWorld) -> None:
     expected = trained(eager, precision)
     step = made(world, arch, precision, **settings)
     before = [tensor.detach().clone() for tensor in step.state_tensors()]
-    why, split = graphed.capture(step, batch_of(99, precision, world.device), world)
+    why, split = graphed.capture(step, [batch_of(99, precision, world.device)], world)
     assert not why
     assert {"forward", "backward", "update"} <= split.keys()
     assert all(torch.equal(a, b) for a, b in zip(step.state_tensors(), before, strict=True))
@@ -125,6 +125,36 @@ def test_bit_for_bit(case: str, world: ProcessWorld) -> None:
 
 
 @pytest.mark.usefixtures("deterministic")
+def test_images_that_grow_have_a_graph_a_size(world: ProcessWorld) -> None:
+    """Steps of two sizes, in turns, are those of eager ones, and the smaller one's graph takes little more
+    memory: all lie in one pool.
+    """
+    sides = (32, SIDE)
+
+    def outcomes(step: Step) -> np.ndarray:
+        batches = [batch_of(at, "fp16", world.device, sides[at // 2 % 2]) for at in range(8)]
+        found = [
+            step(iter([batch]), lr=0.01, epoch=0, position=at, want_norm=at % 3 == 0).clone()
+            for at, batch in enumerate(batches)
+        ]
+        return torch.stack(found).cpu().numpy()
+
+    def pool_bytes(*sides: int) -> int:
+        step = made(world, "resnet18")
+        noise = [batch_of(99, "fp16", world.device, side) for side in sides]
+        assert not graphed.capture(step, noise, world)[0]
+        assert isinstance(step.graphs, graphed.Graphs)
+        found = sum(segment["total_size"] for segment in torch.cuda.memory_snapshot(step.graphs._pool.id))
+        if len(sides) > 1:
+            np.testing.assert_array_equal(outcomes(step), expected)
+        step.forget()
+        return int(found)
+
+    expected = outcomes(made(world, "resnet18"))
+    assert pool_bytes(*sides) <= pool_bytes(SIDE) + pool_bytes(32) // 2
+
+
+@pytest.mark.usefixtures("deterministic")
 def test_every_step_has_another_mask(world: ProcessWorld) -> None:
     """One batch, no learning: steps differ by dropout alone, and a key gives the same mask again."""
     net = torch.nn.Sequential(
@@ -132,7 +162,7 @@ def test_every_step_has_another_mask(world: ProcessWorld) -> None:
     )
     step = made(world, net)
     batch = batch_of(0, "fp16", world.device)
-    assert not graphed.capture(step, batch, world)[0]
+    assert not graphed.capture(step, [batch], world)[0]
 
     def loss(position: int) -> float:
         return float(step(iter([batch]), lr=0.0, epoch=0, position=position)[0])
@@ -175,7 +205,10 @@ def test_what_cannot_be_captured_trains_on_as_before(
     expected = trained(made(world, module), "fp16")
     module.load_state_dict(state)
     step = made(world, module)
-    noise = partial(batch_of, 99, "fp16", world.device)
+
+    def noise() -> list[Batch]:
+        return [batch_of(99, "fp16", world.device)]
+
     outcome = graphed.prepare(step, noise, world, "auto", one_shape=True)
     assert said in outcome.why_not
     assert step.graphs is None
@@ -188,7 +221,7 @@ def test_what_cannot_be_captured_trains_on_as_before(
 def test_a_step_whose_loss_scale_is_too_high_is_skipped(world: ProcessWorld) -> None:
     step = made(world, "resnet18")
     step.scaler.load_state_dict(step.scaler.state_dict() | {"scale": 2.0**40})
-    assert not graphed.capture(step, batch_of(0, "fp16", world.device), world)[0]
+    assert not graphed.capture(step, [batch_of(0, "fp16", world.device)], world)[0]
     weights = next(step.module.parameters()).detach().clone()
     outcomes = trained(step, "fp16", steps=2)
     assert outcomes[:, 3].tolist() == [2.0**40, 2.0**39]
@@ -204,7 +237,7 @@ def test_memory_that_an_eager_step_would_not_take(world: ProcessWorld) -> None:
         step = made(world, "resnet18")
         batch = replace(batch_of(0, "fp16", world.device))
         if graph:
-            assert not graphed.capture(step, batch, world)[0]
+            assert not graphed.capture(step, [batch], world)[0]
             torch.cuda.reset_peak_memory_stats()
         for at in range(4):
             step(itertools.repeat(batch), lr=0.01, epoch=0, position=at)

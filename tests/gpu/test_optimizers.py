@@ -44,7 +44,7 @@ def test_captured_is_eager(case: str, precision: str, world: ProcessWorld) -> No
     """Bit for bit: losses, loss scales, weights, state and average, also of steps that overflow."""
     eager = made(world, "resnet18", precision, **CASES[case])
     graph = made(world, "resnet18", precision, **CASES[case])
-    why, _ = graphed.capture(graph, batch_of(99, precision, world.device), world)
+    why, _ = graphed.capture(graph, [batch_of(99, precision, world.device)], world)
     assert not why
     for step in (eager, graph):
         step.scaler.update(2.0**24)  # too high: the first steps overflow
@@ -67,7 +67,7 @@ def test_blocks_that_compute_again(world: ProcessWorld) -> None:
         if again:
             recompute.recompute_blocks(module, "efficientnet_b0")
         step = made(world, module)
-        why, _ = graphed.capture(step, batch_of(99, "fp16", world.device), world)
+        why, _ = graphed.capture(step, [batch_of(99, "fp16", world.device)], world)
         print(f"recomputed: {again}, graphs: {why or 'yes'}")
         outcomes.append(trained(step, "fp16", steps=4))
     np.testing.assert_allclose(outcomes[0], outcomes[1], rtol=1e-3)

@@ -111,7 +111,7 @@ def test_a_recipe_trains_in_a_graph(name: str, photographs: Scene, world: Proces
     task = Classification(labels, label_smoothing=0.1, mixing=Mixing(mixup=0.8, cutmix=1.0))
     feed = recipe(photographs, world.device, task)
     step = made(world, task)
-    why, _ = graphed.capture(step, first_batch(feed), world)
+    why, _ = graphed.capture(step, [first_batch(feed)], world)
     assert not why
     with open_loader(name, feed) as loader:
         batches = [copied(batch) for epoch in range(3) for batch in loader.batches(epoch, 0)]

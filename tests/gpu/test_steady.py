@@ -135,7 +135,7 @@ def test_lent_memory_comes_back(net: str, world: ProcessWorld) -> None:
     if net == "keeps":
         steps[1].module.load_state_dict(steps[0].module.state_dict())
     eager, graph = steps
-    assert not graphed.capture(graph, batch_of(99, "fp16", world.device), world)[0]
+    assert not graphed.capture(graph, [batch_of(99, "fp16", world.device)], world)[0]
     figures: list[list[np.ndarray]] = [[], []]
     for at in range(3):
         for step, told in zip(steps, figures, strict=True):

@@ -148,3 +148,24 @@ def test_two_ranks_on_one_gpu_validate_like_one(tmp_path: Path) -> None:
     print(results)
     assert results[0] == results[1]
     assert 0 <= results[0]["top1"] <= results[0]["top5"] <= 1
+
+
+def test_two_ranks_with_sync_bn_train_like_one(tmp_path: Path) -> None:
+    """Statistics of batch norm are of both ranks' rows: those of one rank with twice the batch."""
+    scene(tmp_path / "one", dict(list(scenes.small(37).items())[:24]))
+    data = tmp_path / "set"
+    data.mkdir()
+    for split in ("train", "val"):
+        (data / split).symlink_to(tmp_path / "one" / "data")
+    common = ["--data", str(data), "--manifest-dir", str(tmp_path / "manifests"), "--arch", "resnet18"]
+    common += ["--image-size", "64", "--loader", "torchvision", "--workers", "1", "--precision", "fp32"]
+    common += ["--steps", "1", "--val-every", "0", "--ceilings", "false", "--graphs", "false"]
+    means = {}
+    for name, ranks, more in (("one", 1, []), ("synced", 2, ["--sync-bn", "true"]), ("apart", 2, [])):
+        output = tmp_path / name
+        launched(ranks, *common, *more, "--batch-size", str(12 // ranks), "--output", str(output))
+        state = torch.load(output / "last.pt", weights_only=True, map_location="cpu")["model"]
+        means[name] = torch.cat([value for key, value in state.items() if key.endswith("running_mean")])
+    off = {name: float((mean - means["one"]).abs().max()) for name, mean in means.items()}
+    print(off)
+    assert off["synced"] < 1e-3 < off["apart"]

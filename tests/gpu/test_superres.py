@@ -61,7 +61,7 @@ def test_a_graph_has_the_losses_of_eager_steps(arch: str, device: torch.device, 
             draw_key=partial(draws.key, 0, draws.Purpose.MODEL),
             phases=Phases(device),
         )
-        assert not graphs or graphed.capture(step, first_batch(feed), world)[0] == ""
+        assert not graphs or graphed.capture(step, [first_batch(feed)], world)[0] == ""
         with open_loader("paired", feed) as loader:
             batches = iter(loader.batches(0, 0))
             found = [float(step(batches, lr=1e-3, epoch=0, position=position)[0]) for position in range(8)]

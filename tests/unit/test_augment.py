@@ -12,6 +12,7 @@ from torchvision.transforms.autoaugment import AutoAugmentPolicy
 from config import build
 from contracts import UserError
 from models import Native
+from models.classification import MEAN, STD
 from plan import affine
 from plan.augment import TRIES, UNTOUCHED, Augment
 from plan.autoaugment import (
@@ -239,3 +240,18 @@ def test_settings_are_read() -> None:
 @pytest.mark.parametrize("flag", ["auto_augment", "blur"])
 def test_boxes_refuse_what_is_not_of_a_pixel(flag: str) -> None:
     assert not KIND.reads(flag) and KIND.reads("color_jitter")
+
+
+@pytest.mark.parametrize(
+    ("start", "ramp", "said"),
+    [
+        (16, None, "need each other"),
+        (None, [1, 2], "need each other"),
+        (SIDE, [1, 2], f"--image-size-start {SIDE} is not smaller"),
+        (16, [2, 2], "--image-size-ramp got 2 2"),
+    ],
+)
+def test_growing_images_that_do_not_grow_are_a_mistake(start: int | None, ramp: Any, said: str) -> None:
+    settings = build({"image_size_start": start, "image_size_ramp": ramp}).augmentation
+    with pytest.raises(UserError, match=said):
+        image_policies(settings, Native(size=SIDE, mean=MEAN, std=STD))

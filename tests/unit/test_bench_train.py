@@ -49,8 +49,9 @@ def test_commands_are_train_pys(data: Path, tmp_path: Path) -> None:
 
 
 def test_a_recipe_is_its_flags_and_no_plot(data: Path, tmp_path: Path) -> None:
-    settings = Train(data=data, archs=("alexnet",), batch_sizes=(8,), recipes=("plain", "augmented"))
-    plain, augmented = (command(settings, point, tmp_path)[2:] for point in points(settings))
+    settings = Train(data=data, archs=("alexnet",), batch_sizes=(8,), recipes=("plain", "augmented", "ema"))
+    plain, augmented, ema = (command(settings, point, tmp_path)[2:] for point in points(settings))
+    assert ema[: len(plain)] == plain and parse(ema).optimisation.ema == 0.9999
     assert augmented[: len(plain)] == plain
     assert parse(augmented).augmentation.mixup == 0.8 and parse(plain).augmentation.mixup == 0
     row = {

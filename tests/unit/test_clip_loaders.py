@@ -49,6 +49,7 @@ class Clips:
     transposes: bool = False
     ordering: str = "as they are"
     upscale: int = 0
+    first_epochs: tuple[int, ...] = (0,)
     sample_shape: tuple[int, ...] = (3, T, SIZE, SIZE)
 
     @property

@@ -8,13 +8,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from scripts import demo_coco, demo_set
+from scripts import demo_coco, demo_set, demo_textures
 from tests.unit.folders import contents
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("demo_set", "demo_coco", "demo_superres", "demo_videos")
+NAMES = ("demo_set", "demo_coco", "demo_superres", "demo_textures", "demo_videos")
 
 
 @pytest.fixture(params=NAMES)
@@ -76,3 +78,17 @@ def test_one_starts_as_a_module_and_as_a_file(start: str, tmp_path: Path) -> Non
     result = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
     assert len(contents(tmp_path / "set")) == 21
+
+
+def test_textures_are_fifty_classes_that_no_colour_tells(tmp_path: Path) -> None:
+    demo_textures.write(tmp_path / "set", 8, 1, progress=False)
+    folders = sorted((tmp_path / "set" / "train").iterdir())
+    assert [folder.name for folder in folders] == list(demo_textures.CLASSES) and len(folders) == 50
+    means = []
+    for folder in folders:
+        images = [Image.open(path) for path in sorted(folder.iterdir())]
+        assert all(56 <= side <= 80 for image in images for side in image.size)
+        means.append([np.asarray(image).mean(axis=(0, 1)) for image in images])
+    # axes: [classes, images, channels]; classes differ as means of 8 images do by chance
+    spread = np.std(means, axis=1).mean() / 8**0.5
+    assert np.std(np.mean(means, axis=1), axis=0).mean() < 1.5 * spread

@@ -60,7 +60,7 @@ def test_one_rank_that_cannot_capture_keeps_all_eager(
     monkeypatch.setattr(graphed, "_captured", captured)
 
     def work(world: Threads) -> str:
-        return graphed.capture(steps[world.rank], batch_of(), world)[0]  # type: ignore[arg-type]
+        return graphed.capture(steps[world.rank], [batch_of()], world)[0]  # type: ignore[arg-type]
 
     assert on_ranks(2, work) == [said, said]
     assert [step.graphs is None for step in steps] == [bool(fails)] * 2

@@ -81,6 +81,7 @@ class Toy:
             batch_size=BATCH,
             views=1,
             ordering="one",
+            first_epochs=(0,),
             steps=lambda done: (SAMPLES - done) // BATCH,
         )
         step: Any = MagicMock(
@@ -333,3 +334,28 @@ def test_nothing_is_saved_past_figures_that_are_waited_for(tmp_path: Path) -> No
     pending.result = waited  # type: ignore[method-assign]
     assert toy.training.fit()
     assert unsettled == [True] and not toy.training.validation.unsettled
+
+
+@pytest.mark.parametrize(
+    ("first_epochs", "settings", "measured", "anew"),
+    [
+        ((0,), {}, [1], 0),
+        ((0, 1, 2), {}, [3], 2),
+        ((0, 9), {}, [3], 0),  # the run ends before: what it ends with
+        ((0, 3), {}, [4], 1),
+        ((0, 2), {"steps": 2}, [0], 0),
+    ],
+)
+def test_ceilings_are_of_the_last_size(
+    first_epochs: tuple[int, ...], settings: Any, measured: list[int], anew: int, tmp_path: Path
+) -> None:
+    """In the epoch behind one of that size, whose samples nobody has read; the rate is of no other size."""
+    fake = Toy(tmp_path, epochs=4, figures=[0.0] * 4)
+    fake.set(ceilings=True)
+    fake.training.plan.first_epochs = first_epochs  # type: ignore[misc]
+    fake.training.optimisation = fake.training.optimisation.model_copy(update=settings)
+    fake.training.fit()
+    calls: Any = fake.training.measure_ceilings
+    assert [call.kwargs["epoch"] for call in calls.call_args_list] == measured
+    meter: Any = fake.training.meter
+    assert meter.begin_anew.call_count == anew

@@ -308,3 +308,29 @@ def test_a_resume_meets_the_other_ranks_first() -> None:
 )
 def test_bound(rate: Any, compute: Any, loader: Any, efficiency: float | None, name: str | None) -> None:
     assert bound(rate, compute, loader) == (efficiency and pytest.approx(efficiency), name)
+
+
+def test_a_rate_that_begins_anew_is_of_what_follows() -> None:
+    """Windows of smaller images are warm-up, and one that would be of both sizes is dropped."""
+    meter, clock = meter_of()
+
+    def train(epoch: int, rate: int, seconds: float) -> None:
+        meter.resume(epoch)
+        clock.sleep(seconds)
+        meter.add(round(rate * seconds))
+        meter.pause()
+
+    for epoch in range(6):
+        train(epoch, 100, 2.0)
+    train(6, 100, 1.0)
+    meter.begin_anew()
+    assert not meter.has_measured(1.0) and meter.result()["steady"] is None
+    for epoch in (7, 8):
+        train(epoch, 40, 2.0)
+    found = meter.result()
+    assert (found["steady"], found["warmup_windows"], found["first_epoch"]) == (40, 6, 100)
+    meter.begin_anew()
+    train(9, 10, 1.0)
+    meter.flush()
+    assert meter.result()["steady"] == 10 and meter.result()["short"]
+    assert meter.total_samples() == 6 * 200 + 100 + 2 * 80 + 10

@@ -16,7 +16,7 @@ from models.classification import MEAN, STD
 from plan import windows
 from plan.augment import Augment
 from plan.draws import Purpose, uniforms
-from plan.images import ImagePlan, ImagePolicy
+from plan.images import Growth, ImagePlan, ImagePolicy
 from plan.order import order
 from settings.augmentation import Augmentation
 from tasks._plans import image_policies
@@ -141,3 +141,35 @@ def test_repeats_are_drawn_apart_and_an_epoch_keeps_its_length(repeats: int) -> 
     assert rest.tolist() == ids[20:].tolist()
     assert plain.ordering != repeated.ordering
     assert plan(50, training=False, repeats=repeats).rows(0, 0)[0].ids.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("growth", "full", "sizes", "begins"),
+    [
+        # ffcv-imagenet's get_resolution for its presets of 16 and 88 epochs
+        (Growth(start=160, begin=11, end=13), 192, {0: 160, 11: 160, 12: 192, 13: 192, 99: 192}, (0, 12)),
+        (Growth(start=160, begin=65, end=76), 192, {65: 160, 70: 160, 71: 192, 76: 192}, (0, 71)),
+        (Growth(start=128, begin=0, end=4), 300, {0: 128, 1: 160, 2: 224, 3: 256, 4: 300}, (0, 1, 2, 3, 4)),
+        (Growth(start=20, begin=0, end=2), 36, {0: 20, 1: 32, 2: 36}, (0, 1, 2)),
+    ],
+    ids=["16", "88", "stages", "no multiples"],
+)
+def test_sizes_of_images_that_grow(
+    growth: Growth, full: int, sizes: dict[int, int], begins: tuple[int, ...]
+) -> None:
+    policy = ImagePolicy(window="random-resized", image_size=full, growth=growth)
+    growing = plan(8, policy=policy)
+    assert {epoch: growing.policy.size(epoch) for epoch in sizes} == sizes
+    assert growing.first_epochs == begins
+    for epoch, size in sizes.items():
+        assert (growing.rows(epoch, 0)[0].sizes == size).all()
+    assert growing.sample_shape == (3, full, full)
+
+
+def test_a_centre_crop_that_grows_shows_the_same_part() -> None:
+    growth = Growth(start=32, begin=0, end=1)
+    policy = ImagePolicy(window="center", image_size=64, resize=80, growth=growth)
+    growing = plan(8, policy=policy, batch_size=8, shuffled=False)
+    small, large = (growing.rows(epoch, 0)[0] for epoch in (0, 1))
+    first, second = (rows.windows + np.tile(rows.regions[:, :2], 2) for rows in (small, large))
+    np.testing.assert_allclose(first, second, atol=0.5)  # places are rounded to whole pixels of the output

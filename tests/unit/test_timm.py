@@ -11,7 +11,7 @@ import torch
 from contracts import UserError
 from models import Native, Unusable
 from models import timm as registry
-from tasks import architecture, kind_named
+from tasks import architecture, kind_named, start
 
 IMAGES = kind_named("classification")
 MEAN = (0.485, 0.456, 0.406)
@@ -54,6 +54,17 @@ def test_weights_of_a_file(arch: str, size: int, head: str, tmp_path: Path) -> N
     for name, value in again.state_dict().items():
         assert name in loaded.anew or torch.equal(value, module.state_dict()[name]), name
     assert again(torch.zeros(shape)).shape == (2, 7)
+
+
+def test_a_network_of_one_size_is_told_before_it_trains() -> None:
+    shape = (2, 3, 32, 32)
+    arch = "timm/vit_tiny_patch16_224"
+    with torch.device("meta"):
+        fixed, _ = registry.build(arch, classes=5, shape=(2, 3, 64, 64))
+        free, _ = registry.build("timm/test_resnet", classes=5, shape=(2, 3, 64, 64))
+    with pytest.raises(UserError, match=f"--image-size-start 32: --arch {arch} takes its own size alone"):
+        start._require_size(fixed, arch, shape)
+    start._require_size(free, "timm/test_resnet", shape)
 
 
 def test_published_weights_name_their_classes() -> None:

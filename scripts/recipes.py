@@ -1,0 +1,124 @@
+"""Show that recipes train: a recipe against a plain run on a hard drawn set, seed by seed, behind each
+loader; and real images, which a network memorises without augmentation and not with it.
+
+    python -m scripts.recipes RUNS                      # draws the set below RUNS, and trains on it
+    python -m scripts.recipes RUNS --memorise IMAGES    # trains and validates on the same IMAGES/<class>/*
+
+Each run is one of train.py; what it takes beside is behind `--`, such as `-- --precision fp32`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+import torchvision
+
+from scripts import demo_textures
+
+ROOT = Path(__file__).resolve().parents[1]
+LOADERS = ("torchvision", "dali-cpu", "dali-fed")
+COMMON = (
+    *("--arch", "resnet18", "--batch-size", "50", "--workers", "2"),
+    *("--optimizer", "adamw", "--lr", "1e-3", "--weight-decay", "0.05", "--norm-weight-decay", "0"),
+    *("--schedule", "cosine", "--warmup-epochs", "2", "--ceilings", "false", "--save-every-minutes", "0"),
+)
+"""Flags of every run."""
+HARD = ("--image-size", "48", "--val-resize", "52", "--crop-scale", "0.5", "1", "--epochs", "30")
+AUGMENTED = ("--auto-augment", "rand-m7-mstd0.5-inc1", "--erase", "0.25", "--mixup", "0.2", "--cutmix", "1")
+CASES = {
+    "plain": (),
+    "recipe": (*AUGMENTED, "--mix-prob", "0.5", "--label-smoothing", "0.1", "--ema", "0.98"),
+}
+"""Case -> its flags, beside crops and flips. The figure of an average of weights is the average's."""
+REAL = ("--image-size", "64", "--epochs", "40")
+MEMORISING = {
+    "augmentation off": ("--train-window", "center", "--flip", "0"),
+    "augmentation on": AUGMENTED,
+}
+
+
+def top1(output: Path, flags: Iterable[str]) -> float:
+    """Train, and return the top-1 of the last validation. A run that is there already is not repeated."""
+    if not (output / "summary.json").exists():
+        command = [sys.executable, str(ROOT / "train.py"), *COMMON, *flags, "--val-every", "1000"]
+        subprocess.run([*command, "--output", str(output)], cwd=ROOT, check=True)
+    figures = json.loads((output / "summary.json").read_text())["validation"]
+    return float(figures.get("ema_top1", figures["top1"]))
+
+
+def row(name: str, found: Sequence[float]) -> str:
+    """Return a line of the table: mean, smallest and largest."""
+    least, most = min(found), max(found)
+    return f"| {name} | {statistics.mean(found):.1%} | {least:.1%} to {most:.1%} | {len(found)} |"
+
+
+def compared(runs: Path, loaders: Sequence[str], seeds: int, more: Sequence[str]) -> list[str]:
+    """Return the table of plain runs and recipes on the drawn set."""
+    data = runs / "textures"
+    demo_textures.write(data)
+    lines = []
+    for loader in loaders:
+        for case, flags in CASES.items():
+            found = []
+            for seed in range(seeds):
+                own = ("--data", str(data), "--loader", loader, "--seed", str(seed))
+                found.append(top1(runs / f"{case}-{loader}-{seed}", (*HARD, *flags, *own, *more)))
+            lines.append(row(f"{case}, {loader}", found))
+    return lines
+
+
+def memorised(runs: Path, images: Path, seeds: int, more: Sequence[str]) -> list[str]:
+    """Return the table of runs whose validation has the images that were trained on."""
+    data = runs / "real"
+    data.mkdir(parents=True, exist_ok=True)
+    for split in ("train", "val"):
+        if not (data / split).exists():
+            (data / split).symlink_to(images.resolve())
+    lines = []
+    for case, flags in MEMORISING.items():
+        found = []
+        for seed in range(seeds):
+            own = ("--data", str(data), "--loader", "torchvision", "--seed", str(seed))
+            name = f"{case.replace(' ', '-')}-{seed}"
+            found.append(top1(runs / name, (*REAL, *flags, *own, *more)))
+        lines.append(row(case, found))
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    cut = given.index("--") if "--" in given else len(given)
+    parser = argparse.ArgumentParser(
+        prog="recipes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", type=Path, help="folder of the runs; those that are there are not repeated")
+    parser.add_argument(
+        "--memorise", type=Path, metavar="IMAGES", help="folder with <class>/*, for that part"
+    )
+    parser.add_argument("--loaders", nargs="+", default=LOADERS, help="(%(default)s)")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each kind (%(default)s)")
+    options = parser.parse_args(given[:cut])
+    more = given[cut + 1 :]
+    runs = options.runs.resolve()
+    try:
+        if options.memorise is None:
+            lines = compared(runs, options.loaders, options.seeds, more)
+        else:
+            lines = memorised(runs, options.memorise, options.seeds, more)
+    except subprocess.CalledProcessError as error:
+        return int(error.returncode)  # train.py has said why
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    print(f"\n{device}, torch {torch.__version__}, torchvision {torchvision.__version__}\n")
+    print("\n".join(["| run | top-1 | from to | seeds |", "|---|---|---|---|", *lines]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

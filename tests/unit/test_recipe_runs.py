@@ -1,0 +1,73 @@
+"""scripts.recipes: which runs it makes, and the table of their figures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config import Config, parse
+from scripts import demo_textures, recipes
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
+    """The settings of each run that would have been made; top-1 is a tenth of the seed, with EMA 0.5 more."""
+    found: list[Config] = []
+
+    def run(command: list[str], **_: Any) -> None:
+        config = parse(command[2:])
+        found.append(config)
+        assert config.run.output is not None
+        config.run.output.mkdir(parents=True)
+        figures = {"top1": config.run.seed / 10}
+        if config.optimisation.ema:
+            figures["ema_top1"] = 0.5 + config.run.seed / 10
+        (config.run.output / "summary.json").write_text(json.dumps({"validation": figures}))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(demo_textures, "write", lambda dest: True)
+    return found
+
+
+def test_recipes_and_plain_runs_differ_by_the_recipe_alone(
+    made: list[Config], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [
+        str(tmp_path),
+        "--loaders",
+        "torchvision",
+        "dali-fed",
+        "--seeds",
+        "2",
+        "--",
+        "--log-every",
+        "7",
+    ]
+    assert recipes.main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-4:] == [
+        "| plain, torchvision | 5.0% | 0.0% to 10.0% | 2 |",
+        "| recipe, torchvision | 55.0% | 50.0% to 60.0% | 2 |",
+        "| plain, dali-fed | 5.0% | 0.0% to 10.0% | 2 |",
+        "| recipe, dali-fed | 55.0% | 50.0% to 60.0% | 2 |",
+    ]
+    assert len(made) == 8 and all(config.run.log_every == 7 for config in made)
+    plain, recipe = made[0].flat(), made[2].flat()
+    differ = {name for name in plain if plain[name] != recipe[name]} - {"output"}
+    assert differ == {"auto_augment", "erase", "mixup", "cutmix", "mix_prob", "label_smoothing", "ema"}
+    assert recipes.main(command) == 0 and len(made) == 8, "runs that are there are not repeated"
+
+
+def test_memorising_validates_what_is_trained(made: list[Config], tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    assert recipes.main([str(tmp_path / "runs"), "--memorise", str(images), "--seeds", "1"]) == 0
+    data = tmp_path / "runs" / "real"
+    assert (data / "train").resolve() == (data / "val").resolve() == images
+    off, on = made
+    assert off.augmentation.train_window == "center" and off.augmentation.flip == 0
+    assert on.augmentation.auto_augment != "none" and on.augmentation.train_window == "random-resized"
