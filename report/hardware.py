@@ -99,6 +99,16 @@ def host_gib(pid: int | None = None) -> float:
     return total / GIB
 
 
+def device_memory(device: torch.device) -> dict[str, float | None]:
+    """Return the most that torch has had of a device's memory, and what is used, GiB; None on a CPU."""
+    cuda = device.type == "cuda"
+    return {
+        "allocated_gib": torch.cuda.max_memory_allocated() / 2**30 if cuda else None,
+        "reserved_gib": torch.cuda.max_memory_reserved() / 2**30 if cuda else None,
+        "device_gib": device_gib(device),
+    }
+
+
 def device_gib(device: torch.device) -> float | None:
     """Return the memory in use on the device by everything on it, other processes and libraries too, GiB."""
     if device.type != "cuda":
