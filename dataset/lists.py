@@ -40,8 +40,8 @@ BLANK = " "
 SECONDS = re.compile(r"\d+(?:\.\d*)?|\.\d+")
 _OTHER_NUMBER = re.compile(r"-\d+(?:\.0*)?|\d+\.0*")
 """Labels as data frames write them when some are missing, and -1 for none."""
-_HEADS = {"path", "file", "filename", "file_name", "image", "image_id", "image_path", "img", "img_path"}
-_HEADS |= {"id", "key", "name", "video", "video_id", "video_path"}
+HEADS = {"path", "file", "filename", "file_name", "image", "image_id", "image_path", "img", "img_path"}
+HEADS |= {"id", "key", "name", "video", "video_id", "video_path"}
 Record = tuple[int, list[str]]
 """Number of a line, its fields."""
 
@@ -112,7 +112,7 @@ class List:
             return ""
         of_numbers = not label.isdecimal() and all(map(str.isdecimal, labels))
         unlike = "." not in name and all("." in fields[0] or "/" in fields[0] for fields in others)
-        told = of_numbers or unlike or name.lower() in _HEADS
+        told = of_numbers or unlike or name.lower() in HEADS
         return printable(os.fsencode(self.begin.strip()))[:200] if told and others else ""
 
     def wrong(self, line: int, what: str) -> UserError:

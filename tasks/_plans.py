@@ -75,7 +75,7 @@ def pair(
         repeats=config.augmentation.repeats,
         **ranks,
     )
-    if not config.run.evaluate:
+    if not config.run.uses:
         train.require_a_step()
     of_val = partial(of, splits["val"].columns, validation, training=False, **ranks)
     val = of_val(batch_size=load.val_batch_size or load.batch_size)
