@@ -70,13 +70,13 @@ class Wandb:
 
 
 class MlFlow:
-    """A run of MLflow: MLFLOW_TRACKING_URI says where, else mlruns/ in the folder."""
+    """A run of MLflow: MLFLOW_TRACKING_URI says where, else mlflow.db in the folder."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         import mlflow
 
         if "MLFLOW_TRACKING_URI" not in os.environ:
-            mlflow.set_tracking_uri((folder / "mlruns").absolute().as_uri())
+            mlflow.set_tracking_uri(f"sqlite:///{(folder / 'mlflow.db').absolute()}")
         self._client = mlflow
         mlflow.start_run(run_name=folder.name)
         mlflow.log_params({name: value for name, value in settings.items() if value is not None})
