@@ -41,8 +41,8 @@ class Optimisation(Settings):
     no_decay: tuple[str, ...] = ()
     """Patterns of names of parameters without weight decay, such as '*.gamma': '*' stands for anything."""
     layer_decay: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1.0
-    """What is left of the learning rate from each layer to the one before, by timm's groups of layers
-    (--arch timm/NAME); 1 = all."""
+    """What is left of the learning rate from each layer to the one before: timm's groups of layers
+    (--arch timm/NAME), of other networks their blocks; 1 = all."""
     schedule: Literal["cosine", "linear", "step", "constant", "range"] = "cosine"
     """Learning rate after the warm-up: by a cosine or a line to --final-lr, times --lr-gamma every
     --lr-step-epochs or at --lr-milestones, or constant; range = tenfold every --lr-step-epochs, for
@@ -68,8 +68,10 @@ class Optimisation(Settings):
     --bce-loss."""
     bce_threshold: Share | None = None
     """--loss bce: targets above it are 1 and all others 0."""
-    balance: Literal["none", "loss"] = "none"
-    """Classes with unlike numbers of samples: loss = a sample counts by the inverse of its class's number."""
+    balance: Literal["none", "sampler", "loss"] = "none"
+    """Classes with unlike numbers of samples: sampler = an epoch, as long as ever, has as many of each class,
+    and shows those of a small one several times; loss = a sample counts by the inverse of its class's
+    number."""
     accumulate: PositiveInt = 1
     """Micro-batches whose gradients are summed for one step."""
     clip_grad_norm: NotNegative = 0.0
