@@ -47,7 +47,7 @@ class Part(Images):
 def require(root: Path, of_images: bool) -> None:
     """Raise UserError unless `root` can be parted: a folder of class folders with images."""
     if not of_images:
-        raise UserError("--val-share is for images with a label; leave it out")
+        raise UserError("--val-share is for images with one label, in a folder a class; leave it out")
     if not root.is_dir():
         raise UserError(f"--data {root}: no such folder; with --val-share it has a folder a class")
     both = [name for name in ("train", "val") if (root / name).is_dir()]

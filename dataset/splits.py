@@ -111,6 +111,8 @@ class DataSettings(Protocol):
     @property
     def label_key(self) -> str | None: ...
     @property
+    def multi_label(self) -> bool: ...
+    @property
     def trust_list(self) -> bool: ...
     @property
     def order(self) -> str: ...
@@ -196,7 +198,7 @@ def open_splits(
             console.warn(f"{split}: {line}")
         if settings.exif == "shown":
             splits[split] = replace(splits[split], columns=as_shown(columns))
-        if content in ("images", "videos"):
+        if content in ("images", "videos") and not settings.multi_label:
             listed = isinstance(splits[split].source, Listed | ListedUrls) or (
                 content == "videos" and list_of(root, split) is not None
             )
@@ -205,7 +207,7 @@ def open_splits(
             )
             if split == "train" and settings.order == "sequential":
                 warn_of_sorted(columns, console)
-        elif line := doubts.told_of_crowds(columns.crowd):
+        elif content not in ("images", "videos") and (line := doubts.told_of_crowds(columns.crowd)):
             console.info(f"{split}: {line}")
         classes = columns.classes
     if model is not None:
@@ -228,7 +230,7 @@ def _shared(
     how: Mapping[str, Any],
 ) -> dict[str, Split]:
     """Open the class folders of `root` as two splits, of which --val-share validates. Raises UserError."""
-    shares.require(root, content == "images")
+    shares.require(root, content == "images" and not settings.multi_label)
     with console.counting("images") as progress:
         whole = source_named("folder").open(root.parent, root.name, progress=progress, **how)
     columns = whole.columns
@@ -276,7 +278,7 @@ def require_splits(settings: DataSettings, content: Content, *, validates: bool 
     Nothing is scanned.
     """
     if settings.data is not None and settings.val_share is not None:
-        shares.require(_root(settings), content == "images")
+        shares.require(_root(settings), content == "images" and not settings.multi_label)
     elif settings.data is not None:
         _openers(settings, _root(settings), content, SPLITS if validates else ("train",))
 
@@ -327,6 +329,13 @@ def _opener(settings: DataSettings, root: Path, split: Literal["train", "val"], 
     if lacking := module.missing(root, split):
         raise UserError(f"--data {root}: has no {lacking}; it must be {must_be}")
     labels = _labels(settings, root, split, name)
+    if settings.multi_label and name != "list":
+        raise UserError(
+            f"--multi-label is for a list, with lines 'path label;label', and {split} of --data {root} is "
+            f"read by --source {name}; leave it out"
+        )
+    if settings.multi_label:
+        labels["sets"] = True
     if not settings.trust_list:
         return partial(module.open, root, split, **labels)
     trusted: Open | None = getattr(module, "open_trusted", None)
@@ -335,7 +344,7 @@ def _opener(settings: DataSettings, root: Path, split: Literal["train", "val"], 
             f"--trust-list is for a list of images, and {split} of --data {root} is read by --source {name}; "
             "leave it out, or name --source list"
         )
-    return partial(trusted, root, split)
+    return partial(trusted, root, split, **labels)
 
 
 def _labels(settings: DataSettings, root: Path, split: str, source: str) -> dict[str, Any]:

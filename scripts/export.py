@@ -174,10 +174,11 @@ def export(options: argparse.Namespace, console: Console) -> int:
         axes |= {1: torch.export.Dim("height", **limits), 2: torch.export.Dim("width", **limits)}
         example = (255 * torch.rand(2, side + 13, side + 7, 3)).to(torch.uint8)
     path = options.output or options.checkpoint.with_suffix(f".{options.format}")
+    separate = start.config.optimisation.loss == "bce" or start.config.data.multi_label
     about = {
         "classes": json.dumps(list(classes)),
         "arch": arch,
-        "probabilities": "sigmoid" if start.config.optimisation.loss == "bce" else "softmax",
+        "probabilities": "sigmoid" if separate else "softmax",
         "preprocessing": json.dumps({"where": options.preprocessing, **whole.framing.as_json()}),
     }
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:

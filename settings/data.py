@@ -34,6 +34,9 @@ class Data(Settings):
     file does by its name alone, so that a new file moves no other."""
     val_seed: Annotated[int, Field(ge=0)] = 0
     """Seed of --val-share: with another one other files validate."""
+    multi_label: bool = False
+    """Lines of a list of images are 'path label;label': any number of labels each, which may be none. The
+    loss is that of --loss bce, and the figure is mAP."""
     trust_list: bool = False
     """Begin to train without having opened the files of a list: of each, size and format are read in worker
     processes a few thousand samples ahead. What cannot be read is masked and named."""

@@ -39,7 +39,7 @@ def kind_of(config: Config) -> TaskKind:
     """Return the entry of --task. Raises UserError for an unknown one, or a setting that it does not read."""
     kind = kind_named(one_of("--task", config.model.task, TASKS))
     require_read(config, kind)
-    return kind
+    return kind.of(config)
 
 
 def require_read(config: Config, kind: TaskKind) -> None:

@@ -290,6 +290,13 @@ class ClassificationKind(TaskKind):
     others: Mapping[str, str] = {"timm/": "models.timm"}
     figures: tuple[Figure, ...] = FIGURES
 
+    def of(self, config: Config) -> TaskKind:
+        if not config.data.multi_label:
+            return self
+        from tasks._tags import KIND_OF_SETS  # which is made of this one
+
+        return KIND_OF_SETS
+
     def splits(
         self, config: Config, loader: str, console: Console, model: ModelClasses | None = None
     ) -> dict[str, Split]:

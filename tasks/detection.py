@@ -179,7 +179,7 @@ class DetectionKind(TaskKind):
         # they look beyond a pixel, or move it away from its box
         *("auto_augment", "blur", "transforms", "transforms_on"),
         *("interpolation", "repeats", "mixup", "cutmix", "mix_prob", "mix_switch_prob"),
-        *("loss", "bce_threshold", "stochastic_depth", "balance", "val_share", "val_seed"),
+        *("loss", "bce_threshold", "stochastic_depth", "balance", "val_share", "val_seed", "multi_label"),
     )
     loss_parts = True
     pure = False  # its losses are made for autocast

@@ -66,6 +66,10 @@ class TaskKind(ABC):
     has_classes: bool = True  # a checkpoint names what its outputs stand for
     graphs: bool = True  # every batch has the same shape, so that a step can be a CUDA graph
 
+    def of(self, config: Config) -> TaskKind:
+        """Return the entry for these settings, with which a task may have other figures."""
+        return self
+
     @abstractmethod
     def splits(
         self, config: Config, loader: str, console: Console, model: ModelClasses | None = None

@@ -190,7 +190,7 @@ class SuperresKind(TaskKind):
     unread = (
         *Augmentation.model_fields,
         *("exif", "trust_list", "lmdb_label", "label_key", "val_batch_size", "decode_threads"),
-        *("label_smoothing", "loss", "bce_threshold", "balance", "val_share", "val_seed"),
+        *("label_smoothing", "loss", "bce_threshold", "balance", "val_share", "val_seed", "multi_label"),
     )
 
     def splits(

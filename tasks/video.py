@@ -140,7 +140,7 @@ class VideoKind(TaskKind):
     groups = ("clips",)
     unread = (
         *("exif", "train_window", "val_window", "crop_scale", "crop_ratio", "interpolation", "reader"),
-        *("decode_threads", "transforms", "transforms_on"),
+        *("decode_threads", "transforms", "transforms_on", "multi_label"),
     )
 
     def splits(
