@@ -59,7 +59,7 @@ RUN set -eu; \
     if [ "$(uname -m)" = x86_64 ]; then python -c 'import decord, importlib.util as u; exit(u.find_spec("PyNvVideoCodec") is None)'; fi; \
     python -c 'import nvidia.dali as d; v = d.__version__; \
       exit(f"DALI {v} of this BASE is too old: take a newer image" if tuple(map(int, v.split(".")[:2])) < (2, 2) else print("DALI", v))'; \
-    python train.py --help > /dev/null; \
+    python train.py --help-all > /dev/null; \
     find /tmp -mindepth 1 -user 10001 -delete
 
 # torchrun --standalone

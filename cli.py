@@ -35,11 +35,13 @@ def flags(
     prog: str,
     default: Flags | None = None,
     tables: Mapping[str, Iterable[str]] | None = None,
+    answer: Callable[[str], str] = lambda _: "",
 ) -> Flags:
     """Return the settings that flags ask for; a group's settings have no prefix. Raises UserError; --help
     prints and exits 0.
 
-    `tables`: in the docstrings of settings "{name}" stands for what the table of that name has.
+    `tables`: in the docstrings of settings "{name}" stands for what the table of that name has. `answer` says
+    what a word that is no flag is called here, or "".
     """
     for word, value in zip(argv, (*argv[1:], None), strict=False):
         # as a path it would be the current folder
@@ -68,7 +70,7 @@ def flags(
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        raise UserError(_one_line(said.getvalue(), known)) from None
+        raise UserError(_one_line(said.getvalue(), known, answer)) from None
 
 
 @contextlib.contextmanager
@@ -100,7 +102,7 @@ def _spelled_out(argv: list[str], switches: set[str]) -> list[str]:
     return out
 
 
-def _one_line(box: str, known: Mapping[str, Any]) -> str:
+def _one_line(box: str, known: Mapping[str, Any], answer: Callable[[str], str]) -> str:
     """Return the parser's framed message as one line."""
     # the frame is of dashes where the terminal has nothing better
     text = re.sub(r"[│╭╮╰╯─]|-{4,}", " ", box)
@@ -133,9 +135,11 @@ def _one_line(box: str, known: Mapping[str, Any]) -> str:
             f"{'a whole number' if number[2].endswith('int') else 'a number'}"
         )
     unknown = re.match(r"Unrecognized options: ([^\s,]+)", text)
+    if unknown and (ours := answer(unknown.group(1))):
+        return f"flags: {unknown.group(1)}{ours}"
     if unknown:
         near = nearest(unknown.group(1).lstrip("-"), [name.replace("_", "-") for name in known], prefix="--")
-        return f"flags: unknown flag '{unknown.group(1)}'{near}; --help lists every setting"
+        return f"flags: unknown flag '{unknown.group(1)}'{near}; --help-all lists every setting"
     return f"flags: {text.replace(str(('True', 'False')), 'true, false')}"
 
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 import yaml
 from pydantic import ValidationError
 
+import usage
 from cli import Settings, flags, nearest
 from contracts import UserError
 from preset import read_preset, shown
@@ -65,9 +66,8 @@ def build(flat: dict[str, Any], origin: str = "settings") -> Config:
     for key, value in flat.items():
         name = str(key).replace("-", "_")[:200]
         if name not in GROUP_OF:
-            raise UserError(
-                f"{origin}: unknown key {shown(name)}{nearest(name, GROUP_OF)}; --help lists every setting"
-            )
+            near = nearest(name, GROUP_OF)
+            raise UserError(f"{origin}: unknown key {shown(name)}{near}; --help-all lists every setting")
         nested[GROUP_OF[name]][name] = value
     try:
         config = Config.model_validate(nested)
@@ -98,6 +98,12 @@ def _check_ranges(config: Config, origin: str) -> None:
         )
     if config.augmentation.std and min(config.augmentation.std) <= 0:
         raise UserError(f"{origin}: --std got {config.augmentation.std}; each must be above 0")
+    run = config.run
+    for name, value in (("tta", run.tta != "none"), ("predict-format", run.predict_format != "csv")):
+        if value and run.predict is None:
+            raise UserError(f"{origin}: --{name} is for --predict, which was not given; leave it out")
+    if run.predict is not None and run.evaluate:
+        raise UserError(f"{origin}: --predict and --evaluate are two runs; leave one of them out")
     data = Path(config.data.data) if config.data.data and "://" not in config.data.data else None
     for flag, folder in (("--manifest-dir", config.data.manifest_dir), ("--output", config.run.output)):
         if data and folder and folder.resolve().is_relative_to(data.resolve()):
@@ -109,14 +115,16 @@ def _check_ranges(config: Config, origin: str) -> None:
 
 def parse(argv: list[str], tables: Mapping[str, Iterable[str]] | None = None) -> Config:
     """Return the settings: flags over the preset that --config names over the defaults. Raises UserError;
-    --help prints and exits 0.
+    --help-all prints and exits 0.
 
     `tables` are those of the rooms, for --help (tasks.tables). tasks.kind_of tells whether --task is known
     and reads what is set.
     """
     preset, origin = _preset_of(argv)
     before = build(preset, origin=origin)
-    config = build(flags(Config, argv, prog="train.py", default=before, tables=tables).flat(), origin="flags")
+    words = ["--help" if word == "--help-all" else word for word in argv]
+    how: dict[str, Any] = {"default": before, "tables": tables, "answer": usage.answer}
+    config = build(flags(Config, words, prog="train.py", **how).flat(), origin="flags")
     _check_read(config, before)
     return config
 
@@ -150,7 +158,7 @@ READ_WITH = {
     "short_sides": ("augment", ("multiscale",)),
     "final_lr": ("schedule", ("cosine", "linear")),
     "lr_milestones": ("schedule", ("step",)),
-    "lr_step_epochs": ("schedule", ("step",)),
+    "lr_step_epochs": ("schedule", ("step", "range")),
     "lr_gamma": ("schedule", ("step",)),
     "momentum": ("optimizer", ("sgd", "apex-sgd", "lars", "muon")),
     "nesterov": ("optimizer", ("sgd", "apex-sgd", "lars", "muon")),
@@ -172,13 +180,18 @@ def _check_read(config: Config, before: Config) -> None:
 
 
 def recipe(config: Config, arch: str) -> list[str]:
-    """Return a line for each preset with published settings of the architecture; [] when one was named."""
+    """Return a line for each preset with published settings of the architecture, or for weights that are
+    trained already; [] when one was named."""
     if config.run.config is not None:
         return []
+    if config.model.weights is not None and not config.run.uses:
+        said = "is for weights that are trained already; these are --help-all's defaults"
+        return [f"--config configs/finetune.yaml {said}"]
     key = re.compile(rf"^arch: {re.escape(arch)}\s*(#.*)?$", re.MULTILINE)
     found = (path for path in sorted(PRESETS.glob("*/*.yaml")) if path.stem != "demo")
     own = [path.relative_to(PRESETS.parent) for path in found if key.search(path.read_text(encoding="utf-8"))]
-    return [f"--config {path} has published settings of {arch}; these are --help's defaults" for path in own]
+    said = f"has published settings of {arch}; these are --help-all's defaults"
+    return [f"--config {path} {said}" for path in own]
 
 
 def as_yaml(config: Config, *, without: Collection[str] = ("config",)) -> str:

@@ -11,6 +11,8 @@ import signal
 import sys
 from typing import Any
 
+import usage
+
 LEAST_ADDRESSES = 6 << 30
 """Bytes of addresses that a run needs: torch's libraries take 3.5 GiB, more than they take of memory."""
 LEAST_FILES = 128
@@ -20,10 +22,13 @@ LEAST_FILES = 128
 def begin(program: str) -> Any:
     """Let Ctrl-C end the program at once, with its exit code; return the handler that was there before.
 
-    Exits with code 2 and one line where a limit is too low to begin.
+    Exits with code 2 and one line where a limit is too low to begin, and with 0 once --help is answered.
     """
     # imports leave nothing to tidy up
     before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(usage.HELP, end="")
+        sys.exit(0)
     if said := too_low():
         print(f"{program}: {said}", file=sys.stderr, flush=True)
         sys.exit(2)

@@ -1,4 +1,4 @@
-"""Train: config -> split -> plan -> loader -> model -> step -> loop. `--help` lists every setting."""
+"""Train: config -> split -> plan -> loader -> model -> step -> loop. `--help-all` lists every setting."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ from engine.validation import Validation  # noqa: E402
 from loaders import first_batches, open_loader, require_files  # noqa: E402
 from models import Unusable  # noqa: E402
 from plan import draws  # noqa: E402
+from predict import predict  # noqa: E402
 from report import ceilings, record  # noqa: E402
 from report.console import Console  # noqa: E402
 from report.meter import Meter  # noqa: E402
 from report.phases import Phases  # noqa: E402
 from report.profile import profiler  # noqa: E402
 from report.reporter import Reporter  # noqa: E402
-from report.summary import describe  # noqa: E402
+from report.summary import describe, rejected  # noqa: E402
 from tasks import architecture, compared, kind_of, tables, task_with_loader  # noqa: E402
 from tasks.start import Start  # noqa: E402
 
@@ -58,8 +59,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         splits = kind.splits(config, names[0], console, start.classes(registry, arch))
         require_files(names[0], [split.source for split in splits.values()])  # not first in validation
         train_set = splits["train"].columns
-        ranks = {"world_size": world.size, "rank": world.rank}
-        plan, val_plan = kind.plans(config, splits, native, seed=run.seed, **ranks)
+        plan, val_plan = kind.plans(config, splits, native, seed=run.seed, **world.place)
         opt, told = schedules.settled(config.optimisation, plan.samples, plan.global_batch_size)
         task, val_task = kind.tasks(config, splits, registry.auxiliary_weight(arch))
         shape = plan.sample_shape
@@ -104,7 +104,8 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
             )
             loader = None if run.evaluate else stack.enter_context(open_loader(choice.loader, feed))
         meter = Meter(world, min_window_s=run.min_window_s, synchronise=world.synchronise)
-        about |= {"unit": kind.unit, **choice.facts(), **graphs.facts(), **kind.facts(plan)}
+        about |= {"unit": kind.unit, "rejected": rejected(splits)}
+        about |= {**choice.facts(), **graphs.facts(), **kind.facts(plan)}
         reporter = Reporter.opened(
             output,
             world=world,
@@ -166,7 +167,8 @@ def main() -> int:
         config = parse(sys.argv[1:], tables())
         resume = Resume.find(config.run, weights=config.model.weights)
         start = Start.of(config, given(sys.argv[1:]), resume.content, path=resume.path, origin=resume.origin)
-        return train(start.config, start, resume, world, Console(enabled=world.rank == 0))
+        run = predict if start.config.run.predict else train
+        return run(start.config, start, resume, world, Console(enabled=world.rank == 0))
     except KeyboardInterrupt:  # before there was anything to save
         return 130
     except Exception as error:

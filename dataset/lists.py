@@ -40,8 +40,8 @@ BLANK = " "
 SECONDS = re.compile(r"\d+(?:\.\d*)?|\.\d+")
 _OTHER_NUMBER = re.compile(r"-\d+(?:\.0*)?|\d+\.0*")
 """Labels as data frames write them when some are missing, and -1 for none."""
-_HEADS = {"path", "file", "filename", "file_name", "image", "image_id", "image_path", "img", "img_path"}
-_HEADS |= {"id", "key", "name", "video", "video_id", "video_path"}
+HEADS = {"path", "file", "filename", "file_name", "image", "image_id", "image_path", "img", "img_path"}
+HEADS |= {"id", "key", "name", "video", "video_id", "video_path"}
 Record = tuple[int, list[str]]
 """Number of a line, its fields."""
 
@@ -53,6 +53,7 @@ class Grammar:
     expected: str  # in words, behind what is wrong with a line
     separators: str = "\t,"  # tried in this order, before the last blank
     segments: bool = False  # 'path label start end' too, in seconds
+    sets: bool = False  # a label is a set of names, for dataset.label_sets; it may be empty
 
 
 def find(folder: Path, split: str) -> list[Path]:
@@ -85,7 +86,8 @@ class List:
         for number, fields in islice(self.records(), skip, None):
             if len(fields) != 2:  # few are: there may be millions of lines
                 self._trim(fields)
-            if (len(fields) != 2 and not self._is_segment(fields)) or not all(fields) or "\0" in fields[0]:
+            filled = fields[0] if self.grammar.sets else all(fields)
+            if (len(fields) != 2 and not self._is_segment(fields)) or not filled or "\0" in fields[0]:
                 line = printable(os.fsencode(self.separator.join(fields)))[:200]
                 raise self.wrong(number, f"is '{line}'; {self.grammar.expected}")
             yield number, fields
@@ -112,7 +114,7 @@ class List:
             return ""
         of_numbers = not label.isdecimal() and all(map(str.isdecimal, labels))
         unlike = "." not in name and all("." in fields[0] or "/" in fields[0] for fields in others)
-        told = of_numbers or unlike or name.lower() in _HEADS
+        told = of_numbers or unlike or name.lower() in HEADS
         return printable(os.fsencode(self.begin.strip()))[:200] if told and others else ""
 
     def wrong(self, line: int, what: str) -> UserError:
@@ -258,6 +260,8 @@ class Labels:
     def _are_numbers(self) -> bool:
         """Whether labels are numbers of classes. Raises UserError where only some are, or too large."""
         words = self._words
+        if self._list.grammar.sets:
+            return False
         numbers = [word.isdecimal() for word in words]
         if any(numbers) and not all(numbers):
             odd = numbers.index(not numbers[0])

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import numpy as np
-
 from contracts import MAX_PIXELS, Split, UserError
-from dataset import lists
+from dataset import lists, shares
 from dataset.bucket import local
 from dataset.coco import doubts, layouts
 from dataset.coco.scan import open_coco
 from dataset.images.columns import as_shown, told_of_exif
-from dataset.manifest import printable
 from dataset.model_classes import ModelClasses
 from dataset.no_bytes import synthetic
 from dataset.reading import read_ahead, told_of_latency, told_of_size
+from dataset.remarks import tell_of_classes, warn_of_sorted
 from dataset.scan import Progress
 from dataset.sources import choose_source, source_named, what_holds
 from dataset.sources.folder import Folder
@@ -113,9 +111,15 @@ class DataSettings(Protocol):
     @property
     def label_key(self) -> str | None: ...
     @property
+    def multi_label(self) -> bool: ...
+    @property
     def trust_list(self) -> bool: ...
     @property
     def order(self) -> str: ...
+    @property
+    def val_share(self) -> float | None: ...
+    @property
+    def val_seed(self) -> int: ...
 
 
 class Console(Protocol):
@@ -156,6 +160,14 @@ def open_splits(
                 f"{holds(content, settings.source)}, or --loader synthetic"
             )
         return synthetic(content)
+    how = {
+        "cache": cache_folder(settings.manifest_dir),
+        "rescan": settings.rescan,
+        "max_pixels": settings.max_pixels,
+        "read_delay_s": read_delay_s,
+    }
+    if settings.val_share is not None:
+        return _shared(settings, _root(settings), content, model, console, how)
     splits: dict[str, Split] = {}
     classes: tuple[str, ...] | None = None
     needed = ("val",) if evaluate else SPLITS if validates else ("train",)
@@ -164,12 +176,6 @@ def open_splits(
     if model is not None:
         openers = {"val": openers["val"]}
         without = ""
-    how = {
-        "cache": cache_folder(settings.manifest_dir),
-        "rescan": settings.rescan,
-        "max_pixels": settings.max_pixels,
-        "read_delay_s": read_delay_s,
-    }
     if without and evaluate:
         console.warn(f"train: not read, the classes are those of val; {without}")
     elif without:
@@ -192,16 +198,16 @@ def open_splits(
             console.warn(f"{split}: {line}")
         if settings.exif == "shown":
             splits[split] = replace(splits[split], columns=as_shown(columns))
-        if content in ("images", "videos"):
+        if content in ("images", "videos") and not settings.multi_label:
             listed = isinstance(splits[split].source, Listed | ListedUrls) or (
                 content == "videos" and list_of(root, split) is not None
             )
-            _tell_of_classes(
+            tell_of_classes(
                 split, splits[split], console, expected=classes, listed=listed, noun=content.removesuffix("s")
             )
             if split == "train" and settings.order == "sequential":
-                _warn_of_sorted(columns, console)
-        elif line := doubts.told_of_crowds(columns.crowd):
+                warn_of_sorted(columns, console)
+        elif content not in ("images", "videos") and (line := doubts.told_of_crowds(columns.crowd)):
             console.info(f"{split}: {line}")
         classes = columns.classes
     if model is not None:
@@ -213,6 +219,36 @@ def open_splits(
 def _root(settings: DataSettings) -> Path:
     """Return the folder of the data, or the one that stands for its URL. Raises UserError."""
     return local(settings.data or "", cache_folder(settings.manifest_dir))
+
+
+def _shared(
+    settings: DataSettings,
+    root: Path,
+    content: Content,
+    model: ModelClasses | None,
+    console: Console,
+    how: Mapping[str, Any],
+) -> dict[str, Split]:
+    """Open the class folders of `root` as two splits, of which --val-share validates. Raises UserError."""
+    shares.require(root, content == "images" and not settings.multi_label)
+    with console.counting("images") as progress:
+        whole = source_named("folder").open(root.parent, root.name, progress=progress, **how)
+    columns = whole.columns
+    if columns.rejected:
+        console.warn(f"images: {columns.rejected} left out, named in {columns.folder / 'rejected.txt'}")
+    for line in _warnings(columns, content, settings.exif):
+        console.warn(f"images: {line}")
+    assert settings.val_share is not None
+    splits, said, mistakes = shares.parted(whole, settings.val_share, settings.val_seed)
+    console.info(said)
+    for line in mistakes:
+        console.warn(line)
+    if settings.exif == "shown":
+        splits = {name: replace(one, columns=as_shown(one.columns)) for name, one in splits.items()}
+    if model is not None:
+        val = _under(model, splits["val"], console)
+        return {"train": val, "val": val}
+    return splits
 
 
 def _under(model: ModelClasses, split: Split, console: Console) -> Split:
@@ -236,56 +272,14 @@ def _warnings(columns: Any, content: Content, exif: str) -> Sequence[str]:
     return [*columns.warnings, fewer]
 
 
-def _tell_of_classes(
-    name: str, split: Split, console: Console, *, expected: tuple[str, ...] | None, listed: bool, noun: str
-) -> None:
-    """Warn of a single class where more are `expected`, or any, and of classes without a sample; say where
-    all files lie deeper than in their class folders. A `listed` sample has no class folder."""
-    columns = split.columns
-    counts = np.bincount(columns.label, minlength=len(columns.classes))
-    present = np.flatnonzero(counts)
-    deep = "" if listed or not split.source.files else _all_deeper(columns)
-    too_many = f"all files lie in folders below, as {deep}: is there a folder too many?"
-    if len(present) == 1 and (expected is None or len(expected) > 1):
-        console.warn(
-            f"{name}: one class alone, '{columns.classes[present[0]]}', so there is nothing to learn; "
-            f"{too_many if deep else 'is --data a folder too high?'}"
-        )
-    elif deep:
-        console.info(f"{name}: its own folders are the classes; {too_many}")
-    if expected is None and not counts.all():
-        empty = np.flatnonzero(counts == 0)
-        console.warn(
-            f"{name}: {len(empty)} of {len(columns.classes)} classes have no {noun}, "
-            f"first '{columns.classes[empty[0]]}'; do the labels of the list begin at 0, without gaps?"
-        )
-
-
-def _all_deeper(columns: Any) -> str:
-    """Return the path of a sample below its split where all lie in folders of their class folders, or ""."""
-    looked_at = np.linspace(0, len(columns) - 1, min(len(columns), 1000)).astype(int)
-    if any(columns.entry(sample).count(b"/") < 2 for sample in looked_at.tolist()):
-        return ""
-    return printable(columns.entry(0))
-
-
-def _warn_of_sorted(columns: Any, console: Console) -> None:
-    """Warn of an order in which classes come one after the other: a network then learns one at a time."""
-    label = np.asarray(columns.label)
-    runs = int(np.count_nonzero(label[1:] != label[:-1])) + 1
-    if 1 < runs == len(np.unique(label)):
-        console.warn(
-            f"train: --order sequential, and the {len(label):,} samples are sorted by label, so that nearly "
-            "every batch has one class alone: shuffle the lines of the list, or leave --order out"
-        )
-
-
 def require_splits(settings: DataSettings, content: Content, *, validates: bool = True) -> None:
     """Raise UserError unless there is what trains, and `validates`, as far as names of files tell.
 
     Nothing is scanned.
     """
-    if settings.data is not None:
+    if settings.data is not None and settings.val_share is not None:
+        shares.require(_root(settings), content == "images" and not settings.multi_label)
+    elif settings.data is not None:
         _openers(settings, _root(settings), content, SPLITS if validates else ("train",))
 
 
@@ -335,6 +329,13 @@ def _opener(settings: DataSettings, root: Path, split: Literal["train", "val"], 
     if lacking := module.missing(root, split):
         raise UserError(f"--data {root}: has no {lacking}; it must be {must_be}")
     labels = _labels(settings, root, split, name)
+    if settings.multi_label and name != "list":
+        raise UserError(
+            f"--multi-label is for a list, with lines 'path label;label', and {split} of --data {root} is "
+            f"read by --source {name}; leave it out"
+        )
+    if settings.multi_label:
+        labels["sets"] = True
     if not settings.trust_list:
         return partial(module.open, root, split, **labels)
     trusted: Open | None = getattr(module, "open_trusted", None)
@@ -343,7 +344,7 @@ def _opener(settings: DataSettings, root: Path, split: Literal["train", "val"], 
             f"--trust-list is for a list of images, and {split} of --data {root} is read by --source {name}; "
             "leave it out, or name --source list"
         )
-    return partial(trusted, root, split)
+    return partial(trusted, root, split, **labels)
 
 
 def _labels(settings: DataSettings, root: Path, split: str, source: str) -> dict[str, Any]:

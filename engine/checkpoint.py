@@ -23,7 +23,7 @@ from settings.run import Run
 
 FULL_BYTES = 1 << 20
 """A disk that a checkpoint has filled has less than this left."""
-HOW_LONG = {"steps", "seconds"}
+HOW_LONG = {"steps", "seconds", "patience"}
 BY_HOW_MANY = {"workers", "decode_threads", "pin_memory", "read_delay_ms", "read_threads"}
 WHERE_DATA_LIES = {"data", "source", "manifest_dir", "rescan", "cache_dir", "cache_gib"}
 TAKEN_UP_FREELY = HOW_LONG | BY_HOW_MANY | WHERE_DATA_LIES | {*Run.model_fields} - {"seed"}
@@ -40,6 +40,8 @@ class Progress:
     consumed: int = 0  # samples of this epoch, all ranks
     step: int = 0  # optimiser steps of the whole run
     best: float = float("-inf")  # the figure of best.pt
+    best_epoch: int = -1  # the epoch that it was validated after; -1: there is none
+    stale: int = 0  # validations since then
     dropped: int = 0  # samples that were the tail of an epoch
     samples: int = 0  # rows of all steps
     lost: int = 0  # those of them that could not be decoded
@@ -174,9 +176,10 @@ class Resume:
         auto = run.resume == "auto"
         last = run.output / "last.pt" if run.output else None
         none_to_evaluate = run.resume is None or (auto and last is not None and not last.is_file())
-        if run.evaluate and not weights and none_to_evaluate:
+        if run.uses and not weights and none_to_evaluate:
             given = "--resume FILE, --resume auto with an --output that holds last.pt, or --weights"
-            raise UserError(f"--evaluate needs a model: {given}")
+            flag = "--predict" if run.predict else "--evaluate"
+            raise UserError(f"{flag} needs a model: {given}")
         path = None
         if auto:
             if last is None:
@@ -187,11 +190,11 @@ class Resume:
             path = Path(run.resume)
             path = path / "last.pt" if path.is_dir() else path
         flag = "--resume"
-        if run.evaluate and path is None and weights and _is_checkpoint(Path(weights)):
+        if run.uses and path is None and weights and _is_checkpoint(Path(weights)):
             path = Path(weights)
             flag = "--weights"
-        content = contents.read(path, flag=flag) if run.evaluate and path is not None else {}
-        return cls(path=path, auto=auto, evaluate=run.evaluate, flag=flag, content=content)
+        content = contents.read(path, flag=flag) if run.uses and path is not None else {}
+        return cls(path=path, auto=auto, evaluate=run.uses, flag=flag, content=content)
 
     @property
     def origin(self) -> str:

@@ -14,7 +14,7 @@ from contracts import UserError
 FORMAT = 2
 """What is written has this format: 2 has `used`, the settings as a run used them; 1 had those asked for."""
 READ = (1, 2)
-WHERE = {"epoch", "consumed", "step", "dropped", "samples", "lost"}
+WHERE = {"epoch", "consumed", "step", "dropped", "samples", "lost", "stale"}
 """Whole numbers of a checkpoint's progress."""
 
 
@@ -42,7 +42,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_progress(value: Any) -> bool:
-    known = {*WHERE, "best", "failed"}
+    known = {*WHERE, "best", "best_epoch", "failed"}
     if not _is_named(value) or not value.keys() <= known or isinstance(value.get("best"), bool):
         return False
     failed = value.get("failed", ())
@@ -50,6 +50,8 @@ def _is_progress(value: Any) -> bool:
         return False
     whole = [value.get(name, 0) for name in WHERE]
     best = value.get("best", 0.0)
+    if not _is_whole(value.get("best_epoch", -1)):
+        return False
     return (isinstance(best, float) or _is_whole(best)) and all(_is_whole(n) and n >= 0 for n in whole)
 
 

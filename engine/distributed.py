@@ -119,6 +119,11 @@ class ProcessWorld:
         self._peers: Peers | None = None
 
     @property
+    def place(self) -> dict[str, int]:
+        """Return what a plan must know of this rank: world_size and rank."""
+        return {"world_size": self.size, "rank": self.rank}
+
+    @property
     def named(self) -> str:
         """Return what messages call this rank."""
         return f"rank {self.rank} on {socket.gethostname()}"

@@ -173,9 +173,11 @@ class Training:
         return replace(now, epoch=now.epoch + 1, consumed=0, dropped=now.dropped + tail)
 
     def _enough(self) -> bool:
-        """Whether --seconds or --steps end the run."""
+        """Whether --seconds, --steps or --patience end the run."""
         steps = self.optimisation.steps
-        return self._time_is_up or (steps is not None and self.progress.step >= steps)
+        patience = self.optimisation.patience
+        gave_up = 0 < patience <= self.progress.stale
+        return self._time_is_up or gave_up or (steps is not None and self.progress.step >= steps)
 
     # -- an epoch --------------------------------------------------------------------------------------------
 

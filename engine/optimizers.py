@@ -6,7 +6,7 @@ torch has SGD and AdamW, fused on CUDA; timm has LAMB, LARS, Lion and Muon, and 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import ModuleType
@@ -81,21 +81,39 @@ def _groups(
 def _layer_scales(module: nn.Module, decay: float) -> dict[str, float]:
     """Return what --layer-decay leaves of the learning rate of each parameter: decay ** layers behind it.
 
-    Layers are timm's groups of the network. Raises UserError where it does not tell them.
+    Layers are timm's groups of the network where it has them, else its blocks.
     """
     if decay == 1:
         return {}
-    flag = f"--layer-decay {decay:g}"
     matcher: Callable[..., Any] | None = getattr(module, "group_matcher", None)
+    layer_of: dict[str, int]
     if matcher is None:
-        remedy = "--arch timm/NAME has one"
-        raise UserError(f"{flag} needs a network that tells its layers, by timm's group_matcher; {remedy}")
-    _timm(flag)
-    from timm.models import group_parameters
+        blocks = {id(block): place for place, block in enumerate(_blocks(module), start=1)}
+        layer_of = {name: 0 for name, _ in module.named_parameters()}
+        for begin, part in module.named_modules():
+            if place := blocks.get(id(part)):
+                layer_of |= {f"{begin}.{name}": place for name, _ in part.named_parameters()}
+    else:
+        _timm(f"--layer-decay {decay:g}")
+        from timm.models import group_parameters
 
-    layer_of: dict[str, int] = group_parameters(module, matcher(coarse=False), reverse=True)
+        layer_of = group_parameters(module, matcher(coarse=False), reverse=True)
     last = max(layer_of.values())
     return {name: decay ** (last - layer) for name, layer in layer_of.items()}
+
+
+def _blocks(module: nn.Module, *, listed: bool = False) -> Iterator[nn.Module]:
+    """Yield the parts with parameters that follow one another: members of nn.Sequential, and what is beside.
+
+    `listed`: the module is one of these lists, of which a member is a block whatever it is made of.
+    """
+    for child in module.children():
+        is_list = type(child) in (nn.Sequential, nn.ModuleList)
+        has_list = any(type(part) is nn.Sequential for part in child.modules())
+        if is_list or (has_list and not listed):
+            yield from _blocks(child, listed=is_list)
+        elif next(child.parameters(), None) is not None:
+            yield child
 
 
 # --- the table ----------------------------------------------------------------------------------------------

@@ -26,6 +26,11 @@ def choose(precision: str, device: torch.device, *, on_cpu: str = "auto") -> str
     return precision
 
 
+def dtype_of(precision: str) -> str:
+    """Return the name of the dtype that images come in, such as float16."""
+    return str(DTYPES[precision]).removeprefix("torch.")
+
+
 def _cpu_has_bf16() -> bool:
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="ignore") as info:

@@ -29,7 +29,7 @@ def learning_rate(epoch: float, optimisation: Optimisation) -> float:
     """Return the rate at `epoch`: a linear warm-up from a share of the peak (--lr), then the schedule.
 
     That is a cosine or a line to --final-lr, drops by --lr-gamma every --lr-step-epochs or at
-    --lr-milestones, or constant.
+    --lr-milestones, constant, or ten times as much every --lr-step-epochs.
     """
     peak = optimisation.lr
     warmup = optimisation.warmup_epochs
@@ -43,6 +43,8 @@ def learning_rate(epoch: float, optimisation: Optimisation) -> float:
         return final + (peak - final) * left
     if optimisation.schedule == "step":
         return peak * optimisation.lr_gamma ** _drops(epoch, optimisation)
+    if optimisation.schedule == "range":
+        return float(peak * 10 ** ((epoch - warmup) / optimisation.lr_step_epochs))
     return peak
 
 

@@ -99,7 +99,7 @@ class Step:
     @property
     def dtype(self) -> str:
         """Return the name of the dtype that images come in, such as float16."""
-        return str(precisions.DTYPES[self.precision]).removeprefix("torch.")
+        return precisions.dtype_of(self.precision)
 
     def __call__(
         self,

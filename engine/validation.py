@@ -233,12 +233,17 @@ class Validation:
                 progress.best = figure
                 settled.best_of = name
         if settled.best_of:
+            progress.best_epoch = -1 if settled.epoch is None else settled.epoch
+            progress.stale = 0
             if settled.content is not None:
-                settled.content["progress"]["best"] = progress.best
+                own = {name: getattr(progress, name) for name in ("best", "best_epoch", "stale")}
+                settled.content["progress"] |= own
                 settled.content["best_of"] = settled.best_of
             self.checkpoints.write("best.pt", settled.content)
             if len(results) > 1:
                 self.report.info(f"best.pt is of this epoch, by the figures of the {settled.best_of}")
+        elif settled.picks_best:
+            progress.stale += 1
         self._unsettled = None  # not before: a run that ends in here resumes into the validation
 
     def _not_finite(self, result: dict[str, Any]) -> int:

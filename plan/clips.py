@@ -187,7 +187,7 @@ class ClipPlan(EpochPlan):
 
     @property
     def views(self) -> int:
-        return self.repeats if self.training else self.policy.clips * self.policy.crops
+        return self.shows if self.training else self.policy.clips * self.policy.crops
 
     @property
     def operates(self) -> bool:

@@ -40,6 +40,7 @@ class Purpose(IntEnum):
     UPSIDE_DOWN = 17  # vertical flips
     MIX = 18  # mixup and cutmix
     TRANSFORM = 19  # what the function of --transforms is given
+    BALANCE = 20  # the order of an epoch in which classes come alike
 
 
 def _mix(words: Array) -> Array:

@@ -14,6 +14,7 @@ import numpy as np
 
 from contracts import Array, Fetch, Rows, UserError
 from plan import bundles, checks, order
+from plan.balance import Balance
 from plan.draws import Purpose, bits, key
 
 AHEAD = 4096
@@ -42,6 +43,7 @@ class EpochPlan(ABC):
     training: bool = True
     shuffled: bool = True  # training: in another order each epoch; else in that of the data
     repeats: int = 1  # training: rows of a sample in an epoch, which shows as many samples fewer
+    balance: Balance | None = None  # training: classes come alike, in place of every sample once
     fetch: Fetch | None = None  # makes the columns hold the sizes of samples, where they may not be there yet
 
     @property
@@ -60,8 +62,13 @@ class EpochPlan(ABC):
 
     @property
     def views(self) -> int:
-        """Return how many rows a sample has in an epoch."""
-        return self.repeats if self.training else 1
+        """Return how many rows a sample has in an epoch; in training at most."""
+        return self.shows if self.training else 1
+
+    @property
+    def shows(self) -> int:
+        """Return how often an epoch of training shows a sample, at most."""
+        return self.repeats if self.balance is None else self.balance.most
 
     @property
     def resident(self) -> int:
@@ -113,7 +120,8 @@ class EpochPlan(ABC):
     @property
     def ordering(self) -> str:
         repeated = f", {self.repeats} repeats" if self.repeats > 1 else ""
-        return (f"seed {self.seed}" if self.shuffled else "sequential") + repeated
+        balanced = ", classes alike" if self.balance is not None else ""
+        return (f"seed {self.seed}" if self.shuffled else "sequential") + repeated + balanced
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -166,6 +174,8 @@ class EpochPlan(ABC):
         """Return int64, the items of an epoch in their order."""
         if not self.training:
             return np.arange(self.samples * self.views, dtype=np.int64)
+        if self.balance is not None:
+            return self.balance.ordered(self.seed, epoch)
         samples = np.arange(self.samples, dtype=np.int64)
         if self.shuffled:
             samples = order.order(self.seed, epoch, self.samples)

@@ -34,6 +34,10 @@ LIVE_S = 0.2
 PLAIN_S = 10.0
 """Least seconds between two plain lines."""
 CEILINGS = ("compute", "loader")
+IMAGENET = 1_281_167
+"""Images of an epoch of ImageNet."""
+IMAGENET_SIDE = 128
+"""Pixels; the rate of smaller images says nothing of ImageNet's."""
 
 
 class Bar:
@@ -225,6 +229,7 @@ class Console:
             self._print("\n".join(["", title.replace("·", "|"), "-" * WIDTH, *folded, "-" * WIDTH]))
         if folder is not None:
             self._print(f"run folder:   {folder}")
+            self._print("all runs:     localhost:6006/#hparams, once TensorBoard runs:")
             self._print(f"TensorBoard:  tensorboard --logdir {shlex.quote(str(folder.parent))}")
 
     def _progress(self) -> Progress:
@@ -287,8 +292,10 @@ def rows(summary: Mapping[str, Any], task: Reported) -> list[tuple[str, str]]:
         return [best, ("samples", f"{validation['samples']:,}")]
     return [
         best,
+        *_best(_section(summary, "best"), titled[0]),
         ("rate", _rate(rate.get("steady"), None if rate.get("short") else rate.get("spread"), unit)),
         *((f"{name} ceiling", _ceiling(_section(ceiling, name), unit)) for name in CEILINGS),
+        *_imagenet(summary, rate),
         ("efficiency", "-" if efficiency is None else f"{efficiency:.1%} of the lower ceiling"),
         ("bound by", str(summary.get("bound") or "-")),
         ("data wait", _wait(summary.get("data_wait"))),
@@ -298,6 +305,33 @@ def rows(summary: Mapping[str, Any], task: Reported) -> list[tuple[str, str]]:
         *([("not decoded", f"{len(failed)} samples, see failed.txt")] if failed else []),
         ("change first", advice(summary)),
     ]
+
+
+def _best(best: Mapping[str, Any], figure: Figure) -> list[tuple[str, str]]:
+    """Say the best validation, and where its checkpoint lies."""
+    if not best:
+        return []
+    after = f" after epoch {best['epoch']}" if best.get("epoch") else ""
+    return [("best", f"{_metric(figure, best['value'])}{after}: {best['checkpoint']}")]
+
+
+def _imagenet(summary: Mapping[str, Any], rate: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Say how long ImageNet takes at a rate of images of about its size."""
+    steady = rate.get("steady")
+    if summary.get("task") != "classification" or not steady or rate.get("short"):
+        return []
+    if (summary.get("image_size") or 0) < IMAGENET_SIDE:
+        return []
+    epoch_s = IMAGENET / steady
+    return [("ImageNet", f"an epoch takes {spoken(epoch_s)} at this rate, 90 epochs {spoken(90 * epoch_s)}")]
+
+
+def spoken(seconds: float) -> str:
+    """Say a time in the two units that matter: 1 min 25 s, or 2.1 h."""
+    if seconds < 3600:
+        minutes, left = divmod(round(seconds), 60)
+        return f"{minutes} min {left} s" if minutes else f"{left} s"
+    return f"{seconds / 3600:,.1f} h"
 
 
 def number(value: float | None) -> str:

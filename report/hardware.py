@@ -46,6 +46,13 @@ DISTRIBUTIONS = {
     "nvimgcodec": "nvidia-nvimgcodec-cu",
     "nvjpeg": "nvidia-nvjpeg-cu",
 }
+READINGS = {
+    "utilisation": "gpu_utilisation",
+    "power_w": "power_w",
+    "sm_mhz": "sm_mhz",
+    "throttled": "throttled",
+}
+"""Name in the summary's `gpu` -> name of the Sampler's reading."""
 
 
 def versions() -> dict[str, str]:
@@ -97,6 +104,16 @@ def host_gib(pid: int | None = None) -> float:
             with contextlib.suppress(psutil.Error):
                 total += _pss(process.pid) or process.memory_info().rss
     return total / GIB
+
+
+def device_memory(device: torch.device) -> dict[str, float | None]:
+    """Return the most that torch has had of a device's memory, and what is used, GiB; None on a CPU."""
+    cuda = device.type == "cuda"
+    return {
+        "allocated_gib": torch.cuda.max_memory_allocated() / 2**30 if cuda else None,
+        "reserved_gib": torch.cuda.max_memory_reserved() / 2**30 if cuda else None,
+        "device_gib": device_gib(device),
+    }
 
 
 def device_gib(device: torch.device) -> float | None:

@@ -6,13 +6,16 @@ Must not know: what the figures mean, TensorBoard, the console.
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import fcntl
+import io
 import itertools
 import json
 import math
 import os
 import shlex
+import sys
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +29,10 @@ from settings.run import Run
 
 FAILED = "failed.txt"
 """Samples that could not be decoded: split, tab, name."""
+RESULTS = "results.csv"
+"""A row a validation: epoch, step, what was trained, the task's figures."""
+REJECTED = "rejected.txt"
+"""What the scans have left out: split, tab, name, tab, why."""
 LEFT_BY_A_RUN = (
     "config.yaml",
     "metrics.jsonl",
@@ -46,8 +53,8 @@ def folder(run: Run, resume: Path | None, *, name: str) -> Path:
     name = name.replace("/", "-").replace(":", "-")  # of timm/NAME and package.module:function
     if run.output is None:
         new = Path("runs") / f"{now}-{name}"
-    elif run.evaluate and resume and resume.parent == run.output:
-        new = run.output / f"evaluate-{now}"
+    elif run.uses and resume and resume.parent == run.output:
+        new = run.output / f"{'predict' if run.predict else 'evaluate'}-{now}"
     else:
         return run.output
     names = (new.with_name(new.name + more) for more in ("", *(f"-{n}" for n in range(2, 100))))
@@ -227,6 +234,25 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, os.PathLike) else value
 
 
+def again(folder: Path, argv: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return the command that goes on with a run, as a shell takes it."""
+    words = list(argv)
+    for flag in ("--output", "--resume"):
+        while flag in words:
+            at = words.index(flag)
+            del words[at : at + 2]
+        words = [word for word in words if not word.startswith(f"{flag}=")]
+    ranks = environment.get("LOCAL_WORLD_SIZE")
+    several = "TORCHELASTIC_RUN_ID" in environment and environment.get("WORLD_SIZE") == ranks
+    start = ["torchrun", "--standalone", "--nproc-per-node", str(ranks)] if several else ["python"]
+    return shlex.join([*start, *words, "--output", str(folder), "--resume", "auto"])
+
+
+def _whole(text: str | None) -> int:
+    """Return the whole number that a cell is; -1 where it is none."""
+    return int(text) if text and text.isdecimal() else -1
+
+
 class Record:
     """The run's files in a folder that is `claimed`, written by rank 0; elsewhere `enabled` is False and
     nothing happens.
@@ -250,8 +276,8 @@ class Record:
 
     @property
     def how_to_resume(self) -> str:
-        """Say what to do where the run was stopped."""
-        return f"go on with --output {shlex.quote(str(self.folder))} --resume auto"
+        """Say what to do where the run was stopped: the whole command."""
+        return f"go on with: {again(self.folder, sys.argv, os.environ)}"
 
     def config(self, text: str) -> None:
         """Write config.yaml."""
@@ -277,6 +303,21 @@ class Record:
             plain_lines = [line.replace("\n", "\\n").replace("\r", "\\r") for line in lines]
             new = [line.encode("utf-8", "surrogateescape") for line in plain_lines]
             replace(path, b"".join(line + b"\n" for line in dict.fromkeys([*before, *new])))
+
+    def row(self, name: str, cells: Mapping[str, Any]) -> None:
+        """Write a row of a table, whose `step` takes the place of that step's and of all later ones."""
+        if not self.enabled:
+            return
+        path = self.folder / name
+        kept: list[dict[str, Any]] = []
+        if path.exists():
+            with path.open(newline="", encoding="utf-8") as file:
+                kept = [row for row in csv.DictReader(file) if 0 <= _whole(row.get("step")) < cells["step"]]
+        text = io.StringIO(newline="")
+        table = csv.DictWriter(text, list(cells), extrasaction="ignore", lineterminator="\n")
+        table.writeheader()
+        table.writerows([*kept, cells])
+        replace(path, text.getvalue().encode())
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Write summary.json."""

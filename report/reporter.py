@@ -20,23 +20,17 @@ from contracts import Batch, Counts, Loader, Pixels, RateWindow, Reported, World
 from report import pictures, summary
 from report.advice import told_bound
 from report.console import Bar, Console, figures, number, took
-from report.hardware import Sampler, device_gib, host_gib, over_ranks, versions
+from report.hardware import READINGS, Sampler, device_memory, host_gib, over_ranks, versions
 from report.meter import Meter, bound, bound_of, too_high
-from report.record import FAILED, Record
+from report.record import FAILED, REJECTED, RESULTS, Record
+from report.sinks import Boards
 from report.summary import PHASES
 from report.tensorboard import SETTINGS, Board, layout, metrics
 
-NOT_IN_SUMMARY = ("settings", "title", "config", "unit", *summary.DETECTION)
+NOT_IN_SUMMARY = ("settings", "title", "config", "log", "unit", "rejected", *summary.DETECTION)
 """Entries of a run's description that summary.json does not take over as they are."""
 SAID = 5
 """Samples that could not be decoded, of one check, that are said by name."""
-READINGS = {
-    "utilisation": "gpu_utilisation",
-    "power_w": "power_w",
-    "sm_mhz": "sm_mhz",
-    "throttled": "throttled",
-}
-"""Name in the summary's `gpu` -> name of the Sampler's reading."""
 
 
 class Reporter:
@@ -66,9 +60,12 @@ class Reporter:
         here = world.rank == 0
         record = Record(output, enabled=here, resume_step=resumed_at)
         record.config(description["config"])
+        if rejected := description.get("rejected"):
+            record.file(REJECTED, rejected)
         if kept := record.kept_metrics:
             console.warn(f"--resume auto: no last.pt is there, and the run begins anew; its metrics: {kept}")
-        board = Board(output, enabled=here, purge_step=None if resumed_at is None else resumed_at + 1)
+        first_new = None if resumed_at is None else resumed_at + 1
+        board = Boards(output, description, enabled=here, purge_step=first_new)
         return Reporter(
             world=world,
             console=console,
@@ -119,6 +116,8 @@ class Reporter:
         self._ended_with: list[int] = []  # the step with which each window ended
         # of each step since the run, or this part of it, began; nan where it had none
         self._steps = {name: array("d") for name in PHASES}
+        self._train_losses: list[float] = []  # since the last validation
+        self._lr: float | None = None
         self._validation: dict[str, Any] = {}
         self._validation_reader = ""
         self._validation_counts = Counts()
@@ -176,6 +175,8 @@ class Reporter:
         step = int(last["step"])
         means, norm = summary.of_points(points)
         loss = means.pop("loss")
+        self._train_losses += [point["loss"] for point in points if not np.isnan(point["loss"])]
+        self._lr = last["lr"]
         if self._world.rank == 0:
             for name, column in self._steps.items():
                 column.extend(one.get(name, np.nan) for one in steps)
@@ -292,6 +293,10 @@ class Reporter:
         tags = {f"val/{name}": value for name, value in self._validation.items()}
         self._board.scalars({**tags, **extras.get("scalars", {})}, step)
         self._record.point("val", step, {"epoch": epoch, **self._validation, "failed": result["failed"]})
+        trained = {"train_loss": summary.mean(self._train_losses), "lr": self._lr, "rate": self._rate}
+        figures_of_row = {figure.name: known.get(figure.name) for figure in self._task.figures}
+        self._record.row(RESULTS, {"epoch": epoch, "step": step, **trained, **figures_of_row})
+        self._train_losses.clear()
         for name, content in extras.get("files", {}).items():
             self._record.file(name, content)
         for tag, images in extras.get("images", {}).items():
@@ -347,6 +352,7 @@ class Reporter:
             whose = "" if until == progress["step"] else f" of the part that ended at step {until}"
             self._console.info(f"nothing was left to train, its rates{whose} stay as they were: {remedy}")
             known = {**earlier, "finished": True, **summary.trained(progress, failed)}
+            known |= summary.best(progress, self._task.figures[0], self._record.folder)
             known["validation"] = validation or earlier["validation"]
             self._record.summary(known)
             # the events were cut behind that step
@@ -371,6 +377,7 @@ class Reporter:
             "reader": self._description.get("reader") or self._validation_reader,
             "finished": finished,
             **summary.trained(progress, failed),
+            **summary.best(progress, self._task.figures[0], self._record.folder),
             "versions": versions(),
             "rate": rate,
             "ceiling": self._ceilings,
@@ -436,14 +443,6 @@ class Reporter:
         return None if found is None else float(found["rate"])
 
     def _measure_memory(self, host: float | None) -> None:
-        gib = 2**30
-        cuda = self._world.device.type == "cuda"
-        now = {
-            "allocated_gib": torch.cuda.max_memory_allocated() / gib if cuda else None,
-            "reserved_gib": torch.cuda.max_memory_reserved() / gib if cuda else None,
-            "device_gib": device_gib(self._world.device),
-            "host_gib": host,
-        }
-        for name, value in now.items():
+        for name, value in {**device_memory(self._world.device), "host_gib": host}.items():
             known = [reading for reading in (self._memory.get(name), value) if reading is not None]
             self._memory[name] = max(known, default=None)

@@ -9,13 +9,14 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from config import Config, as_yaml
-from contracts import Array, Counts, Loader, World
+from contracts import Array, Counts, Figure, Loader, Split, World
 from report.hardware import hardware
 from report.meter import too_high
 
@@ -75,6 +76,7 @@ def describe(
         "settings": {**config.flat(), **about, "gpu": device},
         "title": " · ".join(words),
         "config": as_yaml(config),
+        "log": config.run.log,
     }
 
 
@@ -159,6 +161,31 @@ def figures_of(result: Mapping[str, Any]) -> dict[str, Any]:
     if known.get("losses_not_finite", 0) == known.get("samples"):
         known.pop("loss", None)
     return known
+
+
+def best(progress: Mapping[str, Any], figure: Figure, folder: Path) -> dict[str, Any]:
+    """Return the best validation of a run as `best`: figure, value, epoch from 1, path; {} without one."""
+    path = folder / "best.pt"
+    if not np.isfinite(progress.get("best", -np.inf)) or not path.exists():
+        return {}
+    epoch = progress.get("best_epoch", -1)
+    own = {"figure": figure.name, "value": progress["best"], "epoch": epoch + 1 if epoch >= 0 else None}
+    return {"best": {**own, "checkpoint": str(path)}}
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """Return the mean; None of nothing."""
+    return float(np.mean(values)) if values else None
+
+
+def rejected(splits: Mapping[str, Split]) -> bytes:
+    """Return what the scans of the splits have left out, a line each: split, tab, name, tab, why."""
+    lines = []
+    for name, split in splits.items():
+        if getattr(split.columns, "rejected", 0) and (name == "train" or split is not splits["train"]):
+            listed = split.columns.folder / "rejected.txt"
+            lines += [f"{name}\t{line}\n" for line in listed.read_text(encoding="utf-8").splitlines()]
+    return "".join(lines).encode()
 
 
 def mean_load(load: Sequence[Mapping[str, float | None]], name: str, warm: int) -> float | None:

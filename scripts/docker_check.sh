@@ -116,7 +116,7 @@ images run "${options[@]}" --user 0:0 --volume "$work/drawn:/drawn" "$container"
   python -m scripts.demo_set --train-per-class 48 --val-per-class 16 /drawn/data >"$work/data.log" 2>&1
 
 user=12345 # neither this system nor the image knows it
-start 10001 help train.py --help
+start 10001 help train.py --help-all
 start $user demo "${train[@]}" --epochs 1 --compile --output runs/demo
 kernels >"$work/kernels.first"
 start $user again "${train[@]}" --epochs 1 --compile --output runs/again
@@ -135,7 +135,7 @@ kill -TERM "$(cat "$work/runs/stopped.pid")" || say "it ended by itself: $work/s
 wait $!
 start $user resumed "${train[@]}" --epochs 3 --output runs/stopped --resume auto
 
-row 'the image builds: what it imports is there, and train.py --help' true
+row 'the image builds: what it imports is there, and train.py --help-all' true
 row '  and the build leaves nothing in its HOME' test -z "$left_in_tmp"
 row "the image's own user is shown the help" left help 0
 row "uid $user trains the demo to its end" finished demo

@@ -6,7 +6,7 @@ best so far; a change is kept where it gains more than the noise, also over a se
 before. The answer is a table of what each gave, and a preset that `--config` reads. What follows a bare `--`
 are flags of train.py, for every trial and for the preset: a lever that they set is not tried, and what their
 `--config` sets is where the search begins. Cores are those that this process may use: `taskset -c 0,1` tunes
-for two.
+for two. `--lr` finds a learning rate instead.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from contracts import UserError
 from engine.distributed import default_workers
 from loaders import usable
 from machine import cores
+from scripts import _lr_range
 from settings.run import Run
 from tasks import kind_of
 
@@ -77,6 +78,8 @@ class Tune(Settings):
     """Seconds of steady windows that a trial measures."""
     output: Path = Path("tuned.yaml")
     """The preset to write."""
+    lr: bool = False
+    """Find a learning rate instead, in two minutes: in a short run it rises until the loss does."""
     flags: str = ""
     """More flags of train.py, for every trial and the preset; better written last, after a bare --."""
 
@@ -343,6 +346,13 @@ def main(argv: list[str]) -> int:
         require_data(data, [recipe.loading.loader], recipe)
         require_writable(settings.output)
         gpu = torch.cuda.is_available()
+        if settings.lr:
+            with ending_on_signals():
+                found = _lr_range.measured(recipe, gpu)
+            picture = settings.output.with_suffix(".png")
+            _lr_range.draw(found, picture)
+            console.print(f"--lr {found.advised:g}: there the loss falls the fastest; {picture} shows it")
+            return 0
         any_batch = settings.batch_size == AUTO
         with ending_on_signals(), Progress(console=console, transient=True) as bar:
             clock = Clock(60 * settings.minutes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, FiniteFloat, PositiveFloat, PositiveInt
 
 from cli import Settings
 from contracts import MAX_PIXELS
@@ -29,6 +29,14 @@ class Data(Settings):
     exif: Literal["stored", "shown"] = "stored"
     """Images whose EXIF asks viewers to turn them: stored = as their pixels are stored, as torchvision takes
     them; shown = turned, with the boxes, masks and keypoints of annotations that are of what is shown."""
+    val_share: Annotated[FiniteFloat, Field(gt=0, lt=1)] | None = None
+    """Share of the images of a --data that has class folders, and neither train/ nor val/, that validates: a
+    file does by its name alone, so that a new file moves no other."""
+    val_seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of --val-share: with another one other files validate."""
+    multi_label: bool = False
+    """Lines of a list of images are 'path label;label': any number of labels each, which may be none. The
+    loss is that of --loss bce, and the figure is mAP."""
     trust_list: bool = False
     """Begin to train without having opened the files of a list: of each, size and format are read in worker
     processes a few thousand samples ahead. What cannot be read is masked and named."""

@@ -23,6 +23,9 @@ class Model(Settings):
     from torchvision's weights of that name (DEFAULT, IMAGENET1K_V1, ...), or timm's of that tag (a1_in1k,
     DEFAULT). Resampling is bilinear, also for
     those that were trained with bicubic."""
+    freeze: str | None = None
+    """Parameters that are not trained: those whose name this regular expression matches from its beginning,
+    such as 'conv1|bn1|layer[123]'."""
     precision: Literal["auto", "fp16", "fp16-pure", "bf16", "fp32"] = "auto"
     """Precision of the step. auto = fp16 on CUDA; on a CPU bf16 where it is native, else fp32. fp16 computes
     by autocast from fp32 weights; fp16-pure has fp16 weights and gradients, and fp32 masters of them."""

@@ -20,6 +20,8 @@ class Optimisation(Settings):
     --epochs."""
     seconds: Annotated[FiniteFloat, Field(gt=0)] | None = None
     """End once the steady windows of the rate add up to this many seconds: for a measurement."""
+    patience: Annotated[int, Field(ge=0)] = 0
+    """End after so many validations in a row without a better figure; 0 = never."""
     optimizer: Literal["sgd", "adamw", "lamb", "lars", "lion", "muon", "apex-sgd", "apex-lamb"] = "sgd"
     """SGD with momentum and AdamW are torch's; LAMB, LARS, Lion and Muon (convolutions as matrices; AdamW
     moves what is none) timm's; FusedSGD and FusedLAMB NVIDIA's apex's, where these are installed."""
@@ -39,11 +41,12 @@ class Optimisation(Settings):
     no_decay: tuple[str, ...] = ()
     """Patterns of names of parameters without weight decay, such as '*.gamma': '*' stands for anything."""
     layer_decay: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1.0
-    """What is left of the learning rate from each layer to the one before, by timm's groups of layers
-    (--arch timm/NAME); 1 = all."""
-    schedule: Literal["cosine", "linear", "step", "constant"] = "cosine"
+    """What is left of the learning rate from each layer to the one before: timm's groups of layers
+    (--arch timm/NAME), of other networks their blocks; 1 = all."""
+    schedule: Literal["cosine", "linear", "step", "constant", "range"] = "cosine"
     """Learning rate after the warm-up: by a cosine or a line to --final-lr, times --lr-gamma every
-    --lr-step-epochs or at --lr-milestones, or constant."""
+    --lr-step-epochs or at --lr-milestones, or constant; range = tenfold every --lr-step-epochs, for
+    scripts.tune --lr."""
     warmup_epochs: NotNegative = 5.0
     """Linear warm-up from --warmup-start, in epochs."""
     warmup_steps: NonNegativeInt = 0
@@ -65,6 +68,10 @@ class Optimisation(Settings):
     --bce-loss."""
     bce_threshold: Share | None = None
     """--loss bce: targets above it are 1 and all others 0."""
+    balance: Literal["none", "sampler", "loss"] = "none"
+    """Classes with unlike numbers of samples: sampler = an epoch, as long as ever, has as many of each class,
+    and shows those of a small one several times; loss = a sample counts by the inverse of its class's
+    number."""
     accumulate: PositiveInt = 1
     """Micro-batches whose gradients are summed for one step."""
     clip_grad_norm: NotNegative = 0.0

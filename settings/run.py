@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat, PositiveInt
 
@@ -29,12 +29,22 @@ class Run(Settings):
     evaluate: bool = False
     """Validate once (with --resume or --weights) and stop. A checkpoint brings its settings and the names of
     its classes; flags win, and are named. The training data need not be there."""
+    predict: Path | None = None
+    """Say what a trained network (--resume or --weights) says of images or videos, and stop: of all below a
+    folder, of those of a list with a path a line, or of one file. No classes are needed. What cannot be read
+    is a row with an error. As for --evaluate a checkpoint brings its settings."""
+    predict_format: Literal["csv", "jsonl", "parquet"] = "csv"
+    """Table of --predict: CSV, a JSON object a line, or parquet."""
+    tta: Literal["none", "flip"] = "none"
+    """Views of a sample whose logits --predict averages: flip = as it is and mirrored left to right."""
     ceilings: bool = True
     """Measure the compute ceiling and the loader ceiling after the first epoch (a few seconds each, longer
     with a slow loader)."""
     profile: bool = False
     """Write a torch.profiler trace of ten steps (after 8 others) below profile/, for ui.perfetto.dev, and a
     table of operators."""
+    log: tuple[Literal["csv", "wandb", "mlflow"], ...] = ()
+    """Trackers that get what TensorBoard gets: csv = scalars.csv; wandb, mlflow where they are installed."""
     val_every: Annotated[int, Field(ge=0)] = 1
     """Epochs between validations; the last epoch is always validated. 0 = never."""
     log_every: PositiveInt = 20
@@ -45,3 +55,8 @@ class Run(Settings):
     """Write last.pt after this many minutes; 0 = never by time."""
     min_window_s: Annotated[FiniteFloat, Field(gt=0)] = 2.0
     """Shortest window of the rate, seconds."""
+
+    @property
+    def uses(self) -> bool:
+        """Whether a network that is trained is used, and nothing is trained."""
+        return self.evaluate or self.predict is not None

@@ -39,7 +39,7 @@ def kind_of(config: Config) -> TaskKind:
     """Return the entry of --task. Raises UserError for an unknown one, or a setting that it does not read."""
     kind = kind_named(one_of("--task", config.model.task, TASKS))
     require_read(config, kind)
-    return kind
+    return kind.of(config)
 
 
 def require_read(config: Config, kind: TaskKind) -> None:
@@ -88,6 +88,12 @@ def task_with_arch(name: str) -> str | None:
         if name in kind.registry.names() or name.startswith(tuple(kind.others)):
             return f"--task {task}"
     return None
+
+
+def loader_of(config: Config, kind: TaskKind, *, gpu: bool, files: bool) -> str:
+    """Return the loader that --loader is; `files`: each sample is a file of its own. Raises UserError."""
+    auto = kind.default_loader(gpu=gpu, files=files)
+    return one_of("--loader", config.loading.loader, kind.loaders, auto=auto, elsewhere=task_with_loader)
 
 
 def compared() -> tuple[str, ...]:

@@ -102,11 +102,8 @@ class CocoAP:
         Those of masks begin with mask_, those of keypoints with keypoint_. `extras` are files, images and
         scalars that are no figures. Rank 0 makes them in processes of its own. Every rank must call it.
         """
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()  # what was copied is there
-        none = np.zeros(0, np.int64)
-        not_finite = np.concatenate([none, *(ids[~finite.numpy()] for ids, finite in self._finite)])
-        seen_here = np.concatenate([none, *self._seen])
+        not_finite = self._not_finite()
+        seen_here = np.concatenate([np.zeros(0, np.int64), *self._seen])
         # every rank takes part, and rank 0 alone has figures to make of it
         everyone = world.gather((seen_here, self._valid, self._found(not_finite), len(not_finite)))
         self._pending.clear()
@@ -126,6 +123,13 @@ class CocoAP:
         counts = {"samples": sum(valid for _, valid, _, _ in everyone)}
         counts["outputs_not_finite"] = sum(count for *_, count in everyone)
         return Beside(lambda: self._scored(parts, counts, spread(everyone[0][0], DRAWN)))
+
+    def _not_finite(self) -> Array:
+        """Return the ids, int64, of this rank's images whose output is no number; waits for the device."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()  # what was copied is there
+        none = np.zeros(0, np.int64)
+        return np.concatenate([none, *(ids[~finite.numpy()] for ids, finite in self._finite)])
 
     def _scored(self, parts: list[Detections], counts: dict[str, int], drawn: list[int]) -> dict[str, Any]:
         began = time.perf_counter()

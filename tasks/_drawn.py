@@ -42,13 +42,42 @@ def predictions(columns: Any, source: Source | None, found: Detections, samples:
     return np.stack(tiles) if tiles else None
 
 
-def _pair(columns: Any, source: Source, found: Detections, sample: int) -> Array | None:
+def detected(columns: Any, source: Source, found: Detections, sample: int) -> Image.Image | None:
+    """Draw a sample at its own size with what was found in it; None where it cannot be read."""
+    picture = _picture(columns, source, sample)
+    return None if picture is None else _drawn(picture, _boxes_of(columns, found, sample), 1.0, 1.0)
+
+
+def _picture(columns: Any, source: Source, sample: int) -> Image.Image | None:
     try:
         picture = pillow_rgb(source.read(sample))
         if (turns := exif_of(columns)) is not None:
             shown = turned_pixels(np.asarray(picture), int(turns[sample]))
             picture = Image.fromarray(np.ascontiguousarray(shown))
     except Exception:  # PIL raises whatever the bytes make it stumble over; and a data set may have no bytes
+        return None
+    return picture
+
+
+def _boxes_of(columns: Any, found: Detections, sample: int) -> list[tuple[Array, int, str]]:
+    """Return the likely detections of a sample, the likeliest first: box, category, text."""
+    named = names(columns)
+    own = np.flatnonzero(found.image_ids == columns.image_id[sample])
+    own = own[np.argsort(-found.scores[own], kind="stable")]
+    likely = int((found.scores[own] >= LEAST).sum())
+    return [
+        (
+            found.boxes[place],
+            int(found.category_ids[place]),
+            f"{named[int(found.category_ids[place])]} {found.scores[place]:.2f}",
+        )
+        for place in own[: min(likely, MOST) or FALLBACK]
+    ]
+
+
+def _pair(columns: Any, source: Source, found: Detections, sample: int) -> Array | None:
+    picture = _picture(columns, source, sample)
+    if picture is None:
         return None
     scale = min(SIDE / picture.width, SIDE / picture.height)
     small = picture.resize((max(round(picture.width * scale), 1), max(round(picture.height * scale), 1)))
@@ -61,21 +90,12 @@ def _pair(columns: Any, source: Source, found: Detections, sample: int) -> Array
             columns.boxes[there], columns.category[there], columns.crowd[there], strict=True
         )
     ]
-    own = np.flatnonzero(found.image_ids == columns.image_id[sample])
-    own = own[np.argsort(-found.scores[own], kind="stable")]
-    likely = int((found.scores[own] >= LEAST).sum())
-    own = own[: min(likely, MOST) or FALLBACK]
-    detected = [
-        (
-            found.boxes[place],
-            int(found.category_ids[place]),
-            f"{named[int(found.category_ids[place])]} {found.scores[place]:.2f}",
-        )
-        for place in own
-    ]
     tile = Image.new("RGB", (2 * SIDE, SIDE + BAR), "white")
     image = f"image {columns.image_id[sample]}"
-    for left, title, boxes in ((0, f"{image}: ground truth", expected), (SIDE, "detections", detected)):
+    for left, title, boxes in (
+        (0, f"{image}: ground truth", expected),
+        (SIDE, "detections", _boxes_of(columns, found, sample)),
+    ):
         tile.paste(
             _drawn(small, boxes, small.width / picture.width, small.height / picture.height), (left, BAR)
         )

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
+
 from config import Config
 from contracts import Array, Split, UserError
 from dataset.model_classes import ModelClasses
@@ -14,6 +16,7 @@ from loaders.images.transforms import Transform
 from models import Native
 from plan.augment import UNTOUCHED, Augment
 from plan.autoaugment import policy_of
+from plan.balance import Balance
 from plan.boxes import DetectionPolicy
 from plan.clips import ClipPolicy
 from plan.epoch import EpochPlan
@@ -73,15 +76,29 @@ def pair(
         accumulate=steps.accumulate,
         shuffled=config.data.order == "shuffled",
         repeats=config.augmentation.repeats,
+        balance=balance(config, splits["train"].columns),
         **ranks,
     )
-    if not config.run.evaluate:
+    if not config.run.uses:
         train.require_a_step()
     of_val = partial(of, splits["val"].columns, validation, training=False, **ranks)
     val = of_val(batch_size=load.val_batch_size or load.batch_size)
     # a larger batch would be padding
     most = max(-(-val.samples * val.views // val.world_size), load.batch_size)
     return train, of_val(batch_size=most) if val.batch_size > most else val
+
+
+def balance(config: Config, columns: Any) -> Balance | None:
+    """Return how classes come alike in training with --balance sampler, else None. Raises UserError."""
+    if config.optimisation.balance != "sampler" or config.run.uses:
+        return None
+    for flag, other in (
+        ("--order sequential", config.data.order != "shuffled"),
+        (f"--repeats {config.augmentation.repeats}", config.augmentation.repeats > 1),
+    ):
+        if other:
+            raise UserError(f"--balance sampler has an order of its own; leave {flag} out")
+    return Balance.of(np.asarray(columns.label))
 
 
 def augment(settings: Augmentation, native: Native, *, pixelwise: bool = False) -> Augment:

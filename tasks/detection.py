@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,9 +25,10 @@ from plan.boxes import CENTRED, DetectionPlan, padding
 from plan.targets import packed
 from tasks import _coco
 from tasks._coco_ap import CocoAP, rows_of
+from tasks._found import Found, Unannotated, write_detections
 from tasks._plans import detection_policies, opened, pair
 from tasks._results import Results
-from tasks.kind import Splits, TaskKind
+from tasks.kind import Predicting, Splits, TaskKind
 
 ARCH = "fasterrcnn_resnet50_fpn_v2"
 
@@ -65,7 +68,7 @@ class Detection:
 
     `training` False: the module gets no targets, and gives detections. `source` has the bytes of images that
     a validation draws; without it none are drawn. `centred`: crops keep the boxes whose middle is inside, as
-    DetectionPolicy.centred says.
+    DetectionPolicy.centred says. Not `scored`: the metric's result are the detections, and no figures.
     """
 
     def __init__(
@@ -78,8 +81,10 @@ class Detection:
         centred: bool = False,
         evaluator: str = "faster-coco-eval",
         source: Source | None = None,
+        scored: bool = True,
     ) -> None:
         self._source = source
+        self._scored = scored
         self._columns = columns
         self._masks = masks
         self._keypoints = keypoints
@@ -150,7 +155,7 @@ class Detection:
         return {name.removeprefix("loss_"): loss.detach().float() for name, loss in outputs.items()}
 
     def metric(self, device: torch.device) -> Metric:
-        return CocoAP(
+        return (CocoAP if self._scored else Found)(
             self._columns,
             device,
             source=self._source,
@@ -175,7 +180,7 @@ class DetectionKind(TaskKind):
         # they look beyond a pixel, or move it away from its box
         *("auto_augment", "blur", "transforms", "transforms_on"),
         *("interpolation", "repeats", "mixup", "cutmix", "mix_prob", "mix_switch_prob"),
-        *("loss", "bce_threshold", "stochastic_depth"),
+        *("loss", "bce_threshold", "stochastic_depth", "balance", "val_share", "val_seed", "multi_label"),
     )
     loss_parts = True
     pure = False  # its losses are made for autocast
@@ -230,6 +235,19 @@ class DetectionKind(TaskKind):
         return Detection(train, centred=centred, **parts), Detection(
             val, training=False, **validation, **parts
         )
+
+    def predicting(self, config: Config, found: Split, classes: tuple[str, ...], folder: Path) -> Predicting:
+        """Return the validation of images in which nothing is marked. Raises UserError for what it lacks."""
+        if config.run.tta != "none" or config.run.predict_format != "csv":
+            flag = "--tta" if config.run.tta != "none" else "--predict-format"
+            raise UserError(f"{flag} is for classifiers; a detector writes COCO's results: leave it out")
+        parts = _parts(config)
+        if parts["keypoints"]:
+            raise UserError("--predict is not for keypoints: a checkpoint does not say how many there are")
+        split = replace(found, columns=Unannotated.of(found.columns, classes))
+        task = Detection(split.columns, training=False, scored=False, **parts)
+        kinds = ["boxes", *(["masks"] if parts["masks"] else [])]
+        return Predicting(split=split, task=task, write=partial(write_detections, split=split, kinds=kinds))
 
     def building(self, config: Config, columns: Any) -> dict[str, Any]:
         return {

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli import one_of
 from config import COMMON, GROUP_OF, Config
-from contracts import Array, Feed, Figure, Pixels, Plan, Split, Task
+from contracts import Array, Feed, Figure, Pixels, Plan, Split, Task, UserError
 from dataset.model_classes import ModelClasses
 from dataset.splits import Console, Content, are_files
 from loaders import OF_MEDIUM, TRANSFORMED, Medium, default_loader, usable
@@ -21,6 +23,29 @@ if TYPE_CHECKING:
 
 Splits = Mapping[str, Split]
 """{"train": ..., "val": ...}."""
+
+
+Write = Callable[[Path, Mapping[str, Any], "Asked"], list[Path]]
+"""(folder, what the metric of the pass has returned, what was asked for) -> the files that it wrote there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The n files that --predict is about, in their order, of which some cannot be read."""
+
+    names: Sequence[str]  # [n], as the user writes them
+    samples: Array  # int64 [n], the sample of each; -1 where it cannot be read
+    errors: Mapping[int, str]  # place of a file -> why there is no answer
+    form: str  # --predict-format
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicting:
+    """What --predict does with a task: on which columns, and what it writes of the answers."""
+
+    split: Split  # with the classes of the model, and no label or box that means anything
+    task: Task  # of a validation of it; what its metric returns is what `write` gets
+    write: Write
 
 
 class TaskKind(ABC):
@@ -38,7 +63,12 @@ class TaskKind(ABC):
     unread: tuple[str, ...] = ()  # settings of config.COMMON that it does not read
     loss_parts: bool = False  # Task.parts names parts of the loss
     pure: bool = True  # trains with fp16 weights
+    has_classes: bool = True  # a checkpoint names what its outputs stand for
     graphs: bool = True  # every batch has the same shape, so that a step can be a CUDA graph
+
+    def of(self, config: Config) -> TaskKind:
+        """Return the entry for these settings, with which a task may have other figures."""
+        return self
 
     @abstractmethod
     def splits(
@@ -127,6 +157,14 @@ class TaskKind(ABC):
     def score(self, config: Config, console: Console) -> int | None:
         """Do what the settings ask for in place of a run, and return the exit code; None: they do not."""
         return None
+
+    def predicting(self, config: Config, found: Split, classes: tuple[str, ...], folder: Path) -> Predicting:
+        """Return what --predict does with the files that were `found`, for a network with these classes.
+
+        What a task does not keep until the end goes into `folder` at once. Raises UserError where the task
+        has no predictions.
+        """
+        raise UserError(f"--predict is not for --task {self.name}")
 
     def content(self, config: Config) -> Content:
         """Return what the data set holds, which says how --data is read."""

@@ -18,12 +18,13 @@ from dataset.model_classes import ModelClasses
 from dataset.splits import Console
 from models import Native, Registry, Unusable
 from models._weights import dry_run
+from models.frozen import freeze
 from models.recompute import recompute_blocks
 from plan import draws
 from plan.windows import SUPPORT
 from tasks.kind import TaskKind
 
-STARTED_WITH = ("weights", "weights_backbone", "trainable_layers")
+STARTED_WITH = ("weights", "weights_backbone", "trainable_layers", "freeze")
 """Settings that say where a training began; an evaluation begins from its end."""
 OF_A_MACHINE = (
     *("loader", "reader", "workers", "decode_threads", "pin_memory", "read_delay_ms", "read_threads"),
@@ -119,7 +120,7 @@ class Start:
         """
         if self.trained:
             return ModelClasses(names=self.trained, origin=self.origin)
-        if not self.config.run.evaluate or self.weights is None:
+        if not self.config.run.uses or self.weights is None:
             return None
         names = registry.classes(arch, self.weights)
         return ModelClasses(names=names, origin=self.origin, published=True) if names else None
@@ -146,19 +147,21 @@ class Start:
         except Unusable as error:
             raise Unusable(str(error).replace(f"--weights {self.weights}", self.origin)) from None
         self.told.extend(loaded.notes)
-        if (side := self.config.augmentation.image_size_start) and not self.config.run.evaluate:
+        if (side := self.config.augmentation.image_size_start) and not self.config.run.uses:
             _require_size(module, arch, (*shape[:-2], side, side))
-        if model.grad_checkpointing and not self.config.run.evaluate:
+        if model.grad_checkpointing and not self.config.run.uses:
             count = recompute_blocks(module, arch)
             self.told.append(f"--grad-checkpointing: {count} blocks compute again in the backward pass")
-        if model.sync_bn and not self.config.run.evaluate:
+        if model.sync_bn and not self.config.run.uses:
             if not torch.cuda.is_available():
                 raise UserError("--sync-bn is for GPUs, and there is none; leave it out")
             module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
-        if self.config.run.evaluate and loaded.anew:
+        if self.config.run.uses and loaded.anew:
             random = ", ".join(loaded.anew)
             remedy = "give data of the classes that it was trained on, or train on these"
             raise UserError(f"{self.origin} is for other classes, {random} would be random; {remedy}")
+        if (pattern := self.config.model.freeze) and not self.config.run.uses:
+            self.told.append(freeze(module, pattern))
         evaluates = self.config.run.evaluate and self.weights and "classes" in heads
         if evaluates and self.classes(registry, arch) is None:
             guess = "its outputs are taken as the classes of --data in the order of their names"
@@ -180,7 +183,7 @@ class Start:
 def _require_size(module: nn.Module, arch: str, shape: tuple[int, ...]) -> None:
     """Raise UserError where a network that was built for larger images does not take batches of `shape`."""
     try:
-        dry_run(module, torch.empty(shape, device="meta"))
+        dry_run(module, shape)
     except Exception as error:  # networks check their input in their own ways
         said = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as functional
 
@@ -13,7 +15,7 @@ from contracts import Array, Batch, Figure, Metric, Rows, Split, Task, UserError
 from dataset.bucket import local
 from dataset.model_classes import ModelClasses
 from dataset.no_bytes import NoBytes
-from dataset.pairs.columns import synthetic
+from dataset.pairs.columns import Pairs, split_of, synthetic
 from dataset.pairs.layouts import HOLDS
 from dataset.pairs.scan import open_pairs
 from dataset.splits import Console, Content, cache_folder
@@ -22,9 +24,10 @@ from models import superres as architectures
 from models.superres import LOSSES, OF_LUMA, enlarged, luma
 from plan.patches import HIGH, PatchPlan, PatchPolicy
 from settings.augmentation import Augmentation
+from tasks._enlarged import Enlarging, coloured, write_enlarged
 from tasks._fidelity import SSIM_SIDE, WHITE, luma_levels, psnr, squared_error, ssim, whole
 from tasks._plans import pair
-from tasks.kind import Splits, TaskKind
+from tasks.kind import Predicting, Splits, TaskKind
 
 FIGURES = (
     Figure(name="psnr", title="PSNR", unit="dB", chart="PSNR", compared=True),
@@ -131,7 +134,7 @@ class Fidelity:
             counted = torch.stack(figures) * batch.valid[row]
             self._sums.index_add_(0, ids[row : row + 1], counted[None])
             if len(self._crops) < SHOWN and batch.ids[row] >= 0:
-                pictures = (bicubic / WHITE, _coloured(outputs, bicubic / WHITE), high)
+                pictures = (bicubic / WHITE, coloured(outputs, bicubic / WHITE), high)
                 self._crops.append(_crops([each[row, :, :height, :width] for each in pictures]))
 
     def result(self, world: World) -> dict[str, Any]:
@@ -161,13 +164,6 @@ class Fidelity:
         return luma_levels(levels) if self._of_luma and levels.shape[1] == 3 else levels
 
 
-def _coloured(outputs: torch.Tensor, bicubic: torch.Tensor) -> torch.Tensor:
-    """Return RGB: of a network that gives the luma the colours are those of bicubic interpolation."""
-    if outputs.shape[1] == 3:
-        return outputs
-    return bicubic + (outputs - luma(bicubic)) * WHITE / 219  # red, green and blue alike
-
-
 def _crops(pictures: list[torch.Tensor]) -> torch.Tensor:
     """Return uint8 [N, CROP, CROP, 3], the middles of pictures [3, H, W] in [0, 1], white where they end."""
     found = []
@@ -187,13 +183,14 @@ class SuperresKind(TaskKind):
     arch = "espcn"
     registry: Registry = architectures
     medium = "pairs"
+    has_classes = False
     cpu_precision = "fp32"  # bf16 has 8 bits, as many as a level: outputs would be rounded to it
     figures: tuple[Figure, ...] = FIGURES
     groups = ("superres",)
     unread = (
         *Augmentation.model_fields,
         *("exif", "trust_list", "lmdb_label", "label_key", "val_batch_size", "decode_threads"),
-        "label_smoothing",
+        *("label_smoothing", "loss", "bce_threshold", "balance", "val_share", "val_seed", "multi_label"),
     )
 
     def splits(
@@ -247,7 +244,9 @@ class SuperresKind(TaskKind):
         training = PatchPolicy(
             scale=own.scale, patch=self._patch(config), turns=own.turns, made=made["train"]
         )
-        return pair(_plan, config, splits, training, PatchPolicy(scale=own.scale, made=made["val"]), **ranks)
+        # to predict, the network gets images as large as they are
+        scale = 1 if config.run.predict else own.scale
+        return pair(_plan, config, splits, training, PatchPolicy(scale=scale, made=made["val"]), **ranks)
 
     def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
         own = config.superres
@@ -267,6 +266,15 @@ class SuperresKind(TaskKind):
         )
         train, val = both
         return train, val
+
+    def predicting(self, config: Config, found: Split, classes: tuple[str, ...], folder: Path) -> Predicting:
+        """Return what enlarges each image. Raises UserError."""
+        if config.run.tta != "none":
+            raise UserError("--tta is for classifiers; leave it out")
+        columns = Pairs(high=found.columns, images=np.arange(len(found.columns)))
+        split = split_of(columns, found.source)
+        task = Enlarging(folder=folder, scale=config.superres.scale, source=split.source)
+        return Predicting(split=split, task=task, write=write_enlarged)
 
     def building(self, config: Config, columns: Any) -> dict[str, Any]:
         return {"scale": config.superres.scale}

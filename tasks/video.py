@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,20 @@ from models import Native, Registry
 from models import video as architectures
 from plan.clips import ClipPlan
 from tasks import classification
+from tasks._answers import MOST, answers_of
 from tasks._plans import clip_policy, mixing, opened, pair
-from tasks.classification import LARGEST_LOSS, LOSS_UNIT, Classification, of_the_loss
-from tasks.kind import Splits, TaskKind
+from tasks._wrong import Validated, calibration_error
+from tasks.classification import (
+    LARGEST_LOSS,
+    LOSS_UNIT,
+    Classification,
+    balancing,
+    of_the_loss,
+    predicting_classes,
+    told_of,
+    validated_of,
+)
+from tasks.kind import Predicting, Splits, TaskKind
 
 FIGURES = (*classification.FIGURES, Figure(name="views"))
 LARGEST_LOGIT = 1e6
@@ -32,7 +44,7 @@ class Video(Classification):
         return {**super().targets(rows), "videos": rows.ids}
 
     def metric(self, device: torch.device) -> Metric:
-        return ViewMean(self._labels, device)
+        return ViewMean(self._labels, device, self._validated, binary=self._binary)
 
 
 class ViewMean:
@@ -43,8 +55,17 @@ class ViewMean:
     the device.
     """
 
-    def __init__(self, labels: np.ndarray, device: torch.device) -> None:
+    def __init__(
+        self,
+        labels: np.ndarray,
+        device: torch.device,
+        validated: Validated | None = None,
+        *,
+        binary: bool = False,
+    ) -> None:
         self._labels = np.asarray(labels)
+        self._binary = binary
+        self._validated = validated
         self._device = device
         # int64 [n, C + 3]: logits in LOSS_UNIT, views, views left out, those of them that are no numbers
         self._sums: torch.Tensor | None = None
@@ -64,8 +85,10 @@ class ViewMean:
         # padding has the id -1; what is added for it is 0 throughout
         self._sums.index_add_(0, batch.targets["videos"].clamp(min=0), added)
 
-    def result(self, world: World) -> dict[str, float]:
-        """Return top1, top5 (shares of the videos), loss (their mean), samples, views, what is not finite.
+    def result(self, world: World) -> dict[str, Any]:
+        """Return top1, top5 (shares of the videos), loss (their mean), ece, samples, views, the not finite.
+
+        There is no top5 of five classes or fewer.
 
         `samples` counts videos, `losses_not_finite` the views that were left out, `outputs_not_finite` the
         videos of which a view is no number. These are wrong, and so are videos without a view to sum.
@@ -87,14 +110,18 @@ class ViewMean:
         above = ((logits > own_class) | ((logits == own_class) & ahead)).sum(axis=1)
         shifted = logits - logits.max(axis=1, keepdims=True, initial=-LARGEST_LOGIT)
         losses = np.log(np.exp(shifted).sum(axis=1)) - np.take_along_axis(shifted, labels, axis=1)[:, 0]
+        answers = answers_of(seen, logits, labels[:, 0].astype(np.int64), binary=self._binary)
+        top5 = {"top5": float((above < 5).sum()) / max(samples, 1)} if width - 3 > MOST else {}
         return {
             "top1": float((above < 1).sum()) / max(samples, 1),
-            "top5": float((above < 5).sum()) / max(samples, 1),
+            **top5,
             "loss": float(np.minimum(losses, LARGEST_LOSS).sum()) / max(len(seen), 1),
+            "ece": calibration_error(answers),
             "samples": samples,
             "views": int(views.sum()),
             "losses_not_finite": int(left_out.sum()),
             "outputs_not_finite": int(np.count_nonzero(not_finite)),
+            "extras": told_of(answers, self._validated, world),
         }
 
 
@@ -114,7 +141,7 @@ class VideoKind(TaskKind):
     unread = (
         *("exif", "train_window", "val_window", "crop_scale", "crop_ratio", "interpolation", "reader"),
         *("image_size_start", "image_size_ramp"),
-        *("decode_threads", "transforms", "transforms_on"),
+        *("decode_threads", "transforms", "transforms_on", "multi_label"),
     )
 
     def splits(
@@ -158,8 +185,14 @@ class VideoKind(TaskKind):
             auxiliary_weight=auxiliary_weight,
             mixing=mixing(config.augmentation),
             **of_the_loss(config),
+            weights=balancing(config, splits["train"].columns),
         )
-        return train, Video(splits["val"].columns.label)
+        val = splits["val"]
+        binary = config.optimisation.loss == "bce"
+        return train, Video(val.columns.label, binary=binary, validated=validated_of(config, val))
+
+    def predicting(self, config: Config, found: Split, classes: tuple[str, ...], folder: Path) -> Predicting:
+        return predicting_classes(self, config, found, classes)
 
     def facts(self, plan: ClipPlan) -> dict[str, Any]:
         return {"clip_frames": plan.policy.frames}

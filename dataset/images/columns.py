@@ -118,6 +118,8 @@ class Images(Manifest):
     whole: Array
     exif: Array | None = None  # uint8 [n], see `as_shown`; None: images are taken as they are stored
 
+    # bool [sets, C]: with --multi-label `label` is a set's place here, and `classes` are its columns
+    several: Array | None = None
     # what reads the headers of samples before they are used; None: all are there
     fetch: Fetch | None = None
 
@@ -126,7 +128,11 @@ class Images(Manifest):
 
         In this process alone: they pickle as their folder.
         """
-        return replace(self, label=numbers[self.label].astype(np.int32), classes=classes)
+        if self.several is None:
+            return replace(self, label=numbers[self.label].astype(np.int32), classes=classes)
+        several = np.zeros((len(self.several), len(classes)), bool)
+        several[:, numbers] = self.several
+        return replace(self, several=several, classes=classes)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
@@ -19,6 +20,7 @@ from dataset.entries import Files
 from dataset.images.columns import Unread
 from dataset.images.scan import open_images
 from dataset.kept import Kept
+from dataset.label_sets import taken_apart
 from dataset.lists import Grammar, Labels, List, class_names
 from dataset.manifest import FILE_LIST, Rejects, is_url, printable
 from dataset.scan import Progress
@@ -143,22 +145,25 @@ def open(
     classes: Sequence[str] | None = None,
     read_delay_s: float = 0.0,
     unread: bool = False,
+    sets: bool = False,
     **how: Any,
 ) -> Split:
     """Open the images of data/<split>.csv, as dataset.sources.SourceModule says, in the order of its lines.
 
     Paths begin at the list's folder, at `data` or at data/<split>: at the first where a file of the first
-    lines lies. `unread` as for dataset.images.scan.open_images. Raises UserError.
+    lines lies. `unread` as for dataset.images.scan.open_images. With `sets` labels are sets of classes:
+    dataset.label_sets. Raises UserError.
     """
     path, *others = _lists(data, split)
     if others:
         raise UserError(
             f"--data {data}: {path.name} and {others[0].name} are both lists of {split}; remove one"
         )
-    listed = List(path, GRAMMAR)
+    listed = List(path, replace(GRAMMAR, sets=sets))
     folder = path.parent
     root = _root(listed, [folder, data, data / split])
     named = class_names(folder, data)
+    of_scan = None if sets else classes
     base = base_of(folder)
     of_urls = _of_urls(listed)
     for url in {name.partition("://")[0]: name for _, (name, *_) in listed.head if is_url(name)}.values():
@@ -168,7 +173,7 @@ def open(
         walk.remember_paths(visits, root, [path])
         labels = Labels(listed)
         _write_file_list(listed, root, base, labels, made, rejects, say)
-        used, class_of, _ = labels.classes(classes, named)
+        used, class_of, _ = labels.classes(of_scan, None if sets else named)
         _renumber(made, class_of)
         if not unread:
             walk.remember_folders(visits, root, _folders(made))
@@ -178,16 +183,17 @@ def open(
         data,
         Files(root, remote=of_urls),
         list_files,
-        key=["list", str(path), str(root), named],
+        key=["list", str(path), str(root), *(["sets"] if sets else [named])],
         where=str(path),
         root=root,
-        classes=classes,
+        classes=of_scan,
         listed=True,
         unread=unread,
         **how,
     )
     own = ListedUrls(columns, read_delay_s) if of_urls else source(columns, read_delay_s)
-    return Split(columns=columns, source=own)
+    split = Split(columns=columns, source=own)
+    return taken_apart(split, classes, named) if sets else split
 
 
 def entries(data: Path, cache: Path) -> Files:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import usage
 from config import parse
 from report import record
 from report.tensorboard import layout, metrics
@@ -53,7 +55,8 @@ CONTRACT: dict[str, Any] = {
     "rate": {"steady": float, "spread": SPREAD, "first_epoch": OPTIONAL, "per_rank": list, "unit": str},
     "ceiling": {"compute": CEILING, "loader": CEILING},
     "data_wait": {"ms": float, "share": float},
-    "validation": {"top1": float, "top5": float, "loss": float},
+    "validation": {"top1": float, "ece": float, "loss": float},
+    "best": {"figure": str, "value": float, "epoch": int, "checkpoint": str},
     "validation_s": {"pass": float, "score": float, "waited": float},
     "memory": dict.fromkeys(("allocated_gib", "reserved_gib", "device_gib", "host_gib"), OPTIONAL),
     "gpu": {"utilisation": OPTIONAL, "power_w": OPTIONAL},
@@ -66,7 +69,7 @@ TAGS = {
     ),
     *(f"time/{name}_ms" for name in ("data_wait", "forward", "backward", "update")),
     *(f"train/{name}" for name in ("loss", "lr", "grad_norm", "loss_scale", "skipped_steps")),
-    *(f"val/{name}" for name in ("top1", "top5", "loss")),
+    *(f"val/{name}" for name in ("top1", "ece", "loss")),
     "memory/host_gib",
     "io/mib_per_s",
 }
@@ -107,10 +110,16 @@ def test_files(run: Runner) -> None:
     assert len(events) == 1
     assert [name for name in names if name not in events] == [
         "best.pt",
+        "classes.csv",
         "config.yaml",
+        "confusion.csv",
+        "confusion.png",
         "last.pt",
         "metrics.jsonl",
+        "mistakes.png",
+        "results.csv",
         "summary.json",
+        "val_predictions.csv",
     ]
     assert sorted(path.name for path in run.cwd.iterdir() if not path.name.startswith("process-")) == [
         "bare",
@@ -125,7 +134,11 @@ def test_summary_is_the_contract(run: Runner) -> None:
     wanted |= {"epochs": 2, "steps": STEPS, "samples": 10 * STEPS, "samples_dropped": DROPPED}
     assert {name: found[name] for name in wanted} == wanted and found["samples_failed"] == []
     assert "--arch squeezenet1_1" in found["command"]
-    assert 0 <= found["validation"]["top1"] <= found["validation"]["top5"] <= 1
+    assert 0 <= found["validation"]["top1"] <= found["best"]["value"] <= 1
+    with (run.cwd / "run" / "results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["epoch"], row["step"]) for row in rows] == [("0", "9"), ("1", "18")]
+    assert float(rows[-1]["top1"]) == found["validation"]["top1"]
 
 
 def test_rates_are_consistent(run: Runner) -> None:
@@ -169,15 +182,15 @@ def test_tensorboard(run: Runner) -> None:
     }
     promised = {*metrics(compared()), *shown}
     missing = {tag for tag in promised - set(tags["scalars"]) if not tag.startswith(("gpu/", "memory/"))}
-    # of other tasks; the HPARAMS page takes its columns from whichever run it meets first
+    # of other tasks, and of more than five classes; the HPARAMS page takes its columns from the first run
     own = {figure.name for figure in KIND.figures}
-    missing -= {f"val/{name}" for name in compared() if name not in own}
+    missing -= {f"val/{name}" for name in compared() if name not in own} | {"val/top5"}
     assert missing <= {"time/transfer_ms", "time/graph_ms"}, "phases of a GPU"
     assert all(math.isfinite(event.value) for tag in tags["scalars"] for event in board.Scalars(tag))
     for tag in ("train/loss", "val/top1"):
         steps = [event.step for event in board.Scalars(tag)]
         assert steps == sorted(set(steps)), tag
-    assert tags["images"] == ["augmented"]
+    assert sorted(tags["images"]) == ["augmented", "val/confusion", "val/mistakes"]
     (grid,) = board.Images("augmented")
     assert (grid.width, grid.height) == (4 * 32 + 3 * 2, 3 * 32 + 2 * 2), (
         "ten images in rows of four, two pixels apart"
@@ -220,7 +233,9 @@ def test_two_runs_of_one_second_get_two_folders(tmp_path: Path, monkeypatch: pyt
 
 
 def test_help(run: Runner) -> None:
-    process = run("--help")
+    short = run("--help")
+    process = run("--help-all")
     assert (process.wait(), process.err) == (0, "")
+    assert (short.wait(), short.err, short.out) == (0, "", usage.HELP)
     for group in ("run", "data", "augmentation", "loading", "model", "optimisation"):
         assert f"{group} options" in process.out

@@ -32,8 +32,9 @@ def test_preset(path: Path) -> None:
         assert got == value or str(got) == str(value) or got == pytest.approx(float(value)), key
     arch = str(config.model.arch)
     known = recipe(parse([]), arch)
-    assert (path.stem == "demo") == (not any(str(path).endswith(line.split()[1]) for line in known)), known
-    assert recipe(config, str(config.model.arch)) == []
+    is_known = any(str(path).endswith(line.split()[1]) for line in known)
+    assert is_known == (path.stem not in ("demo", "finetune")), known
+    assert recipe(config, arch) == []
     kind = kind_of(config)
     registry, name = architecture(kind, arch)
     assert name == arch and arch in registry.names()

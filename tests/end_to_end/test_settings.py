@@ -77,6 +77,20 @@ def test_seconds(train: Runner, pictures: Path) -> None:
     assert told["step_ms"]["n"] >= 1 and 0 < told["step_ms"]["p50"] <= told["step_ms"]["p99"]
 
 
+def test_patience_counts_validations_without_a_better_figure_also_over_a_resume(
+    train: Runner, pictures: Path
+) -> None:
+    # at this rate no weight moves, and the first figure stays the best
+    still = ("--optimizer", "adamw", "--lr", 1e-30, "--weight-decay", 0, "--warmup-epochs", 0)
+    flags = (*still, "--epochs", 9, "--val-every", 1, "--patience", 2)
+    one_epoch = summary(run(train, pictures, "first", *still, "--val-every", 1))["steps"]
+    output = run(train, pictures, "run", *flags)
+    assert summary(output)["epochs"] == 3 and summary(output)["finished"]
+    run(train, pictures, "parts", *flags, "--steps", 2 * one_epoch)
+    parts = run(train, pictures, "parts", *flags, "--resume", "auto")
+    assert summary(parts)["epochs"] == 3
+
+
 def test_accumulation(train: Runner, pictures: Path) -> None:
     """12 micro-batches of 8 in steps of 16; the learning rate is that of the samples consumed."""
     output = run(train, pictures, "run", "--accumulate", 2, "--clip-grad-norm", 0.5)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from scripts import demo_superres
@@ -47,6 +51,19 @@ def test_a_run_its_resume_and_its_evaluation_on_two_ranks(train: Runner, texture
     train(*of_set, "--output", "part", "--steps", 5).done()
     train(*of_set, "--output", "part", "--resume", "auto").done()
     assert losses(train.cwd / "part") == losses(train.cwd / "run")
+
+    photos = train.cwd / "photos"
+    shutil.copytree(textures / "val", photos)
+    (photos / "notes.txt").write_text("hi")
+    train("--predict", photos, "--resume", "run/best.pt", "--workers", 0, "--output", "new").done()
+    with (train.cwd / "new/predictions.csv").open(newline="") as file:
+        *rows, broken = list(csv.DictReader(file))
+    assert len(rows) == 3 and "no known image format" in broken["error"] and not broken["enlarged"]
+    for row in rows:
+        given, made = Image.open(row["path"]), Image.open(train.cwd / "new" / row["enlarged"])
+        assert made.size == (2 * given.width, 2 * given.height)
+        interpolated = np.asarray(given.resize(made.size, Image.Resampling.BICUBIC), np.float64)
+        assert np.corrcoef(np.asarray(made).ravel(), interpolated.ravel())[0, 1] > 0.9
 
     evaluated: list[dict[str, Any]] = [train.evaluated(ranks, "--data", textures) for ranks in (1, 2)]
     assert evaluated == [val, val]

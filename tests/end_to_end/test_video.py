@@ -95,7 +95,7 @@ def test_what_is_said_of_clips(train: Runner, videos: Path) -> None:
     val = found["validation"]
     count = len(CLASSES) * VAL
     assert (val["samples"], val["views"], val["losses_not_finite"]) == (count, count * 6, 0)
-    assert 0 <= val["top1"] <= val["top5"] == 1.0
+    assert 0 <= val["top1"] <= 1.0 and "top5" not in val
     assert {"compute", "loader"} <= set(found["ceiling"]) and found["efficiency"] > 0
     assert "clip/s" in said and "frame/s" in said and "img/s" not in said
 

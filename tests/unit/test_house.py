@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 MAY_IMPORT: dict[str, set[str]] = {
     "contracts": set(),
     "machine": set(),
-    "startup": set(),
+    "usage": set(),
+    "startup": {"usage"},
     "user_files": set(),
     "storage": {"contracts", "user_files"},
     "torch_files": {"user_files"},
@@ -27,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {"contracts"},  # its errors are UserErrors
     "preset": {"contracts", "user_files"},
     "settings": {"cli", "contracts"},
-    "config": {"cli", "contracts", "preset", "settings"},
+    "config": {"cli", "contracts", "preset", "settings", "usage"},
     "processes": {"contracts", "machine"},
     "plan": {"contracts"},
     "dataset": {"contracts", "machine", "processes", "storage", "user_files", "plan.draws"},
@@ -40,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"config", "contracts", "machine", "processes", "settings"},
 }
 """Room -> the rooms, or single modules, that it may import."""
-EVERYTHING = {"train", "scripts", "benchmarks", "tests"}
+EVERYTHING = {"train", "predict", "scripts", "benchmarks", "tests"}
 ROOMS = {*MAY_IMPORT, *EVERYTHING}
 
 
@@ -186,7 +187,7 @@ def test_contracts_import_torch_for_types_alone() -> None:
     assert "torch" in set(imported(ast.unparse(tree)))
 
 
-OF_SAMPLES = {"plan", "loaders", "tasks", "engine", "report", "train"}
+OF_SAMPLES = {"plan", "loaders", "tasks", "engine", "report", "train", "predict"}
 """Rooms that know samples by their number alone."""
 
 

@@ -29,7 +29,10 @@ DISTRIBUTION = {
     "yaml": "pyyaml",
 }
 # Imported only where a user has installed it; never in requirements.txt.
-OPTIONAL = {"albumentations", "apex", "h5py", "scipy", "timm", "torchcodec"}
+OPTIONAL = {
+    *("albumentations", "apex", "h5py", "mlflow", "onnx", "onnxruntime", "scipy", "timm", "torchcodec"),
+    "wandb",
+}
 
 
 def requirements(name: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ from models import Native
 from models.classification import MEAN, STD
 from plan import windows
 from plan.augment import Augment
+from plan.balance import Balance
 from plan.draws import Purpose, uniforms
 from plan.images import Growth, ImagePlan, ImagePolicy
 from plan.order import order
@@ -173,3 +174,29 @@ def test_a_centre_crop_that_grows_shows_the_same_part() -> None:
     small, large = (growing.rows(epoch, 0)[0] for epoch in (0, 1))
     first, second = (rows.windows + np.tile(rows.regions[:, :2], 2) for rows in (small, large))
     np.testing.assert_allclose(first, second, atol=0.5)  # places are rounded to whole pixels of the output
+
+
+def test_classes_come_alike_on_any_number_of_ranks() -> None:
+    """Of 30, 7 and 2 samples (a fourth class has none) 13 items each: small classes show theirs again."""
+    labels = np.random.default_rng(0).permutation(np.repeat([0, 1, 3], [30, 7, 2]))
+    augment = Augment(jitter=0.4)
+    policy = ImagePolicy(window="random-resized", image_size=16, flip=0.5, augment=augment)
+    how: dict[str, Any] = {"policy": policy, "batch_size": 3, "balance": Balance.of(labels)}
+    alone = plan(39, **how)
+    seen: list[set[int]] = []
+    for epoch in range(4):
+        rows = list(alone.rows(epoch, 0))
+        ids = np.concatenate([one.ids for one in rows])
+        assert np.bincount(labels[ids]).tolist() == [13, 13, 0, 13]
+        times = np.bincount(ids, minlength=39)
+        for label, (least, most) in {0: (0, 1), 1: (1, 2), 3: (6, 7)}.items():
+            assert (times[labels == label].min(), times[labels == label].max()) == (least, most)
+        ops = np.concatenate([one.ops for one in rows])
+        assert len(np.unique(ops.reshape(39, -1), axis=0)) == 39, "repeats are drawn apart"
+        ranks = [list(plan(39, **how, world_size=3, rank=rank).rows(epoch, 0)) for rank in range(3)]
+        dealt = [one.ids for step in zip(*ranks, strict=True) for one in step]
+        assert np.array_equal(np.concatenate(dealt), ids[: 9 * 4])
+        seen.append(set(ids[labels[ids] == 0].tolist()))
+    assert seen[0] != seen[1] and len(set.union(*seen)) > 20, "another part of a large class each epoch"
+    assert alone.ordering != plan(39).ordering
+    assert plan(39, **how, training=False).rows(0, 0)[0].ids.tolist() == [0, 1, 2]

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torchvision
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from contracts import Batch, UserError
+from contracts import Batch
 from engine import optimizers, schedules
 from engine.checkpoint import Checkpoints, Progress, Resume, write
 from engine.distributed import ProcessWorld
@@ -171,9 +172,25 @@ def test_rates_of_layers_and_what_does_not_decay(decay: float) -> None:
         assert group["weight_decay"] == wanted, name
 
 
-def test_layers_that_nobody_tells() -> None:
-    with pytest.raises(UserError, match=r"--layer-decay 0\.5 needs a network that tells its layers"):
-        optimizers.build(Net(), Optimisation(layer_decay=0.5))
+@pytest.mark.parametrize(
+    ("arch", "layer_of", "last"),
+    [
+        ("resnet18", {"conv1.weight": 1, "layer1.1.conv1.weight": 4, "fc.bias": 11}, 11),
+        (
+            "vit_b_32",
+            {"class_token": 0, "encoder.layers.encoder_layer_3.ln_1.bias": 5, "heads.head.bias": 15},
+            15,
+        ),
+    ],
+)
+def test_other_networks_are_layered_by_their_blocks(arch: str, layer_of: dict[str, int], last: int) -> None:
+    module = torchvision.models.get_model(arch)
+    optimizer = optimizers.build(module, Optimisation(layer_decay=0.5))
+    names = {id(p): name for name, p in module.named_parameters()}
+    found = {names[id(p)]: g["lr_scale"] for g in optimizer.param_groups for p in g["params"]}
+    assert {name: found[name] for name in layer_of} == {
+        name: 0.5 ** (last - layer) for name, layer in layer_of.items()
+    }
 
 
 def test_what_muon_moves() -> None:

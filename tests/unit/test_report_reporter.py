@@ -104,7 +104,7 @@ def test_samples_that_failed_are_all_in_a_file_and_the_first_are_said(told: Told
     assert lines == [*(f"train\t{i}.jpg" for i in range(SAID)), *(f"val\t{i}.jpg" for i in range(SAID + 2))]
 
 
-@pytest.mark.parametrize(("loader", "advice"), [(object(), "go on with --output "), (None, "run it again")])
+@pytest.mark.parametrize(("loader", "advice"), [(object(), "go on with: python "), (None, "run it again")])
 def test_what_to_do_after_a_stop(told: Told, loader: Any, advice: str) -> None:
     told.finish(finished=False, loader=loader)
     assert f"stopped at step 3; {advice}" in told.stream.getvalue()

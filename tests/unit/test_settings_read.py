@@ -11,7 +11,7 @@ from tests.unit.test_house import MAY_IMPORT, ROOT, python
 
 CLASSES = {"Config": "", "DataSettings": "data", **{group.__name__: name for name, group in GROUPS.items()}}
 """Class of settings/, or the protocol of one -> its name in Config; Config itself has none."""
-PRODUCTION = {"train", *MAY_IMPORT} - {"config", "contracts", "settings"}
+PRODUCTION = {"train", "predict", *MAY_IMPORT} - {"config", "contracts", "settings"}
 
 
 class Reads(ast.NodeVisitor):

@@ -1,0 +1,153 @@
+"""Files without classes, for predictions: a folder, a list or one file -> a split, and a place for each file.
+
+Must not know models. A file that cannot be read is no sample, and keeps its place and the reason. The files
+are written as a list below the cache, and that is scanned as any list is: one scan, found again.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import mimetypes
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from contracts import Array, Split, UserError
+from dataset import lists, walk
+from dataset.images.columns import as_shown
+from dataset.lists import BLANK, Grammar, List
+from dataset.manifest import printable
+from dataset.scan import Progress
+from dataset.sources import list as image_lists
+from dataset.sources.folder import Folder
+from dataset.splits import DataSettings, cache_folder
+from user_files import open_text
+
+MUST_BE = "a folder of files, a list with a path a line, or one file"
+GRAMMAR = Grammar(expected="a line is a path, which may have a TAB or a comma and more behind it")
+UNREAD = "cannot be read as {what}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unlabelled:
+    """The files that --predict names, n of them, in their order: by name, or that of the list."""
+
+    split: Split  # of those that can be read; every label is 0, of the one class '0'
+    names: tuple[str, ...]  # [n], as the user writes them
+    samples: Array  # int64 [n], the sample of each file; -1 where it cannot be read
+    errors: dict[int, str]  # place of a file that cannot be read -> why
+
+
+def open_unlabelled(
+    named: Path,
+    settings: DataSettings,
+    *,
+    content: Literal["images", "videos"],
+    read_delay_s: float = 0.0,
+    progress: Progress | None = None,
+) -> Unlabelled:
+    """Open the files that `named` is: all below a folder, those of a list, or one. Raises UserError."""
+    names, paths = _files(named, content)
+    folder = Path(os.path.realpath(cache_folder(settings.manifest_dir))) / "predicted"
+    made = folder / hashlib.blake2b(os.fsencode(os.path.realpath(named)), digest_size=8).hexdigest()
+    _write_list(made / "all.tsv", paths)
+    how: dict[str, Any] = {"cache": folder.parent, "progress": progress}
+    how |= {"rescan": settings.rescan, "max_pixels": settings.max_pixels}
+    if content == "images":
+        split = image_lists.open(made, "all", read_delay_s=read_delay_s, **how)
+        if settings.exif == "shown":
+            split = replace(split, columns=as_shown(split.columns))
+    else:
+        from dataset.videos.scan import open_videos  # with PyAV, which images do without
+
+        columns = open_videos(made / "all.tsv", **how)
+        split = Split(columns=columns, source=Folder(columns, read_delay_s))
+    samples, errors = _placed(paths, split, what=content.removesuffix("s"))
+    return Unlabelled(split=split, names=tuple(names), samples=samples, errors=errors)
+
+
+def _files(named: Path, content: str) -> tuple[list[str], list[bytes]]:
+    """Return the files' names as the user writes them, and their absolute paths. Raises UserError."""
+    if named.is_dir():
+        visits: list[walk.Visit] = []
+        root = os.fsencode(os.path.realpath(named))
+        above = [walk.visit(os.fsencode(folder))[1] for folder in Path(os.fsdecode(root)).parents]
+        found = walk.walk(os.path.dirname(root), os.path.basename(root), above, visits, lambda *_: None)
+        files = sorted(path.split(b"/", 1)[1] for part in found for path in part)
+        names = [os.path.join(str(named), os.fsdecode(file)) for file in files]
+        paths = [os.path.join(root, file) for file in files]
+    elif (mimetypes.guess_type(named.name)[0] or "").startswith(f"{content.removesuffix('s')}/"):
+        names = [str(named)]
+        paths = [os.fsencode(named.absolute())]
+    else:
+        below = os.fsencode(named.absolute().parent)
+        names = list(_listed(named))
+        paths = [os.path.normpath(os.path.join(below, os.fsencode(name))) for name in names]
+    if not names:
+        raise UserError(f"--predict {named}: no file is there; name {MUST_BE}")
+    return names, paths
+
+
+def _listed(path: Path) -> Iterator[str]:
+    """Yield the paths of a list. Raises UserError.
+
+    Fields behind the first are left out where TABs or commas separate them, so that a list to train from
+    will do. Behind a blank a label is left out where the path without it is there, and with it is not.
+    """
+    try:
+        open_text(path).close()
+    except OSError as error:
+        raise UserError(f"--predict {path}: {error.strerror}; name {MUST_BE}") from None
+    parsed = List(path, GRAMMAR)
+    for number, fields in parsed.records():
+        name = fields[0]
+        if parsed.separator == BLANK and len(fields) > 1:
+            whole = " ".join(fields)
+            shorter = os.path.exists(path.parent / name) and not os.path.exists(path.parent / whole)
+            name = name if shorter else whole
+        if number == 1 and name.lower() in lists.HEADS and not os.path.exists(path.parent / name):
+            continue
+        yield name
+
+
+def _write_list(path: Path, paths: list[bytes]) -> None:
+    """Write a list of these files, with one label; what is there already stays, with its date."""
+    text = io.StringIO(newline="")
+    rows = csv.writer(text, delimiter="\t", quoting=csv.QUOTE_ALL)
+    rows.writerows([os.fsdecode(one), 0] for one in paths)
+    content = text.getvalue().encode("utf-8", "surrogateescape")
+    try:
+        if path.exists() and path.read_bytes() == content:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f".new-{os.getpid()}")
+        new.write_bytes(content)
+        os.replace(new, path)
+    except OSError as error:
+        why = f"{error.strerror}; choose another folder with --manifest-dir"
+        raise UserError(f"--predict: the list of files cannot be written to {path.parent}: {why}") from None
+
+
+def _placed(paths: list[bytes], split: Split, *, what: str) -> tuple[Array, dict[int, str]]:
+    """Return the sample of each file, -1 where there is none, and why there is none."""
+    columns = split.columns
+    # a file may be listed twice: its samples are taken in turn
+    own: dict[bytes, list[int]] = {}
+    for sample in reversed(range(len(columns))):
+        own.setdefault(os.path.normpath(columns.path(sample)), []).append(sample)
+    rejected = (columns.folder / "rejected.txt").read_text(encoding="utf-8").splitlines()
+    why = dict(line.rsplit("\t", 1) for line in rejected if "\t" in line)
+    samples = np.full(len(paths), -1, np.int64)
+    errors = {}
+    for place, path in enumerate(paths):
+        if found := own.get(os.path.normpath(path)):
+            samples[place] = found.pop()
+        else:
+            errors[place] = why.get(printable(path), UNREAD.format(what=f"{walk.ARTICLE[what]} {what}"))
+    return samples, errors

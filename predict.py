@@ -1,0 +1,132 @@
+"""Predict: files without classes -> plan -> loader -> network -> a table. train.py hands over to it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+
+import torch
+from torch import nn
+
+from config import Config
+from contracts import Feed, UserError
+from dataset.unlabelled import open_unlabelled
+from engine import memory, precision
+from engine.checkpoint import Resume
+from engine.distributed import ProcessWorld, Vote
+from engine.evaluate import evaluate
+from engine.stop import StopRequest
+from loaders import open_loader
+from report import record
+from report.console import Console
+from tasks import architecture, kind_of, loader_of
+from tasks.kind import Asked
+from tasks.start import Start
+
+
+class Mirrored(nn.Module):
+    """A classifier whose logits are the mean of two views: a batch as it is, and mirrored left to right."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return logits [B, C] of images [B, 3, H, W], or of clips [B, 3, T, H, W]."""
+        both: torch.Tensor = self.module(images) + self.module(images.flip(-1))
+        return both / 2
+
+
+def predict(config: Config, start: Start, resume: Resume, world: ProcessWorld, console: Console) -> int:
+    """Write what a network says of the files of --predict, and return the exit code. Raises UserError."""
+    run = config.run
+    load = config.loading
+    assert run.predict is not None
+    kind = kind_of(config)
+    on_gpu = world.device.type == "cuda"
+    loader_name = loader_of(config, kind, gpu=on_gpu, files=True)
+    if loader_name == "synthetic":
+        raise UserError("--loader synthetic reads no file; --predict needs another one")
+    registry, arch = architecture(kind, config.model.arch)
+    classes = start.classes(registry, arch)
+    if classes is None and kind.has_classes:
+        known = "a checkpoint of this program, or torchvision's --weights by their name"
+        raise UserError(f"{start.origin} does not name its classes, which --predict needs: {known}")
+    precise = precision.choose(config.model.precision, world.device, on_cpu=kind.cpu_precision)
+    if precise == precision.PURE:
+        precise = "fp16"  # without a step there are no masters, and the weights stay fp32
+    native = start.native(registry, arch)
+    output = record.folder(run, resume.path, name="predict")
+    with ExitStack() as stack:
+        stack.enter_context(record.claimed(output, resuming=resume.within(output), enabled=world.rank == 0))
+        with console.counting("predict") as progress:
+            found = open_unlabelled(
+                run.predict,
+                config.data,
+                content="videos" if kind.medium == "videos" else "images",
+                read_delay_s=load.read_delay_ms / 1e3,
+                progress=progress,
+            )
+        stack.enter_context(world.joined(run.timeout_minutes))  # after the scan: joining has a time-out
+        stack.enter_context(world.own_stream())
+        output = world.gather(output)[0]  # a new one is named by rank 0's clock
+        asked = kind.predicting(config, found.split, classes.names if classes else (), output)
+        world.agree({"files": asked.split.columns.fingerprint})
+        splits = {"train": asked.split, "val": asked.split}
+        _, plan = kind.plans(config, splits, native, seed=run.seed, **world.place)
+        heads = kind.building(config, asked.split.columns)
+        net = start.network(registry, arch, (load.batch_size, *plan.sample_shape), heads, console)
+        module = net.to(world.device).to(memory_format=memory.CHANNELS_LAST[1 + len(plan.sample_shape)])
+        pixels = start.pixels(native, precision.dtype_of(precise))
+        workers = world.workers(load.workers)
+        feed = Feed(
+            plan=plan,
+            source=asked.split.source,
+            columns=asked.split.columns,
+            targets=asked.task.targets,
+            pixels=pixels,
+            device=world.device,
+            workers=workers,
+            threads=load.decode_threads or workers,
+            reader=load.reader,
+            pinned=load.pin_memory,
+        )
+        console.info(*start.told)
+        stop = StopRequest()
+        began = time.perf_counter()
+        item = kind.unit.removesuffix("/s")
+        with (
+            stop.listening(),
+            memory.validating(plan.batch_size),
+            open_loader(loader_name, feed) as loader,
+            console.epoch(title="predicting", total=plan.samples * plan.views, item=item) as bar,
+        ):
+            outcome = evaluate(
+                Mirrored(module) if run.tta == "flip" else module,
+                loader.batches(0, 0),
+                task=asked.task,
+                precision=precise,
+                world=world,
+                vote=Vote(world),
+                stop=stop,
+                advance=lambda samples: bar.update(samples=bar.samples + samples * world.size),
+            )
+        if outcome is None:
+            return 128 + max(world.gather(stop.signal or 0))
+        answers = outcome.result(world)
+        undecodable = dict.fromkeys(outcome.failed, "its pixels cannot be decoded")
+        errors = found.errors | {
+            place: undecodable[sample]
+            for place, sample in enumerate(found.samples.tolist())
+            if sample in undecodable
+        }
+        if world.rank == 0:
+            files = Asked(names=found.names, samples=found.samples, errors=errors, form=run.predict_format)
+            output.mkdir(parents=True, exist_ok=True)
+            written = asked.write(output, answers, files)
+            without = f", {len(errors)} of them with an error" if errors else ""
+            took = time.perf_counter() - began
+            console.info(f"predicted {len(found.names):,} files in {took:.1f} s{without}")
+            console.info(*(f"{path}" for path in written))
+        world.barrier()  # the files are whole before any rank leaves
+    return 0

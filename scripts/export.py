@@ -1,0 +1,264 @@
+"""`python -m scripts.export RUN/best.pt --format onnx`: a trained classifier as one file, for other programs.
+
+    onnx    for onnxruntime, TensorRT and others; needs the packages onnx, onnxscript and onnxruntime
+    pt2     torch.export's archive, for PyTorch without this repository
+
+`--preprocessing inside`: the file takes images as they are decoded, uint8 [B, H, W, 3] of any size, and
+resizes, crops and normalises them as the validation did. `beside`: it takes normalised pixels, fp32 [B, 3, S,
+S]. Either gives logits, fp32 [B, C], for any B. Names of the classes and the preprocessing are metadata of
+the file. It is run on real images beside PyTorch, and the largest difference of a logit is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import logging
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from config import given, parse
+from contracts import UserError
+from dataset.splits import open_splits
+from dataset.unlabelled import open_unlabelled
+from engine.checkpoint import Resume
+from loaders.images.decoders import pillow_rgb
+from models import Unusable
+from report.console import Console
+from scripts._preprocessing import FILTERS, Beside, Framing, Preprocessed
+from tasks import architecture, kind_of
+from tasks._plans import image_policies
+from tasks.start import Start
+
+NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "pt2": ()}
+"""--format -> packages that it needs beside PyTorch."""
+CHECKED = 16
+"""Images on which the file is compared with PyTorch."""
+TOLERANCE = {"fp32": 0.01, "fp16": 0.05}
+"""Largest difference of a logit, as a share of the largest logit, with which a file is right.
+
+In fp32 too a sum in another order may round a pixel to the next grey level."""
+Run = Callable[[np.ndarray], np.ndarray]
+
+
+def load(checkpoint: Path, *, half: bool) -> tuple[Preprocessed, Start, tuple[str, ...], str]:
+    """Return the network with its preprocessing, its settings, its classes and its architecture.
+
+    Raises UserError, and Unusable.
+    """
+    words = ["--evaluate", "true", "--resume", str(checkpoint)]
+    asked = parse(words)
+    resume = Resume.find(asked.run)
+    start = Start.of(asked, given(words), resume.content, path=resume.path, origin=str(checkpoint))
+    config = start.config
+    kind = kind_of(config)
+    if kind.name != "classification":
+        raise UserError(f"{checkpoint}: --task {kind.name} is not exported, image classifiers alone are")
+    registry, arch = architecture(kind, config.model.arch)
+    native = start.native(registry, arch)
+    if native.interpolation not in FILTERS:
+        known = " or ".join(FILTERS)
+        raise UserError(
+            f"{checkpoint}: --interpolation {native.interpolation} is not exported, {known} is: its figures "
+            "with one of these are those of --evaluate true --interpolation NAME"
+        )
+    _, policy = image_policies(config.augmentation, native)
+    framing = Framing(
+        window="stretch" if policy.window == "stretch" else "center",
+        resize=policy.resize,
+        image_size=policy.image_size,
+        mean=native.mean,
+        std=native.std,
+        interpolation=native.interpolation,
+        exif=config.data.exif,
+    )
+    heads = kind.building(config, SimpleNamespace(classes=start.trained))
+    shape = (2, 3, native.size, native.size)
+    network = start.network(registry, arch, shape, heads, Console(enabled=False)).eval()
+    whole = Preprocessed(network.half() if half else network, framing, half=half).eval()
+    return whole, start, start.trained, arch
+
+
+def images(start: Start, named: Path | None) -> Iterator[np.ndarray]:
+    """Yield a few real images, uint8 [H, W, 3]: of a folder, or of the checkpoint's validation data.
+
+    Raises UserError where there are none.
+    """
+    data = start.config.data
+    if named is not None:
+        split = open_unlabelled(named, data, content="images").split
+    elif data.data is not None:
+        console = Console(enabled=False)
+        split = open_splits(data, loader="torchvision", evaluate=True, console=console)["val"]
+    else:
+        raise UserError("there are no images to check the file on: --images FOLDER")
+    for sample in range(len(split.columns)):
+        try:
+            yield np.asarray(pillow_rgb(split.source.read(sample)))
+        except Exception:  # PIL raises whatever the bytes make it stumble over
+            continue
+
+
+def write_onnx(
+    module: nn.Module, example: torch.Tensor, shapes: Any, path: Path, about: dict[str, str]
+) -> Run:
+    """Write an ONNX file; return what runs it. `shapes` are the axes of the input that may vary."""
+    import onnx
+    import onnxruntime
+
+    with _silent():
+        torch.onnx.export(
+            module,
+            (example,),
+            path,
+            dynamo=True,
+            input_names=["images"],
+            output_names=["logits"],
+            dynamic_shapes=(shapes,),
+            external_data=False,
+            verbose=False,
+        )
+    model = onnx.load(path)
+    onnx.helper.set_model_props(model, about)
+    onnx.save(model, path)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+    def run(batch: np.ndarray) -> np.ndarray:
+        return np.asarray(session.run(None, {"images": batch})[0])
+
+    return run
+
+
+def write_pt2(
+    module: nn.Module, example: torch.Tensor, shapes: Any, path: Path, about: dict[str, str]
+) -> Run:
+    """Write torch.export's archive, with the metadata as metadata.json; return what runs it."""
+    with _silent():
+        program = torch.export.export(module, (example,), dynamic_shapes=(shapes,))
+        torch.export.save(program, path, extra_files={"metadata.json": json.dumps(about)})
+        loaded = torch.export.load(path).module()
+    return lambda batch: loaded(torch.from_numpy(batch)).detach().numpy()
+
+
+WRITERS = {"onnx": write_onnx, "pt2": write_pt2}
+"""--format -> (module, example, axes that vary, path, metadata) -> what runs the file."""
+
+
+def export(options: argparse.Namespace, console: Console) -> int:
+    """Write the file and check it; return 1 where it does not compute what PyTorch does. Raises UserError."""
+    lacking = [name for name in NEEDS[options.format] if importlib.util.find_spec(name) is None]
+    if lacking:
+        raise UserError(f"--format {options.format} needs packages: pip install {' '.join(lacking)}")
+    half = options.precision == "fp16"
+    whole, start, classes, arch = load(options.checkpoint, half=half)
+    inside = options.preprocessing == "inside"
+    module: nn.Module = whole if inside else Beside(whole)
+    side = whole.framing.image_size
+    batch = torch.export.Dim("batch", min=1, max=1 << 16)
+    axes: dict[int, Any] = {0: batch}
+    example = torch.rand(2, 3, side, side)
+    if inside:
+        limits = {"min": 2, "max": 1 << 15}
+        axes |= {1: torch.export.Dim("height", **limits), 2: torch.export.Dim("width", **limits)}
+        example = (255 * torch.rand(2, side + 13, side + 7, 3)).to(torch.uint8)
+    path = options.output or options.checkpoint.with_suffix(f".{options.format}")
+    separate = start.config.optimisation.loss == "bce" or start.config.data.multi_label
+    about = {
+        "classes": json.dumps(list(classes)),
+        "arch": arch,
+        "probabilities": "sigmoid" if separate else "softmax",
+        "preprocessing": json.dumps({"where": options.preprocessing, **whole.framing.as_json()}),
+    }
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
+        new = Path(folder) / path.name  # a file that is not whole, or wrong, never has the name
+        run = WRITERS[options.format](module, example, axes, new, about)
+        reference = load(options.checkpoint, half=False)[0] if half else whole
+        count, largest, scale = compared(run, reference, images(start, options.images), inside=inside)
+        share = largest / max(scale, 1e-6)
+        said = f"{largest:.2g}, where the largest logit is {scale:.3g}"
+        console.info(f"largest difference from PyTorch in fp32 over {count} images: {said}")
+        if share > TOLERANCE[options.precision]:
+            return 1
+        new.replace(path)
+    how = f"preprocessing {options.preprocessing}, {options.precision}"
+    console.info(f"{path}: {len(classes)} classes, {how}")
+    return 0
+
+
+def compared(
+    run: Run, whole: Preprocessed, found: Iterator[np.ndarray], *, inside: bool
+) -> tuple[int, float, float]:
+    """Return how many images were compared, the largest difference of a logit, and the largest logit."""
+    count = 0
+    largest = scale = 0.0
+    for pixels in islice(found, CHECKED):
+        batch = np.stack([pixels, pixels[:, ::-1]] if count % 2 else [pixels])  # of one, and of two
+        with torch.inference_mode():
+            expected = whole(torch.from_numpy(batch)).numpy()
+            given_pixels = batch if inside else _framed(whole, batch)
+        difference = np.abs(run(given_pixels) - expected).max()
+        largest = max(largest, float(np.nan_to_num(difference, nan=np.inf)))
+        scale = max(scale, float(np.abs(expected).max()))
+        count += 1
+    if not count:
+        raise UserError("none of the images to check the file on can be read: --images FOLDER")
+    return count, largest, scale
+
+
+def _framed(whole: Preprocessed, batch: np.ndarray) -> np.ndarray:
+    """Return what the network gets, fp32 [B, 3, S, S], of images uint8 [B, H, W, 3]."""
+    seen = Preprocessed(nn.Identity(), whole.framing)
+    return np.asarray(seen(torch.from_numpy(batch)).numpy())
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Keep the exporters' notes to themselves inside."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return 0; 1 where the file is wrong, 2 for a user's mistake, 130 on Ctrl-C."""
+    parser = argparse.ArgumentParser(
+        prog="export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("checkpoint", type=Path, help="best.pt of a run")
+    parser.add_argument("--format", choices=WRITERS, default="onnx", help="default: onnx")
+    parser.add_argument("--output", type=Path, help="default: beside the checkpoint")
+    where = ("inside", "beside")
+    parser.add_argument("--preprocessing", choices=where, default="inside", help="default: inside")
+    parser.add_argument("--precision", choices=TOLERANCE, default="fp32", help="default: fp32")
+    parser.add_argument("--images", type=Path, help="a folder to check on; default: the validation data")
+    try:
+        return export(parser.parse_args(arguments), Console())
+    except (UserError, Unusable) as error:
+        print(f"export: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"export: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

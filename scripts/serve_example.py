@@ -1,0 +1,34 @@
+"""`python scripts/serve_example.py MODEL.onnx IMAGE ...`: what an exported classifier says of images.
+
+It needs onnxruntime, NumPy and Pillow, and nothing of this repository: copy it. The file has to have its
+preprocessing inside (scripts.export's default). The answers are those of train.py --predict.
+"""
+
+import json
+import sys
+
+import numpy as np
+import onnxruntime
+from PIL import Image, ImageOps
+
+
+def main(model: str, *images: str) -> None:
+    session = onnxruntime.InferenceSession(model, providers=onnxruntime.get_available_providers())
+    about = session.get_modelmeta().custom_metadata_map
+    classes = json.loads(about["classes"])
+    print("path,class,probability")
+    for path in images:
+        picture: Image.Image = Image.open(path)
+        if json.loads(about["preprocessing"])["exif"] == "shown":
+            picture = ImageOps.exif_transpose(picture)
+        pixels = np.asarray(picture.convert("RGB"))
+        logits = session.run(["logits"], {"images": pixels[None]})[0][0]
+        shares = np.exp(logits - np.logaddexp.reduce(logits))
+        if about["probabilities"] == "sigmoid":  # --loss bce: each class has its own
+            shares = 1 / (1 + np.exp(-logits))
+        best = int(shares.argmax())
+        print(f"{path},{classes[best]},{shares[best]:.6f}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

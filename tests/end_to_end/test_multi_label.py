@@ -1,0 +1,51 @@
+"""A list with any number of labels an image: trained, evaluated on two ranks, predicted."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from tests.end_to_end.runs import Runner, summary
+
+COLOURS = ("red", "green", "blue")
+
+
+def draw(folder: Path) -> None:
+    """Images in which each colour is bright or not; what is bright are the labels."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 48), ("val", 14)):
+        lines = ["path,labels"]
+        (folder / split).mkdir(parents=True)
+        for number in range(count):
+            bright = [bool(number >> channel & 1) for channel in range(3)]
+            pixels = rng.integers(0, 100, (40, 50, 3), dtype=np.uint8) + 120 * np.array(bright, np.uint8)
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / split / f"{number:02}.png")
+            labels = ";".join(name for name, has in zip(COLOURS, bright, strict=True) if has)
+            lines.append(f"{split}/{number:02}.png,{labels}")
+        (folder / f"{split}.csv").write_text("\n".join(lines) + "\n")
+
+
+def test_a_run(train: Runner) -> None:
+    draw(train.cwd / "data")
+    run = ("--arch", "resnet18", "--image-size", 32, "--batch-size", 8, "--lr", 0.02, "--precision", "fp32")
+    mixed = ("--multi-label", "true", "--mixup", 0.1, "--warmup-epochs", 0, "--epochs", 6)
+    here = ("--workers", 0, "--ceilings", "false")
+    train("--data", "data", *run, *mixed, *here, "--output", "run").done()
+    val = summary(train.cwd / "run")["validation"]
+    assert val["map"] > 0.9 and val["samples"] == 14 and "top1" not in val
+    evaluated: list[dict[str, Any]] = [train.evaluated(ranks, "--data", "data") for ranks in (1, 2)]
+    assert [one["map"] for one in evaluated] == [val["map"]] * 2
+    with (train.cwd / "run/val_predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["labels"] for row in rows][5:7] == ["blue;red", "blue;green"]
+    train("--predict", "data/val", "--resume", "run", *here, "--output", "new").done()
+    with (train.cwd / "new/predictions.csv").open(newline="") as file:
+        predicted = list(csv.DictReader(file))
+    for row, validated in zip(predicted, rows, strict=True):
+        assert (row["class"], row["probability"]) == (validated["class"], validated["probability"])
+    said = train("--data", "data", *run, *mixed, *here, "--balance", "loss", "--output", "x").mistake()
+    assert said == "--balance is of one class a sample, --multi-label has several; leave one out"

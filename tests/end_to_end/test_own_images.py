@@ -1,0 +1,74 @@
+"""README's "Your own images", as it stands: from a folder of photos to predictions and an ONNX file."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+
+from tests.end_to_end.runs import ROOT
+
+SMALL = ("--image-size", "32", "--workers", "0")
+BATCH = ("--batch-size", "8")
+SHORT = {
+    "train.py --data": ("--epochs", "2", "--ceilings", "false"),
+    "train.py --predict": ("--workers", "0"),
+}
+
+
+def commands(page: str) -> list[str]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    block = re.search(r"^##? Your own images\n.*?```bash\n(.*?)```", text, re.DOTALL | re.MULTILINE)
+    assert block
+    return block[1].strip().splitlines()
+
+
+@pytest.mark.slow
+def test_five_commands(tmp_path: Path, environment: dict[str, str]) -> None:
+    """On small images, and with weights of the published name that are drawn here."""
+    rng = np.random.default_rng(0)
+    for folder, count in (("PHOTOS/cat", 20), ("PHOTOS/dog", 20), ("NEW", 3)):
+        (tmp_path / folder).mkdir(parents=True)
+        for number in range(count):
+            pixels = rng.integers(0, 100, (40, 50, 3), dtype=np.uint8)
+            pixels[..., folder.endswith("dog")] += 120
+            Image.fromarray(pixels).save(tmp_path / folder / f"{number}.jpg")
+    weights = torchvision.models.ResNet18_Weights.DEFAULT
+    hub = tmp_path / "torch/hub/checkpoints"
+    hub.mkdir(parents=True)
+    torch.manual_seed(0)
+    torch.save(torchvision.models.resnet18().state_dict(), hub / Path(weights.url).name)
+    env = {**environment, "TORCH_HOME": str(tmp_path / "torch"), "PYTHONPATH": str(ROOT)}
+    lines = commands("README.md")
+    assert len(lines) == 5 and lines == commands("docs/own-images.md")
+    for line in lines:
+        words = shlex.split(line.replace("NEW/*.jpg", "NEW/0.jpg NEW/1.jpg NEW/2.jpg"))
+        assert words[0] == "python"
+        words = [str(ROOT / word) if (ROOT / word).is_file() else word for word in words[1:]]
+        if "--weights" in words:
+            at = words.index("--") if "--" in words else len(words)
+            words = [*words[:at], *BATCH, *words[at:], *SMALL]
+        for start, more in SHORT.items():
+            words += more if start in line else ()
+        told = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=250
+        )
+        assert told.returncode == 0, f"{line}\n{told.stdout[-1500:]}{told.stderr[-1500:]}"
+    with (tmp_path / "runs/new/predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["path"] for row in rows] == [f"NEW/{number}.jpg" for number in range(3)]
+    served = list(csv.DictReader(told.stdout.splitlines()))
+    for row, answer in zip(rows, served, strict=True):
+        assert float(row["probability"]) == pytest.approx(float(answer["probability"]), abs=0.01)
+    left = {path.name for path in (tmp_path / "runs/photos").iterdir()}
+    assert {"best.onnx", "results.csv", "val_predictions.csv", "confusion.csv", "classes.csv"} <= left
+    assert (tmp_path / "lr.png").is_file()

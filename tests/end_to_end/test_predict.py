@@ -1,0 +1,181 @@
+"""--predict says of each file what a validation would, whatever the number of ranks, and guesses nothing."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+import torch
+from PIL import Image
+
+from scripts import export, serve_example
+from tests.end_to_end.conftest import CLASSES
+from tests.end_to_end.runs import Runner, draw, summary
+from tests.unit.coco_files import write_coco
+from tests.unit.video_files import make
+
+HERE = ("--workers", 0, "--ceilings", "false")
+TRAINED = ("--arch", "squeezenet1_1", "--image-size", 32, "--batch-size", 12, "--precision", "fp32")
+BROKEN = {"cut.jpg": "its pixels cannot be decoded", "notes.txt": "no known image format (starts with 68 69)"}
+
+
+@pytest.fixture(scope="module")
+def home(
+    tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str], zygote: subprocess.Popen[str]
+) -> Iterator[Runner]:
+    """A folder with data/, run/ of a classifier trained on it, and photos/, of which two are broken."""
+    runner = Runner(tmp_path_factory.mktemp("predict"), environment, zygote)
+    draw(runner.cwd / "data", classes=CLASSES, train=12, val=5)
+    runner("--data", "data", *HERE, *TRAINED, "--epochs", 1, "--output", "run").done()
+    photos = runner.cwd / "photos"
+    (photos / "one").mkdir(parents=True)
+    for name in CLASSES:
+        image = Image.open(runner.cwd / "data" / "val" / name / "000.jpg").resize((64, 64))
+        image.save(photos / "one" / f"{name}, seen.png")
+        image.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(photos / f"{name} mirrored.png")
+    (photos / "cut.jpg").write_bytes((runner.cwd / "data/val/red/001.jpg").read_bytes()[:600])
+    (photos / "notes.txt").write_text("hi")
+    yield runner
+    runner.end()
+
+
+def predicted(run: Runner, *flags: object, ranks: int = 1) -> Path:
+    output = f"predicted-{len(run.started)}"
+    for process in run.ranks(ranks, *HERE, "--output", output, *flags):
+        assert process.wait() == 0, process.err
+    return run.cwd / output
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    with (folder / "predictions.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_answers_are_those_of_the_validation(home: Runner) -> None:
+    flags = ("--predict", "data/val", "--resume", "run/last.pt")
+    one, two = (predicted(home, *flags, ranks=ranks) for ranks in (1, 2))
+    table = rows(one)
+    for alone, shared in zip(table, rows(two), strict=True):  # a kernel's last bit depends on a row's place
+        assert (alone["path"], alone["class"]) == (shared["path"], shared["class"])
+        assert float(alone["probability"]) == pytest.approx(float(shared["probability"]), abs=3e-6)
+    right = sum(row["path"].split("/")[2] == row["class"] for row in table)
+    assert len(table) == 20 and right / 20 == summary(home.cwd / "run")["validation"]["top1"]
+    shares = [float(table[0][f"probability{more}"]) for more in ("", "_2", "_3", "_4")]
+    assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_what_cannot_be_read_is_a_row_with_an_error(home: Runner, form: str) -> None:
+    folder = predicted(home, "--predict", "photos", "--resume", "run", "--predict-format", form)
+    path = folder / f"predictions.{form}"
+    table: list[dict[str, Any]]
+    if form == "csv":
+        table = [{name: cell or None for name, cell in row.items()} for row in rows(folder)]
+    elif form == "jsonl":
+        table = [json.loads(line) for line in path.read_text().splitlines()]
+    else:
+        table = pyarrow.parquet.read_table(path).to_pylist()
+    names = [*(f"{name} mirrored.png" for name in CLASSES), *(f"one/{name}, seen.png" for name in CLASSES)]
+    assert [row["path"] for row in table] == [f"photos/{name}" for name in sorted([*names, *BROKEN])]
+    broken = {row["path"].removeprefix("photos/"): row["error"] for row in table if row["error"]}
+    assert broken == BROKEN and all(row["class"] is None for row in table if row["error"])
+
+
+def test_a_list_keeps_its_order_and_flips_are_averaged(home: Runner) -> None:
+    photos = [f"one/{name}, seen.png" for name in reversed(CLASSES)] + ["gone.jpg"]
+    (home.cwd / "photos" / "list.csv").write_text("path,label\n" + "".join(f'"{one}",x\n' for one in photos))
+    mirrored = "".join(f"{name} mirrored.png\n" for name in reversed(CLASSES))
+    (home.cwd / "photos" / "mirrored.txt").write_text(mirrored)
+    whole = ("--resume", "run/last.pt", "--val-window", "stretch")  # which mirrors to itself
+    flags = (*whole, "--tta", "flip")
+    seen = rows(predicted(home, "--predict", "photos/list.csv", *flags))
+    assert [row["path"] for row in seen] == photos and "No such file" in seen[-1]["error"]
+    other = rows(predicted(home, "--predict", "photos/mirrored.txt", *flags))
+    plain = rows(predicted(home, "--predict", "photos/mirrored.txt", *whole))
+    for one, two, alone in zip(seen[:-1], other, plain, strict=True):
+        assert one["class"] == two["class"]
+        assert float(one["probability"]) == pytest.approx(float(two["probability"]), abs=1e-5)
+        assert float(one["probability"]) != pytest.approx(float(alone["probability"]), abs=1e-5)
+    refused = home(*HERE, "--predict", "photos/none.txt", "--resume", "run/last.pt").mistake()
+    assert refused == (
+        "--predict photos/none.txt: No such file or directory; "
+        "name a folder of files, a list with a path a line, or one file"
+    )
+
+
+@pytest.mark.parametrize(
+    ("form", "more"), [("onnx", ()), ("pt2", ("--preprocessing", "beside", "--precision", "fp16"))]
+)
+def test_an_exported_file_answers_as_predict_does(
+    home: Runner,
+    form: str,
+    more: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(home.cwd)
+    monkeypatch.setenv("XDG_CACHE_HOME", home.env["XDG_CACHE_HOME"])
+    assert export.main(["run/last.pt", "--format", form, *more]) == 0
+    assert "over 16 images: " in capsys.readouterr().out
+    if more:
+        return
+    serve_example.main("run/last.onnx", *map(str, sorted(Path("data/val").rglob("*.jpg"))))
+    answers = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    for row, answer in zip(
+        rows(predicted(home, "--predict", "data/val", "--resume", "run")), answers, strict=True
+    ):
+        assert row["path"] == answer["path"]
+        assert float(row["probability"]) == pytest.approx(float(answer["probability"]), abs=3e-3)
+    with monkeypatch.context() as patched:
+        patched.setattr(export, "compared", lambda *_, **__: (16, 1.0, 1.0))
+        assert export.main(["run/last.pt", "--format", "pt2", "--output", "wrong.pt2"]) == 1
+    assert not Path("wrong.pt2").exists()
+
+
+def test_videos(home: Runner) -> None:
+    for split, count in (("train", 2), ("val", 1)):
+        for label, name in enumerate(("jump", "run", "walk")):
+            for i in range(count):
+                file = home.cwd / "videos" / split / name / f"{i}.mp4"
+                make(file, frames=12, size=(48, 64), numbers_from=100 * label + 10 * i)
+    training = ("--task", "video", "--arch", "r3d_tiny", "--image-size", 32, "--clip-frames", 4)
+    run = (*training, "--val-clips", 2, "--batch-size", 3, "--precision", "fp32", "--loader", "pyav")
+    home("--data", "videos", *HERE, *run, "--epochs", 1, "--output", "clips").done()
+    table = rows(predicted(home, "--predict", "videos/val", "--resume", "clips/last.pt", ranks=2))
+    right = sum(row["path"].split("/")[2] == row["class"] for row in table)
+    assert len(table) == 3 and right / 3 == summary(home.cwd / "clips")["validation"]["top1"]
+
+
+def test_detectors_find_what_the_validation_found(home: Runner, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write_coco(home.cwd / "coco", splits={"train2017": 8, "val2017": 6})
+    training = ("--task", "detection", "--arch", "fcos_tiny", "--image-size", 64, "--longer-side", 96)
+    run = (*training, "--batch-size", 4, "--precision", "fp32", "--lr", 0.001)
+    home("--data", data, *HERE, *run, "--epochs", 1, "--val-every", 0, "--output", "detector").done()
+    content = torch.load(home.cwd / "detector" / "last.pt", weights_only=True)
+    content["model"]["head.classification_head.cls_logits.bias"].zero_()  # else it finds nothing as yet
+    torch.save(content, home.cwd / "detector" / "last.pt")
+    home(*HERE, "--evaluate", "true", "--resume", "detector/last.pt", "--output", "evaluated").done()
+    there = json.loads((home.cwd / "evaluated" / "detections.json").read_text())
+    folder = predicted(home, "--predict", "coco/val2017", "--resume", "detector/last.pt")
+    listed = json.loads((folder / "images.json").read_text())
+    annotated = json.loads((data / "annotations" / "instances_val2017.json").read_text())
+    image_of = {image["file_name"]: image["id"] for image in annotated["images"]}
+    own = {image["id"]: image_of[Path(image["file_name"]).name] for image in listed["images"]}
+    name_of = {category["id"]: category["name"] for category in listed["categories"]}
+    category_of = {category["name"]: category["id"] for category in annotated["categories"]}
+    found = json.loads((folder / "detections.json").read_text())
+    keys = [
+        (own[one["image_id"]], category_of[name_of[one["category_id"]]], one["bbox"], one["score"])
+        for one in found
+    ]
+    expected = [(one["image_id"], one["category_id"], one["bbox"], one["score"]) for one in there]
+    assert found and sorted(keys) == sorted(expected)
+    assert len(list((folder / "drawn").iterdir())) == 6
+    assert export.main([str(home.cwd / "detector" / "last.pt")]) == 2
+    assert "detection is not exported, image classifiers alone are" in capsys.readouterr().err

@@ -1,0 +1,128 @@
+"""What people type: the twenty flags that most runs need, and what flags of other programs are here.
+
+Imports nothing, so that --help answers at once.
+"""
+
+from __future__ import annotations
+
+HELP = """train.py: train image classifiers, detectors and video classifiers, see how fast it goes, how fast
+it could go, and what holds it back.
+
+  python train.py --data PHOTOS --val-share 0.2 --config configs/finetune.yaml --weights DEFAULT
+  torchrun --standalone --nproc-per-node 8 train.py --data IMAGENET --config configs/imagenet/resnet50.yaml
+  python train.py --predict NEW --resume runs/photos/best.pt
+  python train.py --evaluate true --resume runs/photos/best.pt
+
+What to train on
+  --data FOLDER         train/<class>/* and val/<class>/*, lists train.csv and val.csv, or COCO's folder
+  --val-share 0.2       for a folder that has class folders alone: this share of it validates
+  --task NAME           classification, detection or video
+
+What to train
+  --config FILE         a preset, see configs/; flags win over it
+  --arch NAME           architecture of torchvision, such as resnet50
+  --weights NAME|FILE   begin with trained weights: DEFAULT, or a file of your own
+  --freeze PATTERN      parameters that are not trained, such as 'conv1|bn1|layer[123]'
+  --image-size 224      side of the images, pixels
+
+How to train
+  --epochs 90           passes over the data
+  --batch-size 64       samples a step, of one GPU
+  --lr 0.1              peak learning rate; python -m scripts.tune --lr finds one
+  --optimizer sgd       sgd or adamw
+  --precision auto      fp16 on a GPU; or bf16, fp32
+  --patience 0          end after so many validations without a better figure
+
+How to load
+  --loader auto         who decodes the files; --help-all names all
+  --workers N           processes or threads that load
+
+What comes of it
+  --output FOLDER       checkpoints, figures, pictures; else a new folder below runs/
+  --resume FILE|auto    go on from a checkpoint
+  --evaluate true       validate a checkpoint, and stop
+  --predict FOLDER      say what a checkpoint says of files without classes, and stop
+
+--help-all explains every setting. docs/own-images.md: from a folder of photos to a model in use.
+"""
+OURS = {
+    "model": "--arch NAME",
+    "model-name": "--arch NAME",
+    "a": "--arch NAME",
+    "architecture": "--arch NAME",
+    "b": "--batch-size N",
+    "bs": "--batch-size N",
+    "batch": "--batch-size N",
+    "j": "--workers N",
+    "num-workers": "--workers N",
+    "e": "--epochs N",
+    "num-epochs": "--epochs N",
+    "max-epochs": "--epochs N",
+    "max-steps": "--steps N",
+    "opt": "--optimizer NAME",
+    "wd": "--weight-decay X",
+    "learning-rate": "--lr X",
+    "lr-scheduler": "--schedule NAME",
+    "sched": "--schedule NAME",
+    "lr-warmup-epochs": "--warmup-epochs N",
+    "min-lr": "--final-lr X",
+    "smoothing": "--label-smoothing X",
+    "clip-grad": "--clip-grad-norm X",
+    "grad-accum-steps": "--accumulate N",
+    "gradient-accumulation-steps": "--accumulate N",
+    "pretrained": "--weights DEFAULT",
+    "checkpoint": "--resume FILE, or --weights FILE for its weights alone",
+    "initial-checkpoint": "--weights FILE",
+    "eval": "--evaluate true",
+    "test-only": "--evaluate true",
+    "validate": "--evaluate true",
+    "inference": "--predict FOLDER",
+    "img-size": "--image-size N",
+    "imgsz": "--image-size N",
+    "input-size": "--image-size N",
+    "train-crop-size": "--image-size N",
+    "val-crop-size": "--image-size N",
+    "val-resize-size": "--val-resize N",
+    "hflip": "--flip X",
+    "ratio": "--crop-ratio LOW HIGH",
+    "data-dir": "--data FOLDER",
+    "data-path": "--data FOLDER",
+    "dataset": "--data FOLDER",
+    "output-dir": "--output FOLDER",
+    "save-dir": "--output FOLDER",
+    "logdir": "--output FOLDER",
+    "project": "--output FOLDER",
+    "experiment": "--output FOLDER",
+    "torchcompile": "--compile true",
+    "log-interval": "--log-every N",
+    "print-freq": "--log-every N",
+    "log-wandb": "--log wandb",
+    "class-weights": "--balance loss",
+    "early-stopping": "--patience N",
+}
+"""A flag of other programs -> ours."""
+NEEDLESS = {
+    "amp": "mixed precision is the default on a GPU, --precision says which",
+    "fp16": "--precision fp16",
+    "bf16": "--precision bf16",
+    "half": "--precision fp16",
+    "num-classes": "the classes are counted in --data; leave it out",
+    "nc": "the classes are counted in --data; leave it out",
+    "device": "torchrun --nproc-per-node N says how many GPUs, CUDA_VISIBLE_DEVICES which; leave it out",
+    "gpus": "torchrun --nproc-per-node N says how many GPUs; leave it out",
+    "world-size": "torchrun says how many ranks there are; leave it out",
+    "dist-url": "torchrun says where the ranks meet; leave it out",
+    "local-rank": "torchrun sets LOCAL_RANK; leave it out",
+    "channels-last": "images are channels_last always; leave it out",
+}
+"""A flag of other programs that is no flag here -> what to do."""
+
+
+def answer(word: str) -> str:
+    """Return what to say behind a word of a command line that is no flag here; "" where it is not known."""
+    if not word.startswith("-"):
+        return ": a path needs a flag, --data FOLDER is trained on, --predict FOLDER predicted"
+    name = word.partition("=")[0].lstrip("-").replace("_", "-")
+    if name in OURS:
+        return f" is {OURS[name]} here"
+    return f": {NEEDLESS[name]}" if name in NEEDLESS else ""
