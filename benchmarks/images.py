@@ -13,7 +13,7 @@ from itertools import chain, islice, repeat
 from typing import Any, cast
 
 from benchmarks.baselines import dali, pytorch
-from contracts import Feed, FileSource, Pixels, Split, UserError, World
+from contracts import Batch, Feed, FileSource, Pixels, Split, UserError, World
 from dataset.sources.folder import Folder
 from loaders import open_loader
 from plan.images import ImagePlan, ImagePolicy
@@ -26,8 +26,14 @@ BASELINES = (PYTORCH, OPENCV, DALI)
 """benchmarks/baselines/pytorch.py with PIL, and with OpenCV and pixels that stay uint8 (of stretched images);
 benchmarks/baselines/dali.py with DALI's own reader of files."""
 
-Epochs = Callable[[int], Iterator[int]]
-"""epoch -> valid samples of this rank's batches, one after the other; each is awaited by who asks."""
+Epochs = Callable[..., Iterator[int]]
+"""epoch -> valid samples of this rank's batches, one after the other; each is awaited by who asks. Of our
+loaders also (epoch, batches): the last `batches` of them."""
+
+
+def go_on(batch: Batch) -> None:
+    """Let the loader go on: nothing more is launched for this batch."""
+    batch.launched()
 
 
 @contextmanager
@@ -40,9 +46,10 @@ def opened(
     threads: int = 0,
     read_delay_s: float = 0.0,
     batches: int | None = None,
+    use: Callable[[Batch], object] = go_on,
 ) -> Iterator[Epochs]:
     """Open a loader, or a loop by hand, that is ready to give this rank's batches; `batches`: so many an
-    epoch instead of all. Raises UserError.
+    epoch instead of all; `use` is done with each batch of ours. Raises UserError.
 
     `settings` has batch_size, image_size, window, workers and reader; `threads` are DALI's where they are not
     as many as the workers.
@@ -66,7 +73,7 @@ def opened(
         return
     feed = Feed(
         plan=plan,
-        source=Folder(data.columns, read_delay_s),
+        source=Folder(data.columns, read_delay_s) if read_delay_s else data.source,
         columns=data.columns,
         targets=Classification(data.columns.label).targets,
         device=world.device,
@@ -75,12 +82,12 @@ def opened(
         pixels=Pixels(dtype="float16" if world.device.type == "cuda" else "float32"),
         reader=settings.reader,
     )
-    first = 0 if batches is None else plan.samples - batches * plan.global_batch_size
     with open_loader(name, feed) as loader:
 
-        def epochs(epoch: int) -> Iterator[int]:
+        def epochs(epoch: int, batches: int | None = batches) -> Iterator[int]:
+            first = 0 if batches is None else plan.samples - batches * plan.global_batch_size
             for batch in loader.batches(epoch, first):
-                batch.launched()
+                use(batch)
                 yield batch.delivered
 
         yield epochs

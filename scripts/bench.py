@@ -30,6 +30,7 @@ SUITES = {
     "loader": "benchmarks.loader",
     "slow-storage": "benchmarks.slow_storage",
     "lists": "benchmarks.lists",
+    "sources": "benchmarks.sources",
 }
 """name -> module with a SUITE, imported when asked for."""
 
