@@ -88,6 +88,7 @@ def test_a_library_that_is_not_installed_is_named(data: Path, monkeypatch: pytes
         sources.measure(settings(data), point, data.parent / "runs" / "point")
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # webdataset leaves files open
 @pytest.mark.parametrize("name", peers.PEERS)
 def test_others_give_each_image_once(name: str, data: Path) -> None:
     pytest.importorskip(name, reason=f"without {peers.PEERS[name].package}")
