@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.schedule import own_schedule
 from tests.sweeps import is_sweep
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # before anything imports torch
@@ -73,9 +74,8 @@ def started() -> set[Any]:
 def nothing_is_left_running() -> Iterator[None]:
     """What a test leaves running holds the files of this process open, and takes the cores of later tests."""
     before = started()
-    yield
-    # for root the AV1 encoder makes the thread that opens it a real-time one, which starves all others
-    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    with own_schedule():
+        yield
     until = time.monotonic() + LEFT_S
     while (left := started() - before) and time.monotonic() < until:
         gc.collect()

@@ -24,8 +24,10 @@ LARGE = (
 
 SWEEPS: dict[str, str] = {
     # loaders: who starts the same workers as another, in a program that is stopped or whose storage is slow
-    f"{CONFORMANCE}signals.py::test_ctrl_c[decord]": "pyav, which differs in what a worker calls",
-    f"{CONFORMANCE}signals.py::test_ctrl_c[torchvision]": "train.py in tests/end_to_end/test_torchrun.py",
+    **{
+        f"{CONFORMANCE}signals.py::test_ctrl_c[{name}]": "dali-fed, and train.py in test_torchrun.py"
+        for name in ("torchvision", "pyav", "decord")
+    },
     f"{CONFORMANCE}signals.py::test_ctrl_c_to_the_program_alone[dali-cpu]": (
         "test_ctrl_c: it reads in threads"
     ),
@@ -35,6 +37,12 @@ SWEEPS: dict[str, str] = {
     f"{CONFORMANCE}signals.py::test_a_program*[[!d]*]": "dali-fed, with the same workers",
     f"{CONFORMANCE}signals.py::test_an_end*[[!d]*]": "dali-fed, with the same workers",
     f"{CONFORMANCE}workers.py::test_each_read_waits*[pyav]": "torchvision, with the same workers",
+    f"{CONFORMANCE}workers.py::test_each_read_waits*[dali-fed]": "torchvision, with the same workers",
+    f"{CONFORMANCE}workers.py::test_a_sample*[decord]": "pyav, which differs in what a worker calls",
+    f"{CONFORMANCE}rows.py::test_ids*[*decord*]": "pyav, which differs in what a worker calls",
+    f"{CONFORMANCE}resume.py::test_tails[*decord*]": "pyav, which differs in what a worker calls",
+    f"{CONFORMANCE}plants.py::test_a_leak*[pyav]": "torchvision: it is this process that leaks",
+    f"{CONFORMANCE}plants.py::test_a_leak*[dali-fed]": "dali-cpu: it is this process that leaks",
     f"{CONFORMANCE}leaving.py::test_close_does_not_wait*[pyav]": "torchvision, with the same workers",
     f"{CONFORMANCE}leaving.py::test_close_does_not_wait*[dali-fed]": "torchvision, with the same workers",
     f"{CONFORMANCE}leaving.py::test_close_leaves_nothing[decord]": "pyav",
@@ -44,6 +52,13 @@ SWEEPS: dict[str, str] = {
         f"{CONFORMANCE}places.py::test_the_plan_of_detectors[*-{name}]": "multiscale and ssd"
         for name in ("flip", "lsj", "ssdlite")
     },
+    f"{CONFORMANCE}places.py::test_the_plan_of_detectors[dali-fed-*]": "dali-cpu, by the same pipeline",
+    f"{CONFORMANCE}places.py::test_canvases*[dali-fed]": "dali-cpu, by the same pipeline",
+    **{
+        f"{CONFORMANCE}places.py::test_every_row*[dali-fed-{name}]": "all, and dali-cpu by the same pipeline"
+        for name in ("sizes", "canvas", "places", "turned", "colour")
+    },
+    f"{CONFORMANCE}pixels.py::test_validation*[dali-fed-samples]": "photographs, and dali-cpu",
     # files of every kind
     f"{UNIT}clip_heap.py::test_a_clip_keeps_nothing[*-h264.ts]": "the other three kinds of file",
     f"{UNIT}clip_heap.py::test_a_clip_keeps_nothing[decord-vp9.webm]": "decord with H.264",
@@ -52,8 +67,10 @@ SWEEPS: dict[str, str] = {
         "three views with pyav, and one with decord"
     ),
     f"{UNIT}nvdec_loader.py::test_every_clip_of_every_kind[1-pyav]": "three views with pyav",
+    f"{UNIT}nvdec_loader.py::test_every_clip_of_every_kind[1-]": "three views by the engines alone",
     # architectures
     **{f"{RUNS}architectures.py::test_one_step[{name}]": "a step of the smaller families" for name in LARGE},
+    f"{RUNS}architectures.py::test_one_step[alexnet]": "two steps of its preset, in test_presets.py",
     f"{UNIT}detection_models.py::test_losses_and*[ssd300_vgg16]": "ssdlite, by the same code",
     f"{RUNS}detection.py::test_masks_and_keypoints[keypoint*]": "masks, and test_coco_scoring.py",
     # demos, benchmarks and installations as a whole
@@ -64,6 +81,7 @@ SWEEPS: dict[str, str] = {
     f"{RUNS}superres.py::test_the_demo*": "the run before it, with fewer pictures and steps",
     f"{RUNS}demo_video.py::*": "whole runs of test_video.py",
     f"{RUNS}resume.py::test_killed_at_random_steps[1]": "two ranks",
+    f"{UNIT}distributed.py::*[2]": "three ranks",
     f"{RUNS}settings.py::test_compile": "what is handed to torch.compile",
     f"{UNIT}bench_loader.py::test_two_ranks*[dali-gpu]": "two ranks whose loader can, the tests of reasons",
     f"{UNIT}bench_slow_storage.py::test_reads_in_the_consumers_thread*": "the tests of its figures",

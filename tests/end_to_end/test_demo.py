@@ -15,11 +15,11 @@ from scripts import demo_set
 ROOT = Path(__file__).parents[2]
 
 
-def drawn(folder: Path, images: int) -> None:
-    """Draw so many training images of each class, which the demo takes for the whole set: that would take
-    half a minute.
+def drawn(folder: Path, train: int, val: int) -> None:
+    """Draw so many images of each class, which the demo takes for the whole set: that would take half a
+    minute.
     """
-    demo_set.write(folder, images, 15, progress=False)
+    demo_set.write(folder, train, val, progress=False)
     stamp = folder / demo_set.STAMP
     said = json.loads(stamp.read_text(encoding="utf-8"))
     stamp.write_text(json.dumps(said | {"train_per_class": 200, "val_per_class": 50}), encoding="utf-8")
@@ -27,12 +27,16 @@ def drawn(folder: Path, images: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("images", "epochs", "top1"), [(10, 1, 0.0), (60, 4, 0.2)], ids=["short", "learns"])
-def test_the_demo_ends_with_the_table(images: int, epochs: int, top1: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("images", "val", "epochs", "top1"), [(10, 2, 1, 0.0), (60, 15, 4, 0.2)], ids=["short", "learns"]
+)
+def test_the_demo_ends_with_the_table(
+    images: int, val: int, epochs: int, top1: float, tmp_path: Path
+) -> None:
     """In few passes over fewer images: of `learns` a seventh of its steps. The time is for a machine that
     others share.
     """
-    drawn(tmp_path / "demo-data", images)
+    drawn(tmp_path / "demo-data", images, val)
     here = {
         **os.environ,
         "SATURATE_PYTHON": sys.executable,
@@ -51,7 +55,7 @@ def test_the_demo_ends_with_the_table(images: int, epochs: int, top1: float, tmp
     assert f"{tmp_path / 'demo-data'}: already there" in said.stdout
     (summary,) = tmp_path.glob("demo-*/summary.json")
     found = json.loads(summary.read_text(encoding="utf-8"))
-    assert found["validation"]["samples"] == 150 and found["validation"]["top1"] >= top1, (
+    assert found["validation"]["samples"] == 10 * val and found["validation"]["top1"] >= top1, (
         "chance is 10 %: four deviations above it"
     )
     for line in (

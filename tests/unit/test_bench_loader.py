@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks import images, loader
-from benchmarks._suite import results, run
+from benchmarks._suite import Suite, results, run
 from benchmarks.loader import (
     SUITE,
     Loader,
@@ -191,6 +190,21 @@ def test_a_pass_over_images_has_as_many_for_ours_and_for_others(
         assert [list(run(epoch)) for epoch in range(2)] == [[8] * 4] * 2
 
 
+def brief(folder: Path, least_s: float) -> Suite:
+    """The suite, with windows that take no more than `least_s` and the pass that is under way."""
+    script = folder / "brief.py"
+    script.write_text(
+        f"from benchmarks import loader; loader.LEAST_S = {least_s}; "
+        "loader.measuring(loader.Loader, loader.measure)"
+    )
+
+    def command(*asked: Any) -> list[str]:
+        *words, _, _, settings, point, folder = SUITE.command(*asked)  # between them -m benchmarks.loader
+        return [*words, str(script), settings, point, folder]
+
+    return replace(SUITE, command=command)
+
+
 @pytest.mark.usefixtures("prompt_ran")
 @pytest.mark.parametrize("loader", ["torchvision", "dali-gpu"])
 def test_two_ranks_pass_over_the_files_and_a_loader_that_cannot_is_a_row(
@@ -199,6 +213,7 @@ def test_two_ranks_pass_over_the_files_and_a_loader_that_cannot_is_a_row(
     gpus(monkeypatch, 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("benchmarks.loader.SUITE", brief(tmp_path, 0.5))
     words = f"--loaders {loader} --gpus 2 --image-size 32 --batch-size 8 --workers 1".split()
     where = ["--data", str(pictures), "--output", str(tmp_path / "out")]
     code = bench.main(["loader", *where, *words])
@@ -229,14 +244,10 @@ def test_small_sets_are_passed_over_until_there_are_enough_batches(
     gpus(monkeypatch, 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    program = (
-        "from benchmarks import loader; loader.LEAST_S = 0.0; loader.measuring(loader.Loader, loader.measure)"
-    )
-    brief = replace(SUITE, command=lambda *asked: [sys.executable, "-c", program, *SUITE.command(*asked)[3:]])
     settings = Loader(
         data=pictures, loaders=("synthetic",), image_size=32, workers=0, output=tmp_path / "out"
     )
-    (row,) = run(brief, settings, tmp_path / "out", lambda *_: None)
+    (row,) = run(brief(tmp_path, 0.0), settings, tmp_path / "out", lambda *_: None)
     assert (row["status"], row["figures"]["steps"], row["spread"]["rate"]["n"]) == ("ok", 20, 10), row[
         "error"
     ]

@@ -287,8 +287,8 @@ def test_damage_that_is_noticed_is_masked(backend: str, damage: str, tmp_path: P
         noise = np.random.default_rng(0).integers(0, 256, end - begin, np.uint8).tobytes()
         return content[:begin] + (bytes(end - begin) if damage == "zeros" else noise) + content[end:]
 
+    reader(backend, None)  # or skip
     kinds = spoiled(tmp_path, spoil)
-    reader(backend, kinds.videos)
     given, failed = feed(kinds.videos), set()
     with open_loader(backend, given) as loader:
         for epoch in range(3):

@@ -21,9 +21,10 @@ from dataset.videos.columns import CODECS, CONTAINERS, PIXELS, RECORD, Flags
 from dataset.videos.container import open_video
 from dataset.videos.packets import Times, read
 from dataset.videos.scan import open_videos
+from tests.schedule import own_schedule
 from tests.unit.clip_kinds import FRAMES, KINDS, STEPS, Made
 from tests.unit.test_headers import SAMPLES
-from tests.unit.video_files import ENCODERS, Video, make, number, own_schedule
+from tests.unit.video_files import ENCODERS, Video, make, number
 
 FLAGS_PLACE = (RECORD.names or ()).index("flags")
 MORE: dict[str, dict[str, Any]] = {

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy as np
 from av.stream import Disposition
 
 from contracts import Array
+from tests.schedule import own_schedule
 
 os.environ.setdefault("SVT_LOG", "1")  # the AV1 encoder: errors only
 GRID = 4
@@ -125,21 +125,24 @@ def _check(digits: tuple[int, int, int]) -> int:
     return (digits[0] * 7 + digits[1] * 5 + digits[2] * 3 + 9) % 16
 
 
-@contextmanager
-def own_schedule() -> Iterator[None]:
-    """Give this thread its scheduling back: for root the AV1 encoder makes it a real-time one, which takes a
-    core from everybody else for as long as the process lives."""
-    before = os.sched_getscheduler(0), os.sched_getparam(0)
-    try:
-        yield
-    finally:
-        os.sched_setscheduler(0, *before)
+MADE: dict[tuple[str, str], bytes] = {}
+"""Ending of a file, and its Video in words -> the bytes, which many tests ask for."""
 
 
 def make(path: Path, video: Video | None = None, **changes: Any) -> Path:
     """Write the file and its folders. `changes` are fields of Video."""
     video = video or Video(**changes)
     path.parent.mkdir(parents=True, exist_ok=True)
+    key = path.suffix, repr(video)
+    if key in MADE:
+        path.write_bytes(MADE[key])
+    else:
+        _code(path, video)
+        MADE[key] = path.read_bytes()
+    return path
+
+
+def _code(path: Path, video: Video) -> None:
     format_name = {".m2ts": "mpegts", ".mpg": "mpeg", ".m4v": "mp4"}.get(path.suffix)
     with own_schedule(), av.open(str(path), "w", format=format_name, options=video.muxer) as file:
         wanted = [each for each in (video.other, video) if each is not None]
@@ -156,7 +159,6 @@ def make(path: Path, video: Video | None = None, **changes: Any) -> Path:
             file.mux(packet)
     if video.parts:
         _show_parts(path, video)
-    return path
 
 
 def _show_parts(path: Path, video: Video) -> None:
