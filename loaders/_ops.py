@@ -1,13 +1,16 @@
 """The operations of plan/ops.py on tensors, many rows at once.
 
-None has a branch of the host on a number of the device, or waits for one. Must not know who decoded the
-pixels, nor draw a number.
+None has a branch of the host on a number of the device, or waits for one. On a CUDA device kernels do most
+of them (_ops_kernel.py); what is here is their reference. Must not know who decoded the pixels, nor draw a
+number.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +18,12 @@ import torch.nn.functional as functional
 
 from contracts import Array
 from loaders._turns import ToDevice
-from plan.ops import BLUR_SIDE, NUMBERS, PERMUTATIONS, Op
+from plan.ops import BLUR_SIDE, NUMBERS, PERMUTATIONS, WIDTH, Op
 
 Operation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(levels float32 [B, H, W, 3], numbers float32 [B, P]) -> levels of the same shape."""
+Way = Callable[[torch.Tensor, torch.Tensor, int, torch.Tensor], None]
+"""(levels float32 [B, ..., H, W, 3], `Rows.ops`, slot, rows int64 [R]) -> nothing: levels change in place."""
 GREY = (0.2989, 0.587, 0.114)
 """Weights of R, G and B in grey."""
 
@@ -30,25 +35,61 @@ def operated(levels: torch.Tensor, ops: Array, to_device: ToDevice) -> torch.Ten
     operation keep their levels bit for bit: which rows meet which operation is known on the host, and only
     those are touched.
     """
-    out = levels.to(torch.float32, copy=True)
+    out = levels.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    ways = _ways(_kernel(levels.device) if levels.device.type == "cuda" else None)
     members = {
-        (slot, operation): np.flatnonzero(ops[:, slot, 0] == operation)
+        (slot, operations): np.flatnonzero(np.isin(ops[:, slot, 0], operations))
         for slot in range(ops.shape[1])
-        for operation in OPERATIONS
+        for operations in ways
     }
-    members = {key: its for key, its in members.items() if len(its)}
+    members = {key: rows for key, rows in members.items() if len(rows)}
     if not members:
         return out
-    numbers, *places = to_device([ops[:, :, 1:], *members.values()])
-    frames = levels.shape[1:-3].numel()
-    for (slot, operation), its in zip(members, places, strict=True):
-        given = numbers[:, slot, : NUMBERS[operation]].index_select(0, its)
-        part = out.index_select(0, its)
-        # axes: [rows x frames, H, W, 3]
-        images = part.view(-1, *levels.shape[-3:])
-        done = OPERATIONS[operation](images, given.repeat_interleave(frames, dim=0) if frames > 1 else given)
-        out.index_copy_(0, its, done.reshape(part.shape))
+    numbers, *places = to_device([ops, *members.values()])
+    for (slot, operations), rows in zip(members, places, strict=True):
+        ways[operations](out, numbers, slot, rows)
     return out
+
+
+def _ways(kernel: Any) -> dict[tuple[int, ...], Way]:
+    """Return what does each operation: loaders._ops_kernel, where it is given, does many of them at once."""
+    ways: dict[tuple[int, ...], Way] = {} if kernel is None else dict(kernel.WAYS)
+    rest = set(OPERATIONS) - {operation for operations in ways for operation in operations}
+    return ways | {(operation,): partial(_by_torch, operation) for operation in sorted(rest)}
+
+
+def _by_torch(
+    operation: int, levels: torch.Tensor, numbers: torch.Tensor, slot: int, rows: torch.Tensor
+) -> None:
+    frames = levels.shape[1:-3].numel()
+    given = numbers[:, slot, 1 : 1 + NUMBERS[operation]].index_select(0, rows)
+    part = levels.index_select(0, rows)
+    # axes: [rows x frames, H, W, 3]
+    images = part.view(-1, *levels.shape[-3:])
+    done = OPERATIONS[operation](images, given.repeat_interleave(frames, dim=0) if frames > 1 else given)
+    levels.index_copy_(0, rows, done.reshape(part.shape))
+
+
+@cache
+def _kernel(device: torch.device) -> Any:
+    """Return loaders._ops_kernel, its kernels built; None, with a warning, where Triton cannot build them."""
+    try:
+        from loaders import _ops_kernel
+
+        row = torch.zeros(1, dtype=torch.int64, device=device)
+        for operations, way in _ops_kernel.WAYS.items():
+            numbers = torch.zeros(1, 1, WIDTH, device=device)
+            numbers[..., 0].fill_(operations[0])
+            way(torch.zeros(1, 2, 2, 3, device=device), numbers, 0, row)
+    except Exception as error:  # no Triton, no C compiler, no Python.h: each has an error of its own
+        said = (str(error).splitlines() or [""])[0]
+        warnings.warn(
+            f"Triton builds no kernel here ({type(error).__name__}: {said}): "
+            "operations on pixels take more steps",
+            stacklevel=2,
+        )
+        return None
+    return _ops_kernel
 
 
 def _each(numbers: torch.Tensor, place: int) -> torch.Tensor:

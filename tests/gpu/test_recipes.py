@@ -14,7 +14,7 @@ from contracts import Batch, Feed
 from engine import graphed
 from engine.distributed import ProcessWorld
 from engine.step import Step
-from loaders import first_batch, open_loader
+from loaders import _ops, first_batch, open_loader
 from loaders._ops import operated
 from loaders._staging import to_device
 from models import classification as registry
@@ -30,6 +30,7 @@ from tasks.classification import Classification
 from tests.conformance.pictures import photograph
 from tests.conformance.scenes import Scene
 from tests.gpu.test_rcnn import no_waits
+from tests.unit import test_ops_kernel
 
 ROWS = np.ones(4, bool)
 EACH: dict[str, list[tuple[Any, ...]]] = {
@@ -68,6 +69,12 @@ def test_operations_are_the_cpus(group: str, device: torch.device) -> None:
         # of them do where a product of matrices is taken in TF32
         assert (apart > 0.01).float().mean() < (0.03 if operation == Op.BLUR else 0.005), operation
         assert operation == Op.AFFINE or apart.max() <= 1.01, operation
+
+
+def test_the_kernels_do_what_torch_does(device: torch.device) -> None:
+    """Each row its own operations, of clips; a GPU does them by kernels."""
+    assert _ops._kernel(device) is not None
+    test_ops_kernel.check_they_are_alike(test_ops_kernel.apart(device))
 
 
 def recipe(photographs: Scene, device: torch.device, task: Classification) -> Feed:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torchvision.ops import box_iou
 
+from loaders import _ops
 from loaders.videos import _surfaces
 from models import _nms
 from tests.unit.triton_programs import interpreted
@@ -49,7 +50,12 @@ def test_the_kernel_keeps_what_torchvision_keeps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "kernel"), [(_nms, "models._nms_kernel"), (_surfaces, "loaders.videos._surfaces_kernel")]
+    ("module", "kernel"),
+    [
+        (_nms, "models._nms_kernel"),
+        (_ops, "loaders._ops_kernel"),
+        (_surfaces, "loaders.videos._surfaces_kernel"),
+    ],
 )
 def test_where_no_kernel_is_built_that_is_said_once(module: Any, kernel: str) -> None:
     module._kernel.cache_clear()

@@ -1,0 +1,88 @@
+"""The kernels of operations on pixels do what torch does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+from loaders import _ops
+from loaders._staging import to_device
+from plan import ops
+from plan.ops import Op
+from tests.conformance.pictures import photograph
+from tests.unit.triton_programs import interpreted
+
+HEIGHT, WIDTH = 23, 30
+MAP = (0.9, -0.3, 4.2, 0.3, 0.9, -2.7)
+TABLE: list[tuple[float, ...]] = [
+    (Op.BRIGHTNESS, 1.3),
+    (Op.SATURATION, 0.4),
+    (Op.CONTRAST, 1.6),
+    (Op.SHARPNESS, 1.7),
+    (Op.HUE, 0.2),
+    (Op.GREYSCALE,),
+    (Op.POSTERIZE, 3),
+    (Op.SOLARIZE, 90),
+    (Op.SOLARIZE_ADD, 40),
+    (Op.AUTOCONTRAST,),
+    (Op.EQUALIZE,),
+    (Op.INVERT,),
+    (Op.AFFINE, *MAP, 1, 124, 116, 104),
+    (Op.AFFINE, *MAP, 0, 124, 116, 104),
+    (Op.BLUR, 1.4),
+    (Op.NOISE, 12, 5, 7),
+    (Op.ERASE, 3.5, -2, 40, 15, 9, 8, 7, 50, 40, 30, 2**24 - 1, 2),
+    (0,),
+]
+
+
+def slots() -> Any:
+    """Return `Rows.ops` with two operations a row, in an order of their own each."""
+    numbers = np.zeros((len(TABLE), 1, ops.WIDTH), np.float32)
+    for row, given in enumerate(TABLE):
+        numbers[row, 0, : len(given)] = given
+    # what leaves the levels comes last
+    first = [row for row, given in enumerate(TABLE) if given[0] not in (Op.NOISE, Op.ERASE)]
+    before = np.resize(np.roll(first, 5), len(TABLE))
+    return np.concatenate([numbers[before], numbers], axis=1)
+
+
+def apart(device: torch.device) -> list[tuple[float, float]]:
+    """Return by how much the kernels' levels differ from torch's, a row each: at most, and how many do."""
+    from loaders import _ops_kernel
+
+    frames = [photograph(seed, HEIGHT, WIDTH) for seed in range(2 * len(TABLE))]
+    levels = torch.from_numpy(np.stack(frames)).view(len(TABLE), 2, HEIGHT, WIDTH, 3).to(device)
+    found = []
+    for kernel in (_ops_kernel, None):
+        ways = _ops._ways(kernel)
+        with patch.object(_ops, "_ways", lambda _, ways=ways: ways):
+            found.append(_ops.operated(levels, slots(), partial(to_device, device=device)))
+    rows = (found[0] - found[1]).abs().flatten(1)
+    return [(float(row.max()), float((row > 0.01).float().mean())) for row in rows]
+
+
+def check_they_are_alike(rows: Iterable[Sequence[float]]) -> None:
+    for (operation, *_), (most, share) in zip(TABLE, rows, strict=True):
+        assert share < 0.005, operation
+        assert most <= 1.01 or operation == Op.AFFINE, operation
+
+
+INTERPRETED = """
+import torch
+from tests.unit.test_ops_kernel import apart
+
+for most, share in apart(torch.device("cpu")):
+    print(most, share)
+"""
+
+
+@pytest.mark.slow
+def test_the_kernels_do_what_torch_does() -> None:
+    check_they_are_alike(interpreted(INTERPRETED))
