@@ -1,10 +1,12 @@
 """What a program does before its first large import: hear Ctrl-C, and see whether its limits let it begin.
 
-Behind such a limit libraries end the process in words of their own, or hang. This module imports none.
+Behind such a limit libraries end the process in words of their own, or hang. This module imports none before
+--help-all asks for them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -22,13 +24,22 @@ LEAST_FILES = 128
 def begin(program: str) -> Any:
     """Let Ctrl-C end the program at once, with its exit code; return the handler that was there before.
 
-    Exits with code 2 and one line where a limit is too low to begin, and with 0 once --help is answered.
+    Exits with code 2 and one line where a limit is too low to begin, and with 0 once --help or --help-all
+    is answered.
     """
     # imports leave nothing to tidy up
     before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(usage.HELP, end="")
         sys.exit(0)
+    if "--help-all" in sys.argv[1:]:
+        # they import no torch either
+        from config import parse
+        from contracts import UserError
+        from tasks import tables
+
+        with contextlib.suppress(UserError):  # train.py says it
+            parse(sys.argv[1:], tables())
     if said := too_low():
         print(f"{program}: {said}", file=sys.stderr, flush=True)
         sys.exit(2)

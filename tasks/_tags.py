@@ -123,8 +123,8 @@ class MeanPrecision:
         for ids, logits, wanted, valid in self._parts:
             rows = valid.cpu().numpy()
             parts.append((ids[rows], logits.cpu().numpy()[rows], wanted.cpu().numpy()[rows]))
-        ids, logits, wanted = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return ids, logits, wanted
+        own_ids, own_logits, own_wanted = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return own_ids, own_logits, own_wanted
 
     @staticmethod
     def _files(
@@ -134,7 +134,7 @@ class MeanPrecision:
         names = np.array(validated.classes, object)
         rows = [
             {"path": validated.source.name(int(sample)), "labels": ";".join(names[labels > 0]), **own}
-            for sample, labels, own in zip(answers.ids, wanted, answers.rows(names), strict=True)
+            for sample, labels, own in zip(answers.ids, wanted, answers.rows(validated.classes), strict=True)
         ]
         by_class = [
             {"class": name, "samples": int(count), "average_precision": one and round(one, 4)}

@@ -15,7 +15,6 @@ from dataset.model_classes import ModelClasses
 from dataset.splits import Console, Content, are_files
 from loaders import OF_MEDIUM, TRANSFORMED, Medium, default_loader, usable
 from models import Native, Registry
-from tasks._plans import transforms
 
 if TYPE_CHECKING:
     import torch
@@ -99,6 +98,8 @@ class TaskKind(ABC):
         workers: int,
     ) -> tuple[Feed, Feed]:
         """Return what a loader is opened with, to train and to validate: `plans` and `tasks` are of both."""
+        from tasks._plans import transforms  # with torch, which --help-all does without
+
         load = config.loading
         asked = self.reads("transforms") and not config.run.evaluate
         own = {"train": transforms(config.augmentation) if asked else {}, "val": {}}

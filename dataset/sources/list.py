@@ -192,8 +192,8 @@ def open(
         **how,
     )
     own = ListedUrls(columns, read_delay_s) if of_urls else source(columns, read_delay_s)
-    split = Split(columns=columns, source=own)
-    return taken_apart(split, classes, named) if sets else split
+    opened = Split(columns=columns, source=own)
+    return taken_apart(opened, classes, named) if sets else opened
 
 
 def entries(data: Path, cache: Path) -> Files:

@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "contracts": set(),
     "machine": set(),
     "usage": set(),
-    "startup": {"usage"},
+    "startup": {"usage", "config", "contracts", "tasks"},  # the last three for --help-all alone
     "user_files": set(),
     "storage": {"contracts", "user_files"},
     "torch_files": {"user_files"},

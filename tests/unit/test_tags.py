@@ -56,7 +56,7 @@ def test_the_loss_is_of_each_class_and_the_figure_of_all() -> None:
     several = np.array([[1, 1, 0], [0, 0, 0], [0, 0, 1]], bool)
     labels = np.array([0, 1, 2, 2])
     task = Tags(labels, several)
-    logits = torch.tensor([[3.0, 2, -1], [-2, -1, -1], [1, -3, 2], [-1, -2, torch.nan]])
+    logits = torch.tensor([[3.0, 2, -1], [-2, -1, -1], [1, -3, 2], [-1, -2, torch.inf]])
     batch = batch_of(torch.from_numpy(labels))
     made = task.targets(rows([0, 1, 2, 3]))
     batch.targets |= {name: torch.from_numpy(value) for name, value in made.items()}
@@ -67,7 +67,7 @@ def test_the_loss_is_of_each_class_and_the_figure_of_all() -> None:
     metric.update(logits, batch)
     told = metric.result(alone())
     assert isinstance(told, dict)
-    # of the third class one sample is the first, and one, which is no number, the last
+    # of the third class one sample is the first, and one, whose output is no number, the last
     assert told["map"] == pytest.approx((1 + 1 + (1 + 2 / 4) / 2) / 3)
     assert (told["samples"], told["losses_not_finite"], told["outputs_not_finite"]) == (4, 1, 1)
     assert told["loss"] == pytest.approx(float(expected[:3].mean()), abs=1e-5)

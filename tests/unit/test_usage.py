@@ -28,6 +28,14 @@ def test_help_shows_twenty_flags_before_anything_is_imported() -> None:
     assert "usage" in imported and not {"torch", "numpy", "pydantic"} & imported
 
 
+def test_every_setting_is_explained_before_torch_is_imported() -> None:
+    words = [sys.executable, "-X", "importtime", "train.py", "--help-all"]
+    told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert told.returncode == 0 and "--predict-format" in told.stdout and "classification" in told.stdout
+    imported = {line.split("|")[-1].strip() for line in told.stderr.splitlines()}
+    assert "config" in imported and "torch" not in imported
+
+
 def test_flags_that_are_named_are_there() -> None:
     texts = [usage.HELP, *usage.OURS.values(), *usage.NEEDLESS.values(), usage.answer("photos")]
     named = {flag for text in texts for flag in FLAG.findall(text)} - OF_TORCHRUN
