@@ -87,9 +87,21 @@ def begin(stop: Stop, parent: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
+    _end_with(parent, stop)
+
+
+def begin_spawned(parent: int) -> None:
+    """Prepare a child that was spawned and not forked: it ends when its parent is gone, and not by Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _end_with(parent, None)
+
+
+def _end_with(parent: int, stop: Stop | None) -> None:
+    """End this process when it is told to, or its parent is gone, whatever it does then."""
+
     def end() -> None:
         while os.getppid() == parent:
-            if stop.said:
+            if stop is not None and stop.said:
                 time.sleep(GRACE_S)  # it ends in order, unless it cannot
                 os._exit(0)
             time.sleep(0.2)
@@ -276,12 +288,17 @@ class Beside(Generic[R]):
         self._work = work
         self._stop = Stop()
         self._job: Future[R] | None = None
+        self._processes = list[Any]()
+        self._until_ended: threading.Thread | None = None
         try:
             pool = ProcessPoolExecutor(
                 1, multiprocessing.get_context("fork"), _start, (self._patiently, self._stop, os.getpid())
             )
             with forking():
                 self._job = pool.submit(_do, None)
+            self._processes = [*(getattr(pool, "_processes", None) or {}).values()]
+            # it waits for the process, which ends with its work
+            self._until_ended = getattr(pool, "_executor_manager_thread", None)
             pool.shutdown(wait=False)
         except (OSError, RuntimeError) as error:  # no process, thread or file for it: `result` does the work
             self._stop.now()
@@ -298,7 +315,7 @@ class Beside(Generic[R]):
         return self._job is None or self._job.done()
 
     def result(self) -> R:
-        """Wait for it, and raise what the work has raised.
+        """Wait for it and for the end of the process, and raise what the work has raised.
 
         Where the process did not live, this one does the work.
         """
@@ -307,6 +324,10 @@ class Beside(Generic[R]):
                 return self._job.result()
         except BrokenProcessPool as error:
             _warn(error)
+        finally:
+            if self._until_ended is not None:
+                with killed_if_late(self._processes):
+                    self._until_ended.join()
         return self._work()
 
     def drop(self) -> None:

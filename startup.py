@@ -27,6 +27,7 @@ def begin(program: str) -> Any:
     Exits with code 2 and one line where a limit is too low to begin, and with 0 once --help or --help-all
     is answered.
     """
+    open_streams()
     # imports leave nothing to tidy up
     before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     if {"-h", "--help"} & set(sys.argv[1:]):
@@ -44,6 +45,20 @@ def begin(program: str) -> Any:
         print(f"{program}: {said}", file=sys.stderr, flush=True)
         sys.exit(2)
     return before
+
+
+def open_streams() -> None:
+    """Give a program whose standard streams are closed, as those of a daemon, ones that go nowhere.
+
+    Else it has none to write to, and the first files that it opens get their numbers and their words.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for place, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            # it stays open as long as the program runs
+            setattr(sys, name, open(place, "w" if place else "r", closefd=False))  # noqa: SIM115
 
 
 def too_low() -> str:

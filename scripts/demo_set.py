@@ -13,7 +13,6 @@ import io
 import json
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -26,6 +25,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from rich.progress import track
+
+from processes import begin_spawned
 
 VERSION = 1  # of the drawing: a set of another version is made anew
 STAMP = "demo_set.json"
@@ -219,11 +220,8 @@ def fill(
         for folder in (fresh / split / name for split in SPLITS for name in classes):
             folder.mkdir(parents=True, exist_ok=True)
         workers = processes or len(os.sched_getaffinity(0))
-        # spawn: the caller may have threads, and a fork with threads may hang. Ctrl-C is for the parent
-        # alone.
-        with ProcessPoolExecutor(
-            workers, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN)
-        ) as pool:
+        # spawn: the caller may have threads, and a fork with threads may hang
+        with ProcessPoolExecutor(workers, get_context("spawn"), begin_spawned, (os.getpid(),)) as pool:
             try:
                 done = pool.map(partial(write_one, fresh, seed), keys, chunksize=8)
                 for _ in track(done, f"drawing {Path(dest).name}", total=len(keys), disable=not progress):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -24,6 +23,7 @@ import av
 import numpy as np
 from rich.progress import track
 
+from processes import begin_spawned
 from scripts.demo_set import background, make
 
 CLASS = "video"
@@ -82,8 +82,8 @@ def write(
         with ProcessPoolExecutor(
             processes or len(os.sched_getaffinity(0)),
             get_context("spawn"),
-            signal.signal,
-            (signal.SIGINT, signal.SIG_IGN),
+            begin_spawned,
+            (os.getpid(),),
         ) as pool:
             try:
                 done = pool.map(partial(encode, fresh / place, kind), range(count))

@@ -7,14 +7,17 @@ Must not know what an annotation file holds.
     FiftyOne        train/labels.json, train/data/*.jpg
     CVAT            annotations/instances_default.json, images/*.jpg
     Label Studio    result.json, images/*.jpg
+    by its words    annotations/instances_Train.json, train_coco.json
     flat            train.json, val.json, or one *.json alone
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -24,7 +27,9 @@ Split = Literal["train", "val"]
 NAMES: dict[Split, tuple[str, ...]] = {"train": ("train", "training"), "val": ("val", "valid", "validation")}
 """What the splits are called."""
 KINDS = ("person_keypoints", "instances")
-FOLDERS = ("{split}", "images/{split}", "images", "data", "")
+OTHER_KINDS = {"captions", "panoptic", "stuff", "info"}
+"""Words in the names of COCO's files that have no boxes to train on."""
+FOLDERS = ("{split}", "images/{split}", "data/{split}", "images", "data", "")
 """Where the images may be, "" = beside the file; the first that is there counts."""
 OF_A_SPLIT: Sequence[tuple[str, Sequence[str]]] = (
     ("{split}/_annotations.coco.json", ("{split}",)),
@@ -62,6 +67,8 @@ def find(root: Path, split: Split, *, keypoints: bool, images: bool = True) -> L
     for kind in kinds:
         if found := _first(real, OF_A_SPLIT, NAMES[split], kind):
             return found
+    if worded := _worded(real, split, kinds):
+        return worded
     if not _splits_are_named(real):
         for kind in kinds:
             if found := _first(real, OF_BOTH, ("",), kind):
@@ -97,8 +104,31 @@ def _own(root: Path, real: Path, split: Split, kind: str) -> Layout | None:
 def _splits_are_named(real: Path) -> bool:
     """Return whether some annotations are of one split, so that no others can be of both."""
     own = any(any(real.glob(f"annotations/{kind}_{split}*.json")) for kind in KINDS for split in NAMES)
+    own = own or any(_worded(real, split, KINDS) for split in NAMES)
     every = [name for names in NAMES.values() for name in names]
     return own or any(_first(real, OF_A_SPLIT, every, kind) for kind in KINDS)
+
+
+def _worded(real: Path, split: Split, kinds: Sequence[str]) -> Layout | None:
+    """Return the only annotations of which a word of their name is the split, however it is written, such as
+    instances_Train.json or train_coco.json, and the images' folder of that name; None: there are not one."""
+    others = OTHER_KINDS if "person_keypoints" in kinds else OTHER_KINDS | {"keypoints"}
+    for folder in ("annotations", ""):
+        files = [path for path in sorted((real / folder).glob("*.json")) if not _words(path) & others]
+        found = [path for path in files if _words(path) & {*NAMES[split]}]
+        kind = next((kind for kind in kinds if any(kind in path.stem.lower() for path in found)), "")
+        found = [path for path in found if kind in path.stem.lower()]
+        if len(found) == 1:
+            below = (place for at in ("", "images", "data") for place in sorted((real / at).glob("*/")))
+            there = (place for place in below if _words(place) & {*NAMES[split]})
+            usual = (real / name for name in ("images", "data") if (real / name).is_dir())
+            images = next(chain(there, usual, [real]))
+            return Layout(found[0], str(images.relative_to(real)).removeprefix("."))
+    return None
+
+
+def _words(path: Path) -> set[str]:
+    return {*re.split("[^a-z]+", path.stem.lower())}
 
 
 def _with_images(root: Path, layout: Layout, images: bool, wanted: str) -> Layout:
@@ -132,7 +162,12 @@ def _first(
 
 def _other_tool(root: Path, real: Path) -> str:
     """Return a line for layouts that scripts.to_coco converts, "" for any other."""
-    tool = "Pascal VOC" if any(real.glob("Annotations/*.xml")) else ""
+    tool = ""
+    for pattern in ("Annotations/*.xml", "*/Annotations/*.xml", "*/*/Annotations/*.xml"):
+        if file := next(real.glob(pattern), None):
+            tool = "Pascal VOC"
+            root = root / file.relative_to(real).parents[1]
+            break
     tool = "YOLO" if any(_yolo(real)) else tool
     convert = f"python -m scripts.to_coco {shlex.quote(str(root))} NEW_FOLDER"
     return tool and f"{root} is in {tool}'s layout; {convert} makes COCO's of it, with links to its images"
@@ -140,5 +175,6 @@ def _other_tool(root: Path, real: Path) -> str:
 
 def _yolo(real: Path) -> Iterator[Path]:
     """Yield what tells YOLO's layout."""
-    for pattern in ("data.y*ml", "labels/*.txt", "labels/*/*.txt", "*/labels/*.txt"):
+    places = ("labels/*.txt", "labels/*/*.txt", "*/labels/*.txt")
+    for pattern in ("data.y*ml", *places, "classes.txt", "obj.names"):
         yield from real.glob(pattern)

@@ -36,23 +36,25 @@ def read_published(lines: List) -> Iterator[Line] | None:
         raise UserError(
             f"--data: the list {lines.path} is JSON; of Something-Something this makes a list: {CONVERT_JSON}"
         )
-    if lines.head and lines.head[0][1][: len(_KINETICS)] == _KINETICS:
+    if lines.head and {*_KINETICS} <= {*lines.head[0][1]}:
         return _kinetics(lines)
     return _ucf(lines)
 
 
 def _kinetics(lines: List) -> Iterator[Line]:
-    """Yield the lines of `label,youtube_id,time_start,time_end,split`. The file is <id>_<start>_<end>, with
-    six digits each, in the folder of the list's name, in that of its class or in neither."""
+    """Yield the lines of `label,youtube_id,time_start,time_end,split`, in the order of the heading. The file
+    is <id>_<start>_<end>, with six digits each, in the folder of the list's name, in that of its class or in
+    neither."""
     base = lines.path.with_suffix("")
+    places = [lines.head[0][1].index(name) for name in _KINETICS]
     held: dict[str, dict[str, str]] = {}
     for number, row in islice(lines.records(), 1, None):
         try:
-            label, video, start, end = row[:4]
+            label, video, start, end = (row[place] for place in places)
             stem = f"{video}_{round(float(start)):06d}_{round(float(end)):06d}"
             if "\0" in label + video:
                 raise ValueError("no name of a file has a NUL")
-        except (ValueError, OverflowError):  # of infinity, which has no whole number
+        except (ValueError, IndexError, OverflowError):  # of infinity, which has no whole number
             line = printable(os.fsencode(",".join(row)))[:200]
             raise lines.wrong(
                 number, f"is '{line}'; a line of Kinetics is label,youtube_id,time_start,time_end,split"

@@ -300,7 +300,7 @@ def test_a_plan_that_derives_from_none_of_ours_is_checked_at_the_door(change: Ch
 def test_opening_refuses_a_plan_without_a_batch() -> None:
     """Else a loop of one's own would pass over nothing, and end well."""
     plan = replace(faulty(lambda framed: None), batch_size=COUNT + 1)
-    feed: Any = SimpleNamespace(plan=plan, source=NoBytes(COUNT))
+    feed: Any = SimpleNamespace(plan=plan, source=NoBytes(COUNT), transforms=None)
     with pytest.raises(UserError, match=f"no batch: a step takes {COUNT + 1} samples, .* {COUNT};"):
         open_loader("synthetic", feed)
 

@@ -51,6 +51,21 @@ def subsets_of_cvat(coco: Path, root: Path) -> None:
         )
 
 
+def other_words(coco: Path, root: Path) -> None:
+    """Names that hold the split as a word, in another case and place."""
+    (root / "annotations").mkdir()
+    for name, word in (("train", "Train"), ("val", "Validation")):
+        shutil.copytree(coco / f"{name}2017", root / "images" / word)
+        (root / "annotations" / f"my_{word}_coco.json").write_text(json.dumps(document(coco, f"{name}2017")))
+
+
+def below_data(coco: Path, root: Path) -> None:
+    (root / "annotations").mkdir()
+    for name in ("train", "val"):
+        shutil.copytree(coco / f"{name}2017", root / "data" / name)
+        (root / "annotations" / f"{name}.json").write_text(json.dumps(document(coco, f"{name}2017")))
+
+
 def cvat(coco: Path, root: Path) -> None:
     shutil.copytree(coco / "train2017", root / "images")
     (root / "annotations").mkdir()
@@ -78,7 +93,7 @@ def flat(coco: Path, root: Path) -> None:
 Write = Callable[[Path, Path], None]
 
 
-@pytest.mark.parametrize("write", [roboflow, fiftyone, flat_files, subsets_of_cvat])
+@pytest.mark.parametrize("write", [roboflow, fiftyone, flat_files, subsets_of_cvat, other_words, below_data])
 def test_two_splits(write: Write, data: Path, tmp_path: Path) -> None:
     root = tmp_path / "export"
     root.mkdir()
@@ -123,6 +138,7 @@ def test_a_split_that_is_missing_is_not_taken_from_the_other(data: Path, tmp_pat
         (["data.yaml", "images/train/1.jpg", "labels/train/1.txt"], "YOLO"),
         (["train/images/1.jpg", "train/labels/1.txt"], "YOLO"),
         (["images/1.jpg", "labels/1.txt"], "YOLO"),
+        (["obj_train_data/1.jpg", "obj_train_data/1.txt", "obj.names"], "YOLO"),
         (["JPEGImages/1.jpg", "Annotations/1.xml", "ImageSets/Main/train.txt"], "Pascal VOC"),
     ],
 )
@@ -138,6 +154,15 @@ def test_what_has_to_be_converted_is_named(files: list[str], tool: str, tmp_path
         f"--data: {root} is in {tool}'s layout; python -m scripts.to_coco '{root}' NEW_FOLDER"
     )
     assert "\n" not in said
+
+
+def test_pascal_voc_as_it_is_unpacked_is_named_by_its_own_folder(tmp_path: Path) -> None:
+    inner = tmp_path / "VOCdevkit" / "VOC2007"
+    (inner / "Annotations").mkdir(parents=True)
+    (inner / "Annotations" / "1.xml").write_text("")
+    for root in (tmp_path, tmp_path / "VOCdevkit", inner):
+        with pytest.raises(UserError, match=f"python -m scripts.to_coco {inner} NEW_FOLDER"):
+            find(root, "train", keypoints=False)
 
 
 def test_many_files_are_no_annotation_file(tmp_path: Path) -> None:

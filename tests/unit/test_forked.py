@@ -161,6 +161,17 @@ print("end", flush=True)
     assert (left.returncode, left.stdout, left.stderr) == (0, "end\n", "")
 
 
+@pytest.mark.parametrize("script", ["demo_set --train-per-class 9999", "video_set --count 9999"])
+def test_processes_of_a_script_that_was_killed_end(script: str, tmp_path: Path) -> None:
+    name, *options = script.split()
+    command = [sys.executable, "-m", f"scripts.{name}", str(tmp_path / "made"), *options]
+    with psutil.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as program:
+        until(lambda: any(path.is_file() for path in tmp_path.rglob("*")))  # the processes have begun
+        children = program.children()
+        program.kill()
+    assert children and not psutil.wait_procs(children, timeout=20)[1]
+
+
 def test_work_beside_is_done_in_another_process() -> None:
     begin = mmap.mmap(-1, 1)
 
@@ -173,6 +184,7 @@ def test_work_beside_is_done_in_another_process() -> None:
     begin[0] = 1
     process, nice = told.result()
     assert process != os.getpid() and nice == min(os.nice(0) + processes.NICE, 19) and told.done()
+    assert not psutil.pid_exists(process), "it has ended, and left nothing to end later"
 
 
 def test_work_beside_forks_too_while_this_process_does() -> None:

@@ -60,6 +60,13 @@ def test_kinetics(layout: str, heading: str, clip: Path, tmp_path: Path) -> None
     )
 
 
+def test_kinetics_with_its_columns_in_another_order(clip: Path, tmp_path: Path) -> None:
+    place(clip, tmp_path / "train" / "x_000001_000011.mp4")
+    (tmp_path / "train.csv").write_text("youtube_id,split,time_start,time_end,label\nx,train,1,11,archery\n")
+    found = open_videos(tmp_path / "train.csv", cache=tmp_path.parent / f"{tmp_path.name}-cache")
+    assert named(found, tmp_path) == [("train/x_000001_000011.mp4", "archery")]
+
+
 @pytest.mark.parametrize(
     ("line", "shown"),
     [

@@ -60,6 +60,14 @@ def test_any_other_process_is_left_alone(changes: dict[str, str | None]) -> None
     assert torchrun_variables({name: value for name, value in changed.items() if value}) == {}
 
 
+@pytest.mark.parametrize("job", [{}, TASK | {"ENVIRONMENT": "BATCH"}], ids=["alone", "in a job's script"])
+@pytest.mark.parametrize("name", slurm.OF_MPI)
+def test_processes_of_mpi_do_not_train_alone(name: str, job: dict[str, str]) -> None:
+    with pytest.raises(UserError, match=rf"one of 2 processes that MPI started \({name}\).*torchrun"):
+        torchrun_variables(job | {name: "2"})
+    assert torchrun_variables(job | {name: "1"}) == {} == torchrun_variables({name: "2", "RANK": "0"})
+
+
 def test_srun_within_a_jobs_script() -> None:
     assert torchrun_variables({**TASK, "ENVIRONMENT": "BATCH", "SLURM_STEP_ID": "0"})["RANK"] == "3"
 
