@@ -145,7 +145,10 @@ def open_loader(name: str, feed: Feed) -> Loader:
             f"the plan has no batch: a step takes {feed.plan.global_batch_size} samples, "
             f"and there are {feed.plan.samples}; a smaller batch_size"
         )
-    if not isinstance(feed.plan, EpochPlan):  # which checks what it draws itself
+    count = 1
+    if isinstance(feed.plan, EpochPlan):  # which checks what it draws itself
+        count = bundles.count(feed.plan, feed.plan.together)
+    else:
         columns = feed.columns
         segments = (columns.first, columns.frames) if len(feed.plan.sample_shape) == 4 else None
         stored = Stored(heights=columns.height, widths=columns.width, segments=segments)
@@ -154,8 +157,7 @@ def open_loader(name: str, feed: Feed) -> Loader:
     beside = name.partition("+")[2]
     if beside:
         return module.open(feed, beside)
-    count = 1 if name == "synthetic" else bundles.count(feed.plan)
-    if count == 1:
+    if count == 1 or name == "synthetic":
         return module.open(feed)
     feed = bundled(feed, count)
     return Bundles(module.open(feed), feed)

@@ -40,15 +40,22 @@ def turned(
         return pixels
     if pixels.device.type == "cpu":
         return _turned_by_row(pixels, rows)
-    if (rows.turns & TRANSPOSE).any():
-        pixels = _transposed(pixels, rows, to_device)
-    backwards = [which for which in ((-3, FLIP, 0), (-2, MIRROR, 1)) if (rows.turns & which[1]).any()]
+    bits = {bit: (rows.turns & bit) != 0 for bit in (MIRROR, FLIP, TRANSPOSE)}
+    *masks, sizes = to_device([*bits.values(), rows.sizes])
+    met = dict(zip(bits, masks, strict=True))
+    if bits[TRANSPOSE].any():
+        if before[0] == before[1] and (rows.sizes == before).all():
+            swapped = met[TRANSPOSE].view(-1, *[1] * (pixels.ndim - 1))
+            pixels = torch.where(swapped, pixels.transpose(-3, -2), pixels)
+        else:
+            pixels = _transposed(pixels, rows, to_device)
+    backwards = [which for which in ((-3, FLIP, 0), (-2, MIRROR, 1)) if bits[which[1]].any()]
     for axis, bit, side in backwards:
-        met, lengths = to_device([(rows.turns & bit) != 0, rows.sizes[:, side]])
+        lengths = sizes[:, side, None]
         place = torch.arange(pixels.shape[axis], device=pixels.device)
         # axes: [B, places along the axis]
-        inside = met[:, None] & (place < lengths[:, None])
-        source = torch.where(inside, lengths[:, None] - 1 - place, place)
+        inside = met[bit][:, None] & (place < lengths)
+        source = torch.where(inside, lengths - 1 - place, place)
         shape = [len(rows), *[1] * (pixels.ndim - 1)]
         shape[axis] = len(place)
         is_last = axis == backwards[-1][0]

@@ -17,21 +17,21 @@ import numpy as np
 from contracts import Array, Plan, Rows
 
 ROWS = 128
-"""Rows of a bundle, at most: NumPy's calls, a worker's task and a copy take about as long for 8."""
+"""Rows drawn at once, and of a bundle, at most: NumPy, a worker's task and a copy take as long for 8."""
 PIXELS = 128 * 224 * 224
 """Pixels of a bundle's outputs, at most: memory for more would be felt."""
 
 
-def count(plan: Plan) -> int:
-    """Return how many micro-batches of `plan` make a bundle of at most ROWS rows; 1: none are made.
+def count(plan: Plan, together: int) -> int:
+    """Return how many micro-batches of `plan` make a bundle, of the `together` that it draws at once.
 
-    Only batches of one shape are bundled, of still images.
+    1: none are made. Only batches of one shape are bundled, of still images.
     """
-    if not plan.filled or plan.resident > 1 or len(plan.sample_shape) > 3:
+    if together == 1 or not plan.filled or plan.resident > 1 or len(plan.sample_shape) > 3:
         return 1
     height, width = plan.sample_shape[1:]
     pixels = height * width * (1 + plan.upscale**2)
-    return max(min(ROWS, PIXELS // pixels) // plan.batch_size, 1)
+    return max(min(together, PIXELS // pixels // plan.batch_size), 1)
 
 
 def joined(batches: Sequence[Rows]) -> Rows:

@@ -38,6 +38,9 @@ LEVELS = Pixels(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), dtype="float32")
 PART_PIXELS = PART * 64 * 64
 """Pixels of the large images of a part: larger ones come in smaller parts, so that all workers fill a batch
 together."""
+PART_ROWS = 128
+"""Rows of a part, at most: a worker needs 10 ms for so many small patches, and each part costs the loader's
+thread as much."""
 IMAGES = 4
 """Images of a part, where a task has several patches of each."""
 
@@ -57,7 +60,7 @@ class PairedLoader(Staging):
         self._sharing = int(plan.sharing)
         area = math.prod(largest_upright(plan)[1:])
         large = area * self._scale**2
-        part_rows = max(min(PART, PART_PIXELS // large), 1)
+        part_rows = max(min(PART_ROWS, PART_PIXELS // large), 1)
         if plan.patches > 1:
             part_rows = IMAGES * plan.patches
         self._workers = Workers(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,9 +90,11 @@ def _kept(batch: Batch) -> Batch:
     return replace(batch, images=batch.images.clone(), sizes=batch.sizes.clone(), targets=targets)
 
 
-def test_what_is_large_or_of_several_shapes_is_not_bundled(pictures: Scene, tmp_path: Path) -> None:
-    plan = feed(pictures, training=True).plan
-    assert bundles.count(plan) == 64
-    assert bundles.count(replace(plan, batch_size=100)) == 1  # type: ignore[type-var]
-    large = ImagePolicy(window="random-resized", image_size=1024)
-    assert bundles.count(ImagePlan.of(pictures.manifest, large, seed=5, batch_size=2)) == 3
+def test_what_is_large_is_not_bundled(pictures: Scene) -> None:
+    def count(**changes: Any) -> int:
+        plan = replace(ImagePlan.of(pictures.manifest, ImagePolicy(**changes), seed=5, batch_size=2))
+        return bundles.count(plan, plan.together)
+
+    assert count(window="random-resized", image_size=32) == 64
+    assert count(window="random-resized", image_size=1024) == 3
+    assert count(window="random-resized", image_size=3000) == 1

@@ -78,6 +78,7 @@ def test_purposes_are_never_renumbered() -> None:
         "ERASE": 16,
         "UPSIDE_DOWN": 17,
         "MIX": 18,
+        "BALANCE": 20,
         "TRANSFORM": 19,
     }
 

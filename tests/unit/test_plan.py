@@ -191,11 +191,7 @@ def test_classes_come_alike_on_any_number_of_ranks() -> None:
         times = np.bincount(ids, minlength=39)
         for label, (least, most) in {0: (0, 1), 1: (1, 2), 3: (6, 7)}.items():
             assert (times[labels == label].min(), times[labels == label].max()) == (least, most)
-<<<<<<< ours
-        ops = np.concatenate([one.ops for one in rows])
-=======
         ops = np.concatenate([np.asarray(one.ops) for one in rows])
->>>>>>> theirs
         assert len(np.unique(ops.reshape(39, -1), axis=0)) == 39, "repeats are drawn apart"
         ranks = [list(plan(39, **how, world_size=3, rank=rank).rows(epoch, 0)) for rank in range(3)]
         dealt = [one.ids for step in zip(*ranks, strict=True) for one in step]
