@@ -87,21 +87,9 @@ def begin(stop: Stop, parent: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
-    _end_with(parent, stop)
-
-
-def begin_spawned(parent: int) -> None:
-    """Prepare a child that was spawned and not forked: it ends when its parent is gone, and not by Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _end_with(parent, None)
-
-
-def _end_with(parent: int, stop: Stop | None) -> None:
-    """End this process when it is told to, or its parent is gone, whatever it does then."""
-
     def end() -> None:
         while os.getppid() == parent:
-            if stop is not None and stop.said:
+            if stop.said:
                 time.sleep(GRACE_S)  # it ends in order, unless it cannot
                 os._exit(0)
             time.sleep(0.2)

@@ -13,7 +13,10 @@ import io
 import json
 import os
 import shutil
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -25,8 +28,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from rich.progress import track
-
-from processes import begin_spawned
 
 VERSION = 1  # of the drawing: a set of another version is made anew
 STAMP = "demo_set.json"
@@ -221,7 +222,7 @@ def fill(
             folder.mkdir(parents=True, exist_ok=True)
         workers = processes or len(os.sched_getaffinity(0))
         # spawn: the caller may have threads, and a fork with threads may hang
-        with ProcessPoolExecutor(workers, get_context("spawn"), begin_spawned, (os.getpid(),)) as pool:
+        with ProcessPoolExecutor(workers, get_context("spawn"), follow, (os.getpid(),)) as pool:
             try:
                 done = pool.map(partial(write_one, fresh, seed), keys, chunksize=8)
                 for _ in track(done, f"drawing {Path(dest).name}", total=len(keys), disable=not progress):
@@ -229,6 +230,18 @@ def fill(
             finally:
                 pool.shutdown(cancel_futures=True)  # an interrupt does not wait for the files still to come
     return True
+
+
+def follow(parent: int) -> None:
+    """Prepare a process of a pool: Ctrl-C is for its parent alone, and it ends when that has gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def end() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()
 
 
 @contextmanager

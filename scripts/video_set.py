@@ -23,8 +23,7 @@ import av
 import numpy as np
 from rich.progress import track
 
-from processes import begin_spawned
-from scripts.demo_set import background, make
+from scripts.demo_set import background, follow, make
 
 CLASS = "video"
 BITS = 0.065
@@ -82,7 +81,7 @@ def write(
         with ProcessPoolExecutor(
             processes or len(os.sched_getaffinity(0)),
             get_context("spawn"),
-            begin_spawned,
+            follow,
             (os.getpid(),),
         ) as pool:
             try:
