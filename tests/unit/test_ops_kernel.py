@@ -70,7 +70,8 @@ def apart(device: torch.device) -> list[tuple[float, float]]:
 
 def check_they_are_alike(rows: Iterable[Sequence[float]]) -> None:
     for (operation, *_), (most, share) in zip(TABLE, rows, strict=True):
-        assert share < 0.005, operation
+        # where products of matrices are taken in TF32, more pixels lie on the other side of a half
+        assert share < (0.03 if operation == Op.BLUR else 0.005), operation
         assert most <= 1.01 or operation == Op.AFFINE, operation
 
 
