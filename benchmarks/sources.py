@@ -2,9 +2,10 @@
 network behind it; beside the stores of other libraries.
 
 Stores are written below --output at the first point that needs them, by scripts.pack and by the libraries'
-own writers. A rate is that of whole passes: from the request for a first batch until the last one is on the
-device. For a *cold* pass the store's files are dropped from the page cache (posix_fadvise), behind a loader
-that has given one batch: neither its start nor its buffers are in that time.
+own writers. A rate is that of windows of passes that follow one another: from one batch that is on the
+device to another. For a *cold* rate the store's files are dropped from the page cache (posix_fadvise), behind
+a loader that has given one batch: neither its start nor its buffers are in that time, which ends with the
+pass or before.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from importlib import metadata
@@ -71,6 +73,10 @@ STORES = ("folder", "tar", "lmdb", "arrow")
 PEERS = (peers.LOOSE, *peers.PEERS)
 PIL = "torchvision+pil"
 """Our loader torchvision with the decoder of the other libraries' rows."""
+PIECE = 1 << 24
+"""Bytes that are read at once into the page cache."""
+READERS = 16
+"""Files that are read at once into the page cache."""
 
 
 class Sources(Common):
@@ -90,13 +96,15 @@ class Sources(Common):
     packed: bool = True
     """Also a store packed at FFCV's settings, read with all cores."""
     arch: str = "resnet18"
-    """Network behind each store of ours; none = the loader alone."""
+    """Network behind each store of ours, with the largest of --workers; none = the loader alone."""
     batch_size: PositiveInt = 128
     """Samples a batch."""
     image_size: Annotated[int, Field(ge=8)] = 224
     """Height and width of the images, pixels: random resized crops."""
-    seconds: Annotated[FiniteFloat, Field(gt=0)] = 1.0
-    """Least seconds of a window, which is of whole passes; a rate is of three."""
+    seconds: Annotated[FiniteFloat, Field(gt=0)] = 0.5
+    """Least seconds of a window; a rate is of three, behind one that is not counted."""
+    cold_s: Annotated[FiniteFloat, Field(gt=0)] = 2.0
+    """Longest that a store is read from the disk, seconds; a whole pass ends sooner."""
 
 
 # --- points -------------------------------------------------------------------------------------------------
@@ -155,40 +163,59 @@ def disk_bytes() -> int | None:
     return None if counters is None else int(counters.read_bytes)
 
 
-def timed(epochs: images.Epochs, epoch: int, world: ProcessWorld) -> tuple[int, float]:
-    """Return (samples, seconds) of a whole pass."""
+def cached(folder: Path) -> None:
+    """Read the files below a folder, so that they are in the page cache."""
+
+    def read(path: Path) -> None:
+        with path.open("rb", buffering=0) as file:
+            while file.read(PIECE):
+                pass
+
+    with ThreadPoolExecutor(READERS) as pool:
+        list(pool.map(read, filter(Path.is_file, folder.rglob("*"))))
+
+
+def timed(
+    batches: Iterator[int], world: ProcessWorld, *, seconds: float, least: int = 1
+) -> tuple[int, float]:
+    """Return (samples, seconds) of the next batches: at least `least`, until `seconds` are over or none comes
+    any more."""
+    samples = 0
     began = time.perf_counter()
-    samples = sum(epochs(epoch))
+    for number, each in enumerate(batches, 1):
+        samples += each
+        if number >= least and time.perf_counter() - began >= seconds:
+            break
     world.synchronise()
     return samples, time.perf_counter() - began
 
 
-def warm(epochs: images.Epochs, least_s: float, world: ProcessWorld) -> list[float]:
-    """Return the samples/s of three windows of whole passes, behind one that is not counted."""
-    timed(epochs, 0, world)
-    rates: list[float] = []
-    epoch = itertools.count(1)
-    while len(rates) < LEAST:
-        samples, seconds = timed(epochs, next(epoch), world)
-        while seconds < least_s:
-            more = timed(epochs, next(epoch), world)
-            samples += more[0]
-            seconds += more[1]
-        rates.append(samples / seconds)
-    return rates
+def warm(epochs: images.Epochs, least_s: float, world: ProcessWorld, *, least: int = 1) -> list[float]:
+    """Return the samples/s of three windows of `least` batches or more, behind one that is not counted.
+
+    A window that a pass ends in goes on in the next pass.
+    """
+    batches = itertools.chain.from_iterable(map(epochs, itertools.count(1)))
+    windows = [timed(batches, world, seconds=least_s, least=least) for _ in range(1 + LEAST)]
+    return [samples / seconds for samples, seconds in windows[1:]]
 
 
-def cold(epochs: images.Epochs, folder: Path, world: ProcessWorld) -> tuple[float, float | None]:
-    """Return samples/s of a pass over a store that is not in the page cache, and its share that came from
-    disks, of which other processes may read too."""
+def cold(
+    epochs: images.Epochs, folder: Path, world: ProcessWorld, *, longest_s: float, images: int
+) -> tuple[float, float | None]:
+    """Return samples/s of a store of so many `images` that is not in the page cache, and the bytes that came
+    from disks over those of these samples: more than 1 where the system reads ahead, or other processes read.
+
+    It is read once, or for `longest_s`.
+    """
     # before a reader of an LMDB maps what is cached: in pieces of 2 MiB, which then stay
     dropped(folder)
     sum(epochs(0, 1))  # starts the workers, and reads nothing ahead
     size = dropped(folder)
     before = disk_bytes()
-    samples, seconds = timed(epochs, 1, world)
+    samples, seconds = timed(epochs(1), world, seconds=longest_s)
     after = disk_bytes()
-    share = None if before is None or after is None else (after - before) / size
+    share = None if before is None or after is None else (after - before) / (size * samples / images)
     return samples / seconds, share
 
 
@@ -214,6 +241,12 @@ def training(arch: str, shape: tuple[int, ...], split: Split, world: ProcessWorl
     return take
 
 
+def trains(settings: Sources, point: Point) -> bool:
+    """Whether a point has a network behind it."""
+    of_ours = point["store"] != SMALLER and point["loader"] == settings.loader
+    return settings.arch != "none" and of_ours and point["workers"] == max(settings.workers)
+
+
 def measure(settings: Sources, point: Point, folder: Path) -> Measured:
     device = prepare_process()
     world = ProcessWorld(device)
@@ -221,27 +254,34 @@ def measure(settings: Sources, point: Point, folder: Path) -> Measured:
     stores = folder.parents[1] / "stores"
     by_hand = point["loader"] in PEERS
     split = stored(data, "folder" if by_hand else point["store"], stores)
-    place = stores / point["store"].replace(", ", "-")
+    theirs_alone = point["loader"] in peers.PEERS
+    place = stores / ("peers/" + point["loader"] if theirs_alone else point["store"].replace(", ", "-"))
     figures: dict[str, Any] = {"images": len(split.columns)}
     installed = {}
     with ExitStack() as stack:
         stack.enter_context(world.joined())
         stack.enter_context(world.own_stream())
         if by_hand:
-            rates = warm(by_others(point, split, stores, world), settings.seconds, world)
-            package = peers.PEERS[point["loader"]].package if point["loader"] in peers.PEERS else "torch"
+            theirs = by_others(point, split, stores, world)
+            cached(place)
+            # each of their workers gives a whole batch, and these come together
+            rates = warm(theirs, settings.seconds, world, least=2 * point["workers"])
+            package = peers.PEERS[point["loader"]].package if theirs_alone else "torch"
             installed = {package: metadata.version(package)}
         else:
             alone = partial(ours, point, split, world)
-            rates = alone(lambda epochs: warm(epochs, settings.seconds, world))
-            figures["cold"], figures["from_disk"] = alone(lambda epochs: cold(epochs, place, world))
-            trains = settings.arch != "none" and point["store"] != SMALLER
-            if trains and point["loader"] == settings.loader:
+            warmly = partial(warm, least_s=settings.seconds, world=world)
+            how = {"longest_s": settings.cold_s, "images": figures["images"]}
+            coldly = partial(cold, folder=place, world=world, **how)
+            cached(place)
+            rates = alone(warmly)
+            if trains(settings, point):
                 shape = (point["batch_size"], 3, point["image_size"], point["image_size"])
                 behind = partial(alone, use=training(settings.arch, shape, split, world))
-                trained = behind(lambda epochs: warm(epochs, settings.seconds, world))
-                figures["train"] = float(np.median(trained))
-                figures["train_cold"], _ = behind(lambda epochs: cold(epochs, place, world))
+                figures["train"] = float(np.median(behind(warmly)))
+                figures["train_cold"], _ = behind(coldly)
+            if point["store"] == SMALLER or point["loader"] == settings.loader:
+                figures["cold"], figures["from_disk"] = alone(coldly)
     figures["rate"] = float(np.median(rates))
     figures["per_core"] = figures["rate"] / point["workers"]
     return Measured(

@@ -369,7 +369,7 @@ COLUMNS = (
             "workers",
             "batch_size",
             "memory",
-            "compiled",
+            "step",
         )
     ),
     Column(key="rate", title="img/s", form="{:,.0f}"),

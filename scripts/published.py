@@ -3,7 +3,7 @@
 A report is a file of configs/published/: its figures, its hardware, and for each row the point of a suite of
 `python -m scripts.bench` that is the same by hand, and the one that is ours. Nothing is timed here. Machines
 differ, so rows are compared by their ratios: the report's to its own baseline, those of here to the same
-baseline by hand, in the same run.
+baseline by hand, in the same run. What follows a bare -- are flags of the suite that replace the report's.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ from scripts.bench import suite_of
 REPORTS = Path(__file__).resolve().parents[1] / "configs" / "published"
 HERE = ("by hand here", "ours")
 """Columns of what is measured."""
+SMALLER = "not measured: without a GPU this table is smaller"
+LACKING = "cannot run here: the suite has no such point on this machine"
+"""Why a point that a line names is not among the suite's."""
+PATCHES = (16, 64)
+"""Sides of patches that are cut, pixels."""
 Point = dict[str, Any]
 
 
@@ -59,8 +64,8 @@ class Table(Settings):
     """What the figures are, for the title."""
     suite: str
     """Suite of `python -m scripts.bench` that measures it."""
-    set: Literal["images", "training", "videos", "none"]
-    """What --data of the suite is: <class>/*, train/ and val/ of these, or videos."""
+    set: Literal["images", "training", "videos", "patches", "none"]
+    """What --data of the suite is: <class>/*, train/ and val/ of these, videos, or scripts.patch_set's."""
     count: PositiveInt
     """Files that one pass of the report has."""
     flags: dict[str, Any]
@@ -70,9 +75,13 @@ class Table(Settings):
     gpus: int = 0
     """GPUs without which the table means nothing."""
     figures: dict[str, str]
-    """Figure of the suite that is compared -> what it is, with its unit."""
+    """Figure of the suite that is compared -> what it is, with the report's unit."""
+    units: dict[str, float] = Field(default_factory=dict)
+    """Figure -> the report's unit in that of the suite, where they differ: 60 for minutes of seconds."""
     baseline: str
     """Name of the line that the ratios are to."""
+    apart: bool = False
+    """Whether ratios of ours are to our own figure of that line, and not to that by hand."""
     lines: tuple[Line, ...]
 
 
@@ -177,6 +186,15 @@ def _videos(count: int, settings: Published, folder: Path) -> tuple[Path, str]:
     return target, f"--videos is not given: {count} coded ones of {video_set.Kind().frames} frames"
 
 
+def _patches(count: int, settings: Published, folder: Path) -> tuple[Path, str]:
+    from scripts import patch_set
+
+    target = folder / f"patches-{count}"
+    patch_set.write(target, PATCHES, count, images=settings.data)
+    source = f"the images of {settings.data}" if settings.data else "--data is not given: drawn textures"
+    return target, f"{source}, cut into {count:,} patches"
+
+
 def _none(_count: int, _settings: Published, _folder: Path) -> tuple[None, str]:
     return None, "the suite makes what it reads"
 
@@ -185,6 +203,7 @@ SETS: dict[str, Callable[[int, Published, Path], tuple[Path | None, str]]] = {
     "images": _images,
     "training": _training,
     "videos": _videos,
+    "patches": _patches,
     "none": _none,
 }
 """What --data of a suite is -> what makes it."""
@@ -227,54 +246,62 @@ class Found:
     why: str = "-"
 
 
-def found_here(line: Line, point: Point | None, rows: Sequence[Row], figure: str, gpus: int) -> Found:
-    """Return the figure of a point, or why there is none here."""
+def found_here(
+    table: Table, line: Line, point: Point | None, rows: Sequence[Row], figure: str, gpus: int
+) -> Found:
+    """Return the figure of a point in the report's unit, or why there is none here."""
     if point is None:
         return Found(None)
     if line.gpus > gpus:
         return Found(None, f"cannot run here: it needs {line.gpus} GPU{'s' * (line.gpus > 1)}")
     row = row_of(rows, point)
     if row is None:
-        return Found(None, "cannot run here: the suite has no such point on this machine")
+        smaller = table.without_gpu and not gpus
+        return Found(None, SMALLER if smaller else LACKING)
+    if row["status"] == "absent":
+        return Found(None, f"cannot run here: {row['error']}")
     if row["status"] != "ok":
-        return Found(None, f"cannot run here: {said_of(row)}")
-    return Found(value(row, figure))
+        return Found(None, f"not measured: {said_of(row)}")
+    found = value(row, figure)
+    return Found(None if found is None else found / table.units.get(figure, 1.0), "not measured")
 
 
 def cells(table: Table, figure: str, rows: Sequence[Row], gpus: int) -> list[list[str]]:
     """Return a list a line: its name, theirs, by hand here, ours; each a figure with its ratio to the
     baseline.
 
-    The baseline here is the one by hand, or ours where nothing by hand is measured.
+    The baseline here is the one by hand, or ours where nothing by hand is measured; of a table whose columns
+    are `apart`, each has its own.
     """
     found = {
         line.name: [
             Found(line.published.get(figure)),
-            *(found_here(line, point, rows, figure, gpus) for point in (line.by_hand, line.ours)),
+            *(found_here(table, line, point, rows, figure, gpus) for point in (line.by_hand, line.ours)),
         ]
         for line in table.lines
     }
     theirs, by_hand, ours = (each.figure for each in found[table.baseline])
     here = by_hand if by_hand is not None else ours
+    baselines = (theirs, here, ours if table.apart else here)
 
     def said(cell: Found, baseline: float | None) -> str:
         if cell.figure is None:
             return cell.why
-        return f"{cell.figure:,.4g}" + (f" ({cell.figure / baseline:.2f} x)" if baseline else "")
+        said = f"{cell.figure:,.0f}" if cell.figure >= 1000 else f"{cell.figure:.4g}"
+        return said + (f" ({cell.figure / baseline:.2f} x)" if baseline else "")
 
     return [
-        [name, *(said(*pair) for pair in zip(its, (theirs, here, here), strict=True))]
-        for name, its in found.items()
+        [name, *(said(*pair) for pair in zip(its, baselines, strict=True))] for name, its in found.items()
     ]
 
 
 def markdown(table: Table, told: Mapping[str, Sequence[Sequence[str]]], data: str, command: str) -> str:
     """Return the tables of a suite, one a figure, with what was run for them."""
+    to = "each column's to its own" if table.apart else "theirs to their own, those of here to that of here"
     lines = [
         f"## {table.about}",
         "",
-        f"Ratios are to *{table.baseline}*: theirs to their own, those of here to that of here. Data: "
-        f"{data}.",
+        f"Ratios are to *{table.baseline}*: {to}. Data: {data}.",
         "",
         f"```bash\n{command}\n```",
         "",
@@ -285,8 +312,9 @@ def markdown(table: Table, told: Mapping[str, Sequence[Sequence[str]]], data: st
     return "\n".join(lines)
 
 
-def measured(table: Table, settings: Published, folder: Path, console: Any) -> str:
-    """Measure a table, print it, and return it as Markdown. Raises UserError."""
+def measured(table: Table, settings: Published, more: Sequence[str], folder: Path, console: Any) -> str:
+    """Measure a table with `more` flags of its suite, print it, and return it as Markdown. Raises
+    UserError."""
     import torch
     from rich.table import Table as Shown
     from rich.text import Text
@@ -297,8 +325,9 @@ def measured(table: Table, settings: Published, folder: Path, console: Any) -> s
     suite = suite_of(table.suite)
     flags, count = settled(table, gpus)
     data, said = data_for(table, count, settings, folder)
+    said += f"; {shlex.join(more)} in place of the report's" if more else ""
     own = {"data": str(data)} if data else {}
-    argv = words({**own, **flags, "limit_s": settings.limit_s})
+    argv = [*words({**own, **flags, "limit_s": settings.limit_s}), *more]
     results = folder / table.name
     with _show.progress(console, f"{table.name} ({table.suite})") as progress:
         rows = run(suite, asked(suite.settings, argv, prog=suite.name), results, progress)
@@ -314,7 +343,7 @@ def measured(table: Table, settings: Published, folder: Path, console: Any) -> s
             shown.add_row(*map(Text, line))
         console.print(shown)
     place = ["--data", "DATA"] if data else []
-    command = shlex.join(["python", "-m", "scripts.bench", table.suite, *place, *words(flags)])
+    command = shlex.join(["python", "-m", "scripts.bench", table.suite, *place, *words(flags), *more])
     return markdown(table, told, said, command)
 
 
@@ -329,7 +358,8 @@ def main(argv: list[str]) -> int:
                 print(f"  {name:16}{read(name).title}")
             return 0
         report = read(argv[0])
-        settings = asked(Published, argv[1:], prog=f"published {argv[0]}")
+        at = argv.index("--") if "--" in argv else len(argv)
+        settings = asked(Published, argv[1:at], prog=f"published {argv[0]}")
         folder = settings.output or Path("runs") / f"published-{argv[0]}-{time.strftime('%Y%m%d-%H%M%S')}"
         console = Console(width=None if sys.stdout.isatty() else 200)
         console.print(
@@ -341,7 +371,7 @@ def main(argv: list[str]) -> int:
         known = {table.name: table for table in report.tables}
         chosen = [one_of("--tables", name, known) for name in settings.tables or known]
         with ending_on_signals():
-            made = [measured(known[name], settings, folder, console) for name in chosen]
+            made = [measured(known[name], settings, argv[at + 1 :], folder, console) for name in chosen]
         head = [f"# {report.title}", "", f"{report.source} Theirs: {report.hardware}.", ""]
         head += [*(f"- {line}" for line in report.differs), ""]
         record.replace(folder / "published.md", "\n".join([*head, *made]).encode())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,33 @@ def test_a_store_that_is_dropped_is_not_in_the_page_cache(tmp_path: Path) -> Non
     finally:
         os.close(file)
     pytest.fail("it is still in the page cache")
+
+
+class World:
+    def synchronise(self) -> None:
+        pass
+
+
+def test_windows_go_on_over_passes_and_a_cold_one_ends_with_its_time(tmp_path: Path) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def epochs(*which: int) -> Iterator[int]:
+        asked.append(which)
+        for _ in range(which[1] if which[1:] else 3):
+            time.sleep(0.01)
+            yield 4
+
+    world: Any = World()
+    rates = sources.warm(epochs, 1e-6, world, least=2)
+    assert len(rates) == 3 and all(0 < rate <= 400 for rate in rates)
+    assert asked == [(1,), (2,), (3,)]  # eight batches, of which the first two are not counted
+    (tmp_path / "a").write_bytes(b"x" * 1200)
+    for longest_s, taken in ((60.0, 3), (1e-6, 1)):
+        counts = iter([0, 400 * taken])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sources, "disk_bytes", lambda counts=counts: next(counts))
+            _, share = sources.cold(epochs, tmp_path, world, longest_s=longest_s, images=12)
+        assert share == 1, "a third of the store a batch"
 
 
 def test_a_library_that_is_not_installed_is_named(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,11 +45,30 @@ def test_figures_are_compared_with_their_own_baselines() -> None:
         row({"method": "torchvision"}, total_s=10.0) | {"status": "failed", "error": "why"},
     ]
     told = {line[0]: line[1:] for line in published.cells(table, "total_s", rows, 0)}
-    assert told["DataLoader"] == ["11.1 (1.00 x)", "10 (1.00 x)", "cannot run here: failed: why"]
+    assert told["DataLoader"] == ["11.1 (1.00 x)", "10 (1.00 x)", "not measured: failed: why"]
     assert told["DALI that reads by itself"][:2] == ["14.16 (1.28 x)", "14 (1.40 x)"]
-    assert told["DALI that reads by itself"][2].startswith("cannot run here: the suite has no such point")
+    assert told["DALI that reads by itself"][2] == published.SMALLER
     assert told["DALI fed by a DataLoader"] == ["10.3 (0.93 x)", "-", "10.1 (1.01 x)"]
     assert told["DALI that reads by itself, on a GPU"][2] == "cannot run here: it needs 1 GPU"
+
+
+def test_columns_apart_have_their_own_baselines_and_the_reports_unit() -> None:
+    table = next(table for _, table in TABLES if table.apart and "epoch_s" in table.figures)
+    by_hand = {"loader": "by hand: torchvision"}
+    rows = [
+        row({"loader": "paired", "batch_size": 8}, epoch_s=60.0),
+        row({"loader": "paired", "batch_size": 128}, epoch_s=30.0),
+        row(by_hand | {"batch_size": 8}, epoch_s=600.0),
+        row(by_hand | {"batch_size": 128}, epoch_s=120.0),
+        row(by_hand | {"batch_size": 16}) | {"status": "absent", "error": "no GPU is here"},
+    ]
+    told = {line[0]: line[1:] for line in published.cells(table, "epoch_s", rows, 1)}
+    assert told["batch 8"] == ["16 (5.33 x)", "10 (5.00 x)", "1 (2.00 x)"]
+    assert told["batch 16"][1:] == [
+        "cannot run here: no GPU is here",
+        "cannot run here: the suite has no such point on this machine",
+    ]
+    assert published.cells(table, "power_w", rows, 1)[0][3] == "not measured"
 
 
 def test_a_report_that_lacks_something_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
