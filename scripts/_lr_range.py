@@ -52,6 +52,11 @@ def measured(recipe: Config, gpu: bool) -> Range:
     kind = kind_of(recipe)
     loader = loader_of(recipe, kind, gpu=gpu, files=kind.are_files(recipe))
     columns = kind.splits(recipe, loader, Console(enabled=False))["train"].columns
+    # one loader, where auto would measure all of them in each run
+    settled = {**recipe.flat(), "loader": loader}
+    if not gpu and recipe.model.precision == "auto":
+        settled["precision"] = "fp32"  # once the loss has diverged, bf16 takes a CPU 25 times as long
+    recipe = build(settled)
     a_step = recipe.loading.batch_size * recipe.optimisation.accumulate
     probed = _run(recipe, {"steps": PROBE_STEPS})
     step_s = (probed["summary"].get("step_ms") or {}).get("p50", 0.0) / 1e3
@@ -69,7 +74,8 @@ def _run(recipe: Config, more: dict[str, Any]) -> dict[str, Any]:
     """Return summary and training points of a short run. Raises UserError with the run's own last line."""
     rising = {"schedule": "range", "lr": LOWEST, "warmup_epochs": 0, "lr_step_epochs": 1.0, "log_every": 1}
     short = {"val_every": 0, "ceilings": False, "profile": False, "save_every_minutes": 0, "seconds": None}
-    config = build({**recipe.flat(), **rising, **short, **more})
+    once = {"ema": 0.0, "patience": 0}
+    config = build({**recipe.flat(), **rising, **short, **once, **more})
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "run"
         asked = Path(scratch) / "trial.yaml"
