@@ -33,8 +33,7 @@ from scripts.bench import suite_of
 REPORTS = Path(__file__).resolve().parents[1] / "configs" / "published"
 HERE = ("by hand here", "ours")
 """Columns of what is measured."""
-SMALLER = "not measured: without a GPU this table is smaller"
-LACKING = "cannot run here: the suite has no such point on this machine"
+LEFT_OUT = "not measured: the flags of the suite leave it out here"
 """Why a point that a line names is not among the suite's."""
 PATCHES = (16, 64)
 """Sides of patches that are cut, pixels."""
@@ -256,8 +255,7 @@ def found_here(
         return Found(None, f"cannot run here: it needs {line.gpus} GPU{'s' * (line.gpus > 1)}")
     row = row_of(rows, point)
     if row is None:
-        smaller = table.without_gpu and not gpus
-        return Found(None, SMALLER if smaller else LACKING)
+        return Found(None, LEFT_OUT)
     if row["status"] == "absent":
         return Found(None, f"cannot run here: {row['error']}")
     if row["status"] != "ok":
@@ -321,10 +319,12 @@ def measured(table: Table, settings: Published, more: Sequence[str], folder: Pat
 
     gpus = torch.cuda.device_count()
     if table.gpus > gpus:
+        console.print(f"{table.about}\ncannot run here: it needs a GPU", highlight=False)
         return f"## {table.about}\n\nCannot run here: it needs a GPU.\n"
     suite = suite_of(table.suite)
     flags, count = settled(table, gpus)
     data, said = data_for(table, count, settings, folder)
+    said += "; flags for a machine without a GPU" if table.without_gpu and not gpus else ""
     said += f"; {shlex.join(more)} in place of the report's" if more else ""
     own = {"data": str(data)} if data else {}
     argv = [*words({**own, **flags, "limit_s": settings.limit_s}), *more]
