@@ -113,13 +113,6 @@ class Shards:
         """Do nothing: no shard stays open."""
 
 
-def stored(columns: Any, shards: Shards, **how: Any) -> Stored:
-    """Return the bytes of the images that `columns` names; `how` is that of Stored. Raises UserError."""
-    # here, since a walk over shards starts processes, which the worker of a loader may not
-    shards.index  # noqa: B018
-    return Stored(columns, shards, **how)
-
-
 def _pread(file: int, offset: int, length: int) -> bytes:
     """Return a range of a file, which one call need not give whole."""
     data = os.pread(file, max(length, 0), offset)
@@ -198,7 +191,10 @@ class Labelled:
             beside=beside,
             **how,
         )
-        return Split(columns=columns, source=stored(columns, shards, read_delay_s=read_delay_s))
+        # here, as nobody has walked the shards yet where the columns lay beside the store: a walk starts
+        # processes, which the worker of a loader may not
+        shards.index  # noqa: B018
+        return Split(columns=columns, source=Stored(columns, shards, read_delay_s=read_delay_s))
 
     def _list(self, classes: Sequence[str] | None, made: Path, rejects: Rejects) -> dict[str, int]:
         """Write made/file_list.* of the samples with a label, and return the label of each class."""

@@ -16,7 +16,7 @@ from dataset.arrow_index import open_index, read_schema
 from dataset.beside import beside
 from dataset.lists import class_names
 from dataset.shard_index import Index
-from dataset.sources._shards import Labelled, Shards, index_options, stored
+from dataset.sources._shards import Labelled, Shards, index_options
 from dataset.sources._stored import Stored, StoredEntries, split_of
 
 FILES = False
@@ -90,4 +90,4 @@ def source(columns: Any, read_delay_s: float = 0.0) -> Stored:
     # beside the columns: the scan has left the index there
     cache = columns.folder.parent.parent
     shards = ArrowShards(columns.root, split, samples=False, cache=cache)
-    return stored(columns, shards, prefix=os.fsencode(split) + b"/", read_delay_s=read_delay_s)
+    return Stored(columns, shards, prefix=os.fsencode(split) + b"/", read_delay_s=read_delay_s)

@@ -11,7 +11,7 @@ from typing import Any
 from contracts import Split
 from dataset.bucket import SHARDS
 from dataset.lists import class_names
-from dataset.sources._shards import Labelled, Shards, index_options, stored
+from dataset.sources._shards import Labelled, Shards, index_options
 from dataset.sources._stored import Stored, StoredEntries, split_of
 from dataset.tar_index import PACKED, open_index, shelf, urls_of
 
@@ -90,4 +90,6 @@ def source(columns: Any, read_delay_s: float = 0.0) -> Stored:
     split = split_of(columns)
     # beside the columns: the scan has left the index there
     shards = TarShards(columns.root / split, samples=False, cache=columns.folder.parent.parent)
-    return stored(columns, shards, prefix=os.fsencode(split) + b"/", read_delay_s=read_delay_s)
+    if shards.remote:
+        shards.index  # noqa: B018  # here, since heads are asked for in a process, which a worker may not start
+    return Stored(columns, shards, prefix=os.fsencode(split) + b"/", read_delay_s=read_delay_s)
