@@ -147,7 +147,7 @@ def open_loader(name: str, feed: Feed) -> Loader:
         )
     count = 1
     if isinstance(feed.plan, EpochPlan):  # which checks what it draws itself
-        count = bundles.count(feed.plan, feed.plan.together)
+        count = bundles.count(feed.plan, feed.plan.together, feed.plan.world_size)
     else:
         columns = feed.columns
         segments = (columns.first, columns.frames) if len(feed.plan.sample_shape) == 4 else None

@@ -21,7 +21,7 @@ from loaders import Undecodable
 from loaders._dali import import_dali, release_memory
 from loaders._reads import Reads
 from loaders._staging import Staged, Staging, without
-from loaders._workers import Workers
+from loaders._workers import Workers, rows_of_part
 from loaders.images._dali_rows import (
     Known,
     Prepared,
@@ -107,6 +107,7 @@ class DaliFed(Staging):
             lambda: Reading(feed),
             workers=feed.workers,
             batch_size=feed.plan.batch_size,
+            part_rows=rows_of_part(feed.plan, feed.workers),
             part_bytes=lambda rows: _room(feed, rows),
             name_of=feed.source.name,
         )

@@ -14,7 +14,7 @@ from contracts import Array, Feed, Rows, UserError
 from loaders import Undecodable
 from loaders._reads import NONE, Reads, mark
 from loaders._staging import Staged, Staging, without
-from loaders._workers import PART, Workers
+from loaders._workers import PART, Workers, rows_of_part
 from loaders.images.decoders import (
     READERS,
     Decode,
@@ -49,7 +49,9 @@ class TorchvisionLoader(Staging):
             workers=feed.workers,
             batch_size=feed.plan.batch_size,
             part_bytes=lambda rows: rows * math.prod(largest),
-            part_rows=min(max(PART_PIXELS // math.prod(largest[1:]), 1), PART),
+            part_rows=min(
+                max(PART_PIXELS // math.prod(largest[1:]), 1), rows_of_part(feed.plan, feed.workers)
+            ),
             row_bytes=lambda rows: 3 * math.prod(rows.padded),
             pinned=feed.device.type == "cuda" and feed.pinned,
             name_of=feed.source.name,

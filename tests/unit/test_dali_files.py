@@ -22,6 +22,7 @@ from loaders.images import _pipeline
 from loaders.images._dali_rows import Known, PathPreparer, largest_rows, plain
 from loaders.images._pipeline import Runner
 from loaders.images.dali_fed import intact
+from plan import bundles
 from tests.conformance import pictures
 from tests.conformance.scenes import Scene, scene
 
@@ -133,7 +134,8 @@ def test_storage_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pytest.Mon
     prepare.close()
 
 
-def test_substitutes_do_not_outlast_their_sequence(tmp_path: Path) -> None:
+def test_substitutes_do_not_outlast_their_sequence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundles, "ROWS", 1)
     with open_loader("dali-cpu", made(tmp_path, 12, 0).feed(batch_size=2)) as loader:
         folder = Path(loader._prepare._folder.name)  # type: ignore[attr-defined]
         for epoch in range(3):

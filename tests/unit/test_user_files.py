@@ -31,6 +31,7 @@ OWN = {
     "dataset/coco/columns.py": "the cache of a scan",
     "dataset/lmdb_store.py": "the system's lists of locks",
     "dataset/beside.py": "columns that the program has written",
+    "dataset/unlabelled.py": "the cache of a scan",
     "models/classification.py": "a file of the program",
 }
 """Files that read with open() what no user has named."""
