@@ -356,7 +356,7 @@ class _PartSampler:
 
 
 def rows_of_part(plan: Plan, workers: int) -> int:
-    """Return the rows of a part: PART, but of a bundle of small batches fewer, so that all workers share it and
+    """Return the rows of a part: PART, but of a bundle fewer, so that all workers share it and
     its first batch is there soon.
     """
     if not isinstance(plan, Bundled):
