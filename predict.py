@@ -95,11 +95,12 @@ def predict(config: Config, start: Start, resume: Resume, world: ProcessWorld, c
         stop = StopRequest()
         began = time.perf_counter()
         item = kind.unit.removesuffix("/s")
+        total = plan.samples * plan.views
         with (
             stop.listening(),
             memory.validating(plan.batch_size),
             open_loader(loader_name, feed) as loader,
-            console.epoch(title="predicting", total=plan.samples * plan.views, item=item) as bar,
+            console.epoch(title="predicting", total=total, item=item) as bar,
         ):
             outcome = evaluate(
                 Mirrored(module) if run.tta == "flip" else module,
@@ -109,9 +110,11 @@ def predict(config: Config, start: Start, resume: Resume, world: ProcessWorld, c
                 world=world,
                 vote=Vote(world),
                 stop=stop,
-                advance=lambda samples: bar.update(samples=bar.samples + samples * world.size),
+                # ranks may have unlike numbers of samples
+                advance=lambda samples: bar.update(samples=min(bar.samples + samples * world.size, total)),
             )
         if outcome is None:
+            console.info("stopped: no prediction is written")
             return 128 + max(world.gather(stop.signal or 0))
         answers = outcome.result(world)
         undecodable = dict.fromkeys(outcome.failed, "its pixels cannot be decoded")

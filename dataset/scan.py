@@ -239,17 +239,26 @@ def each_file(
         made.close()
 
 
-def nothing_found(wanted: Literal["image", "video"], where: str, rejects: Rejects) -> UserError:
+class NothingFound(UserError):
+    """No file of a set can be read. `why` says what was left out."""
+
+    def __init__(self, told: str, why: str) -> None:
+        super().__init__(f"{told}{why}")
+        self.why = why
+
+
+def nothing_found(wanted: Literal["image", "video"], where: str, rejects: Rejects) -> NothingFound:
     """Return the error that no `wanted` is there. The first file's name may tell which --task reads it."""
     if not rejects.count:
-        return UserError(f"--data: no {wanted} in {where}: no file is there")
-    told = f"--data: no {wanted} in {where}; left out: {rejects.count}, first {rejects.first}"
+        return NothingFound(f"--data: no {wanted} in {where}", ": no file is there")
+    why = f"; left out: {rejects.count}, first {rejects.first}"
     medium = (mimetypes.guess_type(rejects.first.partition(": ")[0])[0] or "").partition("/")[0]
     other = {
         "image": "; images are read without --task video",
         "video": "; videos are read with --task video",
     }
-    return UserError(told + (other.get(medium, "") if medium != wanted else ""))
+    why += other.get(medium, "") if medium != wanted else ""
+    return NothingFound(f"--data: no {wanted} in {where}", why)
 
 
 def _throttled(progress: Progress | None) -> Progress:

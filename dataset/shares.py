@@ -58,6 +58,14 @@ def require(root: Path, of_images: bool) -> None:
         )
 
 
+def hint(root: Path) -> str:
+    """Return what to add where folders of `root` may be classes, none being train/ or val/; else nothing."""
+    folders = {entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")}
+    if not folders or folders & {"train", "val"}:
+        return ""
+    return "where its folders are classes add --val-share 0.2; else "
+
+
 def validates(names: list[bytes], share: float, seed: int) -> Array:
     """Return bool [n]: whether a file validates, by its name below the data, `share` and `seed` alone."""
     key = seed.to_bytes(16, "little")

@@ -327,7 +327,8 @@ def _opener(settings: DataSettings, root: Path, split: Literal["train", "val"], 
     name = choose_source(settings.source, root, split)
     module = source_named(name)
     if lacking := module.missing(root, split):
-        raise UserError(f"--data {root}: has no {lacking}; it must be {must_be}")
+        hint = shares.hint(root) if name == "folder" and not settings.multi_label else ""
+        raise UserError(f"--data {root}: has no {lacking}; {hint}it must be {must_be}")
     labels = _labels(settings, root, split, name)
     if settings.multi_label and name != "list":
         raise UserError(

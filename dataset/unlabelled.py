@@ -23,7 +23,7 @@ from dataset import lists, walk
 from dataset.images.columns import as_shown
 from dataset.lists import BLANK, Grammar, List
 from dataset.manifest import printable
-from dataset.scan import Progress
+from dataset.scan import NothingFound, Progress
 from dataset.sources import list as image_lists
 from dataset.sources.folder import Folder
 from dataset.splits import DataSettings, cache_folder
@@ -51,28 +51,36 @@ def open_unlabelled(
     content: Literal["images", "videos"],
     read_delay_s: float = 0.0,
     progress: Progress | None = None,
+    flag: str = "--predict",
 ) -> Unlabelled:
-    """Open the files that `named` is: all below a folder, those of a list, or one. Raises UserError."""
-    names, paths = _files(named, content)
+    """Open the files that `named`, the value of `flag`, is: all below a folder, those of a list, or one.
+
+    Raises UserError, also where none of them can be read.
+    """
+    names, paths = _files(named, content, flag)
     folder = Path(os.path.realpath(cache_folder(settings.manifest_dir))) / "predicted"
     made = folder / hashlib.blake2b(os.fsencode(os.path.realpath(named)), digest_size=8).hexdigest()
     _write_list(made / "all.tsv", paths)
     how: dict[str, Any] = {"cache": folder.parent, "progress": progress}
     how |= {"rescan": settings.rescan, "max_pixels": settings.max_pixels}
-    if content == "images":
-        split = image_lists.open(made, "all", read_delay_s=read_delay_s, **how)
-        if settings.exif == "shown":
-            split = replace(split, columns=as_shown(split.columns))
-    else:
-        from dataset.videos.scan import open_videos  # with PyAV, which images do without
+    what = content.removesuffix("s")
+    try:
+        if content == "images":
+            split = image_lists.open(made, "all", read_delay_s=read_delay_s, **how)
+        else:
+            from dataset.videos.scan import open_videos  # with PyAV, which images do without
 
-        columns = open_videos(made / "all.tsv", **how)
-        split = Split(columns=columns, source=Folder(columns, read_delay_s))
-    samples, errors = _placed(paths, split, what=content.removesuffix("s"))
+            columns = open_videos(made / "all.tsv", **how)
+            split = Split(columns=columns, source=Folder(columns, read_delay_s))
+    except NothingFound as error:
+        raise UserError(f"{flag} {named}: no {what} that can be read{error.why}") from None
+    if content == "images" and settings.exif == "shown":
+        split = replace(split, columns=as_shown(split.columns))
+    samples, errors = _placed(paths, split, what=what)
     return Unlabelled(split=split, names=tuple(names), samples=samples, errors=errors)
 
 
-def _files(named: Path, content: str) -> tuple[list[str], list[bytes]]:
+def _files(named: Path, content: str, flag: str) -> tuple[list[str], list[bytes]]:
     """Return the files' names as the user writes them, and their absolute paths. Raises UserError."""
     if named.is_dir():
         visits: list[walk.Visit] = []
@@ -87,14 +95,14 @@ def _files(named: Path, content: str) -> tuple[list[str], list[bytes]]:
         paths = [os.fsencode(named.absolute())]
     else:
         below = os.fsencode(named.absolute().parent)
-        names = list(_listed(named))
+        names = list(_listed(named, flag))
         paths = [os.path.normpath(os.path.join(below, os.fsencode(name))) for name in names]
     if not names:
-        raise UserError(f"--predict {named}: no file is there; name {MUST_BE}")
+        raise UserError(f"{flag} {named}: no file is there; name {MUST_BE}")
     return names, paths
 
 
-def _listed(path: Path) -> Iterator[str]:
+def _listed(path: Path, flag: str) -> Iterator[str]:
     """Yield the paths of a list. Raises UserError.
 
     Fields behind the first are left out where TABs or commas separate them, so that a list to train from
@@ -103,7 +111,7 @@ def _listed(path: Path) -> Iterator[str]:
     try:
         open_text(path).close()
     except OSError as error:
-        raise UserError(f"--predict {path}: {error.strerror}; name {MUST_BE}") from None
+        raise UserError(f"{flag} {path}: {error.strerror}; name {MUST_BE}") from None
     parsed = List(path, GRAMMAR)
     for number, fields in parsed.records():
         name = fields[0]

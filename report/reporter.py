@@ -294,7 +294,9 @@ class Reporter:
         self._board.scalars({**tags, **extras.get("scalars", {})}, step)
         self._record.point("val", step, {"epoch": epoch, **self._validation, "failed": result["failed"]})
         trained = {"train_loss": summary.mean(self._train_losses), "lr": self._lr, "rate": self._rate}
-        figures_of_row = {figure.name: known.get(figure.name) for figure in self._task.figures}
+        names = [figure.name for figure in self._task.figures]
+        names += [f"ema_{name}" for name in names] if averaged else []
+        figures_of_row = {name: self._validation.get(name) for name in names}
         self._record.row(RESULTS, {"epoch": epoch, "step": step, **trained, **figures_of_row})
         self._train_losses.clear()
         for name, content in extras.get("files", {}).items():

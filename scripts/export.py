@@ -58,6 +58,8 @@ def load(checkpoint: Path, *, half: bool) -> tuple[Preprocessed, Start, tuple[st
 
     Raises UserError, and Unusable.
     """
+    if not checkpoint.is_file():
+        raise UserError(f"{checkpoint}: is no file; name best.pt of a run")
     words = ["--evaluate", "true", "--resume", str(checkpoint)]
     asked = parse(words)
     resume = Resume.find(asked.run)
@@ -98,7 +100,7 @@ def images(start: Start, named: Path | None) -> Iterator[np.ndarray]:
     """
     data = start.config.data
     if named is not None:
-        split = open_unlabelled(named, data, content="images").split
+        split = open_unlabelled(named, data, content="images", flag="--images").split
     elif data.data is not None:
         console = Console(enabled=False)
         split = open_splits(data, loader="torchvision", evaluate=True, console=console)["val"]
@@ -181,6 +183,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
         "probabilities": "sigmoid" if separate else "softmax",
         "preprocessing": json.dumps({"where": options.preprocessing, **whole.framing.as_json()}),
     }
+    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
         new = Path(folder) / path.name  # a file that is not whole, or wrong, never has the name
         run = WRITERS[options.format](module, example, axes, new, about)
@@ -190,6 +193,8 @@ def export(options: argparse.Namespace, console: Console) -> int:
         said = f"{largest:.2g}, where the largest logit is {scale:.3g}"
         console.info(f"largest difference from PyTorch in fp32 over {count} images: {said}")
         if share > TOLERANCE[options.precision]:
+            most = f"{TOLERANCE[options.precision]:.0%} of the largest logit"
+            console.warn(f"{path} is not written: it may differ by {most} at most")
             return 1
         new.replace(path)
     how = f"preprocessing {options.preprocessing}, {options.precision}"

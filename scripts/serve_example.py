@@ -4,6 +4,7 @@ It needs onnxruntime, NumPy and Pillow, and nothing of this repository: copy it.
 preprocessing inside (scripts.export's default). The answers are those of train.py --predict.
 """
 
+import csv
 import json
 import sys
 
@@ -16,18 +17,25 @@ def main(model: str, *images: str) -> None:
     session = onnxruntime.InferenceSession(model, providers=onnxruntime.get_available_providers())
     about = session.get_modelmeta().custom_metadata_map
     classes = json.loads(about["classes"])
-    print("path,class,probability")
+    table = csv.writer(sys.stdout)
+    table.writerow(["path", "class", "probability", "error"])
     for path in images:
-        picture: Image.Image = Image.open(path)
-        if json.loads(about["preprocessing"])["exif"] == "shown":
-            picture = ImageOps.exif_transpose(picture)
-        pixels = np.asarray(picture.convert("RGB"))
+        try:
+            picture: Image.Image = Image.open(path)
+            if json.loads(about["preprocessing"])["exif"] == "shown":
+                picture = ImageOps.exif_transpose(picture)
+            if picture.mode == "I;16":  # grey of 16 bits, which Pillow would clip
+                picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
+            pixels = np.asarray(picture.convert("RGB"))
+        except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises on damaged files
+            table.writerow([path, "", "", error])
+            continue
         logits = session.run(["logits"], {"images": pixels[None]})[0][0]
         shares = np.exp(logits - np.logaddexp.reduce(logits))
         if about["probabilities"] == "sigmoid":  # --loss bce: each class has its own
             shares = 1 / (1 + np.exp(-logits))
         best = int(shares.argmax())
-        print(f"{path},{classes[best]},{shares[best]:.6f}")
+        table.writerow([path, classes[best], f"{shares[best]:.6f}", ""])
 
 
 if __name__ == "__main__":

@@ -351,7 +351,10 @@ def main(argv: list[str]) -> int:
                 found = _lr_range.measured(recipe, gpu)
             picture = settings.output.with_suffix(".png")
             _lr_range.draw(found, picture)
+            text = as_yaml(build(recipe.flat() | {"lr": found.advised}), without=LEFT_OUT)
+            settings.output.write_text(text, encoding="utf-8")
             console.print(f"--lr {found.advised:g}: there the loss falls the fastest; {picture} shows it")
+            console.print(f"{settings.output}: the recipe with it")
             return 0
         any_batch = settings.batch_size == AUTO
         with ending_on_signals(), Progress(console=console, transient=True) as bar:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
@@ -60,6 +61,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 def test_answers_are_those_of_the_validation(home: Runner) -> None:
     flags = ("--predict", "data/val", "--resume", "run/last.pt")
     one, two = (predicted(home, *flags, ranks=ranks) for ranks in (1, 2))
+    assert "20/20" in home.started[-2].out, "a bar of two ranks ends at its end"
     table = rows(one)
     for alone, shared in zip(table, rows(two), strict=True):  # a kernel's last bit depends on a row's place
         assert (alone["path"], alone["class"]) == (shared["path"], shared["class"])
@@ -134,8 +136,52 @@ def test_an_exported_file_answers_as_predict_does(
         assert float(row["probability"]) == pytest.approx(float(answer["probability"]), abs=3e-3)
     with monkeypatch.context() as patched:
         patched.setattr(export, "compared", lambda *_, **__: (16, 1.0, 1.0))
-        assert export.main(["run/last.pt", "--format", "pt2", "--output", "wrong.pt2"]) == 1
-    assert not Path("wrong.pt2").exists()
+        assert export.main(["run/last.pt", "--format", "pt2", "--output", "new/wrong.pt2"]) == 1
+    assert not list(Path("new").iterdir())
+    assert "wrong.pt2 is not written" in " ".join(capsys.readouterr().out.split())
+    served_as_people_have_them(capsys)
+
+
+def served_as_people_have_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """The example names what it cannot read, quotes what CSV has to, and keeps the high bits of 16."""
+    levels = np.linspace(0, 65535, 64 * 64).astype(np.uint16).reshape(64, 64)
+    Image.fromarray(levels).save("16 bits.png")
+    Image.fromarray((levels >> 8).astype(np.uint8)).save("8 bits.png")
+    photos = [*map(str, Path("photos").rglob("*.png")), *(f"photos/{name}" for name in BROKEN)]
+    serve_example.main("run/last.onnx", *photos, "gone.jpg", "16 bits.png", "8 bits.png")
+    table = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [row["path"] for row in table] == [*photos, "gone.jpg", "16 bits.png", "8 bits.png"]
+    assert {Path(row["path"]).name for row in table if row["error"]} == {*BROKEN, "gone.jpg"}
+    assert table[-2]["probability"] == table[-1]["probability"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["gone.pt"], "export: gone.pt: is no file; name best.pt of a run"),
+        (["run"], "export: run: is no file; name best.pt of a run"),
+        (["run/last.pt", "--images", "gone"], "export: --images gone: No such file"),
+        (["run/last.pt", "--images", "none"], "export: --images none: no file is there"),
+        (
+            ["run/last.pt", "--images", "notes"],
+            "export: --images notes: no image that can be read; ",
+        ),
+    ],
+)
+def test_an_export_names_what_the_user_named(
+    home: Runner,
+    words: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(home.cwd)
+    monkeypatch.setenv("XDG_CACHE_HOME", home.env["XDG_CACHE_HOME"])
+    Path("none").mkdir(exist_ok=True)
+    Path("notes").mkdir(exist_ok=True)
+    Path("notes/a.txt").write_text("hi")
+    assert export.main([*words, "--format", "pt2"]) == 2
+    assert capsys.readouterr().err.startswith(said)
 
 
 def test_videos(home: Runner) -> None:

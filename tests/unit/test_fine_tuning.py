@@ -10,17 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import nn
 from torchvision.models import resnet18
 
-from config import build, recipe
+from config import Config, build, recipe
 from contracts import UserError
 from engine import schedules
 from models import Unusable
 from models.frozen import freeze
-from scripts import _lr_range
+from scripts import _lr_range, tune
 from settings.optimisation import Optimisation
 from tasks.classification import Classification, balancing
+from tests.unit.folders import JPEG, fill
 from tests.unit.test_classification import batch_of, random, rows
 
 
@@ -73,6 +75,26 @@ def test_the_rate_rises_tenfold() -> None:
     assert [schedules.learning_rate(epoch, rising) for epoch in (0, 0.5, 1.5)] == pytest.approx(
         [1e-6, 1e-5, 1e-3]
     )
+
+
+def test_the_test_of_a_rate_measures_no_loader_and_writes_the_recipe(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = []
+
+    def run(recipe: Config, more: dict[str, Any]) -> dict[str, Any]:
+        asked.append(recipe.loading.loader)
+        return {"summary": {}, "train": [{"losses": [3.0, 2.0, 1.0, 9.0]}]}
+
+    monkeypatch.setattr(_lr_range, "_run", run)
+    root = fill(tmp_path / "photos", {f"{name}/{i}.jpg": JPEG for name in ("ant", "bee") for i in range(9)})
+    data = {"data": str(root), "val_share": 0.3, "manifest_dir": str(tmp_path / "cache")}
+    found = _lr_range.measured(build({**data, "loader": "auto"}), gpu=False)
+    assert asked == ["torchvision", "torchvision"]
+    words = ["--lr", "--data", str(root), "--output", str(tmp_path / "lr.yaml"), "--", "--momentum", "0.8"]
+    assert tune.main([*words, "--val-share", "0.3", "--manifest-dir", str(tmp_path / "cache")]) == 0
+    written = yaml.safe_load((tmp_path / "lr.yaml").read_text())
+    assert (written["lr"], written["momentum"], "data" in written) == (found.advised, 0.8, False)
 
 
 def test_a_rate_is_advised_where_the_loss_falls(tmp_path: Path) -> None:

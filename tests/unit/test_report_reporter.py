@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import math
@@ -65,6 +66,12 @@ def test_whole_numbers_are_whole(told: Told) -> None:
     _, second, alone = told.stream.getvalue().splitlines()
     assert second == "validated epoch 2: top1 50.00%  top5 75.00%  loss 1.25  samples 50,000"
     assert alone == "validated: top1 50.00%  top5 75.00%  loss 1.25  samples 50,000"
+
+
+def test_a_row_has_the_figures_that_best_may_be_of(told: Told) -> None:
+    told.reporter.validated(RESULT, averaged=RESULT | {"top1": 0.625}, step=3, epoch=0)
+    (row,) = csv.DictReader((told.folder / "results.csv").read_text().splitlines())
+    assert (row["top1"], row["ema_top1"]) == ("0.5", "0.625")
 
 
 @pytest.mark.parametrize("samples", [0, 7])

@@ -68,6 +68,15 @@ def test_a_new_file_moves_no_other(tmp_path: Path, synced: Any) -> None:
     assert np.array_equal(again.columns.label, splits["val"].columns.label)
 
 
+def test_class_folders_without_splits_are_pointed_to_the_share(tmp_path: Path) -> None:
+    root = fill(tmp_path / "photos", {"ant/0.jpg": JPEG, "bee/0.jpg": JPEG})
+    with pytest.raises(UserError, match=r"no train/ folder; where its folders are classes add --val-share"):
+        open_splits(Data(data=str(root)), loader="torchvision", console=Heard())
+    (root / "val").mkdir()
+    with pytest.raises(UserError, match=r"no train/ folder; it must be"):
+        open_splits(Data(data=str(root)), loader="torchvision", console=Heard())
+
+
 def test_what_is_parted_already_is_refused(tmp_path: Path) -> None:
     root = fill(tmp_path / "data", {f"{split}/ant/0.jpg": JPEG for split in ("train", "val")})
     with pytest.raises(UserError, match="has train and val; leave it out"):

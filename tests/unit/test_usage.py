@@ -47,6 +47,7 @@ def test_flags_that_are_named_are_there() -> None:
     ("words", "said"),
     [
         (["--model", "resnet18"], "flags: --model is --arch NAME here"),
+        (["--aa", "ra"], "flags: --aa is --auto-augment NAME here"),
         (["-b", "32"], "flags: -b is --batch-size N here"),
         (["--num_classes=5"], "flags: --num_classes=5: the classes are counted in --data; leave it out"),
         (["photos"], "flags: photos: a path needs a flag, --data FOLDER"),
