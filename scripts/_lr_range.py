@@ -58,7 +58,6 @@ def measured(recipe: Config, gpu: bool) -> Range:
         settled["precision"] = "fp32"  # once the loss has diverged, bf16 takes a CPU 25 times as long
     recipe = build(settled)
     a_step = recipe.loading.batch_size * recipe.optimisation.accumulate
-    recipe = build({**recipe.flat(), "loader": loader})  # auto would measure loaders first
     probed = _run(recipe, {"steps": PROBE_STEPS})
     step_s = (probed["summary"].get("step_ms") or {}).get("p50", 0.0) / 1e3
     steps = int(min(STEPS, max(FEWEST, BUDGET_S / max(step_s, 1e-3))))
