@@ -21,19 +21,21 @@ ROWS = 128
 PIXELS = 128 * 224 * 224
 """Pixels of a bundle's outputs, at most: memory for more would be felt."""
 
+OF_AN_EPOCH = 32
+"""Bundles of a rank's epoch, at least: no step begins before the first one is there, so small sets have none."""
+
 
 def count(plan: Plan, together: int, world_size: int) -> int:
     """Return how many micro-batches of `plan` make a bundle, of the `together` that it draws at once.
 
-    1: none are made. Only batches of one shape are bundled, of still images; and a bundle is no longer than a
-    rank's epoch.
+    1: none are made. Only batches of one shape are bundled, of still images, and none of small sets.
     """
     if together == 1 or not plan.filled or plan.resident > 1 or len(plan.sample_shape) > 3:
         return 1
     height, width = plan.sample_shape[1:]
     pixels = height * width * (1 + plan.upscale**2)
-    epoch = -(-plan.samples * plan.views // (plan.batch_size * world_size))
-    return max(min(together, epoch, PIXELS // pixels // plan.batch_size), 1)
+    epoch = plan.samples * plan.views // (plan.batch_size * world_size)
+    return max(min(together, epoch // OF_AN_EPOCH, PIXELS // pixels // plan.batch_size), 1)
 
 
 def joined(batches: Sequence[Rows]) -> Rows:

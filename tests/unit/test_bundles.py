@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -70,6 +70,7 @@ def test_batches_are_those_of_a_loader_without_bundles(
     its = feed(pictures, training=training)
     if name.startswith("dali"):
         pytest.importorskip("nvidia.dali")
+    monkeypatch.setattr(bundles, "OF_AN_EPOCH", 1)
     found: dict[int, list[Batch]] = {}
     for rows in (128, 1):
         monkeypatch.setattr(bundles, "ROWS", rows)
@@ -90,12 +91,28 @@ def _kept(batch: Batch) -> Batch:
     return replace(batch, images=batch.images.clone(), sizes=batch.sizes.clone(), targets=targets)
 
 
-def test_what_is_large_is_not_bundled(pictures: Scene) -> None:
-    def count(**changes: Any) -> int:
-        plan = replace(ImagePlan.of(pictures.manifest, ImagePolicy(**changes), seed=5, batch_size=2))
+def test_what_is_large_or_of_a_small_set_is_not_bundled(
+    pictures: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def count(image_size: int, batch_size: int = 2) -> int:
+        policy = ImagePolicy(window="random-resized", image_size=image_size)
+        plan = ImagePlan.of(pictures.manifest, policy, seed=5, batch_size=batch_size)
         return bundles.count(plan, plan.together, 1)
 
-    # 75 samples are 38 batches of 2
-    assert count(window="random-resized", image_size=32) == 38
-    assert count(window="random-resized", image_size=1024) == 3
-    assert count(window="random-resized", image_size=3000) == 1
+    assert count(32) == 1 and count(32, batch_size=1) == 2
+    monkeypatch.setattr(bundles, "OF_AN_EPOCH", 1)
+    # 75 samples are 37 batches of 2
+    assert (count(32), count(1024), count(3000)) == (37, 3, 1)
+
+
+@pytest.mark.parametrize("name", ["dali-cpu", "dali-fed"])
+def test_a_header_that_dali_cannot_read_among_a_hundred(name: str, tmp_path: Path) -> None:
+    """Its decoder (2.4) alone ends the process there."""
+    pytest.importorskip("nvidia.dali")
+    made = scene(tmp_path, {f"{at:03d}": jpeg(photograph(at % 7, 40, 48)) for at in range(128)})
+    path = min(path for path in made.folder.rglob("*") if path.is_file())
+    data = path.read_bytes()
+    path.write_bytes(data[:200] + bytes(len(data) - 200))
+    with open_loader(name, made.feed(batch_size=128)) as loader:
+        (batch,) = loader.batches(0, 0)
+        assert len(batch.failed) == 1 and int(batch.valid.sum()) == 127
