@@ -22,7 +22,7 @@ PIXELS = 128 * 224 * 224
 """Pixels of a bundle's outputs, at most: memory for more would be felt."""
 
 OF_AN_EPOCH = 32
-"""Bundles of a rank's epoch, at least: no step begins before the first one is there, so small sets have none."""
+"""Bundles of a rank's epoch, at least: its first step waits for a whole one, so small sets have none."""
 
 
 def count(plan: Plan, together: int, world_size: int) -> int:

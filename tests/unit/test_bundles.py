@@ -107,12 +107,12 @@ def test_what_is_large_or_of_a_small_set_is_not_bundled(
 
 @pytest.mark.parametrize("name", ["dali-cpu", "dali-fed"])
 def test_a_header_that_dali_cannot_read_among_a_hundred(name: str, tmp_path: Path) -> None:
-    """Its decoder (2.4) alone ends the process there."""
+    """Without the shape that is asked for first its decoder (2.4) ends the process there, more often than not."""
     pytest.importorskip("nvidia.dali")
-    made = scene(tmp_path, {f"{at:03d}": jpeg(photograph(at % 7, 40, 48)) for at in range(128)})
+    made = scene(tmp_path, {f"{at:03d}": jpeg(photograph(at, 40, 48)) for at in range(256)})
     path = min(path for path in made.folder.rglob("*") if path.is_file())
     data = path.read_bytes()
     path.write_bytes(data[:200] + bytes(len(data) - 200))
-    with open_loader(name, made.feed(batch_size=128)) as loader:
+    with open_loader(name, made.feed(batch_size=256)) as loader:
         (batch,) = loader.batches(0, 0)
-        assert len(batch.failed) == 1 and int(batch.valid.sum()) == 127
+        assert len(batch.failed) == 1 and int(batch.valid.sum()) == 255
