@@ -107,7 +107,7 @@ def test_what_is_large_or_of_a_small_set_is_not_bundled(
 
 @pytest.mark.parametrize("name", ["dali-cpu", "dali-fed"])
 def test_a_header_that_dali_cannot_read_among_a_hundred(name: str, tmp_path: Path) -> None:
-    """Without the shape that is asked for first its decoder (2.4) ends the process there, more often than not."""
+    """Without the shape that is asked for first its decoder (2.4) mostly ends the process there."""
     pytest.importorskip("nvidia.dali")
     made = scene(tmp_path, {f"{at:03d}": jpeg(photograph(at, 40, 48)) for at in range(256)})
     path = min(path for path in made.folder.rglob("*") if path.is_file())
