@@ -36,10 +36,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from contracts import Array, Plan, Rows, UserError
+from contracts import Array, Rows, UserError
 from loaders._reads import NONE, Marks, mark
 from machine import memory_bytes
-from plan.bundles import Bundled
 from plan.geometry import upright
 from processes import Stop, begin, killed_if_late, starting
 
@@ -353,15 +352,6 @@ class _PartSampler:
 
     def __len__(self) -> int:
         return len(self._rows) * self.parts(len(self._rows[0])) if len(self._rows) else 0
-
-
-def rows_of_part(plan: Plan, workers: int) -> int:
-    """Return the rows of a part: PART, but of a bundle fewer, so that all workers share it and
-    its first batch is there soon.
-    """
-    if not isinstance(plan, Bundled):
-        return PART
-    return min(PART, max(plan.plan.batch_size, -(-plan.batch_size // max(workers, 1))))
 
 
 def part_of(rows: Rows, begin: int, end: int) -> Rows:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
 from contracts import Array, Plan, Rows
+from plan.lazy import Lazy
 
 ROWS = 128
 """Rows drawn at once, and of a bundle, at most: NumPy, a worker's task and a copy take as long for 8."""
@@ -87,7 +88,14 @@ class Bundled:
         return _Bundles(drawn, self.count)
 
 
-class _Bundles(Sequence[Rows]):
+def rows_of_part(plan: Plan, workers: int, most: int) -> int:
+    """Return the rows of a worker's task: `most`, of a bundle fewer, so that all workers share it."""
+    if not isinstance(plan, Bundled):
+        return most
+    return min(most, max(plan.plan.batch_size, -(-plan.batch_size // max(workers, 1))))
+
+
+class _Bundles(Lazy):
     """Lazy, as the micro-batches are."""
 
     def __init__(self, drawn: Sequence[Rows], count: int) -> None:
@@ -97,15 +105,7 @@ class _Bundles(Sequence[Rows]):
     def __len__(self) -> int:
         return -(-len(self._drawn) // self._count)
 
-    @overload
-    def __getitem__(self, index: int) -> Rows: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Rows]: ...
-    def __getitem__(self, index: int | slice) -> Rows | list[Rows]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not 0 <= index < len(self):
-            raise IndexError(f"bundle {index} of {len(self)}")
+    def _at(self, index: int) -> Rows:
         begin = index * self._count
         own = self._drawn[begin : min(begin + self._count, len(self._drawn))]
         padding = replace(own[-1], ids=np.full_like(own[-1].ids, -1), valid=np.zeros_like(own[-1].valid))

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, NoReturn, overload
+from typing import Any, NoReturn
 
 import numpy as np
 
 from contracts import Array, FaultyPlan, Plan, Rows
 from plan.geometry import TRANSPOSE, TURNS
+from plan.lazy import Lazy
 from plan.ops import NUMBERS
 
 ROUNDING = 1e-6
@@ -110,7 +111,7 @@ class Checked:
         return _CheckedRows(self, self.plan.rows(epoch, first))
 
 
-class _CheckedRows(Sequence[Rows]):
+class _CheckedRows(Lazy):
     """Lazy, as the rows of the plan may be."""
 
     def __init__(self, checked: Checked, drawn: Sequence[Rows]) -> None:
@@ -120,13 +121,7 @@ class _CheckedRows(Sequence[Rows]):
     def __len__(self) -> int:
         return len(self._drawn)
 
-    @overload
-    def __getitem__(self, index: int) -> Rows: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Rows]: ...
-    def __getitem__(self, index: int | slice) -> Rows | list[Rows]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def _at(self, index: int) -> Rows:
         rows = self._drawn[index]
         plan = self._checked.plan
         # padding has no id by which its numbers could be held against a column, and is what a real row is

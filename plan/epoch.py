@@ -6,9 +6,8 @@ Knows no loader, no label, no device.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from contracts import Array, Fetch, Rows, UserError
 from plan import bundles, checks, order
 from plan.balance import Balance
 from plan.draws import Purpose, bits, key
+from plan.lazy import Lazy
 
 AHEAD = 4096
 """Rows behind those that are drawn whose sizes are fetched meanwhile, where sizes have to be."""
@@ -213,7 +213,7 @@ class EpochPlan(ABC):
         return rows
 
 
-class _EpochRows(Sequence[Rows]):
+class _EpochRows(Lazy):
     """Lazy: an index draws its micro-batch, small ones with their neighbours."""
 
     def __init__(self, plan: EpochPlan, epoch: int, first: int, ordered: Array) -> None:
@@ -235,15 +235,7 @@ class _EpochRows(Sequence[Rows]):
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, index: int) -> Rows: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Rows]: ...
-    def __getitem__(self, index: int | slice) -> Rows | list[Rows]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self._count))]
-        if not 0 <= index < self._count:
-            raise IndexError(f"micro-batch {index} of {self._count}")
+    def _at(self, index: int) -> Rows:
         which, drawn = self._drawn  # of a thread's own: another one may put its own there
         if index not in which:
             begin = index - index % self._plan.together

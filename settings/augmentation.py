@@ -59,7 +59,7 @@ class Augmentation(Settings):
     f(image, rng) takes and returns uint8 [height, width, 3]. For images with a label, by the torchvision
     loader. loaders.images.presets has two: torchvision_v2 and albumentations."""
     transforms_on: Literal["output", "region"] = "output"
-    """What that function gets: output = the pixels that the network will see, before they are flipped;
+    """Which pixels that function gets: output = those that the network will see, before they are flipped;
     region = those of the training window at the file's own size, before it is resized."""
     erase: Share = 0.0
     """Probability that a rectangle of 2 to 33 % of a training image is erased."""

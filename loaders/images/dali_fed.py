@@ -21,7 +21,7 @@ from loaders import Undecodable
 from loaders._dali import import_dali, release_memory
 from loaders._reads import Reads
 from loaders._staging import Staged, Staging, without
-from loaders._workers import Workers, rows_of_part
+from loaders._workers import PART, Workers
 from loaders.images._dali_rows import (
     Known,
     Prepared,
@@ -33,6 +33,7 @@ from loaders.images._dali_rows import (
     whole_image,
 )
 from loaders.images._pipeline import DEPTH, GpuOutputs, Runner, build, dali_normalises
+from plan.bundles import rows_of_part
 
 OPENS_FILES = False
 
@@ -107,7 +108,7 @@ class DaliFed(Staging):
             lambda: Reading(feed),
             workers=feed.workers,
             batch_size=feed.plan.batch_size,
-            part_rows=rows_of_part(feed.plan, feed.workers),
+            part_rows=rows_of_part(feed.plan, feed.workers, PART),
             part_bytes=lambda rows: _room(feed, rows),
             name_of=feed.source.name,
         )

@@ -14,7 +14,7 @@ from contracts import Array, Feed, Rows, UserError
 from loaders import Undecodable
 from loaders._reads import NONE, Reads, mark
 from loaders._staging import Staged, Staging, without
-from loaders._workers import PART, Workers, rows_of_part
+from loaders._workers import PART, Workers
 from loaders.images.decoders import (
     READERS,
     Decode,
@@ -26,6 +26,7 @@ from loaders.images.decoders import (
     resize_window,
 )
 from loaders.images.transforms import Transform
+from plan.bundles import rows_of_part
 from plan.geometry import largest_upright, upright
 
 OPENS_FILES = False
@@ -50,7 +51,7 @@ class TorchvisionLoader(Staging):
             batch_size=feed.plan.batch_size,
             part_bytes=lambda rows: rows * math.prod(largest),
             part_rows=min(
-                max(PART_PIXELS // math.prod(largest[1:]), 1), rows_of_part(feed.plan, feed.workers)
+                max(PART_PIXELS // math.prod(largest[1:]), 1), rows_of_part(feed.plan, feed.workers, PART)
             ),
             row_bytes=lambda rows: 3 * math.prod(rows.padded),
             pinned=feed.device.type == "cuda" and feed.pinned,

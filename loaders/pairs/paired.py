@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from loaders.images.decoders import READERS, Decode, Region, choose, exactly, pl
 from loaders.pairs import raw
 from plan.bundles import joined
 from plan.geometry import largest_upright, upright
+from plan.lazy import Lazy
 from plan.patches import HIGH, enlarged
 
 OPENS_FILES = False
@@ -130,7 +131,7 @@ def _row_bytes(rows: Rows, scale: int) -> tuple[int, int]:
     return small, small * scale**2
 
 
-class _Tasks(Sequence[Rows]):
+class _Tasks(Lazy):
     """The rows of `sharing` micro-batches as one, in the order of their images.
 
     `batches`: number of the task -> its micro-batches, and where the rows of each lie in it; None: as they
@@ -148,13 +149,7 @@ class _Tasks(Sequence[Rows]):
     def __len__(self) -> int:
         return -(-len(self._rows) // self._sharing)
 
-    @overload
-    def __getitem__(self, index: int) -> Rows: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Rows]: ...
-    def __getitem__(self, index: int | slice) -> Rows | list[Rows]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def _at(self, index: int) -> Rows:
         begin = index * self._sharing
         own = [self._rows[at] for at in range(begin, min(begin + self._sharing, len(self._rows)))]
         if self._patches == 1:

@@ -92,7 +92,7 @@ def test_png_is_read_by_those_who_can(data: Path, reader: str) -> None:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """As in a reader's process: beside other work torch's threads wait for one another."""
+    """Torch has one thread, as in a reader's process: beside other work several wait for one another."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -187,7 +187,7 @@ def test_names_that_a_format_cannot_have(
 
 @FORMATS
 def test_smaller_images(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same samples with fewer pixels, some raw; again is nothing to do, and another size other data."""
+    """A second pack has nothing to do, and one of another size is other data."""
     data = data_of(tmp_path)
     wide = pictures.jpeg(pictures.photograph(1, 60, 90))
     fill(data / "train" / "a", {"wide.jpg": wide, "wide2.jpg": wide})

@@ -20,7 +20,7 @@ from tests.unit.test_pack import opened
 MAGIC = struct.pack("<I", _framings.MAGIC)
 IMAGES = [*scenes.small(5).values()]
 IMAGES[1] = IMAGES[1] + b"x" * (-len(IMAGES[1]) % 4) + MAGIC + MAGIC + b"tail"
-"""One that RecordIO cuts in three: its data has the magic number twice, at a multiple of four."""
+"""A record that RecordIO cuts in three: its data has the magic number twice, at a multiple of four."""
 LABELS = [1, 0, 1, 1, 0]
 Write = Callable[[Path, Sequence[bytes], Sequence[int]], None]
 

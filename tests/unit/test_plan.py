@@ -177,7 +177,7 @@ def test_a_centre_crop_that_grows_shows_the_same_part() -> None:
 
 
 def test_classes_come_alike_on_any_number_of_ranks() -> None:
-    """Of 30, 7 and 2 samples (a fourth class has none) 13 items each: small classes show theirs again."""
+    """Each of three classes of 30, 7 and 2 samples has 13 items; a fourth has no sample."""
     labels = np.random.default_rng(0).permutation(np.repeat([0, 1, 3], [30, 7, 2]))
     augment = Augment(jitter=0.4)
     policy = ImagePolicy(window="random-resized", image_size=16, flip=0.5, augment=augment)
