@@ -1,15 +1,7 @@
-"""Turns decoded pixels into a Batch on the device: what all loaders share, and the door batches leave by.
+"""Copies decoded pixels to the device, ahead of the step: what all loaders share.
 
-    levels         grey levels of the whole batch, decoded, resized and upright, on the host or the device
-      | operate    colours and the like, `Rows.ops`, row by row, in fp32 (loaders/_ops.py)
-      | turn       mirror, flip, transpose, `Rows.turns`: a permutation of each row (loaders/_turns.py)
-      | normalise  (level / 255 - mean) / std, in the step's dtype
-      | blacken    0 outside of the places, and in rows that are padding or could not be decoded
-    Batch          with the targets, sizes and ids of its rows
-
-`Stager.finish` does that, and nothing else makes a Batch of a file. Loaders see plan.geometry.upright rows.
-
-On CUDA a slot is (pinned bytes, device bytes, device output); a thread fills slots ahead of the consumer:
+What becomes of them there is said in loaders/_finish.py. On CUDA a slot is (pinned bytes, device bytes,
+device output); a thread fills slots ahead of the consumer:
 
     thread   [copy to pinned 1][copy to pinned 2]...          waits for `done` of the slot's last user
     stream          [to device 1][finish 1][to device 2]...
@@ -21,30 +13,27 @@ Must not know where the pixels come from.
 from __future__ import annotations
 
 import atexit
-import math
 import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from contracts import Array, Batch, Counts, Feed, Rows, do_nothing
-from loaders._ops import operated
-from loaders._turns import images_shape, turned
+from loaders._finish import Finish
+from loaders._memory import fitted, too_small
+from loaders._turns import images_shape
 
 Item = TypeVar("Item")
 # copies to the device under way at most: page-locked memory staged three batches ago is free again
 COPIES = 2
-PIECE = 1 << 25  # numbers that are normalised at once, of 4 bytes: a batch of clips has ten times as many
-ALIGNED = 16  # bytes: numbers of every dtype may begin there
 # seconds that Ctrl-C may wait while no batch comes: Python misses a signal just before it waits
 HEARS_S = 1.0
 AT_EXIT_S = 5.0  # seconds for the thread of a loader that nobody has closed, when the program ends
-DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def sleeping_event(*, timed: bool = False) -> torch.cuda.Event:
@@ -80,10 +69,7 @@ class Stager:
     def __init__(self, feed: Feed, *, ahead: int = 2) -> None:
         self._feed = feed
         self._cuda = feed.device.type == "cuda"
-        self._dtype = DTYPES[feed.pixels.dtype]
-        mean, std = torch.tensor(feed.pixels.mean), torch.tensor(feed.pixels.std)
-        self._scale = (1 / (255 * std)).to(feed.device)
-        self._shift = (-mean / std).to(feed.device)
+        self.finish = Finish(feed)
         # one being written, `ahead` waiting, one with the consumer, one whose step may still run
         self._slots = [Slot() for _ in range(ahead + 3)] if self._cuda else []
         self._next = 0
@@ -145,7 +131,7 @@ class Stager:
                 slot.done.synchronize()  # memory that goes back to the allocator has no reader left
             slot.bytes_ = fitted(slot.bytes_, shape, dtype=torch.uint8, device=self._feed.device)
             slot.images = fitted(
-                slot.images, images_shape(shape, rows), dtype=self._dtype, device=self._feed.device
+                slot.images, images_shape(shape, rows), dtype=self.finish.dtype, device=self._feed.device
             )
             if grows:
                 self.stream.synchronize()  # nor has memory that comes from it: other streams may write it now
@@ -163,133 +149,12 @@ class Stager:
         shape = images_shape(pixels.shape, rows)
         if too_small(slot.images, shape):
             slot.done.synchronize()
-        slot.images = fitted(slot.images, shape, dtype=self._dtype, device=pixels.device)
+        slot.images = fitted(slot.images, shape, dtype=self.finish.dtype, device=pixels.device)
         ready = torch.cuda.Event()
         torch.cuda.current_stream().wait_event(slot.done)
         batch = self.finish(pixels, rows, valid, into=slot.images, normalised=normalised)
         ready.record()
         return Staged(batch, ready, slot.done)
-
-    def finish(
-        self,
-        pixels: torch.Tensor,
-        rows: Rows,
-        valid: Array,
-        *,
-        into: torch.Tensor | None = None,
-        normalised: bool = False,
-    ) -> Batch:
-        """Return the batch of upright pixels [B, ..., H, W, 3], on its device, which stay as they are.
-
-        `pixels`: uint8 or fp32 grey levels; or, `normalised`, what the decoder itself has normalised, of rows
-        without operations. `valid`: bool [B], rows that are no padding and were decoded. `into`: memory for
-        the images, images_shape(...); None = new. The host waits for nothing: which rows an operation, a turn
-        or a failure meets is known here. This is the only way to a Batch of files.
-        """
-        if rows.ops is not None:
-            if normalised:
-                raise ValueError("operations act on levels: who decodes must not normalise for such a plan")
-            pixels = operated(pixels, rows.ops, self._to_device)
-        if into is None:
-            shape = images_shape(pixels.shape, rows)
-            into = torch.empty(shape, dtype=self._dtype, device=pixels.device)
-        # what is normalised already needs nothing but the turn, which then writes the images themselves
-        written = into if normalised and pixels.dtype == into.dtype else None
-        pixels = turned(pixels, rows, self._to_device, written)
-        if normalised and pixels is not into:
-            into.copy_(pixels)
-        elif not normalised:
-            for part, levels in zip(_pieces(into), _pieces(pixels), strict=True):
-                fresh = levels.to(torch.float32, copy=True)
-                part.copy_(torch.addcmul(self._shift, fresh, self._scale, out=fresh))
-        images = into.movedim(-1, 1)
-        if not rows.filled:
-            (places,) = self._to_device([rows.placed])
-            images.masked_fill_(outside(places, images), 0)
-        if not valid.all():
-            (lost,) = self._to_device([np.flatnonzero(~valid)])
-            images.index_fill_(0, lost, 0)
-        return batch_of(
-            images,
-            replace(rows, valid=valid),
-            self._feed,
-            failed=tuple(rows.ids[rows.valid & ~valid].tolist()),
-        )
-
-    def _to_device(self, values: list[Array]) -> list[torch.Tensor]:
-        return to_device(values, self._feed.device)
-
-
-def _pieces(pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Cut a batch into pieces of about PIECE numbers: temporary memory then does not grow with it."""
-    return pixels.split(max(PIECE // max(pixels[0].numel(), 1), 1))
-
-
-def batch_of(images: torch.Tensor, rows: Rows, feed: Feed, failed: tuple[int, ...] = ()) -> Batch:
-    """Return a batch of these images, with all that the rows and the task say of them."""
-    targets = feed.targets(rows)
-    sizes, valid, *values = to_device([rows.sizes, rows.valid, *targets.values()], feed.device)
-    return Batch(
-        images=images,
-        sizes=sizes,
-        targets=dict(zip(targets, values, strict=True)),
-        valid=valid,
-        ids=rows.ids,
-        failed=failed,
-        rows=rows,
-        host=targets,
-    )
-
-
-def to_device(values: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
-    """Return host numbers on the device, by one copy; on the CPU they stay where they are.
-
-    A GPU's current stream waits for the copy, and the host does not.
-    """
-    tensors = [torch.from_numpy(np.ascontiguousarray(value)) for value in values]
-    if device.type != "cuda":
-        return tensors
-    host = torch.empty(packed_bytes(tensors), dtype=torch.uint8, pin_memory=True)
-    for part, tensor in zip(unpacked(host, tensors), tensors, strict=True):
-        part.copy_(tensor)
-    return unpacked(host.to(device, non_blocking=True), tensors)
-
-
-def packed_bytes(like: Sequence[torch.Tensor]) -> int:
-    """Return how many bytes tensors behind each other take, where each begins at a multiple of ALIGNED."""
-    return sum(-(-tensor.nbytes // ALIGNED) * ALIGNED for tensor in like)
-
-
-def unpacked(memory: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return `memory`, uint8 [packed_bytes], as tensors of these shapes and dtypes."""
-    found = []
-    begin = 0
-    for tensor in like:
-        found.append(memory[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
-        begin += packed_bytes([tensor])
-    return found
-
-
-def outside(places: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-    """Return bool [B, 1, ..., H, W]: pixels of [B, 3, ..., H, W] outside of `places`, int64 [B, 4]."""
-    x0, y0, x1, y1 = places[:, None].unbind(2)
-    y, x = (torch.arange(side, device=images.device) for side in images.shape[-2:])
-    # axes: [B, H, 1] and [B, 1, W]
-    inside = ((y >= y0) & (y < y1))[:, :, None] & ((x >= x0) & (x < x1))[:, None, :]
-    return ~inside.reshape(len(places), *[1] * (images.ndim - 3), *inside.shape[1:])
-
-
-def too_small(memory: torch.Tensor | None, shape: Sequence[int]) -> bool:
-    """Whether the storage behind a tensor cannot hold that shape."""
-    return memory is None or memory.untyped_storage().nbytes() < math.prod(shape) * memory.element_size()
-
-
-def fitted(memory: torch.Tensor | None, shape: Sequence[int], **options: Any) -> torch.Tensor:
-    """Return a tensor's storage at that shape; where it is too small, new memory with these options."""
-    if memory is None or too_small(memory, shape):
-        return torch.empty(tuple(shape), **options)
-    # all of the storage: the tensor may be a smaller view of it
-    return memory.as_strided((math.prod(shape),), (1,), 0).view(tuple(shape))
 
 
 def without(rows: Rows, failed: Sequence[int]) -> Array:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from contracts import Batch, Counts, Feed, Rows
-from loaders._staging import DTYPES, Staged, batch_of, hand_over, sleeping_event
+from loaders._finish import DTYPES, batch_of
+from loaders._staging import Staged, hand_over, sleeping_event
 from plan.patches import HIGH
 
 OPENS_FILES = False

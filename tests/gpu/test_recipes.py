@@ -15,8 +15,8 @@ from engine import graphed
 from engine.distributed import ProcessWorld
 from engine.step import Step
 from loaders import _ops, first_batch, open_loader
+from loaders._memory import to_device
 from loaders._ops import operated
-from loaders._staging import to_device
 from models import classification as registry
 from plan import draws, ops
 from plan.augment import Augment

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from loaders import _ops
-from loaders._staging import to_device
+from loaders._memory import to_device
 from plan import ops
 from plan.ops import Op
 from tests.conformance.pictures import photograph

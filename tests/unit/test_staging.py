@@ -9,7 +9,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from loaders._staging import ALIGNED, fitted, packed_bytes, to_device, too_small, unpacked
+from loaders._memory import ALIGNED, fitted, packed_bytes, to_device, too_small, unpacked
 
 DTYPES = [torch.bool, torch.uint8, torch.int64, torch.float32, torch.float64]
 SHAPES = st.lists(st.integers(0, 5), min_size=1, max_size=3)

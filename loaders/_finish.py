@@ -1,0 +1,116 @@
+"""Makes Batches of decoded pixels, on their device: the door that all batches of files leave by.
+
+    levels         grey levels of the whole batch, decoded, resized and upright, on the host or the device
+      | operate    colours and the like, `Rows.ops`, row by row, in fp32 (loaders/_ops.py)
+      | turn       mirror, flip, transpose, `Rows.turns`: a permutation of each row (loaders/_turns.py)
+      | normalise  (level / 255 - mean) / std, in the step's dtype
+      | blacken    0 outside of the places, and in rows that are padding or could not be decoded
+    Batch          with the targets, sizes and ids of its rows
+
+Loaders see plan.geometry.upright rows. Must not know where the pixels come from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from contracts import Array, Batch, Feed, Rows
+from loaders._memory import to_device
+from loaders._ops import operated
+from loaders._turns import images_shape, turned
+
+PIECE = 1 << 25  # numbers that are normalised at once, of 4 bytes: a batch of clips has ten times as many
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class Finish:
+    """Makes Batches of levels [B, H, W, 3], or [B, T, H, W, 3], as a feed asks for them."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self.dtype = DTYPES[feed.pixels.dtype]
+        mean, std = torch.tensor(feed.pixels.mean), torch.tensor(feed.pixels.std)
+        self._scale = (1 / (255 * std)).to(feed.device)
+        self._shift = (-mean / std).to(feed.device)
+
+    def __call__(
+        self,
+        pixels: torch.Tensor,
+        rows: Rows,
+        valid: Array,
+        *,
+        into: torch.Tensor | None = None,
+        normalised: bool = False,
+    ) -> Batch:
+        """Return the batch of upright pixels [B, ..., H, W, 3], on its device, which stay as they are.
+
+        `pixels`: uint8 or fp32 grey levels; or, `normalised`, what the decoder itself has normalised, of rows
+        without operations. `valid`: bool [B], rows that are no padding and were decoded. `into`: memory for
+        the images, images_shape(...); None = new. The host waits for nothing: which rows an operation, a turn
+        or a failure meets is known here.
+        """
+        if rows.ops is not None:
+            if normalised:
+                raise ValueError("operations act on levels: who decodes must not normalise for such a plan")
+            pixels = operated(pixels, rows.ops, self._to_device)
+        if into is None:
+            shape = images_shape(pixels.shape, rows)
+            into = torch.empty(shape, dtype=self.dtype, device=pixels.device)
+        # what is normalised already needs nothing but the turn, which then writes the images themselves
+        written = into if normalised and pixels.dtype == into.dtype else None
+        pixels = turned(pixels, rows, self._to_device, written)
+        if normalised and pixels is not into:
+            into.copy_(pixels)
+        elif not normalised:
+            for part, levels in zip(_pieces(into), _pieces(pixels), strict=True):
+                fresh = levels.to(torch.float32, copy=True)
+                part.copy_(torch.addcmul(self._shift, fresh, self._scale, out=fresh))
+        images = into.movedim(-1, 1)
+        if not rows.filled:
+            (places,) = self._to_device([rows.placed])
+            images.masked_fill_(outside(places, images), 0)
+        if not valid.all():
+            (lost,) = self._to_device([np.flatnonzero(~valid)])
+            images.index_fill_(0, lost, 0)
+        return batch_of(
+            images,
+            replace(rows, valid=valid),
+            self._feed,
+            failed=tuple(rows.ids[rows.valid & ~valid].tolist()),
+        )
+
+    def _to_device(self, values: list[Array]) -> list[torch.Tensor]:
+        return to_device(values, self._feed.device)
+
+
+def _pieces(pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Cut a batch into pieces of about PIECE numbers: temporary memory then does not grow with it."""
+    return pixels.split(max(PIECE // max(pixels[0].numel(), 1), 1))
+
+
+def batch_of(images: torch.Tensor, rows: Rows, feed: Feed, failed: tuple[int, ...] = ()) -> Batch:
+    """Return a batch of these images, with all that the rows and the task say of them."""
+    targets = feed.targets(rows)
+    sizes, valid, *values = to_device([rows.sizes, rows.valid, *targets.values()], feed.device)
+    return Batch(
+        images=images,
+        sizes=sizes,
+        targets=dict(zip(targets, values, strict=True)),
+        valid=valid,
+        ids=rows.ids,
+        failed=failed,
+        rows=rows,
+        host=targets,
+    )
+
+
+def outside(places: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+    """Return bool [B, 1, ..., H, W]: pixels of [B, 3, ..., H, W] outside of `places`, int64 [B, 4]."""
+    x0, y0, x1, y1 = places[:, None].unbind(2)
+    y, x = (torch.arange(side, device=images.device) for side in images.shape[-2:])
+    # axes: [B, H, 1] and [B, 1, W]
+    inside = ((y >= y0) & (y < y1))[:, :, None] & ((x >= x0) & (x < x1))[:, None, :]
+    return ~inside.reshape(len(places), *[1] * (images.ndim - 3), *inside.shape[1:])

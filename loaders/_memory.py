@@ -1,0 +1,56 @@
+"""Memory on the way to the device: many small arrays in one copy, buffers that only grow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from contracts import Array
+
+ALIGNED = 16  # bytes: numbers of every dtype may begin there
+
+
+def to_device(values: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
+    """Return host numbers on the device, by one copy; on the CPU they stay where they are.
+
+    A GPU's current stream waits for the copy, and the host does not.
+    """
+    tensors = [torch.from_numpy(np.ascontiguousarray(value)) for value in values]
+    if device.type != "cuda":
+        return tensors
+    host = torch.empty(packed_bytes(tensors), dtype=torch.uint8, pin_memory=True)
+    for part, tensor in zip(unpacked(host, tensors), tensors, strict=True):
+        part.copy_(tensor)
+    return unpacked(host.to(device, non_blocking=True), tensors)
+
+
+def packed_bytes(like: Sequence[torch.Tensor]) -> int:
+    """Return how many bytes tensors behind each other take, where each begins at a multiple of ALIGNED."""
+    return sum(-(-tensor.nbytes // ALIGNED) * ALIGNED for tensor in like)
+
+
+def unpacked(memory: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return `memory`, uint8 [packed_bytes], as tensors of these shapes and dtypes."""
+    found = []
+    begin = 0
+    for tensor in like:
+        found.append(memory[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
+        begin += packed_bytes([tensor])
+    return found
+
+
+def too_small(memory: torch.Tensor | None, shape: Sequence[int]) -> bool:
+    """Whether the storage behind a tensor cannot hold that shape."""
+    return memory is None or memory.untyped_storage().nbytes() < math.prod(shape) * memory.element_size()
+
+
+def fitted(memory: torch.Tensor | None, shape: Sequence[int], **options: Any) -> torch.Tensor:
+    """Return a tensor's storage at that shape; where it is too small, new memory with these options."""
+    if memory is None or too_small(memory, shape):
+        return torch.empty(tuple(shape), **options)
+    # all of the storage: the tensor may be a smaller view of it
+    return memory.as_strided((math.prod(shape),), (1,), 0).view(tuple(shape))
