@@ -12,7 +12,11 @@ Loaders see plan.geometry.upright rows. Must not know where the pixels come from
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +25,7 @@ from contracts import Array, Batch, Feed, Rows
 from loaders._memory import to_device
 from loaders._ops import operated
 from loaders._turns import images_shape, turned
+from plan.geometry import transposed, whole_turns
 
 PIECE = 1 << 25  # numbers that are normalised at once, of 4 bytes: a batch of clips has ten times as many
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -35,6 +40,12 @@ class Finish:
         mean, std = torch.tensor(feed.pixels.mean), torch.tensor(feed.pixels.std)
         self._scale = (1 / (255 * std)).to(feed.device)
         self._shift = (-mean / std).to(feed.device)
+        self._kernel = _kernel(feed.device, self.dtype) if feed.device.type == "cuda" else None
+        # axes: [level, channel]; what each level becomes, for the kernel to look up
+        levels = torch.arange(256, device=feed.device)[:, None].repeat(1, 3)
+        self._table = self._normalised(levels).to(self.dtype)
+        if self._kernel is not None:
+            torch.cuda.current_stream(feed.device).synchronize()  # the kernel runs on another stream
 
     def __call__(
         self,
@@ -52,13 +63,21 @@ class Finish:
         the images, images_shape(...); None = new. The host waits for nothing: which rows an operation, a turn
         or a failure meets is known here.
         """
+        shown = replace(rows, valid=valid)
+        failed = tuple(rows.ids[rows.valid & ~valid].tolist())
+        if into is None:
+            shape = images_shape(pixels.shape, rows)
+            into = torch.empty(shape, dtype=self.dtype, device=pixels.device)
+        images = into.movedim(-1, 1)
+        if self._kernel is not None and not normalised and _is_one_launch(pixels, rows):
+            turns = np.where(valid, whole_turns(rows), self._kernel.LOST).astype(np.uint8)
+            batch, there = _with_numbers(images, shown, self._feed, failed, [turns])
+            self._kernel.finished(pixels, self._table, *there, into)
+            return batch
         if rows.ops is not None:
             if normalised:
                 raise ValueError("operations act on levels: who decodes must not normalise for such a plan")
             pixels = operated(pixels, rows.ops, self._to_device)
-        if into is None:
-            shape = images_shape(pixels.shape, rows)
-            into = torch.empty(shape, dtype=self.dtype, device=pixels.device)
         # what is normalised already needs nothing but the turn, which then writes the images themselves
         written = into if normalised and pixels.dtype == into.dtype else None
         pixels = turned(pixels, rows, self._to_device, written)
@@ -66,24 +85,54 @@ class Finish:
             into.copy_(pixels)
         elif not normalised:
             for part, levels in zip(_pieces(into), _pieces(pixels), strict=True):
-                fresh = levels.to(torch.float32, copy=True)
-                part.copy_(torch.addcmul(self._shift, fresh, self._scale, out=fresh))
-        images = into.movedim(-1, 1)
+                part.copy_(self._normalised(levels))
         if not rows.filled:
             (places,) = self._to_device([rows.placed])
             images.masked_fill_(outside(places, images), 0)
         if not valid.all():
             (lost,) = self._to_device([np.flatnonzero(~valid)])
             images.index_fill_(0, lost, 0)
-        return batch_of(
-            images,
-            replace(rows, valid=valid),
-            self._feed,
-            failed=tuple(rows.ids[rows.valid & ~valid].tolist()),
-        )
+        return batch_of(images, shown, self._feed, failed)
+
+    def _normalised(self, levels: torch.Tensor) -> torch.Tensor:
+        """Return float32, levels [..., 3] normalised; they stay as they are."""
+        fresh = levels.to(torch.float32, copy=True)
+        return torch.addcmul(self._shift, fresh, self._scale, out=fresh)
 
     def _to_device(self, values: list[Array]) -> list[torch.Tensor]:
         return to_device(values, self._feed.device)
+
+
+def _is_one_launch(pixels: torch.Tensor, rows: Rows) -> bool:
+    """Return whether the kernel makes the images: of levels that fill them, and need no operation before."""
+    height, width = rows.padded
+    return (
+        rows.ops is None
+        and pixels.dtype == torch.uint8
+        and pixels.is_contiguous()
+        and pixels.shape[-3:-1] == (height, width)
+        and (height == width or not transposed(whole_turns(rows)).any())
+        and rows.filled
+    )
+
+
+@cache
+def _kernel(device: torch.device, dtype: torch.dtype) -> Any:
+    """Return loaders._finish_kernel, its kernel built; None, with a warning, where Triton cannot build it."""
+    try:
+        from loaders import _finish_kernel
+
+        level = torch.zeros(1, 1, 1, 3, dtype=torch.uint8, device=device)
+        table = torch.zeros(256, 3, dtype=dtype, device=device)
+        _finish_kernel.finished(level, table, level.view(-1)[:1], torch.empty_like(level, dtype=dtype))
+    except Exception as error:  # no Triton, no C compiler, no Python.h: each has an error of its own
+        said = (str(error).splitlines() or [""])[0]
+        warnings.warn(
+            f"Triton builds no kernel here ({type(error).__name__}: {said}): batches take more launches",
+            stacklevel=2,
+        )
+        return None
+    return _finish_kernel
 
 
 def _pieces(pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -93,9 +142,18 @@ def _pieces(pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def batch_of(images: torch.Tensor, rows: Rows, feed: Feed, failed: tuple[int, ...] = ()) -> Batch:
     """Return a batch of these images, with all that the rows and the task say of them."""
+    return _with_numbers(images, rows, feed, failed, [])[0]
+
+
+def _with_numbers(
+    images: torch.Tensor, rows: Rows, feed: Feed, failed: tuple[int, ...], more: Sequence[Array]
+) -> tuple[Batch, list[torch.Tensor]]:
+    """Return a batch as `batch_of` does, and `more` numbers on the device, by one copy together."""
     targets = feed.targets(rows)
-    sizes, valid, *values = to_device([rows.sizes, rows.valid, *targets.values()], feed.device)
-    return Batch(
+    arrays = [*more, rows.sizes, rows.valid, *targets.values()]
+    there = to_device(arrays, feed.device)
+    sizes, valid, *values = there[len(more) :]
+    batch = Batch(
         images=images,
         sizes=sizes,
         targets=dict(zip(targets, values, strict=True)),
@@ -105,6 +163,7 @@ def batch_of(images: torch.Tensor, rows: Rows, feed: Feed, failed: tuple[int, ..
         rows=rows,
         host=targets,
     )
+    return batch, there[: len(more)]
 
 
 def outside(places: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
