@@ -19,18 +19,26 @@ def to_device(values: Sequence[Array], device: torch.device) -> list[torch.Tenso
 
     A GPU's current stream waits for the copy, and the host does not.
     """
-    tensors = [torch.from_numpy(np.ascontiguousarray(value)) for value in values]
+    arrays = [np.ascontiguousarray(value) for value in values]
+    tensors = [torch.from_numpy(array) for array in arrays]
     if device.type != "cuda":
         return tensors
     host = torch.empty(packed_bytes(tensors), dtype=torch.uint8, pin_memory=True)
-    for part, tensor in zip(unpacked(host, tensors), tensors, strict=True):
-        part.copy_(tensor)
+    pack(host.numpy(), arrays)
     return unpacked(host.to(device, non_blocking=True), tensors)
 
 
 def packed_bytes(like: Sequence[torch.Tensor]) -> int:
     """Return how many bytes tensors behind each other take, where each begins at a multiple of ALIGNED."""
     return sum(-(-tensor.nbytes // ALIGNED) * ALIGNED for tensor in like)
+
+
+def pack(memory: Array, arrays: Sequence[Array]) -> None:
+    """Write contiguous arrays into `memory`, uint8 [packed_bytes]; torch would take five times as long."""
+    begin = 0
+    for array in arrays:
+        memory[begin : begin + array.nbytes] = array.reshape(-1).view(np.uint8)
+        begin += -(-array.nbytes // ALIGNED) * ALIGNED
 
 
 def unpacked(memory: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -49,7 +57,12 @@ def too_small(memory: torch.Tensor | None, shape: Sequence[int]) -> bool:
 
 
 def fitted(memory: torch.Tensor | None, shape: Sequence[int], **options: Any) -> torch.Tensor:
-    """Return a tensor's storage at that shape; where it is too small, new memory with these options."""
+    """Return a tensor's storage at that shape; where it is too small, new memory with these options.
+
+    `memory` is what this has returned before.
+    """
+    if memory is not None and memory.shape == shape:
+        return memory
     if memory is None or too_small(memory, shape):
         return torch.empty(tuple(shape), **options)
     # all of the storage: the tensor may be a smaller view of it

@@ -17,6 +17,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -125,16 +126,15 @@ class Stager:
         slot = self._slots[self._next]
         self._next = (self._next + 1) % len(self._slots)
         assert self.stream is not None
-        with torch.cuda.stream(self.stream):
-            grows = too_small(slot.bytes_, shape) or too_small(slot.images, images_shape(shape, rows))
-            if grows:
-                slot.done.synchronize()  # memory that goes back to the allocator has no reader left
+        out = images_shape(shape, rows)
+        grows = too_small(slot.bytes_, shape) or too_small(slot.images, out)
+        if grows:
+            slot.done.synchronize()  # memory that goes back to the allocator has no reader left
+        with torch.cuda.stream(self.stream) if grows else nullcontext():
             slot.bytes_ = fitted(slot.bytes_, shape, dtype=torch.uint8, device=self._feed.device)
-            slot.images = fitted(
-                slot.images, images_shape(shape, rows), dtype=self.finish.dtype, device=self._feed.device
-            )
-            if grows:
-                self.stream.synchronize()  # nor has memory that comes from it: other streams may write it now
+            slot.images = fitted(slot.images, out, dtype=self.finish.dtype, device=self._feed.device)
+        if grows:
+            self.stream.synchronize()  # nor has memory that comes from it: other streams may write it now
         self._recent.append(slot)
         if len(self._recent) > COPIES and (before := self._recent.popleft().copied) is not None:
             before.synchronize()

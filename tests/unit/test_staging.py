@@ -9,7 +9,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from loaders._memory import ALIGNED, fitted, packed_bytes, to_device, too_small, unpacked
+from loaders._memory import ALIGNED, fitted, pack, packed_bytes, to_device, too_small, unpacked
 
 DTYPES = [torch.bool, torch.uint8, torch.int64, torch.float32, torch.float64]
 SHAPES = st.lists(st.integers(0, 5), min_size=1, max_size=3)
@@ -21,8 +21,7 @@ def test_what_is_packed_is_what_comes_out(asked: list[tuple[list[int], torch.dty
     generator = torch.Generator().manual_seed(0)
     given_ = [torch.randint(0, 2, shape, generator=generator).to(dtype) for shape, dtype in asked]
     memory = torch.full((packed_bytes(given_),), 255, dtype=torch.uint8)
-    for part, tensor in zip(unpacked(memory, given_), given_, strict=True):
-        part.copy_(tensor)
+    pack(memory.numpy(), [tensor.numpy() for tensor in given_])
     found = unpacked(memory.clone(), given_)
     assert all(
         torch.equal(one, other) and one.dtype == other.dtype for one, other in zip(found, given_, strict=True)
