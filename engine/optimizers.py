@@ -6,7 +6,7 @@ torch has SGD and AdamW, fused on CUDA; timm has LAMB, LARS, Lion and Muon, and 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import ModuleType
@@ -44,10 +44,12 @@ def build(
     groups = _groups(module, optimisation, masters or {})
     device = groups[0]["params"][0].device if groups else torch.device("cpu")
     on_gpu = device.type == "cuda"
-    for group in groups:
-        lr = optimisation.lr * group["lr_scale"]
+    rates: dict[float, Any] = {scale: optimisation.lr * scale for scale in {g["lr_scale"] for g in groups}}
+    if on_gpu and kind.capturable:
         # a GPU reads it from memory when the step runs: a CUDA graph holds numbers of the host fast
-        group["lr"] = torch.tensor(lr, device=device) if on_gpu and kind.capturable else lr
+        rates = {scale: torch.tensor(lr, device=device) for scale, lr in rates.items()}
+    for group in groups:
+        group["lr"] = rates[group["lr_scale"]]
     optimizer = kind.make(groups, optimisation, on_gpu)
     if kind.skips:
         _skip_on_device(optimizer)
@@ -364,15 +366,31 @@ def _skip_on_device(optimizer: torch.optim.Optimizer) -> None:
     optimizer.register_step_post_hook(put_back)
 
 
-def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of every group, each by its share of it."""
-    for group in optimizer.param_groups:
-        set_group_lr(group, lr * group["lr_scale"])
+class LearningRates:
+    """The learning rates of an optimiser's groups, each its share of one. Nothing else may change them.
 
+    What lies on a device is written where it changes: each write is a launch.
+    """
 
-def set_group_lr(group: dict[str, Any], lr: float) -> None:
-    """Set the learning rate of a group, in place where it lies on a device."""
-    if isinstance(group["lr"], torch.Tensor):
-        group["lr"].fill_(lr)
-    else:
-        group["lr"] = lr
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        # by identity: groups may share a tensor, and a checkpoint brings new ones
+        self._written: dict[torch.Tensor, float] = {}
+
+    def set(self, lr: float) -> None:
+        """Set the rate of every group to its share of `lr`."""
+        self.write([lr * group["lr_scale"] for group in self._optimizer.param_groups])
+
+    def read(self) -> list[float]:
+        """Return the rate of each group; waits for the device."""
+        return [float(group["lr"]) for group in self._optimizer.param_groups]
+
+    def write(self, rates: Sequence[float]) -> None:
+        """Set the rate of each group, in place where it lies on a device."""
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            there = group["lr"]
+            if not isinstance(there, torch.Tensor):
+                group["lr"] = rate
+            elif self._written.get(there) != rate:
+                there.fill_(rate)
+                self._written[there] = rate

@@ -73,6 +73,7 @@ class Step:
         if optimisation.ema:
             self.ema = Ema(module, masters, decay=optimisation.ema, warm_up=optimisation.ema_warmup)
         self.optimizer = optimizers.build(module, optimisation, masters)
+        self._rates = optimizers.LearningRates(self.optimizer)
         self.capturable = optimizers.OPTIMIZERS[optimisation.optimizer].capturable
         self._network = module
         self._compiled = compiled
@@ -110,7 +111,7 @@ class Step:
         position: int,
         want_norm: bool = False,
     ) -> torch.Tensor:
-        optimizers.set_lr(self.optimizer, lr)
+        self._rates.set(lr)
         for micro in range(self.accumulate):
             batch = next(batches)
             self.phases.mark("data_wait")
@@ -248,14 +249,13 @@ class Step:
         tensors = self.state_tensors()
         # on the host: the batch may have left the device no room for a second copy
         saved = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
-        lr = [float(group["lr"]) for group in self.optimizer.param_groups]
+        rates = self._rates.read()
         try:
             yield
         finally:
             for tensor, before in zip(tensors, saved, strict=True):
                 tensor.detach().copy_(before)
-            for group, value in zip(self.optimizer.param_groups, lr, strict=True):
-                optimizers.set_group_lr(group, value)
+            self._rates.write(rates)
 
     @contextmanager
     def memory_lent(self) -> Iterator[None]:

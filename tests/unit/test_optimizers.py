@@ -71,3 +71,22 @@ def test_apex_is_nvidias(installed: bool, monkeypatch: pytest.MonkeyPatch) -> No
     said = "is another project of that name" if installed else "is not installed"
     with pytest.raises(UserError, match=f"apex-sgd is of NVIDIA's apex: .*{said}"):
         optimizers._apex_sgd([], Optimisation(), True)
+
+
+def test_a_rate_on_a_device_is_written_where_it_changes() -> None:
+    optimizer = optimizers.build(net(), Optimisation(lr=0.1))
+    groups = optimizer.param_groups
+    shared = torch.tensor(0.1)  # as groups on a GPU have it
+    for group in groups:
+        group["lr"] = shared
+    rates = optimizers.LearningRates(optimizer)
+    for rate, writes in ((0.1, 1), (0.1, 1), (0.2, 2), (0.2, 2), (0.1, 3)):
+        rates.set(rate)
+        assert shared._version == writes and float(shared) == pytest.approx(rate)
+    before = rates.read()
+    rates.set(0.5)
+    rates.write(before)
+    assert float(shared) == pytest.approx(0.1)
+    groups[1]["lr"] = torch.tensor(7.0)  # of a checkpoint
+    rates.set(0.1)
+    assert rates.read() == pytest.approx([0.1] * len(groups))

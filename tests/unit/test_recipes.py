@@ -160,7 +160,7 @@ def test_rates_of_layers_and_what_does_not_decay(decay: float) -> None:
     module, _ = timm_registry.build("timm/vit_tiny_patch16_224", classes=5, shape=(2, 3, 32, 32))
     settings = Optimisation(optimizer="adamw", layer_decay=decay, no_decay=("*.qkv.weight", "pos_embed"))
     optimizer = optimizers.build(module, settings)
-    optimizers.set_lr(optimizer, 2.0)
+    optimizers.LearningRates(optimizer).set(2.0)
     names = {id(p): name for name, p in module.named_parameters()}
     found = {names[id(p)]: g for g in optimizer.param_groups for p in g["params"]}
     assert len(found) == len(names)
