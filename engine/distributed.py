@@ -287,23 +287,29 @@ class Vote:
 
     def __init__(self, world: ProcessWorld) -> None:
         self._world = world
-        self._pending: tuple[torch.Tensor, Any] | None = None
+        # the flags under way: with what brings those of other ranks, or this one's alone
+        self._pending: tuple[torch.Tensor, Any] | dict[str, bool] | None = None
 
     def exchange(self, **raised: bool) -> dict[str, bool]:
         """Start a vote with this step's flags; return what was decided with the flags of the step before."""
         # the vote of the step before has had a step's time to arrive, so that hardly a rank waits for it
         decided = self.drain()
-        flags = torch.tensor([int(raised.get(name, False)) for name in self.FLAGS], dtype=torch.int32)
-        work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, async_op=True) if self._world.size > 1 else None
-        self._pending = (flags, work)
+        own = {name: bool(raised.get(name, False)) for name in self.FLAGS}
+        if self._world.size == 1:
+            self._pending = own
+            return decided
+        flags = torch.tensor([*own.values()], dtype=torch.int32)
+        self._pending = flags, dist.all_reduce(flags, op=dist.ReduceOp.MAX, async_op=True)
         return decided
 
     def drain(self) -> dict[str, bool]:
         """Finish the vote under way (all ranks call this at the same point) and return its outcome."""
-        if self._pending is None:
-            return dict.fromkeys(self.FLAGS, False)
-        flags, work = self._pending
+        pending = self._pending
         self._pending = None
-        if work is not None:
-            work.wait()
+        if pending is None:
+            return dict.fromkeys(self.FLAGS, False)
+        if isinstance(pending, dict):
+            return pending
+        flags, work = pending
+        work.wait()
         return {name: bool(flag) for name, flag in zip(self.FLAGS, flags.tolist(), strict=True)}
