@@ -307,4 +307,5 @@ def seed(key: int, device: torch.device) -> None:
     """
     torch.default_generator.manual_seed(key)
     if device.type == "cuda":
-        torch.cuda.manual_seed(key)  # of the current device, which is this process's
+        index = torch.cuda.current_device()  # this process's; there are no generators before CUDA has started
+        torch.cuda.default_generators[index].manual_seed(key)
