@@ -27,7 +27,9 @@ class Recent:
         cuda = world.device.type == "cuda"
         self._size = size + self.LEFT
         self._ring = torch.zeros(2 * self._size, 0, device=world.device)
-        self._steps: list[tuple[int, np.ndarray, torch.cuda.Event | None, float]] = []
+        self._slots = self._ring.unbind()
+        self._steps: list[tuple[int, list[np.ndarray], torch.cuda.Event | None, float]] = []
+        self._spare: list[torch.cuda.Event] = []  # of steps that were read: a long run would make millions
         self._begin = 0  # slot of the first unread step in the ring
         self._loss_terms: tuple[str, ...] = ()
         self._world = world
@@ -48,12 +50,15 @@ class Recent:
         the learning rate of that step.
         """
         self._loss_terms = loss_terms
-        if self._ring.shape[1] != len(outcome):  # the first one says how many terms there are
-            self._ring = outcome.new_zeros(len(self._ring), len(outcome))
-        slot = (self._begin + len(self._steps)) % len(self._ring)
-        self._ring[slot] = outcome
-        done = self._stream.record_event() if self._stream else None
-        self._steps.append((step, np.concatenate(ids), done, lr))
+        if self._slots[0].shape != outcome.shape:  # the first one says how many terms there are
+            self._ring = outcome.new_zeros(len(self._slots), len(outcome))
+            self._slots = self._ring.unbind()
+        self._slots[(self._begin + len(self._steps)) % len(self._slots)].copy_(outcome)
+        done = None
+        if self._stream is not None:
+            done = self._spare.pop() if self._spare else torch.cuda.Event()
+            done.record(self._stream)
+        self._steps.append((step, ids, done, lr))
 
     def full(self) -> bool:
         """Whether it must be read before the next step is added."""
@@ -73,9 +78,12 @@ class Recent:
         steps = self._steps[:count]
         self._steps = self._steps[count:]
         own = self._to_host(count, steps[-1][2])
-        self._begin = (self._begin + count) % len(self._ring)
+        self._spare += [done for _, _, done, _ in steps if done is not None]
+        self._begin = (self._begin + count) % len(self._slots)
         bad = next((i for i in range(count) if not np.isfinite(own[i, 0])), None)
-        told = None if bad is None else (steps[bad][0], own[bad, 0], steps[bad][1][:16].tolist())
+        told = None
+        if bad is not None:
+            told = steps[bad][0], own[bad, 0], np.concatenate(steps[bad][1])[:16].tolist()
         first = min((t for t in self._world.gather(told) if t is not None), key=lambda t: t[0], default=None)
         if first is not None:
             step, value, ids = first
@@ -94,7 +102,7 @@ class Recent:
         """Return float64 [count, 4 + P], as Step returns them; wait for the last of these steps and for
         nothing after it.
         """
-        slots = (self._begin + np.arange(count)) % len(self._ring)
+        slots = (self._begin + np.arange(count)) % len(self._slots)
         if self._side is None or last is None:
             return self._ring[slots].double().numpy()
         with torch.cuda.stream(self._side):
