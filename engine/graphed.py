@@ -56,7 +56,8 @@ class Graphs:
 
         Raises RuntimeError where CUDA cannot.
         """
-        self._statics = {static.images.shape: static for static in statics}
+        self._statics = {static.images.shape: _tensors(static, [*static.targets]) for static in statics}
+        self._targets = [*statics[0].targets]
         self._graphs: dict[tuple[torch.Size, bool, bool], torch.cuda.CUDAGraph] = {}
         self._outcomes: dict[tuple[torch.Size, bool, bool], torch.Tensor] = {}
         self._always_norm = step.clips
@@ -76,14 +77,9 @@ class Graphs:
 
     def replay(self, batch: Batch, *, last: bool, want_norm: bool) -> torch.Tensor:
         """Do what Step.micro_batch does, with the numbers of `batch`. Its seed was set by the caller."""
-        captured = self._statics[batch.images.shape]
-        captured.images.copy_(batch.images)
-        small = [batch.sizes, batch.valid, *(batch.targets[name] for name in captured.targets)]
-        for there, here in zip(
-            [captured.sizes, captured.valid, *captured.targets.values()], small, strict=True
-        ):
-            there.copy_(here)
-        variant = batch.images.shape, last, want_norm and last and not self._always_norm
+        shape = batch.images.shape
+        torch._foreach_copy_(self._statics[shape], _tensors(batch, self._targets))
+        variant = shape, last, want_norm and last and not self._always_norm
         self._graphs[variant].replay()
         return self._outcomes[variant]
 
@@ -99,6 +95,11 @@ class Graphs:
         """Return the bytes that are in use in the graphs' memory between two replays, by graphs or others."""
         segments = torch.cuda.memory_snapshot(self._pool.id)
         return sum(int(segment["allocated_size"]) for segment in segments)
+
+
+def _tensors(batch: Batch, targets: Sequence[str]) -> list[torch.Tensor]:
+    """Return all tensors of a batch, whose targets have these names."""
+    return [batch.images, batch.sizes, batch.valid, *(batch.targets[name] for name in targets)]
 
 
 @dataclass(frozen=True, kw_only=True)

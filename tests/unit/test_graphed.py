@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from contracts import Batch
 from engine import graphed
 from engine.step import Step
 from settings.optimisation import Optimisation
@@ -88,3 +89,35 @@ def test_what_outlives_lent_memory_ends_graphs(kept: int) -> None:
     with steps[0].memory_lent():
         steps[0].graphs = None
     assert steps[0].memory_is_back(), "without a graph nothing is lent"
+
+
+def test_a_replay_reads_the_batch_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its own shape, and whatever the order of its targets."""
+    for name, value in {
+        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
+        "graph": lambda *_, **__: nullcontext(),
+        "graph_pool_handle": lambda: None,
+        "current_stream": lambda: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    step: Any = SimpleNamespace(clips=False, accumulate=1, micro_batch=lambda static, **_: static)
+
+    def batch(side: int, **targets: float) -> Batch:
+        return Batch(
+            images=torch.full((2, 3, side, side), 1.5 * side).to(memory_format=torch.channels_last),
+            sizes=torch.full((2, 2), side),
+            targets={name: torch.full((2,), value) for name, value in targets.items()},
+            valid=torch.tensor([True, side == 4]),
+            ids=np.arange(2),
+        )
+
+    statics = [batch(side, labels=0.0, weights=0.0) for side in (4, 8)]
+    graphs = graphed.Graphs(step, statics)
+    statics[0].images.zero_()
+    static: Any = graphs.replay(batch(4, weights=3.0, labels=2.0), last=True, want_norm=True)
+    assert static is statics[0] and bool((static.images == 6.0).all()) and static.valid.all()
+    assert static.targets["labels"].tolist() == [2.0, 2.0] and static.targets["weights"].tolist() == [
+        3.0,
+        3.0,
+    ]
+    assert statics[1].targets["labels"].tolist() == [0.0, 0.0]
