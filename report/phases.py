@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-STEP = "step"
-"""Stands among the marks where a step was complete."""
+Marks = list[tuple[str, Any]]
+"""Phases and when they ended: a CUDA event, or seconds."""
 INTERRUPTED = "interrupted"
 """Ends a time that belongs to no phase."""
 
 
 class Phases:
     """A contracts.Phases: `mark(name)` ends the phase `name`, which began at the mark before it. Reading
-    waits for nothing.
+    waits for nothing, and is of whole steps.
 
     data_wait is thus the time from the end of step i to the point at which the device has waited for the
     batch of step i + 1, whatever the cause: a slow loader, a late transfer, a busy host. The timeline is that
@@ -29,11 +29,12 @@ class Phases:
         self._cuda = device.type == "cuda"
         # asked for once: that takes longer than to mark
         self._stream = torch.cuda.current_stream(device) if self._cuda else None
-        self._marks: deque[tuple[str, Any]] = deque()
+        self._marks: Marks = []  # of the step under way
+        self._waiting: deque[Marks] = deque()  # of each step that was not read yet
+        self._last: Any = None  # the last mark that was read, at which the next phase begins
         self._spans: deque[tuple[str, Any, Any]] = deque()
         self._spare: list[Any] = []
         self._totals: dict[str, float] = {}
-        self._steps = 0
         self._current: dict[str, float] = {}
         self._done: list[dict[str, float]] = []
         self.steps: list[dict[str, float]] = []
@@ -57,10 +58,8 @@ class Phases:
 
     def step(self) -> None:
         """Count one step, which is complete, once the device has passed its last mark."""
-        if self._marks:
-            self._marks.append((STEP, None))
-        else:
-            self._steps += 1
+        self._waiting.append(self._marks)
+        self._marks = []
         self._drain()
 
     def interrupt(self) -> None:
@@ -70,37 +69,40 @@ class Phases:
         self.mark(INTERRUPTED)
 
     def read(self) -> dict[str, float]:
-        """Return mean milliseconds a step of each phase since the last read, of the marks that the device has
+        """Return mean milliseconds a step of each phase since the last read, of the steps that the device has
         passed.
         """
         self._drain()
-        means = {name: total / max(self._steps, 1) for name, total in self._totals.items()}
+        means = {name: total / max(len(self._done), 1) for name, total in self._totals.items()}
         self._totals = {}
-        self._steps = 0
         self.steps = self._done
         self._done = []
         return means
 
     def _drain(self) -> None:
-        while len(self._marks) >= 2:
-            if self._marks[1][0] == STEP:
-                del self._marks[1]
-                self._steps += 1
-                self._done.append(self._current)
-                self._current = {}
-                continue
-            if self._cuda and not self._marks[1][1].query():
-                break  # not passed yet: waiting for it would hold the host up, and so the step
-            _, start = self._marks.popleft()
-            name, end = self._marks[0]
-            if name != INTERRUPTED:
-                milliseconds = start.elapsed_time(end) if self._cuda else (end - start) * 1e3
-                self._add(name, milliseconds)
-            if self._cuda:
-                self._spare.append(start)
+        while self._waiting and self._is_passed(self._waiting[0]):
+            for name, end in self._waiting.popleft():
+                self._end(name, end)
+            self._done.append(self._current)
+            self._current = {}
         while self._spans and self._spans[0][2].query():
             name, start, end = self._spans.popleft()
             self._add(name, start.elapsed_time(end))
+
+    def _is_passed(self, marks: Marks) -> bool:
+        """Return whether the device has passed them; waiting for it would hold the host up."""
+        # one question a step: marks lie behind each other on one stream
+        return not self._cuda or not marks or bool(marks[-1][1].query())
+
+    def _end(self, name: str, end: Any) -> None:
+        start = self._last
+        self._last = end
+        if start is None:  # the first mark of all only begins
+            return
+        if name != INTERRUPTED:
+            self._add(name, start.elapsed_time(end) if self._cuda else (end - start) * 1e3)
+        if self._cuda:
+            self._spare.append(start)
 
     def _add(self, name: str, milliseconds: float) -> None:
         for sums in (self._totals, self._current):
