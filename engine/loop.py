@@ -80,7 +80,7 @@ class Training:
         self._failed_in_epoch: set[int] = set()
         self._lost_before = 0  # samples that could not be decoded before this part of the epoch
         self.failures.ids.update(self.progress.failed)
-        self._read_bytes = 0
+        self._trained_on: list[np.ndarray] = []  # ids of each batch in the open window
         self._has_measured = False  # this rank's rate, for --seconds
         self._time_is_up = False  # the ranks agreed on that
 
@@ -274,7 +274,7 @@ class Training:
         for batch in self._seen:
             self._failed_in_epoch.update(batch.failed)
             self.meter.add(batch.delivered)
-            self._read_bytes += self.bytes_of(batch.ids[batch.ids >= 0])
+            self._trained_on.append(batch.ids)
         ids = [batch.ids for batch in self._seen]
         self._recent.add(self.progress.step, outcome, ids, self.step.loss_terms, lr)
         self.profile.step()
@@ -373,9 +373,9 @@ class Training:
     def _closed(self, window: RateWindow | None) -> ClosedWindow | None:
         if window is None:
             return None
-        read_bytes = self._read_bytes
-        self._read_bytes = 0
-        return ClosedWindow(window, self.progress.step, read_bytes)
+        ids = np.concatenate(self._trained_on)
+        self._trained_on = []
+        return ClosedWindow(window, self.progress.step, self.bytes_of(ids[ids >= 0]))
 
     def _tell_window(self, closed: ClosedWindow | None) -> None:
         if closed is None:

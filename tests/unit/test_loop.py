@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from contracts import Batch, Counts, Figure, NotFinite, UserError
+from contracts import Batch, Counts, Figure, NotFinite, RateWindow, UserError
 from engine.checkpoint import Checkpoints, Progress, Resume
 from engine.distributed import ProcessWorld
 from engine.evaluate import Outcome
@@ -334,6 +334,24 @@ def test_nothing_is_saved_past_figures_that_are_waited_for(tmp_path: Path) -> No
     pending.result = waited  # type: ignore[method-assign]
     assert toy.training.fit()
     assert unsettled == [True] and not toy.training.validation.unsettled
+
+
+def test_a_window_has_the_bytes_of_its_samples(tmp_path: Path) -> None:
+    """Of those that are no padding; the next window has none of them."""
+    toy = Toy(tmp_path, epochs=2, figures=[0.5, 0.5])
+    toy.training.bytes_of = lambda ids: 2**20 * int((ids + 1).sum())
+    toy.training.meter.pause.side_effect = lambda: RateWindow(SAMPLES, SAMPLES, 2.0, 0)  # type: ignore[attr-defined]
+    padded = toy.batches
+
+    def batches(epoch: int, consumed: int) -> Iterator[Any]:
+        for batch in padded(epoch, consumed):
+            batch.ids[batch.ids == 7 - epoch] = -1
+            yield batch
+
+    toy.training.loader.batches = batches  # type: ignore[union-attr, method-assign]
+    assert toy.training.fit()
+    told = [call.kwargs["mib_per_s"] for call in toy.report.window.call_args_list]
+    assert told == [(36 - 8) / 2, (36 - 7) / 2]
 
 
 @pytest.mark.parametrize(
