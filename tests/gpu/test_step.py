@@ -15,7 +15,8 @@ import torch
 
 from contracts import Batch
 from engine.distributed import ProcessWorld
-from engine.step import Step
+from engine.recent import Recent
+from engine.step import Step, seed
 from models import classification as registry
 from report.ceilings import compute_ceiling
 from settings.optimisation import Optimisation
@@ -93,6 +94,39 @@ def test_a_compute_ceiling_leaves_no_trace(arch: str, device: torch.device) -> N
     assert len(after) == len(before)
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
     assert lr == [group["lr"] for group in step.optimizer.param_groups]
+
+
+def test_what_a_step_writes_to_the_device(device: torch.device) -> None:
+    """A rate that stays is not written again; groups share it; a seed is that of torch.cuda."""
+    step, batch = made_step("resnet18", device, 64), made_batch(device, 64)
+    rate = step.optimizer.param_groups[0]["lr"]
+    assert len(step.optimizer.param_groups) > 1
+    assert all(group["lr"] is rate for group in step.optimizer.param_groups)
+    before = rate._version
+    for position, (lr, writes) in enumerate(((0.01, 1), (0.01, 1), (0.02, 2))):
+        step(itertools.repeat(batch, 1), lr=lr, epoch=0, position=position)
+        assert float(rate) == pytest.approx(lr) and rate._version == before + writes
+    seed(7, device)
+    drawn = torch.rand(4, device=device)
+    torch.cuda.manual_seed(7)
+    assert torch.equal(drawn, torch.rand(4, device=device))
+
+
+def test_outcomes_are_read_in_order_while_steps_go_on(device: torch.device) -> None:
+    """Events are used again, and a read does not take a later step's outcome for an earlier one's."""
+    world = ProcessWorld(device)
+    found = []
+    with world.own_stream():
+        recent = Recent(4, world, precision="fp32")
+        outcome = torch.ones(4, device=device)
+        for at in range(1, 101):
+            outcome[0].fill_(at)
+            recent.add(at, outcome, [np.arange(4)])
+            if recent.full():
+                found += recent.read(everything=False)
+        found += recent.read()
+    assert [(point["step"], point["loss"]) for point in found] == [(at, float(at)) for at in range(1, 101)]
+    assert len(recent._spare) <= 2 * 6
 
 
 def launched(ranks: int, *flags: str) -> None:
