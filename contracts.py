@@ -137,7 +137,7 @@ class Batch:
     @property
     def delivered(self) -> int:
         """Return how many rows have a sample that was decoded, as the host knows: what a rate counts."""
-        return int((self.ids >= 0).sum()) - len(self.failed)
+        return int(np.count_nonzero(self.ids >= 0)) - len(self.failed)
 
 
 @dataclass(frozen=True, slots=True)
