@@ -1,7 +1,7 @@
 """Several micro-batches as one: what a loader draws, decodes and copies together where batches are small.
 
     micro-batches   [8][8][8][8] ... [8]      what a step trains on, and what the order counts
-    bundle          [      128 rows     ]     what a loader works on: one task, one copy, a few kernels
+    bundle          [      512 rows     ]     what a loader works on: one task, one copy, a few kernels
 
 Knows no loader and no device.
 """
@@ -17,8 +17,8 @@ import numpy as np
 from contracts import Array, Plan, Rows
 from plan.lazy import Lazy
 
-ROWS = 128
-"""Rows drawn at once, and of a bundle, at most: NumPy, a worker's task and a copy take as long for 8."""
+ROWS = 512
+"""Rows drawn at once, and of a bundle, at most: calls and launches take as long for 8 of them."""
 PIXELS = 128 * 224 * 224
 """Pixels of a bundle's outputs, at most: memory for more would be felt."""
 

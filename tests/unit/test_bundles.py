@@ -72,16 +72,16 @@ def test_batches_are_those_of_a_loader_without_bundles(
         pytest.importorskip("nvidia.dali")
     monkeypatch.setattr(bundles, "OF_AN_EPOCH", 1)
     found: dict[int, list[Batch]] = {}
-    for rows in (128, 1):
+    for rows in (512, 1):
         monkeypatch.setattr(bundles, "ROWS", rows)
         with open_loader(name, its) as loader:
             assert isinstance(loader, _bundles.Bundles) == (rows > 1)
             # an epoch that was begun, and one that is abandoned
             found[rows] = [_kept(batch) for batch in loader.batches(1, 8)]
             found[rows] += [_kept(batch) for _, batch in zip(range(3), loader.batches(2, 0), strict=False)]
-    assert len(found[128]) == len(found[1]) > 18
+    assert len(found[512]) == len(found[1]) > 18
     assert any(batch.failed for batch in found[1])
-    for one, other in zip(found[128], found[1], strict=True):
+    for one, other in zip(found[512], found[1], strict=True):
         same(one, other)
 
 
