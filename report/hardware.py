@@ -218,9 +218,12 @@ class Sampler:
     def _run(self) -> None:
         rounds = 0
         while not self._end.wait(self._every_s):
-            self._add(self._sample())
-            if self._host and rounds % HOST_EVERY == 0:  # the kernel walks the page tables of every process
-                self._add({"host_gib": host_gib()})
+            try:
+                self._add(self._sample())
+                if self._host and rounds % HOST_EVERY == 0:  # the kernel walks the page tables of every process
+                    self._add({"host_gib": host_gib()})
+            except MemoryError:  # the step that needs more says so in one line: a traceback of ours would hide it
+                return
             rounds += 1
 
     def _add(self, sample: dict[str, float | None]) -> None:

@@ -102,6 +102,7 @@ class Made:
 
     def __init__(self, folder: Path, kinds: dict[str, dict[str, Any]]) -> None:
         self.folder = folder / "data" / "x"
+        self.kinds = kinds
         for name, video in kinds.items():
             make(self.folder / name, Video(**{"frames": FRAMES, "gop": 12, **video}))
         self.videos = open_videos(folder / "data", cache=folder / "cache", workers=2)
@@ -109,7 +110,7 @@ class Made:
 
     def shown(self, sample: int, frame: int) -> int:
         """The number that the frame must show."""
-        video = KINDS[self.names[sample]]
+        video = self.kinds[self.names[sample]]
         if "parts" in video:
             return [number for first, count in video["parts"] for number in range(first, first + count)][
                 frame
