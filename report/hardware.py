@@ -217,14 +217,13 @@ class Sampler:
 
     def _run(self) -> None:
         rounds = 0
-        while not self._end.wait(self._every_s):
-            try:
+        # where memory runs out the step says so in one line, which a traceback of this thread would hide
+        with suppress(MemoryError):
+            while not self._end.wait(self._every_s):
                 self._add(self._sample())
-                if self._host and rounds % HOST_EVERY == 0:  # the kernel walks the page tables of every process
+                if self._host and rounds % HOST_EVERY == 0:  # the kernel walks each process's page tables
                     self._add({"host_gib": host_gib()})
-            except MemoryError:  # the step that needs more says so in one line: a traceback of ours would hide it
-                return
-            rounds += 1
+                rounds += 1
 
     def _add(self, sample: dict[str, float | None]) -> None:
         with self._lock:

@@ -23,9 +23,16 @@ if [ "$workers" -gt 8 ]; then workers=8; fi
 
 check 'ruff check' "$python" -m ruff check .
 check 'ruff format' "$python" -m ruff format --check .
-check mypy "$python" -m mypy
+# types are checked beside the tests, and what was found is said behind them
+exec 3< <("$python" -m mypy 2>&1)
+mypy=$!
+types() {
+  printf '%s\n' "$(<&3)"
+  wait "$mypy"
+}
 # each worker has a block of the tests, which share fixtures, and takes of another's when it is through
 check pytest "$python" -m pytest -n "$workers" --dist worksteal "$@"
+check mypy types
 
 if [ ${#failed[@]} -gt 0 ]; then
   printf '\nfailed:'

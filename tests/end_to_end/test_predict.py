@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,15 +92,16 @@ def test_what_cannot_be_read_is_a_row_with_an_error(home: Runner, form: str) -> 
 
 def test_a_list_keeps_its_order_and_flips_are_averaged(home: Runner) -> None:
     photos = [f"one/{name}, seen.png" for name in reversed(CLASSES)] + ["gone.jpg"]
-    (home.cwd / "photos" / "list.csv").write_text("path,label\n" + "".join(f'"{one}",x\n' for one in photos))
+    listed = shutil.copytree(home.cwd / "photos", home.cwd / "listed")
+    (listed / "list.csv").write_text("path,label\n" + "".join(f'"{one}",x\n' for one in photos))
     mirrored = "".join(f"{name} mirrored.png\n" for name in reversed(CLASSES))
-    (home.cwd / "photos" / "mirrored.txt").write_text(mirrored)
+    (listed / "mirrored.txt").write_text(mirrored)
     whole = ("--resume", "run/last.pt", "--val-window", "stretch")  # which mirrors to itself
     flags = (*whole, "--tta", "flip")
-    seen = rows(predicted(home, "--predict", "photos/list.csv", *flags))
+    seen = rows(predicted(home, "--predict", "listed/list.csv", *flags))
     assert [row["path"] for row in seen] == photos and "No such file" in seen[-1]["error"]
-    other = rows(predicted(home, "--predict", "photos/mirrored.txt", *flags))
-    plain = rows(predicted(home, "--predict", "photos/mirrored.txt", *whole))
+    other = rows(predicted(home, "--predict", "listed/mirrored.txt", *flags))
+    plain = rows(predicted(home, "--predict", "listed/mirrored.txt", *whole))
     for one, two, alone in zip(seen[:-1], other, plain, strict=True):
         assert one["class"] == two["class"]
         assert float(one["probability"]) == pytest.approx(float(two["probability"]), abs=1e-5)

@@ -294,10 +294,10 @@ def test_checks_all_run_and_the_failed_are_named(
     done, out, _ = machine.run(script, FAKES=fakes)
     assert (done, out.splitlines()[-1]) == (code, last)
     calls = [call for call in machine.calls() if call.startswith("-m ")]
-    assert calls[:3] == ["-m ruff check .", "-m ruff format --check .", "-m mypy"]
-    assert re.fullmatch(r"-m pytest -n [1-8] --dist worksteal", calls[3])
+    assert calls[:2] == ["-m ruff check .", "-m ruff format --check ."] and "-m mypy" in calls
+    assert [call for call in calls if re.fullmatch(r"-m pytest -n [1-8] --dist worksteal", call)]
 
 
 def test_arguments_of_the_checks_go_to_pytest(machine: Machine):
     machine.run("scripts/test.sh", "-k", "plan", FAKES="fails:pytest ")
-    assert machine.calls()[-1].endswith(" -k plan")
+    assert any(call.startswith("-m pytest") and call.endswith(" -k plan") for call in machine.calls())
