@@ -12,6 +12,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
