@@ -12,7 +12,6 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -219,7 +218,7 @@ class Sampler:
     def _run(self) -> None:
         rounds = 0
         # where memory runs out the step says so in one line, which a traceback of this thread would hide
-        with suppress(MemoryError):
+        with contextlib.suppress(MemoryError):
             while not self._end.wait(self._every_s):
                 self._add(self._sample())
                 if self._host and rounds % HOST_EVERY == 0:  # the kernel walks each process's page tables
