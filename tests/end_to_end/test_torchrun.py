@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from engine.distributed import ALONE_AFTER_S
 from tests.end_to_end.runs import ROOT, STOPPING, TIMEOUT_S, Runner, losses, points, session, until
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, ROOT / "train.py")
@@ -57,16 +56,6 @@ def test_a_mistake_is_said_once(train: Runner, pictures: Path) -> None:
     assert "the largest that fits is --batch-size 48" in first.mistake()
     time.sleep(2)
     assert second.err == "", "by then torchrun has ended it"
-
-
-def test_a_mistake_of_one_rank_alone(train: Runner) -> None:
-    """Rank 0 knows nothing of it; the rank that is still there after a while says it."""
-    began = time.monotonic()
-    alone = train(
-        "--arch", "resnet1", env={"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    )
-    assert "did you mean resnet18" in alone.mistake()
-    assert time.monotonic() - began > ALONE_AFTER_S
 
 
 def test_a_loss_that_is_not_finite(train: Runner, pictures: Path) -> None:

@@ -210,6 +210,18 @@ def test_one_process_needs_no_company() -> None:
     assert alone.wrap(net, compiled=False) is net
 
 
+@pytest.mark.parametrize(("rank", "waited"), [(0, []), (1, [distributed.ALONE_AFTER_S])])
+def test_a_mistake_is_said_by_rank_0_or_by_who_is_still_there(
+    rank: int, waited: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", str(rank))
+    slept: list[float] = []
+    monkeypatch.setattr(distributed.time, "sleep", slept.append)
+    ProcessWorld(CPU).complain("a mistake")
+    assert slept == waited
+    assert capsys.readouterr().err == "a mistake\n"
+
+
 def test_a_vote_alone_has_the_same_delay() -> None:
     vote = Vote(ProcessWorld(CPU))
     assert vote.drain() == NOTHING
