@@ -32,15 +32,18 @@ def names() -> list[str]:
 def native(arch: str, weights: str | None = None) -> Native:
     """Return side, mean, deviation, crop share and interpolation of timm's configuration of the network.
 
+    The length before the crop is rounded down, as timm does.
+
     Where published weights have several, it is that of the tag behind the name's dot, or that `weights`
     names.
     """
     found = _config(arch, weights)
+    size = int(found.input_size[-1])
     return Native(
-        int(found.input_size[-1]),
+        size,
         tuple(found.mean),
         tuple(found.std),
-        zoom=1 / found.crop_pct,
+        zoom=int(size / found.crop_pct) / size,
         interpolation=found.interpolation,
     )
 

@@ -57,7 +57,7 @@ class ImagePolicy:
     def __post_init__(self) -> None:
         if self.window == "center" and self.resize < self.image_size:
             raise UserError(
-                f"--val-resize {self.resize} is smaller than --image-size {self.image_size}; "
+                f"--val-resize {self.resize} is smaller than the image size, {self.image_size}; "
                 "the crop would leave the image"
             )
 

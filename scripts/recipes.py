@@ -14,7 +14,9 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -44,13 +46,32 @@ MEMORISING = {
 }
 
 
-def top1(output: Path, flags: Iterable[str]) -> float:
-    """Train, and return the top-1 of the last validation. A run that is there already is not repeated."""
+def top1(output: Path, flags: Iterable[str], *, log: Path | None) -> float:
+    """Train, and return the top-1 of the last validation. A run that is there already is not repeated.
+
+    What the run says goes to `log`, if any. Raises subprocess.CalledProcessError.
+    """
     if not (output / "summary.json").exists():
         command = [sys.executable, str(ROOT / "train.py"), *COMMON, *flags, "--val-every", "1000"]
-        subprocess.run([*command, "--output", str(output)], cwd=ROOT, check=True)
+        with log.open("w") if log is not None else nullcontext() as said:
+            run = [*command, "--output", str(output)]
+            subprocess.run(run, cwd=ROOT, check=True, stdout=said, stderr=said)
     figures = json.loads((output / "summary.json").read_text())["validation"]
     return float(figures.get("ema_top1", figures["top1"]))
+
+
+def trained(runs: Path, cases: Mapping[str, Sequence[str]], *, seeds: int, jobs: int) -> list[str]:
+    """Return the table of `cases`, name -> flags, of which `seeds` runs each are trained, `jobs` at once."""
+    names = [(case, seed) for case in cases for seed in range(seeds)]
+
+    def one(case: str, seed: int) -> float:
+        folder = runs / f"{case.replace(', ', '-').replace(' ', '-')}-{seed}"
+        log = folder.with_suffix(".txt") if jobs > 1 else None
+        return top1(folder, (*cases[case], "--seed", str(seed)), log=log)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        found = list(pool.map(one, *zip(*names, strict=True)))
+    return [row(case, found[at * seeds : (at + 1) * seeds]) for at, case in enumerate(cases)]
 
 
 def row(name: str, found: Sequence[float]) -> str:
@@ -59,37 +80,26 @@ def row(name: str, found: Sequence[float]) -> str:
     return f"| {name} | {statistics.mean(found):.1%} | {least:.1%} to {most:.1%} | {len(found)} |"
 
 
-def compared(runs: Path, loaders: Sequence[str], seeds: int, more: Sequence[str]) -> list[str]:
-    """Return the table of plain runs and recipes on the drawn set."""
+def compared(runs: Path, loaders: Sequence[str], more: Sequence[str]) -> dict[str, Sequence[str]]:
+    """Draw the set, and return plain runs and recipes on it: name -> flags."""
     data = runs / "textures"
     demo_textures.write(data)
-    lines = []
-    for loader in loaders:
-        for case, flags in CASES.items():
-            found = []
-            for seed in range(seeds):
-                own = ("--data", str(data), "--loader", loader, "--seed", str(seed))
-                found.append(top1(runs / f"{case}-{loader}-{seed}", (*HARD, *flags, *own, *more)))
-            lines.append(row(f"{case}, {loader}", found))
-    return lines
+    return {
+        f"{case}, {loader}": (*HARD, *flags, "--data", str(data), "--loader", loader, *more)
+        for loader in loaders
+        for case, flags in CASES.items()
+    }
 
 
-def memorised(runs: Path, images: Path, seeds: int, more: Sequence[str]) -> list[str]:
-    """Return the table of runs whose validation has the images that were trained on."""
+def memorised(runs: Path, images: Path, more: Sequence[str]) -> dict[str, Sequence[str]]:
+    """Return runs whose validation has the images that were trained on: name -> flags."""
     data = runs / "real"
     data.mkdir(parents=True, exist_ok=True)
     for split in ("train", "val"):
         if not (data / split).exists():
             (data / split).symlink_to(images.resolve())
-    lines = []
-    for case, flags in MEMORISING.items():
-        found = []
-        for seed in range(seeds):
-            own = ("--data", str(data), "--loader", "torchvision", "--seed", str(seed))
-            name = f"{case.replace(' ', '-')}-{seed}"
-            found.append(top1(runs / name, (*REAL, *flags, *own, *more)))
-        lines.append(row(case, found))
-    return lines
+    own = ("--data", str(data), "--loader", "torchvision", *more)
+    return {case: (*REAL, *flags, *own) for case, flags in MEMORISING.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -104,15 +114,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--loaders", nargs="+", default=LOADERS, help="(%(default)s)")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each kind (%(default)s)")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="runs at once, each of which says what it does in RUNS/*.txt"
+    )
     options = parser.parse_args(given[:cut])
     more = given[cut + 1 :]
     runs = options.runs.resolve()
+    if options.memorise is None:
+        cases = compared(runs, options.loaders, more)
+    else:
+        cases = memorised(runs, options.memorise, more)
     try:
-        if options.memorise is None:
-            lines = compared(runs, options.loaders, options.seeds, more)
-        else:
-            lines = memorised(runs, options.memorise, options.seeds, more)
+        lines = trained(runs, cases, seeds=options.seeds, jobs=options.jobs)
     except subprocess.CalledProcessError as error:
+        if options.jobs > 1:
+            print(f"{error.cmd[-1]} has failed, {error.cmd[-1]}.txt says why", file=sys.stderr)
         return int(error.returncode)  # train.py has said why
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     print(f"\n{device}, torch {torch.__version__}, torchvision {torchvision.__version__}\n")

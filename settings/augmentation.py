@@ -19,6 +19,9 @@ class Augmentation(Settings):
     """Height and width of the training and validation images, in pixels. For detectors it is the shorter
     side, for SSD both sides. Default: what the architecture was made for, mostly 224, or 800 for
     detectors."""
+    val_image_size: Side | None = None
+    """Height and width of the validation images, in pixels, where they are others: torchvision trains
+    ResNet-50 at 176 and validates at 224. For detectors it is the shorter side. Default: --image-size."""
     image_size_start: Side | None = None
     """Height and width of the training images in the first epochs, pixels: smaller than --image-size, to
     which they grow as --image-size-ramp says. Default: the same size in all epochs."""
@@ -78,8 +81,11 @@ class Augmentation(Settings):
     val_window: Literal["center", "stretch"] = "center"
     """Validation window: Resize(shorter side) + CenterCrop, or the whole image stretched."""
     val_resize: Side | None = None
-    """Validation: length of the shorter side before the crop, pixels. Default: image size * 256 / 224, or
-    what torchvision's --weights of that name were measured with; for --val-crops 3 the image size."""
+    """Validation: length of the shorter side before the crop, pixels. Default: validation image size * 256 /
+    224, or what torchvision's --weights of that name were measured with; for --val-crops 3 the image size."""
+    val_crop_share: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = None
+    """The same as a share: side of the crop over the shorter side before it, in place of --val-resize; the
+    side is rounded down. It is timm's --crop-pct."""
     mean: tuple[FiniteFloat, FiniteFloat, FiniteFloat] | None = None
     """Mean that is subtracted from RGB in [0, 1]. Default: what the architecture's published weights take:
     ImageNet's mean, Kinetics', or SSD's own."""

@@ -157,13 +157,17 @@ def growth(settings: Augmentation, full: int) -> Growth | None:
 
 
 def image_policies(settings: Augmentation, native: Native) -> tuple[ImagePolicy, ImagePolicy]:
-    """Return how images are framed in training, and in validation, where nothing is random."""
-    resize = settings.val_resize or round(native.size * native.zoom)
+    """Return how images are framed in training, and in validation, where nothing is random.
+
+    Raises UserError.
+    """
+    size = settings.val_image_size or native.size
+    resize = validation_resize(settings, native, size)
     training = ImagePolicy(
         window=settings.train_window,
         image_size=native.size,
         growth=growth(settings, native.size),
-        resize=resize,
+        resize=round(resize * native.size / size),  # the same share of the image
         scale=settings.crop_scale,
         ratio=settings.crop_ratio,
         flip=settings.flip,
@@ -173,10 +177,20 @@ def image_policies(settings: Augmentation, native: Native) -> tuple[ImagePolicy,
     )
     return training, ImagePolicy(
         window=settings.val_window,
-        image_size=native.size,
+        image_size=size,
         resize=resize,
         interpolation=native.interpolation,
     )
+
+
+def validation_resize(settings: Augmentation, native: Native, size: int) -> int:
+    """Return the shorter side before a validation's crop of `size`, pixels. Raises UserError."""
+    share = settings.val_crop_share
+    if share is None:
+        return settings.val_resize or round(size * native.zoom)
+    if settings.val_resize is not None:
+        raise UserError("--val-resize and --val-crop-share say the same; leave one out")
+    return int(size / share + 1e-6)
 
 
 def clip_policy(settings: Augmentation, clips: Clips, native: Native) -> ClipPolicy:
@@ -219,4 +233,10 @@ def detection_policies(
         vflip=settings.vflip,
         colours=augment(settings, native, pixelwise=True),
     )
-    return training, DetectionPolicy(augment="flip", size=native.size, longer=longer)
+    if native.longer is None and settings.val_image_size not in (None, native.size):
+        raise UserError(
+            f"--val-image-size {settings.val_image_size}: this architecture's anchors are for one size, "
+            f"--image-size {native.size}; leave it out"
+        )
+    size = settings.val_image_size or native.size
+    return training, DetectionPolicy(augment="flip", size=size, longer=longer)

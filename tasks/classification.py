@@ -308,7 +308,8 @@ class ClassificationKind(TaskKind):
         return pair(ImagePlan.of, config, splits, *image_policies(config.augmentation, native), **ranks)
 
     def used(self, plan: ImagePlan) -> dict[str, Any]:
-        return {"val_window": plan.policy.window, "val_resize": plan.policy.resize}
+        policy = plan.policy
+        return {"image_size": policy.image_size, "val_window": policy.window, "val_resize": policy.resize}
 
     def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
         train = Classification(

@@ -176,7 +176,7 @@ class DetectionKind(TaskKind):
     groups = ("detection",)
     unread = (
         *("train_window", "val_window", "crop_scale", "crop_ratio", "val_resize", "label_smoothing"),
-        *("image_size_start", "image_size_ramp"),
+        *("image_size_start", "image_size_ramp", "val_crop_share"),
         # they look beyond a pixel, or move it away from its box
         *("auto_augment", "blur", "transforms", "transforms_on"),
         *("interpolation", "repeats", "mixup", "cutmix", "mix_prob", "mix_switch_prob"),
@@ -224,7 +224,7 @@ class DetectionKind(TaskKind):
         return pair(DetectionPlan.of, config, splits, *policies, keep_empty=detection.keep_empty, **ranks)
 
     def used(self, plan: DetectionPlan) -> dict[str, Any]:
-        return {"longer_side": plan.policy.longer}
+        return {"image_size": plan.policy.size, "longer_side": plan.policy.longer}
 
     def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
         parts = _parts(config)

@@ -34,7 +34,10 @@ OF_A_MACHINE = (
 """Settings that a machine may have otherwise, without another figure."""
 NOT_TAKEN = {*schema.Run.model_fields, *STARTED_WITH, *OF_A_MACHINE, "optimizer"}
 """Settings that an evaluation does not take from a checkpoint."""
-OF_VALIDATION = {"image_size", "interpolation", "val_window", "val_resize", "mean", "std"}
+OF_VALIDATION = {
+    *("image_size", "val_image_size", "val_window", "val_resize", "val_crop_share"),
+    *("interpolation", "mean", "std"),
+}
 """What the validation reads of --help's augmentation group."""
 OF_TRAINING = (
     *schema.Optimisation.model_fields,
@@ -45,8 +48,10 @@ OF_TRAINING = (
     *("stochastic_depth", "grad_checkpointing", "sync_bn"),
 )
 """Settings that an evaluation may have otherwise without a word."""
-FROM_THE_SIZE = ("val_resize", "longer_side")
-"""Settings that follow from --image-size where they were not asked for."""
+OTHER_SIZES = ("image_size_start", "val_image_size")
+"""Settings of sizes that a network is not built for."""
+FROM_THE_SIZE = ("val_resize", "val_crop_share", "longer_side")
+"""Settings that follow from the size of the images where they were not asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +108,7 @@ class Start:
             )
         return native._replace(
             interpolation=interpolation,
-            size=asked.image_size or native.size,
+            size=(asked.val_image_size if self.config.run.uses else None) or asked.image_size or native.size,
             mean=asked.mean or native.mean,
             std=asked.std or native.std,
         )
@@ -147,8 +152,11 @@ class Start:
         except Unusable as error:
             raise Unusable(str(error).replace(f"--weights {self.weights}", self.origin)) from None
         self.told.extend(loaded.notes)
-        if (side := self.config.augmentation.image_size_start) and not self.config.run.uses:
-            _require_size(module, arch, (*shape[:-2], side, side))
+        # detectors take images of any size, but for SSD, whose plan refuses another
+        if not self.config.run.uses and "keypoints" not in heads:
+            for name in OTHER_SIZES:
+                if side := getattr(self.config.augmentation, name):
+                    _require_size(module, arch, (*shape[:-2], side, side), name)
         if model.grad_checkpointing and not self.config.run.uses:
             count = recompute_blocks(module, arch)
             self.told.append(f"--grad-checkpointing: {count} blocks compute again in the backward pass")
@@ -171,7 +179,8 @@ class Start:
     def kept(self, kind: TaskKind, plan: Any, pixels: Pixels, *, size: int, precision: str) -> dict[str, Any]:
         """Return what a checkpoint keeps of the settings, and of the versions that computed with them.
 
-        `config` is what was asked for, `used` what came of it. `plan` is that of validation.
+        `config` is what was asked for, `used` what came of it. `plan` is that of validation, whose images are
+        those of `used`.
         """
         used = {"task": kind.name, "image_size": size, "precision": precision, **kind.used(plan)}
         used |= {"mean": list(pixels.mean), "std": list(pixels.std), "interpolation": pixels.interpolation}
@@ -180,14 +189,16 @@ class Start:
         return {"config": self.config.flat(), "used": used, "versions": versions}
 
 
-def _require_size(module: nn.Module, arch: str, shape: tuple[int, ...]) -> None:
-    """Raise UserError where a network that was built for larger images does not take batches of `shape`."""
+def _require_size(module: nn.Module, arch: str, shape: tuple[int, ...], name: str) -> None:
+    """Raise UserError where a network that was built for another size does not take batches of `shape`, which
+    the setting `name` asks for."""
     try:
         dry_run(module, shape)
     except Exception as error:  # networks check their input in their own ways
         said = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"--image-size-start {shape[-1]}: --arch {arch} takes its own size alone ({said}); leave it out"
+            f"--{name.replace('_', '-')} {shape[-1]}: --arch {arch} takes the size of --image-size alone "
+            f"({said}); leave it out"
         ) from None
 
 
@@ -209,8 +220,15 @@ def _evaluated(
         if name in given and chosen[name] != trained.get(name, chosen[name]):
             both = f"{trained[name]} in the checkpoint, and --{name} {chosen[name]} was given"
             raise UserError(f"{origin}: --{name} is {both}; leave it out")
-    if "image_size" in given and chosen["image_size"] != trained.get("image_size"):
-        trained |= {name: asked[name] for name in FROM_THE_SIZE if name in asked}
+    size = trained.get("image_size")  # where `used` has it, that of validation
+    trained["val_image_size"] = size if "val_image_size" in given else None
+    if "val_resize" in used:
+        trained["val_crop_share"] = None  # which it came of
+    if any(name in given and chosen[name] != size for name in ("image_size", "val_image_size")):
+        trained |= {name: asked.get(name) for name in FROM_THE_SIZE}
+    for name, other in (("val_resize", "val_crop_share"), ("val_crop_share", "val_resize")):
+        if name in given:
+            trained[other] = None
     for name in sorted(given):
         if name in NOT_TAKEN or name in OF_TRAINING or chosen[name] == trained.get(name, chosen[name]):
             continue

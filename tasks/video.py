@@ -140,7 +140,7 @@ class VideoKind(TaskKind):
     groups = ("clips",)
     unread = (
         *("exif", "train_window", "val_window", "crop_scale", "crop_ratio", "interpolation", "reader"),
-        *("image_size_start", "image_size_ramp"),
+        *("image_size_start", "image_size_ramp", "val_image_size", "val_crop_share"),
         *("decode_threads", "transforms", "transforms_on", "multi_label"),
     )
 

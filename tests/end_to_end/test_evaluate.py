@@ -205,7 +205,8 @@ def test_a_network_whose_output_is_no_number(home: Runner) -> None:
 def test_detectors(home: Runner) -> None:
     """Without a flag that says how it was trained: every detection is the same, to the last digit."""
     data = write_coco(home.cwd / "coco", splits={"train2017": 8, "val2017": 6})
-    training = ("--task", "detection", "--arch", "fcos_tiny", "--image-size", 64, "--longer-side", 96)
+    sizes = ("--image-size", 64, "--val-image-size", 80, "--longer-side", 96)
+    training = ("--task", "detection", "--arch", "fcos_tiny", *sizes)
     run = (*training, "--batch-size", 2, "--precision", "fp32", "--lr", 0.001, "--loader", "torchvision")
     home("--data", data, *HERE, *run, "--epochs", 1, "--output", "detector").done()
     process, output = evaluate(home, "--resume", "detector/last.pt")

@@ -23,7 +23,10 @@ from tests.unit.coco_files import write_coco
 from tests.unit.video_files import make
 
 HERE = ("--workers", 0, "--ceilings", "false")
-TRAINED = ("--arch", "squeezenet1_1", "--image-size", 32, "--batch-size", 12, "--precision", "fp32")
+TRAINED = (
+    *("--arch", "squeezenet1_1", "--image-size", 32, "--batch-size", 12, "--precision", "fp32"),
+    *("--val-image-size", 48, "--val-crop-share", 0.9),
+)
 BROKEN = {"cut.jpg": "its pixels cannot be decoded", "notes.txt": "no known image format (starts with 68 69)"}
 
 

@@ -74,8 +74,34 @@ def test_policies_read_their_settings() -> None:
     assert image_policies(Augmentation(), Native(224, MEAN, STD, zoom=232 / 224))[1].resize == 232
 
 
+@pytest.mark.parametrize(
+    ("settings", "training", "validation"),
+    [
+        ({"val_image_size": 224, "val_resize": 232}, (176, 182), (224, 232)),  # torchvision's V2
+        ({"val_image_size": 384, "val_resize": 384}, (176, 176), (384, 384)),
+        ({"val_image_size": 224}, (176, 201), (224, 256)),
+        ({"val_crop_share": 0.95}, (176, 185), (176, 185)),
+        ({"val_image_size": 224, "val_crop_share": 0.95}, (176, 185), (224, 235)),  # timm rounds down
+    ],
+)
+def test_validation_has_a_size_of_its_own(
+    settings: dict[str, Any], training: tuple[int, int], validation: tuple[int, int]
+) -> None:
+    """(image size, length before the crop). Growing images end at the training's."""
+    settings |= {"image_size_start": 96, "image_size_ramp": (1, 3)}
+    train, val = image_policies(Augmentation(**settings), Native(176, MEAN, STD))
+    assert ((train.image_size, train.resize), (val.image_size, val.resize)) == (training, validation)
+    assert [train.size(epoch) for epoch in (0, 2, 9)] == [96, 128, 176]
+    assert [val.size(epoch) for epoch in (0, 9)] == [validation[0]] * 2
+
+
+def test_a_crops_share_and_its_length_are_one_setting() -> None:
+    with pytest.raises(UserError, match="--val-resize and --val-crop-share say the same; leave one out"):
+        image_policies(Augmentation(val_resize=232, val_crop_share=0.9), Native(224, MEAN, STD))
+
+
 def test_a_crop_larger_than_the_resize_is_a_mistake() -> None:
-    with pytest.raises(UserError, match="--val-resize 200 is smaller than --image-size 224") as caught:
+    with pytest.raises(UserError, match="--val-resize 200 is smaller than the image size, 224") as caught:
         ImagePolicy(window="center", image_size=224, resize=200)
     assert "\n" not in str(caught.value)
     ImagePolicy(window="stretch", image_size=224, resize=200)  # does not read it

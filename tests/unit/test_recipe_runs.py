@@ -62,6 +62,31 @@ def test_recipes_and_plain_runs_differ_by_the_recipe_alone(
     assert recipes.main(command) == 0 and len(made) == 8, "runs that are there are not repeated"
 
 
+def test_runs_at_once_are_those_one_by_one(
+    made: list[Config], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["--loaders", "torchvision", "--seeds", "2"]
+    assert recipes.main([str(tmp_path / "one"), *command]) == 0
+    one = capsys.readouterr().out
+    (tmp_path / "more").mkdir()
+    assert recipes.main([str(tmp_path / "more"), *command, "--jobs", "3"]) == 0
+    assert capsys.readouterr().out == one
+    folders = {config.run.output for config in made}
+    assert len(made) == len(folders) == 8
+    assert sum(path.suffix == ".txt" for path in (tmp_path / "more").iterdir()) == 4
+
+
+def test_a_run_that_fails_is_named(
+    monkeypatch: pytest.MonkeyPatch, made: list[Config], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(command: list[str], **_: Any) -> None:
+        raise subprocess.CalledProcessError(3, command)
+
+    monkeypatch.setattr(subprocess, "run", failing)
+    assert recipes.main([str(tmp_path), "--seeds", "1", "--jobs", "2"]) == 3
+    assert f"{tmp_path}/plain-torchvision-0 has failed" in capsys.readouterr().err and not made
+
+
 def test_memorising_validates_what_is_trained(made: list[Config], tmp_path: Path) -> None:
     images = tmp_path / "images"
     images.mkdir()

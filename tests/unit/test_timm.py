@@ -21,12 +21,12 @@ STD = (0.229, 0.224, 0.225)
 @pytest.mark.parametrize(
     ("arch", "weights", "native"),
     [
-        ("resnet50.a1_in1k", None, Native(224, MEAN, STD, zoom=1 / 0.95, interpolation="bicubic")),
-        ("resnet50", "tv_in1k", Native(224, MEAN, STD, zoom=1 / 0.875, interpolation="bilinear")),
+        ("resnet50.a1_in1k", None, Native(224, MEAN, STD, zoom=235 / 224, interpolation="bicubic")),
+        ("resnet50", "tv_in1k", Native(224, MEAN, STD, zoom=256 / 224, interpolation="bilinear")),
         (
             "vit_small_patch16_224",
             None,
-            Native(224, (0.5,) * 3, (0.5,) * 3, zoom=1 / 0.9, interpolation="bicubic"),
+            Native(224, (0.5,) * 3, (0.5,) * 3, zoom=248 / 224, interpolation="bicubic"),
         ),
     ],
 )
@@ -62,9 +62,11 @@ def test_a_network_of_one_size_is_told_before_it_trains() -> None:
     with torch.device("meta"):
         fixed, _ = registry.build(arch, classes=5, shape=(2, 3, 64, 64))
         free, _ = registry.build("timm/test_resnet", classes=5, shape=(2, 3, 64, 64))
-    with pytest.raises(UserError, match=f"--image-size-start 32: --arch {arch} takes its own size alone"):
-        start._require_size(fixed, arch, shape)
-    start._require_size(free, "timm/test_resnet", shape)
+    for name in start.OTHER_SIZES:
+        said = f"--{name.replace('_', '-')} 32: --arch {arch} takes the size of --image-size alone"
+        with pytest.raises(UserError, match=said):
+            start._require_size(fixed, arch, shape, name)
+        start._require_size(free, "timm/test_resnet", shape, name)
 
 
 def test_published_weights_name_their_classes() -> None:

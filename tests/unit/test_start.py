@@ -1,0 +1,39 @@
+"""An evaluation is framed as its checkpoint's validation was, and flags win."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from config import build
+from models import Native
+from tasks._plans import image_policies
+from tasks.start import Start
+
+ASKED = {"image_size": 176, "val_image_size": 224, "val_crop_share": 0.95}
+USED = {"image_size": 224, "val_resize": 235}  # what a validation with these has used
+
+
+@pytest.mark.parametrize(
+    ("flags", "size", "resize"),
+    [
+        ({}, 224, 235),
+        ({"image_size": 288}, 288, 303),
+        ({"val_image_size": 288}, 288, 303),
+        ({"val_image_size": 224}, 224, 235),
+        ({"val_resize": 256}, 224, 256),
+        ({"val_crop_share": 1.0}, 224, 224),
+        ({"image_size": 288, "val_resize": 320}, 288, 320),
+    ],
+)
+def test_validation_sizes(flags: dict[str, Any], size: int, resize: int) -> None:
+    checkpoint = {"config": ASKED, "used": USED, "arch": "resnet50", "classes": ["a", "b"]}
+    config = build({"evaluate": True, **flags}, origin="flags")
+    start = Start.of(config, {"evaluate", *flags}, checkpoint, path=None, origin="--resume last.pt")
+    augmentation = start.config.augmentation
+    native = Native(augmentation.image_size or 0, (0, 0, 0), (1, 1, 1))
+    _, policy = image_policies(augmentation, native)
+    assert (policy.image_size, policy.resize) == (size, resize)
+    told = [name for name, value in flags.items() if value != {**ASKED, **USED}.get(name)]
+    assert len(start.told) == len(told)
