@@ -86,6 +86,22 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (summary("loader", {"gpu": None}, busy=1.0, loader="torchvision"), "100% are busy"),
     (summary("loader", busy=0.7), "try other --workers"),
     (summary("loader", cpu=None), "try other --workers"),
+    # another one only where it can run on these data, and was not measured already
+    (
+        summary("loader", loader="torchvision", loaders=["torchvision", "dali-fed"]),
+        "--loader dali-fed decodes",
+    ),
+    (summary("loader", loader="paired", loaders=["paired"], busy=0.2), "the storage is slow to answer."),
+    (summary("loader", loader="torchvision", loaders=["torchvision"]), "try other --workers"),
+    (summary("loader", busy=0.2, loaders=["dali-gpu"]), "more --workers if the storage is slow"),
+    (
+        summary("contention", busy=0.3, graphs_off=None, loader_auto={"measured": {"dali-cpu": {"rate": 9}}}),
+        "--profile true",
+    ),
+    (
+        summary("loader", clips=CLIPS, loader="pyav", loaders=["pyav", "decord"], busy=0.97),
+        "with a key frame more often",
+    ),
     # of clips
     (
         summary("loader", clips=CLIPS, loader="nvdec", busy=0.09),
