@@ -20,6 +20,8 @@ NEARLY = 0.75
 GRAPHS = "--graphs true"
 READS_ON_CPU = ("torchvision", "dali-cpu")
 DECODE_ON_GPU = ("dali-gpu", "dali-fed")
+MANY_SHAPES = ("detection",)
+"""Tasks whose batches have many shapes: each would be a graph, or be compiled, of its own."""
 
 
 def told_bound(bound: str | None, *, remote: bool, busy: float | None) -> str | None:
@@ -31,7 +33,7 @@ def told_bound(bound: str | None, *, remote: bool, busy: float | None) -> str | 
 def advice(summary: Mapping[str, Any]) -> str:
     """Say what to change first, from a run's `summary`; any section of it may be missing or None."""
     # off for another reason they cannot be had: too many shapes, or a step that waits for the device
-    graphs = summary.get("graphs_off") == "--graphs false"
+    graphs = summary.get("graphs_off") == "--graphs false" and summary.get("task") not in MANY_SHAPES
     efficiency = summary.get("efficiency")
     ceiling = _section(summary, "ceiling")
     if _section(summary, "rate").get("steady") is None:
@@ -66,7 +68,7 @@ def _compute(summary: Mapping[str, Any], graphs: bool) -> str:
         launches = f", or {GRAPHS} (CUDA graphs: few launches)" if graphs else ""
         finding = f"The step is the limit and the GPU is busy {busy:.0%} of its time,"
         return f"{finding} so it waits for launches: a larger --batch-size{launches}."
-    if not summary.get("compile"):
+    if not summary.get("compile") and summary.get("task") not in MANY_SHAPES:
         return "The GPU is fed: --compile true makes the step itself faster."
     room = hardware.get("gpu_gib")
     used = _section(summary, "memory").get("device_gib")

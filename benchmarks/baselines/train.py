@@ -104,7 +104,7 @@ def of_images(
     make = LOADERS[arguments.loader]
     batches = make(arguments.data / "train", arguments.batch_size, arguments.workers, device)
     model: nn.Module = torchvision.models.get_model(arguments.arch)
-    model = model.to(device, memory_format=torch.channels_last)
+    model = model.to(device).to(memory_format=torch.channels_last)
     criterion = nn.CrossEntropyLoss()
 
     def loss() -> torch.Tensor:
