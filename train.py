@@ -105,6 +105,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
             loader = None if run.evaluate else stack.enter_context(open_loader(choice.loader, feed))
         meter = Meter(world, min_window_s=run.min_window_s, synchronise=world.synchronise)
         about |= {"unit": kind.unit, "rejected": rejected(splits)}
+        about |= {"loaders": kind.can_open(config, gpu=DEVICE.type == "cuda")}
         about |= {**choice.facts(), **graphs.facts(), **kind.facts(plan)}
         reporter = Reporter.opened(
             output,

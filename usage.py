@@ -5,8 +5,8 @@ Imports nothing, so that --help answers at once.
 
 from __future__ import annotations
 
-HELP = """train.py: train image classifiers, detectors and video classifiers, see how fast it goes, how fast
-it could go, and what holds it back.
+HELP = """train.py: train image classifiers, detectors, video classifiers and super-resolution networks, see
+how fast it goes, how fast it could go, and what holds it back.
 
   python train.py --data PHOTOS --val-share 0.2 --config configs/finetune.yaml --weights DEFAULT
   torchrun --standalone --nproc-per-node 8 train.py --data IMAGENET --config configs/imagenet/resnet50.yaml
@@ -16,7 +16,7 @@ it could go, and what holds it back.
 What to train on
   --data FOLDER         train/<class>/* and val/<class>/*, lists train.csv and val.csv, or COCO's folder
   --val-share 0.2       for a folder that has class folders alone: this share of it validates
-  --task NAME           classification, detection or video
+  --task NAME           classification, detection, video or superres
 
 What to train
   --config FILE         a preset, see configs/; flags win over it

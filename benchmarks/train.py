@@ -116,8 +116,8 @@ class Train(Common):
     seconds: Annotated[FiniteFloat, Field(gt=0)] = 10.0
     """Seconds of steady windows to measure at each point, after the warm-up."""
     by_hand: tuple[Literal["dali", "dali-cpu", "torchvision"], ...] = ()
-    """Also time the loop that one writes by hand with these libraries (benchmarks/baselines/train.py), on one
-    GPU: dali decodes there, dali-cpu on the CPU; detectors: torchvision."""
+    """Also time the loop that one writes by hand with these libraries (benchmarks/baselines/train.py): in
+    fp16 on one GPU, in fp32 without. dali decodes on the GPU, dali-cpu on the CPU; detectors: torchvision."""
     flags: str = ""
     """More flags of train.py, for every point; better written last, after a bare --."""
 
@@ -206,13 +206,14 @@ def points(settings: Train) -> list[Point]:
         settings.data, settings.loaders, check(settings.flags, task=task, by_hand=bool(settings.by_hand))
     )
     precisions = [precision.choose(name, device, on_cpu=kind.cpu_precision) for name in settings.precisions]
+    loop_precision = "fp16" if device.type == "cuda" else "fp32"
     named = ("arch", "batch_size", "loader", "precision", "gpus", "recipe")
     found = []
     for arch, size in itertools.product(archs, batch_sizes):
         ours = itertools.product([arch], [size], loaders, precisions, settings.gpus, settings.recipes)
         # right behind its own: a machine's speed drifts
         by_hand = [BY_HAND + how for how in settings.by_hand]
-        others = itertools.product([arch], [size], by_hand, ["fp16"], [1], ["plain"])
+        others = itertools.product([arch], [size], by_hand, [loop_precision], [1], ["plain"])
         found += [dict(zip(named, values, strict=True)) for values in (*ours, *others)]
     return found
 

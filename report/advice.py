@@ -19,6 +19,9 @@ NEARLY = 0.75
 """Raise a loader ceiling below FAR_BELOW of the compute ceiling if the rate is above NEARLY of it."""
 GRAPHS = "--graphs true"
 READS_ON_CPU = ("torchvision", "dali-cpu")
+DECODE_ON_GPU = ("dali-gpu", "dali-fed")
+MANY_SHAPES = ("detection",)
+"""Tasks whose batches have many shapes: each would be a graph, or be compiled, of its own."""
 
 
 def told_bound(bound: str | None, *, remote: bool, busy: float | None) -> str | None:
@@ -30,7 +33,7 @@ def told_bound(bound: str | None, *, remote: bool, busy: float | None) -> str | 
 def advice(summary: Mapping[str, Any]) -> str:
     """Say what to change first, from a run's `summary`; any section of it may be missing or None."""
     # off for another reason they cannot be had: too many shapes, or a step that waits for the device
-    graphs = summary.get("graphs_off") == "--graphs false"
+    graphs = summary.get("graphs_off") == "--graphs false" and summary.get("task") not in MANY_SHAPES
     efficiency = summary.get("efficiency")
     ceiling = _section(summary, "ceiling")
     if _section(summary, "rate").get("steady") is None:
@@ -65,7 +68,7 @@ def _compute(summary: Mapping[str, Any], graphs: bool) -> str:
         launches = f", or {GRAPHS} (CUDA graphs: few launches)" if graphs else ""
         finding = f"The step is the limit and the GPU is busy {busy:.0%} of its time,"
         return f"{finding} so it waits for launches: a larger --batch-size{launches}."
-    if not summary.get("compile"):
+    if not summary.get("compile") and summary.get("task") not in MANY_SHAPES:
         return "The GPU is fed: --compile true makes the step itself faster."
     room = hardware.get("gpu_gib")
     used = _section(summary, "memory").get("device_gib")
@@ -86,13 +89,17 @@ def _loader(summary: Mapping[str, Any], graphs: bool) -> str:
         said = f"The loader is the limit and {1 - busy:.0%}{of_cores} are idle, so it waits:"
         if loader == "dali-fed":
             return f"{said} more --workers, each hides one read's latency; then faster storage."
+        fed = _may_try(summary, "dali-fed")
         if loader == "dali-gpu":
-            finding = f"{said} --loader dali-fed if the storage is slow to answer,"
+            finding = (
+                f"{said} {'--loader dali-fed' if fed else 'more --workers'} if the storage is slow to answer,"
+            )
             return f"{finding} else smaller images on disk for the GPU's JPEG decoder."
-        finding = f"{said} more --workers;"
-        return f"{finding} if that changes nothing the storage is slow to answer, --loader dali-fed."
-    if loader in READS_ON_CPU and _gpu(summary):
-        return "The loader is the limit: --loader dali-gpu decodes on the GPU instead of the CPU cores."
+        finding = f"{said} more --workers; if that changes nothing the storage is slow to answer"
+        return f"{finding}{', --loader dali-fed' if fed else ''}."
+    other = next((name for name in DECODE_ON_GPU if _may_try(summary, name)), None)
+    if loader in READS_ON_CPU and _gpu(summary) and other:
+        return f"The loader is the limit: --loader {other} decodes on the GPU instead of the CPU cores."
     if busy is not None and busy >= BUSY:
         finding = f"The loader is the limit and {busy:.0%}{of_cores} are busy:"
         return f"{finding} more cores, or images stored smaller, so that decoding is cheaper."
@@ -111,10 +118,11 @@ def _storage(summary: Mapping[str, Any], graphs: bool) -> str:
 def _clips(summary: Mapping[str, Any]) -> str:
     loader = str(summary.get("loader"))
     busy = _section(summary, "cpu").get("utilisation")
-    if _gpu(summary) and not loader.startswith("nvdec"):
+    mixed = _may_try(summary, "nvdec+pyav")
+    if _gpu(summary) and not loader.startswith("nvdec") and mixed:
         finding = "The loader is the limit:"
         return f"{finding} --loader nvdec+pyav decodes on the GPU's video engines, beside the CPU cores."
-    if loader == "nvdec" and (busy is None or busy < BUSY):
+    if loader == "nvdec" and mixed and (busy is None or busy < BUSY):
         idle = "" if busy is None else f" and {1 - busy:.0%} of the CPU cores are idle"
         return f"The loader is the limit{idle}: --loader nvdec+pyav gives them a share of the clips."
     if busy is not None and busy < IDLE:
@@ -139,7 +147,7 @@ def _contention(summary: Mapping[str, Any], graphs: bool) -> str:
         return f"{said} they share the CPU cores, so try {_fewer(summary, launches)}more cores."
     if graphs:
         return f"{said} {GRAPHS} leaves few launches to be held up, instead of hundreds."
-    if summary.get("loader") in ("dali-gpu", "dali-fed"):
+    if summary.get("loader") in DECODE_ON_GPU and _may_try(summary, "dali-cpu"):
         return f"{said} they share the GPU, so try --loader dali-cpu while CPU cores are idle."
     return f"{said} look at a --profile true trace for the gaps between steps."
 
@@ -148,6 +156,12 @@ def _fewer(summary: Mapping[str, Any], launches: str = "") -> str:
     """Say what to try before more cores, where there is something."""
     tried = ("" if summary.get("workers") in (0, 1) else "fewer --workers") + launches
     return f"{tried.removeprefix(' and ')}, then " if tried else ""
+
+
+def _may_try(summary: Mapping[str, Any], loader: str) -> bool:
+    """Whether another loader can run here on these data, and was not found to be slower by --loader auto."""
+    measured = _section(_section(_section(summary, "loader_auto"), "measured"), loader)
+    return loader in summary.get("loaders", (loader,)) and "rate" not in measured
 
 
 def _gpu(summary: Mapping[str, Any]) -> bool:

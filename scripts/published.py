@@ -63,8 +63,9 @@ class Table(Settings):
     """What the figures are, for the title."""
     suite: str
     """Suite of `python -m scripts.bench` that measures it."""
-    set: Literal["images", "training", "videos", "patches", "none"]
-    """What --data of the suite is: <class>/*, train/ and val/ of these, videos, or scripts.patch_set's."""
+    set: Literal["images", "png", "training", "videos", "patches", "none"]
+    """What --data of the suite is: <class>/*, these as PNG files, train/ and val/ of these, videos, or
+    scripts.patch_set's."""
     count: PositiveInt
     """Files that one pass of the report has."""
     flags: dict[str, Any]
@@ -149,6 +150,24 @@ def _images(count: int, settings: Published, folder: Path) -> tuple[Path, str]:
     return _linked(root, folder / f"images-{count}", count), f"{said}, linked to {count:,} names"
 
 
+def _png(count: int, settings: Published, folder: Path) -> tuple[Path, str]:
+    from PIL import Image
+
+    from scripts import link_set
+
+    root, said = _pictures(settings, folder)
+    target = folder / f"png-{count}"
+    files = link_set.sources(root)[:count]
+    if not target.exists():
+        with link_set.filled(target, root) as fresh:
+            for number, file in enumerate(files):
+                place = fresh / file.parent.name / f"{number:04d}.png"
+                place.parent.mkdir(parents=True, exist_ok=True)
+                with Image.open(file) as opened:
+                    opened.convert("RGB").save(place)
+    return target, f"{said}, {len(files):,} of them as PNG files"
+
+
 def _training(count: int, settings: Published, folder: Path) -> tuple[Path, str]:
     root, said = _pictures(settings, folder)
     target = folder / f"training-{count}"
@@ -200,6 +219,7 @@ def _none(_count: int, _settings: Published, _folder: Path) -> tuple[None, str]:
 
 SETS: dict[str, Callable[[int, Published, Path], tuple[Path | None, str]]] = {
     "images": _images,
+    "png": _png,
     "training": _training,
     "videos": _videos,
     "patches": _patches,

@@ -192,17 +192,24 @@ class TaskKind(ABC):
         The first is the likeliest to be the fastest, and what an evaluation takes. Raises UserError for an
         unknown name, as cli.one_of does with `elsewhere`.
         """
-        files = self.are_files(config)
-        likeliest = self.default_loader(gpu=gpu, files=files)
+        likeliest = self.default_loader(gpu=gpu, files=self.are_files(config))
         asked = config.loading.loader
         name = one_of("--loader", asked, self.loaders, auto=likeliest, elsewhere=elsewhere)
         if asked != "auto" or config.data.data is None:
             return (name,)
-        names = [name, *(other for other in self.loaders if other != name)]
+        found = self.can_open(config, gpu=gpu) or (name,)
+        return found[:1] if config.run.evaluate else found
+
+    def can_open(self, config: Config, *, gpu: bool) -> tuple[str, ...]:
+        """Return the loaders that can run here on --data, the likeliest to be the fastest first."""
+        if config.data.data is None:
+            return ()
+        files = self.are_files(config)
+        likeliest = self.default_loader(gpu=gpu, files=files)
+        names = [likeliest, *(other for other in self.loaders if other != likeliest)]
         if config.augmentation.transforms and self.reads("transforms") and not config.run.evaluate:
             names = [*TRANSFORMED]
-        found = tuple(other for other in names if usable(other, gpu=gpu, files=files)) or (name,)
-        return found[:1] if config.run.evaluate else found
+        return tuple(name for name in names if usable(name, gpu=gpu, files=files))
 
     def reads(self, setting: str) -> bool:
         """Return whether a setting means anything to this task."""

@@ -35,20 +35,22 @@ def _tensor(luma: Image.Image) -> torch.Tensor:
     return torch.from_numpy(np.array(luma, np.float32) / 255)[None]
 
 
-def batches(root: Path, batch_size: int, workers: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def batches(
+    root: Path, batch_size: int, workers: int, device: torch.device
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield inputs and targets on the device, for ever."""
     loader = DataLoader(
         Patches(root),
         batch_size,
         shuffle=True,
         num_workers=workers,
-        pin_memory=True,
+        pin_memory=device.type == "cuda",
         drop_last=True,
         persistent_workers=workers > 0,
     )
     while True:
         for inputs, targets in loader:
-            yield inputs.cuda(non_blocking=True), targets.cuda(non_blocking=True)
+            yield inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
 
 
 def model() -> nn.Module:

@@ -3,8 +3,8 @@ same hour.
 
 `python -m benchmarks.baselines.train --data IMAGENET --arch resnet18 --loader dali`. Uses nothing of ours on
 purpose: DALI's own reader and random crop (or torchvision's ImageFolder and transforms), autocast, a loss
-scale, channels_last, the default stream. `--task detection --arch fasterrcnn_resnet50_fpn`:
-benchmarks/baselines/detection.py.
+scale, channels_last, the default stream; in fp32 where there is no GPU. `--task detection --arch
+fasterrcnn_resnet50_fpn`: benchmarks/baselines/detection.py.
 """
 
 from __future__ import annotations
@@ -31,15 +31,21 @@ NOT_HERE = 77
 
 
 def dali_batches(
-    root: Path, batch_size: int, threads: int, *, training: bool = True, decode_on_cpu: bool = False
+    root: Path,
+    batch_size: int,
+    threads: int,
+    device: torch.device,
+    *,
+    training: bool = True,
+    decode_on_cpu: bool = False,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield normalised fp16 images and labels, for ever."""
+    """Yield normalised images, fp16 on a GPU and fp32 on a CPU, and labels, for ever."""
     made = dali.images(
         window="random-resized" if training else "center",
         size=SIDE,
         batch_size=batch_size,
         threads=threads,
-        device=torch.device("cuda", 0),
+        device=device,
         flip=training,
         shuffle=training,
         decode_on_cpu=decode_on_cpu,
@@ -54,7 +60,7 @@ def dali_batches(
 
 
 def torchvision_batches(
-    root: Path, batch_size: int, workers: int
+    root: Path, batch_size: int, workers: int, device: torch.device
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield normalised fp32 images and labels, for ever."""
     from torchvision import transforms
@@ -71,19 +77,19 @@ def torchvision_batches(
         batch_size,
         shuffle=True,
         num_workers=workers,
-        pin_memory=True,
+        pin_memory=device.type == "cuda",
         drop_last=True,
-        persistent_workers=True,
+        persistent_workers=workers > 0,
     )
     while True:
         for images, labels in loader:
             yield (
-                images.cuda(non_blocking=True).contiguous(memory_format=torch.channels_last),
-                labels.cuda(non_blocking=True),
+                images.to(device, non_blocking=True).contiguous(memory_format=torch.channels_last),
+                labels.to(device, non_blocking=True),
             )
 
 
-LOADERS: dict[str, Callable[[Path, int, int], Iterator[tuple[torch.Tensor, torch.Tensor]]]] = {
+LOADERS: dict[str, Callable[[Path, int, int, torch.device], Iterator[tuple[torch.Tensor, torch.Tensor]]]] = {
     "dali": dali_batches,
     "dali-cpu": partial(dali_batches, decode_on_cpu=True),
     "torchvision": torchvision_batches,
@@ -91,13 +97,14 @@ LOADERS: dict[str, Callable[[Path, int, int], Iterator[tuple[torch.Tensor, torch
 """--loader -> what makes its batches; dali decodes on the GPU, dali-cpu on the CPU."""
 
 
-def of_images(arguments: argparse.Namespace) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
+def of_images(
+    arguments: argparse.Namespace, device: torch.device
+) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
     """Return a classifier and a function that gives the loss of its next batch."""
     make = LOADERS[arguments.loader]
-    batches = make(arguments.data / "train", arguments.batch_size, arguments.workers)
-    model: nn.Module = (
-        torchvision.models.get_model(arguments.arch).cuda().to(memory_format=torch.channels_last)
-    )
+    batches = make(arguments.data / "train", arguments.batch_size, arguments.workers, device)
+    model: nn.Module = torchvision.models.get_model(arguments.arch)
+    model = model.to(device).to(memory_format=torch.channels_last)
     criterion = nn.CrossEntropyLoss()
 
     def loss() -> torch.Tensor:
@@ -108,18 +115,22 @@ def of_images(arguments: argparse.Namespace) -> tuple[nn.Module, Callable[[], to
     return model, loss
 
 
-def of_detectors(arguments: argparse.Namespace) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
+def of_detectors(
+    arguments: argparse.Namespace, device: torch.device
+) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
     """Return a detector and a function that gives the loss of its next batch."""
     loader = detection.loader(arguments.data, arguments.arch, arguments.batch_size, arguments.workers)
-    batches = detection.batches(loader, torch.device("cuda"))
-    model = detection.model(arguments.arch).cuda()
+    batches = detection.batches(loader, device)
+    model = detection.model(arguments.arch).to(device)
     return model, lambda: detection.loss_of(model, *next(batches))
 
 
-def of_patches(arguments: argparse.Namespace) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
+def of_patches(
+    arguments: argparse.Namespace, device: torch.device
+) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
     """Return SRCNN and a function that gives the loss of its next batch."""
-    batches = superres.batches(arguments.data / "train", arguments.batch_size, arguments.workers)
-    model = superres.model().cuda()
+    batches = superres.batches(arguments.data / "train", arguments.batch_size, arguments.workers, device)
+    model = superres.model().to(device)
 
     def loss() -> torch.Tensor:
         inputs, targets = next(batches)
@@ -148,41 +159,47 @@ def main() -> None:
     parser.add_argument(
         "--steps",
         type=int,
-        help="with DALI: so many steps and as many batches of validation instead, and nothing timed",
+        help="with DALI on a GPU: so many steps and as many batches of validation instead, and nothing timed",
     )
     parser.add_argument(
         "--seconds", type=float, default=20.0, help="timed, after as long a warm-up (at most 15 s)"
     )
     arguments = parser.parse_args()
 
-    if not torch.cuda.is_available():
+    gpu = torch.cuda.is_available()
+    if not gpu and (arguments.loader == "dali" or arguments.steps):
         print("by hand: no GPU is here")
         sys.exit(NOT_HERE)
+    device = torch.device("cuda", 0) if gpu else torch.device("cpu")
     torch.backends.cudnn.benchmark = arguments.task == "classification"  # detectors' images have many shapes
-    model, loss = OF_TASK[arguments.task](arguments)
+    model, loss = OF_TASK[arguments.task](arguments, device)
     # as benchmarks/train.py's GENTLER, so that both train alike
     rate = 1e-5 if arguments.task == "detection" else 0.01
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, weight_decay=1e-4)
-    scaler = torch.amp.GradScaler("cuda")
+    scaler = torch.amp.GradScaler(device.type, enabled=gpu)
 
     def step() -> None:
-        with torch.autocast("cuda", dtype=torch.float16):
+        with torch.autocast(device.type, dtype=torch.float16, enabled=gpu):
             found = loss()
         optimizer.zero_grad(set_to_none=True)
         scaler.scale(found).backward()
         scaler.step(optimizer)
         scaler.update()
 
+    def synchronise() -> None:
+        if gpu:
+            torch.cuda.synchronize()
+
     def run(seconds: float) -> tuple[int, float]:
         """Train for so long and return (samples, seconds) between two points at which the device was
         synchronised."""
-        torch.cuda.synchronize()
+        synchronise()
         began = time.perf_counter()
         steps = 0
         while time.perf_counter() - began < seconds:
             step()
             steps += 1
-        torch.cuda.synchronize()
+        synchronise()
         return steps * arguments.batch_size, time.perf_counter() - began
 
     if arguments.steps:
@@ -190,6 +207,7 @@ def main() -> None:
             arguments.data / "val",
             arguments.batch_size,
             arguments.workers,
+            device,
             training=False,
             decode_on_cpu=arguments.loader == "dali-cpu",
         )

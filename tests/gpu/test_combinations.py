@@ -12,6 +12,7 @@ import pytest
 
 from tests.conformance import reels, scenes
 from tests.conformance.scenes import scene
+from tests.unit.superres_files import write
 
 ROOT = Path(__file__).parents[2]
 GRAPHS = ("--graphs", "true")
@@ -20,18 +21,27 @@ COMBINATIONS: dict[str, tuple[str, ...]] = {
     # a GPU's steps are graphs unless something is in the way
     "auto": (),
     **{name: ("--loader", name, *GRAPHS) for name in ("dali-cpu", "dali-gpu", "dali-fed", "torchvision")},
-    **{f"{name} compiled": ("--loader", name, *COMPILED) for name in ("dali-gpu", "torchvision")},
+    **{
+        f"{name} compiled": ("--loader", name, *COMPILED)
+        for name in ("dali-cpu", "dali-gpu", "dali-fed", "torchvision")
+    },
     "synthetic": ("--loader", "synthetic", *GRAPHS),
     "accumulated and clipped": (*GRAPHS, "--accumulate", "2", "--clip-grad-norm", "1"),
     "adamw": (*GRAPHS, "--optimizer", "adamw", "--lr", "0.001"),
     "fp16-pure": (*GRAPHS, "--precision", "fp16-pure"),
+    "fp16": (*GRAPHS, "--precision", "fp16"),
     "bf16": (*GRAPHS, "--precision", "bf16"),
     "eager compiled": ("--graphs", "false", "--compile", "true"),
     "profiled": (*GRAPHS, "--profile", "true"),
     "ceilings": (*GRAPHS, "--ceilings", "true"),
 }
 CLIPS: dict[str, tuple[str, ...]] = {
-    name: ("--task", "video", "--loader", name, *GRAPHS) for name in ("pyav", "nvdec+pyav", "dali-video")
+    name: ("--task", "video", "--loader", name, *GRAPHS)
+    for name in ("pyav", "nvdec", "nvdec+pyav", "dali-video")
+} | {"nvdec+pyav compiled": ("--task", "video", "--loader", "nvdec+pyav", *COMPILED)}
+PATCHES: dict[str, tuple[str, ...]] = {
+    "patches": ("--task", "superres", "--loader", "paired", *GRAPHS),
+    "patches compiled": ("--task", "superres", "--loader", "paired", *COMPILED),
 }
 
 
@@ -81,4 +91,13 @@ def test_images(name: str, images: Path, tmp_path: Path) -> None:
 def test_clips(name: str, clips: Path, tmp_path: Path) -> None:
     flags = ("--arch", "r3d_18", "--image-size", "64", "--batch-size", "2", "--clip-frames", "4")
     told = trained(clips, tmp_path / "run", *flags, "--ceilings", "false", *CLIPS[name])
+    assert told["graphs"] is True
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_patches(name: str, tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        write(tmp_path / "data" / split, 9)
+    flags = ("--arch", "espcn", "--patch-size", "16", "--batch-size", "4", "--patches-per-image", "2")
+    told = trained(tmp_path / "data", tmp_path / "run", *flags, "--ceilings", "false", *PATCHES[name])
     assert told["graphs"] is True

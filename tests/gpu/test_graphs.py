@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import Batch, UserError
+from contracts import Batch, NotFinite, UserError
 from engine import graphed
 from engine.distributed import ProcessWorld
 from engine.precision import DTYPES
+from engine.recent import Recent
 from engine.step import Step
 from models import classification as registry
 from plan import draws
@@ -226,6 +227,24 @@ def test_a_step_whose_loss_scale_is_too_high_is_skipped(world: ProcessWorld) -> 
     outcomes = trained(step, "fp16", steps=2)
     assert outcomes[:, 3].tolist() == [2.0**40, 2.0**39]
     assert torch.equal(next(step.module.parameters()), weights)
+
+
+def test_a_loss_that_is_no_number_names_its_step_and_samples(world: ProcessWorld) -> None:
+    """The next replay writes where an outcome was."""
+    step = made(world, "resnet18", "fp32")
+    assert not graphed.capture(step, [batch_of(99, "fp32", world.device)], world)[0]
+    recent = Recent(8, world, precision="fp32")
+    for at in range(2):
+        batch = batch_of(at, "fp32", world.device)
+        if at == 1:
+            batch = replace(batch, images=batch.images * torch.nan)
+        recent.add(at, step(iter([batch]), lr=0.01, epoch=0, position=at), [batch.ids])
+    recent.add(
+        2, step(iter([batch_of(2, "fp32", world.device)]), lr=0.01, epoch=0, position=2), [batch.ids + 9]
+    )
+    with pytest.raises(NotFinite, match=rf"at step 1; samples \[{BATCH}, {BATCH + 1}"):
+        recent.read()
+    step.forget()
 
 
 def test_memory_that_an_eager_step_would_not_take(world: ProcessWorld) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from benchmarks import train
 from benchmarks._suite import LEAST_STEPS, merged, run
+from benchmarks.baselines import train as loop_by_hand
 from benchmarks.train import BY_HAND, Train, command, derive, measured, plots, points, read
 from config import parse
 from contracts import UserError
@@ -119,6 +122,7 @@ def test_a_loop_by_hand_has_our_pixels_and_workers(
         data=data, archs=("resnet18",), batch_sizes=(8,), loaders=("torchvision",), by_hand=("dali",)
     )
     ours, theirs = points(settings)
+    assert theirs["precision"] == ("fp16" if torch.cuda.is_available() else "fp32")
     assert "--workers" not in command(settings, ours, tmp_path)
     words = command(settings, theirs, tmp_path)
     assert words[words.index("--workers") + 1] == "3"
@@ -126,6 +130,29 @@ def test_a_loop_by_hand_has_our_pixels_and_workers(
         UserError, match="--by-hand: the loop by hand trains at 224 px, efficientnet_v2_s at 384"
     ):
         points(settings.model_copy(update={"archs": ("resnet18", "efficientnet_v2_s")}))
+
+
+@pytest.mark.parametrize("task", ["classification", "superres"])
+def test_a_loop_by_hand_trains_without_a_gpu(task: str, tmp_path: Path) -> None:
+    for i in range(2):
+        (tmp_path / "train" / str(i)).mkdir(parents=True)
+        Image.new("RGB", (32, 32), (40 * i, 9, 0)).save(tmp_path / "train" / str(i) / "a.png")
+    asked = argparse.Namespace(
+        data=tmp_path, loader="torchvision", arch="squeezenet1_1", batch_size=2, workers=0
+    )
+    model, loss = loop_by_hand.OF_TASK[task](asked, torch.device("cpu"))
+    loss().backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+def test_a_loop_by_hand_that_needs_a_gpu_is_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("sys.argv", ["train.py", "--data", str(tmp_path), "--loader", "dali"])
+    with pytest.raises(SystemExit) as ended:
+        loop_by_hand.main()
+    assert ended.value.code == loop_by_hand.NOT_HERE and "no GPU is here" in capsys.readouterr().out
 
 
 def test_a_summary_of_clips_or_detectors_has_their_figures() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from benchmarks._flags import asked
 from contracts import UserError
@@ -69,6 +70,20 @@ def test_columns_apart_have_their_own_baselines_and_the_reports_unit() -> None:
         published.LEFT_OUT,
     ]
     assert published.cells(table, "power_w", rows, 1)[0][3] == "not measured"
+
+
+def test_pictures_become_png_files(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        Image.new("L", (3, 2), 7).save(tmp_path / "data" / name / "one.jpg")
+    table = next(table for _, table in TABLES if table.set == "png")
+    settings = published.Published(data=tmp_path / "data")
+    for _ in range(2):  # the second time it is there
+        made, said = published.data_for(table, 9, settings, tmp_path / "out")
+        assert said.endswith("2 of them as PNG files")
+    found = sorted(made.rglob("*.png")) if made else []
+    assert [path.parent.name for path in found] == ["a", "b"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in found)
 
 
 def test_a_report_that_lacks_something_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

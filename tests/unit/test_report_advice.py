@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from typing import Any
 
 import pytest
 
 from report.advice import advice, told_bound
+from tests.gpu import test_combinations as on_gpu
 
 GPU = {"gpu": "H200", "gpu_gib": 139.0, "cores": 16}
 CPU = {"gpu": None, "cores": 2}
@@ -69,6 +72,8 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (summary("compute", compile=True), "more GPUs"),
     (summary("compute", compile=True, graphs_off=None, memory=None), "more GPUs"),
     (summary("compute", CPU, precision="fp32"), "a GPU, a smaller --image-size"),
+    (summary("compute", task="detection"), "more GPUs"),
+    (summary("compute", task="detection", gpu={"utilisation": 0.2}), "launches: a larger --batch-size."),
     # the storage is
     (summary("storage", busy=0.2, loader="torchvision"), "80% of the cores are idle: --read-threads"),
     # the loader is
@@ -86,6 +91,22 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (summary("loader", {"gpu": None}, busy=1.0, loader="torchvision"), "100% are busy"),
     (summary("loader", busy=0.7), "try other --workers"),
     (summary("loader", cpu=None), "try other --workers"),
+    # another one only where it can run on these data, and was not measured already
+    (
+        summary("loader", loader="torchvision", loaders=["torchvision", "dali-fed"]),
+        "--loader dali-fed decodes",
+    ),
+    (summary("loader", loader="paired", loaders=["paired"], busy=0.2), "the storage is slow to answer."),
+    (summary("loader", loader="torchvision", loaders=["torchvision"]), "try other --workers"),
+    (summary("loader", busy=0.2, loaders=["dali-gpu"]), "more --workers if the storage is slow"),
+    (
+        summary("contention", busy=0.3, graphs_off=None, loader_auto={"measured": {"dali-cpu": {"rate": 9}}}),
+        "--profile true",
+    ),
+    (
+        summary("loader", clips=CLIPS, loader="pyav", loaders=["pyav", "decord"], busy=0.97),
+        "with a key frame more often",
+    ),
     # of clips
     (
         summary("loader", clips=CLIPS, loader="nvdec", busy=0.09),
@@ -147,12 +168,22 @@ def test_advice(case: dict[str, Any], said: str) -> None:
 
 
 def test_advice_names_only_flags_that_exist() -> None:
-    import re
-
     from config import GROUP_OF
 
     named = {flag for case, _ in CASES for flag in re.findall(r"--([a-z-]+)", advice(case))}
     assert named and {flag.replace("-", "_") for flag in named} <= set(GROUP_OF)
+
+
+def test_what_is_advised_is_a_row_of_the_table_that_a_gpu_runs() -> None:
+    rows = [*on_gpu.COMBINATIONS.values(), *on_gpu.CLIPS.values(), *on_gpu.PATCHES.values()]
+    ran = {pair for row in rows for pair in itertools.pairwise(row)}
+    said = " ".join(advice(case) for case, _ in CASES).replace("fp16 or bf16", "fp16 --precision bf16")
+    advised = re.findall(r"(--(?:loader|graphs|compile|precision|profile|ceilings)) ([\w+-]+)", said)
+    assert len({*advised}) > 8 and {*advised} <= ran
+    # to compile the step is advised whatever the loader is
+    compiled = [row for row in rows if ("--compile", "true") in itertools.pairwise(row)]
+    for loader in ("dali-cpu", "dali-gpu", "dali-fed", "torchvision", "nvdec+pyav", "paired"):
+        assert any(("--loader", loader) in itertools.pairwise(row) for row in compiled), loader
 
 
 @pytest.mark.parametrize(
