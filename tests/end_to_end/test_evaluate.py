@@ -209,8 +209,11 @@ def test_detectors(home: Runner) -> None:
     training = ("--task", "detection", "--arch", "fcos_tiny", *sizes)
     run = (*training, "--batch-size", 2, "--precision", "fp32", "--lr", 0.001, "--loader", "torchvision")
     home("--data", data, *HERE, *run, "--epochs", 1, "--output", "detector").done()
+    used = torch.load(home.cwd / "detector" / "last.pt", weights_only=True)["used"]
+    assert (used["image_size"], used["longer_side"]) == (80, 96)
     process, output = evaluate(home, "--resume", "detector/last.pt")
     process.done()
+    assert summary(output)["image_size"] == 80
     found = (output / "detections.json").read_bytes()
     assert found == (home.cwd / "detector" / "detections.json").read_bytes()
     assert summary(output)["validation"] == trained_figures(home, "detector")

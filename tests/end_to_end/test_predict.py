@@ -70,6 +70,14 @@ def test_answers_are_those_of_the_validation(home: Runner) -> None:
     for alone, shared in zip(table, rows(two), strict=True):  # a kernel's last bit depends on a row's place
         assert (alone["path"], alone["class"]) == (shared["path"], shared["class"])
         assert float(alone["probability"]) == pytest.approx(float(shared["probability"]), abs=3e-6)
+    with (home.cwd / "run" / "val_predictions.csv").open(newline="") as file:
+        validated = {
+            row["path"].rpartition("val/")[2]: float(row["probability"]) for row in csv.DictReader(file)
+        }
+    for row in table:
+        assert validated[row["path"].rpartition("val/")[2]] == pytest.approx(
+            float(row["probability"]), abs=1e-5
+        )
     right = sum(row["path"].split("/")[2] == row["class"] for row in table)
     assert len(table) == 20 and right / 20 == summary(home.cwd / "run")["validation"]["top1"]
     shares = [float(table[0][f"probability{more}"]) for more in ("", "_2", "_3", "_4")]
@@ -199,6 +207,14 @@ def test_videos(home: Runner) -> None:
     run = (*training, "--val-clips", 2, "--batch-size", 3, "--precision", "fp32", "--loader", "pyav")
     home("--data", "videos", *HERE, *run, "--epochs", 1, "--output", "clips").done()
     table = rows(predicted(home, "--predict", "videos/val", "--resume", "clips/last.pt", ranks=2))
+    with (home.cwd / "run" / "val_predictions.csv").open(newline="") as file:
+        validated = {
+            row["path"].rpartition("val/")[2]: float(row["probability"]) for row in csv.DictReader(file)
+        }
+    for row in table:
+        assert validated[row["path"].rpartition("val/")[2]] == pytest.approx(
+            float(row["probability"]), abs=1e-5
+        )
     right = sum(row["path"].split("/")[2] == row["class"] for row in table)
     assert len(table) == 3 and right / 3 == summary(home.cwd / "clips")["validation"]["top1"]
 
