@@ -175,6 +175,15 @@ def test_training_goes_on_until_the_figures_come(tmp_path: Path) -> None:
     assert [later.waited for later in toy.later] == [0, 1]
 
 
+def test_pictures_are_what_the_network_is_given(tmp_path: Path) -> None:
+    """Mixed images too: the task makes them of the first step's batch."""
+    toy = Toy(tmp_path, epochs=1, figures=[0.25])
+    assert toy.training.fit()
+    (told,) = toy.report.images.call_args_list
+    step: Any = toy.training.step
+    assert told.args[0].images is step.task.shown.return_value
+
+
 def test_figures_that_take_longer_than_an_epoch_are_waited_for(tmp_path: Path) -> None:
     toy = Toy(tmp_path, epochs=3, figures=[0.1, 0.3, 0.2])
     assert toy.training.fit() and [later.waited for later in toy.later] == [1, 1, 1]
