@@ -207,14 +207,6 @@ def test_videos(home: Runner) -> None:
     run = (*training, "--val-clips", 2, "--batch-size", 3, "--precision", "fp32", "--loader", "pyav")
     home("--data", "videos", *HERE, *run, "--epochs", 1, "--output", "clips").done()
     table = rows(predicted(home, "--predict", "videos/val", "--resume", "clips/last.pt", ranks=2))
-    with (home.cwd / "run" / "val_predictions.csv").open(newline="") as file:
-        validated = {
-            row["path"].rpartition("val/")[2]: float(row["probability"]) for row in csv.DictReader(file)
-        }
-    for row in table:
-        assert validated[row["path"].rpartition("val/")[2]] == pytest.approx(
-            float(row["probability"]), abs=1e-5
-        )
     right = sum(row["path"].split("/")[2] == row["class"] for row in table)
     assert len(table) == 3 and right / 3 == summary(home.cwd / "clips")["validation"]["top1"]
 
