@@ -89,6 +89,8 @@ class Stored:
     files = False
     reads_at_once = 1
     """Reads that a worker has under way together."""
+    alone_while_fast = False
+    """Whether it has one under way where the storage answers at once: threads cost more than that takes."""
     kept: Kept | None = None
     """Where bytes are kept on a disk, of a container with `version`."""
 
