@@ -261,7 +261,7 @@ def test_nothing_is_open_before_a_fork(server: Server, tmp_path: Path) -> None:
 
 def test_what_is_kept_is_read_once(server: Server, tmp_path: Path) -> None:
     shards(server.root)
-    how = {"cache_dir": tmp_path / "kept"}
+    how: dict[str, Any] = {"cache_dir": tmp_path / "kept"}
     first = opened(server.url, tmp_path, **how)["train"]
     content = all_read(first.source)
     before = server.asked.total()
