@@ -131,6 +131,7 @@ class Batch:
     # the targets before they were copied: cuts packed ones without asking the device
     host: dict[str, Array] = field(default_factory=dict)
     transfer: tuple[torch.cuda.Event, torch.cuda.Event] | None = None  # around the copy to the device, timed
+    transforms_ms: float | None = None  # time in --transforms, of its workers' mean; None: there are none
     # call it, or not, when you need the interpreter no more for a while: the loader then goes on
     launched: Callable[[], None] = do_nothing
 
@@ -182,6 +183,9 @@ class Phases(Protocol):
 
     def span(self, name: str, start: torch.cuda.Event, end: torch.cuda.Event) -> None:
         """Add the time between two timed events of another stream, such as a transfer."""
+
+    def took(self, name: str, milliseconds: float) -> None:
+        """Add a time of the step under way that was measured elsewhere, such as in workers."""
 
     def step(self) -> None:
         """Count one step, which is complete."""
@@ -325,8 +329,7 @@ class Feed:
     columns: Any
     targets: Callable[[Rows], dict[str, Array]]
     device: torch.device
-    # processes or threads that read and decode; as many reads are under way at once, more for GPU engines
-    workers: int
+    workers: int  # processes or threads that read and decode; as many reads are under way, or more
     pixels: Pixels = Pixels()
     threads: int = 0  # that decode behind worker processes; 0 = as many as workers
     reader: str = "auto"  # decoder of the torchvision loader
@@ -358,10 +361,7 @@ class Loader(Protocol):
     counts: Counts  # of the batches handed over; stays 0 in loaders of images; a ceiling puts it back
 
     def awaited(self) -> str:
-        """Return what a batch that does not come waits for, such as a worker and its files; "" = unknown.
-
-        It may be called from any thread.
-        """
+        """Return what a late batch waits for, such as a worker and its file; "" = unknown. For any thread."""
 
     def close(self) -> None:
         """End every thread, process and buffer within seconds; again without effect.

@@ -188,7 +188,7 @@ def _train(reader: str, files: Files, parts: Iterator[Rows], own: str = "") -> I
     slot = np.empty(PART * SIZE * SIZE * 3, np.uint8)
     pixels = slot.reshape(PART, SIZE, SIZE, 3)
     for rows in parts:
-        failed = work(rows, slot)
+        failed = work(rows, slot).failed
         yield [None if i in failed else one for i, one in zip(rows.ids.tolist(), pixels, strict=False)]
 
 

@@ -13,6 +13,10 @@ REMOTE_READS = 16
 """Reads that a worker has under way together where samples lie behind URLs."""
 
 
+LOCAL_READS = 8
+"""The same of a store on this machine, while its reads wait for the disk."""
+
+
 def read_ahead(source: Any, threads: int | None, cache_dir: Path | None, cache_gib: float) -> bool:
     """Tell a source how many reads a worker has under way, and where it keeps what came from far away.
 
@@ -21,7 +25,10 @@ def read_ahead(source: Any, threads: int | None, cache_dir: Path | None, cache_g
     if not hasattr(source, "reads_at_once"):
         return False
     far = getattr(getattr(source, "container", source), "remote", False)
-    source.reads_at_once = threads or (REMOTE_READS if far else 1)
+    source.reads_at_once = threads or (REMOTE_READS if far else LOCAL_READS)
+    source.alone_while_fast = not far and threads is None
+    if source.alone_while_fast and source.read_delay_s:  # what a delay costs is to be seen
+        source.reads_at_once = 1
     if far and cache_dir is not None:
         source.kept = Kept(cache_dir, int(cache_gib * 2**30))
     return bool(far)

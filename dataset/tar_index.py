@@ -24,7 +24,8 @@ from dataset.tar_members import Member, Ranges, members, require_unpacked
 from user_files import open_bytes, read_text
 
 IMAGES = frozenset(
-    b"jpg jpeg jpe jfif png gif bmp webp tif tiff ppm pgm pbm pnm img image".split()  # as WebDataset and we
+    # as WebDataset and we have them; a pair is of dataset.pairs.entry
+    b"jpg jpeg jpe jfif png gif bmp webp tif tiff ppm pgm pbm pnm img image pair".split()
 )
 """Endings of members that are images."""
 LONGEST_LABEL = 4096

@@ -124,6 +124,8 @@ class Step:
                 outcome = self.graphs.replay(batch, last=last, want_norm=want_norm)
                 batch.launched()
                 self.phases.mark("graph")
+            if batch.transforms_ms is not None:
+                self.phases.took("transforms", batch.transforms_ms)
             if batch.transfer is not None:
                 self.phases.span("transfer", *batch.transfer)
         return outcome

@@ -73,6 +73,7 @@ def micro_batches(bundle: Batch, size: int, count: int) -> Iterator[Batch]:
     targets = {name: target.split(size) for name, target in bundle.targets.items()}
     for at, rows in enumerate(cut(bundle.rows, size)[:count]):
         its = slice(at * size, (at + 1) * size)
+        ms = bundle.transforms_ms
         yield Batch(
             images=images[at],
             sizes=sizes[at],
@@ -83,5 +84,6 @@ def micro_batches(bundle: Batch, size: int, count: int) -> Iterator[Batch]:
             rows=rows,
             host={name: values[its] for name, values in bundle.host.items()},
             transfer=None if at else bundle.transfer,  # the one copy, counted once
+            transforms_ms=None if ms is None else ms / count,
             launched=bundle.launched,
         )

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import mmap
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from statistics import median
 from typing import TypeVar
 
 import numpy as np
@@ -24,6 +26,14 @@ NONE = -1
 """The mark of a worker that is busy with no single sample."""
 
 
+FAST_S = 3e-4
+"""Seconds of a read for which threads are not worth it: twice what a photograph in the page cache takes."""
+ENOUGH = 16
+"""Reads alone that tell how fast the storage is."""
+AGAIN = 64
+"""Times that reads are asked for before it is looked at again."""
+
+
 class Reads:
     """The reads of a worker process, several under way at once where the source has `reads_at_once`.
 
@@ -31,6 +41,8 @@ class Reads:
 
         read    [0 1 2 3 ][4 5 6 7 ]...       of the part that is decoded, and of the one that comes next
         decode            [0 1 2 3 ][4 5 6 7 ]
+
+    Of a source with `alone_while_fast` only while a read alone takes longer than FAST_S.
     """
 
     def __init__(self, source: Source) -> None:
@@ -38,10 +50,14 @@ class Reads:
         self._at_once: int = getattr(source, "reads_at_once", 1)
         self._threads: ThreadPoolExecutor | None = None
         self._asked: dict[int, Future[bytes]] = {}
+        self._slow: bool = not getattr(source, "alone_while_fast", False)
+        self._adapts = not self._slow
+        self._times = 0  # that reads were asked for, since it was looked at how fast the storage is
+        self._alone_s: list[float] = []  # of each read since then
 
     def ask(self, samples: Array) -> None:
         """Begin to read samples, int64 ids in the order in which they are wanted; forget all others."""
-        if self._at_once < 2:
+        if self._at_once < 2 or not self._waits():
             return
         if self._threads is None:  # here, and not before the fork
             self._threads = ThreadPoolExecutor(self._at_once)
@@ -58,7 +74,25 @@ class Reads:
         """Return a sample's bytes. Raises UserError where they cannot be had, whoever is to blame."""
         mark(sample)
         asked = self._asked.pop(sample, None)
-        return read(self._source, sample) if asked is None else asked.result()
+        if asked is not None:
+            return asked.result()
+        began = time.perf_counter()
+        data = read(self._source, sample)
+        if self._adapts:
+            self._alone_s.append(time.perf_counter() - began)
+        return data
+
+    def _waits(self) -> bool:
+        """Return whether reads wait for the storage long enough to be asked for."""
+        if not self._adapts:
+            return True
+        if len(self._alone_s) >= ENOUGH:
+            # the median: on busy cores some reads take long for want of a core
+            self._slow = median(self._alone_s) > FAST_S
+            self._alone_s.clear()
+            self._times = 0
+        self._times += 1
+        return self._slow and self._times < AGAIN
 
 
 def read(source: Source, sample: int) -> bytes:

@@ -241,5 +241,6 @@ def _copied(batch: Batch) -> Batch:
         targets={name: value.clone() for name, value in batch.targets.items()},
         valid=torch.ones_like(batch.valid),
         transfer=None,
+        transforms_ms=None,
         launched=do_nothing,
     )

@@ -30,7 +30,8 @@ class Phases:
         # asked for once: that takes longer than to mark
         self._stream = torch.cuda.current_stream(device) if self._cuda else None
         self._marks: Marks = []  # of the step under way
-        self._waiting: deque[Marks] = deque()  # of each step that was not read yet
+        self._took: dict[str, float] = {}  # milliseconds measured elsewhere, of the step under way
+        self._waiting: deque[tuple[Marks, dict[str, float]]] = deque()  # of each step that was not read yet
         self._last: Any = None  # the last mark that was read, at which the next phase begins
         self._spans: deque[tuple[str, Any, Any]] = deque()
         self._spare: list[Any] = []
@@ -38,8 +39,8 @@ class Phases:
         self._current: dict[str, float] = {}
         self._done: list[dict[str, float]] = []
         self.steps: list[dict[str, float]] = []
-        """Milliseconds of each phase, for each step that the last `read` covered. All but the transfer add up
-        to its duration.
+        """Milliseconds of each phase, for each step that the last `read` covered. All but those of
+        report.summary.BESIDE add up to its duration.
         """
 
     def mark(self, name: str) -> None:
@@ -56,10 +57,15 @@ class Phases:
         """Add the time between two timed events of another stream, such as a transfer."""
         self._spans.append((name, start, end))
 
+    def took(self, name: str, milliseconds: float) -> None:
+        """Add a time of the step under way that was measured elsewhere, such as in workers."""
+        self._took[name] = self._took.get(name, 0.0) + milliseconds
+
     def step(self) -> None:
         """Count one step, which is complete, once the device has passed its last mark."""
-        self._waiting.append(self._marks)
+        self._waiting.append((self._marks, self._took))
         self._marks = []
+        self._took = {}
         self._drain()
 
     def interrupt(self) -> None:
@@ -80,9 +86,12 @@ class Phases:
         return means
 
     def _drain(self) -> None:
-        while self._waiting and self._is_passed(self._waiting[0]):
-            for name, end in self._waiting.popleft():
+        while self._waiting and self._is_passed(self._waiting[0][0]):
+            marks, took = self._waiting.popleft()
+            for name, end in marks:
                 self._end(name, end)
+            for name, milliseconds in took.items():
+                self._add(name, milliseconds)
             self._done.append(self._current)
             self._current = {}
         while self._spans and self._spans[0][2].query():

@@ -20,9 +20,12 @@ from contracts import Array, Counts, Figure, Loader, Split, World
 from report.hardware import hardware
 from report.meter import too_high
 
-PHASES = ("data_wait", "transfer", "forward", "backward", "update", "graph")
+PHASES = ("transforms", "data_wait", "transfer", "forward", "backward", "update", "graph")
 """Phases of a step, in their order; see report/phases.py. A step that is a CUDA graph has `graph` in place of
-the three before it.
+the three before it, and `transforms` is of runs with --transforms alone.
+"""
+BESIDE = ("transforms", "transfer")
+"""Phases that run beside the others, in workers and on another stream: they are no part of a step's duration.
 """
 EARLY = slice(10, 30)
 LATE = slice(1000, 1100)
@@ -198,10 +201,8 @@ def mean_load(load: Sequence[Mapping[str, float | None]], name: str, warm: int) 
 
 
 def durations(steps: Mapping[str, Array]) -> Array:
-    """Return the milliseconds from the end of the step before to the end of each; the transfer runs beside
-    it.
-    """
-    found: Array = np.nansum([ms for name, ms in steps.items() if name != "transfer"], axis=0)
+    """Return the milliseconds from the end of the step before to the end of each, without BESIDE."""
+    found: Array = np.nansum([ms for name, ms in steps.items() if name not in BESIDE], axis=0)
     return found
 
 

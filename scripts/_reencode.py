@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from contracts import Array, Source, UserError
+from contracts import Array, Source, Split, UserError
 from dataset.images.columns import shown_by
 from loaders.images.decoders import pillow_rgb
 
@@ -35,6 +35,10 @@ class Smaller:
     def key(self) -> dict[str, Any]:
         """Return what a pack depends on, as JSON has it."""
         return asdict(self)
+
+    def source(self, split: Split) -> Reencoded:
+        """Return the images of a split as they are stored."""
+        return Reencoded(split.source, split.columns, self)
 
     def size(self, width: int, height: int) -> tuple[int, int]:
         """Return width and height as stored: no image is enlarged."""

@@ -22,7 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import filelock
 import numpy as np
@@ -30,12 +30,14 @@ import numpy as np
 from config import build
 from contracts import Source, Split, UserError
 from dataset.beside import beside
+from dataset.pairs.entry import CODINGS
 from dataset.sources import SOURCES, source_named
 from dataset.splits import cache_folder, open_splits
 from dataset.tar_index import open_index
 from report.console import Console
+from scripts import _pairs
 from scripts._foreign import FOREIGN, files_of, open_foreign
-from scripts._reencode import Reencoded, Smaller, add_arguments, asked
+from scripts._reencode import add_arguments, asked
 from scripts._stores import FORMATS, Folder, Packed, Writer
 from settings.data import Data
 
@@ -67,6 +69,16 @@ def read_ahead(source: Source, samples: Iterable[int]) -> Iterator[bytes]:
                 jobs.extend(pool.submit(source.read, sample) for sample in islice(rest, 1))
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+class Anew(Protocol):
+    """What is stored in place of the files."""
+
+    def key(self) -> dict[str, Any]:
+        """Return what a pack depends on, as JSON has it."""
+
+    def source(self, split: Split) -> Any:
+        """Return the contracts.Source of what is stored; its `told()` is a line to say at the end."""
 
 
 class Progress:
@@ -136,11 +148,11 @@ def verify(split: Split, digests: bytes, say: Say) -> None:
 
 
 def pack_split(
-    split: Split, name: str, form: str, target: Path, say: Say, smaller: Smaller | None = None
+    split: Split, name: str, form: str, target: Path, say: Say, anew: Anew | None = None
 ) -> str | None:
     """Write one split into `target`, and return what is to be told; None where it is there already.
 
-    With `smaller` images are encoded anew. Raises UserError and OSError.
+    With `anew` images are encoded anew. Raises UserError and OSError.
     """
     columns = split.columns
     work = target / WORK
@@ -148,18 +160,18 @@ def pack_split(
     place = target / made.place(name)
     kept = target / f"{name}.columns"
     origin: dict[str, Any] = {"fingerprint": columns.fingerprint, "format": form}
-    if smaller is not None:
-        origin["smaller"] = smaller.key()
-        split = Split(columns=columns, source=Reencoded(split.source, columns, smaller))
+    if anew is not None:
+        origin["smaller"] = anew.key()
+        split = Split(columns=columns, source=anew.source(split))
     if place.exists():
         same = _fingerprint(kept / "images") == columns.fingerprint
-        if same if smaller is None else _origin(kept) == origin:
+        if same if anew is None else _origin(kept) == origin:
             return None
         raise UserError(f"{place} is there already, of other data; remove it, or name another folder")
     names = [columns.entry(sample) for sample in range(len(columns))]
     folders = [columns.classes[label] for label in columns.label.tolist()]
     made.require(names, folders)
-    if smaller is not None and form == "lmdb":  # a scan of the smaller images gives their labels
+    if anew is not None and form == "lmdb":  # a scan of the smaller images gives their labels
         Folder.require(names, folders)
     progress = Progress(work, name, origin)
     if not progress.done:
@@ -172,16 +184,16 @@ def pack_split(
     with tempfile.TemporaryDirectory() as scans:
         cache = Path(scans)
         files = writer.files()
-        if smaller is None:
+        if anew is None:
             beside(work, name, "images", files).keep(columns)
         if form == "tar":
             index = open_index(writer.store, samples=True, cache=cache)
             beside(work, name, "index", files).keep(index)
         classes = None if name == "train" else columns.classes
         packed = source_named(form).open(work, name, classes=classes, cache=cache)
-        if smaller is not None:
+        if anew is not None:
             beside(work, name, "images", files).keep(packed.columns)
-        if not _same(packed.columns, columns, encoded_anew=smaller is not None):
+        if not _same(packed.columns, columns, encoded_anew=anew is not None):
             raise UserError(f"{writer.store} was not read back with the names that were written; try again")
         verify(packed, progress.digests(), say)
     shutil.copy2(progress.file_of_digests, fresh / "digests")
@@ -190,17 +202,19 @@ def pack_split(
     os.rename(fresh, kept)
     os.rename(writer.store, place)  # last: with it the split opens
     progress.remove()
-    return split.source.told() if isinstance(split.source, Reencoded) else ""
+    return "" if anew is None else str(split.source.told())  # type: ignore[attr-defined]
 
 
 def _same(packed: Any, columns: Any, *, encoded_anew: bool) -> bool:
     """Whether a store has the samples of its origin; of those encoded anew, by names and labels alone."""
     if not encoded_anew:
         return bool(packed.fingerprint == columns.fingerprint)
-    alike = (
-        np.array_equal(getattr(packed, name), getattr(columns, name)) for name in ("path_bytes", "label")
+    names = ([each.entry(sample) for sample in range(len(each))] for each in (packed, columns))
+    return (
+        packed.classes == columns.classes
+        and np.array_equal(packed.label, columns.label)
+        and next(names) == next(names)
     )
-    return packed.classes == columns.classes and all(alike)
 
 
 def _origin(folder: Path) -> Any:
@@ -226,13 +240,16 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def pack(settings: Data, target: Path, form: str, console: Console, smaller: Smaller | None = None) -> None:
+def pack(settings: Data, target: Path, form: str, console: Console, anew: Anew | None = None) -> None:
     """Write TO. Raises UserError and OSError."""
     assert settings.data is not None, "the command names it"
-    splits = _foreign_splits(settings, console) or open_splits(
-        settings, loader="torchvision", console=console
-    )
-    pack_splits(splits, settings.data, target, form, console, smaller)
+    if isinstance(anew, _pairs.Joining):
+        splits = _pairs.open_splits(settings, anew, console)
+    else:
+        splits = _foreign_splits(settings, console) or open_splits(
+            settings, loader="torchvision", console=console
+        )
+    pack_splits(splits, settings.data, target, form, console, anew)
 
 
 def _foreign_splits(settings: Data, console: Console) -> dict[str, Split]:
@@ -262,7 +279,7 @@ def pack_splits(
     target: Path,
     form: str,
     console: Console,
-    smaller: Smaller | None = None,
+    anew: Anew | None = None,
 ) -> None:
     """Write the splits, which lie in `data`, into TO. Raises UserError and OSError."""
     if Path(os.path.realpath(target)).is_relative_to(os.path.realpath(data)):
@@ -273,7 +290,7 @@ def pack_splits(
         with filelock.FileLock(work / "lock", timeout=0):
             for name, split in splits.items():
                 with console.counting(name) as say:
-                    told = pack_split(split, name, form, target, say, smaller)
+                    told = pack_split(split, name, form, target, say, anew)
                 there = " were there already" if told is None else f"; {told}" if told else ""
                 console.info(f"{name}: {len(split.columns):,} samples{there}")
     except filelock.Timeout:
@@ -293,13 +310,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lmdb-label")
     parser.add_argument("--label-key")
     add_arguments(parser)
+    parser.add_argument(
+        "--pairs",
+        choices=sorted(CODINGS),
+        help="of --task superres: a large and its small image as one entry",
+    )
+    parser.add_argument("--scale", type=int, default=2, help="of --pairs; default: 2")
     options = vars(parser.parse_args(arguments))
     target = options.pop("target")
     form = options.pop("format")
     encoding = [options.pop(name) for name in ("max_side", "quality", "share")]
+    coding = options.pop("pairs")
+    scale = options.pop("scale")
+    joining = None if coding is None else _pairs.Joining(coding=coding, scale=scale)
     try:
+        if joining and (form == "folder" or any(each is not None for each in encoding)):
+            raise UserError("--pairs goes to --format lmdb, tar or arrow, without --max-side and its like")
         settings = build({name: value for name, value in options.items() if value}).data
-        pack(settings, target, form, Console(), asked(*encoding))
+        pack(settings, target, form, Console(), joining or asked(*encoding))
     except UserError as error:
         print(f"pack: {error}", file=sys.stderr)
         return 2

@@ -230,7 +230,7 @@ class SuperresKind(TaskKind):
             for line in said:
                 console.warn(f"{name}: {line}")
             columns = found[name].columns
-            made = "made of the large ones" if columns.low is None else "stored beside the large ones"
+            made = "made of the large ones" if columns.made else "stored beside the large ones"
             console.info(f"{name}: {len(columns.images):,} images, the small ones are {made}")
         (there, *_) = found.values()
         return {name: found.get(name, there) for name in STAND_INS}
@@ -239,7 +239,7 @@ class SuperresKind(TaskKind):
         self, config: Config, splits: Splits, native: Native, **ranks: int
     ) -> tuple[PatchPlan, PatchPlan]:
         """Return the plans of patches, and of whole images one a batch."""
-        made = {name: getattr(split.columns, "low", None) is None for name, split in splits.items()}
+        made = {name: getattr(split.columns, "made", True) for name, split in splits.items()}
         own = config.superres
         training = PatchPolicy(
             scale=own.scale, patch=self._patch(config), turns=own.turns, made=made["train"]

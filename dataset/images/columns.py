@@ -11,7 +11,7 @@ from contracts import Array, Fetch
 from dataset.manifest import Manifest
 
 C = TypeVar("C", bound=Any)  # columns of images, with labels or with boxes
-FORMATS = ("jpeg", "png", "gif", "bmp", "webp", "tiff", "ppm")  # the column `format` holds the index
+FORMATS = ("jpeg", "png", "gif", "bmp", "webp", "tiff", "ppm", "pair")  # the column `format` holds the index
 # the column `chroma`; none = no JPEG
 CHROMA = ("none", "444", "422", "420", "440", "411", "gray", "rgb", "other")
 

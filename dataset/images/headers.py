@@ -14,6 +14,7 @@ from dataset.entries import ReadAt
 from dataset.images.columns import CHROMA, FORMATS, Header
 from dataset.images.foreign import FROM_RAW, named
 from dataset.manifest import Rejected
+from dataset.pairs import entry
 
 HEAD = 4096  # bytes read at first; nearly every header ends before
 # of pieces of one header, before it counts as damaged: bounds the time that a hostile file takes
@@ -431,6 +432,12 @@ def _ppm(file: _File) -> Header:
     return Header(file.size, height, width, FORMATS.index("ppm"), depth, components)
 
 
+def _pair(file: _File) -> Header:
+    pair = entry.parse(file.head)
+    height = pair.height * pair.scale
+    return Header(file.size, height, pair.width * pair.scale, FORMATS.index("pair"), 8, 3)
+
+
 _MAGIC: tuple[tuple[re.Pattern[bytes], Callable[[_File], Header]], ...] = (
     (re.compile(re.escape(JPEG)), _jpeg),
     (re.compile(rb"\x89PNG\r\n\x1a\n"), _png),
@@ -439,4 +446,5 @@ _MAGIC: tuple[tuple[re.Pattern[bytes], Callable[[_File], Header]], ...] = (
     (re.compile(rb"RIFF....WEBP", re.DOTALL), _webp),
     (re.compile(rb"II[*+]\0|MM\0[*+]"), _tiff),
     (re.compile(rb"P[1-6][\s#]"), _ppm),
+    (re.compile(re.escape(entry.MAGIC)), _pair),
 )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from contracts import Array, Source, Split
+from dataset.entries import ReadAt
 from dataset.images.columns import Images
 
 
@@ -16,14 +18,15 @@ from dataset.images.columns import Images
 class Pairs:
     """n samples: `patches` of each image in turn. There are no classes.
 
-    `images` int64 [m] are the large images' places in `high`, `small` those of their small ones in `low`;
-    without `low` they are made of the large ones.
+    `images` int64 [m] are the large images' places in `high`, `small` those of their small ones in `low`.
+    Without `low` they lie in the same entry where `joint`, or are made of the large ones.
     """
 
     high: Any  # a dataset.images.columns.Images, or a stand-in
     images: Array
     low: Images | None = None
     small: Array | None = None
+    joint: bool = False
     patches: int = 1
 
     classes: tuple[str, ...] = ()
@@ -53,9 +56,14 @@ class Pairs:
         return len(self.height)
 
     @property
+    def made(self) -> bool:
+        """Whether small images are made of the large ones."""
+        return self.low is None and not self.joint
+
+    @property
     def fingerprint(self) -> str:
         """Return a digest of both folders' files, and of which of them are used how often."""
-        low = "made" if self.low is None else self.low.fingerprint
+        low = "joint" if self.joint else "made" if self.low is None else self.low.fingerprint
         digest = hashlib.blake2b(f"{self.high.fingerprint} {low} {self.patches}".encode(), digest_size=16)
         digest.update(self.images.astype(np.int64).tobytes())
         return digest.hexdigest()
@@ -85,6 +93,11 @@ class PairSource:
         """Return the bytes of the sample's image. Raises as contracts.Source says."""
         data: bytes = self.source.read(int(self.images[sample]))
         return data
+
+    def opened(self, sample: int) -> AbstractContextManager[tuple[int, ReadAt]]:
+        """Open the entry of the sample's image, to read a part of it; of one that lies in a store."""
+        found: AbstractContextManager[tuple[int, ReadAt]] = self.source.opened(int(self.images[sample]))
+        return found
 
     def check(self, sample: int, size: int) -> None:
         """Raise UserError when `size` bytes is not what the manifest recorded."""

@@ -14,11 +14,13 @@ import numpy as np
 from contracts import MAX_PIXELS, Array, Source, Split, UserError
 from dataset import walk
 from dataset.entries import Files
-from dataset.images.columns import Images
+from dataset.images.columns import FORMATS, Images
+from dataset.images.headers import HEAD
 from dataset.images.scan import open_images
 from dataset.manifest import Rejects, printable
 from dataset.pairs import layouts
 from dataset.pairs.columns import Pairs, split_of
+from dataset.pairs.entry import parse
 from dataset.scan import Progress
 from dataset.sources import choose_source, source_named
 from dataset.sources.folder import Folder
@@ -76,6 +78,7 @@ def open_pairs(
     columns = Pairs(
         high=high,
         images=images[~too_small],
+        joint=_joint(high, bytes_of, scale),
         low=low,
         small=None if small is None else small[~too_small],
         patches=patches,
@@ -104,6 +107,24 @@ def _large(
     if found.shared and len(columns) < 2:
         raise UserError(f"--data {data}: one image alone; one to train and one to validate are needed")
     return columns, Folder(columns, read_delay_s), found
+
+
+def _joint(high: Images, source: Any, scale: int) -> bool:
+    """Return whether entries are pairs. Raises UserError where some alone are, or the scale is another."""
+    pairs = high.format == FORMATS.index("pair")
+    if not pairs.any():
+        return False
+    first = int(np.argmax(pairs))
+    if source.files or not pairs.all():
+        raise UserError(
+            f"--data: {source.name(first)} is a pair of images, which is read from an LMDB, tar shards or "
+            "Arrow files that hold pairs alone"
+        )
+    with source.opened(first) as (_, read_at):
+        found = parse(read_at(0, HEAD)).scale
+    if found != scale:
+        raise UserError(f"--data: {source.name(first)} is a pair at a scale of {found}; --scale is {scale}")
+    return True
 
 
 def _folder(folder: Path, **how: Any) -> Images:

@@ -89,6 +89,8 @@ class Stored:
     files = False
     reads_at_once = 1
     """Reads that a worker has under way together."""
+    alone_while_fast = False
+    """Whether it has one under way where the storage answers at once: threads cost more than that takes."""
     kept: Kept | None = None
     """Where bytes are kept on a disk, of a container with `version`."""
 
@@ -122,15 +124,29 @@ class Stored:
         return self._read(sample)
 
     def _read(self, sample: int) -> bytes:
+        with self._opened(sample) as (size, read_at):
+            return read_at(0, size)
+
+    @contextmanager
+    def opened(self, sample: int) -> Iterator[tuple[int, ReadAt]]:
+        """Open the entry, to read a part of it: its size, and what reads a range. Raises as `read` does."""
+        if self.kept is None:
+            with self._opened(sample) as found:
+                yield found
+        else:
+            data = self.read(sample)
+            yield len(data), lambda offset, length: data[offset : offset + length]
+
+    @contextmanager
+    def _opened(self, sample: int) -> Iterator[tuple[int, ReadAt]]:
         try:
             with self.container.opened(self._key(sample)) as (size, read_at):
                 self.check(sample, size)
-                data = read_at(0, size)
+                yield size, read_at
         except Rejected as why:
             raise UserError(f"an entry of --data: {self.name(sample)}: {why}; {MEND}") from None
         if self.read_delay_s:
             time.sleep(self.read_delay_s)
-        return data
 
     def check(self, sample: int, size: int) -> None:
         """Raise UserError when `size` bytes is not what the manifest recorded."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -72,12 +73,25 @@ class TorchvisionLoader(Staging):
         for slot, its_rows, parts in self._workers.run(rows):
             shape = (len(its_rows), *upright(its_rows).padded, 3)
             pixels = torch.from_numpy(slot[: np.prod(shape)].reshape(shape))
-            failed = [sample for part in parts for sample in part]
-            yield self._stager.stage(pixels, its_rows, without(its_rows, failed), pinned=self._workers.pinned)
+            failed = [sample for part in parts for sample in part.failed]
+            staged = self._stager.stage(
+                pixels, its_rows, without(its_rows, failed), pinned=self._workers.pinned
+            )
+            if self._feed.transforms:
+                in_all = sum(part.transforms_s for part in parts)
+                staged.batch.transforms_ms = 1e3 * in_all / max(self._feed.workers, 1)
+            yield staged
+
+
+class Decoded(NamedTuple):
+    """What a worker says of a part."""
+
+    failed: tuple[int, ...]  # ids
+    transforms_s: float  # seconds in the functions of --transforms
 
 
 class Decoding:
-    """Decodes rows in a worker into a part of a slot, and returns the ids that failed.
+    """Decodes rows in a worker into a part of a slot.
 
     The part is uint8 [rows, H, W, 3] of the batch's canvas. What no image covers stays as it was: _staging.py
     blackens it.
@@ -93,9 +107,11 @@ class Decoding:
         )
         self._pil: Decode = READERS["pil"]()
         self._transforms = feed.transforms
+        self._transforms_s = 0.0  # of the part
         self._name_of = feed.source.name
 
-    def __call__(self, rows: Rows, slot: np.ndarray[Any, Any]) -> tuple[int, ...]:
+    def __call__(self, rows: Rows, slot: np.ndarray[Any, Any]) -> Decoded:
+        self._transforms_s = 0.0
         shape = (len(rows), *rows.padded, 3)
         out = slot[: np.prod(shape)].reshape(shape)
         failed = []
@@ -137,7 +153,7 @@ class Decoding:
                     place[:] = self._changed("output", place, rows, i)
             except Undecodable:
                 failed.append(int(rows.ids[i]))
-        return tuple(failed)
+        return Decoded(tuple(failed), self._transforms_s)
 
     def _changed(self, what: str, pixels: Array, rows: Rows, place: int) -> Array:
         """Return what --transforms makes of a row's pixels; those themselves where it is of others.
@@ -149,10 +165,13 @@ class Decoding:
             return pixels
         if rows.seeds is None:
             raise ValueError("--transforms draws from Rows.seeds, which this plan does not give")
+        began = time.perf_counter()
         try:
             return transform(pixels.copy(), int(rows.seeds[place]))
         except UserError as error:
             raise UserError(f"{error}, of {self._name_of(int(rows.ids[place]))}") from error.__cause__
+        finally:
+            self._transforms_s += time.perf_counter() - began
 
 
 def _told(feed: Feed) -> list[str]:

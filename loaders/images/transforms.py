@@ -67,7 +67,7 @@ class Transform:
             raise found
         return (
             f"--transforms {self.name} takes {found * 1e3:.2f} ms of a worker for an image of {height} x "
-            f"{width}; it is part of the loader's time, and of data_wait where the loader is the limit"
+            f"{width}; it is part of the loader's time, and a row of the step's split, `transforms`"
         )
 
     def _timed(self, height: int, width: int) -> float | UserError:

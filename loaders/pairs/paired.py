@@ -22,6 +22,8 @@ import torch
 from PIL import Image
 
 from contracts import Array, Feed, Pixels, Rows
+from dataset.manifest import Rejected
+from dataset.pairs import entry
 from loaders import Undecodable
 from loaders._reads import mark, patiently, read
 from loaders._staging import Staged, Stager, Staging, without
@@ -204,9 +206,8 @@ class Cutting:
         sample = int(rows.ids[which[0]])
         regions = [_region(region) for region in rows.regions[which]]
         stored = _regions(self._decoded(sample, regions), regions)
-        low = self._source.low
         beside: list[Array] = []
-        if low is not None:
+        if not self._columns.made:
             smaller = [_region(region // scale) for region in rows.regions[which]]
             beside = _regions(self._decoded(sample, smaller, small=True), smaller)
         for at, i in enumerate(which.tolist()):
@@ -221,6 +222,9 @@ class Cutting:
 
     def _decoded(self, sample: int, regions: Sequence[Region], *, small: bool = False) -> dict[Region, Array]:
         """Return pixels that hold each of the regions of one image, by the region that they are."""
+        if self._columns.joint:
+            own = partial(self._of_pair, sample, regions, small=small)
+            return patiently(self._source, sample, own)
         source = self._source.low if small else self._source
         columns = self._columns.low if small else self._columns.high
         image = int(source.images[sample])
@@ -243,6 +247,14 @@ class Cutting:
             except Exception:  # decoders raise what they like, and PIL has the last word
                 pass
         return {around: exactly(self._pil, data, around)}
+
+    def _of_pair(self, sample: int, regions: Sequence[Region], *, small: bool) -> dict[Region, Array]:
+        """Return what `_decoded` does, of an entry that holds both images."""
+        with self._source.opened(sample) as (size, read_at):
+            try:
+                return entry.read(size, read_at, regions, scale=self._scale, small=small)
+            except Rejected as why:
+                raise Undecodable(str(why)) from None
 
 
 def _region(corners: Array) -> Region:

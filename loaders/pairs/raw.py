@@ -7,10 +7,9 @@ import re
 import time
 from typing import Any
 
-import numpy as np
-
 from contracts import Array
 from dataset.images.columns import FORMATS
+from dataset.pairs.entry import rows_of
 from loaders import Undecodable
 
 PPM = FORMATS.index("ppm")
@@ -31,7 +30,7 @@ def read_region(source: Any, sample: int, region: tuple[int, int, int, int]) -> 
     `source` is one of files. Raises Undecodable, UserError where the file is another one than was scanned,
     and OSError.
     """
-    x0, y0, x1, y1 = region
+    x1, y1 = region[2:]
     file = os.open(source.path(sample), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         size = os.fstat(file).st_size
@@ -42,17 +41,11 @@ def read_region(source: Any, sample: int, region: tuple[int, int, int, int]) -> 
         width, height = int(header[1]), int(header[2])
         if x1 > width or y1 > height:
             raise Undecodable(f"the image has {width} x {height} pixels, its header said more")
-        row = 3 * width
-        if header.end() + height * row > size:  # PIL decodes no part of such a file
+        if header.end() + 3 * height * width > size:  # PIL decodes no part of such a file
             raise Undecodable("the file is cut short")
-        begin = y0 * row + 3 * x0
-        length = (y1 - 1) * row + 3 * x1 - begin
-        data = os.pread(file, length, header.end() + begin)
+        pixels = rows_of(lambda offset, length: os.pread(file, length, offset), header.end(), width, region)
     finally:
         os.close(file)
     if source.read_delay_s:
         time.sleep(source.read_delay_s)
-    # from the first pixel of the region to the last: whole rows, but for what the first and last lack
-    pixels = np.frombuffer(data, np.uint8)
-    shape = (y1 - y0, x1 - x0, 3)
-    return np.lib.stride_tricks.as_strided(pixels, shape, (row, 3, 1), writeable=False)
+    return pixels

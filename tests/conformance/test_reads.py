@@ -13,7 +13,7 @@ import pytest
 
 from contracts import UserError
 from loaders import open_loader
-from loaders._reads import Reads
+from loaders._reads import AGAIN, Reads
 from tests.conformance.scenes import CPU, Scene
 
 
@@ -74,6 +74,26 @@ def test_reads_are_those_asked_for_once_each(at_once: int) -> None:
     assert {source.asked[sample] for sample in range(24) if sample != 2} <= {1, 2}
     assert all(source.asked[sample] == 1 for sample in range(3, 24))
     assert source.most == 1 if at_once == 1 else 1 < source.most <= at_once + 1, "one more is read at once"
+
+
+def test_threads_read_a_store_while_it_is_slow() -> None:
+    """One read at a time from the page cache, several from a disk; a change is seen within an epoch."""
+    source: Any = Slow(4, takes_s=0.0)
+    source.alone_while_fast = True
+    reads = Reads(source)
+    most = []
+    for takes_s in (0.0, 0.002, 0.0):
+        source.takes_s = takes_s
+        for first in range(0, 8 * AGAIN, 8):
+            if first == 4 * AGAIN:
+                source.most = 0  # from here on the change was seen
+            samples = 1000 + np.arange(first, first + 16)
+            reads.ask(samples)
+            for sample in samples[:8].tolist():
+                reads.read(sample)
+        most.append(source.most)
+        assert (reads._threads is None) == (len(most) == 1)
+    assert most[0] == most[2] == 1 and 1 < most[1] <= 4 and not reads._asked
 
 
 @pytest.mark.parametrize("name", ["torchvision", "dali-fed"])

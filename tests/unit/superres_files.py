@@ -77,7 +77,7 @@ def feed_of(
 ) -> Feed:
     """Return what a loader gets to train on patches, or, of whole images, to validate."""
     columns: Any = split.columns
-    policy = PatchPolicy(scale=2, patch=patch, turns=patch is not None, made=columns.low is None)
+    policy = PatchPolicy(scale=2, patch=patch, turns=patch is not None, made=columns.made)
     training = patch is not None
     plan = PatchPlan.of(columns, policy, seed=3, batch_size=batch_size, training=training, **how)
     return Feed(

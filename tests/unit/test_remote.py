@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from config import build
-from contracts import Split, UserError
+from contracts import Feed, Split, UserError
 from dataset import bucket, remote
 from dataset.kept import USED, Kept
 from dataset.splits import are_files, open_splits
+from loaders import open_loader
+from plan.images import ImagePlan, ImagePolicy
 from scripts import pack
 from tests.conformance import scenes
 from tests.conformance.sources import all_read, write_shards, write_tar
@@ -45,11 +48,14 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield found
 
 
-def opened(data: object, tmp_path: Path, console: Any = None, **how: Any) -> dict[str, Split]:
+def opened(
+    data: object, tmp_path: Path, console: Any = None, read_threads: int | None = None, **how: Any
+) -> dict[str, Split]:
     bucket._stands_for.cache_clear()
     bucket._described.cache_clear()
     settings = build({"data": data, "manifest_dir": tmp_path / "cache", **how}).data
-    return open_splits(settings, loader="torchvision", console=console or Console())
+    console = console or Console()
+    return open_splits(settings, loader="torchvision", console=console, read_threads=read_threads)
 
 
 def refused(call: Callable[[], object]) -> str:
@@ -102,6 +108,37 @@ def test_no_sample_is_lost_doubled_or_changed(form: str, server: Server, tmp_pat
     assert "so 16 at once give at most" in console.said[0]
     settings = build({"data": data, "manifest_dir": tmp_path / "cache"}).data
     assert not are_files(settings, "images")
+
+
+@pytest.mark.parametrize("loader", ["dali-fed", "torchvision"])
+def test_reads_of_50_ms_are_waited_for_together(loader: str, server: Server, tmp_path: Path) -> None:
+    """By one worker, `--read-threads` at once and not more; and the images are those of the local files."""
+    data = listed(server, tmp_path / "own")
+    local = tmp_path / "local"
+    fill(local, {f"{split}/{name}": FILES[name] for split in ("train", "val") for name in FILES})
+    server.latency_s = 0.05
+    found = {}
+    for threads in (1, 8, 0):  # 0: local files
+        split = opened(data if threads else local, tmp_path, read_threads=threads)["train"]
+        columns = split.columns
+        policy = ImagePolicy(window="center", image_size=24)
+        sizes = {"heights": columns.height, "widths": columns.width}
+        plan = ImagePlan(**sizes, policy=policy, seed=5, batch_size=4, training=False)
+        feed = Feed(
+            plan=plan,
+            source=split.source,
+            columns=columns,
+            targets=lambda rows: {},
+            device=torch.device("cpu"),
+            workers=1,
+        )
+        server.most_under_way = 0
+        with open_loader(loader, feed) as opened_loader:
+            batches = [batch.images.clone() for batch in opened_loader.batches(0, 0)]
+        found[threads] = torch.cat(batches)
+        least, most = {0: (0, 0), 1: (1, 1), 8: (5, 8)}[threads]
+        assert least <= server.most_under_way <= most
+    assert len(found[0]) == 8 and torch.equal(found[1], found[0]) and torch.equal(found[8], found[0])
 
 
 def test_a_list_behind_a_url_has_names_below_it(server: Server, tmp_path: Path) -> None:
@@ -224,7 +261,7 @@ def test_nothing_is_open_before_a_fork(server: Server, tmp_path: Path) -> None:
 
 def test_what_is_kept_is_read_once(server: Server, tmp_path: Path) -> None:
     shards(server.root)
-    how = {"cache_dir": tmp_path / "kept"}
+    how: dict[str, Any] = {"cache_dir": tmp_path / "kept"}
     first = opened(server.url, tmp_path, **how)["train"]
     content = all_read(first.source)
     before = server.asked.total()

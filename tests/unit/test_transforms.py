@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from config import parse
 from contracts import Array, Feed, Split, UserError
@@ -17,9 +19,13 @@ from dataset.splits import open_split
 from loaders import open_loader
 from loaders.images.transforms import Transform
 from plan.images import ImagePlan, ImagePolicy
-from tasks.classification import KIND
+from report.summary import PHASES, durations
+from report.summary import split as split_of
+from settings.optimisation import Optimisation
+from tasks.classification import KIND, Classification
 from tests.conformance import scenes
 from tests.unit.folders import fill
+from tests.unit.steps import composed
 
 HERE = "tests.unit.test_transforms"
 
@@ -46,23 +52,31 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Split:
     return open_split(folder / "train", cache=folder / "cache")
 
 
-def images(split: Split, epoch: int, batch_size: int, workers: int, **transforms: Any) -> Array:
-    """Return the images of an epoch in the order of their samples."""
+def slow(image: Array, rng: np.random.Generator) -> Array:
+    time.sleep(0.02)
+    return image
+
+
+def feed_of(split: Split, batch_size: int, workers: int, **transforms: Any) -> Feed:
     columns = split.columns
     policy = ImagePolicy(window="random-resized", image_size=24, flip=0.5)
     plan = ImagePlan(
         heights=columns.height, widths=columns.width, policy=policy, seed=5, batch_size=batch_size
     )
-    feed = Feed(
+    return Feed(
         plan=plan,
         source=split.source,
         columns=columns,
-        targets=lambda rows: {},
+        targets=Classification(columns.label).targets,
         device=torch.device("cpu"),
         workers=workers,
         transforms=transforms,
     )
-    with open_loader("torchvision", feed) as loader:
+
+
+def images(split: Split, epoch: int, batch_size: int, workers: int, **transforms: Any) -> Array:
+    """Return the images of an epoch in the order of their samples."""
+    with open_loader("torchvision", feed_of(split, batch_size, workers, **transforms)) as loader:
         found = {
             int(sample): batch.images[place].numpy().copy()
             for batch in loader.batches(epoch, 0)
@@ -101,6 +115,23 @@ def test_the_plan_alone_says_what_is_drawn(name: str, what: str, split: Split) -
 def test_a_mistake_is_told_before_training(name: str, said: str, split: Split) -> None:
     with pytest.raises(UserError, match=said):
         images(split, 0, 4, 2, output=Transform(name))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_its_cost_is_a_row_of_the_steps_split(workers: int, split: Split) -> None:
+    """A step of four samples that sleep 20 ms each, shared by the workers; no part of its duration."""
+    network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 24 * 24, 2))
+    step = composed(network, Classification(split.columns.label), Optimisation())
+    with open_loader("torchvision", feed_of(split, 4, workers, output=Transform(f"{HERE}:slow"))) as loader:
+        batches = iter(loader.batches(0, 0))
+        for position in (0, 4):
+            step(batches, lr=0.1, epoch=0, position=position)
+            step.phases.step()
+    step.phases.read()
+    steps = {name: np.array([one.get(name, np.nan) for one in step.phases.steps]) for name in PHASES}
+    expected = 4 * 20 / max(workers, 1)
+    assert expected <= split_of(steps)["transforms"] < 3 * expected
+    assert (durations(steps) == durations({**steps, "transforms": steps["transforms"] * 0})).all()
 
 
 def test_a_repeat_of_a_sample_has_its_own_draws(split: Split) -> None:

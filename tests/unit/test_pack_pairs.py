@@ -1,0 +1,100 @@
+"""scripts.pack --pairs: a large and its small image as one entry, the same patches to training."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from contracts import Batch, Split, UserError
+from dataset.pairs.entry import CODINGS
+from plan.patches import HIGH
+from scripts import pack
+from tests.conformance import sources
+from tests.unit.superres_files import feed_of, opened, write, write_small
+from tests.unit.test_superres_loader import passed
+
+
+def data_of(tmp_path: Path) -> Path:
+    for split in ("train", "val"):
+        folder = tmp_path / "data" / split
+        write_small(folder / "LR", write(folder / "HR", 6, even=True), 2)
+    return tmp_path / "data"
+
+
+def packed(tmp_path: Path, coding: str, form: str) -> Path:
+    target = tmp_path / "packed"
+    command = [str(target), "--from", str(data_of(tmp_path)), "--format", form, "--pairs", coding]
+    assert pack.main([*command, "--manifest-dir", str(tmp_path / "cache")]) == 0
+    return target
+
+
+def delivered(split: Split, **how: Any) -> list[Batch]:
+    return passed(feed_of(split, **how))
+
+
+@pytest.mark.parametrize(
+    ("coding", "form"), [("raw", "tar"), ("raw", "lmdb"), ("lz4", "lmdb"), ("png", "arrow")]
+)
+def test_pairs_give_the_patches_of_their_files(coding: str, form: str, tmp_path: Path) -> None:
+    """Of training and of validation, the small images those that were stored, with several patches each."""
+    if not sources.here(form) or (coding == "lz4" and not sources.here("arrow")):
+        pytest.skip("without its package")
+    target = packed(tmp_path, coding, form)
+    for split, how in (("train", {}), ("val", {"patch": None, "batch_size": 1})):
+        patches = 3 if split == "train" else 1
+        files = delivered(opened(tmp_path / "data", split, patches=patches), **how)
+        for workers in (0, 2):
+            pairs = opened(target, split, patches=patches)
+            assert not pairs.columns.made
+            for one, other in zip(files, delivered(pairs, workers=workers, **how), strict=True):
+                assert torch.equal(one.images, other.images)
+                assert torch.equal(one.targets[HIGH], other.targets[HIGH])
+
+
+def test_of_a_raw_pair_the_rows_of_a_patch_alone_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split = opened(packed(tmp_path, "raw", "tar"))
+    asked = []
+    pread = os.pread
+
+    def counted(file: int, length: int, offset: int) -> bytes:
+        asked.append(length)
+        return pread(file, length, offset)
+
+    monkeypatch.setattr(os, "pread", counted)
+    assert all(batch.valid.all() for batch in delivered(split))
+    assert 0 < max(asked) <= 16 * 3 * 120
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_a_damaged_pair_keeps_its_place_masked(coding: str, tmp_path: Path) -> None:
+    if coding == "lz4" and not sources.here("arrow"):
+        pytest.skip("without pyarrow")
+    split = opened(packed(tmp_path, coding, "tar"))
+    source: Any = split.source.source  # type: ignore[attr-defined]
+    place = source.container.index.find(split.columns.high.entry(2))
+    index = source.container.index
+    with open(os.fsdecode(index.shard_path(0)), "r+b") as shard:
+        status = os.fstat(shard.fileno())
+        shard.seek(int(index.offset[place]) + 24)
+        shard.write(bytes(100))  # the length of the large image, and its first bytes
+    os.utime(os.fsdecode(index.shard_path(0)), ns=(status.st_atime_ns, status.st_mtime_ns))
+    batches = delivered(split, batch_size=2)
+    assert sum(int(batch.valid.sum()) for batch in batches) == 5
+    assert [sample for batch in batches for sample in batch.failed] == [2]
+
+
+def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = packed(tmp_path, "raw", "tar")
+    with pytest.raises(UserError, match=r"pairs/0000.pair is a pair at a scale of 2; --scale is 4"):
+        opened(target, scale=4)
+    os.rename(tmp_path / "data/train/LR", tmp_path / "LR")
+    command = [str(tmp_path / "to"), "--from", str(tmp_path / "data"), "--pairs", "raw"]
+    assert pack.main(command) == 2
+    assert "train has no small images beside its large ones" in capsys.readouterr().err
+    assert pack.main([*command, "--format", "folder"]) == 2
