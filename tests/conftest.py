@@ -20,8 +20,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.disk import unsynced
 from tests.schedule import own_schedule
 from tests.sweeps import is_sweep
+
+os.fsync = unsynced
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # before anything imports torch
     NUMBER, COUNT, CORES = (
