@@ -27,6 +27,7 @@ from PIL import Image
 
 from config import parse
 from loaders.videos._planes import compile_kernels
+from report import ceilings
 from tasks import TASKS
 from tests.disk import unsynced
 
@@ -120,6 +121,7 @@ def main() -> None:
     parse(["--loader", "synthetic"])  # the parser reads the docstrings of all settings once
     Image.preinit()
     os.fsync = unsynced
+    ceilings.LEAST_S = 0.5
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page of this process
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends pytest, and then our stdin
