@@ -5,14 +5,12 @@ no core, by their stacks in oneDNN's convolutions backwards (two processes on tw
 instead of 47).
 """
 
-import gc
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.disk import unsynced
+from tests.left import left_after
 from tests.schedule import own_schedule
 from tests.sweeps import is_sweep
 
@@ -79,14 +78,8 @@ def nothing_is_left_running() -> Iterator[None]:
     before = started()
     with own_schedule():
         yield
-    until = time.monotonic() + LEFT_S
-    collect = time.monotonic() + 0.2  # it takes a third of a second, and most end without
-    while (left := started() - before) and time.monotonic() < until:
-        time.sleep(0.01)
-        if time.monotonic() > collect:
-            gc.collect()
-            collect = time.monotonic() + 1
-    for process in left & {*multiprocessing.active_children()}:
+    left = left_after(LEFT_S, lambda: started() - before)
+    for process in {*left} & {*multiprocessing.active_children()}:
         process.kill()
     assert not left, f"the test has left {left}"
 
