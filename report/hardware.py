@@ -59,8 +59,9 @@ def versions() -> dict[str, str]:
     """Return the versions of what is installed and can change a figure. Imports none of it (torch is imported
     already).
     """
-    distributions = [distribution for distribution in metadata.distributions() if distribution.metadata]
-    installed = {str(one.metadata["Name"]).lower().replace("_", "-"): one.version for one in distributions}
+    # a file of metadata is parsed whenever it is asked for
+    said = [content for one in metadata.distributions() if (content := one.metadata)]
+    installed = {str(one["Name"]).lower().replace("_", "-"): str(one["Version"]) for one in said}
     found: dict[str, str | None] = {"python": platform.python_version()}
     for name, distribution in DISTRIBUTIONS.items():
         family = distribution[-1].isalpha() and distribution.startswith(("nvidia-", "opencv-"))

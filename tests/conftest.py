@@ -5,14 +5,12 @@ no core, by their stacks in oneDNN's convolutions backwards (two processes on tw
 instead of 47).
 """
 
-import gc
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.disk import unsynced
+from tests.left import left_after
 from tests.schedule import own_schedule
 from tests.sweeps import is_sweep
+
+os.fsync = unsynced
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # before anything imports torch
     NUMBER, COUNT, CORES = (
@@ -76,11 +78,8 @@ def nothing_is_left_running() -> Iterator[None]:
     before = started()
     with own_schedule():
         yield
-    until = time.monotonic() + LEFT_S
-    while (left := started() - before) and time.monotonic() < until:
-        gc.collect()
-        time.sleep(0.02)
-    for process in left & {*multiprocessing.active_children()}:
+    left = left_after(LEFT_S, lambda: started() - before)
+    for process in {*left} & {*multiprocessing.active_children()}:
         process.kill()
     assert not left, f"the test has left {left}"
 

@@ -59,7 +59,15 @@ SWEEPS: dict[str, str] = {
         for name in ("sizes", "canvas", "places", "turned", "colour")
     },
     f"{CONFORMANCE}pixels.py::test_validation*[dali-fed-samples]": "photographs, and dali-cpu",
+    f"{CONFORMANCE}turns.py::test_every_row*[*-turned]": "turned and distorted",
+    f"{CONFORMANCE}resume.py::test_ids*[decord]": "pyav, which differs in what a worker calls",
+    f"{CONFORMANCE}leaving.py::test_ten_epochs_are_flat[dali-fed]": "dali-cpu, and workers of torchvision",
     # files of every kind
+    **{
+        f"{UNIT}video_faults.py::test_key_frames*[{kind}-{marks}]": "every fifth marked, all marks with H.264"
+        for kind in ("hevc-mkv", "mpeg*", "vp*", "av1*")
+        for marks in ("all", "first")
+    },
     f"{UNIT}clip_heap.py::test_a_clip_keeps_nothing[*-h264.ts]": "the other three kinds of file",
     f"{UNIT}clip_heap.py::test_a_clip_keeps_nothing[decord-vp9.webm]": "decord with H.264",
     f"{UNIT}clip_heap.py::test_a_clip_keeps_nothing[decord-mpeg4*]": "decord with H.264",
@@ -73,6 +81,15 @@ SWEEPS: dict[str, str] = {
     f"{RUNS}architectures.py::test_one_step[alexnet]": "two steps of its preset, in test_presets.py",
     f"{UNIT}detection_models.py::test_losses_and*[ssd300_vgg16]": "ssdlite, by the same code",
     f"{RUNS}detection.py::test_masks_and_keypoints[keypoint*]": "masks, and test_coco_scoring.py",
+    **{
+        f"{RUNS}presets.py::test_two_steps[imagenet/resnet50.{name}]": "resnet50.a1, with other numbers"
+        for name in ("a2", "a3")
+    },
+    **{
+        f"{UNIT}detection_weights.py::test_the_same_layers*[{name}]": "fasterrcnn of the same backbone"
+        for name in ("maskrcnn*", "fasterrcnn_mobilenet_v3_large_320_fpn")
+    },
+    **{f"{UNIT}video_models.py::test_heads*[swin3d_{size}]": "swin3d_t" for size in "bs"},
     # demos, benchmarks and installations as a whole
     f"{RUNS}demo.py::*[learns]": "scripts/demo.sh, in one short epoch",
     f"{RUNS}demo_detection.py::*": (
@@ -82,6 +99,7 @@ SWEEPS: dict[str, str] = {
     f"{RUNS}demo_video.py::*": "whole runs of test_video.py",
     f"{RUNS}resume.py::test_killed_at_random_steps[1]": "two ranks",
     f"{UNIT}distributed.py::*[2]": "three ranks",
+    f"{UNIT}forked.py::test_processes_of_a_script*[video_set*]": "demo_set, by the same function",
     f"{RUNS}settings.py::test_compile": "what is handed to torch.compile",
     f"{UNIT}bench_loader.py::test_two_ranks*[dali-gpu]": "two ranks whose loader can, the tests of reasons",
     f"{UNIT}bench_slow_storage.py::test_reads_in_the_consumers_thread*": "the tests of its figures",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from benchmarks.soak import host_mib, trimming
 from contracts import Feed
 from report.hardware import device_gib
 from tests.conformance.scenes import Open
+from tests.left import left_after
 
 WITHIN_S = 30.0
 """In which everything must be gone."""
@@ -65,11 +64,7 @@ class Traces:
 
 def nothing_is_left(before: Traces, temporary: Path, within_s: float = WITHIN_S) -> None:
     """Waits for what ends on its own within that time."""
-    until = time.monotonic() + within_s
-    while (left := Traces.now(temporary).beyond(before)) and time.monotonic() < until:
-        gc.collect()
-        time.sleep(0.05)
-    assert not left
+    assert not left_after(within_s, lambda: Traces.now(temporary).beyond(before))
 
 
 def measures(device: torch.device) -> dict[str, tuple[Callable[[], float], float]]:

@@ -106,7 +106,11 @@ class Runner:
         return self.python(ROOT / "train.py", *argv, limits=limits, env=env)
 
     def python(
-        self, *argv: object, limits: dict[str, int] | None = None, env: dict[str, str] | None = None
+        self,
+        *argv: object,
+        limits: dict[str, int] | None = None,
+        env: dict[str, str] | None = None,
+        cwd: Path | None = None,
     ) -> Process:
         """Start what `python ARGV` starts, by a process that has imported PyTorch already."""
         folder = self.cwd / f"process-{len(self.started)}"
@@ -115,7 +119,7 @@ class Runner:
             (folder / name).touch()
         order = {
             "argv": [str(word) for word in argv],
-            "cwd": str(self.cwd),
+            "cwd": str(cwd or self.cwd),
             "env": {**self.env, **(env or {})},
             "limits": limits or {},
             **{name: str(folder / name) for name in ("stdout", "stderr", "status")},

@@ -79,23 +79,23 @@ def test_ranks_that_cannot_meet_leave(train: Runner, pictures: Path, stopped: st
 
 
 def test_a_rank_that_stops_is_named(train: Runner, pictures: Path) -> None:
-    first, second = begun(train, train.ranks(2, "--data", pictures, *FLAGS, "--timeout-minutes", 0.1))
+    first, second = begun(train, train.ranks(2, "--data", pictures, *FLAGS, "--timeout-minutes", 0.05))
     second.send(signal.SIGSTOP)
     assert first.wait() == 2
     (line,) = ours(first.err)
-    assert f"rank 0 on {HOST} has not gone on for 0.1 minutes" in line
+    assert f"rank 0 on {HOST} has not gone on for 0.05 minutes" in line
     assert f"rank 1 on {HOST} does not answer" in line and "its last whole step is saved" in line
     assert last(train)["progress"]["step"] > 0
 
 
 @pytest.mark.parametrize("missing", [0, 1])
 def test_a_rank_that_never_comes_is_named(train: Runner, missing: int) -> None:
-    flags = (*SMALL, "--loader", "synthetic", "--timeout-minutes", 0.05)
+    flags = (*SMALL, "--loader", "synthetic", "--timeout-minutes", 0.02)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     alone = train(*flags, env={**meet, "RANK": str(1 - missing), "LOCAL_RANK": str(1 - missing)})
     line = alone.mistake()
-    assert f"rank {1 - missing} on {HOST} has waited 0.05 minutes" in line
+    assert f"rank {1 - missing} on {HOST} has waited 0.02 minutes" in line
     assert f"for rank {missing} of 2, which has not come" in line

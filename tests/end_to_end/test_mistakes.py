@@ -8,8 +8,7 @@ import psutil
 import pytest
 import torch
 
-import startup
-from tests.end_to_end.runs import Runner, draw, losses, until
+from tests.end_to_end.runs import ROOT, Runner, draw, losses, until
 
 SMALL = (
     *("--loader", "torchvision"),
@@ -131,23 +130,29 @@ def test_a_worker_that_is_killed(train: Runner, pictures: Path) -> None:
     assert 0 < saved["step"] == len(losses(train.cwd / "killed"))
 
 
+UNDER_ANY_LIMIT = f"""
+import runpy, startup
+startup.LEAST_ADDRESSES = 0
+runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
+"""
+
+
 def test_a_batch_that_does_not_fit_into_memory(train: Runner, pictures: Path) -> None:
     """The message names a batch that fits; also for the loader's own memory."""
     train("--loader", "none").mistake()  # all is imported then
     status = Path(f"/proc/{train.zygote.pid}/status").read_text()
     mapped = int(status.split("VmSize:")[1].split()[0]) << 10
-    limit = {"RLIMIT_AS": max(mapped + (1 << 29), startup.LEAST_ADDRESSES)}
+    limit = {"RLIMIT_AS": mapped + (1 << 29)}
     flags = (*SMALL, "--loader", "synthetic", "--steps", 1, "--val-every", 0, "--precision", "fp32")
 
-    line = train(*flags, "--batch-size", 9000, limits=limit).mistake()
-    assert "--batch-size 9000 does not fit" in line and "--accumulate" in line
-    fits = line.split("--batch-size ")[2].split(" ")[0]
-    assert 0 < int(fits) < 9000
+    def mistake(*argv: object) -> str:
+        return train.python("-c", UNDER_ANY_LIMIT, *argv, limits=limit).mistake()
 
-    assert (
-        "--batch-size 180000 does not fit" in train(*flags, "--batch-size", 180_000, limits=limit).mistake()
-    )
-    line = train(
-        "--data", pictures, *SMALL, "--workers", 8, "--batch-size", 96, "--image-size", 4000, limits=limit
-    ).mistake()
+    line = mistake(*flags, "--batch-size", 3000)
+    assert "--batch-size 3000 does not fit" in line and "--accumulate" in line
+    fits = line.split("--batch-size ")[2].split(" ")[0]
+    assert 0 < int(fits) < 3000
+
+    assert "--batch-size 60000 does not fit" in mistake(*flags, "--batch-size", 60_000)
+    line = mistake("--data", pictures, *SMALL, "--workers", 8, "--batch-size", 96, "--image-size", 4000)
     assert "memory" in line and "--workers" in line and "--batch-size" in line

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +13,12 @@ import torch
 import torchvision
 from PIL import Image
 
-from tests.end_to_end.runs import ROOT
+from scripts import _lr_range, tune
+from tests.end_to_end.runs import ROOT, Runner
 
-SMALL = ("--image-size", "32", "--workers", "0")
-BATCH = ("--batch-size", "8")
+SMALL = ("--image-size", "32", "--workers", "0", "--loader", "torchvision", "--precision", "fp32")
+OF_BOTH = ("--arch", "squeezenet1_1", "--batch-size", "8")
+"""Flags that scripts.tune takes before its --."""
 SHORT = {
     "train.py --data": ("--epochs", "2", "--ceilings", "false"),
     "train.py --predict": ("--workers", "0"),
@@ -33,8 +33,12 @@ def commands(page: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_five_commands(tmp_path: Path, environment: dict[str, str]) -> None:
-    """On small images, and with weights of the published name that are drawn here."""
+@pytest.mark.usefixtures("prompt_ran")
+def test_five_commands(train: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On small images, with weights of the published name that are drawn here, and half of the steps that
+    look for a rate.
+    """
+    tmp_path = train.cwd
     rng = np.random.default_rng(0)
     for folder, count in (("PHOTOS/cat", 20), ("PHOTOS/dog", 20), ("NEW", 3)):
         (tmp_path / folder).mkdir(parents=True)
@@ -42,12 +46,12 @@ def test_five_commands(tmp_path: Path, environment: dict[str, str]) -> None:
             pixels = rng.integers(0, 100, (40, 50, 3), dtype=np.uint8)
             pixels[..., folder.endswith("dog")] += 120
             Image.fromarray(pixels).save(tmp_path / folder / f"{number}.jpg")
-    weights = torchvision.models.ResNet18_Weights.DEFAULT
+    weights = torchvision.models.SqueezeNet1_1_Weights.DEFAULT
     hub = tmp_path / "torch/hub/checkpoints"
     hub.mkdir(parents=True)
     torch.manual_seed(0)
-    torch.save(torchvision.models.resnet18().state_dict(), hub / Path(weights.url).name)
-    env = {**environment, "TORCH_HOME": str(tmp_path / "torch"), "PYTHONPATH": str(ROOT)}
+    torch.save(torchvision.models.squeezenet1_1().state_dict(), hub / Path(weights.url).name)
+    env = {"TORCH_HOME": str(tmp_path / "torch"), "PYTHONPATH": str(ROOT)}
     lines = commands("README.md")
     assert len(lines) == 5 and lines == commands("docs/own-images.md")
     for line in lines:
@@ -56,17 +60,23 @@ def test_five_commands(tmp_path: Path, environment: dict[str, str]) -> None:
         words = [str(ROOT / word) if (ROOT / word).is_file() else word for word in words[1:]]
         if "--weights" in words:
             at = words.index("--") if "--" in words else len(words)
-            words = [*words[:at], *BATCH, *words[at:], *SMALL]
+            words = [*words[:at], *OF_BOTH, *words[at:], *SMALL]
         for start, more in SHORT.items():
             words += more if start in line else ()
-        told = subprocess.run(
-            [sys.executable, *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=250
-        )
-        assert told.returncode == 0, f"{line}\n{told.stdout[-1500:]}{told.stderr[-1500:]}"
+        if words[:2] == ["-m", "scripts.tune"]:  # here, since it starts programs itself
+            with monkeypatch.context() as here:
+                here.chdir(tmp_path)
+                here.setattr(_lr_range, "STEPS", 70)
+                for name, value in {**train.env, **env}.items():
+                    here.setenv(name, value)
+                assert tune.main(words[2:]) == 0
+            continue
+        told = train.python(*words, env=env)
+        assert told.wait() == 0, f"{line}\n{told.out[-1500:]}{told.err[-1500:]}"
     with (tmp_path / "runs/new/predictions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["path"] for row in rows] == [f"NEW/{number}.jpg" for number in range(3)]
-    served = list(csv.DictReader(told.stdout.splitlines()))
+    served = list(csv.DictReader(told.out.splitlines()))
     for row, answer in zip(rows, served, strict=True):
         assert float(row["probability"]) == pytest.approx(float(answer["probability"]), abs=0.01)
     left = {path.name for path in (tmp_path / "runs/photos").iterdir()}

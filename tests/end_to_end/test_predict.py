@@ -23,10 +23,7 @@ from tests.unit.coco_files import write_coco
 from tests.unit.video_files import make
 
 HERE = ("--workers", 0, "--ceilings", "false")
-TRAINED = (
-    *("--arch", "squeezenet1_1", "--image-size", 32, "--batch-size", 12, "--precision", "fp32"),
-    *("--val-image-size", 48, "--val-crop-share", 0.9),
-)
+TRAINED = ("--loader", "torchvision", "--batch-size", 12, "--precision", "fp32")
 BROKEN = {"cut.jpg": "its pixels cannot be decoded", "notes.txt": "no known image format (starts with 68 69)"}
 
 
@@ -37,7 +34,8 @@ def home(
     """A folder with data/, run/ of a classifier trained on it, and photos/, of which two are broken."""
     runner = Runner(tmp_path_factory.mktemp("predict"), environment, zygote)
     draw(runner.cwd / "data", classes=CLASSES, train=12, val=5)
-    runner("--data", "data", *HERE, *TRAINED, "--epochs", 1, "--output", "run").done()
+    network = ("--arch", "squeezenet1_1", "--image-size", 32, "--val-image-size", 48, "--val-crop-share", 0.9)
+    runner("--data", "data", *HERE, *TRAINED, *network, "--epochs", 1, "--output", "run").done()
     photos = runner.cwd / "photos"
     (photos / "one").mkdir(parents=True)
     for name in CLASSES:
@@ -214,8 +212,10 @@ def test_videos(home: Runner) -> None:
 def test_detectors_find_what_the_validation_found(home: Runner, capsys: pytest.CaptureFixture[str]) -> None:
     data = write_coco(home.cwd / "coco", splits={"train2017": 8, "val2017": 6})
     training = ("--task", "detection", "--arch", "fcos_tiny", "--image-size", 64, "--longer-side", 96)
-    run = (*training, "--batch-size", 4, "--precision", "fp32", "--lr", 0.001)
-    home("--data", data, *HERE, *run, "--epochs", 1, "--val-every", 0, "--output", "detector").done()
+    run = (*training, "--batch-size", 4, "--lr", 0.001)
+    home(
+        "--data", data, *HERE, *TRAINED, *run, "--epochs", 1, "--val-every", 0, "--output", "detector"
+    ).done()
     content = torch.load(home.cwd / "detector" / "last.pt", weights_only=True)
     content["model"]["head.classification_head.cls_logits.bias"].zero_()  # else it finds nothing as yet
     torch.save(content, home.cwd / "detector" / "last.pt")

@@ -32,7 +32,7 @@ SMALL = (
     "--image-size",
     32,
     "--workers",
-    2,
+    1,
     "--epochs",
     EPOCHS,
     "--ceilings",
@@ -77,9 +77,8 @@ def test_killed_at_random_steps(train: Runner, pictures: Path, ranks: int) -> No
 
     draws, interrupted = random.Random(ranks), 0
     for number, at in enumerate(sorted(draws.sample(range(1, STEPS), 3))):
-        processes = start(
-            train, pictures, "killed", ranks=ranks, flags=("--save-every-steps", draws.randint(1, 3))
-        )
+        flags = ("--workers", 2, "--save-every-steps", draws.randint(1, 3))
+        processes = start(train, pictures, "killed", ranks=ranks, flags=flags)
         reached(killed, max(at, steps(killed) + 1), processes[0])
         how = (signal.SIGTERM, signal.SIGKILL)[number % 2]
         # one rank hears SIGTERM, all stop
@@ -180,7 +179,7 @@ def test_files_that_are_gone_for_a_while_cost_no_step(train: Runner, pictures: P
 
 
 def test_stopped_while_ceilings_are_measured(train: Runner, pictures: Path) -> None:
-    slow = ("--ceilings", "true", "--read-delay-ms", 100)
+    slow = ("--ceilings", "true", "--read-delay-ms", 30)
     (process,) = start(train, pictures, "run", flags=slow)
     until(lambda: "measuring the two ceilings" in process.out, TIMEOUT_S, "the ceilings")
     process.send(signal.SIGTERM)

@@ -22,11 +22,11 @@ def prompt_ran(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that suites and the tuner start have imported PyTorch already."""
     from benchmarks import _suite
     from benchmarks._process import ROOT
-    from scripts import tune
+    from scripts import _lr_range, tune
 
     def ran(command: list[str], log: Any, limit_s: float) -> int:
         paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        process = runner.python(*command[1:], env={**os.environ, "PYTHONPATH": paths})
+        process = runner.python(*command[1:], env={**os.environ, "PYTHONPATH": paths}, cwd=Path.cwd())
         try:
             code: int = process.wait(limit_s)
         finally:
@@ -34,7 +34,7 @@ def prompt_ran(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             log.write(said if "b" in log.mode else said.decode())
         return code
 
-    for module in (_suite, tune):
+    for module in (_suite, _lr_range, tune):
         monkeypatch.setattr(module, "ran", ran)
 
 

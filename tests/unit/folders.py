@@ -31,7 +31,7 @@ def cache(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of what was brought to the disk; really doing it would be half of these tests' time."""
+    """Names of what would have been brought to the disk."""
     names: list[str] = []
     monkeypatch.setattr(
         os, "fsync", lambda file: names.append(os.path.basename(os.readlink(f"/proc/self/fd/{file}")))

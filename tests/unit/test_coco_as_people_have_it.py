@@ -22,7 +22,7 @@ NAME = "000000001000.jpg"
 
 
 @pytest.fixture
-def data(tmp_path: Path, synced: list[str]) -> Path:
+def data(tmp_path: Path) -> Path:
     return write_coco(tmp_path / "data")
 
 

@@ -19,7 +19,7 @@ VAL = 5
 
 
 @pytest.fixture
-def data(tmp_path: Path, synced: list[str]) -> Path:
+def data(tmp_path: Path) -> Path:
     return write_coco(tmp_path / "coco")
 
 

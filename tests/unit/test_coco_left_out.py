@@ -15,7 +15,7 @@ from tests.unit.coco_files import KEYPOINTS, changed, document, drop, of, opened
 
 
 @pytest.fixture
-def data(tmp_path: Path, synced: list[str]) -> Path:
+def data(tmp_path: Path) -> Path:
     return write_coco(tmp_path / "data")
 
 

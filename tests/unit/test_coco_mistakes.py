@@ -19,7 +19,7 @@ from tests.unit.coco_files import changed, document, drop, of, opened, put, writ
 
 
 @pytest.fixture
-def data(tmp_path: Path, synced: list[str]) -> Path:
+def data(tmp_path: Path) -> Path:
     return write_coco(tmp_path / "data")
 
 

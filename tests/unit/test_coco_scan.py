@@ -21,7 +21,7 @@ from tests.unit.coco_files import changed, counts, document, opened, put, reason
 
 
 @pytest.fixture
-def data(tmp_path: Path, synced: list[str]) -> Path:
+def data(tmp_path: Path) -> Path:
     return write_coco(tmp_path / "data")
 
 
@@ -106,7 +106,7 @@ def test_columns_of_the_image_are_those_of_its_file(data: Path) -> None:
 
 
 @pytest.mark.parametrize("keypoints", [False, True])
-def test_real_annotations(keypoints: bool, tmp_path: Path, synced: list[str]) -> None:
+def test_real_annotations(keypoints: bool, tmp_path: Path) -> None:
     root = sample_folder("coco_sample")
     kind = "person_keypoints" if keypoints else "instances"
     for split, images, boxes, crowds in (

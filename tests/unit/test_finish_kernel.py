@@ -13,6 +13,7 @@ import torch
 from contracts import Feed, Pixels, Rows
 from loaders._finish import Finish
 from plan.geometry import TRANSPOSE
+from tests.end_to_end.runs import Runner
 from tests.unit.triton_programs import interpreted
 
 BATCH = 10
@@ -85,8 +86,8 @@ def check_they_are_the_same(found: list[Any]) -> None:
     assert all(other == 0 and shown > 1000 for other, shown in found), found
 
 
-def test_the_kernel_does_what_torch_does() -> None:
-    check_they_are_the_same(interpreted(INTERPRETED))
+def test_the_kernel_does_what_torch_does(runner: Runner) -> None:
+    check_they_are_the_same(interpreted(INTERPRETED, runner))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from dataset.images.columns import Images
 from dataset.sources import list as image_list
 from tests.unit.folders import JPEG, PNG, fill, scanned
 
-pytestmark = pytest.mark.usefixtures("synced")
 WRITTEN = {"train/ant/0.jpg": JPEG, "train/bee/1.jpg": PNG, "other/2.jpg": JPEG}
 
 

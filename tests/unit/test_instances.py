@@ -38,7 +38,7 @@ DENSE = list(range(1, 81))
 
 
 @pytest.fixture
-def data(tmp_path: Path, synced: list[str]) -> Path:
+def data(tmp_path: Path) -> Path:
     return write_coco(tmp_path / "data", splits={"train2017": 4})
 
 

@@ -24,8 +24,6 @@ from dataset.manifest import NoManifest
 from dataset.sources.folder import Folder, open_folder
 from tests.unit.folders import JPEG, PNG, fill, names, scanned
 
-pytestmark = pytest.mark.usefixtures("synced")
-
 
 def test_everything_is_on_disk_before_it_is_named(
     root: Path, cache: Path, synced: list[str], monkeypatch: pytest.MonkeyPatch

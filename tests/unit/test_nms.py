@@ -12,6 +12,7 @@ from torchvision.ops import box_iou
 from loaders import _ops
 from loaders.videos import _surfaces
 from models import _nms
+from tests.end_to_end.runs import Runner
 from tests.unit.triton_programs import interpreted
 
 
@@ -44,8 +45,8 @@ for seed, (count, threshold) in enumerate([(1, 0.5), (24, 0.1), (24, 0.5)]):
 
 
 @pytest.mark.slow
-def test_the_kernel_keeps_what_torchvision_keeps() -> None:
-    kept = interpreted(INTERPRETED)
+def test_the_kernel_keeps_what_torchvision_keeps(runner: Runner) -> None:
+    kept = interpreted(INTERPRETED, runner)
     assert len(kept) == 3 and kept[1][0] < kept[2][0] < kept[2][1]
 
 

@@ -16,6 +16,7 @@ from loaders._memory import to_device
 from plan import ops
 from plan.ops import Op
 from tests.conformance.pictures import photograph
+from tests.end_to_end.runs import Runner
 from tests.unit.triton_programs import interpreted
 
 HEIGHT, WIDTH = 23, 30
@@ -85,5 +86,5 @@ for most, share in apart(torch.device("cpu")):
 
 
 @pytest.mark.slow
-def test_the_kernels_do_what_torch_does() -> None:
-    check_they_are_alike(interpreted(INTERPRETED))
+def test_the_kernels_do_what_torch_does(runner: Runner) -> None:
+    check_they_are_alike(interpreted(INTERPRETED, runner))

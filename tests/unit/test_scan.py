@@ -22,8 +22,6 @@ from processes import results
 from tests.unit.folders import JPEG, PNG, fill, names, reasons, scanned
 from tests.unit.test_headers import FILES
 
-pytestmark = pytest.mark.usefixtures("synced")
-
 
 def test_columns(root: Path, cache: Path) -> None:
     found = open_folder(root, cache=cache)

@@ -46,7 +46,7 @@ def opened(root: Path, share: float, **more: Any) -> tuple[dict[str, set[str]], 
     return names, heard.lines, splits
 
 
-def test_a_new_file_moves_no_other(tmp_path: Path, synced: Any) -> None:
+def test_a_new_file_moves_no_other(tmp_path: Path) -> None:
     root = fill(tmp_path / "photos", {f"{c}/{c}{i:03}.jpg": JPEG for c in ("ant", "bee") for i in range(60)})
     before, said, splits = opened(root, 0.2)
     assert before["train"].isdisjoint(before["val"]) and 10 <= len(before["val"]) <= 40

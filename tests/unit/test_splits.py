@@ -178,7 +178,7 @@ def test_no_data(videos: bool, columns: type) -> None:
 
 
 @pytest.mark.parametrize("content", ["instances", "keypoints"])
-def test_annotated_images(data: Path, content: Content, synced: list[str]) -> None:
+def test_annotated_images(data: Path, content: Content) -> None:
     write_coco(data)
     (data / "val2017" / "000000002000.jpg").write_bytes(b"no image")
     console = Console()
@@ -208,7 +208,7 @@ def test_no_annotated_images(content: Content) -> None:
     assert "train2017/, val2017/ and annotations/, or --loader synthetic" in line
 
 
-def test_mistakes_with_annotated_images(data: Path, synced: list[str]) -> None:
+def test_mistakes_with_annotated_images(data: Path) -> None:
     write_coco(data)
     written = document(data, "val2017")
     written["categories"][-1]["name"] = "people"
@@ -220,7 +220,7 @@ def test_mistakes_with_annotated_images(data: Path, synced: list[str]) -> None:
     assert console.counted == [], "nothing is scanned before both are there"
 
 
-def test_a_validation_of_fewer_categories(data: Path, synced: list[str]) -> None:
+def test_a_validation_of_fewer_categories(data: Path) -> None:
     """It has training's class numbers, and its own category ids."""
     write_coco(data)
     written = document(data, "val2017")

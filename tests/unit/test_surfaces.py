@@ -14,6 +14,7 @@ from loaders.videos import _surfaces
 from loaders.videos._planes import Fitter, Picture
 from loaders.videos._surfaces import Fit, nv12, places
 from loaders.videos.pyav import planes
+from tests.end_to_end.runs import Runner
 from tests.unit import engines
 from tests.unit.triton_programs import interpreted
 
@@ -84,8 +85,8 @@ for turns in (0, 3):
 
 
 @pytest.mark.slow
-def test_the_kernel_does_what_matrices_do() -> None:
-    apart = interpreted(INTERPRETED)
+def test_the_kernel_does_what_matrices_do(runner: Runner) -> None:
+    apart = interpreted(INTERPRETED, runner)
     assert len(apart) == 2
     assert all(most <= 1 and mean < 0.02 for most, mean in apart)
 

@@ -31,7 +31,7 @@ def test_average_precision_is_the_precision_at_each_sample_of_the_class() -> Non
         assert average_precision(scores, wanted) == pytest.approx(np.mean(expected))
 
 
-def test_a_list_of_sets(tmp_path: Path, synced: object) -> None:
+def test_a_list_of_sets(tmp_path: Path) -> None:
     root = fill(tmp_path / "data", {f"{name}.jpg": JPEG for name in "abcd"})
     (root / "train.csv").write_text("path,labels\na.jpg,10;2\nb.jpg,2\nc.jpg,\nd.jpg,2; 10\n")
     (root / "val.csv").write_text("a.jpg,2\nb.jpg,10\n")

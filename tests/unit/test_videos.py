@@ -23,7 +23,6 @@ from dataset.videos.scan import open_videos
 from tests.unit.folders import JPEG
 from tests.unit.video_files import make
 
-pytestmark = pytest.mark.usefixtures("synced")
 ROOT = Path(__file__).resolve().parents[2]
 
 

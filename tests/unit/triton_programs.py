@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
+from tests.end_to_end.runs import Runner
 
-def interpreted(program: str) -> list[list[float]]:
-    """The numbers of each line that `program` prints, in Triton's interpreter, which has to be chosen before
-    Triton is imported.
+ANEW = """
+import sys
+for name in [name for name in sys.modules if name.startswith("triton") and not name.startswith("triton._C")]:
+    del sys.modules[name]
+"""
+"""Triton asks while it is imported whether kernels are interpreted; its own library is loaded only once."""
+
+
+def interpreted(program: str, runner: Runner) -> list[list[float]]:
+    """Return the numbers of each line that `program` prints, with Triton's interpreter.
 
     tests/gpu has the kernels compiled. Skips where there is no Triton.
     """
     pytest.importorskip("triton", reason="Triton comes with builds of torch for GPUs")
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return [[float(number) for number in line.split()] for line in done.stdout.splitlines()]
+    done = runner.python("-c", ANEW + program, env={"TRITON_INTERPRET": "1"}).done()
+    return [[float(number) for number in line.split()] for line in done.out.splitlines()]
