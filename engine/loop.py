@@ -134,7 +134,8 @@ class Training:
             if not self._epoch():
                 self.save()
                 return False
-            self.save()  # resumes into the validation
+            if self._validation_is_due() or (self.run.ceilings and self._ceilings_of is None):
+                self.save()  # a run that is ended meanwhile resumes into the validation, or behind the epoch
             if not self._first_ceilings():
                 return False
             if self._enough() and self.plan.steps(self.progress.consumed) > 0:
@@ -392,15 +393,17 @@ class Training:
         """Validate if it is due. Returns False when a signal came; last.pt, already written, resumes into
         validation.
         """
-        epoch = self.progress.epoch
-        is_last = epoch + 1 >= self.optimisation.epochs or self._enough()
-        every = self.run.val_every
-        due = every > 0 and (is_last or (epoch + 1) % every == 0)
-        if not self.validation.possible or not due:
+        if not self._validation_is_due():
             return True
         epoch_is_over = self.plan.steps(self.progress.consumed) == 0
         resumes_at = self._next_epoch() if epoch_is_over else self.progress
         return self._start_validation(resumes_at)
+
+    def _validation_is_due(self) -> bool:
+        epoch = self.progress.epoch
+        is_last = epoch + 1 >= self.optimisation.epochs or self._enough()
+        every = self.run.val_every
+        return self.validation.possible and every > 0 and (is_last or (epoch + 1) % every == 0)
 
     def _start_validation(self, best_resumes_at: Progress | None) -> bool:
         self.rescue.end()  # last.pt resumes into the validation

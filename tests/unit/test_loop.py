@@ -286,12 +286,28 @@ def test_a_validation_that_does_not_fit_names_its_batch(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_asked_for_once(tmp_path: Path) -> None:
-    saved = list[int]()
     toy = Toy(tmp_path, epochs=2, figures=[0.5, 0.5])
     for one in toy.later:
         one.arrived.set()
     toy.set(save_every_minutes=1e-9)
     toy.training._saved_at = 0.0
+    saved = noted(toy)
+    toy.training.fit()
+    assert [step for step in saved if step % STEPS] == [2, STEPS + 2], "asked for in the step before"
+
+
+def test_an_epoch_without_validation_or_ceilings_is_saved_once(tmp_path: Path) -> None:
+    toy = Toy(tmp_path, epochs=3, figures=[0.5])
+    toy.later[0].arrived.set()
+    toy.set(val_every=3)
+    saved = noted(toy)
+    toy.training.fit()
+    assert saved[:3] == [STEPS, 2 * STEPS, 3 * STEPS]
+
+
+def noted(toy: Toy) -> list[int]:
+    """Return a list that the steps of each last.pt will be added to."""
+    saved = list[int]()
 
     class Noted(Checkpoints):
         def write(self, name: str, content: dict[str, Any] | None) -> None:
@@ -299,8 +315,7 @@ def test_a_checkpoint_is_asked_for_once(tmp_path: Path) -> None:
             super().write(name, content)
 
     toy.training.checkpoints = Noted(**vars(toy.training.checkpoints))
-    toy.training.fit()
-    assert [step for step in saved if step % STEPS] == [2, STEPS + 2], "asked for in the step before"
+    return saved
 
 
 def test_an_evaluation_takes_no_optimiser(tmp_path: Path) -> None:
