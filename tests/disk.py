@@ -1,6 +1,6 @@
 """Tests do not wait for the disk."""
 
 
-def unsynced(file: object) -> None:
+def unsynced(fd: object) -> None:
     """Take os.fsync's place: what a test writes need not outlive a crash of the machine, and bringing a file
     to the disk takes milliseconds, of which a scan alone has fifty."""

@@ -12,7 +12,6 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import usage
 from config import parse
 from report import record
 from report.tensorboard import layout, metrics
@@ -223,12 +222,3 @@ def test_two_runs_of_one_second_get_two_folders(tmp_path: Path, monkeypatch: pyt
     first.mkdir(parents=True)
     second = record.folder(Run(), None, name="resnet18")
     assert (str(first), str(second)) == ("runs/now-resnet18", "runs/now-resnet18-2")
-
-
-def test_help(run: Runner) -> None:
-    short = run("--help")
-    process = run("--help-all")
-    assert (process.wait(), process.err) == (0, "")
-    assert (short.wait(), short.err, short.out) == (0, "", usage.HELP)
-    for group in ("run", "data", "augmentation", "loading", "model", "optimisation"):
-        assert f"{group} options" in process.out

@@ -55,6 +55,8 @@ def test_every_setting_is_explained_before_torch_is_imported() -> None:
     words = [sys.executable, "-X", "importtime", "train.py", "--help-all"]
     told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert told.returncode == 0 and "--predict-format" in told.stdout and "classification" in told.stdout
+    groups = ("run", "data", "augmentation", "loading", "model", "optimisation")
+    assert all(f"{group} options" in told.stdout for group in groups)
     imported = {line.split("|")[-1].strip() for line in told.stderr.splitlines()}
     assert "config" in imported and "torch" not in imported
 
