@@ -1,5 +1,10 @@
 """Tests do not wait for the disk."""
 
+import os
+
+synced = os.fsync
+"""What a test sets again that is about what lies on the disk."""
+
 
 def unsynced(fd: object) -> None:
     """Take os.fsync's place: what a test writes need not outlive a crash of the machine, and bringing a file

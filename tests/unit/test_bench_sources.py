@@ -17,6 +17,7 @@ from benchmarks._suite import Absent, Row
 from benchmarks.baselines import peers
 from contracts import UserError
 from tests.conformance import scenes
+from tests.disk import synced
 from tests.unit.folders import fill
 
 # a test has one core where several run side by side
@@ -65,7 +66,10 @@ def test_points_have_all_figures(data: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert [path.name for path in sources.plots(rows, data.parent)] == ["rates.png"]
 
 
-def test_a_store_that_is_dropped_is_not_in_the_page_cache(tmp_path: Path) -> None:
+def test_a_store_that_is_dropped_is_not_in_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", synced)
     (tmp_path / "a").write_bytes(b"x" * 10_000)
     assert sources.dropped(tmp_path) == 10_000
     file = os.open(tmp_path / "a", os.O_RDONLY)
