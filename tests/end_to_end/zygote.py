@@ -121,7 +121,7 @@ def main() -> None:
     parse(["--loader", "synthetic"])  # the parser reads the docstrings of all settings once
     Image.preinit()
     os.fsync = unsynced
-    ceilings.LEAST_S = 0.5
+    ceilings.LEAST_S = 1.0
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page of this process
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends pytest, and then our stdin
