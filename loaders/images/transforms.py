@@ -42,10 +42,11 @@ class Transform:
         try:
             with _seeded(seed):
                 made = self._function(image, np.random.default_rng(seed))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
+            said = " ".join(str(error).split())  # on one line
             raise UserError(
-                f"--transforms {self.name} raised {type(error).__name__}: {error} "
+                f"--transforms {self.name} raised {type(error).__name__}: {said} "
                 f"({os.path.basename(place.filename)}, line {place.lineno})"
             ) from error
         if not isinstance(made, np.ndarray) or made.dtype != np.uint8 or made.shape != image.shape:

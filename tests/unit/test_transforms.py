@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,7 +43,11 @@ def smaller(image: Array, rng: np.random.Generator) -> Array:
 
 
 def failing(image: Array, rng: np.random.Generator) -> Array:
-    raise ValueError("no such colour")
+    raise ValueError("no such\n  colour")
+
+
+def leaving(image: Array, rng: np.random.Generator) -> Array:
+    sys.exit(3)
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +114,9 @@ def test_the_plan_alone_says_what_is_drawn(name: str, what: str, split: Split) -
         (f"{HERE}:other", f"{HERE} has no function 'other'"),
         (f"{HERE}:smaller", r"returned uint8 \(23, 24, 3\) for uint8 \(24, 24, 3\)"),
         (f"{HERE}:failing", r"raised ValueError: no such colour \(test_transforms.py, line \d+\)"),
+        (f"{HERE}:leaving", r"raised SystemExit: 3 \(test_transforms.py, line \d+\)"),
     ],
-    ids=["no-colon", "no-module", "no-function", "shape", "raises"],
+    ids=["no-colon", "no-module", "no-function", "shape", "raises", "exits"],
 )
 def test_a_mistake_is_told_before_training(name: str, said: str, split: Split) -> None:
     with pytest.raises(UserError, match=said):
