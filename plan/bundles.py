@@ -35,7 +35,8 @@ def count(plan: Plan, together: int, world_size: int) -> int:
         return 1
     height, width = plan.sample_shape[1:]
     pixels = height * width * (1 + plan.upscale**2)
-    epoch = plan.samples * plan.views // (plan.batch_size * world_size)
+    # not samples * views: repeats and balance make several rows of a sample, and leave others out
+    epoch = plan.steps() * plan.global_batch_size // (plan.batch_size * world_size)
     return max(min(together, epoch // OF_AN_EPOCH, PIXELS // pixels // plan.batch_size), 1)
 
 
