@@ -108,7 +108,7 @@ def _one_line(box: str, known: Mapping[str, Any], answer: Callable[[str], str]) 
     text = re.sub(r"[│╭╮╰╯─]|-{4,}", " ", box)
     text = " ".join(text.split()).split("For full helptext")[0].split("Argument helptext:")[0].strip()
     found = re.search(
-        r"validation errors? for \w+ (\w+)(?:\.\d+)* (.*?) \[type=[^,]*, input_value=(.*?), input_type", text
+        r"validation errors? for \w+ (\w+)(?:\.\S+)* (.*?) \[type=[^,]*, input_value=(.*?), input_type", text
     )
     if found:
         name, said, got = found.groups()

@@ -177,9 +177,10 @@ def test_a_real_trial_and_one_without_a_rate(monkeypatch: pytest.MonkeyPatch) ->
     [
         (["--", "--steps", "3"], "--steps behind -- is what this program sets itself"),
         (["--", "--batch_size=3"], "--batch-size behind -- is what this program sets itself"),
+        (["--batch-size", "0"], "flags: --batch-size got 0: input should be greater than 0\n"),
         (["--output", "no/such/folder.yaml"], "--output no/such/folder.yaml: No such file"),
     ],
-    ids=["steps", "batch-size", "output"],
+    ids=["steps", "batch-size", "one-of-two-kinds", "output"],
 )
 def test_mistakes_are_told_before_a_trial(
     argv: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
