@@ -96,8 +96,8 @@ def memorised(runs: Path, images: Path, more: Sequence[str]) -> dict[str, Sequen
     data = runs / "real"
     data.mkdir(parents=True, exist_ok=True)
     for split in ("train", "val"):
-        if not (data / split).exists():
-            (data / split).symlink_to(images.resolve())
+        (data / split).unlink(missing_ok=True)  # of another folder, or of one that has gone
+        (data / split).symlink_to(images.resolve())
     own = ("--data", str(data), "--loader", "torchvision", *more)
     return {case: (*REAL, *flags, *own) for case, flags in MEMORISING.items()}
 
@@ -118,6 +118,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--jobs", type=int, default=1, help="runs at once, each of which says what it does in RUNS/*.txt"
     )
     options = parser.parse_args(given[:cut])
+    for flag, value in (("--seeds", options.seeds), ("--jobs", options.jobs)):
+        if value < 1:
+            parser.error(f"{flag} got {value}; it must be 1 or more")
+    if options.memorise is not None and not options.memorise.is_dir():
+        parser.error(f"--memorise {options.memorise}: no such folder; it must be a folder with <class>/*")
     more = given[cut + 1 :]
     runs = options.runs.resolve()
     if options.memorise is None:

@@ -96,3 +96,17 @@ def test_memorising_validates_what_is_trained(made: list[Config], tmp_path: Path
     off, on = made
     assert off.augmentation.train_window == "center" and off.augmentation.flip == 0
     assert on.augmentation.auto_augment != "none" and on.augmentation.train_window == "random-resized"
+
+
+def test_mistakes_are_told_before_a_set_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for flag, value in (("--seeds", "0"), ("--jobs", "-1"), ("--memorise", str(tmp_path / "none"))):
+        with pytest.raises(SystemExit):
+            recipes.main([str(tmp_path / "runs"), flag, value])
+        assert f"error: {flag} " in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_other_images_may_be_memorised_in_the_same_folder(tmp_path: Path) -> None:
+    for name in ("gone", "there"):
+        recipes.memorised(tmp_path / "runs", tmp_path / name, ())
+        assert (tmp_path / "runs/real/val").readlink() == tmp_path / name
