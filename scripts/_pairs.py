@@ -7,14 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from contracts import Array, Split, UserError
+from dataset.manifest import is_url, masked
 from dataset.pairs import entry
 from dataset.pairs.scan import open_pairs
+from dataset.sources import choose_source, source_named
 from dataset.splits import SPLITS, cache_folder
 from loaders.images.decoders import pillow_rgb
 from report.console import Console
+from scripts._foreign import FOREIGN
 from settings.data import Data
+from settings.superres import Superres
 
 CLASS = "pairs"
 """What names begin with; super-resolution reads no label."""
@@ -58,6 +63,18 @@ class Names:
         return self.names[sample]
 
 
+def asked(coding: str | None, scale: int | None) -> Joining | None:
+    """Return what flags ask for; None where no pairs are joined. Raises UserError."""
+    if coding is None:
+        if scale is not None:
+            raise UserError("--scale is of --pairs; give both, or neither")
+        return None
+    try:
+        return Joining(coding=coding, scale=Superres(scale=2 if scale is None else scale).scale)
+    except ValidationError as error:
+        raise UserError(f"--scale got {scale}: {error.errors()[0]['msg'].lower()}") from None
+
+
 class Joined:
     """A contracts.Source of pairs, each as one entry."""
 
@@ -99,12 +116,18 @@ class Joined:
 
 def open_splits(settings: Data, joining: Joining, console: Console) -> dict[str, Split]:
     """Open the pairs of both splits. Raises UserError where there are no small images."""
+    data = settings.data or ""
+    if is_url(str(data)):
+        raise UserError(f"--pairs joins files of this machine; copy {masked(str(data))} here first")
     splits: dict[str, Split] = {}
     for name in SPLITS:
+        chosen = choose_source(settings.source, Path(data), name)
+        if chosen in FOREIGN or not source_named(chosen).FILES:
+            raise UserError(f"--pairs joins files of folders, and {data} has {name} as {chosen}")
         cache = cache_folder(settings.manifest_dir)
         with console.counting(name) as progress:
             split, said = open_pairs(
-                Path(settings.data or ""),
+                Path(data),
                 name,
                 scale=joining.scale,
                 least=1,

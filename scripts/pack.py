@@ -303,7 +303,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="pack", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("target", metavar="TO", type=Path, help="folder of the stores, for --data")
-    parser.add_argument("--from", dest="data", metavar="DATA", required=True, help="as --data")
+    parser.add_argument(
+        "--from", "--data", dest="data", metavar="DATA", required=True, help="as --data of train.py"
+    )
     parser.add_argument("--format", choices=sorted(FORMATS), default="lmdb", help="default: lmdb")
     parser.add_argument("--source", default="auto", help=f"as of training, or {', '.join(FOREIGN)}")
     parser.add_argument("--manifest-dir", type=Path)
@@ -315,15 +317,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         choices=sorted(CODINGS),
         help="of --task superres: a large and its small image as one entry",
     )
-    parser.add_argument("--scale", type=int, default=2, help="of --pairs; default: 2")
+    parser.add_argument("--scale", type=int, help="of --pairs; default: 2")
     options = vars(parser.parse_args(arguments))
     target = options.pop("target")
     form = options.pop("format")
     encoding = [options.pop(name) for name in ("max_side", "quality", "share")]
     coding = options.pop("pairs")
     scale = options.pop("scale")
-    joining = None if coding is None else _pairs.Joining(coding=coding, scale=scale)
     try:
+        joining = _pairs.asked(coding, scale)
         if joining and (form == "folder" or any(each is not None for each in encoding)):
             raise UserError("--pairs goes to --format lmdb, tar or arrow, without --max-side and its like")
         settings = build({name: value for name, value in options.items() if value}).data

@@ -98,3 +98,12 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert pack.main(command) == 2
     assert "train has no small images beside its large ones" in capsys.readouterr().err
     assert pack.main([*command, "--format", "folder"]) == 2
+    for flags, said in (
+        (["--pairs", "raw", "--scale", "0"], "--scale got 0: input should be greater than or equal to 2\n"),
+        (["--scale", "3"], "--scale is of --pairs; give both, or neither\n"),
+        (["--pairs", "raw", "--from", "s3://key@there/x"], "copy s3://there/x here first\n"),
+        (["--pairs", "raw", "--from", str(target)], f"and {target} has train as tar\n"),
+    ):
+        capsys.readouterr()
+        assert pack.main([str(tmp_path / "to"), "--from", str(tmp_path / "data"), *flags]) == 2
+        assert capsys.readouterr().err.endswith(said)
