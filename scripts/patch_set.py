@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from scripts import pack
 from scripts.demo_set import make, replacing
@@ -37,15 +37,28 @@ def pictures(images: Path | None, side: int, seed: int) -> Iterator[np.ndarray]:
     rng = np.random.default_rng(seed)
     at = 0
     while True:
-        yield np.asarray(Image.open(files[at % len(files)]).convert("RGB")) if files else picture(rng)
+        yield _pixels(files[at % len(files)]) if files else picture(rng)
         at += 1
 
 
 def _holds(path: Path, side: int) -> bool:
+    """Whether it is a picture of that size, as far as its header says."""
     if not path.is_file():
         return False
-    with Image.open(path) as opened:
-        return min(opened.size) >= side
+    try:
+        with Image.open(path) as opened:
+            return min(opened.size) >= side
+    except UnidentifiedImageError:  # a text, or a list of the pictures
+        return False
+
+
+def _pixels(path: Path) -> np.ndarray:
+    """Return uint8 [H, W, 3]. Raises ValueError where the picture is damaged."""
+    try:
+        with Image.open(path) as opened:
+            return np.asarray(opened.convert("RGB"))
+    except (OSError, SyntaxError) as error:
+        raise ValueError(f"--images: {path} cannot be decoded ({error}); take it away") from None
 
 
 def patches(images: Path | None, side: int, count: int, seed: int) -> Iterator[np.ndarray]:
@@ -54,6 +67,8 @@ def patches(images: Path | None, side: int, count: int, seed: int) -> Iterator[n
     made = 0
     for whole in pictures(images, side, seed):
         height, width = whole.shape[:2]
+        if min(height, width) < side:
+            raise ValueError(f"--patches {side}: drawn pictures have {width} x {height} pixels; give --images")
         for _ in range(min(OF_A_PICTURE, count - made)):
             y, x = rng.integers(0, (height - side + 1, width - side + 1))
             made += 1
@@ -65,6 +80,8 @@ def patches(images: Path | None, side: int, count: int, seed: int) -> Iterator[n
 def write(target: Path, sides: Sequence[int], count: int, seed: int = 0, images: Path | None = None) -> bool:
     """Make the sets; False when they are there already. Raises ValueError and OSError."""
     stamp = {"version": VERSION, "seed": seed, "count": count, "patches": [*sides], "images": str(images)}
+    if min(sides) < 1:
+        raise ValueError(f"--patches {min(sides)}: at least 1 pixel")
     if count < 2:
         raise ValueError(f"--count {count}: at least two, one of them to validate")
     with replacing(target, STAMP, stamp, [f"{store}-{side}" for store in STORES for side in sides]) as fresh:

@@ -247,3 +247,19 @@ def test_patches_are_the_same_in_every_store(tmp_path: Path) -> None:
     assert images["png"] == images["raw"] and len(images["png"]) == 2
     assert not patch_set.write(tmp_path / "set", [16], 3)
     assert patch_set.main([str(tmp_path / "set"), "--count", "1"]) == 2
+
+
+def test_patches_that_cannot_be_cut_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    (pictures / "list.txt").write_text("a.png\n")
+    whole = pictures / "a.png"
+    Image.effect_noise((40, 40), 50).save(whole)
+    whole.write_bytes(whole.read_bytes()[:300])
+    for flags, said in (
+        (["--patches", "0"], "--patches 0: at least 1 pixel"),
+        (["--patches", "5000"], "--patches 5000: drawn pictures have "),
+        (["--patches", "16", "--images", str(pictures)], f"--images: {whole} cannot be decoded"),
+    ):
+        assert patch_set.main([str(tmp_path / "set"), "--count", "3", *flags]) == 2
+        assert f"patch_set: {said}" in capsys.readouterr().err
