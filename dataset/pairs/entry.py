@@ -110,6 +110,8 @@ def read(
         raise Rejected(f"is of a scale of {pair.scale}")
     times = 1 if small else scale
     shape = (pair.height * times, pair.width * times, 3)
+    if any(x1 > shape[1] or y1 > shape[0] for _, _, x1, y1 in regions):
+        raise Rejected(f"has {shape[1]} x {shape[0]} pixels, its header said more")
     begin = _HEADER.size + (pair.large_bytes if small else 0)
     length = size - begin if small else pair.large_bytes
     if pair.coding == "raw":

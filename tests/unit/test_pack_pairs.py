@@ -6,10 +6,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from contracts import Batch, Split, UserError
+from dataset.manifest import Rejected
+from dataset.pairs import entry
 from dataset.pairs.entry import CODINGS
 from plan.patches import HIGH
 from scripts import pack
@@ -87,6 +90,19 @@ def test_a_damaged_pair_keeps_its_place_masked(coding: str, tmp_path: Path) -> N
     batches = delivered(split, batch_size=2)
     assert sum(int(batch.valid.sum()) for batch in batches) == 5
     assert [sample for batch in batches for sample in batch.failed] == [2]
+
+
+@pytest.mark.parametrize("coding", ["raw", "png"])
+def test_a_pair_that_is_smaller_than_it_was_is_rejected(coding: str) -> None:
+    """As high as it was wide: the bytes are as many, and pixels of a region that is left would be others."""
+    high = entry.encoded(np.zeros((4, 12, 3), np.uint8), np.zeros((2, 6, 3), np.uint8), coding)
+
+    def read_at(offset: int, length: int) -> bytes:
+        return high[offset : offset + length]
+
+    entry.read(len(high), read_at, [(0, 0, 12, 4)], scale=2, small=False)
+    with pytest.raises(Rejected, match="has 12 x 4 pixels"):
+        entry.read(len(high), read_at, [(0, 0, 4, 12)], scale=2, small=False)
 
 
 def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
