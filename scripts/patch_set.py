@@ -68,7 +68,9 @@ def patches(images: Path | None, side: int, count: int, seed: int) -> Iterator[n
     for whole in pictures(images, side, seed):
         height, width = whole.shape[:2]
         if min(height, width) < side:
-            raise ValueError(f"--patches {side}: drawn pictures have {width} x {height} pixels; give --images")
+            raise ValueError(
+                f"--patches {side}: drawn pictures have {width} x {height} pixels; give --images"
+            )
         for _ in range(min(OF_A_PICTURE, count - made)):
             y, x = rng.integers(0, (height - side + 1, width - side + 1))
             made += 1
