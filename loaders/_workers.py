@@ -133,7 +133,7 @@ class Workers:
         self._memory = Shared(
             self._count,
             parts * self.part_bytes,
-            f"--batch-size {batch_size} with --workers {workers}",
+            f"--workers {workers} with {batch_size} samples at once",
             pinned=pinned,
         )
         self._stop = Stop()
