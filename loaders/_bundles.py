@@ -34,11 +34,13 @@ class Bundles:
 
     def _cut(self, bundles: Iterator[Batch]) -> Iterator[Batch]:
         size = self._plan.plan.batch_size
+        most = self._plan.count
         left: int | None = None
         for bundle in bundles:
+            # not before the first bundle: the plan counts them once the loader has asked for its rows
             left = self._plan.batches if left is None else left
-            yield from micro_batches(bundle, size, left)
-            left -= self._plan.count
+            yield from micro_batches(bundle, size, min(left, most))
+            left -= most
 
     def awaited(self) -> str:
         return self._loader.awaited()

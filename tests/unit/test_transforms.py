@@ -19,6 +19,7 @@ from contracts import Array, Feed, Split, UserError
 from dataset.splits import open_split
 from loaders import open_loader
 from loaders.images.transforms import Transform
+from plan import bundles
 from plan.images import ImagePlan, ImagePolicy
 from report.summary import PHASES, durations
 from report.summary import split as split_of
@@ -138,6 +139,14 @@ def test_its_cost_is_a_row_of_the_steps_split(workers: int, split: Split) -> Non
     expected = 4 * 20 / max(workers, 1)
     assert expected <= split_of(steps)["transforms"] < 3 * expected
     assert (durations(steps) == durations({**steps, "transforms": steps["transforms"] * 0})).all()
+
+
+def test_micro_batches_of_a_bundle_share_its_time(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundles, "OF_AN_EPOCH", 1)
+    monkeypatch.setattr(bundles, "ROWS", 4)
+    with open_loader("torchvision", feed_of(split, 2, 1, output=Transform(f"{HERE}:slow"))) as loader:
+        took = [batch.transforms_ms or 0.0 for batch in loader.batches(0, 0)]
+    assert len(took) == 4 and min(took) >= 2 * 20
 
 
 def test_a_repeat_of_a_sample_has_its_own_draws(split: Split) -> None:
