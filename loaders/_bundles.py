@@ -18,7 +18,10 @@ from plan.bundles import Bundled, cut
 
 
 class Bundles:
-    """A contracts.Loader that cuts the batches of another one, which has the feed that `bundled` returns."""
+    """A contracts.Loader of micro-batches: it cuts the batches of `loader`, which are bundles.
+
+    `feed` is what `bundled` has returned, and `loader` was opened with.
+    """
 
     def __init__(self, loader: Loader, feed: Feed) -> None:
         plan: Any = feed.plan
@@ -57,13 +60,13 @@ class Bundles:
 
 
 def bundled(feed: Feed, count: int) -> Feed:
-    """Return the feed of bundles of so many micro-batches, whose targets are those of each of them."""
+    """Return a feed whose batches are bundles of `count` micro-batches of `feed`, with their targets."""
     plan: Any = Bundled(feed.plan, count)
     return replace(feed, plan=plan, targets=partial(_targets, feed))
 
 
 def _targets(feed: Feed, rows: Rows) -> dict[str, Array]:
-    """Return the targets of micro-batches behind each other: what is mixed is mixed within one."""
+    """Return the targets of a bundle's rows, made for one micro-batch after the other: each mixes its own."""
     each = [feed.targets(its) for its in cut(rows, feed.plan.batch_size)]
     return {name: np.concatenate([targets[name] for targets in each]) for name in each[0]}
 

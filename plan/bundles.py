@@ -18,18 +18,19 @@ from contracts import Array, Plan, Rows
 from plan.lazy import Lazy
 
 ROWS = 512
-"""Rows drawn at once, and of a bundle, at most: calls and launches take as long for 8 of them."""
+"""Most rows that are drawn at once, or that a bundle has: calls and launches take as long for 8 rows."""
 PIXELS = 128 * 224 * 224
-"""Pixels of a bundle's outputs, at most: memory for more would be felt."""
-
-OF_AN_EPOCH = 32
-"""Bundles of a rank's epoch, at least: its first step waits for a whole one, so small sets have none."""
+"""Most pixels of a bundle's outputs: as many as a batch of 128 images has, and so no more memory."""
+LEAST_BUNDLES = 32
+"""Fewest bundles that a rank's epoch is cut into. The first step waits for a whole bundle, which in a short
+epoch would be much of it."""
 
 
 def count(plan: Plan, together: int, world_size: int) -> int:
-    """Return how many micro-batches of `plan` make a bundle, of the `together` that it draws at once.
+    """Return how many micro-batches of `plan` a bundle has; 1 where the loader works on each by itself.
 
-    1: none are made. Only batches of one shape are bundled, of still images, and none of small sets.
+    They are `together` at most, which the plan draws at once. Bundled are batches of one shape, of still
+    images or pairs, where an epoch has enough of them.
     """
     if together == 1 or not plan.filled or plan.resident > 1 or len(plan.sample_shape) > 3:
         return 1
@@ -37,11 +38,11 @@ def count(plan: Plan, together: int, world_size: int) -> int:
     pixels = height * width * (1 + plan.upscale**2)
     # not samples * views: repeats and balance make several rows of a sample, and leave others out
     epoch = plan.steps() * plan.global_batch_size // (plan.batch_size * world_size)
-    return max(min(together, epoch // OF_AN_EPOCH, PIXELS // pixels // plan.batch_size), 1)
+    return max(min(together, epoch // LEAST_BUNDLES, PIXELS // pixels // plan.batch_size), 1)
 
 
 def joined(batches: Sequence[Rows]) -> Rows:
-    """Return the rows of micro-batches that have one canvas, behind each other."""
+    """Return the rows of micro-batches of one canvas as those of one batch, in their order."""
     columns = {column.name: [getattr(rows, column.name) for rows in batches] for column in fields(Rows)}
     canvas = columns.pop("canvas")[0]
     arrays = {name: np.concatenate(values) for name, values in columns.items() if values[0] is not None}
@@ -49,7 +50,7 @@ def joined(batches: Sequence[Rows]) -> Rows:
 
 
 def cut(rows: Rows, size: int) -> list[Rows]:
-    """Return micro-batches of `size` rows each: what `joined` was given."""
+    """Return the micro-batches of `size` rows each that `joined` has made `rows` of."""
     columns = {column.name: getattr(rows, column.name) for column in fields(Rows)}
     canvas = columns.pop("canvas")
     arrays: dict[str, Array] = {name: column for name, column in columns.items() if column is not None}
@@ -58,16 +59,17 @@ def cut(rows: Rows, size: int) -> list[Rows]:
 
 
 class Bundled:
-    """A contracts.Plan whose micro-batches are bundles of `plan`'s; all else it has is that plan's.
+    """A contracts.Plan that gives bundles of `count` micro-batches of another plan.
 
-    The last bundle of an epoch is filled up with rows that are not valid.
+    Its `batch_size` is a bundle's; what is not said here is the other plan's. The last bundle of an epoch is
+    filled up with rows that are not valid.
     """
 
     def __init__(self, plan: Plan, count: int) -> None:
         self.plan = plan
         self.count = count
         self.batches = 0
-        """Micro-batches of the sequence that was asked for last."""
+        """How many micro-batches of `plan` the last call of `rows` returned, as bundles."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.plan, name)
@@ -90,14 +92,14 @@ class Bundled:
 
 
 def rows_of_part(plan: Plan, workers: int, most: int) -> int:
-    """Return the rows of a worker's task: `most`, of a bundle fewer, so that all workers share it."""
+    """Return how many rows a worker's task has: `most`, or fewer where all workers are to share a bundle."""
     if not isinstance(plan, Bundled):
         return most
     return min(most, max(plan.plan.batch_size, -(-plan.batch_size // max(workers, 1))))
 
 
 class _Bundles(Lazy):
-    """Lazy, as the micro-batches are."""
+    """The bundles of an epoch, drawn when they are asked for, as the micro-batches are."""
 
     def __init__(self, drawn: Sequence[Rows], count: int) -> None:
         self._drawn = drawn

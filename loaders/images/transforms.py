@@ -107,7 +107,7 @@ def _found(name: str) -> Callable[[Array, Any], Any]:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Seed what functions of others draw from, and put it back: without workers it is the run's own."""
+    """Seed torch, numpy and random, and put them back: without workers they are the run's own."""
     # torch.manual_seed would seed the GPU as well
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     random.seed(seed)

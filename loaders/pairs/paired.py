@@ -123,7 +123,7 @@ class _Beside(Stager):
 
 
 def _no_targets(rows: Rows) -> dict[str, Array]:
-    """Return {}: the batch of the small images has the targets of both."""
+    """Return {}: targets come with the batch of the small images, once for both."""
     return {}
 
 
@@ -134,10 +134,10 @@ def _row_bytes(rows: Rows, scale: int) -> tuple[int, int]:
 
 
 class _Tasks(Lazy):
-    """The rows of `sharing` micro-batches as one, in the order of their images.
+    """What workers are given: the rows of `sharing` micro-batches as one, sorted by their image.
 
-    `batches`: number of the task -> its micro-batches, and where the rows of each lie in it; None: as they
-    are.
+    `batches`: number of a task that was drawn -> each of its micro-batches, with the places of its rows in
+    the task; None where the task is that micro-batch as it is.
     """
 
     def __init__(self, rows: Sequence[Rows], sharing: int, feed: Feed) -> None:

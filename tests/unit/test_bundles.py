@@ -72,7 +72,7 @@ def test_batches_are_those_of_a_loader_without_bundles(
     its = feed(pictures, training=training)
     if name.startswith("dali"):
         pytest.importorskip("nvidia.dali")
-    monkeypatch.setattr(bundles, "OF_AN_EPOCH", 1)
+    monkeypatch.setattr(bundles, "LEAST_BUNDLES", 1)
     found: dict[int, list[Batch]] = {}
     for rows in (512, 1):
         monkeypatch.setattr(bundles, "ROWS", rows)
@@ -105,7 +105,7 @@ def test_what_is_large_or_of_a_small_set_is_not_bundled(
     # an epoch has no more rows for it
     assert count(32, repeats=3) == 1
     assert count(32, balance=Balance.of(np.arange(SAMPLES) // (SAMPLES - 5))) == 1
-    monkeypatch.setattr(bundles, "OF_AN_EPOCH", 1)
+    monkeypatch.setattr(bundles, "LEAST_BUNDLES", 1)
     # 75 samples are 37 batches of 2
     assert (count(32), count(1024), count(3000)) == (37, 3, 1)
 

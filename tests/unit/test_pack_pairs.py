@@ -94,7 +94,7 @@ def test_a_damaged_pair_keeps_its_place_masked(coding: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("coding", ["raw", "png"])
 def test_a_pair_that_is_smaller_than_it_was_is_rejected(coding: str) -> None:
-    """As high as it was wide: the bytes are as many, and pixels of a region that is left would be others."""
+    """Height and width have changed places: there are as many bytes, and other pixels in a region."""
     high = entry.encoded(np.zeros((4, 12, 3), np.uint8), np.zeros((2, 6, 3), np.uint8), coding)
 
     def read_at(offset: int, length: int) -> bytes:

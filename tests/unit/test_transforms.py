@@ -142,7 +142,7 @@ def test_its_cost_is_a_row_of_the_steps_split(workers: int, split: Split) -> Non
 
 
 def test_micro_batches_of_a_bundle_share_its_time(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundles, "OF_AN_EPOCH", 1)
+    monkeypatch.setattr(bundles, "LEAST_BUNDLES", 1)
     monkeypatch.setattr(bundles, "ROWS", 4)
     with open_loader("torchvision", feed_of(split, 2, 1, output=Transform(f"{HERE}:slow"))) as loader:
         took = [batch.transforms_ms or 0.0 for batch in loader.batches(0, 0)]
