@@ -47,17 +47,28 @@ MEMORISING = {
 
 
 def top1(output: Path, flags: Iterable[str], *, log: Path | None) -> float:
-    """Train, and return the top-1 of the last validation. A run that is there already is not repeated.
+    """Train, and return the top-1 of the last validation.
 
-    What the run says goes to `log`, if any. Raises subprocess.CalledProcessError.
+    A run that is there already is not repeated, and one that was interrupted goes on. What the run says goes
+    to `log`, if any. Raises subprocess.CalledProcessError.
     """
-    if not (output / "summary.json").exists():
+    figures = _figures(output)
+    if not figures:
         command = [sys.executable, str(ROOT / "train.py"), *COMMON, *flags, "--val-every", "1000"]
         with log.open("w") if log is not None else nullcontext() as said:
-            run = [*command, "--output", str(output)]
+            run = [*command, "--resume", "auto", "--output", str(output)]
             subprocess.run(run, cwd=ROOT, check=True, stdout=said, stderr=said)
-    figures = json.loads((output / "summary.json").read_text())["validation"]
+        figures = _figures(output)
     return float(figures.get("ema_top1", figures["top1"]))
+
+
+def _figures(output: Path) -> dict[str, float]:
+    """Return the figures of a run's validation; {} where it has none, as it was not run to its end."""
+    summary = output / "summary.json"
+    if not summary.exists():
+        return {}
+    figures: dict[str, float] = json.loads(summary.read_text()).get("validation") or {}
+    return figures
 
 
 def trained(runs: Path, cases: Mapping[str, Sequence[str]], *, seeds: int, jobs: int) -> list[str]:
@@ -135,6 +146,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.jobs > 1:
             print(f"{error.cmd[-1]} has failed, {error.cmd[-1]}.txt says why", file=sys.stderr)
         return int(error.returncode)  # train.py has said why
+    except KeyboardInterrupt:
+        print("recipes: interrupted; the same command goes on", file=sys.stderr)
+        return 130
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     print(f"\n{device}, torch {torch.__version__}, torchvision {torchvision.__version__}\n")
     print("\n".join(["| run | top-1 | from to | seeds |", "|---|---|---|---|", *lines]))

@@ -6,6 +6,7 @@ import json
 import subprocess
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,7 +23,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
         config = parse(command[2:])
         found.append(config)
         assert config.run.output is not None
-        config.run.output.mkdir(parents=True)
+        config.run.output.mkdir(parents=True, exist_ok=True)
         figures = {"top1": config.run.seed / 10}
         if config.optimisation.ema:
             figures["ema_top1"] = 0.5 + config.run.seed / 10
@@ -110,3 +111,18 @@ def test_other_images_may_be_memorised_in_the_same_folder(tmp_path: Path) -> Non
     for name in ("gone", "there"):
         recipes.memorised(tmp_path / "runs", tmp_path / name, ())
         assert (tmp_path / "runs/real/val").readlink() == tmp_path / name
+
+
+def test_an_interrupted_run_goes_on(
+    made: list[Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = subprocess.run
+    monkeypatch.setattr(subprocess, "run", Mock(side_effect=KeyboardInterrupt))
+    command = [str(tmp_path), "--loaders", "torchvision", "--seeds", "1"]
+    assert recipes.main(command) == 130 and "the same command goes on" in capsys.readouterr().err
+    begun = tmp_path / "plain-torchvision-0"
+    begun.mkdir()
+    (begun / "summary.json").write_text('{"validation": {}}')  # as a run leaves it at Ctrl-C
+    monkeypatch.setattr(subprocess, "run", run)
+    assert recipes.main(command) == 0
+    assert [config.run.resume for config in made] == ["auto", "auto"] and made[0].run.output == begun
