@@ -19,7 +19,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -90,11 +90,11 @@ class Progress:
         self._origin = origin
         self.done = 0
         self.ends: dict[str, int] = {}
-        if self._file.exists():
+        with suppress(FileNotFoundError, ValueError):  # none yet, or cut short when the machine stopped
             told = json.loads(self._file.read_text(encoding="utf-8"))
             if told["origin"] == origin:
-                self.done = told["done"]
                 self.ends = told["ends"]
+                self.done = told["done"]
         with open(self.file_of_digests, "ab") as file:
             file.truncate(DIGEST * self.done)
 

@@ -140,6 +140,14 @@ def test_what_is_interrupted_goes_on(form: str, tmp_path: Path, monkeypatch: pyt
     assert pack.main(command) == 0 and len(read) == 4, "it is there already"
 
 
+def test_progress_that_is_cut_short_begins_anew(tmp_path: Path) -> None:
+    progress = pack.Progress(tmp_path, "train", {"format": "lmdb"})
+    progress.commit([b"one"], {"end": 3})
+    assert pack.Progress(tmp_path, "train", {"format": "lmdb"}).done == 1
+    (tmp_path / "train.json").write_text('{"origin": {"fo')
+    assert (pack.Progress(tmp_path, "train", {"format": "lmdb"}).done, progress.done) == (0, 1)
+
+
 @FORMATS
 def test_what_is_not_read_back_as_written_is_refused(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
