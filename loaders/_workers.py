@@ -48,7 +48,7 @@ PART = 32
 """Most rows of a task: about 30 ms of decoding."""
 HELD = 3
 """Slots that the consumer may still read while workers fill the others."""
-FEWER = "ask for fewer, or for smaller samples: --image-size, of clips --clip-frames"
+FEWER = "ask for fewer (--workers, --batch-size), or for smaller ones: --image-size, of clips --clip-frames"
 LOOK_S = 0.2
 """How often whoever waits for a worker looks whether it lives, and whether all were told to end."""
 QUEUES_BYTES = 16 << 20
