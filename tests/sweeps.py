@@ -62,6 +62,8 @@ SWEEPS: dict[str, str] = {
     f"{CONFORMANCE}turns.py::test_every_row*[*-turned]": "turned and distorted",
     f"{CONFORMANCE}resume.py::test_ids*[decord]": "pyav, which differs in what a worker calls",
     f"{CONFORMANCE}leaving.py::test_ten_epochs_are_flat[dali-fed]": "dali-cpu, and workers of torchvision",
+    f"{RUNS}hangs.py::test_a_rank_that_never_comes*[1]": "rank 0 that never comes",
+    f"{RUNS}hangs.py::test_ranks_that_cannot_meet*[worker]": "a rank that is stopped",
     # files of every kind
     **{
         f"{UNIT}video_faults.py::test_key_frames*[{kind}-{marks}]": "every fifth marked, all marks with H.264"
