@@ -195,6 +195,7 @@ class Training:
         self.checkpoints.module.train()
         if progress.epoch in self.plan.first_epochs[1:]:
             self.meter.begin_anew()  # larger images than before
+            self._trained_on = []
         self._start_clocks()
         # without the tail, which is no whole step
         trained = progress.consumed + steps * self.plan.global_batch_size

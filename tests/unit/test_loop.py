@@ -361,7 +361,7 @@ def test_nothing_is_saved_past_figures_that_are_waited_for(tmp_path: Path) -> No
 
 
 def test_a_window_has_the_bytes_of_its_samples(tmp_path: Path) -> None:
-    """Of those that are no padding; the next window has none of them."""
+    """A window counts samples that are no padding, and the next window has none of them."""
     toy = Toy(tmp_path, epochs=2, figures=[0.5, 0.5])
     toy.training.bytes_of = lambda ids: 2**20 * int((ids + 1).sum())
     toy.training.meter.pause.side_effect = lambda: RateWindow(SAMPLES, SAMPLES, 2.0, 0)  # type: ignore[attr-defined]
@@ -376,6 +376,21 @@ def test_a_window_has_the_bytes_of_its_samples(tmp_path: Path) -> None:
     assert toy.training.fit()
     told = [call.kwargs["mib_per_s"] for call in toy.report.window.call_args_list]
     assert told == [(36 - 8) / 2, (36 - 7) / 2]
+
+
+def test_bytes_of_smaller_images_are_in_no_window(tmp_path: Path) -> None:
+    """The open window is dropped where images grow."""
+    toy = Toy(tmp_path, epochs=2, figures=[0.5, 0.5])
+    toy.training.plan.first_epochs = (0, 1)  # type: ignore[misc]
+    toy.training.bytes_of = lambda ids: 2**20 * len(ids)
+    windows = [RateWindow(SAMPLES, SAMPLES, 1.0, 1)]
+
+    def in_the_second_epoch() -> RateWindow | None:
+        return windows.pop() if windows and toy.training.progress.epoch == 1 else None
+
+    toy.training.meter.pause.side_effect = in_the_second_epoch  # type: ignore[attr-defined]
+    assert toy.training.fit()
+    assert [call.kwargs["mib_per_s"] for call in toy.report.window.call_args_list] == [SAMPLES]
 
 
 @pytest.mark.parametrize(
