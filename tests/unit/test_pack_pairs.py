@@ -17,7 +17,7 @@ from dataset.pairs.entry import CODINGS
 from plan.patches import HIGH
 from scripts import pack
 from tests.conformance import sources
-from tests.unit.superres_files import feed_of, opened, write, write_small
+from tests.unit.superres_files import feed_of, lengths_read, opened, write, write_small
 from tests.unit.test_superres_loader import passed
 
 
@@ -43,7 +43,7 @@ def delivered(split: Split, **how: Any) -> list[Batch]:
     ("coding", "form"), [("raw", "tar"), ("raw", "lmdb"), ("lz4", "lmdb"), ("png", "arrow")]
 )
 def test_pairs_give_the_patches_of_their_files(coding: str, form: str, tmp_path: Path) -> None:
-    """Of training and of validation, the small images those that were stored, with several patches each."""
+    """Training and validation show the small images that were stored, with several patches of each."""
     if not sources.here(form) or (coding == "lz4" and not sources.here("arrow")):
         pytest.skip("without its package")
     target = packed(tmp_path, coding, form)
@@ -62,14 +62,7 @@ def test_of_a_raw_pair_the_rows_of_a_patch_alone_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     split = opened(packed(tmp_path, "raw", "tar"))
-    asked = []
-    pread = os.pread
-
-    def counted(file: int, length: int, offset: int) -> bytes:
-        asked.append(length)
-        return pread(file, length, offset)
-
-    monkeypatch.setattr(os, "pread", counted)
+    asked = lengths_read(monkeypatch)
     assert all(batch.valid.all() for batch in delivered(split))
     assert 0 < max(asked) <= 16 * 3 * 120
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,16 @@ from contracts import Batch, Feed, Pixels
 from loaders import open_loader
 from plan.patches import HIGH
 from tests.conformance.leaving import Traces, nothing_is_left
-from tests.unit.superres_files import expected, feed_of, halved, levels, opened, write, write_small
+from tests.unit.superres_files import (
+    expected,
+    feed_of,
+    halved,
+    lengths_read,
+    levels,
+    opened,
+    write,
+    write_small,
+)
 
 PLAIN = Pixels(mean=(0.0,) * 3, std=(1.0,) * 3)
 
@@ -104,14 +112,7 @@ def test_of_a_raw_file_the_rows_of_a_patch_alone_are_read(
 ) -> None:
     write(tmp_path / "data/train", 4, ending="ppm", side=400)
     feed = feed_of(opened(tmp_path / "data"))
-    asked = []
-    pread = os.pread
-
-    def counted(file: int, length: int, offset: int) -> bytes:
-        asked.append(length)
-        return pread(file, length, offset)
-
-    monkeypatch.setattr(os, "pread", counted)
+    asked = lengths_read(monkeypatch)
     monkeypatch.setattr(type(feed.source), "read", None)  # of the whole file
     assert len(passed(feed)) == 1
     # 16 rows, and 4 to either side that the small patch looks at
