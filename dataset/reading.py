@@ -11,10 +11,8 @@ from dataset.kept import Kept
 
 REMOTE_READS = 16
 """Reads that a worker has under way together where samples lie behind URLs."""
-
-
 LOCAL_READS = 8
-"""The same of a store on this machine, while its reads wait for the disk."""
+"""Reads that a worker has under way together in a store of this machine, while they wait for the disk."""
 
 
 def read_ahead(source: Any, threads: int | None, cache_dir: Path | None, cache_gib: float) -> bool:

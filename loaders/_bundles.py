@@ -76,9 +76,9 @@ def micro_batches(bundle: Batch, size: int, count: int) -> Iterator[Batch]:
     assert bundle.rows is not None
     images, sizes, valid = (tensor.split(size) for tensor in (bundle.images, bundle.sizes, bundle.valid))
     targets = {name: target.split(size) for name, target in bundle.targets.items()}
+    ms = None if bundle.transforms_ms is None else bundle.transforms_ms / count
     for at, rows in enumerate(cut(bundle.rows, size)[:count]):
         its = slice(at * size, (at + 1) * size)
-        ms = bundle.transforms_ms
         yield Batch(
             images=images[at],
             sizes=sizes[at],
@@ -89,6 +89,6 @@ def micro_batches(bundle: Batch, size: int, count: int) -> Iterator[Batch]:
             rows=rows,
             host={name: values[its] for name, values in bundle.host.items()},
             transfer=None if at else bundle.transfer,  # the one copy, counted once
-            transforms_ms=None if ms is None else ms / count,
+            transforms_ms=ms,
             launched=bundle.launched,
         )

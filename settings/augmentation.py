@@ -84,8 +84,8 @@ class Augmentation(Settings):
     """Validation: length of the shorter side before the crop, pixels. Default: validation image size * 256 /
     224, or what torchvision's --weights of that name were measured with; for --val-crops 3 the image size."""
     val_crop_share: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = None
-    """The same as a share: side of the crop over the shorter side before it, in place of --val-resize; the
-    side is rounded down. It is timm's --crop-pct."""
+    """Validation: share of the shorter side that the crop takes, in place of --val-resize, which is then the
+    crop's side over it, rounded down. It is timm's --crop-pct."""
     mean: tuple[FiniteFloat, FiniteFloat, FiniteFloat] | None = None
     """Mean that is subtracted from RGB in [0, 1]. Default: what the architecture's published weights take:
     ImageNet's mean, Kinetics', or SSD's own."""

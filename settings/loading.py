@@ -37,8 +37,8 @@ class Loading(Settings):
     """Copy to the GPU from page-locked memory; false shows what that is worth."""
     read_threads: PositiveInt | None = None
     """torchvision, dali-fed: reads that each worker has under way together, of samples that are no files of
-    their own or lie behind URLs. Default: 16 behind URLs; of a store on this machine 8
-    while a read takes longer than 0.3 ms, else 1."""
+    their own or lie behind URLs. Default: 16 behind URLs; 8 in a store of this machine while a read takes
+    longer than 0.3 ms, else 1."""
     read_delay_ms: NotNegative = 0.0
     """Make each read of a file take this much longer, in milliseconds: a run that slows down is bound by its
     storage."""

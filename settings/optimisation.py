@@ -50,7 +50,7 @@ class Optimisation(Settings):
     warmup_epochs: NotNegative = 5.0
     """Linear warm-up from --warmup-start, in epochs."""
     warmup_steps: NonNegativeInt = 0
-    """The same in optimiser steps, in place of --warmup-epochs."""
+    """Length of the warm-up in optimiser steps, in place of --warmup-epochs."""
     warmup_start: Share = 0.01
     """Share of --lr that the warm-up begins at."""
     final_lr: NotNegative = 0.0

@@ -208,6 +208,7 @@ def validation_resize(settings: Augmentation, native: Native, size: int) -> int:
         return settings.val_resize or round(size * native.zoom)
     if settings.val_resize is not None:
         raise UserError("--val-resize and --val-crop-share say the same; leave one out")
+    # timm rounds down; 1e-6 keeps a quotient that is whole but for its last bit
     return int(size / share + 1e-6)
 
 

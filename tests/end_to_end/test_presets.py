@@ -91,7 +91,7 @@ STOOD_IN = "mvit_v2_s"
 @pytest.mark.parametrize("name", STEPPED)
 @pytest.mark.usefixtures("_one_thread")
 def test_two_steps(name: str) -> None:
-    """Of what a preset says, with few and small images, in this process."""
+    """Each preset takes two steps in this process, with few and small images."""
     path = ROOT / "configs" / f"{name}.yaml"
     flags = [*STEPPED[name].split(), "--loader", "synthetic"]
     if "image_size_start" in read_preset(path):

@@ -92,7 +92,7 @@ def test_what_outlives_lent_memory_ends_graphs(kept: int) -> None:
 
 
 def test_a_replay_reads_the_batch_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of its own shape, and whatever the order of its targets."""
+    """A batch reaches the static of its own shape, whatever the order of its targets."""
     for name, value in {
         "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
         "graph": lambda *_, **__: nullcontext(),

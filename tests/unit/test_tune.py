@@ -95,7 +95,7 @@ def test_a_batch_grows_until_it_gains_nothing() -> None:
 
 
 def test_two_cores_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As under `taskset -c 0,1`: as many workers as cores, and one less."""
+    """The tuner tries as many workers as there are cores, as under `taskset -c 0,1`, and one less."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr("machine.CGROUP", Path("nowhere"))
     found = dict(tune.levers(RECIPE, {"loader": "dali-fed", "workers": 1}, gpu=True))

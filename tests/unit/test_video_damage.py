@@ -120,7 +120,7 @@ def test_damage_of_any_kind_is_rejected_or_read(data: Any, made: Made, tmp_path:
 
 @pytest.mark.parametrize("codec", ["flv", "h263p", "msmpeg4", "wmv2"])
 def test_key_frames_that_only_a_container_tells_of_are_looked_at(codec: str, tmp_path: Path) -> None:
-    """Of a codec that the scan does not know: a picture that is made from others is no beginning."""
+    """The scan does not know the codec: a picture that is made from others is no beginning."""
     whole = make(tmp_path / "whole.avi", codec=codec)
     (tmp_path / "data/a").mkdir(parents=True)
 
