@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -18,9 +19,13 @@ from scripts import demo_textures, recipes
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """The settings of each run that would have been made; top-1 is a tenth of the seed, with EMA 0.5 more."""
     found: list[Config] = []
+    # In CPython 3.11, ast.parse in two threads at once may raise SystemError, and tyro parses the settings'
+    # source. Runs are processes of their own: only here two threads read flags.
+    alone = threading.Lock()
 
     def run(command: list[str], **_: Any) -> None:
-        config = parse(command[2:])
+        with alone:
+            config = parse(command[2:])
         found.append(config)
         assert config.run.output is not None
         config.run.output.mkdir(parents=True, exist_ok=True)
