@@ -50,7 +50,7 @@ def test_many_files_that_pil_decodes_are_said(webp: int, said: bool, tmp_path: P
 
 
 def test_the_largest_images_come_first_and_whole(tmp_path: Path) -> None:
-    """As many images are decoded first as DALI has threads, and none of those that PIL would decode."""
+    """DALI decodes as many images first as it has threads, and none that PIL would decode."""
     files = {f"small-{i}": pictures.jpeg(pictures.photograph(i, 30 + i, 40), quality=80) for i in range(20)}
     files |= {f"large-{i}": pictures.jpeg(pictures.photograph(i, 300, 200 + i), quality=80) for i in range(3)}
     shown = scene(tmp_path, files | {"odd": encoded("WEBP")})
