@@ -42,7 +42,7 @@ class Reads:
         read    [0 1 2 3 ][4 5 6 7 ]...       of the part that is decoded, and of the one that comes next
         decode            [0 1 2 3 ][4 5 6 7 ]
 
-    Of a source with `alone_while_fast` only while a read alone takes longer than FAST_S.
+    A source with `alone_while_fast` has several under way only while a read alone takes longer than FAST_S.
     """
 
     def __init__(self, source: Source) -> None:

@@ -131,7 +131,9 @@ def read(
 def rows_of(read_at: ReadAt, begin: int, width: int, region: Region) -> Array:
     """Return uint8 [h, w, 3], a region of raw pixels that begin there and are `width` a row.
 
-    From the region's first pixel to its last are read: whole rows, but for what the first and last lack.
+    It reads from the region's first pixel to its last: whole rows, but for what lies before and behind them.
+
+    Raises Rejected where bytes are missing, and what `read_at` raises.
     """
     x0, y0, x1, y1 = region
     row = 3 * width
