@@ -259,10 +259,11 @@ def row_of(rows: Sequence[Row], point: Point) -> Row | None:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A cell: a figure, or why there is none."""
+    """A cell: a figure and the smallest and largest of its repeats, or why there is none."""
 
     figure: float | None
     why: str = "-"
+    between: tuple[float, float] | None = None
 
 
 def found_here(
@@ -281,12 +282,16 @@ def found_here(
     if row["status"] != "ok":
         return Found(None, f"not measured: {said_of(row)}")
     found = value(row, figure)
-    return Found(None if found is None else found / table.units.get(figure, 1.0), "not measured")
+    if found is None:
+        return Found(None, "not measured")
+    unit = table.units.get(figure, 1.0)
+    its = row["spread"].get(figure)
+    return Found(found / unit, between=(its["min"] / unit, its["max"] / unit) if its else None)
 
 
 def cells(table: Table, figure: str, rows: Sequence[Row], gpus: int) -> list[list[str]]:
     """Return a list a line: its name, theirs, by hand here, ours; each a figure with its ratio to the
-    baseline.
+    baseline, and its spread where it was repeated.
 
     The baseline here is the one by hand, or ours where nothing by hand is measured; of a table whose columns
     are `apart`, each has its own.
@@ -305,12 +310,17 @@ def cells(table: Table, figure: str, rows: Sequence[Row], gpus: int) -> list[lis
     def said(cell: Found, baseline: float | None) -> str:
         if cell.figure is None:
             return cell.why
-        said = f"{cell.figure:,.0f}" if cell.figure >= 1000 else f"{cell.figure:.4g}"
-        return said + (f" ({cell.figure / baseline:.2f} x)" if baseline else "")
+        more = [f"{cell.figure / baseline:.2f} x"] if baseline else []
+        more += [" to ".join(map(_digits, cell.between))] if cell.between else []
+        return _digits(cell.figure) + (f" ({'; '.join(more)})" if more else "")
 
     return [
         [name, *(said(*pair) for pair in zip(its, baselines, strict=True))] for name, its in found.items()
     ]
+
+
+def _digits(figure: float) -> str:
+    return f"{figure:,.0f}" if figure >= 1000 else f"{figure:.4g}"
 
 
 def markdown(table: Table, told: Mapping[str, Sequence[Sequence[str]]], data: str, command: str) -> str:
