@@ -71,3 +71,18 @@ def test_blocks_that_compute_again(world: ProcessWorld) -> None:
         print(f"recomputed: {again}, graphs: {why or 'yes'}")
         outcomes.append(trained(step, "fp16", steps=4))
     np.testing.assert_allclose(outcomes[0], outcomes[1], rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["sgd", "lamb"])
+def test_apex_moves_as_its_namesake(name: str, world: ProcessWorld) -> None:
+    """Losses and loss scales are those of the optimiser without apex, within rounding, overflow included."""
+    pytest.importorskip("amp_C", reason="NVIDIA's apex is not built here")
+    found = []
+    for optimizer in (f"apex-{name}", name):
+        step = made(world, "resnet18", optimizer=optimizer, lr=1e-3, weight_decay=0.01)
+        step.scaler.update(2.0**24)  # too high: the first steps overflow
+        found.append(trained(step, "fp16"))
+    theirs, ours = found
+    np.testing.assert_array_equal(theirs[:, 3], ours[:, 3])
+    np.testing.assert_allclose(theirs[:, 0], ours[:, 0], rtol=0.01)
+    assert abs(theirs[-1, 0] - theirs[0, 0]) > 0.02, "it has moved"
