@@ -182,6 +182,11 @@ def require_same_pixels(task: str, archs: Sequence[str]) -> None:
             )
 
 
+def precision_by_hand() -> str:
+    """Return the precision that the loop by hand trains in."""
+    return "fp16" if torch.cuda.is_available() else "fp32"
+
+
 def points(settings: Train) -> list[Point]:
     task = one_of("--task", settings.task, TASKS)
     kind = kind_named(task)
@@ -206,14 +211,13 @@ def points(settings: Train) -> list[Point]:
         settings.data, settings.loaders, check(settings.flags, task=task, by_hand=bool(settings.by_hand))
     )
     precisions = [precision.choose(name, device, on_cpu=kind.cpu_precision) for name in settings.precisions]
-    loop_precision = "fp16" if device.type == "cuda" else "fp32"
     named = ("arch", "batch_size", "loader", "precision", "gpus", "recipe")
     found = []
     for arch, size in itertools.product(archs, batch_sizes):
         ours = itertools.product([arch], [size], loaders, precisions, settings.gpus, settings.recipes)
         # right behind its own: a machine's speed drifts
         by_hand = [BY_HAND + how for how in settings.by_hand]
-        others = itertools.product([arch], [size], by_hand, [loop_precision], [1], ["plain"])
+        others = itertools.product([arch], [size], by_hand, [precision_by_hand()], [1], ["plain"])
         found += [dict(zip(named, values, strict=True)) for values in (*ours, *others)]
     return found
 
