@@ -370,7 +370,8 @@ class Reporter:
         # what is said of the machine and of a step is of the same windows as the rate
         warm = rate["warmup_windows"]
         first = self._ended_with[warm - 1] - self._resumed_at if 0 < warm <= len(self._ended_with) else 0
-        kept = {name: np.array(column)[first:] for name, column in self._steps.items()}
+        steps = {name: np.array(column) for name, column in self._steps.items()}
+        kept = {name: column[first:] for name, column in steps.items()}
         host_gib_of_all = self._world.sum(np.array([self._memory["host_gib"] or 0.0]))[0]
         own_gpu = {name: summary.mean_load(self._load, reading, warm) for name, reading in READINGS.items()}
         busy = summary.mean_load(self._load, "cpu_utilisation", warm)
@@ -387,16 +388,13 @@ class Reporter:
             "bound": told_bound(bound_by, remote=bool(self._description.get("remote")), busy=busy),
             "check": summary.check(efficiency),
             "data_wait": summary.data_wait(kept),
-            "step_ms": summary.step_times(kept),
+            "step_ms": summary.step_times(steps, warmup=first),
             "split_ms": summary.split(kept),
             "validation": validation,
             "validation_s": self._validation_s,  # of the last one
             "memory": self._memory | {"host_gib": float(host_gib_of_all)},
             "gpu": over_ranks(self._world.gather(own_gpu)),
-            "cpu": {
-                "utilisation": busy,
-                "steal": summary.mean_load(self._load, "cpu_steal", warm),
-            },
+            "cpu": {"utilisation": busy, "steal": summary.mean_load(self._load, "cpu_steal", warm)},
             **({"clips": clips} if clips else {}),
             **({"detection": detection} if detection else {}),
         }

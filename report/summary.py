@@ -206,19 +206,21 @@ def durations(steps: Mapping[str, Array]) -> Array:
     return found
 
 
-def step_times(steps: Mapping[str, Array]) -> dict[str, float] | None:
-    """Return number, median and 99th percentile of the durations, milliseconds; None without a step.
+def step_times(steps: Mapping[str, Array], *, warmup: int) -> dict[str, float] | None:
+    """Return number, median and 99th percentile of the durations behind the first `warmup` steps,
+    milliseconds; None without a step.
 
     Of a run that is long enough, `early` and `late` are medians of steps that tell whether it was steady at
-    once.
+    once: they count from the first step of all, for the warm-up is what they show.
     """
     found = durations(steps)
-    if not len(found):
+    kept = found[warmup:]
+    if not len(kept):
         return None
-    whole = {"n": len(found), **{f"p{p}": float(np.percentile(found, p)) for p in (50, 99)}}
+    told = {"n": len(kept), **{f"p{p}": float(np.percentile(kept, p)) for p in (50, 99)}}
     if len(found) < LATE.stop:
-        return whole
-    return whole | {"early": float(np.median(found[EARLY])), "late": float(np.median(found[LATE]))}
+        return told
+    return told | {"early": float(np.median(found[EARLY])), "late": float(np.median(found[LATE]))}
 
 
 def data_wait(steps: Mapping[str, Array]) -> dict[str, float] | None:

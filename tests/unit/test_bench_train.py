@@ -332,7 +332,8 @@ def test_a_run_of_eleven_hundred_steps_says_whether_it_was_steady() -> None:
     ms = np.full(1100, 2.0)
     ms[10:30] = 3.0
     timed = {"data_wait": np.zeros(1100), "graph": ms}
-    found = step_times(timed)
-    assert found is not None and (found["early"], found["late"]) == (3.0, 2.0)
-    shorter = step_times({name: values[:-1] for name, values in timed.items()})
+    found = step_times(timed, warmup=40)
+    assert found is not None and (found["early"], found["late"]) == (3.0, 2.0), "of the warm-up too"
+    assert (found["n"], found["p99"]) == (1060, 2.0)
+    shorter = step_times({name: values[:-1] for name, values in timed.items()}, warmup=0)
     assert shorter is not None and "late" not in shorter
