@@ -89,7 +89,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         resume.into(module, step, optimizer=opt.optimizer)  # before Reporter cuts the run's files
         stack.callback(step.forget)  # graphs hold NCCL, and a group with graphs does not end
         about = {"arch": arch, "precision": precise, "image_size": native.size, "workers": workers}
-        alike = {**about, **load.model_dump(), "manifest": train_set.fingerprint, "compile": model.compile}
+        alike = {**fastest.timed(config.flat()), **about, "manifest": train_set.fingerprint}
         asked = model.graphs if not run.evaluate else False
         with memory.explained(step, load.batch_size, shape, world):  # a loader's threads break a capture
             graphs = graphed.prepare(step, partial(first_batches, feed), world, asked, one_shape=kind.graphs)

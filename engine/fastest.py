@@ -27,6 +27,7 @@ from contracts import Batch, Loader, UserError
 from engine.distributed import ProcessWorld
 from engine.step import Step
 from machine import cores
+from settings.run import Run
 
 SECONDS = 3.0
 """Seconds that a loader is measured for."""
@@ -38,6 +39,15 @@ LONGEST_WARM_UP_S = 4.0
 """Seconds after which batches that were ready beforehand may count: steps as slow as that hardly wait."""
 ALL_S = 40.0
 """Seconds for all loaders: none begins that would not be done by then, if it took as long as the slowest."""
+UNTIMED = frozenset(
+    (
+        *Run.model_fields,
+        *("rescan", "manifest_dir", "trust_list", "weights", "epochs", "steps", "seconds", "patience"),
+        *("schedule", "final_lr", "label_smoothing", "evaluator", "score", "psnr", "shave"),
+    )
+)
+UNTIMED_PREFIXES = ("val_", "lr", "warmup_")
+"""Settings, and beginnings of settings' names, that leave the rate of step and loader as it is."""
 LR = 1e-8
 """Learning rate of these steps: so low that batches that come again and again hardly move the weights."""
 
@@ -73,6 +83,15 @@ def _line(name: str, found: Mapping[str, Any], unit: str) -> str:
     if "why" in found:
         return f"{name} {found['why']}"
     return f"{name} {found['rate']:,.0f} {unit} with the step ({found['min']:,.0f} to {found['max']:,.0f})"
+
+
+def timed(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of `flat` that may change the rate of step or loader: an answer holds for them."""
+    return {
+        name: value
+        for name, value in flat.items()
+        if name not in UNTIMED and not name.startswith(UNTIMED_PREFIXES)
+    }
 
 
 class Answers:

@@ -16,8 +16,8 @@ class Loading(Settings):
     loader: str = "auto"
     """Images: {image loaders}. Videos: {video loaders}. Pairs of --task superres: {pair loaders}. auto = the
     fastest: those that can run here are measured with the training step beside them, in 40 s at most, and
-    the answer is kept beside the manifests for this machine, data set, network, image size, batch and
-    precision. A resumed run keeps its loader. To evaluate, auto is dali-gpu with a GPU (dali-fed, where
+    the answer is kept beside the manifests for this machine, data set, network and all settings that
+    change the rate. A resumed run keeps its loader. To evaluate, auto is dali-gpu with a GPU (dali-fed, where
     samples are no files of their own), else torchvision; of videos nvdec+pyav where the GPU's engines can be
     used, else pyav."""
     reader: Literal["auto", "nvimgcodec", "torchvision", "pil", "opencv", "imageio"] = "auto"

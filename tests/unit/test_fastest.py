@@ -158,6 +158,31 @@ def test_an_answer_is_kept_for_the_same_machine_and_settings(clock: Clock, tmp_p
 
 
 @pytest.mark.parametrize(
+    ("flags", "alike"),
+    [
+        ("--graphs false", False),
+        ("--compile true", False),
+        ("--precision fp32", False),
+        ("--accumulate 2", False),
+        ("--image-size 64", False),
+        ("--auto-augment randaugment", False),
+        ("--mixup 0.2", False),
+        ("--ema 0.9", False),
+        ("--optimizer adamw", False),
+        ("--grad-checkpointing true", False),
+        ("--read-threads 4", False),
+        ("--lr 0.5 --warmup-epochs 0 --epochs 3 --steps 9", True),
+        ("--val-batch-size 9 --val-every 0 --val-resize 300", True),
+        ("--seed 7 --output there --log-every 3 --manifest-dir here", True),
+    ],
+)
+def test_what_an_answer_is_kept_for(flags: str, alike: bool) -> None:
+    """All that changes the rate of the step or the loader, and no more."""
+    plain, other = (fastest.timed(parse(words).flat()) for words in ([], flags.split()))
+    assert (plain == other) is alike
+
+
+@pytest.mark.parametrize(
     ("asked", "loader", "how"),
     [
         ({"names": ["c"]}, "c", "given"),
