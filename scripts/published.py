@@ -12,7 +12,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -257,6 +257,12 @@ def row_of(rows: Sequence[Row], point: Point) -> Row | None:
     return next((row for row in rows if point.items() <= row["point"].items()), None)
 
 
+def named(table: Table, points: Sequence[Point]) -> list[Point]:
+    """Return the points that a line of the table shows: of a suite's loaders times its GPUs few are."""
+    shown = [point for line in table.lines for point in (line.by_hand, line.ours) if point is not None]
+    return [point for point in points if any(one.items() <= point.items() for one in shown)]
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """A cell: a figure and the smallest and largest of its repeats, or why there is none."""
@@ -351,7 +357,8 @@ def measured(table: Table, settings: Published, more: Sequence[str], folder: Pat
     if table.gpus > gpus:
         console.print(f"{table.about}\ncannot run here: it needs a GPU", highlight=False)
         return f"## {table.about}\n\nCannot run here: it needs a GPU.\n"
-    suite = suite_of(table.suite)
+    whole = suite_of(table.suite)
+    suite = replace(whole, points=lambda flagged: named(table, whole.points(flagged)))
     flags, count = settled(table, gpus)
     data, said = data_for(table, count, settings, folder)
     said += "; flags for a machine without a GPU" if table.without_gpu and not gpus else ""

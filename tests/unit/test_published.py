@@ -72,6 +72,18 @@ def test_columns_apart_have_their_own_baselines_and_the_reports_unit() -> None:
     assert published.cells(table, "power_w", rows, 1)[0][3] == "not measured"
 
 
+def test_what_no_line_shows_is_not_measured() -> None:
+    """Each loader that a table asks for has a line; on two GPUs those on the GPU alone have."""
+    for table in (table for _, table in TABLES if table.suite == "loader"):
+        loaders = table.flags["loaders"]
+        points = [{"loader": loader, "gpus": gpus, "workers": 8} for gpus in (1, 2) for loader in loaders]
+        kept = published.named(table, points)
+        assert [point["loader"] for point in kept if point["gpus"] == 1] == loaders
+        assert [point["loader"] for point in kept if point["gpus"] == 2] == [
+            loader for loader in loaders if loader in ("dali", "dali-gpu", "nvdec")
+        ]
+
+
 def test_pictures_become_png_files(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / "data" / name).mkdir(parents=True)
