@@ -60,16 +60,24 @@ def dali_batches(
 
 
 def torchvision_batches(
-    root: Path, batch_size: int, workers: int, device: torch.device
+    root: Path, batch_size: int, workers: int, device: torch.device, *, recipe: bool = False
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield normalised fp32 images and labels, for ever."""
-    from torchvision import transforms
+    """Yield normalised fp32 images and labels, for ever.
 
+    A `recipe` adds what torchvision's references do in the workers: RandAugment, random erasing, and mixup or
+    cutmix, with which labels are shares of 1,000 classes.
+    """
+    from torchvision import transforms
+    from torchvision.transforms import v2
+
+    mixing = v2.RandomChoice([v2.MixUp(alpha=0.2, num_classes=1000), v2.CutMix(num_classes=1000)])
     steps = [
         transforms.RandomResizedCrop(SIDE),
         transforms.RandomHorizontalFlip(),
+        *([transforms.RandAugment()] if recipe else []),
         transforms.ToTensor(),
         transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+        *([transforms.RandomErasing(0.25)] if recipe else []),
     ]
     data = torchvision.datasets.ImageFolder(str(root), transforms.Compose(steps))
     loader = torch.utils.data.DataLoader(
@@ -80,6 +88,7 @@ def torchvision_batches(
         pin_memory=device.type == "cuda",
         drop_last=True,
         persistent_workers=workers > 0,
+        collate_fn=partial(_mixed, mixing) if recipe else None,
     )
     while True:
         for images, labels in loader:
@@ -87,6 +96,12 @@ def torchvision_batches(
                 images.to(device, non_blocking=True).contiguous(memory_format=torch.channels_last),
                 labels.to(device, non_blocking=True),
             )
+
+
+def _mixed(mixing: nn.Module, samples: list[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Collate a batch and mix it."""
+    images, labels = mixing(*torch.utils.data.default_collate(samples))
+    return images, labels
 
 
 LOADERS: dict[str, Callable[[Path, int, int, torch.device], Iterator[tuple[torch.Tensor, torch.Tensor]]]] = {
@@ -101,7 +116,7 @@ def of_images(
     arguments: argparse.Namespace, device: torch.device
 ) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
     """Return a classifier and a function that gives the loss of its next batch."""
-    make = LOADERS[arguments.loader]
+    make = partial(torchvision_batches, recipe=True) if arguments.recipe else LOADERS[arguments.loader]
     batches = make(arguments.data / "train", arguments.batch_size, arguments.workers, device)
     model: nn.Module = torchvision.models.get_model(arguments.arch)
     model = model.to(device).to(memory_format=torch.channels_last)
@@ -153,6 +168,11 @@ def main() -> None:
     )
     parser.add_argument("--arch", default="resnet18")
     parser.add_argument("--loader", choices=tuple(LOADERS), default="dali")
+    parser.add_argument(
+        "--recipe",
+        action="store_true",
+        help="augment as torchvision's references, with its loader",
+    )
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--workers", type=int, default=max(len(os.sched_getaffinity(0)) - 1, 1))
     parser.add_argument("--output", type=Path, help="write the figures there, as JSON")
@@ -165,6 +185,8 @@ def main() -> None:
         "--seconds", type=float, default=20.0, help="timed, after as long a warm-up (at most 15 s)"
     )
     arguments = parser.parse_args()
+    if arguments.recipe and (arguments.task, arguments.loader) != ("classification", "torchvision"):
+        parser.error("--recipe: only with --task classification --loader torchvision")
 
     gpu = torch.cuda.is_available()
     if not gpu and (arguments.loader == "dali" or arguments.steps):

@@ -1,9 +1,11 @@
-"""Recipes on the GPU: operations give the CPU's pixels without a wait, and mixed batches train in a graph."""
+"""Recipes on the GPU: operations give the CPU's pixels without a wait, mixed batches train in a graph, and
+validation may have another size."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from settings.optimisation import Optimisation
 from tasks.classification import Classification
 from tests.conformance.pictures import photograph
 from tests.conformance.scenes import Scene
+from tests.gpu.test_combinations import trained
 from tests.gpu.test_rcnn import no_waits
 from tests.unit import test_ops_kernel
 
@@ -135,3 +138,17 @@ def test_a_recipe_trains_in_a_graph(name: str, photographs: Scene, world: Proces
     step.forget()
     np.testing.assert_array_equal(found, losses(made(world, task)))
     assert len(np.unique(found)) == len(batches)
+
+
+@pytest.mark.parametrize("loader", ["dali-gpu", "torchvision"])
+def test_validation_at_another_size(loader: str, small: Scene, tmp_path: Path) -> None:
+    """Larger images beside the graph of the training step, which stays a graph."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for split in ("train", "val"):
+        (data / split).symlink_to(small.folder)
+    flags = ("--loader", loader, "--arch", "resnet18", "--batch-size", "8", "--ceilings", "false")
+    told = trained(data, tmp_path / "run", *flags, "--image-size", "64", "--val-image-size", "256")
+    assert told["graphs"] is True and told["validation"]
+    used = torch.load(tmp_path / "run" / "last.pt", weights_only=True)["used"]
+    assert (told["image_size"], used["image_size"]) == (64, 256)

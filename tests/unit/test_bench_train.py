@@ -132,17 +132,25 @@ def test_a_loop_by_hand_has_our_pixels_and_workers(
         points(settings.model_copy(update={"archs": ("resnet18", "efficientnet_v2_s")}))
 
 
-@pytest.mark.parametrize("task", ["classification", "superres"])
-def test_a_loop_by_hand_trains_without_a_gpu(task: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("task", "recipe"), [("classification", False), ("classification", True), ("superres", False)]
+)
+def test_a_loop_by_hand_trains_without_a_gpu(task: str, recipe: bool, tmp_path: Path) -> None:
     for i in range(2):
         (tmp_path / "train" / str(i)).mkdir(parents=True)
         Image.new("RGB", (32, 32), (40 * i, 9, 0)).save(tmp_path / "train" / str(i) / "a.png")
     asked = argparse.Namespace(
-        data=tmp_path, loader="torchvision", arch="squeezenet1_1", batch_size=2, workers=0
+        data=tmp_path, loader="torchvision", arch="squeezenet1_1", batch_size=2, workers=0, recipe=recipe
     )
     model, loss = loop_by_hand.OF_TASK[task](asked, torch.device("cpu"))
     loss().backward()
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
+    if task == "classification":
+        batches = loop_by_hand.torchvision_batches(
+            tmp_path / "train", 2, 0, torch.device("cpu"), recipe=recipe
+        )
+        _, labels = next(batches)
+        assert labels.shape == ((2, 1000) if recipe else (2,)), "of each class its share where they are mixed"
 
 
 def test_a_loop_by_hand_that_needs_a_gpu_is_absent(

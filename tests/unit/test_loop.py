@@ -133,7 +133,7 @@ class Toy:
 
     def batches(self, epoch: int, consumed: int, failed: Sequence[int] = ()) -> Iterator[Any]:
         for first in range(consumed, SAMPLES, BATCH):
-            images, none = torch.zeros(BATCH, 1), torch.zeros(0)
+            images, none = torch.full((BATCH, 1), float(epoch)), torch.zeros(0)
             ids = np.arange(first, first + BATCH)
             yield Batch(images=images, sizes=none, targets={}, valid=none, ids=ids, failed=tuple(failed))
 
@@ -396,23 +396,25 @@ def test_bytes_of_smaller_images_are_in_no_window(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("first_epochs", "settings", "measured", "anew"),
     [
-        ((0,), {}, [1], 0),
-        ((0, 1, 2), {}, [3], 2),
-        ((0, 9), {}, [3], 0),  # the run ends before: what it ends with
-        ((0, 3), {}, [4], 1),
-        ((0, 2), {"steps": 2}, [0], 0),
+        ((0,), {}, [(0, 1)], 0),
+        ((0, 1, 2), {}, [(2, 3)], 2),
+        ((0, 9), {}, [(3, 3)], 0),  # the run ends before: what it ends with
+        ((0, 3), {}, [(3, 4)], 1),
+        ((0, 2), {"steps": 2}, [(0, 0)], 0),
     ],
 )
 def test_ceilings_are_of_the_last_size(
-    first_epochs: tuple[int, ...], settings: Any, measured: list[int], anew: int, tmp_path: Path
+    first_epochs: tuple[int, ...], settings: Any, measured: list[tuple[int, int]], anew: int, tmp_path: Path
 ) -> None:
-    """In the epoch behind one of that size, whose samples nobody has read; the rate is of no other size."""
+    """The step's with a batch of that size, the loader's in an epoch of that size, whose samples nobody has
+    read where there is one; the rate is of no other size.
+    """
     fake = Toy(tmp_path, epochs=4, figures=[0.0] * 4)
     fake.set(ceilings=True)
     fake.training.plan.first_epochs = first_epochs  # type: ignore[misc]
     fake.training.optimisation = fake.training.optimisation.model_copy(update=settings)
     fake.training.fit()
     calls: Any = fake.training.measure_ceilings
-    assert [call.kwargs["epoch"] for call in calls.call_args_list] == measured
+    assert [(int(call.args[0].images[0]), call.kwargs["epoch"]) for call in calls.call_args_list] == measured
     meter: Any = fake.training.meter
     assert meter.begin_anew.call_count == anew
