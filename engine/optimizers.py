@@ -5,6 +5,7 @@ torch has SGD and AdamW, fused on CUDA; timm has LAMB, LARS, Lion and Muon, and 
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -235,17 +236,21 @@ def _is_matrix(parameter: torch.Tensor) -> bool:
 def _apex_sgd(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> torch.optim.Optimizer:
     apex = _apex("sgd", on_gpu)
     nesterov = optimisation.nesterov and optimisation.momentum > 0
-    made: torch.optim.Optimizer = apex.FusedSGD(
-        groups, lr=optimisation.lr, momentum=optimisation.momentum, nesterov=nesterov
-    )
-    return made
+    made = apex.FusedSGD(groups, lr=optimisation.lr, momentum=optimisation.momentum, nesterov=nesterov)
+    return _zeroed_as_torch(made)
 
 
 def _apex_lamb(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> torch.optim.Optimizer:
     apex = _apex("lamb", on_gpu)
     largest = 0.0 if optimisation.clip_grad_norm else 1.0
-    made: torch.optim.Optimizer = apex.FusedLAMB(groups, lr=optimisation.lr, max_grad_norm=largest)
-    return made
+    return _zeroed_as_torch(apex.FusedLAMB(groups, lr=optimisation.lr, max_grad_norm=largest))
+
+
+def _zeroed_as_torch(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return an optimiser of apex whose zero_grad takes set_to_none, which apex's own does not."""
+    zero_grad = functools.partial(torch.optim.Optimizer.zero_grad, optimizer)
+    optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
+    return optimizer
 
 
 def _apex(name: str, on_gpu: bool) -> ModuleType:
