@@ -56,6 +56,9 @@ TAKEN = ("task", "data", "arch", "batch_size", "output", "seconds", "steps", "re
 LEFT_OUT = (*Run.model_fields, "data", "rescan", "steps", "seconds", "score")
 """Settings that say what one run reads, writes or measures: they are no part of a recipe."""
 AGAIN = "again"
+OF_A_GPU = ("compile", "graphs", "pin_memory")
+"""Levers that are tried with a GPU alone."""
+LATE = "not tried: the time was over; more --minutes"
 Choice = dict[str, Any]
 
 
@@ -95,7 +98,7 @@ class Trial:
     least: float | None = None  # the slowest window
     most: float | None = None
     used: Choice = field(default_factory=dict)  # what train.py chose where nothing was asked
-    why: str = ""  # it failed
+    why: str = ""  # it failed, or was not tried
     over: float | None = None  # the best rate when it was tried, which it is compared with
 
 
@@ -146,6 +149,27 @@ def levers(
         yield "pin_memory", [{"pin_memory": not config.loading.pin_memory}]
 
 
+def left_out(config: Config, used: Choice, *, gpu: bool, fixed: Collection[str]) -> list[str]:
+    """Return a line for each reason for which levers, or loaders, are not tried at all."""
+    kind = kind_of(config)
+    files = kind.are_files(config)
+    known = [name for name in kind.loaders if name != "synthetic"] if config.data.data else []
+    of_shapes = [] if kind.graphs or not gpu else ["graphs"]
+    reasons = {
+        "since flags behind -- set them": [
+            lever for lever, _ in levers(config, used, gpu=gpu) if lever in fixed
+        ],
+        "since they cannot run here": [
+            f"loader {name}"
+            for name in known
+            if not usable(name, gpu=gpu, files=files) and "loader" not in fixed
+        ],
+        "without a GPU": [] if gpu else [lever for lever in OF_A_GPU if lever not in fixed],
+        "since batches have many shapes": of_shapes,
+    }
+    return [f"not tried, {why}: {', '.join(names)}" for why, names in reasons.items() if names]
+
+
 def search(
     config: Config,
     measure: Callable[[str, Choice], Trial],
@@ -159,7 +183,8 @@ def search(
     """Try one lever after the other on top of the best so far, but for those that are `fixed`.
 
     Returns the fastest trial, whose choice is what to keep; appends every trial to `trials`, so that they are
-    there when it is interrupted. Raises UserError where the settings as they are do not run.
+    there when it is interrupted; where no time is left their `why` is LATE. Raises UserError where the
+    settings as they are do not run.
     """
     measure("warm-up", {})  # not counted: it scans the data, and reads files that no memory holds yet
     best = measure("as it is", {})
@@ -169,9 +194,10 @@ def search(
     used = dict(best.used)
     for lever, choices in levers(config, used, gpu=gpu, any_batch=any_batch):
         winners: list[Trial] = []
-        for choice in choices:
-            if lever in fixed or not may_begin():
-                break
+        for choice in choices if lever not in fixed else ():
+            if not may_begin():
+                trials.append(Trial(lever=lever, choice=best.choice | choice, why=LATE))
+                continue
             trial = replace(measure(lever, best.choice | choice), over=best.rate)
             trials.append(trial)
             if _beats(trial, max([best, *winners], key=_rate)):
@@ -376,8 +402,8 @@ def main(argv: list[str]) -> int:
                 may_begin=clock.has_time,
             )
         console.print(table(trials, best))
-        if untried := [lever for lever, _ in levers(recipe, best.used, gpu=gpu) if lever in fixed]:
-            console.print(f"not tried, since flags behind -- set them: {', '.join(untried)}")
+        for line in left_out(recipe, best.used, gpu=gpu, fixed=fixed):
+            console.print(line)
         try:
             settings.output.write_text(preset(recipe, best, trials), encoding="utf-8")
         except OSError as error:

@@ -79,7 +79,12 @@ def test_without_a_gpu_and_without_time() -> None:
     assert {trial.lever for trial in trials} <= {"as it is", "again", "loader", "workers", "decode_threads"}
     assert not any(trial.choice.get("loader") == "dali-gpu" for trial in trials)
     trials, best = searched(machine({}), may_begin=lambda: False)
-    assert (len(trials), best.choice) == (1, {})
+    assert (trials[0], best.choice) == (best, {})
+    assert {trial.why for trial in trials[1:]} == {tune.LATE}, "what was left out is a row"
+    assert {"compile", "graphs", "pin_memory"} <= {trial.lever for trial in trials}
+    lines = tune.left_out(RECIPE, {"loader": "torchvision"}, gpu=False, fixed=("workers", "graphs"))
+    assert lines[0] == "not tried, since flags behind -- set them: workers"
+    assert "loader dali-gpu" in lines[1] and lines[2] == "not tried, without a GPU: compile, pin_memory"
 
 
 def test_a_batch_grows_until_it_gains_nothing() -> None:
