@@ -105,17 +105,22 @@ class List:
 
         Then its path is no file, its label is no other line's, and it names columns or looks unlike the rest.
         """
-        if len(self.head) < 2 or len(self.head[0][1]) < 2:
+        if not self.head or len(self.head[0][1]) < 2:
             return ""
         name, label = self.head[0][1][:2]
         others = [fields for _, fields in self.head[1:] if len(fields) > 1]
         labels = {fields[1] for fields in others}
-        if "/" in name or label in labels or exists(name):
-            return ""
         of_numbers = not label.isdecimal() and all(map(str.isdecimal, labels))
         unlike = "." not in name and all("." in fields[0] or "/" in fields[0] for fields in others)
-        told = of_numbers or unlike or name.lower() in HEADS
-        return printable(os.fsencode(self.begin.strip()))[:200] if told and others else ""
+        told = name.lower() in HEADS or (others and (of_numbers or unlike))
+        if not told or "/" in name or label in labels or exists(name):
+            return ""
+        return printable(os.fsencode(self.begin.strip()))[:200]
+
+    def without_rows(self) -> UserError:
+        """Return the error of a list that names nothing: it is empty, or has a heading alone."""
+        what = "has no row behind its heading" if self.head else "is empty"
+        return UserError(f"--data: the list {self.path} {what}; {self.grammar.expected}")
 
     def wrong(self, line: int, what: str) -> UserError:
         """Return the error of a line."""

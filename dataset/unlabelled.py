@@ -57,7 +57,7 @@ def open_unlabelled(
 
     Raises UserError, also where none of them can be read.
     """
-    names, paths = _files(named, content, flag)
+    names, paths, refused = _files(named, content, flag)
     folder = Path(os.path.realpath(cache_folder(settings.manifest_dir))) / "predicted"
     made = folder / hashlib.blake2b(os.fsencode(os.path.realpath(named)), digest_size=8).hexdigest()
     _write_list(made / "all.tsv", paths)
@@ -76,18 +76,28 @@ def open_unlabelled(
         raise UserError(f"{flag} {named}: no {what} that can be read{error.why}") from None
     if content == "images" and settings.exif == "shown":
         split = replace(split, columns=as_shown(split.columns))
-    samples, errors = _placed(paths, split, what=what)
+    samples, errors = _placed(paths, split, refused, what=what)
     return Unlabelled(split=split, names=tuple(names), samples=samples, errors=errors)
 
 
-def _files(named: Path, content: str, flag: str) -> tuple[list[str], list[bytes]]:
-    """Return the files' names as the user writes them, and their absolute paths. Raises UserError."""
+def _files(named: Path, content: str, flag: str) -> tuple[list[str], list[bytes], dict[str, str]]:
+    """Return the files' names as the user writes them, their absolute paths, and why what lies in a folder is
+    no file: printable path -> reason. Raises UserError.
+    """
+    refused: dict[str, str] = {}
     if named.is_dir():
         visits: list[walk.Visit] = []
         root = os.fsencode(os.path.realpath(named))
         above = [walk.visit(os.fsencode(folder))[1] for folder in Path(os.fsdecode(root)).parents]
-        found = walk.walk(os.path.dirname(root), os.path.basename(root), above, visits, lambda *_: None)
-        files = sorted(path.split(b"/", 1)[1] for part in found for path in part)
+        others: list[bytes] = []
+
+        def reject(path: bytes, why: str) -> None:
+            if why != walk.NO_DATA:
+                others.append(os.path.relpath(path, os.path.dirname(root)))
+                refused[printable(path)] = why
+
+        found = walk.walk(os.path.dirname(root), os.path.basename(root), above, visits, reject)
+        files = sorted(path.split(b"/", 1)[1] for part in (*found, others) for path in part)
         names = [os.path.join(str(named), os.fsdecode(file)) for file in files]
         paths = [os.path.join(root, file) for file in files]
     elif (mimetypes.guess_type(named.name)[0] or "").startswith(f"{content.removesuffix('s')}/"):
@@ -99,7 +109,7 @@ def _files(named: Path, content: str, flag: str) -> tuple[list[str], list[bytes]
         paths = [os.path.normpath(os.path.join(below, os.fsencode(name))) for name in names]
     if not names:
         raise UserError(f"{flag} {named}: no file is there; name {MUST_BE}")
-    return names, paths
+    return names, paths, refused
 
 
 def _listed(path: Path, flag: str) -> Iterator[str]:
@@ -142,7 +152,9 @@ def _write_list(path: Path, paths: list[bytes]) -> None:
         raise UserError(f"--predict: the list of files cannot be written to {path.parent}: {why}") from None
 
 
-def _placed(paths: list[bytes], split: Split, *, what: str) -> tuple[Array, dict[int, str]]:
+def _placed(
+    paths: list[bytes], split: Split, refused: dict[str, str], *, what: str
+) -> tuple[Array, dict[int, str]]:
     """Return the sample of each file, -1 where there is none, and why there is none."""
     columns = split.columns
     # a file may be listed twice: its samples are taken in turn
@@ -150,7 +162,7 @@ def _placed(paths: list[bytes], split: Split, *, what: str) -> tuple[Array, dict
     for sample in reversed(range(len(columns))):
         own.setdefault(os.path.normpath(columns.path(sample)), []).append(sample)
     rejected = (columns.folder / "rejected.txt").read_text(encoding="utf-8").splitlines()
-    why = dict(line.rsplit("\t", 1) for line in rejected if "\t" in line)
+    why = dict(line.rsplit("\t", 1) for line in rejected if "\t" in line) | refused
     samples = np.full(len(paths), -1, np.int64)
     errors = {}
     for place, path in enumerate(paths):

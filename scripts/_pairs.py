@@ -119,6 +119,11 @@ def open_splits(settings: Data, joining: Joining, console: Console) -> dict[str,
     data = settings.data or ""
     if is_url(str(data)):
         raise UserError(f"--pairs joins files of this machine; copy {masked(str(data))} here first")
+    if settings.source not in ("auto", "folder"):
+        raise UserError(
+            f"--source {settings.source} with --pairs, which joins files of two folders: leave --source out "
+            "where --data has these, or --pairs out where it has one image an entry"
+        )
     splits: dict[str, Split] = {}
     for name in SPLITS:
         chosen = choose_source(settings.source, Path(data), name)

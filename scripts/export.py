@@ -183,8 +183,10 @@ def export(options: argparse.Namespace, console: Console) -> int:
         "probabilities": "sigmoid" if separate else "softmax",
         "preprocessing": json.dumps({"where": options.preprocessing, **whole.framing.as_json()}),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-")
+    with temporary as folder:
         new = Path(folder) / path.name  # a file that is not whole, or wrong, never has the name
         run = WRITERS[options.format](module, example, axes, new, about)
         reference = load(options.checkpoint, half=False)[0] if half else whole
@@ -196,7 +198,8 @@ def export(options: argparse.Namespace, console: Console) -> int:
             most = f"{TOLERANCE[options.precision]:.0%} of the largest logit"
             console.warn(f"{path} is not written: it may differ by {most} at most")
             return 1
-        new.replace(path)
+        with _writing(path):
+            new.replace(path)
     how = f"preprocessing {options.preprocessing}, {options.precision}"
     console.info(f"{path}: {len(classes)} classes, {how}")
     return 0
@@ -226,6 +229,15 @@ def _framed(whole: Preprocessed, batch: np.ndarray) -> np.ndarray:
     """Return what the network gets, fp32 [B, 3, S, S], of images uint8 [B, H, W, 3]."""
     seen = Preprocessed(nn.Identity(), whole.framing)
     return np.asarray(seen(torch.from_numpy(batch)).numpy())
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Raise UserError for what cannot be written inside: the user knows `path`, and no temporary name."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}; choose another --output") from None
 
 
 @contextmanager

@@ -71,14 +71,21 @@ def read_ahead(source: Source, samples: Iterable[int]) -> Iterator[bytes]:
             pool.shutdown(cancel_futures=True)
 
 
+class Made(Source, Protocol):
+    """What is stored in place of the files, as samples are read."""
+
+    def told(self) -> str:
+        """Return a line to say at the end."""
+
+
 class Anew(Protocol):
-    """What is stored in place of the files."""
+    """How what is stored is made of the files."""
 
     def key(self) -> dict[str, Any]:
         """Return what a pack depends on, as JSON has it."""
 
-    def source(self, split: Split) -> Any:
-        """Return the contracts.Source of what is stored; its `told()` is a line to say at the end."""
+    def source(self, split: Split) -> Made:
+        """Return what is stored."""
 
 
 class Progress:
@@ -160,9 +167,11 @@ def pack_split(
     place = target / made.place(name)
     kept = target / f"{name}.columns"
     origin: dict[str, Any] = {"fingerprint": columns.fingerprint, "format": form}
+    stored: Made | None = None
     if anew is not None:
         origin["smaller"] = anew.key()
-        split = Split(columns=columns, source=anew.source(split))
+        stored = anew.source(split)
+        split = Split(columns=columns, source=stored)
     if place.exists():
         same = _fingerprint(kept / "images") == columns.fingerprint
         if same if anew is None else _origin(kept) == origin:
@@ -202,7 +211,7 @@ def pack_split(
     os.rename(fresh, kept)
     os.rename(writer.store, place)  # last: with it the split opens
     progress.remove()
-    return "" if anew is None else str(split.source.told())  # type: ignore[attr-defined]
+    return "" if stored is None else stored.told()
 
 
 def _same(packed: Any, columns: Any, *, encoded_anew: bool) -> bool:
@@ -240,16 +249,9 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def pack(settings: Data, target: Path, form: str, console: Console, anew: Anew | None = None) -> None:
-    """Write TO. Raises UserError and OSError."""
-    assert settings.data is not None, "the command names it"
-    if isinstance(anew, _pairs.Joining):
-        splits = _pairs.open_splits(settings, anew, console)
-    else:
-        splits = _foreign_splits(settings, console) or open_splits(
-            settings, loader="torchvision", console=console
-        )
-    pack_splits(splits, settings.data, target, form, console, anew)
+def _image_splits(settings: Data, console: Console) -> Mapping[str, Split]:
+    """Return the splits of images, of any source or kind of foreign files. Raises UserError."""
+    return _foreign_splits(settings, console) or open_splits(settings, loader="torchvision", console=console)
 
 
 def _foreign_splits(settings: Data, console: Console) -> dict[str, Split]:
@@ -329,7 +331,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if joining and (form == "folder" or any(each is not None for each in encoding)):
             raise UserError("--pairs goes to --format lmdb, tar or arrow, without --max-side and its like")
         settings = build({name: value for name, value in options.items() if value}).data
-        pack(settings, target, form, Console(), joining or asked(*encoding))
+        console = Console()
+        if joining:
+            splits: Mapping[str, Split] = _pairs.open_splits(settings, joining, console)
+        else:
+            splits = _image_splits(settings, console)
+        pack_splits(splits, options["data"], target, form, console, joining or asked(*encoding))
     except UserError as error:
         print(f"pack: {error}", file=sys.stderr)
         return 2

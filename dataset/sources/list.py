@@ -244,7 +244,7 @@ def _write_file_list(
             files.add(list(map(os.fsencode, names)), np.array(numbers))
             say(files.total, 0, "reading the list")
     if not files.total:
-        raise UserError(f"--data: the list {listed.path} is empty; {GRAMMAR.expected}")
+        raise listed.without_rows()
 
 
 def _folders(made: Path) -> set[bytes]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from contracts import Array, UserError
+from contracts import Array
 from dataset.lists import BLANK, Grammar, Labels, List, class_names
 from dataset.manifest import Rejects, printable
 from dataset.videos.published import read_published
@@ -56,7 +56,7 @@ def read_list(
         file = places.setdefault(os.path.normpath(name), len(places))
         found.append((file, labels.number(label, number), start, end))
     if not found:
-        raise UserError(f"--data: the list {path} is empty; {EXPECTED}")
+        raise lines.without_rows()
     used, class_of, fixed = labels.classes(classes, class_names(path.parent))
     samples = np.array(found, SAMPLE)
     samples["label"] = class_of[samples["label"]]

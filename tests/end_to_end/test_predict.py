@@ -176,6 +176,8 @@ def served_as_people_have_them(capsys: pytest.CaptureFixture[str]) -> None:
             ["run/last.pt", "--images", "notes"],
             "export: --images notes: no image that can be read; ",
         ),
+        (["run/last.pt", "--output", "/proc/x.pt2"], "export: /proc/x.pt2: cannot be written: "),
+        (["run/last.pt", "--output", "none"], "export: none: cannot be written: Is a directory; "),
     ],
 )
 def test_an_export_names_what_the_user_named(

@@ -113,6 +113,7 @@ def test_it_is_found_again_and_a_change_is_seen(data: Path) -> None:
     ("text", "said"),
     [
         ("", "train.csv is empty; a line is 'path label'"),
+        ("path,label", "train.csv has no row behind its heading; a line is 'path label'"),
         ("a.jpg,0\nb.jpg\nc.jpg,1", "train.csv line 2 is 'b.jpg'; a line is 'path label'"),
         ("a.jpg 0", "no image in .*train.csv; left out: 1, first .*a.jpg: cannot be read"),
         ("a.jpg 0\nb.jpg x", "line 1 has the label '0' and line 2 'x'"),

@@ -112,6 +112,7 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["--scale", "3"], "--scale is of --pairs; give both, or neither\n"),
         (["--pairs", "raw", "--from", "s3://key@there/x"], "copy s3://there/x here first\n"),
         (["--pairs", "raw", "--from", str(target)], f"and {target} has train as tar\n"),
+        (["--pairs", "raw", "--source", "lmdb"], "or --pairs out where it has one image an entry\n"),
     ):
         capsys.readouterr()
         assert pack.main([str(tmp_path / "to"), "--from", str(tmp_path / "data"), *flags]) == 2

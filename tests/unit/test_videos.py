@@ -235,6 +235,7 @@ def test_a_list_at_another_place_is_the_same_data(videos: Path, cache: Path, tmp
     ("lines", "said"),
     [
         ("", "is empty; a line is 'path label'"),
+        ("path label\n", "has no row behind its heading; a line is 'path label'"),
         ("ant/z.mkv 0\nant/z.mkv\n", "line 2 is 'ant/z.mkv'"),
         ("ant/z.mkv 0 5 3", "line 1 has a segment that ends at 3 s and starts at 5 s"),
         ("ant/z.mkv odd\nant/a b.mp4 0", "line 1 has the label 'odd' and line 2 '0'; labels are all numbers"),
