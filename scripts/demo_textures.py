@@ -3,7 +3,8 @@ CPU; knows nothing of training.
 
 A class is one of demo_set's ten arrangements of shapes on one of five textures: checks, dots, rings, stripes,
 waves. Colours, contrast, scale and place have the same distribution in every class, so that a network which
-remembers the colours of the images that it has seen has learned nothing.
+remembers the colours of the images that it has seen has learned nothing. Ten images a class are too few to
+show a class in all of these, which is what augmentation is for.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from scripts.demo_set import MOTIFS, command, encode, fill, motif, per_class
 VERSION = 1  # of the drawing: a set of another version is made anew
 STAMP = "demo_textures.json"
 SPLITS = ("train", "val")
-PER_CLASS = (20, 20)  # training, validation
+PER_CLASS = (10, 20)  # training, validation
 TEXTURES = ("checks", "dots", "rings", "stripes", "waves")
 CLASSES = tuple(sorted(f"{shape}-{texture}" for shape in MOTIFS for texture in TEXTURES))
 

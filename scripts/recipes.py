@@ -27,19 +27,22 @@ from scripts import demo_textures
 ROOT = Path(__file__).resolve().parents[1]
 LOADERS = ("torchvision", "dali-cpu", "dali-fed")
 COMMON = (
-    *("--arch", "resnet18", "--batch-size", "50", "--workers", "2"),
+    *("--arch", "resnet18", "--workers", "2"),
     *("--optimizer", "adamw", "--lr", "1e-3", "--weight-decay", "0.05", "--norm-weight-decay", "0"),
     *("--schedule", "cosine", "--warmup-epochs", "2", "--ceilings", "false", "--save-every-minutes", "0"),
 )
 """Flags of every run."""
-HARD = ("--image-size", "48", "--val-resize", "52", "--crop-scale", "0.5", "1", "--epochs", "30")
+HARD = (
+    *("--image-size", "48", "--val-resize", "52", "--crop-scale", "0.5", "1"),
+    *("--batch-size", "25", "--epochs", "120"),
+)
 AUGMENTED = ("--auto-augment", "rand-m7-mstd0.5-inc1", "--erase", "0.25", "--mixup", "0.2", "--cutmix", "1")
 CASES = {
     "plain": (),
-    "recipe": (*AUGMENTED, "--mix-prob", "0.5", "--label-smoothing", "0.1", "--ema", "0.98"),
+    "recipe": (*AUGMENTED, "--mix-prob", "0.5", "--label-smoothing", "0.1", "--ema", "0.99"),
 }
 """Case -> its flags, beside crops and flips. The figure of an average of weights is the average's."""
-REAL = ("--image-size", "64", "--epochs", "40")
+REAL = ("--image-size", "64", "--batch-size", "50", "--epochs", "40")
 MEMORISING = {
     "augmentation off": ("--train-window", "center", "--flip", "0"),
     "augmentation on": AUGMENTED,
