@@ -365,7 +365,7 @@ class Reporter:
         clips = self._clips(loader, rate["steady"])
         detection = summary.detection(self._description, rate["steady"])
         efficiency, bound_by = bound_of(rate, self._ceiling("compute"), self._ceiling("loader"))
-        if not self._memory:
+        if self._memory.get("host_gib") is None:  # the run was over before the sampler's first reading
             self._measure_memory(host_gib())
         # what is said of the machine and of a step is of the same windows as the rate
         warm = rate["warmup_windows"]

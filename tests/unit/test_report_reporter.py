@@ -162,6 +162,12 @@ def test_host_memory_is_all_ranks(told: Told, monkeypatch: pytest.MonkeyPatch) -
     assert summary["memory"]["host_gib"] == 3.0
 
 
+def test_host_memory_of_a_run_that_is_over_before_it_was_read(told: Told) -> None:
+    with told.reporter.epoch(0, 1, 8, 0):
+        pass
+    assert told.finish()["memory"]["host_gib"] > 0
+
+
 def test_what_was_refused_and_why(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     told.reporter._description["clip_frames"] = 4
     sorts = {"h264 in ts": 3, "h264 in mp4, refused": 2}
