@@ -1,7 +1,7 @@
 """`python -m scripts.tune --data DATA --arch ARCH`: find the fastest settings that keep the recipe.
 
 Each trial is a run of train.py of a few seconds. One lever after the other (loader, with `--batch-size auto`
-the batch, torch.compile, workers, threads that decode, CUDA graphs, pinned memory) is tried on top of the
+the batch, workers, threads that decode, torch.compile, CUDA graphs, pinned memory) is tried on top of the
 best so far; a change is kept where it gains more than the noise, also over a second run of what was best
 before. The answer is a table of what each gave, and a preset that `--config` reads. What follows a bare `--`
 are flags of train.py, for every trial and for the preset: a lever that they set is not tried, and what their
@@ -58,7 +58,8 @@ LEFT_OUT = (*Run.model_fields, "data", "rescan", "steps", "seconds", "score")
 AGAIN = "again"
 OF_A_GPU = ("compile", "graphs", "pin_memory")
 """Levers that are tried with a GPU alone."""
-LATE = "not tried: the time was over; more --minutes"
+LATE = "not tried"
+"""What a row says whose trial did not begin, since the time was over."""
 Choice = dict[str, Any]
 
 
@@ -136,14 +137,14 @@ def levers(
     yield "loader", [{"loader": name} for name in others if usable(name, gpu=gpu, files=files)]
     if any_batch:
         yield "batch_size", [{"batch_size": times * config.loading.batch_size} for times in LARGER]
-    if gpu:
-        yield "compile", [{"compile": not used.get("compile", False)}]
     counts = {max(int(cores()), 1), default_workers(), max(int(cores()) // 2, 1)}
     yield "workers", [{"workers": count} for count in sorted(counts - {used.get("workers")})]
     if used.get("loader") == "dali-fed":
         threads = config.loading.decode_threads or used.get("workers")
         yield "decode_threads", [{"decode_threads": count} for count in sorted(counts - {threads})]
     if gpu:
+        # behind the others: a trial that compiles takes minutes, of which the time then is kept for another
+        yield "compile", [{"compile": not used.get("compile", False)}]
         if kind.graphs:
             yield "graphs", [{"graphs": not used.get("graphs", True)}]
         yield "pin_memory", [{"pin_memory": not config.loading.pin_memory}]
@@ -290,7 +291,7 @@ class Clock:
     def __init__(self, total_s: float) -> None:
         self.total_s = total_s
         self._began: float | None = None
-        self._longest_s = 0.0  # of a trial
+        self.longest_s = 0.0  # of a trial
 
     @property
     def passed_s(self) -> float:
@@ -306,11 +307,11 @@ class Clock:
         if first:
             self._began = time.monotonic()
         else:
-            self._longest_s = max(self._longest_s, time.monotonic() - began)
+            self.longest_s = max(self.longest_s, time.monotonic() - began)
 
     def has_time(self) -> bool:
         """Whether a trial as long as the longest, and what it is compared with again, would end in time."""
-        return self.passed_s + 2 * self._longest_s <= self.total_s
+        return self.passed_s + 2 * self.longest_s <= self.total_s
 
 
 def _as_given(trials: Sequence[Trial]) -> float:
@@ -361,7 +362,7 @@ def _unwritable(path: Path, error: OSError) -> UserError:
 
 def main(argv: list[str]) -> int:
     """Return 0; 2 for a user's mistake, 130 on Ctrl-C."""
-    console = Console(markup=False)
+    console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else 200)
     trials: list[Trial] = []
     try:
         at = argv.index("--") if "--" in argv else len(argv)
@@ -402,14 +403,17 @@ def main(argv: list[str]) -> int:
                 may_begin=clock.has_time,
             )
         console.print(table(trials, best))
+        if any(trial.why == LATE for trial in trials):
+            took = f"a trial took up to {clock.longest_s:.0f} s"
+            console.print(f"{LATE}: the time was over; {took}: more --minutes than {settings.minutes:g}")
         for line in left_out(recipe, best.used, gpu=gpu, fixed=fixed):
             console.print(line)
         try:
             settings.output.write_text(preset(recipe, best, trials), encoding="utf-8")
         except OSError as error:
             raise _unwritable(settings.output, error) from None
-        where = f" --data {data}" if data else ""
-        console.print(f"{settings.output}: train.py --config {settings.output}{where} ...")
+        command = ["train.py", "--config", str(settings.output), *(["--data", str(data)] if data else [])]
+        console.print(f"{settings.output}: {shlex.join(command)} ...", soft_wrap=True)
     except UserError as error:
         print(f"scripts.tune: {error}", file=sys.stderr)
         return 2
