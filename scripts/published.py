@@ -257,9 +257,11 @@ def row_of(rows: Sequence[Row], point: Point) -> Row | None:
     return next((row for row in rows if point.items() <= row["point"].items()), None)
 
 
-def named(table: Table, points: Sequence[Point]) -> list[Point]:
-    """Return the points that a line of the table shows: of a suite's loaders times its GPUs few are."""
-    shown = [point for line in table.lines for point in (line.by_hand, line.ours) if point is not None]
+def named(table: Table, points: Sequence[Point], gpus: int) -> list[Point]:
+    """Return the points that a line of the table shows on a machine with so many GPUs: of a suite's loaders
+    times its GPUs few are."""
+    lines = [line for line in table.lines if line.gpus <= gpus]
+    shown = [point for line in lines for point in (line.by_hand, line.ours) if point is not None]
     return [point for point in points if any(one.items() <= point.items() for one in shown)]
 
 
@@ -358,7 +360,7 @@ def measured(table: Table, settings: Published, more: Sequence[str], folder: Pat
         console.print(f"{table.about}\ncannot run here: it needs a GPU", highlight=False)
         return f"## {table.about}\n\nCannot run here: it needs a GPU.\n"
     whole = suite_of(table.suite)
-    suite = replace(whole, points=lambda flagged: named(table, whole.points(flagged)))
+    suite = replace(whole, points=lambda flagged: named(table, whole.points(flagged), gpus))
     flags, count = settled(table, gpus)
     data, said = data_for(table, count, settings, folder)
     said += "; flags for a machine without a GPU" if table.without_gpu and not gpus else ""

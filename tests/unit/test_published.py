@@ -73,14 +73,19 @@ def test_columns_apart_have_their_own_baselines_and_the_reports_unit() -> None:
 
 
 def test_what_no_line_shows_is_not_measured() -> None:
-    """Each loader that a table asks for has a line; on two GPUs those on the GPU alone have."""
+    """Each loader that a table asks for has a line; on two GPUs those on the GPU alone have. Without a GPU
+    lines that need one are not shown."""
+    on_gpus = ("dali", "dali-gpu", "nvdec")
     for table in (table for _, table in TABLES if table.suite == "loader"):
         loaders = table.flags["loaders"]
         points = [{"loader": loader, "gpus": gpus, "workers": 8} for gpus in (1, 2) for loader in loaders]
-        kept = published.named(table, points)
+        kept = published.named(table, points, 2)
         assert [point["loader"] for point in kept if point["gpus"] == 1] == loaders
         assert [point["loader"] for point in kept if point["gpus"] == 2] == [
-            loader for loader in loaders if loader in ("dali", "dali-gpu", "nvdec")
+            loader for loader in loaders if loader in on_gpus
+        ]
+        assert [point["loader"] for point in published.named(table, points, 0)] == [
+            loader for loader in loaders if loader not in (*on_gpus, "nvdec+pyav")
         ]
 
 
