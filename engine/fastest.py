@@ -107,12 +107,14 @@ class Answers:
         digest = hashlib.sha256(json.dumps(self._of, sort_keys=True).encode()).hexdigest()
         self._path = folder / "fastest-loaders" / f"{digest[:24]}.json"
 
-    def read(self) -> tuple[str, dict[str, Any]] | None:
-        """Return the loader that is kept and what was measured of each; None where nothing is."""
+    def read(self) -> Choice | None:
+        """Return the answer that is kept; None where there is none, or a damaged one."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             kept = json.loads(self._path.read_text(encoding="utf-8"))
             if kept["of"] == self._of:
-                return str(kept["loader"]), {name: dict(found) for name, found in kept["measured"].items()}
+                answer = Choice(loader=str(kept["loader"]), how="kept", measured=dict(kept["measured"]))
+                answer.told("")  # raises where a figure is missing, or is none
+                return answer
         return None
 
     def write(self, loader: str, measured: Mapping[str, Any]) -> None:
@@ -149,8 +151,8 @@ def choose(
     if before in names:
         return Choice(loader=str(before), how="checkpoint")
     kept = world.gather(answers.read())[0]
-    if kept is not None and kept[0] in names:
-        return Choice(loader=kept[0], how="kept", measured=kept[1])
+    if kept is not None and kept.loader in names:
+        return kept
     say(f"--loader auto: measuring {', '.join(names)}, {SECONDS:g} s each beside the step")
     began = time.perf_counter()
     found: dict[str, dict[str, Any]] = {}

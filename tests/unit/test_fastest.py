@@ -148,9 +148,12 @@ def test_an_answer_is_kept_for_the_same_machine_and_settings(clock: Clock, tmp_p
     assert chosen(other, tmp_path, of={"batch_size": 9}).how == "measured" and other.names == ["a", "b", "c"]
     gone = Opener(clock)
     assert chosen(gone, tmp_path, names=["a", "c"]).loader == "a", "b cannot run here any more"
-    for path in tmp_path.rglob("*.json"):
-        path.write_text("{")
-    assert chosen(Opener(clock), tmp_path).how == "measured", "a damaged answer is none"
+    files = {path: path.read_text() for path in tmp_path.rglob("*.json")}
+    damaged = ({"measured": ["b"]}, {"measured": {"b": {}}}, {"measured": {"b": {"rate": "fast"}}})
+    for content in ("{", *damaged):
+        for path, whole in files.items():
+            path.write_text(content if isinstance(content, str) else json.dumps(json.loads(whole) | content))
+        assert chosen(Opener(clock), tmp_path).how == "measured", "a damaged answer is none"
     (tmp_path / "file").touch()
     assert chosen(Opener(clock), tmp_path / "file").how == "measured", (
         "and no folder to keep it is none either"
