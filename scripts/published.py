@@ -24,7 +24,7 @@ from pydantic import Field, PositiveInt, ValidationError
 from benchmarks import _show
 from benchmarks._flags import asked
 from benchmarks._process import ending_on_signals
-from benchmarks._suite import Row, merged, run, said_of, value
+from benchmarks._suite import Common, Row, merged, run, said_of, value
 from cli import Settings, one_of
 from contracts import UserError
 from report import record
@@ -360,7 +360,14 @@ def measured(table: Table, settings: Published, more: Sequence[str], folder: Pat
         console.print(f"{table.about}\ncannot run here: it needs a GPU", highlight=False)
         return f"## {table.about}\n\nCannot run here: it needs a GPU.\n"
     whole = suite_of(table.suite)
-    suite = replace(whole, points=lambda flagged: named(table, whole.points(flagged), gpus))
+
+    def points(flagged: Common) -> list[Point]:
+        if found := named(table, asked_for := whole.points(flagged), gpus):
+            return found
+        what = f"none of its {len(asked_for)} points" if asked_for else "nothing"
+        raise UserError(f"--tables {table.name}: {what} is in a line for this machine; change what is behind --")
+
+    suite = replace(whole, points=points)
     flags, count = settled(table, gpus)
     data, said = data_for(table, count, settings, folder)
     said += "; flags for a machine without a GPU" if table.without_gpu and not gpus else ""
