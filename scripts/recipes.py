@@ -22,6 +22,8 @@ from pathlib import Path
 import torch
 import torchvision
 
+from contracts import UserError
+from report import record
 from scripts import demo_textures
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,13 +81,32 @@ def trained(runs: Path, cases: Mapping[str, Sequence[str]], *, seeds: int, jobs:
     names = [(case, seed) for case in cases for seed in range(seeds)]
 
     def one(case: str, seed: int) -> float:
-        folder = runs / f"{case.replace(', ', '-').replace(' ', '-')}-{seed}"
+        folder = _folder(runs, case, seed)
         log = folder.with_suffix(".txt") if jobs > 1 else None
         return top1(folder, (*cases[case], "--seed", str(seed)), log=log)
 
     with ThreadPoolExecutor(jobs) as pool:
         found = list(pool.map(one, *zip(*names, strict=True)))
     return [row(case, found[at * seeds : (at + 1) * seeds]) for at, case in enumerate(cases)]
+
+
+def claim(runs: Path, cases: Mapping[str, Sequence[str]], images: str) -> None:
+    """Keep beside the runs what each case is trained with, in recipes.json: a run that is there is not
+    repeated. Raises UserError where it was trained with other flags or images, and OSError.
+    """
+    runs.mkdir(parents=True, exist_ok=True)
+    path = runs / "recipes.json"
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    for case, flags in cases.items():
+        asked = {"flags": [*COMMON, *flags], "images": images}
+        if kept.get(case) != asked and _folder(runs, case, 0).exists():
+            raise UserError(f"{runs} has a run of {case} with other flags or images; name another folder")
+        kept[case] = asked
+    record.replace(path, json.dumps(kept, indent=1).encode())
+
+
+def _folder(runs: Path, case: str, seed: int) -> Path:
+    return runs / f"{case.replace(', ', '-').replace(' ', '-')}-{seed}"
 
 
 def row(name: str, found: Sequence[float]) -> str:
@@ -139,16 +160,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--memorise {options.memorise}: no such folder; it must be a folder with <class>/*")
     more = given[cut + 1 :]
     runs = options.runs.resolve()
-    if options.memorise is None:
-        cases = compared(runs, options.loaders, more)
-    else:
-        cases = memorised(runs, options.memorise, more)
     try:
+        if options.memorise is None:
+            cases = compared(runs, options.loaders, more)
+            images = f"drawn, {demo_textures.VERSION}, {demo_textures.PER_CLASS}"
+        else:
+            cases = memorised(runs, options.memorise, more)
+            images = str(options.memorise.resolve())
+        claim(runs, cases, images)
         lines = trained(runs, cases, seeds=options.seeds, jobs=options.jobs)
     except subprocess.CalledProcessError as error:
         if options.jobs > 1:
             print(f"{error.cmd[-1]} has failed, {error.cmd[-1]}.txt says why", file=sys.stderr)
         return int(error.returncode)  # train.py has said why
+    except (UserError, ValueError, OSError) as error:
+        print(f"recipes: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("recipes: interrupted; the same command goes on", file=sys.stderr)
         return 130

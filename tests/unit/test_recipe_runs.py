@@ -66,6 +66,8 @@ def test_recipes_and_plain_runs_differ_by_the_recipe_alone(
     differ = {name for name in plain if plain[name] != recipe[name]} - {"output"}
     assert differ == {"auto_augment", "erase", "mixup", "cutmix", "mix_prob", "label_smoothing", "ema"}
     assert recipes.main(command) == 0 and len(made) == 8, "runs that are there are not repeated"
+    assert recipes.main([*command, "--epochs", "9"]) == 2 and len(made) == 8
+    assert "has a run of plain, torchvision with other flags or images" in capsys.readouterr().err
 
 
 def test_runs_at_once_are_those_one_by_one(
