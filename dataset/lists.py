@@ -112,7 +112,7 @@ class List:
         labels = {fields[1] for fields in others}
         of_numbers = not label.isdecimal() and all(map(str.isdecimal, labels))
         unlike = "." not in name and all("." in fields[0] or "/" in fields[0] for fields in others)
-        told = name.lower() in HEADS or (others and (of_numbers or unlike))
+        told = name.strip().lower() in HEADS or (others and (of_numbers or unlike))
         if not told or "/" in name or label in labels or exists(name):
             return ""
         return printable(os.fsencode(self.begin.strip()))[:200]
