@@ -38,9 +38,10 @@ def _tensor(luma: Image.Image) -> torch.Tensor:
 def batches(
     root: Path, batch_size: int, workers: int, device: torch.device
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield inputs and targets on the device, for ever."""
+    """Yield inputs and targets on the device, for ever. Raises ValueError where no batch can be filled."""
+    patches = Patches(root)
     loader = DataLoader(
-        Patches(root),
+        patches,
         batch_size,
         shuffle=True,
         num_workers=workers,
@@ -48,6 +49,8 @@ def batches(
         drop_last=True,
         persistent_workers=workers > 0,
     )
+    if not len(loader):
+        raise ValueError(f"no batch of {batch_size} can be filled: there are {len(patches)} patches")
     while True:
         for inputs, targets in loader:
             yield inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)

@@ -62,7 +62,7 @@ def dali_batches(
 def torchvision_batches(
     root: Path, batch_size: int, workers: int, device: torch.device, *, recipe: bool = False
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield normalised fp32 images and labels, for ever.
+    """Yield normalised fp32 images and labels, for ever. Raises ValueError where no batch can be filled.
 
     A `recipe` adds what torchvision's references do in the workers: RandAugment, random erasing, and mixup or
     cutmix, with which labels are shares of 1,000 classes.
@@ -90,6 +90,8 @@ def torchvision_batches(
         persistent_workers=workers > 0,
         collate_fn=partial(_mixed, mixing) if recipe else None,
     )
+    if not len(loader):
+        raise ValueError(f"no batch of {batch_size} can be filled: there are {len(data)} images")
     while True:
         for images, labels in loader:
             yield (

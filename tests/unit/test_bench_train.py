@@ -145,6 +145,9 @@ def test_a_loop_by_hand_trains_without_a_gpu(task: str, recipe: bool, tmp_path: 
     model, loss = loop_by_hand.OF_TASK[task](asked, torch.device("cpu"))
     loss().backward()
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
+    asked.batch_size = 3
+    with pytest.raises(ValueError, match="no batch of 3 can be filled: there are 2"):
+        loop_by_hand.OF_TASK[task](asked, torch.device("cpu"))[1]()
     if task == "classification":
         batches = loop_by_hand.torchvision_batches(
             tmp_path / "train", 2, 0, torch.device("cpu"), recipe=recipe
