@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -226,7 +227,8 @@ def show(suite: Suite, rows: Sequence[Row], folder: Path, console: Console, *, w
             _forget(folder / row["folder"])
     _tensorboard(suite, rows, folder, plots)
     _curves.write(suite, measured if suite.follow else rows, folder, unit=unit_of(rows))
-    told = f"table: {folder / 'table.md'}   plots: {len(plots)}   TensorBoard: tensorboard --logdir {folder}"
+    told = f"table: {folder / 'table.md'}   plots: {len(plots)}   TensorBoard: "
+    told += f"tensorboard --logdir {shlex.quote(str(folder))}"
     console.print(printable(told), highlight=False, markup=False)
 
 

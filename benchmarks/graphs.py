@@ -20,6 +20,7 @@ from benchmarks._suite import LEAST, Column, Common, Measured, Point, Row, Suite
 from benchmarks.workers import EAGER
 from cli import one_of
 from contracts import UserError
+from tasks import architecture
 from tasks.classification import KIND
 
 BY_HAND = "by-hand"
@@ -66,6 +67,8 @@ def points(settings: Graphs) -> list[Point]:
     """Return the points; those that are compared follow each other, for a machine's speed drifts."""
     auto = KIND.default_loader(gpu=torch.cuda.is_available())
     loader = one_of("--loader", settings.loader, KIND.loaders, auto=auto)
+    for arch in settings.archs:
+        architecture(KIND, arch, "--archs")
     by_hand = BY_HAND in settings.steps
     config = train.check(settings.flags, by_hand=by_hand, more=("--ceilings",), own=("--compile", "--graphs"))
     train.require_data(settings.data, [loader], config)
@@ -132,7 +135,7 @@ def derive(rows: Sequence[Row]) -> list[Row]:
         ratio = own / theirs if own and theirs else None
         return {**row, "figures": {**row["figures"], "of_eager": ratio}}
 
-    return [one(row) for row in rows]
+    return [one(row) if row["status"] == "ok" else row for row in rows]
 
 
 def _alike(row: Row) -> tuple[Any, ...]:

@@ -48,6 +48,7 @@ from contracts import UserError
 from engine.precision import choose
 from report import hardware
 from settings.types import Share
+from tasks import architecture
 from tasks.classification import KIND
 
 GRID = 8
@@ -150,6 +151,8 @@ def training_samples(data: Path | None) -> int:
 
 
 def points(settings: MaxBatch) -> list[Point]:
+    for arch in settings.archs:
+        architecture(KIND, arch, "--archs")
     flags = check(
         settings.flags, by_hand=bool(settings.by_hand), more=("--workers",), own=("--val-batch-size",)
     )

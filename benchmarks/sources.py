@@ -61,7 +61,8 @@ from report.phases import Phases
 from scripts._reencode import Smaller
 from scripts.pack import pack_splits
 from settings.optimisation import Optimisation
-from tasks.classification import Classification
+from tasks import architecture
+from tasks.classification import KIND, Classification
 
 SMALLER = "lmdb, smaller"
 """The store packed as FFCV publishes its own."""
@@ -113,6 +114,8 @@ class Sources(Common):
 def points(settings: Sources) -> list[Point]:
     class_folders(settings.data)
     one_of("--loader", settings.loader, IMAGE_LOADERS)
+    if settings.arch != "none":
+        architecture(KIND, settings.arch)
     stores = [one_of("--stores", store, STORES) for store in settings.stores]
     names = [one_of("--peers", name, PEERS) for name in settings.peers]
     same = settings.model_dump(include={"batch_size", "image_size"})

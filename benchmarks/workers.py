@@ -20,6 +20,7 @@ from benchmarks import _plots, _show, _superres, train
 from benchmarks._suite import LEAST, Column, Common, Measured, Point, Row, Suite, beyond_noise
 from engine.distributed import default_workers
 from report.advice import GRAPHS
+from tasks import architecture, kind_named
 
 STEP = ("data_wait", "forward", "backward", "update")
 """Parts of a step on the device's timeline, which add up to it; the transfer runs beside them."""
@@ -75,6 +76,7 @@ SET_HERE = ("--workers", "--image-size", "--pin-memory", "--compile", "--graphs"
 
 
 def points(settings: Workers) -> list[Point]:
+    architecture(kind_named(settings.task), settings.arch)
     given = train.check(settings.flags, task=settings.task, own=SET_HERE)
     workers = settings.workers or tuple(dict.fromkeys((1, default_workers())))
     memory = settings.memory or (("pinned", "pageable") if torch.cuda.is_available() else ("pageable",))

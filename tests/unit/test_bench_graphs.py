@@ -25,6 +25,8 @@ def test_points_are_runs_of_train_py(tmp_path: Path) -> None:
         graphs.points(Graphs(loader="synthetic", flags="--graphs false"))
     with pytest.raises(UserError, match="--data is missing"):
         graphs.points(Graphs())
+    with pytest.raises(UserError, match="--archs got 'resnet' "):
+        graphs.points(Graphs(archs=("resnet",)))
 
 
 def test_rates_beside_those_of_eager_steps() -> None:
@@ -40,7 +42,9 @@ def test_rates_beside_those_of_eager_steps() -> None:
         return {"point": point, "status": "ok" if rate else "failed", "figures": figures if rate else {}}
 
     rows = [row("eager", 8, 100.0), row("graphs", 8, 450.0), row("eager", 64, None), row("graphs", 64, 9.0)]
-    assert [one["figures"]["of_eager"] for one in graphs.derive(rows)] == [1.0, 4.5, None, None]
+    found = [one["figures"] for one in graphs.derive(rows)]
+    assert [figures.get("of_eager") for figures in found] == [1.0, 4.5, None, None]
+    assert found[2] == {}, "a run that failed has none, and no plot"
 
 
 def test_a_run_is_steady_once_three_seconds_are_at_its_final_rate(tmp_path: Path) -> None:
