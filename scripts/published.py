@@ -362,10 +362,13 @@ def measured(table: Table, settings: Published, more: Sequence[str], folder: Pat
     whole = suite_of(table.suite)
 
     def points(flagged: Common) -> list[Point]:
-        if found := named(table, asked_for := whole.points(flagged), gpus):
-            return found
-        what = f"none of its {len(asked_for)} points" if asked_for else "nothing"
-        raise UserError(f"--tables {table.name}: {what} is in a line for this machine; change what is behind --")
+        every = whole.points(flagged)
+        found = named(table, every, gpus)
+        if every and not found:
+            raise UserError(
+                f"--tables {table.name}: no line for this machine has what the flags behind -- measure"
+            )
+        return found
 
     suite = replace(whole, points=points)
     flags, count = settled(table, gpus)
