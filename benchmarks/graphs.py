@@ -148,10 +148,11 @@ def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
     for (arch, loader, precision, size), alike in _show.grouped(rows, _alike).items():
         curves: dict[str, Sequence[tuple[float, float]]] = {}
         for row in alike:
-            run = folder.parent / row["folder"]
-            if not run.is_dir():  # the table was kept without its runs
+            try:
+                ends_s = _ends_of(row["point"], folder.parent / row["folder"])
+            except (OSError, ValueError, KeyError):  # the table was kept without its runs, or parts of them
                 continue
-            each = enumerate(_starts.rates(_ends_of(row["point"], run), size))
+            each = enumerate(_starts.rates(ends_s, size))
             if points_ := [(second + 0.5, float(rate)) for second, rate in each]:
                 curves[row["point"]["step"]] = points_
         if curves:

@@ -47,6 +47,17 @@ def test_rates_beside_those_of_eager_steps() -> None:
     assert found[2] == {}, "a run that failed has none, and no plot"
 
 
+@pytest.mark.parametrize("left", [None, "", '{"kind": "train", "steps_ms": {"graph": [900, 900, 900]}}'])
+def test_a_table_is_shown_without_its_runs(left: str | None, tmp_path: Path) -> None:
+    point = {"arch": "resnet18", "loader": "x", "precision": "fp16", "batch_size": 8, "step": "eager"}
+    if left is not None:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "metrics.jsonl").write_text(left)
+    (tmp_path / "plots").mkdir()
+    drawn = graphs.plots([{"point": point, "folder": "run"}], tmp_path / "plots")
+    assert len(drawn) == bool(left)
+
+
 def test_a_run_is_steady_once_three_seconds_are_at_its_final_rate(tmp_path: Path) -> None:
     """Steps of half a second for 4 s, then of a tenth, with a pause of 1.5 s in the middle of them."""
     slow = np.arange(8) * 0.5
