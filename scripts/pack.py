@@ -330,13 +330,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         joining = _pairs.asked(coding, scale)
         if joining and (form == "folder" or any(each is not None for each in encoding)):
             raise UserError("--pairs goes to --format lmdb, tar or arrow, without --max-side and its like")
+        anew = joining or asked(*encoding)  # before a scan, which may take minutes
         settings = build({name: value for name, value in options.items() if value}).data
         console = Console()
         if joining:
             splits: Mapping[str, Split] = _pairs.open_splits(settings, joining, console)
         else:
             splits = _image_splits(settings, console)
-        pack_splits(splits, options["data"], target, form, console, joining or asked(*encoding))
+        pack_splits(splits, options["data"], target, form, console, anew)
     except UserError as error:
         print(f"pack: {error}", file=sys.stderr)
         return 2

@@ -213,3 +213,8 @@ def test_smaller_images(form: str, tmp_path: Path, capsys: pytest.CaptureFixture
     packed(data, form, *more)
     command = [str(target), "--from", str(data), "--format", form, "--max-side", "20"]
     assert pack.main(command) == 2 and "of other data" in capsys.readouterr().err
+
+
+def test_an_encoding_that_is_wrong_is_told_before_a_scan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert pack.main(["to", "--from", "nowhere", "--max-side", "0"]) == 2
+    assert capsys.readouterr().err.startswith("pack: --max-side got 0")
