@@ -149,7 +149,11 @@ def test_an_answer_is_kept_for_the_same_machine_and_settings(clock: Clock, tmp_p
     gone = Opener(clock)
     assert chosen(gone, tmp_path, names=["a", "c"]).loader == "a", "b cannot run here any more"
     files = {path: path.read_text() for path in tmp_path.rglob("*.json")}
-    damaged = ({"measured": ["b"]}, {"measured": {"b": {}}}, {"measured": {"b": {"rate": "fast"}}})
+    damaged: tuple[dict[str, Any], ...] = (
+        {"measured": ["b"]},
+        {"measured": {"b": {}}},
+        {"measured": {"b": {"rate": "fast"}}},
+    )
     for content in ("{", *damaged):
         for path, whole in files.items():
             path.write_text(content if isinstance(content, str) else json.dumps(json.loads(whole) | content))
