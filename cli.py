@@ -70,7 +70,8 @@ def flags(
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        raise UserError(_one_line(said.getvalue(), known, answer)) from None
+        lists_all = "--help-all" if prog == "train.py" else f"{prog} --help"
+        raise UserError(_one_line(said.getvalue(), known, answer, lists_all)) from None
 
 
 @contextlib.contextmanager
@@ -102,8 +103,8 @@ def _spelled_out(argv: list[str], switches: set[str]) -> list[str]:
     return out
 
 
-def _one_line(box: str, known: Mapping[str, Any], answer: Callable[[str], str]) -> str:
-    """Return the parser's framed message as one line."""
+def _one_line(box: str, known: Mapping[str, Any], answer: Callable[[str], str], lists_all: str) -> str:
+    """Return the parser's framed message as one line; `lists_all` is what lists every flag."""
     # the frame is of dashes where the terminal has nothing better
     text = re.sub(r"[│╭╮╰╯─]|-{4,}", " ", box)
     text = " ".join(text.split()).split("For full helptext")[0].split("Argument helptext:")[0].strip()
@@ -139,7 +140,7 @@ def _one_line(box: str, known: Mapping[str, Any], answer: Callable[[str], str]) 
         return f"flags: {unknown.group(1)}{ours}"
     if unknown:
         near = nearest(unknown.group(1).lstrip("-"), [name.replace("_", "-") for name in known], prefix="--")
-        return f"flags: unknown flag '{unknown.group(1)}'{near}; --help-all lists every setting"
+        return f"flags: unknown flag '{unknown.group(1)}'{near}; {lists_all} lists every setting"
     return f"flags: {text.replace(str(('True', 'False')), 'true, false')}"
 
 

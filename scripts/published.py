@@ -379,7 +379,7 @@ def measured(table: Table, settings: Published, more: Sequence[str], folder: Pat
     argv = [*words({**own, **flags, "limit_s": settings.limit_s}), *more]
     results = folder / table.name
     with _show.progress(console, f"{table.name} ({table.suite})") as progress:
-        rows = run(suite, asked(suite.settings, argv, prog=suite.name), results, progress)
+        rows = run(suite, asked(suite.settings, argv, prog=f"bench {suite.name}"), results, progress)
     told = {
         title: cells(table, figure, suite.derive(merged(rows)), gpus)
         for figure, title in table.figures.items()

@@ -33,7 +33,7 @@ from tests.end_to_end.runs import draw
             "--precisions got 'fp17': input should be 'auto', 'fp16', 'bf16' or 'fp32'",
         ),
         ("train --seconds", "Missing value for argument '--seconds'"),
-        ("train --nothing 3", "unknown flag '--nothing'"),
+        ("train --nothing 3", "unknown flag '--nothing'; bench train --help lists every setting"),
         ("nothing", "SUITE got 'nothing', which is unknown; known: train, readers"),
     ],
 )
