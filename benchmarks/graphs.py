@@ -153,8 +153,8 @@ def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
             except (OSError, ValueError, KeyError):  # the table was kept without its runs, or parts of them
                 continue
             each = enumerate(_starts.rates(ends_s, size))
-            if points_ := [(second + 0.5, float(rate)) for second, rate in each]:
-                curves[row["point"]["step"]] = points_
+            if curve := [(second + 0.5, float(rate)) for second, rate in each]:
+                curves[row["point"]["step"]] = curve
         if curves:
             title = f"{arch}, batch {size}, {precision}, {loader}"
             path = folder / f"start-{arch.replace('/', '_')}-{size}.png"
