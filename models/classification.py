@@ -27,8 +27,8 @@ def names() -> list[str]:
 
 
 def native(arch: str, weights: str | None = None) -> Native:
-    """Return side and zoom of the images of torchvision's `weights`, if they are that; else the side of its
-    first ImageNet-1k weights.
+    """Return side, zoom and interpolation of the images of torchvision's `weights`, if they are that; else
+    side and interpolation of its first ImageNet-1k weights.
 
     Mean and deviation are of ImageNet's training images.
     """
@@ -37,9 +37,11 @@ def native(arch: str, weights: str | None = None) -> Native:
         made_for = published[weights].transforms()
         size = int(made_for.crop_size[0])
         resize = int(made_for.resize_size[0])
-        return Native(size, MEAN, STD, zoom=resize / size)
-    first = published.get("IMAGENET1K_V1")
-    return Native(int(first.transforms().crop_size[0]) if first else 224, MEAN, STD)
+        return Native(size, MEAN, STD, zoom=resize / size, interpolation=made_for.interpolation.value)
+    if "IMAGENET1K_V1" not in published:
+        return Native(224, MEAN, STD)
+    made_for = published["IMAGENET1K_V1"].transforms()
+    return Native(int(made_for.crop_size[0]), MEAN, STD, interpolation=made_for.interpolation.value)
 
 
 def build(

@@ -21,8 +21,7 @@ class Model(Settings):
     weights: str | None = None
     """Start from a file of weights (a checkpoint, a state dict, timm's, Lightning's, safetensors, ...), or
     from torchvision's weights of that name (DEFAULT, IMAGENET1K_V1, ...), or timm's of that tag (a1_in1k,
-    DEFAULT). Resampling is bilinear, also for
-    those that were trained with bicubic."""
+    DEFAULT)."""
     freeze: str | None = None
     """Parameters that are not trained: those whose name this regular expression matches from its beginning,
     such as 'conv1|bn1|layer[123]'."""

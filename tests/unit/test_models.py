@@ -145,7 +145,9 @@ def test_how_weights_were_measured() -> None:
         and round(224 * native("resnet50", "IMAGENET1K_V2").zoom) == 232
     )
     assert native("efficientnet_b4", "IMAGENET1K_V1").zoom == 384 / 380
-    assert native("regnet_y_16gf", "IMAGENET1K_SWAG_E2E_V1").size == 384
+    swag = native("regnet_y_16gf", "IMAGENET1K_SWAG_E2E_V1")
+    assert (swag.size, swag.interpolation) == (384, "bicubic")
+    assert native("regnet_y_16gf").interpolation == "bilinear"
     assert native("resnet50", "last.pt") == native("resnet50") and native("resnet50").zoom == 256 / 224
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from config import build
 from models import Native
+from tasks import architecture, kind_of
 from tasks._plans import image_policies
 from tasks.start import Start
 
@@ -37,3 +39,15 @@ def test_validation_sizes(flags: dict[str, Any], size: int, resize: int) -> None
     assert (policy.image_size, policy.resize) == (size, resize)
     told = [name for name, value in flags.items() if value != {**ASKED, **USED}.get(name)]
     assert len(start.told) == len(told)
+
+
+@pytest.mark.parametrize(
+    ("arch", "flag", "used"),
+    [("resnet50", None, "bilinear"), ("swin_t", None, "bicubic"), ("swin_t", "nearest", "nearest")],
+)
+def test_images_are_resized_as_the_flag_or_the_weights_say(arch: str, flag: str | None, used: str) -> None:
+    config = build({"arch": arch, "interpolation": flag})
+    start = Start.of(config, (), {}, path=None, origin="flags")
+    native = start.native(*architecture(kind_of(config), arch))
+    assert start.pixels(native, torch.float32).interpolation == used
+    assert {policy.interpolation for policy in image_policies(config.augmentation, native)} == {used}
