@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 from torchvision.transforms import v2
 from torchvision.transforms.autoaugment import AutoAugmentPolicy
 
-from config import build
+from config import build, parse
 from contracts import UserError
 from models import Native
 from models.classification import MEAN, STD
@@ -28,11 +30,13 @@ from plan.autoaugment import (
     Space,
     policy_of,
 )
+from plan.clips import ClipPlan
 from plan.geometry import FLIP
 from plan.images import ImagePlan
 from plan.ops import KEY_BITS, WIDTH, Op
-from tasks._plans import idle, image_policies
-from tasks.detection import KIND
+from tasks import kind_named
+from tasks._plans import clip_policy, idle, image_policies, opened
+from tests.conformance.plans import Videos
 
 SIDE = 224
 COUNT = 40_000
@@ -237,9 +241,37 @@ def test_settings_are_read() -> None:
     assert 0 < (rows.turns & FLIP > 0).sum() < 32
 
 
-@pytest.mark.parametrize("flag", ["auto_augment", "blur"])
-def test_boxes_refuse_what_is_not_of_a_pixel(flag: str) -> None:
-    assert not KIND.reads(flag) and KIND.reads("color_jitter")
+@pytest.mark.parametrize(
+    ("task", "refused", "taken"),
+    [
+        # boxes: what moves pixels, looks beyond one, or mixes images
+        ("detection", "auto_augment blur mixup cutmix", "color_jitter hue_jitter grayscale erase"),
+        ("video", "interpolation", "auto_augment blur mixup cutmix erase vflip"),
+    ],
+)
+def test_what_boxes_and_clips_refuse(task: str, refused: str, taken: str) -> None:
+    kind = kind_named(task)
+    assert [flag for flag in refused.split() if kind.reads(flag)] == []
+    assert [flag for flag in taken.split() if not kind.reads(flag)] == []
+
+
+def test_what_repeats_leave_out_is_told() -> None:
+    console = MagicMock()
+    opened(parse(["--repeats", "3"]), "synthetic", "images", console)
+    said = "--repeats 3 shows 427,056 of 1,281,167 samples in an epoch, each 3 times, and leaves 854,111 out"
+    console.info.assert_any_call(f"train: {said}")
+
+
+def test_a_clip_has_one_draw() -> None:
+    """Of the settings of images: `Rows.ops` has a row a clip, whatever its frames."""
+    config = build({"auto_augment": "rand-m9-inc1", "erase": 0.6, "vflip": 0.2, "task": "video"})
+    policy = clip_policy(config.augmentation, config.clips, Native(size=SIDE, mean=MEAN, std=STD))
+    assert policy.augment == image_policies(config.augmentation, Native(SIDE, MEAN, STD))[0].augment
+    plan = ClipPlan(columns=Videos(9), policy=policy, seed=3, batch_size=9)
+    rows = plan.rows(0, 0)[0]
+    assert rows.frames is not None and rows.ops is not None and rows.ops.shape == (9, 2 + 1, WIDTH)
+    assert len(np.unique(rows.ops.reshape(9, -1), axis=0)) == 9
+    assert replace(plan, training=False).rows(0, 0)[0].ops is None
 
 
 @pytest.mark.parametrize(

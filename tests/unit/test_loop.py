@@ -184,6 +184,23 @@ def test_pictures_are_what_the_network_is_given(tmp_path: Path) -> None:
     assert told.args[0].images is step.task.shown.return_value
 
 
+@pytest.mark.parametrize(
+    ("second", "steps", "best", "best_of"),
+    [((0.375, 0.25), STEPS, 0.5, "average"), ((0.75, 0.25), 2 * STEPS, 0.75, "network")],
+)
+def test_best_is_of_the_network_or_of_its_average(
+    second: tuple[float, float], steps: int, best: float, best_of: str, tmp_path: Path
+) -> None:
+    """Each validation has two figures, the average's last: it leads the first epoch."""
+    toy = Toy(tmp_path, epochs=2, figures=[0.25, 0.5, *second])
+    average: Any = MagicMock(**{"state_dict.return_value": {}})
+    toy.training.step.ema = average
+    assert toy.training.fit() and average.in_network.call_count == 2
+    content = torch.load(tmp_path / "best.pt", weights_only=True)
+    assert (content["progress"]["step"], content["progress"]["best"]) == (steps, best)
+    assert content["best_of"] == best_of
+
+
 def test_figures_that_take_longer_than_an_epoch_are_waited_for(tmp_path: Path) -> None:
     toy = Toy(tmp_path, epochs=3, figures=[0.1, 0.3, 0.2])
     assert toy.training.fit() and [later.waited for later in toy.later] == [1, 1, 1]

@@ -87,6 +87,10 @@ SINGLE: dict[str, tuple[Any, Change]] = {
     "greyscale": (one(Op.GREYSCALE), of(tv.rgb_to_grayscale, num_output_channels=3)),
     **{f"posterize {bits}": (one(Op.POSTERIZE, bits), of(tv.posterize, bits)) for bits in (0, 3, 8)},
     **{f"solarize {level}": (one(Op.SOLARIZE, level), of(tv.solarize, level)) for level in (0, 128, 178.5)},
+    "solarize_add": (
+        one(Op.SOLARIZE_ADD, 40),  # which torchvision does not have; as timm says it
+        lambda image: torch.where(image < 128, (image.int() + 40).clamp(0, 255), image),
+    ),
     "autocontrast": (one(Op.AUTOCONTRAST), of(tv.autocontrast)),
     "equalize": (one(Op.EQUALIZE), of(tv.equalize)),
     "invert": (one(Op.INVERT), of(tv.invert)),
@@ -167,9 +171,10 @@ def test_a_map_and_its_inverse_lose_nothing() -> None:
 
 def test_frames_of_a_clip_are_images() -> None:
     levels = pictures()
-    every = np.concatenate(
-        [one(Op.EQUALIZE, rows=2), one(Op.CONTRAST, 0.4, rows=2), one(Op.NOISE, 9, 1, 2, rows=2)], 1
-    )
+    both = np.ones(2, bool)
+    contrast = ops.slot(Op.CONTRAST, both, np.array([0.4, 1.6]))
+    noise = ops.slot(Op.NOISE, both, np.array([9, 30]), np.array([1, 5]), 2)
+    every = np.concatenate([one(Op.EQUALIZE, rows=2), contrast, noise], axis=1)
     clips = operated(levels.view(2, 2, HEIGHT, WIDTH, 3), every, ON_DEVICE)
     images = operated(levels, np.repeat(every, 2, axis=0), ON_DEVICE)
     assert torch.equal(clips.view(images.shape), images)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import timm.optim
 import torch
 import torchvision
 from torch import nn
@@ -18,6 +20,7 @@ from engine import optimizers, schedules
 from engine.checkpoint import Checkpoints, Progress, Resume, write
 from engine.distributed import ProcessWorld
 from engine.ema import Ema
+from engine.masters import Masters
 from engine.step import Step
 from models import Unusable, recompute
 from models import classification as registry
@@ -34,6 +37,9 @@ CASES: dict[str, dict[str, Any]] = {
     "ema warmed up": {"ema": 0.99, "ema_warmup": True},
     "value": {"clip_grad_value": 0.01},
     "agc": {"clip_grad_agc": 0.02},
+    "norm": {"clip_grad_norm": 0.02},
+    "layers": {"layer_decay": 0.5},
+    "bce": {"loss": "bce", "bce_threshold": 0.1},
 }
 
 
@@ -140,6 +146,20 @@ def test_the_average_is_torchs() -> None:
     assert float(layer.weight.detach().mean()) == 5.0 and own == [p.data_ptr() for p in net.parameters()]
 
 
+def test_the_average_is_of_the_masters() -> None:
+    """A step of 2^-20 is below what fp16 weights can add; fp32 masters have it, and so has their average."""
+    module = nn.Linear(3, 4)
+    masters = Masters(module)
+    average = Ema(module, masters.of, decay=0.5, warm_up=False)
+    before = {name: master.detach().clone() for name, master in masters.names.items()}
+    for master in masters.names.values():
+        master.data += 2.0**-20
+    average.update(None)
+    for name, value in before.items():
+        found = average.state_dict()[f"module.{name}"]
+        torch.testing.assert_close(found - value, torch.full_like(value, 2.0**-21), rtol=0.1, atol=0)
+
+
 def test_the_averages_warm_up_is_timms() -> None:
     from timm.utils import ModelEmaV3
 
@@ -193,6 +213,33 @@ def test_other_networks_are_layered_by_their_blocks(arch: str, layer_of: dict[st
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [
+        ("lamb", partial(timm.optim.Lamb, max_grad_norm=1.0)),
+        ("lars", partial(timm.optim.Lars, momentum=0.8)),
+        ("lion", timm.optim.Lion),
+        ("muon", partial(timm.optim.Muon, momentum=0.8)),
+    ],
+)
+def test_optimisers_are_timms(name: str, theirs: Any) -> None:
+    """Steps with the same gradients give the weights of the library's own optimiser."""
+    ours, wanted = Net(), Net()
+    settings = Optimisation(optimizer=name, lr=0.01, momentum=0.8, nesterov=False, weight_decay=0.1)  # type: ignore[arg-type]
+    one = optimizers.build(ours, settings)
+    parted = [[p for p in wanted.parameters() if (p.ndim > 1) is decayed] for decayed in (True, False)]
+    groups = zip(parted, (0.1, 0.0), strict=True)
+    other = theirs([{"params": params, "weight_decay": decay} for params, decay in groups], lr=0.01)
+    for step in range(3):
+        torch.manual_seed(step)
+        for a, b in zip(ours.parameters(), wanted.parameters(), strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        one.step()
+        other.step()
+    assert_alike(ours, wanted)
+
+
 def test_what_muon_moves() -> None:
     module, _ = registry.build("mobilenet_v3_small", classes=5, shape=(2, 3, 32, 32))
     optimizer = optimizers.build(module, Optimisation(optimizer="muon"))
@@ -204,16 +251,16 @@ def test_what_muon_moves() -> None:
             assert (id(parameter) in moved) == matrix, name
 
 
-@pytest.mark.parametrize("threshold", [None, 0.2])
-def test_binary_cross_entropy_is_timms(threshold: float | None) -> None:
+@pytest.mark.parametrize(("smoothing", "threshold"), [(0.1, None), (0.1, 0.2), (0.0, 0.0)])
+def test_binary_cross_entropy_is_timms(smoothing: float, threshold: float | None) -> None:
     from timm.loss import BinaryCrossEntropy
 
     logits = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
     labels = torch.tensor([0, 5, 2, 2])
-    theirs = BinaryCrossEntropy(smoothing=0.1, target_threshold=threshold, reduction="none")
+    theirs = BinaryCrossEntropy(smoothing=smoothing, target_threshold=threshold, reduction="none")
     expected = theirs(logits, labels).mean(dim=1) * torch.tensor([1, 1, 0, 1])
     valid = torch.tensor([True, True, False, True])
-    found = binary_cross_entropy(logits, nn.functional.one_hot(labels, 6), valid, 0.1, threshold)
+    found = binary_cross_entropy(logits, nn.functional.one_hot(labels, 6), valid, smoothing, threshold)
     torch.testing.assert_close(found, expected)
 
 

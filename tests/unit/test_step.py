@@ -94,7 +94,12 @@ def step_of(
     optimisation = Optimisation(**SETTINGS | {"accumulate": accumulate, "clip_grad_norm": clip} | more)
     return Step(
         module=net,
-        task=Classification(np.zeros(1, np.int64), label_smoothing=smoothing),
+        task=Classification(
+            np.zeros(1, np.int64),
+            label_smoothing=smoothing,
+            binary=optimisation.loss == "bce",
+            threshold=optimisation.bce_threshold,
+        ),
         optimisation=optimisation,
         precision="fp32",
         world=ProcessWorld(CPU),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -54,6 +55,26 @@ def test_weights_of_a_file(arch: str, size: int, head: str, tmp_path: Path) -> N
     for name, value in again.state_dict().items():
         assert name in loaded.anew or torch.equal(value, module.state_dict()[name]), name
     assert again(torch.zeros(shape)).shape == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("arch", "weights"), [("resnet18", "fb_ssl_yfcc100m_ft_in1k"), ("resnet18.tv_in1k", "DEFAULT")]
+)
+def test_published_weights_by_name(arch: str, weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are asked for by the tag, and all but the head of other classes is theirs."""
+    package = registry._timm()
+    create = package.create_model
+    published: dict[str, Any] = {}
+
+    def create_model(name: str, *, pretrained: bool, **options: Any) -> Any:
+        made = create(name, pretrained=False, **options)
+        return published.setdefault(name, made) if pretrained else made
+
+    monkeypatch.setattr(package, "create_model", create_model)
+    module, loaded = registry.build(f"timm/{arch}", classes=5, shape=(2, 3, 64, 64), weights=weights)
+    ((name, theirs),) = published.items()
+    assert name == f"resnet18.{'tv_in1k' if weights == 'DEFAULT' else weights}"
+    assert loaded.anew == ["fc.weight", "fc.bias"] and torch.equal(module.conv1.weight, theirs.conv1.weight)
 
 
 def test_a_network_of_one_size_is_told_before_it_trains() -> None:
