@@ -92,8 +92,10 @@ def test_patience_counts_validations_without_a_better_figure_also_over_a_resume(
 
 def test_accumulation(train: Runner, pictures: Path) -> None:
     """12 micro-batches of 8 in steps of 16; the learning rate is that of the samples consumed."""
-    output = run(train, pictures, "run", "--accumulate", 2, "--clip-grad-norm", 0.5)
+    rate = ("--lr", 0.005, "--lr-per", 8, "--warmup-epochs", 0, "--schedule", "constant")
+    output = run(train, pictures, "run", "--accumulate", 2, "--clip-grad-norm", 0.5, *rate)
     assert len(losses(output)) == 6
+    assert {round(point["lr"], 9) for point in points(output, "train")} == {0.01}
     assert points(output, "train")[-1]["consumed"] == 96
     assert summary(output)["samples"] == 96
 

@@ -34,7 +34,7 @@ from plan.clips import ClipPlan
 from plan.geometry import FLIP
 from plan.images import ImagePlan
 from plan.ops import KEY_BITS, WIDTH, Op
-from tasks import kind_named
+from tasks import kind_named, kind_of
 from tasks._plans import clip_policy, idle, image_policies, opened
 from tests.conformance.plans import Videos
 
@@ -235,6 +235,8 @@ def test_settings_are_read() -> None:
         std=(51, 51, 51),
     )
     assert policy.augment == wanted
+    theirs, _ = image_policies(build({"auto_augment": "randaugment"}).augmentation, native)
+    assert theirs.augment.fill == Augment().fill  # black, as torchvision fills what is outside, and not timm
     plan = ImagePlan(seed=1, batch_size=64, heights=SIZES[:64, 0], widths=SIZES[:64, 0], policy=policy)
     rows = plan.rows(0, 0)[0]
     assert rows.ops is not None and rows.ops.shape == (64, 2 + 4 + 3, WIDTH)
@@ -257,9 +259,14 @@ def test_what_boxes_and_clips_refuse(task: str, refused: str, taken: str) -> Non
 
 def test_what_repeats_leave_out_is_told() -> None:
     console = MagicMock()
-    opened(parse(["--repeats", "3"]), "synthetic", "images", console)
+    config = parse(["--repeats", "3"])
+    splits = opened(config, "synthetic", "images", console)
     said = "--repeats 3 shows 427,056 of 1,281,167 samples in an epoch, each 3 times, and leaves 854,111 out"
     console.info.assert_any_call(f"train: {said}")
+    native = Native(size=SIDE, mean=MEAN, std=STD)
+    training: Any
+    training, _ = kind_of(config).plans(config, splits, native, seed=0, world_size=1, rank=0)
+    assert training.repeats == 3
 
 
 def test_a_clip_has_one_draw() -> None:

@@ -10,11 +10,14 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
+from config import build
 from contracts import Batch, Rows
+from dataset.no_bytes import synthetic
 from plan.augment import Augment
 from plan.draws import bits
 from plan.images import ImagePlan, ImagePolicy
 from plan.mixing import MOST_ALPHA, Mixing, beta
+from tasks import kind_of
 from tasks.classification import Classification
 from tests.unit.test_classification import rows
 
@@ -31,7 +34,7 @@ def drawn(key: int, ids: Any = range(6), mixing: Mixing = EITHER) -> tuple[Rows,
     return made, mixing.targets(made)
 
 
-def batch_of(made: Rows, task: Classification, seed: int = 0) -> Batch:
+def batch_of(made: Rows, task: Any, seed: int = 0) -> Batch:
     noise = torch.randn(len(made), SIDE, SIDE, 3, generator=torch.Generator().manual_seed(seed))
     targets = {name: torch.from_numpy(value) for name, value in task.targets(made).items()}
     valid = torch.from_numpy(made.valid)
@@ -118,6 +121,26 @@ def test_images_and_targets_are_mixed_alike(mixing: Mixing, smoothing: float) ->
             soft = share * own_label + (1 - share) * other_label
             wanted = functional.cross_entropy(logits[i], soft, label_smoothing=smoothing)
             torch.testing.assert_close(losses[i], wanted)
+
+
+@pytest.mark.parametrize("name", ["classification", "video"])
+def test_settings_reach_the_task_of_training_alone(name: str) -> None:
+    given = {"mixup": 0.8, "cutmix": 1.0, "mix_prob": 0.9, "mix_switch_prob": 0.3}
+    given |= {"label_smoothing": 0.1, "bce_threshold": 0.2}
+    config = build({"task": name, "loss": "bce", **given})
+    kind = kind_of(config)
+    sets = synthetic(kind.content(config))
+    training, validation = kind.tasks(config, sets, 0.0)
+    mixing = Mixing(mixup=0.8, cutmix=1.0, probability=0.9, switch=0.3)
+    labels = sets["train"].columns.label
+    wanted = Classification(labels, label_smoothing=0.1, binary=True, threshold=0.2, mixing=mixing)
+    logits = torch.randn(6, 1000, generator=torch.Generator().manual_seed(0))
+    for key in KEYS[:20].tolist():
+        made, _ = drawn(key)
+        found, expected = batch_of(made, training), batch_of(made, wanted)
+        assert torch.equal(training.inputs(found)[0], wanted.inputs(expected)[0])
+        assert torch.equal(training.losses(logits, found), wanted.losses(logits, expected))
+    assert "partners" not in validation.targets(made)
 
 
 def test_without_mixing_nothing_travels() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
-import torch
 
 from config import build
 from models import Native
@@ -49,5 +50,17 @@ def test_images_are_resized_as_the_flag_or_the_weights_say(arch: str, flag: str 
     config = build({"arch": arch, "interpolation": flag})
     start = Start.of(config, (), {}, path=None, origin="flags")
     native = start.native(*architecture(kind_of(config), arch))
-    assert start.pixels(native, torch.float32).interpolation == used
+    assert start.pixels(native, "float32").interpolation == used
     assert {policy.interpolation for policy in image_policies(config.augmentation, native)} == {used}
+
+
+def test_depth_and_blocks_that_compute_again_reach_the_network() -> None:
+    config = build({"arch": "swin_t", "stochastic_depth": 0.4, "grad_checkpointing": True})
+    kind = kind_of(config)
+    start = Start.of(config, (), {}, path=None, origin="flags")
+    heads = kind.building(config, SimpleNamespace(classes=("a", "b")))
+    module = start.network(*architecture(kind, "swin_t"), (2, 3, 32, 32), heads, MagicMock())
+    depths: list[Any] = [one.p for one in module.modules() if type(one).__name__ == "StochasticDepth"]
+    assert max(depths) == pytest.approx(0.4)
+    # blocks and the merging of patches between stages
+    assert start.told == ["--grad-checkpointing: 15 blocks compute again in the backward pass"]

@@ -270,10 +270,10 @@ def test_a_scale_that_is_too_high_skips_the_step_and_says_so() -> None:
     assert all(torch.equal(p, old) for p, old in zip(net.parameters(), before, strict=True))
 
 
-@pytest.mark.parametrize("clip", [0.0, 0.3])
-def test_the_scale_leaves_no_trace_in_the_weights(clip: float) -> None:
+@pytest.mark.parametrize("clip", [{}, {"clip": 0.3}, {"clip_grad_value": 0.01}, {"clip_grad_agc": 0.02}])
+def test_the_scale_leaves_no_trace_in_the_weights(clip: dict[str, float]) -> None:
     net, scaled = Net(), Net()
-    plain_step, scaled_step = step_of(net, clip=clip), step_of(scaled, clip=clip)
+    plain_step, scaled_step = step_of(net, **clip), step_of(scaled, **clip)  # type: ignore[arg-type]
     scaled_step.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     for k in range(3):
         for step in (plain_step, scaled_step):

@@ -74,7 +74,9 @@ def test_published_weights_by_name(arch: str, weights: str, monkeypatch: pytest.
     module, loaded = registry.build(f"timm/{arch}", classes=5, shape=(2, 3, 64, 64), weights=weights)
     ((name, theirs),) = published.items()
     assert name == f"resnet18.{'tv_in1k' if weights == 'DEFAULT' else weights}"
-    assert loaded.anew == ["fc.weight", "fc.bias"] and torch.equal(module.conv1.weight, theirs.conv1.weight)
+    assert loaded.anew == ["fc.weight", "fc.bias"] and torch.equal(
+        module.state_dict()["conv1.weight"], theirs.conv1.weight
+    )
 
 
 def test_a_network_of_one_size_is_told_before_it_trains() -> None:
