@@ -16,7 +16,7 @@ from contracts import UserError
 from models import Native
 from models.classification import MEAN, STD
 from plan import affine
-from plan.augment import TRIES, UNTOUCHED, Augment
+from plan.augment import TRIES, UNTOUCHED, Augment, turns
 from plan.autoaugment import (
     AUTOAUGMENT,
     IMAGENET,
@@ -31,7 +31,7 @@ from plan.autoaugment import (
     policy_of,
 )
 from plan.clips import ClipPlan
-from plan.geometry import FLIP
+from plan.geometry import FLIP, MIRROR
 from plan.images import ImagePlan
 from plan.ops import KEY_BITS, WIDTH, Op
 from tasks import kind_named, kind_of
@@ -124,6 +124,9 @@ def test_names_and_signs_come_evenly() -> None:
 
 
 def test_timms_strings_say_how_strong_how_many_and_how_often() -> None:
+    growing: Any = policy_of("rand-m7-inc1")
+    plain: Any = policy_of("rand-m7")
+    assert growing.space is TIMM_INCREASING and plain.space is TIMM
     policy = policy_of("rand-m7-n3-mstd0.5-inc1")
     assert policy is not None and policy.slots == 3
     which, values = policy.draw(np.random.default_rng(2).random((COUNT, policy.uniforms)), SIDE)
@@ -145,10 +148,14 @@ def test_trivialaugment_and_autoaugment_and_three_augment() -> None:
     which, values = POLICIES["trivialaugment"].draw(draws, SIDE)  # type: ignore[union-attr]
     turned = np.abs(values[which == NAMES.index("rotate")])
     assert which.shape == (COUNT, 1) and len(np.unique(turned.round(5))) == 31 and turned.max() == 135
-    which, _ = POLICIES["autoaugment"].draw(draws, SIDE)  # type: ignore[union-attr]
+    which, values = POLICIES["autoaugment"].draw(draws, SIDE)  # type: ignore[union-attr]
     chance = np.mean([[part[1] for part in pair] for pair in IMAGENET])
     assert (which >= 0).mean() == pytest.approx(chance, abs=0.01)
+    turned = values[which == NAMES.index("rotate")]
+    assert set(np.abs(turned).round(3)) == {10.0, 26.667, 30.0}  # 3, 8 and 9 of 9
+    assert (turned < 0).mean() == pytest.approx(0.5, abs=0.03)
     which, values = POLICIES["3augment"].draw(draws, SIDE)  # type: ignore[union-attr]
+    assert set(values[which == NAMES.index("solarize")]) == {128.0}
     blurred = values[which == NAMES.index("blur")]
     assert len(blurred) / COUNT == pytest.approx(1 / 3, abs=0.01)
     assert blurred.min() >= 0.1 and blurred.max() <= 2 and blurred.mean() == pytest.approx(1.05, abs=0.02)
@@ -176,6 +183,39 @@ def test_jitter_is_colorjitters() -> None:
     assert boxes is not None and Op.CONTRAST not in boxes[:, :, 0]
 
 
+def test_flips_are_drawn_apart() -> None:
+    drawn = turns(1, 0, IDS, flip=0.3, upside_down=0.2)
+    shares = np.bincount(drawn, minlength=8) / COUNT
+    wanted = np.zeros(8)
+    wanted[[0, MIRROR, FLIP, MIRROR | FLIP]] = 0.7 * 0.8, 0.3 * 0.8, 0.7 * 0.2, 0.3 * 0.2
+    np.testing.assert_allclose(shares, wanted, atol=0.01)
+
+
+def test_hue_greyscale_and_blur_come_as_often_and_as_strong_as_said() -> None:
+    drawn = Augment(hue=0.1, greyscale=0.2, blur=0.3).draw(1, 0, IDS, SIZES)
+    assert drawn is not None
+    turned = drawn[:, :4, 1][drawn[:, :4, 0] == Op.HUE]
+    assert len(turned) == COUNT and (turned.min(), turned.max()) == pytest.approx((-0.1, 0.1), abs=1e-4)
+    assert turned.std() == pytest.approx(0.2 / 12**0.5, rel=0.02)
+    grey, blurred = (drawn[:, 4:, 0] == (Op.GREYSCALE, Op.BLUR)).T
+    assert (grey.mean(), blurred.mean()) == pytest.approx((0.2, 0.3), abs=0.01)
+    assert np.abs(np.corrcoef(grey, blurred)[0, 1]) < 0.02
+    sigmas = drawn[blurred, 5, 1]
+    assert (sigmas.min(), sigmas.max(), sigmas.mean()) == pytest.approx((0.1, 2, 1.05), abs=0.02)
+
+
+@pytest.mark.parametrize(("mode", "spread"), [("const", 0.0), ("rand", 1.0)])
+def test_what_a_rectangle_becomes(mode: Any, spread: float) -> None:
+    """--mean, or one colour around it; noise within it, of --std, is --erase-mode pixel's alone."""
+    mean, std = np.array([10.0, 20, 30]), np.array([4.0, 5, 6])
+    drawn = Augment(erase=1.0, erase_mode=mode, mean=tuple(mean), std=tuple(std)).draw(1, 0, IDS, SIZES)
+    assert drawn is not None
+    colours, deviations = drawn[:, 0, 5:8], drawn[:, 0, 8:11]
+    assert not deviations.any()
+    np.testing.assert_allclose(colours.mean(axis=0), mean, atol=0.1)
+    np.testing.assert_allclose(colours.std(axis=0), spread * std, rtol=0.02)
+
+
 def test_rectangles_are_random_erasings() -> None:
     drawn = Augment(erase=0.25, erase_mode="pixel", mean=(1, 2, 3), std=(4, 5, 6)).draw(1, 0, IDS, SIZES)
     assert drawn is not None
@@ -189,7 +229,7 @@ def test_rectangles_are_random_erasings() -> None:
     assert np.transpose(rest[:6])[0].tolist() == [1, 2, 3, 4, 5, 6]
     keys = np.stack(rest[6:])
     assert (keys == np.floor(keys)).all() and 0.99 * 2**KEY_BITS < keys.max() < 2**KEY_BITS
-    assert len(np.unique(keys[0])) > 0.99 * chosen.sum()
+    assert len(np.unique(keys[0])) > 0.99 * chosen.sum() and np.abs(np.corrcoef(keys)[0, 1]) < 0.03
 
 
 def test_of_the_policys_maps_those_that_follow_are_one() -> None:

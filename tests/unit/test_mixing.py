@@ -18,6 +18,7 @@ from plan.draws import bits
 from plan.images import ImagePlan, ImagePolicy
 from plan.mixing import MOST_ALPHA, Mixing, beta
 from tasks import kind_of
+from tasks._tags import KIND_OF_SETS
 from tasks.classification import Classification
 from tests.unit.test_classification import rows
 
@@ -141,6 +142,8 @@ def test_settings_reach_the_task_of_training_alone(name: str) -> None:
         assert torch.equal(training.inputs(found)[0], wanted.inputs(expected)[0])
         assert torch.equal(training.losses(logits, found), wanted.losses(logits, expected))
     assert "partners" not in validation.targets(made)
+    of_sets, _ = KIND_OF_SETS.tasks(config, sets, 0.0)
+    assert torch.equal(of_sets.inputs(batch_of(made, of_sets))[0], wanted.inputs(expected)[0])
 
 
 def test_without_mixing_nothing_travels() -> None:

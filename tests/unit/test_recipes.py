@@ -214,19 +214,20 @@ def test_other_networks_are_layered_by_their_blocks(arch: str, layer_of: dict[st
 
 
 @pytest.mark.parametrize(
-    ("name", "theirs"),
+    ("name", "clip", "theirs"),
     [
-        ("lamb", partial(timm.optim.Lamb, max_grad_norm=1.0)),
-        ("lars", partial(timm.optim.Lars, momentum=0.8)),
-        ("lion", timm.optim.Lion),
-        ("muon", partial(timm.optim.Muon, momentum=0.8)),
+        ("lamb", 0.0, partial(timm.optim.Lamb, max_grad_norm=1.0)),
+        ("lamb", 5.0, partial(timm.optim.Lamb, max_grad_norm=None)),  # the step clips in its place
+        ("lars", 0.0, partial(timm.optim.Lars, momentum=0.8)),
+        ("lion", 0.0, timm.optim.Lion),
+        ("muon", 0.0, partial(timm.optim.Muon, momentum=0.8)),
     ],
 )
-def test_optimisers_are_timms(name: str, theirs: Any) -> None:
+def test_optimisers_are_timms(name: Any, clip: float, theirs: Any) -> None:
     """Steps with the same gradients give the weights of the library's own optimiser."""
     ours, wanted = Net(), Net()
-    settings = Optimisation(optimizer=name, lr=0.01, momentum=0.8, nesterov=False, weight_decay=0.1)  # type: ignore[arg-type]
-    one = optimizers.build(ours, settings)
+    settings = Optimisation(optimizer=name, lr=0.01, momentum=0.8, nesterov=False, weight_decay=0.1)
+    one = optimizers.build(ours, settings.model_copy(update={"clip_grad_norm": clip}))
     parted = [[p for p in wanted.parameters() if (p.ndim > 1) is decayed] for decayed in (True, False)]
     groups = zip(parted, (0.1, 0.0), strict=True)
     other = theirs([{"params": params, "weight_decay": decay} for params, decay in groups], lr=0.01)

@@ -7,8 +7,12 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from config import build
+from contracts import UserError
 from models import Native
 from tasks import architecture, kind_of
 from tasks._plans import image_policies
@@ -52,6 +56,18 @@ def test_images_are_resized_as_the_flag_or_the_weights_say(arch: str, flag: str 
     native = start.native(*architecture(kind_of(config), arch))
     assert start.pixels(native, "float32").interpolation == used
     assert {policy.interpolation for policy in image_policies(config.augmentation, native)} == {used}
+
+
+def test_batch_norm_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = build({"arch": "resnet18", "sync_bn": True})
+    start = Start.of(config, (), {}, path=None, origin="flags")
+    given: Any = (*architecture(kind_of(config), "resnet18"), (2, 3, 32, 32), {"classes": 2}, MagicMock())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="--sync-bn is for GPUs"):
+        start.network(*given)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    norms = [layer for layer in start.network(*given).modules() if isinstance(layer, _BatchNorm)]
+    assert len(norms) == 20 and {type(layer) for layer in norms} == {nn.SyncBatchNorm}
 
 
 def test_depth_and_blocks_that_compute_again_reach_the_network() -> None:
