@@ -310,7 +310,7 @@ def test_what_repeats_leave_out_is_told() -> None:
 
 
 def test_a_clip_has_one_draw() -> None:
-    """Of the settings of images: `Rows.ops` has a row a clip, whatever its frames."""
+    """A clip is changed by the settings of images, and `Rows.ops` has one row for it, whatever its frames."""
     config = build({"auto_augment": "rand-m9-inc1", "erase": 0.6, "vflip": 0.2, "task": "video"})
     policy = clip_policy(config.augmentation, config.clips, Native(size=SIDE, mean=MEAN, std=STD))
     assert policy.augment == image_policies(config.augmentation, Native(SIDE, MEAN, STD))[0].augment
