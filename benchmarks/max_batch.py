@@ -13,15 +13,16 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from engine.distributed import cores, default_workers  # before torch: see there
+from engine.distributed import ALLOCATOR, cores, default_workers  # before torch: see there
 
 # isort: split
 import torch
@@ -219,6 +220,8 @@ def over(settings: MaxBatch, rows: Sequence[Row]) -> tuple[int, int]:
 
 def measure(settings: MaxBatch, point: Point, folder: Path) -> Measured:
     """Run train.py in this process with the device's memory watched. Exits as it does if it ends badly."""
+    if point["loader"].startswith(BY_HAND):
+        keep_allocator(os.environ)
     import train
 
     held_gib = (
@@ -248,6 +251,15 @@ def measure(settings: MaxBatch, point: Point, folder: Path) -> Measured:
         versions=told["versions"],
         hardware=told["hardware"],
     )
+
+
+def keep_allocator(environment: MutableMapping[str, str]) -> None:
+    """Let a loop by hand have torch's allocator as torch sets it up, unless the caller has set it up.
+
+    Importing train.py sets it up for the process otherwise.
+    """
+    if not any(name in environment for name in ALLOCATOR):
+        environment[ALLOCATOR[0]] = "expandable_segments:False"
 
 
 def _flags(settings: MaxBatch, point: Point, folder: Path) -> list[str]:

@@ -33,6 +33,9 @@ from engine import slurm
 from engine.peers import Peers, is_gone
 from machine import cores
 
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""torch's variables of its allocator, the newer name first. torch reads them when it first takes memory."""
+
 ALONE_AFTER_S = 5.0
 """Rank 0 needs at most this long to meet and say an error that every rank meets."""
 
@@ -55,6 +58,10 @@ def prepare_process() -> torch.device:
     # CUDA maps streams onto 8 hardware queues by default, and a decoder's stream that shares a queue with
     # training makes it wait; docs/benchmarks/image.md has what a loop without this loses
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    # torch otherwise keeps each large tensor's memory as a piece of its own: what a graph holds and what
+    # validation needs do not fit each other's pieces; docs/benchmarks/max-batch.md has what that cost
+    if not any(name in os.environ for name in ALLOCATOR):
+        os.environ[ALLOCATOR[0]] = "expandable_segments:True"
     try:
         os.environ.update(slurm.torchrun_variables(os.environ))
     except UserError as error:  # before any program can take it

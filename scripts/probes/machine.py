@@ -163,6 +163,13 @@ def _on(value: str) -> bool:
     return value.lower() not in ("", "0", "false")
 
 
+def _in_pieces(value: str) -> bool:
+    return "expandable_segments:true" not in value.lower()
+
+
+PIECES = "without expandable_segments:True a step that is a graph needs more of the GPU's memory"
+
+
 FIGHTS: dict[str, tuple[Callable[[str], bool], str]] = {
     "CUDA_DEVICE_MAX_CONNECTIONS": (
         _below_32,
@@ -176,6 +183,8 @@ FIGHTS: dict[str, tuple[Callable[[str], bool], str]] = {
         lambda value: value.lower() == "active",
         "waiting threads spin on the cores that workers need",
     ),
+    "PYTORCH_ALLOC_CONF": (_in_pieces, PIECES),
+    "PYTORCH_CUDA_ALLOC_CONF": (_in_pieces, PIECES),
 }
 """Variable -> (whether this value works against ours, what it does). engine/distributed.py sets its own only
 where there is none."""

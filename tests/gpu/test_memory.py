@@ -31,6 +31,14 @@ def device_mib() -> float:
     return (total - free) / 2**20
 
 
+def test_large_tensors_share_segments_that_grow() -> None:
+    kept = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+    segments = torch.cuda.memory_snapshot()
+    assert segments
+    assert all(segment["is_expandable"] for segment in segments), "prepare_process came too late"
+    del kept
+
+
 def validated(backend: Backend, feed: Feed) -> float:
     with backend.open(feed) as loader:
         for _ in loader.batches(0, 0):

@@ -223,6 +223,19 @@ def test_by_hand_gets_the_workers_and_refuses_other_work(
     assert said[0][said[0].index("--loader") + 1] == "dali-cpu"
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, {}),
+    ],
+)
+def test_a_loop_by_hand_has_torchs_own_allocator(given: dict[str, str], expected: dict[str, str]) -> None:
+    environment = dict(given)
+    max_batch.keep_allocator(environment)
+    assert environment == given | expected
+
+
 def test_files_are_needed_but_for_the_synthetic_loader() -> None:
     with pytest.raises(UserError, match="--data is missing"):
         max_batch.points(MaxBatch())

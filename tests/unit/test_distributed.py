@@ -244,13 +244,16 @@ from engine.distributed import cores, prepare_process
 device = prepare_process()
 import torch
 connections, policy = os.environ["CUDA_DEVICE_MAX_CONNECTIONS"], os.environ["OMP_WAIT_POLICY"]
-print(device.type, connections, torch.get_num_threads(), cores(), policy)
+allocator = os.environ.get("PYTORCH_ALLOC_CONF", "-")
+print(device.type, connections, torch.get_num_threads(), cores(), policy, allocator)
 """
 
 
 def prepared(**environment: str) -> list[str]:
     clean = {
-        name: value for name, value in os.environ.items() if not name.startswith(("CUDA_", "OMP_", "LOCAL_"))
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("CUDA_", "OMP_", "LOCAL_", "PYTORCH_"))
     }
     done = subprocess.run(
         [sys.executable, "-c", PREPARED],
@@ -264,15 +267,16 @@ def prepared(**environment: str) -> list[str]:
 
 
 def test_a_process_is_prepared_before_cuda_starts() -> None:
-    device, connections, threads, room, policy = prepared(OMP_NUM_THREADS="1")
+    device, connections, threads, room, policy, allocator = prepared(OMP_NUM_THREADS="1")
     assert (device, connections, policy) == ("cpu", "32", "PASSIVE")
+    assert allocator == "expandable_segments:True"
     assert int(threads) == max(1, int(float(room))), (
         "all cores for one process, although torchrun says OMP_NUM_THREADS=1"
     )
 
 
 def test_what_the_user_has_set_stays_and_ranks_share_the_cores() -> None:
-    _, connections, threads, room, policy = prepared(
+    _, connections, threads, room, policy, _ = prepared(
         CUDA_DEVICE_MAX_CONNECTIONS="1",
         OMP_WAIT_POLICY="ACTIVE",
         LOCAL_WORLD_SIZE="2",
@@ -281,6 +285,13 @@ def test_what_the_user_has_set_stays_and_ranks_share_the_cores() -> None:
     )
     assert (connections, policy) == ("1", "ACTIVE")
     assert int(threads) == max(1, int(float(room)) // 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("PYTORCH_ALLOC_CONF", "backend:native"), ("PYTORCH_CUDA_ALLOC_CONF", "-")]
+)
+def test_an_allocator_that_the_user_has_set_up_stays(name: str, expected: str) -> None:
+    assert prepared(**{name: "backend:native"})[-1] == expected
 
 
 @pytest.mark.parametrize(
