@@ -142,6 +142,8 @@ class Validation:
         assert self.open_loader is not None
         with (
             memory.validating(self.plan.batch_size),
+            # images and tensors of a forward pass would otherwise lie beside a graph's memory
+            self.checkpoints.step.memory_lent(),
             self.open_loader() as loader,  # for the pass alone: it holds no memory while training runs
             self.report.validation(self.plan.samples * self.plan.views) as advance,
         ):
@@ -151,8 +153,7 @@ class Validation:
                 advance(samples)
 
             outcome = None
-            # its tensors are those of a forward pass, and would otherwise lie beside a graph's
-            with watched.watch.steps(), suppress(Asked), self.checkpoints.step.memory_lent():
+            with watched.watch.steps(), suppress(Asked):
                 outcome = evaluate(
                     self.checkpoints.module,
                     watched.watch.batches(loader, 0, 0),

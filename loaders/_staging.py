@@ -1,10 +1,10 @@
 """Copies decoded pixels to the device, ahead of the step: what all loaders share.
 
-What becomes of them there is said in loaders/_finish.py. On CUDA a slot is (pinned bytes, device bytes,
-device output); a thread fills slots ahead of the consumer:
+What becomes of them there is said in loaders/_finish.py. On CUDA a slot is (pinned bytes, device output); a
+thread fills slots ahead of the consumer:
 
-    thread   [copy to pinned 1][copy to pinned 2]...          waits for `done` of the slot's last user
-    stream          [to device 1][finish 1][to device 2]...
+    thread   [copy to pinned 1][copy to pinned 2]...
+    stream          [to device 1][finish 1][to device 2]...   finish waits for `done` of the slot's last user
     consumer                     step 0 ......[wait ready 1] step 1 ......
 
 Must not know where the pixels come from.
@@ -13,11 +13,11 @@ Must not know where the pixels come from.
 from __future__ import annotations
 
 import atexit
+import math
 import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -55,7 +55,7 @@ class Staged:
 @dataclass
 class Slot:
     pinned: torch.Tensor | None = None
-    bytes_: torch.Tensor | None = None
+    bytes_: torch.Tensor | None = None  # levels on the device, where several threads write batches at a time
     images: torch.Tensor | None = None
     copied: torch.cuda.Event | None = None
     done: torch.cuda.Event = field(default_factory=sleeping_event)
@@ -64,10 +64,12 @@ class Slot:
 class Stager:
     """Makes Batches of levels [B, H, W, 3], or [B, T, H, W, 3].
 
-    `ahead` batches may be staged before the consumer asks.
+    `ahead` batches may be staged before the consumer asks. The images' memory on a GPU is taken when it is
+    made, from the stream that is current then: what that stream's work has freed, such as the activations of
+    a training step, serves again in a validation. `scale`: how much longer sides are than the plan's.
     """
 
-    def __init__(self, feed: Feed, *, ahead: int = 2) -> None:
+    def __init__(self, feed: Feed, *, ahead: int = 2, scale: int = 1) -> None:
         self._feed = feed
         self._cuda = feed.device.type == "cuda"
         self.finish = Finish(feed)
@@ -76,6 +78,14 @@ class Stager:
         self._next = 0
         self._recent: deque[Slot] = deque()
         self.stream = torch.cuda.Stream(feed.device) if self._cuda else None
+        # of one batch alone: the stream copies and finishes one after the other
+        self._levels: torch.Tensor | None = None
+        if self._cuda and feed.plan.resident == 1:
+            numbers = feed.plan.batch_size * math.prod(feed.plan.sample_shape) * scale**2
+            for slot in self._slots:
+                slot.images = torch.empty(numbers, dtype=self.finish.dtype, device=feed.device)
+            # other streams write them, and kernels that had this memory before may not have ended
+            torch.cuda.current_stream(feed.device).synchronize()
 
     def stage(self, pixels: torch.Tensor, rows: Rows, valid: Array, *, pinned: bool = False) -> Staged:
         """Return the batch of uint8 levels on the host: copied, and finished on the device.
@@ -86,8 +96,9 @@ class Stager:
         """
         if not self._cuda:
             return Staged(self.finish(pixels, rows, valid))
-        slot = self.take(pixels.shape, rows)
-        assert self.stream is not None and slot.bytes_ is not None and slot.images is not None
+        slot = self._free(images_shape(pixels.shape, rows))
+        self._levels = self._roomy(self._levels, pixels.shape, torch.uint8)
+        assert self.stream is not None
         # only from page-locked memory the copy does not hold up the host
         if not pinned and self._feed.pinned:
             slot.pinned = fitted(slot.pinned, pixels.shape, dtype=torch.uint8, pin_memory=True)
@@ -96,11 +107,11 @@ class Stager:
         slot.copied = sleeping_event(timed=True)
         ready = torch.cuda.Event()
         with torch.cuda.stream(self.stream):
-            self.stream.wait_event(slot.done)  # the step that had the slot last may still read it
             begin.record()
-            slot.bytes_.copy_(pixels, non_blocking=True)
+            self._levels.copy_(pixels, non_blocking=True)
             slot.copied.record()
-            batch = self.finish(slot.bytes_, rows, valid, into=slot.images)
+            self.stream.wait_event(slot.done)  # the step that had the slot last may still read it
+            batch = self.finish(self._levels, rows, valid, into=slot.images)
             batch.transfer = (begin, slot.copied)
             ready.record()
         return Staged(batch, ready, slot.done)
@@ -119,28 +130,42 @@ class Stager:
                 slot.copied.synchronize()
 
     def take(self, shape: Sequence[int], rows: Rows) -> Slot:
-        """Return the next slot, for levels of this shape, once the device has copied what was in it.
+        """Return the next slot, with memory for levels of this shape and for their images, once the device
+        has copied what was in it.
 
         The copy of the batch COPIES before this one is then over too.
         """
+        slot = self._free(images_shape(shape, rows))
+        if too_small(slot.bytes_, shape):
+            slot.done.synchronize()  # memory that goes back to the allocator has no reader left
+        slot.bytes_ = self._roomy(slot.bytes_, shape, torch.uint8)
+        return slot
+
+    def _free(self, shape: Sequence[int]) -> Slot:
+        """Return the next slot, with memory for images of this shape, once the device has copied what was in
+        it.
+        """
         slot = self._slots[self._next]
         self._next = (self._next + 1) % len(self._slots)
-        assert self.stream is not None
-        out = images_shape(shape, rows)
-        grows = too_small(slot.bytes_, shape) or too_small(slot.images, out)
-        if grows:
-            slot.done.synchronize()  # memory that goes back to the allocator has no reader left
-        with torch.cuda.stream(self.stream) if grows else nullcontext():
-            slot.bytes_ = fitted(slot.bytes_, shape, dtype=torch.uint8, device=self._feed.device)
-            slot.images = fitted(slot.images, out, dtype=self.finish.dtype, device=self._feed.device)
-        if grows:
-            self.stream.synchronize()  # nor has memory that comes from it: other streams may write it now
+        if too_small(slot.images, shape):
+            slot.done.synchronize()  # as in `take`
+        slot.images = self._roomy(slot.images, shape, self.finish.dtype)
         self._recent.append(slot)
         if len(self._recent) > COPIES and (before := self._recent.popleft().copied) is not None:
             before.synchronize()
         if slot.copied is not None:
             slot.copied.synchronize()
         return slot
+
+    def _roomy(self, memory: torch.Tensor | None, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return this memory at this shape, or new memory on the device where it is too small."""
+        if memory is not None and not too_small(memory, shape):
+            return fitted(memory, shape)
+        assert self.stream is not None
+        with torch.cuda.stream(self.stream):
+            memory = fitted(memory, shape, dtype=dtype, device=self._feed.device)
+        self.stream.synchronize()  # no kernel has it any more: other streams may write it now
+        return memory
 
     def on_device(self, pixels: torch.Tensor, rows: Rows, valid: Array, *, normalised: bool) -> Staged:
         """Return the batch of what a decoder has written on the current stream, as `finish` takes it."""

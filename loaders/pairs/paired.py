@@ -56,7 +56,8 @@ class PairedLoader(Staging):
 
     def __init__(self, feed: Feed) -> None:
         super().__init__(feed)
-        self._larger = _Beside(replace(feed, targets=_no_targets, pixels=LEVELS), self._stager)
+        large_feed = replace(feed, targets=_no_targets, pixels=LEVELS)
+        self._larger = _Beside(large_feed, self._stager, scale=int(feed.plan.upscale))
         self.reader = choose(feed.reader)
         plan: Any = feed.plan
         self._scale = int(plan.upscale)
@@ -115,8 +116,8 @@ class PairedLoader(Staging):
 class _Beside(Stager):
     """A Stager that takes turns with another one: on its stream, its slots guarded by the same events."""
 
-    def __init__(self, feed: Feed, other: Stager) -> None:
-        super().__init__(feed)
+    def __init__(self, feed: Feed, other: Stager, *, scale: int) -> None:
+        super().__init__(feed, scale=scale)
         self.stream = other.stream
         for own, its in zip(self._slots, other._slots, strict=True):
             own.done = its.done

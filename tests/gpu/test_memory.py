@@ -39,6 +39,21 @@ def test_large_tensors_share_segments_that_grow() -> None:
     del kept
 
 
+def test_images_lie_where_the_callers_stream_has_freed_memory(backend: Backend, photographs: Scene) -> None:
+    feed = photographs.feed(backend.device, batch_size=128, image_size=224, training=False)
+    validated(backend, feed)  # loads kernels
+    torch.cuda.empty_cache()
+    activations = torch.empty(512 << 20, dtype=torch.uint8, device="cuda")
+    del activations
+    before = torch.cuda.memory_reserved()
+    images = 5 * 128 * 3 * 224 * 224 * 2
+    with backend.open(feed) as loader:
+        for _ in loader.batches(0, 0):
+            pass
+        assert torch.cuda.memory_reserved() - before < images / 2
+        assert torch.cuda.memory_allocated() >= images / 2, "nothing was there to lie anywhere"
+
+
 def validated(backend: Backend, feed: Feed) -> float:
     with backend.open(feed) as loader:
         for _ in loader.batches(0, 0):
