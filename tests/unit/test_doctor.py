@@ -154,6 +154,12 @@ def driver(**changes: Any) -> Driver:
             "warn",
             "unset OMP_PROC_BIND OMP_WAIT_POLICY",
         ),
+        (machine.judge_environment({"PYTORCH_ALLOC_CONF": "expandable_segments:True"}), "ok", ""),
+        (
+            machine.judge_environment({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"}),
+            "warn",
+            "unset PYTORCH_CUDA_ALLOC_CONF",
+        ),
         (storage.judge_cache(Path("c"), 40_000.0, writable=True), "ok", ""),
         (storage.judge_cache(Path("c"), 10.0, writable=True), "warn", "--manifest-dir"),
         (storage.judge_cache(Path("c"), 40_000.0, writable=False), "bad", "XDG_CACHE_HOME"),
