@@ -169,12 +169,7 @@ class Stager:
 
     def on_device(self, pixels: torch.Tensor, rows: Rows, valid: Array, *, normalised: bool) -> Staged:
         """Return the batch of what a decoder has written on the current stream, as `finish` takes it."""
-        slot = self._slots[self._next]
-        self._next = (self._next + 1) % len(self._slots)
-        shape = images_shape(pixels.shape, rows)
-        if too_small(slot.images, shape):
-            slot.done.synchronize()
-        slot.images = fitted(slot.images, shape, dtype=self.finish.dtype, device=pixels.device)
+        slot = self._free(images_shape(pixels.shape, rows))
         ready = torch.cuda.Event()
         torch.cuda.current_stream().wait_event(slot.done)
         batch = self.finish(pixels, rows, valid, into=slot.images, normalised=normalised)
