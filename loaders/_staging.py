@@ -121,6 +121,7 @@ class Stager:
         if self._cuda:
             torch.cuda.synchronize(self._feed.device)
         self._slots = []
+        self._levels = None
         self._recent.clear()
 
     def wait_for_copies(self) -> None:
