@@ -64,9 +64,10 @@ class Slot:
 class Stager:
     """Makes Batches of levels [B, H, W, 3], or [B, T, H, W, 3].
 
-    `ahead` batches may be staged before the consumer asks. The images' memory on a GPU is taken when it is
-    made, from the stream that is current then: what that stream's work has freed, such as the activations of
-    a training step, serves again in a validation. `scale`: how much longer sides are than the plan's.
+    `ahead` batches may be staged before the consumer asks. Where an epoch has one shape, the images' memory
+    on a GPU is taken when it is made, from the stream that is current then: what that stream's work has
+    freed, such as the activations of a training step, serves again in a validation. `scale`: how much longer
+    sides are than the plan's.
     """
 
     def __init__(self, feed: Feed, *, ahead: int = 2, scale: int = 1) -> None:
@@ -82,8 +83,10 @@ class Stager:
         self._levels: torch.Tensor | None = None
         if self._cuda and feed.plan.resident == 1:
             numbers = feed.plan.batch_size * math.prod(feed.plan.sample_shape) * scale**2
-            for slot in self._slots:
-                slot.images = torch.empty(numbers, dtype=self.finish.dtype, device=feed.device)
+            # threads write them, which are not in the inference mode that the caller may be in
+            with torch.inference_mode(False):
+                for slot in self._slots:
+                    slot.images = torch.empty(numbers, dtype=self.finish.dtype, device=feed.device)
             # other streams write them, and kernels that had this memory before may not have ended
             torch.cuda.current_stream(feed.device).synchronize()
 

@@ -76,3 +76,10 @@ def test_what_is_closed_holds_nothing_on_the_device(said: Said, feed: Feed) -> N
     del memory
     stager.close()
     assert not any(tensor() is not None for tensor in alive)
+
+
+def test_a_loader_may_be_opened_in_inference_mode(said: Said, feed: Feed) -> None:
+    with torch.inference_mode():
+        stager = Stager(feed)
+    for rows, levels in rows_of(feed):  # as its thread does, which is not in that mode
+        assert stager.stage(levels, rows, rows.valid).batch.images.isfinite().all()
