@@ -4,7 +4,7 @@ What becomes of them there is said in loaders/_finish.py. On CUDA a slot is (pin
 thread fills slots ahead of the consumer:
 
     thread   [copy to pinned 1][copy to pinned 2]...
-    stream          [to device 1][finish 1][to device 2]...   finish waits for `done` of the slot's last user
+    stream          [to device 1][finish 1][to device 2]...   behind `done` of the slot's last user
     consumer                     step 0 ......[wait ready 1] step 1 ......
 
 Must not know where the pixels come from.
@@ -110,10 +110,12 @@ class Stager:
         slot.copied = sleeping_event(timed=True)
         ready = torch.cuda.Event()
         with torch.cuda.stream(self.stream):
+            # the step that had the slot last may still read it; waiting for it is no part of the transfer,
+            # which for pairs ends behind the second copy
+            self.stream.wait_event(slot.done)
             begin.record()
             self._levels.copy_(pixels, non_blocking=True)
             slot.copied.record()
-            self.stream.wait_event(slot.done)  # the step that had the slot last may still read it
             batch = self.finish(self._levels, rows, valid, into=slot.images)
             batch.transfer = (begin, slot.copied)
             ready.record()

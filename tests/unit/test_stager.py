@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from contracts import Feed, Rows
-from loaders import _staging
+from loaders import _staging, open_loader
 from loaders._staging import Stager
 from tests.unit.superres_files import feed_of, opened, write
 
@@ -83,3 +83,17 @@ def test_a_loader_may_be_opened_in_inference_mode(said: Said, feed: Feed) -> Non
         stager = Stager(feed)
     for rows, levels in rows_of(feed):  # as its thread does, which is not in that mode
         assert stager.stage(levels, rows, rows.valid).batch.images.isfinite().all()
+
+
+def test_a_transfer_does_not_wait_for_a_step(said: Said, feed: Feed) -> None:
+    """The span of a pair has two copies, and the small images are finished in between."""
+    with open_loader("paired", feed) as loader:
+        stream = loader._stager.stream  # type: ignore[attr-defined]
+        spans = [batch.transfer for batch in loader.batches(0, 0)]
+    of_stream = [(what, event) for what, on, event in said if on in (None, stream)]
+    assert len(spans) == 6
+    for begin, end in filter(None, spans):
+        at = of_stream.index(("record", begin))
+        inside = of_stream[at : of_stream.index(("record", end))]
+        assert of_stream[at - 1][0] == "wait"
+        assert {event for what, event in inside if what == "wait"} <= {of_stream[at - 1][1]}
