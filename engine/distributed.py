@@ -62,6 +62,11 @@ def prepare_process() -> torch.device:
     # validation needs do not fit each other's pieces; docs/benchmarks/max-batch.md has what that cost
     if not any(name in os.environ for name in ALLOCATOR):
         os.environ[ALLOCATOR[0]] = "expandable_segments:True"
+    if any("expandable_segments:True" in os.environ.get(name, "") for name in ALLOCATOR):
+        # NCCL maps the buffers of a captured all-reduce into the other ranks. Of a segment that has grown
+        # 2.28 maps one piece alone, and up to 2.30.7 one piece's mapping may serve for another: ranks would
+        # read and write beyond it (issue 1820 and pull request 2362 of NVIDIA/nccl)
+        os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
     try:
         os.environ.update(slurm.torchrun_variables(os.environ))
     except UserError as error:  # before any program can take it

@@ -177,6 +177,7 @@ FIGHTS: dict[str, tuple[Callable[[str], bool], str]] = {
     ),
     "CUDA_LAUNCH_BLOCKING": (_on, "every launch waits for the GPU"),
     "GOMP_CPU_AFFINITY": (_on, "binds the process, and so all workers, to few cores"),
+    "NCCL_GRAPH_REGISTER": (_on, "NCCL up to 2.30.7 may read wrong addresses in a graph's all-reduce"),
     "OMP_PROC_BIND": (_on, "binds the process, and so all workers, to one core"),
     "OMP_THREAD_LIMIT": (_on, "caps torch's threads"),
     "OMP_WAIT_POLICY": (

@@ -245,7 +245,8 @@ device = prepare_process()
 import torch
 connections, policy = os.environ["CUDA_DEVICE_MAX_CONNECTIONS"], os.environ["OMP_WAIT_POLICY"]
 allocator = os.environ.get("PYTORCH_ALLOC_CONF", "-")
-print(device.type, connections, torch.get_num_threads(), cores(), policy, allocator)
+registers = os.environ.get("NCCL_GRAPH_REGISTER", "-")
+print(device.type, connections, torch.get_num_threads(), cores(), policy, registers, allocator)
 """
 
 
@@ -253,7 +254,7 @@ def prepared(**environment: str) -> list[str]:
     clean = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("CUDA_", "OMP_", "LOCAL_", "PYTORCH_"))
+        if not name.startswith(("CUDA_", "OMP_", "LOCAL_", "NCCL_", "PYTORCH_"))
     }
     done = subprocess.run(
         [sys.executable, "-c", PREPARED],
@@ -267,7 +268,7 @@ def prepared(**environment: str) -> list[str]:
 
 
 def test_a_process_is_prepared_before_cuda_starts() -> None:
-    device, connections, threads, room, policy, allocator = prepared(OMP_NUM_THREADS="1")
+    device, connections, threads, room, policy, _, allocator = prepared(OMP_NUM_THREADS="1")
     assert (device, connections, policy) == ("cpu", "32", "PASSIVE")
     assert allocator == "expandable_segments:True"
     assert int(threads) == max(1, int(float(room))), (
@@ -276,7 +277,7 @@ def test_a_process_is_prepared_before_cuda_starts() -> None:
 
 
 def test_what_the_user_has_set_stays_and_ranks_share_the_cores() -> None:
-    _, connections, threads, room, policy, _ = prepared(
+    _, connections, threads, room, policy, *_ = prepared(
         CUDA_DEVICE_MAX_CONNECTIONS="1",
         OMP_WAIT_POLICY="ACTIVE",
         LOCAL_WORLD_SIZE="2",
@@ -291,7 +292,19 @@ def test_what_the_user_has_set_stays_and_ranks_share_the_cores() -> None:
     ("name", "expected"), [("PYTORCH_ALLOC_CONF", "backend:native"), ("PYTORCH_CUDA_ALLOC_CONF", "-")]
 )
 def test_an_allocator_that_the_user_has_set_up_stays(name: str, expected: str) -> None:
-    assert prepared(**{name: "backend:native"})[-1] == expected
+    assert prepared(**{name: "backend:native"})[-2:] == ["-", expected]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "0"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128,expandable_segments:True"}, "0"),
+        ({"NCCL_GRAPH_REGISTER": "1"}, "1"),
+    ],
+)
+def test_nccl_maps_no_segment_that_grows(given: dict[str, str], expected: str) -> None:
+    assert prepared(**given)[-2] == expected
 
 
 @pytest.mark.parametrize(

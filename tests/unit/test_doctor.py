@@ -155,6 +155,7 @@ def driver(**changes: Any) -> Driver:
             "unset OMP_PROC_BIND OMP_WAIT_POLICY",
         ),
         (machine.judge_environment({"PYTORCH_ALLOC_CONF": "expandable_segments:True"}), "ok", ""),
+        (machine.judge_environment({"NCCL_GRAPH_REGISTER": "1"}), "warn", "unset NCCL_GRAPH_REGISTER"),
         (
             machine.judge_environment({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"}),
             "warn",
