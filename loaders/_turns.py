@@ -40,11 +40,20 @@ def turned(
         return pixels
     if pixels.device.type == "cpu":
         return _turned_by_row(pixels, rows)
+    return _turned_together(pixels, rows, to_device, into)
+
+
+def _turned_together(
+    pixels: torch.Tensor, rows: Rows, to_device: ToDevice, into: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Turn all rows by a few launches; `rows` have whole turns."""
     bits = {bit: (rows.turns & bit) != 0 for bit in (MIRROR, FLIP, TRANSPOSE)}
     *masks, sizes = to_device([*bits.values(), rows.sizes])
     met = dict(zip(bits, masks, strict=True))
     if bits[TRANSPOSE].any():
-        if before[0] == before[1] and (rows.sizes == before).all():
+        height, width = pixels.shape[-3:-1]
+        # the images' canvas may be larger than that of the upright ones
+        if height == width and rows.padded == (height, width) and (rows.sizes == height).all():
             swapped = met[TRANSPOSE].view(-1, *[1] * (pixels.ndim - 1))
             pixels = torch.where(swapped, pixels.transpose(-3, -2), pixels)
         else:

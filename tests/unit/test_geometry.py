@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts import Rows
+from loaders import _turns
+from loaders._memory import to_device
 from plan import geometry
 from tests.conformance.placed import turned
 
@@ -121,3 +124,20 @@ def test_boxes_are_cut_at_the_edges() -> None:
     boxes = np.array([[-5.0, -6.0, 3.0, 4.0], [2.0, 3.0, 50.0, 60.0], [30.0, 1.0, 40.0, 2.0]])
     cut = geometry.clipped(boxes, np.array([10, 20, 20]), np.array([20, 10, 10]))
     assert cut.tolist() == [[0, 0, 3, 4], [2, 3, 10, 20], [10, 1, 10, 2]]
+
+
+@given(SEEDS, st.sampled_from([(1, 1), (1, 3), (3, 3)]), st.booleans())
+def test_rows_turned_together_are_those_turned_one_by_one(
+    seed: int, sides: tuple[int, int], canvas: bool
+) -> None:
+    """A GPU turns a batch by a few launches, a CPU row by row; equal squares, and canvases with room."""
+    drawn = drawn_rows(seed, places=False)
+    sizes = np.random.default_rng(seed).integers(sides[0], sides[1] + 1, (len(drawn), 2)) * 2
+    rows = replace(drawn, sizes=sizes, canvas=(8, 8) if canvas else None)
+    height, width = geometry.upright(rows).padded
+    pixels = torch.arange(len(rows) * height * width * 3).view(len(rows), height, width, 3)
+    alone = _turns._turned_by_row(pixels, rows)
+    together = _turns._turned_together(pixels, rows, lambda values: to_device(values, pixels.device))
+    assert together.shape == alone.shape
+    for row, (high, wide) in enumerate(sizes):
+        assert torch.equal(together[row, :high, :wide], alone[row, :high, :wide])
