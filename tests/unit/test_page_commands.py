@@ -1,0 +1,147 @@
+"""Commands of the pages are read by today's programs: no flag, preset, suite or table is of an older day."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+import config
+from benchmarks._flags import asked
+from cli import flags
+from scripts import bench, published, report, tune
+
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    str(page.relative_to(ROOT)): page.read_text(encoding="utf-8")
+    for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))
+    if page.name != "changes.md"  # which also tells of flags that are gone
+}
+FENCED = re.compile(r"^```(?:bash|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+NUMBER = re.compile(r"N|B|LARGEST|\$n")
+"""What the pages have in place of a number."""
+ASKS_ALONE = ("--help", "--help-all", "SUITE")
+BETWEEN = re.compile(r"(?:;|&&?|\|\|?)(?=\s|$)")
+
+
+class Parsed(BaseException):
+    """An argparse program has taken its flags."""
+
+
+def lines(text: str) -> Iterator[str]:
+    """Yield each line of the blocks of a page, and what is code in its sentences."""
+    for block in FENCED.findall(text):
+        yield from block.replace("\\\n", " ").splitlines()
+    sentences = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    yield from (" ".join(code.split()) for code in re.findall(r"`([^`]+)`", sentences))
+
+
+def programs(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the programs of ours that a page calls, with their words; what is in [] may be given."""
+    for line in lines(text):
+        value = re.fullmatch(r'\w+="(.*)"', line)
+        line = re.sub(r"\[(--[^\]]*)\]", r"\1", value[1] if value else line)
+        for command in BETWEEN.split(re.sub(r"\s#\s.*", "", line)):
+            try:
+                words = ["8" if NUMBER.fullmatch(word) else word for word in shlex.split(command)]
+            except ValueError:  # a quote that goes on in the next line: no program of ours has one
+                continue
+            for at, word in enumerate(words):
+                if word == "train.py" or (at > 0 and words[at - 1] == "-m") or (word, at) == ("bench", 0):
+                    yield word.replace("bench", "scripts.bench", word == "bench"), words[at + 1 :]
+                    break
+
+
+def read(program: str, words: list[str]) -> None:
+    """Have a program take its flags. Raises what it raises where it does not."""
+    at = words.index("--") if "--" in words else len(words)
+    if not words or set(ASKS_ALONE) & {*words}:
+        return
+    if program == "train.py":
+        config.parse(words)
+    elif program == "scripts.bench":
+        asked(bench.suite_of(words[0]).settings, bench._own(words[1:]), prog="bench")
+    elif program == "scripts.report":
+        asked(report.Report, words, prog="report")
+    elif program == "scripts.tune":
+        behind = [f"--flags={shlex.join(words[at + 1 :])}"] if at < len(words) else []
+        tune.recipe_of(flags(tune.Tune, [*words[:at], *behind], prog="tune"))
+    elif program == "scripts.published":
+        chosen = asked(published.Published, words[1:at], prog="published").tables
+        tables = {table.name: table for table in published.read(words[0]).tables}
+        for table in [tables[name] for name in chosen] or tables.values():
+            suite = bench.suite_of(table.suite)
+            given = [*published.words(published.settled(table, 0)[0]), *words[at + 1 :]]
+            asked(suite.settings, given, prog=suite.name)
+    elif program.startswith(("scripts.", "benchmarks.")):
+        main = import_module(program).main
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sys.argv", [program, *words])
+            with pytest.raises(Parsed):
+                main()
+
+
+@pytest.fixture(autouse=True)
+def _no_program_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = argparse.ArgumentParser.parse_args
+
+    def parse_args(self: argparse.ArgumentParser, *given: Any) -> NoReturn:
+        taken(self, *given)
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_are_read(page: str) -> None:
+    for program, words in programs(PAGES[page]):
+        try:
+            read(program, words)
+        except (Exception, SystemExit) as error:
+            pytest.fail(f"{program} {shlex.join(words)}: {error}")
+
+
+def test_modules_that_blocks_import_are_there() -> None:
+    named = {
+        pair
+        for text in PAGES.values()
+        for block in FENCED.findall(text)
+        for pair in re.findall(r"\bfrom (\w+(?:\.\w+)+) import (\w+)", block)
+    }
+    assert ("dataset.coco.scan", "open_coco") in named
+    for module, name in named:
+        assert hasattr(import_module(module), name), f"{module} has no {name}"
+
+
+def test_all_programs_are_found() -> None:
+    found = [program for text in PAGES.values() for program, _ in programs(text)]
+    for program in ("train.py", *(f"scripts.{name}" for name in ("bench", "published", "tune", "link_set"))):
+        assert found.count(program) > 3, program
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python train.py --data D --bach-size 8",
+        "torchrun --nproc-per-node 2 train.py --config configs/gone.yaml",
+        "python -m scripts.bench train --data D --archs a -- --lr 1 ; python -m scripts.bench gone",
+        'L="python -m scripts.bench loader --gpus two"',
+        "python -m scripts.published lists --tables gone",
+        "python -m scripts.published lists --tables memory -- --line 3",
+        "python -m scripts.link_set A B --number 3",
+        "python -m scripts.tune --data D -- --optimiser sgd",
+    ],
+)
+def test_a_planted_command_is_refused(line: str) -> None:
+    *before, (program, words) = programs(f"```bash\n{line}\n```\n")
+    for known in before:
+        read(*known)
+    with pytest.raises((Exception, SystemExit)):
+        read(program, words)
