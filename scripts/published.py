@@ -419,6 +419,10 @@ def main(argv: list[str]) -> int:
         )
         known = {table.name: table for table in report.tables}
         chosen = [one_of("--tables", name, known) for name in settings.tables or known]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise record.unwritable(folder, error) from None
         with ending_on_signals():
             made = [measured(known[name], settings, argv[at + 1 :], folder, console) for name in chosen]
         head = [f"# {report.title}", "", f"{report.source} Theirs: {report.hardware}.", ""]

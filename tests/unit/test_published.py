@@ -112,6 +112,18 @@ def test_a_report_that_lacks_something_is_named(tmp_path: Path, monkeypatch: pyt
         published.read("two")
 
 
+def test_a_report_of_which_nothing_can_run_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    words = ["dali-training", "--tables", "networks", "--output"]
+    assert published.main([*words, str(tmp_path / "new" / "out")]) == 0
+    assert "Cannot run here: it needs a GPU." in (tmp_path / "new" / "out" / "published.md").read_text()
+    (tmp_path / "file").touch()
+    assert published.main([*words, str(tmp_path / "file")]) == 2
+    assert "--output" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("line", re.findall(r"^\| (\[.*) \|$", INDEX.read_text(), re.MULTILINE))
 def test_the_index_quotes_what_its_page_has(line: str) -> None:
     """Every figure of a line of docs/benchmarks/README.md stands on the page that it leads to."""
