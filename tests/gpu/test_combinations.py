@@ -12,6 +12,7 @@ import pytest
 
 from tests.conformance import reels, scenes
 from tests.conformance.scenes import scene
+from tests.unit.coco_files import write_coco
 from tests.unit.superres_files import write
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +32,8 @@ COMBINATIONS: dict[str, tuple[str, ...]] = {
     "fp16-pure": (*GRAPHS, "--precision", "fp16-pure"),
     "fp16": (*GRAPHS, "--precision", "fp16"),
     "bf16": (*GRAPHS, "--precision", "bf16"),
+    "fp32": (*GRAPHS, "--precision", "fp32"),
+    "fine-tuned": (*GRAPHS, "--config", "configs/finetune.yaml", "--freeze", "conv1|bn1|layer[123]"),
     "eager compiled": ("--graphs", "false", "--compile", "true"),
     "profiled": (*GRAPHS, "--profile", "true"),
     "ceilings": (*GRAPHS, "--ceilings", "true"),
@@ -42,6 +45,11 @@ CLIPS: dict[str, tuple[str, ...]] = {
 PATCHES: dict[str, tuple[str, ...]] = {
     "patches": ("--task", "superres", "--loader", "paired", *GRAPHS),
     "patches compiled": ("--task", "superres", "--loader", "paired", *COMPILED),
+}
+
+DETECTORS: dict[str, tuple[str, ...]] = {
+    name: ("--task", "detection", "--loader", name)
+    for name in ("dali-cpu", "dali-gpu", "dali-fed", "torchvision")
 }
 
 
@@ -101,3 +109,11 @@ def test_patches(name: str, tmp_path: Path) -> None:
     flags = ("--arch", "espcn", "--patch-size", "16", "--batch-size", "4", "--patches-per-image", "2")
     told = trained(tmp_path / "data", tmp_path / "run", *flags, "--ceilings", "false", *PATCHES[name])
     assert told["graphs"] is True
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_detectors(name: str, tmp_path: Path) -> None:
+    data = write_coco(tmp_path / "data")
+    flags = ("--arch", "fcos_tiny", "--image-size", "64", "--longer-side", "96", "--batch-size", "3")
+    told = trained(data, tmp_path / "run", *flags, "--ceilings", "false", *DETECTORS[name])
+    assert told["graphs"] is False

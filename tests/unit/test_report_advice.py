@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
+from engine.optimizers import OPTIMIZERS
+from loaders import IMAGE_LOADERS
 from report.advice import advice, told_bound
+from settings.model import Model
+from tasks import TASKS
 from tests.gpu import test_combinations as on_gpu
+from usage import HELP
+
+ROOT = Path(__file__).parents[2]
 
 GPU = {"gpu": "H200", "gpu_gib": 139.0, "cores": 16}
 CPU = {"gpu": None, "cores": 2}
@@ -174,16 +182,38 @@ def test_advice_names_only_flags_that_exist() -> None:
     assert named and {flag.replace("-", "_") for flag in named} <= set(GROUP_OF)
 
 
+ROWS = [
+    row
+    for table in (on_gpu.COMBINATIONS, on_gpu.CLIPS, on_gpu.PATCHES, on_gpu.DETECTORS)
+    for row in table.values()
+]
+RAN = {pair for row in ROWS for pair in itertools.pairwise(row)}
+
+
 def test_what_is_advised_is_a_row_of_the_table_that_a_gpu_runs() -> None:
-    rows = [*on_gpu.COMBINATIONS.values(), *on_gpu.CLIPS.values(), *on_gpu.PATCHES.values()]
-    ran = {pair for row in rows for pair in itertools.pairwise(row)}
     said = " ".join(advice(case) for case, _ in CASES).replace("fp16 or bf16", "fp16 --precision bf16")
     advised = re.findall(r"(--(?:loader|graphs|compile|precision|profile|ceilings)) ([\w+-]+)", said)
-    assert len({*advised}) > 8 and {*advised} <= ran
+    assert len({*advised}) > 8 and {*advised} <= RAN
     # to compile the step is advised whatever the loader is
-    compiled = [row for row in rows if ("--compile", "true") in itertools.pairwise(row)]
+    compiled = [row for row in ROWS if ("--compile", "true") in itertools.pairwise(row)]
     for loader in ("dali-cpu", "dali-gpu", "dali-fed", "torchvision", "nvdec+pyav", "paired"):
         assert any(("--loader", loader) in itertools.pairwise(row) for row in compiled), loader
+
+
+def test_what_readme_and_help_name_is_a_row_too() -> None:
+    """Loaders and tasks of README's tables, its presets of one's own images, and what --help names."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    firsts = re.findall(r"^\| `([\w+-]+)`", readme, re.MULTILINE)
+    named = {("--loader", name) for name in firsts if name in IMAGE_LOADERS}
+    named |= {("--task", name) for name in firsts if name in TASKS}
+    known = {"--precision": get_args(Model.model_fields["precision"].annotation), "--optimizer": OPTIMIZERS}
+    for flag, names in known.items():
+        (line,) = re.findall(rf"^ +{flag} .*$", HELP, re.MULTILINE)
+        named |= {(flag, name) for name in re.findall(r"[\w-]+", line) if name in names}
+    named |= {("--freeze", re.findall(r"'(.*)'", HELP)[0]), ("--config", "configs/finetune.yaml")}
+    assert {("--task", "superres"), ("--loader", "dali-fed"), ("--precision", "bf16")} < named
+    by_default = {("--task", "classification"), ("--optimizer", "sgd"), ("--precision", "auto")}
+    assert named - by_default <= RAN
 
 
 @pytest.mark.parametrize(
