@@ -272,6 +272,7 @@ class Found:
     figure: float | None
     why: str = "-"
     between: tuple[float, float] | None = None
+    exact: bool = False  # to be shown as it was published
 
 
 def found_here(
@@ -306,7 +307,7 @@ def cells(table: Table, figure: str, rows: Sequence[Row], gpus: int) -> list[lis
     """
     found = {
         line.name: [
-            Found(line.published.get(figure)),
+            Found(line.published.get(figure), exact=True),
             *(found_here(table, line, point, rows, figure, gpus) for point in (line.by_hand, line.ours)),
         ]
         for line in table.lines
@@ -320,7 +321,8 @@ def cells(table: Table, figure: str, rows: Sequence[Row], gpus: int) -> list[lis
             return cell.why
         more = [f"{cell.figure / baseline:.2f} x"] if baseline else []
         more += [" to ".join(map(_digits, cell.between))] if cell.between else []
-        return _digits(cell.figure) + (f" ({'; '.join(more)})" if more else "")
+        shown = f"{cell.figure:,.6g}" if cell.exact else _digits(cell.figure)
+        return shown + (f" ({'; '.join(more)})" if more else "")
 
     return [
         [name, *(said(*pair) for pair in zip(its, baselines, strict=True))] for name, its in found.items()

@@ -15,7 +15,8 @@ from scripts import published
 from scripts.bench import suite_of
 
 TABLES = [(name, table) for name in published.names() for table in published.read(name).tables]
-INDEX = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "README.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "published.md"
+INDEX = PAGE.parent / "benchmarks" / "README.md"
 
 
 def row(point: dict[str, Any], **figures: float) -> dict[str, Any]:
@@ -51,6 +52,20 @@ def test_figures_are_compared_with_their_own_baselines() -> None:
     assert told["DALI that reads by itself"][2] == published.LEFT_OUT
     assert told["DALI fed by a DataLoader"] == ["10.3 (0.93 x)", "-", "10.1 (1.01 x; 9.96 to 10.5)"]
     assert told["DALI that reads by itself, on a GPU"][2] == "cannot run here: it needs 1 GPU"
+
+
+def test_the_page_has_the_reports_figures() -> None:
+    """As the command shows them; GPU busy and W of `superres` are on the page of its suite."""
+    beside = (INDEX.parent / "superres.md").read_text()
+    sections = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)[1:]
+    pages = {section.partition(":")[0]: section for section in sections}
+    assert set(pages) == set(published.names())
+    for name, table in TABLES:
+        for figure in table.figures:
+            for _, theirs, *_ in published.cells(table, figure, [], 0):
+                said = theirs.partition(" ")[0]
+                there = re.search(rf"(?<![\d.,]){re.escape(said)}(?![\d.])", pages[name] + beside)
+                assert said == "-" or there, f"{name}, {table.name}: {figure} {said}"
 
 
 def test_columns_apart_have_their_own_baselines_and_the_reports_unit() -> None:
