@@ -92,6 +92,8 @@ def test_images(name: str, images: Path, tmp_path: Path) -> None:
     named = () if name == "auto" else ("--loader", "dali-gpu")
     told = trained(images, tmp_path / "run", *flags, *quiet, *named, *COMBINATIONS[name])
     assert told["graphs"] is (name != "eager compiled")
+    phases = told["warm_up_ms"]
+    assert isinstance(phases, dict) and ({"forward", "backward", "update"} <= {*phases}) is told["graphs"]
     assert (told["loader_auto"] is None) is (name != "auto")
 
 
