@@ -113,13 +113,24 @@ def read(point: Point, folder: Path) -> Measured:
     found = train.read(point, folder)
     rate = found.figures.get("rate")
     if "patches" in point and isinstance(rate, float):
-        found = replace(found, figures={**found.figures, "epoch_s": point["patches"] / rate})
+        found = _with_epoch(found, rate, point["patches"])
     if point["loader"].startswith(train.BY_HAND):
         return found
     told = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return replace(
         found, figures={**found.figures, **{f"{name}_ms": value for name, value in told["split_ms"].items()}}
     )
+
+
+def _with_epoch(found: Measured, rate: float, patches: int) -> Measured:
+    """Return what was measured with the seconds of an epoch of so many patches, spread as their rate is."""
+    figures = {**found.figures, "epoch_s": patches / rate}
+    of_rate = found.spread.get("rate")
+    if of_rate is None:
+        return replace(found, figures=figures)
+    its = {"n": of_rate["n"], "min": patches / of_rate["max"], "max": patches / of_rate["min"]}
+    its["iqr"] = of_rate["iqr"] * patches / rate**2  # as far as an epoch's time is a line of the rate
+    return replace(found, figures=figures, spread={**found.spread, "epoch_s": its})
 
 
 # --- what is told -------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from benchmarks import workers
-from benchmarks._suite import Row
+from benchmarks._suite import Measured, Row
 from benchmarks.workers import Workers, conclude, derive, points
 from contracts import UserError
 from report.tensorboard import SETTINGS
@@ -236,6 +236,16 @@ def test_points_of_super_resolution_and_the_loop_by_hand(tmp_path: Path) -> None
     said = "\n".join(conclude(rows))
     assert "16 px: the epoch of batch 8 takes 1.11 times that of batch 128 (the reach: 1.3)." in said
     assert "16 px, batch 8: 9.0 times the loop by hand (900 and 100 img/s)." in said
+
+
+def test_the_seconds_of_an_epoch_are_spread_as_its_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spread = {"rate": {"n": 4, "min": 80.0, "max": 125.0, "iqr": 10.0}}
+    monkeypatch.setattr(workers.train, "read", lambda *_: Measured(figures={"rate": 100.0}, spread=spread))
+    found = workers.read({"loader": "by hand: torchvision", "patches": 1000}, tmp_path)
+    assert found.figures["epoch_s"] == 10.0
+    assert found.spread == spread | {"epoch_s": {"n": 4, "min": 8.0, "max": 12.5, "iqr": 1.0}}
 
 
 def test_patches_are_the_same_in_every_store(tmp_path: Path) -> None:
