@@ -60,6 +60,8 @@ def test_the_page_has_the_reports_figures() -> None:
     sections = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)[1:]
     pages = {section.partition(":")[0]: section for section in sections}
     assert set(pages) == set(published.names())
+    second = (PAGE.parents[1] / "README.md").read_text().split("\n\n")[2]
+    assert "[published](docs/published.md)" in second
     for name, table in TABLES:
         for figure in table.figures:
             for _, theirs, *_ in published.cells(table, figure, [], 0):
