@@ -140,7 +140,7 @@ def test_two_hundred_steps_with_kernels_that_race(world: ProcessWorld) -> None:
 @pytest.mark.usefixtures("deterministic")
 def test_a_resumed_run_goes_on_with_the_same_masks(world: ProcessWorld, tmp_path: Path) -> None:
     """A graph is captured anew behind a checkpoint, whose state it then reads."""
-    settings = {"optimizer": "adamw", "lr": 1e-3}
+    settings: dict[str, Any] = {"optimizer": "adamw", "lr": 1e-3}
     expected = trained(made(world, "mobilenet_v3_small", **settings), "fp16")
     noise = [batch_of(99, "fp16", world.device)]
     first = made(world, "mobilenet_v3_small", **settings)

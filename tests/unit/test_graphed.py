@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import Batch
+from contracts import Batch, UserError
 from engine import graphed
 from engine.step import Step
 from settings.optimisation import Optimisation
@@ -68,6 +68,31 @@ def test_one_rank_that_cannot_capture_keeps_all_eager(
     assert sorted(captures) == ([] if fails == "warm-up" else [0, 1])
     for step in steps:
         assert all(torch.equal(a, b) for a, b in zip(step.state_tensors(), before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("one_shape", "capturable", "asked", "said"),
+    [
+        (False, True, "auto", "batches of this task have many shapes"),
+        (True, False, "auto", "this --optimizer decides on the host"),
+        (True, True, False, ""),
+    ],
+    ids=["shapes", "optimizer", "nobody asked"],
+)
+def test_a_step_that_stays_eager_says_why_in_one_line(
+    one_shape: bool, capturable: bool, asked: bool | str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    step: Any = SimpleNamespace(capturable=capturable)
+    world: Any = SimpleNamespace(device=torch.device("cuda"))
+    outcome = graphed.prepare(step, list, world, asked, one_shape=one_shape)
+    assert outcome.facts()["graphs"] is False
+    assert [line.startswith(f"steps are launched kernel by kernel: {said}") for line in outcome.told] == [
+        True
+    ] * bool(said)
+    if said:
+        with pytest.raises(UserError, match=f"--graphs true: {said}"):
+            graphed.prepare(step, list, world, True, one_shape=one_shape)
 
 
 @pytest.mark.parametrize("kept", [0, 512])
