@@ -235,6 +235,7 @@ WRONG_FLAGS = [
     ),
     (["--graphs", "fast"], ["--graphs", "fast", "auto"]),
     (["--graphs", "true", "--task", "detection"], ["--graphs auto", "--task detection"]),
+    (["--precision", "fp16-pure", "--task", "detection"], ["--precision fp16", "not for --task detection"]),
     (["--bach-size", "3"], ["--bach-size", "did you mean", "batch-size", "--help"]),
     (["--lr", "0.1", "stray"], ["stray"]),
     (["--seed", "-1"], ["--seed"]),
