@@ -37,6 +37,9 @@ WARM_UP_S = 1.0
 """Seconds of steps before them, at least."""
 LONGEST_WARM_UP_S = 4.0
 """Seconds after which batches that were ready beforehand may count: steps as slow as that hardly wait."""
+ALIKE = 0.04
+"""Part of the best rate within which rates are one, and the first in the order of preference is taken: a
+loader that runs near its limit keeps up for seconds and falls behind later."""
 ALL_S = 40.0
 """Seconds for all loaders: none begins that would not be done by then, if it took as long as the slowest."""
 UNTIMED = frozenset(
@@ -69,7 +72,10 @@ class Choice:
             return (f"--loader auto: {self.loader}, as in the checkpoint",)
         before = "--loader auto, as measured before" if self.how == "kept" else "--loader auto"
         names = sorted(self.measured, key=lambda name: name != self.loader)
-        return tuple(f"{before}: {_line(name, self.measured[name], unit)}" for name in names)
+        lines = [f"{before}: {_line(name, self.measured[name], unit)}" for name in names]
+        if lines and self.loader != max(rates := _rates_of(self.measured), key=lambda name: rates[name]):
+            lines[0] += f", taken: rates within {ALIKE:.0%} are one, and it stands first"
+        return tuple(lines)
 
     def facts(self) -> dict[str, Any]:
         """Return what a summary says of it; `loader_auto` is None where nothing was to be found out."""
@@ -77,6 +83,10 @@ class Choice:
             return {"loader": self.loader, "loader_auto": None}
         found = {"how": self.how, "seconds": round(self.seconds, 1), "measured": dict(self.measured)}
         return {"loader": self.loader, "loader_auto": found}
+
+
+def _rates_of(measured: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    return {name: its["rate"] for name, its in measured.items() if "rate" in its}
 
 
 def _line(name: str, found: Mapping[str, Any], unit: str) -> str:
@@ -139,9 +149,10 @@ def choose(
 ) -> Choice:
     """Return the fastest of the loaders `names`, which this rank can run. Every rank calls it.
 
-    `samples`: those of a step, of all ranks. `before`: the loader of the checkpoint that is resumed, which
-    stays. Nothing is measured where one is left, or where an answer is kept. Whatever the steps change is
-    put back bit for bit. Raises UserError where none of them runs.
+    Where several are about as fast, it is the first of them in the order of `names`. `samples`: those of
+    a step, of all ranks. `before`: the loader of the checkpoint that is resumed, which stays. Nothing is
+    measured where one is left, or where an answer is kept. Whatever the steps change is put back bit for
+    bit. Raises UserError where none of them runs.
     """
     world = step.world
     everyones = world.gather(list(names))
@@ -165,10 +176,11 @@ def choose(
                 continue
             found[name] = _measured(name, open_loader, step=step, samples=samples, world=world)
             slowest = max(slowest, _agreed(time.perf_counter() - began, world) - at)
-    rates = {name: its["rate"] for name, its in found.items() if "rate" in its}
+    rates = _rates_of(found)
     if not rates:
         raise UserError(f"--loader auto: {'; '.join(_line(name, its, '') for name, its in found.items())}")
-    fastest = max(rates, key=lambda name: rates[name])
+    enough = (1 - ALIKE) * max(rates.values())
+    fastest = next(name for name in names if rates.get(name, 0.0) >= enough)
     if world.rank == 0:
         answers.write(fastest, found)
     return Choice(loader=fastest, how="measured", measured=found, seconds=time.perf_counter() - began)

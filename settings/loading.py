@@ -14,12 +14,13 @@ class Loading(Settings):
     """The loader, its workers and its batches."""
 
     loader: str = "auto"
-    """Images: {image loaders}. Videos: {video loaders}. Pairs of --task superres: {pair loaders}. auto = the
-    fastest: those that can run here are measured with the training step beside them, in 40 s at most, and
-    the answer is kept beside the manifests for this machine, data set, network and all settings that
-    change the rate. A resumed run keeps its loader. To evaluate, auto is dali-gpu with a GPU (dali-fed, where
-    samples are no files of their own), else torchvision; of videos nvdec+pyav where the GPU's engines can be
-    used, else pyav."""
+    """Images: {image loaders}. Videos: {video loaders}. Pairs of --task superres: {pair loaders}. auto =
+    the fastest: those that can run here are measured with the training step beside them, in 40 s at most;
+    of those within 4 % of the best it is what auto is to evaluate, else the first as named here. The
+    answer is kept beside the manifests for this machine, data set, network and all settings that change
+    the rate. A resumed run keeps its loader. To evaluate, auto is dali-gpu with a GPU (dali-fed, where
+    samples are no files of their own), else torchvision; of videos nvdec+pyav where the GPU's engines can
+    be used, else pyav."""
     reader: Literal["auto", "nvimgcodec", "torchvision", "pil", "opencv", "imageio"] = "auto"
     """Decoder of the loaders torchvision and paired; auto = the fastest whose pixels are PIL's, bit for
     bit."""

@@ -138,6 +138,18 @@ def test_the_fastest_is_found_and_the_step_is_as_it_was(clock: Clock, tmp_path: 
     json.dumps(choice.facts())
 
 
+@pytest.mark.parametrize(("seconds", "expected"), [(0.103, "a"), (0.106, "b")])
+def test_of_loaders_about_as_fast_the_first_is_taken(
+    seconds: float, expected: str, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SECONDS, "a", seconds)
+    for how in ("measured", "kept"):
+        choice = chosen(Opener(clock), tmp_path)
+        assert (choice.loader, choice.how) == (expected, how)
+        said = [("rates within 4% are one" in line) for line in choice.told("img/s")]
+        assert said == [expected == "a", False, False]
+
+
 def test_an_answer_is_kept_for_the_same_machine_and_settings(clock: Clock, tmp_path: Path) -> None:
     first = chosen(Opener(clock), tmp_path)
     again = Opener(clock)
