@@ -181,8 +181,8 @@ FIGHTS: dict[str, tuple[Callable[[str], bool], str]] = {
     "OMP_PROC_BIND": (_on, "binds the process, and so all workers, to one core"),
     "OMP_THREAD_LIMIT": (_on, "caps torch's threads"),
     "OMP_WAIT_POLICY": (
-        lambda value: value.lower() == "active",
-        "waiting threads spin on the cores that workers need",
+        lambda value: value.lower() == "passive",
+        "threads that sleep at once cost the steps of a CPU 10 to 50 %",
     ),
     "PYTORCH_ALLOC_CONF": (_in_pieces, PIECES),
     "PYTORCH_CUDA_ALLOC_CONF": (_in_pieces, PIECES),

@@ -243,7 +243,8 @@ import os
 from engine.distributed import cores, prepare_process
 device = prepare_process()
 import torch
-connections, policy = os.environ["CUDA_DEVICE_MAX_CONNECTIONS"], os.environ["OMP_WAIT_POLICY"]
+connections = os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]
+policy = ":".join(os.environ[name] for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"))
 allocator = os.environ.get("PYTORCH_ALLOC_CONF", "-")
 registers = os.environ.get("NCCL_GRAPH_REGISTER", "-")
 print(device.type, connections, torch.get_num_threads(), cores(), policy, registers, allocator)
@@ -254,7 +255,7 @@ def prepared(**environment: str) -> list[str]:
     clean = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("CUDA_", "OMP_", "LOCAL_", "NCCL_", "PYTORCH_"))
+        if not name.startswith(("CUDA_", "GOMP_", "KMP_", "OMP_", "LOCAL_", "NCCL_", "PYTORCH_"))
     }
     done = subprocess.run(
         [sys.executable, "-c", PREPARED],
@@ -269,7 +270,7 @@ def prepared(**environment: str) -> list[str]:
 
 def test_a_process_is_prepared_before_cuda_starts() -> None:
     device, connections, threads, room, policy, _, allocator = prepared(OMP_NUM_THREADS="1")
-    assert (device, connections, policy) == ("cpu", "32", "PASSIVE")
+    assert (device, connections, policy) == ("cpu", "32", "ACTIVE:1000:1")
     assert allocator == "expandable_segments:True"
     assert int(threads) == max(1, int(float(room))), (
         "all cores for one process, although torchrun says OMP_NUM_THREADS=1"
@@ -279,12 +280,12 @@ def test_a_process_is_prepared_before_cuda_starts() -> None:
 def test_what_the_user_has_set_stays_and_ranks_share_the_cores() -> None:
     _, connections, threads, room, policy, *_ = prepared(
         CUDA_DEVICE_MAX_CONNECTIONS="1",
-        OMP_WAIT_POLICY="ACTIVE",
+        OMP_WAIT_POLICY="PASSIVE",
         LOCAL_WORLD_SIZE="2",
         LOCAL_RANK="1",
         OMP_NUM_THREADS="1",
     )
-    assert (connections, policy) == ("1", "ACTIVE")
+    assert (connections, policy) == ("1", "PASSIVE:1000:1")
     assert int(threads) == max(1, int(float(room)) // 2)
 
 

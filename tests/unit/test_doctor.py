@@ -134,7 +134,7 @@ def driver(**changes: Any) -> Driver:
         (machine.judge_locked_memory(8 << 20, 8, infiniband=False), "ok", "InfiniBand"),
         (
             machine.judge_environment(
-                {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "OMP_PROC_BIND": "false"}
+                {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "ACTIVE", "OMP_PROC_BIND": "false"}
             ),
             "ok",
             "",
@@ -150,7 +150,7 @@ def driver(**changes: Any) -> Driver:
             "unset CUDA_DEVICE_MAX_CONNECTIONS",
         ),
         (
-            machine.judge_environment({"OMP_PROC_BIND": "close", "OMP_WAIT_POLICY": "ACTIVE"}),
+            machine.judge_environment({"OMP_PROC_BIND": "close", "OMP_WAIT_POLICY": "PASSIVE"}),
             "warn",
             "unset OMP_PROC_BIND OMP_WAIT_POLICY",
         ),
