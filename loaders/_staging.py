@@ -142,9 +142,7 @@ class Stager:
         The copy of the batch COPIES before this one is then over too.
         """
         slot = self._free(images_shape(shape, rows))
-        if too_small(slot.bytes_, shape):
-            slot.done.synchronize()  # memory that goes back to the allocator has no reader left
-        slot.bytes_ = self._roomy(slot.bytes_, shape, torch.uint8)
+        slot.bytes_ = self._roomy(slot.bytes_, shape, torch.uint8, slot.done)
         return slot
 
     def _free(self, shape: Sequence[int]) -> Slot:
@@ -153,9 +151,7 @@ class Stager:
         """
         slot = self._slots[self._next]
         self._next = (self._next + 1) % len(self._slots)
-        if too_small(slot.images, shape):
-            slot.done.synchronize()  # as in `take`
-        slot.images = self._roomy(slot.images, shape, self.finish.dtype)
+        slot.images = self._roomy(slot.images, shape, self.finish.dtype, slot.done)
         self._recent.append(slot)
         if len(self._recent) > COPIES and (before := self._recent.popleft().copied) is not None:
             before.synchronize()
@@ -163,11 +159,22 @@ class Stager:
             slot.copied.synchronize()
         return slot
 
-    def _roomy(self, memory: torch.Tensor | None, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return this memory at this shape, or new memory on the device where it is too small."""
-        if memory is not None and not too_small(memory, shape):
+    def _roomy(
+        self,
+        memory: torch.Tensor | None,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        last_user: torch.cuda.Event | None = None,
+    ) -> torch.Tensor:
+        """Return this memory at this shape, or new memory on the device where it is too small.
+
+        `last_user`: the event behind the last work that uses it; None where all of that is on this stream.
+        """
+        if not too_small(memory, shape):
             return fitted(memory, shape)
         assert self.stream is not None
+        if last_user is not None:
+            last_user.synchronize()  # memory that goes back to the allocator has no reader left
         with torch.cuda.stream(self.stream):
             memory = fitted(memory, shape, dtype=dtype, device=self._feed.device)
         self.stream.synchronize()  # no kernel has it any more: other streams may write it now

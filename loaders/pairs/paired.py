@@ -56,11 +56,11 @@ class PairedLoader(Staging):
 
     def __init__(self, feed: Feed) -> None:
         super().__init__(feed)
-        large_feed = replace(feed, targets=_no_targets, pixels=LEVELS)
-        self._larger = _Beside(large_feed, self._stager, scale=int(feed.plan.upscale))
-        self.reader = choose(feed.reader)
         plan: Any = feed.plan
         self._scale = int(plan.upscale)
+        large_feed = replace(feed, targets=_no_targets, pixels=LEVELS)
+        self._larger = _Beside(large_feed, self._stager, scale=self._scale)
+        self.reader = choose(feed.reader)
         self._sharing = int(plan.sharing)
         area = math.prod(largest_upright(plan)[1:])
         large = area * self._scale**2

@@ -128,7 +128,7 @@ def test_bit_for_bit(case: str, world: ProcessWorld) -> None:
 
 
 def test_two_hundred_steps_with_kernels_that_race(world: ProcessWorld) -> None:
-    """As training has them: other kernels may be the fastest, so that losses differ by rounding."""
+    """Training runs so: other kernels may be the fastest, so that losses differ by rounding."""
     expected = trained(made(world, "resnet18"), "fp16", steps=200)
     step = made(world, "resnet18")
     assert not graphed.capture(step, [batch_of(99, "fp16", world.device)], world)[0]
