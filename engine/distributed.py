@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any
 
 # Before OpenMP is loaded: its threads spin for some microseconds before they sleep. A step of a CPU has
-# hundreds of small operations, and threads that sleep in between cost it 10 to 50 % of its rate; those that
+# hundreds of small operations, and threads that sleep in between cost it 10 to 35 % of its rate; those that
 # spin for milliseconds take the cores that a loader's workers need. GNU's library does either by default:
 # it hardly spins where there are more threads than cores, as forward and backward have, and for 3 ms
 # elsewhere.
@@ -41,6 +41,8 @@ from machine import cores
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """torch's variables of its allocator, the newer name first. torch reads them when it first takes memory."""
+SEGMENTS_GROW = "expandable_segments:True"
+"""What of their values makes segments grow."""
 
 ALONE_AFTER_S = 5.0
 """Rank 0 needs at most this long to meet and say an error that every rank meets."""
@@ -67,8 +69,8 @@ def prepare_process() -> torch.device:
     # torch otherwise keeps each large tensor's memory as a piece of its own: what a graph holds and what
     # validation needs do not fit each other's pieces; docs/benchmarks/max-batch.md has what that cost
     if not any(name in os.environ for name in ALLOCATOR):
-        os.environ[ALLOCATOR[0]] = "expandable_segments:True"
-    if any("expandable_segments:True" in os.environ.get(name, "") for name in ALLOCATOR):
+        os.environ[ALLOCATOR[0]] = SEGMENTS_GROW
+    if any(SEGMENTS_GROW in os.environ.get(name, "") for name in ALLOCATOR):
         # NCCL maps the buffers of a captured all-reduce into the other ranks. Of a segment that has grown
         # 2.28 maps one piece alone, and up to 2.30.7 one piece's mapping may serve for another: ranks would
         # read and write beyond it (issue 1820 and pull request 2362 of NVIDIA/nccl)

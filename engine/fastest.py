@@ -38,8 +38,8 @@ WARM_UP_S = 1.0
 LONGEST_WARM_UP_S = 4.0
 """Seconds after which batches that were ready beforehand may count: steps as slow as that hardly wait."""
 ALIKE = 0.04
-"""Part of the best rate within which rates are one, and the first in the order of preference is taken: a
-loader that runs near its limit keeps up for seconds and falls behind later."""
+"""Loaders whose rates are within this share of the best count as equally fast, and the first in the order of
+preference is taken: a loader that runs near its limit keeps up for seconds and falls behind later."""
 ALL_S = 40.0
 """Seconds for all loaders: none begins that would not be done by then, if it took as long as the slowest."""
 UNTIMED = frozenset(
@@ -73,8 +73,9 @@ class Choice:
         before = "--loader auto, as measured before" if self.how == "kept" else "--loader auto"
         names = sorted(self.measured, key=lambda name: name != self.loader)
         lines = [f"{before}: {_line(name, self.measured[name], unit)}" for name in names]
-        if lines and self.loader != max(rates := _rates_of(self.measured), key=lambda name: rates[name]):
-            lines[0] += f", taken: rates within {ALIKE:.0%} are one, and it stands first"
+        rates = _rates_of(self.measured)
+        if rates and rates[self.loader] < max(rates.values()):
+            lines[0] += f", taken: rates within {ALIKE:.0%} count as equal, and it comes first"
         return tuple(lines)
 
     def facts(self) -> dict[str, Any]:
@@ -86,6 +87,7 @@ class Choice:
 
 
 def _rates_of(measured: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Return the rates of the loaders that have one."""
     return {name: its["rate"] for name, its in measured.items() if "rate" in its}
 
 

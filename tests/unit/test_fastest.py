@@ -146,7 +146,7 @@ def test_of_loaders_about_as_fast_the_first_is_taken(
     for how in ("measured", "kept"):
         choice = chosen(Opener(clock), tmp_path)
         assert (choice.loader, choice.how) == (expected, how)
-        said = [("rates within 4% are one" in line) for line in choice.told("img/s")]
+        said = [("rates within 4% count as equal" in line) for line in choice.told("img/s")]
         assert said == [expected == "a", False, False]
 
 

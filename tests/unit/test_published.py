@@ -55,7 +55,7 @@ def test_figures_are_compared_with_their_own_baselines() -> None:
 
 
 def test_the_page_has_the_reports_figures() -> None:
-    """As the command shows them; GPU busy and W of `superres` are on the page of its suite."""
+    """The page has them as the command shows them; GPU busy and W of `superres` are on its suite's page."""
     beside = (INDEX.parent / "superres.md").read_text()
     sections = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)[1:]
     pages = {section.partition(":")[0]: section for section in sections}
