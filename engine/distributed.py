@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any
 
 # Before OpenMP is loaded: its threads spin for some microseconds before they sleep. A step of a CPU has
-# hundreds of small operations, and threads that sleep in between cost it 10 to 35 % of its rate; those that
+# hundreds of small operations, and threads that sleep in between cost it 6 to 25 % of its rate; those that
 # spin for milliseconds take the cores that a loader's workers need. GNU's library does either by default:
 # it hardly spins where there are more threads than cores, as forward and backward have, and for 3 ms
 # elsewhere.

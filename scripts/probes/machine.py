@@ -184,7 +184,7 @@ FIGHTS: dict[str, tuple[Callable[[str], bool], str]] = {
     "OMP_THREAD_LIMIT": (_on, "caps torch's threads"),
     "OMP_WAIT_POLICY": (
         lambda value: value.lower() == "passive",
-        "threads that sleep at once cost a CPU 10 to 35 % of its rate",
+        "threads that sleep at once cost a CPU 6 to 25 % of its rate",
     ),
     "PYTORCH_ALLOC_CONF": (_in_pieces, PIECES),
     "PYTORCH_CUDA_ALLOC_CONF": (_in_pieces, PIECES),
