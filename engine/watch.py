@@ -175,6 +175,8 @@ class Watch:
         while not ended.is_set():
             ready = came.poll(1000 * LOOK_S)
             numbers = [number for number in os.read(reads, 4096) if number in SIGNALS] if ready else []
+            if self.stop.signal is not None:
+                numbers.append(self.stop.signal)  # it may have come before the pipe was there
             now = time.monotonic()
             if heard is None and numbers:
                 heard = numbers[0], now

@@ -81,6 +81,24 @@ def test_a_batch_that_does_not_come(
     assert len(said) == 2 and not codes
 
 
+def test_who_was_asked_to_stop_before_the_watch_began_gives_up_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, codes = watched(monkeypatch)
+    monkeypatch.setattr(watch, "LEAVES_S", 3.0)
+    loader: Any = Hanging()
+    ends = threading.Timer(5.0, os.kill, (os.getpid(), signal.SIGINT))  # a second Ctrl-C, were it not heard
+    with made.stop.listening():
+        os.kill(os.getpid(), signal.SIGTERM)
+        until(made.stop)
+        ends.start()
+        with made.running(), made.steps():
+            batches = made.batches(loader, 0, 0)
+            assert next(batches, None) is not None
+            with pytest.raises((Asked, KeyboardInterrupt)) as ended:
+                next(batches)
+        ends.cancel()
+    assert ended.type is Asked and not codes
+
+
 @pytest.mark.parametrize("asked", [True, False], ids=["asked-to-stop", "timeout"])
 def test_other_ranks_that_do_not_come(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], asked: bool
