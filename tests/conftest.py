@@ -41,7 +41,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
 
-KEPT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "TMPDIR", "VIRTUAL_ENV")
+KEPT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -119,6 +119,7 @@ def runner(
     """tests.end_to_end.runs.Runner, for `runner.python(...)`, with this process's variables."""
     from tests.end_to_end.runs import ROOT, Runner  # with numpy, which few of the tests need
 
-    found = Runner(tmp_path_factory.mktemp("programs"), environment | {"PYTHONPATH": str(ROOT)}, zygote)
+    paths = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
+    found = Runner(tmp_path_factory.mktemp("programs"), environment | {"PYTHONPATH": paths}, zygote)
     yield found
     found.end()

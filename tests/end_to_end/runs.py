@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -91,13 +92,46 @@ def until(condition: Callable[[], Any], timeout_s: float, what: str) -> None:
         time.sleep(0.01)
 
 
+def forked(zygote: subprocess.Popen[str], order: dict[str, Any]) -> int:
+    assert zygote.stdin and zygote.stdout
+    zygote.stdin.write(json.dumps(order) + "\n")
+    zygote.stdin.flush()
+    return int(zygote.stdout.readline())
+
+
+def started_anew(order: dict[str, Any]) -> int:
+    assert not order["limits"], "only the zygote sets limits"
+    with open(order["stdout"], "a") as out, open(order["stderr"], "a") as err:
+        process = subprocess.Popen(
+            [sys.executable, *order["argv"]],
+            cwd=order["cwd"],
+            env=order["env"],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+    status = Path(order["status"])
+    threading.Thread(target=lambda: note_end(status, process.wait()), daemon=True).start()
+    return process.pid
+
+
+def note_end(status: Path, code: int) -> None:
+    new = status.with_name("status.new")
+    new.write_text(str(code))
+    new.rename(status)
+
+
 @dataclass
 class Runner:
-    """`run = Runner(...); run("--arch", "resnet18")` starts train.py in `cwd` with this environment."""
+    """`run = Runner(...); run("--arch", "resnet18")` starts train.py in `cwd` with this environment.
+
+    Without a `zygote` each process is started anew: a fork of a process that has asked for CUDA has none.
+    """
 
     cwd: Path
     env: dict[str, str]
-    zygote: subprocess.Popen[str]
+    zygote: subprocess.Popen[str] | None
     started: list[Process] = field(default_factory=list)
 
     def __call__(
@@ -112,7 +146,7 @@ class Runner:
         env: dict[str, str] | None = None,
         cwd: Path | None = None,
     ) -> Process:
-        """Start what `python ARGV` starts, by a process that has imported PyTorch already."""
+        """Start what `python ARGV` starts: the zygote forks it, and has imported PyTorch already."""
         folder = self.cwd / f"process-{len(self.started)}"
         folder.mkdir()
         for name in ("stdout", "stderr"):
@@ -124,10 +158,8 @@ class Runner:
             "limits": limits or {},
             **{name: str(folder / name) for name in ("stdout", "stderr", "status")},
         }
-        assert self.zygote.stdin and self.zygote.stdout
-        self.zygote.stdin.write(json.dumps(order) + "\n")
-        self.zygote.stdin.flush()
-        self.started.append(Process(int(self.zygote.stdout.readline()), folder))
+        pid = forked(self.zygote, order) if self.zygote else started_anew(order)
+        self.started.append(Process(pid, folder))
         return self.started[-1]
 
     def ranks(self, count: int, *argv: object) -> list[Process]:

@@ -139,6 +139,7 @@ runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
 
 def test_a_batch_that_does_not_fit_into_memory(train: Runner, pictures: Path) -> None:
     """The message names a batch that fits; also for the loader's own memory."""
+    assert train.zygote
     train("--loader", "none").mistake()  # all is imported then
     status = Path(f"/proc/{train.zygote.pid}/status").read_text()
     mapped = int(status.split("VmSize:")[1].split()[0]) << 10

@@ -30,6 +30,7 @@ from loaders.videos._planes import compile_kernels
 from report import ceilings
 from tasks import TASKS
 from tests.disk import unsynced
+from tests.end_to_end.runs import note_end
 
 BY_NAME = (
     *("torch.utils.tensorboard.summary", "loaders.synthetic", "loaders.images.torchvision"),
@@ -109,9 +110,7 @@ def run(words: list[str]) -> NoReturn:
 def tell(child: int, status: Path) -> None:
     """Wait for the child, and write how it ended."""
     _, how = os.waitpid(child, 0)
-    new = status.with_name("status.new")
-    new.write_text(str(os.waitstatus_to_exitcode(how)))
-    new.rename(status)
+    note_end(status, os.waitstatus_to_exitcode(how))
 
 
 def main() -> None:

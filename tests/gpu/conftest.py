@@ -14,6 +14,7 @@ import torch
 
 from tests.conformance.fixtures import *  # noqa: F403
 from tests.conformance.fixtures import SAMPLES, parametrise
+from tests.end_to_end.runs import ROOT, Runner
 
 HERE = Path(__file__).parent
 CUDA = torch.device("cuda", 0)
@@ -64,6 +65,16 @@ def prepared() -> None:
         from engine.distributed import prepare_process
 
         prepare_process()
+
+
+@pytest.fixture
+def runner(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    """Starts programs that see this process's GPUs and packages, each anew."""
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": paths}
+    found = Runner(tmp_path_factory.mktemp("programs"), os.environ | cache, zygote=None)
+    yield found
+    found.end()
 
 
 @pytest.fixture
