@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
 import socket
@@ -19,7 +20,7 @@ from torch import nn
 import machine
 from contracts import UserError, World
 from engine import distributed
-from engine.distributed import ProcessWorld, Vote, cores, leave, prepare_process
+from engine.distributed import MALLOC, ProcessWorld, Vote, cores, leave, prepare_process
 from engine.step import Step
 from machine import memory_bytes
 from tests.end_to_end.runs import Runner
@@ -306,6 +307,37 @@ def test_an_allocator_that_the_user_has_set_up_stays(name: str, expected: str) -
 )
 def test_nccl_maps_no_segment_that_grows(given: dict[str, str], expected: str) -> None:
     assert prepared(**given)[-2] == expected
+
+
+FAULTS = """
+import resource
+from engine.distributed import prepare_process
+prepare_process()
+import torch
+faults = []
+for _ in range(8):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(1 << 24)  # 64 MiB, 16,384 pages
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(sorted(faults)[len(faults) // 2])
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="no glibc")
+@pytest.mark.parametrize(
+    ("given", "kept"), [({}, True), ({"MALLOC_MMAP_THRESHOLD_": "131072"}, False)], ids=["ours", "the user's"]
+)
+def test_memory_that_a_step_frees_is_kept_for_the_next(given: dict[str, str], kept: bool) -> None:
+    clean = {name: value for name, value in os.environ.items() if name not in MALLOC}
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS],
+        cwd=ROOT,
+        env=clean | {"CUDA_VISIBLE_DEVICES": ""} | given,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (int(done.stdout) < 1000) is kept, done.stdout
 
 
 @pytest.mark.parametrize(
