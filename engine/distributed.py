@@ -46,8 +46,7 @@ SEGMENTS_GROW = "expandable_segments:True"
 """What of their values makes segments grow."""
 MALLOC = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 """glibc's variables of what it keeps."""
-M_TRIM_THRESHOLD = -1
-M_MMAP_MAX = -4
+M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 """Parameters of mallopt, as malloc.h numbers them."""
 
 ALONE_AFTER_S = 5.0
@@ -115,6 +114,8 @@ def _keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, -1)
+        if "MALLOC_ARENA_MAX" not in os.environ:
+            mallopt(M_ARENA_MAX, 1)  # each arena would keep what its threads free, and none share it
 
 
 def _sharing(local_size: int) -> int:
