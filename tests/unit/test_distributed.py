@@ -20,7 +20,7 @@ from torch import nn
 import machine
 from contracts import UserError, World
 from engine import distributed
-from engine.distributed import MALLOC, ProcessWorld, Vote, cores, leave, prepare_process
+from engine.distributed import ProcessWorld, Vote, cores, leave, prepare_process
 from engine.step import Step
 from machine import memory_bytes
 from tests.end_to_end.runs import Runner
@@ -252,14 +252,14 @@ print(device.type, connections, torch.get_num_threads(), cores(), policy, regist
 """
 
 
-def prepared(**environment: str) -> list[str]:
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("CUDA_", "GOMP_", "KMP_", "OMP_", "LOCAL_", "NCCL_", "PYTORCH_"))
-    }
+OURS = ("CUDA_", "GLIBC_", "GOMP_", "KMP_", "MALLOC_", "OMP_", "LOCAL_", "NCCL_", "PYTORCH_")
+"""How the names of variables begin that decide what a process is given."""
+
+
+def printed(program: str, **environment: str) -> list[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
     done = subprocess.run(
-        [sys.executable, "-c", PREPARED],
+        [sys.executable, "-c", program],
         cwd=ROOT,
         env=clean | {"CUDA_VISIBLE_DEVICES": ""} | environment,
         capture_output=True,
@@ -267,6 +267,10 @@ def prepared(**environment: str) -> list[str]:
         check=True,
     )
     return done.stdout.split()
+
+
+def prepared(**environment: str) -> list[str]:
+    return printed(PREPARED, **environment)
 
 
 def test_a_process_is_prepared_before_cuda_starts() -> None:
@@ -328,16 +332,8 @@ print(sorted(faults)[len(faults) // 2])
     ("given", "kept"), [({}, True), ({"MALLOC_MMAP_THRESHOLD_": "131072"}, False)], ids=["ours", "the user's"]
 )
 def test_memory_that_a_step_frees_is_kept_for_the_next(given: dict[str, str], kept: bool) -> None:
-    clean = {name: value for name, value in os.environ.items() if name not in MALLOC}
-    done = subprocess.run(
-        [sys.executable, "-c", FAULTS],
-        cwd=ROOT,
-        env=clean | {"CUDA_VISIBLE_DEVICES": ""} | given,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert (int(done.stdout) < 1000) is kept, done.stdout
+    (faults,) = printed(FAULTS, **given)
+    assert (int(faults) < 1000) is kept
 
 
 @pytest.mark.parametrize(
