@@ -105,8 +105,8 @@ def _keep_freed_memory() -> None:
     """Have glibc keep what tensors free, for the next step, unless the user has set what it keeps.
 
     It would give the memory of large tensors back, and the kernel would clear each page again in the next
-    step: 300,000 page faults a second on two cores, a fifth to a third of the step's rate. Other C libraries
-    have no `mallopt`, or ignore it.
+    step, which costs 11 to 29 % of the rate (docs/benchmarks/two-cores.md). Other C libraries have no
+    `mallopt`, or ignore it.
     """
     if any(name in os.environ for name in MALLOC):
         return

@@ -117,9 +117,8 @@ def runner(
     tmp_path_factory: pytest.TempPathFactory, zygote: subprocess.Popen[str], environment: dict[str, str]
 ) -> Iterator[Any]:
     """tests.end_to_end.runs.Runner, for `runner.python(...)`, with this process's variables."""
-    from tests.end_to_end.runs import ROOT, Runner  # with numpy, which few of the tests need
+    from tests.end_to_end.runs import Runner, importable  # with numpy, which few of the tests need
 
-    paths = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
-    found = Runner(tmp_path_factory.mktemp("programs"), environment | {"PYTHONPATH": paths}, zygote)
+    found = Runner(tmp_path_factory.mktemp("programs"), importable(environment), zygote)
     yield found
     found.end()

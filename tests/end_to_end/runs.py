@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,6 +90,12 @@ def until(condition: Callable[[], Any], timeout_s: float, what: str) -> None:
     while not condition():
         assert time.monotonic() < end, f"waited {timeout_s:.0f} s for {what}"
         time.sleep(0.01)
+
+
+def importable(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment with this project's modules before the packages of its PYTHONPATH."""
+    paths = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
+    return {**environment, "PYTHONPATH": paths}
 
 
 def forked(zygote: subprocess.Popen[str], order: dict[str, Any]) -> int:

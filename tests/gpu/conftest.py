@@ -14,7 +14,7 @@ import torch
 
 from tests.conformance.fixtures import *  # noqa: F403
 from tests.conformance.fixtures import SAMPLES, parametrise
-from tests.end_to_end.runs import ROOT, Runner
+from tests.end_to_end.runs import Runner, importable
 
 HERE = Path(__file__).parent
 CUDA = torch.device("cuda", 0)
@@ -70,9 +70,8 @@ def prepared() -> None:
 @pytest.fixture
 def runner(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     """Starts programs that see this process's GPUs and packages, each anew."""
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": paths}
-    found = Runner(tmp_path_factory.mktemp("programs"), os.environ | cache, zygote=None)
+    environment = importable(os.environ) | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    found = Runner(tmp_path_factory.mktemp("programs"), environment, zygote=None)
     yield found
     found.end()
 

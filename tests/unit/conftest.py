@@ -21,12 +21,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def prompt_ran(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that suites and the tuner start have imported PyTorch already."""
     from benchmarks import _suite
-    from benchmarks._process import ROOT
     from scripts import _lr_range, tune
+    from tests.end_to_end.runs import importable
 
     def ran(command: list[str], log: Any, limit_s: float) -> int:
-        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        process = runner.python(*command[1:], env={**os.environ, "PYTHONPATH": paths}, cwd=Path.cwd())
+        process = runner.python(*command[1:], env=importable(os.environ), cwd=Path.cwd())
         try:
             code: int = process.wait(limit_s)
         finally:
