@@ -50,7 +50,9 @@ def interrupted(
     process, workers = running(runner, backend, scene, cache)
     send(process.pid, signal.SIGINT)
     assert_gone(process, workers)
-    assert process.poll() == -signal.SIGINT
+    # 1 where tabulate is installed: torch's handler at the interpreter's end imports it, and CPython forgets
+    # the interrupt with the next eval
+    assert process.poll() in (-signal.SIGINT, 1)
     assert process.err.count("Traceback") == 1, process.err
     assert process.err.rstrip().endswith("KeyboardInterrupt")
     assert not list(cache.glob("saturate-*"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import _memory
+from benchmarks import _memory, _starts
 from contracts import Batch
 from engine import graphed
 from engine.distributed import ProcessWorld
 from loaders import open_loader
-from report.summary import durations
 from tests.conformance import pictures
 from tests.conformance.scenes import Scene, scanned, scene
 from tests.gpu.test_combinations import trained
@@ -73,12 +71,9 @@ def test_no_growth_phase(mixed: Path, tmp_path: Path) -> None:
     for attempt in range(3):
         output = tmp_path / f"run-{attempt}"
         trained(mixed, output, *flags, *more)
-        points = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-        steps = [point["steps_ms"] for point in points if point["kind"] == "train"]
-        names = steps[0].keys()
-        found = durations({name: np.concatenate([one[name] for one in steps]) for name in names})
-        early = float(np.median(found[10:30]))
-        late = float(np.median(found[-100:]))
+        found = _starts.figures(_starts.ends_of_ours(output), 32)
+        early, late = found["early_ms"], found["late_ms"]
+        assert early and late, found
         ratios.append(early / late)
         print(f"steps 10-29: {early:.2f} ms, the last 100: {late:.2f} ms, {early / late:.3f}")
         if 1 / GROWTH <= early / late <= GROWTH:
