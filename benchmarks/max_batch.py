@@ -285,7 +285,7 @@ def _by_hand(
         "steps": settings.steps,
     }
     asked = parse(shlex.split(settings.flags)).loading.workers
-    flags["workers"] = default_workers() if asked is None else asked
+    flags["workers"] = default_workers(gpu=torch.cuda.is_available()) if asked is None else asked
     sys.argv = ["train.py", *words(flags)]
     loop_by_hand.main()
     figures = {

@@ -226,7 +226,7 @@ def command(settings: Train, point: Point, folder: Path) -> list[str]:
     common = ["--task", settings.task]
     common += ["--data", str(settings.data.resolve())] if settings.data else []
     by_hand = point["loader"].startswith(BY_HAND)
-    workers = settings.workers or (default_workers() if by_hand else None)
+    workers = settings.workers or (default_workers(gpu=torch.cuda.is_available()) if by_hand else None)
     common += ["--workers", str(workers)] if workers else []
     if by_hand:
         how = {

@@ -78,7 +78,7 @@ SET_HERE = ("--workers", "--image-size", "--pin-memory", "--compile", "--graphs"
 def points(settings: Workers) -> list[Point]:
     architecture(kind_named(settings.task), settings.arch)
     given = train.check(settings.flags, task=settings.task, own=SET_HERE)
-    workers = settings.workers or tuple(dict.fromkeys((1, default_workers())))
+    workers = settings.workers or tuple(dict.fromkeys((1, default_workers(gpu=torch.cuda.is_available()))))
     memory = settings.memory or (("pinned", "pageable") if torch.cuda.is_available() else ("pageable",))
     steps = settings.steps or ((EAGER, "graphs") if torch.cuda.is_available() else (EAGER,))
     if settings.task == "superres":

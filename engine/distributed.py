@@ -141,11 +141,14 @@ def leave_within(seconds: float, code: int) -> None:
     timer.start()
 
 
-def default_workers(ranks: int = 1) -> int:
+def default_workers(ranks: int = 1, *, gpu: bool) -> int:
     """Return how many worker processes each of `ranks` on this machine starts: its share of the cores, less
-    one.
+    one for the step.
+
+    With two cores a rank that trains on a GPU takes both, since its step leaves the second one idle.
     """
-    return max(1, int(cores() // ranks) - 1)
+    share = int(cores() // ranks)
+    return max(1, share if gpu and share == 2 else share - 1)
 
 
 class ProcessWorld:
@@ -187,11 +190,12 @@ class ProcessWorld:
         return "" if self._peers is None else self._peers.blame()
 
     def workers(self, asked: int | None) -> int:
-        """Return how many workers this rank starts: as asked, or its share of the cores less one.
+        """Return how many workers this rank starts: as asked, or as many as default_workers has.
 
         Raises UserError for more than any machine can use, or than this process may have files open for.
         """
-        workers = default_workers(_sharing(self.local_size)) if asked is None else asked
+        gpu = self.device.type == "cuda"
+        workers = default_workers(_sharing(self.local_size), gpu=gpu) if asked is None else asked
         files = FILES + 2 * FILES_A_WORKER * workers  # those of the validation come beside them
         if not startup.open_files(files):
             few = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

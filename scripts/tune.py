@@ -137,7 +137,7 @@ def levers(
     yield "loader", [{"loader": name} for name in others if usable(name, gpu=gpu, files=files)]
     if any_batch:
         yield "batch_size", [{"batch_size": times * config.loading.batch_size} for times in LARGER]
-    counts = {max(int(cores()), 1), default_workers(), max(int(cores()) // 2, 1)}
+    counts = {max(int(cores()), 1), default_workers(gpu=gpu), max(int(cores()) // 2, 1)}
     yield "workers", [{"workers": count} for count in sorted(counts - {used.get("workers")})]
     if used.get("loader") == "dali-fed":
         threads = config.loading.decode_threads or used.get("workers")

@@ -31,7 +31,7 @@ class Loading(Settings):
     workers: Annotated[int, Field(ge=0)] | None = None
     """Worker processes (torchvision, dali-fed, all loaders of videos) or threads (dali-cpu, dali-gpu) of each
     rank. nvdec and dali-video start more, which only read, and nvdec+pyav fewer that decode. Default: CPU
-    cores / local ranks, less one."""
+    cores / local ranks, less one; with two cores beside a GPU both."""
     decode_threads: PositiveInt | None = None
     """dali-fed: threads of DALI that decode what the workers have read. Default: --workers."""
     pin_memory: bool = True

@@ -363,6 +363,23 @@ def test_cores_respect_the_containers_quota(
 
 
 @pytest.mark.parametrize(
+    ("count", "gpu", "expected"),
+    [(1.0, True, 1), (2.0, True, 2), (2.0, False, 1), (2.9, True, 2), (3.0, True, 2), (16.0, True, 15)],
+)
+def test_with_two_cores_a_gpu_has_both(
+    monkeypatch: pytest.MonkeyPatch, count: float, gpu: bool, expected: int
+) -> None:
+    """A step on a CPU takes the second core itself."""
+    monkeypatch.setattr(distributed, "cores", lambda: count)
+    assert distributed.default_workers(gpu=gpu) == expected
+    world = ProcessWorld(torch.device("cuda" if gpu else "cpu"))
+    assert world.workers(None) == expected
+    monkeypatch.setattr(distributed, "cores", lambda: 2 * count)
+    world.local_size = 2
+    assert world.workers(None) == expected
+
+
+@pytest.mark.parametrize(
     ("files", "least"),
     [
         ({}, False),
