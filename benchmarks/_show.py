@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks import _curves
-from benchmarks._suite import Column, Point, Row, Suite, merged, name_of, said_of, value, versions_of
+from benchmarks._suite import Column, Point, Rates, Row, Suite, merged, name_of, said_of, value, versions_of
 from report.meter import STEAL
 from report.record import replace
 from report.tensorboard import Board
@@ -79,7 +79,7 @@ def unit_of(rows: Sequence[Row]) -> str:
     return next((str(unit) for unit in said if unit), "img/s")
 
 
-def _cell(row: Row, key: str, form: str, *, spread: bool = True) -> str:
+def _cell(row: Row, key: str, form: str | Rates, *, spread: bool = True) -> str:
     found = value(row, key)
     if found is None:
         return "-"

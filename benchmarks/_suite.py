@@ -82,6 +82,14 @@ class Measured:
     error: str | None = None  # why the point failed although it has figures
 
 
+class Rates:
+    """A form for Column: tenths below 1,000, where they still tell rows apart."""
+
+    def format(self, found: float) -> str:
+        """Return the rate as text."""
+        return f"{found:,.1f}" if found < 999.95 else f"{found:,.0f}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
     """One column of a table: `key` of the point or of the figures, as `form` writes it; `detail`: in Markdown
@@ -92,7 +100,7 @@ class Column:
 
     key: str
     title: str
-    form: str = "{}"
+    form: str | Rates = "{}"
     detail: bool = False
 
 

@@ -16,7 +16,19 @@ import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks import _plots, _show
-from benchmarks._suite import LEAST, ROOT, Column, Common, Measured, Point, Row, Suite, ranks, require_gpus
+from benchmarks._suite import (
+    LEAST,
+    ROOT,
+    Column,
+    Common,
+    Measured,
+    Point,
+    Rates,
+    Row,
+    Suite,
+    ranks,
+    require_gpus,
+)
 from benchmarks.baselines import train as loop_by_hand
 from cli import one_of
 from config import Config, parse
@@ -383,7 +395,7 @@ COLUMNS = (
         Column(key=key, title=key.replace("_", " "))
         for key in ("arch", "batch_size", "loader", "precision", "gpus", "recipe")
     ),
-    Column(key="rate", title="{unit}", form="{:,.1f}"),
+    Column(key="rate", title="{unit}", form=Rates()),
     Column(key="frames_per_s", title="frame/s", form="{:,.0f}"),
     Column(key="instances_per_s", title="box/s", form="{:,.0f}"),
     Column(key="compute_ceiling", title="compute ceiling", form="{:,.0f}"),

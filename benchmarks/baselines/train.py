@@ -189,6 +189,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.recipe and (arguments.task, arguments.loader) != ("classification", "torchvision"):
         parser.error("--recipe: only with --task classification --loader torchvision")
+    if not arguments.data.is_dir():
+        parser.error(f"--data {arguments.data} is no folder")
 
     gpu = torch.cuda.is_available()
     if not gpu and (arguments.loader == "dali" or arguments.steps):

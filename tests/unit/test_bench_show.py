@@ -14,7 +14,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from benchmarks import _plots, _show
-from benchmarks._suite import Column, Row
+from benchmarks._suite import Column, Rates, Row
 from tests.unit.test_bench import ran, suite
 
 
@@ -79,6 +79,11 @@ def test_titles_have_the_unit_of_the_rows(tmp_path: Path) -> None:
     assert _show.cells(told, [row], detail=False)[0] == ["img/s a GPU"]
     row["figures"]["unit"] = "clip/s"
     assert _show.cells(told, [row], detail=False)[0] == ["clip/s a GPU"]
+
+
+def test_rates_have_tenths_below_a_thousand() -> None:
+    shown = [Rates().format(rate) for rate in (3.14, 96.25, 999.94, 999.96, 15216.4)]
+    assert shown == ["3.1", "96.2", "999.9", "1,000", "15,216"]
 
 
 def test_tensorboard_has_rows_and_plots(tmp_path: Path) -> None:
