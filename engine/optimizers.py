@@ -10,6 +10,7 @@ import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -258,16 +259,16 @@ def _apex(name: str, on_gpu: bool) -> ModuleType:
     flag = f"--optimizer apex-{name}"
     if not on_gpu:
         raise UserError(f"{flag} is for a GPU; --optimizer {name} is the same elsewhere")
+    said = f"{flag} is of NVIDIA's apex: {{}}; see github.com/NVIDIA/apex"
+    if (spec := importlib.util.find_spec("apex")) is None:
+        raise UserError(said.format("it is not installed"))
+    # its files tell: an import would run the index's apex, a web toolkit
+    if not any(Path(folder, "optimizers").is_dir() for folder in spec.submodule_search_locations or ()):
+        raise UserError(said.format("the apex that is installed is another project of that name"))
     try:
         import apex.optimizers
     except ImportError as error:
-        found = importlib.util.find_spec("apex") is not None
-        other = (
-            "the apex that is installed is another project of that name" if found else "it is not installed"
-        )
-        if found and error.name not in ("apex.optimizers", "apex"):
-            other = f"it cannot be imported ({error})"
-        raise UserError(f"{flag} is of NVIDIA's apex: {other}; see github.com/NVIDIA/apex") from None
+        raise UserError(said.format(f"it cannot be imported ({error})")) from None
     optimizers: ModuleType = apex.optimizers
     return optimizers
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
-from types import ModuleType
+from pathlib import Path
 
 import pytest
 import torch
@@ -62,13 +63,26 @@ def test_no_gpu_no_fp16_weights() -> None:
         precision.choose("fp16-pure", torch.device("cpu"))
 
 
-@pytest.mark.parametrize("installed", [False, True])
-def test_apex_is_nvidias(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyPI's apex is another project: it has no apex.optimizers."""
-    found = ModuleType("apex")
-    found.__spec__ = torch.__spec__
-    monkeypatch.setitem(sys.modules, "apex", found if installed else None)
-    said = "is another project of that name" if installed else "is not installed"
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "it is not installed"),
+        ({"__init__.py": "raise SystemExit"}, "is another project of that name"),
+        ({"__init__.py": "", "optimizers/__init__.py": "import not_here"}, "No module named 'not_here'"),
+    ],
+)
+def test_apex_is_nvidias(
+    files: dict[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyPI's apex is another project, which has no apex.optimizers and is not run."""
+    for name, text in files.items():
+        file = tmp_path / "apex" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    for name in [name for name in sys.modules if name.partition(".")[0] == "apex"]:
+        monkeypatch.delitem(sys.modules, name)
+    importlib.invalidate_caches()
     with pytest.raises(UserError, match=f"apex-sgd is of NVIDIA's apex: .*{said}"):
         optimizers._apex_sgd([], Optimisation(), True)
 
