@@ -9,8 +9,10 @@ They are cut out of drawn textures, or of the images of a folder. Knows nothing 
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -96,8 +98,11 @@ def write(target: Path, sides: Sequence[int], count: int, seed: int = 0, images:
                     folder = fresh / f"{store}-{side}" / split / "a"
                     folder.mkdir(parents=True, exist_ok=True)
                     Image.fromarray(patch).save(folder / f"{number:06d}.{ending}")
-            if pack.main([str(fresh / f"lmdb-{side}"), "--from", str(fresh / f"png-{side}")]):
-                raise ValueError("the LMDB could not be made")
+            # it tells of one class alone, and how to train on a folder that is renamed in the end
+            with redirect_stdout(io.StringIO()) as told, redirect_stderr(told):
+                failed = pack.main([str(fresh / f"lmdb-{side}"), "--from", str(fresh / f"png-{side}")])
+            if failed:
+                raise ValueError(f"the LMDB could not be made: {told.getvalue().strip()}")
     return True
 
 

@@ -374,8 +374,10 @@ def measured(table: Table, settings: Published, more: Sequence[str], folder: Pat
 
     suite = replace(whole, points=points)
     flags, count = settled(table, gpus)
+    asked(suite.settings, [*words(flags), *more], prog=f"bench {suite.name}")  # before a set is drawn
     data, said = data_for(table, count, settings, folder)
-    said += "; flags for a machine without a GPU" if table.without_gpu and not gpus else ""
+    if not gpus and (others := {name: flags[name] for name in table.without_gpu if name in flags}):
+        said += f"; {shlex.join(words(others))} in place of the report's, for no GPU is here"
     said += f"; {shlex.join(more)} in place of the report's" if more else ""
     own = {"data": str(data)} if data else {}
     argv = [*words({**own, **flags, "limit_s": settings.limit_s}), *more]

@@ -25,7 +25,7 @@ from pydantic import Field, FiniteFloat
 
 from benchmarks import _show, train
 from benchmarks._flags import asked
-from benchmarks._suite import APART, LEAST, Row, Suite, beyond_noise, merged, results, versions_of
+from benchmarks._suite import APART, LEAST, Rates, Row, Suite, beyond_noise, merged, results, versions_of
 from cli import Settings
 from contracts import UserError
 from report import record
@@ -277,7 +277,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _figure(row: Row | None, figure: str, form: str) -> str:
+def _figure(row: Row | None, figure: str, form: str | Rates) -> str:
     if row is None:
         return "-"
     found = row["figures"].get(figure) if row["status"] == "ok" else None

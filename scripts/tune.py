@@ -75,7 +75,7 @@ class Tune(Settings):
     batch_size: PositiveInt | Literal["auto"] | None = None
     """Samples a step; it is a part of the recipe, and stays. auto = larger ones than the default are tried
     too; the learning rate is yours to scale. Default: that of --config behind --, else 64."""
-    minutes: Annotated[FiniteFloat, Field(gt=0)] = 4.5
+    minutes: Annotated[FiniteFloat, Field(gt=0)] = 4.0
     """Minutes of trials: none begins that would not end by then. The first run, which scans the data, comes
     before them."""
     seconds: Annotated[FiniteFloat, Field(gt=0)] = 3.0

@@ -141,6 +141,17 @@ def test_a_report_of_which_nothing_can_run_says_so(
     assert "--output" in capsys.readouterr().err
 
 
+def test_flags_are_checked_before_a_set_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def drawn(*_: object) -> None:
+        raise AssertionError("a set was drawn")
+
+    monkeypatch.setattr(published, "data_for", drawn)
+    assert published.main(["slow-storage", "--output", str(tmp_path), "--", "--steps", "5"]) == 2
+    assert "--steps got '5'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("line", re.findall(r"^\| (\[.*) \|$", INDEX.read_text(), re.MULTILINE))
 def test_the_index_quotes_what_its_page_has(line: str) -> None:
     """Every figure of a line of docs/benchmarks/README.md stands on the page that it leads to."""
