@@ -23,6 +23,7 @@ from settings.optimisation import Optimisation
 from tasks.classification import Classification
 from tests.conformance import scenes
 from tests.conformance.scenes import scene
+from tests.end_to_end.runs import losses
 from tests.unit.steps import composed
 
 ROOT = Path(__file__).parents[2]
@@ -203,3 +204,38 @@ def test_two_ranks_with_sync_bn_train_like_one(tmp_path: Path) -> None:
     off = {name: float((mean - means["one"]).abs().max()) for name, mean in means.items()}
     print(off)
     assert off["synced"] < 1e-3 < off["apart"]
+
+
+def test_a_graph_of_all_gpus_trains_like_eager_steps(tmp_path: Path) -> None:
+    """Its all-reduces are captured, after two micro-batches and before clipping; one GPU is one rank."""
+    ranks = min(2, torch.cuda.device_count())
+    scene(tmp_path / "one", scenes.small(37))
+    data = tmp_path / "set"
+    data.mkdir()
+    for split in ("train", "val"):
+        (data / split).symlink_to(tmp_path / "one" / "data")
+    common = ["--data", str(data), "--manifest-dir", str(tmp_path / "manifests"), "--arch", "resnet18"]
+    common += ["--image-size", "64", "--loader", "torchvision", "--workers", "1", "--precision", "fp32"]
+    common += ["--batch-size", "4", "--accumulate", "2", "--clip-grad-norm", "1", "--lr", "0.001"]
+    common += [
+        "--epochs",
+        "100",
+        "--steps",
+        "12",
+        "--val-every",
+        "0",
+        "--ceilings",
+        "false",
+        "--log-every",
+        "1",
+    ]
+    found = {}
+    for graphs in ("false", "true"):
+        output = tmp_path / graphs
+        launched(ranks, *common, "--graphs", graphs, "--output", str(output))
+        told = json.loads((output / "summary.json").read_text())
+        assert (told["world_size"], told["graphs"]) == (ranks, graphs == "true")
+        found[graphs] = losses(output)
+    print(found)
+    assert len(found["true"]) == 12
+    np.testing.assert_allclose(found["true"], found["false"], rtol=1e-2)  # kernels that race
