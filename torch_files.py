@@ -45,6 +45,16 @@ def load(path: Path, *, foreign: bool = False) -> Any:
         raise Unreadable(_reason(error) if _is_zip(path) else "damaged, or another kind of file") from None
 
 
+def damaged(path: Path) -> str | None:
+    """Return the first part of a file whose bytes are not those of its checksum, at which torch.load does not
+    look; None where all are."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            return file.testzip()
+    except Exception:  # zipfile raises whatever the bytes make it stumble over
+        return "its archive"
+
+
 def _reason(error: Exception) -> str:
     """Return the sentence of torch's advice that says what it has met."""
     said = str(error)

@@ -153,7 +153,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
             run=run,
             optimisation=opt,
             bytes_of=partial(kind.bytes_read, train_set),
-            progress=resume.progress,
+            progress=resume.progress_in(output, world),
         )
         with training.stop.listening(), memory.explained(step, load.batch_size, shape, world):
             finished = training.validate() if run.evaluate else training.fit()

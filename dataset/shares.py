@@ -12,6 +12,7 @@ import numpy as np
 
 from contracts import Array, Split, UserError
 from dataset.images.columns import COLUMNS, Images
+from dataset.manifest import printable
 from dataset.sources.folder import Folder
 
 SHOWN = 10
@@ -93,14 +94,15 @@ def parted(whole: Split, share: float, seed: int) -> tuple[dict[str, Split], str
         name: np.bincount(split.columns.label, minlength=len(classes)) for name, split in splits.items()
     }
     trains, vals = counts["train"], counts["val"]
-    of_class = [f"{name} {a} + {b}" for name, a, b in zip(classes, trains, vals, strict=True)]
+    shown = [printable(os.fsencode(name)) for name in classes]
+    of_class = [f"{name} {a} + {b}" for name, a, b in zip(shown, trains, vals, strict=True)]
     if len(classes) > SHOWN:
         own = vals / (trains + vals)
         of_class = [f"of a class {own.min():.1%} to {own.max():.1%}"]
     total = f"{trains.sum():,} images train, {vals.sum():,} validate"
     said = f"--val-share {share:g}: {total} ({', '.join(of_class)})"
     doubts = [
-        f"--val-share {share:g}: class '{os.fsdecode(os.fsencode(classes[place]))}' has no image in {split}"
+        f"--val-share {share:g}: class '{shown[place]}' has no image in {split}"
         for split, own in counts.items()
         for place in np.flatnonzero(own == 0)
     ]

@@ -210,6 +210,16 @@ class Resume:
         """Return where the run goes on."""
         return Progress(**self.content["progress"]) if self.content else Progress()
 
+    def progress_in(self, output: Path, world: ProcessWorld) -> Progress:
+        """Return where the run goes on in the folder `output`. Where that has no best.pt, such as in another
+        folder than the checkpoint's, the best begins anew: else a run that stays below it never writes one.
+        """
+        progress = self.progress
+        if not world.gather((output / "best.pt").is_file())[0]:
+            new = Progress()
+            progress.best, progress.best_epoch, progress.stale = new.best, new.best_epoch, new.stale
+        return progress
+
     @property
     def resumed_at(self) -> int | None:
         """Return the step of the checkpoint, 0 where --resume auto has found none; None for a fresh run."""

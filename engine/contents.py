@@ -110,6 +110,8 @@ def read(path: Path, *, flag: str = "--resume") -> dict[str, Any]:
         if name in content and not is_right(content[name]):
             got = _short(content[name])
             raise UserError(f"{said}: a damaged checkpoint: '{name}' is {got}, and must be {must_be}")
+    if damaged := torch_files.damaged(path):
+        raise UserError(f"{said}: a damaged checkpoint: '{damaged}' in it is not what was written")
     return dict(content)
 
 

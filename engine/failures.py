@@ -21,13 +21,13 @@ class Failures:
 
     def check(self, failed: set[int]) -> None:
         """Name those of one epoch that are new. Raises UserError when the epoch has more than max(10, 1 % of
-        the split).
+        the split), or nothing else.
         """
         new = failed - self.ids
         self.ids |= new
         if new:
             self.report.failed(self.split, self._names(new))
-        limit = max(10, self.samples // 100)
+        limit = min(max(10, self.samples // 100), max(self.samples - 1, 0))
         if len(failed) > limit:
             named = ", ".join(self._names(failed)[:3])
             many = f"{len(failed)} samples of {self.split}"

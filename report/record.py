@@ -29,6 +29,8 @@ from settings.run import Run
 
 FAILED = "failed.txt"
 """Samples that could not be decoded: split, tab, name."""
+OF_A_RUN = {"rate", "validation", "efficiency"}
+"""Keys that every summary.json of a run has."""
 RESULTS = "results.csv"
 """A row a validation: epoch, step, what was trained, the task's figures."""
 REJECTED = "rejected.txt"
@@ -311,7 +313,11 @@ class Record:
         path = self.folder / name
         kept: list[dict[str, Any]] = []
         if path.exists():
-            with path.open(newline="", encoding="utf-8") as file:
+            # a spreadsheet may have saved it in another encoding
+            with (
+                path.open(newline="", encoding="utf-8", errors="replace") as file,
+                contextlib.suppress(csv.Error),
+            ):
                 kept = [row for row in csv.DictReader(file) if 0 <= _whole(row.get("step")) < cells["step"]]
         text = io.StringIO(newline="")
         table = csv.DictWriter(text, list(cells), extrasaction="ignore", lineterminator="\n")
@@ -331,7 +337,7 @@ class Record:
             found = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        return found if isinstance(found, dict) else None
+        return found if isinstance(found, dict) and found.keys() >= OF_A_RUN else None
 
     def close(self) -> None:
         """Close metrics.jsonl; again without effect."""

@@ -163,7 +163,9 @@ class Tar:
             self._file = self._opened()
         if self._file is not None:
             self._end_shard(self._file)
-        (self.store / "classes.txt").write_text("".join(f"{name}\n" for name in classes), encoding="utf-8")
+        (self.store / "classes.txt").write_text(
+            "".join(f"{name}\n" for name in classes), encoding="utf-8", errors="surrogateescape"
+        )
 
     def _opened(self) -> io.BufferedRandom:
         """Open the shard under way, without what an interrupted commit has left behind its end."""

@@ -176,6 +176,8 @@ def export(options: argparse.Namespace, console: Console) -> int:
         axes |= {1: torch.export.Dim("height", **limits), 2: torch.export.Dim("width", **limits)}
         example = (255 * torch.rand(2, side + 13, side + 7, 3)).to(torch.uint8)
     path = options.output or options.checkpoint.with_suffix(f".{options.format}")
+    if path.exists() and path.samefile(options.checkpoint):
+        raise UserError(f"--output {path} is the checkpoint itself; name another file")
     separate = start.config.optimisation.loss == "bce" or start.config.data.multi_label
     about = {
         "classes": json.dumps(list(classes)),

@@ -73,10 +73,12 @@ def read(folder: Path) -> tuple[str, list[Row]]:
             f"{folder} has neither results.jsonl nor summary.json; name one of python -m scripts.bench, or a "
             "finished run"
         )
-    measured = train.measured(told)
-    point = {name: told[name] for name in ("arch", "batch_size", "loader", "precision")} | {
-        "gpus": told["world_size"]
-    }
+    try:
+        measured = train.measured(told)
+        point = {name: told[name] for name in ("arch", "batch_size", "loader", "precision")}
+        point |= {"gpus": told["world_size"]}
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{folder}/summary.json is not as train.py writes it ({error!r})") from None
     # a run of train.py is shown and compared as a suite of one point
     n = (measured.spread.get("rate") or {"n": 0})["n"]
     row: Row = {

@@ -24,10 +24,10 @@ def main(model: str, *images: str) -> None:
             picture: Image.Image = Image.open(path)
             if json.loads(about["preprocessing"])["exif"] == "shown":
                 picture = ImageOps.exif_transpose(picture)
-            if picture.mode == "I;16":  # grey of 16 bits, which Pillow would clip
+            if picture.mode.startswith("I"):  # grey of 16 bits, which Pillow would clip
                 picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
             pixels = np.asarray(picture.convert("RGB"))
-        except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises on damaged files
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # of damaged files
             table.writerow([path, "", "", error])
             continue
         logits = session.run(["logits"], {"images": pixels[None]})[0][0]

@@ -101,8 +101,8 @@ def pair(
         train.require_a_step()
     of_val = partial(of, splits["val"].columns, validation, training=False, **ranks)
     val = of_val(batch_size=load.val_batch_size or load.batch_size)
-    # a larger batch would be padding
-    most = max(-(-val.samples * val.views // val.world_size), load.batch_size)
+    # a larger batch would be padding; that of training is there anyway
+    most = max(-(-val.samples * val.views // val.world_size), 1 if config.run.uses else load.batch_size)
     return train, of_val(batch_size=most) if val.batch_size > most else val
 
 

@@ -21,7 +21,10 @@ from dataset.scan import Progress
 
 FILES = True
 HOLDS = "a folder with train/<class>/* and val/<class>/*"
-MEND = "put it back and go on with --resume auto, or leave it out with --rescan, which begins a new run"
+MEND = (
+    "put it back and go on with --resume auto, "
+    "or take the files as they are with --rescan, which begins a new run"
+)
 
 
 class Folder:

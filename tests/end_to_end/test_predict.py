@@ -178,6 +178,7 @@ def served_as_people_have_them(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (["run/last.pt", "--output", "/proc/x.pt2"], "export: /proc/x.pt2: cannot be written: "),
         (["run/last.pt", "--output", "none"], "export: none: cannot be written: Is a directory; "),
+        (["run/last.pt", "--output", "./run/last.pt"], "export: --output run/last.pt is the checkpoint"),
     ],
 )
 def test_an_export_names_what_the_user_named(

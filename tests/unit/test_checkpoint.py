@@ -18,6 +18,7 @@ from config import parse
 from contracts import UserError
 from engine import checkpoint, contents
 from engine.checkpoint import Resume
+from engine.distributed import ProcessWorld
 from settings.run import Run
 from tests.end_to_end.runs import Runner, until
 
@@ -254,6 +255,27 @@ def test_damage_is_one_line_or_harmless(written: Path) -> None:
             refused += 1
             assert "\n" not in str(mistake)  # noqa: PT017
     assert refused > 50
+
+
+def test_a_weight_that_changed_on_the_disk_is_seen(written: Path) -> None:
+    """torch.load reads it without a word."""
+    whole = written.read_bytes()
+    weight = next(iter(torch.load(written, weights_only=True)["model"].values())).numpy().tobytes()
+    at = whole.index(weight)
+    written.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    torch.load(written, weights_only=True)
+    assert "a damaged checkpoint: " in refusal(written)
+
+
+def test_the_best_is_of_the_folder_that_has_its_weights(written: Path) -> None:
+    world = ProcessWorld(torch.device("cpu"))
+    resume = Resume(path=written, content=read(written))
+    resume.content["progress"] |= {"best": 0.5, "best_epoch": 3, "stale": 2, "step": 7}
+    found = resume.progress_in(written.parent, world)
+    assert (found.best, found.best_epoch, found.stale, found.step) == (float("-inf"), -1, 0, 7)
+    (written.parent / "best.pt").touch()
+    found = resume.progress_in(written.parent, world)
+    assert (found.best, found.best_epoch, found.stale, found.step) == (0.5, 3, 2, 7)
 
 
 def test_which_file_is_resumed(tmp_path: Path) -> None:

@@ -255,6 +255,19 @@ def test_a_full_disk_while_a_resume_cuts(tmp_path: Path, monkeypatch: pytest.Mon
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"metrics.jsonl": before}
 
 
+@pytest.mark.parametrize("saved", ["step,a\n1,é\n".encode("latin-1"), "step,a\n1,b\n".encode("utf-16")])
+def test_a_table_that_a_spreadsheet_saved_is_gone_on_with(saved: bytes, tmp_path: Path) -> None:
+    (tmp_path / "results.csv").write_bytes(saved)
+    Record(tmp_path, resume_step=1).row("results.csv", {"step": 2, "a": "c"})
+    assert (tmp_path / "results.csv").read_text().endswith("\n2,c\n")
+
+
+def test_a_summary_of_another_program_is_none(tmp_path: Path) -> None:
+    for content in ("{}", '{"arch": 1}', "[1]", "cut", '{"rate": {}, "validation": {}}'):
+        (tmp_path / "summary.json").write_text(content)
+        assert Record(tmp_path, enabled=False).earlier_summary() is None
+
+
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:
     record = Record(tmp_path / "run", enabled=False)
     record.config("x")
