@@ -185,15 +185,21 @@ def test_two_ranks_on_one_gpu_validate_like_one(tmp_path: Path) -> None:
     assert 0 <= results[0]["top1"] <= results[0].get("top5", 1) <= 1
 
 
-def test_two_ranks_with_sync_bn_train_like_one(tmp_path: Path) -> None:
-    """Statistics of batch norm are of both ranks' rows: those of one rank with twice the batch."""
-    scene(tmp_path / "one", dict(list(scenes.small(37).items())[:24]))
-    data = tmp_path / "set"
+def of_small_images(folder: Path, count: int) -> list[str]:
+    """Return the flags of a run on so many images, which train and validate."""
+    scene(folder / "one", dict(list(scenes.small(37).items())[:count]))
+    data = folder / "set"
     data.mkdir()
     for split in ("train", "val"):
-        (data / split).symlink_to(tmp_path / "one" / "data")
-    common = ["--data", str(data), "--manifest-dir", str(tmp_path / "manifests"), "--arch", "resnet18"]
+        (data / split).symlink_to(folder / "one" / "data")
+    common = ["--data", str(data), "--manifest-dir", str(folder / "manifests"), "--arch", "resnet18"]
     common += ["--image-size", "64", "--loader", "torchvision", "--workers", "1", "--precision", "fp32"]
+    return common
+
+
+def test_two_ranks_with_sync_bn_train_like_one(tmp_path: Path) -> None:
+    """Statistics of batch norm are of both ranks' rows: those of one rank with twice the batch."""
+    common = of_small_images(tmp_path, 24)
     common += ["--steps", "1", "--val-every", "0", "--ceilings", "false", "--graphs", "false"]
     means = {}
     for name, ranks, more in (("one", 1, []), ("synced", 2, ["--sync-bn", "true"]), ("apart", 2, [])):
@@ -209,26 +215,9 @@ def test_two_ranks_with_sync_bn_train_like_one(tmp_path: Path) -> None:
 def test_a_graph_of_all_gpus_trains_like_eager_steps(tmp_path: Path) -> None:
     """Its all-reduces are captured, after two micro-batches and before clipping; one GPU is one rank."""
     ranks = min(2, torch.cuda.device_count())
-    scene(tmp_path / "one", scenes.small(37))
-    data = tmp_path / "set"
-    data.mkdir()
-    for split in ("train", "val"):
-        (data / split).symlink_to(tmp_path / "one" / "data")
-    common = ["--data", str(data), "--manifest-dir", str(tmp_path / "manifests"), "--arch", "resnet18"]
-    common += ["--image-size", "64", "--loader", "torchvision", "--workers", "1", "--precision", "fp32"]
+    common = of_small_images(tmp_path, 37)
     common += ["--batch-size", "4", "--accumulate", "2", "--clip-grad-norm", "1", "--lr", "0.001"]
-    common += [
-        "--epochs",
-        "100",
-        "--steps",
-        "12",
-        "--val-every",
-        "0",
-        "--ceilings",
-        "false",
-        "--log-every",
-        "1",
-    ]
+    common += ["--epochs", "100", "--steps", "12", "--val-every", "0", "--ceilings", "false"]
     found = {}
     for graphs in ("false", "true"):
         output = tmp_path / graphs

@@ -218,3 +218,9 @@ def test_smaller_images(form: str, tmp_path: Path, capsys: pytest.CaptureFixture
 def test_an_encoding_that_is_wrong_is_told_before_a_scan(capsys: pytest.CaptureFixture[str]) -> None:
     assert pack.main(["to", "--from", "nowhere", "--max-side", "0"]) == 2
     assert capsys.readouterr().err.startswith("pack: --max-side got 0")
+
+
+def test_the_classes_of_a_tar_are_bytes_as_folders_have_them(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    _stores.Tar(tmp_path, "train", {}).finish(["caf\udce9"])
+    assert (tmp_path / "train" / "classes.txt").read_bytes() == b"caf\xe9\n"

@@ -144,11 +144,13 @@ def test_one_folder_is_shown_again(tmp_path: Path) -> None:
     assert "| 100.0 (98.0 to 102.0, 5) |" in (tmp_path / "a" / "table.md").read_text()
 
 
-@pytest.mark.parametrize("names", [("none",), ("empty",), ("a", "b", "c"), ()])
+@pytest.mark.parametrize("names", [("none",), ("empty",), ("other",), ("a", "b", "c"), ()])
 def test_mistakes_get_one_line(
     names: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "summary.json").write_text('{"rate": {}, "validation": {}, "efficiency": 1}')
     assert report.main([str(tmp_path / name) for name in names]) == 2
     said = capsys.readouterr().err
     assert said.startswith("report: ") and said.count("\n") == 1

@@ -59,6 +59,10 @@ def test_a_new_file_moves_no_other(tmp_path: Path) -> None:
     for split in ("train", "val"):
         assert before[split] <= after[split]
     assert any("class 'cat' has no image in" in line for line in said)
+    fill(root, {"a\nb/one.jpg": JPEG})
+    assert not any("\n" in line for line in opened(root, 0.2)[1]), "names are printed as they can be"
+    (root / "a\nb" / "one.jpg").unlink()
+    (root / "a\nb").rmdir()
     assert opened(root, 0.2, val_seed=1)[0]["val"] != after["val"]
     assert before["val"] < opened(root, 0.5)[0]["val"], "a larger share keeps those of a smaller one"
     evaluated = replace(splits["val"], columns=splits["val"].columns.numbered(np.arange(2), ("ant", "bee")))
