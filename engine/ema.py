@@ -19,7 +19,11 @@ WARM_UP_POWER = 2 / 3
 
 
 class Ema:
-    """Averages of a network's parameters; its buffers are the network's own of now.
+    """Averages of a network's parameters and of its floating-point buffers, such as batch norm's statistics.
+
+    The first update copies, as timm's ModelEmaV3 and torch's AveragedModel do. Other buffers are the
+    network's own of now: whole numbers, what a state dict leaves out, and masks with -inf, whose average is
+    no number.
 
     `update` launches kernels and waits for nothing, so that a CUDA graph holds it. The tensors stay where
     they are in memory.
@@ -36,21 +40,37 @@ class Ema:
         """Begin with the weights of now. `masters`: parameters that are trained in place of the network's."""
         self._module = module
         self._network = list(module.parameters())
-        self._live: list[torch.Tensor] = [masters.get(parameter, parameter) for parameter in self._network]
-        self._averages = [live.detach().clone() for live in self._live]
-        device = self._live[0].device
+        self._trained = [masters.get(parameter, parameter) for parameter in self._network]
+        saved = module.state_dict().keys()
+        self.names = [name for name, _ in module.named_parameters()]  # of what is averaged
+        # by the dictionary that holds it: a network may assign a new tensor to a buffer's name
+        self._buffers: list[tuple[dict[str, torch.Tensor | None], str]] = []
+        for prefix, owner in module.named_modules():
+            for leaf, buffer in owner._buffers.items():
+                name = f"{prefix}.{leaf}" if prefix else leaf
+                if buffer is not None and name in saved and _has_average(buffer):
+                    self.names.append(name)
+                    self._buffers.append((owner._buffers, leaf))
+        self._averages = [live.detach().clone() for live in self._live()]
+        device = self._trained[0].device
         self._decay = torch.tensor(decay, device=device)
         self._warm_up = warm_up
         self._count = torch.zeros((), dtype=torch.int64, device=device)
+
+    def _live(self) -> list[torch.Tensor]:
+        """Return what is averaged, in the order of the averages."""
+        buffers = [held[leaf] for held, leaf in self._buffers]
+        return [*self._trained, *buffers]  # type: ignore[list-item]  # none of them is None
 
     def update(self, overflowed: torch.Tensor | None) -> None:
         """Move the averages by 1 - decay towards the weights, unless the step has `overflowed`.
 
         That is float32 [] on the device, above 0 where gradients were no numbers; None without a loss scale.
         """
-        decay = self._decay
         if self._warm_up:
-            decay = torch.minimum(decay, 1 - (1 + self._count.float()) ** -WARM_UP_POWER)
+            decay = torch.minimum(self._decay, 1 - (1 + self._count.float()) ** -WARM_UP_POWER)
+        else:
+            decay = self._decay * (self._count > 0)  # the first update copies
         weight = 1 - decay
         taken = torch.ones_like(self._count)
         if overflowed is not None:
@@ -58,45 +78,60 @@ class Ema:
             weight = weight * taken
         weights = [weight.to(average.dtype) for average in self._averages]
         with torch.no_grad():
-            torch._foreach_lerp_(self._averages, self._live, weights)
+            torch._foreach_lerp_(self._averages, self._live(), weights)
         self._count += taken
 
     def restart(self) -> None:
         """Begin anew with the weights of now."""
-        torch._foreach_copy_(self._averages, [live.detach() for live in self._live])
+        torch._foreach_copy_(self._averages, [live.detach() for live in self._live()])
         self._count.zero_()
 
     @contextmanager
     def in_network(self) -> Iterator[None]:
         """Have the network compute with the averages inside; its own weights stay where they are."""
-        held = [parameter.data for parameter in self._network]
+        parameters = [parameter.data for parameter in self._network]
+        buffers = [held[leaf] for held, leaf in self._buffers]
+        of_buffers = self._averages[len(parameters) :]
         try:
-            for parameter, average in zip(self._network, self._averages, strict=True):
+            for parameter, average in zip(self._network, self._averages, strict=False):
                 parameter.data = average.to(parameter.dtype)
+            for (held, leaf), average in zip(self._buffers, of_buffers, strict=True):
+                held[leaf] = average
             yield
         finally:
-            for parameter, own in zip(self._network, held, strict=True):
+            for parameter, own in zip(self._network, parameters, strict=True):
                 parameter.data = own
+            for (held, leaf), buffer in zip(self._buffers, buffers, strict=True):
+                held[leaf] = buffer
 
     def tensors(self) -> list[torch.Tensor]:
         """List what a step changes and a later step reads."""
         return [*self._averages, self._count]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the averages, and the network's buffers, under AveragedModel's names; live tensors."""
-        averages = {id(own): average for own, average in zip(self._network, self._averages, strict=True)}
-        named = self._module.named_parameters(remove_duplicate=False)
-        own = {name: averages[id(parameter)] for name, parameter in named}
+        """Return the averages, and the network's other buffers, under AveragedModel's names; live tensors."""
+        live = [*self._network, *self._live()[len(self._network) :]]
+        averages = {id(own): average for own, average in zip(live, self._averages, strict=True)}
+        # with duplicates: a state dict has shared tensors under each of their names
+        named = [
+            *self._module.named_parameters(remove_duplicate=False),
+            *self._module.named_buffers(remove_duplicate=False),
+        ]
+        own = {name: averages[id(tensor)] for name, tensor in named if id(tensor) in averages}
         state = {name: own.get(name, value) for name, value in self._module.state_dict().items()}
         return {COUNT: self._count, **{PREFIX + name: value for name, value in state.items()}}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take the averages of a state dict; the network has loaded its buffers. Raises UserError."""
-        names = [name for name, _ in self._module.named_parameters()]
-        missing = [name for name in (COUNT, *(PREFIX + name for name in names)) if name not in state]
+        """Take the averages of a state dict; the network has loaded its other buffers. Raises UserError."""
+        missing = [name for name in (COUNT, *(PREFIX + name for name in self.names)) if name not in state]
         if missing:
             raise UserError(f"--resume: a damaged checkpoint: its 'ema' has no '{missing[0]}'")
         with torch.no_grad():
-            for name, average in zip(names, self._averages, strict=True):
+            for name, average in zip(self.names, self._averages, strict=True):
                 average.copy_(state[PREFIX + name])
             self._count.copy_(state[COUNT])
+
+
+def _has_average(buffer: torch.Tensor) -> bool:
+    """Return whether a mean of such a buffer's values is one too."""
+    return buffer.is_floating_point() and bool(buffer.isfinite().all())

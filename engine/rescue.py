@@ -135,12 +135,16 @@ class Rescue:
             # and the copy that the next `begin` has asked for waits behind it
             newest = [each for each, _ in self._whole.copy()][-1:]
             if self._in_step or newest != [progress]:
-                names = {id(buffer): at for at, buffer in enumerate(self._buffers)}
-                live = dict(self._checkpoints.module.named_buffers())
-                for key, prefix in (("model", ""), ("ema", ema.PREFIX)):
+                places = {id(buffer): at for at, buffer in enumerate(self._buffers)}
+                live = self._checkpoints.module.named_buffers()
+                before = {name: self._kept[places[id(buffer)]] for name, buffer in live}
+                average = self._checkpoints.step.ema
+                # an average moves with the weights, and not in a forward pass
+                averaged = average.names if average is not None else []
+                for key, prefix, unmoved in (("model", "", []), ("ema", ema.PREFIX, averaged)):
                     if key in content:
-                        kept = {prefix + name: self._kept[names[id(one)]] for name, one in live.items()}
-                        content[key] = {**content[key], **{n: kept[n] for n in kept if n in content[key]}}
+                        kept = {prefix + name: value for name, value in before.items() if name not in unmoved}
+                        content[key] |= {name: kept[name] for name in kept.keys() & content[key].keys()}
             copied: dict[str, Any] = checkpoint.on_host(content)
         return copied
 

@@ -119,31 +119,71 @@ def test_a_step_that_overflows_changes_nothing(case: str, monkeypatch: pytest.Mo
     assert float(step.scaler.get_scale()) < 3e38
 
 
-def test_the_average_is_torchs() -> None:
-    """Under its names too: AveragedModel loads it."""
-    layer = nn.Linear(3, 4)
-    norm = nn.BatchNorm1d(4)
-    net = nn.Sequential(layer, norm)
-    net.again = layer.weight
-    theirs = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=False)
-    theirs.update_parameters(net)  # the first one copies
-    ours = Ema(net, {}, decay=0.9, warm_up=False)
-    for value in (1.0, 2.0, 5.0):
+class Centred(nn.Module):
+    """A network that assigns a new tensor to its buffer, has a mask of -inf, and counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(3, 4), nn.BatchNorm1d(4)
+        self.register_buffer("centre", torch.zeros(4))
+        self.register_buffer("mask", torch.full((2,), -torch.inf))
+        self.register_buffer("cache", torch.zeros(1), persistent=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.norm(self.layer(images))
+        self.centre = self.centre + found.detach().mean(0)
+        return found - self.centre
+
+
+def trained_beside(update: Any, ours: Ema, net: Centred) -> None:
+    torch.manual_seed(0)
+    for step in range(1, 6):
         for parameter in net.parameters():
-            parameter.data.fill_(value)
+            parameter.data += torch.randn_like(parameter)
         net(torch.randn(8, 3))
-        theirs.update_parameters(net)
+        update(step)
         ours.update(None)
+
+
+def test_the_average_is_torchs() -> None:
+    """From the first step on, of buffers too, and under its names: AveragedModel loads it."""
+    net = Centred()
+    net.again = net.layer.weight
+    theirs = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    ours = Ema(net, {}, decay=0.9, warm_up=False)
+    trained_beside(lambda _: theirs.update_parameters(net), ours, net)
     state = ours.state_dict()
     assert state.keys() == theirs.state_dict().keys()
-    assert torch.equal(state["module.1.running_mean"], net.state_dict()["1.running_mean"])
-    for name, average in theirs.module.named_parameters(remove_duplicate=False):
-        torch.testing.assert_close(state[f"module.{name}"], average.detach())
+    for name, average in theirs.state_dict().items():
+        if average.is_floating_point() and name != "module.mask":  # the mean of -inf is nan there
+            torch.testing.assert_close(state[name], average)
+    assert not torch.equal(state["module.norm.running_mean"], net.norm.running_mean)
     theirs.load_state_dict(state)
-    own = [p.data_ptr() for p in net.parameters()]
+    again = Ema(net, {}, decay=0.9, warm_up=False)
+    again.load_state_dict(state)
+    for one, other in zip(ours.tensors(), again.tensors(), strict=True):
+        assert torch.equal(one, other)
+    own = [tensor.data_ptr() for tensor in (*net.parameters(), *net.buffers())]
     with ours.in_network():
-        torch.testing.assert_close(layer.weight.detach(), state["module.0.weight"])
-    assert float(layer.weight.detach().mean()) == 5.0 and own == [p.data_ptr() for p in net.parameters()]
+        torch.testing.assert_close(net.layer.weight.detach(), state["module.layer.weight"])
+        torch.testing.assert_close(net.norm.running_var, state["module.norm.running_var"])
+        assert torch.equal(net.centre, state["module.centre"])
+    assert own == [tensor.data_ptr() for tensor in (*net.parameters(), *net.buffers())]
+
+
+@pytest.mark.parametrize("warm_up", [False, True])
+def test_the_average_is_timms(warm_up: bool) -> None:
+    from timm.utils import ModelEmaV3
+
+    net = Centred()
+    theirs = ModelEmaV3(net, decay=0.6, use_warmup=warm_up)
+    ours = Ema(net, {}, decay=0.6, warm_up=warm_up)
+    trained_beside(lambda step: theirs.update(net, step=step), ours, net)
+    state = ours.state_dict()
+    assert torch.equal(state["module.mask"], net.mask)
+    for name, average in theirs.module.state_dict().items():
+        if name != "mask":
+            torch.testing.assert_close(state[f"module.{name}"], average)
 
 
 def test_the_average_is_of_the_masters() -> None:
@@ -151,6 +191,7 @@ def test_the_average_is_of_the_masters() -> None:
     module = nn.Linear(3, 4)
     masters = Masters(module)
     average = Ema(module, masters.of, decay=0.5, warm_up=False)
+    average.update(None)  # the first one copies
     before = {name: master.detach().clone() for name, master in masters.names.items()}
     for master in masters.names.values():
         master.data += 2.0**-20
@@ -158,19 +199,6 @@ def test_the_average_is_of_the_masters() -> None:
     for name, value in before.items():
         found = average.state_dict()[f"module.{name}"]
         torch.testing.assert_close(found - value, torch.full_like(value, 2.0**-21), rtol=0.1, atol=0)
-
-
-def test_the_averages_warm_up_is_timms() -> None:
-    from timm.utils import ModelEmaV3
-
-    net = nn.Linear(2, 2)
-    theirs = ModelEmaV3(net, decay=0.6, use_warmup=True)
-    ours = Ema(net, {}, decay=0.6, warm_up=True)
-    for at in range(8):
-        net.weight.data.fill_(float(at * at))
-        theirs.update(net, step=at + 1)
-        ours.update(None)
-        torch.testing.assert_close(ours.state_dict()["module.weight"], theirs.module.weight.detach())
 
 
 @pytest.mark.parametrize("decay", [0.5, 1.0])
