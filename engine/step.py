@@ -7,7 +7,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -247,16 +247,28 @@ class Step:
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
-        """Put back, bit for bit and in place, what the steps inside have changed."""
-        tensors = self.state_tensors()
+        """Put back, bit for bit and in place, what the steps inside have changed; take away what they made."""
+        # an optimiser may make state in its first step, and count steps in its groups or attributes; a network
+        # may assign a new tensor to a buffer's name
+        optimizer = self.optimizer
+        holders: list[dict[Any, Any]] = [module._buffers for module in self._network.modules()]
+        holders += [vars(optimizer), optimizer.state, *optimizer.state.values(), *optimizer.param_groups]
+        held = [(holder, dict(holder)) for holder in holders]
+        own = [v for holder in holders for v in holder.values() if isinstance(v, torch.Tensor)]
+        tensors = list({id(tensor): tensor for tensor in [*self.state_tensors(), *own]}.values())
         # on the host: the batch may have left the device no room for a second copy
         saved = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
         rates = self._rates.read()
         try:
             yield
         finally:
-            for tensor, before in zip(tensors, saved, strict=True):
-                tensor.detach().copy_(before)
+            for holder, before in held:
+                made = [name for name in holder if name not in before]
+                for name in made if self.graphs is None else []:  # graphs read what was made before a capture
+                    del holder[name]
+                holder.update(before)
+            for tensor, value in zip(tensors, saved, strict=True):
+                tensor.detach().copy_(value)
             self._rates.write(rates)
 
     @contextmanager

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from contracts import Batch, Counts
+from engine import optimizers
 from engine.step import Step
 from report import ceilings
 from report.phases import Phases
@@ -213,6 +214,51 @@ def test_training_goes_on_bit_for_bit(
         assert train(measured, first, last) == expected[first:last]
 
 
+class Lazy(torch.optim.Optimizer):
+    """An optimiser that makes all it keeps in its first step, as apex's do, and keeps it in one place."""
+
+    def __init__(self, groups: Any, place: str) -> None:
+        super().__init__(groups, {"lr": 0.1})
+        self.place = place
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                kept = {"state": self.state[parameter], "group": group, "itself": vars(self)}[self.place]
+                kept["taken"] = kept.get("taken", 0) + 1
+                parameter -= group["lr"] * parameter.grad / kept["taken"]
+
+
+class Assigning(nn.Module):
+    """A network that assigns a new tensor to its buffer, and makes another buffer in its first step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+        self.register_buffer("seen", torch.zeros(5))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.net(images)
+        if not hasattr(self, "first"):
+            self.register_buffer("first", found.detach().mean(0))
+        self.seen = self.seen + found.detach().mean(0)
+        return found * self.seen.abs() + self.first
+
+
+@pytest.mark.parametrize("place", ["state", "group", "itself", "network"])
+def test_what_is_made_in_a_measured_step_is_taken_away(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings, "LEAST_S", 0.01)
+    if place != "network":
+        kind = optimizers.Kind(make=lambda groups, *_: Lazy(groups, place), capturable=False)
+        monkeypatch.setitem(optimizers.OPTIMIZERS, "sgd", kind)
+    expected = train(step_of(Assigning()), 0, 4)
+    measured = step_of(Assigning())
+    for first, last in ((0, 2), (2, 4)):
+        ceilings.compute_ceiling(measured, [batch_of()], accumulate=1, world=alone(), synchronise=nothing)
+        assert train(measured, first, last) == expected[first:last]
+
+
 @pytest.mark.parametrize("asked", [0, 1, 4])
 def test_a_step_that_is_asked_to_stop_has_no_rate_and_is_put_back(
     asked: int, monkeypatch: pytest.MonkeyPatch
@@ -233,8 +279,7 @@ def test_a_state_that_is_not_put_back_is_seen(monkeypatch: pytest.MonkeyPatch) -
     step = step_of(net())
     train(step, 0, 3)
     before = everything(step)
-    # momentum and statistics forgotten
-    monkeypatch.setattr(step, "state_tensors", lambda: list(step.module.parameters()))
+    monkeypatch.setattr(step, "preserved", nullcontext)
     ceilings.compute_ceiling(step, [batch_of()], accumulate=1, world=alone(), synchronise=nothing)
     with pytest.raises(AssertionError):
         assert_same(everything(step), before)
