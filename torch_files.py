@@ -6,7 +6,7 @@ import os
 import re
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,14 @@ from user_files import open_bytes
 ZIP_HEAD = b"PK\x03\x04"
 NAMESPACE = "argparse.Namespace"
 """Class that torchvision's references and timm keep their settings in."""
+
+IDENTITY = ("arch", "classes", "manifest")
+"""Keys that every checkpoint of this program has, besides `format`."""
+NETWORK = "model"
+AVERAGE = "ema"
+"""Keys of a checkpoint's weights: of the network, and of their average (--ema)."""
+BEST_OF = {"network": NETWORK, "average": AVERAGE}
+"""What `best_of` of a best.pt says -> the key of the weights whose figure made it the best."""
 
 
 class Unreadable(ValueError):
@@ -53,6 +61,20 @@ def damaged(path: Path) -> str | None:
             return file.testzip()
     except Exception:  # zipfile raises whatever the bytes make it stumble over
         return "its archive"
+
+
+def is_ours(content: Any) -> bool:
+    """Whether this program, in whatever version, has written it as a checkpoint."""
+    return isinstance(content, Mapping) and {"format", *IDENTITY} <= content.keys()
+
+
+def meant(checkpoint: Mapping[str, Any]) -> str:
+    """Return the key of the weights that a checkpoint of this program stands for.
+
+    Of a best.pt these are the ones whose figure made it the best; of a last.pt the average, where it has one.
+    """
+    known = BEST_OF.get(str(checkpoint.get("best_of")), AVERAGE)
+    return known if known in checkpoint else NETWORK
 
 
 def _reason(error: Exception) -> str:

@@ -69,8 +69,9 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         output = world.gather(output)[0]  # a new one is named by rank 0's clock
         identity = {"arch": arch, "classes": list(train_set.classes), "manifest": train_set.fingerprint}
         resume.fits(task=kind.name, config=config.flat(), **world.agree(identity))  # before a net is built
-        heads = kind.building(config, train_set)
-        net = start.network(registry, arch, (load.batch_size, *shape), heads, console)
+        net = start.network(
+            registry, arch, (load.batch_size, *shape), kind.building(config, train_set), console
+        )
         module = net.to(DEVICE).to(memory_format=memory.CHANNELS_LAST[1 + len(shape)])
         step = Step(
             module=module,
@@ -125,7 +126,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         resume.tell(reporter, config=config.flat(), ordering=plan.ordering)
         profile = profiler(output, enabled=run.profile, rank=world.rank, warn=reporter.warn)
         lost = Failures(split="val", samples=val_plan.samples, name_of=val_feed.source.name, report=reporter)
-        kept = start.kept(kind, val_plan, pixels, size=native.size, precision=precise)
+        kept = start.kept(kind, val_plan, pixels, size=native.size)
         saved = {"ordering": plan.ordering, "loader": choice.loader, **identity, **kept}
         checkpoints = Checkpoints(folder=output, world=world, module=module, step=step, about=saved)
         training = Training(
@@ -143,6 +144,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
                 checkpoints=checkpoints,
                 failures=lost,
                 report=reporter,
+                of_average=start.of_average,
             ),
             checkpoints=checkpoints,
             failures=Failures(split="train", samples=plan.samples, name_of=feed.source.name, report=reporter),

@@ -323,7 +323,7 @@ def _differ(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def _is_checkpoint(path: Path) -> bool:
     """Whether a file is a checkpoint of this program, and no other weights."""
     try:
-        return contents.is_ours(torch_files.load(path))
+        return torch_files.is_ours(torch_files.load(path))
     except (OSError, torch_files.Unreadable):
         return False
 

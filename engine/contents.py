@@ -68,18 +68,19 @@ CHECKED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "manifest": (_is_text, "a digest"),
     "model": (_is_state, "a state dict"),
     "ema": (_is_state, "an average's state dict"),
-    "best_of": (_is_text, "a name"),
+    "best_of": (lambda value: value in tuple(torch_files.BEST_OF), " or ".join(torch_files.BEST_OF)),
     "optimizer": (_is_optimizer, "an optimiser's state"),
     "scaler": (_is_named, "a scaler's state"),
     "progress": (_is_progress, "epoch, consumed, step, dropped and the like as whole numbers, and best"),
     "config": (_is_named, "settings by name"),
     "used": (_is_named, "settings by name"),
+    "ordering": (_is_text, "a name"),
+    "loader": (_is_text, "a name"),
 }
 """What a checkpoint has by name -> whether it is that, and what it must be."""
 NOT_IN_1 = {"used"}
-NOT_IN_ALL = {"ema", "best_of"}
-"""What a run without --ema does not write, or a last.pt."""
-IDENTITY = ("arch", "classes", "manifest")
+NOT_IN_ALL = {"ema", "best_of", "ordering", "loader"}
+"""What a run without --ema does not write, or a last.pt, or an earlier version."""
 
 
 def read(path: Path, *, flag: str = "--resume") -> dict[str, Any]:
@@ -95,7 +96,7 @@ def read(path: Path, *, flag: str = "--resume") -> dict[str, Any]:
         raise UserError(f"{said}: no checkpoint there; {remedy}") from None
     except torch_files.Unreadable as error:
         raise UserError(f"{said}: not a checkpoint that can be read ({error})") from None
-    if not is_ours(content):
+    if not torch_files.is_ours(content):
         remedy = "to start from plain weights use --weights"
         raise UserError(f"{said}: not a checkpoint of this program; {remedy}")
     number = content["format"]
@@ -113,11 +114,6 @@ def read(path: Path, *, flag: str = "--resume") -> dict[str, Any]:
     if damaged := torch_files.damaged(path):
         raise UserError(f"{said}: a damaged checkpoint: '{damaged}' in it is not what was written")
     return dict(content)
-
-
-def is_ours(content: Any) -> bool:
-    """Whether this program, in whatever version, has written it."""
-    return isinstance(content, Mapping) and {"format", *IDENTITY} <= content.keys()
 
 
 def _short(value: object) -> str:

@@ -110,6 +110,7 @@ class Report(Protocol):
         result: Mapping[str, Any],
         *,
         averaged: Mapping[str, Any] | None,
+        files: Mapping[str, bytes],
         step: int,
         epoch: int | None,
         reader: str,
@@ -117,7 +118,7 @@ class Report(Protocol):
     ) -> None:
         """Tell the figures of a validation after `step` and `epoch`, and what its loader was.
 
-        `averaged`: the figures of the average of the weights, None without --ema.
+        `averaged`: the figures of the average of the weights, None without --ema. `files`: what it leaves.
         """
 
     def ceilings(self, *, compute: dict[str, Any], loader: dict[str, Any], step: int) -> None:

@@ -223,9 +223,10 @@ class Training:
                     decided = {"stop": True}
                     break
                 except UserError as error:  # a file of the data is gone, or a worker
-                    if self.plan.global_batch_size > self.plan.batch_size:
-                        self._rescued()  # other ranks wait in their step, or this one is half done
+                    if self.world.size > 1:
+                        self._rescued()  # the others wait in their step
                         raise
+                    self.rescue.undo()
                     loaders_error = error
                     break
                 self._count(outcome, lr)

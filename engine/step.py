@@ -247,9 +247,9 @@ class Step:
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
-        """Put back, bit for bit and in place, what the steps inside have changed; take away what they made."""
-        # an optimiser may make state in its first step, and count steps in its groups or attributes; a network
-        # may assign a new tensor to a buffer's name
+        """Put back, bit for bit and in place, what the steps inside change, and take away what they make."""
+        # an optimiser may make state in its first step, and count steps in its groups or attributes; a
+        # network may assign a new tensor to a buffer's name
         optimizer = self.optimizer
         holders: list[dict[Any, Any]] = [module._buffers for module in self._network.modules()]
         holders += [vars(optimizer), optimizer.state, *optimizer.state.values(), *optimizer.param_groups]

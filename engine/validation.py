@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import torch_files
 from contracts import Counts, Figure, Loader, Plan, Task, UserError
 from engine import checkpoint, memory
 from engine.checkpoint import Checkpoints, Progress
@@ -24,9 +25,8 @@ KEPT = (
     "val: the network keeps a tensor that it made in a validation, over which a graph would write: steps are "
     "launched kernel by kernel from now on; --graphs false"
 )
-NETWORK = "network"
-AVERAGE = "average"
-"""Whose figures made a best.pt, as it says in `best_of`: of the network, or of its average (--ema)."""
+OF = tuple(torch_files.BEST_OF)
+"""Whose figures a validation's passes give, in their order: the network's, then its average's (--ema)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,6 @@ class _Unsettled:
     epoch: int | None  # the last one trained
     picks_best: bool  # whether best.pt may become `content`
     content: dict[str, Any] | None  # what a checkpoint held when this pass began; on rank 0, if it picks
-    best_of: str = ""  # whose figures have made it best.pt
 
     @property
     def in_background(self) -> bool:
@@ -84,6 +83,7 @@ class Validation:
     checkpoints: Checkpoints
     failures: Failures
     report: Report
+    of_average: bool = False  # which pass leaves its files where there is no best.pt to be of
 
     not_finite: int = field(default=0, init=False)  # samples of the last pass whose output was no number
     _unsettled: _Unsettled | None = field(default=None, init=False)
@@ -208,48 +208,60 @@ class Validation:
         """Wait for a pass's figures, tell them, and write best.pt if they are the best.
 
         Of the network and, with --ema, its average the better one counts. Its figure goes to `progress.best`.
-        A network with an output that is no number is not the best.
+        A network with an output that is no number is not the best. Files, such as the answers to each sample,
+        are of the weights of best.pt.
         """
         settled = self._unsettled
         if settled is None:
             return
         results = [outcome.result(self.world) for outcome in settled.outcomes]
+        best = self._best(results, progress.best) if settled.picks_best else None
+        leaves = best
+        # -inf is where a run begins: there is no best.pt whose files these would replace
+        if not settled.picks_best or (best is None and np.isneginf(progress.best)):
+            leaves = len(results) - 1 if self.of_average else 0
         self.report.validated(
             results[0],
             averaged=results[1] if len(results) > 1 else None,
+            files=results[leaves].get("extras", {}).get("files", {}) if leaves is not None else {},
             step=settled.step,
             epoch=settled.epoch,
             reader=settled.reader,
             counts=settled.counts,
         )
-        counts = [self._not_finite(result) for result in results]
-        self.not_finite = max(counts)
-        for name, result, not_finite in zip((NETWORK, AVERAGE), results, counts, strict=False):
-            if not_finite:
-                continue
-            figure = self._figure(result)
-            is_better = figure > progress.best if self.best.larger_is_better else figure < progress.best
-            # -inf is where a run begins, whichever way is better: then any figure is the best so far
-            if settled.picks_best and (is_better or np.isneginf(progress.best)):
-                progress.best = figure
-                settled.best_of = name
-        if settled.best_of:
+        self.not_finite = max(self._warned_of(result) for result in results)
+        if best is not None:
+            progress.best = self._figure(results[best])
             progress.best_epoch = -1 if settled.epoch is None else settled.epoch
             progress.stale = 0
             if settled.content is not None:
                 own = {name: getattr(progress, name) for name in ("best", "best_epoch", "stale")}
                 settled.content["progress"] |= own
-                settled.content["best_of"] = settled.best_of
+                settled.content["best_of"] = OF[best]
             self.checkpoints.write("best.pt", settled.content)
             if len(results) > 1:
-                self.report.info(f"best.pt is of this epoch, by the figures of the {settled.best_of}")
+                self.report.info(f"best.pt is of this epoch, by the figures of the {OF[best]}")
         elif settled.picks_best:
             progress.stale += 1
         self._unsettled = None  # not before: a run that ends in here resumes into the validation
 
-    def _not_finite(self, result: dict[str, Any]) -> int:
+    def _best(self, results: Sequence[dict[str, Any]], figure: float) -> int | None:
+        """Return the place of the best result that is better than `figure`, where there is one.
+
+        A `figure` of -inf is none so far, whichever way is better.
+        """
+        best = None
+        for place, result in enumerate(results):
+            own = self._figure(result)
+            is_better = own > figure if self.best.larger_is_better else own < figure
+            if not _not_finite(result) and (is_better or np.isneginf(figure)):
+                best = place
+                figure = own
+        return best
+
+    def _warned_of(self, result: dict[str, Any]) -> int:
         """Return how many outputs of a pass were no numbers, and warn of them."""
-        count = int(result.get("outputs_not_finite", 0))
+        count = _not_finite(result)
         if count:
             of_all = f"{count:,} of {result['samples']:,} samples"
             mend = "" if self.precision == "fp32" else "; does --precision fp32 mend it?"
@@ -270,3 +282,8 @@ class Validation:
         finally:
             for outcome in self._unsettled.outcomes if self._unsettled is not None else ():
                 outcome.cancel()
+
+
+def _not_finite(result: dict[str, Any]) -> int:
+    """Return how many outputs of a pass were no numbers."""
+    return int(result.get("outputs_not_finite", 0))

@@ -48,8 +48,9 @@ def read(path: Path, said: str) -> Weights:
     """Return the weights in a file. `said` is the flag with its value. Raises Unusable."""
     content = _content(path, said)
     found = _found(content)
-    key = _chosen(found)
-    if key is None:
+    # the rules of files of others are guesses; ours say what they are of
+    key = torch_files.meant(content) if torch_files.is_ours(content) else _chosen(found)
+    if key is None or key not in found:
         raise Unusable(f"{said} holds no state dict{_instead(content)}")
     state = found[key]
     if any(value.is_meta for value in state.values()):
@@ -60,7 +61,8 @@ def read(path: Path, said: str) -> Weights:
     if averaged or others:
         what = "averaged weights" if averaged else "weights"
         left = f", not {', '.join(map(repr, others))}" if others else ""
-        notes.append(f"{said}: took the {what} '{key}'{left}")
+        why = ", whose figure was the better one" if "best_of" in content else ""
+        notes.append(f"{said}: took the {what} '{key}'{left}{why}")
     arch = content.get("arch", "") if isinstance(content, Mapping) else ""
     return Weights(state=state, notes=notes, arch=arch if isinstance(arch, str) else "")
 

@@ -31,6 +31,8 @@ FAILED = "failed.txt"
 """Samples that could not be decoded: split, tab, name."""
 OF_A_RUN = {"rate", "validation", "efficiency"}
 """Keys that every summary.json of a run has."""
+NO_FIGURES = ("kind", "step", "epoch", "failed")
+"""Entries of a validation's line in metrics.jsonl beside its figures."""
 RESULTS = "results.csv"
 """A row a validation: epoch, step, what was trained, the task's figures."""
 REJECTED = "rejected.txt"
@@ -255,6 +257,12 @@ def _whole(text: str | None) -> int:
     return int(text) if text and text.isdecimal() else -1
 
 
+def _figures_of(point: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a validation's line in metrics.jsonl, where what is not finite is a word."""
+    figures = {name: value for name, value in point.items() if name not in NO_FIGURES}
+    return {name: float(value) if isinstance(value, str) else value for name, value in figures.items()}
+
+
 class Record:
     """The run's files in a folder that is `claimed`, written by rank 0; elsewhere `enabled` is False and
     nothing happens.
@@ -269,6 +277,7 @@ class Record:
         self._kept: set[tuple[str, int]] = set()
         self._points: Appender | None = None
         self.kept_metrics = ""  # where those of a run are that lost its checkpoint
+        self.validation: dict[str, Any] = {}  # figures of the last one that metrics.jsonl keeps
         if enabled:
             if resume_step == 0:
                 self._keep()
@@ -363,10 +372,12 @@ class Record:
             try:
                 point = json.loads(line)
                 step = point["step"]
+                figures = _figures_of(point) if point["kind"] == "val" else None
             except (ValueError, TypeError, KeyError):
                 continue  # half a line, left by a kill in mid-write
             if step <= resume_step and line.endswith(b"\n"):
                 kept.append(line)
+                self.validation = self.validation if figures is None else figures
                 if step == resume_step:
                     self._kept.add((point["kind"], step))
         after = b"".join(kept)

@@ -118,7 +118,7 @@ class Reporter:
         self._steps = {name: array("d") for name in PHASES}
         self._train_losses: list[float] = []  # since the last validation
         self._lr: float | None = None
-        self._validation: dict[str, Any] = {}
+        self._validation = record.validation  # of a resumed run, until it validates again
         self._validation_reader = ""
         self._validation_counts = Counts()
         self._validation_s: Mapping[str, float] | None = None
@@ -271,6 +271,7 @@ class Reporter:
         result: Mapping[str, Any],
         *,
         averaged: Mapping[str, Any] | None = None,
+        files: Mapping[str, bytes] | None = None,
         step: int,
         epoch: int | None,
         reader: str = "",
@@ -280,8 +281,8 @@ class Reporter:
 
         `averaged`: the figures of the weights' average, None without --ema. `epoch`: the last one that was
         trained, None when there was none. `reader`, `counts`: of its loader.
-        `extras` of rank 0's result: {"files": {name: bytes}, "scalars": {tag: number}, "images": {tag: uint8
-        [N, H, W, 3]}}.
+        `files`: what is written into the run's folder. `extras` of rank 0's result: {"scalars": {tag:
+        number}, "images": {tag: uint8 [N, H, W, 3]}}.
         """
         known = summary.figures_of(result)
         of_ema = summary.figures_of(averaged or {})
@@ -299,7 +300,7 @@ class Reporter:
         figures_of_row = {name: self._validation.get(name) for name in names}
         self._record.row(RESULTS, {"epoch": epoch, "step": step, **trained, **figures_of_row})
         self._train_losses.clear()
-        for name, content in extras.get("files", {}).items():
+        for name, content in (files or {}).items():
             self._record.file(name, content)
         for tag, images in extras.get("images", {}).items():
             self._board.images(tag, images, step, once=False)
@@ -355,7 +356,8 @@ class Reporter:
             self._console.info(f"nothing was left to train, its rates{whose} stay as they were: {remedy}")
             known = {**earlier, "finished": True, **summary.trained(progress, failed)}
             known |= summary.best(progress, self._task.figures[0], self._record.folder)
-            known["validation"] = validation or earlier["validation"]
+            if validation and validation != earlier["validation"]:  # of a part that was killed before its end
+                known |= {"validation": validation, "validation_s": self._validation_s}
             self._record.summary(known)
             # the events were cut behind that step
             self._tell_rate(earlier["rate"]["steady"], earlier["efficiency"], step=progress["step"])

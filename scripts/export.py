@@ -53,14 +53,16 @@ In fp32 too a sum in another order may round a pixel to the next grey level."""
 Run = Callable[[np.ndarray], np.ndarray]
 
 
-def load(checkpoint: Path, *, half: bool) -> tuple[Preprocessed, Start, tuple[str, ...], str]:
+def load(
+    checkpoint: Path, *, arch: str | None = None, half: bool
+) -> tuple[Preprocessed, Start, tuple[str, ...], str]:
     """Return the network with its preprocessing, its settings, its classes and its architecture.
 
-    Raises UserError, and Unusable.
+    `arch` is --arch. Raises UserError, and Unusable.
     """
     if not checkpoint.is_file():
         raise UserError(f"{checkpoint}: is no file; name best.pt of a run")
-    words = ["--evaluate", "true", "--resume", str(checkpoint)]
+    words = ["--evaluate", "true", "--resume", str(checkpoint), *(["--arch", arch] if arch else [])]
     asked = parse(words)
     resume = Resume.find(asked.run)
     start = Start.of(asked, given(words), resume.content, path=resume.path, origin=str(checkpoint))
@@ -164,7 +166,9 @@ def export(options: argparse.Namespace, console: Console) -> int:
     if lacking:
         raise UserError(f"--format {options.format} needs packages: pip install {' '.join(lacking)}")
     half = options.precision == "fp16"
-    whole, start, classes, arch = load(options.checkpoint, half=half)
+    whole, start, classes, arch = load(options.checkpoint, arch=options.arch, half=half)
+    weights = "the average of its weights" if start.of_average else "its network"
+    console.info(f"{options.checkpoint}: {weights} is exported")
     inside = options.preprocessing == "inside"
     module: nn.Module = whole if inside else Beside(whole)
     side = whole.framing.image_size
@@ -191,7 +195,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
     with temporary as folder:
         new = Path(folder) / path.name  # a file that is not whole, or wrong, never has the name
         run = WRITERS[options.format](module, example, axes, new, about)
-        reference = load(options.checkpoint, half=False)[0] if half else whole
+        reference = load(options.checkpoint, arch=options.arch, half=False)[0] if half else whole
         count, largest, scale = compared(run, reference, images(start, options.images), inside=inside)
         share = largest / max(scale, 1e-6)
         said = f"{largest:.2g}, where the largest logit is {scale:.3g}"
@@ -261,6 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("checkpoint", type=Path, help="best.pt of a run")
+    parser.add_argument("--arch", help="package.module:function, where a function of yours built the network")
     parser.add_argument("--format", choices=WRITERS, default="onnx", help="default: onnx")
     parser.add_argument("--output", type=Path, help="default: beside the checkpoint")
     where = ("inside", "beside")

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torchvision
 from torch import nn
 
 import config as schema
+import torch_files
 from config import Config
 from contracts import Pixels, UserError
 from dataset.model_classes import ModelClasses
@@ -22,17 +22,20 @@ from models.frozen import freeze
 from models.recompute import recompute_blocks
 from plan import draws
 from plan.windows import SUPPORT
+from preset import shown
 from tasks.kind import TaskKind
 
 STARTED_WITH = ("weights", "weights_backbone", "trainable_layers", "freeze")
 """Settings that say where a training began; an evaluation begins from its end."""
+OF_CODE = ("transforms", "transforms_on")
+"""Settings that name code to be run, which a file of weights must not do."""
 OF_A_MACHINE = (
     *("loader", "reader", "workers", "decode_threads", "pin_memory", "read_delay_ms", "read_threads"),
     *("compile", "graphs", "evaluator", "score", "rescan", "trust_list", "manifest_dir", "cache_dir"),
     "cache_gib",
 )
 """Settings that a machine may have otherwise, without another figure."""
-NOT_TAKEN = {*schema.Run.model_fields, *STARTED_WITH, *OF_A_MACHINE, "optimizer"}
+NOT_TAKEN = {*schema.Run.model_fields, *STARTED_WITH, *OF_A_MACHINE, *OF_CODE, "optimizer"}
 """Settings that an evaluation does not take from a checkpoint."""
 OF_VALIDATION = {
     *("image_size", "val_image_size", "val_window", "val_resize", "val_crop_share"),
@@ -64,6 +67,7 @@ class Start:
     origin: str  # what an evaluation is of, to begin a message: "--resume runs/a/last.pt"
     trained: tuple[str, ...]  # the classes of the checkpoint that is evaluated; () where there is none
     doubts: tuple[str, ...] = ()  # why its figures may be others, which `network` warns of
+    of_average: bool = False  # answers and files are of the checkpoint's average, and not of its network
 
     @classmethod
     def of(
@@ -91,6 +95,7 @@ class Start:
             origin=origin,
             trained=tuple(checkpoint["classes"]),
             doubts=doubts,
+            of_average=torch_files.meant(checkpoint) == torch_files.AVERAGE,
         )
 
     def native(self, registry: Registry, arch: str) -> Native:
@@ -151,7 +156,9 @@ class Start:
             module, loaded = registry.build(arch, shape=shape, weights=self.weights, **heads)
         except Unusable as error:
             raise Unusable(str(error).replace(f"--weights {self.weights}", self.origin)) from None
-        self.told.extend(loaded.notes)
+        # --evaluate validates both, the network and its average
+        if not (self.config.run.evaluate and self.trained):
+            self.told.extend(line.replace(f"--weights {self.weights}", self.origin) for line in loaded.notes)
         # detectors take images of any size, but for SSD, whose plan refuses another
         if not self.config.run.uses and "keypoints" not in heads:
             for name in OTHER_SIZES:
@@ -176,17 +183,16 @@ class Start:
             console.warn(f"{self.origin} does not name its classes: {guess}")
         return module
 
-    def kept(self, kind: TaskKind, plan: Any, pixels: Pixels, *, size: int, precision: str) -> dict[str, Any]:
-        """Return what a checkpoint keeps of the settings, and of the versions that computed with them.
+    def kept(self, kind: TaskKind, plan: Any, pixels: Pixels, *, size: int) -> dict[str, Any]:
+        """Return what a checkpoint keeps of the settings.
 
         `config` is what was asked for, `used` what came of it. `plan` is that of validation, whose images are
         those of `used`.
         """
-        used = {"task": kind.name, "image_size": size, "precision": precision, **kind.used(plan)}
+        used = {"task": kind.name, "image_size": size, **kind.used(plan)}
         used |= {"mean": list(pixels.mean), "std": list(pixels.std), "interpolation": pixels.interpolation}
         used = {name: value for name, value in used.items() if kind.reads(name)}
-        versions = {"torch": str(torch.__version__), "torchvision": str(torchvision.__version__)}
-        return {"config": self.config.flat(), "used": used, "versions": versions}
+        return {"config": self.config.flat(), "used": used}
 
 
 def _require_size(module: nn.Module, arch: str, shape: tuple[int, ...], name: str) -> None:
@@ -207,7 +213,8 @@ def _evaluated(
 ) -> tuple[Config, list[str], tuple[str, ...]]:
     """Return the settings of an evaluation, a line for each that is not the checkpoint's, and doubts."""
     asked = {name: value for name, value in content["config"].items() if name in schema.GROUP_OF}
-    used = {name: value for name, value in content.get("used", {}).items() if name in schema.GROUP_OF}
+    known = schema.GROUP_OF.keys() - NOT_TAKEN
+    used = {name: value for name, value in content.get("used", {}).items() if name in known}
     chosen = config.flat()
     told = []
     doubts: tuple[str, ...] = ()
@@ -220,6 +227,12 @@ def _evaluated(
         if name in given and chosen[name] != trained.get(name, chosen[name]):
             both = f"{trained[name]} in the checkpoint, and --{name} {chosen[name]} was given"
             raise UserError(f"{origin}: --{name} is {both}; leave it out")
+    if ":" in trained["arch"] and "arch" not in given:
+        function = shown(trained["arch"])
+        raise UserError(
+            f"{origin}: its network is built by a function, {function}, and no file of weights has code run: "
+            "give it as --arch where it is yours"
+        )
     size = trained.get("image_size")  # where `used` has it, that of validation
     trained["val_image_size"] = size if "val_image_size" in given else None
     if "val_resize" in used:

@@ -90,7 +90,6 @@ def test_settings_are_the_checkpoints(home: Runner) -> None:
     used = torch.load(home.cwd / "run" / "last.pt", weights_only=True)["used"]
     assert used["image_size"] == 32 and used["val_resize"] == round(32 * 256 / 224)
     assert used["mean"] == [0.485, 0.456, 0.406] and used["val_window"] == "center"
-    assert used["precision"] == "fp32"
 
 
 def test_an_evaluation_opens_one_loader(home: Runner) -> None:

@@ -81,6 +81,60 @@ def test_answers_are_those_of_the_validation(home: Runner) -> None:
     assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.parametrize("best_of", ["network", "average"])
+def test_answers_are_of_the_weights_that_were_the_best(
+    home: Runner, best_of: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that were not say nothing: they are zeros. So does an exported file."""
+    content = torch.load(home.cwd / "run" / "last.pt", weights_only=True)
+    none = {name: torch.zeros_like(value) for name, value in content["model"].items()}
+    model, average = (content["model"], none) if best_of == "network" else (none, content["model"])
+    ema = {"n_averaged": torch.tensor(1), **{f"module.{name}": value for name, value in average.items()}}
+    path = home.cwd / f"best-{best_of}.pt"
+    torch.save({**content, "model": model, "ema": ema, "best_of": best_of}, path)
+    found = rows(predicted(home, "--predict", "data/val", "--resume", path.name))
+    said = home.started[-1].out
+    assert found == rows(predicted(home, "--predict", "data/val", "--resume", "run/last.pt"))
+    assert f"--resume {path.name}: took the " in said and "--weights" not in said
+    monkeypatch.chdir(home.cwd)
+    monkeypatch.setenv("XDG_CACHE_HOME", home.env["XDG_CACHE_HOME"])
+    assert export.main([path.name, "--format", "pt2"]) == 0
+    told = capsys.readouterr().out
+    whose = "its network" if best_of == "network" else "the average of its weights"
+    assert f"{path.name}: {whose} is exported" in told and "the largest logit is 0" not in told
+
+
+OF_A_STRANGER = """
+from torch import nn
+open("ran", "w").close()
+def net(num_classes):
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, num_classes))
+"""
+
+
+def test_a_checkpoint_runs_no_code(
+    home: Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It names a module that lies in the folder of now; --arch is the user's word that it may run."""
+    (home.cwd / "strangers.py").write_text(OF_A_STRANGER)
+    content = torch.load(home.cwd / "run" / "last.pt", weights_only=True)
+    linear = torch.nn.Linear(3, len(CLASSES)).state_dict()
+    content |= {"arch": "strangers:net", "model": {f"2.{name}": value for name, value in linear.items()}}
+    torch.save(content, home.cwd / "gift.pt")
+    refused = ": its network is built by a function, 'strangers:net', and no file of weights has code run: "
+    for flags in (("--predict", "photos"), ("--data", "data", "--evaluate", "true")):
+        assert refused in home(*HERE, *flags, "--resume", "gift.pt").mistake()
+    monkeypatch.chdir(home.cwd)
+    monkeypatch.setenv("XDG_CACHE_HOME", home.env["XDG_CACHE_HOME"])
+    monkeypatch.syspath_prepend(home.cwd)
+    assert export.main(["gift.pt"]) == 2
+    assert refused in capsys.readouterr().err
+    assert not (home.cwd / "ran").exists()
+    trusted = ("--arch", "strangers:net")
+    assert export.main(["gift.pt", "--format", "pt2", *trusted]) == 0
+    assert len(rows(predicted(home, "--predict", "data/val", "--resume", "gift.pt", *trusted))) == 20
+
+
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
 def test_what_cannot_be_read_is_a_row_with_an_error(home: Runner, form: str) -> None:
     folder = predicted(home, "--predict", "photos", "--resume", "run", "--predict-format", form)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import torch_files
 from contracts import UserError
 from engine import contents
 
@@ -50,7 +51,7 @@ def test_what_is_good_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in contents.CHECKED if name not in (*contents.IDENTITY, *contents.NOT_IN_ALL)]
+    "name", [name for name in contents.CHECKED if name not in (*torch_files.IDENTITY, *contents.NOT_IN_ALL)]
 )
 def test_a_part_that_is_missing(name: str, tmp_path: Path) -> None:
     content = {key: value for key, value in GOOD.items() if key != name}

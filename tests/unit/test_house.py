@@ -34,8 +34,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dataset": {"contracts", "machine", "processes", "storage", "user_files", "plan.draws"},
     "loaders": {"contracts", "machine", "processes", "storage", "dataset", "plan"},
     "tasks": {
-        *("cli", "config", "contracts", "machine", "models", "processes", "settings", "user_files"),
-        *("dataset", "plan", "loaders"),
+        *("cli", "config", "contracts", "machine", "models", "preset", "processes", "settings"),
+        *("dataset", "plan", "loaders", "torch_files", "user_files"),
     },
     "engine": {"torch_files", "contracts", "machine", "processes", "settings", "startup"},
     "report": {"config", "contracts", "machine", "processes", "settings"},

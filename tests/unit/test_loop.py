@@ -22,6 +22,7 @@ from engine.distributed import ProcessWorld
 from engine.evaluate import Outcome
 from engine.failures import Failures
 from engine.loop import Training
+from engine.rescue import Rescue
 from engine.validation import Validation
 from settings.optimisation import Optimisation
 from settings.run import Run
@@ -34,13 +35,14 @@ class Slow:
 
     def __init__(self, figure: float) -> None:
         self.figure, self.arrived, self.dropped, self.waited = figure, threading.Event(), False, 0
+        self.files: dict[str, bytes] = {}
 
     def done(self) -> bool:
         return self.arrived.is_set()
 
     def result(self) -> dict[str, Any]:
         self.waited += not self.done()
-        return {"ap": self.figure, "seconds": 1.5, "extras": {"files": {}}}
+        return {"ap": self.figure, "seconds": 1.5, "extras": {"files": self.files}}
 
     def drop(self) -> None:
         self.dropped = True
@@ -300,6 +302,49 @@ def test_a_validation_that_does_not_fit_names_its_batch(tmp_path: Path) -> None:
     said = rf"a validation batch of {BATCH} does not fit \(.*memory\): a smaller --val-batch-size needs less"
     with pytest.raises(UserError, match=said):
         toy.training.fit()
+
+
+def test_a_worker_that_dies_in_mid_step_leaves_no_hole(tmp_path: Path) -> None:
+    """With --accumulate a step may be half done: it is undone, and the steps before it are told and saved."""
+
+    def fail() -> None:
+        toy.module.seen += 1  # of the first half
+        raise UserError("a worker was killed")
+
+    toy = Toy(tmp_path, epochs=1, figures=[], at={3: fail})
+    toy.module.register_buffer("seen", torch.zeros(()))
+    toy.training.plan.batch_size = BATCH // 2  # type: ignore[misc]
+    toy.training.rescue = Rescue(toy.training.checkpoints, toy.training.world, accumulate=2)
+    with pytest.raises(UserError, match="a worker was killed"):
+        toy.training.fit()
+    assert [point["step"] for told in toy.report.train.call_args_list for point in told.args[0]] == [1, 2]
+    content = torch.load(tmp_path / "last.pt", weights_only=True)
+    assert (content["progress"]["step"], float(content["model"]["seen"])) == (2, 0.0)
+
+
+def test_files_are_of_the_weights_of_best(tmp_path: Path) -> None:
+    """Of the average in the first epoch and the network in the second; the third is worse and leaves none."""
+    toy = Toy(tmp_path, epochs=3, figures=[0.25, 0.5, 0.75, 0.25, 0.125, 0.125])
+    for number, later in enumerate(toy.later):
+        later.files = {"val_predictions.csv": str(number).encode()}
+    toy.training.step.ema = MagicMock(**{"state_dict.return_value": {}})
+    toy.training.fit()
+    files = [told.kwargs["files"] for told in toy.report.validated.call_args_list]
+    assert files == [{"val_predictions.csv": b"1"}, {"val_predictions.csv": b"2"}, {}]
+
+
+@pytest.mark.parametrize("of_average", [False, True])
+def test_an_evaluation_leaves_files_of_the_checkpoints_weights(of_average: bool, tmp_path: Path) -> None:
+    """Whichever of the two has the better figure on these data."""
+    toy = Toy(tmp_path, epochs=1, figures=[0.25, 0.5])
+    for number, later in enumerate(toy.later):
+        later.files = {"val_predictions.csv": str(number).encode()}
+    toy.training.step.ema = MagicMock(**{"state_dict.return_value": {}})
+    toy.training.validation.of_average = of_average
+    toy.training.validate()
+    (told,) = toy.report.validated.call_args_list
+    assert told.kwargs["files"] == {"val_predictions.csv": b"1" if of_average else b"0"}
+    assert not (tmp_path / "best.pt").exists()
 
 
 def test_a_checkpoint_is_asked_for_once(tmp_path: Path) -> None:

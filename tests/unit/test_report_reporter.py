@@ -33,12 +33,13 @@ CPU = torch.device("cpu")
 class Told:
     """A reporter of rank 0 in `folder`, and what it said."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, resumed_at: int | None = None) -> None:
         self.folder, self.stream, self.world = folder, io.StringIO(), ProcessWorld(CPU)
         self.console = Console(stream=self.stream)
         self.meter = Meter(self.world, min_window_s=1.0, synchronise=lambda: None)
         description = {"hardware": {"cores": 2.0}, "settings": {}, "title": "a run"}
-        here: dict[str, Any] = {"board": Board(folder), "record": Record(folder), "console": self.console}
+        here: dict[str, Any] = {"board": Board(folder), "console": self.console}
+        here |= {"record": Record(folder, resume_step=resumed_at)}
         here |= {"task": KIND, "compared": (), "pixels": Pixels()}
         self.reporter = Reporter(world=self.world, meter=self.meter, description=description, **here)
 
@@ -153,6 +154,31 @@ def test_a_run_that_was_over_keeps_its_rate_in_hparams(told: Told, monkeypatch: 
     for name, value in (("samples_per_s", 80.0), ("per_gpu", 80.0), ("efficiency", 0.75)):
         point = events.Scalars(f"throughput/{name}")[-1]
         assert (point.step, point.value) == (4, value)
+
+
+@pytest.mark.parametrize("earlier", [None, {"top1": 0.25}, {"top1": 0.5}])
+def test_a_run_that_was_over_has_the_validation_of_its_last_line(
+    earlier: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    """A kill behind the last save leaves a summary of an earlier part, or none."""
+    figures = {"top1": 0.5, "ema_loss": math.inf, "samples": 12}
+    first = Record(tmp_path)
+    for step, top1 in ((1, 0.25), (3, 0.5), (5, 0.75)):  # the last one is behind the checkpoint
+        first.point("val", step, {"epoch": step, **figures, "top1": top1, "failed": [7]})
+    if earlier:
+        whole = {
+            "rate": {"steady": None},
+            "efficiency": None,
+            "validation": earlier,
+            "validation_s": {"pass": 1},
+        }
+        first.summary(whole)
+    first.close()
+    told = Told(tmp_path, resumed_at=3)
+    assert told.finish()["validation"] == figures
+    found = json.loads((tmp_path / "summary.json").read_text())
+    assert found["validation"] == {**figures, "ema_loss": "inf"} and found["validation_s"] is None
+    told.reporter.close()
 
 
 def test_host_memory_is_all_ranks(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,29 @@ def test_validation_sizes(flags: dict[str, Any], size: int, resize: int) -> None
     assert len(start.told) == len(told)
 
 
+@pytest.mark.parametrize("arch", ["helper:net", "os:system", "timm/hf-hub:someone/net"])
+def test_a_function_that_builds_the_network_is_the_users_word(arch: str) -> None:
+    checkpoint = {"config": {"arch": arch}, "used": {}, "arch": arch, "classes": ["a", "b"]}
+    with pytest.raises(UserError, match=f"^--resume a.pt: .* a function, '{arch}', and no .* as --arch "):
+        Start.of(build({"evaluate": True}), {"evaluate"}, checkpoint, path=None, origin="--resume a.pt")
+    config = build({"evaluate": True, "arch": arch})
+    start = Start.of(config, {"evaluate", "arch"}, checkpoint, path=None, origin="--resume a.pt")
+    assert start.config.model.arch == arch
+
+
+@pytest.mark.parametrize("where", ["config", "used"])
+def test_a_checkpoint_sets_nothing_that_runs_or_writes(where: str) -> None:
+    """Whatever of its entries a stranger has written it in."""
+    named = {"transforms": "helper:f", "weights": "theirs.pt", "output": "elsewhere", "log": ["wandb"]}
+    checkpoint = {"config": {}, "used": USED, "arch": "resnet50", "classes": ["a"]}
+    checkpoint[where] = {**USED, **named}
+    config = build({"evaluate": True})
+    start = Start.of(config, {"evaluate"}, checkpoint, path=None, origin="--resume a.pt")
+    before = config.flat()
+    after = start.config.flat()
+    assert {name: after[name] for name in named} == {name: before[name] for name in named}
+
+
 @pytest.mark.parametrize(
     ("arch", "flag", "used"),
     [("resnet50", None, "bilinear"), ("swin_t", None, "bicubic"), ("swin_t", "nearest", "nearest")],

@@ -212,6 +212,28 @@ def test_the_average_is_taken_and_said(layout: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("best_of", "takes", "said"),
+    [
+        ("network", "model", "took the weights 'model', not 'ema', whose figure was the better one"),
+        ("average", "ema", "took the averaged weights 'ema', not 'model', whose figure was the better one"),
+        (None, "ema", "took the averaged weights 'ema', not 'model'"),  # a last.pt
+    ],
+)
+def test_ours_is_of_the_weights_that_it_says(
+    best_of: str | None, takes: str, said: str, tmp_path: Path
+) -> None:
+    average = {**after("module.", averaged().module.state_dict()), "n_averaged": torch.tensor(2)}
+    states = {"model": trained().state_dict(), "ema": average}
+    about = {"format": 2, "arch": ARCH, "classes": ["a"], "manifest": ""}
+    of = {"best_of": best_of} if best_of else {}
+    torch.save({**states, **about, **of}, tmp_path / "a.pt")
+    module, loaded = network(weights=tmp_path / "a.pt")
+    wanted = trained() if takes == "model" else averaged().module
+    assert_equal(module.state_dict(), wanted.state_dict())
+    assert loaded.notes == [f"--weights {tmp_path / 'a.pt'}: {said}"]
+
+
+@pytest.mark.parametrize(
     ("more", "said"),
     [
         ({"best": trained().state_dict()}, "took the weights 'model', not 'best'"),
