@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch._dynamo import OptimizedModule
 
+from engine import contents
 from engine.distributed import ProcessWorld
 from engine.schedules import learning_rate
 from settings.optimisation import Optimisation
@@ -120,6 +122,13 @@ def test_a_recipe_resumes_exactly(train: Runner, pictures: Path) -> None:
     assert losses(plain)[0] != losses(whole)[0]
 
 
+def probabilities(table: Path) -> dict[str, Any]:
+    with table.open(newline="") as file:
+        return {
+            row["path"]: pytest.approx(float(row["probability"]), abs=1e-5) for row in csv.DictReader(file)
+        }
+
+
 def test_an_average_is_validated_and_saved(train: Runner, pictures: Path) -> None:
     """Its figures stand beside the network's, best.pt is of the better one and says of which, and an
     evaluation finds both again.
@@ -130,6 +139,9 @@ def test_an_average_is_validated_and_saved(train: Runner, pictures: Path) -> Non
     best = torch.load(whole / "best.pt", weights_only=True)
     assert best["progress"]["best"] == max(told["top1"], told["ema_top1"])
     assert best["best_of"] == ("network" if told["top1"] >= told["ema_top1"] else "average")
+    assert best.keys() == {"format", *contents.CHECKED}, "what a run reads again, and nothing else"
+    train("--predict", pictures / "val", "--resume", whole / "best.pt", "--output", "new").done()
+    assert probabilities(train.cwd / "new/predictions.csv") == probabilities(whole / "val_predictions.csv")
     last = whole / "last.pt"
     train("--data", pictures, "--evaluate", "true", "--resume", last, "--output", "evaluated").done()
     again = summary(train.cwd / "evaluated")["validation"]

@@ -222,7 +222,7 @@ class Lazy(torch.optim.Optimizer):
         self.place = place
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for parameter in group["params"]:
                 kept = {"state": self.state[parameter], "group": group, "itself": vars(self)}[self.place]
@@ -232,6 +232,8 @@ class Lazy(torch.optim.Optimizer):
 
 class Assigning(nn.Module):
     """A network that assigns a new tensor to its buffer, and makes another buffer in its first step."""
+
+    seen: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()

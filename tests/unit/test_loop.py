@@ -308,11 +308,12 @@ def test_a_worker_that_dies_in_mid_step_leaves_no_hole(tmp_path: Path) -> None:
     """With --accumulate a step may be half done: it is undone, and the steps before it are told and saved."""
 
     def fail() -> None:
-        toy.module.seen += 1  # of the first half
+        seen.add_(1)  # in the first half of the step
         raise UserError("a worker was killed")
 
     toy = Toy(tmp_path, epochs=1, figures=[], at={3: fail})
-    toy.module.register_buffer("seen", torch.zeros(()))
+    seen = torch.zeros(())
+    toy.module.register_buffer("seen", seen)
     toy.training.plan.batch_size = BATCH // 2  # type: ignore[misc]
     toy.training.rescue = Rescue(toy.training.checkpoints, toy.training.world, accumulate=2)
     with pytest.raises(UserError, match="a worker was killed"):
