@@ -69,9 +69,8 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         output = world.gather(output)[0]  # a new one is named by rank 0's clock
         identity = {"arch": arch, "classes": list(train_set.classes), "manifest": train_set.fingerprint}
         resume.fits(task=kind.name, config=config.flat(), **world.agree(identity))  # before a net is built
-        net = start.network(
-            registry, arch, (load.batch_size, *shape), kind.building(config, train_set), console
-        )
+        heads = kind.building(config, train_set)
+        net = start.network(registry, arch, (load.batch_size, *shape), heads, console)
         module = net.to(DEVICE).to(memory_format=memory.CHANNELS_LAST[1 + len(shape)])
         step = Step(
             module=module,
@@ -105,9 +104,8 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
             )
             loader = None if run.evaluate else stack.enter_context(open_loader(choice.loader, feed))
         meter = Meter(world, min_window_s=run.min_window_s, synchronise=world.synchronise)
-        about |= {"unit": kind.unit, "rejected": rejected(splits)}
-        about |= {"loaders": kind.can_open(config, gpu=DEVICE.type == "cuda")}
-        about |= {**choice.facts(), **graphs.facts(), **kind.facts(plan)}
+        about |= {"rejected": rejected(splits), "loaders": kind.can_open(config, gpu=DEVICE.type == "cuda")}
+        about |= {"unit": kind.unit, **choice.facts(), **graphs.facts(), **kind.facts(plan)}
         reporter = Reporter.opened(
             output,
             world=world,

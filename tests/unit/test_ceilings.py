@@ -233,6 +233,7 @@ class Lazy(torch.optim.Optimizer):
 class Assigning(nn.Module):
     """A network that assigns a new tensor to its buffer, and makes another buffer in its first step."""
 
+    first: torch.Tensor
     seen: torch.Tensor
 
     def __init__(self) -> None:
