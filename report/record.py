@@ -278,6 +278,7 @@ class Record:
         self._points: Appender | None = None
         self.kept_metrics = ""  # where those of a run are that lost its checkpoint
         self.validation: dict[str, Any] = {}  # figures of the last one that metrics.jsonl keeps
+        self.untold = range(0)  # steps of a checkpoint that rank 0 saved alone: their losses are not known
         if enabled:
             if resume_step == 0:
                 self._keep()
@@ -367,6 +368,7 @@ class Record:
         """Cut metrics.jsonl down to whole lines up to the step."""
         path = self.folder / "metrics.jsonl"
         kept = []
+        trained = resume_step
         before = path.read_bytes() if path.exists() else b""
         for line in before.splitlines(keepends=True):
             try:
@@ -377,9 +379,13 @@ class Record:
                 continue  # half a line, left by a kill in mid-write
             if step <= resume_step and line.endswith(b"\n"):
                 kept.append(line)
-                self.validation = self.validation if figures is None else figures
+                if figures is not None:
+                    self.validation = figures
+                if point["kind"] == "train":
+                    trained = step
                 if step == resume_step:
                     self._kept.add((point["kind"], step))
+        self.untold = range(trained + 1, resume_step + 1)
         after = b"".join(kept)
         if after != before:
             replace(path, after)

@@ -64,6 +64,10 @@ class Reporter:
             record.file(REJECTED, rejected)
         if kept := record.kept_metrics:
             console.warn(f"--resume auto: no last.pt is there, and the run begins anew; its metrics: {kept}")
+        if untold := record.untold:
+            steps = f"steps {untold[0]} to {untold[-1]}" if len(untold) > 1 else f"step {untold[0]}"
+            why = "the ranks could not meet to add them up before last.pt was saved"
+            console.warn(f"metrics.jsonl has no losses of {steps}: {why}")
         first_new = None if resumed_at is None else resumed_at + 1
         board = Boards(output, description, enabled=here, purge_step=first_new)
         return Reporter(

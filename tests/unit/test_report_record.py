@@ -277,6 +277,20 @@ def test_other_ranks_write_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("resumed_at", "untold"), [(7, [5, 6, 7]), (4, []), (3, [3]), (0, [])], ids=["rescued", "", "cut", "anew"]
+)
+def test_steps_without_a_line_are_known(resumed_at: int, untold: list[int], tmp_path: Path) -> None:
+    """Rank 0 may save steps alone whose losses the ranks could not add up."""
+    first = Record(tmp_path)
+    for step in (2, 4):
+        first.point("train", step, {"losses": [0.5, 0.5]})
+    first.point("ceilings", 4, {})
+    first.close()
+    assert list(Record(tmp_path, resume_step=resumed_at).untold) == untold
+    assert list(Record(tmp_path / "..", enabled=False, resume_step=7).untold) == []
+
+
 def test_lines_are_added_once(tmp_path: Path) -> None:
     Record(tmp_path, resume_step=0).lines("failed.txt", ["train\ta\udcff.mp4", "train\tb\n\u2028c.mp4"])
     Record(tmp_path, resume_step=0).lines("failed.txt", ["val\ta.mp4", "train\ta\udcff.mp4"])
