@@ -31,6 +31,7 @@ INVERT = tl.constexpr(int(Op.INVERT))
 AFFINE = tl.constexpr(int(Op.AFFINE))
 NOISE = tl.constexpr(int(Op.NOISE))
 ERASE = tl.constexpr(int(Op.ERASE))
+GREYSCALE = tl.constexpr(int(Op.GREYSCALE))
 
 
 @triton.jit
@@ -252,7 +253,10 @@ def _in_place(
     elif (operation == AUTOCONTRAST) | (operation == EQUALIZE):
         _by_histogram(image, height * width, operation, SIZE)
     else:
-        _by_pixel(image, height * width, operation, tl.load(given + 1), SIZE)
+        # a slot may end behind an operation that takes no number: what follows is another row's
+        takes_number = (operation != GREYSCALE) & (operation != INVERT)
+        number = tl.load(given + 1, mask=takes_number, other=0.0)
+        _by_pixel(image, height * width, operation, number, SIZE)
 
 
 @triton.jit

@@ -41,6 +41,8 @@ TABLE: list[tuple[float, ...]] = [
     (Op.ERASE, 3.5, -2, 40, 15, 9, 8, 7, 50, 40, 30, 2**24 - 1, 2),
     (0,),
 ]
+ALONE = [Op.GREYSCALE, Op.INVERT, Op.GREYSCALE, Op.AUTOCONTRAST, Op.EQUALIZE, Op.GREYSCALE]
+"""Operations that take no number."""
 
 
 def slots() -> Any:
@@ -54,23 +56,33 @@ def slots() -> Any:
     return np.concatenate([numbers[before], numbers], axis=1)
 
 
+def narrow() -> Any:
+    """Return `Rows.ops` as wide as operations without a number need: behind each lies another row."""
+    return np.array(ALONE, np.float32).reshape(-1, 1, 1)
+
+
 def apart(device: torch.device) -> list[tuple[float, float]]:
     """Return by how much the kernels' levels differ from torch's, a row each: at most, and how many do."""
+    return [row for numbers in (slots(), narrow()) for row in rows_apart(device, numbers)]
+
+
+def rows_apart(device: torch.device, numbers: Any) -> list[tuple[float, float]]:
     from loaders import _ops_kernel
 
-    frames = [photograph(seed, HEIGHT, WIDTH) for seed in range(2 * len(TABLE))]
-    levels = torch.from_numpy(np.stack(frames)).view(len(TABLE), 2, HEIGHT, WIDTH, 3).to(device)
+    frames = [photograph(seed, HEIGHT, WIDTH) for seed in range(2 * len(numbers))]
+    levels = torch.from_numpy(np.stack(frames)).view(len(numbers), 2, HEIGHT, WIDTH, 3).to(device)
     found = []
     for kernel in (_ops_kernel, None):
         ways = _ops._ways(kernel)
         with patch.object(_ops, "_ways", lambda _, ways=ways: ways):
-            found.append(_ops.operated(levels, slots(), partial(to_device, device=device)))
+            found.append(_ops.operated(levels, numbers, partial(to_device, device=device)))
     rows = (found[0] - found[1]).abs().flatten(1)
     return [(float(row.max()), float((row > 0.01).float().mean())) for row in rows]
 
 
 def check_they_are_alike(rows: Iterable[Sequence[float]]) -> None:
-    for (operation, *_), (most, share) in zip(TABLE, rows, strict=True):
+    operations = [operation for operation, *_ in TABLE] + ALONE
+    for operation, (most, share) in zip(operations, rows, strict=True):
         # where products of matrices are taken in TF32, more pixels lie on the other side of a half
         assert share < (0.03 if operation == Op.BLUR else 0.005), operation
         assert most <= 1.01 or operation == Op.AFFINE, operation
