@@ -34,7 +34,7 @@ def main(model: str, *images: str) -> None:
         shares = np.exp(logits - np.logaddexp.reduce(logits))
         if about["probabilities"] == "sigmoid":  # --loss bce: each class has its own
             shares = 1 / (1 + np.exp(-logits))
-        best = int(shares.argmax())
+        best = int(logits.argmax())  # of shares several may be rounded to 1
         table.writerow([path, classes[best], f"{shares[best]:.6f}", ""])
 
 

@@ -85,12 +85,19 @@ class Collected:
         # ids on the host; on the device classes [B, k], shares [B, k], labels, finite and valid [B]
         self._parts: list[tuple[Any, ...]] = []
 
-    def add(self, ids: Array, logits: torch.Tensor, labels: torch.Tensor, valid: torch.Tensor) -> None:
-        """Add the logits [B, C] of samples; those that are not `valid` are left out."""
-        shares = logits.float().sigmoid() if self._binary else torch.softmax(logits.float(), dim=1)
-        top = shares.topk(min(MOST, logits.shape[1]), dim=1)
+    def add(
+        self, ids: Array, logits: torch.Tensor, labels: torch.Tensor, valid: torch.Tensor
+    ) -> torch.Tensor:
+        """Add the logits [B, C] of samples; those that are not `valid` are left out.
+
+        Returns the likeliest classes, int64 [B, k], as they are collected.
+        """
+        # by logits: probabilities near 1 and 0 are rounded, and then several are the same
+        classes = logits.topk(min(MOST, logits.shape[1]), dim=1).indices
+        shares = _probabilities(logits, self._binary).gather(1, classes)
         finite = torch.isfinite(logits).all(dim=1)
-        self._parts.append((ids, top.indices, top.values, labels, finite, valid))
+        self._parts.append((ids, classes, shares, labels, finite, valid))
+        return classes
 
     def answers(self, world: World) -> Answers:
         """Return the answers of all ranks, on each. Every rank must call it."""
@@ -119,9 +126,21 @@ class Collected:
 
 
 def answers_of(ids: Array, logits: Array, labels: Array, *, binary: bool = False) -> Answers:
-    """Return the answers of logits, float64 [n, C], that are on the host and finite, as `Collected` does."""
-    collected = Collected(binary=binary)
-    if logits.shape[1]:
-        valid = torch.ones(len(ids), dtype=torch.bool)
-        collected.add(ids, torch.from_numpy(logits), torch.from_numpy(labels), valid)
-    return collected.own()
+    """Return the answers of logits, float64 [n, C], that are on the host and finite, as `Collected` does.
+
+    Of classes with the same logit the first one comes first.
+    """
+    classes = np.argsort(-logits, axis=1, kind="stable")[:, :MOST]
+    shares = _probabilities(torch.from_numpy(logits), binary).numpy()
+    return Answers(
+        ids=ids,
+        classes=classes,
+        shares=np.take_along_axis(shares, classes, axis=1),
+        labels=labels,
+        finite=np.ones(len(ids), bool),
+    )
+
+
+def _probabilities(logits: torch.Tensor, binary: bool) -> torch.Tensor:
+    """Return float32 [B, C]; `binary`: each class has one of its own, else those of all add up to 1."""
+    return logits.float().sigmoid() if binary else torch.softmax(logits.float(), dim=1)

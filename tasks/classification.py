@@ -167,11 +167,11 @@ class TopK:
         logits = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
         self._classes = logits.shape[1]
         labels = batch.targets["labels"]
-        self._collected.add(batch.ids, logits, labels, batch.valid)
         valid = batch.valid
+        classes = self._collected.add(batch.ids, logits, labels, valid)
         finite = torch.isfinite(logits).all(dim=1)
-        right = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
-        ranked = right & finite[:, None]  # NaN is the largest value to topk
+        # NaN is the largest value to topk
+        ranked = (classes == labels[:, None]) & finite[:, None]
         losses = Classification._cross_entropy(logits, batch, 0.0)
         countable = torch.isfinite(losses) & (losses <= LARGEST_LOSS)
         # whole numbers add up to the same sum in any order, and so on any number of ranks

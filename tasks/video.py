@@ -95,25 +95,22 @@ class ViewMean:
         """
         # a rank without a batch does not know how many classes there are
         width = max(world.gather(0 if self._sums is None else self._sums.shape[1]))
-        own = np.zeros((len(self._labels), max(width, 3)), np.int64)
-        if self._sums is not None:
-            own = self._sums.cpu().numpy()
-        sums = world.sum(own)
+        none = np.zeros((len(self._labels), max(width, 3)), np.int64)
+        sums = world.sum(none if self._sums is None else self._sums.cpu().numpy())
         views, left_out, not_finite = sums[:, -3:].T
         samples = int(np.count_nonzero(views + left_out))
         seen = np.flatnonzero((views > 0) & (not_finite == 0))
         logits = sums[seen, :-3] * LOSS_UNIT / views[seen, None]
-        labels = self._labels[seen, None]
-        own_class = np.take_along_axis(logits, labels, axis=1)
-        # of classes with the same logit, as after a network has died
-        ahead = np.arange(logits.shape[1]) < labels
-        above = ((logits > own_class) | ((logits == own_class) & ahead)).sum(axis=1)
+        labels = self._labels[seen].astype(np.int64)
+        answers = answers_of(seen, logits, labels, binary=self._binary)
+        # axes: [n, k], whether the sample's class is the one in this place
+        right = answers.classes == labels[:, None]
         shifted = logits - logits.max(axis=1, keepdims=True, initial=-LARGEST_LOGIT)
-        losses = np.log(np.exp(shifted).sum(axis=1)) - np.take_along_axis(shifted, labels, axis=1)[:, 0]
-        answers = answers_of(seen, logits, labels[:, 0].astype(np.int64), binary=self._binary)
-        top5 = {"top5": float((above < 5).sum()) / max(samples, 1)} if width - 3 > MOST else {}
+        own = np.take_along_axis(shifted, labels[:, None], axis=1)[:, 0]
+        losses = np.log(np.exp(shifted).sum(axis=1)) - own
+        top5 = {"top5": int(right.sum()) / max(samples, 1)} if width - 3 > MOST else {}
         return {
-            "top1": float((above < 1).sum()) / max(samples, 1),
+            "top1": int(right[:, :1].sum()) / max(samples, 1),
             **top5,
             "loss": float(np.minimum(losses, LARGEST_LOSS).sum()) / max(len(seen), 1),
             "ece": calibration_error(answers),

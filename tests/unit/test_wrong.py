@@ -5,8 +5,12 @@ from __future__ import annotations
 import csv
 import importlib.util
 import io
+import json
+import runpy
+import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -17,7 +21,9 @@ from contracts import UserError
 from report import record, sinks, summary
 from tasks._answers import Answers, Collected
 from tasks._wrong import BINS, Validated, calibration_error, confusion
-from tasks.classification import Classification
+from tasks._tags import MeanPrecision
+from tasks.classification import Classification, TopK
+from tasks.video import ViewMean
 from tests.unit.test_classification import batch_of
 from tests.unit.test_meter import alone
 
@@ -89,6 +95,51 @@ def test_with_binary_cross_entropy_each_class_has_a_probability_of_its_own() -> 
     metric.update(logits, batch_of(torch.tensor([0])))
     told: Any = metric.result(alone())
     assert told["extras"]["answers"] == found
+
+
+SATURATED = torch.tensor([[18.0, 25, -3, -4, -5, -6], [30, 19, -3, -4, -5, -6], [17.5, 17, 40, -1, -1, -1]])
+"""Several probabilities of a row are 1 once they are rounded to float32."""
+UNDERFLOWN = torch.tensor([[200.0, 0, 50, 20, 10, 90], [0, 200, 130, 20, 10, 90], [0, 1, 2, 300, 4, 5]])
+"""All probabilities but one of a row are 0 once they are rounded to float32."""
+
+
+@pytest.mark.parametrize("kind", ["images", "sets", "videos"])
+@pytest.mark.parametrize(("logits", "binary"), [(SATURATED, True), (UNDERFLOWN, False)])
+def test_answers_are_in_the_order_of_logits(logits: torch.Tensor, binary: bool, kind: str) -> None:
+    """Also where their probabilities are alike: files, matrix and ECE are of the class that top-1 counts."""
+    labels = logits.argmax(dim=1)
+    batch = batch_of(labels)
+    metric: Any = TopK(torch.device("cpu"), binary=binary)
+    if kind == "sets":
+        batch.targets["wanted"] = torch.nn.functional.one_hot(labels, 6).float()
+        metric = MeanPrecision(6)
+    if kind == "videos":
+        batch.targets["videos"] = torch.arange(3)
+        metric = ViewMean(labels.numpy(), torch.device("cpu"), binary=binary)
+    metric.update(logits, batch)
+    found: Any = metric.result(alone())
+    told = found["extras"]["answers"]
+    assert found.get("top1", 1.0) == 1.0
+    assert told.classes[:, :3].tolist() == logits.topk(3).indices.tolist()
+    assert confusion(told, 6).trace() == 3 and calibration_error(told) < 1e-6
+
+
+def test_the_example_of_serving_names_the_class_of_the_largest_logit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    about = {
+        "classes": json.dumps(list("abcdef")),
+        "preprocessing": json.dumps({"where": "inside", "exif": "stored"}),
+        "probabilities": "sigmoid",
+    }
+    session = MagicMock()
+    session.get_modelmeta.return_value.custom_metadata_map = about
+    session.run.return_value = [SATURATED[:1].numpy()]
+    monkeypatch.setitem(sys.modules, "onnxruntime", MagicMock(InferenceSession=lambda *_, **__: session))
+    example = runpy.run_path(str(Path(__file__).parents[2] / "scripts/serve_example.py"))
+    (tmp_path / "a.png").write_bytes(Pictures().read(1))
+    example["main"]("a.onnx", str(tmp_path / "a.png"))
+    assert capsys.readouterr().out.splitlines()[1].endswith("a.png,b,1.000000,")
 
 
 def test_calibration_is_how_far_probabilities_are_from_being_right() -> None:
