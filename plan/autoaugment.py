@@ -184,7 +184,8 @@ class RandAugment:
     slots: int = 2
     strength: float | None = 9 / 30  # None: any of `bins`, evenly
     bins: int = 31
-    deviation: float = 0.0  # of the strength, which is normal and cut to [0, 1]
+    # of the strength, which is normal and cut to [0, 1]; inf: it is uniform from 0 to `strength`
+    deviation: float = 0.0
     probability: float = 1.0
 
     @property
@@ -196,6 +197,8 @@ class RandAugment:
         name, sign, applied, first, second = np.moveaxis(draws.reshape(len(draws), self.slots, 5), 2, 0)
         if self.strength is None:
             strengths = np.floor(first * self.bins) / (self.bins - 1)
+        elif self.deviation == np.inf:
+            strengths = first * self.strength
         else:
             normal = np.sqrt(-2 * np.log1p(-first)) * np.cos(2 * np.pi * second)
             strengths = np.clip(self.strength + self.deviation * normal, 0, 1)
@@ -265,6 +268,8 @@ IMAGENET = (
     (("equalize", 0.8, 0), ("equalize", 0.6, 0)),
 )
 """AutoAugment's pairs for ImageNet: (name, probability, strength out of 9) twice."""
+UNIFORM_DEVIATION = 100
+"""Deviation of timm's strings, mstd, above which magnitudes are uniform from 0 to m."""
 POLICIES: dict[str, Policy | None] = {
     "none": None,
     "randaugment": RandAugment(space=RANDAUGMENT),
@@ -287,26 +292,34 @@ def policy_of(name: str) -> Policy | None:
 def _of_timm(name: str) -> RandAugment:
     """Return the policy of timm's string. Raises UserError.
 
-    m is the magnitude of 10, n how many operations, mstd the magnitude's deviation, p their probability, inc
-    that all grow with it.
+    m is the magnitude of 10, n how many operations, mstd the magnitude's deviation (above 100: uniform from 0
+    to m), p their probability, inc that all grow with it. timm's mmax and t are not here.
     """
-    found = {"m": 10.0, "n": 2.0, "mstd": 0.0, "p": 0.5, "inc": 0.0}
+    defaults = {"m": 10.0, "n": 2.0, "mstd": 0.0, "p": 0.5, "inc": 0.0}
+    given: dict[str, float] = {}
     for word in name.split("-")[1:]:
         parts = re.fullmatch(r"([a-z]+)(\d+\.?\d*)", word)
-        if parts is None or parts[1] not in found:
+        if parts is None or parts[1] not in defaults:
             raise UserError(
                 f"--auto-augment {name}: {word} is not known; m9 is the magnitude, n2 how many operations, "
-                "mstd0.5 the magnitude's deviation, inc1 that all grow with it, p0.5 their probability"
+                "mstd0.5 the magnitude's deviation (mstd101: any up to m), inc1 that all grow with it, p0.5 "
+                "their probability"
             )
-        found[parts[1]] = float(parts[2])
-    if not (0 <= found["m"] <= 10 and found["n"] >= 1 and found["n"] % 1 == 0 and found["p"] <= 1):
-        raise UserError(f"--auto-augment {name}: m is 0 to 10, n a whole number from 1 on, p at most 1")
+        if parts[1] in given:
+            raise UserError(f"--auto-augment {name}: {parts[1]} is there twice; leave one out")
+        given[parts[1]] = float(parts[2])
+    values = defaults | given
+    in_range = 0 <= values["m"] <= 10 and values["n"] >= 1 and values["p"] <= 1
+    if not in_range or values["n"] % 1 or values["inc"] % 1:
+        raise UserError(
+            f"--auto-augment {name}: m is 0 to 10, n a whole number from 1 on, inc 0 or 1, p at most 1"
+        )
     return RandAugment(
-        space=TIMM_INCREASING if found["inc"] else TIMM,
-        slots=int(found["n"]),
-        strength=found["m"] / 10,
-        deviation=found["mstd"] / 10,
-        probability=found["p"],
+        space=TIMM_INCREASING if values["inc"] else TIMM,
+        slots=int(values["n"]),
+        strength=values["m"] / 10,
+        deviation=np.inf if values["mstd"] > UNIFORM_DEVIATION else values["mstd"] / 10,
+        probability=values["p"],
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -136,7 +138,44 @@ def test_timms_strings_say_how_strong_how_many_and_how_often() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["rand", "rand-m11", "rand-x3", "randaug", "rand-m", "rand-n0", "rand-m9-n1.5", ""]
+    "name",
+    [
+        *("rand-m9-mstd101", "rand-m7-n1-mstd200-inc1", "rand-mstd1000-p1", "rand-m9-mstd0.5-inc1"),
+        *("rand-m10-mstd100-inc1", "rand-m3-p0.2-n1", "rand-m0-mstd2", "rand-m5-inc2"),
+    ],
+)
+def test_timms_strings_draw_what_timm_draws(name: str) -> None:
+    """Of each operation: how often it comes, and of its numbers mean, deviation and quantiles."""
+    timm = pytest.importorskip("timm.data.auto_augment")
+    random.seed(0)
+    theirs = timm.rand_augment_transform(name, {"translate_const": 100})
+    policy: Any = policy_of(name)
+    which, values = policy.draw(np.random.default_rng(0).random((COUNT, policy.uniforms)), SIDE)
+    assert which.shape[1] == theirs.num_layers
+    assert (which >= 0).mean() == pytest.approx(theirs.ops[0].prob, abs=0.01)
+    for op in theirs.ops:
+        own = values[which == NAMES.index(ours(op.name))]
+        drawn: list[float] = []
+        op.prob = 1.0
+        op.aug_fn = lambda image, *numbers, drawn=drawn, **_: drawn.append(numbers[0] if numbers else 0)
+        for _ in range(2000):
+            op(None)
+        wanted = np.array(drawn, float) * (SIDE if op.name.startswith("Translate") else 1)
+        wanted -= any(word in op.name for word in ("Color", "Contrast", "Brightness", "Sharpness"))
+        wanted *= op.name != "AutoContrast"
+        near = 0.08 * max(np.ptp(wanted), 1e-4)
+        for figure in (np.mean, np.std, *(partial(np.quantile, q=q) for q in (0.05, 0.2, 0.35, 0.8, 0.95))):
+            assert figure(own) == pytest.approx(figure(wanted), abs=near), (op.name, figure)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("rand", "rand-m11", "rand-x3", "randaug", "rand-m", "rand-n0", "rand-m9-n1.5", "", "rand-inc0.5"),
+        # of timm, with another meaning than any here
+        *("rand-m15-mmax20", "rand-m9-tweights", "rand-m9-t3a", "rand-mstd1-mstd2", "rand-m9-w0"),
+        *("augmix-m5-w4-d2", "original-mstd0.5", "v0", "3a"),
+    ],
 )
 def test_a_name_that_is_none_is_a_mistake(name: str) -> None:
     with pytest.raises(UserError, match="--auto-augment"):
