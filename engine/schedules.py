@@ -28,8 +28,8 @@ def settled(optimisation: Optimisation, samples: int, of_a_step: int) -> tuple[O
 def learning_rate(epoch: float, optimisation: Optimisation) -> float:
     """Return the rate at `epoch`: a linear warm-up from a share of the peak (--lr), then the schedule.
 
-    That is a cosine or a line to --final-lr, drops by --lr-gamma every --lr-step-epochs or at
-    --lr-milestones, constant, or ten times as much every --lr-step-epochs.
+    That is a cosine or a line to --final-lr, drops by --lr-gamma every --lr-step-epochs behind the warm-up or
+    at --lr-milestones, constant, or ten times as much every --lr-step-epochs.
     """
     peak = optimisation.lr
     warmup = optimisation.warmup_epochs
@@ -63,7 +63,8 @@ def warmup_warning(optimisation: Optimisation, epoch_steps: int) -> str | None:
 
 
 def _drops(epoch: float, optimisation: Optimisation) -> int:
-    """Count the drops of a step schedule up to `epoch`."""
+    """Count the drops of a step schedule up to `epoch`, which is behind the warm-up."""
     if optimisation.lr_milestones is None:
-        return math.floor(epoch / optimisation.lr_step_epochs)
+        # torchvision's references count them from the end of the warm-up
+        return math.floor((epoch - optimisation.warmup_epochs) / optimisation.lr_step_epochs)
     return sum(at <= epoch for at in optimisation.lr_milestones)

@@ -56,9 +56,9 @@ class Optimisation(Settings):
     final_lr: NotNegative = 0.0
     """Learning rate at the end of the cosine, or of the line."""
     lr_step_epochs: Annotated[FiniteFloat, Field(gt=0)] = 30.0
-    """Step schedule: epochs between two drops."""
+    """Step schedule: epochs from the end of the warm-up to the first drop, and between two drops."""
     lr_milestones: tuple[NotNegative, ...] | None = None
-    """Step schedule: the epochs of the drops, instead of --lr-step-epochs."""
+    """Step schedule: the epochs of the drops, counted from the start, instead of --lr-step-epochs."""
     lr_gamma: Annotated[FiniteFloat, Field(gt=0, le=1)] = 0.1
     """Step schedule: the factor of a drop."""
     label_smoothing: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, StepLRScheduler
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    MultiStepLR,
+    PolynomialLR,
+    SequentialLR,
+    StepLR,
+)
 
 from engine.schedules import learning_rate, warmup_warning
 from settings.optimisation import Optimisation
@@ -18,6 +31,81 @@ DROPS: dict[str, Any] = {"lr": 0.1, "epochs": 26, "schedule": "step", "lr_gamma"
 def test_drops_at_milestones(epoch: float, expected: float) -> None:
     optimisation = Optimisation(warmup_epochs=0.5, lr_step_epochs=1, lr_milestones=(16.0, 22.0), **DROPS)
     assert learning_rate(epoch, optimisation) == pytest.approx(expected)
+
+
+EPOCHS = 90
+PUBLISHED: dict[str, tuple[dict[str, Any], Callable[..., LRScheduler]]] = {
+    "cosineannealinglr": (
+        {"schedule": "cosine", "final_lr": 0.01},
+        lambda optimizer, warmup: CosineAnnealingLR(optimizer, EPOCHS - warmup, eta_min=0.01),
+    ),
+    "a line": (
+        {"schedule": "linear"},
+        lambda optimizer, warmup: PolynomialLR(optimizer, EPOCHS - warmup, power=1.0),
+    ),
+    "steplr": (
+        {"schedule": "step", "lr_step_epochs": 30},
+        lambda optimizer, warmup: StepLR(optimizer, 30, gamma=0.1),
+    ),
+    "multisteplr": (
+        {"schedule": "step", "lr_milestones": (16, 22)},
+        lambda optimizer, warmup: MultiStepLR(optimizer, [at - warmup for at in (16, 22)], gamma=0.1),
+    ),
+    "constant": ({"schedule": "constant"}, lambda optimizer, warmup: LambdaLR(optimizer, lambda _: 1.0)),
+}
+"""Schedules of torchvision's references: ours, and torch's behind a warm-up of so many epochs."""
+
+
+@pytest.mark.parametrize("warmup", [0, 5])
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.filterwarnings("ignore:.*lr_scheduler.step:UserWarning")  # no step is taken here
+@pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")  # SequentialLR's own call
+def test_schedules_are_torchvisions(name: str, warmup: int) -> None:
+    """Epoch by epoch: by torch's own schedulers, put together as in torchvision's references."""
+    settings, theirs = PUBLISHED[name]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    scheduler = theirs(optimizer, warmup)
+    if warmup:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        rising = LinearLR(optimizer, start_factor=0.01, total_iters=warmup)
+        scheduler = SequentialLR(optimizer, [rising, theirs(optimizer, warmup)], milestones=[warmup])
+    optimisation = Optimisation(lr=0.1, epochs=EPOCHS, warmup_epochs=warmup, **settings)
+    for epoch in range(EPOCHS):
+        wanted = optimizer.param_groups[0]["lr"]
+        assert learning_rate(epoch, optimisation) == pytest.approx(wanted), epoch
+        scheduler.step()
+
+
+@pytest.mark.parametrize("warmup", [0, 5])
+@pytest.mark.parametrize(
+    ("settings", "theirs"),
+    [
+        (
+            {"schedule": "cosine", "final_lr": 0.01},
+            lambda optimizer, **how: CosineLRScheduler(optimizer, how["length"], 0.01, **how["warmup"]),
+        ),
+        (
+            {"schedule": "step", "lr_step_epochs": 30},
+            lambda optimizer, **how: StepLRScheduler(optimizer, 30, 0.1, **how["warmup"]),
+        ),
+        (
+            {"schedule": "step", "lr_milestones": (15, 21)},
+            lambda optimizer, **how: MultiStepLRScheduler(
+                optimizer, [16, 22], 0.1, **how["warmup"] | {"warmup_prefix": False}
+            ),
+        ),
+    ],
+    ids=["cosine", "step", "multistep"],
+)
+def test_schedules_are_timms(settings: dict[str, Any], theirs: Any, warmup: int) -> None:
+    """As docs/recipes.md says: with timm's --warmup-prefix, and its milestones an epoch later."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    rising = {"warmup_t": warmup, "warmup_lr_init": 0.001, "warmup_prefix": True}
+    scheduler = theirs(optimizer, length=EPOCHS - warmup, warmup=rising)
+    optimisation = Optimisation(lr=0.1, epochs=EPOCHS, warmup_epochs=warmup, **settings)
+    for epoch in range(EPOCHS):
+        (wanted,) = scheduler._get_lr(epoch)
+        assert learning_rate(epoch, optimisation) == pytest.approx(wanted), epoch
 
 
 def test_a_line() -> None:
