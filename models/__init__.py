@@ -17,9 +17,12 @@ class Native(NamedTuple):
     std: tuple[float, float, float]
     # of detectors: the longer side at most; None = images are stretched to size x size
     longer: int | None = None
-    # of classifiers: length of the shorter side before the validation's crop, over the side of the crop
-    zoom: float = 256 / 224
+    # of classifiers: side of the validation's crop, over the length of the shorter side before it
+    crop_share: float = 224 / 256
     interpolation: str = "bilinear"  # of resampling
+    window: str = "center"  # of validation: a name of --val-window, or of one that is not here
+    # of published weights: side and crop share that they are evaluated with, where these are others
+    tested: tuple[int, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

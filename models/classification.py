@@ -27,17 +27,17 @@ def names() -> list[str]:
 
 
 def native(arch: str, weights: str | None = None) -> Native:
-    """Return side, zoom and interpolation of the images of torchvision's `weights`, if they are that; else
-    side and interpolation of its first ImageNet-1k weights.
+    """Return side, crop share and interpolation of the images of torchvision's `weights`, if they are that.
 
-    Mean and deviation are of ImageNet's training images.
+    Else side and interpolation are those of its first ImageNet-1k weights. Mean and deviation are of
+    ImageNet's training images.
     """
     published = torchvision.models.get_model_weights(arch).__members__
     if weights in published:
         made_for = published[weights].transforms()
         size = int(made_for.crop_size[0])
         resize = int(made_for.resize_size[0])
-        return Native(size, MEAN, STD, zoom=resize / size, interpolation=made_for.interpolation.value)
+        return Native(size, MEAN, STD, crop_share=size / resize, interpolation=made_for.interpolation.value)
     if "IMAGENET1K_V1" not in published:
         return Native(224, MEAN, STD)
     made_for = published["IMAGENET1K_V1"].transforms()

@@ -30,21 +30,30 @@ def names() -> list[str]:
 
 
 def native(arch: str, weights: str | None = None) -> Native:
-    """Return side, mean, deviation, crop share and interpolation of timm's configuration of the network.
-
-    The length before the crop is rounded down, as timm does.
+    """Return side, mean, deviation, crop, interpolation and window of timm's configuration of the network.
 
     Where published weights have several, it is that of the tag behind the name's dot, or that `weights`
     names.
     """
-    found = _config(arch, weights)
-    size = int(found.input_size[-1])
+    _timm()
+    from timm.data import resolve_data_config
+
+    published = _config(arch, weights).to_dict()
+    found, tested = (
+        resolve_data_config(pretrained_cfg=published, use_test_size=use_test_size)
+        for use_test_size in (False, True)
+    )
+    window = found["crop_mode"]
+    if window == "squash":
+        window = "stretch" if found["crop_pct"] == 1 else f"squash at {found['crop_pct']:g}"
     return Native(
-        size,
-        tuple(found.mean),
-        tuple(found.std),
-        zoom=int(size / found.crop_pct) / size,
-        interpolation=found.interpolation,
+        int(found["input_size"][-1]),
+        tuple(found["mean"]),
+        tuple(found["std"]),
+        crop_share=found["crop_pct"],
+        interpolation=found["interpolation"],
+        window=window,
+        tested=(int(tested["input_size"][-1]), tested["crop_pct"]),
     )
 
 

@@ -78,11 +78,13 @@ class Augmentation(Settings):
     """Probability that a micro-batch is mixed, where --mixup or --cutmix is on."""
     mix_switch_prob: Share = 0.5
     """Probability of cutmix where both are on."""
-    val_window: Literal["center", "stretch"] = "center"
-    """Validation window: Resize(shorter side) + CenterCrop, or the whole image stretched."""
+    val_window: Literal["center", "stretch"] | None = None
+    """Validation window: Resize(shorter side) + CenterCrop, or the whole image stretched. Default: what the
+    architecture's weights were made for, mostly center."""
     val_resize: Side | None = None
     """Validation: length of the shorter side before the crop, pixels. Default: validation image size * 256 /
-    224, or what torchvision's --weights of that name were measured with; for --val-crops 3 the image size."""
+    224, rounded down, or what the --weights of that name were measured with; for --val-crops 3 the image
+    size."""
     val_crop_share: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = None
     """Validation: share of the shorter side that the crop takes, in place of --val-resize, which is then the
     crop's side over it, rounded down. It is timm's --crop-pct."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -194,7 +195,7 @@ def image_policies(settings: Augmentation, native: Native) -> tuple[ImagePolicy,
         augment=augment(settings, native),
     )
     return training, ImagePolicy(
-        window=settings.val_window,
+        window="stretch" if (settings.val_window or native.window) == "stretch" else "center",
         image_size=size,
         resize=resize,
         interpolation=native.interpolation,
@@ -203,13 +204,12 @@ def image_policies(settings: Augmentation, native: Native) -> tuple[ImagePolicy,
 
 def validation_resize(settings: Augmentation, native: Native, size: int) -> int:
     """Return the shorter side before a validation's crop of `size`, pixels. Raises UserError."""
-    share = settings.val_crop_share
-    if share is None:
-        return settings.val_resize or round(size * native.zoom)
-    if settings.val_resize is not None:
+    if settings.val_resize is None:
+        # as timm computes it, to the last bit: 117 / 0.936 is less than 125
+        return math.floor(size / (settings.val_crop_share or native.crop_share))
+    if settings.val_crop_share is not None:
         raise UserError("--val-resize and --val-crop-share say the same; leave one out")
-    # timm rounds down; 1e-6 keeps a quotient that is whole but for its last bit
-    return int(size / share + 1e-6)
+    return settings.val_resize
 
 
 def clip_policy(settings: Augmentation, clips: Clips, native: Native) -> ClipPolicy:

@@ -105,11 +105,19 @@ class Start:
         """
         native = registry.native(arch, self.config.model.weights)
         asked = self.config.augmentation
+        if native.tested and self.config.run.uses and not self.trained:
+            size, crop_share = native.tested
+            native = native._replace(size=size, crop_share=crop_share)
         interpolation = asked.interpolation or native.interpolation
         if interpolation not in SUPPORT:
             raise UserError(
                 f"--arch {arch} was made for {interpolation} interpolation, which is not here; "
                 f"--interpolation {', '.join(SUPPORT)}"
+            )
+        if not asked.val_window and native.window not in ("center", "stretch"):
+            raise UserError(
+                f"--arch {arch} was made for the validation window '{native.window}', which is not here; "
+                "--val-window center, stretch"
             )
         return native._replace(
             interpolation=interpolation,

@@ -88,7 +88,7 @@ def test_settings_are_the_checkpoints(home: Runner) -> None:
     other = home.evaluated(1, *HERE, "--val-batch-size", 7)
     assert other == whole | {"loss": pytest.approx(whole["loss"], rel=1e-5)}
     used = torch.load(home.cwd / "run" / "last.pt", weights_only=True)["used"]
-    assert used["image_size"] == 32 and used["val_resize"] == round(32 * 256 / 224)
+    assert used["image_size"] == 32 and used["val_resize"] == 32 * 256 // 224
     assert used["mean"] == [0.485, 0.456, 0.406] and used["val_window"] == "center"
 
 

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+import torchvision
 from torch import nn
 
 from models import Loaded, Unusable
 from models.classification import AUXILIARY_WEIGHTS, auxiliary_weight, build, names, native
+from settings.augmentation import Augmentation
+from tasks._plans import image_policies
 
 FAMILIES = [
     *("alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "googlenet", "inception_v3"),
@@ -140,15 +143,17 @@ def test_what_older_versions_of_torchvision_have_written(tmp_path: Path) -> None
 
 
 def test_how_weights_were_measured() -> None:
-    assert (
-        native("resnet50", "IMAGENET1K_V2")[0] == 224
-        and round(224 * native("resnet50", "IMAGENET1K_V2").zoom) == 232
-    )
-    assert native("efficientnet_b4", "IMAGENET1K_V1").zoom == 384 / 380
+    """Sides and lengths before the crop are those of torchvision's own presets, of all weights."""
+    for arch in torchvision.models.list_models(module=torchvision.models):
+        for weights in torchvision.models.get_model_weights(arch):
+            found = native(arch, weights.name)
+            _, policy = image_policies(Augmentation(), found)
+            theirs = weights.transforms()
+            assert [policy.image_size, policy.resize] == [*theirs.crop_size, *theirs.resize_size], weights
     swag = native("regnet_y_16gf", "IMAGENET1K_SWAG_E2E_V1")
     assert (swag.size, swag.interpolation) == (384, "bicubic")
     assert native("regnet_y_16gf").interpolation == "bilinear"
-    assert native("resnet50", "last.pt") == native("resnet50") and native("resnet50").zoom == 256 / 224
+    assert native("resnet50", "last.pt") == native("resnet50") and native("resnet50").crop_share == 0.875
 
 
 HEADS = {

@@ -71,7 +71,7 @@ def test_policies_read_their_settings() -> None:
         window="stretch", image_size=224, resize=256
     )
     assert image_policies(Augmentation(val_resize=232), Native(224, MEAN, STD))[1].resize == 232
-    assert image_policies(Augmentation(), Native(224, MEAN, STD, zoom=232 / 224))[1].resize == 232
+    assert image_policies(Augmentation(), Native(224, MEAN, STD, crop_share=224 / 232))[1].resize == 232
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
+from timm.data import create_transform, resolve_data_config
 
+from config import build
 from contracts import UserError
 from models import Native, Unusable
 from models import timm as registry
 from tasks import architecture, kind_named, start
+from tasks._plans import image_policies
+from tasks.start import Start
 
 IMAGES = kind_named("classification")
 MEAN = (0.485, 0.456, 0.406)
@@ -22,12 +27,18 @@ STD = (0.229, 0.224, 0.225)
 @pytest.mark.parametrize(
     ("arch", "weights", "native"),
     [
-        ("resnet50.a1_in1k", None, Native(224, MEAN, STD, zoom=235 / 224, interpolation="bicubic")),
-        ("resnet50", "tv_in1k", Native(224, MEAN, STD, zoom=256 / 224, interpolation="bilinear")),
+        (
+            "resnet50.a1_in1k",
+            None,
+            Native(224, MEAN, STD, crop_share=0.95, interpolation="bicubic", tested=(288, 1.0)),
+        ),
+        ("resnet50", "tv_in1k", Native(224, MEAN, STD, interpolation="bilinear", tested=(224, 0.875))),
         (
             "vit_small_patch16_224",
             None,
-            Native(224, (0.5,) * 3, (0.5,) * 3, zoom=248 / 224, interpolation="bicubic"),
+            Native(
+                *(224, (0.5,) * 3, (0.5,) * 3), crop_share=0.9, interpolation="bicubic", tested=(224, 0.9)
+            ),
         ),
     ],
 )
@@ -35,6 +46,54 @@ def test_what_a_network_was_made_for(arch: str, weights: str | None, native: Nat
     found, name = architecture(IMAGES, f"timm/{arch}")
     assert found is registry
     assert registry.native(name, weights) == native
+
+
+CROPS = [
+    *("resnet50.tv_in1k", "resnet50.a1_in1k", "convnext_tiny.fb_in22k_ft_in1k", "mobilenetv3_large_100"),
+    *("efficientnet_b1", "efficientnet_b4", "vit_small_patch16_224", "regnety_160"),
+    *(
+        "swin_tiny_patch4_window7_224",
+        "convnext_base.fb_in22k_ft_in1k_384",
+        "fastvit_t8",
+        "tf_efficientnetv2_b3.in1k",
+    ),
+]
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+@pytest.mark.parametrize("arch", CROPS)
+def test_the_validations_crop_is_timms(arch: str, evaluated: bool) -> None:
+    """At sizes of its own, and at any other. timm's train.py and validate.py read other keys of a network."""
+    published = timm.get_pretrained_cfg(arch).to_dict()
+    flags = {"arch": f"timm/{arch}", "weights": "DEFAULT", "evaluate": evaluated}
+    for size in (None, 96, 112, 128, 144, 160, 176, 192, 208, 256, 288, 320, 351):
+        given = {} if size is None else {"image_size": size}
+        config = build({**flags, **given}, origin="flags")
+        start = Start.of(config, {*flags, *given}, {}, path=None, origin="flags")
+        native = start.native(registry, f"timm/{arch}")
+        _, policy = image_policies(config.augmentation, native)
+        theirs = resolve_data_config(
+            {"img_size": size} if size else {}, pretrained_cfg=published, use_test_size=evaluated
+        )
+        resize, crop, *_ = create_transform(**theirs).transforms
+        length = resize.size
+        if policy.window == "stretch":
+            assert length == crop.size == (policy.image_size,) * 2
+        else:
+            assert (policy.resize, (policy.image_size,) * 2) == (length, crop.size), size
+        found = (*native.mean, *native.std, native.interpolation)
+        assert found == (*theirs["mean"], *theirs["std"], theirs["interpolation"])
+
+
+@pytest.mark.parametrize("window", ["dm_nfnet_f0", "deepseek_vit_412m"])
+def test_a_window_that_is_not_here_is_refused(window: str) -> None:
+    arch = f"timm/{window}"
+    start = Start.of(build({"arch": arch}), (), {}, path=None, origin="flags")
+    said = r"was made for the validation window '(squash at 0\.9|border)', .*; --val-window center, stretch"
+    with pytest.raises(UserError, match=said):
+        start.native(registry, arch)
+    start = Start.of(build({"arch": arch, "val_window": "center"}), (), {}, path=None, origin="flags")
+    assert start.native(registry, arch).size > 0
 
 
 @pytest.mark.parametrize(
