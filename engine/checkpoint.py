@@ -349,6 +349,12 @@ def load_optimizer(
         raise UserError(f"--resume: --optimizer is {there} in the checkpoint, {name} in this run; {remedy}")
     trained = [len(group["params"]) for group in content["optimizer"]["param_groups"]]
     trains = [len(group["params"]) for group in optimizer.param_groups]
+    if trained != trains and sum(trained) == sum(trains):
+        raise UserError(
+            f"--resume: parameters are in groups of {trained} in the checkpoint, {trains} in this run: give "
+            "--no-decay and --layer-decay as it had them; --weights takes over the weights alone, also of an "
+            "earlier version"
+        )
     if trained != trains:
         raise UserError(
             f"--resume: {sum(trained)} parameters were trained in the checkpoint, "

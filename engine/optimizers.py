@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -21,8 +21,6 @@ from contracts import UserError
 from settings.optimisation import Optimisation
 
 Groups = list[dict[str, Any]]
-DECAYED = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention)
-"""Layers whose weights decay; their biases do not, nor does any other layer."""
 WEIGHTS = 0
 REST = 1
 BARE = 2
@@ -36,11 +34,11 @@ def build(
     optimisation: Optimisation,
     masters: Mapping[nn.Parameter, nn.Parameter] | None = None,
 ) -> torch.optim.Optimizer:
-    """Build the optimiser with the weights of convolutions, linear layers and attention as its first group.
+    """Build the optimiser with the parameters of more than one dimension as its first group.
 
-    The next group is the rest: biases, norms, scales and embeddings; the last what --no-decay names. With
-    --layer-decay each of them is a group a layer. `masters`: parameters that are trained in place of the
-    network's own.
+    The next group is the rest, biases, norms and scales, with what the network's no_weight_decay() names; the
+    last what --no-decay names. With --layer-decay each of them is a group a layer. `masters`: parameters that
+    are trained in place of the network's own.
     """
     kind = OPTIMIZERS[optimisation.optimizer]
     groups = _groups(module, optimisation, masters or {})
@@ -63,16 +61,18 @@ def _groups(
     module: nn.Module, optimisation: Optimisation, masters: Mapping[nn.Parameter, nn.Parameter]
 ) -> Groups:
     """Return the groups of parameters, each with its decay and its share of the learning rate."""
-    layers = [layer for layer in module.modules() if isinstance(layer, DECAYED)]
-    decayed = {id(p) for layer in layers for p in layer.parameters(recurse=False) if p.ndim > 1}
+    # timm's rule, which torchvision's references agree with: see docs/recipes.md
+    excluded = module.no_weight_decay() if hasattr(module, "no_weight_decay") else ()
     scales = _layer_scales(module, optimisation.layer_decay)
     decays = {WEIGHTS: optimisation.weight_decay, REST: optimisation.norm_weight_decay, BARE: 0.0}
     found: dict[tuple[int, float], list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue
-        which = WEIGHTS if id(parameter) in decayed else REST
-        if any(fnmatchcase(name, pattern) for pattern in optimisation.no_decay):
+        which = WEIGHTS
+        if parameter.ndim <= 1 or name.endswith(".bias") or _matches(name, excluded):
+            which = REST
+        if _matches(name, optimisation.no_decay):
             which = BARE
         key = which, scales.get(name, 1.0)
         found.setdefault(key, []).append(masters.get(parameter, parameter))
@@ -80,6 +80,10 @@ def _groups(
         {"params": found[which, scale], "weight_decay": decays[which], "lr_scale": scale}
         for which, scale in sorted(found)
     ]
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _layer_scales(module: nn.Module, decay: float) -> dict[str, float]:

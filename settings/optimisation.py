@@ -35,9 +35,10 @@ class Optimisation(Settings):
     nesterov: bool = True
     """The Nesterov form of that momentum."""
     weight_decay: NotNegative = 1e-4
-    """Weight decay of convolutions' and linear layers' weights."""
+    """Weight decay of parameters of more than one dimension."""
     norm_weight_decay: NotNegative = 0.0
-    """Weight decay of all other parameters: biases, norms, scales, embeddings."""
+    """Weight decay of all other parameters: biases, norms and scales of one dimension, and what the network
+    itself names (timm's no_weight_decay)."""
     no_decay: tuple[str, ...] = ()
     """Patterns of names of parameters without weight decay, such as '*.gamma': '*' stands for anything."""
     layer_decay: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1.0

@@ -191,10 +191,9 @@ def test_a_mismatch_prints_both_values(fits: dict[str, Any], both: tuple[str, ..
 
 
 def test_other_parameters_were_trained() -> None:
-    def trained(count: int) -> torch.optim.Optimizer:
-        return torch.optim.SGD(
-            [torch.nn.Parameter(torch.ones(2)) for _ in range(count)], lr=0.5, momentum=0.9
-        )
+    def trained(*counts: int) -> torch.optim.Optimizer:
+        groups = [{"params": [torch.nn.Parameter(torch.ones(2)) for _ in range(count)]} for count in counts]
+        return torch.optim.SGD(groups, lr=0.5, momentum=0.9)
 
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     content = {"config": {"optimizer": "sgd"}, "optimizer": trained(3).state_dict(), "scaler": {}}
@@ -204,6 +203,10 @@ def test_other_parameters_were_trained() -> None:
         match=r"3 parameters were trained in the checkpoint, 2 are in this run: .*--weights-backbone",
     ):
         checkpoint.load_optimizer(trained(2), scaler, content, "sgd")
+    with pytest.raises(
+        UserError, match=r"groups of \[3\] in the checkpoint, \[2, 1\] in this run: .*--no-decay"
+    ):
+        checkpoint.load_optimizer(trained(2, 1), scaler, content, "sgd")
     with pytest.raises(UserError, match="--optimizer is sgd in the checkpoint, adamw in this run"):
         checkpoint.load_optimizer(trained(3), scaler, content, "adamw")
 

@@ -223,6 +223,55 @@ def test_rates_of_layers_and_what_does_not_decay(decay: float) -> None:
         assert group["weight_decay"] == wanted, name
 
 
+def decayed(module: nn.Module, **settings: Any) -> set[str]:
+    optimizer = optimizers.build(module, Optimisation(weight_decay=0.1, **settings))
+    names = {id(p): name for name, p in module.named_parameters()}
+    return {names[id(p)] for g in optimizer.param_groups if g["weight_decay"] for p in g["params"]}
+
+
+@pytest.mark.parametrize(
+    "arch",
+    [
+        *("tf_efficientnet_cc_b0_4e", "vit_tiny_patch16_224", "convnext_atto"),
+        "swin_tiny_patch4_window7_224",
+        *("beit_base_patch16_224", "cait_xxs24_224", "pvt_v2_b0", "maxvit_rmlp_pico_rw_256", "levit_128s"),
+        *("davit_tiny", "eva02_tiny_patch14_224", "gmlp_s16_224", "mobilevitv2_050", "ghostnetv3_100"),
+    ],
+)
+def test_what_decays_is_timms(arch: str) -> None:
+    with torch.device("meta"):
+        module = timm.create_model(arch)
+    named = module.no_weight_decay() if hasattr(module, "no_weight_decay") else ()
+    groups = timm.optim.param_groups_weight_decay(module, 0.1, no_weight_decay_list=named)
+    theirs = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
+    assert decayed(module) == {name for name, p in module.named_parameters() if id(p) in theirs}
+
+
+@pytest.mark.parametrize(
+    ("arch", "no_decay", "but"),
+    [
+        *[(arch, (), "") for arch in ("resnet50", "convnext_tiny", "efficientnet_v2_s")],
+        ("swin_t", (), ""),
+        ("swin_t", ("*.relative_position_bias_table",), ".relative_position_bias_table"),
+        ("vit_b_32", ("class_token", "*.pos_embedding"), "class_token encoder.pos_embedding"),
+    ],
+)
+def test_what_decays_is_torchvisions(arch: str, no_decay: tuple[str, ...], but: str) -> None:
+    """Its references' --norm-weight-decay 0 --bias-weight-decay 0, where norms and what is named bias do not
+    decay, and --transformer-embedding-decay 0. It decays a bias of another name, as docs/recipes.md says."""
+    with torch.device("meta"):
+        module = torchvision.models.get_model(arch)
+    norms = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
+    theirs = {
+        f"{part}.{name}".removeprefix(".")
+        for part, layer in module.named_modules()
+        for name, _ in layer.named_parameters(recurse=False)
+        if not isinstance(layer, norms) and name not in ("bias", "in_proj_bias")
+    }
+    theirs -= {name for name in theirs if but and name.endswith(tuple(but.split()))}
+    assert decayed(module, no_decay=no_decay) == theirs
+
+
 @pytest.mark.parametrize(
     ("arch", "layer_of", "last"),
     [
