@@ -1,6 +1,7 @@
 """Where the images of a set for super-resolution lie, by the names of folders; must not open a file.
 
 DIV2K_train_HR/0001.png, DIV2K_train_LR_bicubic/X2/0001x2.png; of validation DIV2K_valid_HR/ ...
+                                                     also LR_unknown/X2/, LR_mild/0001x4m.png, LR_x8/ ...
 train/HR/, train/LR/ or train/LR/X2/; val/HR/ ...    pairs of one name, or of name and namex2
 train/, val/                                         large images alone
 a folder of images                                   the last tenth of the names validates
@@ -9,6 +10,7 @@ a folder of images                                   the last tenth of the names
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,12 +47,15 @@ def find(data: Path, split: str, scale: int) -> Found:
     if not data.is_dir():
         why = "is a file" if data.exists() else "no such folder"
         raise UserError(f"--data {data}: {why}; it must be {HOLDS}")
-    named = DIV2K[split]
-    if is_folder(data / f"{named}_HR"):
-        return Found(high=data / f"{named}_HR", low=_small(data / f"{named}_LR_bicubic", scale))
+    if is_folder(data / f"{DIV2K[split]}_HR"):
+        small = {
+            part: _small(data, f"{name}_LR") for part, name in DIV2K.items() if is_folder(data / f"{name}_HR")
+        }
+        return Found(high=data / f"{DIV2K[split]}_HR", low=_of_scale(_alike(small, split), scale))
     own = data / split
     if is_folder(own / "HR"):
-        return Found(high=own / "HR", low=_small(own / "LR", scale))
+        small = {part: _small(data / part, "LR") for part in DIV2K if is_folder(data / part / "HR")}
+        return Found(high=own / "HR", low=_of_scale(_alike(small, split), scale))
     if is_folder(own):
         return Found(high=own)
     other = "val" if split == "train" else "train"
@@ -59,12 +64,40 @@ def find(data: Path, split: str, scale: int) -> Found:
     return Found(high=data, shared=True)
 
 
-def _small(folder: Path, scale: int) -> Path | None:
-    """Return the folder of small images of this scale, None where there is no such folder.
+def _small(folder: Path, prefix: str) -> Path | None:
+    """Return the folder of small images: that of bicubic ones, else the only one of another kind, or None.
 
-    Raises UserError where there are those of other scales alone.
+    Its name is `prefix`, or goes on with _bicubic, _unknown, _mild or any other kind. Raises UserError where
+    there are several others.
     """
-    if not is_folder(folder):
+    for name in (f"{prefix}_bicubic", prefix):
+        if is_folder(folder / name):
+            return folder / name
+    others = sorted(path.name for path in folder.glob(f"{prefix}_*") if is_folder(path))
+    if len(others) > 1:
+        raise UserError(f"--data {folder}: has {', '.join(others)}; leave the one that is meant")
+    return folder / others[0] if others else None
+
+
+def _alike(small: Mapping[str, Path | None], split: str) -> Path | None:
+    """Return the folder of a split's small images, of those of both splits.
+
+    Raises UserError where the other split's are of another kind.
+    """
+    # what lies in LR alone may be of any kind; what is made is bicubic
+    kinds = {
+        part: "bicubic" if path is None else path.name.rpartition("LR")[2] for part, path in small.items()
+    }
+    known = {part: kind.removeprefix("_") for part, kind in kinds.items() if kind}
+    if len(set(known.values())) > 1:
+        both = ", ".join(f"{kind} to {part}" for part, kind in known.items())
+        raise UserError(f"--data: small images are {both}; give both splits those of one kind")
+    return small[split]
+
+
+def _of_scale(folder: Path | None, scale: int) -> Path | None:
+    """Return the folder of small images of this scale. Raises UserError where there are others alone."""
+    if folder is None:
         return None
     if is_folder(folder / f"X{scale}"):
         return folder / f"X{scale}"

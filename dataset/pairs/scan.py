@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -162,7 +163,9 @@ def _stems(columns: Images) -> list[bytes]:
 def _partners(high: Images, low: Images, scale: int) -> Array:
     """Return int64 [n], the small image of each large one. Raises UserError unless names and sizes fit."""
     suffix = b"x%d" % scale
-    place = {stem.removesuffix(suffix): sample for sample, stem in enumerate(_stems(low))}
+    # DIV2K's mild, difficult and wild ones have a letter of their kind behind it
+    of_large = re.compile(re.escape(suffix) + rb"[mdw]?\Z")
+    place = {of_large.sub(b"", stem): sample for sample, stem in enumerate(_stems(low))}
     place |= {stem: sample for sample, stem in enumerate(_stems(low))}
     stems = _stems(high)
     small = np.array([place.get(stem, -1) for stem in stems], np.int64)

@@ -41,6 +41,64 @@ def test_div2k_as_it_comes(tmp_path: Path) -> None:
     assert opened(data).columns.low is None, "then the small images are made"
 
 
+DIV2K_KINDS = [
+    *[("unknown/X2", "x2"), ("mild", "x2m"), ("difficult", "x2d"), ("wild", "x2w"), ("x2", "x2")],
+    ("own-kind/X2", ""),
+]
+
+
+@pytest.mark.parametrize("large", ["DIV2K_{}_HR", "{}/HR"])
+@pytest.mark.parametrize(("kind", "suffix"), DIV2K_KINDS)
+def test_small_images_of_any_kind_are_taken(kind: str, suffix: str, large: str, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    for split in ("train", "valid" if "DIV2K" in large else "val"):
+        images = write(data / large.format(split), 2, even=True)
+        write_small(data / f"{large.format(split)[:-2]}LR_{kind}", images, 2, suffix)
+    for split in ("train", "val"):
+        source: Any = opened(data, split).source
+        assert source.low.name(1).endswith(f"LR_{kind}/0001{suffix}.png")
+
+
+@pytest.mark.parametrize(
+    ("folders", "said"),
+    [
+        (
+            ["DIV2K_train_LR_mild", "DIV2K_train_LR_wild"],
+            "has DIV2K_train_LR_mild, DIV2K_train_LR_wild; leave the one that is meant",
+        ),
+        (
+            ["DIV2K_train_LR_unknown/X2", "DIV2K_valid_LR_bicubic/X2"],
+            "small images are unknown to train, bicubic to val; give both splits those of one kind",
+        ),
+        (
+            ["DIV2K_train_LR_unknown/X2"],
+            "small images are unknown to train, bicubic to val",
+        ),  # which are made
+        (["DIV2K_train_LR_unknown/X3", "DIV2K_valid_LR_unknown/X3"], "LR_unknown has X3 and no X2"),
+    ],
+)
+def test_small_images_of_which_kind_is_asked(folders: list[str], said: str, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    for split in ("train", "valid"):
+        images = write(data / f"DIV2K_{split}_HR", 2, even=True)
+        for folder in folders:
+            if split in folder:
+                write_small(data / folder, images, 2, "x2")
+    with pytest.raises(UserError, match=said) as caught:
+        opened(data)
+    assert "\n" not in str(caught.value)
+
+
+def test_several_small_images_of_one_are_refused(tmp_path: Path) -> None:
+    """As DIV2K's wild ones are, four an image to train."""
+    data = tmp_path / "data"
+    images = write(data / "DIV2K_train_HR", 2, even=True)
+    for number in range(1, 5):
+        write_small(data / "DIV2K_train_LR_wild", images, 2, f"x2w{number}")
+    with pytest.raises(UserError, match=r"images of .*DIV2K_train_LR_wild have no small one of their name"):
+        opened(data)
+
+
 def test_folders_of_large_images(tmp_path: Path) -> None:
     for split in ("train", "val"):
         write(tmp_path / "data" / split / "any/depth", 3)
