@@ -84,13 +84,14 @@ def _alike(small: Mapping[str, Path | None], split: str) -> Path | None:
 
     Raises UserError where the other split's are of another kind.
     """
-    # what lies in LR alone may be of any kind; what is made is bicubic
-    kinds = {
-        part: "bicubic" if path is None else path.name.rpartition("LR")[2] for part, path in small.items()
-    }
-    known = {part: kind.removeprefix("_") for part, kind in kinds.items() if kind}
-    if len(set(known.values())) > 1:
-        both = ", ".join(f"{kind} to {part}" for part, kind in known.items())
+    kinds = {}
+    for part, path in small.items():
+        # what is made is bicubic; what lies in a folder LR may be of any kind
+        kind = "_bicubic" if path is None else path.name.rpartition("LR")[2]
+        if kind:
+            kinds[part] = kind.removeprefix("_")
+    if len(set(kinds.values())) > 1:
+        both = ", ".join(f"{kind} to {part}" for part, kind in kinds.items())
         raise UserError(f"--data: small images are {both}; give both splits those of one kind")
     return small[split]
 

@@ -277,8 +277,9 @@ def _regions(decoded: dict[Region, Array], regions: Sequence[Region]) -> list[Ar
 def made_small(pixels: Array, window: Region, size: tuple[int, int]) -> Array:
     """Return uint8 [h, w, 3], a window of pixels at `size` (width, height), as Pillow makes it.
 
-    Bicubic with a = -0.5, widened by the scale against aliases, as MATLAB's imresize; pixels around the
-    window are looked at where there are any.
+    Bicubic with a = -0.5, widened by the scale against aliases; pixels around the window are looked at where
+    there are any. MATLAB's imresize has that kernel, but mirrors the image at its edges, and goes down before
+    it goes across.
     """
     image = Image.fromarray(np.ascontiguousarray(pixels))
     return np.asarray(image.resize(size, Image.Resampling.BICUBIC, box=window))
