@@ -62,7 +62,8 @@ def _groups(
 ) -> Groups:
     """Return the groups of parameters, each with its decay and its share of the learning rate."""
     # timm's rule, which torchvision's references agree with: see docs/recipes.md
-    excluded = module.no_weight_decay() if hasattr(module, "no_weight_decay") else ()
+    named: Callable[[], Iterable[str]] | None = getattr(module, "no_weight_decay", None)
+    excluded = () if named is None else named()
     scales = _layer_scales(module, optimisation.layer_decay)
     decays = {WEIGHTS: optimisation.weight_decay, REST: optimisation.norm_weight_decay, BARE: 0.0}
     found: dict[tuple[int, float], list[nn.Parameter]] = {}
