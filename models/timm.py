@@ -43,6 +43,8 @@ def native(arch: str, weights: str | None = None) -> Native:
         resolve_data_config(pretrained_cfg=published, use_test_size=use_test_size)
         for use_test_size in (False, True)
     )
+    # a file may have been trained at any size: it is evaluated as it would be validated
+    own = weights is not None and os.path.exists(weights)
     window = found["crop_mode"]
     if window == "squash":
         window = "stretch" if found["crop_pct"] == 1 else f"squash at {found['crop_pct']:g}"
@@ -53,7 +55,7 @@ def native(arch: str, weights: str | None = None) -> Native:
         crop_share=found["crop_pct"],
         interpolation=found["interpolation"],
         window=window,
-        tested=(int(tested["input_size"][-1]), tested["crop_pct"]),
+        tested=None if own else (int(tested["input_size"][-1]), tested["crop_pct"]),
     )
 
 
