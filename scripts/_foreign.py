@@ -1,8 +1,8 @@
-"""Images in Parquet, TFRecord, RecordIO and HDF5 files, for `scripts.pack`: what training does not read.
+"""Images in Parquet and HDF5 files, for `scripts.pack`: what training does not read.
 
 Samples keep the order of the files, and are named by file and row: shard/000000012-name.jpg. An entry's
-offset in the index is where its record begins, or the number of its row. No file stays open between two
-reads, so that none is open across a fork.
+offset in the index is the number of its row. No file stays open between two reads, so that none is open
+across a fork.
 """
 
 from __future__ import annotations
@@ -30,13 +30,9 @@ from dataset.manifest import Rejected, printable
 from dataset.scan import Progress
 from dataset.shard_index import Entry, Index, Shard, open_index
 from dataset.sources._shards import Labelled, Shards
-from scripts import _framings
-from user_files import open_bytes
 
 SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}
 """What files of a split are called, the first of these that is there."""
-IMAGES_OF_EXAMPLES = ("image/encoded", "image", "jpg", "png", "image_raw")
-LABELS_OF_EXAMPLES = ("image/class/synset", "label", "image/class/label")
 IMAGES_OF_HDF5 = ("images", "image", "imgs", "data", "x")
 LABELS_OF_HDF5 = ("labels", "label", "targets", "y")
 KINDS = ((b"\xff\xd8", "jpg"), (b"\x89PNG", "png"), (b"RIFF", "webp"), (b"GIF8", "gif"), (b"BM", "bmp"))
@@ -121,7 +117,7 @@ _held: dict[Path, tuple[int, int, Any]] = {}
 """The row group that was read last, by its file."""
 
 
-def _read_parquet(path: Path, label_key: str | None, row: int, _size: int) -> bytes:
+def _read_parquet(path: Path, label_key: str | None, row: int) -> bytes:
     with _GROUPS:  # rows that are asked for together are of one group: it is read once
         held = _held.get(path)
         if held is None or not held[0] <= row < held[1]:
@@ -132,32 +128,7 @@ def _read_parquet(path: Path, label_key: str | None, row: int, _size: int) -> by
     return content
 
 
-# --- TFRecord -----------------------------------------------------------------------------------------------
-
-
-def _walk_tfrecord(path: Path, label_key: str | None) -> Iterator[Entry]:
-    with open_bytes(path) as file:
-        for row, (offset, data) in enumerate(_framings.tf_records(file, path)):
-            try:
-                found = _framings.example(data)
-            except ValueError as error:
-                raise UserError(f"{path}:row {row} is no tf.train.Example: {error}") from None
-            content = _bytes(found, _one_of(IMAGES_OF_EXAMPLES, found, "image", path), data)
-            key = label_key or _one_of(LABELS_OF_EXAMPLES, found, "label: --label-key names one", path)
-            if key not in found:
-                raise UserError(f"--label-key {key}: {path} has {', '.join(sorted(found))}")
-            told: Any = found[key][0] if len(found[key]) == 1 else None
-            label = data[told[0] : told[1]] if isinstance(told, tuple) else told
-            begin, end = content
-            own = _bytes(found, "image/filename", data) if "image/filename" in found else (0, 0)
-            name = _name(path, row, data[begin : begin + 16], data[own[0] : own[1]].decode(errors="replace"))
-            yield Entry(name, offset + begin, end - begin, None if label is None else _number(label), row)
-
-
-def _bytes(found: dict[str, Any], key: str, data: bytes) -> tuple[int, int]:
-    value = found[key]
-    place: tuple[int, int] = value[0] if value and isinstance(value[0], tuple) else (0, 0)
-    return place
+# --- HDF5 ---------------------------------------------------------------------------------------------------
 
 
 def _one_of(names: Sequence[str], found: Any, what: str, path: Path) -> str:
@@ -167,35 +138,6 @@ def _one_of(names: Sequence[str], found: Any, what: str, path: Path) -> str:
             f"{path} has no {what}; it has {printable(os.fsencode(', '.join(sorted(found))))[:300]}"
         )
     return name
-
-
-def _read_range(path: Path, _label_key: str | None, offset: int, size: int) -> bytes:
-    with open_bytes(path) as file:
-        file.seek(offset)
-        return file.read(size)
-
-
-# --- RecordIO -----------------------------------------------------------------------------------------------
-
-
-def _walk_recordio(path: Path, label_key: str | None) -> Iterator[Entry]:
-    with open_bytes(path) as file:
-        for row, (offset, data) in enumerate(_framings.record_io(file, path)):
-            try:
-                labels, content = _framings.unpacked(data)
-            except ValueError as error:
-                raise UserError(f"{path}:row {row} is no image: {error}") from None
-            label = _number(labels[0]) if len(labels) == 1 else None
-            yield Entry(_name(path, row, content), offset, len(content), label, row)
-
-
-def _read_recordio(path: Path, _label_key: str | None, offset: int, _size: int) -> bytes:
-    with open_bytes(path) as file:
-        file.seek(offset)
-        return _framings.unpacked(next(_framings.record_io(file, path))[1])[1]
-
-
-# --- HDF5 ---------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -236,7 +178,7 @@ def _walk_hdf5(path: Path, label_key: str | None) -> Iterator[Entry]:
             yield Entry(_name(path, row, content), row, len(content), _number(labels[row]), row)
 
 
-def _read_hdf5(path: Path, label_key: str | None, row: int, _size: int) -> bytes:
+def _read_hdf5(path: Path, label_key: str | None, row: int) -> bytes:
     with _opened(path, label_key) as (images, _):
         return _file_of(images[row])
 
@@ -250,15 +192,11 @@ class Foreign:
 
     files: re.Pattern[str]
     walk: Callable[[Path, str | None], Iterator[Entry]]
-    read: Callable[[Path, str | None, int, int], bytes]  # of (file, --label-key, offset, size) of an entry
+    read: Callable[[Path, str | None, int], bytes]  # of (file, --label-key, row)
 
 
 FOREIGN = {
     "parquet": Foreign(files=re.compile(r".+\.parquet"), walk=_walk_parquet, read=_read_parquet),
-    "tfrecord": Foreign(
-        files=re.compile(r".*tfrecords?.*|[^.]+-\d{5}-of-\d{5}"), walk=_walk_tfrecord, read=_read_range
-    ),
-    "recordio": Foreign(files=re.compile(r".+\.rec"), walk=_walk_recordio, read=_read_recordio),
     "hdf5": Foreign(files=re.compile(r".+\.(h5|hdf5)"), walk=_walk_hdf5, read=_read_hdf5),
 }
 """--source of scripts.pack -> its kind."""
@@ -299,8 +237,7 @@ class Rows(Shards):
             index = self.index
             place = index.find(key)
             path = Path(os.fsdecode(index.shard_path(int(index.shard[place]))))
-            size = int(index.size[place])
-            content = FOREIGN[self._kind].read(path, self._label_key, int(index.offset[place]), size)
+            content = FOREIGN[self._kind].read(path, self._label_key, int(index.offset[place]))
         yield len(content), lambda offset, length: content[offset : offset + length]
 
 
