@@ -88,6 +88,11 @@ class Manifest:
     def __len__(self) -> int:
         return len(self.size)
 
+    @property
+    def left_out(self) -> str:
+        """Say how much the scan has left out, and where that is named; "" where nothing was."""
+        return f"{self.rejected} left out, named in {self.folder / 'rejected.txt'}" if self.rejected else ""
+
     def files(self, samples: Any) -> Any:
         """Return the file that each sample is in, for one id or an array of them."""
         return samples

@@ -192,8 +192,6 @@ def open_splits(
             size = int(columns.size.sum())
             if line := told_of_size(size, len(columns), memory_bytes(), far=far and not settings.cache_dir):
                 console.info(f"train: {line}")
-        if columns.rejected:
-            console.warn(f"{split}: {columns.rejected} left out, named in {columns.folder / 'rejected.txt'}")
         for line in _warnings(columns, content, settings.exif):
             console.warn(f"{split}: {line}")
         if settings.exif == "shown":
@@ -234,8 +232,6 @@ def _shared(
     with console.counting("images") as progress:
         whole = source_named("folder").open(root.parent, root.name, progress=progress, **how)
     columns = whole.columns
-    if columns.rejected:
-        console.warn(f"images: {columns.rejected} left out, named in {columns.folder / 'rejected.txt'}")
     for line in _warnings(columns, content, settings.exif):
         console.warn(f"images: {line}")
     assert settings.val_share is not None
@@ -261,15 +257,16 @@ def _under(model: ModelClasses, split: Split, console: Console) -> Split:
 
 def _warnings(columns: Any, content: Content, exif: str) -> Sequence[str]:
     """Return what a scan warns of, a line each."""
+    lines = [columns.left_out]
     if content == "images":
-        line = told_of_exif(columns) if exif == "stored" else ""
-        return [line] if line else []
-    if content == "videos":
-        return []
-    if columns.numbers is None:
-        return list(columns.warnings)
-    fewer = f"it has {len(columns.category_ids)} of training's categories, and is scored by these"
-    return [*columns.warnings, fewer]
+        lines.append(told_of_exif(columns) if exif == "stored" else "")
+    elif content != "videos":
+        lines += columns.warnings
+        if columns.numbers is not None:
+            lines.append(
+                f"it has {len(columns.category_ids)} of training's categories, and is scored by these"
+            )
+    return [line for line in lines if line]
 
 
 def require_splits(settings: DataSettings, content: Content, *, validates: bool = True) -> None:

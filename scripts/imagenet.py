@@ -137,10 +137,11 @@ def _index(folder: Path, split: str, class_of: ClassOf | None, **again: Any) -> 
     return open_index(folder, shards, walked, key=["imagenet", split], samples=True, **again)
 
 
-def _walk(folder: Path, class_of: ClassOf | None, name: str) -> Shard:
+def _walk(folder: Path, class_of: ClassOf | None, shard: str) -> Shard:
     """Return the images of an archive: of train, without `class_of`, those of the tars in it."""
-    path = folder / name
-    entries = []
+    path = folder / shard
+    entries: list[Entry] = []
+    rejects: list[tuple[bytes, str]] = []
     with open_bytes(path) as file:
         status = os.fstat(file.fileno())
 
@@ -154,24 +155,21 @@ def _walk(folder: Path, class_of: ClassOf | None, name: str) -> Shard:
 
         for member in members(part(0, status.st_size), path):
             own = Path(os.fsdecode(member.name)).name
-            if class_of is not None:
-                found = [(class_of(own), own, member.offset, member.size)]
-            else:
-                inner = members(part(member.offset, member.size), f"{path}:{own}")
-                found = [
-                    (
-                        own.removesuffix(".tar"),
-                        Path(os.fsdecode(image.name)).name,
-                        member.offset + image.offset,
-                        image.size,
-                    )
-                    for image in inner
-                ]
-            entries += [
-                Entry(os.fsencode(f"{wnid}/{image}"), offset, size, wnid)
-                for wnid, image, offset, size in found
-            ]
-    return Shard(status.st_size, status.st_mtime_ns, entries, [])
+            if member.unfit:
+                rejects.append((member.name, member.unfit))
+                continue
+            begin, images = 0, iter([member])
+            if class_of is None:
+                begin, images = member.offset, members(part(member.offset, member.size), f"{path}:{own}")
+            for image in images:
+                base = os.path.basename(os.fsdecode(image.name))
+                wnid = own.removesuffix(".tar") if class_of is None else class_of(base)
+                name = os.fsencode(f"{wnid}/{base}")
+                if image.unfit:
+                    rejects.append((name, image.unfit))
+                else:
+                    entries.append(Entry(name, begin + image.offset, image.size, wnid))
+    return Shard(status.st_size, status.st_mtime_ns, entries, rejects)
 
 
 class Unpacked:
@@ -240,6 +238,8 @@ def open_imagenet(
 
     def list_files(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> dict[str, int]:
         entries.remember(visits, [])
+        if isinstance(container, Archive):
+            container.name_rejected(rejects)
         with reading(real):
             names = container.names()
         require_names(split, names, any_count=any_count)
@@ -309,6 +309,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     classes=splits["train"].columns.classes if splits else None,
                     progress=progress,
                 )
+            if line := splits[name].columns.left_out:
+                console.warn(f"{name}: {line}")
         pack_splits(splits, options.data, options.target, options.format, console, smaller)
     except UserError as error:
         print(f"imagenet: {error}", file=sys.stderr)

@@ -259,7 +259,10 @@ def _foreign_splits(settings: Data, console: Console) -> dict[str, Split]:
     data = Path(settings.data or "")
     kind = settings.source
     if kind == "auto" and all(source_named(source).missing(data, "train") for source in SOURCES):
-        kind = next((kind for kind in FOREIGN if files_of(kind, data, "train")), kind)
+        there = [kind for kind in FOREIGN if files_of(kind, data, "train")]
+        if len(there) > 1:
+            raise UserError(f"{data} has {' and '.join(there)} files of train; --source says which are meant")
+        kind = there[0] if there else kind
     splits: dict[str, Split] = {}
     for name in ("train", "val") if kind in FOREIGN else ():
         with console.counting(name) as progress:
@@ -272,6 +275,8 @@ def _foreign_splits(settings: Data, console: Console) -> dict[str, Split]:
                 progress=progress,
                 classes=splits["train"].columns.classes if splits else None,
             )
+        if line := splits[name].columns.left_out:
+            console.warn(f"{name}: {line}")
     return splits
 
 

@@ -290,10 +290,9 @@ class DetectionKind(TaskKind):
                 rescan=config.data.rescan,
                 progress=progress,
             )
-        if columns.rejected:
-            console.warn(f"val: {columns.rejected} left out, named in {columns.folder / 'rejected.txt'}")
-        for line in columns.warnings:
-            console.warn(f"val: {line}")
+        for line in (columns.left_out, *columns.warnings):
+            if line:
+                console.warn(f"val: {line}")
         _warn_of_nothing(columns, console)
         found = results.checked(columns)
         for kind in results.kinds:

@@ -66,9 +66,9 @@ def open_pairs(
             small = _partners(high, low, scale)[images]
             low_bytes = Folder(low, read_delay_s)
     too_small = np.minimum(high.height[images], high.width[images]) < least
-    said = [f"{high.rejected} left out, named in {high.folder / 'rejected.txt'}"] if high.rejected else []
-    if low is not None and low.rejected:
-        said.append(f"{low.rejected} small images left out, named in {low.folder / 'rejected.txt'}")
+    said = [high.left_out] if high.left_out else []
+    if low is not None and low.left_out:
+        said.append(f"small images: {low.left_out}")
     if too_small.any():
         said.append(_named(high, bytes_of, images[too_small], split, least))
     if too_small.all():
@@ -175,13 +175,14 @@ def _partners(high: Images, low: Images, scale: int) -> Array:
             f"--data: {len(without)} of {len(high)} images of {folders} have no small one of their name, "
             f"first {printable(high.entry(int(without[0])))}: it would be "
             f"{printable(stems[int(without[0])])} or {printable(stems[int(without[0])] + suffix)}"
-            f"{_left_out(low)}"
+            f"{'; ' * bool(low.left_out)}{low.left_out}"
         )
     if len(set(small.tolist())) < len(low):
         extra = sorted(set(range(len(low))) - set(small.tolist()))
         raise UserError(
             f"--data: {len(extra)} of {len(low)} small images of {folders} have no large one of their name, "
-            f"first {printable(low.entry(extra[0]))}{_left_out(high)}"
+            f"first {printable(low.entry(extra[0]))}"
+            f"{'; ' * bool(high.left_out)}{high.left_out}"
         )
     wrong = np.flatnonzero(
         (low.height[small] * scale != high.height) | (low.width[small] * scale != high.width)
@@ -199,12 +200,6 @@ def _partners(high: Images, low: Images, scale: int) -> Array:
 
 def _where(columns: Images) -> str:
     return printable(os.path.join(os.fsencode(columns.root), columns.entry(0).partition(b"/")[0]))
-
-
-def _left_out(columns: Images) -> str:
-    if not columns.rejected:
-        return ""
-    return f"; {columns.rejected} were left out, named in {columns.folder / 'rejected.txt'}"
 
 
 def _named(columns: Images, source: Source, images: Sequence[int] | Array, split: str, least: int) -> str:

@@ -105,6 +105,12 @@ class Shards:
         row = int(index.row[place])
         return path + b":" + (name if row < 0 else b"row %d" % row + (b" " + name if name == key else b""))
 
+    def name_rejected(self, rejects: Rejects) -> None:
+        """Name what the walk over the shards has left out. Raises UserError."""
+        for line in read_text(self.index.folder / "rejected.txt").splitlines():
+            path, _, why = line.partition("\t")
+            rejects(path.encode(), why)
+
     def files(self) -> Sequence[Path]:
         """Return the shards and what else shows a change. Raises UserError."""
         raise NotImplementedError
@@ -174,9 +180,7 @@ class Labelled:
             made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress
         ) -> dict[str, int]:
             entries.remember(visits, [])
-            for line in read_text(shards.index.folder / "rejected.txt").splitlines():
-                path, _, why = line.partition("\t")
-                rejects(path.encode(), why)
+            shards.name_rejected(rejects)
             return self._list(classes, made, rejects)
 
         columns: Images = open_images(

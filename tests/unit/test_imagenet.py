@@ -25,13 +25,19 @@ VAL = {
 }
 
 
-def tar(files: dict[str, bytes], mode: str = "w") -> bytes:
+def tar(files: dict[str, bytes], link: str = "", mode: str = "w") -> bytes:
+    """Return a tar of files; `link`, of the name of an image of CLASSES[0], goes to the first of its own."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode=mode) as archive:  # type: ignore[call-overload]
         for name, content in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
+        if link.startswith(next(iter(files))[:9]):
+            member = tarfile.TarInfo(link)
+            member.type = tarfile.SYMTYPE
+            member.linkname = next(iter(files))
+            archive.addfile(member)
     return made.getvalue()
 
 
@@ -47,13 +53,13 @@ def devkit() -> bytes:
     numbers = b"1\n2\n"
     return tar(
         {f"{data}/meta.mat": made.getvalue(), f"{data}/ILSVRC2012_validation_ground_truth.txt": numbers},
-        "w:gz",
+        mode="w:gz",
     )
 
 
-def archives(folder: Path) -> None:
+def archives(folder: Path, train: dict[str, bytes] = TRAIN, link: str = "") -> None:
     inner = {
-        f"{wnid}.tar": tar({name[10:]: content for name, content in TRAIN.items() if name[:9] == wnid})
+        f"{wnid}.tar": tar({name[10:]: content for name, content in train.items() if name[:9] == wnid}, link)
         for wnid in CLASSES
     }
     val = tar({name[10:]: content for name, content in VAL.items()})
@@ -97,6 +103,30 @@ def test_all_forms_give_the_same_images(truth: str, form: str, tmp_path: Path) -
         }
         assert images == expected
         assert [CLASSES[label] for label in columns.label] == [name.split("/")[-2] for name in names]
+
+
+@pytest.mark.parametrize("form", ["archives", "kaggle"])
+def test_images_that_are_left_out_are_counted_and_named(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "published"
+    damaged = f"{CLASSES[0]}/{CLASSES[0]}_8.JPEG"
+    broken = dict(TRAIN, **{damaged: b"<html>"})
+    names = [damaged]
+    if form == "kaggle":
+        kaggle(folder)
+        fill(folder, {f"{imagenet.KAGGLE}/train/{damaged}": b"<html>"})
+    else:
+        archives(folder, broken, link=f"{CLASSES[0]}_9.JPEG")
+        fill(folder, {imagenet.SYNSETS: "\n".join(CLASSES[::-1]).encode()})
+        names.append(f"{CLASSES[0]}/{CLASSES[0]}_9.JPEG\ta link")
+    assert run(folder, tmp_path / "to", "--any-count", "true") == 0
+    said = capsys.readouterr()
+    (line,) = [line for line in (said.out + said.err).splitlines() if "left out" in line]
+    assert f"train: {len(names)} left out" in line
+    rejected = Path(line.partition("named in ")[2]).read_text()
+    assert all(name in rejected for name in names)
+    assert len(opened(tmp_path / "to")["train"].columns) == len(TRAIN)
 
 
 def test_counts_and_names_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

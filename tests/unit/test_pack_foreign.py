@@ -25,7 +25,9 @@ def parquet(folder: Path, images: Sequence[bytes], labels: Sequence[int]) -> Non
     store = pytest.importorskip("pyarrow.parquet")
     features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}
     metadata = {"huggingface": json.dumps({"info": {"features": features}})}
-    rows = [{"bytes": image, "path": f"{place}.jpg"} for place, image in enumerate(images)]
+    rows = [
+        {"bytes": image or None, "path": f"{place}.jpg" * bool(image)} for place, image in enumerate(images)
+    ]
     table = arrow.table({"image": rows, "label": labels}).replace_schema_metadata(metadata)
     store.write_table(table, folder / "train-00000-of-00001.parquet", row_group_size=2)
 
@@ -74,6 +76,29 @@ def test_pixels_in_hdf5_become_png(tmp_path: Path) -> None:
     source = opened(tmp_path / "to")["train"].source
     shown = [np.asarray(Image.open(io.BytesIO(source.read(sample)))) for sample in range(3)]
     np.testing.assert_array_equal(shown, pixels)
+
+
+@pytest.mark.parametrize("write", [parquet, hdf5])
+def test_rows_that_are_left_out_are_counted_and_named(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    both(data, write, [IMAGES[0], b"", b"<html>", *IMAGES[3:]])
+    assert packed(data) == 0
+    said = capsys.readouterr()
+    for split in ("train", "val"):
+        (line,) = [line for line in (said.out + said.err).splitlines() if f"warning: {split}: 2 left" in line]
+        rejected = Path(line.partition("named in ")[2]).read_text()
+        assert "000000001" in rejected and "000000002" in rejected
+        assert len(opened(tmp_path / "to")[split].columns) == 3
+
+
+def test_two_kinds_of_files_are_not_chosen_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "data"
+    both(data, parquet)
+    hdf5(data / "train", IMAGES, LABELS)
+    assert packed(data) == 2
+    assert "parquet and hdf5 files of train; --source says which" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["train-00000-of-00001.tfrecord", "train.rec"])
