@@ -1,7 +1,9 @@
 """Where the samples of tar shards lie.
 
 A shard is a tar of samples as WebDataset has them: the members of one sample have one key, the name up to the
-first dot of its last part, wherever in the shard they are. Must not know formats or plans.
+first dot of its last part, wherever in the shard they are. But an image with a label of its own, x.5.png with
+x.5.cls, is a sample, though x.png with x.cls has the same key: WebDataset would lose one of the two. Must not
+know formats or plans.
 """
 
 from __future__ import annotations
@@ -127,8 +129,8 @@ def open_index(
 ) -> Index:
     """Return the index of the tar shards in a folder, from `cache` when none has changed since.
 
-    With `samples` an entry is the image of a sample, with its label: what .cls holds, or the value of
-    `label_key` in .json. Without, entries are all images, without labels. The name of an entry is its
+    With `samples` an entry is the image of a sample, with its label: what .cls holds, or with `label_key` its
+    value in .json. Without, entries are all images, without labels. The name of an entry is its
     member's. Raises UserError.
     """
     real = Path(os.path.realpath(folder))
@@ -137,7 +139,7 @@ def open_index(
         real,
         own.listed,
         lambda name: _walk(own, name, samples=samples, label_key=label_key),
-        key=["tar", samples, label_key],
+        key=["tar 2", samples, label_key],  # another number for another rule of what is a sample
         samples=samples,
         packed=own.beside("index") if samples else None,
         mtime_of=own.mtime_of,
@@ -174,14 +176,15 @@ def _entries(
     found: dict[bytes, Member] = {}
     labels: dict[bytes, str] = {}  # name of a member -> the label that it holds
     for member in members(ranges, path):
-        if member.name.startswith(b".") or b"/." in member.name:
+        if any(part.startswith(b".") and part != b".." for part in member.name.split(b"/")):
             continue
         if member.name in found:
             rejects.append((member.name, "comes again in this shard; the last one is taken"))
+            labels.pop(member.name, None)
         found[member.name] = member
         if samples and (told := _label(ranges, member, label_key)) is not None:
             labels[member.name] = told
-    images = _samples(found, labels, label_key, rejects) if samples else _images(found, folder, rejects)
+    images = _samples(found, labels, rejects) if samples else _images(found, folder, rejects)
     return list(images), rejects
 
 
@@ -189,10 +192,15 @@ def _ending(name: bytes) -> bytes:
     return name.rpartition(b".")[2].lower()
 
 
+def _stem(name: bytes) -> bytes:
+    """Return a name without its ending, with the dots before that."""
+    return name.rpartition(b".")[0]
+
+
 def _label(ranges: Ranges, member: Member, label_key: str | None) -> str | None:
     """Return the label that a member holds; None where it holds none, and "" where it cannot be one."""
     ending = _ending(member.name)
-    if ending == b"cls" and not member.unfit and member.size <= LONGEST_LABEL:
+    if ending == b"cls" and label_key is None and not member.unfit and member.size <= LONGEST_LABEL:
         text = ranges.read(member.offset, member.size).decode("utf-8", "replace").strip()
         return text if text.isprintable() else ""
     if ending == b"json" and label_key is not None and not member.unfit and member.size <= LONGEST_JSON:
@@ -219,7 +227,6 @@ def _images(found: dict[bytes, Member], folder: str, rejects: list[tuple[bytes, 
 def _samples(
     found: dict[bytes, Member],
     labels: dict[bytes, str],
-    label_key: str | None,
     rejects: list[tuple[bytes, str]],
 ) -> Iterator[Entry]:
     """Yield the image of each sample that has one, with its label."""
@@ -227,29 +234,46 @@ def _samples(
     for name in found:
         folder, slash, last = name.rpartition(b"/")
         of_key.setdefault(folder + slash + last.partition(b".")[0], []).append(name)
-    for key, names in of_key.items():
-        images = [name for name in names if _ending(name) in IMAGES]
-        # x.jpg beside x.mask.png is the image
-        plain = [name for name in images if name.count(b".", len(key)) == 1]
-        images = images if len(images) < 2 or len(plain) != 1 else plain
-        told = sorted({labels[name] for name in names if name in labels and _ending(name) == b"cls"})
-        told = told or sorted({labels[name] for name in names if name in labels})
-        why = ""
-        if not images:
-            why = f"no image among its members: {_listed(names)}"
-        elif len(images) > 1:
-            why = f"{len(images)} images in one sample: {_listed(images)}"
-        elif unfit := found[images[0]].unfit:
-            why = unfit
-        elif len(told) > 1:
-            why = f"{len(told)} labels: '{told[0]}' and '{told[1]}'"
-        elif told == [""]:
-            why = "its label is neither a word nor a number of a class"
-        if why:
-            rejects.append((images[0] if len(images) == 1 else key, why))
-        else:
-            member = found[images[0]]
-            yield Entry(member.name, member.offset, member.size, told[0] if told else None)
+    for key, members_of_key in of_key.items():
+        for names in _parted(key, members_of_key, labels):
+            images = [name for name in names if _ending(name) in IMAGES]
+            plain = [name for name in images if _stem(name) == key]
+            if len(images) > 1 and len(plain) == 1:
+                # x.jpg is the image, and x.mask.png belongs to it, or has lost its label
+                why = f"not read: the image of its sample is {_listed(plain)}"
+                rejects += [(name, why) for name in images if name not in plain]
+                images = plain
+            told = sorted({labels[name] for name in names if name in labels})
+            why = ""
+            if not images:
+                why = f"no image among its members: {_listed(names)}"
+            elif len(images) > 1:
+                why = f"{len(images)} images in one sample: {_listed(images)}"
+            elif unfit := found[images[0]].unfit:
+                why = unfit
+            elif len(told) > 1:
+                why = f"{len(told)} labels: '{told[0]}' and '{told[1]}'"
+            elif told == [""]:
+                why = "its label is neither a word nor a number of a class"
+            if why:
+                rejects += [(name, why) for name in images or [key]]
+            else:
+                member = found[images[0]]
+                yield Entry(member.name, member.offset, member.size, told[0] if told else None)
+
+
+def _parted(key: bytes, names: list[bytes], labels: dict[bytes, str]) -> Iterator[list[bytes]]:
+    """Yield the members of each sample of one key: x.5.png with the label x.5.cls is one of its own."""
+    labelled = {_stem(name) for name in names if name in labels}
+    own = dict.fromkeys(_stem(name) for name in names if _ending(name) in IMAGES and _stem(name) in labelled)
+    if [*own] in ([], [key]):
+        yield names
+        return
+    for stem in own:
+        yield [name for name in names if _stem(name) == stem]
+    rest = [name for name in names if _stem(name) not in own]
+    if any(_ending(name) in IMAGES for name in rest):
+        yield rest
 
 
 def _listed(names: Sequence[bytes]) -> str:

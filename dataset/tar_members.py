@@ -100,7 +100,9 @@ def members(ranges: Ranges, path: object) -> Iterator[Member]:
                 begin = _behind_sparse(ranges, block, begin)
             if kind in (*FILES, *LINKS, b"S") and not name.endswith(b"/"):
                 unfit = "a sparse file of the tar" if sparse else "a link" if kind in LINKS else ""
-                yield Member(name=name.removeprefix(b"./"), offset=begin, size=size, unfit=unfit)
+                # `tar cf x.tar .` and `tar cf x.tar data/.` name members ./x and data/./x
+                plain = b"/".join(part for part in name.split(b"/") if part != b".")
+                yield Member(name=plain, offset=begin, size=size, unfit=unfit)
         offset = begin + -(-size // BLOCK) * BLOCK
         if offset > ranges.end:
             raise _cut(path, ranges, f"a member ends at byte {offset:,}")

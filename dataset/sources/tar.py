@@ -56,7 +56,7 @@ def missing(data: Path, split: str) -> str:
 def open(data: Path, split: str, *, labels: str | None = None, **how: Any) -> Split:
     """Open the images of data/<split>/*.tar, as dataset.sources.SourceModule says.
 
-    `labels` is the key of a sample's .json that holds its label, where it has no .cls. Raises UserError.
+    `labels` is the key of a sample's .json that holds its label, which is else in .cls. Raises UserError.
     """
     real = Path(os.path.realpath(data))
     folder = real / split
@@ -64,12 +64,12 @@ def open(data: Path, split: str, *, labels: str | None = None, **how: Any) -> Sp
         shards=TarShards(folder, samples=True, label_key=labels, **index_options(how)),
         named=class_names(folder, real),
         expected="a label is the number of a class or its name, in .cls or by --label-key",
-        without="no label: no .cls beside it, nor --label-key in its .json",
+        without=f"no label: no {labels} in its .json" if labels else "no label: no .cls beside it",
     )
     return labelled.open(
         real,
         split,
-        key=["tar", split, labels],
+        key=["tar 2", split, labels],  # as the index has it
         where=f"{folder}/*.tar",
         beside=shelf(folder, how["cache"]).beside("images"),
         **how,

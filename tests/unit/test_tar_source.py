@@ -71,7 +71,32 @@ def test_members_of_a_sample_are_grouped_wherever_they_are(tmp_path: Path) -> No
         "v1.0/y.JPG": ("ant", TWO),
         "m.jpg": ("cat", THREE),
     }
-    assert left_out(split) == []
+    assert left_out(split) == ["0.tar:m.mask.png\tnot read: the image of its sample is m.jpg"]
+
+
+def test_images_with_dots_in_their_names_are_samples_by_their_own_labels(tmp_path: Path) -> None:
+    """scale_0.png and scale_0.5.png have one key to WebDataset, which keeps one of them."""
+    own = {"s_0.png": ONE, "s_0.cls": b"a", "s_0.5.png": TWO, "s_0.5.cls": b"b", "d/v1.2.jpg": THREE}
+    split = opened(shards(tmp_path, {**own, "d/v1.2.cls": b"a", "d/v1.3.jpg": FOUR, "d/v1.txt": b""}))
+    assert samples(split) == {"s_0.png": ("a", ONE), "s_0.5.png": ("b", TWO), "d/v1.2.jpg": ("a", THREE)}
+    assert left_out(split) == ["0.tar:d/v1.3.jpg\tno label: no .cls beside it"]
+
+
+def test_images_with_dots_by_a_key_of_json(tmp_path: Path) -> None:
+    """A .cls is not read where --label-key is given."""
+    json_of = {"x.json": b'{"class": "cat"}', "x.1.json": b'{"class": "ant"}', "x.cls": b"0", "y.cls": b"1"}
+    split = opened(
+        shards(tmp_path, {"x.jpg": ONE, "x.1.jpg": TWO, "y.jpg": THREE, **json_of}), labels="class"
+    )
+    assert samples(split) == {"x.jpg": ("cat", ONE), "x.1.jpg": ("ant", TWO)}
+    assert left_out(split) == ["0.tar:y.jpg\tno label: no class in its .json"]
+
+
+def test_names_with_a_dot_as_a_folder_are_those_without(tmp_path: Path) -> None:
+    own = {"./a.jpg": ONE, "./a.cls": b"0", "d/./b.jpg": TWO, "d/b.cls": b"1", "././d/./c.jpg": THREE}
+    split = opened(shards(tmp_path, {**own, "../d/c.jpg": FOUR, "d/.hidden.jpg": ONE}))
+    assert samples(split) == {"a.jpg": ("0", ONE), "d/b.jpg": ("1", TWO)}
+    assert [line.partition("\t")[0] for line in left_out(split)] == ["0.tar:../d/c.jpg", "0.tar:d/c.jpg"]
 
 
 def test_a_key_in_two_shards_is_two_samples(tmp_path: Path) -> None:
@@ -116,8 +141,9 @@ def test_what_is_no_sample_is_left_out_by_name(tmp_path: Path) -> None:
         "1.tar:l.jpg\ta link",
         "1.tar:n\tno image among its members: n.cls, n.txt",
         "1.tar:s.jpg\ta sparse file of the tar",
-        "1.tar:t\t2 images in one sample: t.1.jpg, t.2.jpg",
-        "1.tar:u.jpg\tno label: no .cls beside it, nor --label-key in its .json",
+        "1.tar:t.1.jpg\t2 images in one sample: t.1.jpg, t.2.jpg",
+        "1.tar:t.2.jpg\t2 images in one sample: t.1.jpg, t.2.jpg",
+        "1.tar:u.jpg\tno label: no .cls beside it",
         "1.tar:w.jpg\tempty file",
     ]
 
