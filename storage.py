@@ -6,6 +6,7 @@ A scan that took the storage's faults for bad files would keep that, and trainin
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -39,6 +40,8 @@ OF_THE_FILE = frozenset(
 is said by the storage, the network or the machine, and would be said of any file."""
 PAUSES_S = (1.0, 4.0, 10.0)
 """Seconds before a read that the storage has failed is tried again: three times, within 15 s."""
+GO_ON = "go on with --resume auto once the storage is well"
+SCAN_AGAIN = "nothing was kept of this scan: mend that, and start again"
 PIECE = 1 << 20
 """Bytes that are read at once where only their being there matters."""
 
@@ -70,30 +73,32 @@ def lost(error: OSError, *, folder: bool) -> bool:
 
 def end_scan(error: BaseException, name: str) -> StorageFault:
     """Return the line that ends a scan."""
-    return fault(error, f"--data: {name}", "nothing was kept of this scan: mend that, and start again")
+    return fault(error, f"--data: {name}", SCAN_AGAIN)
 
 
-def patiently(action: Callable[[], Found], name: Callable[[], str]) -> Found:
+def patiently(action: Callable[[], Found], name: Callable[[], str], then: str = GO_ON) -> Found:
     """Return what `action` returns; where the storage fails it is tried again, after each of PAUSES_S.
 
-    Raises StorageFault with the `name` of what is read when the last one has failed; whatever is not the
-    storage's is raised as it is.
+    Raises StorageFault with the `name` of what is read, and with what to do `then`, when the last one has
+    failed; whatever is not the storage's is raised as it is.
     """
-    for pause_s in PAUSES_S:
+    for tries, pause_s in enumerate((*PAUSES_S, None), 1):
         try:
             return action()
         except Exception as error:
             if not failed(error):
                 raise
+            if pause_s is None or getattr(error, "errno", 0) == errno.EKEYREJECTED:  # no later answer differs
+                tried = f"tried {tries} times in {sum(PAUSES_S[: tries - 1]):.0f} s; " if tries > 1 else ""
+                raise fault(error, name(), f"{tried}{then}") from None
             _say_once(f"I/O error: {name()}: {error}; tried again for {sum(PAUSES_S):.0f} s")
         time.sleep(pause_s)
-    try:
-        return action()
-    except Exception as error:
-        if not failed(error):
-            raise
-        tried = f"tried {1 + len(PAUSES_S)} times in {sum(PAUSES_S):.0f} s"
-        raise fault(error, name(), f"{tried}; go on with --resume auto once the storage is well") from None
+    raise AssertionError("the last try returns or raises")
+
+
+def in_scan(action: Callable[[], Found], name: Callable[[], str]) -> Found:
+    """Return what `action` reads for a scan, as `patiently` does."""
+    return patiently(action, lambda: f"--data: {name()}", SCAN_AGAIN)
 
 
 def read_through(path: bytes) -> None:
@@ -111,4 +116,4 @@ def _say_once(line: str) -> None:
     global _has_said
     if not _has_said:
         _has_said = True
-        print(f"train.py: {line}", file=sys.stderr, flush=True)
+        print(f"{os.path.basename(sys.argv[0])}: {line}", file=sys.stderr, flush=True)

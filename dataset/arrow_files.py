@@ -11,12 +11,14 @@ import mmap
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import storage
 from contracts import UserError
+from dataset.walk import names_below
 from user_files import open_bytes, read_text
 
 ALIASES = {"val": ("validation", "val", "test")}
@@ -64,19 +66,15 @@ def find(data: Path, split: str) -> Place | None:
     """
     for name in ALIASES.get(split, (split,)):
         folder = data / name
-        try:
-            saved = sorted(own for own in os.listdir(folder) if own.endswith(".arrow"))
-        except OSError:
-            saved = []
-        names = [own for own in saved if not own.startswith((".", "cache-"))]
+        names = [
+            own for own in _listed(folder) if own.endswith(".arrow") and not own.startswith((".", "cache-"))
+        ]
         if names:
             return _whole(folder, _named_by_state(folder) or names)
-        try:
-            cached = sorted(os.listdir(data))
-        except OSError:
-            cached = []
         matches = [
-            found for own in cached if (found := OF_THE_CACHE.fullmatch(own)) and found["split"] == name
+            found
+            for own in _listed(data)
+            if (found := OF_THE_CACHE.fullmatch(own)) and found["split"] == name
         ]
         if len({found["name"] for found in matches}) > 1:
             first, *_, last = (found.string for found in matches)
@@ -86,6 +84,13 @@ def find(data: Path, split: str) -> Place | None:
         if matches:
             return _whole(data, [found.string for found in matches])
     return None
+
+
+def _listed(folder: Path) -> list[str]:
+    """Return the names in a folder; none where there is no such folder. Raises StorageFault."""
+    with suppress(OSError):
+        return names_below(folder)
+    return []
 
 
 def _named_by_state(folder: Path) -> list[str]:
@@ -133,7 +138,7 @@ def _whole(folder: Path, names: Sequence[str]) -> Place:
 
 
 class Opened:
-    """A mapped Arrow file, stream or not, while it is walked."""
+    """A mapped Arrow file, stream or not, while it is walked. It is opened with UserError, or OSError."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -142,17 +147,14 @@ class Opened:
             raise UserError("--source arrow needs the package pyarrow: pip install pyarrow") from None
         self._arrow: Any = pyarrow
         self.path = path
-        try:
-            with open_bytes(path) as file:
-                self.status = os.fstat(file.fileno())
-                self.size = self.status.st_size
-                head = file.read(8)
-                file.seek(max(self.size - 8, 0))
-                tail = file.read()
-                self._require_whole(head, tail)
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise storage.end_scan(error, str(path)) from None
+        with open_bytes(path) as file:
+            self.status = os.fstat(file.fileno())
+            self.size = self.status.st_size
+            head = file.read(8)
+            file.seek(max(self.size - 8, 0))
+            tail = file.read()
+            self._require_whole(head, tail)
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._buffer: Any = pyarrow.py_buffer(mapped)
         self.base = int(self._buffer.address)
         self._file = pyarrow.BufferReader(self._buffer)
@@ -212,6 +214,6 @@ class Damaged:
         """Begin."""
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, self.errors):
+        if isinstance(error, self.errors) and not storage.failed(error):
             said = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(f"--data: {self.path} is damaged: {said[:200]}; {AGAIN}") from None

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+import storage
 from contracts import Array, UserError
 from dataset import shard_index, walk
 from dataset.arrow_files import Opened, Place, read_json
@@ -40,8 +41,13 @@ class Schema:
 def read_schema(place: Place, label_key: str | None) -> Schema:
     """Return what the schema of the first shard says. Raises UserError."""
     path = place.folder / place.names[0]
-    with reading(path), Opened(path) as shard:
-        return schema_of(shard.schema, path, label_key)
+
+    def read() -> Schema:
+        with Opened(path) as shard:
+            return schema_of(shard.schema, path, label_key)
+
+    with reading(path):
+        return storage.in_scan(read, lambda: str(path))
 
 
 def schema_of(schema: Any, path: Path, label_key: str | None) -> Schema:

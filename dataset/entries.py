@@ -11,11 +11,11 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import storage
 from dataset import remote, walk
-from dataset.manifest import BROKEN_LINK, Rejected, is_url, printable
+from dataset.manifest import BROKEN_LINK, Rejected, is_url
 
 ReadAt = Callable[[int, int], bytes]
 """(offset, length) -> that many bytes of an entry, or fewer where it ends before."""
@@ -41,10 +41,10 @@ class Entries(Protocol):
         """Add to `visits` the files or folders below the scan's root that show a later change of entries."""
 
 
-def unreadable(path: bytes, error: Any) -> Rejected | storage.StorageFault:
-    """Return what a scan raises for an OSError, or PyAV's error, of a file."""
+def unreadable(path: bytes, error: OSError) -> Rejected | OSError:
+    """Return what is raised for an error of reading a file: the error where the file is not at fault."""
     if storage.failed(error) or (isinstance(error, PermissionError) and _shut_in(path)):
-        return storage.end_scan(error, printable(path))
+        return error
     broken = os.path.islink(path) and not os.path.exists(path)
     return Rejected(BROKEN_LINK if broken else f"cannot be read: {error.strerror}")
 
@@ -75,8 +75,8 @@ class Files:
     def opened(self, name: bytes) -> Iterator[tuple[int, ReadAt]]:
         """Open a file.
 
-        What is wrong with it, now or when a range is read, is raised as Rejected, and StorageFault where it
-        is not this file's fault.
+        What is wrong with it, now or when a range is read, is raised as Rejected, and OSError where it is not
+        this file's fault.
         """
         path = self.shown(name)
         if is_url(path):

@@ -25,6 +25,7 @@ from typing import Protocol, TextIO
 
 import numpy as np
 
+import storage
 from contracts import Array, UserError
 from dataset.manifest import printable
 from user_files import open_bytes, open_text, read_text
@@ -132,12 +133,16 @@ class List:
 
     def _opened(self) -> TextIO:
         path = self.path
-        try:
+
+        def opened() -> TextIO:
             with open_bytes(path) as file:
                 if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
                     raise UserError(f"--data: the list {path} is in UTF-16; save it as UTF-8")
             # names of files may be no UTF-8
             return open_text(path, "utf-8-sig", "surrogateescape", newline="")
+
+        try:
+            return storage.in_scan(opened, lambda: f"the list {path}")
         except OSError as error:
             why = error.strerror
             raise UserError(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import storage
 from contracts import UserError
 from user_files import open_bytes
 
@@ -142,6 +143,9 @@ class _Environment:
                 path, subdir=os.path.isdir(path), readonly=True, create=False, lock=False, readahead=False
             )
         except lmdb.Error as error:
+            failure = OSError(getattr(error, "code", 0), str(error), path)
+            if storage.failed(failure):
+                raise failure from None
             raise UserError(f"--data: {path} cannot be opened by LMDB: {error}") from None
 
 
@@ -185,6 +189,10 @@ class Store:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_held": None}
+
+    def open(self) -> None:
+        """Open the environment, as the first read does. Raises UserError and OSError."""
+        self._environment()
 
     def close(self) -> None:
         """Let go of the environment; it is closed when no other Store holds it."""

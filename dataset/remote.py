@@ -137,8 +137,9 @@ def _tried(url: str, action: Callable[[Any], T]) -> T:
         try:
             return action(system)
         except Exception as error:
+            # fsspec says so too where a web server did not answer: then what it raised that from tells
             cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
-            status = getattr(cause, "status", None)
+            status = _status(cause)
             if status in (404, 410) or (isinstance(cause, FileNotFoundError) and status is None):
                 raise FileNotFoundError(errno.ENOENT, "no such object", masked(url)) from None
             said = (
@@ -156,6 +157,14 @@ def _tried(url: str, action: Callable[[Any], T]) -> T:
                 raise OSError(errno.EREMOTEIO, said, masked(url)) from None
         time.sleep(pause_s * random.SystemRandom().uniform(1, 2))
     raise AssertionError("the last try returns or raises")
+
+
+def _status(error: BaseException) -> int | None:
+    """Return HTTP's status of an error of aiohttp's, botocore's or gcsfs's; None where it has none."""
+    response = getattr(error, "response", None)  # of botocore
+    known = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
+    status = getattr(error, "status", None) or known.get("HTTPStatusCode") or getattr(error, "code", None)
+    return status if isinstance(status, int) else None
 
 
 def head(url: str) -> Head:

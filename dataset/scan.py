@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -198,14 +199,18 @@ class Parser:
             if self.stop.value:
                 break
             name = blob[start:end]
+            called = partial(self._called, name)
             try:
-                rows.append(self.read(name))
+                rows.append(storage.in_scan(partial(self.read, name), called))
             except Rejected as why:
                 rows.append(self.left_out)
                 bad.append((self.shown(name), str(why)))
-            except OSError as error:  # the storage's fault, and not the entry's
-                raise storage.end_scan(error, manifest.printable(self.shown(name))) from error
+            except OSError as error:  # of a folder that may not be entered, and not the entry's
+                raise storage.end_scan(error, called()) from error
         return self.pack(rows), bad
+
+    def _called(self, name: bytes) -> str:
+        return manifest.printable(self.shown(name))
 
 
 def require_few(width: int, height: int, max_pixels: int) -> None:

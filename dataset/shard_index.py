@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -16,10 +17,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 import processes
-from contracts import Array
+import storage
+from contracts import Array, UserError
 from dataset import walk
 from dataset.beside import Beside
-from dataset.manifest import Manifest, Rejects, is_url
+from dataset.manifest import Manifest, Rejected, Rejects, is_url, printable
 from dataset.scan import Progress, reading, remembered
 from machine import cores
 
@@ -139,7 +141,7 @@ def open_index(
         threads = not any(map(is_url, shards)) and _bytes(root, shards) <= FEW
         workers = min(len(shards), 8 if threads else min(32, max(4 * int(cores()), 1)))
         with reading(root):
-            for shard in processes.results(walked, shards, workers, threads=threads):
+            for shard in processes.results(partial(_walked, walked, root), shards, workers, threads=threads):
                 found.append(shard)
                 say(len(found), len(shards), "reading shards")
         for name, shard in zip(shards, found, strict=True):
@@ -150,6 +152,15 @@ def open_index(
     return remembered(
         Index, root, [str(root), *key], fill, root=root, cache=cache, rescan=rescan, progress=progress
     )
+
+
+def _walked(walked: Walk, root: Path, name: str) -> Shard:
+    """Return what a shard holds; where the storage fails it is walked again. Raises UserError and OSError."""
+    called = printable(place_of(root, os.fsencode(name)))
+    try:
+        return storage.in_scan(partial(walked, name), lambda: called)
+    except Rejected as why:  # an object that is gone, or another one, since its head was asked for
+        raise UserError(f"--data: {called}: {why}; start again") from None
 
 
 def _write(

@@ -25,6 +25,7 @@ from dataset.sources import choose_source, source_named, what_holds
 from dataset.sources.folder import Folder
 from dataset.sources.list import Listed, ListedUrls
 from dataset.videos.published import UCF_LISTS
+from dataset.walk import is_folder
 from machine import memory_bytes
 
 Content = Literal["images", "videos", "instances", "keypoints"]
@@ -312,7 +313,7 @@ def _opener(settings: DataSettings, root: Path, split: Literal["train", "val"], 
     if content == "instances" or content == "keypoints":
         return _annotated_opener(settings, root, split, keypoints=content == "keypoints")
     must_be = holds(content, settings.source)
-    if not root.is_dir():
+    if not is_folder(root):
         raise UserError(
             f"--data {root}: {'is a file' if root.exists() else 'no such folder'}; it must be {must_be}"
         )

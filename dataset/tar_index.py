@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-import storage
 from contracts import UserError
 from dataset import bucket, remote, shard_index, walk
 from dataset.beside import Beside, Look, beside
@@ -40,7 +39,7 @@ PACKED = (".gz", ".tgz", ".bz2", ".xz", ".zst")
 
 def shards_of(folder: Path) -> list[str]:
     """Return the sorted names of the tar files of a folder. Raises UserError for compressed ones, OSError."""
-    names = sorted(os.listdir(folder))
+    names = walk.names_below(folder)
     for name in names:
         if name.endswith(PACKED) and (".tar." in name or name.endswith(".tgz")):
             with open_bytes(folder / name) as file:
@@ -157,11 +156,7 @@ def _walk(own: Shelf, name: str, *, samples: bool, label_key: str | None) -> Sha
         with remote.opened(own.urls[name], (head.size, head.number)) as (size, read_at):
             ranges = Ranges(read_at, size, REMOTE_WINDOW)
             return Shard(size, head.number, *_entries(ranges, name, own.folder.name, label_key, samples))
-    try:
-        opened = open_bytes(path)
-    except OSError as error:
-        raise storage.end_scan(error, str(path)) from None
-    with opened:
+    with open_bytes(path) as opened:
         status = os.fstat(opened.fileno())
         ranges = Ranges(lambda offset, length: os.pread(opened.fileno(), length, offset), status.st_size)
         entries = _entries(ranges, path, own.folder.name, label_key, samples)

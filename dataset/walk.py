@@ -9,6 +9,7 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -53,7 +54,7 @@ def labels(
     """
     names = []
     try:
-        for name in sorted(os.listdir(root)):
+        for name in names_below(root):
             path = os.fsencode(root / name)
             if name.startswith("."):
                 continue
@@ -81,6 +82,11 @@ def labels(
     return numbered(names, classes, f"{root} has class folder", f"{wanted}s")
 
 
+def names_below(folder: Path) -> list[str]:
+    """Return the sorted names in a folder. Raises OSError, and StorageFault."""
+    return sorted(storage.in_scan(partial(os.listdir, folder), lambda: printable(os.fsencode(folder))))
+
+
 def _is_media(name: str, wanted: str) -> bool:
     """Whether a file's name says that it is an image, or a video."""
     guessed = mimetypes.guess_type(name, strict=False)[0] or ""
@@ -96,11 +102,14 @@ def _holds_file(root: Path, name: str, visits: list[Visit]) -> bool:
 def is_folder(path: str | bytes | Path) -> bool:
     """Whether a path is a folder, or a link to one. Raises StorageFault: no answer is not a no."""
     try:
-        return stat.S_ISDIR(os.stat(path).st_mode)
-    except OSError as error:
-        if storage.failed(error):
-            raise storage.end_scan(error, printable(os.fsencode(path))) from None
+        return stat.S_ISDIR(_status(os.fsencode(path)).st_mode)
+    except OSError:
         return False
+
+
+def _status(path: bytes) -> os.stat_result:
+    """Return what a path is. Raises OSError, and StorageFault where the storage does not say it."""
+    return storage.in_scan(partial(os.stat, path), partial(printable, path))
 
 
 def numbered(
@@ -176,10 +185,15 @@ class FileList:
 
 
 def visit(root: bytes, name: bytes = b"") -> tuple[Visit, tuple[int, int]]:
-    """Return how a folder or file looks from outside, and which it is (device, inode). Raises OSError."""
+    """Return how a folder or file looks from outside, and which it is (device, inode).
+
+    Raises OSError, and StorageFault.
+    """
     path = os.path.join(root, name) if name else root  # an absolute name is one of a list
-    status = os.stat(path)
-    look = _look(path, status.st_size) if stat.S_ISREG(status.st_mode) else 0
+    status = _status(path)
+    look = 0
+    if stat.S_ISREG(status.st_mode):
+        look = storage.in_scan(partial(_look, path, status.st_size), partial(printable, path))
     return (os.fsdecode(name), status.st_mtime_ns, status.st_ino, look), (status.st_dev, status.st_ino)
 
 
@@ -284,7 +298,12 @@ def walk(
                 else:
                     visits.append(seen)
                     settle(seen[1])
-                    stack.append((entering + b"/", iter(_names_in(root, entering, reject))))
+                    names, odd = storage.in_scan(
+                        partial(_names_in, root, entering), partial(printable, root + b"/" + entering)
+                    )
+                    for path, why in odd:
+                        reject(path, why)
+                    stack.append((entering + b"/", iter(names)))
                     above.append(which)
             except OSError as error:
                 path = root + b"/" + entering
@@ -293,9 +312,9 @@ def walk(
                 reject(path, f"folder cannot be listed: {error.strerror}")
             entering = None
             continue
-        prefix, names = stack[-1]
+        prefix, rest = stack[-1]
         files: list[bytes] = []
-        for name in names:
+        for name in rest:
             if name.endswith(b"/"):
                 entering = prefix + name[:-1]
                 break
@@ -309,15 +328,19 @@ def walk(
             yield files
 
 
-def _names_in(root: bytes, folder: bytes, reject: Reject) -> list[bytes]:
-    """Return the names in a folder; those of folders end in a slash, and so sort as their files' paths do."""
+def _names_in(root: bytes, folder: bytes) -> tuple[list[bytes], list[tuple[bytes, str]]]:
+    """Return the names in a folder, and what is no file, with the reason.
+
+    Names of folders end in a slash, and so sort as their files' paths do. Raises OSError.
+    """
     names = []
+    odd: list[tuple[bytes, str]] = []
     with os.scandir(root + b"/" + folder) as entries:
         for entry in entries:
             if entry.name.startswith(b"."):
                 continue
             if os.fsdecode(entry.name) in OF_THE_STORAGE:
-                reject(entry.path, NO_DATA)
+                odd.append((entry.path, NO_DATA))
                 continue
             try:
                 if entry.is_dir():
@@ -326,9 +349,9 @@ def _names_in(root: bytes, folder: bytes, reject: Reject) -> list[bytes]:
                 elif entry.is_file() or entry.is_symlink():
                     names.append(entry.name)
                 else:
-                    reject(entry.path, "no regular file")
+                    odd.append((entry.path, "no regular file"))
             except OSError as error:  # for example a link to itself
                 if storage.failed(error):
                     raise
-                reject(entry.path, f"cannot be read: {error.strerror}")
-    return sorted(names)
+                odd.append((entry.path, f"cannot be read: {error.strerror}"))
+    return sorted(names), odd

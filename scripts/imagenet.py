@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import storage
 from contracts import Split, UserError
 from dataset import walk
 from dataset.entries import Files, ReadAt
@@ -241,7 +242,7 @@ def open_imagenet(
         if isinstance(container, Archive):
             container.name_rejected(rejects)
         with reading(real):
-            names = container.names()
+            names = storage.in_scan(container.names, lambda: str(real))
         require_names(split, names, any_count=any_count)
         labels = walk.numbered(
             sorted({os.fsdecode(name.partition(b"/")[0]) for name in names}), classes, "val has class"

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +28,7 @@ from typing import Any, Protocol
 import filelock
 import numpy as np
 
+import storage
 from config import build
 from contracts import Source, Split, UserError
 from dataset.beside import beside
@@ -61,12 +63,18 @@ def digest(content: bytes) -> bytes:
 def read_ahead(source: Source, samples: Iterable[int]) -> Iterator[bytes]:
     """Yield the bytes of samples in their order, a few more under way in threads than there are of these."""
     rest = iter(samples)
+
+    def read(sample: int) -> bytes:
+        return storage.patiently(
+            partial(source.read, sample), partial(source.name, sample), "the same command goes on"
+        )
+
     with ThreadPoolExecutor(THREADS) as pool:
-        jobs = deque[Future[bytes]](pool.submit(source.read, sample) for sample in islice(rest, 2 * THREADS))
+        jobs = deque[Future[bytes]](pool.submit(read, sample) for sample in islice(rest, 2 * THREADS))
         try:
             while jobs:
                 yield jobs.popleft().result()
-                jobs.extend(pool.submit(source.read, sample) for sample in islice(rest, 1))
+                jobs.extend(pool.submit(read, sample) for sample in islice(rest, 1))
         finally:
             pool.shutdown(cancel_futures=True)
 

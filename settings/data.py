@@ -46,7 +46,7 @@ class Data(Settings):
     """Labels of the images in an LMDB: prefix = what comes before the first / of a key; else the path of a
     list with lines 'key label'. Default: prefix."""
     label_key: str | None = None
-    """Labels of the images in tar shards that have no .cls: the value of this key in the .json of a sample.
+    """Labels of the images in tar shards: the value of this key in the .json of a sample, in place of .cls.
     Of Arrow files the column of the labels, where it is no single ClassLabel."""
     manifest_dir: Path | None = None
     """Folder that keeps the scanned columns. It may not lie inside --data. Default:

@@ -9,7 +9,6 @@ Must not know orders or windows: it is told sample ids.
 from __future__ import annotations
 
 import threading
-import time
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -21,7 +20,7 @@ from contracts import Array, UserError
 from dataset.entries import Entries
 from dataset.images import headers
 from dataset.images.columns import Header, Unread
-from dataset.manifest import Rejected
+from dataset.manifest import Rejected, printable
 from dataset.scan import require_few
 from machine import cores
 from processes import Pool
@@ -115,16 +114,19 @@ class Reading:
 
     def _header(self, name: bytes) -> Header:
         """Return the header of an entry; where the storage fails it is tried again, as other reads are."""
-        for pause_s in (*storage.PAUSES_S, None):
-            try:
-                with self._entries.opened(name) as (size, read_at):
-                    header = headers.read_header(size, read_at)
-                require_few(header.width, header.height, self._max_pixels)
-                return header
-            except Rejected:
-                return UNREADABLE
-            except storage.StorageFault as fault:
-                said = str(fault).rpartition("; ")[0]  # without what ends a scan
-            if pause_s is not None:
-                time.sleep(pause_s)
-        raise storage.StorageFault(f"{said}; go on with --resume auto once the storage is well")
+
+        def read() -> Header:
+            with self._entries.opened(name) as (size, read_at):
+                header = headers.read_header(size, read_at)
+            require_few(header.width, header.height, self._max_pixels)
+            return header
+
+        def called() -> str:
+            return f"--data: {printable(self._entries.shown(name))}"
+
+        try:
+            return storage.patiently(read, called)
+        except Rejected:
+            return UNREADABLE
+        except OSError as error:  # of a folder that may not be entered
+            raise storage.fault(error, called(), storage.GO_ON) from None

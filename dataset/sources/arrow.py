@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import storage
 from contracts import Split, UserError
 from dataset.arrow_files import Place, find
 from dataset.arrow_index import open_index, read_schema
@@ -43,13 +43,20 @@ def _open_index(data: Path, split: str, **how: Any) -> Index:
 
 def missing(data: Path, split: str) -> str:
     """Return what is not there: files of that split; `open` says which of several are missing."""
-    with suppress(UserError):
-        return "" if find(data, split) else f"{split}/*.arrow"
-    return ""
+    try:
+        return "" if _find(data, split) else f"{split}/*.arrow"
+    except storage.StorageFault:
+        raise
+    except UserError:
+        return ""
+
+
+def _find(data: Path, split: str) -> Place | None:
+    return storage.in_scan(partial(find, data, split), lambda: str(data))
 
 
 def _found(data: Path, split: str) -> Place:
-    place = find(data, split)
+    place = _find(data, split)
     if place is None:
         raise UserError(f"--data {data}: has no {split}/*.arrow; it must be {HOLDS}")
     return place

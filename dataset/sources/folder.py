@@ -151,7 +151,7 @@ def open_folder(
     dataset.images.scan.open_images. Raises UserError.
     """
     real = Path(os.path.realpath(root))
-    if not real.is_dir():
+    if not walk.is_folder(real):
         raise UserError(
             f"--data: {root} {'is no folder' if real.exists() else 'does not exist'}; "
             f"images are expected in {root}/<class>/"

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import storage
 from contracts import Split, UserError
 from dataset import walk
 from dataset.beside import beside
@@ -64,8 +65,13 @@ class Values:
 
     def files(self) -> Sequence[Path]:
         """Return the file of the store. Raises UserError where it is still being written."""
-        require_no_writer(self.store.path)
-        return [data_file(self.store.path)]
+        path = self.store.path
+
+        def look() -> Path:
+            require_no_writer(path)
+            return data_file(path)
+
+        return [storage.in_scan(look, lambda: str(path))]
 
     def close(self) -> None:
         """Let go of the store."""
@@ -101,12 +107,12 @@ def open(
     """
     real = Path(os.path.realpath(data))
     path = real / f"{split}.lmdb"
+    values = Values(real, split)
     try:
-        before = checked(path)
-        require_no_writer(path)
+        before = _meta(path)
+        files = values.files()
     except OSError as error:
         raise UserError(f"--data: {path} cannot be read: {error.strerror}") from None
-    values = Values(real, split)
     entries = StoredEntries(real, lambda _: values, split)
     list_of = None if labels in (None, PREFIX) else Path(os.path.realpath(str(labels)))
     if list_of is None:
@@ -126,7 +132,7 @@ def open(
             where=str(path),
             classes=classes,
             listed=list_of is not None,
-            beside=beside(real, split, "images", values.files()) if list_of is None else None,
+            beside=beside(real, split, "images", files) if list_of is None else None,
             **how,
         )
     _unchanged(path, before)
@@ -136,9 +142,13 @@ def open(
     )
 
 
+def _meta(path: Path) -> Meta:
+    return storage.in_scan(partial(checked, path), lambda: str(path))
+
+
 def _unchanged(path: Path, before: Meta) -> None:
     """Raise UserError where a store was written to while it was scanned."""
-    now = checked(path)
+    now = _meta(path)
     if now != before:
         raise UserError(
             f"--data: {path} is still being written: transaction {before.transaction} became "
@@ -160,6 +170,7 @@ def source(columns: Any, read_delay_s: float = 0.0) -> Stored:
 
 def _samples(values: Values) -> Iterator[bytes]:
     """Yield the keys of samples, in the order of their bytes. Raises UserError where the first is no file."""
+    storage.in_scan(values.store.open, lambda: str(values.store.path))
     keys = (key for key in values.store if key not in ABOUT)
     for first in islice(keys, 1):
         with values.store.value(first) as value:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from dataset.lists import class_names
 from dataset.sources._shards import Labelled, Shards, index_options
 from dataset.sources._stored import Stored, StoredEntries, split_of
 from dataset.tar_index import PACKED, open_index, shelf, urls_of
+from dataset.walk import names_below
 
 FILES = False
 HOLDS = "a folder with tar shards, train/*.tar and val/*.tar, or train/shards.txt with their URLs"
@@ -45,10 +47,9 @@ class TarShards(Shards):
 
 def missing(data: Path, split: str) -> str:
     """Return what is not there: shards in a folder of that name; `open` refuses compressed ones."""
-    try:
-        names = os.listdir(data / split)
-    except OSError:
-        names = []
+    names: list[str] = []
+    with suppress(OSError):
+        names = names_below(data / split)
     endings = (".tar", *(f".tar{ending}" for ending in PACKED), ".tgz")
     return "" if SHARDS in names or any(name.endswith(endings) for name in names) else f"{split}/*.tar"
 

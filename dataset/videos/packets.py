@@ -77,8 +77,8 @@ LEFT_OUT = Times((-1, *[0] * (len(RECORD.names or ()) - 1)), np.zeros(0, np.int6
 def read(path: bytes) -> Times:
     """Return what the packets of one file say.
 
-    Raises Rejected when it is no video that can be played from its first frame, and StorageFault where that
-    is not the file's fault.
+    Raises Rejected when it is no video that can be played from its first frame, and OSError where that is
+    not the file's fault.
     """
     try:
         with suppress(av.error.FFmpegError, Rejected):

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
+import storage
 from tests.unit.folders import cache, root, synced  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storage that fails is tried again at once, as often as in a run."""
+    monkeypatch.setattr(storage, "PAUSES_S", (0.0,) * len(storage.PAUSES_S))
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ from dataset import bucket, remote
 from dataset.kept import USED, Kept
 from dataset.splits import are_files, open_splits
 from loaders import open_loader
+from loaders._reads import read
 from plan.images import ImagePlan, ImagePolicy
 from scripts import pack
 from tests.conformance import scenes
@@ -243,6 +244,46 @@ def test_what_is_missing_or_cannot_be_read_ends_in_a_line(
 
 def _read_of(source: Any) -> list[bytes]:
     return all_read(source)
+
+
+class Answered(Exception):
+    """What botocore raises: the status is in its answer."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__("An error occurred")
+        self.response = {"ResponseMetadata": {"HTTPStatusCode": status}}
+
+
+@pytest.mark.parametrize(("status", "asked"), [(404, 1), (503, 4)], ids=["gone", "not-now"])
+def test_an_object_that_is_gone_is_named_at_once(
+    status: int, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By file systems that raise FileNotFoundError from their library's error, as s3fs does."""
+    fsspec = pytest.importorskip("fsspec")
+    times = []
+
+    class Bucket(fsspec.AbstractFileSystem):  # type: ignore[misc]
+        protocol = f"bucket{status}"
+
+        def cat_file(self, path: str, start: Any = None, end: Any = None, **how: Any) -> bytes:
+            times.append(path)
+            raise FileNotFoundError(path) from Answered(status)
+
+    fsspec.register_implementation(Bucket.protocol, Bucket)
+    with pytest.raises(OSError, match="no such object" if status == 404 else "HTTP 503") as caught:
+        remote.read(f"bucket{status}://pets/train/0.tar", 0, 9)
+    assert len(times) == asked and isinstance(caught.value, FileNotFoundError) == (status == 404)
+
+
+def test_a_shard_that_is_gone_while_it_is_read_is_named(server: Server, tmp_path: Path) -> None:
+    shards(server.root)
+    source = opened(server.url, tmp_path)["train"].source
+    source.read(0)
+    (server.root / "train" / "0.tar").unlink()
+    before = server.asked.total()
+    said = refused(lambda: read(source, 0))
+    assert "/train/0.tar:" in said and ": no such object; put it back" in said
+    assert server.asked.total() - before <= 1, "it is not asked for again"
 
 
 def test_nothing_is_open_before_a_fork(server: Server, tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,12 @@ from contracts import UserError
 from dataset.coco import annotation_file
 from dataset.coco.scan import open_coco
 from dataset.sources.folder import open_folder
+from dataset.splits import open_split
 from dataset.videos import packets
 from dataset.videos.scan import open_videos
+from loaders._reads import read
+from tests.conformance.scenes import small
+from tests.conformance.sources import LAYOUTS, all_read, here
 from tests.unit.coco_files import write_coco
 from tests.unit.video_files import make
 
@@ -42,6 +48,63 @@ def ends_without_a_trace(open_: Open, data: Path, cache: Path, named: str) -> No
     said = str(caught.value)
     assert "I/O error: --data: " in said and named in said and "\n" not in said
     assert not list(cache.rglob("manifest.json")) and not list(cache.rglob("tmp-*"))
+
+
+def failing_for_a_moment(
+    call: str, first: int, number: int, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """Let two calls of os for paths of the data fail, behind the `first` ones; returns these paths."""
+    real = getattr(os, call)
+    asked: list[str] = []
+
+    def fails(path: Any, *more: Any, **named: Any) -> Any:
+        where = os.readlink(f"/proc/self/fd/{path}") if isinstance(path, int) else os.fsdecode(path)
+        if where.startswith(str(data)):
+            asked.append(where)
+            if first < len(asked) <= first + 2:
+                raise OSError(number, os.strerror(number), where)
+        return real(path, *more, **named)
+
+    monkeypatch.setattr(os, call, fails)
+    return asked
+
+
+@pytest.mark.parametrize("form", [name for name in LAYOUTS if name != "toy" and here(name)])
+def test_a_moment_of_failing_storage_changes_nothing(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it is scanned and while it is read, in every source: what failed is tried again."""
+    data = tmp_path.resolve() / "data"
+    files = {f"{'ab'[place % 2]}/{name}.jpg": one for place, (name, one) in enumerate(small(5).items())}
+    LAYOUTS[form].write(data, "train", files)
+    failed = 0
+    for number, call in enumerate(("open", "pread", "stat", "fstat", "listdir", "scandir", "read")):
+        error = (errno.EIO, errno.ESTALE)[number % 2]
+        for first in (0, 2, 5):
+            with monkeypatch.context() as sick:
+                asked = failing_for_a_moment(call, first, error, data, sick)
+                split = open_split(data / "train", source=form, cache=tmp_path / f"{call}-{first}")
+                failed += len(asked) > first
+            assert sorted(all_read(split.source)) == sorted(files.values()) and not split.columns.rejected
+            again = pickle.loads(pickle.dumps(split.source))
+            with monkeypatch.context() as sick:
+                asked = failing_for_a_moment(call, first, error, data, sick)
+                contents = [read(again, sample) for sample in range(len(again))]
+                failed += len(asked) > first
+            assert sorted(contents) == sorted(files.values())
+    assert failed > 5
+
+
+def test_storage_that_fails_for_good_ends_a_read_with_words_of_a_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path.resolve() / "data"
+    LAYOUTS["tar"].write(data, "train", {"a/x.jpg": next(iter(small(1).values()))})
+    source = open_split(data / "train", source="tar", cache=tmp_path / "cache").source
+    failing("pread", b"", errno.ESTALE, monkeypatch)
+    with pytest.raises(UserError, match=r"x\.jpg cannot be read: Stale file handle; tried 4 times") as caught:
+        read(source, 0)
+    assert str(caught.value).endswith("go on with --resume auto once the storage is well")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +166,7 @@ def test_videos_of_which_ffmpeg_says_something_else(tmp_path: Path, monkeypatch:
     assert packets.read(path).record[0] > 0
     ends.append(packets.Rejected("cut short"))
     monkeypatch.setattr(packets.storage, "read_through", fails)
-    with pytest.raises(UserError, match=r"I/O error: --data: .*0\.mp4"):
+    with pytest.raises(OSError, match="Input/output error"):
         packets.read(path)
 
 
@@ -138,4 +201,4 @@ def test_what_a_worker_says_of_storage_says_who_speaks(
 ) -> None:
     monkeypatch.setattr(storage, "_has_said", False)
     storage._say_once("I/O error")
-    assert capsys.readouterr().err == "train.py: I/O error\n"
+    assert capsys.readouterr().err == f"{os.path.basename(sys.argv[0])}: I/O error\n"
