@@ -30,6 +30,10 @@ R = TypeVar("R")
 
 GRACE_S = 1.0
 """Seconds in which a process that is told to end may finish what it is doing."""
+KILLED = (
+    "memory was short, or a file that it had mapped (an LMDB, an Arrow file) was cut short or cannot be read"
+)
+"""Why the system kills a process that reads."""
 NICE = 10
 """Niceness of a process that works beside a run, so that the loaders' processes come first."""
 _FORKING = threading.Lock()

@@ -150,6 +150,7 @@ def open_index(
         lambda name: _walk(folder / name, expected, label_key, samples=samples),
         key=["arrow", *place.names[:1], samples, label_key],
         samples=samples,
+        mapped=True,
         cache=cache,
         rescan=rescan,
         progress=progress,

@@ -41,6 +41,11 @@ class Meta:
     page_size: int  # bytes
     pages: int
 
+    @property
+    def size(self) -> int:
+        """Return the bytes that the file has at least."""
+        return max(self.pages, 2) * self.page_size
+
 
 def data_file(store: Path) -> Path:
     """Return the file that holds an environment, which is that file or a folder with data.mdb."""
@@ -61,10 +66,9 @@ def checked(store: Path) -> Meta:
     if len(second) == HEADER + META.size:
         metas.append(_meta(second, path))
     found = max(metas, key=lambda meta: meta.transaction)
-    whole = max(found.pages, 2) * found.page_size
-    if size < whole:
+    if size < found.size:
         raise UserError(
-            f"--data: {path} is cut short, or still being copied: it has {size:,} bytes of {whole:,}; "
+            f"--data: {path} is cut short, or still being copied: it has {size:,} bytes of {found.size:,}; "
             "copy it again (mdb_copy -c, where it is whole)"
         )
     return found
@@ -138,6 +142,7 @@ class _Environment:
             raise UserError("--source lmdb needs the package lmdb: pip install lmdb") from None
         self.process = os.getpid()
         self.error: type[Exception] = lmdb.Error
+        self.grown: type[Exception] = lmdb.MapResizedError
         try:
             self.opened: Any = lmdb.open(
                 path, subdir=os.path.isdir(path), readonly=True, create=False, lock=False, readahead=False
@@ -178,13 +183,15 @@ def _environment(path: str) -> _Environment:
 class Store:
     """The values of an environment by key, for many processes and threads. Pickled as its path.
 
-    Nothing is open before the first read. One that was scanned under a `transaction` is refused where it is
-    opened under another one.
+    Nothing is open before the first read. One that was `scanned` is refused at any read where it is another
+    one by then: its values may be those of other labels.
     """
 
-    def __init__(self, path: Path, transaction: int | None = None) -> None:
+    def __init__(self, path: Path, scanned: Meta | None = None) -> None:
         self.path = path
-        self.transaction = transaction
+        self.scanned = scanned
+        self._file = ""
+        self._size = 0  # bytes that the file had when it was opened, at least
         self._held: _Environment | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -201,23 +208,39 @@ class Store:
     def _environment(self) -> _Environment:
         held = self._held
         if held is None or held.process != os.getpid():
-            # first: a page beyond the end of the file would end the process
-            found = checked(self.path).transaction
-            if self.transaction not in (None, found):
-                raise UserError(
-                    f"--data: {self.path} was written to after it was scanned; start again, "
-                    "which scans it anew"
-                )
+            found = checked(self.path)
+            if self.scanned not in (None, found):
+                raise self._written_to()
             held = _environment(os.path.realpath(self.path))
+            self._file = str(data_file(self.path))
+            self._size = found.size
             self._held = held
         return held
+
+    def _written_to(self) -> UserError:
+        if self.scanned is None:
+            return UserError(f"--data: {self.path} is still being written; start when it is complete")
+        return UserError(
+            f"--data: {self.path} was written to after it was scanned; start again, which scans it anew"
+        )
 
     @contextmanager
     def _transaction(self) -> Iterator[Any]:
         environment = self._environment()
+        # first: to read a page beyond the end of the file would end the process by a bus error
+        if os.stat(self._file).st_size < self._size:
+            raise self._written_to()
         try:
             with environment.opened.begin(buffers=True) as transaction:
+                now = environment.opened.info()
+                if self.scanned is not None and (now["last_txnid"], now["last_pgno"] + 1) != (
+                    self.scanned.transaction,
+                    self.scanned.pages,
+                ):
+                    raise self._written_to()
                 yield transaction
+        except environment.grown:
+            raise self._written_to() from None
         except environment.error as error:
             raise UserError(f"--data: {self.path} is damaged: {error}; write or copy it again") from None
 

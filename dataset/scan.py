@@ -236,8 +236,7 @@ def each_file(
             say(min(first + parser.step, total), total, f"reading {parser.what}")
     except BrokenProcessPool:
         raise UserError(
-            f"a process that reads {parser.what} was killed, as the system does when memory is short: "
-            "free some, and start again"
+            f"a process that reads {parser.what} was killed: {processes.KILLED}; mend that, and start again"
         ) from None
     finally:
         parser.stop.value = True  # first: who is in the middle of a part then ends after its file

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -114,6 +115,7 @@ def open_index(
     *,
     key: list[Any],
     samples: bool,
+    mapped: bool = False,
     packed: Beside | None = None,
     mtime_of: Callable[[str], int] | None = None,
     cache: Path,
@@ -125,6 +127,7 @@ def open_index(
     `names(visits)` lists them, and adds what shows a change; `key` (JSON values) is what the walk depends on
     beside them. Entries are the images of `samples`, with their labels, or all images by their names. Where
     one has no name, or two samples have the same, each is named by its shard and its own name, or its row.
+    Shards that are `mapped` are walked in processes: the system ends one whose mapping cannot be read.
     The columns `packed` beside these shards are taken in place of a walk; `mtime_of` a shard's name is
     then what the index keeps of it. Raises UserError.
     """
@@ -138,12 +141,19 @@ def open_index(
                 return taken
         found = []
         # this process will fork again: what reads URLs is not to be started in it
-        threads = not any(map(is_url, shards)) and _bytes(root, shards) <= FEW
+        threads = not mapped and not any(map(is_url, shards)) and _bytes(root, shards) <= FEW
         workers = min(len(shards), 8 if threads else min(32, max(4 * int(cores()), 1)))
-        with reading(root):
-            for shard in processes.results(partial(_walked, walked, root), shards, workers, threads=threads):
-                found.append(shard)
-                say(len(found), len(shards), "reading shards")
+        work = partial(_walked, walked, root)
+        try:
+            with reading(root):
+                for shard in processes.results(work, shards, workers, threads=threads):
+                    found.append(shard)
+                    say(len(found), len(shards), "reading shards")
+        except BrokenProcessPool:
+            raise UserError(
+                f"--data: a process that reads the shards of {root} was killed: {processes.KILLED}; "
+                "mend that, and start again"
+            ) from None
         for name, shard in zip(shards, found, strict=True):
             for member, why in shard.rejects:
                 rejects(place_of(root, os.fsencode(name)) + b":" + member, why)

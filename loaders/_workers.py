@@ -400,12 +400,17 @@ def died(process: Any, files: str) -> str:
         if code < 0
         else f"ended with exit code {code}"
     )
-    advice = (
-        "the system kills workers when memory is short: "
-        "--max-pixels leaves out files that take much, and fewer --workers need less"
-        if code == -signal.SIGKILL
-        else "if it ends there again, take that file away"
-    )
+    advice = "if it ends there again, take that file away"
+    if code == -signal.SIGKILL:
+        advice = (
+            "the system kills workers when memory is short: "
+            "--max-pixels leaves out files that take much, and fewer --workers need less"
+        )
+    elif code == -signal.SIGBUS:  # whatever the sample: it is the mapping that has no page there
+        advice = (
+            "a store that it has mapped, an LMDB, was cut short or cannot be read: copy it again, whole; or "
+            "/dev/shm is full"
+        )
     return (
         f"a worker process (pid {process.pid}) {how}, busy with {files}; {advice}; go on with --resume auto"
     )

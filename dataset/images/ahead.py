@@ -23,7 +23,7 @@ from dataset.images.columns import Header, Unread
 from dataset.manifest import Rejected, printable
 from dataset.scan import require_few
 from machine import cores
-from processes import Pool
+from processes import KILLED, Pool
 
 TOGETHER = 64
 """Samples of a task."""
@@ -66,8 +66,8 @@ class Headers:
                 ) from None
             except BrokenProcessPool:
                 raise UserError(
-                    "a process that reads headers was killed, as the system does when memory is short: free "
-                    "some, and go on with --resume auto"
+                    f"a process that reads headers was killed: {KILLED}; mend that, and go on with "
+                    "--resume auto"
                 ) from None
         with self._lock:
             for sample in waited:

@@ -45,8 +45,8 @@ _ARROWS_FIELD = struct.pack("<I", 4) + b"list\0"
 class Values:
     """The values of data/<split>.lmdb by key: a dataset.sources._stored.Container."""
 
-    def __init__(self, data: Path, split: str, transaction: int | None = None) -> None:
-        self.store = Store(data / f"{split}.lmdb", transaction)
+    def __init__(self, data: Path, split: str, scanned: Meta | None = None) -> None:
+        self.store = Store(data / f"{split}.lmdb", scanned)
 
     @contextmanager
     def opened(self, key: bytes) -> Iterator[tuple[int, ReadAt]]:
@@ -138,7 +138,7 @@ def open(
     _unchanged(path, before)
     return Split(
         columns=columns,
-        source=Stored(columns, Values(real, split, before.transaction), read_delay_s=read_delay_s),
+        source=Stored(columns, Values(real, split, before), read_delay_s=read_delay_s),
     )
 
 
@@ -164,7 +164,7 @@ def entries(data: Path, cache: Path) -> StoredEntries:
 def source(columns: Any, read_delay_s: float = 0.0) -> Stored:
     """Return the bytes of the values that the columns of COCO's images name."""
     split = split_of(columns)
-    values = Values(columns.root, split)
+    values = Values(columns.root, split, _meta(columns.root / f"{split}.lmdb"))
     return Stored(columns, values, prefix=os.fsencode(split) + b"/", read_delay_s=read_delay_s)
 
 

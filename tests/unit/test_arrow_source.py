@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 
 from config import build
 from contracts import Split, UserError
+from dataset.arrow_files import Opened
 from dataset.splits import open_split, open_splits
 from tests.conformance import scenes
 from tests.conformance.sources import Row, write_arrow
@@ -47,6 +50,24 @@ def samples(split: Split) -> dict[str, tuple[str, bytes]]:
 def left_out(split: Split) -> list[str]:
     lines = (split.columns.folder / "rejected.txt").read_text(encoding="utf-8").splitlines()
     return [line.rpartition("/train/")[2] for line in lines]
+
+
+def test_a_shard_that_is_cut_short_while_it_is_walked_ends_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bus error ends whoever reads a page that is gone: a process of its own, however small the shards."""
+    home = os.getpid()
+
+    def cut(shard: Opened) -> Any:
+        assert os.getpid() != home
+        faulthandler.disable()
+        os.kill(os.getpid(), signal.SIGBUS)
+
+    write_arrow(tmp_path / "data" / "train" / "data-00000-of-00001.arrow", ROWS, CLASSES)
+    monkeypatch.setattr(Opened, "batches", cut)
+    assert "was killed: memory was short, or a file that it had mapped" in refused(
+        lambda: opened(tmp_path / "data")
+    )
 
 
 def test_what_save_to_disk_leaves(tmp_path: Path) -> None:

@@ -10,12 +10,14 @@ import time
 import weakref
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from contracts import Rows, UserError
+from loaders._workers import died
 from loaders.videos._deal import AHEAD, AT_ONCE, EARLY, GUESS_COUNTS, RECENT, Deal, Pace, Unit
 from loaders.videos._pool import QUEUED, SLOTS, Pool
 from loaders.videos.exact import exact
@@ -302,6 +304,14 @@ def test_what_goes_wrong_reaches_whoever_waits() -> None:
     with pytest.raises(UserError, match="was ended by signal 9"):
         pool.result(units[-1])  # which no worker had begun
     pool.close()
+
+
+def test_a_bus_error_is_blamed_on_a_mapped_store_and_on_no_sample() -> None:
+    ended = SimpleNamespace(pid=7, exitcode=-signal.SIGBUS)
+    said = died(ended, "train.lmdb:a/x.jpg")
+    assert "was ended by signal 7" in said and "a store that it has mapped, an LMDB, was cut short" in said
+    assert "take that file away" not in said
+    assert "take that file away" in died(SimpleNamespace(pid=7, exitcode=-signal.SIGSEGV), "x.jpg")
 
 
 def test_what_the_source_raises_reaches_whoever_waits() -> None:

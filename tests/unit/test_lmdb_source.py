@@ -175,6 +175,47 @@ def test_a_transaction_is_seen_whatever_the_date(tmp_path: Path) -> None:
     assert len(opened(data).columns) == 3
 
 
+SWAP = """
+first, second = (store.get(key) for key in (b"a/small-000", b"b/small-001"))
+store.put(b"a/small-000", second)
+store.put(b"b/small-001", first)
+"""
+GROW = "for number in range(3000): store.put(b'c/%d' % number, bytes(4000))"
+
+
+def written_to(path: Path, lines: str) -> None:
+    """Do this to a store in one transaction of another process."""
+    code = "import lmdb, sys\nwith lmdb.open(sys.argv[1], map_size=1 << 32) as opened:\n"
+    code += "    with opened.begin(write=True) as store:\n        exec(sys.argv[2])"
+    subprocess.run([sys.executable, "-c", code, str(path), lines], check=True)
+
+
+@pytest.mark.parametrize("opened_before", [False, True], ids=["first-read", "later-read"])
+@pytest.mark.parametrize("change", [SWAP, GROW, "cut"], ids=["swapped", "grown", "cut"])
+def test_a_store_that_changes_under_a_run_is_refused_at_the_next_read(
+    change: str, opened_before: bool, tmp_path: Path
+) -> None:
+    """Values under other keys have another label; what is cut short would end the process."""
+    data = data_of(tmp_path)
+    found = opened(data).source
+    if opened_before:
+        assert found.read(0) == IMAGES["a/small-000"]
+    file = data / "train.lmdb" / "data.mdb"
+    if change == "cut":
+        os.truncate(file, 8192)
+    else:
+        written_to(data / "train.lmdb", change)
+    said = refused(lambda: found.read(0))
+    assert "is cut short" in said if change == "cut" and not opened_before else "was written to after" in said
+
+
+def test_a_store_that_grows_under_a_scan_is_not_called_damaged(tmp_path: Path) -> None:
+    store = Store(data_of(tmp_path) / "train.lmdb")
+    assert len([*store]) == 4
+    written_to(store.path, GROW)
+    assert "is still being written" in refused(lambda: [*store])
+
+
 def test_there_may_be_more_readers_than_the_table_has(tmp_path: Path) -> None:
     store = Store(data_of(tmp_path) / "train.lmdb")
     with ExitStack() as stack:
