@@ -69,7 +69,7 @@ class Reporter:
             why = "the ranks could not meet to add them up before last.pt was saved"
             console.warn(f"metrics.jsonl has no losses of {steps}: {why}")
         first_new = None if resumed_at is None else resumed_at + 1
-        board = Boards(output, description, enabled=here, purge_step=first_new)
+        board = Boards(output, description, enabled=here, purge_step=first_new, warn=console.warn)
         return Reporter(
             world=world,
             console=console,

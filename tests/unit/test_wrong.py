@@ -8,6 +8,7 @@ import io
 import json
 import runpy
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -188,7 +189,7 @@ def test_trackers_get_what_tensorboard_gets(
         pytest.skip(f"{name} is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    board = sinks.Boards(tmp_path, {"log": [name], "settings": {"lr": 0.1}}, enabled=True)
+    board = sinks.Boards(tmp_path, {"log": [name], "settings": {"lr": 0.1}}, enabled=True, warn=pytest.fail)
     board.scalars({"train/loss": 0.5, "train/lr": None, "val/loss": float("nan")}, 7)
     board.close()
     board.close()
@@ -203,6 +204,99 @@ def test_trackers_get_what_tensorboard_gets(
         (run,) = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").search_runs(["0"])
         assert (run.data.metrics, run.data.params) == ({"train/loss": 0.5}, {"lr": "0.1"})
         assert run.info.status == "FINISHED"
+
+
+class Failing:
+    """A tracker whose server is away at one of three times."""
+
+    def __init__(self, when: str) -> None:
+        self.when = when
+        self.calls: list[str] = []
+
+    def __call__(self, folder: Path, settings: Mapping[str, Any]) -> Failing:
+        return self.called("begin")
+
+    def called(self, what: str) -> Failing:
+        self.calls.append(what)
+        if what == self.when:
+            raise ConnectionError("the server is away\nand more lines")
+        return self
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        self.called("scalars")
+
+    def close(self, *, finished: bool) -> None:
+        self.called("close")
+
+
+@pytest.mark.parametrize(
+    ("when", "calls"),
+    [
+        ("begin", ["begin"]),
+        ("scalars", ["begin", "scalars"]),
+        ("close", ["begin", *["scalars"] * 2, "close"]),
+    ],
+)
+def test_a_tracker_that_fails_ends_no_run(
+    when: str, calls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = Failing(when)
+    monkeypatch.setitem(sinks.SINKS, "csv", tracker)
+    warned: list[str] = []
+    board = sinks.Boards(tmp_path, {"log": ["csv"], "settings": {}}, enabled=True, warn=warned.append)
+    board.scalars({"train/loss": 0.5}, 1)
+    board.scalars({"train/loss": 0.4}, 2)
+    board.close()
+    assert tracker.calls == calls
+    (line,) = warned
+    assert line.startswith("--log csv: ConnectionError: the server is away; the run goes on without it")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # those of the packages
+@pytest.mark.parametrize("named", [False, True], ids=["resumed", "MLFLOW_RUN_ID"])
+def test_a_resumed_run_goes_on_in_mlflow_with_other_settings(
+    named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
+    mlflow.set_tracking_uri(uri)
+    for step in (1, 2):
+        settings = {"epochs": step, "lr": 0.1, **({"resume": "auto"} if step > 1 else {})}
+        folder = tmp_path / (f"run{step}" if named else "run")
+        folder.mkdir(exist_ok=True)
+        how: dict[str, Any] = {"purge_step": None if step == 1 or named else 2, "warn": pytest.fail}
+        board = sinks.Boards(folder, {"log": ["mlflow"], "settings": settings}, enabled=True, **how)
+        board.scalars({"train/loss": 1 / step}, step)
+        board.close()
+        (run,) = mlflow.MlflowClient().search_runs(["0"])
+        if named:
+            monkeypatch.setenv("MLFLOW_RUN_ID", run.info.run_id)
+    assert run.data.metrics == {"train/loss": 0.5}
+    assert run.data.params == {"epochs": "1", "lr": "0.1", "resume": "auto"}
+    assert run.data.tags["epochs"] == "2"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # those of the packages
+def test_a_resumed_run_goes_on_in_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    ids = []
+    for step in (None, 2, None):
+        description = {"log": ["wandb"], "settings": {"lr": step}}
+        board = sinks.Boards(tmp_path, description, enabled=True, purge_step=step, warn=pytest.fail)
+        ids.append(wandb.run.id)
+        board.close()
+    assert ids[0] == ids[1] != ids[2], "the last run begins anew"
+
+
+def test_a_folder_of_a_trackers_name_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    with pytest.raises(UserError, match="--log wandb needs the package wandb"):
+        sinks.require(["wandb"])
 
 
 def test_the_whole_command_goes_on(tmp_path: Path) -> None:
