@@ -19,6 +19,7 @@ from typing import Any
 
 import storage
 from contracts import UserError
+from dataset.manifest import Rejected
 from user_files import open_bytes
 
 MAGIC = 0xBEEFC0DE
@@ -183,15 +184,15 @@ def _environment(path: str) -> _Environment:
 class Store:
     """The values of an environment by key, for many processes and threads. Pickled as its path.
 
-    Nothing is open before the first read. One that was `scanned` is refused at any read where it is another
-    one by then: its values may be those of other labels.
+    Nothing is open before the first read. One that is written to between two reads is refused, and one that
+    was `scanned` where it is another one by then: its values may be those of other labels.
     """
 
     def __init__(self, path: Path, scanned: Meta | None = None) -> None:
         self.path = path
         self.scanned = scanned
         self._file = ""
-        self._size = 0  # bytes that the file had when it was opened, at least
+        self._found: Meta | None = None  # what it was when it was opened
         self._held: _Environment | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -213,30 +214,26 @@ class Store:
                 raise self._written_to()
             held = _environment(os.path.realpath(self.path))
             self._file = str(data_file(self.path))
-            self._size = found.size
+            self._found = found
             self._held = held
         return held
 
-    def _written_to(self) -> UserError:
-        if self.scanned is None:
-            return UserError(f"--data: {self.path} is still being written; start when it is complete")
-        return UserError(
-            f"--data: {self.path} was written to after it was scanned; start again, which scans it anew"
-        )
+    def _written_to(self) -> Rejected | UserError:
+        if self.scanned is not None:
+            return Rejected("its store was written to after it was scanned")
+        return UserError(f"--data: {self.path} is still being written; start when it is complete")
 
     @contextmanager
     def _transaction(self) -> Iterator[Any]:
         environment = self._environment()
         # first: to read a page beyond the end of the file would end the process by a bus error
-        if os.stat(self._file).st_size < self._size:
+        assert self._found is not None
+        if os.stat(self._file).st_size < self._found.size:
             raise self._written_to()
         try:
             with environment.opened.begin(buffers=True) as transaction:
                 now = environment.opened.info()
-                if self.scanned is not None and (now["last_txnid"], now["last_pgno"] + 1) != (
-                    self.scanned.transaction,
-                    self.scanned.pages,
-                ):
+                if (now["last_txnid"], now["last_pgno"] + 1) != (self._found.transaction, self._found.pages):
                     raise self._written_to()
                 yield transaction
         except environment.grown:
@@ -246,7 +243,10 @@ class Store:
 
     @contextmanager
     def value(self, key: bytes) -> Iterator[memoryview | None]:
-        """Yield a value, mapped, None where the key is not there; gone when the body ends."""
+        """Yield a value, mapped, None where the key is not there; gone when the body ends.
+
+        Raises Rejected where the store is not what was scanned, UserError and OSError.
+        """
         with self._transaction() as transaction:
             yield transaction.get(key) if key else None  # LMDB has no empty key
 

@@ -164,7 +164,7 @@ def entries(data: Path, cache: Path) -> StoredEntries:
 def source(columns: Any, read_delay_s: float = 0.0) -> Stored:
     """Return the bytes of the values that the columns of COCO's images name."""
     split = split_of(columns)
-    values = Values(columns.root, split, _meta(columns.root / f"{split}.lmdb"))
+    values = Values(columns.root, split)
     return Stored(columns, values, prefix=os.fsencode(split) + b"/", read_delay_s=read_delay_s)
 
 

@@ -45,6 +45,7 @@ Files = Mapping[str, bytes]
 class Layout:
     write: Callable[[Path, str, Files], object]
     lose: Callable[[Any, int], object]
+    whole: bool = False  # it is one file, and a change of it is one of all samples
 
 
 def write_toy(data: Path, split: str, files: Files) -> None:
@@ -155,7 +156,7 @@ LAYOUTS = {
         write=write_list,
         lose=lambda source, sample: os.unlink(source.path(sample)),
     ),
-    "lmdb": Layout(write=write_lmdb, lose=lose_value),
+    "lmdb": Layout(write=write_lmdb, lose=lose_value, whole=True),
     "tar": Layout(
         write=write_shards,
         lose=lambda source, sample: os.unlink(shard_of(source, sample)),
@@ -262,10 +263,13 @@ def all_read(source: Source) -> list[bytes]:
     return [source.read(sample) for sample in range(len(source))]
 
 
-def what_is_gone_is_named(split: Split, files: Files, lose: Callable[[Any, int], object]) -> None:
+def what_is_gone_is_named(split: Split, files: Files, layout: Layout) -> None:
     others = all_read(split.source)
-    lose(split.source, 2)
+    layout.lose(split.source, 2)
     refused(partial(split.source.read, 2), split.source.name(2))
+    if layout.whole:
+        refused(partial(split.source.read, 1), split.source.name(1))
+        return
     assert [split.source.read(sample) for sample in range(len(files)) if sample != 2] == others[:2] + others[
         3:
     ]

@@ -106,7 +106,7 @@ def test_a_copy_opens_nothing_before_it_reads(kind: str, tmp_path: Path) -> None
 
 
 def test_what_is_gone_is_named(kind: str, tmp_path: Path) -> None:
-    sources.what_is_gone_is_named(stored(kind, tmp_path / "data")(), WRITTEN, LAYOUTS[kind].lose)
+    sources.what_is_gone_is_named(stored(kind, tmp_path / "data")(), WRITTEN, LAYOUTS[kind])
 
 
 def test_fingerprint_and_delay(kind: str, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_faults_around_a_source_are_refused(tmp_path: Path) -> None:
         source = faulty(split.columns, {})
         assert raised(sources.samples_are_files_where_it_says_so, replace(split, source=source), WRITTEN)
     gone = replace(split, source=sources.Nameless(split.columns))
-    assert raised(sources.what_is_gone_is_named, gone, WRITTEN, LAYOUTS["folder"].lose)
+    assert raised(sources.what_is_gone_is_named, gone, WRITTEN, LAYOUTS["folder"])
 
 
 def test_names_in_another_order_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
