@@ -87,7 +87,7 @@ def open_videos(
 
     key = [str(real), None if classes is None else list(classes), "videos", max_pixels]
     if listed:  # what it depends on beside the list
-        key += [GRAMMAR.separators, class_names(root)]
+        key += [GRAMMAR.separators, class_names(root, root / "train")]
     return remembered(Videos, data, key, fill, root=root, cache=cache, rescan=rescan, progress=progress)
 
 
