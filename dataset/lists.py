@@ -47,9 +47,10 @@ SECONDS = re.compile(r"\d+(?:\.\d*)?|\.\d+")
 _OTHER_NUMBER = re.compile(r"-\d+(?:\.0*)?|\d+\.0*")
 """Labels as data frames write them when some are missing, and -1 for none."""
 WORD = re.compile(r"[^\W_]+")
-OF_PATHS = frozenset("path file filename filepath image img picture photo video clip id key name".split())
+OF_PATHS = {"path", "file", "filename", "filepath", "image", "img", "picture", "photo", "video", "clip"}
+OF_PATHS |= {"id", "key", "name"}
 """Words that headings call the column of paths by: image_path, "Image Path" and image.path are of them."""
-OF_LABELS = frozenset("label labels class classname category target name id index".split())
+OF_LABELS = {"label", "labels", "class", "classname", "category", "target", "name", "id", "index"}
 Record = tuple[int, list[str]]
 """Number of a line, its fields."""
 
@@ -193,8 +194,8 @@ class List:
     def _open_quote(self, line: int, why: str) -> UserError:
         return self.wrong(
             line,
-            f"cannot be split ({why}): a field that begins with a quote has one at its end too; is a quote left "
-            'open? One that is a part of a name is written as CSV does, """5 inch"',
+            f"cannot be split ({why}): a field that begins with a quote has one at its end too; is a quote "
+            'left open? One that is a part of a name is written as CSV does, """5 inch"',
         )
 
 
@@ -209,7 +210,7 @@ def _by_blanks(lines: Iterable[str], *, segments: bool) -> Iterator[Record]:
         yield number, fields
 
 
-def is_of(text: str, words: frozenset[str]) -> bool:
+def is_of(text: str, words: set[str]) -> bool:
     """Whether a field of the first line names a column, in words that are all among these."""
     found = WORD.findall(text.strip().lower())
     return bool(found) and words.issuperset(found)
@@ -348,8 +349,8 @@ def _shown(label: str) -> str:
 def class_names(*folders: Path) -> list[str] | None:
     """Return the names in the first classes.txt of these folders; None where there is none.
 
-    The folders of a data set are its splits' and its own: train/ last, since the classes of val are training's.
-    Raises UserError.
+    Of a data set these are the split's folder, its own, and train/: the classes of val are training's. Raises
+    UserError.
     """
     path = next((folder / CLASSES for folder in folders if os.path.lexists(folder / CLASSES)), None)
     if path is None:
@@ -364,17 +365,15 @@ def class_names(*folders: Path) -> list[str] | None:
         raise UserError(f"--data: {path} is empty; it names the classes, one a line, or remove it")
     if "" in names:
         raise UserError(
-            f"--data: {path} line {names.index('') + 1} is empty; each line names the class of its number: name "
-            "that class, or remove the line"
+            f"--data: {path} line {names.index('') + 1} is empty; each line names the class of its number: "
+            "name that class, or remove the line"
         )
     require_once(names, str(path))
     return names
 
 
 def require_once(names: Sequence[str], where: str) -> None:
-    """Raise UserError where one class name stands for two numbers."""
-    name, count = Counter(names).most_common(1)[0]
+    """Raise UserError where one name, of a class or a column, is there twice."""
+    ((name, count), *_) = Counter(names).most_common(1) or [("", 0)]
     if count > 1:
-        raise UserError(
-            f"--data: {where} names '{_shown(name)}' twice; it names each class once, in their order"
-        )
+        raise UserError(f"--data: {where} names '{_shown(name)}' twice; each name may be there once")

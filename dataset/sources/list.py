@@ -148,7 +148,8 @@ def open(
 ) -> Split:
     """Open the images of data/<split>.csv, as dataset.sources.SourceModule says, in the order of its lines.
 
-    Paths begin at the list's folder, at `data` or at data/<split>: where most files of the first lines lie. `unread` as for dataset.images.scan.open_images. With `sets` labels are sets of classes:
+    Paths begin at the list's folder, at `data` or at data/<split>: where most files of the first lines lie.
+    `unread` as for dataset.images.scan.open_images. With `sets` labels are sets of classes:
     dataset.label_sets. Raises UserError.
     """
     path, *others = _lists(data, split)

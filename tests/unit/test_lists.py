@@ -154,7 +154,12 @@ def test_labels(
         ("0", None, "cat cat", "classes.txt names 'cat' twice"),
         ("0", None, " ", "classes.txt is empty"),
         ("0", None, "cat  dog", "classes.txt line 2 is empty; each line names the class of its number"),
-        ("cafe\u0301", "caf\u00e9", None, "none of the 1 classes of the training data; its accents are in anoth"),
+        (
+            "cafe\u0301",
+            "caf\u00e9",
+            None,
+            "none of the 1 classes of the training data; its accents are in anoth",
+        ),
         ("caf\udce9", None, "caf\u00e9", "classes of classes.txt; the list is not in UTF-8"),
     ],
 )
