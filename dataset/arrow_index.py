@@ -163,7 +163,7 @@ def open_index(
         folder,
         names,
         lambda name: _walk(folder / name, expected, label_key, samples=samples),
-        key=["arrow", *place.names[:1], samples, label_key],
+        key=["arrow 2", *place.names[:1], samples, label_key],
         samples=samples,
         cache=cache,
         rescan=rescan,

@@ -4,11 +4,12 @@ Must not know what a name stands for: an image, a video, an entry of a store.
 
 One character separates the fields of a file, the first of these that does in most of its first 1,000 lines:
 a TAB, a semicolon (lists of videos), a comma, else the last blank of a line. Fields between TABs, semicolons
-and commas may be quoted as CSV writers do, and then hold the separator and quotes:
+and commas may be quoted as CSV writers do, and then hold the separator, quotes and, in a path, ends of lines:
 
     images/a b.jpg 3                 "images/d, ""e"".jpg",cat            images/c.jpg<TAB>tabby cat
 
-A line is a row: a field holds no end of a line, so that a quote that is left open cannot take other rows.
+No label holds an end of a line, and no path with one the separator before it: they would be rows that a quote
+which is left open has taken.
 Labels are numbers of classes, or names. Everything takes time linear in the file's length.
 """
 
@@ -33,6 +34,8 @@ from dataset import spelling
 from dataset.manifest import printable
 from user_files import open_bytes, open_text, read_text
 
+VERSION = 2
+"""Of the grammar: a scan of a list that was made by another one is made anew."""
 HEAD = 1_000
 """Lines in which separator and heading are looked for."""
 TRIED = 100
@@ -44,6 +47,7 @@ MOST_CLASSES = 100_000
 """Labels that are numbers say how many classes there are: a larger one is a date, an id or a slip."""
 BLANK = " "
 SECONDS = re.compile(r"\d+(?:\.\d*)?|\.\d+")
+_LINE_END = re.compile(r"[\r\n]")
 _OTHER_NUMBER = re.compile(r"-\d+(?:\.0*)?|\d+\.0*")
 """Labels as data frames write them when some are missing, and -1 for none."""
 WORD = re.compile(r"[^\W_]+")
@@ -80,8 +84,7 @@ class List:
             lines = list(islice(file, HEAD))
         self.begin = lines[0] if lines else ""
         self.separator = _separator(lines, grammar.separators)
-        # each line by itself: what is wrong with one is told when its row is read
-        self.head = [row for line in enumerate(lines, 1) for row in self._split_alone(*line)]
+        self.head = self._head(lines)
 
     def records(self) -> Iterator[Record]:
         """Yield every line that is not empty, with as many fields as it has."""
@@ -169,11 +172,11 @@ class List:
                 f"--data: the list {path} is no file that can be read: {why}; {self.grammar.expected}"
             ) from None
 
-    def _split_alone(self, number: int, line: str) -> list[Record]:
+    def _head(self, lines: Sequence[str]) -> list[Record]:
         if self.separator == BLANK:
-            return [(number, fields) for _, fields in self._split([line])]
-        fields = _alone(line, self.separator)
-        return [(number, fields)] if any(map(str.strip, fields)) else []
+            return list(self._split(lines))
+        rows = enumerate(_leniently(lines, self.separator), 1)
+        return [(number, fields) for number, fields in rows if any(map(str.strip, fields))]
 
     def _split(self, lines: Iterable[str]) -> Iterator[Record]:
         if self.separator == BLANK:
@@ -181,15 +184,22 @@ class List:
             return
         # strict: else "5 inch" disk would lose its quotes, and be another name
         reader = csv.reader(lines, delimiter=self.separator, skipinitialspace=True, strict=True)
-        number = 0
+        number = 1
         try:
-            for number, fields in enumerate(reader, 1):
-                if reader.line_num != number:
+            for fields in reader:
+                if reader.line_num != number and self._has_taken_rows(fields):
                     raise self._open_quote(number, "a field goes on behind its end")
                 if len(fields) > 1 or (fields and fields[0].strip()):
                     yield number, fields
+                number = reader.line_num + 1
         except csv.Error as error:
-            raise self._open_quote(number + 1, printable(str(error).encode())) from None
+            raise self._open_quote(number, printable(str(error).encode())) from None
+
+    def _has_taken_rows(self, fields: Sequence[str]) -> bool:
+        """Whether the fields of several lines seem to be rows, between two quotes that are of two of them."""
+        name, *others = fields
+        begin = _LINE_END.split(name, maxsplit=1)[0]
+        return self.separator in begin or any(map(_LINE_END.search, others))
 
     def _open_quote(self, line: int, why: str) -> UserError:
         return self.wrong(
@@ -216,8 +226,18 @@ def is_of(text: str, words: set[str]) -> bool:
     return bool(found) and words.issuperset(found)
 
 
+def _leniently(lines: Sequence[str], separator: str) -> list[list[str]]:
+    """Return the fields of the first lines; each line is split by itself where a quote is left open.
+
+    What is wrong with a line is told when its row is read.
+    """
+    try:
+        return list(csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True))
+    except csv.Error:
+        return [_alone(line, separator) for line in lines]
+
+
 def _alone(line: str, separator: str) -> list[str]:
-    """Return the fields of one line, as far as it can be split."""
     with suppress(csv.Error):
         return next(csv.reader([line], delimiter=separator, skipinitialspace=True))
     return []
@@ -228,12 +248,8 @@ def _separator(lines: Sequence[str], candidates: str) -> str:
     for candidate in candidates:
         if not any(candidate in line for line in lines):
             continue
-        several = total = 0
-        for line in lines:
-            fields = _alone(line, candidate)
-            several += len(fields) > 1
-            total += bool(fields)
-        if 2 * several > total:
+        rows = _leniently(lines, candidate)
+        if 2 * sum(len(fields) > 1 for fields in rows) > sum(map(bool, rows)):
             return candidate
     return BLANK
 

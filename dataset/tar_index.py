@@ -125,8 +125,8 @@ def open_index(
 ) -> Index:
     """Return the index of the tar shards in a folder, from `cache` when none has changed since.
 
-    With `samples` an entry is the image of a sample, with its label: what .cls holds, or the value of
-    `label_key` in .json. Without, entries are all images, without labels. The name of an entry is its
+    With `samples` an entry is the image of a sample, with its label: what .cls holds, or with `label_key`
+    its value in .json. Without, entries are all images, without labels. The name of an entry is its
     member's. Raises UserError.
     """
     real = Path(os.path.realpath(folder))
@@ -135,7 +135,7 @@ def open_index(
         real,
         own.listed,
         lambda name: _walk(own, name, samples=samples, label_key=label_key),
-        key=["tar", samples, label_key],
+        key=["tar 2", samples, label_key],
         samples=samples,
         packed=own.beside("index") if samples else None,
         mtime_of=own.mtime_of,
@@ -190,9 +190,9 @@ def _ending(name: bytes) -> bytes:
 def _label(ranges: Ranges, member: Member, label_key: str | None) -> str | None:
     """Return the label that a member holds; None where it holds none, and "" where it cannot be one."""
     ending = _ending(member.name)
-    if ending == b"cls" and not member.unfit and member.size <= LONGEST_LABEL:
-        text = ranges.read(member.offset, member.size).decode("utf-8", "replace").strip()
-        return text if text.isprintable() else ""
+    if ending == b"cls" and label_key is None and not member.unfit and member.size <= LONGEST_LABEL:
+        text = os.fsdecode(ranges.read(member.offset, member.size)).strip()
+        return text if len(text.splitlines()) == 1 and "\0" not in text else ""
     if ending == b"json" and label_key is not None and not member.unfit and member.size <= LONGEST_JSON:
         try:
             value = json.loads(ranges.read(member.offset, member.size))[label_key]
@@ -230,8 +230,7 @@ def _samples(
         # x.jpg beside x.mask.png is the image
         plain = [name for name in images if name.count(b".", len(key)) == 1]
         images = images if len(images) < 2 or len(plain) != 1 else plain
-        told = sorted({labels[name] for name in names if name in labels and _ending(name) == b"cls"})
-        told = told or sorted({labels[name] for name in names if name in labels})
+        told = sorted({labels[name] for name in names if name in labels})
         why = ""
         if not images:
             why = f"no image among its members: {_listed(names)}"

@@ -11,7 +11,6 @@ import hashlib
 import io
 import mimetypes
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,8 +31,6 @@ from user_files import open_text
 
 MUST_BE = "a folder of files, a list with a path a line, or one file"
 GRAMMAR = Grammar(expected="a line is a path, which may have a TAB or a comma and more behind it")
-_BREAK = re.compile(rb"[\r\n]")
-"""What no line of a list holds."""
 UNREAD = "cannot be read as {what}"
 
 
@@ -112,7 +109,6 @@ def _files(named: Path, content: str, flag: str) -> tuple[list[str], list[bytes]
         paths = [os.path.normpath(os.path.join(below, os.fsencode(name))) for name in names]
     if not names:
         raise UserError(f"{flag} {named}: no file is there; name {MUST_BE}")
-    refused |= {printable(path): "a name with an end of a line" for path in paths if _BREAK.search(path)}
     return names, paths, refused
 
 
@@ -142,7 +138,7 @@ def _write_list(path: Path, paths: list[bytes]) -> None:
     """Write a list of these files, with one label; what is there already stays, with its date."""
     text = io.StringIO(newline="")
     rows = csv.writer(text, delimiter="\t", quoting=csv.QUOTE_ALL)
-    rows.writerows([os.fsdecode(one), 0] for one in paths if not _BREAK.search(one))
+    rows.writerows([os.fsdecode(one), 0] for one in paths)
     content = text.getvalue().encode("utf-8", "surrogateescape")
     try:
         if path.exists() and path.read_bytes() == content:

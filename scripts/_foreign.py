@@ -339,7 +339,7 @@ def _index(kind: str, paths: Sequence[Path], label_key: str | None, **again: Any
             walk.remember(visits, os.fsencode(folder), os.fsencode(name))
         return [path.name for path in paths]
 
-    key = [kind, paths[0].name, label_key]
+    key = [kind, 2, paths[0].name, label_key]
     return open_index(folder, names, partial(_walk, kind, folder, label_key), key=key, samples=True, **again)
 
 
@@ -376,7 +376,7 @@ def open_foreign(
         without="no label, or several",
     )
     how: dict[str, Any] = {"cache": cache, "progress": progress, "classes": classes}
-    key = [kind, split, label_key]
+    key = [kind, 2, split, label_key]
     return labelled.open(real, split, key=key, where=str(paths[0].parent), **how)
 
 

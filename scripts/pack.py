@@ -265,6 +265,10 @@ def _foreign_splits(settings: Data, console: Console) -> dict[str, Split]:
     kind = settings.source
     if kind == "auto" and all(source_named(source).missing(data, "train") for source in SOURCES):
         kind = next((kind for kind in FOREIGN if files_of(kind, data, "train")), kind)
+    if kind in FOREIGN and settings.lmdb_label is not None:
+        raise UserError(
+            f"--lmdb-label is for another source, and --data is read by --source {kind}; leave it out"
+        )
     splits: dict[str, Split] = {}
     for name in ("train", "val") if kind in FOREIGN else ():
         with console.counting(name) as progress:

@@ -21,7 +21,7 @@ from dataset.images.columns import Unread
 from dataset.images.scan import open_images
 from dataset.kept import Kept
 from dataset.label_sets import taken_apart
-from dataset.lists import TRIED, Grammar, Labels, List, class_names
+from dataset.lists import TRIED, VERSION, Grammar, Labels, List, class_names
 from dataset.manifest import FILE_LIST, Rejects, is_url, printable
 from dataset.scan import Progress
 from dataset.sources.folder import MEND, Folder
@@ -181,7 +181,7 @@ def open(
         data,
         Files(root, remote=of_urls),
         list_files,
-        key=["list", str(path), str(root), *(["sets"] if sets else [named])],
+        key=["list", VERSION, str(path), str(root), *(["sets"] if sets else [named])],
         where=str(path),
         root=root,
         classes=of_scan,

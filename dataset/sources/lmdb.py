@@ -23,7 +23,7 @@ from dataset import walk
 from dataset.beside import beside
 from dataset.entries import ReadAt
 from dataset.images.scan import FileLister, open_images
-from dataset.lists import Grammar, Labels, List, class_names
+from dataset.lists import VERSION, Grammar, Labels, List, class_names
 from dataset.lmdb_store import Meta, Store, checked, data_file, require_no_writer
 from dataset.manifest import Rejected, Rejects, printable
 from dataset.scan import Progress
@@ -126,7 +126,7 @@ def open(
         listed = List(list_of, GRAMMAR)
         named = class_names(list_of.parent, real)
         list_files: FileLister = partial(_by_list, values, entries, classes, listed, named)
-        key += [str(list_of), named]
+        key += [VERSION, str(list_of), named]
     elif labels is None and _has_own_list(values):
         list_files = partial(_by_own_list, values, entries, classes)
         key += ["own list"]

@@ -56,20 +56,20 @@ def missing(data: Path, split: str) -> str:
 def open(data: Path, split: str, *, labels: str | None = None, **how: Any) -> Split:
     """Open the images of data/<split>/*.tar, as dataset.sources.SourceModule says.
 
-    `labels` is the key of a sample's .json that holds its label, where it has no .cls. Raises UserError.
+    `labels` is the key of a sample's .json that holds its label, in place of a .cls. Raises UserError.
     """
     real = Path(os.path.realpath(data))
     folder = real / split
     labelled = Labelled(
         shards=TarShards(folder, samples=True, label_key=labels, **index_options(how)),
-        named=class_names(folder, real),
+        named=class_names(folder, real, real / "train"),
         expected="a label is the number of a class or its name, in .cls or by --label-key",
-        without="no label: no .cls beside it, nor --label-key in its .json",
+        without=f"no label: no {labels} in a .json beside it" if labels else "no label: no .cls beside it",
     )
     return labelled.open(
         real,
         split,
-        key=["tar", split, labels],
+        key=["tar 2", split, labels],
         where=f"{folder}/*.tar",
         beside=shelf(folder, how["cache"]).beside("images"),
         **how,

@@ -37,7 +37,11 @@ def rows(folder: Path, text: str | bytes, grammar: Grammar = IMAGES) -> list[tup
         pytest.param(
             'a b.jpg, "cat, big"\n"c, d.jpg",dog', ["a b.jpg cat, big", "c, d.jpg dog"], id="commas"
         ),
-        pytest.param('"a ""x"".jpg",3\nb"c.jpg,5"', ['a "x".jpg 3', 'b"c.jpg 5"'], id="quotes"),
+        pytest.param(
+            '"a ""x"".jpg",3\n"b\nc.jpg",4\nb"c.jpg,5"',
+            ['a "x".jpg 3', "b\nc.jpg 4", 'b"c.jpg 5"'],
+            id="quotes",
+        ),
         pytest.param('"a;b.jpg";3\nc,d.jpg;4', ["a;b.jpg 3", "c,d.jpg 4"], id="semicolons"),
         pytest.param("a.jpg,3\r\nb.jpg,4\r\n", ["a.jpg 3", "b.jpg 4"], id="crlf"),
         pytest.param(b"\xef\xbb\xbfa.jpg,3\nb\xff.jpg,4", ["a.jpg 3", "b\udcff.jpg 4"], id="bom, no utf-8"),
@@ -77,7 +81,9 @@ def test_one_separator_a_file_is_found_in_its_first_lines(tmp_path: Path) -> Non
         ("a.jpg,3\nb.jpg,", "line 2 is 'b.jpg,'"),
         ("a.jpg,3\nb\0.jpg,4", r"line 2 is 'b\\x00.jpg,4'"),
         ('a.jpg,3\n"b.jpg,4' + "x" * 200_000, "line 2 cannot be split .*is a quote left open"),
-        ('a.jpg,3\n"b\nc.jpg",4', "line 2 cannot be split .*is a quote left open"),
+        ('"a\n.jpg",3\nb.jpg\nc.jpg,4', "line 3 is 'b.jpg'"),
+        ('a.jpg,3\n"b.jpg,4\nc.jpg",5', "line 2 cannot be split .*is a quote left open"),
+        ('a.jpg,3\n"b.jpg,4\nc.jpg,5"\nd.jpg,6', "line 2 cannot be split .*is a quote left open"),
         ('a.jpg,"5 inch\nb.jpg,7 inch\nc.jpg,5"', "line 1 cannot be split"),
         ('a.jpg\t"5 inch" disk\nb.jpg\t7 inch', "line 1 cannot be split"),
         ('a.jpg,a\nb.jpg,"a\nc.jpg,b', "line 2 cannot be split"),

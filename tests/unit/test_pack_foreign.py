@@ -168,6 +168,8 @@ def test_a_damaged_file_is_refused(name: str, tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "data" / name).write_bytes(b"PAR1 cut off")
     assert packed(tmp_path / "data") == 2
     assert f"{name} is damaged: " in capsys.readouterr().err
+    assert packed(tmp_path / "data", "--lmdb-label", "x.csv") == 2
+    assert "--lmdb-label is for another source" in capsys.readouterr().err
 
 
 def test_parquet_of_other_classes_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
