@@ -205,7 +205,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Damaged:
-    """Raises what pyarrow says of a file as one UserError that names it."""
+    """Raises what a library says of a file as one UserError that names it; what the storage says stays."""
 
     path: Path
     errors: tuple[type[Exception], ...]
@@ -216,4 +216,4 @@ class Damaged:
     def __exit__(self, kind: Any, error: BaseException | None, trace: object) -> None:
         if isinstance(error, self.errors) and not storage.failed(error):
             said = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UserError(f"--data: {self.path} is damaged: {said[:200]}; {AGAIN}") from None
+            raise UserError(f"--data: {self.path} is damaged: {said[:200]}; copy or write it again") from None

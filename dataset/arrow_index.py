@@ -20,6 +20,7 @@ import storage
 from contracts import Array, UserError
 from dataset import shard_index, walk
 from dataset.arrow_files import Opened, Place, read_json
+from dataset.lists import require_once
 from dataset.manifest import printable
 from dataset.scan import Progress, reading
 from dataset.shard_index import Entry, Index, Shard
@@ -54,6 +55,7 @@ def schema_of(schema: Any, path: Path, label_key: str | None) -> Schema:
     """Return the columns of images and labels of a shard. Raises UserError."""
     features = _features(schema, path)
     names = [*schema.names]
+    require_once(names, f"the schema of {path}")
     image = _one_of(
         [name for name in names if _kind(features, name) == "Image"]
         or [name for name in names if _is_struct(schema.field(name).type)]
@@ -75,11 +77,18 @@ def schema_of(schema: Any, path: Path, label_key: str | None) -> Schema:
     )
     told = features.get(label)
     classes = told.get("names") if isinstance(told, dict) else None
-    return Schema(image=image, label=label, classes=tuple(map(_printable, classes)) if classes else None)
+    if not classes:
+        return Schema(image=image, label=label, classes=None)
+    classes = [*map(str, classes)]
+    require_once(classes, f"{label} of {path}")
+    return Schema(image=image, label=label, classes=tuple(classes))
 
 
-def _printable(name: object) -> str:
-    return printable(os.fsencode(str(name)))
+def require_same(found: Schema, expected: Schema, path: Path) -> None:
+    """Raise UserError where a shard's numbers mean other classes than the first one's, or lie elsewhere."""
+    if found != expected:
+        shown = printable(os.fsencode(f"{found} and {expected}"))[:500]
+        raise UserError(f"--data: {path} has other columns or classes than the first shard: {shown}")
 
 
 def _features(schema: Any, path: Path) -> dict[str, Any]:
@@ -111,12 +120,24 @@ def _columns(schema: Any) -> str:
     return printable(os.fsencode(", ".join(f"{each.name} ({each.type})" for each in schema)))[:300]
 
 
+def _types() -> Any:
+    """Return what tells pyarrow's types apart; who has one of them has pyarrow."""
+    import pyarrow.types
+
+    return pyarrow.types
+
+
 def _is_binary(kind: Any) -> bool:
-    return str(kind) in ("binary", "large_binary")
+    return bool(_types().is_binary(kind) or _types().is_large_binary(kind))
+
+
+def _is_string(kind: Any) -> bool:
+    types = _types()
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
 def _is_struct(kind: Any) -> bool:
-    if not str(kind).startswith("struct<"):
+    if not _types().is_struct(kind):
         return False
     place = kind.get_field_index("bytes")
     return place >= 0 and _is_binary(kind.field(place).type)
@@ -148,7 +169,7 @@ def open_index(
         folder,
         names,
         lambda name: _walk(folder / name, expected, label_key, samples=samples),
-        key=["arrow", *place.names[:1], samples, label_key],
+        key=["arrow 2", *place.names[:1], samples, label_key],
         samples=samples,
         mapped=True,
         cache=cache,
@@ -163,10 +184,7 @@ def _walk(path: Path, expected: Schema, label_key: str | None, *, samples: bool)
     rejects: list[tuple[bytes, str]] = []
     with Opened(path) as shard:
         found = schema_of(shard.schema, path, label_key)
-        if found != expected:
-            raise UserError(
-                f"--data: {path} has other columns or classes than the first shard: {found} and {expected}"
-            )
+        require_same(found, expected, path)
         row = 0
         for batch in shard.batches():
             for entry in _entries(batch, shard, found, row, samples=samples):
@@ -210,7 +228,7 @@ def _ranges(content: Any, shard: Opened) -> tuple[Array, Array]:
     """Return int64 [n], [n]: where values begin in the file, and their sizes. Raises UserError."""
     count = len(content)
     _, ends, values = content.buffers()
-    wide = str(content.type).startswith("large")
+    wide = _types().is_large_binary(content.type)
     offsets = np.zeros(count + 1, np.int64)
     if count:
         offsets[:] = np.frombuffer(ends, np.int64 if wide else np.int32)[content.offset :][: count + 1]
@@ -228,9 +246,10 @@ def _ranges(content: Any, shard: Opened) -> tuple[Array, Array]:
 
 def _paths(column: Any, binary: bool) -> list[bytes]:
     """Return the path of each row; b"" where it has none, or one that is no name."""
-    if binary or column.type.get_field_index("path") < 0:
+    place = -1 if binary else column.type.get_field_index("path")
+    if place < 0 or not _is_string(column.type.field(place).type):
         return [b""] * len(column)
-    paths = column.field("path").cast("large_binary").to_pylist()
+    paths = column.field(place).cast("large_binary").to_pylist()
     return [path if path and b"\0" not in path else b"" for path in paths]
 
 
@@ -242,15 +261,13 @@ def labels_of(batch: Any, schema: Schema, path: Path) -> list[str | None]:
             f"{_columns(batch.schema)}: --label-key names one"
         )
     column = batch.column(schema.label)
-    kind = str(column.type)
-    if kind.startswith("dictionary<"):
+    if _types().is_dictionary(column.type):
         column = column.dictionary_decode()
-        kind = str(column.type)
-    values = column.to_pylist() if kind.startswith(("int", "uint", "bool")) or "string" in kind else None
-    if values is None:
-        raise UserError(
-            f"--data: {path}: labels in {schema.label} are of type {kind}; they must be integers or strings"
-        )
-    if kind.endswith("string"):
-        return [None if value is None else value.strip() if value.isprintable() else "" for value in values]
-    return [None if value is None or value < 0 else str(int(value)) for value in values]
+    if _is_string(column.type):
+        return [(value or "").strip() or None for value in column.to_pylist()]
+    if _types().is_integer(column.type) or _types().is_boolean(column.type):
+        return [None if value is None or value < 0 else str(int(value)) for value in column.to_pylist()]
+    kind = printable(str(column.type).encode())[:100]
+    raise UserError(
+        f"--data: {path}: labels in {schema.label} are of type {kind}; they must be integers or strings"
+    )

@@ -11,6 +11,7 @@ So whatever reads a data folder reads this one. Must not know what a sample is.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import os
@@ -118,9 +119,18 @@ def _copy(task: tuple[str, Path]) -> None:
 
 def _absolute(content: bytes, source: str) -> bytes:
     """Return a list of shards with a URL in each line."""
-    base = remote.plain(source).rpartition("/")[0]
-    lines = content.decode("utf-8-sig").split()
-    return "".join(f"{line if is_url(line) else f'{base}/{line}'}\n" for line in lines).encode()
+    base = os.fsencode(remote.plain(source).rpartition("/")[0])
+    return b"".join(
+        (line if is_url(line) else base + b"/" + line) + b"\n" for _, line in shard_lines(content)
+    )
+
+
+def shard_lines(content: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield number and name of each line of a list of shards that names one; '#' begins a comment."""
+    for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).splitlines(), 1):
+        line = line.strip()
+        if line and not line.startswith(b"#"):
+            yield number, line
 
 
 def _wanted(url: str) -> Iterator[tuple[str, str | bytes]]:
@@ -154,12 +164,16 @@ def _of_split(name: str, url: str) -> Iterator[tuple[str, str | bytes]]:
     inside = _children(url)
     listed = f"{url}{SHARDS}"
     shards = [each for each in inside if each.endswith(".tar")]
-    if listed in inside or (not inside and remote.heads([listed]) != [None]):
+    classes = f"{url}classes.txt"
+    if not inside:  # a server that lists nothing
+        found = remote.heads([listed, classes])
+        inside = [each for each, head in zip((listed, classes), found, strict=True) if head is not None]
+    if listed in inside:
         yield f"{name}/{SHARDS}", listed
     elif shards:
         yield f"{name}/{SHARDS}", "".join(f"{each}\n" for each in shards).encode()
-    if shards and f"{url}classes.txt" in inside:
-        yield f"{name}/classes.txt", f"{url}classes.txt"
+    if classes in inside:
+        yield f"{name}/classes.txt", classes
 
 
 def _children(url: str) -> list[str]:

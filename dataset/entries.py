@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 import storage
-from dataset import remote, walk
+from dataset import remote, spelling, walk
 from dataset.manifest import BROKEN_LINK, Rejected, is_url
 
 ReadAt = Callable[[int, int], bytes]
@@ -46,7 +46,10 @@ def unreadable(path: bytes, error: OSError) -> Rejected | OSError:
     if storage.failed(error) or (isinstance(error, PermissionError) and _shut_in(path)):
         return error
     broken = os.path.islink(path) and not os.path.exists(path)
-    return Rejected(BROKEN_LINK if broken else f"cannot be read: {error.strerror}")
+    if broken:
+        return Rejected(BROKEN_LINK)
+    why = spelling.cause_of_file(path) if isinstance(error, FileNotFoundError) else ""
+    return Rejected(f"cannot be read: {error.strerror}{why}")
 
 
 def _shut_in(path: bytes) -> bool:

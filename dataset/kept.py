@@ -2,13 +2,16 @@
 
 A file a sample, written beside its place and renamed, with a checksum behind its bytes. Nothing is evicted:
 every epoch draws all samples, so whatever is kept saves a read in each. Must not know samples.
+
+How much is kept is measured, by the sizes of the files that are there. As many processes may keep samples as
+there are cores: each takes a part of the room that is left, and measures again when it has used that up.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
+import tempfile
 import threading
 import zlib
 from collections.abc import Callable
@@ -16,12 +19,21 @@ from contextlib import suppress
 from pathlib import Path
 
 from contracts import UserError
+from machine import cores
 from user_files import open_bytes
 
-USED = "used-bytes"
-"""The file that counts what all processes have kept."""
 CHECK = 4
 """Bytes of the checksum."""
+_measuring = threading.Lock()
+
+
+def _renew() -> None:
+    """Give a child a lock of its own: a thread of its parent may hold the other."""
+    global _measuring
+    _measuring = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew)
 
 
 class Kept:
@@ -31,10 +43,11 @@ class Kept:
         """Raise UserError where the folder cannot be made or written."""
         self.folder = folder
         self.bound = bound
+        self._share = 0  # bytes that this process may keep before it measures again
         self._full = False
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._reserve(0)
+            tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
             raise UserError(
                 f"--cache-dir {folder} cannot be written: {error.strerror}; name another"
@@ -58,7 +71,7 @@ class Kept:
         """Keep bytes; a disk that fails, or is full, keeps nothing more."""
         fresh = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_native_id()}")
         try:
-            if not self._reserve(len(data) + CHECK):
+            if not self._has_room(len(data) + CHECK):
                 self._full = True
                 return
             path.parent.mkdir(exist_ok=True)
@@ -69,18 +82,27 @@ class Kept:
             with suppress(OSError):
                 fresh.unlink()
 
-    def _reserve(self, count: int) -> bool:
-        """Whether so many bytes more are within the bound; they are counted then. Raises OSError."""
-        file = os.open(self.folder / USED, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            used = int(os.pread(file, 20, 0) or b"0") + count
-            if used > self.bound:
-                return False
-            os.pwrite(file, b"%020d" % used, 0)
+    def _has_room(self, count: int) -> bool:
+        """Whether so many bytes more are within the bound, while other processes keep to their parts."""
+        with _measuring:
+            if count > self._share:
+                room = self.bound - _measured(self.folder)
+                if count > room:
+                    return False
+                self._share = max(int(room / (2 * cores())), count)
+            self._share -= count
             return True
-        finally:
-            os.close(file)
+
+
+def _measured(folder: Path) -> int:
+    """Return the bytes of all files that are kept."""
+    total = 0
+    for path in folder.glob("??"):
+        with suppress(OSError), os.scandir(path) as files:
+            for file in files:
+                with suppress(FileNotFoundError):  # renamed, or removed by a person
+                    total += file.stat().st_size
+    return total
 
 
 def _check(data: bytes) -> bytes:

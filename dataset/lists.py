@@ -4,10 +4,12 @@ Must not know what a name stands for: an image, a video, an entry of a store.
 
 One character separates the fields of a file, the first of these that does in most of its first 1,000 lines:
 a TAB, a semicolon (lists of videos), a comma, else the last blank of a line. Fields between TABs, semicolons
-and commas may be quoted as CSV writers do, and then hold the separator, quotes and ends of lines:
+and commas may be quoted as CSV writers do, and then hold the separator, quotes and, in a path, ends of lines:
 
     images/a b.jpg 3                 "images/d, ""e"".jpg",cat            images/c.jpg<TAB>tabby cat
 
+No label holds an end of a line, and no path with one the separator before it: they would be rows that a quote
+which is left open has taken.
 Labels are numbers of classes, or names. Everything takes time linear in the file's length.
 """
 
@@ -17,7 +19,9 @@ import codecs
 import csv
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -27,11 +31,16 @@ import numpy as np
 
 import storage
 from contracts import Array, UserError
+from dataset import spelling
 from dataset.manifest import printable
 from user_files import open_bytes, open_text, read_text
 
+VERSION = 2
+"""Of the grammar: a scan of a list that was made by another one is made anew."""
 HEAD = 1_000
 """Lines in which separator and heading are looked for."""
+TRIED = 100
+"""Lines whose files are looked for, to find the folder that paths begin at."""
 ENDINGS = (".csv", ".tsv", ".txt")
 CLASSES = "classes.txt"
 """Beside a list: the name of each class, one a line, in the order of their numbers."""
@@ -39,10 +48,14 @@ MOST_CLASSES = 100_000
 """Labels that are numbers say how many classes there are: a larger one is a date, an id or a slip."""
 BLANK = " "
 SECONDS = re.compile(r"\d+(?:\.\d*)?|\.\d+")
+_LINE_END = re.compile(r"[\r\n]")
 _OTHER_NUMBER = re.compile(r"-\d+(?:\.0*)?|\d+\.0*")
 """Labels as data frames write them when some are missing, and -1 for none."""
-HEADS = {"path", "file", "filename", "file_name", "image", "image_id", "image_path", "img", "img_path"}
-HEADS |= {"id", "key", "name", "video", "video_id", "video_path"}
+WORD = re.compile(r"[^\W_]+")
+OF_PATHS = {"path", "file", "filename", "filepath", "image", "img", "picture", "photo", "video", "clip"}
+OF_PATHS |= {"id", "key", "name"}
+"""Words that headings call the column of paths by: image_path, "Image Path" and image.path are of them."""
+OF_LABELS = {"label", "labels", "class", "classname", "category", "target", "name", "id", "index"}
 Record = tuple[int, list[str]]
 """Number of a line, its fields."""
 
@@ -72,7 +85,7 @@ class List:
             lines = list(islice(file, HEAD))
         self.begin = lines[0] if lines else ""
         self.separator = _separator(lines, grammar.separators)
-        self.head = list(self._split(lines))
+        self.head = self._head(lines)
 
     def records(self) -> Iterator[Record]:
         """Yield every line that is not empty, with as many fields as it has."""
@@ -113,10 +126,25 @@ class List:
         labels = {fields[1] for fields in others}
         of_numbers = not label.isdecimal() and all(map(str.isdecimal, labels))
         unlike = "." not in name and all("." in fields[0] or "/" in fields[0] for fields in others)
-        told = name.strip().lower() in HEADS or (others and (of_numbers or unlike))
+        names_columns = is_of(name, OF_PATHS) or is_of(label, OF_LABELS)
+        told = names_columns or (others and (of_numbers or unlike))
         if not told or "/" in name or label in labels or exists(name):
             return ""
         return printable(os.fsencode(self.begin.strip()))[:200]
+
+    def require_paths_first(self, folders: Sequence[Path]) -> None:
+        """Raise UserError where no first field is a file in one of these folders, and a second one is."""
+        rows = [fields for _, fields in self.head[:TRIED] if len(fields) > 1]
+        for place in (0, 1):
+            names = [fields[place] for fields in rows]
+            if any(os.path.isfile(folder / name) for folder in folders for name in names):
+                break
+        else:
+            return
+        if place:
+            raise UserError(
+                f"--data: the list {self.path} has its labels before its paths; {self.grammar.expected}"
+            )
 
     def without_rows(self) -> UserError:
         """Return the error of a list that names nothing: it is empty, or has a heading alone."""
@@ -149,19 +177,41 @@ class List:
                 f"--data: the list {path} is no file that can be read: {why}; {self.grammar.expected}"
             ) from None
 
+    def _head(self, lines: Sequence[str]) -> list[Record]:
+        if self.separator == BLANK:
+            return list(self._split(lines))
+        rows = enumerate(_leniently(lines, self.separator), 1)
+        return [(number, fields) for number, fields in rows if any(map(str.strip, fields))]
+
     def _split(self, lines: Iterable[str]) -> Iterator[Record]:
         if self.separator == BLANK:
             yield from _by_blanks(lines, segments=self.grammar.segments)
             return
-        reader = csv.reader(lines, delimiter=self.separator, skipinitialspace=True)
+        # strict: else "5 inch" disk would lose its quotes, and be another name
+        reader = csv.reader(lines, delimiter=self.separator, skipinitialspace=True, strict=True)
         number = 1
         try:
             for fields in reader:
+                if reader.line_num != number and self._has_taken_rows(fields):
+                    raise self._open_quote(number, "a field goes on behind its end")
                 if len(fields) > 1 or (fields and fields[0].strip()):
                     yield number, fields
                 number = reader.line_num + 1
         except csv.Error as error:
-            raise self.wrong(number, f"cannot be split: {error}; is a quote left open?") from None
+            raise self._open_quote(number, printable(str(error).encode())) from None
+
+    def _has_taken_rows(self, fields: Sequence[str]) -> bool:
+        """Whether the fields of several lines seem to be rows, between two quotes that are of two of them."""
+        name, *others = fields
+        begin = _LINE_END.split(name, maxsplit=1)[0]
+        return self.separator in begin or any(map(_LINE_END.search, others))
+
+    def _open_quote(self, line: int, why: str) -> UserError:
+        return self.wrong(
+            line,
+            f"cannot be split ({why}): a field that begins with a quote has one at its end too; is a quote "
+            'left open? One that is a part of a name is written as CSV does, """5 inch"',
+        )
 
 
 def _by_blanks(lines: Iterable[str], *, segments: bool) -> Iterator[Record]:
@@ -175,19 +225,36 @@ def _by_blanks(lines: Iterable[str], *, segments: bool) -> Iterator[Record]:
         yield number, fields
 
 
+def is_of(text: str, words: set[str]) -> bool:
+    """Whether a field of the first line names a column, in words that are all among these."""
+    found = WORD.findall(text.strip().lower())
+    return bool(found) and words.issuperset(found)
+
+
+def _leniently(lines: Sequence[str], separator: str) -> list[list[str]]:
+    """Return the fields of the first lines; each line is split by itself where a quote is left open.
+
+    What is wrong with a line is told when its row is read.
+    """
+    try:
+        return list(csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True))
+    except csv.Error:
+        return [_alone(line, separator) for line in lines]
+
+
+def _alone(line: str, separator: str) -> list[str]:
+    with suppress(csv.Error):
+        return next(csv.reader([line], delimiter=separator, skipinitialspace=True))
+    return []
+
+
 def _separator(lines: Sequence[str], candidates: str) -> str:
     """Return the first of `candidates` that separates fields in most of these lines, else a blank."""
     for candidate in candidates:
         if not any(candidate in line for line in lines):
             continue
-        several = total = 0
-        try:
-            for fields in csv.reader(lines, delimiter=candidate, skipinitialspace=True):
-                several += len(fields) > 1
-                total += bool(fields)
-        except csv.Error:
-            pass  # what was read so far tells; the line is named when it is read
-        if 2 * several > total:
+        rows = _leniently(lines, candidate)
+        if 2 * sum(len(fields) > 1 for fields in rows) > sum(map(bool, rows)):
             return candidate
     return BLANK
 
@@ -219,13 +286,13 @@ class Labels:
         if found is not None:
             return found
         if len(self._words) == MOST_CLASSES:
-            shown = printable(os.fsencode(label))[:50]
+            shown = _shown(label)[:50]
             raise self._list.wrong(
                 line,
                 f"has yet another label, '{shown}', after {MOST_CLASSES:,}; {self._list.grammar.expected}",
             )
         self.number_of[label] = len(self._words)
-        self._words.append(printable(os.fsencode(label.strip())))
+        self._words.append(label.strip())
         self._lines.append(line)
         return len(self._words) - 1
 
@@ -252,10 +319,11 @@ class Labels:
         unknown = next((i for i, word in enumerate(words) if word not in places), None)
         if unknown is not None:
             whose = f"of {CLASSES}" if given is None else "of the training data"
+            why = spelling.cause(words[unknown], places.__contains__)
             raise self._list.wrong(
                 self._lines[unknown],
-                f"has the label '{words[unknown]}', which is none of the {len(classes)} classes {whose}; "
-                "remove the line, or add that class there",
+                f"has the label '{_shown(words[unknown])}', which is none of the {len(classes)} classes "
+                f"{whose}{why or '; remove the line, or add that class there'}",
             )
         return classes, np.array([places[word] for word in words], np.int32), numbers or named is not None
 
@@ -277,8 +345,8 @@ class Labels:
             odd = numbers.index(not numbers[0])
             raise self._list.wrong(
                 self._lines[0],
-                f"has the label '{words[0]}' and {self._list.place(self._lines[odd])} '{words[odd]}'; labels "
-                "are all numbers from 0 or all names",
+                f"has the label '{_shown(words[0])}' and {self._list.place(self._lines[odd])} "
+                f"'{_shown(words[odd])}'; labels are all numbers from 0 or all names",
             )
         if all(_OTHER_NUMBER.fullmatch(word) for word in words):
             raise self._list.wrong(
@@ -295,23 +363,38 @@ class Labels:
         return numbers[0]
 
 
+def _shown(label: str) -> str:
+    return printable(os.fsencode(label))
+
+
 def class_names(*folders: Path) -> list[str] | None:
     """Return the names in the first classes.txt of these folders; None where there is none.
 
-    Raises UserError.
+    Of a data set these are the split's folder, its own, and train/: the classes of val are training's. Raises
+    UserError.
     """
     path = next((folder / CLASSES for folder in folders if os.path.lexists(folder / CLASSES)), None)
     if path is None:
         return None
     try:
-        lines = read_text(path, "utf-8-sig", "surrogateescape").splitlines()
+        # no other ends of lines: U+2028 may be in a name
+        lines = read_text(path, "utf-8-sig", "surrogateescape").rstrip().split("\n")
     except OSError as error:
         raise UserError(f"--data: {path} cannot be read: {error.strerror}") from None
-    names = [printable(os.fsencode(line.strip())) for line in lines if line.strip()]
-    first: dict[str, int] = {}
-    for place, name in enumerate(names):
-        if first.setdefault(name, place) != place:
-            raise UserError(f"--data: {path} names '{name}' twice; it names each class once, in their order")
-    if not names:
+    names = [line.strip() for line in lines]
+    if names == [""]:
         raise UserError(f"--data: {path} is empty; it names the classes, one a line, or remove it")
+    if "" in names:
+        raise UserError(
+            f"--data: {path} line {names.index('') + 1} is empty; each line names the class of its number: "
+            "name that class, or remove the line"
+        )
+    require_once(names, str(path))
     return names
+
+
+def require_once(names: Sequence[str], where: str) -> None:
+    """Raise UserError where one name, of a class or a column, is there twice."""
+    ((name, count), *_) = Counter(names).most_common(1) or [("", 0)]
+    if count > 1:
+        raise UserError(f"--data: {where} names '{_shown(name)}' twice; each name may be there once")

@@ -11,7 +11,7 @@ import os
 import struct
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -249,6 +249,11 @@ class Store:
         """
         with self._transaction() as transaction:
             yield transaction.get(key) if key else None  # LMDB has no empty key
+
+    def copies(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Return values as one transaction has them, b"" for a key that is not there."""
+        with self._transaction() as transaction:
+            return [bytes(transaction.get(key, b"")) for key in keys]
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield all keys, in the order of their bytes."""

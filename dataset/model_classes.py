@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,10 +30,25 @@ class ModelClasses:
 
         Raises UserError naming a class that the model does not have.
         """
-        places = {_plain(name): place for place, name in enumerate(self.names)}
-        unknown = [name for name in classes if _plain(name) not in places]
+        exact: dict[str, list[int]] = {}
+        alike: dict[str, list[int]] = {}
+        for place, name in enumerate(self.names):
+            exact.setdefault(name, []).append(place)
+            alike.setdefault(_plain(name), []).append(place)
+        found = [exact.get(name) or alike.get(_plain(name), []) for name in classes]
+        unknown = [name for name, places in zip(classes, found, strict=True) if not places]
         if not unknown:
-            return np.array([places[_plain(name)] for name in classes], np.int64), "", False
+            numbers = [place for places in found for place in places]
+            times = Counter(numbers)
+            for name, places in zip(classes, found, strict=True):
+                # of torchvision's readable names of ImageNet's classes two are 'crane'
+                if len(places) > 1 or times[places[0]] > 1:
+                    outputs = ", ".join(map(str, places))
+                    raise UserError(
+                        f"--data: class '{name}' and the outputs {outputs} of {self.origin} are not one "
+                        "each: give each class a name of its own"
+                    )
+            return np.array(numbers, np.int64), "", False
         if self.published and all(name.isdecimal() and int(name) < len(self.names) for name in classes):
             # ImageNet-V2's folders, 0 to 999, which sort as text
             said = (

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -25,6 +26,7 @@ from dataset.beside import Beside
 from dataset.manifest import Manifest, Rejected, Rejects, is_url, printable
 from dataset.scan import Progress, reading, remembered
 from machine import cores
+from user_files import open_bytes
 
 FEW = 64 << 20
 """Bytes of shards that threads have walked before processes have started."""
@@ -103,6 +105,10 @@ Walk = Callable[[str], Shard]
 """Name of a shard -> what it holds. Raises UserError and OSError."""
 
 
+_Row = tuple[bytes, int, Entry]
+"""Name, place of its shard, entry."""
+
+
 def place_of(root: Path, shard: bytes) -> bytes:
     """Return the path of a shard below `root`, or its URL."""
     return shard if is_url(shard) else os.fsencode(root) + b"/" + shard
@@ -126,7 +132,8 @@ def open_index(
 
     `names(visits)` lists them, and adds what shows a change; `key` (JSON values) is what the walk depends on
     beside them. Entries are the images of `samples`, with their labels, or all images by their names. Where
-    one has no name, or two samples have the same, each is named by its shard and its own name, or its row.
+    one has no name, or two samples have the same and other bytes, each is named by its shard and its own
+    name, or its row.
     Shards that are `mapped` are walked in processes: the system ends one whose mapping cannot be read.
     The columns `packed` beside these shards are taken in place of a walk; `mtime_of` a shard's name is
     then what the index keeps of it. Raises UserError.
@@ -185,18 +192,19 @@ def _write(
     """Write the columns of all shards, and return the labels."""
     rows = [(entry.name, place, entry) for place, shard in enumerate(walked) for entry in shard.entries]
     rows.sort(key=lambda row: row[:2])
-    twice = [later for earlier, later in pairwise(rows) if earlier[0] == later[0]]
-    if samples and (twice or not all(name for name, _, _ in rows)):
+    twice = [pair for pair in pairwise(rows) if pair[0][0] == pair[1][0]]
+    if samples and (
+        not all(name for name, _, _ in rows) or not all(_same(real, shards, *pair) for pair in twice)
+    ):
         bases = [name.rpartition("/")[2] for name in shards]  # of URLs too, unless two have the same
         own = bases if len({*bases}) == len(bases) else shards
         rows = [(_apart(own[place], entry), place, entry) for _, place, entry in rows]
         rows.sort(key=lambda row: row[0])
-    elif twice:
-        for name, place, _ in twice:
+    elif twice and not samples:
+        for _, (name, place, _) in twice:
             shard = place_of(real, os.fsencode(shards[place]))
-            rejects(shard + b":" + name, "another shard has this name already")
-        again = {(name, place) for name, place, _ in twice}
-        rows = [row for row in rows if row[:2] not in again]
+            rejects(shard + b":" + name, "this name was there before")
+        rows = [next(same) for _, same in groupby(rows, key=itemgetter(0))]
     number_of: dict[str, int] = {}
     labels = [
         -1 if row[2].label is None else number_of.setdefault(row[2].label, len(number_of)) for row in rows
@@ -215,6 +223,18 @@ def _write(
     }
     _save(made, values)
     return list(number_of)
+
+
+def _same(root: Path, shards: Sequence[str], one: _Row, other: _Row) -> bool:
+    """Whether two rows have the same bytes, as where one file was packed twice: then one name will do."""
+    contents = []
+    for _, place, entry in (one, other):
+        if entry.row < 0 or one[2].size != other[2].size:
+            return False
+        with reading(root / shards[place]), open_bytes(root / shards[place]) as file:
+            file.seek(entry.offset)
+            contents.append(file.read(entry.size))
+    return contents[0] == contents[1]
 
 
 def _bytes(root: Path, shards: Sequence[str]) -> int:

@@ -18,11 +18,11 @@ from pathlib import Path
 from contracts import UserError
 from dataset import bucket, remote, shard_index, walk
 from dataset.beside import Beside, Look, beside
-from dataset.manifest import is_url, masked
+from dataset.manifest import is_url, masked, printable
 from dataset.scan import Progress, reading
 from dataset.shard_index import Entry, Index, Shard
 from dataset.tar_members import Member, Ranges, members, require_unpacked
-from user_files import open_bytes, read_text
+from user_files import open_bytes
 
 IMAGES = frozenset(
     # as WebDataset and we have them; a pair is of dataset.pairs.entry
@@ -103,15 +103,13 @@ def urls_of(folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     if not os.path.lexists(path):
         return found
-    with reading(path):
-        lines = read_text(path, "utf-8-sig").splitlines()
-    for number, line in enumerate(map(str.strip, lines), 1):
-        if not line or line.startswith("#"):
-            continue
+    with reading(path), open_bytes(path) as file:
+        lines = file.read()
+    for number, content in bucket.shard_lines(lines):
+        line = os.fsdecode(content)
         if not is_url(line):
-            raise UserError(
-                f"--data: {path} line {number} is '{line[:100]}'; each line is the URL of a shard"
-            )
+            shown = printable(content)[:100]
+            raise UserError(f"--data: {path} line {number} is '{shown}'; each line is the URL of a shard")
         if found.setdefault(remote.plain(line), line) != line:
             raise UserError(f"--data: {path} line {number} names {masked(line)} again")
     return found
@@ -196,8 +194,8 @@ def _label(ranges: Ranges, member: Member, label_key: str | None) -> str | None:
     """Return the label that a member holds; None where it holds none, and "" where it cannot be one."""
     ending = _ending(member.name)
     if ending == b"cls" and label_key is None and not member.unfit and member.size <= LONGEST_LABEL:
-        text = ranges.read(member.offset, member.size).decode("utf-8", "replace").strip()
-        return text if text.isprintable() else ""
+        text = os.fsdecode(ranges.read(member.offset, member.size)).strip()
+        return text if len(text.splitlines()) == 1 and "\0" not in text else ""
     if ending == b"json" and label_key is not None and not member.unfit and member.size <= LONGEST_JSON:
         try:
             value = json.loads(ranges.read(member.offset, member.size))[label_key]

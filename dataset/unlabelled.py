@@ -129,7 +129,7 @@ def _listed(path: Path, flag: str) -> Iterator[str]:
             whole = " ".join(fields)
             shorter = os.path.exists(path.parent / name) and not os.path.exists(path.parent / whole)
             name = name if shorter else whole
-        if number == 1 and name.lower() in lists.HEADS and not os.path.exists(path.parent / name):
+        if number == 1 and lists.is_of(name, lists.OF_PATHS) and not os.path.exists(path.parent / name):
             continue
         yield name
 

@@ -17,6 +17,7 @@ import numpy as np
 
 import storage
 from contracts import Array, UserError
+from dataset import spelling
 from dataset.manifest import BROKEN_LINK, FILE_LIST, is_url, printable, writing
 from user_files import open_bytes
 
@@ -120,11 +121,12 @@ def numbered(
     `has` begins the message of the UserError for a class that is none of `classes`.
     """
     places = {name: place for place, name in enumerate(names if classes is None else classes)}
-    unknown = [printable(os.fsencode(name)) for name in names if name not in places]
+    unknown = [name for name in names if name not in places]
     if unknown:
+        why = spelling.cause(unknown[0], places.__contains__)
         raise UserError(
-            f"--data: {has} '{unknown[0]}' ({len(unknown)} such), "
-            f"which is none of the {len(places)} classes of the training data; "
+            f"--data: {has} '{printable(os.fsencode(unknown[0]))}' ({len(unknown)} such), "
+            f"which is none of the {len(places)} classes of the training data{why}; "
             f"remove or rename it, or add one of that name there, with {files} that can be read"
         )
     return {name: places[name] for name in names}

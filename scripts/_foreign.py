@@ -23,7 +23,8 @@ from PIL import Image
 
 from contracts import Split, UserError
 from dataset import walk
-from dataset.arrow_index import labels_of, schema_of
+from dataset.arrow_files import Damaged
+from dataset.arrow_index import labels_of, require_same, schema_of
 from dataset.entries import ReadAt
 from dataset.lists import class_names
 from dataset.manifest import Rejected, printable
@@ -50,7 +51,7 @@ def _name(path: Path, row: int, head: bytes, own: str = "") -> bytes:
 def _number(label: object) -> str | None:
     """Return a label as text: a whole number, or a name; None where it is neither."""
     if isinstance(label, bytes):
-        return label.decode(errors="replace").strip() or None
+        return os.fsdecode(label).strip() or None
     number = float(label)  # type: ignore[arg-type]
     return str(int(number)) if number >= 0 and number.is_integer() else None
 
@@ -58,16 +59,20 @@ def _number(label: object) -> str | None:
 # --- Parquet ------------------------------------------------------------------------------------------------
 
 
-def _parquet() -> Any:
+@contextmanager
+def _parquet(path: Path) -> Iterator[Any]:
+    """Open a file. Raises UserError where it cannot be read as Parquet, now or in the body."""
     try:
         import pyarrow.parquet
     except ImportError:
         raise UserError("--source parquet needs the package pyarrow: pip install pyarrow") from None
-    return pyarrow.parquet
+    errors = (pyarrow.ArrowException, OSError, ValueError)
+    with Damaged(path, errors), pyarrow.parquet.ParquetFile(path) as file:
+        yield file
 
 
 def _walk_parquet(path: Path, label_key: str | None) -> Iterator[Entry]:
-    with _parquet().ParquetFile(path) as file:
+    with _parquet(path) as file:
         schema = schema_of(file.schema_arrow, path, label_key)
         row = 0
         columns = [schema.image, schema.label]
@@ -101,7 +106,7 @@ os.register_at_fork(after_in_child=_renew)
 
 def _group(path: Path, label_key: str | None, row: int) -> tuple[int, int, Any]:
     """Return the first row of a row group, the row behind it, and its images; `row` is one of them."""
-    with _parquet().ParquetFile(path) as file:
+    with _parquet(path) as file:
         schema = schema_of(file.schema_arrow, path, label_key)
         begin = 0
         for group in range(file.num_row_groups):
@@ -147,15 +152,27 @@ def _opened(path: Path, label_key: str | None) -> Iterator[tuple[Any, Any]]:
         import h5py
     except ImportError:
         raise UserError("--source hdf5 needs the package h5py: pip install h5py") from None
-    with h5py.File(path, "r") as file:
+    # h5py's errors have no number; one that has is the storage's
+    with Damaged(path, (OSError, RuntimeError)), h5py.File(path, "r") as file:
         images = file[_one_of(IMAGES_OF_HDF5, file, "images", path)]
         own = (label_key,) if label_key else LABELS_OF_HDF5
         labels = file[_one_of(own, file, "labels: --label-key names them", path)]
+        for held in (images, labels):
+            if not isinstance(held, h5py.Dataset):
+                raise UserError(
+                    f"{path}: {held.name} is a group; it must be a data set of images, or of labels"
+                )
         encoded = images.ndim == 1 and h5py.check_vlen_dtype(images.dtype) == np.uint8
         if not encoded and not (images.ndim == 4 and images.dtype == np.uint8 and images.shape[-1] in (1, 3)):
             raise UserError(
                 f"{path}: images are {images.dtype} {images.shape}; they must be files as uint8 of variable "
                 "length, or uint8 [n, height, width, 1 or 3]"
+            )
+        numbers = labels.ndim in (1, 2) and labels.dtype.kind in "biuf"
+        if not numbers and not (labels.ndim == 1 and h5py.check_string_dtype(labels.dtype)):
+            raise UserError(
+                f"{path}: labels are {labels.dtype} {labels.shape}; they must be numbers or strings [n], "
+                "numbers [n, 1], or one-hot [n, classes]"
             )
         if len(images) != len(labels):
             raise UserError(f"{path} has {len(images)} images and {len(labels)} labels; write it again")
@@ -171,11 +188,21 @@ def _file_of(value: Any) -> bytes:
     return made.getvalue()
 
 
+def _label(held: Any) -> str | None:
+    """Return the label of a row: a number or a string, a row of one number, or a row in which one is 1."""
+    if np.ndim(held) == 0:
+        return _number(held)
+    if len(held) == 1:
+        return _number(held[0])
+    (ones,) = np.nonzero(held)
+    return str(ones[0]) if len(ones) == 1 and held[ones[0]] == 1 else None
+
+
 def _walk_hdf5(path: Path, label_key: str | None) -> Iterator[Entry]:
     with _opened(path, label_key) as (images, labels):
         for row in range(len(images)):
             content = _file_of(images[row])
-            yield Entry(_name(path, row, content), row, len(content), _number(labels[row]), row)
+            yield Entry(_name(path, row, content), row, len(content), _label(labels[row]), row)
 
 
 def _read_hdf5(path: Path, label_key: str | None, row: int) -> bytes:
@@ -249,7 +276,7 @@ def _index(kind: str, paths: Sequence[Path], label_key: str | None, **again: Any
             walk.remember(visits, os.fsencode(folder), os.fsencode(name))
         return [path.name for path in paths]
 
-    key = [kind, paths[0].name, label_key]
+    key = [kind, 2, paths[0].name, label_key]
     return open_index(folder, names, partial(_walk, kind, folder, label_key), key=key, samples=True, **again)
 
 
@@ -277,9 +304,8 @@ def open_foreign(
     if not paths:
         raise UserError(f"{data} has no {kind} files of {split}, such as {split}/*, {split}-00000-of-00001.*")
     rows = Rows(kind, paths, label_key, cache=cache, progress=progress)
-    named = class_names(paths[0].parent, real)
-    if kind == "parquet":
-        named = named or _classes_of_parquet(paths[0], label_key)
+    named = _classes_of_parquet(paths, label_key) if kind == "parquet" else None
+    named = named or class_names(paths[0].parent, real, real / "train")
     labelled = Labelled(
         shards=rows,
         named=named,
@@ -287,11 +313,15 @@ def open_foreign(
         without="no label, or several",
     )
     how: dict[str, Any] = {"cache": cache, "progress": progress, "classes": classes}
-    key = [kind, split, label_key]
+    key = [kind, 2, split, label_key]
     return labelled.open(real, split, key=key, where=str(paths[0].parent), **how)
 
 
-def _classes_of_parquet(path: Path, label_key: str | None) -> list[str] | None:
-    with _parquet().ParquetFile(path) as file:
-        classes = schema_of(file.schema_arrow, path, label_key).classes
-    return None if classes is None else [*classes]
+def _classes_of_parquet(paths: Sequence[Path], label_key: str | None) -> list[str] | None:
+    """Return the names of the classes that all files have. Raises UserError where one has others."""
+    schemas = []
+    for path in paths:
+        with _parquet(path) as file:
+            schemas.append(schema_of(file.schema_arrow, path, label_key))
+        require_same(schemas[-1], schemas[0], path)
+    return None if schemas[0].classes is None else [*schemas[0].classes]

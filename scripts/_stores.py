@@ -7,13 +7,15 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from contracts import UserError
+from contracts import Array, UserError
 from dataset.arrow_files import END as END_OF_STREAM
 from dataset.manifest import printable
+from dataset.sources.lmdb import ABOUT, samples_of
 from dataset.tar_index import IMAGES
 
 LONGEST_KEY = 511
@@ -32,6 +34,16 @@ class Packed(NamedTuple):
     content: bytes
 
 
+def require_order(names: Sequence[bytes], what: str) -> None:
+    """Raise UserError where samples are not in the order of their names, as they would be read again."""
+    for before, name in pairwise(names):
+        if before >= name:
+            raise UserError(
+                f"{what} keeps samples in the order of their names, each once, and '{printable(name)}' comes "
+                f"behind '{printable(before)}'; take --format lmdb"
+            )
+
+
 class Writer(Protocol):
     """A store of one split, under way in a folder."""
 
@@ -40,8 +52,8 @@ class Writer(Protocol):
     def write(self, batch: Sequence[Packed]) -> dict[str, int]:
         """Write samples, bring them to the disk, and return where the store now ends, for `Writer.of`."""
 
-    def finish(self, classes: Sequence[str]) -> None:
-        """Complete the store."""
+    def finish(self, names: Sequence[bytes], labels: Array, classes: Sequence[str]) -> None:
+        """Complete the store of these samples, in their order."""
 
     def files(self) -> list[Path]:
         """Return the files that the source which reads it knows by their looks, in its order."""
@@ -51,7 +63,7 @@ class Writer(Protocol):
 
 
 class Lmdb:
-    """train.lmdb, a file: class/name -> bytes."""
+    """train.lmdb, a file: name -> bytes, and the list of the samples with their labels."""
 
     def __init__(self, work: Path, split: str, ends: dict[str, int]) -> None:
         try:
@@ -69,9 +81,13 @@ class Lmdb:
         return f"{split}.lmdb"
 
     @staticmethod
-    def require(names: Sequence[bytes], folders: Sequence[str]) -> None:
+    def require(names: Sequence[bytes], folders: Sequence[str], classes: Sequence[str]) -> None:
         """Raise UserError for a name that no key can be."""
         for name in names:
+            if name in ABOUT:
+                raise UserError(
+                    f"--format lmdb has an entry of its own called '{printable(name)}'; rename it"
+                )
             if len(name) > LONGEST_KEY:
                 raise UserError(
                     f"--format lmdb takes names of {LONGEST_KEY} bytes at most, and '{printable(name)}' has "
@@ -79,18 +95,24 @@ class Lmdb:
                 )
 
     def write(self, batch: Sequence[Packed]) -> dict[str, int]:
-        """Write samples in one transaction; the map grows as it must."""
+        """Write samples."""
+        self._put({sample.name: sample.content for sample in batch})
+        return {}
+
+    def _put(self, entries: Mapping[bytes, bytes]) -> None:
+        """Write entries in one transaction; the map grows as it must."""
         while True:
             try:
                 with self._opened.begin(write=True) as transaction:
-                    for sample in batch:
-                        transaction.put(sample.name, sample.content)
-                return {}
+                    for key, value in entries.items():
+                        transaction.put(key, value)
+                return
             except self._full:
                 self._opened.set_mapsize(2 * self._opened.info()["map_size"])
 
-    def finish(self, classes: Sequence[str]) -> None:
-        """Close the environment, and remove its file of locks."""
+    def finish(self, names: Sequence[bytes], labels: Array, classes: Sequence[str]) -> None:
+        """Write the list of samples, close the environment, and remove its file of locks."""
+        self._put(samples_of(names, labels, classes))
         self.close()
         Path(f"{self.store}-lock").unlink(missing_ok=True)
 
@@ -122,8 +144,15 @@ class Tar:
         return split
 
     @staticmethod
-    def require(names: Sequence[bytes], folders: Sequence[str]) -> None:
-        """Raise UserError for a name that is no image to readers of tar shards, or two of one sample."""
+    def require(names: Sequence[bytes], folders: Sequence[str], classes: Sequence[str]) -> None:
+        """Raise UserError for a name that is no image to readers of tar shards, two of one sample, or a class
+        that no line of classes.txt can be."""
+        for own in classes:
+            if own != own.strip() or not own or set(own) & {"\n", "\r"}:
+                raise UserError(
+                    f"--format tar: the class '{printable(os.fsencode(own))}' begins or ends with a blank, "
+                    "or has an end of a line; rename it, or take --format lmdb"
+                )
         keys: dict[bytes, bytes] = {}
         for name in names:
             folder, slash, last = name.rpartition(b"/")
@@ -157,7 +186,7 @@ class Tar:
             _to_disk(self._file)
         return {"shard": self._shard, "end": self._end}
 
-    def finish(self, classes: Sequence[str]) -> None:
+    def finish(self, names: Sequence[bytes], labels: Array, classes: Sequence[str]) -> None:
         """Close the last shard, and name the classes."""
         if self._end and self._file is None:
             self._file = self._opened()
@@ -227,7 +256,7 @@ class Arrow:
         return split
 
     @staticmethod
-    def require(names: Sequence[bytes], folders: Sequence[str]) -> None:
+    def require(names: Sequence[bytes], folders: Sequence[str], classes: Sequence[str]) -> None:
         """Raise UserError for a name that is no text."""
         for name in names:
             try:
@@ -262,7 +291,7 @@ class Arrow:
             _to_disk(file)
         return {"shard": self._shard, "end": self._end}
 
-    def finish(self, classes: Sequence[str]) -> None:
+    def finish(self, names: Sequence[bytes], labels: Array, classes: Sequence[str]) -> None:
         """End the last shard, and say which shards there are, with which classes."""
         if self._end:
             with open(self._path(self._shard), "r+b") as file:
@@ -301,8 +330,9 @@ class Folder:
         return split
 
     @staticmethod
-    def require(names: Sequence[bytes], folders: Sequence[str]) -> None:
-        """Raise UserError for a name that does not begin with its class, or leads out of the folder."""
+    def require(names: Sequence[bytes], folders: Sequence[str], classes: Sequence[str]) -> None:
+        """Raise UserError for a name that does not begin with its class, or leads out of the folder, and for
+        another order than that of the names."""
         for name, folder in zip(names, folders, strict=True):
             own, *rest = name.split(b"/")
             if own != os.fsencode(folder) or not rest or {b"", b".", b".."} & {*rest}:
@@ -310,6 +340,7 @@ class Folder:
                     f"--format folder takes names that begin with their class, '{folder}/', and "
                     f"'{printable(name)}' does not; take --format tar"
                 )
+        require_order(names, "--format folder")
 
     def write(self, batch: Sequence[Packed]) -> dict[str, int]:
         """Write samples; those of an interrupted commit are written again."""
@@ -320,7 +351,7 @@ class Folder:
         os.sync()
         return {}
 
-    def finish(self, classes: Sequence[str]) -> None:
+    def finish(self, names: Sequence[bytes], labels: Array, classes: Sequence[str]) -> None:
         """Do nothing: the names of the folders are the classes."""
 
     def files(self) -> list[Path]:

@@ -40,7 +40,7 @@ from report.console import Console
 from scripts import _pairs
 from scripts._foreign import FOREIGN, files_of, open_foreign
 from scripts._reencode import add_arguments, asked
-from scripts._stores import FORMATS, Folder, Packed, Writer
+from scripts._stores import FORMATS, Packed, Writer, require_order
 from settings.data import Data
 
 Say = Callable[[int, int, str], None]
@@ -187,15 +187,20 @@ def pack_split(
         raise UserError(f"{place} is there already, of other data; remove it, or name another folder")
     names = [columns.entry(sample) for sample in range(len(columns))]
     folders = [columns.classes[label] for label in columns.label.tolist()]
-    made.require(names, folders)
-    if anew is not None and form == "lmdb":  # a scan of the smaller images gives their labels
-        Folder.require(names, folders)
+    made.require(names, folders, columns.classes)
+    if form == "folder" and name == "train" and [*columns.classes] != sorted({*folders}):
+        raise UserError(
+            "--format folder has the classes that have an image, sorted by name, and --data has others, or "
+            "in another order; take --format tar"
+        )
+    if anew is not None and form != "lmdb":  # which are scanned again, for their sizes
+        require_order(names, f"--format {form} of images encoded anew")
     progress = Progress(work, name, origin)
     if not progress.done:
         _remove(work / made.place(name))
     with closing(made(work, name, progress.ends)) as writer:
         write(split, writer, progress, say)
-        writer.finish(columns.classes)
+        writer.finish(names, np.asarray(columns.label), columns.classes)
     fresh = work / f"{name}.columns"
     _remove(fresh)
     with tempfile.TemporaryDirectory() as scans:
@@ -271,6 +276,10 @@ def _foreign_splits(settings: Data, console: Console) -> dict[str, Split]:
         if len(there) > 1:
             raise UserError(f"{data} has {' and '.join(there)} files of train; --source says which are meant")
         kind = there[0] if there else kind
+    if kind in FOREIGN and settings.lmdb_label is not None:
+        raise UserError(
+            f"--lmdb-label is for another source, and --data is read by --source {kind}; leave it out"
+        )
     splits: dict[str, Split] = {}
     for name in ("train", "val") if kind in FOREIGN else ():
         with console.counting(name) as progress:

@@ -72,14 +72,14 @@ def open(data: Path, split: str, *, labels: str | None = None, **how: Any) -> Sp
     schema = read_schema(place, labels)
     labelled = Labelled(
         shards=ArrowShards(real, split, samples=True, schema=schema, label_key=labels, **index_options(how)),
-        named=schema.classes or class_names(place.folder, real),
+        named=schema.classes or class_names(place.folder, real, real / "train"),
         expected="a label is the number of a class, or its name",
         without=f"no label in the column {schema.label}",
     )
     return labelled.open(
         real,
         split,
-        key=["arrow", split, labels],
+        key=["arrow 2", split, labels],
         where=f"{place.folder}/*.arrow",
         beside=beside(real, split, "images", place.shards),
         **how,

@@ -21,7 +21,7 @@ from dataset.images.columns import Unread
 from dataset.images.scan import open_images
 from dataset.kept import Kept
 from dataset.label_sets import taken_apart
-from dataset.lists import Grammar, Labels, List, class_names
+from dataset.lists import TRIED, VERSION, Grammar, Labels, List, class_names
 from dataset.manifest import FILE_LIST, Rejects, is_url, printable
 from dataset.scan import Progress
 from dataset.sources.folder import MEND, Folder
@@ -33,8 +33,6 @@ GRAMMAR = Grammar(
     expected="a line is 'path label', separated in all lines by TABs, commas (then quote a path that holds "
     "one) or blanks"
 )
-TRIED = 100
-"""Lines whose files are looked for, to find the folder that paths begin at."""
 PIECE = 10_000
 """Lines that are written together: bounds the memory."""
 
@@ -150,8 +148,8 @@ def open(
 ) -> Split:
     """Open the images of data/<split>.csv, as dataset.sources.SourceModule says, in the order of its lines.
 
-    Paths begin at the list's folder, at `data` or at data/<split>: at the first where a file of the first
-    lines lies. `unread` as for dataset.images.scan.open_images. With `sets` labels are sets of classes:
+    Paths begin at the list's folder, at `data` or at data/<split>: where most files of the first lines lie.
+    `unread` as for dataset.images.scan.open_images. With `sets` labels are sets of classes:
     dataset.label_sets. Raises UserError.
     """
     path, *others = _lists(data, split)
@@ -162,7 +160,7 @@ def open(
     listed = List(path, replace(GRAMMAR, sets=sets))
     folder = path.parent
     root = _root(listed, [folder, data, data / split])
-    named = class_names(folder, data)
+    named = class_names(folder, data, data / "train")
     of_scan = None if sets else classes
     base = base_of(folder)
     of_urls = _of_urls(listed)
@@ -183,7 +181,7 @@ def open(
         data,
         Files(root, remote=of_urls),
         list_files,
-        key=["list", str(path), str(root), *(["sets"] if sets else [named])],
+        key=["list", VERSION, str(path), str(root), *(["sets"] if sets else [named])],
         where=str(path),
         root=root,
         classes=of_scan,
@@ -207,10 +205,14 @@ def source(columns: Any, read_delay_s: float = 0.0) -> Listed:
 
 
 def _root(listed: List, folders: Sequence[Path]) -> Path:
-    """Return the first folder in which a file of the first lines lies; the first one where none does."""
+    """Return the folder in which most files of the first lines lie, the first one of equals.
+
+    Raises UserError.
+    """
+    listed.require_paths_first(folders)
     names = [fields[0] for _, fields in listed.head[:TRIED]]
-    found = (folder for folder in folders if any(os.path.exists(folder / name) for name in names))
-    return Path(os.path.realpath(next(found, folders[0])))
+    counts = [sum(os.path.exists(folder / name) for name in names) for folder in folders]
+    return Path(os.path.realpath(folders[counts.index(max(counts))]))
 
 
 def _write_file_list(

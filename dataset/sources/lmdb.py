@@ -1,23 +1,30 @@
-"""Images that are values of an LMDB: keys, labels and bytes; must not know formats."""
+"""Images that are values of an LMDB: keys, labels and bytes; must not know formats.
+
+A store that scripts.pack wrote has its own list beside the images, entries SAMPLES: the samples in their
+order, with their labels, whatever their names are. Of any other a key is class/name, or a list has labels.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import storage
-from contracts import Split, UserError
+from contracts import Array, Split, UserError
 from dataset import walk
 from dataset.beside import beside
 from dataset.entries import ReadAt
 from dataset.images.scan import FileLister, open_images
-from dataset.lists import Grammar, Labels, List, class_names
+from dataset.lists import VERSION, Grammar, Labels, List, class_names
 from dataset.lmdb_store import Meta, Store, checked, data_file, require_no_writer
 from dataset.manifest import Rejected, Rejects, printable
 from dataset.scan import Progress
@@ -27,8 +34,11 @@ FILES = False
 HOLDS = "a folder with train.lmdb and val.lmdb, each a file or a folder with data.mdb"
 LABELS = "lmdb_label"
 PREFIX = "prefix"
-ABOUT = (b"__keys__", b"__len__")
-"""Entries that loaders of others keep beside the samples."""
+SAMPLES = (b"__classes__", b"__names__", b"__ends__", b"__labels__")
+"""A store's own list: names of classes (JSON), the samples' keys one behind the other, where each ends (int64
+[n + 1]), and its class (int32 [n])."""
+ABOUT = (b"__keys__", b"__len__", *SAMPLES)
+"""Entries that are no samples: our own, and those that loaders of others keep."""
 GRAMMAR = Grammar(
     expected="a line is 'key label', separated in all lines by TABs, commas (then quote a key that holds "
     "one) or blanks"
@@ -103,7 +113,8 @@ def open(
 ) -> Split:
     """Open the images of data/<split>.lmdb, as dataset.sources.SourceModule says.
 
-    `labels` is PREFIX, where keys are class/name, or the path of a list 'key label'. Raises UserError.
+    `labels` is PREFIX, where keys are class/name, or the path of a list 'key label'; without it the labels
+    are those of the store's own list, where it has one. Raises UserError.
     """
     real = Path(os.path.realpath(data))
     path = real / f"{split}.lmdb"
@@ -114,15 +125,20 @@ def open(
     except OSError as error:
         raise UserError(f"--data: {path} cannot be read: {error.strerror}") from None
     entries = StoredEntries(real, lambda _: values, split)
-    list_of = None if labels in (None, PREFIX) else Path(os.path.realpath(str(labels)))
-    if list_of is None:
-        list_files: FileLister = partial(_by_prefix, values, entries, classes)
-        key: list[Any] = ["lmdb", split]
-    else:
+    key: list[Any] = ["lmdb", split]
+    fixed = True
+    if labels not in (None, PREFIX):
+        list_of = Path(os.path.realpath(str(labels)))
         listed = List(list_of, GRAMMAR)
         named = class_names(list_of.parent, real)
-        list_files = partial(_by_list, values, entries, classes, listed, named)
-        key = ["lmdb", split, str(list_of), named]
+        list_files: FileLister = partial(_by_list, values, entries, classes, listed, named)
+        key += [VERSION, str(list_of), named]
+    elif labels is None and storage.in_scan(partial(_has_own_list, values), lambda: str(path)):
+        list_files = partial(_by_own_list, values, entries, classes)
+        key += ["own list"]
+    else:
+        list_files = partial(_by_prefix, values, entries, classes)
+        fixed = False
     with closing(entries):
         columns = open_images(
             real,
@@ -131,8 +147,8 @@ def open(
             key=key,
             where=str(path),
             classes=classes,
-            listed=list_of is not None,
-            beside=beside(real, split, "images", files) if list_of is None else None,
+            listed=fixed,
+            beside=beside(real, split, "images", files) if labels is None else None,
             **how,
         )
     _unchanged(path, before)
@@ -182,6 +198,56 @@ def _samples(values: Values) -> Iterator[bytes]:
             )
         yield first
     yield from keys
+
+
+def _has_own_list(values: Values) -> bool:
+    with (
+        closing(values),
+        values.store.value(SAMPLES[0]) as classes,
+        values.store.value(SAMPLES[-1]) as labels,
+    ):
+        return classes is not None and labels is not None
+
+
+def samples_of(names: Sequence[bytes], labels: Array, classes: Sequence[str]) -> dict[bytes, bytes]:
+    """Return a store's own list of these samples, the entries SAMPLES."""
+    ends = np.cumsum([0, *map(len, names)], dtype="<i8")
+    told = (json.dumps([*classes]).encode(), b"".join(names), ends.tobytes(), labels.astype("<i4").tobytes())
+    return dict(zip(SAMPLES, told, strict=True))
+
+
+def _by_own_list(
+    values: Values,
+    entries: StoredEntries,
+    classes: Sequence[str] | None,
+    made: Path,
+    rejects: Rejects,
+    visits: list[walk.Visit],
+    say: Progress,
+) -> dict[str, int]:
+    """Write made/file_list.* of the samples of the store's own list, and return the label of each class."""
+    entries.remember(visits, [])
+    told, joined, cuts, held = values.store.copies(SAMPLES)
+    try:
+        used = list(map(str, json.loads(told)))
+        names = [joined[begin:end] for begin, end in pairwise(np.frombuffer(cuts, "<i8").tolist())]
+        numbers = np.frombuffer(held, "<i4")
+    except (ValueError, TypeError):
+        names = []
+    if not names or len(names) != len(numbers) or not 0 <= numbers.min() <= numbers.max() < len(used):
+        raise UserError(
+            f"--data: {values.store.path}: its own list of samples is damaged; pack it again, or take the "
+            f"first part of each key as the class by --lmdb-label {PREFIX}"
+        )
+    for key in sorted({*_samples(values)}.difference(names)):
+        rejects(
+            values.shown(key),
+            f"the store's own list has no label for it; --lmdb-label {PREFIX} takes its key",
+        )
+    labels = walk.numbered(used, classes, f"{values.store.path} has class")
+    class_of = np.array([labels[name] for name in used])[numbers]
+    _write(zip(names, class_of.tolist(), strict=True), made, say)
+    return labels
 
 
 def _by_prefix(

@@ -63,7 +63,7 @@ def open(data: Path, split: str, *, labels: str | None = None, **how: Any) -> Sp
     folder = real / split
     labelled = Labelled(
         shards=TarShards(folder, samples=True, label_key=labels, **index_options(how)),
-        named=class_names(folder, real),
+        named=class_names(folder, real, real / "train"),
         expected="a label is the number of a class or its name, in .cls or by --label-key",
         without=f"no label: no {labels} in its .json" if labels else "no label: no .cls beside it",
     )

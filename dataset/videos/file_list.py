@@ -57,7 +57,7 @@ def read_list(
         found.append((file, labels.number(label, number), start, end))
     if not found:
         raise lines.without_rows()
-    used, class_of, fixed = labels.classes(classes, class_names(path.parent))
+    used, class_of, fixed = labels.classes(classes, class_names(path.parent, path.parent / "train"))
     samples = np.array(found, SAMPLE)
     samples["label"] = class_of[samples["label"]]
     return list(places), samples, used, fixed
@@ -69,6 +69,7 @@ def _lines(lines: List, rejects: Rejects) -> Iterator[tuple[int, str, str, float
         yield from ((number, name, label, 0.0, np.inf) for number, name, label in published)
         return
     folder = lines.path.parent
+    lines.require_paths_first([folder])
     heading = lines.heading(lambda name: os.path.exists(folder / name))
     if heading:
         rejects(os.fsencode(lines.path), f"line 1 is a heading: {heading}")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import storage
 from contracts import UserError
-from dataset.lists import List
+from dataset.lists import List, require_once
 from dataset.manifest import printable
 from user_files import read_text
 
@@ -92,6 +92,8 @@ def _ucf(lines: List) -> Iterator[Line] | None:
         raise UserError(f"--data: {path} cannot be read: {error.strerror}") from None
     names = {word[0]: word[1] for word in words if len(word) == 2}
     known = set(names.values())
+    if names:
+        require_once([*names.values()], str(path))
     found = list[Line]()
     for number, fields in lines.records():
         label = names.get(fields[1]) if len(fields) == 2 else fields[0].partition("/")[0]

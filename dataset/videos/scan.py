@@ -11,7 +11,7 @@ import numpy as np
 from contracts import MAX_PIXELS, Array, UserError
 from dataset import walk
 from dataset.entries import Files
-from dataset.lists import class_names
+from dataset.lists import VERSION, class_names
 from dataset.manifest import FILE_LIST, Rejects, create_column
 from dataset.scan import Parser, Progress, each_file, nothing_found, reading, remembered, require_few
 from dataset.videos.columns import RECORD, Videos
@@ -87,7 +87,7 @@ def open_videos(
 
     key = [str(real), None if classes is None else list(classes), "videos", max_pixels]
     if listed:  # what it depends on beside the list
-        key += [GRAMMAR.separators, class_names(root)]
+        key += [VERSION, GRAMMAR.separators, class_names(root, root / "train")]
     return remembered(Videos, data, key, fill, root=root, cache=cache, rescan=rescan, progress=progress)
 
 

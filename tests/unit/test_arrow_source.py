@@ -15,7 +15,8 @@ import pytest
 
 from config import build
 from contracts import Split, UserError
-from dataset.arrow_files import Opened
+from dataset.arrow_files import Opened, find
+from dataset.arrow_index import open_index
 from dataset.splits import open_split, open_splits
 from tests.conformance import scenes
 from tests.conformance.sources import Row, write_arrow
@@ -127,6 +128,21 @@ def test_rows_are_named_where_paths_do_not_tell_them_apart(tmp_path: Path) -> No
     assert split.source.name(2).endswith("/train/0.arrow:row 3")
 
 
+def test_a_name_that_comes_again(tmp_path: Path) -> None:
+    """With the same bytes it is one file, a sample a row; of images by their names the first is taken."""
+    data = tmp_path / "data"
+    write_arrow(
+        data / "train" / "0.arrow", [(ONE, "a.jpg", 1), (TWO, "b.jpg", 0), (ONE, "a.jpg", 0)], CLASSES
+    )
+    columns = opened(data).columns
+    found = [(columns.entry(row), columns.classes[columns.label[row]]) for row in range(3)]
+    assert found == [(b"a.jpg", "ant"), (b"a.jpg", "cat"), (b"b.jpg", "cat")]
+    place = find(data, "train")
+    assert place is not None
+    named = open_index(place, samples=False, cache=tmp_path / "cache")
+    assert [named.entry(row) for row in range(len(named))] == [b"a.jpg", b"b.jpg"] and named.rejected == 1
+
+
 def test_rows_with_a_path_and_no_bytes_are_refused(tmp_path: Path) -> None:
     write_arrow(tmp_path / "data" / "train" / "0.arrow", [*ROWS, (None, "/d/x.jpg", 0)])
     said = refused(lambda: opened(tmp_path / "data"))
@@ -152,10 +168,38 @@ def test_columns_are_told_apart(tmp_path: Path) -> None:
     assert "--label-key names one" in refused(lambda: opened(tmp_path / "data"))
     assert "no such column; it has image (" in refused(lambda: opened(tmp_path / "data", labels="x"))
     assert "score are of type double" in refused(lambda: opened(tmp_path / "data", labels="score"))
+    for kind in (arrow.string_view(), arrow.dictionary(arrow.int8(), arrow.large_string())):
+        table(path, image=images, label=arrow.array(["b", "a", "b"]).cast(kind))
+        assert [name for name, _ in samples(opened(tmp_path / "data")).values()] == ["b", "a", "b"]
+    table(path, image=images, label=[["b"], ["a"], ["b"]])
+    assert "label are of type list<" in refused(lambda: opened(tmp_path / "data"))
+    table(path, image=images, label=arrow.array([b"b", b"a", b"b"]))
+    assert "label are of type binary" in refused(lambda: opened(tmp_path / "data"))
     table(path, one=images, other=images, label=words)
     assert "has no column of images, binary or" in refused(lambda: opened(tmp_path / "data"))
     table(path, "lz4", image=arrow.array([ONE * 9] * 9), label=[1] * 9)
     assert "is compressed, so that nothing of it" in refused(lambda: opened(tmp_path / "data"))
+
+
+def test_strings_stay_apart_whatever_they_hold(tmp_path: Path) -> None:
+    """A no-break space, a TAB or an end of a line within a name; an empty one is no label."""
+    names = ["great\u00a0dane", "great dane", "a\tb", "a\nb", "pug\n", "", None]
+    table(tmp_path / "data" / "train" / "0.arrow", image=[ONE] * len(names), label=names)
+    split = opened(tmp_path / "data")
+    assert [name for name, _ in samples(split).values()] == [*names[:4], "pug"]
+    assert left_out(split) == [f"0.arrow:row {row}\tno label in the column label" for row in (5, 6)]
+
+
+def test_one_name_for_two_classes_is_refused(tmp_path: Path) -> None:
+    write_arrow(tmp_path / "data" / "train" / "0.arrow", ROWS, ("cat", "cat"))
+    assert "names 'cat' twice" in refused(lambda: opened(tmp_path / "data"))
+    path = tmp_path / "data" / "train" / "0.arrow"
+    made = arrow.table(
+        [arrow.array([ONE]), arrow.array([0]), arrow.array([1])], names=["image", "label", "label"]
+    )
+    with arrow.ipc.new_stream(str(path), made.schema) as file:
+        file.write_table(made)
+    assert "0.arrow names 'label' twice" in refused(lambda: opened(tmp_path / "data"))
 
 
 def test_shards_of_other_classes_are_refused(tmp_path: Path) -> None:

@@ -66,6 +66,32 @@ def test_paths_begin_at_the_list_the_data_or_the_split(begin: str, at: str, data
     ]
 
 
+def test_one_stray_file_does_not_say_where_paths_begin(data: Path) -> None:
+    fill(data, {"ant/0.jpg": PNG, "train/classes.txt": b"cat\ndog\n"})
+    split = opened(data, "ant/0.jpg 0\nbee/1.jpg 1\n")
+    assert paths(split) == [f"{data}/train/ant/0.jpg", f"{data}/train/bee/1.jpg"]
+    assert split.columns.classes == ("cat", "dog"), "classes.txt may lie in train/ alone"
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("cat,other/2.jpg", "has its labels before its paths; a line is 'path label'"),
+        ("other\\2.jpg,cat", "No such file or directory; folders are separated by '/' here"),
+        ("C:\\set\\other\\2.jpg,cat", "it is a path of Windows"),
+        ("cafe\u0301/2.jpg,cat", "its accents are in another form of Unicode"),
+        ("caf\udce9/2.jpg,cat", "the list is not in UTF-8, and names there are"),
+        ("b\u00e9e/2.jpg,cat", "names there are not in UTF-8, and the list is"),
+    ],
+)
+def test_the_likely_cause_is_said(line: str, why: str, data: Path) -> None:
+    fill(data, {"caf\u00e9/2.jpg": JPEG, "b\udce9e/2.jpg": JPEG})
+    (data / "train.csv").write_bytes(f"{line}\n".encode("utf-8", "surrogateescape"))
+    with pytest.raises(UserError) as caught:
+        image_list.open(data, "train", cache=data.parent / "cache")
+    assert why in str(caught.value)
+
+
 def test_files_elsewhere_keep_their_absolute_path(data: Path, tmp_path: Path) -> None:
     far = fill(tmp_path / "a much longer name", {"x.jpg": JPEG}) / "x.jpg"
     split = opened(data, f"train/ant/0.jpg 0\n{far} 1\n")

@@ -37,12 +37,20 @@ def rows(folder: Path, text: str | bytes, grammar: Grammar = IMAGES) -> list[tup
         pytest.param(
             'a b.jpg, "cat, big"\n"c, d.jpg",dog', ["a b.jpg cat, big", "c, d.jpg dog"], id="commas"
         ),
-        pytest.param('"a ""x"".jpg",3\n"b\nc.jpg",4', ['a "x".jpg 3', "b\nc.jpg 4"], id="quotes"),
+        pytest.param(
+            '"a ""x"".jpg",3\n"b\nc.jpg",4\nb"c.jpg,5"',
+            ['a "x".jpg 3', "b\nc.jpg 4", 'b"c.jpg 5"'],
+            id="quotes",
+        ),
         pytest.param('"a;b.jpg";3\nc,d.jpg;4', ["a;b.jpg 3", "c,d.jpg 4"], id="semicolons"),
         pytest.param("a.jpg,3\r\nb.jpg,4\r\n", ["a.jpg 3", "b.jpg 4"], id="crlf"),
         pytest.param(b"\xef\xbb\xbfa.jpg,3\nb\xff.jpg,4", ["a.jpg 3", "b\udcff.jpg 4"], id="bom, no utf-8"),
         pytest.param("a.jpg,3\na.jpg,3\na.jpg,4", ["a.jpg 3", "a.jpg 3", "a.jpg 4"], id="duplicates"),
         pytest.param("path,label\na.jpg,3\nb.jpg,4", ["a.jpg 3", "b.jpg 4"], id="heading"),
+        pytest.param("image.path,label\na.jpg,cat\nb.jpg,dog", ["a.jpg cat", "b.jpg dog"], id="heading.dot"),
+        pytest.param("Image Name,species\na,cat\nb,dog", ["a cat", "b dog"], id="heading of words"),
+        pytest.param("x,Class_Name\n1,cat\n2,dog", ["1 cat", "2 dog"], id="heading of labels"),
+        pytest.param("img_1,cat\nimg_2,dog", ["img_1 cat", "img_2 dog"], id="keys"),
         pytest.param("image_id,label\n1,cat\n2,dog", ["1 cat", "2 dog"], id="heading of keys"),
         pytest.param(
             "gone.jpg,cat\na.jpg,dog\nb.jpg,dog", ["gone.jpg cat", "a.jpg dog", "b.jpg dog"], id="none"
@@ -71,9 +79,14 @@ def test_one_separator_a_file_is_found_in_its_first_lines(tmp_path: Path) -> Non
         ("a.jpg,3\nb.jpg\nc.jpg,4", "line 2 is 'b.jpg'; a line is 'path label'"),
         ("a.jpg,3\n\nb.jpg,4,5", "line 3 is 'b.jpg,4,5'"),
         ("a.jpg,3\nb.jpg,", "line 2 is 'b.jpg,'"),
-        ('"a\n.jpg",3\nb.jpg\nc.jpg,4', "line 3 is 'b.jpg'"),
         ("a.jpg,3\nb\0.jpg,4", r"line 2 is 'b\\x00.jpg,4'"),
-        ('a.jpg,3\n"b.jpg,4' + "x" * 200_000, "line 2 cannot be split: .*is a quote left open"),
+        ('a.jpg,3\n"b.jpg,4' + "x" * 200_000, "line 2 cannot be split .*is a quote left open"),
+        ('"a\n.jpg",3\nb.jpg\nc.jpg,4', "line 3 is 'b.jpg'"),
+        ('a.jpg,3\n"b.jpg,4\nc.jpg",5', "line 2 cannot be split .*is a quote left open"),
+        ('a.jpg,3\n"b.jpg,4\nc.jpg,5"\nd.jpg,6', "line 2 cannot be split .*is a quote left open"),
+        ('a.jpg,"5 inch\nb.jpg,7 inch\nc.jpg,5"', "line 1 cannot be split"),
+        ('a.jpg\t"5 inch" disk\nb.jpg\t7 inch', "line 1 cannot be split"),
+        ('a.jpg,a\nb.jpg,"a\nc.jpg,b', "line 2 cannot be split"),
         ("a.jpg,3".encode("utf-16"), "is in UTF-16; save it as UTF-8"),
     ],
 )
@@ -105,6 +118,7 @@ def test_time_is_linear_in_blanks(line: str, tmp_path: Path) -> None:
         ("ant zebra", None, "zebra ant eel", "zebra ant eel", [1, 0], True),
         ("1 0", "ant zebra", "zebra ant eel", "ant zebra", [0, 1], True),
         ("1", "0 1 2", None, "0 1 2", [1], True),
+        ("s://b?1 s://b?2 a\u200bb", None, None, "a\u200bb s://b?1 s://b?2", [1, 2, 0], False),
     ],
 )
 def test_labels(
@@ -145,6 +159,14 @@ def test_labels(
         ("0 2", None, "cat cow", "line 2 has the label '2', and classes.txt names 2 classes, 0 to 1"),
         ("0", None, "cat cat", "classes.txt names 'cat' twice"),
         ("0", None, " ", "classes.txt is empty"),
+        ("0", None, "cat  dog", "classes.txt line 2 is empty; each line names the class of its number"),
+        (
+            "cafe\u0301",
+            "caf\u00e9",
+            None,
+            "none of the 1 classes of the training data; its accents are in anoth",
+        ),
+        ("caf\udce9", None, "caf\u00e9", "classes of classes.txt; the list is not in UTF-8"),
     ],
 )
 def test_labels_that_mean_nothing(

@@ -27,6 +27,17 @@ def test_unknown_names_are_refused(classes: list[str]) -> None:
         OURS.numbers(classes)
 
 
+def test_one_name_for_two_classes_is_refused() -> None:
+    """Of the outputs, as ImageNet has it, or of the data, where a blank is an underscore."""
+    cranes = ModelClasses(names=("crane", "ant", "crane", "a bee", "a_bee"), origin="w", published=True)
+    found, *_ = cranes.numbers(["ant", "a_bee", "a bee"])
+    assert found.tolist() == [1, 4, 3], "the very name first"
+    with pytest.raises(UserError, match="class 'crane' and the outputs 0, 2 of w are not one each"):
+        cranes.numbers(["ant", "crane"])
+    with pytest.raises(UserError, match="class 'tabby cat' and the outputs 0 of w"):
+        ModelClasses(names=("tabby cat",), origin="w").numbers(["tabby cat", "tabby_cat"])
+
+
 def test_imagenets_folders() -> None:
     assert WNIDS.names == tuple(sorted(WNIDS.names)) and len(set(WNIDS.names)) == 1000
     assert [WNIDS.names[place] for place in (0, 101, 999)] == ["n01440764", "n01871265", "n15075141"]

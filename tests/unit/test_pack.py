@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from config import build
@@ -85,6 +86,96 @@ def test_a_pack_is_the_same_data(
         assert found.columns.fingerprint == scanned[split].columns.fingerprint
         assert found.columns.classes == ("a", "b")
         assert all_read(found.source) == all_read(origin[split].source)
+
+
+def listed(tmp_path: Path) -> Path:
+    """A list in no order, one line of it twice, whose labels are not the folders of its paths."""
+    data = tmp_path / "data"
+    names = [*sorted(FILES)[::-1], min(FILES)]
+    lines = "".join(f"{name},{'yes' if place % 2 else 'no'}\n" for place, name in enumerate(names))
+    fill(
+        data, {**FILES, "train.csv": lines.encode(), "val.csv": lines.encode(), "classes.txt": b"yes\nno\nx"}
+    )
+    return data
+
+
+def change(target: Path, entries: dict[bytes, bytes | None]) -> None:
+    """Put entries into train.lmdb, or delete them."""
+    lmdb = pytest.importorskip("lmdb")
+    with (
+        lmdb.open(str(target / "train.lmdb"), subdir=False) as store,
+        store.begin(write=True) as transaction,
+    ):
+        for key, value in entries.items():
+            transaction.delete(key) if value is None else transaction.put(key, value)
+
+
+@pytest.mark.skipif(not sources.here("lmdb"), reason="without lmdb")
+def test_an_lmdb_has_its_labels_in_itself(tmp_path: Path) -> None:
+    """Where it is copied without its columns, or by mdb_copy; what others add is named."""
+    data = listed(tmp_path)
+    target = packed(data, "lmdb")
+    shutil.rmtree(target / "train.columns")
+    found = opened(target)["train"].columns
+    assert found.fingerprint == opened(data)["train"].columns.fingerprint
+    change(target, {b"b/new": next(iter(FILES.values())), b"b/small-001.jpg": None})
+    found = opened(target)["train"].columns
+    said = (found.folder / "rejected.txt").read_text()
+    assert len(found) == 7 and "train.lmdb:b/new\tthe store's own list has no label" in said
+    assert "b/small-001.jpg\tno such key" in said
+    assert opened(target, lmdb_label="prefix")["train"].columns.classes == ("a", "b")
+    change(target, {b"__labels__": b"12"})
+    with pytest.raises(UserError, match="its own list of samples is damaged"):
+        opened(target)
+
+
+@FORMATS
+def test_a_line_that_comes_twice(form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two samples; what cannot hold them is refused before anything is written."""
+    data = listed(tmp_path)
+    command = [str(tmp_path / form), "--from", str(data), "--format", form]
+    command += ["--manifest-dir", str(tmp_path / "cache-data")]
+    if form == "folder":
+        assert pack.main(command) == 2
+        assert "--format folder takes names that begin with their class" in capsys.readouterr().err
+        return
+    assert pack.main(command) == 0
+    found = opened(tmp_path / form)["train"]
+    assert found.columns.fingerprint == opened(data)["train"].columns.fingerprint
+    assert all_read(found.source) == all_read(opened(data)["train"].source)
+    if form == "tar":
+        capsys.readouterr()
+        assert pack.main([*command, "--max-side", "9"]) == 2 and "of other data" in capsys.readouterr().err
+        command[0] = str(tmp_path / "small")
+        assert pack.main([*command, "--max-side", "9"]) == 2
+        assert "keeps samples in the order of their names" in capsys.readouterr().err
+    if form == "arrow":
+        shutil.rmtree(tmp_path / form / "train.columns")
+        columns = opened(tmp_path / form)["train"].columns
+        assert len(columns) == 8 and columns.classes == ("yes", "no", "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a/x.jpg,a\na/x.jpg,a\n", "each once, and 'a/x.jpg' comes behind 'a/x.jpg'"),
+        ("b/x.jpg,b\na/x.jpg,a\n", "'a/x.jpg' comes behind 'b/x.jpg'"),
+        ("a/x.jpg,a\nc/x.jpg,c\n", "has the classes that have an image, sorted by name"),
+    ],
+    ids=["twice", "order", "classes"],
+)
+def test_what_folders_cannot_say_is_refused_at_the_start(
+    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    fill(data, {f"{own}/x.jpg": FILES["a/small-000.jpg"] for own in "abc"} | {"classes.txt": b"c\nb\na"})
+    for split in ("train", "val"):
+        (data / f"{split}.csv").write_text(text)
+    if "classes" not in said:
+        (data / "classes.txt").unlink()
+    command = [str(tmp_path / "to"), "--from", str(data), "--format", "folder"]
+    assert pack.main([*command, "--manifest-dir", str(tmp_path / "cache")]) == 2
+    assert said in capsys.readouterr().err and not (tmp_path / "to" / pack.WORK / "train").exists()
 
 
 def test_a_set_larger_than_memory_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,9 +269,15 @@ def test_columns_of_another_store_are_not_taken(tmp_path: Path) -> None:
     [
         ({"a/x.1.jpg": b"", "a/x.2.jpg": b""}, "tar", "'a/x.1.jpg' and 'a/x.2.jpg' would be one sample"),
         ({"a/x": b""}, "tar", "'a/x' is not such; take --format lmdb"),
+        ({" a/x.jpg": b""}, "tar", "the class ' a' begins or ends with a blank"),
+        (
+            {"a\nb/x.jpg": b""},
+            "tar",
+            "the class 'a\\nb' begins or ends with a blank, or has an end of a line",
+        ),
         ({f"a/{'x' * 250}/{'y' * 250}/z.jpg" + "z" * 20: b""}, "lmdb", "takes names of 511 bytes at most"),
     ],
-    ids=["one-key", "no-ending", "long"],
+    ids=["one-key", "no-ending", "blank", "line-end", "long"],
 )
 def test_names_that_a_format_cannot_have(
     files: dict[str, bytes], form: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -222,5 +319,5 @@ def test_an_encoding_that_is_wrong_is_told_before_a_scan(capsys: pytest.CaptureF
 
 def test_the_classes_of_a_tar_are_bytes_as_folders_have_them(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
-    _stores.Tar(tmp_path, "train", {}).finish(["caf\udce9"])
+    _stores.Tar(tmp_path, "train", {}).finish([], np.zeros(0), ["caf\udce9"])
     assert (tmp_path / "train" / "classes.txt").read_bytes() == b"caf\xe9\n"

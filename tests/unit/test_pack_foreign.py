@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,6 +77,73 @@ def test_pixels_in_hdf5_become_png(tmp_path: Path) -> None:
     source = opened(tmp_path / "to")["train"].source
     shown = [np.asarray(Image.open(io.BytesIO(source.read(sample)))) for sample in range(3)]
     np.testing.assert_array_equal(shown, pixels)
+
+
+def both_hdf5(data: Path, **held: Any) -> None:
+    h5py = pytest.importorskip("h5py")
+    data.mkdir()
+    for split in ("train", "val"):
+        with h5py.File(data / f"{split}.h5", "w") as file:
+            for name, values in held.items():
+                file[name] = values
+
+
+PIXELS = np.zeros((3, 9, 8, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        ([[2], [0], [1]], "2 0 1"),
+        (np.eye(3)[[2, 0, 1]], "2 0 1"),
+        ([[0, 0, 1], [1, 0, 0], [1, 1, 0]], "2 0"),
+        ([b"caf\xe9", b"caf\xe8", b"x"], "caf\udce9 caf\udce8 x"),
+    ],
+    ids=["column", "one-hot", "several", "latin-1"],
+)
+def test_labels_of_hdf5(labels: Any, classes: str, tmp_path: Path) -> None:
+    both_hdf5(tmp_path / "data", images=PIXELS, labels=labels)
+    assert packed(tmp_path / "data") == 0
+    columns = opened(tmp_path / "to")["train"].columns
+    assert [columns.classes[label] for label in columns.label] == classes.split()
+
+
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        ({"images/x": PIXELS, "labels": [0, 1, 2]}, "/images is a group"),
+        ({"images": PIXELS, "labels": np.zeros((3, 1, 1))}, "labels are float64 (3, 1, 1); they must be"),
+        ({"images": PIXELS, "labels": 1}, "labels are int64 ()"),
+    ],
+)
+def test_hdf5_of_another_form_is_refused(
+    held: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both_hdf5(tmp_path / "data", **held)
+    assert packed(tmp_path / "data") == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["train.parquet", "train.h5"])
+def test_a_damaged_file_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("h5py" if name.endswith("h5") else "pyarrow.parquet")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / name).write_bytes(b"PAR1 cut off")
+    assert packed(tmp_path / "data") == 2
+    assert f"{name} is damaged: " in capsys.readouterr().err
+    assert packed(tmp_path / "data", "--lmdb-label", "x.csv") == 2
+    assert "--lmdb-label is for another source" in capsys.readouterr().err
+
+
+def test_parquet_of_other_classes_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    both(tmp_path / "data", parquet)
+    arrow = pytest.importorskip("pyarrow.parquet")
+    one = tmp_path / "data" / "train" / "train-00000-of-00001.parquet"
+    table = arrow.read_table(one)
+    other = {b"huggingface": table.schema.metadata[b"huggingface"].replace(b'"cat", "dog"', b'"dog", "cat"')}
+    arrow.write_table(table.replace_schema_metadata(other), one.with_name("train-00001-of-00002.parquet"))
+    assert packed(tmp_path / "data") == 2
+    assert "has other columns or classes than the first shard" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("write", [parquet, hdf5])

@@ -128,6 +128,13 @@ def test_a_test_list_of_ucf101_without_the_classes(tmp_path: Path) -> None:
         open_videos(tmp_path / "testlist01.txt", cache=tmp_path / "cache")
 
 
+def test_one_class_of_ucf101_with_two_numbers(tmp_path: Path) -> None:
+    (tmp_path / "classInd.txt").write_text("1 Archery\n3 Archery\n")
+    (tmp_path / "val.txt").write_text("Archery/a.avi\n")
+    with pytest.raises(UserError, match=r"classInd\.txt names 'Archery' twice"):
+        open_videos(tmp_path / "val.txt", cache=tmp_path / "cache")
+
+
 def test_a_path_of_ucf101_with_a_nul(tmp_path: Path) -> None:
     (tmp_path / "classInd.txt").write_text("3 Archery\n")
     (tmp_path / "val.txt").write_text("Archery/a.avi\nArchery/a\0b.avi\n")

@@ -16,7 +16,7 @@ import torch
 from config import build
 from contracts import Feed, Split, UserError
 from dataset import bucket, remote
-from dataset.kept import USED, Kept
+from dataset.kept import Kept
 from dataset.splits import are_files, open_splits
 from loaders import open_loader
 from loaders._reads import read
@@ -154,9 +154,13 @@ def test_a_server_that_lists_nothing_is_asked_by_name(server: Server, tmp_path: 
     shards(server.root)
     server.lists = False
     assert "nothing is there that can be read" in refused(lambda: opened(server.url, tmp_path))
-    for split in ("train", "val"):
-        fill(server.root, {f"{split}/shards.txt": b"0.tar\n1.tar\n"})
-    assert len(opened(server.url, tmp_path)["val"].columns) == 8
+    (server.root / "train" / "1.tar").rename(server.root / "train" / "my shard.tar")
+    names = b"\xef\xbb\xbf# made by me\r\n0.tar\r\n\r\n my shard.tar\r\n"
+    fill(server.root, {"train/shards.txt": names, "val/shards.txt": b"0.tar\n1.tar"})
+    fill(server.root, {"train/classes.txt": b"b\na\n"})
+    splits = opened(server.url, tmp_path)
+    assert [len(splits[split].columns) for split in ("train", "val")] == [8, 8]
+    assert splits["val"].columns.classes == ("b", "a"), "train/classes.txt is asked for too"
 
 
 def test_images_of_detection(server: Server, tmp_path: Path) -> None:
@@ -311,11 +315,36 @@ def test_what_is_kept_is_read_once(server: Server, tmp_path: Path) -> None:
     assert all_read(first.source) == content and server.asked.total() == before + 8
 
 
+@pytest.mark.parametrize("counter", [bytes(20), b"%020d" % 250], ids=["zeros", "full"])
+def test_a_cache_that_was_emptied_is_filled_again(counter: bytes, tmp_path: Path) -> None:
+    """Whatever is left of the file in which an earlier version counted."""
+    kept = Kept(tmp_path / "kept", 250)
+    for key in (b"a", b"b", b"c"):
+        kept.get(key, partial(bytes.__mul__, key, 100))
+    for path in (tmp_path / "kept").glob("??/*"):
+        path.unlink()
+    (tmp_path / "kept" / "used-bytes").write_bytes(counter)
+    again = Kept(tmp_path / "kept", 250)
+    for fetched in (b"1" * 100, b"2" * 100):
+        assert [again.get(key, partial(bytes, fetched)) for key in (b"x", b"y")] == [b"1" * 100] * 2
+    assert again.get(b"z", lambda: b"3" * 100) == b"3" * 100 and not again.get(b"z", bytes)
+
+
+def test_a_part_of_the_room_is_taken_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that several processes, or runs, stay within the bound together."""
+    monkeypatch.setattr("dataset.kept.cores", lambda: 2.0)
+    several = [Kept(tmp_path / "kept", 100_000) for _ in range(4)]
+    for key in range(2000):
+        several[key % 4].get(b"%d" % key, lambda: bytes(96))
+    total = sum(path.stat().st_size for path in (tmp_path / "kept").glob("??/*"))
+    assert 99_000 < total <= 100_000
+
+
 def test_nothing_is_evicted_and_the_bound_holds(tmp_path: Path) -> None:
     kept = Kept(tmp_path / "kept", 250)
     for key in (b"a", b"b", b"c", b"a"):
         assert kept.get(key, partial(bytes.__mul__, key, 100)) == key * 100
-    assert int((tmp_path / "kept" / USED).read_bytes()) == 208
+    assert sum(path.stat().st_size for path in (tmp_path / "kept").rglob("*") if path.is_file()) == 208
     other = Kept(tmp_path / "kept", 250)
     assert [other.get(key, lambda: b"fetched")[:1] for key in (b"a", b"b", b"c")] == [b"a", b"b", b"f"]
     (tmp_path / "file").write_bytes(b"")

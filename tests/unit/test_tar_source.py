@@ -12,11 +12,13 @@ from typing import Any, BinaryIO
 
 import pytest
 
+from config import build
 from contracts import Split, UserError
-from dataset.splits import open_split
+from dataset.splits import open_split, open_splits
 from dataset.tar_members import Ranges, members
 from tests.conformance import scenes
 from tests.conformance.sources import write_tar
+from tests.unit.test_splits import Console
 
 ONE, TWO, THREE, FOUR = scenes.small(4).values()
 
@@ -174,6 +176,36 @@ def test_labels_by_a_key_of_json(tmp_path: Path) -> None:
     assert len(left_out(split)) == 2
     with pytest.raises(UserError, match="no label: no "):
         opened(shards(tmp_path, own))
+
+
+def test_a_label_key_goes_before_what_cls_holds(tmp_path: Path) -> None:
+    """A sample without it is left out by name, and does not get another kind of label."""
+    own = {"x.jpg": ONE, "x.cls": b"3", "x.json": b'{"breed": "pug"}'}
+    split = opened(shards(tmp_path, {**own, "y.jpg": TWO, "y.cls": b"4"}), labels="breed")
+    assert samples(split) == {"x.jpg": ("pug", ONE)}
+    assert left_out(split) == ["0.tar:y.jpg\tno label: no breed in its .json"]
+
+
+def test_labels_stay_apart_whatever_they_hold(tmp_path: Path) -> None:
+    words = {"a": b"caf\xe9", "b": b"caf\xe8", "c": b"great\xc2\xa0dane\n", "d": b"great dane"}
+    own = {f"{name}.jpg": ONE for name in words} | {f"{name}.cls": word for name, word in words.items()}
+    found = samples(opened(shards(tmp_path, own)))
+    assert [label for label, _ in found.values()] == [
+        "caf\udce9",
+        "caf\udce8",
+        "great\u00a0dane",
+        "great dane",
+    ]
+
+
+def test_names_of_classes_may_lie_in_train_alone(tmp_path: Path) -> None:
+    data = shards(tmp_path, {"x.jpg": ONE, "x.cls": b"1"})
+    write_tar(data / "val" / "0.tar", {"y.jpg": TWO, "y.cls": b"0"})
+    (data / "train" / "classes.txt").write_text("cat\ndog\n")
+    settings = build({"data": data, "manifest_dir": tmp_path / "cache"}).data
+    splits = open_splits(settings, loader="torchvision", console=Console())
+    assert samples(splits["train"]) == {"x.jpg": ("dog", ONE)}
+    assert samples(splits["val"]) == {"y.jpg": ("cat", TWO)}
 
 
 def test_shards_without_an_image_are_told(tmp_path: Path) -> None:
