@@ -1,4 +1,4 @@
-"""The nouns that rooms share. No behaviour beyond reading a field, and no import of ours.
+"""The nouns that rooms share. No behaviour beyond reading a field or saying a line, and no import of ours.
 
 file -> columns -> Plan -> Rows -> Loader -> Batch -> Task.losses -> Step
         what       which,          pixels             what it means
@@ -23,8 +23,39 @@ Fetch = Callable[[Array, Array], None]
 `coming`, in the order in which they will be asked for, are read meanwhile."""
 
 
+LONGEST_LINE = 2_000
+"""Characters of a line that a program prints; what is longer echoes a file."""
+LONGEST_MISTAKE = 580
+"""Characters of a UserError."""
+
+
+def escaped(text: str) -> str:
+    """Return a text on one line, without a character that acts on a terminal.
+
+    Names of files and classes may be a stranger's, and hold line ends or a terminal's escape sequences.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text
+    )
+
+
+def one_line(text: str, longest: int = LONGEST_LINE) -> str:
+    """Return a text as one line for a terminal: `escaped`, and of a long one without its middle."""
+    text = escaped(text)
+    if len(text) <= longest:
+        return text
+    begin = longest // 2
+    end = longest // 3  # it says what to do
+    return f"{text[:begin]} ... ({len(text) - begin - end:,} characters) ... {text[-end:]}"
+
+
 class UserError(Exception):
     """A user's mistake: one line that says what was got, what is allowed and what to do. Exit code 2."""
+
+    def __str__(self) -> str:
+        return one_line(super().__str__(), LONGEST_MISTAKE)
 
 
 class FaultyPlan(ValueError):

@@ -28,7 +28,7 @@ from typing import Any, ClassVar, TextIO, TypeVar
 
 import numpy as np
 
-from contracts import Array
+from contracts import Array, escaped, one_line
 
 _URL = re.compile(rb"[a-z][a-z0-9+.-]+://")
 
@@ -292,10 +292,7 @@ def masked(text: str) -> str:
 
 def printable(path: bytes) -> str:
     """Return a path, or a masked URL, on one line: what is no printable UTF-8 is escaped."""
-    text = masked(path.decode("utf-8", "backslashreplace"))
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text
-    )
+    return escaped(masked(path.decode("utf-8", "backslashreplace")))
 
 
 BROKEN_LINK = "broken link"
@@ -316,7 +313,7 @@ class Rejects:
         self.shut: list[bytes] = []
 
     def __call__(self, path: bytes, why: str) -> None:
-        line = f"{printable(path)}\t{why}"
+        line = f"{printable(path)}\t{one_line(why)}"
         with writing():
             self.file.write(line + "\n")
         self.count += 1

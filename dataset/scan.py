@@ -213,10 +213,25 @@ class Parser:
         return manifest.printable(self.shown(name))
 
 
-def require_few(width: int, height: int, max_pixels: int) -> None:
-    """Raise Rejected for a picture of more pixels, which may take all memory when it is decoded."""
+ANY_FILE = 1 << 24
+"""Pixels that a file of any size may have: each thread that decodes so many takes 200 MB at most."""
+A_BYTE = 1032
+"""Pixels beyond ANY_FILE for each byte of the file: as many grey ones as a byte of deflate can hold. A blank
+WebP or fax can hold more, and then some hundred bytes take a gigabyte in each thread that decodes them."""
+
+
+def most_pixels(size: Any, max_pixels: int) -> Any:
+    """Return how many pixels files of `size` bytes, one or an array of them, may claim."""
+    return np.minimum(max_pixels, ANY_FILE + A_BYTE * size)
+
+
+def require_few(width: int, height: int, size: int, max_pixels: int) -> None:
+    """Raise Rejected for an image or video of `size` bytes that may take all memory when it is decoded."""
+    claimed = f"claims {width} x {height} pixels"
     if width * height > max_pixels:
-        raise Rejected(f"claims {width} x {height} pixels, more than --max-pixels {max_pixels}")
+        raise Rejected(f"{claimed}, more than --max-pixels {max_pixels}")
+    if width * height > most_pixels(size, max_pixels):
+        raise Rejected(f"{claimed} in {size} bytes, which is blank or a trap: save it smaller")
 
 
 def each_file(

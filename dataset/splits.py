@@ -306,7 +306,7 @@ def _opener(settings: DataSettings, root: Path, split: Literal["train", "val"], 
     if settings.trust_list and settings.exif == "shown":
         raise UserError(
             "--exif shown takes the headers of all images before training, and --trust-list opens none; "
-            "leave one of them out"
+            "give --exif stored, or leave --trust-list out"
         )
     if content != "images" and (settings.lmdb_label or settings.label_key):
         raise UserError("--lmdb-label and --label-key are for images with a label; leave them out")

@@ -29,6 +29,15 @@ OF_THE_STORAGE = frozenset(
 )
 """Folders that file systems, network storage and archives put beside the data, where they are not hidden."""
 
+_ROOTS = (
+    *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys"),
+    "/usr",
+    "/var",
+)
+SYSTEM_ROOTS = frozenset(map(os.path.realpath, map(os.fsencode, ("/", *_ROOTS))))
+"""Folders of the operating system that a link in a data set leads to by mistake, if not by malice."""
+NEVER_DATA = tuple(os.path.realpath(root) + b"/" for root in (b"/boot", b"/etc", b"/proc", b"/sys"))
+"""Below these nothing is data. Below the others it may be: /dev/shm, /run/media, /usr/share, /var/lib."""
 # a path below the root (os.fsdecode), its date of change in ns, its inode, of a file its `_look`
 Visit = tuple[str, int, int, int]
 SHUT = (0, 0, 0)
@@ -36,6 +45,8 @@ SHUT = (0, 0, 0)
 BEGINNING = 1 << 14
 """Bytes of a file that tell of a change beside its size and date."""
 Reject = Callable[[bytes, str], None]  # absolute path, reason
+AGAIN = "link to a folder that another link has led to"
+SYSTEM = "link to a folder of the system"
 NO_DATA = "belongs to the storage, and not to the data"
 ARTICLE = {"image": "an", "video": "a"}
 
@@ -284,20 +295,29 @@ def walk(
 ) -> Iterator[list[bytes]]:
     """Yield the files below root/folder, relative to root, in the order of their bytes, a piece at a time.
 
-    Follows links, but not to a folder that the link lies in; `outside` are those above root/folder. Hidden
-    files and folders are passed over. What is no file, and folders that are gone by now, go to `reject`;
-    every folder seen is added to `visits`. Raises StorageFault for a folder that may not be listed.
+    Follows links, but not to a folder that the link lies in, to one of the system, or a second time to the
+    same one, since links that lead to links would be followed for ever; `outside` are those above
+    root/folder. Hidden files and folders are passed over. What is no file, and folders that are gone by now,
+    go to `reject`; every folder seen is added to `visits`. Raises StorageFault for a folder that may not be
+    listed.
     """
     above = list(outside)  # (device, inode) of the folders that we are in
+    linked = set[tuple[int, int]]()  # those that a link has led to
     stack: list[tuple[bytes, Iterator[bytes]]] = []
     entering: bytes | None = folder
     while entering is not None or stack:
         if entering is not None:
             try:
                 seen, which = visit(root, entering)
+                link = os.path.islink(root + b"/" + entering)
                 if which in above:
                     reject(root + b"/" + entering, "link to a folder that it lies in")
+                elif link and _is_of_the_system(root, entering):
+                    reject(root + b"/" + entering, SYSTEM)
+                elif link and which in linked:
+                    reject(root + b"/" + entering, AGAIN)
                 else:
+                    linked |= {which} if link else set()
                     visits.append(seen)
                     settle(seen[1])
                     names, odd = storage.in_scan(
@@ -328,6 +348,14 @@ def walk(
             above.pop()
         if files:
             yield files
+
+
+def _is_of_the_system(root: bytes, link: bytes) -> bool:
+    """Whether a link leads out of the root to a folder of the operating system."""
+    leads_to = os.path.realpath(root + b"/" + link)
+    return leads_to in SYSTEM_ROOTS or (
+        leads_to.startswith(NEVER_DATA) and not leads_to.startswith(os.path.realpath(root) + b"/")
+    )
 
 
 def _names_in(root: bytes, folder: bytes) -> tuple[list[bytes], list[tuple[bytes, str]]]:

@@ -35,7 +35,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import startup
-from contracts import UserError
+from contracts import UserError, one_line
 from engine import slurm
 from engine.peers import Peers, is_gone
 from machine import cores
@@ -259,7 +259,7 @@ class ProcessWorld:
         if self.rank > 0:
             # rank 0's end ends the others; a rank that is still there has met it alone
             time.sleep(ALONE_AFTER_S)
-        print(line, file=sys.stderr, flush=True)
+        print(one_line(line), file=sys.stderr, flush=True)
 
     def synchronise(self) -> None:
         """Wait for this rank's device."""

@@ -52,5 +52,5 @@ def line_of(error: BaseException) -> str | None:
             return f"{first[:200]}: {advice}"
     # of files: where no room has said it better, the system has
     if isinstance(error, OSError) and error.errno in errno.errorcode and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
+        return str(UserError(f"{error.filename}: {error.strerror}"))
     return None

@@ -23,7 +23,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from contracts import Figure, Reported
+from contracts import Figure, Reported, one_line
 from report.advice import advice
 from report.meter import STEAL
 
@@ -131,11 +131,11 @@ class Console:
     def info(self, *lines: str) -> None:
         """Say lines."""
         for line in lines:
-            self._print(line)
+            self._print(one_line(line))
 
     def warn(self, line: str) -> None:
         """Say a line that asks for attention."""
-        self._print(f"warning: {line}", style="yellow")
+        self._print(f"warning: {one_line(line)}", style="yellow")
 
     @contextlib.contextmanager
     def counting(self, what: str) -> Iterator[Callable[[int, int, str], None]]:
@@ -252,9 +252,10 @@ class Console:
                 print(line, file=self._stream, flush=True)
 
     def _sayable(self, text: str) -> str:
-        """Put a question mark for what the stream's encoding has not: an error would look like the end of the
-        stream.
+        """Return a text that cannot act on a terminal, with a question mark for what the stream's encoding
+        has not: an error would look like the end of the stream.
         """
+        text = "\n".join(map(one_line, text.split("\n")))
         encoding = self._stream.encoding or "utf-8"
         return text.encode(encoding, "replace").decode(encoding)
 

@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 from config import given, parse
-from contracts import UserError
+from contracts import UserError, one_line
 from dataset.splits import open_splits
 from dataset.unlabelled import open_unlabelled
 from engine.checkpoint import Resume
@@ -275,10 +275,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return export(parser.parse_args(arguments), Console())
     except (UserError, Unusable) as error:
-        print(f"export: {error}", file=sys.stderr)
+        print(one_line(f"export: {error}"), file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"export: {error.filename}: {error.strerror}", file=sys.stderr)
+        print(one_line(f"export: {error.filename}: {error.strerror}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import storage
-from contracts import Split, UserError
+from contracts import Split, UserError, one_line
 from dataset import walk
 from dataset.entries import Files, ReadAt
 from dataset.images.scan import open_images
@@ -317,7 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"imagenet: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"imagenet: {error.filename}: {error.strerror}", file=sys.stderr)
+        print(one_line(f"imagenet: {error.filename}: {error.strerror}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("imagenet: interrupted; the same command goes on", file=sys.stderr)

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from contracts import one_line
+
 
 def sources(root: Path) -> list[Path]:
     """List the files below <class>/ or train/<class>/, relative to the folder that has the classes.
@@ -103,11 +105,13 @@ def command(
     try:
         found = link(options.source, options.target, options.count, symbolic=options.symbolic)
     except ValueError as error:
-        print(f"{prog}: {error}", file=sys.stderr)
+        print(one_line(f"{prog}: {error}"), file=sys.stderr)
         return 2
     except OSError as error:
         hint = "" if options.symbolic else "; --symbolic links to another file system too"
-        print(f"{prog}: {error.filename2 or error.filename}: {error.strerror}{hint}", file=sys.stderr)
+        print(
+            one_line(f"{prog}: {error.filename2 or error.filename}: {error.strerror}{hint}"), file=sys.stderr
+        )
         return 2
     except KeyboardInterrupt:
         return 130

@@ -30,7 +30,7 @@ import numpy as np
 
 import storage
 from config import build
-from contracts import Source, Split, UserError
+from contracts import Source, Split, UserError, one_line
 from dataset.beside import beside
 from dataset.pairs.entry import CODINGS
 from dataset.sources import SOURCES, source_named
@@ -364,7 +364,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"pack: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"pack: {error.filename}: {error.strerror}", file=sys.stderr)
+        print(one_line(f"pack: {error.filename}: {error.strerror}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("pack: interrupted; the same command goes on", file=sys.stderr)

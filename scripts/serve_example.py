@@ -13,6 +13,11 @@ import onnxruntime
 from PIL import Image, ImageOps
 
 
+def inert(cell: str) -> str:
+    """Return a name as a CSV may have it: a spreadsheet runs a text that begins like a formula."""
+    return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else cell
+
+
 def main(model: str, *images: str) -> None:
     session = onnxruntime.InferenceSession(model, providers=onnxruntime.get_available_providers())
     about = session.get_modelmeta().custom_metadata_map
@@ -28,14 +33,14 @@ def main(model: str, *images: str) -> None:
                 picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
             pixels = np.asarray(picture.convert("RGB"))
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # of damaged files
-            table.writerow([path, "", "", error])
+            table.writerow([inert(path), "", "", error])
             continue
         logits = session.run(["logits"], {"images": pixels[None]})[0][0]
         shares = np.exp(logits - np.logaddexp.reduce(logits))
         if about["probabilities"] == "sigmoid":  # --loss bce: each class has its own
             shares = 1 / (1 + np.exp(-logits))
         best = int(logits.argmax())  # of shares several may be rounded to 1
-        table.writerow([path, classes[best], f"{shares[best]:.6f}", ""])
+        table.writerow([inert(path), inert(classes[best]), f"{shares[best]:.6f}", ""])
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from contracts import one_line
 from scripts._labels import Labels, Left
 from scripts._voc import read_voc
 from scripts._yolo import read_yolo
@@ -74,17 +75,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         counts = convert(options.source, options.target, left)
     except ValueError as error:
-        print(f"to_coco: {error}", file=sys.stderr)
+        print(one_line(f"to_coco: {error}"), file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"to_coco: {error.filename}: {error.strerror}", file=sys.stderr)
+        print(one_line(f"to_coco: {error.filename}: {error.strerror}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
     parts = [f"{split} {images:,} images, {boxes:,} boxes" for split, (images, boxes) in counts.items()]
     print(f"{options.target}: {'; '.join(parts)}")
     if left.count:
-        print(f"to_coco: {left.said()}", file=sys.stderr)
+        print(one_line(f"to_coco: {left.said()}"), file=sys.stderr)
     if left.turned:
         print(f"EXIF turns {left.turned:,} images; where boxes are of what is shown, train with --exif shown")
     return 0

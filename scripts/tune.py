@@ -35,7 +35,7 @@ from benchmarks._process import ROOT, ending_on_signals, ran
 from benchmarks.train import GENTLER, MEASURED_ONLY, require_data, words
 from cli import Settings, flags
 from config import Config, as_yaml, build, parse
-from contracts import UserError
+from contracts import UserError, one_line
 from engine.distributed import default_workers
 from loaders import usable
 from machine import cores
@@ -418,7 +418,7 @@ def main(argv: list[str]) -> int:
         print(f"scripts.tune: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"scripts.tune: {error}", file=sys.stderr)
+        print(one_line(f"scripts.tune: {error}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         if trials:

@@ -14,9 +14,8 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 
 from contracts import Array, Source
-from loaders.images.decoders import pillow_rgb
+from loaders.images.decoders import shown_rgb
 from plan.epoch import exif_of
-from plan.geometry import turned_pixels
 from tasks._coco import PREFIXES, Detections, Scores, names
 
 # once on a machine it says that it looks for fonts
@@ -50,13 +49,10 @@ def detected(columns: Any, source: Source, found: Detections, sample: int) -> Im
 
 def _picture(columns: Any, source: Source, sample: int) -> Image.Image | None:
     try:
-        picture = pillow_rgb(source.read(sample))
-        if (turns := exif_of(columns)) is not None:
-            shown = turned_pixels(np.asarray(picture), int(turns[sample]))
-            picture = Image.fromarray(np.ascontiguousarray(shown))
+        turns = exif_of(columns)
+        return shown_rgb(source.read(sample), 0 if turns is None else int(turns[sample]))
     except Exception:  # PIL raises whatever the bytes make it stumble over; and a data set may have no bytes
         return None
-    return picture
 
 
 def _boxes_of(columns: Any, found: Detections, sample: int) -> list[tuple[Array, int, str]]:

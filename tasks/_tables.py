@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from contracts import UserError
 
 Rows = Sequence[dict[str, Any]]
 """Every row has the same names; None is an empty cell."""
+NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 
 
 def require(form: str) -> None:
@@ -29,11 +31,25 @@ def written(rows: Rows, form: str) -> bytes:
     return FORMATS[form](rows)
 
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""What begins a formula in spreadsheets, which may run programs. The last four are =+-@ in full width."""
+
+
+def inert(cell: Any) -> Any:
+    """Return a cell of a CSV; a text that is a formula gets a ' before it, by which spreadsheets show it.
+
+    https://owasp.org/www-community/attacks/CSV_Injection. Names of files and classes may be a stranger's.
+    """
+    if not isinstance(cell, str) or not cell.startswith(FORMULA) or NUMBER.fullmatch(cell):
+        return cell
+    return f"'{cell}"
+
+
 def _csv(rows: Rows) -> bytes:
     text = io.StringIO(newline="")
-    table = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(map(inert, rows[0]))
+    table.writerows([inert(row[name]) for name in rows[0]] for row in rows)
     # names of files may be no UTF-8: they are written back as they are
     return text.getvalue().encode("utf-8", "surrogateescape")
 

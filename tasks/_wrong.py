@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from contracts import Array, Source
-from loaders.images.decoders import pillow_rgb
+from loaders.images.decoders import shown_rgb
 from tasks import _tables
 from tasks._answers import Answers
 
@@ -39,6 +39,7 @@ class Validated:
 
     classes: Sequence[str]
     source: Source
+    turns: Array | None = None  # uint8 [n], of each sample that which shows it; None: they are as stored
 
     def extras(self, answers: Answers) -> dict[str, Any]:
         """Return the files and pictures that contracts.Metric.result gives beside its figures."""
@@ -125,7 +126,9 @@ class Validated:
         tiles = []
         for place in surest.tolist():
             try:
-                picture = pillow_rgb(self.source.read(int(answers.ids[place])))
+                sample = int(answers.ids[place])
+                turn = 0 if self.turns is None else int(self.turns[sample])
+                picture = shown_rgb(self.source.read(sample), turn)
             except Exception:  # PIL raises whatever the bytes make it stumble over; stand-ins have no bytes
                 continue
             picture.thumbnail((SIDE, SIDE))

@@ -18,6 +18,7 @@ from dataset.model_classes import ModelClasses
 from dataset.splits import Console
 from models import Native, Registry
 from models import classification as architectures
+from plan.epoch import exif_of
 from plan.images import ImagePlan
 from plan.mixing import SEPARATE, Mixing
 from plan.targets import IGNORE, label_targets
@@ -232,7 +233,7 @@ def validated_of(config: Config, split: Split) -> Validated | None:
     columns = split.columns
     if config.run.predict is not None:
         return None
-    return Validated(classes=columns.classes, source=split.source)
+    return Validated(classes=columns.classes, source=split.source, turns=exif_of(columns))
 
 
 def write_answers(folder: Path, found: Mapping[str, Any], asked: Asked, classes: Sequence[str]) -> list[Path]:

@@ -64,7 +64,7 @@ class Instances(Manifest):
     category ids are "N/A".
     """
 
-    VERSION: ClassVar[str] = "instances 5"
+    VERSION: ClassVar[str] = "instances 6"
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = {
         "path_bytes": np.dtype("u1"),
         "path_offsets": np.dtype("i8"),

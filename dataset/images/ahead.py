@@ -118,7 +118,7 @@ class Reading:
         def read() -> Header:
             with self._entries.opened(name) as (size, read_at):
                 header = headers.read_header(size, read_at)
-            require_few(header.width, header.height, self._max_pixels)
+            require_few(header.width, header.height, header.size, self._max_pixels)
             return header
 
         def called() -> str:

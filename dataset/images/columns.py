@@ -98,7 +98,7 @@ def stored_size(columns: Any, sample: int) -> tuple[int, int]:
 class Images(Manifest):
     """n images in the order of their path's bytes."""
 
-    VERSION: ClassVar[str] = "images 6"
+    VERSION: ClassVar[str] = "images 7"
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = COLUMNS
     FINGERPRINT: ClassVar[tuple[str, ...]] = ("path_bytes", "path_offsets", "size", "label")
     RAGGED: ClassVar[dict[str, tuple[str, ...]]] = {"path_offsets": ("path_bytes",)}
@@ -142,6 +142,6 @@ class Unread(Images):
     Until then all of a header's numbers are 0, its height too, which is written last.
     """
 
-    VERSION: ClassVar[str] = "unread images 1"
+    VERSION: ClassVar[str] = "unread images 2"
     FINGERPRINT: ClassVar[tuple[str, ...]] = ("path_bytes", "path_offsets", "label")
     LATER: ClassVar[frozenset[str]] = frozenset(Header._fields)

@@ -32,6 +32,8 @@ _UNREAD_JPEG = {
     0xF7: "JPEG-LS",
 }
 """Codes of frame headers (ITU-T T.81, table B.1; T.87) that no decoder of a loader takes -> what they are."""
+LARGEST_TILE = 1 << 20
+"""Pixels of a TIFF's tile that may be larger than its image: 1024 x 1024."""
 TO_PNG = "ffmpeg -i IN OUT.png"
 DEFLATE = 1032
 """Bytes that one byte of deflate stands for at most: two bits copy 258 bytes."""
@@ -345,7 +347,7 @@ def _webp_orientation(file: _File) -> int:
 
 
 def _tiff(file: _File) -> Header:
-    tags = _tags(file, 0, (254, 256, 257, 258, 262, 274, 277))
+    tags = _tags(file, 0, (254, 256, 257, 258, 262, 274, 277, 322, 323))
     if tags.get(254, 0) & 1 or file.at(8, 2) == b"CR":  # of CR2, DNG, NEF and ARW that is a preview
         raise Rejected(f"begins with a preview, as camera raw, which no loader reads: {FROM_RAW} converts it")
     if 256 not in tags or 257 not in tags:
@@ -357,6 +359,11 @@ def _tiff(file: _File) -> Header:
         raise Rejected(f"has {components} components of {depth} bits")
     if depth > 16:
         raise Rejected(f"has {depth} bits a component, which say no range; save it with 8 or 16 bits")
+    across = tags.get(322, 1)
+    down = tags.get(323, 1)
+    # a decoder makes room for a whole tile, which may be larger than the image
+    if across * down > max(LARGEST_TILE, tags[256] * tags[257]):
+        raise Rejected(f"has tiles of {across} x {down} pixels, more than the image has")
     said = turned if turned <= 8 else 0
     # Pillow, the reference, turns the pixels of this one format when it decodes them, and so does torchvision
     height, width = (tags[256], tags[257]) if said >= 5 else (tags[257], tags[256])

@@ -19,7 +19,16 @@ from dataset.images import headers
 from dataset.images.ahead import Headers
 from dataset.images.columns import COLUMNS, HEADER, Header, Images, Unread
 from dataset.manifest import FILE_LIST, Rejects, create_column
-from dataset.scan import Parser, Progress, each_file, nothing_found, reading, remembered, require_few
+from dataset.scan import (
+    Parser,
+    Progress,
+    each_file,
+    most_pixels,
+    nothing_found,
+    reading,
+    remembered,
+    require_few,
+)
 from machine import cores
 
 CHUNK = 500  # images a task
@@ -70,7 +79,8 @@ def open_images(
 
     def fits(found: Images) -> bool:
         pixels = found.height.astype(np.int64) * found.width
-        return (classes is None or found.classes == tuple(classes)) and pixels.max(initial=0) <= max_pixels
+        few = bool((pixels <= most_pixels(found.size, max_pixels)).all())
+        return few and (classes is None or found.classes == tuple(classes))
 
     def fill(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> Sequence[str]:
         if beside is not None and not rescan and (taken := beside.taken(Images, made, fits)) is not None:
@@ -145,7 +155,7 @@ def read_headers(
 def _header(entries: Entries, max_pixels: int, name: bytes) -> Header:
     with entries.opened(name) as (size, read_at):
         header = headers.read_header(size, read_at)
-    require_few(header.width, header.height, max_pixels)
+    require_few(header.width, header.height, header.size, max_pixels)
     return header
 
 

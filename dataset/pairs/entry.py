@@ -63,7 +63,10 @@ def _to_png(pixels: Array) -> bytes:
 
 
 def _from_png(data: bytes, shape: tuple[int, int, int]) -> Array:
-    return np.asarray(Image.open(io.BytesIO(data))).reshape(shape)
+    with Image.open(io.BytesIO(data)) as image:
+        if (image.height, image.width) != shape[:2]:  # before it is decoded: it may claim any size
+            raise ValueError(f"its PNG has {image.width} x {image.height} pixels")
+        return np.asarray(image).reshape(shape)
 
 
 def _from_raw(data: bytes, shape: tuple[int, int, int]) -> Array:

@@ -20,6 +20,7 @@ from contracts import Array
 from dataset.images.columns import CHROMA, FORMATS
 from dataset.images.headers import parse
 from loaders import Undecodable
+from plan.geometry import turned_pixels
 from processes import uninterrupted
 
 Region = tuple[int, int, int, int]
@@ -56,12 +57,23 @@ def pillow_rgb(data: bytes) -> Image.Image:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a damaged EXIF block is no business of the pixels
         with Image.open(io.BytesIO(data)) as image:
+            header = parse(data, len(data))
+            if image.size != (header.width, header.height):  # the scan has bounded those of the header alone
+                said = f"the image has {image.width} x {image.height} pixels"
+                raise Undecodable(f"{said}, its header {header.width} x {header.height}")
             image.load()
             if not image.mode.startswith("I"):
                 return image if image.mode == "RGB" else image.convert("RGB")
-            depth = parse(data, len(data)).depth
-            levels = np.asarray(image).clip(0, (1 << depth) - 1) >> (depth - 8)
+            levels = np.asarray(image).clip(0, (1 << header.depth) - 1) >> (header.depth - 8)
             return Image.fromarray(levels.astype(np.uint8)).convert("RGB")
+
+
+def shown_rgb(data: bytes, turn: int) -> Image.Image:
+    """Return a whole file as `pillow_rgb` does, turned by one of dataset.images.columns.TURN_OF."""
+    picture = pillow_rgb(data)
+    return (
+        Image.fromarray(np.ascontiguousarray(turned_pixels(np.asarray(picture), turn))) if turn else picture
+    )
 
 
 def _pil(data: bytes, region: Region) -> Array:

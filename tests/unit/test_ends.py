@@ -18,6 +18,7 @@ from contracts import UserError
 from engine.ends import line_of
 from loaders._dali import import_dali
 from processes import uninterrupted
+from tests.end_to_end.runs import Runner
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,6 +27,8 @@ ROOT = Path(__file__).parents[2]
     ("error", "said"),
     [
         (UserError("a mistake"), "a mistake"),
+        (UserError("of\ntwo \x1b[31m lines"), r"of\ntwo \x1b[31m lines"),
+        (UserError(f"got '{900_000 * 'x'}'; leave it out"), "x'; leave it out"),
         (MemoryError(), "not enough memory"),
         (RuntimeError("can't start new thread"), "ulimit -u"),
         (OSError(errno.EMFILE, "Too many open files"), "ulimit -n"),
@@ -38,7 +41,14 @@ ROOT = Path(__file__).parents[2]
 )
 def test_errors_that_are_the_machines(error: Exception, said: str) -> None:
     line = line_of(error)
-    assert line is not None and said in line and "\n" not in line
+    assert line is not None and said in line and "\n" not in line and len(line) < 600
+
+
+@pytest.mark.parametrize("key", ["task", "data", "resume"])
+def test_a_preset_of_a_megabyte_is_not_echoed(key: str, tmp_path: Path, runner: Runner) -> None:
+    rest = {"data": str(tmp_path), "arch": "resnet18", "loader": "torchvision"} | {key: 900_000 * "x"}
+    (tmp_path / "a.yaml").write_text("".join(f"{name}: {value}\n" for name, value in rest.items()))
+    assert "characters) ..." in runner("--config", tmp_path / "a.yaml").mistake()
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes differ"), ValueError("x"), OSError("no number")])

@@ -134,6 +134,34 @@ def test_links_are_followed_and_loops_are_not(root: Path, cache: Path, tmp_path:
     assert reasons(found) == dict.fromkeys(loops, "link to a folder that it lies in")
 
 
+def test_links_to_the_system_are_not_followed(root: Path, cache: Path, tmp_path: Path) -> None:
+    """As classes, in a class, and by way of another link; a data set's other disk is."""
+    fill(tmp_path / "disk", {"more/0.jpg": JPEG})
+    (tmp_path / "disk/more/sys").symlink_to("/sys/kernel")
+    links = {"all": "/", "etc": "/etc", "ant/sys": "/sys/kernel", "ant/usr": "/usr", "bee/bin": "/bin"}
+    for name, leads_to in links.items():
+        (root / name).symlink_to(leads_to)
+    (root / "cat").symlink_to(tmp_path / "disk/more")
+    found = open_folder(root, cache=cache)
+    assert found.classes == ("ant", "bee", "cat") and len(found) == 5
+    left_out = [line.split("\t") for line in (found.folder / "rejected.txt").read_text().splitlines()]
+    why = {os.path.relpath(path, root): said for path, said in left_out if said != "class without an image"}
+    assert why.pop("all") == "link to a folder that it lies in"
+    assert why == dict.fromkeys({*links, "cat/sys"} - {"all"}, walk.SYSTEM)
+
+
+def test_links_that_lead_to_links_end(root: Path, cache: Path, tmp_path: Path) -> None:
+    """Of twenty folders each has two links to the next one: a million ways to the last."""
+    for level in range(20):
+        fill(tmp_path / "far", {f"{level}/{level}.jpg": JPEG})
+        for way in "ab" if level else "":
+            (tmp_path / f"far/{level - 1}/{way}").symlink_to(tmp_path / f"far/{level}")
+    (root / "cat").symlink_to(tmp_path / "far/0")
+    found = open_folder(root, cache=cache)
+    assert len(found) == 4 + 20
+    assert list(reasons(found).values()) == [walk.AGAIN] * 19
+
+
 def test_a_tree_deeper_than_pythons_stack(cache: Path, tmp_path: Path) -> None:
     root = fill(tmp_path / "data", {"a/" * 200 + "x.jpg": JPEG})
     before = sys.getrecursionlimit()

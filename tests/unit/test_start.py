@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from config import build
+from config import PRESETS, build, parse
 from contracts import UserError
 from models import Native
 from tasks import architecture, kind_of
@@ -67,6 +67,21 @@ def test_a_checkpoint_sets_nothing_that_runs_or_writes(where: str) -> None:
     before = config.flat()
     after = start.config.flat()
     assert {name: after[name] for name in named} == {name: before[name] for name in named}
+
+
+@pytest.mark.parametrize("use", [{"evaluate": True}, {"predict": "photos"}])
+@pytest.mark.parametrize("exif", ["shown", "stored"])
+def test_photos_are_turned_as_they_were_trained(exif: str, use: dict[str, Any]) -> None:
+    """The preset for photos has them as viewers show them; an export asks as an evaluation does."""
+    checkpoint = {
+        "config": {**build({"exif": exif}).flat()},
+        "used": USED,
+        "arch": "resnet18",
+        "classes": ["a"],
+    }
+    start = Start.of(build(use), set(use), checkpoint, path=None, origin="--resume best.pt")
+    assert start.config.data.exif == exif
+    assert parse(["--config", str(PRESETS / "finetune.yaml")]).data.exif == "shown"
 
 
 @pytest.mark.parametrize(

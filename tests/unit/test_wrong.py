@@ -14,12 +14,14 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
 
 from contracts import UserError
 from report import record, sinks, summary
+from tasks import _tables
 from tasks._answers import Answers, Collected
 from tasks._tags import MeanPrecision
 from tasks._wrong import BINS, Validated, calibration_error, confusion
@@ -64,6 +66,26 @@ def table(content: bytes) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(content.decode())))
 
 
+@pytest.mark.parametrize(
+    "name", ["=cmd|' /C calc'!A0", "+1+cmd", "-2+3", "@SUM(A1)", "\t=1", "\r\n=1", "\uff1d1"]
+)
+def test_a_name_is_no_formula_of_a_spreadsheet(name: str) -> None:
+    """In a CSV alone: what programs read has names as they are. A number is a number, also of a class."""
+    rows = [{"path": "a.jpg", name: name, "share": -0.5, "class": "-1"}]
+    assert (
+        _tables.written(rows, "csv").decode()
+        == _tables.written(
+            [{"path": "a.jpg", f"'{name}": f"'{name}", "share": -0.5, "class": "-1"}], "csv"
+        ).decode()
+    )
+    assert json.loads(_tables.written(rows, "jsonl")) == rows[0]
+    assert pyarrow.parquet.read_table(io.BytesIO(_tables.written(rows, "parquet"))).to_pylist() == rows
+    files = Validated(classes=("ant", name, "cat"), source=Pictures()).extras(answers())["files"]
+    for file in ("confusion.csv", "classes.csv", "val_predictions.csv"):
+        cells = [cell for row in csv.reader(io.StringIO(files[file].decode(), newline="")) for cell in row]
+        assert name not in cells and f"'{name}" in cells, file
+
+
 def test_files_say_what_went_wrong() -> None:
     assert confusion(answers(), 3).tolist() == [[1, 1, 0], [0, 2, 0], [0, 1, 0]]
     extras = Validated(classes=CLASSES, source=Pictures()).extras(answers())
@@ -82,6 +104,10 @@ def test_files_say_what_went_wrong() -> None:
     assert (rows[1]["label"], rows[1]["class"], rows[1]["error"]) == ("ant", "bee", "")
     assert rows[5]["class"] == "" and "no number" in rows[5]["error"]
     assert extras["images"].keys() == {"val/confusion", "val/mistakes"}
+    # as viewers show them: of 30 x 40 pixels, higher than wide
+    turned = Validated(classes=CLASSES, source=Pictures(), turns=np.full(6, 7, np.uint8)).extras(answers())
+    tall = turned["images"]["val/mistakes"][0]
+    assert (tall[62, 84, 0], tall[80, 66, 0]) == (160, 255)
     # two mistakes, the surest first: sample 4 at 99.9 %, then sample 1
     picture = extras["images"]["val/mistakes"][0]
     assert picture.shape[1] == 2 * 168 and picture[80, 84, 0] == 160 and picture[80, 168 + 84, 0] == 40
