@@ -128,7 +128,7 @@ def _ask_a_child(probes: dict[str, Probe], limit_s: float) -> tuple[list[Row], s
                 told.append(receiver.recv())
             if len(told) == len(probes):
                 child.join(2)
-        except EOFError:
+        except (EOFError, OSError):  # OSError: it ended in the middle of an answer
             child.join(5)
             code = child.exitcode or 0
             end = (
