@@ -7,7 +7,6 @@ imports nothing that could be broken. Exit code 1 when a row is bad, 2 for a mis
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -24,6 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also as `python scripts/doctor.py`
 
+from scripts import Parser
 from scripts.probes import Row, State, decoders, first_line, machine, storage, training
 
 Probe = Callable[[], Row]
@@ -211,9 +211,7 @@ def leave(*_: object) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("doctor", __doc__)
     parser.add_argument(
         "--data",
         type=Path,
