@@ -73,6 +73,16 @@ def _stands_for(url: str, cache: Path) -> Path:
     return folder
 
 
+def first_object(url: str, cache: Path) -> str:
+    """Return the URL of one object of the --data behind a URL: a shard, or else a list. Raises UserError."""
+    folder = local(url, cache)
+    for split in SPLITS:
+        with suppress(OSError):
+            return next(filter(is_url, read_text(folder / split / SHARDS).splitlines()))
+    names = sorted(path.name for path in folder.iterdir() if path.name.endswith(COPIED))
+    return base_of(folder) + names[0]
+
+
 def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
 
