@@ -32,6 +32,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.setenv(name, value)
     found = boto3.resource("s3").Bucket("pets")
     found.create()
+    remote._systems.clear()  # of another test's server
     yield found
     server.stop()
 
