@@ -65,7 +65,9 @@ class Head:
 
     @property
     def number(self) -> int:
-        """Return the tag as a number, for a column of int64."""
+        """Return the tag as a number, for a column of int64; 0 stands for none."""
+        if not self.tag:
+            return 0
         return int.from_bytes(hashlib.blake2b(self.tag.encode(), digest_size=8).digest(), "big") >> 1
 
 
@@ -248,6 +250,17 @@ def children(url: str) -> list[str]:
     return sorted(name for name in own if name.rstrip("/").count("/") == below.count("/"))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ranges:
+    """Reads ranges of an object, a dataset.entries.ReadAt."""
+
+    url: str
+    head: Head
+
+    def __call__(self, offset: int, length: int) -> bytes:
+        return read(self.url, offset, min(length, self.head.size - offset))
+
+
 @contextmanager
 def opened(url: str, expected: tuple[int, int] | None = None) -> Iterator[tuple[int, ReadAt]]:
     """Open an object as dataset.entries.Entries does.
@@ -263,8 +276,7 @@ def opened(url: str, expected: tuple[int, int] | None = None) -> Iterator[tuple[
                 _heads[url] = found
         if expected not in (None, (found.size, found.number)):
             raise Rejected("it has changed since it was scanned")
-        size = found.size
-        yield size, lambda offset, length: read(url, offset, min(length, size - offset))
+        yield found.size, Ranges(url=url, head=found)
     except FileNotFoundError:
         raise Rejected("no such object") from None
 

@@ -12,6 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -406,6 +407,30 @@ def test_what_is_kept_is_read_once(server: Server, tmp_path: Path) -> None:
     for path in (tmp_path / "kept").rglob("??/*"):
         path.write_bytes(path.read_bytes()[:-9])  # a machine that went down
     assert all_read(first.source) == content and server.asked.total() == before + 8
+
+
+@pytest.mark.parametrize("how", [{}, {"trust_list": True}], ids=["scanned", "trusted"])
+def test_an_object_that_was_replaced_is_not_mixed_with_what_is_kept(
+    how: dict[str, Any], server: Server, tmp_path: Path
+) -> None:
+    """By one of as many bytes, before it was kept, and after it."""
+    data = listed(server, tmp_path / "own")
+    first, second = sorted(FILES)[:2]
+    with_cache: dict[str, Any] = {"cache_dir": tmp_path / "kept", **how}
+    source = opened(data, tmp_path, **with_cache)["train"].source
+    if how:
+        source.columns.fetch(np.arange(8), np.arange(0))
+    assert source.read(0) == FILES[first]
+    new = {name: FILES[name][:-1] + b"x" for name in (first, second)}
+    fill(server.root, {f"images/{name}": content for name, content in new.items()})
+    source = opened(data, tmp_path, **with_cache)["train"].source
+    assert source.read(0) == FILES[first], "as it was scanned, and kept"
+    said = refused(lambda: source.read(1))
+    assert f"a file of --data has changed: {server.url}/images/{second}; " in said and "--rescan" in said
+    split = opened(data, tmp_path, rescan=True, **with_cache)["train"]
+    if how:
+        split.columns.fetch(np.arange(8), np.arange(0))
+    assert [split.source.read(place) for place in (0, 1)] == [new[first], new[second]]
 
 
 def test_nothing_is_evicted_and_the_bound_holds(tmp_path: Path) -> None:
