@@ -1,4 +1,4 @@
-"""Opens the files that a user names, or that lie in a user's folders, to read them."""
+"""Paths that a user names: refuses URLs, and opens files of a user's folders to read them."""
 
 from __future__ import annotations
 
