@@ -28,6 +28,8 @@ import numpy as np
 from PIL import Image
 from rich.progress import track
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also when it is started as a file
+
 from scripts import Parser
 
 VERSION = 1  # of the drawing: a set of another version is made anew
