@@ -140,6 +140,7 @@ def pets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Bucket]:
     monkeypatch.setattr(Bucket, "lists", True)
     monkeypatch.setattr(Bucket, "error", None)
     monkeypatch.setattr(remote, "PACKAGES", {})
+    monkeypatch.setattr(remote, "_systems", {})
     monkeypatch.setattr(fsspec, "filesystem", lambda protocol, **how: Bucket())
     return Bucket
 
