@@ -11,18 +11,40 @@ import difflib
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import tyro
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator
 
 from contracts import UserError
+from user_files import local_path
+
+OR_URL = "or a URL"
+"""Marks a setting that may be a URL."""
 
 
 class Settings(BaseModel):
-    """Settings are frozen and keyword-only, and refuse unknown keys."""
+    """Settings are frozen and keyword-only, and refuse unknown keys, and URLs where none is expected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _on_this_machine(cls, value: Any, info: ValidationInfo) -> Any:
+        if OR_URL not in cls.model_fields[str(info.field_name)].metadata:
+            for each in value if isinstance(value, tuple | list) else (value,):
+                if isinstance(each, str | Path):
+                    local_path(each)
+        return value
+
+
+def _text(place: Any) -> Any:
+    return str(place) if isinstance(place, Path) else place
+
+
+FolderOrUrl = Annotated[str | None, BeforeValidator(_text), OR_URL]
+"""As text: a Path of s3://bucket would be s3:/bucket."""
 
 
 Flags = TypeVar("Flags", bound=Settings)
@@ -109,11 +131,12 @@ def _one_line(box: str, known: Mapping[str, Any], answer: Callable[[str], str], 
     text = re.sub(r"[│╭╮╰╯─]|-{4,}", " ", box)
     text = " ".join(text.split()).split("For full helptext")[0].split("Argument helptext:")[0].strip()
     found = re.search(
-        r"validation errors? for \w+ (\w+)(?:\.\S+)* (.*?) \[type=[^,]*, input_value=(.*?), input_type", text
+        r"validation errors? for \w+ (\w+)(?:\.\S+)* (.*?) \[type=([^,]*), input_value=(.*?), input_type",
+        text,
     )
     if found:
-        name, said, got = found.groups()
-        return f"flags: --{name.replace('_', '-')} got {got}: {said[0].lower() + said[1:]}"
+        name, said, kind, got = found.groups()
+        return f"flags: --{name.replace('_', '-')}{wrong(kind, said, got)}"
     text = re.sub(
         r"^(Value error|Missing argument|Unrecognized options|Invalid choice|Parsing error"
         r"|Missing required options) ",
@@ -142,6 +165,17 @@ def _one_line(box: str, known: Mapping[str, Any], answer: Callable[[str], str], 
         near = nearest(unknown.group(1).lstrip("-"), [name.replace("_", "-") for name in known], prefix="--")
         return f"flags: unknown flag '{unknown.group(1)}'{near}; {lists_all} lists every setting"
     return f"flags: {text.replace(str(('True', 'False')), 'true, false')}"
+
+
+def wrong(kind: str, message: str, got: str) -> str:
+    """Return what is wrong with a setting, to stand behind its name, by pydantic's type of error and message.
+
+    Our own checks raise ValueError, whose message says all. It does not repeat a URL, which may hold a
+    signature.
+    """
+    if kind == "value_error":
+        return f" {message.removeprefix('Value error, ')}"
+    return f" got {got}: {message[0].lower()}{message[1:]}"
 
 
 def nearest(name: str, known: Any, *, prefix: str = "") -> str:

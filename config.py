@@ -15,7 +15,7 @@ import yaml
 from pydantic import ValidationError
 
 import usage
-from cli import Settings, flags, nearest
+from cli import Settings, flags, nearest, wrong
 from contracts import UserError
 from preset import read_preset, shown
 from settings.augmentation import Augmentation
@@ -27,6 +27,7 @@ from settings.model import Model
 from settings.optimisation import Optimisation
 from settings.run import Run
 from settings.superres import Superres
+from user_files import local_path
 
 PRESETS = Path(__file__).resolve().parent / "configs"
 
@@ -74,10 +75,8 @@ def build(flat: dict[str, Any], origin: str = "settings") -> Config:
     except ValidationError as error:
         first = error.errors()[0]
         where = str(first["loc"][1] if len(first["loc"]) > 1 else first["loc"][0])
-        said = first["msg"][0].lower() + first["msg"][1:]
-        raise UserError(
-            f"{origin}: --{where.replace('_', '-')} got {shown(first['input'])}: {said}"
-        ) from None
+        said = wrong(first["type"], first["msg"], shown(first["input"]))
+        raise UserError(f"{origin}: --{where.replace('_', '-')}{said}") from None
     _check_ranges(config, origin)
     return config
 
@@ -143,7 +142,10 @@ def _preset_of(argv: list[str]) -> tuple[dict[str, Any], str]:
     for word, following in zip(argv, [*argv, ""][1:], strict=True):
         if (word == "--config" and following) or word.startswith("--config="):
             path = following if word == "--config" else word.partition("=")[2]
-            preset = read_preset(Path(path))
+            try:
+                preset = read_preset(local_path(path))
+            except ValueError as error:
+                raise UserError(f"--config {error}") from None
             origin = f"--config {path}"
     return preset, origin
 

@@ -7,7 +7,6 @@ import atexit
 import errno
 import gc
 import mmap
-import multiprocessing
 import os
 import resource
 import signal
@@ -21,6 +20,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkContext
 from typing import Any, Generic, TypeVar
 
 from contracts import UserError
@@ -34,6 +35,8 @@ KILLED = (
     "memory was short, or a file that it had mapped (an LMDB, an Arrow file) was cut short or cannot be read"
 )
 """Why the system kills a process that reads."""
+LOOK_S = 0.2
+"""How often whoever waits for a child looks whether it lives, and whether all were told to end."""
 NICE = 10
 """Niceness of a process that works beside a run, so that the loaders' processes come first."""
 _FORKING = threading.Lock()
@@ -82,6 +85,58 @@ def _at_exit() -> None:
 getattr(threading, "_register_atexit", atexit.register)(_at_exit)
 
 
+class Fork(ForkContext):
+    """The fork context of one pool: this process does not wait for the rest of a message whose writer died.
+
+    All children of a pool write into one pipe, so its end stays open when one of them is killed, and a plain
+    read of the second half of that child's message never returns. With this context it raises EOFError.
+    """
+
+    def __init__(self, stop: Stop) -> None:
+        super().__init__()
+        self._stop = stop
+        self._parent = os.getpid()
+        self._children: list[Any] = []
+
+    def Process(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        child = ForkContext.Process(*args, **kwargs)
+        self._children.append(child)
+        return child
+
+    def Queue(self, maxsize: int = 0) -> Any:
+        return self._watched(super().Queue(maxsize))
+
+    def SimpleQueue(self) -> Any:
+        return self._watched(super().SimpleQueue())
+
+    def _watched(self, queue: Any) -> Any:
+        # the queue's methods are bound to this reader already, so it is not replaced
+        queue._reader.__class__ = _WatchedConnection
+        queue._reader.nobody_writes = self._nobody_writes
+        return queue
+
+    def _nobody_writes(self) -> bool:
+        if os.getpid() != self._parent:
+            return False  # a child reads what its parent writes, and ends with it (`begin`)
+        return self._stop.said or any(child.exitcode is not None for child in self._children)
+
+
+class _WatchedConnection(Connection):
+    """The reading end of a queue's pipe."""
+
+    nobody_writes: Callable[[], bool]
+
+    def _recv(self, size: int, read: Any = None) -> Any:
+        return super()._recv(size, self._read)  # type: ignore[misc]
+
+    def _read(self, handle: int, size: int) -> bytes:
+        while not self.poll(LOOK_S):
+            # asked in this order: what was written before a child ended is read first
+            if self.nobody_writes() and not self.poll(0):
+                raise EOFError("a process ended in the middle of a message")
+        return os.read(handle, size)
+
+
 def begin(stop: Stop, parent: int) -> None:
     """Prepare a child, first of all.
 
@@ -96,7 +151,7 @@ def begin(stop: Stop, parent: int) -> None:
             if stop.said:
                 time.sleep(GRACE_S)  # it ends in order, unless it cannot
                 os._exit(0)
-            time.sleep(0.2)
+            time.sleep(LOOK_S)
         os._exit(1)
 
     try:
@@ -212,7 +267,6 @@ def results(
     them within seconds, whatever they wait for; threads go on, and the program waits for them when it ends.
     Raises UserError where processes cannot be started, and BrokenProcessPool when one was killed.
     """
-    fork = multiprocessing.get_context("fork")
     stop = Stop()
     jobs = deque[Future[R]]()
     begun = False
@@ -222,7 +276,7 @@ def results(
             pool = (
                 ThreadPoolExecutor(workers)
                 if threads
-                else ProcessPoolExecutor(workers, fork, _start, (work, stop, os.getpid()))
+                else ProcessPoolExecutor(workers, Fork(stop), _start, (work, stop, os.getpid()))
             )
             jobs.extend(pool.submit(work if threads else _do, item) for item in items)
         begun = True
@@ -259,9 +313,9 @@ class Pool(Generic[T, R]):
     """
 
     def __init__(self, work: Callable[[T], R], workers: int, who: str) -> None:
-        fork = multiprocessing.get_context("fork")
         self._stop = Stop()
         with starting(self._stop, who):
+            fork = Fork(self._stop)
             self._pool = ProcessPoolExecutor(workers, fork, _start, (work, self._stop, os.getpid()))
             self._pool.submit(int)  # the first one starts them all
 
@@ -284,7 +338,7 @@ class Beside(Generic[R]):
         self._until_ended: threading.Thread | None = None
         try:
             pool = ProcessPoolExecutor(
-                1, multiprocessing.get_context("fork"), _start, (self._patiently, self._stop, os.getpid())
+                1, Fork(self._stop), _start, (self._patiently, self._stop, os.getpid())
             )
             with forking():
                 self._job = pool.submit(_do, None)

@@ -1,14 +1,27 @@
-"""Opens the files that a user names, or that lie in a user's folders, to read them."""
+"""Paths that a user names: refuses URLs, and opens files of a user's folders to read them."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
+_URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
+"""Behind the colon one slash will do: Path makes s3:/bucket of s3://bucket."""
 NOT_REGULAR = "a device or a pipe, and not a regular file"
+
+
+def local_path(name: str | os.PathLike[str]) -> Path:
+    """Return the path of a file or folder of this machine.
+
+    Raises ValueError for a URL, which would be a path below the current folder.
+    """
+    if _URL.match(os.fspath(name)):
+        raise ValueError("is a URL; name a file or folder of this machine")
+    return Path(name)
 
 
 def open_bytes(path: Path | bytes) -> BinaryIO:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from cli import Settings, flags
+from cli import Settings, flags, wrong
 from contracts import UserError
 
 S = TypeVar("S", bound=Settings)
@@ -34,8 +34,8 @@ def _refused(cls: type[Settings], argv: list[str], prog: str) -> UserError | Non
             cls.model_validate({name: words if several else words[0]})
         except ValidationError as error:
             first = error.errors()[0]
-            said = first["msg"][0].lower() + first["msg"][1:]
-            return UserError(f"{flag} got '{first['input']}': {said}; {prog} --help says what it takes")
+            said = wrong(first["type"], first["msg"], f"'{first['input']}'")
+            return UserError(f"{flag}{said}; {prog} --help says what it takes")
     return None
 
 

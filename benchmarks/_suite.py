@@ -217,7 +217,7 @@ def run(suite: Suite, settings: Common, folder: Path, progress: Callable[[int, i
     """
     points = suite.points(settings)
     data = getattr(settings, "data", None)
-    if data is not None and folder.resolve().is_relative_to(data.resolve()):
+    if data is not None and folder.resolve().is_relative_to(Path(data).resolve()):
         raise UserError(
             f"--output {folder} lies inside --data {data}, which is never written to; name another folder"
         )

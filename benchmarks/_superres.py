@@ -26,13 +26,13 @@ REACH = (1.3, 5.0)
 
 def points(settings: Any, workers: Sequence[int], memory: Sequence[str], steps: Sequence[str]) -> list[Point]:
     """Return the points. Raises UserError where a set is missing."""
-    data: Path | None = settings.data
-    if data is None:
+    if settings.data is None:
         raise UserError("--data is missing: a folder that python -m scripts.patch_set has made")
+    data = Path(settings.data)
     sets = [f"{store}-{patch}" for patch in settings.patches for store in settings.stores]
     for name in sets:
         if not (data / name).is_dir():
-            raise UserError(f"--data {data}: has no {name}/; python -m scripts.patch_set makes it")
+            raise UserError(f"--data {settings.data}: has no {name}/; python -m scripts.patch_set makes it")
     count = json.loads((data / STAMP).read_text(encoding="utf-8"))["count"] - 1
     fixed = {
         "arch": settings.arch or "srcnn",
@@ -53,14 +53,14 @@ def points(settings: Any, workers: Sequence[int], memory: Sequence[str], steps: 
 
 def command(settings: Any, point: Point, folder: Path) -> list[str]:
     """Return the command of train.py, or of the loop by hand."""
-    data = settings.data / f"{point['store']}-{point['image_size']}"
+    data = Path(settings.data) / f"{point['store']}-{point['image_size']}"
     own = f"--workers {point['workers']} --patch-size {point['image_size']} --scale {SCALE} "
     own += f"--pin-memory {_flag(point['memory'] == 'pinned')} --graphs {_flag('graphs' in point['step'])} "
     own += f"--compile {_flag('compile' in point['step'])}"
     loop = point["loader"] == LOOP
     common = train.Train(
         task="superres",
-        data=data,
+        data=str(data),
         seconds=settings.seconds,
         workers=LOOP_WORKERS if loop else None,
         flags="" if loop else f"{own} {settings.flags}",

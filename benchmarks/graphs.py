@@ -18,7 +18,7 @@ from pydantic import Field, FiniteFloat, PositiveInt
 from benchmarks import _plots, _show, _starts, train
 from benchmarks._suite import LEAST, Column, Common, Measured, Point, Row, Suite
 from benchmarks.workers import EAGER
-from cli import one_of
+from cli import FolderOrUrl, one_of
 from contracts import UserError
 from tasks import architecture
 from tasks.classification import KIND
@@ -31,7 +31,7 @@ LOOPS = {"dali-gpu": "dali", "dali-cpu": "dali-cpu", "torchvision": "torchvision
 class Graphs(Common):
     """Rate by network, batch size and how a step is launched, and how many times eager's that is."""
 
-    data: Path | None = None
+    data: FolderOrUrl = None
     """Folder with train/<class>/* and val/<class>/*. Not needed with --loader synthetic."""
     archs: tuple[str, ...] = (
         "resnet18",
@@ -71,7 +71,7 @@ def points(settings: Graphs) -> list[Point]:
         architecture(KIND, arch, "--archs")
     by_hand = BY_HAND in settings.steps
     config = train.check(settings.flags, by_hand=by_hand, more=("--ceilings",), own=("--compile", "--graphs"))
-    train.require_data(settings.data, [loader], config)
+    train.require_data(settings.data, [loader], config, by_hand=by_hand)
     precision: str = settings.precision
     if by_hand:
         one_of("--loader", loader, LOOPS)

@@ -44,10 +44,12 @@ from benchmarks._suite import (
 from benchmarks.baselines import train as loop_by_hand
 from benchmarks.loader import expanded
 from benchmarks.train import BY_HAND, MEASURED_ONLY, check, require_data, require_same_pixels, words
-from config import parse
+from cli import FolderOrUrl
+from config import Config, parse
 from contracts import UserError
 from engine.precision import choose
 from report import hardware
+from report.console import Console
 from settings.types import Share
 from tasks import architecture
 from tasks.classification import KIND
@@ -64,7 +66,7 @@ plain DALI."""
 class MaxBatch(Common):
     """The largest batch that trains and validates, per architecture, loader and precision."""
 
-    data: Path | None = None
+    data: FolderOrUrl = None
     """Folder with train/<class>/* and val/<class>/*. Not needed with --loaders synthetic, which then trains
     without a validation."""
     archs: tuple[str, ...] = ("resnet18", "resnet50")
@@ -142,13 +144,17 @@ def _following(fits: int, fails: int | None, largest: int, tolerance: float) -> 
 
 
 @cache
-def training_samples(data: Path | None) -> int:
-    """Return how many training samples the folder has, scanned once; without a folder, those of the synthetic
-    set. Raises UserError."""
-    from dataset.no_bytes import synthetic
-    from dataset.splits import open_split
+def training_samples(data: str | None) -> int:
+    """Return how many training samples there are, scanned once; without --data, those of the synthetic set.
 
-    return len((open_split(data / "train") if data else synthetic()["train"]).columns)
+    Raises UserError.
+    """
+    from dataset.splits import open_splits
+
+    loader = "torchvision" if data else "synthetic"
+    settings = Config().data.model_copy(update={"data": data})
+    splits = open_splits(settings, loader=loader, validates=False, console=Console(enabled=False))
+    return len(splits["train"].columns)
 
 
 def points(settings: MaxBatch) -> list[Point]:
@@ -157,7 +163,8 @@ def points(settings: MaxBatch) -> list[Point]:
     flags = check(
         settings.flags, by_hand=bool(settings.by_hand), more=("--workers",), own=("--val-batch-size",)
     )
-    require_data(settings.data, settings.loaders, flags, validates=True)
+    by_hand = bool(settings.by_hand)
+    require_data(settings.data, settings.loaders, flags, validates=True, by_hand=by_hand)
     if settings.by_hand and settings.data is None:
         raise UserError("--by-hand reads files: --data is missing")
     if settings.by_hand:

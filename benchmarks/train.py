@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shlex
 import statistics
 import sys
@@ -30,9 +31,10 @@ from benchmarks._suite import (
     require_gpus,
 )
 from benchmarks.baselines import train as loop_by_hand
-from cli import one_of
+from cli import FolderOrUrl, one_of
 from config import Config, parse
 from contracts import RateWindow, UserError
+from dataset.manifest import is_url
 from dataset.splits import holds, require_splits
 from engine import precision
 from engine.distributed import default_workers
@@ -107,7 +109,7 @@ class Train(Common):
 
     task: str = "classification"
     """Task of the run, as --task of train.py."""
-    data: Path | None = None
+    data: FolderOrUrl = None
     """Folder as --data of train.py for the task. Not needed with --loaders synthetic."""
     archs: tuple[str, ...] | None = None
     """Architectures of the task, by torchvision's names. Default: resnet18 resnet50; fasterrcnn_resnet50_fpn
@@ -169,12 +171,20 @@ def check(
 
 
 def require_data(
-    data: str | Path | None, loaders: Collection[str], config: Config, *, validates: bool = False
+    data: str | None,
+    loaders: Collection[str],
+    config: Config,
+    *,
+    validates: bool = False,
+    by_hand: bool = False,
 ) -> None:
     """Raise UserError when there is nothing for them to train on, as far as names of files tell.
 
-    `config` are the other settings of the runs, which need no val where none of them `validates`.
+    `config` are the other settings of the runs, which need no val where none of them `validates`. Loops
+    written `by_hand` open files of this machine.
     """
+    if by_hand and data is not None and is_url(data):
+        raise UserError("--by-hand reads files of this machine, and --data is a URL; leave --by-hand out")
     content = kind_of(config).content(config)
     if data is not None:
         require_splits(config.data.model_copy(update={"data": data}), content, validates=validates)
@@ -209,8 +219,8 @@ def points(settings: Train) -> list[Point]:
     if settings.by_hand:
         require_same_pixels(task, archs)
     for name in settings.by_hand:
-        if name not in (loops := BY_HAND_OF.get(task, ())):
-            allowed = " or ".join(loops)
+        if name not in (known := BY_HAND_OF.get(task, ())):
+            allowed = " or ".join(known)
             raise UserError(
                 f"--by-hand {name}: there is no such loop for --task {task}; "
                 f"{f'take {allowed}' if allowed else 'it has none'}"
@@ -219,24 +229,25 @@ def points(settings: Train) -> list[Point]:
     auto = kind.default_loader(gpu=device.type == "cuda")
     loaders = [one_of("--loaders", name, kind.loaders, auto=auto) for name in settings.loaders]
     require_gpus(settings.gpus, torch.cuda.device_count())
-    require_data(
-        settings.data, settings.loaders, check(settings.flags, task=task, by_hand=bool(settings.by_hand))
-    )
+    by_hand = bool(settings.by_hand)
+    given = check(settings.flags, task=task, by_hand=by_hand)
+    require_data(settings.data, settings.loaders, given, by_hand=by_hand)
     precisions = [precision.choose(name, device, on_cpu=kind.cpu_precision) for name in settings.precisions]
     named = ("arch", "batch_size", "loader", "precision", "gpus", "recipe")
     found = []
     for arch, size in itertools.product(archs, batch_sizes):
         ours = itertools.product([arch], [size], loaders, precisions, settings.gpus, settings.recipes)
         # right behind its own: a machine's speed drifts
-        by_hand = [BY_HAND + how for how in settings.by_hand]
-        others = itertools.product([arch], [size], by_hand, [precision_by_hand()], [1], ["plain"])
+        loops = [BY_HAND + how for how in settings.by_hand]
+        others = itertools.product([arch], [size], loops, [precision_by_hand()], [1], ["plain"])
         found += [dict(zip(named, values, strict=True)) for values in (*ours, *others)]
     return found
 
 
 def command(settings: Train, point: Point, folder: Path) -> list[str]:
     common = ["--task", settings.task]
-    common += ["--data", str(settings.data.resolve())] if settings.data else []
+    if settings.data:
+        common += ["--data", settings.data if is_url(settings.data) else os.path.abspath(settings.data)]
     by_hand = point["loader"].startswith(BY_HAND)
     workers = settings.workers or (default_workers(gpu=torch.cuda.is_available()) if by_hand else None)
     common += ["--workers", str(workers)] if workers else []

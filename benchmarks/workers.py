@@ -18,6 +18,7 @@ from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks import _plots, _show, _superres, train
 from benchmarks._suite import LEAST, Column, Common, Measured, Point, Row, Suite, beyond_noise
+from cli import FolderOrUrl
 from engine.distributed import default_workers
 from report.advice import GRAPHS
 from tasks import architecture, kind_named
@@ -39,7 +40,7 @@ class Workers(Common):
 
     task: Literal["classification", "superres"] = "classification"
     """Task of the run. superres trains on ready patches: see --stores, --patches and --by-hand."""
-    data: Path | None = None
+    data: FolderOrUrl = None
     """Folder with train/<class>/* and val/<class>/*; of superres one that scripts.patch_set has made. Not
     needed with --loader synthetic."""
     arch: str | None = None

@@ -12,6 +12,7 @@ So whatever reads a data folder reads this one. Must not know what a sample is.
 from __future__ import annotations
 
 import codecs
+import errno
 import hashlib
 import json
 import os
@@ -37,6 +38,7 @@ COPIED = (".csv", ".tsv", ".txt")
 """Endings of files beside the splits, and in them, that are copied."""
 LARGEST_LIST = 4 << 30
 """Bytes of a file that is copied, at most."""
+UNLISTED = f"train/{SHARDS} or train.csv says what there is"
 BASE = ".url"
 """Holds the URL that a local folder stands for."""
 SPLITS = ("train", "val", "train2017", "val2017")
@@ -62,11 +64,24 @@ def _stands_for(url: str, cache: Path) -> Path:
             remote.apart(_copy, (url, folder))
     except OSError as error:
         if error.filename and is_url(os.fsdecode(error.filename)):
-            raise storage.fault(error, f"--data {masked(url)}", "start again once it answers") from None
+            then = "start again once it answers"
+            if error.errno == errno.EKEYREJECTED:
+                then = f"give credentials with the right to read it; without that to list, {UNLISTED}"
+            raise storage.fault(error, f"--data {masked(url)}", then) from None
         raise UserError(
             f"{cache} cannot be written: {error.strerror}; choose another folder with --manifest-dir"
         ) from None
     return folder
+
+
+def first_object(url: str, cache: Path) -> str:
+    """Return the URL of one object of the --data behind a URL: a shard, or else a list. Raises UserError."""
+    folder = local(url, cache)
+    for split in SPLITS:
+        with suppress(OSError):
+            return next(filter(is_url, read_text(folder / split / SHARDS).splitlines()))
+    names = sorted(path.name for path in folder.iterdir() if path.name.endswith(COPIED))
+    return base_of(folder) + names[0]
 
 
 def _digest(text: str) -> str:
@@ -85,6 +100,9 @@ def _copy(task: tuple[str, Path]) -> None:
     url, folder = task
     wanted = dict(_wanted(url))
     if not wanted:
+        if not url.startswith("http"):
+            with suppress(FileNotFoundError):
+                remote.children(url)  # whoever may not list it is told so
         raise UserError(
             f"--data {masked(url)}: nothing is there that can be read: tar shards below train/ and val/ (or "
             f"train/{SHARDS}, which names them, where a server lists no folders), or train.csv and val.csv"
@@ -139,7 +157,7 @@ def _wanted(url: str) -> Iterator[tuple[str, str | bytes]]:
     if not top:
         names = [f"{split}{ending}" for split in SPLITS for ending in COPIED]
         top = [f"{url}/{name}" for name in ("classes.txt", *names)]
-        known = remote.heads(top)
+        known = remote.heads(top, unlisted=True)
         top = [each for each, found in zip(top, known, strict=True) if found is not None]
         top += [f"{url}/{split}/" for split in SPLITS]
     for each in top:
@@ -166,7 +184,7 @@ def _of_split(name: str, url: str) -> Iterator[tuple[str, str | bytes]]:
     shards = [each for each in inside if each.endswith(".tar")]
     classes = f"{url}classes.txt"
     if not inside:  # a server that lists nothing
-        found = remote.heads([listed, classes])
+        found = remote.heads([listed, classes], unlisted=True)
         inside = [each for each, head in zip((listed, classes), found, strict=True) if head is not None]
     if listed in inside:
         yield f"{name}/{SHARDS}", listed
@@ -183,7 +201,7 @@ def _children(url: str) -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        if url.startswith("http") and "HTTP 40" in str(error.strerror):
+        if error.errno == errno.EKEYREJECTED or (url.startswith("http") and "HTTP 40" in str(error.strerror)):
             return []  # a server that forbids lists may still give what it is asked for by name
         raise
 

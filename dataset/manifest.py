@@ -31,6 +31,9 @@ import numpy as np
 from contracts import Array, escaped, one_line
 
 _URL = re.compile(rb"[a-z][a-z0-9+.-]+://")
+_QUERY = re.compile(r"\b([a-z][a-z0-9+.-]+)(://[^\s?]*)\?[^\s,;'\"]*")
+BUCKETS = ("s3", "gs", "gcs")
+"""Protocols whose URLs have no query: a ? is a letter of an object's key."""
 
 
 class Rejected(Exception):
@@ -287,7 +290,7 @@ def masked(text: str) -> str:
     if "://" not in text:
         return text
     text = re.sub(r"://[^/\s@]*@", "://", text)
-    return re.sub(r"(://[^\s?]*)\?[^\s,;'\"]*", r"\1?...", text)
+    return _QUERY.sub(lambda url: url[0] if url[1] in BUCKETS else f"{url[1]}{url[2]}?...", text)
 
 
 def printable(path: bytes) -> str:

@@ -11,18 +11,20 @@ import errno
 import hashlib
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
 
 import processes
 from contracts import UserError
-from dataset.manifest import Rejected, is_url, masked
+from dataset.manifest import BUCKETS, Rejected, is_url, masked
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -40,12 +42,18 @@ TRY_LATER = (408, 425, 429)
 """HTTP's errors of a client that pass; the others of 400 to 499 do not."""
 TOGETHER = 32
 """Requests at once where many heads are asked for."""
+NO_CREDENTIALS = re.compile("Credential|SSO|ProfileNotFound|TokenRetrieval")
+"""In the names of what libraries raise where they find no credentials."""
 TAGS = ("ETag", "etag", "Last-Modified", "LastModified", "updated", "mtime")
 
 
 def plain(url: str) -> str:
     """Return a URL without its query, which may hold a signature."""
-    return url.partition("?")[0] if is_url(url) else url
+    return url.partition("?")[0] if is_url(url) and not _in_bucket(url) else url
+
+
+def _in_bucket(url: str) -> bool:
+    return url.partition("://")[0] in BUCKETS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +65,9 @@ class Head:
 
     @property
     def number(self) -> int:
-        """Return the tag as a number, for a column of int64."""
+        """Return the tag as a number, for a column of int64; 0 stands for none."""
+        if not self.tag:
+            return 0
         return int.from_bytes(hashlib.blake2b(self.tag.encode(), digest_size=8).digest(), "big") >> 1
 
 
@@ -130,7 +140,8 @@ def _patient(protocol: str, known: dict[str, Any]) -> dict[str, Any]:
 def _tried(url: str, action: Callable[[Any], T]) -> T:
     """Return action(file system); what may pass is tried again.
 
-    Raises FileNotFoundError, and OSError with a number that is the storage's, both without credentials.
+    Raises FileNotFoundError, and OSError with a number that is the storage's, both without credentials; and
+    UserError where there is no such bucket, or no credentials are found.
     """
     system = _system(url)
     for pause_s in (*PAUSES_S, None):
@@ -140,6 +151,9 @@ def _tried(url: str, action: Callable[[Any], T]) -> T:
             # fsspec says so too where a web server did not answer: then what it raised that from tells
             cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
             status = _status(cause)
+            code = _code(error) or _code(error.__cause__)
+            if code == "NoSuchBucket":
+                raise UserError(f"{masked(url)}: there is no such bucket; name another") from None
             if status in (404, 410) or (isinstance(cause, FileNotFoundError) and status is None):
                 raise FileNotFoundError(errno.ENOENT, "no such object", masked(url)) from None
             said = (
@@ -151,8 +165,11 @@ def _tried(url: str, action: Callable[[Any], T]) -> T:
             )
             forbidden = isinstance(cause, PermissionError) or status in (401, 403)
             if forbidden:
-                raise OSError(errno.EKEYREJECTED, f"access is denied ({said})", masked(url)) from None
+                raise OSError(errno.EKEYREJECTED, f"access is denied ({code or said})", masked(url)) from None
             passes = not (isinstance(status, int) and 400 <= status < 500 and status not in TRY_LATER)
+            if pause_s is None and NO_CREDENTIALS.search(said):
+                where = "docs/data.md says where they are looked for"
+                raise UserError(f"{masked(url)}: no credentials are found ({said}); {where}") from None
             if pause_s is None or not passes:
                 raise OSError(errno.EREMOTEIO, said, masked(url)) from None
         time.sleep(pause_s * random.SystemRandom().uniform(1, 2))
@@ -165,6 +182,11 @@ def _status(error: BaseException) -> int | None:
     known = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
     status = getattr(error, "status", None) or known.get("HTTPStatusCode") or getattr(error, "code", None)
     return status if isinstance(status, int) else None
+
+
+def _code(error: BaseException | None) -> str:
+    """Return what a bucket's server calls an error; "" where it is none of its."""
+    return str(getattr(error, "response", {}).get("Error", {}).get("Code", ""))
 
 
 def head(url: str) -> Head:
@@ -232,7 +254,20 @@ def children(url: str) -> list[str]:
 
     below = url.rstrip("/") + "/"
     own = {name for name in _tried(url, action) if name.startswith(below) and name != below}
-    return sorted(name for name in own if "?" not in name and name.rstrip("/").count("/") == below.count("/"))
+    if not _in_bucket(url):
+        own = {name for name in own if "?" not in name}  # links that sort a page
+    return sorted(name for name in own if name.rstrip("/").count("/") == below.count("/"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranges:
+    """Reads ranges of an object, a dataset.entries.ReadAt."""
+
+    url: str
+    head: Head
+
+    def __call__(self, offset: int, length: int) -> bytes:
+        return read(self.url, offset, min(length, self.head.size - offset))
 
 
 @contextmanager
@@ -250,23 +285,29 @@ def opened(url: str, expected: tuple[int, int] | None = None) -> Iterator[tuple[
                 _heads[url] = found
         if expected not in (None, (found.size, found.number)):
             raise Rejected("it has changed since it was scanned")
-        size = found.size
-        yield size, lambda offset, length: read(url, offset, min(length, size - offset))
+        yield found.size, Ranges(url=url, head=found)
     except FileNotFoundError:
         raise Rejected("no such object") from None
 
 
-def heads(urls: Sequence[str]) -> list[Head | None]:
-    """Return the head of each object, None where there is none; some requests at once."""
+def heads(urls: Sequence[str], *, unlisted: bool = False) -> list[Head | None]:
+    """Return the head of each object, None where there is none; some requests at once.
+
+    Whoever may not list a bucket is told 403 of an object that is not there: with `unlisted` that is None.
+    """
     with ThreadPoolExecutor(TOGETHER) as threads:
-        return list(threads.map(_head_or_none, urls))
+        return list(threads.map(partial(_head_or_none, unlisted=unlisted), urls))
 
 
-def _head_or_none(url: str) -> Head | None:
+def _head_or_none(url: str, *, unlisted: bool) -> Head | None:
     try:
         return head(url)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        if unlisted and error.errno == errno.EKEYREJECTED:
+            return None
+        raise
 
 
 def apart(work: Callable[[T], R], item: T) -> R:

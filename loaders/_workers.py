@@ -40,7 +40,7 @@ from contracts import Array, Rows, UserError
 from loaders._reads import NONE, Marks, mark
 from machine import memory_bytes
 from plan.geometry import upright
-from processes import Stop, begin, killed_if_late, starting
+from processes import LOOK_S, Fork, Stop, begin, killed_if_late, starting
 
 PREFETCH = 4
 """Parts under way a worker."""
@@ -49,8 +49,6 @@ PART = 32
 HELD = 3
 """Slots that the consumer may still read while workers fill the others."""
 FEWER = "ask for fewer (--workers, --batch-size), or for smaller ones: --image-size, of clips --clip-frames"
-LOOK_S = 0.2
-"""How often whoever waits for a worker looks whether it lives, and whether all were told to end."""
 QUEUES_BYTES = 16 << 20
 """What the DataLoader's own queues and semaphores take of /dev/shm, at most."""
 
@@ -149,7 +147,7 @@ class Workers:
             persistent_workers=workers > 0,
             prefetch_factor=PREFETCH if workers else None,
             worker_init_fn=partial(_begin, self._marks, self._stop, os.getpid()) if workers else None,
-            multiprocessing_context="fork" if workers else None,
+            multiprocessing_context=Fork(self._stop) if workers else None,
         )
         self._loader.stop = self._stop
         if workers:

@@ -1,10 +1,33 @@
 """Programs, `python -m scripts.NAME`. While the imports of one run, Ctrl-C has nothing to tidy up and ends it
 without a traceback."""
 
+import argparse
 import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
+from typing import NoReturn
+
+from user_files import local_path
+
+
+class Parser(argparse.ArgumentParser):
+    """The flags of a program: a mistake is one line and exit code 2, and a Path is of this machine."""
+
+    def __init__(self, name: str, about: str | None) -> None:
+        super().__init__(prog=name, description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+        self.register("type", Path, _local)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; --help lists what it takes\n")
+
+
+def _local(name: str) -> Path:
+    try:
+        return local_path(name)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

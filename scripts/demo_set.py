@@ -8,7 +8,6 @@ sizes have the same distribution in every class.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
@@ -28,6 +27,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from rich.progress import track
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also when it is started as a file
+
+from scripts import Parser
 
 VERSION = 1  # of the drawing: a set of another version is made anew
 STAMP = "demo_set.json"
@@ -299,9 +302,7 @@ def command(
 ) -> int:
     """Run the command line of a set: parse, call write(dest, *counts, seed), return the exit code. `counts`:
     flag -> (default, what it counts)."""
-    parser = argparse.ArgumentParser(
-        prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog, description)
     parser.add_argument("dest", type=Path, help="folder to make")
     for flag, (default, what) in counts.items():
         parser.add_argument(

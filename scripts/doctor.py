@@ -1,13 +1,12 @@
 """Show what is installed and works here, and what to change first.
 
-`python -m scripts.doctor [--data FOLDER] [--json]`. Every question (scripts/probes/) is asked in a child
+`python -m scripts.doctor [--data FOLDER|URL] [--json]`. Every question (scripts/probes/) is asked in a child
 process with a time limit, so that a driver that hangs or a library that crashes becomes a row. This process
 imports nothing that could be broken. Exit code 1 when a row is bad, 2 for a mistake of the caller.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -24,6 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also as `python scripts/doctor.py`
 
+from scripts import Parser
 from scripts.probes import Row, State, decoders, first_line, machine, storage, training
 
 Probe = Callable[[], Row]
@@ -128,7 +128,7 @@ def _ask_a_child(probes: dict[str, Probe], limit_s: float) -> tuple[list[Row], s
                 told.append(receiver.recv())
             if len(told) == len(probes):
                 child.join(2)
-        except EOFError:
+        except (EOFError, OSError):  # OSError: it ended in the middle of an answer
             child.join(5)
             code = child.exitcode or 0
             end = (
@@ -142,12 +142,14 @@ def _ask_a_child(probes: dict[str, Probe], limit_s: float) -> tuple[list[Row], s
     return told, f"{end}: {words[-1][:200]}" if words else end
 
 
-def diagnose(data: Path | None) -> list[Row]:
-    """Return all rows, in the order of the tables."""
+def diagnose(data: str | None) -> list[Row]:
+    """Return all rows, in the order of the tables; `data` is a folder or a URL."""
     with _unheard(), ThreadPoolExecutor(len(LANES)) as lanes:
         rows = [row for lane in lanes.map(ask, LANES) for row in lane]
         if data is not None:
-            rows += ask({name: partial(probe, data) for name, probe in OF_DATA.items()} | MANIFESTS)
+            of_url = {"--data: reading": partial(storage.behind_url, data)}
+            of_folder = {name: partial(probe, Path(data)) for name, probe in OF_DATA.items()}
+            rows += ask((of_url if "://" in data else of_folder) | MANIFESTS)
     return rows
 
 
@@ -211,18 +213,16 @@ def leave(*_: object) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("doctor", __doc__)
     parser.add_argument(
         "--data",
-        type=Path,
-        help="also look at the disk below this folder; its page cache is dropped for up to 200 files",
+        help="also look at the disk below this folder, whose page cache is dropped for up to 200 files, or "
+        "at the server of this URL",
     )
     parser.add_argument("--json", action="store_true", help="the rows as JSON, instead of the table")
     options = parser.parse_args(arguments)
-    if options.data is not None and not options.data.is_dir():
-        what = "is not a folder" if options.data.exists() else "no such folder"
+    if options.data is not None and "://" not in options.data and not os.path.isdir(options.data):
+        what = "is not a folder" if os.path.exists(options.data) else "no such folder"
         print(
             f"doctor: --data {options.data}: {what}; name the one that holds train/ and val/", file=sys.stderr
         )

@@ -37,6 +37,7 @@ from engine.checkpoint import Resume
 from loaders.images.decoders import pillow_rgb
 from models import Unusable
 from report.console import Console
+from scripts import Parser
 from scripts._preprocessing import FILTERS, Beside, Framing, Preprocessed
 from tasks import architecture, kind_of
 from tasks._plans import image_policies
@@ -261,9 +262,7 @@ def _silent() -> Iterator[None]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0; 1 where the file is wrong, 2 for a user's mistake, 130 on Ctrl-C."""
-    parser = argparse.ArgumentParser(
-        prog="export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("export", __doc__)
     parser.add_argument("checkpoint", type=Path, help="best.pt of a run")
     parser.add_argument("--arch", help="package.module:function, where a function of yours built the network")
     parser.add_argument("--format", choices=WRITERS, default="onnx", help="default: onnx")

@@ -9,7 +9,6 @@ when it is called again.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import os
@@ -36,6 +35,7 @@ from dataset.splits import cache_folder
 from dataset.tar_members import BLOCK, Ranges, members
 from models.classification import WNIDS
 from report.console import Console
+from scripts import Parser
 from scripts._reencode import add_arguments, asked
 from scripts._stores import FORMATS
 from scripts.pack import pack_splits
@@ -283,9 +283,7 @@ def require_names(split: str, names: Sequence[bytes], *, any_count: bool) -> Non
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="imagenet", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("imagenet", __doc__)
     parser.add_argument("target", metavar="TO", type=Path, help="folder of the result, for --data")
     parser.add_argument("--from", dest="data", metavar="FOLDER", type=Path, required=True)
     parser.add_argument("--format", choices=sorted(FORMATS), default="folder", help="default: folder")

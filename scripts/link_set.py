@@ -11,7 +11,6 @@ All links to one file share its place in the page cache: the storage is read onc
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import sys
@@ -19,7 +18,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also when it is started as a file
+
 from contracts import one_line
+from scripts import Parser
 
 
 def sources(root: Path) -> list[Path]:
@@ -92,9 +94,7 @@ def command(
 ) -> int:
     """Run the command line around `link`: parse, link, return the exit code. `helps`: of FROM, TO and
     --count; `unit`: of what `link` counts."""
-    parser = argparse.ArgumentParser(
-        prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog, description)
     parser.add_argument("source", metavar="FROM", type=Path, help=helps[0])
     parser.add_argument("target", metavar="TO", type=Path, help=helps[1])
     parser.add_argument("--count", type=int, required=True, help=helps[2])

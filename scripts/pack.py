@@ -9,7 +9,6 @@ whole it lies in TO/.packing, and does not open.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -37,7 +36,7 @@ from dataset.sources import SOURCES, source_named
 from dataset.splits import cache_folder, open_splits
 from dataset.tar_index import open_index
 from report.console import Console
-from scripts import _pairs
+from scripts import Parser, _pairs
 from scripts._foreign import FOREIGN, files_of, open_foreign
 from scripts._reencode import add_arguments, asked
 from scripts._stores import FORMATS, Packed, Writer, require_order
@@ -323,9 +322,7 @@ def pack_splits(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="pack", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("pack", __doc__)
     parser.add_argument("target", metavar="TO", type=Path, help="folder of the stores, for --data")
     parser.add_argument(
         "--from", "--data", dest="data", metavar="DATA", required=True, help="as --data of train.py"

@@ -8,7 +8,6 @@ They are cut out of drawn textures, or of the images of a folder. Knows nothing 
 
 from __future__ import annotations
 
-import argparse
 import io
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from scripts import pack
+from scripts import Parser, pack
 from scripts.demo_set import make, replacing
 from scripts.demo_superres import picture
 
@@ -107,9 +106,7 @@ def write(target: Path, sides: Sequence[int], count: int, seed: int = 0, images:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="patch_set", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("patch_set", __doc__)
     parser.add_argument("target", metavar="TO", type=Path, help="folder to make")
     parser.add_argument("--patches", type=int, nargs="+", default=[16, 64], help="sides in pixels (16 64)")
     parser.add_argument("--count", type=int, default=20_000, help="patches of each side (%(default)s)")

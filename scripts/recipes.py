@@ -9,7 +9,6 @@ Each run is one of train.py; what it takes beside is behind `--`, such as `-- --
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -24,7 +23,7 @@ import torchvision
 
 from contracts import UserError
 from report import record
-from scripts import demo_textures
+from scripts import Parser, demo_textures
 
 ROOT = Path(__file__).resolve().parents[1]
 LOADERS = ("torchvision", "dali-cpu", "dali-fed")
@@ -140,9 +139,7 @@ def memorised(runs: Path, images: Path, more: Sequence[str]) -> dict[str, Sequen
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     cut = given.index("--") if "--" in given else len(given)
-    parser = argparse.ArgumentParser(
-        prog="recipes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("recipes", __doc__)
     parser.add_argument("runs", type=Path, help="folder of the runs; those that are there are not repeated")
     parser.add_argument(
         "--memorise", type=Path, metavar="IMAGES", help="folder with <class>/*, for that part"

@@ -9,7 +9,6 @@ stay where it is. Where FROM names no splits there is one file of both, of which
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from contracts import one_line
+from scripts import Parser
 from scripts._labels import Labels, Left
 from scripts._voc import read_voc
 from scripts._yolo import read_yolo
@@ -65,9 +65,7 @@ def convert(root: Path, target: Path, left: Left) -> dict[str, tuple[int, int]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="to_coco", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("to_coco", __doc__)
     parser.add_argument("source", metavar="FROM", type=Path, help="folder of the set; never written to")
     parser.add_argument("target", metavar="TO", type=Path, help="new folder, for --data")
     options = parser.parse_args(arguments)

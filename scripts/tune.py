@@ -33,7 +33,7 @@ from rich.table import Table
 
 from benchmarks._process import ROOT, ending_on_signals, ran
 from benchmarks.train import GENTLER, MEASURED_ONLY, require_data, words
-from cli import Settings, flags
+from cli import FolderOrUrl, Settings, flags
 from config import Config, as_yaml, build, parse
 from contracts import UserError, one_line
 from engine.distributed import default_workers
@@ -66,7 +66,7 @@ Choice = dict[str, Any]
 class Tune(Settings):
     """The fastest loader, workers, torch.compile, CUDA graphs and pinned memory for one network."""
 
-    data: Path | None = None
+    data: FolderOrUrl = None
     """Folder as --data of train.py."""
     task: str | None = None
     """Task of the run, as --task of train.py. Default: that of --config behind --, else classification."""

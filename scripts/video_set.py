@@ -8,7 +8,6 @@ as it is.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import sys
@@ -23,6 +22,7 @@ import av
 import numpy as np
 from rich.progress import track
 
+from scripts import Parser
 from scripts.demo_set import background, follow, make
 
 CLASS = "video"
@@ -138,9 +138,7 @@ def encode(folder: Path, kind: Kind, index: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="video_set", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("video_set", __doc__)
     parser.add_argument("target", metavar="TO", type=Path, help="new folder; it gets train/video/*.mp4")
     parser.add_argument("--count", type=int, default=173, help="videos (%(default)s)")
     parser.add_argument("--frames", type=int, default=Kind.frames, help="of a video (%(default)s)")

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, FiniteFloat, PositiveFloat, PositiveInt
+from pydantic import Field, FiniteFloat, PositiveFloat, PositiveInt
 
-from cli import Settings
+from cli import FolderOrUrl, Settings
 from contracts import MAX_PIXELS
-
-
-def _text(data: Any) -> Any:
-    """Return a path as its text: a Path of s3://bucket would be s3:/bucket."""
-    return str(data) if isinstance(data, Path) else data
 
 
 class Data(Settings):
     """The data to train on."""
 
-    data: Annotated[str, BeforeValidator(_text)] | None = None
+    data: FolderOrUrl = None
     """Folder with train/<class>/* and val/<class>/* (ImageNet's own layout), or with lists, train.csv and
     val.csv, with lines 'path label', of videos also 'path label start end'. For detectors it has COCO's
     layout: train2017/, val2017/, annotations/, or that of another tool's export. Of tar shards, and of lists

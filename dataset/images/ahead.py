@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from dataset.entries import Entries
 from dataset.images import headers
 from dataset.images.columns import Header, Unread
 from dataset.manifest import Rejected, printable
+from dataset.remote import Ranges
 from dataset.scan import require_few
 from machine import cores
 from processes import KILLED, Pool
@@ -31,6 +33,17 @@ PATIENCE_S = 60.0
 """Seconds that a plan waits for one header: storage that takes longer does not answer."""
 UNREADABLE = Header(size=0, height=1, width=1, format=0, depth=0, components=0, whole=False)
 """Stands for a header that cannot be read: a size for the plan, and no components, which no image has."""
+
+
+def tagged_header(entries: Entries, name: bytes, max_pixels: int) -> tuple[Header, int]:
+    """Return the header of an entry, and the number of the ETag that it was read under, 0 where it has none.
+
+    Raises Rejected and StorageFault.
+    """
+    with entries.opened(name) as (size, read_at):
+        header = headers.read_header(size, read_at)
+    require_few(header.width, header.height, header.size, max_pixels)
+    return header, read_at.head.number if isinstance(read_at, Ranges) else 0
 
 
 class Headers:
@@ -105,28 +118,26 @@ class Reading:
         if self._columns is None:  # here, and not before the fork
             self._columns = Unread.open(self._folder)
             self._written = {name: np.load(self._folder / f"{name}.npy", "r+") for name in Unread.LATER}
+            if (self._folder / "tag.npy").exists():
+                self._written["tag"] = np.load(self._folder / "tag.npy", "r+")
         for sample in samples.tolist():
-            header = self._header(self._columns.entry(sample))
+            header, tag = self._header(self._columns.entry(sample))
+            if "tag" in self._written:
+                self._written["tag"][sample] = tag
             for name, value in header._asdict().items():
                 if name != "height":
                     self._written[name][sample] = value
             self._written["height"][sample] = header.height  # the last one: it says that the others are there
 
-    def _header(self, name: bytes) -> Header:
-        """Return the header of an entry; where the storage fails it is tried again, as other reads are."""
-
-        def read() -> Header:
-            with self._entries.opened(name) as (size, read_at):
-                header = headers.read_header(size, read_at)
-            require_few(header.width, header.height, header.size, self._max_pixels)
-            return header
+    def _header(self, name: bytes) -> tuple[Header, int]:
+        """Return what tagged_header does; where the storage fails it is tried again, as other reads are."""
 
         def called() -> str:
             return f"--data: {printable(self._entries.shown(name))}"
 
         try:
-            return storage.patiently(read, called)
+            return storage.patiently(partial(tagged_header, self._entries, name, self._max_pixels), called)
         except Rejected:
-            return UNREADABLE
+            return UNREADABLE, 0
         except OSError as error:  # of a folder that may not be entered
             raise storage.fault(error, called(), storage.GO_ON) from None

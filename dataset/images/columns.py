@@ -36,6 +36,8 @@ class Header(NamedTuple):
 HEADER = np.dtype(
     list(zip(Header._fields, ("i8", "i4", "i4", "u1", "u1", "u1", "u1", "u1", "?", "?", "?"), strict=True))
 )
+RECORD = np.dtype([*HEADER.descr, ("tag", "i8")])
+"""What a scan reads of a file: `tag` is the number of an object's ETag, and 0 where there is none."""
 COLUMNS: dict[str, np.dtype[Any]] = {
     "path_bytes": np.dtype("u1"),  # relative paths, one after the other
     "path_offsets": np.dtype("i8"),  # [n + 1], where each begins
@@ -50,6 +52,15 @@ TURN_OF = np.array([0, 0, 1, 3, 2, 4, 5, 7, 6], np.uint8)
 
 TRANSPOSE = 4
 """Turns from here on swap height and width."""
+
+
+def tags(columns: Any) -> Array:
+    """Return int64 [n], the numbers of the objects' ETags as they were scanned, 0 where none is known."""
+    try:
+        found: Array = np.load(columns.folder / "tag.npy", mmap_mode="r")
+    except OSError:
+        return np.zeros(len(columns), np.int64)
+    return found
 
 
 def shown_by(columns: Any) -> Array:

@@ -15,27 +15,19 @@ from contracts import MAX_PIXELS, Array
 from dataset import walk
 from dataset.beside import Beside
 from dataset.entries import Entries
-from dataset.images import headers
-from dataset.images.ahead import Headers
-from dataset.images.columns import COLUMNS, HEADER, Header, Images, Unread
+from dataset.images.ahead import Headers, tagged_header
+from dataset.images.columns import COLUMNS, HEADER, RECORD, Header, Images, Unread
 from dataset.manifest import FILE_LIST, Rejects, create_column
-from dataset.scan import (
-    Parser,
-    Progress,
-    each_file,
-    most_pixels,
-    nothing_found,
-    reading,
-    remembered,
-    require_few,
-)
+from dataset.scan import Parser, Progress, each_file, most_pixels, nothing_found, reading, remembered
 from machine import cores
 
 CHUNK = 500  # images a task
 REMOTE_CHUNK = 16  # each of them waits for a server
 FEW = 2_000  # images that threads have read before processes have started
 PIECE = 1 << 20  # images by which a column is filled: bounds the memory
-LEFT_OUT = Header(-1, 0, 0, 0, 0, 0)
+LEFT_OUT = (*Header(-1, 0, 0, 0, 0, 0), 0)
+TAGS = "file_list.tags"
+"""int64 [n] in the folder of a scan: RECORD's tags, of entries behind URLs alone."""
 FileLister = Callable[[Path, Rejects, "list[walk.Visit]", Progress], "dict[str, int]"]
 """(made, rejects, visits, say) -> the label of each class name.
 
@@ -89,7 +81,7 @@ def open_images(
         with reading(data):
             labels = list_files(made, rejects, visits, say)
         if unread:
-            records = _no_headers(made)
+            records = _no_headers(made, remote=getattr(entries, "remote", False))
         else:
             records = read_headers(entries, made, workers, rejects, say, max_pixels=max_pixels)
         used = _keep(entries, where, labels, classes, records, made, rejects, listed=listed)
@@ -104,14 +96,22 @@ def open_images(
     return replace(columns, fetch=Headers(columns, entries, max_pixels, workers))
 
 
-def _no_headers(made: Path) -> Array:
+def _no_headers(made: Path, *, remote: bool) -> Array:
     """Return HEADER [n] of zeros, one for each entry of made/file_list.*."""
+    if remote:
+        _tags(made)
     return np.broadcast_to(np.zeros((), HEADER), (_listed(made),))
 
 
 def _listed(made: Path) -> int:
     """Return the number of entries of made/file_list.*."""
     return (made / "file_list.offsets").stat().st_size // np.dtype(FILE_LIST["offsets"]).itemsize - 1
+
+
+def _tags(made: Path) -> Array:
+    """Create made/TAGS, of zeros."""
+    found: Array = np.lib.format.open_memmap(made / TAGS, mode="w+", dtype=np.int64, shape=(_listed(made),))
+    return found
 
 
 def read_headers(
@@ -136,7 +136,8 @@ def read_headers(
     few = total <= FEW
     remote = getattr(entries, "remote", False)
     step = REMOTE_CHUNK if remote else CHUNK // 10 if few else CHUNK
-    pack = partial(np.array, dtype=HEADER)
+    pack = partial(np.array, dtype=RECORD)
+    tags = _tags(made) if remote else None
     parser = Parser(
         partial(_header, entries, max_pixels),
         LEFT_OUT,
@@ -148,15 +149,16 @@ def read_headers(
     count = 8 if few and not remote else workers or min(32, max(int(4 * cores()), 1))
     count = min(32, -(-total // step)) if remote else count
     for first, rows in each_file(parser, total, count, rejects, say, threads=few and not remote):
-        records[first : first + len(rows)] = rows
+        records[first : first + len(rows)] = rows[list(Header._fields)]
+        if tags is not None:
+            tags[first : first + len(rows)] = rows["tag"]
     return records
 
 
-def _header(entries: Entries, max_pixels: int, name: bytes) -> Header:
-    with entries.opened(name) as (size, read_at):
-        header = headers.read_header(size, read_at)
-    require_few(header.width, header.height, header.size, max_pixels)
-    return header
+def _header(entries: Entries, max_pixels: int, name: bytes) -> tuple[Any, ...]:
+    """Return a RECORD."""
+    header, tag = tagged_header(entries, name, max_pixels)
+    return *header, tag
 
 
 def _keep(
@@ -205,4 +207,6 @@ def _keep(
         columns["path_bytes"][byte : byte + len(blob)] = blob
         row += len(rows)
         byte += len(blob)
+    if (made / TAGS).exists():
+        create_column(made, "tag", np.dtype(np.int64), samples)[...] = np.load(made / TAGS, "r")[good]
     return [name for name, label in labels.items() if listed or counts[label]]

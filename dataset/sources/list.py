@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from contracts import Array, Split, UserError
 from dataset import lists, remote, walk
 from dataset.bucket import base_of
 from dataset.entries import Files
-from dataset.images.columns import Unread
+from dataset.images.columns import Unread, tags
 from dataset.images.scan import open_images
 from dataset.kept import Kept
 from dataset.label_sets import taken_apart
@@ -85,10 +85,28 @@ class ListedUrls:
         if self.kept is None:
             data = self._fetch(sample, entry)
         else:
-            version = b"%s?%d" % (entry, self.columns.size[sample])
-            data = self.kept.get(version, partial(self._fetch, sample, entry))
+            version = b"%s?%d-%d" % (entry, self.columns.size[sample], self._tags[sample])
+            data = self.kept.get(version, partial(self._fetch_same, sample, entry))
         if self.read_delay_s:
             time.sleep(self.read_delay_s)
+        return data
+
+    @cached_property
+    def _tags(self) -> Array:
+        return tags(self.columns)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_tags"}
+
+    def _fetch_same(self, sample: int, entry: bytes) -> bytes:
+        """Return what _fetch does, so that what is kept is of the objects that were scanned.
+
+        Raises UserError for another one, which may have as many bytes.
+        """
+        data = self._fetch(sample, entry)
+        # asked after the read: bytes of a newer object cannot come with an older tag
+        if self._tags[sample] and remote.head(os.fsdecode(entry)).number != self._tags[sample]:
+            raise UserError(f"a file of --data has changed: {self.name(sample)}; {MEND}")
         return data
 
     def _fetch(self, sample: int, entry: bytes) -> bytes:

@@ -8,7 +8,6 @@ gets the next unit as soon as it is free, and it is decided then.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import threading
 from collections import deque
@@ -19,8 +18,8 @@ from typing import Any, Protocol
 
 from contracts import Array, Rows, UserError
 from loaders._reads import NONE, Marks, mark
-from loaders._workers import LOOK_S, Shared, Work, begin_worker, died, first_ended
-from processes import Stop, killed_if_late, starting
+from loaders._workers import Shared, Work, begin_worker, died, first_ended
+from processes import LOOK_S, Fork, Stop, killed_if_late, starting
 
 QUEUED = 2
 """Units that wait for a worker, so that none waits for this process."""
@@ -70,7 +69,7 @@ class Pool:
         self._broken: BaseException | None = None
         self._died = ""
         self._marks = Marks(workers, name_of)
-        fork = multiprocessing.get_context("fork")
+        fork = Fork(self._stop)
         start = make_work, self._memory, (self._marks, fork.Value("i")), self._stop, os.getpid()
         with starting(self._stop, f"--workers {workers}"):
             self._executor = ProcessPoolExecutor(workers, fork, _enter, start)

@@ -32,6 +32,10 @@ LIMIT_S = 3.0
 """Seconds for each of the two passes, and for looking for files."""
 SLOW_MS = 3.0
 """A read from the disk, one reader. A local NVMe disk needs some tenths of it."""
+REMOTE_BYTES = 128 << 10
+"""Bytes of a read over the network: an image of ImageNet's."""
+REMOTE_READS = 4
+"""Reads over the network, of which the first connects."""
 LOW_ROOM_MIB = 1024
 """ImageNet's manifest is some 100 MB."""
 MIB = 1 << 20
@@ -285,6 +289,39 @@ def judge_reading(cold: Pass, warm: Pass) -> Row:
         )
         return Row(found=found, state="warn", consequence=said)
     return Row(found=found, state="ok", consequence="n workers read n files at once")
+
+
+def behind_url(url: str) -> Row:
+    """Return the row of reads over the network: of a shard, or of the list, one at a time."""
+    from contracts import UserError
+    from dataset import remote
+    from dataset.bucket import first_object
+    from dataset.splits import cache_folder
+
+    try:
+        found = first_object(url, cache_folder(None))
+        length = min(remote.head(found).size, REMOTE_BYTES)
+        times = []
+        for _ in range(REMOTE_READS):
+            began = time.perf_counter()
+            remote.read(found, 0, length)
+            times.append(time.perf_counter() - began)
+    except (UserError, OSError) as error:
+        return Row(found=str(error), state="bad", consequence="a run ends with that line: mend it first")
+    return judge_latency(min(times), length)
+
+
+def judge_latency(seconds: float, length: int) -> Row:
+    """Judge the time of a read of so many bytes over the network."""
+    said = (
+        f"{1 / seconds:,.0f} images/s for each read under way: --read-threads and --workers raise it, "
+        "--cache-dir keeps what was read on a disk"
+    )
+    return Row(
+        found=f"a read of {length / 1024:,.0f} KiB takes {1000 * seconds:.0f} ms, one reader",
+        state="ok",
+        consequence=said,
+    )
 
 
 def manifest_cache() -> Row:

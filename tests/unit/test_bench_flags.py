@@ -57,7 +57,7 @@ def test_more_ranks_than_gpus(count: int, tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "train").mkdir()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     for points in (
-        lambda: train.points(train.Train(data=tmp_path, gpus=(1, 4))),
+        lambda: train.points(train.Train(data=str(tmp_path), gpus=(1, 4))),
         lambda: loader.points(loader.Loader(data=tmp_path, gpus=(1, 4))),
     ):
         with pytest.raises(
@@ -65,7 +65,7 @@ def test_more_ranks_than_gpus(count: int, tmp_path: Path, monkeypatch: pytest.Mo
         ):
             points()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert {point["gpus"] for point in train.points(train.Train(data=tmp_path, gpus=(1, 4)))} == {1, 4}
+    assert {point["gpus"] for point in train.points(train.Train(data=str(tmp_path), gpus=(1, 4)))} == {1, 4}
     require_gpus((), 2)  # a flag without a value is another mistake
 
 

@@ -81,7 +81,7 @@ def test_the_loop_by_hand_is_a_row_beside_ours(tmp_path: Path) -> None:
     for split in ("train", "val"):
         (tmp_path / split / "a").mkdir(parents=True)
         (tmp_path / split / "a" / "b.jpg").touch()
-    settings = Graphs(data=tmp_path, archs=("resnet18",), batch_sizes=(8,), steps=("eager", "by-hand"))
+    settings = Graphs(data=str(tmp_path), archs=("resnet18",), batch_sizes=(8,), steps=("eager", "by-hand"))
     settings = settings.model_copy(update={"loader": "dali-cpu", "flags": "--ceilings false"})
     ours, by_hand = graphs.points(settings)
     assert by_hand == {**ours, "step": "by-hand"}

@@ -208,7 +208,9 @@ def test_by_hand_gets_the_workers_and_refuses_other_work(
 ) -> None:
     for split in ("train", "val"):
         (tmp_path / split).mkdir()
-    settings = MaxBatch(data=tmp_path, loaders=("synthetic",), by_hand=("dali-cpu",), flags="--workers 3")
+    settings = MaxBatch(
+        data=str(tmp_path), loaders=("synthetic",), by_hand=("dali-cpu",), flags="--workers 3"
+    )
     with pytest.raises(UserError, match="--image-size behind -- with --by-hand"):
         max_batch.points(settings.model_copy(update={"flags": "--workers 3 --image-size 96"}))
     monkeypatch.setattr(max_batch, "training_samples", lambda _: 100)

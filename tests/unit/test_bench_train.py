@@ -32,7 +32,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_commands_are_train_pys(data: Path, tmp_path: Path) -> None:
     settings = Train(
-        data=data,
+        data=str(data),
         archs=("alexnet",),
         batch_sizes=(8,),
         loaders=("synthetic",),
@@ -52,7 +52,9 @@ def test_commands_are_train_pys(data: Path, tmp_path: Path) -> None:
 
 
 def test_a_recipe_is_its_flags_and_no_plot(data: Path, tmp_path: Path) -> None:
-    settings = Train(data=data, archs=("alexnet",), batch_sizes=(8,), recipes=("plain", "augmented", "ema"))
+    settings = Train(
+        data=str(data), archs=("alexnet",), batch_sizes=(8,), recipes=("plain", "augmented", "ema")
+    )
     plain, augmented, ema = (command(settings, point, tmp_path)[2:] for point in points(settings))
     assert ema[: len(plain)] == plain and parse(ema).optimisation.ema == 0.9999
     assert augmented[: len(plain)] == plain
@@ -83,10 +85,12 @@ def lay_out(data: Path) -> None:
 )
 def test_points_are_those_of_the_task(task: Any, folder: str, loader: str, arch: str, tmp_path: Path) -> None:
     lay_out(tmp_path)
-    found = points(Train(task=task, data=tmp_path, loaders=(loader, "synthetic")))
+    found = points(Train(task=task, data=str(tmp_path), loaders=(loader, "synthetic")))
     assert [(point["arch"], point["loader"]) for point in found[:2]] == [(arch, loader), (arch, "synthetic")]
     asked = parse(
-        command(Train(task=task, data=tmp_path, loaders=(loader,)), found[0], tmp_path.parent / "out")[2:]
+        command(Train(task=task, data=str(tmp_path), loaders=(loader,)), found[0], tmp_path.parent / "out")[
+            2:
+        ]
     )
     assert asked.flat().items() >= {"task": task, "arch": arch, "loader": loader}.items()
     assert asked.data.data == str(tmp_path)
@@ -106,7 +110,7 @@ def test_points_are_those_of_the_task(task: Any, folder: str, loader: str, arch:
 def test_a_loop_by_hand_of_detectors_is_beside_its_own(tmp_path: Path) -> None:
     lay_out(tmp_path)
     settings = Train(
-        task="detection", data=tmp_path, loaders=("torchvision",), by_hand=("torchvision",), workers=3
+        task="detection", data=str(tmp_path), loaders=("torchvision",), by_hand=("torchvision",), workers=3
     )
     (ours, theirs, *_) = points(settings)
     words = command(settings, theirs, tmp_path / "out")
@@ -121,7 +125,7 @@ def test_a_loop_by_hand_has_our_pixels_and_workers(
 ) -> None:
     monkeypatch.setattr("engine.distributed.cores", lambda: 4.5)
     settings = Train(
-        data=data, archs=("resnet18",), batch_sizes=(8,), loaders=("torchvision",), by_hand=("dali",)
+        data=str(data), archs=("resnet18",), batch_sizes=(8,), loaders=("torchvision",), by_hand=("dali",)
     )
     ours, theirs = points(settings)
     assert theirs["precision"] == ("fp16" if torch.cuda.is_available() else "fp32")
@@ -290,8 +294,8 @@ def test_bars_are_of_one_precision_and_number_of_gpus(
     ],
 )
 def test_by_hand_and_flags_it_does_not_take(flags: str, refused: str | None, data: Path) -> None:
-    assert points(Train(data=data, flags=flags))
-    settings = Train(data=data, flags=flags, by_hand=("torchvision",))
+    assert points(Train(data=str(data), flags=flags))
+    settings = Train(data=str(data), flags=flags, by_hand=("torchvision",))
     if refused is None:
         assert points(settings)
         return
@@ -308,7 +312,7 @@ def test_a_run(data: Path, tmp_path: Path) -> None:
         f"--workers 0 --image-size 32 --min-window-s 0.2 --log-every 5 --manifest-dir {tmp_path / 'cache'}"
     )
     asked = Train(
-        data=data,
+        data=str(data),
         archs=("squeezenet1_1",),
         batch_sizes=(4,),
         loaders=("torchvision",),

@@ -24,7 +24,7 @@ def test_points_cross_everything_and_commands_carry_it(tmp_path: Path) -> None:
     for split in ("train", "val"):
         (tmp_path / split).mkdir()
     settings = Workers(
-        data=tmp_path,
+        data=str(tmp_path),
         batch_sizes=(8, 16),
         workers=(0, 2),
         memory=("pinned", "pageable"),
@@ -207,7 +207,7 @@ def test_the_fixed_share_is_beside_each_row_but_the_largest() -> None:
 def test_points_of_super_resolution_and_the_loop_by_hand(tmp_path: Path) -> None:
     settings = Workers(
         task="superres",
-        data=tmp_path,
+        data=str(tmp_path),
         stores=("png", "raw"),
         patches=(16,),
         batch_sizes=(8, 128),

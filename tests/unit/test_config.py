@@ -294,6 +294,31 @@ def test_wrong_presets_get_one_line_that_names_the_file(text: str, words: list[s
     assert all(word in said for word in [*words, path]), said
 
 
+PLACES = [
+    name
+    for cls in GROUPS.values()
+    for name, info in cls.model_fields.items()
+    if "Path" in str(info.annotation) or name in ("resume", "weights", "lmdb_label", "transforms")
+]
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/x", "https://host/x?sig=secret"])
+@pytest.mark.parametrize("name", PLACES)
+def test_a_url_is_refused_where_none_is_taken(name: str, url: str, tmp_path: Path) -> None:
+    """Path would make a folder s3:/bucket below the current one of it."""
+    flag = f"--{name.replace('_', '-')}"
+    where = " is a URL; name a file or folder of this machine"
+    said = f"{flag}{where}" if name == "config" else f"flags: {flag}{where}"
+    assert mistake([flag, url]) == mistake([f"{flag}={url}"]) == said
+    if name != "config":
+        path = preset(tmp_path, f"{name}: {url}\n")
+        assert mistake(["--config", path]) == f"--config {path}: {flag}{where}"
+
+
+def test_data_may_be_a_url() -> None:
+    assert parse(["--data", "s3://bucket/x"]).data.data == "s3://bucket/x"
+
+
 def test_a_preset_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_bytes(b"\xff\xfe\x00\x01")
     assert "does not parse" in mistake(["--config", str(tmp_path / "x.yaml")])

@@ -11,7 +11,9 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +42,15 @@ def leave_early() -> Row:
     os._exit(7)
 
 
+def leave_in_an_answer() -> Row:
+    def half(connection: Connection, data: bytes, *_: Any) -> None:
+        os.write(connection.fileno(), data[: len(data) // 2])
+        os._exit(7)
+
+    Connection._send = half  # type: ignore[attr-defined]
+    return Row(found="here", state="ok")
+
+
 def hang() -> Row:
     time.sleep(600)
     raise AssertionError
@@ -47,13 +58,14 @@ def hang() -> Row:
 
 def test_a_probe_that_fails_is_a_row_and_not_the_end(capfd: pytest.CaptureFixture[str]) -> None:
     probes = {"a": fine, "b": raise_an_error, "c": crash, "d": fine, "e": leave_early, "f": fine}
+    probes["g"] = leave_in_an_answer
     rows = doctor.ask(probes)
     assert [row.what for row in rows] == [*probes]
-    assert [row.state for row in rows] == ["ok", "warn", "bad", "ok", "bad", "ok"]
+    assert [row.state for row in rows] == ["ok", "warn", "bad", "ok", "bad", "ok", "bad"]
     found = {row.what: row.found for row in rows}
     assert found["b"] == "LookupError: no such"
     assert found["c"].startswith("its process was ended by SIGSEGV: ") and "last words" in found["c"]
-    assert found["e"] == "its process ended with exit code 7"
+    assert found["e"] == found["g"] == "its process ended with exit code 7"
     assert capfd.readouterr() == ("", "")
 
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -86,6 +87,72 @@ def test_children_do_not_collect_their_parents_garbage(run: Callable[[], None]) 
         gc.enable()
     gc.collect()
     assert np.frombuffer(ENDED_BY, np.uint8)[0] == 1, "and it does"
+
+
+class DieInAMessage:
+    """Work with a large result, whose process is killed when half of it is written."""
+
+    def __call__(self, rows: Any = None, slot: Any = None) -> bytes:
+        Connection._send = half_a_message  # type: ignore[attr-defined]
+        return bytes(1 << 20)
+
+
+def half_a_message(connection: Connection, data: memoryview, *_: Any) -> None:
+    if len(data) > 4:  # behind the length
+        os.write(connection.fileno(), data[: len(data) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.write(connection.fileno(), data)
+
+
+def read_workers() -> None:
+    workers = Workers(DieInAMessage, workers=2, batch_size=1, part_bytes=lambda rows: rows)
+    try:
+        list(workers.run([rows_of(1)] * 4))
+    finally:
+        workers.close()
+
+
+def read_pool() -> None:
+    pool = Pool(DieInAMessage, workers=2, slot_bytes=1, pinned=False)
+    try:
+        for unit in serve(pool, [1] * 4):
+            pool.result(unit)
+    finally:
+        pool.close()
+
+
+def read_results() -> None:
+    list(processes.results(DieInAMessage(), range(4), 2))
+
+
+def read_submitted() -> None:
+    processes.Pool(DieInAMessage(), 2, "two").submit(1).result()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("run", "error"),
+    [
+        (read_workers, UserError),
+        (read_pool, UserError),
+        (read_results, BrokenProcessPool),
+        (read_submitted, BrokenProcessPool),
+    ],
+)
+def test_half_a_message_of_a_killed_child_is_not_waited_for(
+    run: Callable[[], None], error: type[Exception]
+) -> None:
+    children = alive()
+    with pytest.raises(error, match=r"signal 9|abruptly"):
+        run()
+    until(lambda: alive() <= children)
+
+
+def test_half_a_message_of_work_beside_is_not_waited_for() -> None:
+    home = os.getpid()
+    told = processes.Beside(lambda: b"" if os.getpid() == home else DieInAMessage()())
+    with pytest.warns(UserWarning, match="did not live"):
+        assert told.result() == b""
 
 
 def test_a_child_that_dies_ends_the_others_too() -> None:

@@ -25,10 +25,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "storage": {"contracts", "user_files"},
     "torch_files": {"user_files"},
     "models": {"torch_files", "user_files"},
-    "cli": {"contracts"},  # its errors are UserErrors
+    "cli": {"contracts", "user_files"},  # its errors are UserErrors
     "preset": {"contracts", "user_files"},
     "settings": {"cli", "contracts"},
-    "config": {"cli", "contracts", "preset", "settings", "usage"},
+    "config": {"cli", "contracts", "preset", "settings", "usage", "user_files"},
     "processes": {"contracts", "machine"},
     "plan": {"contracts"},
     "dataset": {"contracts", "machine", "processes", "storage", "user_files", "plan.draws"},

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,41 @@ def test_doctor_ends_with_its_children() -> None:
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "pack s3://b/p --from photos",
+        "pack TO --from photos --manifest-dir s3://b/p",
+        "imagenet gs://b/p --from photos",
+        "imagenet TO --from https://host/p",
+        "export s3://b/best.pt",
+        "export best.pt --output s3://b/best.onnx",
+        "link_set photos s3://b/p --count 3",
+        "demo_set s3://b/p",
+        "to_coco photos s3://b/p",
+        "patch_set s3://b/p",
+        "video_set s3://b/p",
+        "report s3://b/runs",
+        "tune --data photos --output s3://b/lr.yaml",
+        "bench train --loaders synthetic --output s3://b/p",
+        "bench loader --data s3://b/p",
+    ],
+)
+def test_a_url_that_a_program_does_not_take_is_refused_in_a_line(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    name, *arguments = words.split()
+    try:
+        code = import_module(f"scripts.{name}").main(arguments)
+    except SystemExit as end:
+        code = end.code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert code == 2 and "is a URL; name a file or folder of this machine" in line
+    assert os.listdir(tmp_path) == ["photos"]
 
 
 def _children(tasks: Path) -> list[int]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
+from benchmarks import max_batch
+from benchmarks.train import Train, command, points
 from config import build
 from contracts import Feed, Split, UserError
 from dataset import bucket, remote
@@ -21,7 +26,8 @@ from dataset.splits import are_files, open_splits
 from loaders import open_loader
 from loaders._reads import read
 from plan.images import ImagePlan, ImagePolicy
-from scripts import pack
+from scripts import pack, tune
+from scripts.probes import storage
 from tests.conformance import scenes
 from tests.conformance.sources import all_read, write_shards, write_tar
 from tests.unit.coco_files import write_coco
@@ -30,6 +36,7 @@ from tests.unit.ranges import Server, serving
 from tests.unit.test_splits import Console
 
 pytest.importorskip("aiohttp")
+fsspec = pytest.importorskip("fsspec")
 FILES = {
     f"{'ab'[place % 2]}/{name}.jpg": content for place, (name, content) in enumerate(scenes.small(8).items())
 }
@@ -85,6 +92,119 @@ def listed(server: Server, folder: Path) -> Path:
     lines = "".join(f"{server.url}/images/{name},{name[0]}\n" for name in sorted(FILES))
     fill(folder, {f"{split}.csv": lines.encode() for split in ("train", "val")})
     return folder
+
+
+class Bucket:
+    """Stands in for s3fs: objects by key, and what a server answers whoever may not list, or read."""
+
+    objects: ClassVar[dict[str, bytes]] = {}
+    lists = True
+    error: ClassVar[Exception | None] = None
+
+    def _found(self, url: str) -> bytes:
+        if self.error:
+            raise self.error
+        key = url.removeprefix("s3://")
+        if key not in self.objects:
+            raise FileNotFoundError(key) if self.lists else PermissionError(key)
+        return self.objects[key]
+
+    def info(self, url: str, **_: Any) -> dict[str, Any]:
+        data = self._found(url)
+        return {"name": url, "size": len(data), "type": "file", "ETag": str(zlib.crc32(data))}
+
+    def cat_file(self, url: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        return self._found(url)[start:end]
+
+    def ls(self, url: str, detail: bool = True, **_: Any) -> list[dict[str, Any]]:
+        if self.error:
+            raise self.error
+        if not self.lists:
+            raise PermissionError(url)
+        below = url.removeprefix("s3://")
+        inside = {key.removeprefix(below) for key in self.objects if key.startswith(below)}
+        names = {name[: name.find("/") + 1] or name for name in inside}
+        return [
+            {"name": below + name, "type": "directory" if name.endswith("/") else "file"} for name in names
+        ]
+
+
+@pytest.fixture
+def pets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[Bucket]:
+    """The bucket pets, with shards whose keys have letters of URLs."""
+    shards(tmp_path / "set")
+    objects = {
+        f"pets/set/{path.parent.name}/a?#b {path.name}": path.read_bytes()
+        for path in (tmp_path / "set").rglob("*.tar")
+    }
+    monkeypatch.setattr(Bucket, "objects", objects)
+    monkeypatch.setattr(Bucket, "lists", True)
+    monkeypatch.setattr(Bucket, "error", None)
+    monkeypatch.setattr(remote, "PACKAGES", {})
+    monkeypatch.setattr(remote, "_systems", {})
+    monkeypatch.setattr(fsspec, "filesystem", lambda protocol, **how: Bucket())
+    return Bucket
+
+
+def test_keys_of_a_bucket_have_any_letter(pets: type[Bucket], tmp_path: Path) -> None:
+    split = opened("s3://pets/set", tmp_path)["train"]
+    assert sorted(all_read(split.source)) == sorted(FILES.values())
+    assert split.source.name(0).startswith("s3://pets/set/train/a?#b 0.tar:")
+
+
+def test_a_bucket_that_may_not_be_listed(pets: type[Bucket], tmp_path: Path) -> None:
+    """Its shards.txt, or its lists, say what there is; where there are none the line names the rights."""
+    pets.lists = False
+    said = refused(lambda: opened("s3://pets/set", tmp_path))
+    assert "access is denied (PermissionError); give credentials with the right to read it; " in said
+    assert "train/shards.txt or train.csv" in said
+    old = list(pets.objects)
+    for place, key in enumerate(old):
+        folder = key.rpartition("/")[0]
+        pets.objects[f"{folder}/{place}.tar"] = pets.objects.pop(key)
+    for split in ("train", "val"):
+        names = [key for key in pets.objects if f"/{split}/" in key]
+        lines = "".join(f"{name.rpartition('/')[2]}\n" for name in names)
+        pets.objects[f"pets/set/{split}/shards.txt"] = lines.encode()
+        pets.objects |= {f"pets/listed/{name}": content for name, content in FILES.items()}
+        pets.objects[f"pets/listed/{split}.csv"] = "".join(f"{name},{name[0]}\n" for name in FILES).encode()
+    for data in ("s3://pets/set", "s3://pets/listed"):
+        source = opened(data, tmp_path)["train"].source
+        assert sorted(all_read(source)) == sorted(FILES.values())
+
+
+class NoCredentialsError(Exception):
+    """As botocore's is called."""
+
+
+class ClientError(Exception):
+    """As botocore's says what the server has answered."""
+
+    response: ClassVar = {"Error": {"Code": "NoSuchBucket"}}
+
+
+def denied() -> PermissionError:
+    error = PermissionError("denied")
+    error.__cause__ = ClientError()
+    error.__cause__.response = {"Error": {"Code": "ExpiredToken"}}  # type: ignore[misc]
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ClientError(), "s3://pets/set: there is no such bucket"),
+        (NoCredentialsError(), "no credentials are found (NoCredentialsError); docs/data.md"),
+        (denied(), "access is denied (ExpiredToken); give credentials"),
+        (ConnectionError(), "ConnectionError; start again once it answers"),
+    ],
+    ids=["bucket", "credentials", "rights", "network"],
+)
+def test_a_bucket_that_does_not_answer_says_why(
+    error: Exception, said: str, pets: type[Bucket], tmp_path: Path
+) -> None:
+    pets.error = error
+    assert said in refused(lambda: opened("s3://pets/set", tmp_path))
 
 
 FAULTS = ("500", "503", "reset", "cut", "429")
@@ -221,7 +341,7 @@ def test_a_signature_is_in_no_message(
     ("text", "shown"),
     [
         ("https://u:pw@h/x.tar?sig=a&b: HTTP 500", "https://h/x.tar?..."),
-        ("'s3://b/x?versionId=1', what", "'s3://b/x?...', what"),
+        ("'s3://b/x?1.tar', what", "'s3://b/x?1.tar', what"),
         ("is it a/b?c=d", "is it a/b?c=d"),
     ],
     ids=["https", "s3", "path"],
@@ -302,6 +422,23 @@ def test_nothing_is_open_before_a_fork(server: Server, tmp_path: Path) -> None:
         assert sorted(forked.submit(_read_of, split.source).result(60)) == sorted(FILES.values())
 
 
+def test_programs_take_the_url_that_training_takes(server: Server, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shards(server.root)
+    settings = Train(data=server.url, archs=("resnet18",), loaders=("torchvision",))
+    words = command(settings, points(settings)[0], tmp_path)
+    assert words[words.index("--data") + 1] == server.url
+    assert "--by-hand" in refused(lambda: points(settings.model_copy(update={"by_hand": ("torchvision",)})))
+    assert max_batch.training_samples(server.url) == len(FILES)
+    recipe, _ = tune.recipe_of(tune.Tune(data=server.url))
+    assert recipe.data.data == server.url
+    row = storage.behind_url(server.url)
+    assert row.state == "ok" and re.match(r"a read of \d+ KiB takes \d+ ms", row.found)
+    bucket._stands_for.cache_clear()
+    row = storage.behind_url(f"{server.url}/nothing")
+    assert row.state == "bad" and "nothing is there that can be read" in row.found
+
+
 def test_what_is_kept_is_read_once(server: Server, tmp_path: Path) -> None:
     shards(server.root)
     how: dict[str, Any] = {"cache_dir": tmp_path / "kept"}
@@ -338,6 +475,30 @@ def test_a_part_of_the_room_is_taken_at_a_time(tmp_path: Path, monkeypatch: pyte
         several[key % 4].get(b"%d" % key, lambda: bytes(96))
     total = sum(path.stat().st_size for path in (tmp_path / "kept").glob("??/*"))
     assert 99_000 < total <= 100_000
+
+
+@pytest.mark.parametrize("how", [{}, {"trust_list": True}], ids=["scanned", "trusted"])
+def test_an_object_that_was_replaced_is_not_mixed_with_what_is_kept(
+    how: dict[str, Any], server: Server, tmp_path: Path
+) -> None:
+    """By one of as many bytes, before it was kept, and after it."""
+    data = listed(server, tmp_path / "own")
+    first, second = sorted(FILES)[:2]
+    with_cache: dict[str, Any] = {"cache_dir": tmp_path / "kept", **how}
+    split = opened(data, tmp_path, **with_cache)["train"]
+    if how:
+        split.columns.fetch(np.arange(8), np.arange(0))
+    assert split.source.read(0) == FILES[first]
+    new = {name: FILES[name][:-1] + b"x" for name in (first, second)}
+    fill(server.root, {f"images/{name}": content for name, content in new.items()})
+    source = opened(data, tmp_path, **with_cache)["train"].source
+    assert source.read(0) == FILES[first], "as it was scanned, and kept"
+    said = refused(lambda: source.read(1))
+    assert f"a file of --data has changed: {server.url}/images/{second}; " in said and "--rescan" in said
+    split = opened(data, tmp_path, rescan=True, **with_cache)["train"]
+    if how:
+        split.columns.fetch(np.arange(8), np.arange(0))
+    assert [split.source.read(place) for place in (0, 1)] == [new[first], new[second]]
 
 
 def test_nothing_is_evicted_and_the_bound_holds(tmp_path: Path) -> None:

@@ -99,9 +99,9 @@ def test_suites_of_files_refuse_what_is_none(toy_source: None, tmp_path: Path) -
         class_folders(data)
     with pytest.raises(UserError, match="train is read as tar, and this suite measures files"):
         class_folders(fill(tmp_path / "tars", {"train/0.tar": b""}))
-    require_data(data, ["torchvision"], config=build({"source": "toy"}))
+    require_data(str(data), ["torchvision"], config=build({"source": "toy"}))
     with pytest.raises(UserError, match="has no train/ folder; it must be a folder with train/<class>"):
-        require_data(data, ["torchvision"], config=build({"source": "folder"}))
+        require_data(str(data), ["torchvision"], config=build({"source": "folder"}))
     row = storage.reading(data)
     assert (row.state, row.found) == ("ok", "train is read as toy: not timed")
 
