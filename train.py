@@ -60,7 +60,10 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         require_files(names[0], [split.source for split in splits.values()])  # not first in validation
         train_set = splits["train"].columns
         plan, val_plan = kind.plans(config, splits, native, seed=run.seed, **world.place)
-        opt, told = schedules.settled(config.optimisation, plan.samples, plan.global_batch_size)
+        trained = plan.steps() * plan.global_batch_size
+        opt, told = schedules.settled(config.optimisation, trained, plan.global_batch_size)
+        if not run.evaluate:
+            told += schedules.epoch_told(plan, asked=load.batch_size)
         task, val_task = kind.tasks(config, splits, registry.auxiliary_weight(arch))
         shape = plan.sample_shape
         torch.backends.cudnn.benchmark = plan.resident == 1  # its search begins anew with each shape
@@ -70,7 +73,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         identity = {"arch": arch, "classes": list(train_set.classes), "manifest": train_set.fingerprint}
         resume.fits(task=kind.name, config=config.flat(), **world.agree(identity))  # before a net is built
         heads = kind.building(config, train_set)
-        net = start.network(registry, arch, (load.batch_size, *shape), heads, console)
+        net = start.network(registry, arch, (plan.batch_size, *shape), heads, console)
         module = net.to(DEVICE).to(memory_format=memory.CHANNELS_LAST[1 + len(shape)])
         step = Step(
             module=module,
@@ -91,7 +94,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         about = {"arch": arch, "precision": precise, "image_size": native.size, "workers": workers}
         alike = {**fastest.timed(config.flat()), **about, "manifest": train_set.fingerprint}
         asked = model.graphs if not run.evaluate else False
-        with memory.explained(step, load.batch_size, shape, world):  # a loader's threads break a capture
+        with memory.explained(step, plan.batch_size, shape, world):  # a loader's threads break a capture
             graphs = graphed.prepare(step, partial(first_batches, feed), world, asked, one_shape=kind.graphs)
             choice = fastest.choose(
                 names,
@@ -106,7 +109,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         meter = Meter(world, min_window_s=run.min_window_s, synchronise=world.synchronise)
         about |= {"unit": kind.unit, "rejected": rejected(splits)}
         about |= {"loaders": kind.can_open(config, gpu=DEVICE.type == "cuda")}
-        about |= {**choice.facts(), **graphs.facts(), **kind.facts(plan)}
+        about |= {**choice.facts(), **graphs.facts(), **kind.facts(plan), "batch_size": plan.batch_size}
         reporter = Reporter.opened(
             output,
             world=world,
@@ -155,9 +158,15 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
             bytes_of=partial(kind.bytes_read, train_set),
             progress=resume.progress_in(output, world),
         )
-        with training.stop.listening(), memory.explained(step, load.batch_size, shape, world):
+        with training.stop.listening(), memory.explained(step, plan.batch_size, shape, world):
             finished = training.validate() if run.evaluate else training.fit()
-        reporter.finish(asdict(training.progress), failed=training.failed, finished=finished, loader=loader)
+        reporter.finish(
+            asdict(training.progress),
+            failed=training.failed,
+            finished=finished,
+            gave_up=training.gave_up,
+            loader=loader,
+        )
         return training.exit_code(finished)
 
 

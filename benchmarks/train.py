@@ -9,6 +9,7 @@ import shlex
 import statistics
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -285,7 +286,12 @@ def read(point: Point, folder: Path) -> Measured:
         )
     for weights in folder.glob("*.pt"):
         weights.unlink()  # of a network that has learned nothing
-    return measured(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
+    told = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    found = measured(told)
+    if told["batch_size"] == point["batch_size"]:
+        return found
+    few = f"--data has too few samples for batches of {point['batch_size']}, it was {told['batch_size']}"
+    return replace(found, error=few)
 
 
 def measured(told: dict[str, Any]) -> Measured:

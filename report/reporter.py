@@ -340,20 +340,27 @@ class Reporter:
         *,
         failed: set[int],
         finished: bool,
+        gave_up: bool = False,
         loader: Loader | None = None,
     ) -> dict[str, Any]:
         """Write and return the summary; rank 0 prints it as a table when the run came to its end.
 
         `progress` is the loop's, `failed` the ids of training samples that could not be decoded, `loader` the
-        training's.
+        training's. `gave_up`: --patience has ended the run before its time.
         """
         validation = self._validation
+        early = summary.early_stop(progress) if gave_up else None
+        if early is not None:
+            self._console.info(
+                f"stopped early after epoch {early['epoch']}, as --patience asks: no validation was better "
+                f"since epoch {early['best_epoch']}, {early['validations']} in a row"
+            )
         if finished and not self._meter.total_samples() and (earlier := self._record.earlier_summary()):
-            remedy = "more --epochs or --steps go on from here"
+            remedy = f"{'a larger --patience goes' if gave_up else 'more --epochs or --steps go'} on from here"
             until = earlier.get("steps")
             whose = "" if until == progress["step"] else f" of the part that ended at step {until}"
             self._console.info(f"nothing was left to train, its rates{whose} stay as they were: {remedy}")
-            known = {**earlier, "finished": True, **summary.trained(progress, failed)}
+            known = {**earlier, "finished": True, **summary.trained(progress, failed), "early_stop": early}
             known |= summary.best(progress, self._task.figures[0], self._record.folder)
             known["validation"] = validation or earlier["validation"]
             self._record.summary(known)
@@ -380,6 +387,7 @@ class Reporter:
             "reader": self._description.get("reader") or self._validation_reader,
             "finished": finished,
             **summary.trained(progress, failed),
+            "early_stop": early,
             **summary.best(progress, self._task.figures[0], self._record.folder),
             "versions": versions(),
             "rate": rate,

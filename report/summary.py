@@ -48,7 +48,7 @@ def describe(
 
     `settings` is its row of the HPARAMS page, `title` the first line that it says, `config` its preset.
     """
-    batch_size = config.loading.batch_size
+    batch_size = chosen["batch_size"]
     accumulate = config.optimisation.accumulate
     device = _device_name(world.device)
     about = {
@@ -56,7 +56,6 @@ def describe(
         **chosen,
         "reader": loader.reader if loader else "",
         "world_size": world.size,
-        "batch_size": batch_size,
     }
     factors = [world.size, batch_size]
     if accumulate > 1:
@@ -155,6 +154,15 @@ def trained(progress: Mapping[str, Any], failed: set[int]) -> dict[str, Any]:
         "samples": progress["samples"] - progress["lost"],
         "samples_dropped": progress["dropped"],
         "samples_failed": sorted(failed),
+    }
+
+
+def early_stop(progress: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how --patience has ended a run: epochs from 1, and validations without a better figure."""
+    return {
+        "epoch": progress["epoch"],
+        "best_epoch": progress["best_epoch"] + 1,
+        "validations": progress["stale"],
     }
 
 
