@@ -110,6 +110,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         about |= {"unit": kind.unit, "rejected": rejected(splits)}
         about |= {"loaders": kind.can_open(config, gpu=DEVICE.type == "cuda")}
         about |= {**choice.facts(), **graphs.facts(), **kind.facts(plan), "batch_size": plan.batch_size}
+        about |= {"epoch_steps": plan.steps()}
         reporter = Reporter.opened(
             output,
             world=world,

@@ -77,6 +77,8 @@ MEASURED_ONLY = {
 }
 """Settings of a run that is only measured: as many epochs as it takes, and a learning rate that neither
 learns nor diverges."""
+FULL_SIZE = {"image_size_start": None, "image_size_ramp": None}
+"""Settings with which images that grow have their last size from the start: a short run stands for that."""
 GENTLER = {"detection": {"lr": 1e-5}}
 """--task -> what differs: detectors start from nothing here, and their losses are sums over many boxes."""
 ARCHS = {

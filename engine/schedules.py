@@ -33,8 +33,8 @@ def epoch_told(plan: Plan, *, asked: int) -> list[str]:
     steps = plan.steps()
     if plan.batch_size != asked:
         return [
-            f"train: --batch-size {asked} -> {plan.batch_size}, with which the {steps} steps of an epoch have "
-            f"all of the {samples:,} samples"
+            f"train: --batch-size {asked} -> {plan.batch_size}, in whose {steps} steps an epoch has "
+            f"all {samples:,} samples"
         ]
     dropped = samples - steps * plan.global_batch_size
     if dropped <= 0:

@@ -190,6 +190,7 @@ class Reporter:
                 "losses": [point["loss"] for point in points],
                 **({"parts": means} if means else {}),
                 "lr": last["lr"],
+                "lrs": [point["lr"] for point in points],
                 "grad_norm": norm,
                 "loss_scale": last["loss_scale"],
                 "skipped_steps": skipped_steps,
@@ -356,7 +357,9 @@ class Reporter:
                 f"since epoch {early['best_epoch']}, {early['validations']} in a row"
             )
         if finished and not self._meter.total_samples() and (earlier := self._record.earlier_summary()):
-            remedy = f"{'a larger --patience goes' if gave_up else 'more --epochs or --steps go'} on from here"
+            remedy = (
+                f"{'a larger --patience goes' if gave_up else 'more --epochs or --steps go'} on from here"
+            )
             until = earlier.get("steps")
             whose = "" if until == progress["step"] else f" of the part that ended at step {until}"
             self._console.info(f"nothing was left to train, its rates{whose} stay as they were: {remedy}")

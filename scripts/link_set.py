@@ -107,7 +107,10 @@ def command(
         return 2
     except OSError as error:
         hint = "" if options.symbolic else "; --symbolic links to another file system too"
-        print(f"{prog}: {error.filename2 or error.filename}: {error.strerror}{hint}", file=sys.stderr)
+        print(
+            f"{prog}: {error.filename2 or error.filename or options.target}: {error.strerror}{hint}",
+            file=sys.stderr,
+        )
         return 2
     except KeyboardInterrupt:
         return 130

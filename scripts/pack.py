@@ -38,7 +38,7 @@ from report.console import Console
 from scripts import _pairs
 from scripts._foreign import FOREIGN, files_of, open_foreign
 from scripts._reencode import add_arguments, asked
-from scripts._stores import FORMATS, Folder, Packed, Writer
+from scripts._stores import FORMATS, GOES_ON, Folder, Packed, Writer
 from settings.data import Data
 
 Say = Callable[[int, int, str], None]
@@ -297,6 +297,11 @@ def pack_splits(
                 console.info(f"{name}: {len(split.columns):,} samples{there}")
     except filelock.Timeout:
         raise UserError(f"another process packs into {target}; wait for it") from None
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        # what fails in the middle of a write names no file
+        raise UserError(f"{target} cannot be written: {error.strerror}; {GOES_ON}") from None
     shutil.rmtree(work)
 
 

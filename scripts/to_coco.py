@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"to_coco: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"to_coco: {error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"to_coco: {error.filename or options.target}: {error.strerror}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
