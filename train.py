@@ -92,7 +92,10 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         resume.into(module, step, optimizer=opt.optimizer)  # before Reporter cuts the run's files
         stack.callback(step.forget)  # graphs hold NCCL, and a group with graphs does not end
         about = {"arch": arch, "precision": precise, "image_size": native.size, "workers": workers}
+        # images that grow have the size then that the run ends with
+        measured_in = max(epoch for epoch in plan.first_epochs if epoch < opt.epochs)
         alike = {**fastest.timed(config.flat()), **about, "manifest": train_set.fingerprint}
+        alike["epoch"] = measured_in
         asked = model.graphs if not run.evaluate else False
         with memory.explained(step, plan.batch_size, shape, world):  # a loader's threads break a capture
             graphs = graphed.prepare(step, partial(first_batches, feed), world, asked, one_shape=kind.graphs)
@@ -101,6 +104,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
                 partial(open_loader, feed=feed),
                 step=step,
                 samples=plan.global_batch_size,
+                epoch=measured_in,
                 answers=fastest.Answers(cache_folder(config.data.manifest_dir), alike, world),
                 before=resume.content.get("loader"),
                 say=console.info,

@@ -145,6 +145,7 @@ def choose(
     *,
     step: Step,
     samples: int,
+    epoch: int,
     answers: Answers,
     before: object = None,
     say: Callable[[str], None],
@@ -152,9 +153,9 @@ def choose(
     """Return the fastest of the loaders `names`, which this rank can run. Every rank calls it.
 
     Where several are about as fast, it is the first of them in the order of `names`. `samples`: those of
-    a step, of all ranks. `before`: the loader of the checkpoint that is resumed, which stays. Nothing is
-    measured where one is left, or where an answer is kept. Whatever the steps change is put back bit for
-    bit. Raises UserError where none of them runs.
+    a step, of all ranks. `epoch`: the one whose batches are measured. `before`: the loader of the checkpoint
+    that is resumed, which stays. Nothing is measured where one is left, or where an answer is kept. Whatever
+    the steps change is put back bit for bit. Raises UserError where none of them runs.
     """
     world = step.world
     everyones = world.gather(list(names))
@@ -176,7 +177,7 @@ def choose(
             if at + slowest > ALL_S:
                 found[name] = {"why": f"was not measured: {ALL_S:g} s were over"}
                 continue
-            found[name] = _measured(name, open_loader, step=step, samples=samples, world=world)
+            found[name] = _measured(name, open_loader, step=step, samples=samples, epoch=epoch, world=world)
             slowest = max(slowest, _agreed(time.perf_counter() - began, world) - at)
     rates = _rates_of(found)
     if not rates:
@@ -194,7 +195,7 @@ def _agreed(seconds: float, world: ProcessWorld) -> float:
 
 
 def _measured(
-    name: str, open_loader: Open, *, step: Step, samples: int, world: ProcessWorld
+    name: str, open_loader: Open, *, step: Step, samples: int, epoch: int, world: ProcessWorld
 ) -> dict[str, Any]:
     """Return samples/s of all ranks and their spread as rate, min and max; or `why` it cannot run here."""
     loader = None
@@ -204,7 +205,7 @@ def _measured(
     try:
         try:
             loader = open_loader(name)
-            batches = _endless(loader)
+            batches = _endless(loader, epoch)
             first = next(batches)  # some take their memory only now
         except UserError as error:
             why = f"cannot run here: {error}"
@@ -258,9 +259,9 @@ def _rates(
     return {"rate": round(rate, 1), "min": round(min(rates), 1), "max": round(max(rates), 1)}
 
 
-def _endless(loader: Loader) -> Generator[Batch]:
-    """Yield the batches of one epoch after the other, as training takes them."""
-    for epoch in itertools.count():
+def _endless(loader: Loader, first: int) -> Generator[Batch]:
+    """Yield the batches of one epoch after the other from `first` on, as training takes them."""
+    for epoch in itertools.count(first):
         empty = True
         for batch in loader.batches(epoch, 0):
             empty = False
