@@ -289,11 +289,11 @@ def read(point: Point, folder: Path) -> Measured:
     for weights in folder.glob("*.pt"):
         weights.unlink()  # of a network that has learned nothing
     told = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    found = measured(told)
+    outcome = measured(told)
     if told["batch_size"] == point["batch_size"]:
-        return found
+        return outcome
     few = f"--data has too few samples for batches of {point['batch_size']}, it was {told['batch_size']}"
-    return replace(found, error=few)
+    return replace(outcome, error=few)
 
 
 def measured(told: dict[str, Any]) -> Measured:

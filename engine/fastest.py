@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from contracts import Batch, Loader, UserError
+from contracts import Batch, Loader, Plan, UserError
 from engine.distributed import ProcessWorld
 from engine.step import Step
 from machine import cores
@@ -97,9 +97,13 @@ def _line(name: str, found: Mapping[str, Any], unit: str) -> str:
     return f"{name} {found['rate']:,.0f} {unit} with the step ({found['min']:,.0f} to {found['max']:,.0f})"
 
 
-def timed(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of `flat` that may change the rate of step or loader: an answer holds for them."""
-    return {
+def timed(flat: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    """Return the settings of `flat` that may change the rate of step or loader: an answer holds for them.
+
+    And `epoch`, the one to measure in: where images grow, the first of the size that the run ends with.
+    """
+    last = max(epoch for epoch in plan.first_epochs if epoch < flat["epochs"])
+    return {"epoch": last} | {
         name: value
         for name, value in flat.items()
         if name not in UNTIMED and not name.startswith(UNTIMED_PREFIXES)

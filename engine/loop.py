@@ -84,7 +84,6 @@ class Training:
         self._trained_on: list[np.ndarray] = []  # ids of each batch in the open window
         self._has_measured = False  # this rank's rate, for --seconds
         self._time_is_up = False  # the ranks agreed on that
-        self.gave_up = False  # --patience has ended the run before --epochs or --steps did
 
     @property
     def failed(self) -> set[int]:
@@ -148,12 +147,14 @@ class Training:
             # until its figures are known, last.pt resumes into the validation
             if not self.validation.unsettled:
                 self.save()
-        goes_on = self.progress.epoch < self.optimisation.epochs and not self._steps_are_taken()
-        self.gave_up = goes_on and self._patience_is_over()
+        is_whole = self.progress.epoch >= self.optimisation.epochs or self._steps_are_taken()
+        gave_up = self._patience_is_over() and not is_whole
         if self.progress.consumed and not self._validate():
             return False
         if self.progress.consumed or self.validation.unsettled:
             self.save()
+        if gave_up:
+            self.report.stopped_early(asdict(self.progress))
         self.meter.flush()
         # one of the figures is wrong, mostly since a shared machine's speed has changed in between
         if self._ceilings_of is not None and self.report.above_ceiling():
@@ -213,7 +214,7 @@ class Training:
             closed: ClosedWindow | None = None
             decided = {"stop": False}
             loaders_error: UserError | None = None
-            epoch_steps = self.plan.steps()
+            epoch_steps = self.plan.steps(0)
             for left in range(steps, 0, -1):
                 # steps are counted, not samples: those of a dropped tail are never trained on
                 lr = schedules.learning_rate(

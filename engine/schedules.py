@@ -27,8 +27,21 @@ def settled(optimisation: Optimisation, samples: int, of_a_step: int) -> tuple[O
     return optimisation.model_copy(update=changed), told
 
 
-def epoch_told(plan: Plan, *, asked: int) -> list[str]:
-    """Return a line where an epoch drops samples, or has another batch size than was `asked` for."""
+def of_plan(optimisation: Optimisation, plan: Plan, asked: int) -> tuple[Optimisation, list[str]]:
+    """Return what `settled` does for the epochs of a plan, with a line where samples are left out or a batch
+    is another than was `asked` for; 0 where nothing is trained.
+    """
+    a_step = plan.global_batch_size
+    chosen, told = settled(optimisation, plan.steps() * a_step, a_step)
+    return chosen, [*told, *(_epoch_told(plan, asked) if asked else ())]
+
+
+def facts(plan: Plan) -> dict[str, int]:
+    """Return what a summary says of the steps of a plan."""
+    return {"batch_size": plan.batch_size, "epoch_steps": plan.steps()}
+
+
+def _epoch_told(plan: Plan, asked: int) -> list[str]:
     samples = plan.samples
     steps = plan.steps()
     if plan.batch_size != asked:

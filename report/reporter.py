@@ -122,6 +122,7 @@ class Reporter:
         self._validation_reader = ""
         self._validation_counts = Counts()
         self._validation_s: Mapping[str, float] | None = None
+        self._early_stop: dict[str, int] | None = None
         self._finished = False
         settings = self._description["settings"]
         board.layout(layout(task))
@@ -325,6 +326,17 @@ class Reporter:
         """Say a line that asks for attention."""
         self._console.warn(line)
 
+    def stopped_early(self, progress: Mapping[str, Any]) -> None:
+        """Tell that --patience has ended the run before its time. Epochs are told from 1 on."""
+        epoch = progress["epoch"]
+        best = progress["best_epoch"] + 1
+        stale = progress["stale"]
+        self._early_stop = {"epoch": epoch, "best_epoch": best, "validations": stale}
+        self._console.info(
+            f"stopped early after epoch {epoch}, as --patience asks: the best was epoch {best}, and "
+            f"{stale} validations since were no better"
+        )
+
     def failed(self, split: str, names: Sequence[str]) -> None:
         """Tell which samples could not be decoded: the first ones are said, all are in failed.txt."""
         for name in names[:SAID]:
@@ -341,25 +353,17 @@ class Reporter:
         *,
         failed: set[int],
         finished: bool,
-        gave_up: bool = False,
         loader: Loader | None = None,
     ) -> dict[str, Any]:
         """Write and return the summary; rank 0 prints it as a table when the run came to its end.
 
         `progress` is the loop's, `failed` the ids of training samples that could not be decoded, `loader` the
-        training's. `gave_up`: --patience has ended the run before its time.
+        training's.
         """
         validation = self._validation
-        early = summary.early_stop(progress) if gave_up else None
-        if early is not None:
-            self._console.info(
-                f"stopped early after epoch {early['epoch']}, as --patience asks: no validation was better "
-                f"since epoch {early['best_epoch']}, {early['validations']} in a row"
-            )
+        early = self._early_stop
         if finished and not self._meter.total_samples() and (earlier := self._record.earlier_summary()):
-            remedy = (
-                f"{'a larger --patience goes' if gave_up else 'more --epochs or --steps go'} on from here"
-            )
+            remedy = f"{'a larger --patience goes' if early else 'more --epochs or --steps go'} on from here"
             until = earlier.get("steps")
             whose = "" if until == progress["step"] else f" of the part that ended at step {until}"
             self._console.info(f"nothing was left to train, its rates{whose} stay as they were: {remedy}")

@@ -157,15 +157,6 @@ def trained(progress: Mapping[str, Any], failed: set[int]) -> dict[str, Any]:
     }
 
 
-def early_stop(progress: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how --patience has ended a run: epochs from 1, and validations without a better figure."""
-    return {
-        "epoch": progress["epoch"],
-        "best_epoch": progress["best_epoch"] + 1,
-        "validations": progress["stale"],
-    }
-
-
 def figures_of(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures of a validation's result, without a mean over no loss at all."""
     known = {name: value for name, value in result.items() if isinstance(value, int | float)}

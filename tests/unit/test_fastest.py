@@ -112,7 +112,7 @@ def step_of(world: Any = None, **settings: Any) -> Step:
 def chosen(opener: Any, folder: Path, step: Any = None, **asked: Any) -> Choice:
     step = step or CountedStep(alone(), lambda batches, **_: next(batches))
     of = {"manifest": "of-pictures", **asked.pop("of", {})}
-    how: dict[str, Any] = {"step": step, "samples": SIZE, "say": lambda _: None, **asked}
+    how: dict[str, Any] = {"step": step, "samples": SIZE, "epoch": 0, "say": lambda _: None, **asked}
     names = how.pop("names", list(SECONDS))
     return fastest.choose(names, opener, answers=Answers(folder, of, step.world), **how)
 
