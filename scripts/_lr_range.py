@@ -40,6 +40,8 @@ CLEAR = 4.0
 of noise alone hardly ever is."""
 FLOOR = 0.1
 """The loss is low while no more than this share of its fall is lost again."""
+LEAST = 0.01
+"""Share of the loss that falls over half a decade, at least, also where nothing scatters."""
 SMOOTH = 0.8
 """Weight of what came before in the smoothed loss."""
 DIVERGED = 2.0
@@ -142,7 +144,9 @@ def _steepest(decades: Array, losses: Array) -> float | None:
     """
     ends = np.searchsorted(decades, decades + SLOPE_DECADES + 1e-9)
     windows = [
-        (first, end) for first, end in enumerate(ends) if decades[-1] >= decades[first] + SLOPE_DECADES
+        (first, end)
+        for first, end in enumerate(ends)
+        if end - first >= 3 and decades[-1] >= decades[first] + SLOPE_DECADES
     ]
     # losses of neighbouring steps have about the same rate: they differ by the noise, twice
     noise = 1.4826 * np.median(np.abs(np.diff(losses))) / math.sqrt(2) if len(losses) > 1 else math.inf
@@ -152,7 +156,8 @@ def _steepest(decades: Array, losses: Array) -> float | None:
         over = decades[first:end] - decades[first:end].mean()
         slope = float(over @ losses[first:end] / (over @ over))
         error = noise / math.sqrt(float(over @ over))
-        if slope < min(clearest, -CLEAR * error):
+        least = LEAST * abs(float(losses[first:end].mean())) / SLOPE_DECADES
+        if slope < min(clearest, -CLEAR * error, -least):
             clearest = slope
             best = float(decades[first:end].mean())
     return best
