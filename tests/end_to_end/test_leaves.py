@@ -149,8 +149,8 @@ def test_points_of_the_curves(run: Runner) -> None:
     assert len(losses(output)) == STEPS
     validations = points(output, "val")
     assert [(point["epoch"], point["step"], point["samples"]) for point in validations] == [
-        (0, 9, 44),
-        (1, 18, 44),
+        (0, 10, 44),
+        (1, 20, 44),
     ]
     assert summary(output)["validation"]["loss"] == validations[-1]["loss"]
 

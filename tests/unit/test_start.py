@@ -110,16 +110,15 @@ def test_settings_of_training_are_checked_where_something_is_trained(
 ) -> None:
     """Also those of a preset that is given again: a run is used at a size that its training refuses."""
     asked = {"task": task, **trained}
-    checkpoint = {"config": asked, "used": {}, "arch": "resnet18", "classes": ["a", "b"]}
-    if task == "video":
-        checkpoint["arch"] = "r3d_18"
+    arch = "r3d_18" if task == "video" else "resnet18"
+    checkpoint = {"config": asked, "used": {}, "arch": arch, "classes": ["a", "b"]}
     more = {"image_size": flags} if flags else {"repeats": 3}
     config = build({use: "files" if use == "predict" else True, **more, **asked, **more})
     start = Start.of(config, {use, *asked, *more}, checkpoint, path=None, origin="--resume last.pt")
     kind = kind_of(start.config)
     split: Any = SimpleNamespace(columns=Labelled(), source=None)
-    native = start.native(*architecture(kind, checkpoint["arch"]))
-    _, plan = kind.plans(start.config, {"train": split, "val": split}, native, seed=0)
+    native = start.native(*architecture(kind, arch))
+    plan: Any = kind.plans(start.config, {"train": split, "val": split}, native, seed=0)[1]
     assert flags in (None, plan.image_size)
     kind.tasks(start.config, {"train": split, "val": split}, 0.0)
 
