@@ -205,8 +205,9 @@ def test_stopped_while_validating_after_the_last_step(train: Runner, pictures: P
 
 
 def test_other_batch_and_world_size_go_on_with_the_tail(train: Runner, pictures: Path) -> None:
-    """3 steps of 8 samples, 1 of 2 x 12 (15 would leave a short one), 1 of 7, and of the 41 samples left 5 of 8
-    and 1 of the last sample: none is dropped."""
+    """3 steps of 8 samples, 1 of 2 x 12 (15 would leave a short one), 1 of 7; of the 41 left 5 steps of
+    8, and the last sample: none is dropped.
+    """
     stages: tuple[tuple[int, int, int, int], ...] = (
         (1, 8, 3, 24),
         (2, 15, 4, 48),
