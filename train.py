@@ -60,7 +60,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         require_files(names[0], [split.source for split in splits.values()])  # not first in validation
         train_set = splits["train"].columns
         plan, val_plan = kind.plans(config, splits, native, seed=run.seed, **world.place)
-        opt, told = schedules.settled(config.optimisation, plan.samples, plan.global_batch_size)
+        opt, told = schedules.of_plan(config.optimisation, plan, 0 if run.evaluate else load.batch_size)
         task, val_task = kind.tasks(config, splits, registry.auxiliary_weight(arch))
         shape = plan.sample_shape
         torch.backends.cudnn.benchmark = plan.resident == 1  # its search begins anew with each shape
@@ -70,7 +70,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         identity = {"arch": arch, "classes": list(train_set.classes), "manifest": train_set.fingerprint}
         resume.fits(task=kind.name, config=config.flat(), **world.agree(identity))  # before a net is built
         heads = kind.building(config, train_set)
-        net = start.network(registry, arch, (load.batch_size, *shape), heads, console)
+        net = start.network(registry, arch, (plan.batch_size, *shape), heads, console)
         module = net.to(DEVICE).to(memory_format=memory.CHANNELS_LAST[1 + len(shape)])
         step = Step(
             module=module,
@@ -89,15 +89,16 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         resume.into(module, step, optimizer=opt.optimizer)  # before Reporter cuts the run's files
         stack.callback(step.forget)  # graphs hold NCCL, and a group with graphs does not end
         about = {"arch": arch, "precision": precise, "image_size": native.size, "workers": workers}
-        alike = {**fastest.timed(config.flat()), **about, "manifest": train_set.fingerprint}
+        alike = {**fastest.timed(config.flat(), plan), **about, "manifest": train_set.fingerprint}
         asked = model.graphs if not run.evaluate else False
-        with memory.explained(step, load.batch_size, shape, world):  # a loader's threads break a capture
+        with memory.explained(step, plan.batch_size, shape, world):  # a loader's threads break a capture
             graphs = graphed.prepare(step, partial(first_batches, feed), world, asked, one_shape=kind.graphs)
             choice = fastest.choose(
                 names,
                 partial(open_loader, feed=feed),
                 step=step,
                 samples=plan.global_batch_size,
+                epoch=alike["epoch"],
                 answers=fastest.Answers(cache_folder(config.data.manifest_dir), alike, world),
                 before=resume.content.get("loader"),
                 say=console.info,
@@ -106,6 +107,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         meter = Meter(world, min_window_s=run.min_window_s, synchronise=world.synchronise)
         about |= {"rejected": rejected(splits), "loaders": kind.can_open(config, gpu=DEVICE.type == "cuda")}
         about |= {"unit": kind.unit, **choice.facts(), **graphs.facts(), **kind.facts(plan)}
+        about |= schedules.facts(plan)
         reporter = Reporter.opened(
             output,
             world=world,
@@ -118,9 +120,8 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
             resumed_at=resume.resumed_at,
         )
         stack.callback(reporter.close)  # also after an error: what was told is kept
-        start.told.extend(told)
-        console.info(*choice.told(kind.unit), *(loader.notes if loader else ()), *start.told, *graphs.told)
-        console.info(*recipe(config, arch))
+        console.info(*choice.told(kind.unit), *(loader.notes if loader else ()), *start.told, *told)
+        console.info(*graphs.told, *recipe(config, arch))
         resume.tell(reporter, config=config.flat(), ordering=plan.ordering)
         profile = profiler(output, enabled=run.profile, rank=world.rank, warn=reporter.warn)
         lost = Failures(split="val", samples=val_plan.samples, name_of=val_feed.source.name, report=reporter)
@@ -155,7 +156,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
             bytes_of=partial(kind.bytes_read, train_set),
             progress=resume.progress_in(output, world),
         )
-        with training.stop.listening(), memory.explained(step, load.batch_size, shape, world):
+        with training.stop.listening(), memory.explained(step, plan.batch_size, shape, world):
             finished = training.validate() if run.evaluate else training.fit()
         reporter.finish(asdict(training.progress), failed=training.failed, finished=finished, loader=loader)
         return training.exit_code(finished)

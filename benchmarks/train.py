@@ -10,6 +10,7 @@ import shlex
 import statistics
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -78,6 +79,8 @@ MEASURED_ONLY = {
 }
 """Settings of a run that is only measured: as many epochs as it takes, and a learning rate that neither
 learns nor diverges."""
+FULL_SIZE = {"image_size_start": None, "image_size_ramp": None}
+"""Settings with which images that grow have their last size from the start: a short run stands for that."""
 GENTLER = {"detection": {"lr": 1e-5}}
 """--task -> what differs: detectors start from nothing here, and their losses are sums over many boxes."""
 ARCHS = {
@@ -296,7 +299,12 @@ def read(point: Point, folder: Path) -> Measured:
         )
     for weights in folder.glob("*.pt"):
         weights.unlink()  # of a network that has learned nothing
-    return measured(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
+    told = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    outcome = measured(told)
+    if told["batch_size"] == point["batch_size"]:
+        return outcome
+    few = f"--data has too few samples for batches of {point['batch_size']}, it was {told['batch_size']}"
+    return replace(outcome, error=few)
 
 
 def measured(told: dict[str, Any]) -> Measured:

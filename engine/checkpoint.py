@@ -339,7 +339,8 @@ def load_optimizer(
     content: dict[str, Any],
     name: str,
 ) -> None:
-    """Load the state of a checkpoint's optimiser and scaler; hyper-parameters stay. `name` is --optimizer.
+    """Load the state of a checkpoint's optimiser and scaler; hyper-parameters stay, but for the learning rate
+    of its last step, which is saved again where no step is left. `name` is --optimizer.
 
     Raises UserError for another optimiser, or another number of parameters.
     """
@@ -371,6 +372,8 @@ def load_optimizer(
             for settings, group in zip(own, content["optimizer"]["param_groups"], strict=True)
         ]
         optimizer.load_state_dict({**content["optimizer"], "param_groups": groups})
+        rates = [float(group["lr"]) for group in content["optimizer"]["param_groups"]]
+        optimizers.LearningRates(optimizer).write(rates)
         if content["scaler"]:
             scaler.load_state_dict(content["scaler"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from contracts import Batch, Loader, UserError
+from contracts import Batch, Loader, Plan, UserError
 from engine.distributed import ProcessWorld
 from engine.step import Step
 from machine import cores
@@ -97,9 +97,13 @@ def _line(name: str, found: Mapping[str, Any], unit: str) -> str:
     return f"{name} {found['rate']:,.0f} {unit} with the step ({found['min']:,.0f} to {found['max']:,.0f})"
 
 
-def timed(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of `flat` that may change the rate of step or loader: an answer holds for them."""
-    return {
+def timed(flat: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    """Return the settings of `flat` that may change the rate of step or loader: an answer holds for them.
+
+    And `epoch`, the one to measure in: where images grow, the first of the size that the run ends with.
+    """
+    last = max(epoch for epoch in plan.first_epochs if epoch < flat["epochs"])
+    return {"epoch": last} | {
         name: value
         for name, value in flat.items()
         if name not in UNTIMED and not name.startswith(UNTIMED_PREFIXES)
@@ -145,6 +149,7 @@ def choose(
     *,
     step: Step,
     samples: int,
+    epoch: int,
     answers: Answers,
     before: object = None,
     say: Callable[[str], None],
@@ -152,9 +157,9 @@ def choose(
     """Return the fastest of the loaders `names`, which this rank can run. Every rank calls it.
 
     Where several are about as fast, it is the first of them in the order of `names`. `samples`: those of
-    a step, of all ranks. `before`: the loader of the checkpoint that is resumed, which stays. Nothing is
-    measured where one is left, or where an answer is kept. Whatever the steps change is put back bit for
-    bit. Raises UserError where none of them runs.
+    a step, of all ranks. `epoch`: the one whose batches are measured. `before`: the loader of the checkpoint
+    that is resumed, which stays. Nothing is measured where one is left, or where an answer is kept. Whatever
+    the steps change is put back bit for bit. Raises UserError where none of them runs.
     """
     world = step.world
     everyones = world.gather(list(names))
@@ -176,7 +181,7 @@ def choose(
             if at + slowest > ALL_S:
                 found[name] = {"why": f"was not measured: {ALL_S:g} s were over"}
                 continue
-            found[name] = _measured(name, open_loader, step=step, samples=samples, world=world)
+            found[name] = _measured(name, open_loader, step=step, samples=samples, epoch=epoch, world=world)
             slowest = max(slowest, _agreed(time.perf_counter() - began, world) - at)
     rates = _rates_of(found)
     if not rates:
@@ -194,7 +199,7 @@ def _agreed(seconds: float, world: ProcessWorld) -> float:
 
 
 def _measured(
-    name: str, open_loader: Open, *, step: Step, samples: int, world: ProcessWorld
+    name: str, open_loader: Open, *, step: Step, samples: int, epoch: int, world: ProcessWorld
 ) -> dict[str, Any]:
     """Return samples/s of all ranks and their spread as rate, min and max; or `why` it cannot run here."""
     loader = None
@@ -204,7 +209,7 @@ def _measured(
     try:
         try:
             loader = open_loader(name)
-            batches = _endless(loader)
+            batches = _endless(loader, epoch)
             first = next(batches)  # some take their memory only now
         except UserError as error:
             why = f"cannot run here: {error}"
@@ -258,9 +263,9 @@ def _rates(
     return {"rate": round(rate, 1), "min": round(min(rates), 1), "max": round(max(rates), 1)}
 
 
-def _endless(loader: Loader) -> Generator[Batch]:
-    """Yield the batches of one epoch after the other, as training takes them."""
-    for epoch in itertools.count():
+def _endless(loader: Loader, first: int) -> Generator[Batch]:
+    """Yield the batches of one epoch after the other from `first` on, as training takes them."""
+    for epoch in itertools.count(first):
         empty = True
         for batch in loader.batches(epoch, 0):
             empty = False

@@ -124,5 +124,8 @@ class Report(Protocol):
     def ceilings(self, *, compute: dict[str, Any], loader: dict[str, Any], step: int) -> None:
         """Tell what MeasureCeilings has returned."""
 
+    def stopped_early(self, progress: Mapping[str, Any]) -> None:
+        """Tell that --patience has ended the run before its time, as Progress stands now."""
+
     def above_ceiling(self) -> bool:
         """Whether the rate is higher than a ceiling can allow, so that they must be measured again."""

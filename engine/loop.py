@@ -77,6 +77,7 @@ class Training:
         self._epochs_last_batch: Batch | None = None
         # what ceilings are measured with, and the epoch that the loader is measured in, once they were
         self._ceilings_of: tuple[Batch, int] | None = None
+        self._part_began = 0, 0  # step, and samples of the epoch, at which this part of it began
         self._failed_in_epoch: set[int] = set()
         self._lost_before = 0  # samples that could not be decoded before this part of the epoch
         self.failures.ids.update(self.progress.failed)
@@ -146,10 +147,14 @@ class Training:
             # until its figures are known, last.pt resumes into the validation
             if not self.validation.unsettled:
                 self.save()
+        is_whole = self.progress.epoch >= self.optimisation.epochs or self._steps_are_taken()
+        gave_up = self._patience_is_over() and not is_whole
         if self.progress.consumed and not self._validate():
             return False
         if self.progress.consumed or self.validation.unsettled:
             self.save()
+        if gave_up:
+            self.report.stopped_early(asdict(self.progress))
         self.meter.flush()
         # one of the figures is wrong, mostly since a shared machine's speed has changed in between
         if self._ceilings_of is not None and self.report.above_ceiling():
@@ -170,15 +175,19 @@ class Training:
     def _next_epoch(self) -> Progress:
         """Return where the run is once this epoch is over; its tail is dropped."""
         now = self.progress
-        tail = self.plan.samples - now.consumed
+        tail = max(self.plan.samples - now.consumed, 0)
         return replace(now, epoch=now.epoch + 1, consumed=0, dropped=now.dropped + tail)
 
     def _enough(self) -> bool:
         """Whether --seconds, --steps or --patience end the run."""
+        return self._time_is_up or self._patience_is_over() or self._steps_are_taken()
+
+    def _patience_is_over(self) -> bool:
+        return 0 < self.optimisation.patience <= self.progress.stale
+
+    def _steps_are_taken(self) -> bool:
         steps = self.optimisation.steps
-        patience = self.optimisation.patience
-        gave_up = 0 < patience <= self.progress.stale
-        return self._time_is_up or gave_up or (steps is not None and self.progress.step >= steps)
+        return steps is not None and self.progress.step >= steps
 
     # -- an epoch --------------------------------------------------------------------------------------------
 
@@ -197,16 +206,20 @@ class Training:
             self.meter.begin_anew()  # larger images than before
             self._trained_on = []
         self._start_clocks()
-        # without the tail, which is no whole step
-        trained = progress.consumed + steps * self.plan.global_batch_size
+        # without the tail, where that is no step
+        trained = min(progress.consumed + steps * self.plan.global_batch_size, self.plan.samples)
+        self._part_began = progress.step, progress.consumed
         told = self.report.epoch(progress.epoch, self.optimisation.epochs, trained, progress.consumed)
         with told, self.watch.steps():
             closed: ClosedWindow | None = None
             decided = {"stop": False}
             loaders_error: UserError | None = None
-            for _ in range(steps):
-                epoch = progress.epoch + progress.consumed / self.plan.samples
-                lr = schedules.learning_rate(epoch, self.optimisation)
+            epoch_steps = self.plan.steps(0)
+            for left in range(steps, 0, -1):
+                # steps are counted, not samples: those of a dropped tail are never trained on
+                lr = schedules.learning_rate(
+                    progress.epoch + (epoch_steps - left) / epoch_steps, self.optimisation
+                )
                 logging = (progress.step + 1) % self.run.log_every == 0
                 self._seen = []
                 self.rescue.begin(progress)
@@ -270,8 +283,9 @@ class Training:
         """Count a step that was taken with that learning rate, and its batches."""
         self.step.phases.step()
         self.progress.step += 1
-        self.progress.consumed += self.plan.global_batch_size
-        self.progress.samples += self.plan.global_batch_size
+        taken = min(self.plan.global_batch_size, self.plan.samples - self.progress.consumed)  # less padding
+        self.progress.consumed += taken
+        self.progress.samples += taken
         self.rescue.done(self.progress)
         self.watch.beat()
         for batch in self._seen:
@@ -362,8 +376,9 @@ class Training:
         self.progress.lost = self._lost_before + len(failed)
         self.progress.failed = tuple(sorted(self.failures.ids))
         # the bar stands where the figures do: at the last step that was read
-        unread = self.progress.step - int(points[-1]["step"])
-        consumed = self.progress.consumed - unread * self.plan.global_batch_size
+        step, consumed = self._part_began
+        consumed += (int(points[-1]["step"]) - step) * self.plan.global_batch_size
+        consumed = min(consumed, self.plan.samples)
         phases = self.step.phases
         self.report.train(
             points,

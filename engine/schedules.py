@@ -1,17 +1,18 @@
-"""The learning rate as a pure function of the epoch, a float that counts the samples consumed."""
+"""The learning rate as a pure function of the epoch, a float: steps taken over the steps of an epoch."""
 
 from __future__ import annotations
 
 import math
 
+from contracts import Plan
 from settings.optimisation import Optimisation
 
 
 def settled(optimisation: Optimisation, samples: int, of_a_step: int) -> tuple[Optimisation, list[str]]:
     """Return the settings with what depends on the data and on the ranks, and lines that say what it is.
 
-    That is --lr for a step of `of_a_step` samples over all ranks, with --lr-per, and --warmup-steps as epochs
-    of `samples`.
+    That is --lr for a step of `of_a_step` samples over all ranks, with --lr-per, and where in the epochs
+    --warmup-steps are over. `samples` are those that an epoch trains on; only whole steps of them count.
     """
     changed: dict[str, float] = {}
     told = []
@@ -20,9 +21,41 @@ def settled(optimisation: Optimisation, samples: int, of_a_step: int) -> tuple[O
         scaled = f"--lr {optimisation.lr:g} x {of_a_step} samples a step / --lr-per {optimisation.lr_per}"
         told.append(f"the learning rate is {scaled} = {lr:.4g}")
     if optimisation.warmup_steps:
-        changed["warmup_epochs"] = epochs = optimisation.warmup_steps * of_a_step / max(samples, 1)
+        whole, rest = divmod(optimisation.warmup_steps, max(samples // of_a_step, 1))
+        changed["warmup_epochs"] = epochs = whole + rest * of_a_step / max(samples, 1)
         told.append(f"--warmup-steps {optimisation.warmup_steps} are a warm-up of {epochs:.3g} epochs")
     return optimisation.model_copy(update=changed), told
+
+
+def of_plan(optimisation: Optimisation, plan: Plan, asked: int) -> tuple[Optimisation, list[str]]:
+    """Return what `settled` does for the epochs of a plan, with a line where samples are left out or a batch
+    is another than was `asked` for; 0 where nothing is trained.
+    """
+    a_step = plan.global_batch_size
+    chosen, told = settled(optimisation, plan.steps() * a_step, a_step)
+    return chosen, [*told, *(_epoch_told(plan, asked) if asked else ())]
+
+
+def facts(plan: Plan) -> dict[str, int]:
+    """Return what a summary says of the steps of a plan."""
+    return {"batch_size": plan.batch_size, "epoch_steps": plan.steps()}
+
+
+def _epoch_told(plan: Plan, asked: int) -> list[str]:
+    samples = plan.samples
+    steps = plan.steps()
+    if plan.batch_size != asked:
+        return [
+            f"train: --batch-size {asked} -> {plan.batch_size}, in whose {steps} steps an epoch has "
+            f"all {samples:,} samples"
+        ]
+    dropped = samples - steps * plan.global_batch_size
+    if dropped <= 0:
+        return []
+    return [
+        f"train: an epoch is {steps:,} whole steps of {plan.global_batch_size:,} samples, and leaves out "
+        f"{dropped:,} of {samples:,} ({dropped / samples:.2%})"
+    ]
 
 
 def learning_rate(epoch: float, optimisation: Optimisation) -> float:

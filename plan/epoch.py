@@ -44,6 +44,7 @@ class EpochPlan(ABC):
     shuffled: bool = True  # training: in another order each epoch; else in that of the data
     repeats: int = 1  # training: rows of a sample in an epoch, which shows as many samples fewer
     balance: Balance | None = None  # training: classes come alike, in place of every sample once
+    keeps_tail: bool = False  # training: the last step of an epoch is padded, not dropped
     fetch: Fetch | None = None  # makes the columns hold the sizes of samples, where they may not be there yet
 
     @property
@@ -144,9 +145,12 @@ class EpochPlan(ABC):
         return self.world_size * self.batch_size * self.accumulate
 
     def steps(self, first: int = 0) -> int:
-        """Return the optimiser steps left in an epoch after `first` samples (validation: micro-batches)."""
+        """Return the optimiser steps left in an epoch after `first` samples (validation: micro-batches).
+
+        The last one may be short where the plan keeps the tail of an epoch.
+        """
         if self.training:
-            return order.steps(self.samples, first, self.global_batch_size)
+            return order.steps(self.samples, first, self.global_batch_size, keeps_tail=self.keeps_tail)
         return len(self.rows(0, first))
 
     def require_a_step(self) -> None:
@@ -221,14 +225,11 @@ class _EpochRows(Lazy):
         self._epoch = epoch
         self._first = first
         self._ordered = ordered
-        self._count = order.micro_batches(
-            len(ordered),
-            first,
-            batch_size=plan.batch_size,
-            world_size=plan.world_size,
-            accumulate=plan.accumulate,
-            training=plan.training,
-        )
+        # a validation drops nothing, and a step of it is one micro-batch of each rank
+        keeps_tail = plan.keeps_tail or not plan.training
+        accumulate = plan.accumulate if plan.training else 1
+        a_step = plan.world_size * plan.batch_size * accumulate
+        self._count = order.steps(len(ordered), first, a_step, keeps_tail=keeps_tail) * accumulate
         self._drawn: tuple[range, list[Rows]] = range(0), []
         self._told = 0  # micro-batches up to this one were named as coming
 

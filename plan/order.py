@@ -6,6 +6,9 @@ Training, world size 2, batch 2, accumulation 2 (so G = 8), n = 19, first = 0; l
     rank         a      b      a      b       a       b       a       b
     micro-batch 0           1           2               3                   dropped
     step       0                          1
+
+A data set of few steps has them evened out instead, and the last one is padded (`fitted`): n = 19 is then
+three steps of 8 with batch 2, the last one of 3 samples.
 """
 
 from __future__ import annotations
@@ -68,18 +71,30 @@ def grouped(heights: Array, widths: Array, *, seed: int, epoch: int) -> Array:
     return np.concatenate([shuffled.ravel(), np.arange(whole, n)])
 
 
-def steps(n: int, first: int, global_batch_size: int) -> int:
-    """Return the whole optimiser steps of `global_batch_size` behind the first `first` samples."""
-    return max(n - first, 0) // global_batch_size
+FEW_STEPS = 20
+"""An epoch of at least so many steps drops its tail, which is less than a twentieth of the samples."""
 
 
-def micro_batches(
-    n: int, first: int, *, batch_size: int, world_size: int, accumulate: int, training: bool
-) -> int:
-    """Return a rank's micro-batches: whole steps in training; all, the last one padded, in validation."""
-    if training:
-        return steps(n, first, world_size * batch_size * accumulate) * accumulate
-    return -(-max(n - first, 0) // (world_size * batch_size))
+def fitted(n: int, batch_size: int, shares: int) -> tuple[int, bool]:
+    """Fit a batch size to a small data set; `shares` = ranks x accumulation.
+
+    Returns (batch size, whether an epoch keeps its tail). Below FEW_STEPS the samples are spread evenly over
+    the steps, so that none is dropped and the last step is padded by a few rows: a batch of one sample and
+    copies of it would spoil batch norm.
+    """
+    global_batch_size = batch_size * shares
+    if n >= FEW_STEPS * global_batch_size or n < shares:
+        return batch_size, False
+    count = -(-n // global_batch_size)
+    return -(-n // (count * shares)), True
+
+
+def steps(n: int, first: int, global_batch_size: int, *, keeps_tail: bool = False) -> int:
+    """Return the optimiser steps behind the first `first` samples: whole ones, and with `keeps_tail` one for
+    what is left.
+    """
+    left = max(n - first, 0)
+    return -(-left // global_batch_size) if keeps_tail else left // global_batch_size
 
 
 def share(

@@ -111,7 +111,7 @@ def typical(plan: Plan, loader: Loader, *, epoch: int, world: World) -> Iterator
     chosen = world.gather(looked_at[np.argsort(pixels, kind="stable")][middles.astype(np.int64)].tolist())[0]
     for at in chosen:
         # a resume may begin with any sample that leaves a whole step
-        first = min(at * world.size * plan.batch_size, plan.samples - plan.global_batch_size)
+        first = max(min(at * world.size * plan.batch_size, plan.samples - plan.global_batch_size), 0)
         yield next(iter(loader.batches(epoch, first)))
 
 

@@ -317,7 +317,11 @@ class Record:
             replace(path, b"".join(line + b"\n" for line in dict.fromkeys([*before, *new])))
 
     def row(self, name: str, cells: Mapping[str, Any]) -> None:
-        """Write a row of a table, whose `step` takes the place of that step's and of all later ones."""
+        """Write a row of a table, whose `step` takes the place of that step's and of all later ones.
+
+        What it does not know (None) stays as that step's row had it: a run that is resumed behind its last
+        step validates again, and knows no learning rate.
+        """
         if not self.enabled:
             return
         path = self.folder / name
@@ -328,7 +332,10 @@ class Record:
                 path.open(newline="", encoding="utf-8", errors="replace") as file,
                 contextlib.suppress(csv.Error),
             ):
-                kept = [row for row in csv.DictReader(file) if 0 <= _whole(row.get("step")) < cells["step"]]
+                rows = list(csv.DictReader(file))
+                kept = [row for row in rows if 0 <= _whole(row.get("step")) < cells["step"]]
+                before = next((row for row in rows if _whole(row.get("step")) == cells["step"]), {})
+                cells = {key: before.get(key) if cell is None else cell for key, cell in cells.items()}
         text = io.StringIO(newline="")
         table = csv.DictWriter(text, list(cells), extrasaction="ignore", lineterminator="\n")
         table.writeheader()

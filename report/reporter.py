@@ -126,6 +126,7 @@ class Reporter:
         self._validation_reader = ""
         self._validation_counts = Counts()
         self._validation_s: Mapping[str, float] | None = None
+        self._early_stop: dict[str, int] | None = None
         self._finished = False
         settings = self._description["settings"]
         board.layout(layout(task))
@@ -194,6 +195,7 @@ class Reporter:
                 "losses": [point["loss"] for point in points],
                 **({"parts": means} if means else {}),
                 "lr": last["lr"],
+                "lrs": [point["lr"] for point in points],
                 "grad_norm": norm,
                 "loss_scale": last["loss_scale"],
                 "skipped_steps": skipped_steps,
@@ -329,6 +331,17 @@ class Reporter:
         """Say a line that asks for attention."""
         self._console.warn(line)
 
+    def stopped_early(self, progress: Mapping[str, Any]) -> None:
+        """Tell that --patience has ended the run before its time. Epochs are told from 1 on."""
+        epoch = progress["epoch"]
+        best = progress["best_epoch"] + 1
+        stale = progress["stale"]
+        self._early_stop = {"epoch": epoch, "best_epoch": best, "validations": stale}
+        self._console.info(
+            f"stopped early after epoch {epoch}, as --patience asks: the best was epoch {best}, and "
+            f"{stale} validations since were no better"
+        )
+
     def failed(self, split: str, names: Sequence[str]) -> None:
         """Tell which samples could not be decoded: the first ones are said, all are in failed.txt."""
         for name in names[:SAID]:
@@ -353,12 +366,13 @@ class Reporter:
         training's.
         """
         validation = self._validation
+        early = self._early_stop
         if finished and not self._meter.total_samples() and (earlier := self._record.earlier_summary()):
-            remedy = "more --epochs or --steps go on from here"
+            remedy = f"{'a larger --patience goes' if early else 'more --epochs or --steps go'} on from here"
             until = earlier.get("steps")
             whose = "" if until == progress["step"] else f" of the part that ended at step {until}"
             self._console.info(f"nothing was left to train, its rates{whose} stay as they were: {remedy}")
-            known = {**earlier, "finished": True, **summary.trained(progress, failed)}
+            known = {**earlier, "finished": True, **summary.trained(progress, failed), "early_stop": early}
             known |= summary.best(progress, self._task.figures[0], self._record.folder)
             if validation and validation != earlier["validation"]:  # of a part that was killed before its end
                 known |= {"validation": validation, "validation_s": self._validation_s}
@@ -386,6 +400,7 @@ class Reporter:
             "reader": self._description.get("reader") or self._validation_reader,
             "finished": finished,
             **summary.trained(progress, failed),
+            "early_stop": early,
             **summary.best(progress, self._task.figures[0], self._record.folder),
             "versions": versions(),
             "rate": rate,

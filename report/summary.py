@@ -48,7 +48,7 @@ def describe(
 
     `settings` is its row of the HPARAMS page, `title` the first line that it says, `config` its preset.
     """
-    batch_size = config.loading.batch_size
+    batch_size = chosen["batch_size"]
     accumulate = config.optimisation.accumulate
     device = _device_name(world.device)
     about = {
@@ -56,7 +56,6 @@ def describe(
         **chosen,
         "reader": loader.reader if loader else "",
         "world_size": world.size,
-        "batch_size": batch_size,
     }
     factors = [world.size, batch_size]
     if accumulate > 1:

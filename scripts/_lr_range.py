@@ -9,6 +9,7 @@ import json
 import math
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks._process import ROOT, ran
-from benchmarks.train import words
+from benchmarks.train import FULL_SIZE, words
 from config import Config, as_yaml, build
-from contracts import UserError
-from report.console import Console
+from contracts import Array, UserError
 from tasks import kind_of, loader_of
 
 LOWEST = 1e-6
@@ -31,6 +31,17 @@ PROBE_STEPS = 4
 BUDGET_S = 75.0
 """Seconds that the rising steps may take; starting twice takes the rest of two minutes."""
 LIMIT_S = 300.0
+SKIPPED = 0.1
+"""Share of the steps, the first ones, that no advice is taken from: the loss settles in them at any rate."""
+SLOPE_DECADES = 0.5
+"""A slope is that of a line through the losses of half a decade of rates."""
+CLEAR = 4.0
+"""A slope counts as a fall where it is so many times its standard error: the steepest of some hundred slopes
+of noise alone hardly ever is."""
+FLOOR = 0.1
+"""The loss is low while no more than this share of its fall is lost again."""
+LEAST = 0.01
+"""Share of the loss that falls over half a decade, at least, also where nothing scatters."""
 SMOOTH = 0.8
 """Weight of what came before in the smoothed loss."""
 DIVERGED = 2.0
@@ -39,43 +50,47 @@ DIVERGED = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """What the test has found: a rate and a loss a step, and the rate that is advised."""
+    """What the test has found: a rate and a loss a step, and the rate that is advised.
+
+    `advised` is None where the loss falls nowhere more clearly than noise does.
+    """
 
     rates: list[float]
     losses: list[float]
     smoothed: list[float]
-    advised: float
+    advised: float | None
 
 
-def measured(recipe: Config, gpu: bool) -> Range:
-    """Run the test with a recipe. Raises UserError."""
+def measured(recipe: Config, gpu: bool, say: Callable[[str], None]) -> Range:
+    """Run the test with a recipe, and `say` what goes on. Raises UserError."""
     kind = kind_of(recipe)
     loader = loader_of(recipe, kind, gpu=gpu, files=kind.are_files(recipe))
-    columns = kind.splits(recipe, loader, Console(enabled=False))["train"].columns
     # one loader, where auto would measure all of them in each run
     settled = {**recipe.flat(), "loader": loader}
     if not gpu and recipe.model.precision == "auto":
         settled["precision"] = "fp32"  # once the loss has diverged, bf16 takes a CPU 25 times as long
     recipe = build(settled)
-    a_step = recipe.loading.batch_size * recipe.optimisation.accumulate
-    probed = _run(recipe, {"steps": PROBE_STEPS})
-    step_s = (probed["summary"].get("step_ms") or {}).get("p50", 0.0) / 1e3
+    say(f"--lr: a run of {PROBE_STEPS} steps tells how long a step takes")
+    probed = _run(recipe, {"steps": PROBE_STEPS})["summary"]
+    step_s = (probed.get("step_ms") or {}).get("p50", 0.0) / 1e3
     steps = int(min(STEPS, max(FEWEST, BUDGET_S / max(step_s, 1e-3))))
-    epochs = steps * a_step / len(columns)
+    highest = LOWEST * 10**DECADES
+    say(f"--lr: {steps} steps of {step_s:.2g} s, in which the rate rises from {LOWEST:g} to {highest:g}")
+    epochs = steps / probed["epoch_steps"]
     found = _run(
         recipe, {"steps": steps, "epochs": math.ceil(epochs) + 1, "lr_step_epochs": epochs / DECADES}
     )
-    losses = [loss for point in found["train"] for loss in point["losses"]]
-    rates = [LOWEST * 10 ** (DECADES * step / steps) for step in range(len(losses))]
-    return advised(rates, [float(loss) for loss in losses])
+    losses = [float(loss) for point in found["train"] for loss in point["losses"]]
+    return advised([lr for point in found["train"] for lr in point["lrs"]], losses)
 
 
 def _run(recipe: Config, more: dict[str, Any]) -> dict[str, Any]:
     """Return summary and training points of a short run. Raises UserError with the run's own last line."""
-    rising = {"schedule": "range", "lr": LOWEST, "warmup_epochs": 0, "lr_step_epochs": 1.0, "log_every": 1}
+    rising = {"schedule": "range", "lr": LOWEST, "lr_per": 0, "lr_step_epochs": 1.0, "log_every": 1}
+    at_once = {"warmup_epochs": 0, "warmup_steps": 0, **FULL_SIZE}
     short = {"val_every": 0, "ceilings": False, "profile": False, "save_every_minutes": 0, "seconds": None}
     once = {"ema": 0.0, "patience": 0}
-    config = build({**recipe.flat(), **rising, **short, **once, **more})
+    config = build({**recipe.flat(), **rising, **at_once, **short, **once, **more})
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "run"
         asked = Path(scratch) / "trial.yaml"
@@ -95,9 +110,12 @@ def _run(recipe: Config, more: dict[str, Any]) -> dict[str, Any]:
 
 
 def advised(rates: list[float], losses: list[float]) -> Range:
-    """Return the rate at which the smoothed loss falls the most over the logarithm of the rate.
+    """Return the rate around which the loss falls the most over the logarithm of the rate, or a tenth of the
+    one at which it begins to climb again, whichever is larger.
 
-    Only what comes before the loss's least counts. Raises UserError where the loss never falls.
+    A small set is learned while the rate is still far too low: its loss falls early, and is low from there to
+    where it diverges. Only what lies behind the first steps counts. There is no advice where the steepest
+    fall is not clearly more than the losses of single steps scatter.
     """
     smoothed: list[float] = []
     mean = 0.0
@@ -108,12 +126,41 @@ def advised(rates: list[float], losses: list[float]) -> Range:
         smoothed.append(mean / (1 - SMOOTH**step))
         if smoothed[-1] > DIVERGED * min(smoothed):
             break
-    lowest = int(np.argmin(smoothed)) if smoothed else 0
-    if lowest < 2 or smoothed[lowest] > 0.99 * smoothed[0]:
-        raise UserError("the loss does not fall at any learning rate: are the labels right, is it trained?")
-    slopes = np.gradient(smoothed[: lowest + 1], np.log10(rates[: lowest + 1]))
-    best = rates[int(np.argmin(slopes))]
-    return Range(rates=rates, losses=losses, smoothed=smoothed, advised=float(f"{best:.1g}"))
+    end = int(np.argmin(smoothed)) + 1 if smoothed else 0
+    kept = slice(int(SKIPPED * len(losses)), end)
+    best = _steepest(np.log10(rates[kept]), np.array(losses[kept]))
+    if best is None:
+        return Range(rates=rates, losses=losses, smoothed=smoothed, advised=None)
+    low = min(smoothed) + FLOOR * (smoothed[kept.start] - min(smoothed))
+    climbs = rates[max(step for step, loss in enumerate(smoothed) if loss <= low)]
+    rounded = float(f"{max(10**best, climbs / 10):.1g}")
+    return Range(rates=rates, losses=losses, smoothed=smoothed, advised=rounded)
+
+
+def _steepest(decades: Array, losses: Array) -> float | None:
+    """Return the middle of the half decade over which `losses` fall the most; None where none is clear.
+
+    `decades` are logarithms of the rates, ascending.
+    """
+    ends = np.searchsorted(decades, decades + SLOPE_DECADES + 1e-9)
+    windows = [
+        (first, end)
+        for first, end in enumerate(ends)
+        if end - first >= 3 and decades[-1] >= decades[first] + SLOPE_DECADES
+    ]
+    # losses of neighbouring steps have about the same rate: they differ by the noise, twice
+    noise = 1.4826 * np.median(np.abs(np.diff(losses))) / math.sqrt(2) if len(losses) > 1 else math.inf
+    clearest = 0.0
+    best = None
+    for first, end in windows:
+        over = decades[first:end] - decades[first:end].mean()
+        slope = float(over @ losses[first:end] / (over @ over))
+        error = noise / math.sqrt(float(over @ over))
+        least = LEAST * abs(float(losses[first:end].mean())) / SLOPE_DECADES
+        if slope < min(clearest, -CLEAR * error, -least):
+            clearest = slope
+            best = float(decades[first:end].mean())
+    return best
 
 
 def draw(found: Range, path: Path) -> None:
@@ -126,8 +173,9 @@ def draw(found: Range, path: Path) -> None:
     axes = figure.add_subplot()
     axes.semilogx(found.rates[: len(found.losses)], found.losses, color="#c0c8d8", label="loss of a step")
     axes.semilogx(found.rates[: len(found.smoothed)], found.smoothed, color="#2060c0", label="smoothed")
-    axes.axvline(found.advised, color="#c04020", linestyle="--", label=f"--lr {found.advised:g}")
-    top = max(found.smoothed[0], 1e-9)
+    if found.advised is not None:
+        axes.axvline(found.advised, color="#c04020", linestyle="--", label=f"--lr {found.advised:g}")
+    top = max(found.smoothed[0] if found.smoothed else 1.0, 1e-9)
     axes.set(xlabel="learning rate", ylabel="loss", ylim=(0, DIVERGED * top))
     axes.grid(alpha=0.3)
     axes.legend()

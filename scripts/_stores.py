@@ -22,6 +22,7 @@ LONGEST_KEY = 511
 """Bytes of a key, as LMDB is built."""
 FIRST_MAP = 1 << 28
 """Bytes; doubled whenever they are full."""
+GOES_ON = "once there is room the same command goes on"
 END = bytes(1024)
 """The end mark of a tar."""
 
@@ -72,8 +73,12 @@ class Lmdb:
             raise UserError("--format lmdb needs the package lmdb: pip install lmdb") from None
         self.store = work / self.place(split)
         self._full: type[Exception] = lmdb.MapFullError
+        self._failed: type[Exception] = lmdb.Error
         size = max(FIRST_MAP, 2 * self.store.stat().st_size if self.store.exists() else 0)
-        self._opened: Any = lmdb.open(str(self.store), subdir=False, map_size=size)
+        try:
+            self._opened: Any = lmdb.open(str(self.store), subdir=False, map_size=size)
+        except lmdb.Error as error:
+            raise self._unwritable(error) from None
 
     @staticmethod
     def place(split: str) -> str:
@@ -109,6 +114,12 @@ class Lmdb:
                 return
             except self._full:
                 self._opened.set_mapsize(2 * self._opened.info()["map_size"])
+            except self._failed as error:
+                raise self._unwritable(error) from None
+
+    def _unwritable(self, error: Exception) -> UserError:
+        # LMDB calls a write that the disk cut short an input/output error
+        return UserError(f"{self.store} cannot be written ({error}): is the disk full? {GOES_ON}")
 
     def finish(self, names: Sequence[bytes], labels: Array, classes: Sequence[str]) -> None:
         """Write the list of samples, close the environment, and remove its file of locks."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import io
 import json
 import logging
 import sys
@@ -116,49 +117,48 @@ def images(start: Start, named: Path | None) -> Iterator[np.ndarray]:
             continue
 
 
-def write_onnx(
-    module: nn.Module, example: torch.Tensor, shapes: Any, path: Path, about: dict[str, str]
-) -> Run:
-    """Write an ONNX file; return what runs it. `shapes` are the axes of the input that may vary."""
+def as_onnx(
+    module: nn.Module, example: torch.Tensor, shapes: Any, about: dict[str, str]
+) -> tuple[bytes, Run]:
+    """Return an ONNX file's content and what runs it. `shapes` are the axes of the input that may vary."""
     import onnx
     import onnxruntime
 
     with _silent():
-        torch.onnx.export(
+        program = torch.onnx.export(
             module,
             (example,),
-            path,
             dynamo=True,
             input_names=["images"],
             output_names=["logits"],
             dynamic_shapes=(shapes,),
-            external_data=False,
             verbose=False,
         )
-    model = onnx.load(path)
+    assert program is not None
+    model = program.model_proto
     onnx.helper.set_model_props(model, about)
-    onnx.save(model, path)
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    content = model.SerializeToString()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
 
     def run(batch: np.ndarray) -> np.ndarray:
         return np.asarray(session.run(None, {"images": batch})[0])
 
-    return run
+    return content, run
 
 
-def write_pt2(
-    module: nn.Module, example: torch.Tensor, shapes: Any, path: Path, about: dict[str, str]
-) -> Run:
-    """Write torch.export's archive, with the metadata as metadata.json; return what runs it."""
+def as_pt2(module: nn.Module, example: torch.Tensor, shapes: Any, about: dict[str, str]) -> tuple[bytes, Run]:
+    """Return torch.export's archive, with the metadata as metadata.json, and what runs it."""
+    # in memory: on a full disk PyTorch's own writer ends the process
+    archive = io.BytesIO()
     with _silent():
         program = torch.export.export(module, (example,), dynamic_shapes=(shapes,))
-        torch.export.save(program, path, extra_files={"metadata.json": json.dumps(about)})
-        loaded = torch.export.load(path).module()
-    return lambda batch: loaded(torch.from_numpy(batch)).detach().numpy()
+        torch.export.save(program, archive, extra_files={"metadata.json": json.dumps(about)})
+        loaded = torch.export.load(io.BytesIO(archive.getvalue())).module()
+    return archive.getvalue(), lambda batch: loaded(torch.from_numpy(batch)).detach().numpy()
 
 
-WRITERS = {"onnx": write_onnx, "pt2": write_pt2}
-"""--format -> (module, example, axes that vary, path, metadata) -> what runs the file."""
+FORMATS = {"onnx": as_onnx, "pt2": as_pt2}
+"""--format -> (module, example, axes that vary, metadata) -> the file's content, and what runs it."""
 
 
 def export(options: argparse.Namespace, console: Console) -> int:
@@ -195,7 +195,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
         temporary = tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-")
     with temporary as folder:
         new = Path(folder) / path.name  # a file that is not whole, or wrong, never has the name
-        run = WRITERS[options.format](module, example, axes, new, about)
+        content, run = FORMATS[options.format](module, example, axes, about)
         reference = load(options.checkpoint, arch=options.arch, half=False)[0] if half else whole
         count, largest, scale = compared(run, reference, images(start, options.images), inside=inside)
         share = largest / max(scale, 1e-6)
@@ -206,6 +206,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
             console.warn(f"{path} is not written: it may differ by {most} at most")
             return 1
         with _writing(path):
+            new.write_bytes(content)
             new.replace(path)
     how = f"preprocessing {options.preprocessing}, {options.precision}"
     console.info(f"{path}: {len(classes)} classes, {how}")
@@ -265,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser("export", __doc__)
     parser.add_argument("checkpoint", type=Path, help="best.pt of a run")
     parser.add_argument("--arch", help="package.module:function, where a function of yours built the network")
-    parser.add_argument("--format", choices=WRITERS, default="onnx", help="default: onnx")
+    parser.add_argument("--format", choices=FORMATS, default="onnx", help="default: onnx")
     parser.add_argument("--output", type=Path, help="default: beside the checkpoint")
     where = ("inside", "beside")
     parser.add_argument("--preprocessing", choices=where, default="inside", help="default: inside")

@@ -110,7 +110,10 @@ def command(
     except OSError as error:
         hint = "" if options.symbolic else "; --symbolic links to another file system too"
         print(
-            one_line(f"{prog}: {error.filename2 or error.filename}: {error.strerror}{hint}"), file=sys.stderr
+            one_line(
+                f"{prog}: {error.filename2 or error.filename or options.target}: {error.strerror}{hint}"
+            ),
+            file=sys.stderr,
         )
         return 2
     except KeyboardInterrupt:

@@ -39,7 +39,7 @@ from report.console import Console
 from scripts import Parser, _pairs
 from scripts._foreign import FOREIGN, files_of, open_foreign
 from scripts._reencode import add_arguments, asked
-from scripts._stores import FORMATS, Packed, Writer, require_order
+from scripts._stores import FORMATS, GOES_ON, Packed, Writer, require_order
 from settings.data import Data
 
 Say = Callable[[int, int, str], None]
@@ -318,6 +318,11 @@ def pack_splits(
                 console.info(f"{name}: {len(split.columns):,} samples{there}")
     except filelock.Timeout:
         raise UserError(f"another process packs into {target}; wait for it") from None
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        # what fails in the middle of a write names no file
+        raise UserError(f"{target} cannot be written: {error.strerror}; {GOES_ON}") from None
     shutil.rmtree(work)
 
 

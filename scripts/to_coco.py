@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(one_line(f"to_coco: {error}"), file=sys.stderr)
         return 2
     except OSError as error:
-        print(one_line(f"to_coco: {error.filename}: {error.strerror}"), file=sys.stderr)
+        print(one_line(f"to_coco: {error.filename or options.target}: {error.strerror}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -32,7 +32,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks._process import ROOT, ending_on_signals, ran
-from benchmarks.train import GENTLER, MEASURED_ONLY, require_data, words
+from benchmarks.train import FULL_SIZE, GENTLER, MEASURED_ONLY, require_data, words
 from cli import FolderOrUrl, Settings, flags
 from config import Config, as_yaml, build, parse
 from contracts import UserError, one_line
@@ -232,6 +232,7 @@ def trial_of(recipe: Config, choice: Choice, seconds: float) -> Config:
     measuring = {
         **MEASURED_ONLY,
         **GENTLER.get(recipe.model.task, {}),
+        **FULL_SIZE,
         "seconds": seconds,
         "min_window_s": min(1.0, seconds / 2),
         "val_every": 0,
@@ -360,6 +361,11 @@ def _unwritable(path: Path, error: OSError) -> UserError:
     return UserError(f"--output {path}: {error.strerror}; name a file in a folder that can be written to")
 
 
+def _next_command(preset: Path, data: str | None) -> str:
+    command = ["train.py", "--config", str(preset), *(["--data", data] if data else [])]
+    return f"{preset}: {shlex.join(command)} ..."
+
+
 def main(argv: list[str]) -> int:
     """Return 0; 2 for a user's mistake, 130 on Ctrl-C."""
     console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else 200)
@@ -375,13 +381,23 @@ def main(argv: list[str]) -> int:
         gpu = torch.cuda.is_available()
         if settings.lr:
             with ending_on_signals():
-                found = _lr_range.measured(recipe, gpu)
+                found = _lr_range.measured(recipe, gpu, console.print)
             picture = settings.output.with_suffix(".png")
             _lr_range.draw(found, picture)
-            text = as_yaml(build(recipe.flat() | {"lr": found.advised}), without=LEFT_OUT)
+            if found.advised is None:
+                advice = {}
+                kept = recipe.optimisation.lr
+                console.print(
+                    f"no clear fall of the loss: keep the preset's --lr {kept:g}; {picture} shows it"
+                )
+            else:
+                advice = {"lr": found.advised, "lr_per": 0}  # as it was trained with, whatever the batch
+                console.print(
+                    f"--lr {found.advised:g}: by where the loss falls and climbs again; {picture} shows it"
+                )
+            text = as_yaml(build(recipe.flat() | advice), without=LEFT_OUT)
             settings.output.write_text(text, encoding="utf-8")
-            console.print(f"--lr {found.advised:g}: there the loss falls the fastest; {picture} shows it")
-            console.print(f"{settings.output}: the recipe with it")
+            console.print(_next_command(settings.output, data), soft_wrap=True)
             return 0
         any_batch = settings.batch_size == AUTO
         with ending_on_signals(), Progress(console=console, transient=True) as bar:
@@ -412,8 +428,7 @@ def main(argv: list[str]) -> int:
             settings.output.write_text(preset(recipe, best, trials), encoding="utf-8")
         except OSError as error:
             raise _unwritable(settings.output, error) from None
-        command = ["train.py", "--config", str(settings.output), *(["--data", str(data)] if data else [])]
-        console.print(f"{settings.output}: {shlex.join(command)} ...", soft_wrap=True)
+        console.print(_next_command(settings.output, data), soft_wrap=True)
     except UserError as error:
         print(f"scripts.tune: {error}", file=sys.stderr)
         return 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from dataset.model_classes import ModelClasses
 from dataset.splits import Console, Content, open_splits
 from loaders.images.transforms import Transform
 from models import Native
+from plan import order
 from plan.augment import UNTOUCHED, Augment
 from plan.autoaugment import policy_of
 from plan.balance import Balance
@@ -84,26 +86,30 @@ def pair(
 ) -> tuple[P, P]:
     """Make the plans of training and of validation. `of(columns, policy, ...)` makes one.
 
-    Raises UserError when not even one step can be trained.
+    A set of few steps gets a smaller batch of training, with which no sample is left out. Raises UserError
+    when not even one step can be trained.
     """
     load = config.loading
-    steps = config.optimisation
     train = of(
         splits["train"].columns,
         training,
         batch_size=load.batch_size,
-        accumulate=steps.accumulate,
+        accumulate=config.optimisation.accumulate,
         shuffled=config.data.order == "shuffled",
         repeats=config.augmentation.repeats,
         balance=balance(config, splits["train"].columns),
         **ranks,
     )
     if not config.run.uses:
+        shares = train.world_size * train.accumulate
+        batch_size, keeps_tail = order.fitted(train.samples, train.batch_size, shares)
+        if keeps_tail:
+            train = replace(train, batch_size=batch_size, keeps_tail=True)
         train.require_a_step()
     of_val = partial(of, splits["val"].columns, validation, training=False, **ranks)
-    val = of_val(batch_size=load.val_batch_size or load.batch_size)
+    val = of_val(batch_size=load.val_batch_size or train.batch_size)
     # a larger batch would be padding; that of training is there anyway
-    most = max(-(-val.samples * val.views // val.world_size), 1 if config.run.uses else load.batch_size)
+    most = max(-(-val.samples * val.views // val.world_size), 1 if config.run.uses else train.batch_size)
     return train, of_val(batch_size=most) if val.batch_size > most else val
 
 

@@ -51,6 +51,12 @@ OF_TRAINING = (
     *("stochastic_depth", "grad_checkpointing", "sync_bn"),
 )
 """Settings that an evaluation may have otherwise without a word."""
+READ_BY_TRAINING_ALONE = (
+    *(schema.Optimisation.model_fields.keys() - {"loss", "ema"}),
+    *(schema.Augmentation.model_fields.keys() - OF_VALIDATION),
+    *("short_side", "augment", "short_sides", "keep_empty"),
+)
+"""Settings that have their defaults where nothing is trained, so that none of them is checked there."""
 OTHER_SIZES = ("image_size_start", "val_image_size")
 """Settings of sizes that a network is not built for."""
 FROM_THE_SIZE = ("val_resize", "val_crop_share", "longer_side")
@@ -82,10 +88,11 @@ class Start:
         """Return the start of a run with these settings, of which the user has `given` some.
 
         To evaluate a `checkpoint`, which was read from `path`, the settings are its own, and what was given
-        wins. Raises UserError.
+        wins; those of training are left out. Raises UserError.
         """
         weights = config.model.weights
         if not checkpoint:
+            config = _without_training(config) if config.run.uses else config
             return cls(config=config, told=[], weights=weights, origin=f"--weights {weights}", trained=())
         config, told, doubts = _evaluated(checkpoint, config, given, origin)
         return cls(
@@ -230,7 +237,10 @@ def _evaluated(
         # published weights have a validation crop of their own, which is found by their name
         used = {"weights": asked.get("weights")}
         doubts = (f"{origin}: an earlier version has written it, and what that had found is found anew",)
-    trained = {**asked, **used, "arch": content["arch"], "precision": asked.get("precision", "auto")}
+    precision = asked.get("precision", "auto")
+    if precision == "fp16-pure" and not torch.cuda.is_available():
+        precision = "auto"  # it says how weights are trained, and elsewhere there are no fp16 kernels
+    trained = {**asked, **used, "arch": content["arch"], "precision": precision}
     for name in ("task", "arch"):
         if name in given and chosen[name] != trained.get(name, chosen[name]):
             both = f"{trained[name]} in the checkpoint, and --{name} {chosen[name]} was given"
@@ -257,7 +267,12 @@ def _evaluated(
         told.append(f"{origin}: {here} differs from the checkpoint's {_shown(trained[name])}")
     taken = {name: value for name, value in trained.items() if name not in NOT_TAKEN or name in used}
     flat = {**chosen, **taken, **{name: chosen[name] for name in given}}
-    return schema.build(flat, origin=origin), told, doubts
+    return _without_training(schema.build(flat, origin=origin)), told, doubts
+
+
+def _without_training(config: Config) -> Config:
+    defaults = Config().flat()
+    return schema.build(config.flat() | {name: defaults[name] for name in READ_BY_TRAINING_ALONE})
 
 
 def _shown(value: Any) -> str:

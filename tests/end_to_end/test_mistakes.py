@@ -38,8 +38,8 @@ VALUES = (
         ("'tochvision'", "did you mean torchvision", "dali-cpu, dali-gpu, dali-fed"),
     ),
     (
-        ("--batch-size", 50, "--accumulate", 2),
-        ("100 samples a step", "the largest that fits is --batch-size 48"),
+        ("--batch-size", 50, "--accumulate", 97),
+        ("4850 samples a step", "there are 96 training samples; too few"),
     ),
     (("--loader", "pyav"), ("'pyav'", "which is for --task video")),
     (("--evaluate", "true"), ("--evaluate", "--resume", "--weights")),

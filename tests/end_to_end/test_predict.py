@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from PIL import Image
 
 from scripts import export, serve_example
 from tests.end_to_end.conftest import CLASSES
-from tests.end_to_end.runs import Runner, draw, summary
+from tests.end_to_end.runs import ROOT, Runner, draw, summary
 from tests.unit.coco_files import write_coco
 from tests.unit.video_files import make
 
@@ -189,6 +191,17 @@ def test_an_exported_file_answers_as_predict_does(
     monkeypatch.setenv("XDG_CACHE_HOME", home.env["XDG_CACHE_HOME"])
     assert export.main(["run/last.pt", "--format", form, *more]) == 0
     assert "over 16 images: " in capsys.readouterr().out
+    # a disk with room for 8 KiB of the file; in a process of its own, which PyTorch's own writer would end
+    full = ["run/last.pt", "--format", form, *more, "--output", f"full/model.{form}"]
+    limited = ["bash", "-c", 'ulimit -f 8; exec "$@"', "-", sys.executable, "-m", "scripts.export", *full]
+    ended = subprocess.run(
+        limited, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 2 and not list(Path("full").iterdir())
+    assert (
+        ended.stderr
+        == f"export: full/model.{form}: cannot be written: File too large; choose another --output\n"
+    )
     if more:
         return
     serve_example.main("run/last.onnx", *map(str, sorted(Path("data/val").rglob("*.jpg"))))

@@ -87,9 +87,11 @@ def test_patience_counts_validations_without_a_better_figure_also_over_a_resume(
     flags = (*still, "--batch-size", 32, "--epochs", 9, "--val-every", 1, "--patience", 2)
     output = run(train, pictures, "run", *flags)
     assert summary(output)["epochs"] == 3 and summary(output)["finished"]
+    assert summary(output)["early_stop"] == {"epoch": 3, "best_epoch": 1, "validations": 2}
     run(train, pictures, "parts", *flags, "--steps", 2 * 3)
     parts = run(train, pictures, "parts", *flags, "--resume", "auto")
     assert summary(parts)["epochs"] == 3
+    assert summary(parts)["early_stop"] == summary(output)["early_stop"]
 
 
 def test_accumulation(train: Runner, pictures: Path) -> None:

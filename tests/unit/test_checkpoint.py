@@ -197,7 +197,8 @@ def test_other_parameters_were_trained() -> None:
 
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     content = {"config": {"optimizer": "sgd"}, "optimizer": trained(3).state_dict(), "scaler": {}}
-    checkpoint.load_optimizer(trained(3), scaler, content, "sgd")
+    checkpoint.load_optimizer(last := trained(3), scaler, content, "sgd")
+    assert [group["lr"] for group in last.param_groups] == [0.5]
     with pytest.raises(
         UserError,
         match=r"3 parameters were trained in the checkpoint, 2 are in this run: .*--weights-backbone",

@@ -41,11 +41,13 @@ class Delays:
             raise UserError("not on this machine")
         self.in_flight = 2
         self.closed = False
+        self.epochs: list[int] = []
         self._broken = name == broken
         self._batches = batches
         self._wait = lambda: clock.sleep(SECONDS[name])
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        self.epochs.append(epoch)
         for at in range(self._batches):
             if self._broken:
                 raise UserError("no memory")
@@ -112,7 +114,7 @@ def step_of(world: Any = None, **settings: Any) -> Step:
 def chosen(opener: Any, folder: Path, step: Any = None, **asked: Any) -> Choice:
     step = step or CountedStep(alone(), lambda batches, **_: next(batches))
     of = {"manifest": "of-pictures", **asked.pop("of", {})}
-    how: dict[str, Any] = {"step": step, "samples": SIZE, "say": lambda _: None, **asked}
+    how: dict[str, Any] = {"step": step, "samples": SIZE, "epoch": 0, "say": lambda _: None, **asked}
     names = how.pop("names", list(SECONDS))
     return fastest.choose(names, opener, answers=Answers(folder, of, step.world), **how)
 
@@ -197,8 +199,20 @@ def test_an_answer_is_kept_for_the_same_machine_and_settings(clock: Clock, tmp_p
 )
 def test_what_an_answer_is_kept_for(flags: str, alike: bool) -> None:
     """All that changes the rate of the step or the loader, and no more."""
-    plain, other = (fastest.timed(parse(words).flat()) for words in ([], flags.split()))
+    plan: Any = SimpleNamespace(first_epochs=(0,))
+    plain, other = (fastest.timed(parse(words).flat(), plan) for words in ([], flags.split()))
     assert (plain == other) is alike
+
+
+@pytest.mark.parametrize(("epochs", "epoch"), [(16, 13), (13, 12), (5, 0)])
+def test_loaders_are_measured_with_the_images_that_the_run_ends_with(
+    epochs: int, epoch: int, clock: Clock, tmp_path: Path
+) -> None:
+    plan: Any = SimpleNamespace(first_epochs=(0, 12, 13))
+    assert fastest.timed(parse(["--epochs", str(epochs)]).flat(), plan)["epoch"] == epoch
+    opener = Opener(clock)
+    chosen(opener, tmp_path, epoch=epoch)
+    assert [loader.epochs[0] for _, loader in opener.opened] == [epoch] * 3
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +178,35 @@ def test_what_folders_cannot_say_is_refused_at_the_start(
     command = [str(tmp_path / "to"), "--from", str(data), "--format", "folder"]
     assert pack.main([*command, "--manifest-dir", str(tmp_path / "cache")]) == 2
     assert said in capsys.readouterr().err and not (tmp_path / "to" / pack.WORK / "train").exists()
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Let every write beyond `size` bytes of a file fail, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@FORMATS
+def test_a_full_disk_is_one_line_and_what_is_there_goes_on(
+    form: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = data_of(tmp_path)
+    opened(data)  # so that the scan is written already
+    target = tmp_path / form
+    command = [str(target), "--from", str(data), "--format", form]
+    command += ["--manifest-dir", str(tmp_path / "cache-data")]
+    with files_of_at_most(300):
+        assert pack.main(command) == 2
+    (line,) = capfd.readouterr().err.strip().splitlines()[-1:]
+    assert line.startswith(f"pack: {target}") and "cannot be written" in line and "goes on" in line
+    assert "Traceback" not in line and not (target / "train.columns").exists()
+    assert packed(data, form) == target
+    assert opened(target)["val"].columns.fingerprint == opened(data)["val"].columns.fingerprint
 
 
 def test_a_set_larger_than_memory_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

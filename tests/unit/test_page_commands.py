@@ -109,6 +109,8 @@ def test_commands_are_read(page: str) -> None:
         try:
             read(program, words)
         except (Exception, SystemExit) as error:
+            if "lr.yaml: No such file" in str(error):  # what the command before writes
+                continue
             pytest.fail(f"{program} {shlex.join(words)}: {error}")
 
 

@@ -43,8 +43,8 @@ def config(*flags: str) -> Config:
         (["--batch-size", "8", "--val-batch-size", "9000"], 1, 30),
         (["--batch-size", "8", "--val-batch-size", "9000"], 2, 15),
         # as in training, so that nothing is compiled for another shape
-        (["--batch-size", "64", "--val-batch-size", "9000"], 2, 64),
-        (["--batch-size", "64"], 1, 64),
+        (["--batch-size", "64", "--val-batch-size", "9000"], 2, 50),
+        (["--batch-size", "64"], 1, 50),
     ],
 )
 def test_a_validation_batch_is_no_larger_than_the_set(flags: list[str], ranks: int, size: int) -> None:
@@ -54,7 +54,7 @@ def test_a_validation_batch_is_no_larger_than_the_set(flags: list[str], ranks: i
         train, val = pair(
             ImagePlan.of, config(*flags), splits, POLICY, POLICY, seed=0, world_size=ranks, rank=rank
         )
-        assert train.batch_size == int(flags[1]) and train.training and not val.training
+        assert train.training and not val.training
         assert val.batch_size == size
         seen += [int(place) for rows in val.rows(0, 0) for place in rows.ids[rows.valid]]
     assert sorted(seen) == list(range(30))
@@ -71,6 +71,39 @@ def test_a_views_place_counts() -> None:
 
 def test_no_step_is_a_mistake_unless_there_is_none_to_take() -> None:
     splits: dict[str, Any] = {"train": columns(3), "val": columns(3)}
-    with pytest.raises(UserError, match="--batch-size 8"):
-        pair(ImagePlan.of, config("--batch-size", "8"), splits, POLICY, POLICY, **ALONE)
-    pair(ImagePlan.of, config("--batch-size", "8", "--evaluate", "true"), splits, POLICY, POLICY, **ALONE)
+    flags = ("--batch-size", "8", "--accumulate", "4")
+    with pytest.raises(UserError, match="there are 3 training samples; too few"):
+        pair(ImagePlan.of, config(*flags), splits, POLICY, POLICY, **ALONE)
+    pair(ImagePlan.of, config(*flags, "--evaluate", "true"), splits, POLICY, POLICY, **ALONE)
+
+
+@pytest.mark.parametrize(
+    ("count", "batch", "accumulate", "ranks", "fitted", "steps"),
+    [
+        (21, 32, 1, 1, 21, 1),
+        (57, 32, 1, 1, 29, 2),
+        (57, 8, 4, 1, 8, 2),
+        (100, 16, 1, 3, 12, 3),
+        (96, 10, 1, 1, 10, 10),
+        (64, 8, 1, 1, 8, 8),
+        (400, 20, 1, 1, 20, 20),  # long enough: what is no whole step is dropped
+        (419, 20, 1, 1, 20, 20),
+    ],
+)
+def test_a_set_of_few_steps_loses_no_sample(
+    count: int, batch: int, accumulate: int, ranks: int, fitted: int, steps: int
+) -> None:
+    splits: dict[str, Any] = {"train": columns(count), "val": columns(3)}
+    flags = config("--batch-size", str(batch), "--accumulate", str(accumulate))
+    seen: list[int] = []
+    for rank in range(ranks):
+        own: dict[str, Any] = {"seed": 0, "world_size": ranks, "rank": rank}
+        train, _ = pair(ImagePlan.of, flags, splits, POLICY, POLICY, **own)
+        drawn = list(train.rows(0, 0))
+        assert (train.batch_size, train.steps(), len(drawn)) == (fitted, steps, steps * accumulate)
+        assert {len(rows) for rows in drawn} == {fitted}, "the last one is padded"
+        seen += [int(sample) for rows in drawn for sample in rows.ids[rows.valid]]
+        # behind the first step, as a resume begins
+        rest = train.rows(0, train.global_batch_size)
+        assert [rows.ids.tolist() for rows in rest] == [rows.ids.tolist() for rows in drawn[accumulate:]]
+    assert len(seen) == len({*seen}) == (count if count < 400 else 400)

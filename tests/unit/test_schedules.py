@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-from engine.schedules import learning_rate, warmup_warning
+from engine.schedules import learning_rate, of_plan, settled, warmup_warning
 from settings.optimisation import Optimisation
 
 DROPS: dict[str, Any] = {"lr": 0.1, "epochs": 26, "schedule": "step", "lr_gamma": 0.1}
@@ -136,3 +137,42 @@ def test_drops_at_steps() -> None:
 def test_a_warmup_longer_than_the_run_is_told(settings: dict[str, Any], said: str | None) -> None:
     found = warmup_warning(Optimisation(**settings), epoch_steps=10)
     assert (said is None and found is None) or (said is not None and found is not None and said in found)
+
+
+@pytest.mark.parametrize(
+    ("samples", "a_step", "wanted"),
+    [(500, 256, 10), (1000, 300, 10), (1000, 128, 50), (2000, 512, 20), (1_281_167, 1024, 1000)],
+)
+def test_a_warmup_of_steps_lasts_as_many(samples: int, a_step: int, wanted: int) -> None:
+    """Also where epochs drop a tail, whether `samples` are those of the data or those that are trained on."""
+    steps = samples // a_step
+    asked = Optimisation(epochs=400, warmup_steps=wanted, lr=1.0, schedule="constant")
+    epochs = range(wanted // steps + 2)
+    for of_an_epoch in (samples, steps * a_step):
+        found, _ = settled(asked, of_an_epoch, a_step)
+        rates = [
+            learning_rate(epoch + step * a_step / of_an_epoch, found)
+            for epoch in epochs
+            for step in range(steps)
+        ]
+        assert next(step for step, rate in enumerate(rates) if rate >= 1) == wanted
+    ramp = [0.01 + 0.99 * step / wanted for step in range(wanted)]
+    assert rates[:wanted] == pytest.approx(ramp), "a line over the steps that are trained"
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch", "asked", "said"),
+    [
+        (57, 29, 32, "--batch-size 32 -> 29, in whose 2 steps an epoch has all 57 samples"),
+        (653, 32, 32, "an epoch is 20 whole steps of 32 samples, and leaves out 13 of 653 (1.99%)"),
+        (640, 32, 32, None),
+        (653, 32, 0, None),
+    ],
+)
+def test_what_an_epoch_leaves_out_is_told(samples: int, batch: int, asked: int, said: str | None) -> None:
+    steps = samples // batch + (batch != asked)
+    plan: Any = SimpleNamespace(
+        samples=samples, batch_size=batch, global_batch_size=batch, steps=lambda first=0: steps
+    )
+    _, told = of_plan(Optimisation(), plan, asked)
+    assert [line.removeprefix("train: ") for line in told] == ([said] if said else [])

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -118,3 +119,61 @@ def test_depth_and_blocks_that_compute_again_reach_the_network() -> None:
     assert max(depths) == pytest.approx(0.4)
     # blocks and the merging of patches between stages
     assert start.told == ["--grad-checkpointing: 15 blocks compute again in the backward pass"]
+
+
+class Labelled:
+    """Columns of six images of two classes."""
+
+    height = width = np.full(6, 60)
+    label = np.arange(6) % 2
+    classes = ("a", "b")
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+
+@pytest.mark.parametrize(
+    ("task", "trained", "flags"),
+    [
+        ("classification", {"image_size": 48, "image_size_start": 32, "image_size_ramp": (0, 1)}, 32),
+        ("classification", {"image_size": 48, "train_window": "center", "val_window": "stretch"}, 64),
+        ("classification", {"balance": "sampler", "repeats": 1}, None),
+        ("video", {"image_size": 32, "short_side": (36, 40)}, 48),
+    ],
+    ids=["growing", "windows", "balance", "short-side"],
+)
+@pytest.mark.parametrize("use", ["evaluate", "predict"])
+def test_settings_of_training_are_checked_where_something_is_trained(
+    task: str, trained: dict[str, Any], flags: int | None, use: str
+) -> None:
+    """Also those of a preset that is given again: a run is used at a size that its training refuses."""
+    asked = {"task": task, **trained}
+    arch = "r3d_18" if task == "video" else "resnet18"
+    checkpoint = {"config": asked, "used": {}, "arch": arch, "classes": ["a", "b"]}
+    more = {"image_size": flags} if flags else {"repeats": 3}
+    config = build({use: "files" if use == "predict" else True, **more, **asked, **more})
+    start = Start.of(config, {use, *asked, *more}, checkpoint, path=None, origin="--resume last.pt")
+    kind = kind_of(start.config)
+    split: Any = SimpleNamespace(columns=Labelled(), source=None)
+    native = start.native(*architecture(kind, arch))
+    plan: Any = kind.plans(start.config, {"train": split, "val": split}, native, seed=0)[1]
+    assert flags in (None, plan.image_size)
+    kind.tasks(start.config, {"train": split, "val": split}, 0.0)
+
+
+@pytest.mark.parametrize("use", ["evaluate", "predict"])
+def test_what_only_trains_is_not_built_where_nothing_is_trained(
+    use: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Optimisers of packages that are not here, and weights that a GPU trains; the loss and --ema stay."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    optimised = {"optimizer": "apex-lamb", "clip_grad_agc": 0.1, "layer_decay": 0.5, "warmup_steps": 9}
+    asked = {"precision": "fp16-pure", "loss": "bce", "ema": 0.9, "mixup": 0.2, **optimised}
+    checkpoint = {"config": asked, "used": {}, "arch": "resnet18", "classes": ["a", "b"]}
+    given = build({use: "files" if use == "predict" else True})
+    start = Start.of(given, {use}, checkpoint, path=None, origin="--resume last.pt")
+    own = start.config.optimisation
+    assert (own.optimizer, own.clip_grad_agc, own.warmup_steps) == ("sgd", 0.0, 0)
+    assert (own.loss, own.ema, start.config.model.precision) == ("bce", 0.9, "auto")
+    preset = build({use: "files" if use == "predict" else True, "weights": "DEFAULT", **optimised})
+    assert Start.of(preset, (), {}, path=None, origin="").config.optimisation.optimizer == "sgd"

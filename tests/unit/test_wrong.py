@@ -191,6 +191,8 @@ def test_a_row_an_epoch_also_after_a_resume(tmp_path: Path) -> None:
     kept.row("results.csv", {"epoch": 2, "step": 10, "top1": 0.5})
     rows = table((tmp_path / "results.csv").read_bytes())
     assert [(row["epoch"], row["top1"]) for row in rows] == [("1", "0.05"), ("2", "0.5")]
+    kept.row("results.csv", {"epoch": 2, "step": 10, "top1": None})  # behind the last step, resumed
+    assert table((tmp_path / "results.csv").read_bytes())[1] == rows[1]
     kept.close()
 
 
