@@ -8,7 +8,6 @@ from contextlib import ExitStack
 import torch
 from torch import nn
 
-from config import Config
 from contracts import Feed, UserError
 from dataset.unlabelled import open_unlabelled
 from engine import memory, precision
@@ -19,9 +18,10 @@ from engine.stop import StopRequest
 from loaders import open_loader
 from report import record
 from report.console import Console
+from settings.config import Config
 from tasks import architecture, kind_of, loader_of
+from tasks.initial_state import Start
 from tasks.kind import Asked
-from tasks.start import Start
 
 
 class Mirrored(nn.Module):

@@ -8,18 +8,17 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 
-import startup
+from settings import preflight
 
-INTERRUPT = startup.begin("train.py")
+INTERRUPT = preflight.begin("train.py")
 from engine.distributed import ProcessWorld, cores, leave, prepare_process  # noqa: E402
 
 DEVICE = prepare_process()  # before anything starts CUDA or threads
 
 import torch  # noqa: E402
 
-from config import Config, given, parse, recipe  # noqa: E402
-from dataset.splits import cache_folder  # noqa: E402
-from engine import ends, fastest, graphed, memory, precision, schedules  # noqa: E402
+from dataset.open import cache_folder  # noqa: E402
+from engine import autotune, exit_codes, graphed, memory, precision, schedules  # noqa: E402
 from engine.checkpoint import Checkpoints, Resume  # noqa: E402
 from engine.failures import Failures  # noqa: E402
 from engine.loop import Training  # noqa: E402
@@ -36,8 +35,9 @@ from report.phases import Phases  # noqa: E402
 from report.profile import profiler  # noqa: E402
 from report.reporter import Reporter  # noqa: E402
 from report.summary import describe, rejected  # noqa: E402
+from settings.config import Config, given, parse, recipe  # noqa: E402
 from tasks import architecture, compared, kind_of, tables, task_with_loader  # noqa: E402
-from tasks.start import Start  # noqa: E402
+from tasks.initial_state import Start  # noqa: E402
 
 
 def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, console: Console) -> int:
@@ -89,17 +89,17 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         resume.into(module, step, optimizer=opt.optimizer)  # before Reporter cuts the run's files
         stack.callback(step.forget)  # graphs hold NCCL, and a group with graphs does not end
         about = {"arch": arch, "precision": precise, "image_size": native.size, "workers": workers}
-        alike = {**fastest.timed(config.flat(), plan), **about, "manifest": train_set.fingerprint}
+        alike = {**autotune.timed(config.flat(), plan), **about, "manifest": train_set.fingerprint}
         asked = model.graphs if not run.evaluate else False
         with memory.explained(step, plan.batch_size, shape, world):  # a loader's threads break a capture
             graphs = graphed.prepare(step, partial(first_batches, feed), world, asked, one_shape=kind.graphs)
-            choice = fastest.choose(
+            choice = autotune.choose(
                 names,
                 partial(open_loader, feed=feed),
                 step=step,
                 samples=plan.global_batch_size,
                 epoch=alike["epoch"],
-                answers=fastest.Answers(cache_folder(config.data.manifest_dir), alike, world),
+                answers=autotune.Answers(cache_folder(config.data.manifest_dir), alike, world),
                 before=resume.content.get("loader"),
                 say=console.info,
             )
@@ -174,7 +174,7 @@ def main() -> int:
     except KeyboardInterrupt:  # before there was anything to save
         return 130
     except Exception as error:
-        return ends.code_of(error, world, said_by=Unusable)
+        return exit_codes.code_of(error, world, said_by=Unusable)
 
 
 if __name__ == "__main__":

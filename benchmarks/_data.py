@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cli import one_of
-from config import Config
 from contracts import UserError
-from dataset.sources import choose_source, source_named
-from dataset.splits import list_of
+from dataset.open import list_of
+from dataset.stores import choose_source, source_named
 from loaders import Medium
+from settings.cli import one_of
+from settings.config import Config
 from tasks import TASKS, kind_named
 
 

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from cli import Settings, flags, wrong
 from contracts import UserError
+from settings.cli import Settings, flags, wrong
 
 S = TypeVar("S", bound=Settings)
 

@@ -27,10 +27,10 @@ from pydantic import PositiveInt
 
 from benchmarks._process import ROOT, ran
 from benchmarks._reasons import NOT_HERE, reason
-from cli import Settings
 from contracts import UserError
 from report import record
 from report.meter import spread
+from settings.cli import Settings
 from settings.types import NotNegative
 
 LEAST = 3

@@ -18,8 +18,8 @@ from pydantic import Field, FiniteFloat, PositiveInt
 from benchmarks import _plots, _show, _starts, train
 from benchmarks._suite import LEAST, Column, Common, Measured, Point, Row, Suite
 from benchmarks.workers import EAGER
-from cli import FolderOrUrl, one_of
 from contracts import UserError
+from settings.cli import FolderOrUrl, one_of
 from tasks import architecture
 from tasks.classification import KIND
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from benchmarks.baselines import dali, pytorch
 from contracts import Batch, Feed, FileSource, Pixels, Split, UserError, World
-from dataset.sources.folder import Folder
+from dataset.stores.folder import Folder
 from loaders import open_loader
 from plan.images import ImagePlan, ImagePolicy
 from tasks.classification import Classification

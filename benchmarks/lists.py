@@ -42,13 +42,13 @@ from benchmarks._suite import (
     measuring,
 )
 from benchmarks.baselines import lists as by_hand
-from cli import one_of
 from contracts import Array, FileSource, Rows, Split, UserError
-from dataset.sources import list as image_list
+from dataset.stores import list as image_list
 from loaders._workers import Workers
 from plan.images import ImagePlan, ImagePolicy
 from report import hardware
 from report.meter import spread
+from settings.cli import one_of
 
 OURS = "ours"
 METHODS = (OURS, *by_hand.DATASETS)

@@ -45,11 +45,11 @@ from benchmarks._suite import (
     ranks,
     require_gpus,
 )
-from cli import one_of
 from contracts import FileSource, UserError
-from dataset.splits import open_split
+from dataset.open import open_split
 from report import hardware
 from report.meter import Meter, spread
+from settings.cli import one_of
 from tasks import kind_named, task_with_loader
 
 BASELINES = {"images": images.BASELINES, "videos": videos.BASELINES}

@@ -44,12 +44,12 @@ from benchmarks._suite import (
 from benchmarks.baselines import train as loop_by_hand
 from benchmarks.loader import expanded
 from benchmarks.train import BY_HAND, MEASURED_ONLY, check, require_data, require_same_pixels, words
-from cli import FolderOrUrl
-from config import Config, parse
 from contracts import UserError
 from engine.precision import choose
 from report import hardware
 from report.console import Console
+from settings.cli import FolderOrUrl
+from settings.config import Config, parse
 from settings.types import Share
 from tasks import architecture
 from tasks.classification import KIND
@@ -149,7 +149,7 @@ def training_samples(data: str | None) -> int:
 
     Raises UserError.
     """
-    from dataset.splits import open_splits
+    from dataset.open import open_splits
 
     loader = "torchvision" if data else "synthetic"
     settings = Config().data.model_copy(update={"data": data})

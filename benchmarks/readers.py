@@ -37,13 +37,13 @@ from benchmarks._suite import (
     in_own_process,
     measuring,
 )
-from cli import one_of
 from contracts import Array, RateWindow, UserError
-from dataset.splits import open_split
+from dataset.open import open_split
 from engine.distributed import cores
 from loaders.images.decoders import PNG, READERS, plain_jpeg
 from report.hardware import hardware, versions
 from report.meter import spread, steady
+from settings.cli import one_of
 from settings.types import NotNegative
 
 KNOWN = (*READERS, *OTHERS, DALI)

@@ -40,7 +40,7 @@ from benchmarks._suite import (
 from benchmarks.baselines import dali
 from benchmarks.loader import expanded
 from contracts import Split, World
-from dataset.splits import open_split
+from dataset.open import open_split
 from report import hardware
 from report.meter import spread
 from settings.types import NotNegative

@@ -221,7 +221,7 @@ def points(settings: Soak) -> list[Point]:
 
 def feed_of(settings: Soak, point: Point, world: World) -> Feed:
     """Return the folder's images with the windows of training, or clips of its videos. Raises UserError."""
-    from dataset.splits import open_split
+    from dataset.open import open_split
     from plan.images import ImagePlan, ImagePolicy
     from tasks.classification import Classification
 

@@ -46,9 +46,8 @@ from benchmarks._suite import (
     measuring,
 )
 from benchmarks.baselines import peers
-from cli import one_of
 from contracts import Batch, Split
-from dataset.splits import open_split
+from dataset.open import open_split
 from engine import precision
 from engine.step import Step
 from loaders import IMAGE_LOADERS
@@ -60,6 +59,7 @@ from report.meter import spread
 from report.phases import Phases
 from scripts._reencode import Smaller
 from scripts.pack import pack_splits
+from settings.cli import one_of
 from settings.optimisation import Optimisation
 from tasks import architecture
 from tasks.classification import KIND, Classification

@@ -32,15 +32,15 @@ from benchmarks._suite import (
     require_gpus,
 )
 from benchmarks.baselines import train as loop_by_hand
-from cli import FolderOrUrl, one_of
-from config import Config, parse
 from contracts import RateWindow, UserError
-from dataset.manifest import is_url
-from dataset.splits import holds, require_splits
+from dataset.open import holds, require_splits
+from dataset.scan.manifest import is_url
 from engine import precision
 from engine.distributed import default_workers
 from report.meter import bound, spread, steady
 from report.tensorboard import SETTINGS, Board, metrics
+from settings.cli import FolderOrUrl, one_of
+from settings.config import Config, parse
 from tasks import TASKS, architecture, compared, kind_named, kind_of
 
 BY_HAND = "by hand: "

@@ -18,8 +18,8 @@ from benchmarks import images
 from benchmarks._suite import Row
 from benchmarks.baselines import dali, nvdec, pytorch
 from contracts import Feed, Loader, Pixels, Split, UserError, World
-from dataset.sources.folder import Folder
-from dataset.splits import cache_folder
+from dataset.open import cache_folder
+from dataset.stores.folder import Folder
 from loaders import open_loader
 from loaders.videos._engines import capabilities, import_codec
 from plan.clips import ClipPlan, ClipPolicy

@@ -18,9 +18,9 @@ from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks import _plots, _show, _superres, train
 from benchmarks._suite import LEAST, Column, Common, Measured, Point, Row, Suite, beyond_noise
-from cli import FolderOrUrl
 from engine.distributed import default_workers
 from report.advice import GRAPHS
+from settings.cli import FolderOrUrl
 from tasks import architecture, kind_named
 
 STEP = ("data_wait", "forward", "backward", "update")

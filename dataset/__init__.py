@@ -1,1 +1,1 @@
-"""What exists, in which order, with which numbers. NumPy only: importing it never imports torch."""
+"""WHAT exists: files and annotations -> columns, and the bytes behind a row. Never imports torch."""

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from contracts import Split
-from dataset.manifest import printable
+from dataset.scan.manifest import printable
 
 if TYPE_CHECKING:
-    from dataset.splits import Console
+    from dataset.open import Console
 
 
 def tell_of_classes(

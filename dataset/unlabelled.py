@@ -19,15 +19,15 @@ from typing import Any, Literal
 import numpy as np
 
 from contracts import Array, Split, UserError
-from dataset import lists, walk
 from dataset.images.columns import as_shown
-from dataset.lists import BLANK, Grammar, List
-from dataset.manifest import printable
-from dataset.scan import NothingFound, Progress
-from dataset.sources import list as image_lists
-from dataset.sources.folder import Folder
-from dataset.splits import DataSettings, cache_folder
-from user_files import open_text
+from dataset.open import DataSettings, cache_folder
+from dataset.scan import file_tree, lists
+from dataset.scan.cache import NothingFound, Progress
+from dataset.scan.lists import BLANK, Grammar, List
+from dataset.scan.manifest import printable
+from dataset.stores import list as image_lists
+from dataset.stores.folder import Folder
+from system.user_files import open_text
 
 MUST_BE = "a folder of files, a list with a path a line, or one file"
 GRAMMAR = Grammar(expected="a line is a path, which may have a TAB or a comma and more behind it")
@@ -86,17 +86,17 @@ def _files(named: Path, content: str, flag: str) -> tuple[list[str], list[bytes]
     """
     refused: dict[str, str] = {}
     if named.is_dir():
-        visits: list[walk.Visit] = []
+        visits: list[file_tree.Visit] = []
         root = os.fsencode(os.path.realpath(named))
-        above = [walk.visit(os.fsencode(folder))[1] for folder in Path(os.fsdecode(root)).parents]
+        above = [file_tree.visit(os.fsencode(folder))[1] for folder in Path(os.fsdecode(root)).parents]
         others: list[bytes] = []
 
         def reject(path: bytes, why: str) -> None:
-            if why != walk.NO_DATA:
+            if why != file_tree.NO_DATA:
                 others.append(os.path.relpath(path, os.path.dirname(root)))
                 refused[printable(path)] = why
 
-        found = walk.walk(os.path.dirname(root), os.path.basename(root), above, visits, reject)
+        found = file_tree.walk(os.path.dirname(root), os.path.basename(root), above, visits, reject)
         files = sorted(path.split(b"/", 1)[1] for part in (*found, others) for path in part)
         names = [os.path.join(str(named), os.fsdecode(file)) for file in files]
         paths = [os.path.join(root, file) for file in files]
@@ -169,5 +169,5 @@ def _placed(
         if found := own.get(os.path.normpath(path)):
             samples[place] = found.pop()
         else:
-            errors[place] = why.get(printable(path), UNREAD.format(what=f"{walk.ARTICLE[what]} {what}"))
+            errors[place] = why.get(printable(path), UNREAD.format(what=f"{file_tree.ARTICLE[what]} {what}"))
     return samples, errors

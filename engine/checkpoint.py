@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-import torch_files
 from contracts import UserError
-from engine import contents, optimizers
+from engine import checkpoint_format, optimizers
 from engine.distributed import ProcessWorld
-from engine.instruments import Report
+from engine.protocols import Report
 from engine.step import Step
 from settings.run import Run
+from system import torch_files
 
 FULL_BYTES = 1 << 20
 """A disk that a checkpoint has filled has less than this left."""
@@ -105,7 +105,7 @@ def write(path: Path, content: dict[str, Any]) -> None:
     new = path.with_name(f".{path.name}.new")  # one name, so that what a kill leaves is written over
     try:
         with new.open("wb") as file:
-            torch.save({"format": contents.FORMAT, **content}, file)
+            torch.save({"format": checkpoint_format.FORMAT, **content}, file)
             file.flush()
             # before the rename: else a power cut could leave the name with a part of the content
             os.fsync(file.fileno())
@@ -193,7 +193,7 @@ class Resume:
         if run.uses and path is None and weights and _is_checkpoint(Path(weights)):
             path = Path(weights)
             flag = "--weights"
-        content = contents.read(path, flag=flag) if run.uses and path is not None else {}
+        content = checkpoint_format.read(path, flag=flag) if run.uses and path is not None else {}
         return cls(path=path, auto=auto, evaluate=run.uses, flag=flag, content=content)
 
     @property
@@ -241,7 +241,7 @@ class Resume:
         """
         if self.path is None:
             return
-        content = self.content or contents.read(self.path)
+        content = self.content or checkpoint_format.read(self.path)
         trained = content["classes"]
         from_weights = "" if self.evaluate else f"; --weights {self.path} starts from its weights alone"
         # two tasks may have one architecture and the same classes, and their figures cannot be compared

@@ -34,11 +34,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import startup
 from contracts import UserError, one_line
 from engine import slurm
-from engine.peers import Peers, is_gone
-from machine import cores
+from engine.ranks import Peers, is_gone
+from system import limits
+from system.resources import cores
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """torch's variables of its allocator, the newer name first. torch reads them when it first takes memory."""
@@ -56,7 +56,7 @@ MARGIN_S = 600.0
 """Seconds by which a collective waits longer than engine/watch.py, which says who is waited for, and lets
 ranks that live be slow where they may: a checkpoint, a compilation, a validation's figures may take as long.
 """
-FILES = startup.LEAST_FILES
+FILES = limits.LEAST_FILES
 FILES_A_WORKER = 4
 """Files that are open for each worker process of a loader."""
 MOST_WORKERS_A_CORE = 64
@@ -197,7 +197,7 @@ class ProcessWorld:
         gpu = self.device.type == "cuda"
         workers = default_workers(_sharing(self.local_size), gpu=gpu) if asked is None else asked
         files = FILES + 2 * FILES_A_WORKER * workers  # those of the validation come beside them
-        if not startup.open_files(files):
+        if not limits.open_files(files):
             few = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             raise UserError(
                 f"--workers {workers} need about {files} open files, in a validation too, and "

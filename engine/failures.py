@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from contracts import UserError
-from engine.instruments import Report
+from engine.protocols import Report
 
 
 @dataclass(kw_only=True)

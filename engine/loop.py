@@ -16,11 +16,11 @@ from contracts import Batch, Loader, NotFinite, Plan, RateWindow, UserError
 from engine import schedules
 from engine.checkpoint import Checkpoints, Progress
 from engine.distributed import ProcessWorld, Vote, leave, leave_within
+from engine.emergency_save import Rescue
 from engine.failures import Failures
-from engine.instruments import MeasureCeilings, Meter, Profile, Report
-from engine.peers import is_gone
-from engine.recent import Recent
-from engine.rescue import Rescue
+from engine.loss_log import Recent
+from engine.protocols import MeasureCeilings, Meter, Profile, Report
+from engine.ranks import is_gone
 from engine.step import Step
 from engine.stop import Asked, StopRequest
 from engine.validation import Validation

@@ -7,7 +7,7 @@ import torch
 from contracts import UserError
 
 PURE = "fp16-pure"
-"""Weights and gradients are fp16 too, and the optimiser has fp32 masters of them: engine/masters.py."""
+"""Weights and gradients are fp16 too, and the optimiser has fp32 masters of them: engine/fp32_weights.py."""
 DTYPES = {"fp16": torch.float16, PURE: torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 

@@ -20,7 +20,7 @@ from engine import precision as precisions
 from engine.clipping import Clipping
 from engine.distributed import ProcessWorld
 from engine.ema import Ema
-from engine.masters import Masters
+from engine.fp32_weights import Masters
 from settings.optimisation import Optimisation
 
 

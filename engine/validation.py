@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
-import torch_files
 from contracts import Counts, Figure, Loader, Plan, Task, UserError
 from engine import checkpoint, memory
 from engine.checkpoint import Checkpoints, Progress
 from engine.distributed import ProcessWorld, Vote
 from engine.evaluate import Outcome, evaluate
 from engine.failures import Failures
-from engine.instruments import Report
+from engine.protocols import Report
 from engine.stop import Asked
 from engine.watch import Watch
+from system import torch_files
 
 KEPT = (
     "val: the network keeps a tensor that it made in a validation, over which a graph would write: steps are "

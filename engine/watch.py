@@ -25,7 +25,7 @@ from typing import Any
 
 from contracts import Batch, Counts, Loader
 from engine.distributed import ProcessWorld
-from engine.peers import BEAT_S
+from engine.ranks import BEAT_S
 from engine.stop import StopRequest, say
 
 SAID_S = 30.0

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from contracts import UserError
-from processes import uninterrupted
+from system.processes import uninterrupted
 
 NO_MEMORY = ("out of memory", "cudaErrorMemoryAllocation", "CUDA allocation failed", "bytes on device")
 """What DALI says, in different places, when the GPU has no memory left."""

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as functional
 
 from contracts import Array
-from loaders._turns import ToDevice
+from loaders._flips import ToDevice
 from plan.ops import BLUR_SIDE, NUMBERS, PERMUTATIONS, WIDTH, Op
 
 Operation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

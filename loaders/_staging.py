@@ -1,7 +1,7 @@
 """Copies decoded pixels to the device, ahead of the step: what all loaders share.
 
-What becomes of them there is said in loaders/_finish.py. On CUDA a slot is (pinned bytes, device output); a
-thread fills slots ahead of the consumer:
+What becomes of them there is said in loaders/_postprocess.py. On CUDA a slot is (pinned bytes, device
+output); a thread fills slots ahead of the consumer:
 
     thread   [copy to pinned 1][copy to pinned 2]...
     stream          [to device 1][finish 1][to device 2]...   behind `done` of the slot's last user
@@ -25,9 +25,9 @@ import numpy as np
 import torch
 
 from contracts import Array, Batch, Counts, Feed, Rows, do_nothing
-from loaders._finish import Finish
+from loaders._flips import images_shape
 from loaders._memory import fitted, too_small
-from loaders._turns import images_shape
+from loaders._postprocess import Finish
 
 Item = TypeVar("Item")
 # copies to the device under way at most: page-locked memory staged three batches ago is free again

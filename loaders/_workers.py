@@ -37,10 +37,10 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from contracts import Array, Rows, UserError
-from loaders._reads import NONE, Marks, mark
-from machine import memory_bytes
+from loaders._read_retry import NONE, Marks, mark
 from plan.geometry import upright
-from processes import LOOK_S, Fork, Stop, begin, killed_if_late, starting
+from system.processes import LOOK_S, Fork, Stop, begin, killed_if_late, starting
+from system.resources import memory_bytes
 
 PREFETCH = 4
 """Parts under way a worker."""

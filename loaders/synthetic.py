@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from contracts import Batch, Counts, Feed, Rows
-from loaders._finish import DTYPES, batch_of
+from loaders._postprocess import DTYPES, batch_of
 from loaders._staging import Staged, hand_over, sleeping_event
 from plan.patches import HIGH
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-import torch_files
 from models import Unusable
-from user_files import open_bytes
+from system import torch_files
+from system.user_files import open_bytes
 
 TRAINED = (
     *("state_dict", "model", "model_state_dict", "model_state", "net", "network", "module", "state"),

@@ -89,7 +89,7 @@ def upright(rows: Rows) -> Rows:
     """Return the rows as a loader decodes and resizes them: of stored pixels, and without a turn.
 
     Sizes, places and canvas are those before the turns. Turns are the same permutation whoever decodes, so
-    they are done behind the loader (loaders/_finish.py).
+    they are done behind the loader (loaders/_postprocess.py).
     """
     if rows.exif is not None:
         rows = _of_stored(rows, rows.exif)

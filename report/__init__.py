@@ -1,0 +1,1 @@
+"""What a run TELLS: rates, ceilings, advice, console, TensorBoard and files."""

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import torch
 
-from machine import CGROUP, memory_bytes
+from system.resources import CGROUP, memory_bytes
 
 GIB = 1 << 30
 # name told -> distribution; the first that is installed, by prefix, for NVIDIA's carry the CUDA version

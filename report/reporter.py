@@ -34,7 +34,7 @@ SAID = 5
 
 
 class Reporter:
-    """An engine.instruments.Report: receives points, windows, validations and ceilings, and writes the
+    """An engine.protocols.Report: receives points, windows, validations and ceilings, and writes the
     summary at the end.
 
     `task` says how its figures are shown; `compared` are figures of all tasks, by which TensorBoard's

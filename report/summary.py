@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from config import Config, as_yaml
 from contracts import Array, Counts, Figure, Loader, Split, World
 from report.hardware import hardware
 from report.meter import too_high
+from settings.config import Config, as_yaml
 
 PHASES = ("transforms", "data_wait", "transfer", "forward", "backward", "update", "graph")
 """Phases of a step, in their order; see report/phases.py. A step that is a CUDA graph has `graph` in place of
@@ -134,7 +134,7 @@ def _refusals(ranks: Sequence[Counts]) -> dict[str, str]:
 def of_points(points: Sequence[Mapping[str, float]]) -> tuple[dict[str, float | None], float | None]:
     """Return the mean of the loss and of each of its terms, by name, and the last norm of the gradients.
 
-    `points` are the steps that engine.instruments.Report.train gets. A step whose loss is nan, since no
+    `points` are the steps that engine.protocols.Report.train gets. A step whose loss is nan, since no
     sample of it was valid, is left out of the means; a value is None where no step has one.
     """
     names = points[-1].keys() - NO_LOSS

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from user_files import local_path
+from system.user_files import local_path
 
 
 class Parser(argparse.ArgumentParser):

@@ -22,15 +22,15 @@ import numpy as np
 from PIL import Image
 
 from contracts import Split, UserError
-from dataset import walk
-from dataset.arrow_files import Damaged
-from dataset.arrow_index import labels_of, require_same, schema_of
-from dataset.entries import ReadAt
-from dataset.lists import class_names
-from dataset.manifest import Rejected, printable
-from dataset.scan import Progress
-from dataset.shard_index import Entry, Index, Shard, open_index
-from dataset.sources._shards import Labelled, Shards
+from dataset.scan import file_tree
+from dataset.scan.byte_ranges import ReadAt
+from dataset.scan.cache import Progress
+from dataset.scan.lists import class_names
+from dataset.scan.manifest import Rejected, printable
+from dataset.stores._arrow_files import Damaged
+from dataset.stores._arrow_rows import labels_of, require_same, schema_of
+from dataset.stores._shard_index import Entry, Index, Shard, open_index
+from dataset.stores._shards import Labelled, Shards
 
 SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}
 """What files of a split are called, the first of these that is there."""
@@ -245,7 +245,7 @@ def files_of(kind: str, data: Path, split: str) -> list[Path]:
 
 
 class Rows(Shards):
-    """The images of a split's files: a dataset.sources._stored.Container."""
+    """The images of a split's files: a dataset.stores._stored.Container."""
 
     def __init__(self, kind: str, paths: Sequence[Path], label_key: str | None, **again: Any) -> None:
         super().__init__(partial(_index, kind, paths, label_key, **again))
@@ -271,9 +271,9 @@ class Rows(Shards):
 def _index(kind: str, paths: Sequence[Path], label_key: str | None, **again: Any) -> Index:
     folder = paths[0].parent
 
-    def names(visits: list[walk.Visit]) -> list[str]:
+    def names(visits: list[file_tree.Visit]) -> list[str]:
         for name in ("", *(path.name for path in paths)):
-            walk.remember(visits, os.fsencode(folder), os.fsencode(name))
+            file_tree.remember(visits, os.fsencode(folder), os.fsencode(name))
         return [path.name for path in paths]
 
     key = [kind, 2, paths[0].name, label_key]

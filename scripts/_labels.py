@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dataset.entries import Files
 from dataset.images.columns import FORMATS, TRANSPOSE, TURN_OF, Header
 from dataset.images.headers import read_header
-from dataset.manifest import Rejected
+from dataset.scan.byte_ranges import Files
+from dataset.scan.manifest import Rejected
 
 Size = tuple[int, int]
 """Height and width, pixels."""

@@ -18,8 +18,8 @@ import numpy as np
 
 from benchmarks._process import ROOT, ran
 from benchmarks.train import FULL_SIZE, words
-from config import Config, as_yaml, build
 from contracts import Array, UserError
+from settings.config import Config, as_yaml, build
 from tasks import kind_of, loader_of
 
 LOWEST = 1e-6

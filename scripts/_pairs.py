@@ -10,11 +10,11 @@ import numpy as np
 from pydantic import ValidationError
 
 from contracts import Array, Split, UserError
-from dataset.manifest import is_url, masked
+from dataset.open import SPLITS, cache_folder
 from dataset.pairs import entry
 from dataset.pairs.scan import open_pairs
-from dataset.sources import choose_source, source_named
-from dataset.splits import SPLITS, cache_folder
+from dataset.scan.manifest import is_url, masked
+from dataset.stores import choose_source, source_named
 from loaders.images.decoders import pillow_rgb
 from report.console import Console
 from scripts._foreign import FOREIGN

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from contracts import Array, UserError
-from dataset.arrow_files import END as END_OF_STREAM
-from dataset.manifest import printable
-from dataset.sources.lmdb import ABOUT, samples_of
-from dataset.tar_index import IMAGES
+from dataset.scan.manifest import printable
+from dataset.stores._arrow_files import END as END_OF_STREAM
+from dataset.stores._tar_samples import IMAGES
+from dataset.stores.lmdb import ABOUT, samples_of
 
 LONGEST_KEY = 511
 """Bytes of a key, as LMDB is built."""

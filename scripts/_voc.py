@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts._labels import Labels, Left, Size, is_image, number, sizes
-from user_files import open_bytes, read_text
+from system.user_files import open_bytes, read_text
 
 FOLDERS = ("JPEGImages", "images", "Annotations", ".")
 """Where images are looked for."""

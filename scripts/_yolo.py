@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from preset import parsed
 from scripts._labels import Labels, Left, Size, images_below, number, outlined, sizes
-from user_files import read_text
+from settings.preset import parsed
+from system.user_files import read_text
 
 SPLITS = {"train": ("train",), "val": ("val", "valid", "validation")}
 NAMES = ("classes.txt", "labels/classes.txt", "obj.names")

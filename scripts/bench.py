@@ -17,8 +17,8 @@ from benchmarks import _show
 from benchmarks._flags import asked
 from benchmarks._process import ending_on_signals
 from benchmarks._suite import Suite, merged, run, value
-from cli import one_of
 from contracts import UserError
+from settings.cli import one_of
 
 SUITES = {
     "train": "benchmarks.train",

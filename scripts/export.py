@@ -30,9 +30,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from config import given, parse
 from contracts import UserError, one_line
-from dataset.splits import open_splits
+from dataset.open import open_splits
 from dataset.unlabelled import open_unlabelled
 from engine.checkpoint import Resume
 from loaders.images.decoders import pillow_rgb
@@ -40,9 +39,10 @@ from models import Unusable
 from report.console import Console
 from scripts import Parser
 from scripts._preprocessing import FILTERS, Beside, Framing, Preprocessed
+from settings.config import given, parse
 from tasks import architecture, kind_of
 from tasks._plans import image_policies
-from tasks.start import Start
+from tasks.initial_state import Start
 
 NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "pt2": ()}
 """--format -> packages that it needs beside PyTorch."""

@@ -21,25 +21,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import storage
 from contracts import Split, UserError, one_line
-from dataset import walk
-from dataset.entries import Files, ReadAt
 from dataset.images.scan import open_images
-from dataset.manifest import Rejects, printable
-from dataset.scan import Progress, reading
-from dataset.shard_index import Entry, Index, Shard, open_index
-from dataset.sources._shards import Shards
-from dataset.sources._stored import Container, Stored, StoredEntries
-from dataset.splits import cache_folder
-from dataset.tar_members import BLOCK, Ranges, members
+from dataset.open import cache_folder
+from dataset.scan import file_tree
+from dataset.scan.byte_ranges import Files, ReadAt
+from dataset.scan.cache import Progress, reading
+from dataset.scan.manifest import Rejects, printable
+from dataset.stores._shard_index import Entry, Index, Shard, open_index
+from dataset.stores._shards import Shards
+from dataset.stores._stored import Container, Stored, StoredEntries
+from dataset.stores._tar_headers import BLOCK, Ranges, members
 from models.classification import WNIDS
 from report.console import Console
 from scripts import Parser
 from scripts._reencode import add_arguments, asked
 from scripts._stores import FORMATS
 from scripts.pack import pack_splits
-from user_files import open_bytes, read_text
+from system import storage
+from system.user_files import open_bytes, read_text
 
 COUNTS = {"train": 1_281_167, "val": 50_000}
 NAMES = {
@@ -130,8 +130,8 @@ class Archive(Shards):
 def _index(folder: Path, split: str, class_of: ClassOf | None, **again: Any) -> Index:
     name = ARCHIVE.format(split)
 
-    def shards(visits: list[walk.Visit]) -> list[str]:
-        walk.remember(visits, os.fsencode(folder), os.fsencode(name))
+    def shards(visits: list[file_tree.Visit]) -> list[str]:
+        file_tree.remember(visits, os.fsencode(folder), os.fsencode(name))
         return [name]
 
     walked = partial(_walk, folder, class_of)
@@ -174,7 +174,7 @@ def _walk(folder: Path, class_of: ClassOf | None, shard: str) -> Shard:
 
 
 class Unpacked:
-    """The images of Kaggle's folders: a dataset.sources._stored.Container. Those of val lie in no class."""
+    """The images of Kaggle's folders: a dataset.stores._stored.Container. Those of val lie in no class."""
 
     def __init__(self, folder: Path, class_of: ClassOf | None) -> None:
         self._class_of = class_of
@@ -237,17 +237,19 @@ def open_imagenet(
             f"{folder} has no {ARCHIVE.format(split)}, and no {KAGGLE}/{split}/; it must have one"
         )
 
-    def list_files(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> dict[str, int]:
+    def list_files(
+        made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
+    ) -> dict[str, int]:
         entries.remember(visits, [])
         if isinstance(container, Archive):
             container.name_rejected(rejects)
         with reading(real):
             names = storage.in_scan(container.names, lambda: str(real))
         require_names(split, names, any_count=any_count)
-        labels = walk.numbered(
+        labels = file_tree.numbered(
             sorted({os.fsdecode(name.partition(b"/")[0]) for name in names}), classes, "val has class"
         )
-        walk.write_labelled({name: labels[os.fsdecode(name.partition(b"/")[0])] for name in names}, made)
+        file_tree.write_labelled({name: labels[os.fsdecode(name.partition(b"/")[0])] for name in names}, made)
         return labels
 
     own: Container = container

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.link_set import command, filled, put, shares
-from user_files import read_text
+from system.user_files import read_text
 
 KINDS = ("instances", "person_keypoints")
 VAL = "val2017"

@@ -27,20 +27,20 @@ from typing import Any, Protocol
 import filelock
 import numpy as np
 
-import storage
-from config import build
 from contracts import Source, Split, UserError, one_line
-from dataset.beside import beside
+from dataset.open import cache_folder, open_splits
 from dataset.pairs.entry import CODINGS
-from dataset.sources import SOURCES, source_named
-from dataset.splits import cache_folder, open_splits
-from dataset.tar_index import open_index
+from dataset.scan.packed_columns import beside
+from dataset.stores import SOURCES, source_named
+from dataset.stores._tar_samples import open_index
 from report.console import Console
 from scripts import Parser, _pairs
 from scripts._foreign import FOREIGN, files_of, open_foreign
 from scripts._reencode import add_arguments, asked
 from scripts._stores import FORMATS, GOES_ON, Packed, Writer, require_order
+from settings.config import build
 from settings.data import Data
+from system import storage
 
 Say = Callable[[int, int, str], None]
 WORK = ".packing"

@@ -25,10 +25,10 @@ from benchmarks import _show
 from benchmarks._flags import asked
 from benchmarks._process import ending_on_signals
 from benchmarks._suite import Common, Row, merged, run, said_of, value
-from cli import Settings, one_of
 from contracts import UserError
 from report import record
 from scripts.bench import suite_of
+from settings.cli import Settings, one_of
 
 REPORTS = Path(__file__).resolve().parents[1] / "configs" / "published"
 HERE = ("by hand here", "ours")

@@ -26,10 +26,10 @@ from pydantic import Field, FiniteFloat
 from benchmarks import _show, train
 from benchmarks._flags import asked
 from benchmarks._suite import APART, LEAST, Rates, Row, Suite, beyond_noise, merged, results, versions_of
-from cli import Settings
 from contracts import UserError
 from report import record
 from scripts.bench import suite_of
+from settings.cli import Settings
 
 
 class Report(Settings):

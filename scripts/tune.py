@@ -33,14 +33,14 @@ from rich.table import Table
 
 from benchmarks._process import ROOT, ending_on_signals, ran
 from benchmarks.train import FULL_SIZE, GENTLER, MEASURED_ONLY, require_data, words
-from cli import FolderOrUrl, Settings, flags
-from config import Config, as_yaml, build, parse
 from contracts import UserError, one_line
 from engine.distributed import default_workers
 from loaders import usable
-from machine import cores
 from scripts import _lr_range
+from settings.cli import FolderOrUrl, Settings, flags
+from settings.config import Config, as_yaml, build, parse
 from settings.run import Run
+from system.resources import cores
 from tasks import kind_of
 
 GAIN = 0.03

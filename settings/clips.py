@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat
 
-from cli import Settings
+from settings.cli import Settings
 from settings.types import Side
 
 

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat, PositiveFloat, PositiveInt
 
-from cli import FolderOrUrl, Settings
 from contracts import MAX_PIXELS
+from settings.cli import FolderOrUrl, Settings
 
 
 class Data(Settings):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from cli import Settings
+from settings.cli import Settings
 from settings.types import Share
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat, PositiveInt
 
-from cli import Settings
+from settings.cli import Settings
 from settings.types import NotNegative
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import cast
 
-from cli import one_of
-from config import GROUP_OF, Config
 from contracts import UserError
-from dataset.sources import SOURCES
+from dataset.stores import SOURCES
 from loaders import OF_MEDIUM
 from models import Registry
+from settings.cli import one_of
+from settings.config import GROUP_OF, Config
 from tasks.kind import TaskKind
 
 TASKS = {

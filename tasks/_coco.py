@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-import processes
 from contracts import Array, UserError
-from machine import cores
+from system import processes
+from system.resources import cores
 
 EVALUATORS = {
     "faster-coco-eval": ("faster_coco_eval", "COCO", "COCOeval_faster"),

@@ -11,7 +11,7 @@ import torch
 
 from contracts import Array, Batch, Pending, Rows, Source, World
 from plan import geometry
-from processes import Beside
+from system.processes import Beside
 from tasks import _coco, _masks, _results
 from tasks._coco import Detections
 
@@ -117,7 +117,7 @@ class CocoAP:
             return Nothing()
         # matplotlib, which other tasks start without; here, because what is forked below may wait for no
         # import of another thread
-        from tasks import _drawn  # noqa: F401
+        from tasks import _plots  # noqa: F401
 
         parts = [part for _, _, part, _ in everyone]
         counts = {"samples": sum(valid for _, valid, _, _ in everyone)}
@@ -192,7 +192,7 @@ class CocoAP:
 
     def _extras(self, found: Detections, scores: dict[str, _coco.Scores], drawn: list[int]) -> dict[str, Any]:
         """Return results files, AP by class, and pictures: curves, and a few images with detections."""
-        from tasks import _drawn
+        from tasks import _plots
 
         names = _coco.names(self._columns)
         texts = self._columns.text_ids
@@ -206,10 +206,10 @@ class CocoAP:
             for category, value in of_kind.by_category().items()
         }
         images = {
-            f"val/{_coco.PREFIXES[kind]}precision_recall": _drawn.curves(of_kind)
+            f"val/{_coco.PREFIXES[kind]}precision_recall": _plots.curves(of_kind)
             for kind, of_kind in scores.items()
         }
-        pictures = _drawn.predictions(self._columns, self._source, found, drawn)
+        pictures = _plots.predictions(self._columns, self._source, found, drawn)
         if pictures is not None:
             images["val/predictions"] = pictures
         return {"files": files, "scalars": scalars, "images": images}

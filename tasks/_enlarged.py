@@ -12,8 +12,8 @@ from PIL import Image
 from contracts import Array, Batch, Metric, Rows, Source, UserError, World
 from models.superres import enlarged, luma
 from tasks import _tables
-from tasks._answers import NO_NUMBER
 from tasks._fidelity import WHITE, whole
+from tasks._predictions import NO_NUMBER
 from tasks.kind import Asked
 
 LONGEST_NAME = 100

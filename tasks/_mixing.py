@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from loaders._finish import outside
+from loaders._postprocess import outside
 
 Targets = Mapping[str, torch.Tensor]
 

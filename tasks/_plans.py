@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from config import Config
 from contracts import Array, Split, UserError
 from dataset.model_classes import ModelClasses
-from dataset.splits import Console, Content, open_splits
+from dataset.open import Console, Content, open_splits
 from loaders.images.transforms import Transform
 from models import Native
 from plan import order
@@ -27,6 +26,7 @@ from plan.images import Growth, ImagePolicy
 from plan.mixing import Mixing
 from settings.augmentation import Augmentation
 from settings.clips import Clips
+from settings.config import Config
 from settings.detection import Detection
 
 P = TypeVar("P", bound=EpochPlan)

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-import processes
 from contracts import Array, UserError
 from dataset.coco.annotation_file import number_of
-from machine import cores
+from system import processes
+from system.resources import cores
+from system.user_files import open_bytes, read_text
 from tasks import _masks
 from tasks._coco import Detections
-from user_files import open_bytes, read_text
 
 KEYS = {"boxes": "bbox", "masks": "segmentation", "keypoints": "keypoints"}
 """What is scored -> its key in a results file."""

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from config import Config
 from contracts import Array, Batch, Figure, Metric, Rows, Split, Task, UserError, World
+from settings.config import Config
 from tasks import _tables
-from tasks._answers import Answers, Collected
+from tasks._classification_report import Validated
 from tasks._mixing import shared
 from tasks._plans import mixing
-from tasks._wrong import Validated
+from tasks._predictions import Answers, Collected
 from tasks.classification import (
     LARGEST_LOSS,
     LOSS_UNIT,
@@ -83,7 +83,7 @@ class MeanPrecision:
     def result(self, world: World) -> dict[str, Any]:
         """Return map (0..1), loss (mean), samples, and how many losses and outputs are not finite.
 
-        Beside them `extras` has tasks._answers.Answers as `answers`, and files where it was `validated`.
+        Beside them `extras` has tasks._predictions.Answers as `answers`, and files where it was `validated`.
         """
         everyone = world.gather(self._own())
         ids = np.concatenate([part[0] for part in everyone])

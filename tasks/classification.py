@@ -12,21 +12,21 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 
-from config import Config
 from contracts import Array, Batch, Figure, Metric, Rows, Split, Task, UserError, World
 from dataset.model_classes import ModelClasses
-from dataset.splits import Console
+from dataset.open import Console
 from models import Native, Registry
 from models import classification as architectures
 from plan.epoch import exif_of
 from plan.images import ImagePlan
 from plan.mixing import SEPARATE, Mixing
 from plan.targets import IGNORE, label_targets
+from settings.config import Config
 from tasks import _tables
-from tasks._answers import MOST, NO_NUMBER, Answers, Collected
+from tasks._classification_report import Validated, calibration_error
 from tasks._mixing import mixed, shared
 from tasks._plans import image_policies, mixing, opened, pair
-from tasks._wrong import Validated, calibration_error
+from tasks._predictions import MOST, NO_NUMBER, Answers, Collected
 from tasks.kind import Asked, Predicting, Splits, TaskKind
 
 FIGURES = (
@@ -152,7 +152,7 @@ def binary_cross_entropy(
 class TopK:
     """contracts.Metric: counts of top-1 and top-5, and cross entropy summed in multiples of LOSS_UNIT.
 
-    Beside the figures `result` has `extras`, with tasks._answers.Answers as `answers`.
+    Beside the figures `result` has `extras`, with tasks._predictions.Answers as `answers`.
     """
 
     def __init__(

@@ -13,19 +13,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from config import Config
 from contracts import Array, Batch, Figure, Metric, Rows, Source, Split, Task, UserError
-from dataset.bucket import local
 from dataset.coco.scan import open_coco
 from dataset.model_classes import ModelClasses
-from dataset.splits import Console, Content, cache_folder
+from dataset.open import Console, Content, cache_folder
+from dataset.stores.bucket import local
 from models import Native, Registry
 from models import detection as architectures
 from plan.boxes import CENTRED, DetectionPlan, padding
 from plan.targets import packed
+from settings.config import Config
 from tasks import _coco
 from tasks._coco_ap import CocoAP, rows_of
-from tasks._found import Found, Unannotated, write_detections
+from tasks._detections import Found, Unannotated, write_detections
 from tasks._plans import detection_policies, opened, pair
 from tasks._results import Results
 from tasks.kind import Predicting, Splits, TaskKind

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli import one_of
-from config import COMMON, GROUP_OF, Config
 from contracts import Array, Feed, Figure, Pixels, Plan, Split, Task, UserError
 from dataset.model_classes import ModelClasses
-from dataset.splits import Console, Content, are_files
+from dataset.open import Console, Content, are_files
 from loaders import OF_MEDIUM, TRANSFORMED, Medium, default_loader, usable
 from models import Native, Registry
+from settings.cli import one_of
+from settings.config import COMMON, GROUP_OF, Config
 
 if TYPE_CHECKING:
     import torch

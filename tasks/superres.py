@@ -10,20 +10,20 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 
-from config import Config
 from contracts import Array, Batch, Figure, Metric, Rows, Split, Task, UserError, World
-from dataset.bucket import local
 from dataset.model_classes import ModelClasses
-from dataset.no_bytes import NoBytes
+from dataset.open import Console, Content, cache_folder
 from dataset.pairs.columns import Pairs, split_of, synthetic
 from dataset.pairs.layouts import HOLDS
 from dataset.pairs.scan import open_pairs
-from dataset.splits import Console, Content, cache_folder
+from dataset.stores.bucket import local
+from dataset.synthetic import NoBytes
 from models import Native, Registry
 from models import superres as architectures
 from models.superres import LOSSES, OF_LUMA, enlarged, luma
 from plan.patches import HIGH, PatchPlan, PatchPolicy
 from settings.augmentation import Augmentation
+from settings.config import Config
 from tasks._enlarged import Enlarging, coloured, write_enlarged
 from tasks._fidelity import SSIM_SIDE, WHITE, luma_levels, psnr, squared_error, ssim, whole
 from tasks._plans import pair

@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from config import Config
 from contracts import Array, Batch, Figure, Metric, Rows, Split, Task, World
 from dataset.model_classes import ModelClasses
-from dataset.splits import Console
+from dataset.open import Console
 from dataset.videos.columns import Videos
 from models import Native, Registry
 from models import video as architectures
 from plan.clips import ClipPlan
+from settings.config import Config
 from tasks import classification
-from tasks._answers import MOST, answers_of
+from tasks._classification_report import Validated, calibration_error
 from tasks._plans import clip_policy, mixing, opened, pair
-from tasks._wrong import Validated, calibration_error
+from tasks._predictions import MOST, answers_of
 from tasks.classification import (
     LARGEST_LOSS,
     LOSS_UNIT,

@@ -1,0 +1,1 @@
+"""Loops by hand, as others write them, to compare with."""

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 
 from contracts import Array
-from dataset.manifest import Rejected
+from dataset.scan.manifest import Rejected
 
 PIECE = 1 << 24  # characters read at a time
 SPACE = " \t\n\r"

@@ -1,8 +1,8 @@
 """The manifest of images with boxes, masks and keypoints, as columns; must not know how a scan finds them.
 
-Same place, lock and life as the manifest of images (dataset/manifest.py). No annotation is a Python object
-here: those of an image lie next to each other, and what varies in length is cut out of one long column by
-offsets:
+Same place, lock and life as the manifest of images (dataset/scan/manifest.py). No annotation is a Python
+object here: those of an image lie next to each other, and what varies in length is cut out of one long
+column by offsets:
 
     image i             annotations     annotation_offsets[i] : annotation_offsets[i + 1]
     annotation j        polygons        polygon_offsets[j] : polygon_offsets[j + 1]
@@ -24,7 +24,7 @@ import numpy as np
 
 from contracts import Array, UserError
 from dataset.images.columns import HEADER, Header
-from dataset.manifest import Manifest
+from dataset.scan.manifest import Manifest
 
 BACKGROUND = "__background__"
 UNUSED = "N/A"

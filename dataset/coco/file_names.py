@@ -12,8 +12,8 @@ import unicodedata
 from collections.abc import Iterator
 from urllib.parse import unquote
 
-from dataset.entries import Entries
-from dataset.manifest import Rejected
+from dataset.scan.byte_ranges import Entries
+from dataset.scan.manifest import Rejected
 
 PARTS = 12  # of a name that are looked for at most: bounds the time that a hostile one takes
 

@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from contracts import Array, UserError
-from dataset import walk
 from dataset.coco.annotation_file import Category, Image
 from dataset.coco.columns import UNUSED, class_names, mirrored
 from dataset.coco.file_names import as_written, below, is_there
 from dataset.coco.file_names import found as file_name_found
-from dataset.entries import Entries
 from dataset.images.columns import HEADER, TRANSPOSE, shown_by
 from dataset.images.scan import read_headers
-from dataset.manifest import Rejects, printable
-from dataset.scan import Progress
+from dataset.scan import file_tree
+from dataset.scan.byte_ranges import Entries
+from dataset.scan.cache import Progress
+from dataset.scan.manifest import Rejects, printable
 
 MASKLESS = "its segmentation is left out, its box stays"
 VALIDATES = 10  # one of so many images, where no file says which
@@ -133,7 +133,7 @@ def headers_of(
     `mine`: bool [n], the images of this split. What claims more than `max_pixels` is left out.
     """
     places = [place for place in np.flatnonzero(mine).tolist() if images.paths[place]]
-    walk.write_file_list([images.paths[place] for place in places], made)
+    file_tree.write_file_list([images.paths[place] for place in places], made)
     faults: dict[bytes, str] = {}
     records = np.zeros(len(images.ids), HEADER)
     records["size"] = -1

@@ -19,11 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from contracts import MAX_PIXELS, Array, UserError
-from dataset import walk
 from dataset.coco import annotation_file
 from dataset.coco.annotation_file import Annotation, Category, Image, NotCoco
 from dataset.coco.columns import Instances, mirrored
-from dataset.coco.doubts import doubts
 from dataset.coco.file_names import below
 from dataset.coco.layouts import Split, find
 from dataset.coco.matching import (
@@ -42,11 +40,13 @@ from dataset.coco.matching import (
     places_of,
     validating,
 )
+from dataset.coco.warnings import doubts
 from dataset.images.columns import HEADER, Header, told_of_exif
-from dataset.manifest import Rejected, Rejects, create_column, printable, writing
-from dataset.scan import Progress, reading, remembered
-from dataset.sources import source_named
-from user_files import open_text
+from dataset.scan import file_tree
+from dataset.scan.cache import Progress, reading, remembered
+from dataset.scan.manifest import Rejected, Rejects, create_column, printable, writing
+from dataset.stores import source_named
+from system.user_files import open_text
 
 PIECE = 20_000  # annotations that are read, or written, at once: bounds the memory
 
@@ -100,9 +100,9 @@ def open_coco(
     file, folder, shared = find(root, split, keypoints=keypoints, images=images and module.FILES)
     entries = module.entries(real, cache)
 
-    def fill(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> Sequence[str]:
+    def fill(made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress) -> Sequence[str]:
         with reading(file):
-            walk.remember(visits, os.fsencode(real), os.fsencode(file.relative_to(real)))
+            file_tree.remember(visits, os.fsencode(real), os.fsencode(file.relative_to(real)))
             told = _read(file, keypoints, made, rejects, say)
         categories = told.categories
         names = class_names_of(file, categories, keypoints, classes)

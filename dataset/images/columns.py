@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 
 from contracts import Array, Fetch
-from dataset.manifest import Manifest
+from dataset.scan.manifest import Manifest
 
 C = TypeVar("C", bound=Any)  # columns of images, with labels or with boxes
 FORMATS = ("jpeg", "png", "gif", "bmp", "webp", "tiff", "ppm", "pair")  # the column `format` holds the index

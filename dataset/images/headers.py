@@ -10,11 +10,11 @@ import re
 import struct
 from collections.abc import Callable
 
-from dataset.entries import ReadAt
 from dataset.images.columns import CHROMA, FORMATS, Header
 from dataset.images.foreign import FROM_RAW, named
-from dataset.manifest import Rejected
 from dataset.pairs import entry
+from dataset.scan.byte_ranges import ReadAt
+from dataset.scan.manifest import Rejected
 
 HEAD = 4096  # bytes read at first; nearly every header ends before
 # of pieces of one header, before it counts as damaged: bounds the time that a hostile file takes

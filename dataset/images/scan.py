@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from contracts import MAX_PIXELS, Array
-from dataset import walk
-from dataset.beside import Beside
-from dataset.entries import Entries
-from dataset.images.ahead import Headers, tagged_header
 from dataset.images.columns import COLUMNS, HEADER, RECORD, Header, Images, Unread
-from dataset.manifest import FILE_LIST, Rejects, create_column
-from dataset.scan import Parser, Progress, each_file, most_pixels, nothing_found, reading, remembered
-from machine import cores
+from dataset.images.lazy_headers import Headers, tagged_header
+from dataset.scan import file_tree
+from dataset.scan.byte_ranges import Entries
+from dataset.scan.cache import Parser, Progress, each_file, most_pixels, nothing_found, reading, remembered
+from dataset.scan.manifest import FILE_LIST, Rejects, create_column
+from dataset.scan.packed_columns import Beside
+from system.resources import cores
 
 CHUNK = 500  # images a task
 REMOTE_CHUNK = 16  # each of them waits for a server
@@ -28,11 +28,11 @@ PIECE = 1 << 20  # images by which a column is filled: bounds the memory
 LEFT_OUT = (*Header(-1, 0, 0, 0, 0, 0), 0)
 TAGS = "file_list.tags"
 """int64 [n] in the folder of a scan: RECORD's tags, of entries behind URLs alone."""
-FileLister = Callable[[Path, Rejects, "list[walk.Visit]", Progress], "dict[str, int]"]
+FileLister = Callable[[Path, Rejects, "list[file_tree.Visit]", Progress], "dict[str, int]"]
 """(made, rejects, visits, say) -> the label of each class name.
 
-Writes made/file_list.*, by dataset.walk.write_labelled, which sorts the names by their bytes, and adds to
-`visits` what shows a change. Raises UserError, or OSError where the storage fails.
+Writes made/file_list.*, by dataset.scan.file_tree.write_labelled, which sorts the names by their bytes, and
+adds to `visits` what shows a change. Raises UserError, or OSError where the storage fails.
 """
 
 
@@ -74,7 +74,7 @@ def open_images(
         few = bool((pixels <= most_pixels(found.size, max_pixels)).all())
         return few and (classes is None or found.classes == tuple(classes))
 
-    def fill(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> Sequence[str]:
+    def fill(made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress) -> Sequence[str]:
         if beside is not None and not rescan and (taken := beside.taken(Images, made, fits)) is not None:
             entries.remember(visits, [])
             return taken
@@ -118,7 +118,7 @@ def read_headers(
     entries: Entries,
     made: Path,
     workers: int,
-    rejects: walk.Reject,
+    rejects: file_tree.Reject,
     say: Progress,
     *,
     max_pixels: int = MAX_PIXELS,

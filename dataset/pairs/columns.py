@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from contracts import Array, Source, Split
-from dataset.entries import ReadAt
 from dataset.images.columns import Images
+from dataset.scan.byte_ranges import ReadAt
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

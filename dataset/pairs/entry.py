@@ -15,8 +15,8 @@ import numpy as np
 from PIL import Image
 
 from contracts import Array, UserError
-from dataset.entries import ReadAt
-from dataset.manifest import Rejected
+from dataset.scan.byte_ranges import ReadAt
+from dataset.scan.manifest import Rejected
 
 Region = tuple[int, int, int, int]
 """x0 y0 x1 y1, pixels."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from contracts import UserError
-from dataset.walk import is_folder
+from dataset.scan.file_tree import is_folder
 
 HOLDS = (
     "a folder with DIV2K_train_HR/ and DIV2K_valid_HR/, or with train/ and val/ (of images, or of HR/ and "

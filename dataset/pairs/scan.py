@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 
 from contracts import MAX_PIXELS, Array, Source, Split, UserError
-from dataset import walk
-from dataset.entries import Files
 from dataset.images.columns import FORMATS, Images
 from dataset.images.headers import HEAD
 from dataset.images.scan import open_images
-from dataset.manifest import Rejects, printable
 from dataset.pairs import layouts
 from dataset.pairs.columns import Pairs, split_of
 from dataset.pairs.entry import parse
-from dataset.scan import Progress
-from dataset.sources import choose_source, source_named
-from dataset.sources.folder import Folder
+from dataset.scan import file_tree
+from dataset.scan.byte_ranges import Files
+from dataset.scan.cache import Progress
+from dataset.scan.manifest import Rejects, printable
+from dataset.stores import choose_source, source_named
+from dataset.stores.folder import Folder
 
 LEFT_OUT = "small-{split}.txt"
 """File beside the columns that names the images that are too small."""
@@ -47,7 +47,7 @@ def open_pairs(
     """Open "train" or "val" of a set for super-resolution, and return lines that say what was left out.
 
     Images with a side below `least` pixels are. A sample is one of `patches` patches of an image. `source`
-    is a name of dataset.sources.SOURCES, or auto. Raises UserError, also where names or sizes of two folders
+    is a name of dataset.stores.SOURCES, or auto. Raises UserError, also where names or sizes of two folders
     do not fit each other.
     """
     how: dict[str, Any] = {
@@ -146,11 +146,11 @@ def _folder(folder: Path, **how: Any) -> Images:
 
 
 def _list(
-    folder: Path, made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress
+    folder: Path, made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
 ) -> dict[str, int]:
     """Write made/file_list.* of all files below the folder, by their paths below its parent."""
     labels = {folder.name: 0}
-    walk.list_files(folder.parent, labels, made, visits, rejects, say)
+    file_tree.list_files(folder.parent, labels, made, visits, rejects, say)
     return labels
 
 

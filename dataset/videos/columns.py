@@ -1,7 +1,7 @@
 """The manifest of videos: which segments of which files, and every frame's time; must not know clips.
 
-Same place, lock and life as the manifest of images (dataset/manifest.py). A sample is a segment of a file:
-several may share one.
+Same place, lock and life as the manifest of images (dataset/scan/manifest.py). A sample is a segment of a
+file: several may share one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from contracts import Array
-from dataset.manifest import Manifest
+from dataset.scan.manifest import Manifest
 
 # the column `container` holds the index; mp4 is also mov, mkv also webm
 CONTAINERS = ("mp4", "mkv", "avi", "ts", "mpg", "flv", "asf", "ogg")

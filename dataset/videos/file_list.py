@@ -3,7 +3,7 @@
 clips/a b.mp4 3 path, label: as in the lists of Kinetics that SlowFast and MMAction2 read
 clips/c.mp4,3,12.5,22.5 path, label, start, end in seconds from the file's first frame, end not included
 
-dataset/lists.py says how lines are split.
+dataset/scan/lists.py says how lines are split.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from contracts import Array
-from dataset.lists import BLANK, Grammar, Labels, List, class_names
-from dataset.manifest import Rejects, printable
+from dataset.scan.lists import BLANK, Grammar, Labels, List, class_names
+from dataset.scan.manifest import Rejects, printable
 from dataset.videos.published import read_published
 
 # seconds; the whole file: 0 to infinity
@@ -39,8 +39,8 @@ def read_list(
     """Return (files, samples, classes, fixed): each file once, and a SAMPLE for each line, in order.
 
     Files are paths below the list's folder. Paths are relative to the list's folder or absolute. Labels are
-    as in dataset.lists.Labels, and `fixed` tells that the list says which classes there are. `classes` fixes
-    the labels, as for folders. A heading goes to `rejects`. Raises UserError that names the line.
+    as in dataset.scan.lists.Labels, and `fixed` tells that the list says which classes there are. `classes`
+    fixes the labels, as for folders. A heading goes to `rejects`. Raises UserError that names the line.
     """
     folder = os.fsencode(path.parent)
     lines = List(path, GRAMMAR)

@@ -20,14 +20,10 @@ import av.logging
 import numpy as np
 from av.stream import Discard, Disposition
 
-import storage
 from contracts import Array
-from dataset.entries import unreadable
-from dataset.manifest import Rejected
-from dataset.videos.columns import CODECS, CONTAINERS, FULL_RANGE, PIXELS, RECORD, Flags
-from dataset.videos.container import HEAD, declared_bytes, is_mp4_or_mkv, open_video, read_packets
-from dataset.videos.display import MOST_DAMAGED, PACKET, display_order, require_order, settle_keys, unpacked
-from dataset.videos.heads import (
+from dataset.scan.byte_ranges import unreadable
+from dataset.scan.manifest import Rejected
+from dataset.videos.bitstream import (
     decode_head,
     holds_several,
     is_aligned,
@@ -39,9 +35,20 @@ from dataset.videos.heads import (
     shows_nothing,
     sides,
 )
+from dataset.videos.columns import CODECS, CONTAINERS, FULL_RANGE, PIXELS, RECORD, Flags
+from dataset.videos.container import HEAD, declared_bytes, is_mp4_or_mkv, open_video, read_packets
+from dataset.videos.frame_order import (
+    MOST_DAMAGED,
+    PACKET,
+    display_order,
+    require_order,
+    settle_keys,
+    unpacked,
+)
+from dataset.videos.nal_units import MAY, NO, ORDERED, display_places, is_turned, looker, piece
 from dataset.videos.sizes import HEADS, Sizes, may_say
-from dataset.videos.units import MAY, NO, ORDERED, display_places, is_turned, looker, piece
-from user_files import open_bytes
+from system import storage
+from system.user_files import open_bytes
 
 _FORMATS = dict(
     zip(

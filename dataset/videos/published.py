@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-import storage
 from contracts import UserError
-from dataset.lists import List, require_once
-from dataset.manifest import printable
-from user_files import read_text
+from dataset.scan.lists import List, require_once
+from dataset.scan.manifest import printable
+from system import storage
+from system.user_files import read_text
 
 Line = tuple[int, str, str]
 """Number of a line, path below the list's folder, name of the class."""

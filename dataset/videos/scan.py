@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from contracts import MAX_PIXELS, Array, UserError
-from dataset import walk
-from dataset.entries import Files
-from dataset.lists import VERSION, class_names
-from dataset.manifest import FILE_LIST, Rejects, create_column
-from dataset.scan import Parser, Progress, each_file, nothing_found, reading, remembered, require_few
+from dataset.scan import file_tree
+from dataset.scan.byte_ranges import Files
+from dataset.scan.cache import Parser, Progress, each_file, nothing_found, reading, remembered, require_few
+from dataset.scan.lists import VERSION, class_names
+from dataset.scan.manifest import FILE_LIST, Rejects, create_column
 from dataset.videos.columns import RECORD, Videos
 from dataset.videos.file_list import GRAMMAR, SAMPLE, read_list
 from dataset.videos.packets import LEFT_OUT, Times, read
-from machine import cores
+from system.resources import cores
 
 CHUNK = 20  # files a task: one takes about 5 ms
 PIECE = 1 << 22  # values by which a column is filled: bounds the memory
@@ -36,7 +36,7 @@ def open_videos(
     """Return the manifest of data/<class>/**/*, or of the list file `data`: from `cache`, or from a new scan.
 
     dataset/videos/file_list.py says what a list is. A segment without a frame is left out. The rest is as in
-    dataset.sources.folder.open_folder, but `workers` 0 = twice the cores.
+    dataset.stores.folder.open_folder, but `workers` 0 = twice the cores.
 
     Raises UserError.
     """
@@ -48,21 +48,21 @@ def open_videos(
     listed = not real.is_dir()
     root = real.parent if listed else real
 
-    def fill(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> Sequence[str]:
+    def fill(made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress) -> Sequence[str]:
         with reading(data):
-            walk.remember(visits, os.fsencode(root), os.fsencode(real.name) if listed else b"")
+            file_tree.remember(visits, os.fsencode(root), os.fsencode(real.name) if listed else b"")
         if listed:
             with reading(data):
                 files, samples, used, fixed = read_list(real, classes, rejects)
-                walk.remember_folders(visits, root, walk.folders_of(files))
-            walk.write_file_list(files, made)
+                file_tree.remember_folders(visits, root, file_tree.folders_of(files))
+            file_tree.write_file_list(files, made)
             total = len(files)
             labels = {used[label]: label for label in np.unique(samples["label"]).tolist()}
         else:
             fixed = False
             with reading(data):
-                labels = walk.labels(real, classes, visits, rejects, "video")
-                total = walk.list_files(real, labels, made, visits, rejects, say)
+                labels = file_tree.labels(real, classes, visits, rejects, "video")
+                total = file_tree.list_files(real, labels, made, visits, rejects, say)
             samples = np.zeros(total, SAMPLE)
             samples["file"] = np.arange(total)
             samples["end"] = np.inf

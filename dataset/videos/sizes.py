@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from dataset.manifest import Rejected
-from dataset.videos.heads import before_slices, holds_several, length_size, pictures, sides, vp9_size
-from dataset.videos.units import ORDERED, obus
+from dataset.scan.manifest import Rejected
+from dataset.videos.bitstream import before_slices, holds_several, length_size, pictures, sides, vp9_size
+from dataset.videos.nal_units import ORDERED, obus
 
 _SETS = {  # the parameter sets that sizes are in, up to the next unit
     "h264": re.compile(rb"\x00\x00\x01([\x07\x27\x47\x67].*?)\x00*(?=\x00\x00\x01|$)", re.DOTALL),

@@ -19,7 +19,7 @@ from PIL import Image
 from contracts import Array, Feed, FileSource, Rows, UserError
 from dataset.images.columns import stored_size
 from loaders import Undecodable
-from loaders._reads import read
+from loaders._read_retry import read
 from loaders._workers import some
 from loaders.images.decoders import PNG, READERS, exactly, plain_jpeg
 from plan.geometry import upright

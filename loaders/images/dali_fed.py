@@ -16,10 +16,10 @@ import torch
 
 from contracts import Array, Feed, Rows
 from dataset.images.headers import JPEG, parse
-from dataset.manifest import Rejected
+from dataset.scan.manifest import Rejected
 from loaders import Undecodable
 from loaders._dali import import_dali, release_memory
-from loaders._reads import Reads
+from loaders._read_retry import Reads
 from loaders._staging import Staged, Staging, without
 from loaders._workers import PART, Workers
 from loaders.images._dali_rows import (

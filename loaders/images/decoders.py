@@ -21,7 +21,7 @@ from dataset.images.columns import CHROMA, FORMATS
 from dataset.images.headers import parse
 from loaders import Undecodable
 from plan.geometry import turned_pixels
-from processes import uninterrupted
+from system.processes import uninterrupted
 
 Region = tuple[int, int, int, int]
 Decode = Callable[[bytes, Region], Array]

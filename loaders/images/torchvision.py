@@ -13,7 +13,7 @@ import torch
 
 from contracts import Array, Feed, Rows, UserError
 from loaders import Undecodable
-from loaders._reads import NONE, Reads, mark
+from loaders._read_retry import NONE, Reads, mark
 from loaders._staging import Staged, Staging, without
 from loaders._workers import PART, Workers
 from loaders.images.decoders import (

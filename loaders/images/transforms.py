@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-import processes
 from contracts import Array, UserError
+from system import processes
 
 TRIALS = 5
 """Calls by which a function is timed before training; the first ones may still import or compile."""

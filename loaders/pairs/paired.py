@@ -22,10 +22,10 @@ import torch
 from PIL import Image
 
 from contracts import Array, Feed, Pixels, Rows
-from dataset.manifest import Rejected
 from dataset.pairs import entry
+from dataset.scan.manifest import Rejected
 from loaders import Undecodable
-from loaders._reads import mark, patiently, read
+from loaders._read_retry import mark, patiently, read
 from loaders._staging import Staged, Stager, Staging, without
 from loaders._workers import PART, Workers, some
 from loaders.images.decoders import READERS, Decode, Region, choose, exactly, plain_jpeg

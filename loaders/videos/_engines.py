@@ -25,7 +25,7 @@ from loaders.videos._packets import Clip, Group, before_turning, require
 from loaders.videos._planes import BT601, MATRICES, Picture
 from loaders.videos._reading import Read
 from loaders.videos._surfaces import nv12
-from processes import uninterrupted
+from system.processes import uninterrupted
 
 NAMES = {"h264": "H264", "hevc": "HEVC", "vp9": "VP9"}
 """Codec -> member of PyNvVideoCodec.cudaVideoCodec."""

@@ -25,10 +25,10 @@ from contracts import Array, Feed, Rows
 from loaders import Undecodable
 from loaders._staging import COPIES, Slot, Staged, Staging, sleeping_event
 from loaders._workers import some
-from loaders.videos._deal import Deal, Dealt, Pace, Unit
 from loaders.videos._planes import compile_kernels
 from loaders.videos._pool import Pool
 from loaders.videos._reading import Read, ReadAhead, ReadClip
+from loaders.videos._scheduler import Deal, Dealt, Pace, Unit
 from loaders.videos._worker import LOST, REFUSED, Decoding, MakeReader, Told, count, reason, slot_shape
 from loaders.videos.exact import notes, sort_of
 from loaders.videos.pyav import Pyav

@@ -14,9 +14,9 @@ import numpy as np
 from av.bitstream import BitStreamFilterContext
 from av.error import FFmpegError
 
+from dataset.videos.bitstream import Sides, pictures, sides, vp9_size
 from dataset.videos.columns import CODECS
 from dataset.videos.container import open_video
-from dataset.videos.heads import Sides, pictures, sides, vp9_size
 from loaders import Undecodable
 from loaders.videos._reading import Read
 from loaders.videos.pyav import HASTY, OpenFile

@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from contracts import Array, Rows, UserError
-from loaders._reads import NONE, Marks, mark
+from loaders._read_retry import NONE, Marks, mark
 from loaders._workers import Shared, Work, begin_worker, died, first_ended
-from processes import LOOK_S, Fork, Stop, killed_if_late, starting
+from system.processes import LOOK_S, Fork, Stop, killed_if_late, starting
 
 QUEUED = 2
 """Units that wait for a worker, so that none waits for this process."""

@@ -21,8 +21,8 @@ import numpy as np
 
 from contracts import Array, Feed, Rows, Source
 from loaders._workers import some
-from loaders.videos._deal import Unit
 from loaders.videos._pool import Pool
+from loaders.videos._scheduler import Unit
 from loaders.videos._worker import checked
 
 MOST_BYTES = 64 << 20

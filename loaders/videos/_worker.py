@@ -18,17 +18,17 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-import storage
 from contracts import Array, Feed, Loader, Rows
-from dataset.manifest import printable
-from dataset.sources.folder import changed, require_regular
+from dataset.scan.manifest import printable
+from dataset.stores.folder import changed, require_regular
 from loaders import Undecodable
-from loaders._reads import mark, read
+from loaders._read_retry import mark, read
 from loaders._staging import Staged, Staging
 from loaders._workers import Workers
 from loaders.videos._planes import Fitter, Picture, compile_kernels
 from loaders.videos.exact import exact, notes, sort_of
 from plan.geometry import largest_upright, upright
+from system import storage
 
 
 def passed(keys: Array, frames: Array) -> int:

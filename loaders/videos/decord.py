@@ -11,7 +11,7 @@ from loaders import Undecodable
 from loaders.videos._planes import Picture, rgb
 from loaders.videos._worker import ClipLoader, same_times
 from loaders.videos.pyav import Pyav
-from processes import uninterrupted
+from system.processes import uninterrupted
 
 OPENS_FILES = True
 

@@ -24,7 +24,7 @@ from loaders.videos._reading import Read
 from loaders.videos._surfaces import Fit, build
 from loaders.videos.exact import exact
 from loaders.videos.pyav import Pyav
-from processes import uninterrupted
+from system.processes import uninterrupted
 
 OPENS_FILES = True
 CHUNK = 16

@@ -20,7 +20,7 @@ from av.video.reformatter import Interpolation, VideoReformatter
 from contracts import Feed
 from dataset.videos.columns import CODECS, CONTAINERS, FULL_RANGE, Flags
 from dataset.videos.container import open_video, read_packets
-from dataset.videos.units import MAY, ORDERED, looker
+from dataset.videos.nal_units import MAY, ORDERED, looker
 from loaders import Undecodable
 from loaders.videos._planes import BT601, MATRICES, Picture, Plane
 from loaders.videos._worker import ClipLoader

@@ -1,8 +1,8 @@
 """The questions that `scripts/doctor.py` asks a machine, one small function a row; knows nothing of
 processes, tables and exit codes.
 
-A probe takes nothing (those of storage.py: the data folder) and returns a Row. It imports what is heavy or
-may crash inside itself: doctor runs it in a child process.
+A probe takes nothing (those of system/storage.py: the data folder) and returns a Row. It imports what is
+heavy or may crash inside itself: doctor runs it in a child process.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from machine import memory_bytes
 from scripts.probes import Row
+from system.resources import memory_bytes
 
 NETWORK = re.compile(
     r"nfs\d?|cifs|smb\w*|fuse\..+|lustre|ceph|glusterfs|beegfs|gpfs|wekafs|afs|ocfs2|gfs2|9p|virtiofs|pvfs2"
@@ -238,7 +238,7 @@ def judge_size(total: int, files: int, memory: int, *, whole: bool) -> Row:
 
 
 def reading(data: Path) -> Row:
-    from dataset.sources import choose_source, source_named
+    from dataset.stores import choose_source, source_named
 
     for place in ("train", "train2017"):
         source = choose_source("auto", data, place)
@@ -294,9 +294,9 @@ def judge_reading(cold: Pass, warm: Pass) -> Row:
 def behind_url(url: str) -> Row:
     """Return the row of reads over the network: of a shard, or of the list, one at a time."""
     from contracts import UserError
-    from dataset import remote
-    from dataset.bucket import first_object
-    from dataset.splits import cache_folder
+    from dataset.open import cache_folder
+    from dataset.stores import remote
+    from dataset.stores.bucket import first_object
 
     try:
         found = first_object(url, cache_folder(None))
@@ -325,7 +325,7 @@ def judge_latency(seconds: float, length: int) -> Row:
 
 
 def manifest_cache() -> Row:
-    from dataset.splits import cache_folder
+    from dataset.open import cache_folder
 
     folder = cache_folder(None)
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from contracts import Array, Feed, Loader, Plan, Rows
-from loaders._finish import DTYPES
+from loaders._postprocess import DTYPES
 from plan.epoch import EpochPlan
 from plan.geometry import transposed
 from plan.order import order

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from contracts import Array, Batch, Feed, Rows
-from loaders._finish import DTYPES
+from loaders._postprocess import DTYPES
 from plan import geometry, ops
 from tests.conformance import pictures
 from tests.conformance.looking import difference

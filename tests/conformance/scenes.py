@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from contracts import Feed, Loader, Pixels
-from dataset.sources.folder import Folder, open_folder
+from dataset.stores.folder import Folder, open_folder
 from loaders import OF_MEDIUM, VIDEO_LOADERS, open_loader
 from plan.epoch import EpochPlan
 from plan.images import ImagePlan, ImagePolicy

@@ -28,9 +28,9 @@ import pytest
 from PIL import Image
 
 from contracts import FileSource, Source, Split, UserError
-from dataset.sources import SourceModule, arrow, folder, lmdb, tar
-from dataset.sources import list as image_list
-from dataset.sources.folder import Folder
+from dataset.stores import SourceModule, arrow, folder, lmdb, tar
+from dataset.stores import list as image_list
+from dataset.stores.folder import Folder
 from tests.conformance import toy
 from tests.unit.folders import fill
 

@@ -13,15 +13,15 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from config import COMMON, GROUP_OF, GROUPS, Config, build
 from contracts import Batch, Feed, Plan, Rows, Split, Task, UserError
 from dataset.coco.synthetic import SyntheticInstances
 from dataset.images.synthetic import SyntheticImages
-from dataset.no_bytes import NoBytes
 from dataset.pairs.columns import synthetic
+from dataset.synthetic import NoBytes
 from dataset.videos.synthetic import SyntheticVideos
 from engine.evaluate import Outcome
 from loaders import open_loader
+from settings.config import COMMON, GROUP_OF, GROUPS, Config, build
 from tasks import classification, detection, require_read, superres, video
 from tasks.kind import TaskKind
 from tests.conformance import toy_task

@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 from contracts import Array, Feed, Pixels
 from dataset.coco.columns import Instances
 from dataset.images.columns import TURN_OF, as_shown
-from dataset.sources.folder import Folder
+from dataset.stores.folder import Folder
 from plan import geometry
 from plan.boxes import DetectionPlan, DetectionPolicy
 from plan.geometry import composed, turned_pixels

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from config import build
 from contracts import Split
 from dataset.coco.scan import open_coco
-from dataset.sources import SOURCES
-from dataset.splits import open_splits
+from dataset.open import open_splits
+from dataset.stores import SOURCES
+from settings.config import build
 from tests.conformance import sources
 from tests.conformance.test_sources import CHECKS, WRITTEN
 from tests.unit.coco_files import write_coco

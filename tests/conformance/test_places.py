@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from contracts import Feed, Pixels
-from dataset.sources.folder import Folder
+from dataset.stores.folder import Folder
 from loaders import open_loader
 from plan.boxes import DetectionPlan, DetectionPolicy
 from tests.conformance import checks, pictures, placed

@@ -13,7 +13,7 @@ import pytest
 
 from contracts import UserError
 from loaders import open_loader
-from loaders._reads import AGAIN, Reads
+from loaders._read_retry import AGAIN, Reads
 from tests.conformance.scenes import CPU, Scene
 
 

@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 import torch
 
-from config import build
 from contracts import Feed, Source, Split, UserError
-from dataset import walk
 from dataset.coco.scan import open_coco
+from dataset.open import are_files, open_splits
 from dataset.pairs.columns import source_of
-from dataset.sources import SOURCES, SourceModule, source_named, what_holds
-from dataset.sources.folder import Folder
-from dataset.splits import are_files, open_splits
+from dataset.scan import file_tree
+from dataset.stores import SOURCES, SourceModule, source_named, what_holds
+from dataset.stores.folder import Folder
 from loaders import IMAGE_LOADERS, VIDEO_LOADERS, default_loader, open_loader, opens_files
 from plan.boxes import DetectionPlan, DetectionPolicy
+from settings.config import build
 from tests.conformance import placed, scenes, sources, toy
 from tests.conformance.checks import raises
 from tests.conformance.scenes import CPU, Backend, Scene
@@ -190,9 +190,9 @@ def test_names_in_another_order_are_refused(monkeypatch: pytest.MonkeyPatch, tmp
 
     def written(labels: dict[bytes, int], made: Path) -> None:
         names = sorted(labels, reverse=True)
-        walk.write_file_list(names, made, [labels[name] for name in names])
+        file_tree.write_file_list(names, made, [labels[name] for name in names])
 
-    monkeypatch.setattr(walk, "write_labelled", written)
+    monkeypatch.setattr(file_tree, "write_labelled", written)
     assert raised(sources.names_ascend, stored("toy", tmp_path / "data")(), WRITTEN)
 
 

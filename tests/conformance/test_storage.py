@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import storage
 from contracts import UserError
-from dataset.sources.folder import Folder
+from dataset.stores.folder import Folder
+from system import storage
 from tests.conformance.looking import passed
 from tests.conformance.scenes import Backend, Scene
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from config import build
 from contracts import Feed, UserError
 from dataset.coco.scan import open_coco
-from dataset.sources import source_named
-from dataset.sources.folder import Folder
-from dataset.splits import are_files, open_splits, require_splits
+from dataset.open import are_files, open_splits, require_splits
+from dataset.stores import source_named
+from dataset.stores.folder import Folder
 from loaders import open_loader
 from plan.boxes import DetectionPlan, DetectionPolicy
+from settings.config import build
 from tests.conformance import leaving, pictures, placed, scenes, sources
 from tests.conformance.scenes import CPU, Scene
 from tests.conformance.test_sources import same_batches, stored

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from contracts import Split, UserError
-from dataset import walk
-from dataset.entries import ReadAt
 from dataset.images.scan import open_images
-from dataset.manifest import Manifest, Rejected, Rejects, printable
-from dataset.scan import Progress
+from dataset.scan import file_tree
+from dataset.scan.byte_ranges import ReadAt
+from dataset.scan.cache import Progress
+from dataset.scan.manifest import Manifest, Rejected, Rejects, printable
 
 FILES = False
 HOLDS = "a folder with train.toy and val.toy"
@@ -51,7 +51,7 @@ class Memory:
 
 
 class Held:
-    """dataset.entries.Entries of bytes by name; a change of the file `mark` is a change of all of them."""
+    """dataset.scan.byte_ranges.Entries of bytes by name; a change of the file `mark` changes all of them."""
 
     def __init__(self, data: Path, mark: str, stored: dict[bytes, bytes]) -> None:
         self.data, self.mark, self.stored = data, mark, stored
@@ -65,8 +65,8 @@ class Held:
     def shown(self, name: bytes) -> bytes:
         return b"toy:" + name
 
-    def remember(self, visits: list[walk.Visit], names: Sequence[bytes]) -> None:
-        walk.remember(visits, os.fsencode(self.data), os.fsencode(self.mark))
+    def remember(self, visits: list[file_tree.Visit], names: Sequence[bytes]) -> None:
+        file_tree.remember(visits, os.fsencode(self.data), os.fsencode(self.mark))
 
 
 def missing(data: Path, split: str) -> str:
@@ -80,10 +80,12 @@ def open(
     stored = STORED[data, split]
     held = Held(data, f"{split}.toy", stored)
 
-    def list_files(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> dict[str, int]:
+    def list_files(
+        made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
+    ) -> dict[str, int]:
         own = {name: os.fsdecode(name.partition(b"/")[0]) for name in stored}
-        labels = walk.numbered(sorted(set(own.values())), classes, f"{data} has class")
-        walk.write_labelled({name: labels[label] for name, label in own.items()}, made)
+        labels = file_tree.numbered(sorted(set(own.values())), classes, f"{data} has class")
+        file_tree.write_labelled({name: labels[label] for name, label in own.items()}, made)
         held.remember(visits, list(stored))
         return labels
 

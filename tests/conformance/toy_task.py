@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from config import Config
 from contracts import Batch, Figure, Metric, Task, World
 from models import Loaded, Native
+from settings.config import Config
 from tasks.classification import Classification, ClassificationKind
 from tasks.kind import Splits
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from config import parse
 from report import record
 from report.tensorboard import layout, metrics
+from settings.config import parse
 from settings.run import Run
 from tasks import compared
 from tasks.classification import KIND

@@ -131,8 +131,8 @@ def test_a_worker_that_is_killed(train: Runner, pictures: Path) -> None:
 
 
 UNDER_ANY_LIMIT = f"""
-import runpy, startup
-startup.LEAST_ADDRESSES = 0
+import runpy; from system import limits
+limits.LEAST_ADDRESSES = 0
 runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
 """
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 import torchvision
 
-from config import parse, read_preset, recipe
-from dataset.no_bytes import synthetic
+from dataset.synthetic import synthetic
 from engine.schedules import learning_rate, settled
 from loaders import open_loader
+from settings.config import parse, read_preset, recipe
 from tasks import architecture, kind_of
-from tasks.start import Start
+from tasks.initial_state import Start
 from tests.end_to_end.runs import ROOT
 from tests.unit.steps import CPU, composed
 

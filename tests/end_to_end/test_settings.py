@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._dynamo import OptimizedModule
 
-from engine import contents
+from engine import checkpoint_format
 from engine.distributed import ProcessWorld
 from engine.schedules import learning_rate
 from settings.optimisation import Optimisation
@@ -141,7 +141,7 @@ def test_an_average_is_validated_and_saved(train: Runner, pictures: Path) -> Non
     best = torch.load(whole / "best.pt", weights_only=True)
     assert best["progress"]["best"] == max(told["top1"], told["ema_top1"])
     assert best["best_of"] == ("network" if told["top1"] >= told["ema_top1"] else "average")
-    assert best.keys() == {"format", *contents.CHECKED}, "what a run reads again, and nothing else"
+    assert best.keys() == {"format", *checkpoint_format.CHECKED}, "what a run reads again, and nothing else"
     train("--predict", pictures / "val", "--resume", whole / "best.pt", "--output", "new").done()
     assert probabilities(train.cwd / "new/predictions.csv") == probabilities(whole / "val_predictions.csv")
     last = whole / "last.pt"

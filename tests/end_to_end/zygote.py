@@ -25,9 +25,9 @@ from typing import Any, NoReturn
 
 from PIL import Image
 
-from config import parse
 from loaders.videos._planes import compile_kernels
 from report import ceilings
+from settings.config import parse
 from tasks import TASKS
 from tests.disk import unsynced
 from tests.end_to_end.runs import note_end
@@ -36,7 +36,7 @@ BY_NAME = (
     *("torch.utils.tensorboard.summary", "loaders.synthetic", "loaders.images.torchvision"),
     *(f"{room}.{task}" for task in TASKS for room in ("tasks", "models")),
     *("faster_coco_eval", "loaders.videos.pyav", "tensorboard.plugins.hparams.metadata"),
-    *(f"dataset.sources.{place}" for place in ("arrow", "lmdb", "tar")),
+    *(f"dataset.stores.{place}" for place in ("arrow", "lmdb", "tar")),
 )
 """What train.py imports when it knows what is asked for."""
 TRAIN = Path(__file__).resolve().parents[2] / "train.py"

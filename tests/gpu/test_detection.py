@@ -12,7 +12,7 @@ import torch
 
 from contracts import Feed, Pixels
 from dataset.coco.scan import open_coco
-from dataset.sources.folder import Folder
+from dataset.stores.folder import Folder
 from engine.step import Step
 from loaders import open_loader
 from models import detection as registry

@@ -17,8 +17,8 @@ from contracts import Batch, NotFinite, UserError
 from engine import graphed
 from engine.checkpoint import load_optimizer
 from engine.distributed import ProcessWorld
+from engine.loss_log import Recent
 from engine.precision import DTYPES
-from engine.recent import Recent
 from engine.step import Step
 from models import classification as registry
 from plan import draws

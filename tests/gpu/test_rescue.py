@@ -14,8 +14,8 @@ from torch import nn
 
 from engine.checkpoint import Checkpoints, Progress
 from engine.distributed import ProcessWorld
+from engine.emergency_save import SETTLES_S, Rescue
 from engine.precision import loss_scaler
-from engine.rescue import SETTLES_S, Rescue
 from tests.gpu.conftest import CUDA
 
 HANGS = int(10e9)

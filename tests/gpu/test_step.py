@@ -15,7 +15,7 @@ import torch
 
 from contracts import Batch
 from engine.distributed import ProcessWorld
-from engine.recent import Recent
+from engine.loss_log import Recent
 from engine.step import Step, seed
 from models import classification as registry
 from report.ceilings import compute_ceiling

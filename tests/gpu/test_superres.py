@@ -14,7 +14,7 @@ from contracts import Batch, Pixels
 from engine import graphed
 from engine.distributed import ProcessWorld
 from engine.step import Step
-from loaders import _finish, first_batch, open_loader
+from loaders import _postprocess, first_batch, open_loader
 from models import superres as registry
 from plan import draws
 from plan.patches import HIGH
@@ -44,11 +44,11 @@ def test_batches_are_those_of_the_cpu(device: torch.device, tmp_path: Path) -> N
 
 def test_the_kernel_that_finishes_does_what_torch_does(device: torch.device) -> None:
     """To the bit, since it looks up what torch makes of each level; without a wait once it is built."""
-    assert _finish._kernel(device, torch.float16) is not None
+    assert _postprocess._kernel(device, torch.float16) is not None
     test_finish_kernel.check_they_are_the_same(test_finish_kernel.differences(device))
     levels = torch.full((test_finish_kernel.BATCH, 19, 19, 3), 7, dtype=torch.uint8, device=device)
     rows = test_finish_kernel.rows_of((19, 19))
-    finish = _finish.Finish(test_finish_kernel.feed(device, "float16"))
+    finish = _postprocess.Finish(test_finish_kernel.feed(device, "float16"))
     finish(levels, rows, rows.valid)
     with no_waits():
         finish(levels, rows, rows.valid)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-import storage
+from system import storage
 from tests.unit.folders import cache, root, synced  # noqa: F401
 
 

@@ -13,7 +13,7 @@ import av
 import numpy as np
 import torch
 
-from dataset.videos.heads import holds_several, shows_again
+from dataset.videos.bitstream import holds_several, shows_again
 
 NAMES = {"H264": "h264", "HEVC": "hevc", "VP9": "vp9"}
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from config import build
 from contracts import Split, UserError
-from dataset.arrow_files import Opened, find
-from dataset.arrow_index import open_index
-from dataset.splits import open_split, open_splits
+from dataset.open import open_split, open_splits
+from dataset.stores._arrow_files import Opened, find
+from dataset.stores._arrow_rows import open_index
+from settings.config import build
 from tests.conformance import scenes
 from tests.conformance.sources import Row, write_arrow
 from tests.unit.test_splits import Console

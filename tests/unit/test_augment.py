@@ -12,7 +12,6 @@ import pytest
 from torchvision.transforms import v2
 from torchvision.transforms.autoaugment import AutoAugmentPolicy
 
-from config import build, parse
 from contracts import UserError
 from models import Native
 from models.classification import MEAN, STD
@@ -35,6 +34,7 @@ from plan.clips import ClipPlan
 from plan.geometry import FLIP, MIRROR
 from plan.images import ImagePlan
 from plan.ops import KEY_BITS, WIDTH, Op
+from settings.config import build, parse
 from tasks import kind_named, kind_of
 from tasks._plans import clip_policy, idle, image_policies, opened
 from tests.conformance.plans import Videos

@@ -28,7 +28,7 @@ from benchmarks.loader import (
     unique,
 )
 from contracts import UserError
-from dataset.splits import open_split
+from dataset.open import open_split
 from scripts import bench, link_set
 from tests.end_to_end.runs import draw
 

@@ -200,7 +200,7 @@ def few_objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each reading collects garbage: among what it makes, not among all that this process has imported."""
     unfreeze = gc.unfreeze
     gc.freeze()
-    monkeypatch.setattr(gc, "unfreeze", lambda: None)  # processes.py does, after each fork
+    monkeypatch.setattr(gc, "unfreeze", lambda: None)  # system/processes.py does, after each fork
     yield
     unfreeze()
 

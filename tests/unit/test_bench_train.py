@@ -16,10 +16,10 @@ from benchmarks import train
 from benchmarks._suite import LEAST_STEPS, merged, run
 from benchmarks.baselines import train as loop_by_hand
 from benchmarks.train import BY_HAND, Train, command, derive, measured, plots, points, read
-from config import parse
 from contracts import UserError
 from report.summary import step_times
 from report.tensorboard import SETTINGS, Board, metrics
+from settings.config import parse
 from tasks import compared
 from tests.end_to_end.runs import draw
 from tests.unit.test_report_tensorboard import table

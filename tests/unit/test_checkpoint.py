@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from config import parse
 from contracts import UserError
-from engine import checkpoint, contents
+from engine import checkpoint, checkpoint_format
 from engine.checkpoint import Resume
 from engine.distributed import ProcessWorld
+from settings.config import parse
 from settings.run import Run
 from tests.end_to_end.runs import Runner, until
 
@@ -224,7 +224,7 @@ class Evil:
 
 def test_code_in_a_checkpoint_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    torch.save({"format": contents.FORMAT, **FITS, "model": Evil()}, tmp_path / "a.pt")
+    torch.save({"format": checkpoint_format.FORMAT, **FITS, "model": Evil()}, tmp_path / "a.pt")
     assert "not a checkpoint that can be read" in refusal(tmp_path / "a.pt")
     assert not Path("evil").exists()
     torch.load(tmp_path / "a.pt", weights_only=False)

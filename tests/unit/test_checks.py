@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from contracts import FaultyPlan, Feed, UserError
-from dataset.no_bytes import NoBytes
+from dataset.synthetic import NoBytes
 from loaders import open_loader
 from loaders._ops import OPERATIONS
 from plan import ops

@@ -17,10 +17,10 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from contracts import UserError
-from dataset import scan
 from dataset.images.headers import parse
-from dataset.manifest import Rejected
 from dataset.pairs import entry
+from dataset.scan import cache
+from dataset.scan.manifest import Rejected
 from dataset.unlabelled import open_unlabelled
 from loaders import Undecodable
 from loaders.images.decoders import pillow_rgb
@@ -215,7 +215,7 @@ def test_videos_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     columns = opened(tmp_path / "data", videos=True, max_pixels=64 * 64 - 1)["train"].columns
     assert np.unique(columns.height).tolist() == [32]
     assert list(reasons(columns).values()) == ["claims 64 x 64 pixels, more than --max-pixels 4095"]
-    monkeypatch.setattr(scan, "ANY_FILE", 1)
-    monkeypatch.setattr(scan, "A_BYTE", 0)
+    monkeypatch.setattr(cache, "ANY_FILE", 1)
+    monkeypatch.setattr(cache, "A_BYTE", 0)
     with pytest.raises(UserError, match=r"claims 64 x 64 pixels in \d+ bytes, which is blank or a trap"):
         opened(tmp_path / "data", videos=True, rescan=True)

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from contracts import Batch, Feed, Pixels, Rows, UserError
-from dataset.sources.folder import Folder
+from dataset.stores.folder import Folder
 from dataset.videos.columns import RECORD
 from loaders import VIDEO_LOADERS, Undecodable, open_loader
 from loaders._workers import part_of

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataset.coco.doubts import told_of_crowds
+from dataset.coco.warnings import told_of_crowds
 from tasks import _results
 from tasks._coco import Detections
 from tasks._results import Results

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import processes
-from processes import results
+from system import processes
+from system.processes import results
 from tasks import _coco, _results
 from tasks._coco import Scores
 from tests.unit.coco_files import write_coco

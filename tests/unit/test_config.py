@@ -12,10 +12,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import config
-from cli import one_of
-from config import GROUP_OF, GROUPS, READ_WITH, Config, as_yaml, build, parse
 from contracts import UserError
+from settings import config
+from settings.cli import one_of
+from settings.config import GROUP_OF, GROUPS, READ_WITH, Config, as_yaml, build, parse
 from tasks import kind_of, task_with_arch
 
 ROOT = Path(__file__).resolve().parents[2]

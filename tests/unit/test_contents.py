@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-import torch_files
 from contracts import UserError
-from engine import contents
+from engine import checkpoint_format
+from system import torch_files
 
 GOOD: dict[str, Any] = {
-    "format": contents.FORMAT,
+    "format": checkpoint_format.FORMAT,
     "arch": "resnet18",
     "classes": ["ant", "bee"],
     "manifest": "a1b2",
@@ -30,7 +30,7 @@ GOOD: dict[str, Any] = {
 
 def refusal(path: Path) -> str:
     with pytest.raises(UserError) as caught:
-        contents.read(path)
+        checkpoint_format.read(path)
     said = str(caught.value)
     assert "\n" not in said and said.startswith(f"--resume {path}: ") and len(said) < 400
     return said
@@ -42,16 +42,21 @@ def written(path: Path, content: Any) -> Path:
 
 
 def test_what_is_good_is_read(tmp_path: Path) -> None:
-    assert contents.read(written(tmp_path / "a.pt", GOOD))["config"] == GOOD["config"]
+    assert checkpoint_format.read(written(tmp_path / "a.pt", GOOD))["config"] == GOOD["config"]
     with_average = {**GOOD, "ema": {"module.weight": torch.zeros(2)}, "best_of": "average"}
-    assert contents.read(written(tmp_path / "c.pt", with_average))["best_of"] == "average"
+    assert checkpoint_format.read(written(tmp_path / "c.pt", with_average))["best_of"] == "average"
     assert "'ema' is" in refusal(written(tmp_path / "d.pt", {**GOOD, "ema": 3}))
     first = {name: value for name, value in GOOD.items() if name != "used"} | {"format": 1}
-    assert contents.read(written(tmp_path / "b.pt", first))["format"] == 1
+    assert checkpoint_format.read(written(tmp_path / "b.pt", first))["format"] == 1
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in contents.CHECKED if name not in (*torch_files.IDENTITY, *contents.NOT_IN_ALL)]
+    "name",
+    [
+        name
+        for name in checkpoint_format.CHECKED
+        if name not in (*torch_files.IDENTITY, *checkpoint_format.NOT_IN_ALL)
+    ],
 )
 def test_a_part_that_is_missing(name: str, tmp_path: Path) -> None:
     content = {key: value for key, value in GOOD.items() if key != name}
@@ -86,7 +91,7 @@ def test_a_part_that_is_missing(name: str, tmp_path: Path) -> None:
 )
 def test_a_part_of_another_type(name: str, value: Any, tmp_path: Path) -> None:
     said = refusal(written(tmp_path / "a.pt", GOOD | {name: value}))
-    assert f"a damaged checkpoint: '{name}' is " in said and contents.CHECKED[name][1] in said
+    assert f"a damaged checkpoint: '{name}' is " in said and checkpoint_format.CHECKED[name][1] in said
 
 
 @pytest.mark.parametrize("number", [3, 1.5, None, "2"])

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import storage
 from contracts import UserError
 from dataset.images.columns import CHROMA, FORMATS
 from loaders import open_loader
@@ -23,6 +22,7 @@ from loaders.images._dali_rows import Known, PathPreparer, largest_rows, plain
 from loaders.images._pipeline import Runner
 from loaders.images.dali_fed import intact
 from plan import bundles
+from system import storage
 from tests.conformance import pictures
 from tests.conformance.scenes import Scene, scene
 

@@ -18,8 +18,8 @@ import pytest
 
 from contracts import Rows, UserError
 from loaders._workers import died
-from loaders.videos._deal import AHEAD, AT_ONCE, EARLY, GUESS_COUNTS, RECENT, Deal, Pace, Unit
 from loaders.videos._pool import QUEUED, SLOTS, Pool
+from loaders.videos._scheduler import AHEAD, AT_ONCE, EARLY, GUESS_COUNTS, RECENT, Deal, Pace, Unit
 from loaders.videos.exact import exact
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.test_clip_loaders import feed

@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
 
-from config import Config, build
 from contracts import Split, UserError
-from dataset.sources.folder import Folder
+from dataset.stores.folder import Folder
 from models import Native
 from plan.boxes import padding
 from report.console import Console
-from tasks import _coco, _drawn
+from settings.config import Config, build
+from tasks import _coco, _plots
 from tasks._coco import Detections
 from tasks._coco_ap import spread
 from tasks.detection import KIND as kind
@@ -74,7 +74,7 @@ def test_pictures_are_of_all_the_validation(length: int, count: int) -> None:
 
 def test_portraits_are_drawn_too(columns: Columns, monkeypatch: pytest.MonkeyPatch) -> None:
     task = Detection(columns, training=False)
-    monkeypatch.setattr(_drawn, "predictions", lambda columns, source, found, drawn: np.array(drawn))
+    monkeypatch.setattr(_plots, "predictions", lambda columns, source, found, drawn: np.array(drawn))
     extras = measured(task, *seen_noisily(task, columns))["extras"]
     samples = extras["images"]["val/predictions"]
     assert len(samples) == 4
@@ -90,20 +90,20 @@ def test_pictures_hold_what_is_likely(
 ) -> None:
     """Or the three likeliest where nothing is."""
     drawn: list[int] = []
-    whole = _drawn._drawn
+    whole = _plots._drawn
 
     def counted(picture: Any, boxes: list[Any], *scale: float) -> Any:
         drawn.append(len(boxes))
         return whole(picture, boxes, *scale)
 
-    monkeypatch.setattr(_drawn, "_drawn", counted)
+    monkeypatch.setattr(_plots, "_drawn", counted)
     found = Detections(
         image_ids=np.full(len(scores), columns.image_id[0]),
         category_ids=np.full(len(scores), 3),
         boxes=np.tile([1.0, 2, 30, 40], (len(scores), 1)),
         scores=np.array(scores),
     )
-    assert _drawn.predictions(columns, Folder(columns), found, [0]) is not None
+    assert _plots.predictions(columns, Folder(columns), found, [0]) is not None
     assert drawn[1] == count
 
 
@@ -126,7 +126,7 @@ def test_curves_are_of_overlaps_that_one_looks_for(
         scores=np.zeros(0),
         keypoints=np.zeros((0, 5, 3)),
     )
-    _drawn.curves(_coco.score(people, none, kind=of, evaluator="pycocotools"))
+    _plots.curves(_coco.score(people, none, kind=of, evaluator="pycocotools"))
     assert [label.partition(":")[0] for label in labels] == [
         f"{overlap} {value}" for value in ("0.50", "0.60", "0.70", "0.75", "0.85", "0.95")
     ]

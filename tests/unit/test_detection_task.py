@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from pycocotools import mask as coder
 from torchvision.models.detection.roi_heads import paste_masks_in_image
 
-from config import build
 from contracts import Batch, Rows
 from dataset.coco.columns import COCO_IDS, class_names
 from engine.evaluate import Outcome
 from models import Native
 from plan.boxes import DetectionPlan
+from settings.config import build
 from tasks import _coco
 from tasks._masks import encoded
 from tasks._plans import detection_policies

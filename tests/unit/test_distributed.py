@@ -17,12 +17,12 @@ import pytest
 import torch
 from torch import nn
 
-import machine
 from contracts import UserError, World
 from engine import distributed
 from engine.distributed import ProcessWorld, Vote, cores, leave, prepare_process
 from engine.step import Step
-from machine import memory_bytes
+from system import resources
+from system.resources import memory_bytes
 from tests.end_to_end.runs import Runner
 from tests.unit.test_step import Net, assert_alike, batch_of, step_of
 
@@ -350,7 +350,7 @@ def test_memory_that_a_step_frees_is_kept_for_the_next(given: dict[str, str], ke
 def test_cores_respect_the_containers_quota(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: float
 ) -> None:
-    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    monkeypatch.setattr(resources, "CGROUP", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -391,7 +391,7 @@ def test_with_two_cores_a_gpu_has_both(
 def test_memory_is_the_containers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], least: bool
 ) -> None:
-    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    monkeypatch.setattr(resources, "CGROUP", tmp_path)
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content + "\n")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dataset.reading import told_of_size
+from dataset.stores.read_ahead import told_of_size
 from scripts.link_set import link
 from scripts.probes import storage
 from scripts.probes.storage import Pass

@@ -15,9 +15,9 @@ import pytest
 from torch._inductor.exc import InvalidCxxCompiler
 
 from contracts import UserError
-from engine.ends import line_of
+from engine.exit_codes import line_of
 from loaders._dali import import_dali
-from processes import uninterrupted
+from system.processes import uninterrupted
 from tests.end_to_end.runs import Runner
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ def test_what_nobody_has_thought_of_keeps_its_traceback(error: Exception) -> Non
 def test_a_program_whose_streams_are_closed(tmp_path: Path) -> None:
     """Its first file is not one of them, and what it says goes nowhere."""
     code = (
-        "import startup, sys; startup.begin('x'); file = open(sys.argv[1], 'w'); print('said', flush=True); "
+        "import sys; from settings import preflight; preflight.begin('x'); file = open(sys.argv[1], 'w'); print('said', flush=True); "
         "print('said', file=sys.stderr, flush=True); print(file.fileno() > 2, sys.stdin.read(), file=file)"
     )
     closed = f'"{sys.executable}" -c "$0" "$1" <&- >&- 2>&-'

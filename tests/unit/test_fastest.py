@@ -15,12 +15,12 @@ import pytest
 import torch
 
 import loaders
-from config import parse
 from contracts import Batch, UserError
-from engine import fastest
-from engine.fastest import Answers, Choice
+from engine import autotune
+from engine.autotune import Answers, Choice
 from engine.step import Step
 from report.phases import Phases
+from settings.config import parse
 from settings.optimisation import Optimisation
 from tasks.classification import KIND, Classification
 from tests.unit.steps import composed
@@ -97,7 +97,7 @@ class CountedStep:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Passes only where a loader takes its time: a busy machine chooses alike."""
     clock = Clock()
-    monkeypatch.setattr(fastest, "time", SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr(autotune, "time", SimpleNamespace(perf_counter=clock))
     return clock
 
 
@@ -116,7 +116,7 @@ def chosen(opener: Any, folder: Path, step: Any = None, **asked: Any) -> Choice:
     of = {"manifest": "of-pictures", **asked.pop("of", {})}
     how: dict[str, Any] = {"step": step, "samples": SIZE, "epoch": 0, "say": lambda _: None, **asked}
     names = how.pop("names", list(SECONDS))
-    return fastest.choose(names, opener, answers=Answers(folder, of, step.world), **how)
+    return autotune.choose(names, opener, answers=Answers(folder, of, step.world), **how)
 
 
 def test_the_fastest_is_found_and_the_step_is_as_it_was(clock: Clock, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_the_fastest_is_found_and_the_step_is_as_it_was(clock: Clock, tmp_path: 
     assert choice.measured["b"]["rate"] == pytest.approx(SIZE / 0.1, rel=0.02)
     assert choice.measured["a"]["rate"] == pytest.approx(SIZE / 0.2, rel=0.02)
     assert choice.measured["c"] == {"why": "cannot run here: not on this machine"}
-    assert 2 * (fastest.SECONDS + fastest.WARM_UP_S) <= clock() - began < 12, "3 s each after a warm-up"
+    assert 2 * (autotune.SECONDS + autotune.WARM_UP_S) <= clock() - began < 12, "3 s each after a warm-up"
     assert opener.names == ["a", "b"]
     assert all(torch.equal(a, b) for a, b in zip(step.state_tensors(), before, strict=True))
     assert step.optimizer.param_groups[0]["lr"] == 0.1 and step.phases.read() == {}
@@ -200,7 +200,7 @@ def test_an_answer_is_kept_for_the_same_machine_and_settings(clock: Clock, tmp_p
 def test_what_an_answer_is_kept_for(flags: str, alike: bool) -> None:
     """All that changes the rate of the step or the loader, and no more."""
     plan: Any = SimpleNamespace(first_epochs=(0,))
-    plain, other = (fastest.timed(parse(words).flat(), plan) for words in ([], flags.split()))
+    plain, other = (autotune.timed(parse(words).flat(), plan) for words in ([], flags.split()))
     assert (plain == other) is alike
 
 
@@ -209,7 +209,7 @@ def test_loaders_are_measured_with_the_images_that_the_run_ends_with(
     epochs: int, epoch: int, clock: Clock, tmp_path: Path
 ) -> None:
     plan: Any = SimpleNamespace(first_epochs=(0, 12, 13))
-    assert fastest.timed(parse(["--epochs", str(epochs)]).flat(), plan)["epoch"] == epoch
+    assert autotune.timed(parse(["--epochs", str(epochs)]).flat(), plan)["epoch"] == epoch
     opener = Opener(clock)
     chosen(opener, tmp_path, epoch=epoch)
     assert [loader.epochs[0] for _, loader in opener.opened] == [epoch] * 3
@@ -235,7 +235,7 @@ def test_nothing_is_measured_without_a_choice(
 
 
 def test_time_and_failures(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fastest, "ALL_S", 9.5)
+    monkeypatch.setattr(autotune, "ALL_S", 9.5)
     choice = chosen(Opener(clock), tmp_path)
     assert choice.measured["c"]["why"] == "was not measured: 9.5 s were over"
     one = chosen(Opener(clock, broken="b"), tmp_path / "broken", names=["b", "c"])
@@ -248,7 +248,7 @@ def test_ranks_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 cannot open the fastest, and is slow by its own clock: all take what all can, by rank 0's."""
     clocks: dict[int, Clock] = {}
     monkeypatch.setattr(
-        fastest, "time", SimpleNamespace(perf_counter=lambda: clocks[threading.get_ident()]())
+        autotune, "time", SimpleNamespace(perf_counter=lambda: clocks[threading.get_ident()]())
     )
     steps = [0, 0]
 

@@ -14,11 +14,11 @@ import yaml
 from torch import nn
 from torchvision.models import resnet18
 
-from config import Config, build, parse, recipe
 from engine import schedules
 from models import Unusable
 from models.frozen import freeze
 from scripts import _lr_range, tune
+from settings.config import Config, build, parse, recipe
 from settings.optimisation import Optimisation
 from tasks.classification import Classification, balancing
 from tests.unit.folders import JPEG, fill

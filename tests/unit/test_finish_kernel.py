@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from contracts import Feed, Pixels, Rows
-from loaders._finish import Finish
+from loaders._postprocess import Finish
 from plan.geometry import TRANSPOSE
 from tests.end_to_end.runs import Runner
 from tests.unit.triton_programs import interpreted
@@ -39,7 +39,7 @@ def rows_of(shape: tuple[int, ...], *, exif: bool = False) -> Rows:
 
 def differences(device: torch.device) -> list[tuple[float, float]]:
     """Return how many numbers of images the kernel and torch give otherwise, and how many there are."""
-    from loaders import _finish_kernel
+    from loaders import _postprocess_kernel
 
     generator = torch.Generator().manual_seed(0)
     found = []
@@ -48,7 +48,7 @@ def differences(device: torch.device) -> list[tuple[float, float]]:
         rows = rows_of(shape, exif=dtype == "float16")
         valid = rows.valid & (np.arange(BATCH) != 2)  # it could not be decoded
         images = []
-        for kernel in (_finish_kernel, None):
+        for kernel in (_postprocess_kernel, None):
             finish = Finish(feed(device, dtype))
             finish._kernel = kernel
             batch = finish(levels, rows, valid)

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from dataset.images.headers import parse
-from dataset.manifest import Rejected
+from dataset.scan.manifest import Rejected
 from tests.unit.folders import JPEG, fill, reasons
 from tests.unit.test_splits import opened
 

@@ -23,10 +23,10 @@ import numpy as np
 import psutil
 import pytest
 
-import processes
 from contracts import UserError
 from loaders._workers import Workers
 from loaders.videos._pool import Pool
+from system import processes
 from tests.unit.test_deal import rows_of, serve
 
 ROOT = Path(__file__).parents[2]
@@ -212,7 +212,7 @@ def test_children_that_get_no_thread_end(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_program_ends_though_its_processes_hang() -> None:
     program = """
 import time
-import processes
+from system import processes
 from tests.unit.test_deal import opened, serve
 def hang(seconds=1e6): time.sleep(seconds)
 beside = processes.Beside(hang)

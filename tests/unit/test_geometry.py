@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts import Rows
-from loaders import _turns
+from loaders import _flips
 from loaders._memory import to_device
 from plan import geometry
 from tests.conformance.placed import turned
@@ -136,8 +136,8 @@ def test_rows_turned_together_are_those_turned_one_by_one(
     rows = replace(drawn, sizes=sizes, canvas=(8, 8) if canvas else None)
     height, width = geometry.upright(rows).padded
     pixels = torch.arange(len(rows) * height * width * 3).view(len(rows), height, width, 3)
-    alone = _turns._turned_by_row(pixels, rows)
-    together = _turns._turned_together(pixels, rows, lambda values: to_device(values, pixels.device))
+    alone = _flips._turned_by_row(pixels, rows)
+    together = _flips._turned_together(pixels, rows, lambda values: to_device(values, pixels.device))
     assert together.shape == alone.shape
     for row, (high, wide) in enumerate(sizes):
         assert torch.equal(together[row, :high, :wide], alone[row, :high, :wide])

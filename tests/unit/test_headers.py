@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from dataset.entries import Files
 from dataset.images.columns import CHROMA, FORMATS, HEADER, Header
 from dataset.images.headers import FOLLOWED, parse, read_header
-from dataset.manifest import Rejected
+from dataset.scan.byte_ranges import Files
+from dataset.scan.manifest import Rejected
 
 SAMPLES = Path(os.environ.get("SATURATE_SAMPLES") or Path(__file__).parents[3] / "shared" / "data")
 COMPONENTS = {"1": 1, "L": 1, "P": 1, "I": 1, "I;16": 1, "I;16B": 1, "LA": 2, "RGB": 3, "RGBA": 4, "CMYK": 4}

@@ -11,7 +11,7 @@ import pytest
 
 from contracts import Split, UserError
 from dataset.images.columns import Images
-from dataset.sources import list as image_list
+from dataset.stores import list as image_list
 from tests.unit.folders import JPEG, PNG, fill, scanned
 
 WRITTEN = {"train/ant/0.jpg": JPEG, "train/bee/1.jpg": PNG, "other/2.jpg": JPEG}

@@ -19,7 +19,7 @@ from contracts import UserError
 from dataset.coco.columns import Instances, categories_of, class_names, class_numbers, mirrored
 from dataset.coco.scan import open_coco
 from dataset.coco.synthetic import COCO_TRAIN, COCO_VAL, SyntheticInstances
-from dataset.manifest import NoManifest
+from dataset.scan.manifest import NoManifest
 from tests.unit.coco_files import document, write, write_coco
 
 COCO_IDS = [

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from contracts import UserError
-from dataset.lists import HEAD, MOST_CLASSES, Grammar, Labels, List, class_names
+from dataset.scan.lists import HEAD, MOST_CLASSES, Grammar, Labels, List, class_names
 
 IMAGES = Grammar(expected="a line is 'path label'")
 VIDEOS = Grammar(expected="a line is 'path label'", separators="\t;,", segments=True)

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from contracts import Split, UserError
-from dataset.lmdb_store import HEADER, Store
-from dataset.sources import lmdb as source
-from dataset.splits import open_split
+from dataset.open import open_split
+from dataset.stores import lmdb as source
+from dataset.stores._lmdb_file import HEADER, Store
 from tests.conformance import scenes
 from tests.conformance.sources import lose_value, write_lmdb
 

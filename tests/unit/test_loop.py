@@ -19,10 +19,10 @@ from torch import nn
 from contracts import Batch, Counts, Figure, NotFinite, RateWindow, UserError
 from engine.checkpoint import Checkpoints, Progress, Resume
 from engine.distributed import ProcessWorld
+from engine.emergency_save import Rescue
 from engine.evaluate import Outcome
 from engine.failures import Failures
 from engine.loop import Training
-from engine.rescue import Rescue
 from engine.validation import Validation
 from settings.optimisation import Optimisation
 from settings.run import Run

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 from contracts import UserError
-from dataset import manifest
 from dataset.images.columns import Images
-from dataset.manifest import NoManifest
-from dataset.sources.folder import Folder, open_folder
+from dataset.scan import manifest
+from dataset.scan.manifest import NoManifest
+from dataset.stores.folder import Folder, open_folder
 from tests.unit.folders import JPEG, PNG, fill, names, scanned
 
 
@@ -188,7 +188,7 @@ SLOW = """
     import sys, time
     from pathlib import Path
     from dataset.images import headers, scan
-    from dataset.sources.folder import open_folder
+    from dataset.stores.folder import open_folder
     real = headers.read_header
     headers.read_header = lambda size, read_at: (time.sleep({each}), real(size, read_at))[1]
     scan.FEW = {few}

@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
-from config import build
 from contracts import Batch, Rows
-from dataset.no_bytes import synthetic
+from dataset.synthetic import synthetic
 from plan.augment import Augment
 from plan.draws import bits
 from plan.images import ImagePlan, ImagePolicy
 from plan.mixing import MOST_ALPHA, Mixing, beta
+from settings.config import build
 from tasks import kind_of
 from tasks._tags import KIND_OF_SETS
 from tasks.classification import Classification

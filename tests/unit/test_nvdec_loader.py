@@ -21,8 +21,8 @@ import torch
 from contracts import UserError
 from loaders import VIDEO_LOADERS, default_loader, open_loader
 from loaders.videos import _packets, _reading
-from loaders.videos._deal import Pace, Unit
 from loaders.videos._engines import capabilities, within
+from loaders.videos._scheduler import Pace, Unit
 from loaders.videos._worker import LOST, REFUSED
 from loaders.videos.exact import exact, sort_of
 from loaders.videos.nvdec import loader

@@ -12,7 +12,7 @@ from torch import nn
 
 from contracts import UserError
 from engine import optimizers, precision
-from engine.masters import Masters
+from engine.fp32_weights import Masters
 from settings.optimisation import Optimisation
 
 

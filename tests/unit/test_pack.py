@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from config import build
 from contracts import Source, Split, UserError
 from dataset.images import scan
-from dataset.splits import open_splits
+from dataset.open import open_splits
 from scripts import _stores, pack
+from settings.config import build
 from tests.conformance import pictures, scenes, sources
 from tests.conformance.sources import LAYOUTS, all_read
 from tests.unit.folders import fill
@@ -80,9 +80,9 @@ def test_a_pack_is_the_same_data(
     scanned = opened(target, rescan=True)
     if form != "folder":
         monkeypatch.setattr(scan, "read_headers", None)
-    monkeypatch.setattr("dataset.tar_index._walk", None)
+    monkeypatch.setattr("dataset.stores._tar_samples._walk", None)
     splits = opened(Path(elsewhere))
-    monkeypatch.setattr("processes.results", None)  # a loader's worker may start no process to read
+    monkeypatch.setattr("system.processes.results", None)  # a loader's worker may start no process to read
     for split, found in splits.items():
         assert found.columns.fingerprint == origin[split].columns.fingerprint
         assert found.columns.fingerprint == scanned[split].columns.fingerprint
@@ -210,7 +210,7 @@ def test_a_full_disk_is_one_line_and_what_is_there_goes_on(
 
 
 def test_a_set_larger_than_memory_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dataset.splits.memory_bytes", lambda: 1000)
+    monkeypatch.setattr("dataset.open.memory_bytes", lambda: 1000)
     console = Console()
     settings = build({"data": data_of(tmp_path), "manifest_dir": tmp_path / "cache"}).data
     open_splits(settings, loader="torchvision", console=console)

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from contracts import Batch, Split, UserError
-from dataset.manifest import Rejected
 from dataset.pairs import entry
 from dataset.pairs.entry import CODINGS
+from dataset.scan.manifest import Rejected
 from plan.patches import HIGH
 from scripts import pack
 from tests.conformance import sources

@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-import config
 from benchmarks._flags import asked
-from cli import flags
 from scripts import bench, published, report, tune
+from settings import config
+from settings.cli import flags
 
 ROOT = Path(__file__).parents[2]
 PAGES = {

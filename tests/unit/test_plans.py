@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from config import Config, parse
 from contracts import UserError
 from plan.clips import ClipPlan, ClipPolicy
 from plan.images import ImagePlan, ImagePolicy
+from settings.config import Config, parse
 from tasks._plans import pair
 
 POLICY = ImagePolicy(window="center", image_size=8, resize=9)

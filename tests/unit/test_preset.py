@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from config import parse
 from contracts import UserError
-from preset import LARGEST_PRESET
+from settings.config import parse
+from settings.preset import LARGEST_PRESET
 from tasks._results import Results
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from contracts import UserError
-from dataset.splits import list_of
+from dataset.open import list_of
 from dataset.videos.columns import Videos
 from dataset.videos.published import CONVERT_JSON
 from dataset.videos.scan import open_videos

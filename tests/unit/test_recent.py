@@ -10,7 +10,7 @@ import torch
 
 from contracts import NotFinite
 from engine.distributed import ProcessWorld
-from engine.recent import Recent
+from engine.loss_log import Recent
 
 CPU = torch.device("cpu")
 

@@ -11,8 +11,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from config import Config, parse
 from scripts import demo_textures, recipes
+from settings.config import Config, parse
 
 
 @pytest.fixture

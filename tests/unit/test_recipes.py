@@ -20,7 +20,7 @@ from engine import optimizers, schedules
 from engine.checkpoint import Checkpoints, Progress, Resume, write
 from engine.distributed import ProcessWorld
 from engine.ema import Ema
-from engine.masters import Masters
+from engine.fp32_weights import Masters
 from engine.step import Step
 from models import Unusable, recompute
 from models import classification as registry

@@ -18,16 +18,16 @@ import torch
 
 from benchmarks import max_batch
 from benchmarks.train import Train, command, points
-from config import build
 from contracts import Feed, Split, UserError
-from dataset import bucket, remote
-from dataset.kept import Kept
-from dataset.splits import are_files, open_splits
+from dataset.open import are_files, open_splits
+from dataset.stores import bucket, remote
+from dataset.stores.disk_cache import Kept
 from loaders import open_loader
-from loaders._reads import read
+from loaders._read_retry import read
 from plan.images import ImagePlan, ImagePolicy
 from scripts import pack, tune
 from scripts.probes import storage
+from settings.config import build
 from tests.conformance import scenes
 from tests.conformance.sources import all_read, write_shards, write_tar
 from tests.unit.coco_files import write_coco
@@ -313,7 +313,7 @@ def test_a_packed_set_opens_without_a_walk(
     for place in ("train", "val"):
         fill(tmp_path / "origin" / place, FILES)
     assert pack.main([str(server.root / "set"), "--from", str(tmp_path / "origin"), "--format", "tar"]) == 0
-    monkeypatch.setattr("dataset.tar_index._walk", None)
+    monkeypatch.setattr("dataset.stores._tar_samples._walk", None)
     monkeypatch.setattr("dataset.images.scan.read_headers", None)
     split = opened(f"{server.url}/set", tmp_path)["train"]
     assert sorted(all_read(split.source)) == sorted(FILES.values())
@@ -469,7 +469,7 @@ def test_a_cache_that_was_emptied_is_filled_again(counter: bytes, tmp_path: Path
 
 def test_a_part_of_the_room_is_taken_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that several processes, or runs, stay within the bound together."""
-    monkeypatch.setattr("dataset.kept.cores", lambda: 2.0)
+    monkeypatch.setattr("dataset.stores.disk_cache.cores", lambda: 2.0)
     several = [Kept(tmp_path / "kept", 100_000) for _ in range(4)]
     for key in range(2000):
         several[key % 4].get(b"%d" % key, lambda: bytes(96))

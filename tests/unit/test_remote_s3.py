@@ -11,7 +11,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from dataset import remote
+from dataset.stores import remote
 from tests.conformance.sources import all_read, write_shards
 from tests.unit.test_remote import FILES, opened, refused
 

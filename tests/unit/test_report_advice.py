@@ -12,10 +12,10 @@ import pytest
 from engine.optimizers import OPTIMIZERS
 from loaders import IMAGE_LOADERS
 from report.advice import advice, told_bound
+from settings.help import HELP
 from settings.model import Model
 from tasks import TASKS
 from tests.gpu import test_combinations as on_gpu
-from usage import HELP
 
 ROOT = Path(__file__).parents[2]
 
@@ -176,7 +176,7 @@ def test_advice(case: dict[str, Any], said: str) -> None:
 
 
 def test_advice_names_only_flags_that_exist() -> None:
-    from config import GROUP_OF
+    from settings.config import GROUP_OF
 
     named = {flag for case, _ in CASES for flag in re.findall(r"--([a-z-]+)", advice(case))}
     assert named and {flag.replace("-", "_") for flag in named} <= set(GROUP_OF)

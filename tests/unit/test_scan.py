@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from contracts import UserError
-from dataset import walk
 from dataset.images import headers, scan
 from dataset.images.columns import COLUMNS, FORMATS, Header
-from dataset.sources.folder import Folder, open_folder
-from processes import results
+from dataset.scan import file_tree
+from dataset.stores.folder import Folder, open_folder
+from system.processes import results
 from tests.unit.folders import JPEG, PNG, fill, names, reasons, scanned
 from tests.unit.test_headers import FILES
 
@@ -147,7 +147,7 @@ def test_links_to_the_system_are_not_followed(root: Path, cache: Path, tmp_path:
     left_out = [line.split("\t") for line in (found.folder / "rejected.txt").read_text().splitlines()]
     why = {os.path.relpath(path, root): said for path, said in left_out if said != "class without an image"}
     assert why.pop("all") == "link to a folder that it lies in"
-    assert why == dict.fromkeys({*links, "cat/sys"} - {"all"}, walk.SYSTEM)
+    assert why == dict.fromkeys({*links, "cat/sys"} - {"all"}, file_tree.SYSTEM)
 
 
 def test_links_that_lead_to_links_end(root: Path, cache: Path, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_links_that_lead_to_links_end(root: Path, cache: Path, tmp_path: Path) -
     (root / "cat").symlink_to(tmp_path / "far/0")
     found = open_folder(root, cache=cache)
     assert len(found) == 4 + 20
-    assert list(reasons(found).values()) == [walk.AGAIN] * 19
+    assert list(reasons(found).values()) == [file_tree.AGAIN] * 19
 
 
 def test_a_tree_deeper_than_pythons_stack(cache: Path, tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_how_many_read_headers(
 
     monkeypatch.setattr(scan, "FEW", 0)
     monkeypatch.setattr(scan, "cores", lambda: cores)
-    monkeypatch.setattr("processes.results", noting)
+    monkeypatch.setattr("system.processes.results", noting)
     open_folder(root, cache=cache, workers=asked)
     assert counts == [processes]
 
@@ -270,10 +270,10 @@ def test_a_process_that_is_killed_is_one_line(
 
 def test_settle_waits_out_the_tick_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time_ns()
-    walk.settle(now)
+    file_tree.settle(now)
     assert time.time_ns() - now >= 20_000_000
     slept: list[float] = []
-    monkeypatch.setattr(walk.time, "sleep", slept.append)
+    monkeypatch.setattr(file_tree.time, "sleep", slept.append)
     for changed in (now - 10**9, now + 10**12, 0):  # old, from a clock ahead of ours, never
-        walk.settle(changed)
+        file_tree.settle(changed)
     assert slept == []

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from contracts import UserError
-from dataset import walk
 from dataset.coco.scan import open_coco
-from dataset.entries import Files, ReadAt
 from dataset.images.scan import open_images
-from dataset.manifest import Rejects
-from dataset.scan import Progress
+from dataset.scan import file_tree
+from dataset.scan.byte_ranges import Files, ReadAt
+from dataset.scan.cache import Progress
+from dataset.scan.manifest import Rejects
 from tests.unit.coco_files import write_coco
 from tests.unit.folders import JPEG, fill
 
@@ -34,7 +34,7 @@ class Flaky(Files):
         with super().opened(name) as found:
             yield found
 
-    def remember(self, visits: list[walk.Visit], names: Sequence[bytes]) -> None:
+    def remember(self, visits: list[file_tree.Visit], names: Sequence[bytes]) -> None:
         raise BROKEN
 
 
@@ -46,12 +46,17 @@ def broken(made: Path) -> None:
     ("listed", "said"),
     [
         (broken, "^I/O error: --data: .*data cannot be read: Input/output error; nothing"),
-        (lambda made: walk.write_labelled({b"a/1.jpg": 0}, NO_ROOM), "^the manifest cannot be written to"),
+        (
+            lambda made: file_tree.write_labelled({b"a/1.jpg": 0}, NO_ROOM),
+            "^the manifest cannot be written to",
+        ),
     ],
     ids=["reading", "writing"],
 )
 def test_an_error_while_names_are_listed(listed: Callable[[Path], None], said: str, tmp_path: Path) -> None:
-    def list_files(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> dict[str, int]:
+    def list_files(
+        made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
+    ) -> dict[str, int]:
         listed(made)
         return {"a": 0}
 
@@ -61,8 +66,10 @@ def test_an_error_while_names_are_listed(listed: Callable[[Path], None], said: s
 
 
 def test_an_entry_that_the_storage_does_not_give_ends_the_scan(tmp_path: Path) -> None:
-    def list_files(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> dict[str, int]:
-        walk.write_labelled({b"b/0.jpg": 1, b"a/1.jpg": 0, b"a/0.jpg": 0}, made)
+    def list_files(
+        made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
+    ) -> dict[str, int]:
+        file_tree.write_labelled({b"b/0.jpg": 1, b"a/1.jpg": 0, b"a/0.jpg": 0}, made)
         return {"a": 0, "b": 1}
 
     data = fill(tmp_path / "data", {"a/0.jpg": JPEG, "a/1.jpg": JPEG, "b/0.jpg": JPEG})
@@ -74,7 +81,7 @@ def test_an_entry_that_the_storage_does_not_give_ends_the_scan(tmp_path: Path) -
 
 def test_annotations_and_images_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     data = write_coco(tmp_path / "coco")
-    monkeypatch.setattr("dataset.sources.folder.entries", lambda data, cache: Flaky(data))
+    monkeypatch.setattr("dataset.stores.folder.entries", lambda data, cache: Flaky(data))
     with pytest.raises(
         UserError, match=r"^I/O error: --data: .*coco cannot be read: Input/output error; nothing"
     ):

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-import storage
 from contracts import UserError
 from dataset.coco import annotation_file
 from dataset.coco.scan import open_coco
-from dataset.sources.folder import open_folder
-from dataset.splits import open_split
+from dataset.open import open_split
+from dataset.stores.folder import open_folder
 from dataset.videos import packets
 from dataset.videos.scan import open_videos
-from loaders._reads import read
+from loaders._read_retry import read
+from system import storage
 from tests.conformance.scenes import small
 from tests.conformance.sources import LAYOUTS, all_read, here
 from tests.unit.coco_files import write_coco

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from config import GROUP_OF, GROUPS
+from settings.config import GROUP_OF, GROUPS
 from tests.unit.test_house import MAY_IMPORT, ROOT, python
 
 CLASSES = {"Config": "", "DataSettings": "data", **{group.__name__: name for name, group in GROUPS.items()}}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from contracts import UserError
-from dataset.splits import open_splits
+from dataset.open import open_splits
 from settings.data import Data
 from tests.unit.folders import JPEG, fill
 

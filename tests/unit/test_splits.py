@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from config import build
 from contracts import Split, UserError
 from dataset.coco.columns import Instances
 from dataset.coco.synthetic import SyntheticInstances
 from dataset.images.columns import Images
 from dataset.images.synthetic import SyntheticImages
-from dataset.splits import Content, cache_folder, open_splits, require_splits
+from dataset.open import Content, cache_folder, open_splits, require_splits
 from dataset.videos.synthetic import SyntheticVideos
+from settings.config import build
 from tasks.video import KIND
 from tests.unit.coco_files import document, write, write_coco
 from tests.unit.folders import JPEG, fill

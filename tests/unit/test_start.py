@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from config import PRESETS, build, parse
 from contracts import UserError
 from models import Native
+from settings.config import PRESETS, build, parse
 from tasks import architecture, kind_of
 from tasks._plans import image_policies
-from tasks.start import Start
+from tasks.initial_state import Start
 
 ASKED = {"image_size": 176, "val_image_size": 224, "val_crop_share": 0.95}
 USED = {"image_size": 224, "val_resize": 235}  # what a validation with these has used

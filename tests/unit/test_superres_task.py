@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from config import Config, build
 from contracts import Array, Batch, Pixels, Split, UserError, World
 from loaders import open_loader
 from plan.patches import HIGH
+from settings.config import Config, build
 from tasks.superres import KIND, Fidelity, Superres
 from tests.unit.superres_files import CPU, feed_of, halved, opened, write
 from tests.unit.test_meter import alone, on_ranks

@@ -9,12 +9,12 @@ import pytest
 
 from benchmarks._data import class_folders, medium_of
 from benchmarks.train import require_data
-from config import build, parse
 from contracts import UserError
-from dataset.sources import SOURCES
-from dataset.splits import SPLITS, Content, are_files, open_split
+from dataset.open import SPLITS, Content, are_files, open_split
+from dataset.stores import SOURCES
 from loaders import IMAGE_LOADERS, VIDEO_LOADERS
 from scripts.probes import storage
+from settings.config import build, parse
 from tasks import TASKS, tables
 from tests.conformance import toy
 from tests.end_to_end.runs import Runner, draw
@@ -23,7 +23,7 @@ from tests.unit.folders import JPEG, fill
 PROGRAM = """
 import sys
 from pathlib import Path
-from dataset.sources import SOURCES
+from dataset.stores import SOURCES
 from loaders import IMAGE_LOADERS, VIDEO_LOADERS
 from scripts.probes import storage
 from tasks import TASKS, tables

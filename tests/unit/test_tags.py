@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from contracts import UserError
-from dataset.splits import open_splits
+from dataset.open import open_splits
 from settings.data import Data
 from tasks._tags import Tags, average_precision
 from tests.unit.folders import JPEG, fill

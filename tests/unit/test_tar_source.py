@@ -12,10 +12,10 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from config import build
 from contracts import Split, UserError
-from dataset.splits import open_split, open_splits
-from dataset.tar_members import Ranges, members
+from dataset.open import open_split, open_splits
+from dataset.stores._tar_headers import Ranges, members
+from settings.config import build
 from tests.conformance import scenes
 from tests.conformance.sources import write_tar
 from tests.unit.test_splits import Console

@@ -11,13 +11,13 @@ import timm
 import torch
 from timm.data import create_transform, resolve_data_config
 
-from config import build
 from contracts import UserError
 from models import Native, Unusable
 from models import timm as registry
-from tasks import architecture, kind_named, start
+from settings.config import build
+from tasks import architecture, initial_state, kind_named
 from tasks._plans import image_policies
-from tasks.start import Start
+from tasks.initial_state import Start
 
 IMAGES = kind_named("classification")
 MEAN = (0.485, 0.456, 0.406)
@@ -151,11 +151,11 @@ def test_a_network_of_one_size_is_told_before_it_trains() -> None:
     with torch.device("meta"):
         fixed, _ = registry.build(arch, classes=5, shape=(2, 3, 64, 64))
         free, _ = registry.build("timm/test_resnet", classes=5, shape=(2, 3, 64, 64))
-    for name in start.OTHER_SIZES:
+    for name in initial_state.OTHER_SIZES:
         said = f"--{name.replace('_', '-')} 32: --arch {arch} takes the size of --image-size alone"
         with pytest.raises(UserError, match=said):
-            start._require_size(fixed, arch, shape, name)
-        start._require_size(free, "timm/test_resnet", shape, name)
+            initial_state._require_size(fixed, arch, shape, name)
+        initial_state._require_size(free, "timm/test_resnet", shape, name)
 
 
 def test_published_weights_name_their_classes() -> None:

@@ -14,15 +14,15 @@ import pytest
 import torch
 from torch import nn
 
-from config import parse
 from contracts import Array, Feed, Split, UserError
-from dataset.splits import open_split
+from dataset.open import open_split
 from loaders import open_loader
 from loaders.images.transforms import Transform
 from plan import bundles
 from plan.images import ImagePlan, ImagePolicy
 from report.summary import PHASES, durations
 from report.summary import split as split_of
+from settings.config import parse
 from settings.optimisation import Optimisation
 from tasks.classification import KIND, Classification
 from tests.conformance import scenes

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from config import build
 from contracts import Array, Feed, Split, UserError
-from dataset.images import ahead
+from dataset.images import lazy_headers
 from dataset.images.columns import Header
-from dataset.sources import list as image_list
-from dataset.splits import open_splits
+from dataset.open import open_splits
+from dataset.stores import list as image_list
 from loaders import open_loader
 from plan.epoch import AHEAD
 from plan.images import ImagePlan, ImagePolicy
+from settings.config import build
 from tests.conformance import scenes, sources
 from tests.conformance.scenes import CPU
 from tests.unit.folders import fill
@@ -36,7 +36,7 @@ FILES = {f"{name}.jpg": content for name, content in scenes.small(12).items()}
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes, whatever this machine has."""
-    monkeypatch.setattr(ahead, "cores", lambda: 0.5)
+    monkeypatch.setattr(lazy_headers, "cores", lambda: 0.5)
 
 
 @pytest.fixture
@@ -150,8 +150,8 @@ def test_what_cannot_be_read_is_masked_and_named(name: str, data: Path) -> None:
 
 
 def test_storage_that_does_not_answer_is_named(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(ahead.headers, "read_header", lambda *_: time.sleep(5))
+    monkeypatch.setattr(lazy_headers, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(lazy_headers.headers, "read_header", lambda *_: time.sleep(5))
     with pytest.raises(UserError, match=r"the storage has not answered for 0\.2 s: .*\.jpg is waited for"):
         plan_of(opened(data)).rows(0, 0)[0]
 

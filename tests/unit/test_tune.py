@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from config import parse
 from contracts import UserError
 from scripts import tune
 from scripts.tune import Choice, Trial
+from settings.config import parse
 from settings.run import Run
 
 RATES = {"torchvision": 100.0, "dali-cpu": 90.0, "dali-gpu": 200.0, "dali-fed": 150.0}
@@ -102,7 +102,7 @@ def test_a_batch_grows_until_it_gains_nothing() -> None:
 def test_two_cores_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tuner tries as many workers as there are cores, as under `taskset -c 0,1`, and one less."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr("machine.CGROUP", Path("nowhere"))
+    monkeypatch.setattr("system.resources.CGROUP", Path("nowhere"))
     found = dict(tune.levers(RECIPE, {"loader": "dali-fed", "workers": 1}, gpu=True))
     assert found["workers"] == [{"workers": 2}]
     assert found["decode_threads"] == [{"decode_threads": 2}]

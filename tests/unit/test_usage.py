@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-import usage
-from config import GROUP_OF, parse
 from contracts import UserError
+from settings import help
+from settings.config import GROUP_OF, parse
 from tests.unit.test_house import ROOT
 
 FLAG = re.compile(r"--([a-z][a-z-]*)")
@@ -41,12 +41,12 @@ wandb-resume-id wandb-tags warmup-epochs warmup-lr warmup-prefix weight-decay wo
 
 
 def test_help_shows_twenty_flags_before_anything_is_imported() -> None:
-    shown = re.findall(r"^  --([a-z-]+) ", usage.HELP, re.MULTILINE)
+    shown = re.findall(r"^  --([a-z-]+) ", help.HELP, re.MULTILINE)
     assert len(shown) == len(set(shown)) == 20
-    begin = "sys.argv = ['train.py', '--help']; sys.path.insert(0, '.'); import startup; startup.begin('x')"
+    begin = "sys.argv = ['train.py', '--help']; sys.path.insert(0, '.'); from settings import preflight; preflight.begin('x')"
     words = [sys.executable, "-X", "importtime", "-c", f"import sys; {begin}"]
     told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    assert told.returncode == 0 and told.stdout == usage.HELP
+    assert told.returncode == 0 and told.stdout == help.HELP
     imported = {line.split("|")[-1].strip() for line in told.stderr.splitlines()}
     assert "usage" in imported and not {"torch", "numpy", "pydantic"} & imported
 
@@ -62,10 +62,10 @@ def test_every_setting_is_explained_before_torch_is_imported() -> None:
 
 
 def test_flags_that_are_named_are_there() -> None:
-    texts = [usage.HELP, *usage.OURS.values(), *usage.NEEDLESS.values(), usage.answer("photos")]
+    texts = [help.HELP, *help.OURS.values(), *help.NEEDLESS.values(), help.answer("photos")]
     named = {flag for text in texts for flag in FLAG.findall(text)} - OF_TORCHRUN
     assert {flag.replace("-", "_") for flag in named} <= GROUP_OF.keys()
-    assert not {name.replace("-", "_") for name in (*usage.OURS, *usage.NEEDLESS)} & GROUP_OF.keys()
+    assert not {name.replace("-", "_") for name in (*help.OURS, *help.NEEDLESS)} & GROUP_OF.keys()
 
 
 def rows() -> list[list[str]]:
@@ -81,7 +81,7 @@ def test_the_dictionary_has_our_flags_and_knows_theirs() -> None:
     ours = {flag for row in found for flag in FLAG.findall(row[-1])}
     assert not {flag for flag in ours if flag.replace("-", "_") not in GROUP_OF}
     theirs = {flag for row in found for cell in row[:2] for flag in FLAG.findall(cell)}
-    known = {flag for flag in theirs if flag.replace("-", "_") in GROUP_OF or usage.answer(f"--{flag}")}
+    known = {flag for flag in theirs if flag.replace("-", "_") in GROUP_OF or help.answer(f"--{flag}")}
     assert not theirs - known
 
 

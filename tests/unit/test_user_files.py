@@ -13,24 +13,24 @@ import pytest
 
 from contracts import UserError
 from dataset.coco.scan import open_coco
-from dataset.lists import class_names
-from dataset.manifest import Rejects
-from dataset.sources import lmdb
-from dataset.tar_index import open_index
+from dataset.scan.lists import class_names
+from dataset.scan.manifest import Rejects
+from dataset.stores import lmdb
+from dataset.stores._tar_samples import open_index
 from dataset.videos.file_list import read_list
-from engine import contents
+from engine import checkpoint_format
 from models import Unusable, _state_files
-from preset import read_preset
+from settings.preset import read_preset
 from tasks._results import Results
 from tests.unit.test_house import ROOT, python
 
-ROOMS = ("dataset/", "models/", "tasks/", "preset.py", "torch_files.py")
+ROOMS = ("dataset/", "models/", "tasks/", "settings/preset.py", "system/torch_files.py")
 OWN = {
-    "dataset/scan.py": "the cache of a scan",
-    "dataset/manifest.py": "the cache of a scan",
+    "dataset/scan/cache.py": "the cache of a scan",
+    "dataset/scan/manifest.py": "the cache of a scan",
     "dataset/coco/columns.py": "the cache of a scan",
-    "dataset/lmdb_store.py": "the system's lists of locks",
-    "dataset/beside.py": "columns that the program has written",
+    "dataset/stores/_lmdb_file.py": "the system's lists of locks",
+    "dataset/scan/packed_columns.py": "columns that the program has written",
     "dataset/unlabelled.py": "the cache of a scan",
     "models/classification.py": "a file of the program",
 }
@@ -61,7 +61,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "classes": ("classes.txt", lambda path: class_names(path.parent)),
     "list": ("val.txt", lambda path: read_list(path, None, Rejects(io.StringIO()))),
     "weights": ("w.pth", lambda path: _state_files.read(path, f"--weights {path}")),
-    "checkpoint": ("last.pt", contents.read),
+    "checkpoint": ("last.pt", checkpoint_format.read),
 }
 
 

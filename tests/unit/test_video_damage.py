@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataset.manifest import Rejected
+from dataset.scan.manifest import Rejected
 from dataset.videos.columns import RECORD
 from dataset.videos.container import open_video
 from dataset.videos.packets import _first_frames, read

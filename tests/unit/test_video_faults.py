@@ -14,11 +14,11 @@ import pytest
 from av.bitstream import BitStreamFilterContext
 
 from contracts import Array
-from dataset.manifest import Rejected
+from dataset.scan.manifest import Rejected
 from dataset.videos.columns import Flags, Videos
+from dataset.videos.nal_units import is_turned
 from dataset.videos.packets import Times, _packets, read
 from dataset.videos.scan import open_videos
-from dataset.videos.units import is_turned
 from loaders import Undecodable
 from loaders.videos.exact import EXACT, exact, notes
 from loaders.videos.pyav import Pyav, planes

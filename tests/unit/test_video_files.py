@@ -7,7 +7,7 @@ from pathlib import Path
 import av
 import numpy as np
 
-from dataset.videos.heads import holds_several
+from dataset.videos.bitstream import holds_several
 from tests.unit.clip_kinds import KINDS
 from tests.unit.video_files import make, number, picture
 

@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 from av.bitstream import BitStreamFilterContext
 
-from dataset.manifest import Rejected
+from dataset.scan.manifest import Rejected
 from dataset.videos import packets
-from dataset.videos.columns import RECORD, Flags
-from dataset.videos.container import open_video
-from dataset.videos.heads import (
+from dataset.videos.bitstream import (
     Sides,
     holds_several,
     is_grey,
@@ -24,6 +22,8 @@ from dataset.videos.heads import (
     sides,
     vp9_size,
 )
+from dataset.videos.columns import RECORD, Flags
+from dataset.videos.container import open_video
 from dataset.videos.packets import read
 from tests.unit.video_files import make, with_lengths
 

@@ -15,7 +15,7 @@ import av
 import numpy as np
 import pytest
 
-from dataset.sources.folder import Folder
+from dataset.stores.folder import Folder
 from dataset.videos import packets
 from dataset.videos.columns import CODECS, CONTAINERS, PIXELS, RECORD, Flags
 from dataset.videos.container import open_video

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from contracts import UserError
-from dataset.sources.folder import open_folder
-from dataset.splits import list_of
+from dataset.open import list_of
+from dataset.stores.folder import open_folder
 from dataset.videos.columns import RECORD, Flags, Videos
 from dataset.videos.packets import read
 from dataset.videos.scan import open_videos

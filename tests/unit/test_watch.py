@@ -23,8 +23,8 @@ from benchmarks import soak
 from engine import stop, watch
 from engine.checkpoint import Checkpoints, Progress
 from engine.distributed import ProcessWorld
-from engine.peers import Peers
-from engine.rescue import Rescue
+from engine.emergency_save import Rescue
+from engine.ranks import Peers
 from engine.stop import Asked, StopRequest
 from engine.watch import Watch
 

@@ -19,10 +19,10 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-import torch_files
 from models import Loaded, Unusable
 from models.classification import build
 from models.detection import build as build_detector
+from system import torch_files
 
 ARCH = "shufflenet_v2_x0_5"
 State = Mapping[str, Any]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from contracts import Rows, UserError
-from loaders._reads import mark
+from loaders._read_retry import mark
 from loaders._workers import Workers
 from loaders.videos._pool import Pool
 from tests.unit.test_deal import serve

@@ -18,7 +18,7 @@ import torch
 from contracts import Feed, Rows, UserError
 from loaders._workers import PART, QUEUES_BYTES, Shared, Workers, require_shared_memory
 from loaders.images.torchvision import TorchvisionLoader
-from machine import memory_bytes
+from system.resources import memory_bytes
 
 
 def test_too_little_shared_memory_is_said_with_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,9 +22,9 @@ from PIL import Image
 from contracts import UserError
 from report import record, sinks, summary
 from tasks import _tables
-from tasks._answers import Answers, Collected
+from tasks._classification_report import BINS, Validated, calibration_error, confusion
+from tasks._predictions import Answers, Collected
 from tasks._tags import MeanPrecision
-from tasks._wrong import BINS, Validated, calibration_error, confusion
 from tasks.classification import Classification, TopK
 from tasks.video import ViewMean
 from tests.unit.test_classification import batch_of

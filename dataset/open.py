@@ -1,0 +1,431 @@
+"""The two splits of a data set: their columns and the bytes behind them; must not know how they are found."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from contracts import MAX_PIXELS, Split, UserError
+from dataset import val_split
+from dataset.coco import layouts, warnings
+from dataset.coco.scan import open_coco
+from dataset.images.columns import as_shown, told_of_exif
+from dataset.model_classes import ModelClasses
+from dataset.remarks import tell_of_classes, warn_of_sorted
+from dataset.scan import lists
+from dataset.scan.cache import Progress
+from dataset.scan.file_tree import is_folder
+from dataset.stores import choose_source, source_named, what_holds
+from dataset.stores.bucket import local
+from dataset.stores.folder import Folder
+from dataset.stores.list import Listed, ListedUrls
+from dataset.stores.read_ahead import read_ahead, told_of_latency, told_of_size
+from dataset.synthetic import synthetic
+from dataset.videos.published import UCF_LISTS
+from system.resources import memory_bytes
+
+Content = Literal["images", "videos", "instances", "keypoints"]
+"""Images with a label, videos with a label, images with boxes and masks, images with boxes and keypoints."""
+SPLITS: tuple[Literal["train", "val"], ...] = ("train", "val")
+_COCO = "a folder in COCO's layout: train2017/, val2017/ and annotations/"
+_HOLDS: dict[Content, str] = {
+    "videos": "a folder with train/<class>/* and val/<class>/*, or the lists train.csv and val.csv",
+    "instances": _COCO,
+    "keypoints": _COCO,
+}
+Open = Callable[..., Split]
+
+
+def holds(content: Content, source: str) -> str:
+    """Return what --data must be, in words."""
+    return _HOLDS[content] if content in _HOLDS else what_holds(source)
+
+
+def cache_folder(chosen: Path | None) -> Path:
+    """Return the folder in which manifests are kept."""
+    return chosen or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "saturate"
+
+
+def are_files(settings: DataSettings, content: Content) -> bool:
+    """Whether each sample of both splits will be a file of its own: what --loader auto depends on.
+
+    Looks at names alone, of what would be opened: anything else below --data does not matter. What cannot be
+    opened counts as files, and `open_splits` says what is wrong with it.
+    """
+    if settings.data is None or content == "videos":
+        return True
+    for split in SPLITS:
+        with suppress(UserError):
+            root = _root(settings)
+            module = source_named(_source_of(settings, root, split, content))
+            ask: Callable[[Path, str], bool] | None = getattr(module, "are_files", None)
+            if not module.FILES or (content == "images" and ask is not None and not ask(root, split)):
+                return False
+    return True
+
+
+def open_split(
+    root: Path,
+    *,
+    source: str = "auto",
+    labels: str | None = None,
+    cache: Path | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> Split:
+    """Open one split of images with a label, scanned once and found again in milliseconds.
+
+    For a loader in one's own loop. `Path("DATA/train")` is the split `train` of DATA, as `source`, a name of
+    SOURCES or auto, finds it there: in folders DATA/train/<class>/, or in another form. `labels` is what
+    --lmdb-label or --label-key says. Raises UserError.
+    """
+    data, name = os.path.split(os.path.abspath(root))
+    module = source_named(choose_source(source, Path(data), name))
+    told: dict[str, Any] = {} if labels is None else {"labels": labels}
+    return module.open(Path(data), name, cache=cache_folder(cache), max_pixels=max_pixels, **told)
+
+
+class DataSettings(Protocol):
+    """What to open: config.Data, or anything with these fields."""
+
+    @property
+    def data(self) -> str | Path | None: ...
+    @property
+    def cache_dir(self) -> Path | None: ...
+    @property
+    def cache_gib(self) -> float: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def exif(self) -> str: ...
+    @property
+    def manifest_dir(self) -> Path | None: ...
+    @property
+    def rescan(self) -> bool: ...
+    @property
+    def max_pixels(self) -> int: ...
+    @property
+    def lmdb_label(self) -> str | None: ...
+    @property
+    def label_key(self) -> str | None: ...
+    @property
+    def multi_label(self) -> bool: ...
+    @property
+    def trust_list(self) -> bool: ...
+    @property
+    def order(self) -> str: ...
+    @property
+    def val_share(self) -> float | None: ...
+    @property
+    def val_seed(self) -> int: ...
+
+
+class Console(Protocol):
+    """What opening data asks of a console. Implemented by report/console.py."""
+
+    def info(self, *lines: str) -> None:
+        """Say what is good to know."""
+
+    def warn(self, line: str) -> None:
+        """Say what may be a mistake."""
+
+    def counting(self, what: str) -> AbstractContextManager[Progress]:
+        """Show the progress of a scan of `what` while the body runs."""
+
+
+def open_splits(
+    settings: DataSettings,
+    *,
+    content: Content = "images",
+    loader: str,
+    read_delay_s: float = 0.0,
+    read_threads: int | None = None,
+    evaluate: bool = False,
+    validates: bool = True,
+    model: ModelClasses | None = None,
+    console: Console,
+) -> dict[str, Split]:
+    """Open {"train": ..., "val": ...}, the data that the settings name; only the synthetic loader needs none.
+
+    The classes of the first are the second's. To `evaluate` the second will do, and is both; the first is
+    where a training never `validates`. Of a `model` that was trained on classes of these names the second is
+    the only one that is opened, and has the model's classes. Raises UserError.
+    """
+    if settings.data is None:
+        if loader != "synthetic":
+            raise UserError(
+                f"--data is missing: --loader {loader} reads files; "
+                f"{holds(content, settings.source)}, or --loader synthetic"
+            )
+        return synthetic(content)
+    how = {
+        "cache": cache_folder(settings.manifest_dir),
+        "rescan": settings.rescan,
+        "max_pixels": settings.max_pixels,
+        "read_delay_s": read_delay_s,
+    }
+    if settings.val_share is not None:
+        return _shared(settings, _root(settings), content, model, console, how)
+    splits: dict[str, Split] = {}
+    classes: tuple[str, ...] | None = None
+    needed = ("val",) if evaluate else SPLITS if validates else ("train",)
+    root = _root(settings)
+    openers, without = _openers(settings, root, content, needed)
+    if model is not None:
+        openers = {"val": openers["val"]}
+        without = ""
+    if without and evaluate:
+        console.warn(f"train: not read, the classes are those of val; {without}")
+    elif without:
+        console.info(f"val: not read, and nothing is validated; {without}")
+    for split, open_it in openers.items():
+        with console.counting(split) as progress:
+            splits[split] = open_it(classes=classes, progress=progress, **how)
+        source = splits[split].source
+        far = read_ahead(source, read_threads, settings.cache_dir, settings.cache_gib)
+        if far and split == "train":
+            console.info(told_of_latency(source))
+        columns = splits[split].columns
+        if split == "train" and content != "videos":
+            size = int(columns.size.sum())
+            if line := told_of_size(size, len(columns), memory_bytes(), far=far and not settings.cache_dir):
+                console.info(f"train: {line}")
+        for line in _warnings(columns, content, settings.exif):
+            console.warn(f"{split}: {line}")
+        if settings.exif == "shown":
+            splits[split] = replace(splits[split], columns=as_shown(columns))
+        if content in ("images", "videos") and not settings.multi_label:
+            listed = isinstance(splits[split].source, Listed | ListedUrls) or (
+                content == "videos" and list_of(root, split) is not None
+            )
+            tell_of_classes(
+                split, splits[split], console, expected=classes, listed=listed, noun=content.removesuffix("s")
+            )
+            if split == "train" and settings.order == "sequential":
+                warn_of_sorted(columns, console)
+        elif content not in ("images", "videos") and (line := warnings.told_of_crowds(columns.crowd)):
+            console.info(f"{split}: {line}")
+        classes = columns.classes
+    if model is not None:
+        splits["val"] = _under(model, splits["val"], console)
+    (there, *_) = splits.values()
+    return {split: splits.get(split, there) for split in SPLITS}
+
+
+def _root(settings: DataSettings) -> Path:
+    """Return the folder of the data, or the one that stands for its URL. Raises UserError."""
+    return local(settings.data or "", cache_folder(settings.manifest_dir))
+
+
+def _shared(
+    settings: DataSettings,
+    root: Path,
+    content: Content,
+    model: ModelClasses | None,
+    console: Console,
+    how: Mapping[str, Any],
+) -> dict[str, Split]:
+    """Open the class folders of `root` as two splits, of which --val-share validates. Raises UserError."""
+    val_split.require(root, content == "images" and not settings.multi_label)
+    with console.counting("images") as progress:
+        whole = source_named("folder").open(root.parent, root.name, progress=progress, **how)
+    columns = whole.columns
+    for line in _warnings(columns, content, settings.exif):
+        console.warn(f"images: {line}")
+    assert settings.val_share is not None
+    splits, said, mistakes = val_split.parted(whole, settings.val_share, settings.val_seed)
+    console.info(said)
+    for line in mistakes:
+        console.warn(line)
+    if settings.exif == "shown":
+        splits = {name: replace(one, columns=as_shown(one.columns)) for name, one in splits.items()}
+    if model is not None:
+        val = _under(model, splits["val"], console)
+        return {"train": val, "val": val}
+    return splits
+
+
+def _under(model: ModelClasses, split: Split, console: Console) -> Split:
+    """Return the split with the class numbers of a model. Raises UserError for a class that it has not."""
+    numbers, said, doubtful = model.numbers(split.columns.class_names)
+    if said:
+        (console.warn if doubtful else console.info)(said)
+    return replace(split, columns=split.columns.numbered(numbers, model.names))
+
+
+def _warnings(columns: Any, content: Content, exif: str) -> Sequence[str]:
+    """Return what a scan warns of, a line each."""
+    lines = [columns.left_out]
+    if content == "images":
+        lines.append(told_of_exif(columns) if exif == "stored" else "")
+    elif content != "videos":
+        lines += columns.warnings
+        if columns.numbers is not None:
+            lines.append(
+                f"it has {len(columns.category_ids)} of training's categories, and is scored by these"
+            )
+    return [line for line in lines if line]
+
+
+def require_splits(settings: DataSettings, content: Content, *, validates: bool = True) -> None:
+    """Raise UserError unless there is what trains, and `validates`, as far as names of files tell.
+
+    Nothing is scanned.
+    """
+    if settings.data is not None and settings.val_share is not None:
+        val_split.require(_root(settings), content == "images" and not settings.multi_label)
+    elif settings.data is not None:
+        _openers(settings, _root(settings), content, SPLITS if validates else ("train",))
+
+
+def _openers(
+    settings: DataSettings, root: Path, content: Content, needed: Collection[str]
+) -> tuple[dict[str, Open], str]:
+    """Return what opens each split, and why there is none for one; no split is scanned yet.
+
+    A split that is not `needed` may be missing. Raises UserError.
+    """
+    found: dict[str, Open] = {}
+    without = ""
+    for split in SPLITS:
+        try:
+            found[split] = _opener(settings, root, split, content)
+        except UserError as mistake:
+            if split in needed:
+                raise
+            without = str(mistake)
+    return found, without
+
+
+def _opener(settings: DataSettings, root: Path, split: Literal["train", "val"], content: Content) -> Open:
+    if content != "images" and settings.trust_list:
+        raise UserError("--trust-list is for lists of images with a label; leave it out")
+    if settings.trust_list and settings.exif == "shown":
+        raise UserError(
+            "--exif shown takes the headers of all images before training, and --trust-list opens none; "
+            "give --exif stored, or leave --trust-list out"
+        )
+    if content != "images" and (settings.lmdb_label or settings.label_key):
+        raise UserError("--lmdb-label and --label-key are for images with a label; leave them out")
+    if content == "instances" or content == "keypoints":
+        return _annotated_opener(settings, root, split, keypoints=content == "keypoints")
+    must_be = holds(content, settings.source)
+    if not is_folder(root):
+        raise UserError(
+            f"--data {root}: {'is a file' if root.exists() else 'no such folder'}; it must be {must_be}"
+        )
+    if not os.access(root, os.X_OK):
+        raise UserError(f"--data {root}: may not be entered; it must be {must_be}")
+    if content == "videos":
+        _require_files(settings.source)
+        return partial(_open_videos, _list_or_folder(root, split, must_be))
+    name = choose_source(settings.source, root, split)
+    module = source_named(name)
+    if lacking := module.missing(root, split):
+        hint = val_split.hint(root) if name == "folder" and not settings.multi_label else ""
+        raise UserError(f"--data {root}: has no {lacking}; {hint}it must be {must_be}")
+    labels = _labels(settings, root, split, name)
+    if settings.multi_label and name != "list":
+        raise UserError(
+            f"--multi-label is for a list, with lines 'path label;label', and {split} of --data {root} is "
+            f"read by --source {name}; leave it out"
+        )
+    if settings.multi_label:
+        labels["sets"] = True
+    if not settings.trust_list:
+        return partial(module.open, root, split, **labels)
+    trusted: Open | None = getattr(module, "open_trusted", None)
+    if trusted is None:
+        raise UserError(
+            f"--trust-list is for a list of images, and {split} of --data {root} is read by --source {name}; "
+            "leave it out, or name --source list"
+        )
+    return partial(trusted, root, split, **labels)
+
+
+def _labels(settings: DataSettings, root: Path, split: str, source: str) -> dict[str, Any]:
+    """Return what a source is told of where its labels are. Raises UserError for a setting of another one."""
+    told: dict[str, Any] = {}
+    own = getattr(source_named(source), "LABELS", "")
+    for name, value in {"lmdb_label": settings.lmdb_label, "label_key": settings.label_key}.items():
+        if value is None:
+            continue
+        if name != own:
+            raise UserError(
+                f"--{name.replace('_', '-')} is for another source, and {split} of --data {root} is read by "
+                f"--source {source}; leave it out"
+            )
+        told["labels"] = value
+    return told
+
+
+def _source_of(settings: DataSettings, root: Path, split: Literal["train", "val"], content: Content) -> str:
+    """Return the name of the source of a split's images. Raises UserError."""
+    name: str = split
+    if content != "images":
+        name = layouts.find(root, split, keypoints=content == "keypoints", images=False).folder
+    return choose_source(settings.source, root, name)
+
+
+def _annotated_opener(
+    settings: DataSettings, root: Path, split: Literal["train", "val"], *, keypoints: bool
+) -> Open:
+    """Return what opens images with boxes: the annotations are a file, their images' bytes are a source's."""
+    file, folder, _ = layouts.find(root, split, keypoints=keypoints, images=False)
+    name = choose_source(settings.source, root, folder)
+    module = source_named(name)
+    if module.FILES:
+        layouts.find(root, split, keypoints=keypoints)
+    elif lacking := module.missing(root, folder):
+        raise UserError(f"--data: {root} has no {lacking}, for the images of annotations/{file.name}")
+
+    def open_it(*, read_delay_s: float, **how: Any) -> Split:
+        columns = open_coco(root, split, keypoints=keypoints, source=name, exif=settings.exif, **how)
+        return Split(columns=columns, source=module.source(columns, read_delay_s))
+
+    return open_it
+
+
+def _open_videos(data: Path, *, read_delay_s: float, **how: Any) -> Split:
+    from dataset.videos.scan import open_videos  # with PyAV, which images do without
+
+    columns = open_videos(data, **how)
+    return Split(columns=columns, source=Folder(columns, read_delay_s))
+
+
+def _require_files(source: str) -> None:
+    """Raise UserError unless the samples of this source are files: videos are scanned as files alone."""
+    if source != "auto" and not source_named(source).FILES:
+        raise UserError(
+            f"--source {source} is for images; videos are files, in class folders or in lists: leave it out"
+        )
+
+
+def list_of(root: Path, split: str) -> Path | None:
+    """Return the list of a split of videos, which goes before its folder; UCF101's go behind it."""
+    found = lists.find(root, split)
+    published = root / UCF_LISTS[split]
+    if not found and published.exists() and not (root / split).exists():
+        found = [published]
+    return next(iter(found), None)
+
+
+def _list_or_folder(root: Path, split: str, must_be: str) -> Path:
+    """Return the list of a split of videos, or its folder. Raises UserError."""
+    if found := list_of(root, split):
+        if found.is_dir():
+            raise UserError(
+                f"--data {found}: is a folder, and would be the list of {split}; "
+                "it must be a file, or have another name"
+            )
+        return found
+    if (root / split).exists():
+        return root / split
+    raise UserError(
+        f"--data {root}: has no {split}/ folder; it must be {must_be}; docs/video.md says how the "
+        "lists of UCF101, HMDB51 and Something-Something become such"
+    )

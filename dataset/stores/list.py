@@ -1,0 +1,290 @@
+"""Lists of image files: which files, with which labels; must not know formats or headers."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from contracts import Array, Split, UserError
+from dataset.images.columns import Unread, tags
+from dataset.images.scan import open_images
+from dataset.scan import file_tree, lists
+from dataset.scan.byte_ranges import Files
+from dataset.scan.cache import Progress
+from dataset.scan.label_sets import taken_apart
+from dataset.scan.lists import TRIED, VERSION, Grammar, Labels, List, class_names
+from dataset.scan.manifest import FILE_LIST, Rejects, is_url, printable
+from dataset.stores import remote
+from dataset.stores.bucket import base_of
+from dataset.stores.disk_cache import Kept
+from dataset.stores.folder import MEND, Folder
+from system.user_files import open_bytes
+
+FILES = True
+HOLDS = "a folder with, or beside, lists of images: train.csv and val.csv (or .tsv, .txt)"
+GRAMMAR = Grammar(
+    expected="a line is 'path label', separated in all lines by TABs, commas (then quote a path that holds "
+    "one) or blanks"
+)
+PIECE = 10_000
+"""Lines that are written together: bounds the memory."""
+
+
+class Listed(Folder):
+    """A contracts.FileSource over the files of a list, of which some may not have been opened before."""
+
+    def read(self, sample: int) -> bytes:
+        """Return what Folder.read does; of a file whose header is not known yet whatever it holds.
+
+        One whose header could not be read has no bytes, so that no decoder takes it: it is masked and named.
+        """
+        columns = self.manifest
+        if not isinstance(columns, Unread):
+            return super().read(sample)
+        if not columns.height[sample]:
+            with open_bytes(self.path(sample)) as file:
+                return file.read()
+        if not columns.components[sample]:
+            return b""
+        return super().read(sample)
+
+
+class ListedUrls:
+    """A contracts.Source over a list in which some, or all, names are URLs."""
+
+    files = False
+    remote = True
+    reads_at_once = 1
+    """Reads that a worker has under way together."""
+    kept: Kept | None = None
+    """Where bytes are kept on a disk."""
+
+    def __init__(self, columns: Any, read_delay_s: float = 0.0) -> None:
+        self.columns = columns
+        self.read_delay_s = read_delay_s
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def name(self, sample: int) -> str:
+        """Return the sample's URL, without what may be a signature, or the path of its file."""
+        return printable(Files(self.columns.root).shown(self.columns.entry(sample)))
+
+    def read(self, sample: int) -> bytes:
+        """Return what Listed.read does. Raises UserError where it is gone, OSError where the server fails."""
+        entry: bytes = self.columns.entry(sample)
+        if not is_url(entry):
+            return Listed(self.columns, self.read_delay_s).read(sample)
+        if self.kept is None:
+            data = self._fetch(sample, entry)
+        else:
+            version = b"%s?%d-%d" % (entry, self.columns.size[sample], self._tags[sample])
+            data = self.kept.get(version, partial(self._fetch_same, sample, entry))
+        if self.read_delay_s:
+            time.sleep(self.read_delay_s)
+        return data
+
+    @cached_property
+    def _tags(self) -> Array:
+        return tags(self.columns)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_tags"}
+
+    def _fetch_same(self, sample: int, entry: bytes) -> bytes:
+        """Return what _fetch does, so that what is kept is of the objects that were scanned.
+
+        Raises UserError for another one, which may have as many bytes.
+        """
+        data = self._fetch(sample, entry)
+        # asked after the read: bytes of a newer object cannot come with an older tag
+        if self._tags[sample] and remote.head(os.fsdecode(entry)).number != self._tags[sample]:
+            raise UserError(f"a file of --data has changed: {self.name(sample)}; {MEND}")
+        return data
+
+    def _fetch(self, sample: int, entry: bytes) -> bytes:
+        columns = self.columns
+        url = os.fsdecode(entry)
+        try:
+            if isinstance(columns, Unread) and not columns.height[sample]:
+                return remote.content(url)
+            if isinstance(columns, Unread) and not columns.components[sample]:
+                return b""
+            return remote.whole(url, int(columns.size[sample]))
+        except FileNotFoundError:
+            raise UserError(f"a file of --data is gone: {self.name(sample)}; {MEND}") from None
+
+    def check(self, sample: int, size: int) -> None:
+        """Raise UserError when `size` bytes is not what the manifest recorded."""
+        expected = int(self.columns.size[sample])
+        if size != expected:
+            said = f"{self.name(sample)} has {size} bytes, the manifest says {expected}"
+            raise UserError(f"a file of --data changed size: {said}; {MEND}")
+
+
+def are_files(data: Path, split: str) -> bool:
+    """Whether no sample lies behind a URL, as far as the first lines of the list tell."""
+    return not any(map(_of_urls, [List(path, GRAMMAR) for path in _lists(data, split)]))
+
+
+def _of_urls(listed: List) -> bool:
+    """Whether a list has URLs among its first lines, or is a copy of one that lies behind a URL."""
+    return bool(base_of(listed.path.parent)) or any(is_url(fields[0]) for _, fields in listed.head)
+
+
+def missing(data: Path, split: str) -> str:
+    """Return what is not there: a list of that name, in `data` or beside it."""
+    return "" if _lists(data, split) else f"list {split}.csv"
+
+
+def _lists(data: Path, split: str) -> list[Path]:
+    real = Path(os.path.realpath(data))
+    return lists.find(real, split) or lists.find(real.parent, split)
+
+
+def open_trusted(data: Path, split: str, **how: Any) -> Split:
+    """Open the images of data/<split>.csv as `open` does, but none of the files before a plan draws it."""
+    return open(data, split, unread=True, **how)
+
+
+def open(
+    data: Path,
+    split: str,
+    *,
+    classes: Sequence[str] | None = None,
+    read_delay_s: float = 0.0,
+    unread: bool = False,
+    sets: bool = False,
+    **how: Any,
+) -> Split:
+    """Open the images of data/<split>.csv, as dataset.stores.SourceModule says, in the order of its lines.
+
+    Paths begin at the list's folder, at `data` or at data/<split>: where most files of the first lines lie.
+    `unread` as for dataset.images.scan.open_images. With `sets` labels are sets of classes:
+    dataset.scan.label_sets. Raises UserError.
+    """
+    path, *others = _lists(data, split)
+    if others:
+        raise UserError(
+            f"--data {data}: {path.name} and {others[0].name} are both lists of {split}; remove one"
+        )
+    listed = List(path, replace(GRAMMAR, sets=sets))
+    folder = path.parent
+    root = _root(listed, [folder, data, data / split])
+    named = class_names(folder, data, data / "train")
+    of_scan = None if sets else classes
+    base = base_of(folder)
+    of_urls = _of_urls(listed)
+    for url in {name.partition("://")[0]: name for _, (name, *_) in listed.head if is_url(name)}.values():
+        remote.load(url)  # before processes are forked that read headers
+
+    def list_files(
+        made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
+    ) -> dict[str, int]:
+        file_tree.remember_paths(visits, root, [path])
+        labels = Labels(listed)
+        _write_file_list(listed, root, base, labels, made, rejects, say)
+        used, class_of, _ = labels.classes(of_scan, None if sets else named)
+        _renumber(made, class_of)
+        if not unread:
+            file_tree.remember_folders(visits, root, _folders(made))
+        return {name: label for label, name in enumerate(used)}
+
+    columns = open_images(
+        data,
+        Files(root, remote=of_urls),
+        list_files,
+        key=["list", VERSION, str(path), str(root), *(["sets"] if sets else [named])],
+        where=str(path),
+        root=root,
+        classes=of_scan,
+        listed=True,
+        unread=unread,
+        **how,
+    )
+    own = ListedUrls(columns, read_delay_s) if of_urls else source(columns, read_delay_s)
+    opened = Split(columns=columns, source=own)
+    return taken_apart(opened, classes, named) if sets else opened
+
+
+def entries(data: Path, cache: Path) -> Files:
+    """Return the files below `data` by their path: the images of COCO's annotations, which name them."""
+    return Files(data)
+
+
+def source(columns: Any, read_delay_s: float = 0.0) -> Listed:
+    """Return the bytes of the files that the columns name."""
+    return Listed(columns, read_delay_s)
+
+
+def _root(listed: List, folders: Sequence[Path]) -> Path:
+    """Return the folder in which most files of the first lines lie, the first one of equals.
+
+    Raises UserError.
+    """
+    listed.require_paths_first(folders)
+    names = [fields[0] for _, fields in listed.head[:TRIED]]
+    counts = [sum(os.path.exists(folder / name) for name in names) for folder in folders]
+    return Path(os.path.realpath(folders[counts.index(max(counts))]))
+
+
+def _write_file_list(
+    listed: List, root: Path, base: str, labels: Labels, made: Path, rejects: Rejects, say: Progress
+) -> None:
+    """Write made/file_list.*, with labels as `labels` numbers them. Raises UserError.
+
+    Names that are no URLs are paths, or begin at the URL `base` of the list's folder.
+    """
+    heading = listed.heading(lambda name: os.path.exists(root / name))
+    if heading:
+        rejects(os.fsencode(listed.path), f"line 1 is a heading: {heading}")
+    rows = listed.rows(skip=bool(heading))
+    below = f"{root}/"
+    known = labels.number_of
+    of_urls = _of_urls(listed)
+    with file_tree.FileList(made) as files:
+        while part := list(islice(rows, PIECE)):
+            names = [fields[0] for _, fields in part]
+            if any(name.startswith(("/", "./")) for name in names):
+                names = [name.removeprefix(below).removeprefix("./") for name in names]
+            if base:
+                names = [name if is_url(name) else f"{base}{name}" for name in names]
+            elif not of_urls and (late := [at for at, name in enumerate(names) if is_url(name)]):
+                what = "is the first with a URL; put one into the first 1,000 lines, which tell of them"
+                raise listed.wrong(part[late[0]][0], what)
+            # asked of the dictionary itself: a call for each of millions of lines takes half as long again
+            numbers = [known.get(fields[1]) for _, fields in part]
+            if None in numbers:
+                numbers = [labels.number(fields[1], line) for line, fields in part]
+            files.add(list(map(os.fsencode, names)), np.array(numbers))
+            say(files.total, 0, "reading the list")
+    if not files.total:
+        raise listed.without_rows()
+
+
+def _folders(made: Path) -> set[bytes]:
+    """Return the folders of the files in made/file_list.*."""
+    paths, offsets, _ = (
+        np.memmap(made / f"file_list.{name}", dtype, "r") for name, dtype in FILE_LIST.items()
+    )
+    found = set[bytes]()
+    for first in range(0, len(offsets) - 1, PIECE):
+        ends = offsets[first : first + PIECE + 1]
+        blob = paths[ends[0] : ends[-1]].tobytes()
+        found |= file_tree.folders_of([blob[a:b] for a, b in pairwise((ends - ends[0]).tolist())])
+    return found
+
+
+def _renumber(made: Path, class_of: Array) -> None:
+    """Write the class of each label in place of its number."""
+    ids = np.memmap(made / "file_list.labels", FILE_LIST["labels"], "r+")
+    for first in range(0, len(ids), PIECE):
+        ids[first : first + PIECE] = class_of[ids[first : first + PIECE]]

@@ -1,0 +1,325 @@
+"""Objects behind URLs (s3://, https://, http://, what else fsspec knows): heads, and ranges of their bytes.
+
+fsspec and its libraries know the protocols and the credentials, and are imported when the first URL is read.
+They run an event loop in a thread, which no fork may copy: whoever forks later reads URLs `apart`, in a
+process of its own. Must not know what the bytes are.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any, TypeVar
+
+from contracts import UserError
+from dataset.scan.manifest import BUCKETS, Rejected, is_url, masked
+from system import processes
+
+T = TypeVar("T")
+R = TypeVar("R")
+ReadAt = Callable[[int, int], bytes]
+"""(place, length) -> so many bytes; dataset.scan.byte_ranges has the same type, and imports this module."""
+
+PACKAGES = {"s3": "s3fs", "http": "aiohttp", "https": "aiohttp", "gs": "gcsfs", "gcs": "gcsfs"}
+"""Protocol -> the package that fsspec reads it with."""
+PAUSES_S = (0.2, 0.8, 3.2)
+"""Seconds before a request is tried again; up to twice as long, so that readers do not all come at once."""
+CONNECT_S = 10
+ANSWER_S = 30
+"""Seconds without a byte, after which a request is taken for lost."""
+TRY_LATER = (408, 425, 429)
+"""HTTP's errors of a client that pass; the others of 400 to 499 do not."""
+TOGETHER = 32
+"""Requests at once where many heads are asked for."""
+NO_CREDENTIALS = re.compile("Credential|SSO|ProfileNotFound|TokenRetrieval")
+"""In the names of what libraries raise where they find no credentials."""
+TAGS = ("ETag", "etag", "Last-Modified", "LastModified", "updated", "mtime")
+
+
+def plain(url: str) -> str:
+    """Return a URL without its query, which may hold a signature."""
+    return url.partition("?")[0] if is_url(url) and not _in_bucket(url) else url
+
+
+def _in_bucket(url: str) -> bool:
+    return url.partition("://")[0] in BUCKETS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """What a server says of an object."""
+
+    size: int  # bytes
+    tag: str  # the ETag, else a date: another one for other bytes
+
+    @property
+    def number(self) -> int:
+        """Return the tag as a number, for a column of int64; 0 stands for none."""
+        if not self.tag:
+            return 0
+        return int.from_bytes(hashlib.blake2b(self.tag.encode(), digest_size=8).digest(), "big") >> 1
+
+
+class _Short(Exception):
+    """An answer that has other bytes than were asked for."""
+
+
+_systems: dict[str, Any] = {}
+_heads: dict[str, Head] = {}  # of objects that this process has opened
+_opening = threading.Lock()
+
+
+def _renew() -> None:
+    """Forget in a child what its parent has opened."""
+    global _opening
+    _systems.clear()
+    _heads.clear()
+    _opening = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew)
+
+
+def load(url: str) -> None:
+    """Import what reads a URL, and start nothing: processes that are forked then need not import it each.
+
+    Raises UserError that names the packages.
+    """
+    protocol = url.partition("://")[0]
+    package = PACKAGES.get(protocol)
+    try:
+        for name in ("fsspec", *([package] if package else [])):
+            import_module(name)
+    except ImportError:
+        raise UserError(
+            f"{protocol}:// needs the packages fsspec and {package or 'that of its file system'}: "
+            f"pip install fsspec {package or ''}".rstrip()
+        ) from None
+
+
+def _system(url: str) -> Any:
+    """Return fsspec's file system for a URL, one a process. Raises UserError without its package."""
+    protocol = url.partition("://")[0]
+    load(url)
+    with _opening:
+        if protocol not in _systems:
+            fsspec = import_module("fsspec")
+            known = dict(fsspec.config.conf.get(protocol, {}))
+            try:
+                _systems[protocol] = fsspec.filesystem(protocol, **_patient(protocol, known))
+            except ValueError as error:
+                raise UserError(f"{masked(url)}: {error}") from None
+        return _systems[protocol]
+
+
+def _patient(protocol: str, known: dict[str, Any]) -> dict[str, Any]:
+    """Return what a file system is told beside what the user's configuration of fsspec says."""
+    how: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
+    if protocol in ("http", "https"):
+        timeout = import_module("aiohttp").ClientTimeout(
+            total=None, sock_connect=CONNECT_S, sock_read=ANSWER_S
+        )
+        how["client_kwargs"] = {"timeout": timeout, "trust_env": True, **known.get("client_kwargs", {})}
+    elif protocol == "s3":
+        own = {"connect_timeout": CONNECT_S, "read_timeout": ANSWER_S, "retries": {"max_attempts": 1}}
+        how["config_kwargs"] = {**own, **known.get("config_kwargs", {})}
+    return how
+
+
+def _tried(url: str, action: Callable[[Any], T]) -> T:
+    """Return action(file system); what may pass is tried again.
+
+    Raises FileNotFoundError, and OSError with a number that is the storage's, both without credentials; and
+    UserError where there is no such bucket, or no credentials are found.
+    """
+    system = _system(url)
+    for pause_s in (*PAUSES_S, None):
+        try:
+            return action(system)
+        except Exception as error:
+            # fsspec says so too where a web server did not answer: then what it raised that from tells
+            cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
+            status = _status(cause)
+            code = _code(error) or _code(error.__cause__)
+            if code == "NoSuchBucket":
+                raise UserError(f"{masked(url)}: there is no such bucket; name another") from None
+            if status in (404, 410) or (isinstance(cause, FileNotFoundError) and status is None):
+                raise FileNotFoundError(errno.ENOENT, "no such object", masked(url)) from None
+            said = (
+                f"HTTP {status}"
+                if status
+                else str(cause)
+                if isinstance(cause, _Short)
+                else type(cause).__name__
+            )
+            forbidden = isinstance(cause, PermissionError) or status in (401, 403)
+            if forbidden:
+                raise OSError(errno.EKEYREJECTED, f"access is denied ({code or said})", masked(url)) from None
+            passes = not (isinstance(status, int) and 400 <= status < 500 and status not in TRY_LATER)
+            if pause_s is None and NO_CREDENTIALS.search(said):
+                where = "docs/data.md says where they are looked for"
+                raise UserError(f"{masked(url)}: no credentials are found ({said}); {where}") from None
+            if pause_s is None or not passes:
+                raise OSError(errno.EREMOTEIO, said, masked(url)) from None
+        time.sleep(pause_s * random.SystemRandom().uniform(1, 2))
+    raise AssertionError("the last try returns or raises")
+
+
+def _status(error: BaseException) -> int | None:
+    """Return HTTP's status of an error of aiohttp's, botocore's or gcsfs's; None where it has none."""
+    response = getattr(error, "response", None)  # of botocore
+    known = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
+    status = getattr(error, "status", None) or known.get("HTTPStatusCode") or getattr(error, "code", None)
+    return status if isinstance(status, int) else None
+
+
+def _code(error: BaseException | None) -> str:
+    """Return what a bucket's server calls an error; "" where it is none of its."""
+    return str(getattr(error, "response", {}).get("Error", {}).get("Code", ""))
+
+
+def head(url: str) -> Head:
+    """Return size and tag of an object. Raises OSError, and UserError where the server says no size."""
+    info = _tried(url, lambda system: system.info(url))
+    if info.get("size") is None:
+        raise UserError(f"{masked(url)}: the server does not say its size, so no range of it can be read")
+    tag = next((str(info[name]) for name in TAGS if info.get(name)), "")
+    return Head(size=int(info["size"]), tag=tag)
+
+
+def read(url: str, begin: int, length: int) -> bytes:
+    """Return a range of an object, whole. Raises OSError, and UserError where the server gives no ranges."""
+    if length <= 0:
+        return b""
+
+    def action(system: Any) -> bytes:
+        data: bytes = system.cat_file(url, start=begin, end=begin + length)
+        if len(data) < length:
+            raise _Short(f"{len(data):,} bytes came of {length:,}")
+        return data
+
+    data = _tried(url, action)
+    if len(data) > length:
+        raise UserError(
+            f"{masked(url)}: the server answers a request for {length:,} bytes with {len(data):,}; samples "
+            "are read by ranges: name a server, or a bucket, that knows them"
+        )
+    return data
+
+
+def whole(url: str, size: int) -> bytes:
+    """Return an object of that size. Raises OSError, also where it has another one."""
+
+    def action(system: Any) -> bytes:
+        data: bytes = system.cat_file(url, start=0, end=size + 1)  # one more: one that grew shows itself
+        if len(data) != size:
+            raise _Short(f"{len(data):,} bytes came, the manifest says {size:,}")
+        return data
+
+    return _tried(url, action)
+
+
+def content(url: str) -> bytes:
+    """Return a whole object, which is small. Raises OSError."""
+    found: bytes = _tried(url, lambda system: system.cat_file(url))
+    return found
+
+
+def children(url: str) -> list[str]:
+    """Return the URLs directly below one, folders with a slash behind them. Raises OSError.
+
+    Of a web server they are the links of the page, if there is one.
+    """
+    protocol = url.partition("://")[0]
+
+    def action(system: Any) -> list[str]:
+        found = []
+        for entry in system.ls(url.rstrip("/") + "/", detail=True):
+            name = str(entry["name"])
+            name = name if is_url(name) else f"{protocol}://{name}"
+            folder = entry["type"] == "directory" or name.endswith("/")
+            found.append(name.rstrip("/") + "/" if folder else name)
+        return found
+
+    below = url.rstrip("/") + "/"
+    own = {name for name in _tried(url, action) if name.startswith(below) and name != below}
+    if not _in_bucket(url):
+        own = {name for name in own if "?" not in name}  # links that sort a page
+    return sorted(name for name in own if name.rstrip("/").count("/") == below.count("/"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranges:
+    """Reads ranges of an object, a dataset.scan.byte_ranges.ReadAt."""
+
+    url: str
+    head: Head
+
+    def __call__(self, offset: int, length: int) -> bytes:
+        return read(self.url, offset, min(length, self.head.size - offset))
+
+
+@contextmanager
+def opened(url: str, expected: tuple[int, int] | None = None) -> Iterator[tuple[int, ReadAt]]:
+    """Open an object as dataset.scan.byte_ranges.Entries does.
+
+    Of one that is `expected`, by size and number of its tag, the head is asked for once a process. Raises
+    Rejected where it is gone or another one, and OSError.
+    """
+    try:
+        found = _heads.get(url) if expected is not None else None
+        if found is None or expected != (found.size, found.number):
+            found = head(url)
+            if expected is not None:
+                _heads[url] = found
+        if expected not in (None, (found.size, found.number)):
+            raise Rejected("it has changed since it was scanned")
+        yield found.size, Ranges(url=url, head=found)
+    except FileNotFoundError:
+        raise Rejected("no such object") from None
+
+
+def heads(urls: Sequence[str], *, unlisted: bool = False) -> list[Head | None]:
+    """Return the head of each object, None where there is none; some requests at once.
+
+    Whoever may not list a bucket is told 403 of an object that is not there: with `unlisted` that is None.
+    """
+    with ThreadPoolExecutor(TOGETHER) as threads:
+        return list(threads.map(partial(_head_or_none, unlisted=unlisted), urls))
+
+
+def _head_or_none(url: str, *, unlisted: bool) -> Head | None:
+    try:
+        return head(url)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if unlisted and error.errno == errno.EKEYREJECTED:
+            return None
+        raise
+
+
+def apart(work: Callable[[T], R], item: T) -> R:
+    """Return work(item), done in a process that ends then: this one may fork later. Raises what it raises."""
+    (found,) = processes.results(lambda _: _answered(work, item), [None], 1)  # the fork hands the item on
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+def _answered(work: Callable[[T], R], item: T) -> R | BaseException:
+    try:
+        return work(item)
+    except (OSError, UserError) as error:
+        return error

@@ -1,0 +1,175 @@
+"""Makes Batches of decoded pixels, on their device: the door that all batches of files leave by.
+
+    levels         grey levels of the whole batch, decoded, resized and upright, on the host or the device
+      | operate    colours and the like, `Rows.ops`, row by row, in fp32 (loaders/_ops.py)
+      | turn       mirror, flip, transpose, `Rows.turns`: a permutation of each row (loaders/_flips.py)
+      | normalise  (level / 255 - mean) / std, in the step's dtype
+      | blacken    0 outside of the places, and in rows that are padding or could not be decoded
+    Batch          with the targets, sizes and ids of its rows
+
+Loaders see plan.geometry.upright rows. Must not know where the pixels come from.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from contracts import Array, Batch, Feed, Rows
+from loaders._flips import images_shape, turned
+from loaders._memory import to_device
+from loaders._ops import operated
+from plan.geometry import transposed, whole_turns
+
+PIECE = 1 << 25  # numbers that are normalised at once, of 4 bytes: a batch of clips has ten times as many
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class Finish:
+    """Makes Batches of levels [B, H, W, 3], or [B, T, H, W, 3], as a feed asks for them."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self.dtype = DTYPES[feed.pixels.dtype]
+        mean, std = torch.tensor(feed.pixels.mean), torch.tensor(feed.pixels.std)
+        self._scale = (1 / (255 * std)).to(feed.device)
+        self._shift = (-mean / std).to(feed.device)
+        self._kernel = _kernel(feed.device, self.dtype) if feed.device.type == "cuda" else None
+        # axes: [level, channel]; what each level becomes, for the kernel to look up
+        levels = torch.arange(256, device=feed.device)[:, None].repeat(1, 3)
+        self._table = self._normalised(levels).to(self.dtype)
+        if self._kernel is not None:
+            torch.cuda.current_stream(feed.device).synchronize()  # the kernel runs on another stream
+
+    def __call__(
+        self,
+        pixels: torch.Tensor,
+        rows: Rows,
+        valid: Array,
+        *,
+        into: torch.Tensor | None = None,
+        normalised: bool = False,
+    ) -> Batch:
+        """Return the batch of upright pixels [B, ..., H, W, 3], on its device, which stay as they are.
+
+        `pixels`: uint8 or fp32 grey levels; or, `normalised`, what the decoder itself has normalised, of rows
+        without operations. `valid`: bool [B], rows that are no padding and were decoded. `into`: memory for
+        the images, images_shape(...); None = new. The host waits for nothing: which rows an operation, a turn
+        or a failure meets is known here.
+        """
+        shown = replace(rows, valid=valid)
+        failed = tuple(rows.ids[rows.valid & ~valid].tolist())
+        if into is None:
+            shape = images_shape(pixels.shape, rows)
+            into = torch.empty(shape, dtype=self.dtype, device=pixels.device)
+        images = into.movedim(-1, 1)
+        if self._kernel is not None and not normalised and _is_one_launch(pixels, rows):
+            turns = np.where(valid, whole_turns(rows), self._kernel.LOST).astype(np.uint8)
+            batch, there = _with_numbers(images, shown, self._feed, failed, [turns])
+            self._kernel.finished(pixels, self._table, *there, into)
+            return batch
+        if rows.ops is not None:
+            if normalised:
+                raise ValueError("operations act on levels: who decodes must not normalise for such a plan")
+            pixels = operated(pixels, rows.ops, self._to_device)
+        # what is normalised already needs nothing but the turn, which then writes the images themselves
+        written = into if normalised and pixels.dtype == into.dtype else None
+        pixels = turned(pixels, rows, self._to_device, written)
+        if normalised and pixels is not into:
+            into.copy_(pixels)
+        elif not normalised:
+            for part, levels in zip(_pieces(into), _pieces(pixels), strict=True):
+                part.copy_(self._normalised(levels))
+        if not rows.filled:
+            (places,) = self._to_device([rows.placed])
+            images.masked_fill_(outside(places, images), 0)
+        if not valid.all():
+            (lost,) = self._to_device([np.flatnonzero(~valid)])
+            images.index_fill_(0, lost, 0)
+        return batch_of(images, shown, self._feed, failed)
+
+    def _normalised(self, levels: torch.Tensor) -> torch.Tensor:
+        """Return float32, levels [..., 3] normalised; they stay as they are."""
+        fresh = levels.to(torch.float32, copy=True)
+        return torch.addcmul(self._shift, fresh, self._scale, out=fresh)
+
+    def _to_device(self, values: list[Array]) -> list[torch.Tensor]:
+        return to_device(values, self._feed.device)
+
+
+def _is_one_launch(pixels: torch.Tensor, rows: Rows) -> bool:
+    """Return whether the kernel makes the images: of levels that fill them, and need no operation before."""
+    height, width = rows.padded
+    return (
+        rows.ops is None
+        and pixels.dtype == torch.uint8
+        and pixels.is_contiguous()
+        and pixels.shape[-3:-1] == (height, width)
+        and (height == width or not transposed(whole_turns(rows)).any())
+        and rows.filled
+    )
+
+
+@cache
+def _kernel(device: torch.device, dtype: torch.dtype) -> Any:
+    """Return loaders._postprocess_kernel, its kernel built; None, and a warning, if Triton cannot."""
+    try:
+        from loaders import _postprocess_kernel
+
+        level = torch.zeros(1, 1, 1, 3, dtype=torch.uint8, device=device)
+        table = torch.zeros(256, 3, dtype=dtype, device=device)
+        _postprocess_kernel.finished(level, table, level.view(-1)[:1], torch.empty_like(level, dtype=dtype))
+    except Exception as error:  # no Triton, no C compiler, no Python.h: each has an error of its own
+        said = (str(error).splitlines() or [""])[0]
+        warnings.warn(
+            f"Triton builds no kernel here ({type(error).__name__}: {said}): batches take more launches",
+            stacklevel=2,
+        )
+        return None
+    return _postprocess_kernel
+
+
+def _pieces(pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Cut a batch into pieces of about PIECE numbers: temporary memory then does not grow with it."""
+    return pixels.split(max(PIECE // max(pixels[0].numel(), 1), 1))
+
+
+def batch_of(images: torch.Tensor, rows: Rows, feed: Feed, failed: tuple[int, ...] = ()) -> Batch:
+    """Return a batch of these images, with all that the rows and the task say of them."""
+    return _with_numbers(images, rows, feed, failed, [])[0]
+
+
+def _with_numbers(
+    images: torch.Tensor, rows: Rows, feed: Feed, failed: tuple[int, ...], more: Sequence[Array]
+) -> tuple[Batch, list[torch.Tensor]]:
+    """Return a batch as `batch_of` does, and `more` numbers on the device, by one copy together."""
+    targets = feed.targets(rows)
+    arrays = [*more, rows.sizes, rows.valid, *targets.values()]
+    there = to_device(arrays, feed.device)
+    sizes, valid, *values = there[len(more) :]
+    batch = Batch(
+        images=images,
+        sizes=sizes,
+        targets=dict(zip(targets, values, strict=True)),
+        valid=valid,
+        ids=rows.ids,
+        failed=failed,
+        rows=rows,
+        host=targets,
+    )
+    return batch, there[: len(more)]
+
+
+def outside(places: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+    """Return bool [B, 1, ..., H, W]: pixels of [B, 3, ..., H, W] outside of `places`, int64 [B, 4]."""
+    x0, y0, x1, y1 = places[:, None].unbind(2)
+    y, x = (torch.arange(side, device=images.device) for side in images.shape[-2:])
+    # axes: [B, H, 1] and [B, 1, W]
+    inside = ((y >= y0) & (y < y1))[:, :, None] & ((x >= x0) & (x < x1))[:, None, :]
+    return ~inside.reshape(len(places), *[1] * (images.ndim - 3), *inside.shape[1:])

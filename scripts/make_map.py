@@ -1,0 +1,83 @@
+"""`python -m scripts.make_map`: writes docs/map.md, a line a file, from the first sentences of docstrings.
+
+A file's line is the first sentence of its docstring, a folder's that of its __init__.py; a shell script's is
+its first comment. A test fails where the page is not what this program writes.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "map.md"
+ROOMS = (
+    *("settings", "system", "dataset", "plan", "loaders", "models", "tasks", "engine", "report"),
+    *("benchmarks", "scripts", "configs", "tests", "docs"),
+)
+"""Top-level folders in the order in which a sample meets them."""
+FOLDERS_ONLY = {
+    "configs": "Presets; the header of each has command, hardware, expected accuracy and source.",
+    "tests": "unit/, conformance/ (the same assertions for all), end_to_end/, and gpu/ (needs a device).",
+    "docs": "Pages for users, benchmark tables, screenshots.",
+}
+"""Folders whose files come and go: a phrase for the folder says it."""
+HEAD = """# Map
+
+Every file with the first sentence of its docstring, written by `python -m scripts.make_map`. Rooms are in the
+order in which a sample meets them. A file whose name begins with `_` is used by its own folder alone.
+"""
+
+
+def tracked(root: Path = ROOT) -> list[str]:
+    """Return the paths of the files that git tracks, sorted."""
+    listed = subprocess.run(["git", "-C", str(root), "ls-files"], capture_output=True, text=True, check=True)
+    return sorted(name for name in listed.stdout.splitlines() if (root / name).is_file())
+
+
+def first_sentence(path: Path) -> str:
+    """Return the first sentence of a Python file's docstring or a shell script's comment; "" without one.
+
+    What a docstring says behind "; must not" is a rule for those who change the file, and left out.
+    """
+    source = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        text = ast.get_docstring(ast.parse(source)) or ""
+    else:
+        text = "\n".join(line.removeprefix("#").strip() for line in source.splitlines()[1:2])
+    paragraph = " ".join(text.split("\n\n")[0].split())
+    sentence = re.split(r"(?<=[.!?])\s+(?=[A-Z`])", paragraph, maxsplit=1)[0]
+    return re.sub(r"; must not .*", ".", sentence)
+
+
+def lines(names: Sequence[str], root: Path = ROOT) -> Iterator[str]:
+    """Yield the lines of the page for these files. Raises ValueError for a file without a docstring."""
+    programs = [name for name in names if name.endswith((".py", ".sh")) and not name.endswith("__init__.py")]
+
+    def line(name: str) -> str:
+        sentence = first_sentence(root / name)
+        if not sentence:
+            raise ValueError(f"{name} has no docstring, which the map is made of")
+        return f"- `{name}` {sentence}"
+
+    yield from map(line, (name for name in programs if "/" not in name))
+    for room in ROOMS:
+        yield f"\n## {room}/\n"
+        if room in FOLDERS_ONLY:
+            yield FOLDERS_ONLY[room]
+            continue
+        if sentence := first_sentence(root / room / "__init__.py"):
+            yield f"{sentence}\n"
+        yield from map(line, (name for name in programs if name.startswith(f"{room}/")))
+
+
+def page(names: Sequence[str], root: Path = ROOT) -> str:
+    """Return the whole page for these files."""
+    return HEAD + "\n" + "\n".join(lines(names, root)) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(tracked()), encoding="utf-8")

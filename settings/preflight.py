@@ -1,0 +1,41 @@
+"""What train.py does before its first large import: hear Ctrl-C, answer --help, and look at its limits.
+
+This module imports nothing large before --help-all asks for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from typing import Any
+
+from settings.help import HELP
+from system import limits
+
+
+def begin(program: str) -> Any:
+    """Let Ctrl-C end the program at once, with its exit code; return the handler that was there before.
+
+    Exits with code 2 and one line where a limit is too low to begin, and with 0 once --help or --help-all
+    is answered.
+    """
+    limits.open_streams()
+    # imports leave nothing to tidy up
+    before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(HELP, end="")
+        sys.exit(0)
+    if "--help-all" in sys.argv[1:]:
+        # they import no torch either
+        from contracts import UserError
+        from settings.config import parse
+        from tasks import tables
+
+        with contextlib.suppress(UserError):  # train.py says it
+            parse(sys.argv[1:], tables())
+    if said := limits.too_low():
+        print(f"{program}: {said}", file=sys.stderr, flush=True)
+        sys.exit(2)
+    return before

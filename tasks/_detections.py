@@ -1,0 +1,130 @@
+"""Predictions of a detector: images without annotations, what was found in them, and pictures of that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from contracts import Source, Split, World
+from dataset.coco.columns import BACKGROUND, UNUSED, Instances
+from dataset.images.columns import Header, Images
+from tasks import _results
+from tasks._coco import Detections
+from tasks._coco_ap import CocoAP, spread
+from tasks.kind import Asked
+
+DRAWN = 100
+"""Images that are drawn with what was found in them, at most, spread evenly over all."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Unannotated(Instances):
+    """Images in which nothing is marked, for a network with these classes; image ids are 1, 2, ..."""
+
+    images: Images
+
+    @classmethod
+    def of(cls, images: Images, classes: tuple[str, ...], keypoints: int = 0) -> Unannotated:
+        """Return columns of these images; `classes` are the network's, with the background first."""
+        numbers = [place for place, name in enumerate(classes) if name not in (BACKGROUND, UNUSED)]
+        none = np.zeros(0, np.int64)
+        known = ("folder", "root", "fingerprint", "path_bytes", "path_offsets", "exif", *Header._fields)
+        return cls(
+            images=images,
+            **{name: getattr(images, name) for name in known},
+            classes=classes,
+            rejected=0,
+            image_id=np.arange(1, len(images) + 1),
+            annotation_offsets=np.zeros(len(images) + 1, np.int64),
+            annotation_id=none,
+            boxes=np.zeros((0, 4)),
+            area=np.zeros(0),
+            category=none.astype(np.int32),
+            crowd=np.zeros(0, bool),
+            usable=np.zeros(0, bool),
+            polygon_offsets=np.zeros(1, np.int64),
+            point_offsets=np.zeros(1, np.int64),
+            points=np.zeros((0, 2)),
+            rle_offsets=np.zeros(1, np.int64),
+            rle=np.zeros(0, np.uint32),
+            keypoints=np.zeros((0, keypoints, 3)),
+            category_ids=np.array(numbers, np.int64),
+            keypoint_mirror=np.arange(keypoints),
+            keypoint_name=np.arange(keypoints, dtype=np.uint32),
+            numbers=np.array(numbers, np.int64),
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(Unannotated.of, classes=self.classes), (self.images,)
+
+    @property
+    def text_ids(self) -> dict[str, dict[int, str]]:
+        return {}
+
+
+class Found(CocoAP):
+    """contracts.Metric that scores nothing: its result are the detections of all ranks."""
+
+    def result(self, world: World) -> dict[str, Any]:  # type: ignore[override]
+        """Return the detections by image, and int64 ids of images whose output is no number."""
+        not_finite = self._not_finite()
+        everyone = world.gather((self._found(not_finite), not_finite))
+        return {
+            "detections": Detections.joined([found for found, _ in everyone]),
+            "not_finite": np.concatenate([ids for _, ids in everyone]),
+        }
+
+
+def write_detections(
+    folder: Path,
+    found: Mapping[str, Any],
+    asked: Asked,
+    *,
+    split: Split,
+    kinds: Sequence[str],
+) -> list[Path]:
+    """Write detections*.json in COCO's results format, pictures, and images.json: the file of each id."""
+    detections: Detections = found["detections"]
+    columns = split.columns
+    files = []
+    for kind in kinds:
+        path = folder / f"detections{'' if kind == 'boxes' else f'_{kind}'}.json"
+        path.write_bytes(_results.written(detections, kind))
+        files.append(path)
+    errors = dict(asked.errors)
+    of_sample = {sample: place for place, sample in enumerate(asked.samples.tolist()) if sample >= 0}
+    for sample in found["not_finite"].tolist():
+        errors[of_sample[sample]] = "the network's output is no number"
+    images = []
+    for place, (name, sample) in enumerate(zip(asked.names, asked.samples.tolist(), strict=True)):
+        own: dict[str, Any] = {"file_name": name}
+        if sample >= 0:
+            size = {"width": int(columns.width[sample]), "height": int(columns.height[sample])}
+            own = {"id": int(columns.image_id[sample]), **own, **size}
+        images.append(own | ({"error": errors[place]} if place in errors else {}))
+    named = zip(columns.category_ids.tolist(), columns.class_names, strict=True)
+    categories = [{"id": number, "name": name} for number, name in named]
+    listed = folder / "images.json"
+    listed.write_text(json.dumps({"images": images, "categories": categories}, indent=1) + "\n")
+    drawn = _draw(folder / "drawn", split.source, columns, detections)
+    return [*files, listed, *([folder / "drawn"] if drawn else [])]
+
+
+def _draw(folder: Path, source: Source, columns: Any, found: Detections) -> int:
+    """Draw at most DRAWN images into the folder, each named by its image's id; return how many."""
+    from tasks import _plots  # with matplotlib, which other tasks start without
+
+    count = 0
+    for sample in spread(np.arange(len(columns)), DRAWN):
+        picture = _plots.detected(columns, source, found, sample)
+        if picture is not None:
+            folder.mkdir(exist_ok=True)
+            picture.save(folder / f"{columns.image_id[sample]:06d}.jpg", quality=90)
+            count += 1
+    return count

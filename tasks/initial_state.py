@@ -1,0 +1,281 @@
+"""What a run begins from: weights, and to evaluate a checkpoint its settings and classes too."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from contracts import Pixels, UserError
+from dataset.model_classes import ModelClasses
+from dataset.open import Console
+from models import Native, Registry, Unusable
+from models._weights import dry_run
+from models.frozen import freeze
+from models.recompute import recompute_blocks
+from plan import draws
+from plan.windows import SUPPORT
+from settings import config as schema
+from settings.config import Config
+from settings.preset import shown
+from system import torch_files
+from tasks.kind import TaskKind
+
+STARTED_WITH = ("weights", "weights_backbone", "trainable_layers", "freeze")
+"""Settings that say where a training began; an evaluation begins from its end."""
+OF_CODE = ("transforms", "transforms_on")
+"""Settings that name code to be run, which a file of weights must not do."""
+OF_A_MACHINE = (
+    *("loader", "reader", "workers", "decode_threads", "pin_memory", "read_delay_ms", "read_threads"),
+    *("compile", "graphs", "evaluator", "score", "rescan", "trust_list", "manifest_dir", "cache_dir"),
+    "cache_gib",
+)
+"""Settings that a machine may have otherwise, without another figure."""
+NOT_TAKEN = {*schema.Run.model_fields, *STARTED_WITH, *OF_A_MACHINE, *OF_CODE, "optimizer"}
+"""Settings that an evaluation does not take from a checkpoint."""
+OF_VALIDATION = {
+    *("image_size", "val_image_size", "val_window", "val_resize", "val_crop_share"),
+    *("interpolation", "mean", "std"),
+}
+"""What the validation reads of --help's augmentation group."""
+OF_TRAINING = (
+    *schema.Optimisation.model_fields,
+    *(schema.Augmentation.model_fields.keys() - OF_VALIDATION),
+    *("short_side", "augment", "short_sides", "keep_empty"),
+    *("patch_size", "patches_per_image", "turns", "pixel_loss"),
+    *("batch_size", "val_batch_size", "data", "source", "order"),
+    *("stochastic_depth", "grad_checkpointing", "sync_bn"),
+)
+"""Settings that an evaluation may have otherwise without a word."""
+READ_BY_TRAINING_ALONE = (
+    *(schema.Optimisation.model_fields.keys() - {"loss", "ema"}),
+    *(schema.Augmentation.model_fields.keys() - OF_VALIDATION),
+    *("short_side", "augment", "short_sides", "keep_empty"),
+)
+"""Settings that have their defaults where nothing is trained, so that none of them is checked there."""
+OTHER_SIZES = ("image_size_start", "val_image_size")
+"""Settings of sizes that a network is not built for."""
+FROM_THE_SIZE = ("val_resize", "val_crop_share", "longer_side")
+"""Settings that follow from the size of the images where they were not asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """The settings of a run, and the weights that its network begins with."""
+
+    config: Config
+    told: list[str]  # lines for the user, in which `network` says what it has chosen
+    weights: str | None  # a file, or the name of published weights
+    origin: str  # what an evaluation is of, to begin a message: "--resume runs/a/last.pt"
+    trained: tuple[str, ...]  # the classes of the checkpoint that is evaluated; () where there is none
+    doubts: tuple[str, ...] = ()  # why its figures may be others, which `network` warns of
+    of_average: bool = False  # answers and files are of the checkpoint's average, and not of its network
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        given: Collection[str],
+        checkpoint: Mapping[str, Any],
+        *,
+        path: Path | None,
+        origin: str,
+    ) -> Start:
+        """Return the start of a run with these settings, of which the user has `given` some.
+
+        To evaluate a `checkpoint`, which was read from `path`, the settings are its own, and what was given
+        wins; those of training are left out. Raises UserError.
+        """
+        weights = config.model.weights
+        if not checkpoint:
+            config = _without_training(config) if config.run.uses else config
+            return cls(config=config, told=[], weights=weights, origin=f"--weights {weights}", trained=())
+        config, told, doubts = _evaluated(checkpoint, config, given, origin)
+        return cls(
+            config=config,
+            told=told,
+            weights=str(path),
+            origin=origin,
+            trained=tuple(checkpoint["classes"]),
+            doubts=doubts,
+            of_average=torch_files.meant(checkpoint) == torch_files.AVERAGE,
+        )
+
+    def native(self, registry: Registry, arch: str) -> Native:
+        """Return what the architecture was made for, with --image-size, --mean and the like where given.
+
+        Raises UserError.
+        """
+        native = registry.native(arch, self.config.model.weights)
+        asked = self.config.augmentation
+        if native.tested and self.config.run.uses and not self.trained:
+            size, crop_share = native.tested
+            native = native._replace(size=size, crop_share=crop_share)
+        interpolation = asked.interpolation or native.interpolation
+        if interpolation not in SUPPORT:
+            raise UserError(
+                f"--arch {arch} was made for {interpolation} interpolation, which is not here; "
+                f"--interpolation {', '.join(SUPPORT)}"
+            )
+        if not asked.val_window and native.window not in ("center", "stretch"):
+            raise UserError(
+                f"--arch {arch} was made for the validation window '{native.window}', which is not here; "
+                "--val-window center, stretch"
+            )
+        return native._replace(
+            interpolation=interpolation,
+            size=(asked.val_image_size if self.config.run.uses else None) or asked.image_size or native.size,
+            mean=asked.mean or native.mean,
+            std=asked.std or native.std,
+        )
+
+    @staticmethod
+    def pixels(native: Native, dtype: str) -> Pixels:
+        """Return what loaders make of decoded pixels; `dtype` is that of the step's input."""
+        return Pixels(mean=native.mean, std=native.std, dtype=dtype, interpolation=native.interpolation)
+
+    def classes(self, registry: Registry, arch: str) -> ModelClasses | None:
+        """Return the classes of a network that is evaluated.
+
+        None to train, and where weights do not name them.
+        """
+        if self.trained:
+            return ModelClasses(names=self.trained, origin=self.origin)
+        if not self.config.run.uses or self.weights is None:
+            return None
+        names = registry.classes(arch, self.weights)
+        return ModelClasses(names=names, origin=self.origin, published=True) if names else None
+
+    def network(
+        self,
+        registry: Registry,
+        arch: str,
+        shape: tuple[int, ...],
+        heads: Mapping[str, Any],
+        console: Console,
+    ) -> nn.Module:
+        """Build the network for batches of `shape`, with its weights, or with those that the seed draws.
+
+        `heads` is of TaskKind.building. Raises Unusable, and UserError where a part of an evaluation would
+        be random.
+        """
+        for line in self.doubts:
+            console.warn(line)
+        torch.manual_seed(draws.key(self.config.run.seed, draws.Purpose.MODEL))
+        model = self.config.model
+        try:
+            module, loaded = registry.build(arch, shape=shape, weights=self.weights, **heads)
+        except Unusable as error:
+            raise Unusable(str(error).replace(f"--weights {self.weights}", self.origin)) from None
+        # --evaluate validates both, the network and its average
+        if not (self.config.run.evaluate and self.trained):
+            self.told.extend(line.replace(f"--weights {self.weights}", self.origin) for line in loaded.notes)
+        # detectors take images of any size, but for SSD, whose plan refuses another
+        if not self.config.run.uses and "keypoints" not in heads:
+            for name in OTHER_SIZES:
+                if side := getattr(self.config.augmentation, name):
+                    _require_size(module, arch, (*shape[:-2], side, side), name)
+        if model.grad_checkpointing and not self.config.run.uses:
+            count = recompute_blocks(module, arch)
+            self.told.append(f"--grad-checkpointing: {count} blocks compute again in the backward pass")
+        if model.sync_bn and not self.config.run.uses:
+            if not torch.cuda.is_available():
+                raise UserError("--sync-bn is for GPUs, and there is none; leave it out")
+            module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
+        if self.config.run.uses and loaded.anew:
+            random = ", ".join(loaded.anew)
+            remedy = "give data of the classes that it was trained on, or train on these"
+            raise UserError(f"{self.origin} is for other classes, {random} would be random; {remedy}")
+        if (pattern := self.config.model.freeze) and not self.config.run.uses:
+            self.told.append(freeze(module, pattern))
+        evaluates = self.config.run.evaluate and self.weights and "classes" in heads
+        if evaluates and self.classes(registry, arch) is None:
+            guess = "its outputs are taken as the classes of --data in the order of their names"
+            console.warn(f"{self.origin} does not name its classes: {guess}")
+        return module
+
+    def kept(self, kind: TaskKind, plan: Any, pixels: Pixels, *, size: int) -> dict[str, Any]:
+        """Return what a checkpoint keeps of the settings.
+
+        `config` is what was asked for, `used` what came of it. `plan` is that of validation, whose images are
+        those of `used`.
+        """
+        used = {"task": kind.name, "image_size": size, **kind.used(plan)}
+        used |= {"mean": list(pixels.mean), "std": list(pixels.std), "interpolation": pixels.interpolation}
+        used = {name: value for name, value in used.items() if kind.reads(name)}
+        return {"config": self.config.flat(), "used": used}
+
+
+def _require_size(module: nn.Module, arch: str, shape: tuple[int, ...], name: str) -> None:
+    """Raise UserError where a network that was built for another size does not take batches of `shape`, which
+    the setting `name` asks for."""
+    try:
+        dry_run(module, shape)
+    except Exception as error:  # networks check their input in their own ways
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"--{name.replace('_', '-')} {shape[-1]}: --arch {arch} takes the size of --image-size alone "
+            f"({said}); leave it out"
+        ) from None
+
+
+def _evaluated(
+    content: Mapping[str, Any], config: Config, given: Collection[str], origin: str
+) -> tuple[Config, list[str], tuple[str, ...]]:
+    """Return the settings of an evaluation, a line for each that is not the checkpoint's, and doubts."""
+    asked = {name: value for name, value in content["config"].items() if name in schema.GROUP_OF}
+    known = schema.GROUP_OF.keys() - NOT_TAKEN
+    used = {name: value for name, value in content.get("used", {}).items() if name in known}
+    chosen = config.flat()
+    told = []
+    doubts: tuple[str, ...] = ()
+    if not used:
+        # published weights have a validation crop of their own, which is found by their name
+        used = {"weights": asked.get("weights")}
+        doubts = (f"{origin}: an earlier version has written it, and what that had found is found anew",)
+    precision = asked.get("precision", "auto")
+    if precision == "fp16-pure" and not torch.cuda.is_available():
+        precision = "auto"  # it says how weights are trained, and elsewhere there are no fp16 kernels
+    trained = {**asked, **used, "arch": content["arch"], "precision": precision}
+    for name in ("task", "arch"):
+        if name in given and chosen[name] != trained.get(name, chosen[name]):
+            both = f"{trained[name]} in the checkpoint, and --{name} {chosen[name]} was given"
+            raise UserError(f"{origin}: --{name} is {both}; leave it out")
+    if ":" in trained["arch"] and "arch" not in given:
+        function = shown(trained["arch"])
+        raise UserError(
+            f"{origin}: its network is built by a function, {function}, and no file of weights has code run: "
+            "give it as --arch where it is yours"
+        )
+    size = trained.get("image_size")  # where `used` has it, that of validation
+    trained["val_image_size"] = size if "val_image_size" in given else None
+    if "val_resize" in used:
+        trained["val_crop_share"] = None  # which it came of
+    if any(name in given and chosen[name] != size for name in ("image_size", "val_image_size")):
+        trained |= {name: asked.get(name) for name in FROM_THE_SIZE}
+    for name, other in (("val_resize", "val_crop_share"), ("val_crop_share", "val_resize")):
+        if name in given:
+            trained[other] = None
+    for name in sorted(given):
+        if name in NOT_TAKEN or name in OF_TRAINING or chosen[name] == trained.get(name, chosen[name]):
+            continue
+        here = f"--{name.replace('_', '-')} {_shown(chosen[name])}"
+        told.append(f"{origin}: {here} differs from the checkpoint's {_shown(trained[name])}")
+    taken = {name: value for name, value in trained.items() if name not in NOT_TAKEN or name in used}
+    flat = {**chosen, **taken, **{name: chosen[name] for name in given}}
+    return _without_training(schema.build(flat, origin=origin)), told, doubts
+
+
+def _without_training(config: Config) -> Config:
+    defaults = Config().flat()
+    return schema.build(config.flat() | {name: defaults[name] for name in READ_BY_TRAINING_ALONE})
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return "default" if value is None else str(value)
