@@ -59,7 +59,8 @@ def test_what_nobody_has_thought_of_keeps_its_traceback(error: Exception) -> Non
 def test_a_program_whose_streams_are_closed(tmp_path: Path) -> None:
     """Its first file is not one of them, and what it says goes nowhere."""
     code = (
-        "import sys; from settings import preflight; preflight.begin('x'); file = open(sys.argv[1], 'w'); print('said', flush=True); "
+        "import sys; from settings import preflight; preflight.begin('x'); "
+        "file = open(sys.argv[1], 'w'); print('said', flush=True); "
         "print('said', file=sys.stderr, flush=True); print(file.fileno() > 2, sys.stdin.read(), file=file)"
     )
     closed = f'"{sys.executable}" -c "$0" "$1" <&- >&- 2>&-'

@@ -43,7 +43,8 @@ wandb-resume-id wandb-tags warmup-epochs warmup-lr warmup-prefix weight-decay wo
 def test_help_shows_twenty_flags_before_anything_is_imported() -> None:
     shown = re.findall(r"^  --([a-z-]+) ", help.HELP, re.MULTILINE)
     assert len(shown) == len(set(shown)) == 20
-    begin = "sys.argv = ['train.py', '--help']; sys.path.insert(0, '.'); from settings import preflight; preflight.begin('x')"
+    begin = "sys.argv = ['train.py', '--help']; sys.path.insert(0, '.'); from settings import preflight"
+    begin += "; preflight.begin('x')"
     words = [sys.executable, "-X", "importtime", "-c", f"import sys; {begin}"]
     told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert told.returncode == 0 and told.stdout == help.HELP
