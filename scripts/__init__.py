@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from contracts import one_line
 from system.user_files import local_path
 
 
@@ -20,7 +21,7 @@ class Parser(argparse.ArgumentParser):
         self.register("type", Path, _local)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; --help lists what it takes\n")
+        self.exit(2, one_line(f"{self.prog}: {message}; --help lists what it takes") + "\n")
 
 
 def _local(name: str) -> Path:

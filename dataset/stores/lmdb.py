@@ -181,7 +181,8 @@ def source(columns: Any, read_delay_s: float = 0.0) -> Stored:
     """Return the bytes of the values that the columns of COCO's images name."""
     split = split_of(columns)
     path = columns.root / f"{split}.lmdb"
-    values = Values(columns.root, split, _meta(path) if path.exists() else None)  # a read says that it is gone
+    # of one that is gone a read says so
+    values = Values(columns.root, split, _meta(path) if path.exists() else None)
     return Stored(columns, values, prefix=os.fsencode(split) + b"/", read_delay_s=read_delay_s)
 
 
