@@ -9,7 +9,6 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from contracts import one_line
 from system.user_files import local_path
 
 
@@ -21,6 +20,8 @@ class Parser(argparse.ArgumentParser):
         self.register("type", Path, _local)
 
     def error(self, message: str) -> NoReturn:
+        from contracts import one_line  # here, since it imports NumPy, which the doctor is to look at
+
         self.exit(2, one_line(f"{self.prog}: {message}; --help lists what it takes") + "\n")
 
 
