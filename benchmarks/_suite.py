@@ -8,6 +8,7 @@ Must not know what is measured.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -104,6 +105,11 @@ class Column:
     detail: bool = False
 
 
+def axis_columns(*names: str) -> tuple[Column, ...]:
+    """Return the columns of a suite's axes: values of a point, shown where they differ."""
+    return tuple(Column(key=name, title=name.replace("_", " ")) for name in names)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
     """One file of benchmarks/ each. A point is what differs from row to row; `points` may raise UserError."""
@@ -117,7 +123,12 @@ class Suite:
     read: Callable[[Point, Path], Measured]  # what it left there
     columns: tuple[Column, ...]
     rate: str  # the figure that scripts/report.py compares
+    over: tuple[str, ...]
+    """Axes, of which the first that differs is the x axis of the curves."""
+    curves: tuple[str, ...]
+    """The figures that are drawn over it, and shown in TensorBoard's CUSTOM SCALARS."""
     higher_is_better: bool = True
+    # plots that are not curves over an axis
     plots: Callable[[Sequence[Row], Path], list[Path]] = lambda rows, folder: []
     # with figures that compare a row to others, for what is shown
     derive: Callable[[Sequence[Row]], Sequence[Row]] = lambda rows: rows
@@ -134,6 +145,38 @@ class Suite:
     """Between which the rate of a row lies for certain, in a suite that is not repeated."""
     asks_what_fits: bool = False
     """Then a point that was killed, or that got no thread, is one for which there was no memory."""
+
+
+def crossed(**axes: Sequence[Any]) -> list[Point]:
+    """Return a point for every combination of the axes' values; an axis without values is left out."""
+    asked = {name: values for name, values in axes.items() if values}
+    return [dict(zip(asked, values, strict=True)) for values in itertools.product(*asked.values())]
+
+
+def grouped(rows: Sequence[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
+    """Return the rows by key, in the order of the first of each."""
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
+def of_baseline(rows: Sequence[Row], figure: str, baselines: Mapping[str, Point]) -> list[Row]:
+    """Return copies of the rows, with a ratio by each name of `baselines`: the row's figure over that of the
+    row whose point differs from it in these values alone. A figure that is missing has no ratio."""
+
+    def known(row: Row | None) -> float | None:
+        return row["figures"].get(figure) if row and row["status"] == "ok" else None
+
+    copies = [{**row, "figures": dict(row["figures"])} for row in rows]
+    for row in copies if rows else []:
+        for name, changed in baselines.items():
+            wanted = row["point"] | {key: value for key, value in changed.items() if key in row["point"]}
+            base = known(next((other for other in rows if other["point"] == wanted), None))
+            own = known(row)
+            if base and own and changed.keys() <= row["point"].keys():
+                row["figures"][name] = own / base
+    return copies
 
 
 def in_own_process(module: str) -> Callable[[Any, Point, Path], list[str]]:
@@ -184,10 +227,10 @@ def figures_of(_point: Point, folder: Path) -> Measured:
     return Measured(**json.loads((folder / "figures.json").read_text()))
 
 
-def name_of(point: Point) -> str:
+def name_of(point: Point, sep: str = "-") -> str:
     """Name the folder of a point: its values, in order."""
     words = ("x".join(map(str, value)) if isinstance(value, list) else str(value) for value in point.values())
-    return "-".join(word.replace("/", "_").replace(" ", "_") for word in words if word)[:150]
+    return sep.join(word.replace("/", "_").replace(" ", "_") for word in words if word)[:150]
 
 
 def results(folder: Path) -> list[Row]:

@@ -28,7 +28,8 @@ from engine.distributed import ALLOCATOR, cores, default_workers  # before torch
 import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
-from benchmarks import _memory, _plots, _show
+from benchmarks import _memory
+from benchmarks._loaders import expanded
 from benchmarks._suite import (
     Column,
     Common,
@@ -42,7 +43,6 @@ from benchmarks._suite import (
     versions_of,
 )
 from benchmarks.baselines import train as loop_by_hand
-from benchmarks.loader import expanded
 from benchmarks.train import BY_HAND, MEASURED_ONLY, check, require_data, require_same_pixels, words
 from contracts import UserError
 from engine.precision import choose
@@ -175,7 +175,7 @@ def points(settings: MaxBatch) -> list[Point]:
 def searches(settings: MaxBatch) -> Iterator[Point]:
     """Yield what NAMED has of each search, in the order of the table; no precision is `auto`, or nothing by
     hand would have the same."""
-    loaders = expanded("--loaders", settings.loaders, torch.cuda.device_count(), more=())
+    loaders = expanded("--loaders", settings.loaders, torch.cuda.device_count())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     precisions = dict.fromkeys(
         choose(name, device, on_cpu=KIND.cpu_precision) for name in settings.precisions
@@ -377,20 +377,6 @@ def bounds(row: Row) -> tuple[float, float]:
     return row["figures"]["largest"], (row["figures"]["fails"] or math.inf) - 1
 
 
-def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
-    drawn = []
-    for precision, same in _show.by(rows, "precision").items():
-        archs, loaders = (list(_show.by(same, name)) for name in ("arch", "loader"))
-        series: _plots.Series = {
-            one: [_show.best(same, "largest", loader=one, arch=arch) for arch in archs] for one in loaders
-        }
-        title = f"largest batch that trains and validates, {precision}"
-        drawn.append(
-            _plots.bars(folder / f"largest-{precision}.png", archs, series, title=title, unit="samples")
-        )
-    return drawn
-
-
 COLUMNS = (
     *(Column(key=name, title=name) for name in NAMED),
     Column(key="largest", title="largest batch", form="{:,}"),
@@ -417,7 +403,8 @@ SUITE = Suite(
     read=figures_of,
     columns=COLUMNS,
     rate="largest",
-    plots=plots,
+    over=("batch_size", "arch", "loader", "precision"),  # a trial has a batch, a search has none
+    curves=("largest", "device_gib", "allocated_gib", "host_gib"),
     follow=follow,
     searches=over,
     bounds=bounds,

@@ -16,7 +16,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,9 +24,9 @@ import psutil
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from benchmarks import _plots, _show, videos
-from benchmarks._data import class_folders, medium_of
+from benchmarks import _plots, _show
 from benchmarks._leaks import COUNTS, MIB, margin, slope, verdict, warmer
+from benchmarks._loaders import Asked, data_folder, expanded, feed_of, medium_of, open_data
 from benchmarks._suite import (
     Column,
     Common,
@@ -35,17 +34,18 @@ from benchmarks._suite import (
     Point,
     Row,
     Suite,
+    axis_columns,
     figures_of,
     in_own_process,
     measuring,
 )
-from benchmarks.loader import expanded
-from contracts import Feed, Loader, UserError, World
+from contracts import Feed, Loader, UserError
 from report.hardware import LOADS, Sampler, device_gib, hardware, host_gib, versions
 from report.meter import Meter
 from report.record import replace as write
 from report.tensorboard import Board
 from settings.types import NotNegative
+from tasks import kind_named
 
 JUDGED = 10
 """Fewest epochs after the warm-up: in fewer, a leak and noise look alike."""
@@ -205,11 +205,11 @@ def reading(device: Any) -> dict[str, float | None]:
 
 def points(settings: Soak) -> list[Point]:
     medium = medium_of(settings.task)
-    class_folders(settings.data, medium=medium)
+    data_folder(settings.data, medium=medium, files=False)
     if (judged := settings.epochs - settings.warm_epochs) < JUDGED:
         got = f"--epochs {settings.epochs} with --warm-epochs {settings.warm_epochs}"
         raise UserError(f"{got} leaves {judged} epochs to judge, it takes {JUDGED}; more --epochs")
-    loaders = expanded("--loaders", settings.loaders, torch.cuda.device_count(), more=(), task=settings.task)
+    loaders = expanded("--loaders", settings.loaders, torch.cuda.device_count(), task=settings.task)
     same: Point = {
         "batch_size": settings.batch_size or BATCH_SIZES[medium],
         "image_size": settings.image_size,
@@ -219,33 +219,18 @@ def points(settings: Soak) -> list[Point]:
     return [{"loader": loader, **same} for loader in loaders]
 
 
-def feed_of(settings: Soak, point: Point, world: World) -> Feed:
+def feed(settings: Soak, point: Point, world: Any) -> Feed:
     """Return the folder's images with the windows of training, or clips of its videos. Raises UserError."""
-    from dataset.open import open_split
-    from plan.images import ImagePlan, ImagePolicy
-    from tasks.classification import Classification
-
     medium = medium_of(settings.task)
-    root = class_folders(settings.data, medium=medium)
-    if medium == "videos":
-        clips = videos.open_split(root)
-        settings = settings.model_copy(update={"batch_size": point["batch_size"]})
-        return videos.feed_of(settings, videos.plan_of(settings, clips.columns, world), clips, world)
-    split = open_split(root)
-    policy = ImagePolicy(window="random-resized", image_size=settings.image_size, flip=0.5)
-    plan = ImagePlan.of(split.columns, policy, seed=0, batch_size=point["batch_size"])
-    plan.require_a_step()
-    feed = Feed(
-        plan=plan,
-        source=split.source,
-        columns=split.columns,
-        targets=Classification(split.columns.label).targets,
-        device=world.device,
-        workers=settings.workers or 0,
+    asked = Asked(
+        medium=medium,
+        workers=world.workers(settings.workers),
+        window="random-resized",
+        flip=0.5,
+        **{name: value for name, value in point.items() if name != "loader"},
     )
-    return (
-        replace(feed, pixels=replace(feed.pixels, dtype="float16")) if world.device.type == "cuda" else feed
-    )
+    data = open_data(data_folder(settings.data, medium=medium, files=False), medium)
+    return feed_of(asked, point["loader"], data, world)
 
 
 def measure(
@@ -258,14 +243,14 @@ def measure(
 
     device = prepare_process()
     world = ProcessWorld(device)
-    feed = feed_of(settings.model_copy(update={"workers": world.workers(settings.workers)}), point, world)
+    batches = feed(settings, point, world)
     meter = Meter(world, min_window_s=0.0, synchronise=world.synchronise)
     series: dict[str, list[float]] = {}
     board = Board(folder)
     board.layout(LAYOUT)
     with ExitStack() as stack:
         stack.enter_context(trimming())
-        loader = stack.enter_context((open_ or open_loader)(point["loader"], feed))
+        loader = stack.enter_context((open_ or open_loader)(point["loader"], batches))
         load = Sampler(device, cores=cores(), host=False).start()
         stack.callback(load.stop)
         for epoch in range(settings.epochs):
@@ -285,7 +270,7 @@ def measure(
     write(folder / "series.json", json.dumps(series).encode())
     warm = {one: values[settings.warm_epochs :] for one, values in series.items()}
     said, rose = verdict(warm, max_mib_an_epoch=settings.max_mib_an_epoch)
-    said += warmer(said, feed.plan.steps(), settings.warm_epochs)
+    said += warmer(said, batches.plan.steps(), settings.warm_epochs)
     # no leak was found, but one of this size could hide in the noise
     unclear = [
         f"{words} varies too much to tell: {slope(warm[one]):+.2f} ± {spread:.2f} MiB an epoch, more "
@@ -302,7 +287,7 @@ def measure(
         **{one: values[-1] for one, values in warm.items() if one != "rate"},
         **{one: busy[one] for one in LOADS},
         "epochs": settings.epochs,
-        **({"unit": videos.KIND.unit} if medium_of(settings.task) == "videos" else {}),
+        **({"unit": kind_named("video").unit} if medium_of(settings.task) == "videos" else {}),
     }
     _show.hparams(board, SUITE.name, point, figures)
     board.close(finished=not said)
@@ -357,7 +342,7 @@ def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
 
 
 COLUMNS = (
-    *(Column(key=key, title=key.replace("_", " ")) for key in ("loader", "batch_size", "image_size", *CLIPS)),
+    *axis_columns("loader", "batch_size", "image_size", *CLIPS),
     Column(key="rate", title="{unit}", form="{:,.0f}"),
     Column(key="rate_an_epoch", title="rate an epoch", form="{:+.2%}"),
     Column(key="host_mib_an_epoch", title="host MiB an epoch", form="{:+.2f}"),
@@ -385,6 +370,8 @@ SUITE = Suite(
     columns=COLUMNS,
     rate="rate",
     plots=plots,
+    over=("loader",),
+    curves=(),
 )
 
 if __name__ == "__main__":

@@ -1,25 +1,26 @@
-"""`train`: architectures x batch sizes x loaders x precisions, each a run of train.py, with its two ceilings.
-Times nothing itself."""
+"""`train`: runs of train.py over a table of axes, each with its two ceilings and the parts of a step.
+
+Times nothing itself: every figure is of a run's summary.json, or of the loop by hand.
+"""
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shlex
 import statistics
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import torch
-from pydantic import Field, FiniteFloat, PositiveInt
+from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt
 
-from benchmarks import _plots, _show
 from benchmarks._suite import (
     LEAST,
+    REPEAT,
     ROOT,
     Column,
     Common,
@@ -28,6 +29,11 @@ from benchmarks._suite import (
     Rates,
     Row,
     Suite,
+    axis_columns,
+    beyond_noise,
+    crossed,
+    grouped,
+    of_baseline,
     ranks,
     require_gpus,
 )
@@ -38,6 +44,7 @@ from dataset.scan.manifest import is_url
 from engine import precision
 from engine.distributed import default_workers
 from report.meter import bound, spread, steady
+from report.summary import PHASES
 from report.tensorboard import SETTINGS, Board, metrics
 from settings.cli import FolderOrUrl, one_of
 from settings.config import Config, parse
@@ -47,29 +54,28 @@ BY_HAND = "by hand: "
 BY_HAND_OF = {
     "classification": ("dali", "dali-cpu", "torchvision"),
     "detection": ("torchvision",),
-    "video": (),
+    "superres": ("torchvision",),
 }
 """--task -> the loops of benchmarks/baselines/train.py; another task has none."""
+EAGER: Final = "eager"
 OWN = {
-    f"--{name}"
-    for name in (
-        "task",
-        "arch",
-        "batch-size",
-        "loader",
-        "precision",
-        "seconds",
-        "output",
-        "data",
-        "resume",
-        "epochs",
-        "steps",
-    )
+    *("--task", "--arch", "--batch-size", "--loader", "--precision", "--seconds", "--output", "--data"),
+    *("--resume", "--epochs", "--steps", "--seed"),
 }
 """Flags of train.py that are a point's, or this suite's."""
-SAME_WORK = ("--min-window-s", "--log-every", "--manifest-dir", "--rescan")
-"""Flags of train.py that leave the work of a step as the loop by hand does it, and which that loop does not
-take."""
+AXES: dict[str, tuple[str, tuple[str, ...], Callable[[Any], list[str]]]] = {
+    "image_size": ("image_sizes", ("--image-size",), lambda size: ["--image-size", str(size)]),
+    "workers": ("workers", ("--workers",), lambda count: ["--workers", str(count)]),
+    "memory": ("memory", ("--pin-memory",), lambda kind: ["--pin-memory", _word(kind == "pinned")]),
+    "step": (
+        "steps",
+        ("--compile", "--graphs"),
+        lambda step: ["--compile", _word("compile" in step), "--graphs", _word("graphs" in step)],
+    ),
+}
+"""Axis that is left to train.py where nothing is asked -> setting, flags that are a point's, its words."""
+SAME_WORK = ("--min-window-s", "--log-every", "--manifest-dir", "--rescan", "--ceilings")
+"""Flags of train.py that leave a step's work as the loop by hand, which does not take them, does it."""
 MEASURED_ONLY = {
     "epochs": 1_000_000,
     "save_every_minutes": 0,
@@ -90,30 +96,43 @@ ARCHS = {
 }
 BATCH_SIZES = {"classification": (64, 256, 512), "detection": (16,), "video": (8, 16)}
 """--task -> what is measured where none is asked for; of another task its own default."""
-RECIPES = {
+MIXED = ("--mixup", "0.2", "--cutmix", "1", "--erase", "0.25", "--auto-augment", "rand-m7-mstd0.5-inc1")
+RECIPES: dict[str, tuple[str, ...]] = {
     "plain": (),
     "augmented": (
         *("--auto-augment", "rand-m9-mstd0.5-inc1", "--mixup", "0.8", "--cutmix", "1"),
         *("--erase", "0.25", "--erase-mode", "pixel"),
     ),
     "ema": ("--ema", "0.9999"),
+    "none": ("--train-window", "center", "--flip", "0"),
+    "mixed": MIXED,
+    "regularised": (*MIXED, "--mix-prob", "0.5", "--label-smoothing", "0.1", "--ema", "0.99"),
 }
 """Recipe -> its flags of train.py."""
-MORE = {"clips": ("frames_per_s", "decoded_per_delivered"), "detection": ("instances_per_s", "padding")}
-"""Part of a summary that one task has -> its figures."""
+SUMMARY_PARTS = {
+    "clips": ("frames_per_s", "decoded_per_delivered"),
+    "detection": ("instances_per_s", "padding"),
+    "validation": ("top1", "ema_top1"),
+}
+"""Part of a summary that not every run has -> its figures."""
 CHECK_FAILED = "check failed"
 LEAST_FOR_P99 = 200
 """Steps."""
 
 
+def _word(on: bool) -> str:
+    return str(on).lower()
+
+
 class Train(Common):
-    """Rate, ceilings, efficiency and bound of training, per architecture, batch size, loader and
-    precision."""
+    """Rate, ceilings, bound and the parts of a step, over every combination of what is asked for."""
 
     task: str = "classification"
     """Task of the run, as --task of train.py."""
     data: FolderOrUrl = None
     """Folder as --data of train.py for the task. Not needed with --loaders synthetic."""
+    sets: tuple[str, ...] = ()
+    """Folders below --data, each of which is trained on, as scripts.pack and scripts.patch_set make them."""
     archs: tuple[str, ...] | None = None
     """Architectures of the task, by torchvision's names. Default: resnet18 resnet50; fasterrcnn_resnet50_fpn
     ssd300_vgg16; r3d_18."""
@@ -123,18 +142,29 @@ class Train(Common):
     """Names as in --loader of train.py."""
     precisions: tuple[Literal["auto", "fp16", "bf16", "fp32"], ...] = ("auto",)
     """auto = fp16 on a GPU."""
-    recipes: tuple[Literal["plain", "augmented", "ema"], ...] = ("plain",)
+    recipes: tuple[Literal["plain", "augmented", "ema", "none", "mixed", "regularised"], ...] = ("plain",)
     """plain crops and flips; augmented adds RandAugment, mixup or cutmix, and erasing; ema plain's average of
-    weights. Plots are of plain."""
+    weights; none neither crops nor flips; mixed and regularised are those of docs/recipes.md."""
     gpus: tuple[PositiveInt, ...] = (1,)
     """Processes, one a GPU (on a CPU: gloo)."""
-    workers: PositiveInt | None = None
+    image_sizes: tuple[PositiveInt, ...] = ()
+    """Sides of the training images, pixels. Default: the architecture's."""
+    workers: tuple[NonNegativeInt, ...] = ()
     """A rank, for our loaders and the loop by hand. Default: CPU cores / ranks, less one."""
+    memory: tuple[Literal["pinned", "pageable"], ...] = ()
+    """Host memory that the GPU copies from: page-locked or not. Default: pinned with a GPU."""
+    steps: tuple[Literal["eager", "graphs", "compile", "compile+graphs"], ...] = ()
+    """How a step is launched: kernel by kernel (eager), as one CUDA graph, with torch.compile, with both.
+    Default: as train.py does."""
     seconds: Annotated[FiniteFloat, Field(gt=0)] = 10.0
     """Seconds of steady windows to measure at each point, after the warm-up."""
+    epochs: PositiveInt | None = None
+    """Train for so many epochs and validate at the end, to compare top-1 and not rates; each of --repeats has
+    its own seed, and what is learned by is behind the bare --."""
     by_hand: tuple[Literal["dali", "dali-cpu", "torchvision"], ...] = ()
     """Also time the loop that one writes by hand with these libraries (benchmarks/baselines/train.py): in
-    fp16 on one GPU, in fp32 without. dali decodes on the GPU, dali-cpu on the CPU; detectors: torchvision."""
+    fp16 on one GPU, in fp32 without. dali decodes on the GPU, dali-cpu on the CPU; other
+    tasks: torchvision."""
     flags: str = ""
     """More flags of train.py, for every point; better written last, after a bare --."""
 
@@ -145,7 +175,7 @@ def check(
     task: str = "classification",
     by_hand: bool = False,
     more: tuple[str, ...] = (),
-    own: tuple[str, ...] = (),
+    own: Collection[str] = (),
 ) -> Config:
     """Return the settings of these flags of train.py. Raises UserError for flags that do not parse, or that a
     suite sets itself: OWN, and its `own`.
@@ -163,12 +193,12 @@ def check(
         raise UserError(f"{taken[0]} behind -- is what the suite sets itself; use its own flags")
     config = parse(["--task", task, *given])
     kind_of(config)
-    apart = [name for name in names if name not in (*SAME_WORK, *more)] if by_hand else []
+    allowed = (*SAME_WORK, *more)
+    apart = [name for name in names if name not in allowed] if by_hand else []
     if apart:
-        allowed = ", ".join((*SAME_WORK, *more))
         raise UserError(
             f"{apart[0]} behind -- with --by-hand: the loop by hand does not take it; leave out one of them, "
-            f"or use {allowed}"
+            f"or use {', '.join(allowed)}"
         )
     return config
 
@@ -196,15 +226,82 @@ def require_data(
         raise UserError(f"--data is missing: {must_be}, or the loader synthetic alone")
 
 
-def require_same_pixels(task: str, archs: Sequence[str]) -> None:
+def require_same_pixels(task: str, archs: Sequence[str], image_sizes: Sequence[int] = ()) -> None:
     """Raise UserError for a classifier that trains at another size than the loop by hand."""
     for arch in archs if task == "classification" else ():
         registry, _ = architecture(kind_named(task), arch)
-        if (size := registry.native(arch).size) != loop_by_hand.SIDE:
+        size = next((size for size in image_sizes if size != loop_by_hand.SIDE), registry.native(arch).size)
+        if size != loop_by_hand.SIDE:
             raise UserError(
                 f"--by-hand: the loop by hand trains at {loop_by_hand.SIDE} px, {arch} at {size}: leave out "
                 "one of them"
             )
+
+
+def data_of(settings: Train, name: str | None) -> str | None:
+    """Return --data of a point: the whole, or the folder `name` below it; an absolute path, or a URL."""
+    if settings.data is None:
+        return None
+    whole = settings.data if is_url(settings.data) else os.path.abspath(settings.data)
+    return f"{whole.rstrip('/')}/{name}" if name else whole
+
+
+def points(settings: Train) -> list[Point]:
+    """Return the points; those that are compared follow each other, for a machine's speed drifts."""
+    task = one_of("--task", settings.task, TASKS)
+    kind = kind_named(task)
+    archs = ARCHS.get(task, (kind.arch,)) if settings.archs is None else settings.archs
+    batch_sizes = settings.batch_sizes or BATCH_SIZES.get(task, (Config().loading.batch_size,))
+    for arch in archs:
+        architecture(kind, arch, "--archs")
+    for name in settings.by_hand:
+        if name not in (known := BY_HAND_OF.get(task, ())):
+            allowed = f"take {' or '.join(known)}" if known else "it has none"
+            raise UserError(f"--by-hand {name}: there is no such loop for --task {task}; {allowed}")
+    by_hand = bool(settings.by_hand)
+    if by_hand:
+        require_same_pixels(task, archs, settings.image_sizes)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    auto = kind.default_loader(gpu=device.type == "cuda")
+    loaders = [one_of("--loaders", name, kind.loaders, auto=auto) for name in settings.loaders]
+    require_gpus(settings.gpus, torch.cuda.device_count())
+    asked = {axis: getattr(settings, field) for axis, (field, _, _) in AXES.items()}
+    config = check(
+        settings.flags,
+        task=task,
+        by_hand=by_hand,
+        more=("--patch-size", "--scale") if task == "superres" else (),
+        own=[flag for axis, (_, flags, _) in AXES.items() if asked[axis] for flag in flags],
+    )
+    for place in crossed(set=settings.sets):
+        data = data_of(settings, place.get("set"))
+        require_data(data, loaders, config, validates=settings.epochs is not None, by_hand=by_hand)
+    precisions = [precision.choose(name, device, on_cpu=kind.cpu_precision) for name in settings.precisions]
+    shown = [{"arch": arch, "batch_size": size} for arch in archs for size in batch_sizes]
+    return [
+        point
+        for first in shown
+        for place in crossed(set=settings.sets)
+        for point in (
+            *(
+                first | {"loader": own["loader"]} | place | own
+                for own in crossed(
+                    loader=loaders,
+                    precision=precisions,
+                    gpus=settings.gpus,
+                    recipe=settings.recipes,
+                    **asked,
+                )
+            ),
+            *(
+                first | {"loader": BY_HAND + library} | place | own
+                for library in settings.by_hand
+                for own in crossed(
+                    precision=[precision_by_hand()], gpus=[1], recipe=["plain"], workers=settings.workers
+                )
+            ),
+        )
+    ]
 
 
 def precision_by_hand() -> str:
@@ -212,66 +309,32 @@ def precision_by_hand() -> str:
     return "fp16" if torch.cuda.is_available() else "fp32"
 
 
-def points(settings: Train) -> list[Point]:
-    task = one_of("--task", settings.task, TASKS)
-    kind = kind_named(task)
-    archs = ARCHS.get(task, (kind.arch,)) if settings.archs is None else settings.archs
-    batch_sizes = settings.batch_sizes or BATCH_SIZES.get(task, (Config().loading.batch_size,))
-    for arch in archs:
-        architecture(kind, arch, "--archs")
-    if settings.by_hand:
-        require_same_pixels(task, archs)
-    for name in settings.by_hand:
-        if name not in (known := BY_HAND_OF.get(task, ())):
-            allowed = " or ".join(known)
-            raise UserError(
-                f"--by-hand {name}: there is no such loop for --task {task}; "
-                f"{f'take {allowed}' if allowed else 'it has none'}"
-            )
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    auto = kind.default_loader(gpu=device.type == "cuda")
-    loaders = [one_of("--loaders", name, kind.loaders, auto=auto) for name in settings.loaders]
-    require_gpus(settings.gpus, torch.cuda.device_count())
-    by_hand = bool(settings.by_hand)
-    given = check(settings.flags, task=task, by_hand=by_hand)
-    require_data(settings.data, settings.loaders, given, by_hand=by_hand)
-    precisions = [precision.choose(name, device, on_cpu=kind.cpu_precision) for name in settings.precisions]
-    named = ("arch", "batch_size", "loader", "precision", "gpus", "recipe")
-    found = []
-    for arch, size in itertools.product(archs, batch_sizes):
-        ours = itertools.product([arch], [size], loaders, precisions, settings.gpus, settings.recipes)
-        # right behind its own: a machine's speed drifts
-        loops = [BY_HAND + how for how in settings.by_hand]
-        others = itertools.product([arch], [size], loops, [precision_by_hand()], [1], ["plain"])
-        found += [dict(zip(named, values, strict=True)) for values in (*ours, *others)]
-    return found
-
-
 def command(settings: Train, point: Point, folder: Path) -> list[str]:
-    common = ["--task", settings.task]
-    if settings.data:
-        common += ["--data", settings.data if is_url(settings.data) else os.path.abspath(settings.data)]
-    by_hand = point["loader"].startswith(BY_HAND)
-    workers = settings.workers or (default_workers(gpu=torch.cuda.is_available()) if by_hand else None)
-    common += ["--workers", str(workers)] if workers else []
-    if by_hand:
-        how = {
-            "arch": point["arch"],
-            "batch_size": point["batch_size"],
-            "loader": point["loader"].removeprefix(BY_HAND),
-        }
-        flags = words({**how, "seconds": settings.seconds, "output": folder / "figures.json"})
-        return [sys.executable, "-m", "benchmarks.baselines.train", *common, *flags]
-    named = {name: point[name] for name in ("arch", "batch_size", "loader", "precision")}
-    fixed = {**MEASURED_ONLY, **GENTLER.get(settings.task, {})}
-    flags = words({**named, "seconds": settings.seconds, "val_every": 0, **fixed, "output": folder})
+    """Return the command of train.py, or of the loop by hand."""
+    data = data_of(settings, point.get("set"))
+    common = {"task": settings.task, **({"data": data} if data else {})}
+    if point["loader"].startswith(BY_HAND):
+        same = {name: point[name] for name in ("arch", "batch_size")}
+        same["loader"] = point["loader"].removeprefix(BY_HAND)
+        same["workers"] = point.get("workers", default_workers(gpu=torch.cuda.is_available()))
+        output = folder / "figures.json"
+        flags = words({**common, **same, "seconds": settings.seconds, "output": output})
+        return [sys.executable, "-m", "benchmarks.baselines.train", *flags]
+    same = {name: point[name] for name in ("arch", "batch_size", "loader", "precision")}
+    if settings.epochs is None:
+        length = {"seconds": settings.seconds, "val_every": 0, **MEASURED_ONLY}
+        length |= GENTLER.get(settings.task, {})
+    else:
+        length = {"epochs": settings.epochs, "val_every": settings.epochs, "seed": point.get(REPEAT, 0)}
+        length |= {"ceilings": "false", "save_every_minutes": 0}
+    own = [word for axis, (_, _, flags) in AXES.items() if axis in point for word in flags(point[axis])]
     return [
         sys.executable,
         *ranks(point["gpus"]),
         str(ROOT / "train.py"),
-        *common,
-        *flags,
-        *RECIPES[point.get("recipe", "plain")],
+        *words({**common, **same, **length, "output": folder}),
+        *own,
+        *RECIPES[point["recipe"]],
         *shlex.split(settings.flags),
     ]
 
@@ -282,139 +345,135 @@ def words(flags: Mapping[str, Any]) -> list[str]:
 
 
 def read(point: Point, folder: Path) -> Measured:
+    """Return the figures of a point from the files that its program has left."""
     if point["loader"].startswith(BY_HAND):
-        told = json.loads((folder / "figures.json").read_text(encoding="utf-8"))
-        kept = steady([RateWindow(samples, samples, seconds, 0) for samples, seconds in told["windows"]])
-        rates = [window.rate for window in kept]  # by the same rule as ours
-        found = spread(rates)
-        rate = statistics.median(rates) if rates else None
-        # as train.py shows its own: a page of HPARAMS has the columns of one of its runs
-        board = Board(folder)
-        row = {name: point[name] for name in SETTINGS if name in point} | {"world_size": 1}
-        board.hparams(row, metrics(compared()))
-        board.scalars({"throughput/samples_per_s": rate}, told["steps"])
-        board.close()
-        return Measured(
-            figures={"rate": rate, "steps": told["steps"]}, spread={"rate": found} if found else {}
-        )
+        return _read_by_hand(point, json.loads((folder / "figures.json").read_text("utf-8")), folder)
     for weights in folder.glob("*.pt"):
-        weights.unlink()  # of a network that has learned nothing
-    told = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    outcome = measured(told)
-    if told["batch_size"] == point["batch_size"]:
-        return outcome
-    few = f"--data has too few samples for batches of {point['batch_size']}, it was {told['batch_size']}"
-    return replace(outcome, error=few)
+        weights.unlink()  # of a network that nobody asks for
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    outcome = measured(summary)
+    if summary["batch_size"] != point["batch_size"]:
+        few = f"--data has too few samples for batches of {point['batch_size']}, it was "
+        return replace(outcome, error=f"{few}{summary['batch_size']}")
+    if summary.get("validation"):  # it was trained for its accuracy, and may have been short
+        kept = {name: its for name, its in outcome.spread.items() if name != "rate"}
+        return replace(outcome, spread=kept, figures=outcome.figures | {"steps": None})
+    return outcome
 
 
-def measured(told: dict[str, Any]) -> Measured:
+def _read_by_hand(point: Point, record: dict[str, Any], folder: Path) -> Measured:
+    windows = steady([RateWindow(samples, samples, seconds, 0) for samples, seconds in record["windows"]])
+    rates = [window.rate for window in windows]  # by the same rule as ours
+    rate = statistics.median(rates) if rates else None
+    # as train.py shows its own: a page of HPARAMS has the columns of one of its runs
+    board = Board(folder)
+    board.hparams(
+        {name: point[name] for name in SETTINGS if name in point} | {"world_size": 1}, metrics(compared())
+    )
+    board.scalars({"throughput/samples_per_s": rate}, record["steps"])
+    board.close()
+    its = spread(rates)
+    return Measured(figures={"rate": rate, "steps": record["steps"]}, spread={"rate": its} if its else {})
+
+
+def measured(summary: dict[str, Any]) -> Measured:
     """Return the figures of a run's summary."""
-    rate = told["rate"]
-    ceiling = told["ceiling"]
-    gpu = told["gpu"]
-    memory = told["memory"]
-    part: dict[str, Any] = {name: ceiling[name] or {} for name in ("compute", "loader")}
-    power = gpu["power_w"] and gpu["power_w"] * told["world_size"]  # of all GPUs: a summary has their mean
-    timed = told.get("step_ms") or {}
+    rate = summary["rate"]
+    gpu = summary["gpu"]
+    ceilings: dict[str, Any] = {name: summary["ceiling"][name] or {} for name in ("compute", "loader")}
+    # of all GPUs: a summary has their mean
+    power = gpu["power_w"] and gpu["power_w"] * summary["world_size"]
+    timed = summary.get("step_ms") or {}
     spreads = {
         "rate": rate["spread"],
-        **{f"{name}_ceiling": found["spread"] for name, found in part.items() if found},
+        **{f"{name}_ceiling": its.get("spread") for name, its in ceilings.items()},
     }
+    check_failed = CHECK_FAILED if summary["check"] not in ("passed", None) else None
     return Measured(
         figures={
             "rate": rate["steady"],
             "unit": rate["unit"],
             "first_epoch": rate["first_epoch"],
-            **{f"{name}_ceiling": found.get("rate") for name, found in part.items()},
-            "efficiency": told["efficiency"],
-            "bound": told["bound"] or (CHECK_FAILED if told["check"] not in ("passed", None) else None),
-            **{name: (told.get(part) or {}).get(name) for part, names in MORE.items() for name in names},
-            "data_wait_ms": (told["data_wait"] or {}).get("ms"),
+            **{f"{name}_ceiling": its.get("rate") for name, its in ceilings.items()},
+            "efficiency": summary["efficiency"],
+            "bound": summary["bound"] or check_failed,
+            **{
+                name: (summary.get(part) or {}).get(name)
+                for part, names in SUMMARY_PARTS.items()
+                for name in names
+            },
+            **{f"{name}_ms": value for name, value in (summary.get("split_ms") or {}).items()},
+            "data_wait_ms": (summary["data_wait"] or {}).get("ms"),
             "step_p50_ms": timed.get("p50"),
             "step_growth": timed["early"] / timed["late"] if "late" in timed else None,
             "step_p99_ms": timed.get("p99") if timed.get("n", 0) >= LEAST_FOR_P99 else None,
-            **{name: memory[name] for name in ("device_gib", "allocated_gib", "host_gib")},
-            **{f"gpu_{name}" if name == "utilisation" else name: found for name, found in gpu.items()},
-            "cpu_utilisation": told["cpu"]["utilisation"],
-            "cpu_steal": told["cpu"].get("steal"),
+            **{name: summary["memory"][name] for name in ("device_gib", "allocated_gib", "host_gib")},
+            **{f"gpu_{name}" if name == "utilisation" else name: value for name, value in gpu.items()},
+            "cpu_utilisation": summary["cpu"]["utilisation"],
+            "cpu_steal": summary["cpu"].get("steal"),
             "img_per_s_w": rate["steady"] / power if rate["steady"] and power else None,
             "steps": timed.get("n"),
         },
-        spread={name: found for name, found in spreads.items() if found},
-        versions=told["versions"],
-        hardware=told["hardware"],
+        spread={name: its for name, its in spreads.items() if its},
+        versions=summary["versions"],
+        hardware=summary["hardware"],
     )
 
 
 def derive(rows: Sequence[Row]) -> list[Row]:
-    """Return the bound of a point that was repeated, from its medians: each of its processes has one of its
-    own."""
-
-    def one(row: Row) -> Row:
+    """Add `of_eager`, the ratio to the rate of eager steps, and the bound of a point that was repeated, from
+    its medians: each of its processes has one of its own."""
+    derived = of_baseline(rows, "rate", {"of_eager": {"step": EAGER}})
+    for row in derived:
         figures = row["figures"]
-        if not figures.get("repeats") or "bound" not in figures:
-            return row
-        efficiency, found = bound(
-            *(figures.get(name) for name in ("rate", "compute_ceiling", "loader_ceiling"))
-        )
-        return {**row, "figures": {**figures, "bound": found or (CHECK_FAILED if efficiency else None)}}
-
-    return [one(row) for row in rows]
+        if figures.get("repeats") and "bound" in figures:
+            ceilings = (figures.get(name) for name in ("rate", "compute_ceiling", "loader_ceiling"))
+            efficiency, name = bound(*ceilings)
+            figures["bound"] = name or (CHECK_FAILED if efficiency else None)
+    return derived
 
 
-def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
-    rows = [
-        row for row in rows if row["point"].get("recipe", "plain") == "plain"
-    ]  # or taken before there were
-    ours = [row for row in rows if not row["point"]["loader"].startswith(BY_HAND)]
-    unit = _show.unit_of(rows)
-    drawn = [
-        _plots.heat_map(
-            folder / f"heat-{loader}-{precision}-{gpus}.png",
-            same,
-            x="batch_size",
-            y="arch",
-            figure="rate",
-            title=title,
-        )
-        for loader, its in _show.by(ours, "loader").items()
-        for precision, these in _show.by(its, "precision").items()
-        for gpus, same in _show.by(these, "gpus").items()
-        for title in [
-            f"{unit}, {loader}, {precision}, {gpus} process{'es' if gpus > 1 else ''} (colour: share of the "
-            "row's best)"
+def conclude(rows: Sequence[Row]) -> list[str]:
+    """Compare pairs that differ in nothing but pinned memory. Beyond noise: their runs do not overlap, and no
+    such pair says the contrary."""
+    good = [row for row in rows if row["status"] == "ok" and "memory" in row["point"]]
+    pairs: list[tuple[float, bool | None, str]] = []
+    for alike in grouped(good, lambda row: str({**row["point"], "memory": None})).values():
+        rates = {row["point"]["memory"]: row for row in alike}
+        if len(rates) == 2:
+            pinned, pageable = rates["pinned"], rates["pageable"]
+            share = pinned["figures"]["rate"] / pageable["figures"]["rate"] - 1
+            pairs.append(
+                (share, beyond_noise(SUITE, pinned, pageable), f"batch {pinned['point']['batch_size']}")
+            )
+    if not pairs:
+        return []
+    largest, _, where = max(pairs, key=lambda pair: abs(pair[0]))
+    if not good[0]["hardware"].get("gpu"):
+        return [
+            "Pinned memory is for a GPU: without one the two differ by noise alone, here up to "
+            f"{abs(largest):.1%} ({where})."
         ]
+    if all(judged is None for _, judged, _ in pairs):
+        return [
+            f"Pinned memory: {largest:+.1%} at {where}, one run each; --repeats {LEAST} tells a difference "
+            "from noise."
+        ]
+    beyond = [pair for pair in pairs if pair[1]]
+    if len({share > 0 for share, *_ in beyond}) != 1:
+        return [f"Pinned memory makes no difference beyond the noise (the largest: {largest:+.1%}, {where})."]
+    share, _, where = max(beyond, key=lambda pair: abs(pair[0]))
+    return [
+        f"Pinned memory: {share:+.1%} at {where}, beyond the noise in {len(beyond)} of {len(pairs)} pairs."
     ]
-    groups = _show.grouped(
-        rows, lambda row: (row["point"]["batch_size"], row["point"]["precision"], row["point"]["gpus"])
-    )
-    for (size, precise, gpus), same in groups.items():
-        archs, loaders = (list(_show.by(same, name)) for name in ("arch", "loader"))
-
-        def each(
-            figure: str, rows: Sequence[Row] = same, archs: list[str] = archs, loaders: list[str] = loaders
-        ) -> _plots.Series:
-            return {
-                loader: [_show.best(rows, figure, loader=loader, arch=arch) for arch in archs]
-                for loader in loaders
-            }
-
-        title = (
-            f"{unit} at batch {size}, {precise}, {_show.processes(gpus)}, with the compute (line) and "
-            "the loader (dots) ceiling"
-        )
-        marks = {f"{name} ceiling": each(f"{name}_ceiling") for name in ("compute", "loader")}
-        path = folder / f"bars-{size}-{precise}-{gpus}.png"
-        drawn.append(_plots.bars(path, archs, each("rate"), title=title, unit=unit, marks=marks))
-    return drawn
 
 
 COLUMNS = (
-    *(
-        Column(key=key, title=key.replace("_", " "))
-        for key in ("arch", "batch_size", "loader", "precision", "gpus", "recipe")
-    ),
+    *axis_columns("arch", "batch_size", "loader", "precision", "gpus", "recipe", "set", *AXES),
     Column(key="rate", title="{unit}", form=Rates()),
+    Column(key="top1", title="top-1", form="{:.1%}"),
+    Column(key="ema_top1", title="top-1 of the average", form="{:.1%}"),
+    Column(key="of_eager", title="times eager", form="{:.2f}"),
     Column(key="frames_per_s", title="frame/s", form="{:,.0f}"),
     Column(key="instances_per_s", title="box/s", form="{:,.0f}"),
     Column(key="compute_ceiling", title="compute ceiling", form="{:,.0f}"),
@@ -422,6 +481,11 @@ COLUMNS = (
     Column(key="efficiency", title="efficiency", form="{:.1%}"),
     Column(key="bound", title="bound"),
     Column(key="data_wait_ms", title="data wait, ms", form="{:.2f}"),
+    *(
+        Column(key=f"{name}_ms", title=f"{name}, ms", form="{:.2f}", detail=True)
+        for name in PHASES
+        if name != "data_wait"
+    ),
     Column(key="decoded_per_delivered", title="decoded / delivered", form="{:.2f}", detail=True),
     Column(key="padding", title="padding", form="{:.1%}", detail=True),
     Column(key="step_p50_ms", title="step p50, ms", form="{:.1f}", detail=True),
@@ -446,5 +510,7 @@ SUITE = Suite(
     columns=COLUMNS,
     rate="rate",
     derive=derive,
-    plots=plots,
+    conclude=conclude,
+    over=("batch_size", "workers", "gpus", "arch", "step"),
+    curves=("rate", "compute_ceiling", "loader_ceiling", "efficiency", "gpu_utilisation", "power_w"),
 )

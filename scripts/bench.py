@@ -22,15 +22,9 @@ from settings.cli import one_of
 
 SUITES = {
     "train": "benchmarks.train",
-    "readers": "benchmarks.readers",
-    "workers": "benchmarks.workers",
-    "graphs": "benchmarks.graphs",
     "max-batch": "benchmarks.max_batch",
     "soak": "benchmarks.soak",
     "loader": "benchmarks.loader",
-    "slow-storage": "benchmarks.slow_storage",
-    "lists": "benchmarks.lists",
-    "sources": "benchmarks.sources",
 }
 """name -> module with a SUITE, imported when asked for."""
 

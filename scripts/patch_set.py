@@ -1,4 +1,4 @@
-"""Make the sets of `bench workers --task superres`: the same patches as PNG files, as raw PPM files and in an
+"""Make the sets of `bench train --task superres`: the same patches as PNG files, as raw PPM files and in an
 LMDB.
 
     TO/png-16/train/a/000000.png ...    TO/raw-16/train/a/000000.ppm ...    TO/lmdb-16/train.lmdb

@@ -1,4 +1,4 @@
-"""`python -m scripts.published REPORT [--data D]`: a published report's table, by hand here, and ours.
+"""`python -m scripts.published` NAME: the table of a published report, by hand here, and ours.
 
 A report is a file of configs/published/: its figures, its hardware, and for each row the point of a suite of
 `python -m scripts.bench` that is the same by hand, and the one that is ours. Nothing is timed here. Machines
@@ -11,7 +11,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from typing import Any, Literal
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also when it is started as a file
 
 import yaml
+from PIL import Image
 from pydantic import Field, PositiveInt, ValidationError
 
 from benchmarks import _show
@@ -27,6 +28,7 @@ from benchmarks._process import ending_on_signals
 from benchmarks._suite import Common, Row, merged, run, said_of, value
 from contracts import UserError
 from report import record
+from scripts import demo_set, demo_textures, link_set, patch_set, video_set
 from scripts.bench import suite_of
 from settings.cli import Settings, one_of
 
@@ -63,9 +65,9 @@ class Table(Settings):
     """What the figures are, for the title."""
     suite: str
     """Suite of `python -m scripts.bench` that measures it."""
-    set: Literal["images", "png", "training", "videos", "patches", "none"]
-    """What --data of the suite is: <class>/*, these as PNG files, train/ and val/ of these, videos, or
-    scripts.patch_set's."""
+    set: Literal["images", "png", "training", "videos", "patches", "textures", "none"]
+    """What --data of the suite is: <class>/*, these as PNG files, train/ and val/ of these, videos, or what
+    scripts.patch_set and scripts.demo_textures make."""
     count: PositiveInt
     """Files that one pass of the report has."""
     flags: dict[str, Any]
@@ -139,93 +141,53 @@ def data_for(table: Table, count: int, settings: Published, folder: Path) -> tup
 
     Raises UserError.
     """
+    target = folder / f"{table.set}-{count}"
     try:
-        return SETS[table.set](count, settings, folder)
+        if table.set == "none":
+            return None, "the suite makes what it reads"
+        if table.set == "textures":
+            demo_textures.write(target)
+            return target, f"drawn textures, version {demo_textures.VERSION}"
+        if table.set == "patches":
+            patch_set.write(target, PATCHES, count, images=settings.data)
+            source = (
+                f"the images of {settings.data}" if settings.data else "--data is not given: drawn textures"
+            )
+            return target, f"{source}, cut into {count:,} patches"
+        if table.set == "videos":
+            if settings.videos:
+                return settings.videos, f"the videos of {settings.videos}"
+            kind = video_set.Kind()
+            video_set.write(target, count, kind, progress=False)
+            return target, f"--videos is not given: {count} coded ones of {kind.frames} frames"
+        root, what = settings.data, f"the images of {settings.data}"
+        if root is None:
+            root, what = folder / "drawn", "--data is not given: drawn images, smaller than photographs"
+            demo_set.write(root, 50, 5, progress=False)
+        if table.set == "png":
+            return target, f"{what}, {_as_png(root, target, count):,} of them as PNG files"
+        for below in ("train", "val") if table.set == "training" else ("",):
+            target.mkdir(parents=True, exist_ok=True) if below else None
+            if not (target / below).exists():
+                number = max(count, len(link_set.sources(root)))
+                link_set.link(root, target / below, number, symbolic=True)
+        return target, f"{what}, linked to {count:,} names"
     except (ValueError, OSError) as error:
         raise UserError(f"--data: {error}") from None
 
 
-def _images(count: int, settings: Published, folder: Path) -> tuple[Path, str]:
-    root, said = _pictures(settings, folder)
-    return _linked(root, folder / f"images-{count}", count), f"{said}, linked to {count:,} names"
-
-
-def _png(count: int, settings: Published, folder: Path) -> tuple[Path, str]:
-    from PIL import Image
-
-    from scripts import link_set
-
-    root, said = _pictures(settings, folder)
-    target = folder / f"png-{count}"
+def _as_png(root: Path, target: Path, count: int) -> int:
+    """Write the first `count` images as PNG files, unless they are there; return their number."""
     files = link_set.sources(root)[:count]
     if not target.exists():
         with link_set.filled(target, root) as fresh:
             for number, file in enumerate(files):
-                place = fresh / file.parent.name / f"{number:04d}.png"
-                place.parent.mkdir(parents=True, exist_ok=True)
-                with Image.open(file) as opened:
-                    opened.convert("RGB").save(place)
-    return target, f"{said}, {len(files):,} of them as PNG files"
+                png = fresh / file.parent.name / f"{number:04d}.png"
+                png.parent.mkdir(parents=True, exist_ok=True)
+                with Image.open(file) as image:
+                    image.convert("RGB").save(png)
+    return len(files)
 
-
-def _training(count: int, settings: Published, folder: Path) -> tuple[Path, str]:
-    root, said = _pictures(settings, folder)
-    target = folder / f"training-{count}"
-    target.mkdir(parents=True, exist_ok=True)
-    _linked(root, target / "train", count)
-    _linked(root, target / "val", count)
-    return target, f"{said}, linked to {count:,} names"
-
-
-def _linked(root: Path, target: Path, count: int) -> Path:
-    from scripts import link_set
-
-    if not target.exists():
-        link_set.link(root, target, max(count, len(link_set.sources(root))), symbolic=True)
-    return target
-
-
-def _pictures(settings: Published, folder: Path) -> tuple[Path, str]:
-    if settings.data:
-        return settings.data, f"the images of {settings.data}"
-    from scripts import demo_set
-
-    demo_set.write(folder / "drawn", 50, 5, progress=False)
-    return folder / "drawn", "--data is not given: drawn images, smaller than photographs"
-
-
-def _videos(count: int, settings: Published, folder: Path) -> tuple[Path, str]:
-    if settings.videos:
-        return settings.videos, f"the videos of {settings.videos}"
-    from scripts import video_set
-
-    target = folder / f"videos-{count}"
-    video_set.write(target, count, video_set.Kind(), progress=False)
-    return target, f"--videos is not given: {count} coded ones of {video_set.Kind().frames} frames"
-
-
-def _patches(count: int, settings: Published, folder: Path) -> tuple[Path, str]:
-    from scripts import patch_set
-
-    target = folder / f"patches-{count}"
-    patch_set.write(target, PATCHES, count, images=settings.data)
-    source = f"the images of {settings.data}" if settings.data else "--data is not given: drawn textures"
-    return target, f"{source}, cut into {count:,} patches"
-
-
-def _none(_count: int, _settings: Published, _folder: Path) -> tuple[None, str]:
-    return None, "the suite makes what it reads"
-
-
-SETS: dict[str, Callable[[int, Published, Path], tuple[Path | None, str]]] = {
-    "images": _images,
-    "png": _png,
-    "training": _training,
-    "videos": _videos,
-    "patches": _patches,
-    "none": _none,
-}
-"""What --data of a suite is -> what makes it."""
 
 # --- a table ------------------------------------------------------------------------------------------------
 
@@ -354,8 +316,6 @@ def measured(table: Table, settings: Published, more: Sequence[str], folder: Pat
     """Measure a table with `more` flags of its suite, print it, and return it as Markdown. Raises
     UserError."""
     import torch
-    from rich.table import Table as Shown
-    from rich.text import Text
 
     gpus = torch.cuda.device_count()
     if table.gpus > gpus:
@@ -384,20 +344,16 @@ def measured(table: Table, settings: Published, more: Sequence[str], folder: Pat
     results = folder / table.name
     with _show.progress(console, f"{table.name} ({table.suite})") as progress:
         rows = run(suite, asked(suite.settings, argv, prog=f"bench {suite.name}"), results, progress)
-    told = {
-        title: cells(table, figure, suite.derive(merged(rows)), gpus)
-        for figure, title in table.figures.items()
-    }
-    for title, lines in told.items():
-        shown = Shown(title=f"{table.about}\n{said}", title_justify="left")
-        for head in (title, "theirs", *HERE):
-            shown.add_column(head, overflow="fold")
-        for line in lines:
-            shown.add_row(*map(Text, line))
-        console.print(shown)
+    shown_rows = suite.derive(merged(rows))
+    for row in shown_rows:  # of as many samples as the table has
+        if row["status"] == "ok" and row["figures"].get("rate"):
+            row["figures"].setdefault("epoch_s", count / row["figures"]["rate"])
+    told = {title: cells(table, figure, shown_rows, gpus) for figure, title in table.figures.items()}
     place = ["--data", "DATA"] if data else []
     command = shlex.join(["python", "-m", "scripts.bench", table.suite, *place, *words(flags), *more])
-    return markdown(table, told, said, command)
+    text = markdown(table, told, said, command)
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    return text
 
 
 def main(argv: list[str]) -> int:

@@ -9,7 +9,6 @@ the tolerance of max-batch when no batch could be the largest of both.
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import sys
@@ -119,19 +118,6 @@ def _pair(suite: Suite, point: dict[str, Any], a: Row | None, b: Row | None) -> 
     speed = known[1] / known[0] if suite.higher_is_better else known[0] / known[1]
     apart = beyond_noise(suite, a, b)
     return Pair(point, a, b, speed, bool(apart), judged=apart is not None)
-
-
-def chance(found: Sequence[Pair]) -> list[str]:
-    """Say how often runs that are all alike do not overlap: of n and m of them the n are the slowest or the
-    fastest."""
-    counts = [
-        [int(row["figures"]["repeats"]) for row in (pair.a, pair.b) if row] for pair in found if pair.judged
-    ]
-    if not counts:
-        return []
-    n, m = min(counts, key=sum)
-    apart = f"chance alone does that once in {math.comb(n + m, n) // 2} with {n} and {m} runs"
-    return [f"What is called beyond noise are runs that do not overlap: {apart}."]
 
 
 def failures(suite: Suite, found: Sequence[Pair], below: float) -> list[Pair]:
@@ -245,11 +231,7 @@ def main(argv: list[str]) -> int:
             said,
         )
     console.print(table)
-    for line in (
-        *([] if suite.bounds else chance(found)),
-        *settings_apart(*settings.folders),
-        *differences(a, b),
-    ):
+    for line in (*settings_apart(*settings.folders), *differences(a, b)):
         console.print(_show.printable(line), highlight=False, soft_wrap=True, markup=False)
     if settings.fail_below is None:
         return 0

@@ -104,7 +104,6 @@ SWEEPS: dict[str, str] = {
     f"{UNIT}forked.py::test_processes_of_a_script*[video_set*]": "demo_set, by the same function",
     f"{RUNS}settings.py::test_compile": "what is handed to torch.compile",
     f"{UNIT}bench_loader.py::test_two_ranks*[dali-gpu]": "two ranks whose loader can, the tests of reasons",
-    f"{UNIT}bench_slow_storage.py::test_reads_in_the_consumers_thread*": "the tests of its figures",
 }
 """Ids of tests, in the patterns of a shell -> what the default run has of it. `[` stands for itself, but for
 `[!`.

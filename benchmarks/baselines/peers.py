@@ -175,7 +175,7 @@ PEERS = {
     "datasets": Peer(package="datasets", write=write_datasets, read=read_datasets),
 }
 """Library, by the name that it is imported under."""
-LOOSE = "pytorch"
+LOOSE = "loose"
 """Loose files behind PyTorch's own DataLoader, with the same decoder and transform."""
 
 

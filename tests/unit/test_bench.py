@@ -67,7 +67,13 @@ def suite(**changes: Any) -> Suite:
         "points": points,
         "command": command,
     }
-    return Suite(**(fields | {"read": figures_of, "columns": columns, "rate": "rate"} | changes))
+    return Suite(
+        **(
+            fields
+            | {"read": figures_of, "columns": columns, "rate": "rate", "over": ("size",), "curves": ("rate",)}
+            | changes
+        )
+    )
 
 
 def ran(folder: Path, *names: str, limit_s: float = 30.0, **changes: Any) -> list[Row]:

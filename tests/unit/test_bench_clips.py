@@ -12,14 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import videos as passes
+from benchmarks._loaders import Asked, open_data, opened
 from benchmarks.baselines import nvdec, pytorch
-from benchmarks.loader import Loader, conclude, derive, settled
 from contracts import UserError
 from dataset.videos.columns import CODECS, RECORD
 from dataset.videos.packets import read
 from scripts import video_set
-from tests.unit.test_bench_loader import row
 from tests.unit.video_files import make, number
 
 
@@ -37,10 +35,10 @@ class Alone:
 
 
 def passed(name: str, videos: Path, epochs: int = 1, **asked: Any) -> tuple[list[int], dict[str, Any]]:
-    small: dict[str, Any] = {"task": "video", "batch_size": 2, "image_size": 16, "workers": 0}
-    settings = settled(Loader(data=videos, **small | {"clip_frames": 4} | asked))
+    small: dict[str, Any] = {"medium": "videos", "batch_size": 2, "image_size": 16, "workers": 0}
+    whole = Asked(**small | {"clip_frames": 4} | asked)
     world: Any = Alone()
-    with passes.opened(settings, name, passes.open_split(videos / "train"), world) as (run, tell):
+    with opened(whole, name, open_data(videos / "train", "videos"), world, videos) as (run, tell):
         return [samples for epoch in range(epochs) for samples in run(epoch)], tell(10.0)
 
 
@@ -134,22 +132,6 @@ def test_the_engines_by_hand_take_every_file_in_turn_and_miss_no_frame() -> None
     for frames in (0, 40):
         with pytest.raises(ValueError, match="20 of 40 frames came"):
             first(["short.mp4"], 1, frames=frames, stride=1)
-
-
-def test_the_fastest_loader_is_held_against_decoding_alone() -> None:
-    rows = [
-        row("nvdec-alone", 1, 100.0),
-        row("decord-alone", 1, 25.0),
-        row("pytorch", 1, 10.0),
-        row("nvdec+pyav", 1, 115.0),
-    ]
-    found = derive(rows)
-    assert [one["figures"]["speed_up"] for one in found] == pytest.approx([10, 2.5, 1, 11.5])
-    said = conclude(found)
-    assert (
-        said[0].startswith("1 process: nvdec+pyav passes") and "11.5 times as fast as pytorch" in said[0]
-    ), "no loader, no fastest"
-    assert said[1] == "nvdec+pyav gives 92% of what nvdec-alone and decord-alone decode together."
 
 
 @pytest.mark.parametrize(

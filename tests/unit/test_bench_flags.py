@@ -34,7 +34,7 @@ from tests.end_to_end.runs import draw
         ),
         ("train --seconds", "Missing value for argument '--seconds'"),
         ("train --nothing 3", "unknown flag '--nothing'; bench train --help lists every setting"),
-        ("nothing", "SUITE got 'nothing', which is unknown; known: train, readers"),
+        ("nothing", "SUITE got 'nothing', which is unknown; known: train, max-batch"),
     ],
 )
 def test_one_line_says_what_was_got_and_what_is_allowed(
@@ -77,29 +77,14 @@ def test_a_data_folder_whose_name_is_no_utf_8(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     odd = os.fsdecode(b"\xff x")
     data, output = draw(tmp_path / odd, classes=("a", "b"), train=24, val=1), tmp_path / f"out {odd}"
-    monkeypatch.setattr(sys, "argv", ["bench", "readers", "--data", str(data)])
-    flags = [
-        "--readers",
-        "pil",
-        "--tasks",
-        "to-array",
-        "--processes",
-        "1",
-        "--seconds",
-        "0.2",
-        "--warmup-s",
-        "0",
-    ]
-    assert (
-        bench.main(
-            ["readers", "--data", str(data), "--output", str(output), "--note", "one\n\n| two", *flags]
-        )
-        == 0
-    )
+    words = ["loader", "--data", str(data), "--output", str(output)]
+    words += ["--loaders", "torchvision", "--image-size", "32", "--batch-size", "8", "--workers", "0"]
+    monkeypatch.setattr(sys, "argv", ["bench", *words])
+    assert bench.main([*words, "--note", "one\n\n| two"]) == 0
     text = (output / "table.md").read_bytes().decode()
     assert "\n- one | two\n- The same for all" in text
     assert "\\udcff x" in text.partition("```bash")[2].partition("```")[0]
-    assert bench.main(["readers", "--data", str(data), "--output", str(output), *flags]) == 0
+    assert bench.main(words) == 0
     assert report.main([str(output)]) == 0
     other = tmp_path / "other"
     shutil.copytree(output, other)

@@ -14,7 +14,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from benchmarks import _plots, _show
-from benchmarks._suite import Column, Rates, Row
+from benchmarks._suite import Column, Rates, Row, of_baseline
 from tests.unit.test_bench import ran, suite
 
 
@@ -86,43 +86,48 @@ def test_rates_have_tenths_below_a_thousand() -> None:
     assert shown == ["3.1", "96.2", "999.9", "1,000", "15,216"]
 
 
-def test_tensorboard_has_rows_and_plots(tmp_path: Path) -> None:
-    def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
-        grid = [{**row, "figures": {"rate": row["figures"]["rate"]}} for row in rows]
-        series: _plots.Series = {"a": [1.0, None], "b": [2.0, 3.0]}
-        return [
-            _plots.heat_map(folder / "heat.png", grid, x="name", y="size", figure="rate", title="t"),
-            _plots.bars(
-                folder / "bars.png", ["x", "y"], series, title="t", unit="img/s", marks={"ceiling": series}
-            ),
-            _plots.lines(folder / "lines.png", {"a": [(1.0, 2.0), (2.0, 3.0)]}, title="t", x="n", y="img/s"),
-        ]
+def test_tensorboard_has_rows_and_plots_and_curves(tmp_path: Path) -> None:
+    """Over an axis of numbers a figure is lines, over names it is bars; showing again adds nothing."""
 
-    rows = ran(tmp_path, "good", plots=plots)
-    for _ in range(2):  # showing again adds nothing
-        _show.show(suite(plots=plots), rows, tmp_path, Console(file=io.StringIO()))
-    (run_,) = (EventAccumulator(str(tmp_path / "runs" / "good-8")).Reload(),)
+    def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
+        series: _plots.Series = {"a": [1.0, None], "b": [2.0, 3.0]}
+        return [_plots.bars(folder / "own.png", ["x", "y"], series, title="t", unit="img/s")]
+
+    told = suite(plots=plots, over=("size", "name"))
+    (good,) = ran(tmp_path, "good")
+    larger = {**good, "point": {**good["point"], "size": 16}, "folder": "runs/gone"}
+    larger["figures"] = good["figures"] | {"rate": 150.0}
+    for _ in range(2):
+        _show.show(told, [good, larger], tmp_path, Console(file=io.StringIO()))
+    run_ = EventAccumulator(str(tmp_path / "runs" / "good-8")).Reload()
     assert [event.value for event in run_.Scalars("fake/rate")] == [100.0]
     assert "_hparams_/session_start_info" in run_.summary_metadata
     images = EventAccumulator(str(tmp_path / "plots")).Reload()
-    assert images.Tags()["images"] == ["fake/heat", "fake/bars", "fake/lines"]
+    assert images.Tags()["images"] == ["fake/rate", "fake/own"]
     assert all(len(images.Images(tag)) == 1 for tag in images.Tags()["images"])
+    curve = EventAccumulator(str(tmp_path / "curves" / "fake")).Reload()
+    assert [(event.step, event.value) for event in curve.Scalars("fake over size/rate")] == [
+        (8, 100.0),
+        (16, 150.0),
+    ]
+    other = {**good, "point": {**good["point"], "name": "other"}}
+    assert _show.series_of(told, [good, other]) == ("name", {"fake": [good, other]})
+    assert _show.series_of(told, [good, other, larger])[1] == {"good": [good, larger], "other": [other]}
+    _show.show(told, [good, other], tmp_path, Console(file=io.StringIO()))
+    assert not list((tmp_path / "curves").rglob("events*")), "names are no steps"
+    assert (tmp_path / "plots" / "rate.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_time_left_is_the_mean_of_what_has_ended_in_this_run_times_what_is_left() -> None:
-    now = 100.0
-    left = _show.Left(clock=lambda: now)
-    assert str(left) == "-:--:--"
-    left.tell(5, 10)  # of an earlier run
-    now += 60
-    assert str(left) == "-:--:--"
-    left.tell(6, 10)
-    assert str(left) == "0:04:00"
-    now += 10
-    assert str(left) == "0:03:50"
-    now += 70
-    assert str(left) == "0:03:00", "the others do not get shorter by one that takes long"
-    left.tell(7, 11)
-    assert str(left) == "0:04:40"
-    left.tell(11, 11)
-    assert str(left) == "0:00:00"
+def test_a_ratio_is_to_the_point_that_differs_in_the_named_values_alone(tmp_path: Path) -> None:
+    (good,) = ran(tmp_path, "good")
+    rows = [
+        {**good, "point": {"name": name, "size": size}, "figures": {"rate": rate}, "status": status}
+        for name, size, rate, status in (
+            ("eager", 8, 50.0, "ok"),
+            ("graphs", 8, 75.0, "ok"),
+            ("eager", 16, 10.0, "short"),
+            ("graphs", 16, 80.0, "ok"),
+        )
+    ]
+    found = [row["figures"].get("of") for row in of_baseline(rows, "rate", {"of": {"name": "eager"}})]
+    assert found == [1.0, 1.5, None, None]

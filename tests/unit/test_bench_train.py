@@ -15,7 +15,7 @@ from PIL import Image
 from benchmarks import train
 from benchmarks._suite import LEAST_STEPS, merged, run
 from benchmarks.baselines import train as loop_by_hand
-from benchmarks.train import BY_HAND, Train, command, derive, measured, plots, points, read
+from benchmarks.train import BY_HAND, Train, command, conclude, derive, measured, points, read
 from contracts import UserError
 from report.summary import step_times
 from report.tensorboard import SETTINGS, Board, metrics
@@ -36,7 +36,7 @@ def test_commands_are_train_pys(data: Path, tmp_path: Path) -> None:
         archs=("alexnet",),
         batch_sizes=(8,),
         loaders=("synthetic",),
-        workers=3,
+        workers=(3,),
         gpus=(1, 2),
         flags="--image-size 64",
     )
@@ -51,21 +51,78 @@ def test_commands_are_train_pys(data: Path, tmp_path: Path) -> None:
     )
 
 
-def test_a_recipe_is_its_flags_and_no_plot(data: Path, tmp_path: Path) -> None:
-    settings = Train(
-        data=str(data), archs=("alexnet",), batch_sizes=(8,), recipes=("plain", "augmented", "ema")
-    )
+def test_a_recipe_and_an_axis_are_their_flags(data: Path, tmp_path: Path) -> None:
+    same: dict[str, Any] = {"data": str(data), "archs": ("alexnet",), "batch_sizes": (8,)}
+    settings = Train(**same, recipes=("plain", "augmented", "ema"))
     plain, augmented, ema = (command(settings, point, tmp_path)[2:] for point in points(settings))
     assert ema[: len(plain)] == plain and parse(ema).optimisation.ema == 0.9999
     assert augmented[: len(plain)] == plain
     recipe = parse(augmented).augmentation
     assert recipe.auto_augment.startswith("rand-") and min(recipe.mixup, recipe.cutmix, recipe.erase) > 0
     assert parse(plain).augmentation == parse([]).augmentation
-    row = {
-        "point": {"arch": "alexnet", "loader": "torchvision", "recipe": "augmented"},
-        "figures": {"rate": 1.0},
-    }
-    assert plots([row], tmp_path) == []
+    axes = Train(
+        **same,
+        loaders=("torchvision",),
+        by_hand=("torchvision",),
+        workers=(0, 2),
+        memory=("pinned", "pageable"),
+        steps=("eager", "compile+graphs"),
+    )
+    asked = points(axes)
+    assert len(asked) == 2 * 2 * 2 + 2 and [one.get("step") for one in asked[-2:]] == [None, None]
+    first, *_, last = (parse(command(axes, point, tmp_path)[2:]).flat() for point in asked[:8])
+    wanted = {"workers": 0, "pin_memory": True, "compile": False, "graphs": False}
+    assert {name: first[name] for name in wanted} == wanted
+    wanted = {"workers": 2, "pin_memory": False, "compile": True, "graphs": True}
+    assert {name: last[name] for name in wanted} == wanted
+    with pytest.raises(UserError, match="--compile behind -- is what the suite sets itself"):
+        points(axes.model_copy(update={"flags": "--compile true"}))
+    with pytest.raises(UserError, match="the loop by hand trains at 224 px, alexnet at 128"):
+        points(axes.model_copy(update={"image_sizes": (128,)}))
+
+
+def test_folders_below_data_are_points(data: Path, tmp_path: Path) -> None:
+    settings = Train(data=str(data.parent), sets=(data.name,), archs=("alexnet",), batch_sizes=(8,))
+    (point,) = points(settings)
+    assert point["set"] == data.name
+    assert parse(command(settings, point, tmp_path)[2:]).data.data == str(data)
+    with pytest.raises(UserError, match="no such folder"):
+        points(settings.model_copy(update={"sets": ("other",)}))
+
+
+def test_runs_for_their_accuracy_validate_and_have_seeds(data: Path, tmp_path: Path) -> None:
+    settings = Train(data=str(data), archs=("alexnet",), batch_sizes=(8,), epochs=3, flags="--lr 0.5")
+    (point,) = points(settings)
+    asked = parse(command(settings, point | {"repeat": 2}, tmp_path)[2:]).flat()
+    wanted = {"epochs": 3, "val_every": 3, "seed": 2, "lr": 0.5, "ceilings": False}
+    assert {name: asked[name] for name in wanted} == wanted
+
+
+def pinned(rate: float, spread: tuple[float, float] | None, memory: str, **hardware: Any) -> dict[str, Any]:
+    its = {"rate": {"n": 3, "min": spread[0], "max": spread[1], "iqr": 0.0}} if spread else {}
+    figures = {"rate": rate, **({"repeats": 3} if spread else {})}
+    point = {"loader": "torchvision", "batch_size": 8, "memory": memory}
+    return {"point": point, "status": "ok", "figures": figures, "spread": its, "hardware": hardware}
+
+
+@pytest.mark.parametrize(
+    ("pageable", "gpu", "said"),
+    [
+        ((100.0, (99.0, 101.0)), "x", "Pinned memory: +20.0% at batch 8, beyond the noise in 1 of 1 pairs."),
+        ((100.0, (99.0, 119.5)), "x", "makes no difference beyond the noise (the largest: +20.0%, batch 8)."),
+        ((100.0, None), "x", "+20.0% at batch 8, one run each; --repeats 3 tells a difference from noise."),
+        (
+            (100.0, (99.0, 101.0)),
+            None,
+            "without one the two differ by noise alone, here up to 20.0% (batch 8).",
+        ),
+    ],
+)
+def test_pinned_memory_is_judged_by_pairs(pageable: Any, gpu: str | None, said: str) -> None:
+    rows = [pinned(120.0, pageable[1] and (119.0, 121.0), "pinned", gpu=gpu)]
+    assert conclude(rows) == []
+    (line,) = conclude([*rows, pinned(pageable[0], pageable[1], "pageable", gpu=gpu)])
+    assert line.endswith(said)
 
 
 def lay_out(data: Path) -> None:
@@ -105,19 +162,6 @@ def test_points_are_those_of_the_task(task: Any, folder: str, loader: str, arch:
     ):
         with pytest.raises(UserError, match=said):
             points(Train(**{"task": task, "data": tmp_path, "loaders": (loader,), **wrong}))
-
-
-def test_a_loop_by_hand_of_detectors_is_beside_its_own(tmp_path: Path) -> None:
-    lay_out(tmp_path)
-    settings = Train(
-        task="detection", data=str(tmp_path), loaders=("torchvision",), by_hand=("torchvision",), workers=3
-    )
-    (ours, theirs, *_) = points(settings)
-    words = command(settings, theirs, tmp_path / "out")
-    flags = dict(zip(words[3::2], words[4::2], strict=True))
-    assert words[1:3] == ["-m", "benchmarks.baselines.train"] and ours["arch"] == theirs["arch"]
-    wanted = {"--task": "detection", "--loader": "torchvision", "--batch-size": "16", "--workers": "3"}
-    assert flags.items() >= (wanted | {"--arch": ours["arch"]}).items()
 
 
 def test_a_loop_by_hand_has_our_pixels_and_workers(
@@ -194,15 +238,6 @@ def test_a_summary_of_clips_or_detectors_has_their_figures() -> None:
     assert (found["instances_per_s"], found["padding"], found["frames_per_s"]) == (70.0, 0.05, None)
 
 
-def test_a_loop_by_hand_is_read_by_the_same_rule(tmp_path: Path) -> None:
-    (tmp_path / "figures.json").write_text(
-        json.dumps({"windows": [[100, 2.0], [200, 2.0], [210, 2.0], [190, 2.0]], "steps": 70})
-    )
-    found = read({"loader": BY_HAND + "dali"}, tmp_path)
-    assert found.figures == {"rate": 100.0, "steps": 70}
-    assert found.spread["rate"] | {"iqr": 0.0} == {"n": 3, "min": 95.0, "max": 105.0, "iqr": 0.0}
-
-
 def test_the_bound_of_repeats_is_of_their_medians() -> None:
     """The first process alone would be bound by the loader."""
     of: Any = {
@@ -220,7 +255,7 @@ def test_the_bound_of_repeats_is_of_their_medians() -> None:
     ]
     (row,) = derive(merged(rows))
     assert row["figures"]["bound"] == "compute"
-    assert derive(rows[:1]) == rows[:1], "of one process it is that process's"
+    assert derive(rows[:1])[0]["figures"]["bound"] == "loader", "of one process it is that process's"
     for row in rows:
         row["figures"]["rate"] = 200.0
     assert derive(merged(rows))[0]["figures"]["bound"] == "check failed"
@@ -236,10 +271,12 @@ def test_a_loop_by_hand_has_the_columns_of_train_pys_runs(tmp_path: Path) -> Non
     ours.scalars({"throughput/samples_per_s": 120.0, "throughput/efficiency": 0.9}, 500)
     ours.close()
     (tmp_path / "a by hand" / "figures.json").write_text(
-        json.dumps({"windows": [[200, 2.0]] * 4, "steps": 70})
+        json.dumps({"windows": [[100, 2.0], [200, 2.0], [210, 2.0], [190, 2.0]], "steps": 70})
     )
     point = {"arch": "resnet18", "batch_size": 8, "loader": BY_HAND + "dali", "precision": "fp16", "gpus": 1}
-    read(point, tmp_path / "a by hand")
+    by_hand = read(point, tmp_path / "a by hand")
+    assert by_hand.figures == {"rate": 100.0, "steps": 70}
+    assert by_hand.spread["rate"]["n"] == 3, "without the warm-up, as of ours"
 
     columns, found = table(tmp_path)
     assert {info.name for info in columns.hparam_infos} == set(SETTINGS)
@@ -253,35 +290,6 @@ def test_a_loop_by_hand_has_the_columns_of_train_pys_runs(tmp_path: Path) -> Non
     }
     assert measured_by_hand == {"throughput/samples_per_s": 100.0}
     assert found["b"][1] == pytest.approx({"throughput/samples_per_s": 120.0, "throughput/efficiency": 0.9})
-
-
-def test_bars_are_of_one_precision_and_number_of_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: dict[str, Any] = {}
-    monkeypatch.setattr(train._plots, "heat_map", lambda path, *_, **__: path)
-    monkeypatch.setattr(
-        train._plots, "bars", lambda path, archs, series, **more: drawn.setdefault(path.name, series) and path
-    )
-    rates = {
-        ("torchvision", "bf16", 2): 50.0,
-        ("torchvision", "fp16", 2): 70.0,
-        (f"{BY_HAND}dali", "fp16", 1): 30.0,
-    }
-    named = ("loader", "precision", "gpus")
-    rows = [
-        {
-            "point": {"arch": "resnet18", "batch_size": 8, **dict(zip(named, point, strict=True))},
-            "figures": {"rate": rate},
-        }
-        for point, rate in rates.items()
-    ]
-    plots(rows, tmp_path)
-    assert drawn == {
-        "bars-8-bf16-2.png": {"torchvision": [50.0]},
-        "bars-8-fp16-2.png": {"torchvision": [70.0]},
-        "bars-8-fp16-1.png": {f"{BY_HAND}dali": [30.0]},
-    }
 
 
 @pytest.mark.parametrize(
@@ -334,10 +342,6 @@ def test_a_run(data: Path, tmp_path: Path) -> None:
         figures["rate"] / min(figures["compute_ceiling"], figures["loader_ceiling"])
     )
     assert not list((tmp_path / "bench").rglob("*.pt"))
-    assert {path.name for path in plots([row], tmp_path)} == {
-        "heat-torchvision-fp32-1.png",
-        "bars-4-fp32-1.png",
-    }
     grown = {"n": 1100, "p50": 1.0, "p99": 9.0, "early": 1.5, "late": 1.0}
     assert measured(told | {"step_ms": grown}).figures["step_growth"] == 1.5
     assert measured(told | {"step_ms": {"n": 10, "p50": 1.0, "p99": 9.0}}).figures["step_p99_ms"] is None, (

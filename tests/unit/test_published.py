@@ -30,7 +30,7 @@ def test_a_table_is_one_of_its_suite(name: str, table: published.Table, gpus: in
     flags, count = published.settled(table, gpus)
     asked(suite.settings, published.words(flags), prog=suite.name)
     assert count > 0 and table.baseline in [line.name for line in table.lines]
-    known = {column.key for column in suite.columns} | {"waited_s", "efficiency"}
+    known = {column.key for column in suite.columns} | {"epoch_s"}
     assert set(table.figures) <= known
     for line in table.lines:
         assert set(line.published) <= set(table.figures)
@@ -41,10 +41,10 @@ def test_a_table_is_one_of_its_suite(name: str, table: published.Table, gpus: in
 def test_figures_are_compared_with_their_own_baselines() -> None:
     table = next(table for name, table in TABLES if name == "slow-storage")
     rows = [
-        row({"method": "pytorch+opencv"}, total_s=10.0),
-        row({"method": "dali-by-hand"}, total_s=14.0),
-        row({"method": "dali-fed"}, total_s=10.1) | {"spread": {"total_s": {"min": 9.96, "max": 10.5}}},
-        row({"method": "torchvision"}, total_s=10.0) | {"status": "failed", "error": "why"},
+        row({"loader": "pytorch+opencv"}, total_s=10.0),
+        row({"loader": "dali-by-hand"}, total_s=14.0),
+        row({"loader": "dali-fed"}, total_s=10.1) | {"spread": {"total_s": {"min": 9.96, "max": 10.5}}},
+        row({"loader": "torchvision"}, total_s=10.0) | {"status": "failed", "error": "why"},
     ]
     told = {line[0]: line[1:] for line in published.cells(table, "total_s", rows, 0)}
     assert told["DataLoader"] == ["11.1 (1.00 x)", "10 (1.00 x)", "not measured: failed: why"]
@@ -59,11 +59,11 @@ def test_the_page_has_the_reports_figures() -> None:
     beside = (INDEX.parent / "superres.md").read_text()
     sections = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)[1:]
     pages = {section.partition(":")[0]: section for section in sections}
-    assert set(pages) == set(published.names())
+    assert set(pages) == set(published.names()) - {"recipes"}, "which docs/recipes.md has"
     second = (PAGE.parents[1] / "README.md").read_text().split("\n\n")[2]
     assert "[published](docs/published.md)" in second
     for name, table in TABLES:
-        for figure in table.figures:
+        for figure in table.figures if name in pages else ():
             for _, theirs, *_ in published.cells(table, figure, [], 0):
                 said = theirs.partition(" ")[0]
                 there = re.search(rf"(?<![\d.,]){re.escape(said)}(?![\d.])", pages[name] + beside)
@@ -93,7 +93,7 @@ def test_what_no_line_shows_is_not_measured() -> None:
     """Each loader that a table asks for has a line; on two GPUs those on the GPU alone have. Without a GPU
     lines that need one are not shown."""
     on_gpus = ("dali", "dali-gpu", "nvdec")
-    for table in (table for _, table in TABLES if table.suite == "loader"):
+    for table in (table for name, table in TABLES if name == "sharded"):
         loaders = table.flags["loaders"]
         points = [{"loader": loader, "gpus": gpus, "workers": 8} for gpus in (1, 2) for loader in loaders]
         kept = published.named(table, points, 2)
@@ -148,8 +148,8 @@ def test_flags_are_checked_before_a_set_is_drawn(
         raise AssertionError("a set was drawn")
 
     monkeypatch.setattr(published, "data_for", drawn)
-    assert published.main(["slow-storage", "--output", str(tmp_path), "--", "--steps", "5"]) == 2
-    assert "--steps got '5'" in capsys.readouterr().err
+    assert published.main(["slow-storage", "--output", str(tmp_path), "--", "--step-ms", "x"]) == 2
+    assert "--step-ms got 'x'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", re.findall(r"^\| (\[.*) \|$", INDEX.read_text(), re.MULTILINE))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +50,6 @@ def test_ratio_and_noise(a: Any, b: Any, speed: float | None, beyond: bool) -> N
     assert pair.beyond_noise is beyond
 
 
-@pytest.mark.parametrize(("n", "m", "once_in"), [(3, 3, 10), (5, 5, 126), (3, 5, 28)])
-def test_what_chance_does_is_told(n: int, m: int, once_in: int) -> None:
-    a, b = (row(rate, figures={"rate": rate, "repeats": of}) for rate, of in ((100.0, n), (90.0, m)))
-    assert 2 * once_in == math.comb(n + m, n), "all of one below all of the other, of all orders"
-    (told,) = report.chance(report.pairs(TRAIN, [a], [b]))
-    assert f"once in {once_in} with {n} and {m} runs" in told
-    assert report.chance(report.pairs(TRAIN, [row(100, figures={"rate": 100.0})], [b])) == []
-
-
 def test_without_repeats_nothing_is_beyond_noise() -> None:
     (pair,) = report.pairs(TRAIN, [row(100, spread={})], [row(10, spread={})])
     assert pair.speed == pytest.approx(0.1) and not pair.beyond_noise
@@ -93,11 +83,6 @@ def test_fail_below_compares_something(
     assert report.main([str(a), str(b), "--fail-below", "0.95"]) == code
     said = capsys.readouterr().err
     assert said.count("\n") == (code == 2) and ("no point has a figure in A and B" in said) == (code == 2)
-
-
-def test_another_commit_is_named() -> None:
-    a, b = ([row(100, versions={"torch": "2", "commit": one}) for one in of] for of in ("xy", "xx"))
-    assert report.differences(a, b) == ["versions differ: commit x and y / x"]
 
 
 def trial(batch: int, status: str) -> Row:

@@ -1,13 +1,10 @@
-"""`lists`: an epoch of index traffic over a list, path and label of every sample, and what it costs a worker.
+"""`loader --lines N`: an epoch of index traffic over a list, path and label of every sample, and what it
+costs a worker.
 
     empty workers -> their memory | the list is read | an epoch -> the workers' memory, looked at all the time
 
-No file is opened. A worker's memory is what the kernel says of it (/proc/PID/smaps_rollup):
-
-    own         private pages that were written: what this worker alone takes, also copies of its parent's
-    anonymous   all pages that lie in no file, also those that it has from its parent and has not written
-    shared      its share of shared memory
-    file        its share of pages of files, which the kernel may drop at any time
+No file is opened. A worker's memory is what the kernel says of it (/proc/PID/smaps_rollup): `own`, private
+pages that were written, also copies of its parent's; and its share of `shared` memory.
 """
 
 from __future__ import annotations
@@ -18,32 +15,17 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
-from engine.distributed import cores, prepare_process  # before torch: see there
-
-# isort: split
 import numpy as np
 import psutil
 import torch
-from pydantic import Field, FiniteFloat, PositiveInt
 
-from benchmarks import _plots, _show
-from benchmarks._suite import (
-    Absent,
-    Column,
-    Common,
-    Measured,
-    Point,
-    Row,
-    Suite,
-    figures_of,
-    in_own_process,
-    measuring,
-)
+from benchmarks._suite import Absent, Column, Measured, Point, Row, crossed, grouped
 from benchmarks.baselines import lists as by_hand
 from contracts import Array, FileSource, Rows, Split, UserError
 from dataset.stores import list as image_list
+from engine.distributed import cores, prepare_process
 from loaders._workers import Workers
 from plan.images import ImagePlan, ImagePolicy
 from report import hardware
@@ -53,7 +35,9 @@ from settings.cli import one_of
 OURS = "ours"
 METHODS = (OURS, *by_hand.DATASETS)
 CLASSES = 1_000
-KINDS = {"own": "Private_Dirty", "anonymous": "Anonymous", "shared": "Pss_Shmem", "file": "Pss_File"}
+BATCH_SIZE = 250
+"""Samples a batch, where none is asked for."""
+KINDS = {"own": "Private_Dirty", "shared": "Pss_Shmem"}
 """Kind of memory -> line of smaps_rollup."""
 MOST_MIB = 20.0
 """What a worker may grow by over an empty one."""
@@ -61,38 +45,31 @@ EMPTY_BATCHES = 200
 WINDOWS = 50
 """Parts of an epoch that are timed on their own."""
 EVERY_S = 0.25
+COLUMNS = (
+    Column(key="read_s", title="read the list, s", form="{:.1f}"),
+    Column(key="epoch_s", title="epoch, s", form="{:.1f}"),
+    Column(key="share", title="of the epoch", form="{:.0%}"),
+    Column(key="own_mib", title="own, MiB", form="{:,.1f}"),
+    Column(key="shared_mib", title="shared, MiB", form="{:,.1f}"),
+    Column(key="total_mib", title="all processes, MiB", form="{:,.0f}"),
+)
 
 
-class Lists(Common):
-    """Seconds of an epoch of index traffic over a list, and the memory of a worker, by way of holding it."""
-
-    lines: Annotated[int, Field(ge=1_000)] = 20_000
-    """Lines of the list, about 33 bytes each."""
-    methods: tuple[str, ...] = METHODS
-    """ours, or a dataset by hand (benchmarks/baselines/lists.py): python-list, numpy, pandas, walk (each
-    worker reads the file)."""
-    workers: tuple[PositiveInt, ...] = (1, 16)
-    """Worker processes."""
-    batch_size: PositiveInt = 250
-    """Samples a batch; --lines are whole batches."""
-    epoch_s: Annotated[FiniteFloat, Field(gt=0)] = 300.0
-    """An epoch that takes longer is broken off, and the share of it is told."""
-    reserve_gib: Annotated[FiniteFloat, Field(ge=0)] = 2.0
-    """An epoch is broken off when the machine has less memory left."""
-
-
-def points(settings: Lists) -> list[Point]:
-    methods = [one_of("--methods", name, METHODS) for name in settings.methods]
-    if settings.lines % settings.batch_size:
-        raise UserError(
-            f"--lines {settings.lines} are no whole batches of --batch-size {settings.batch_size}"
-        )
-    same = settings.model_dump(include={"lines", "batch_size"})
-    return [{"method": name, "workers": count, **same} for count in settings.workers for name in methods]
+def points(settings: Any) -> list[Point]:
+    """Return the points of settings of `loader`. Raises UserError."""
+    asked = METHODS if settings.loaders == ("auto",) else settings.loaders
+    names = [one_of("--loaders", name, METHODS) for name in asked]
+    batch_size = settings.batch_size or BATCH_SIZE
+    if settings.lines % batch_size:
+        raise UserError(f"--lines {settings.lines} are no whole batches of --batch-size {batch_size}")
+    return [
+        point | {"lines": settings.lines, "batch_size": batch_size}
+        for point in crossed(workers=settings.workers, loader=names)
+    ]
 
 
 def write_list(path: Path, lines: int) -> None:
-    """Write a list of that many lines, unless it is there."""
+    """Write a list of that many lines, about 33 bytes each, unless it is there."""
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -190,13 +167,12 @@ class Watch:
             total = 0.0
             for process in [this, *this.children()]:
                 with suppress(OSError, psutil.Error):
-                    found = rollup(process.pid)
-                    total += found["Pss_Anon"] + found["Pss_Shmem"]
+                    memory = rollup(process.pid)
+                    total += memory["Pss_Anon"] + memory["Pss_Shmem"]
                     if process.pid != this.pid:
                         peak = self.peaks.setdefault(process.pid, dict.fromkeys(KINDS, 0.0))
-                        self.peaks[process.pid] = {
-                            kind: max(peak[kind], found[line]) for kind, line in KINDS.items()
-                        }
+                        for kind, line in KINDS.items():
+                            peak[kind] = max(peak[kind], memory[line])
             self.total_mib = max(self.total_mib, total)
 
 
@@ -210,11 +186,10 @@ def passed(
     epoch: Epoch, *, lines: int, batch_size: int, most_s: float, watch: Watch
 ) -> tuple[int, int, list[float]]:
     """Return (samples, their sum, samples a second in each window) of an epoch, or of the begin of one."""
-    samples = total = 0
+    samples = total = marked = 0
     window = max(lines // WINDOWS, batch_size)
     rates = []
     began = mark = time.perf_counter()
-    marked = 0
     with closing(epoch()) as batches:
         for batch in batches:
             samples += len(batch)
@@ -223,69 +198,58 @@ def passed(
                 watch.look()
                 now = time.perf_counter()
                 rates.append((samples - marked) / (now - mark))
-                mark = now
-                marked = samples
+                mark, marked = now, samples
                 if watch.short or now - began > most_s:
                     break
     return samples, total, rates
 
 
-def measure(settings: Lists, point: Point, folder: Path) -> Measured:
+def measure(settings: Any, point: Point, folder: Path) -> Measured:
+    """Measure one point: an epoch by one way of holding the list."""
     prepare_process()
-    method = point["method"]
-    lines = point["lines"]
-    how = {"batch_size": point["batch_size"], "workers": point["workers"]}
+    name, lines = point["loader"], point["lines"]
+    batch_size, workers = point["batch_size"], point["workers"]
     path = folder.parents[1] / f"list-{lines}" / "train.csv"
     write_list(path, lines)
     empty = Watch(settings.reserve_gib)
-    nothing = hand_made(by_hand.Nothing(EMPTY_BATCHES * how["batch_size"]), **how)
-    passed(
-        nothing,
-        lines=EMPTY_BATCHES * how["batch_size"],
-        batch_size=how["batch_size"],
-        most_s=60.0,
-        watch=empty,
-    )
+    samples = EMPTY_BATCHES * batch_size
+    nothing = hand_made(by_hand.Nothing(samples), batch_size=batch_size, workers=workers)
+    passed(nothing, lines=samples, batch_size=batch_size, most_s=60.0, watch=empty)
     empty.close()
     began = time.perf_counter()
     try:
         epoch = (
-            ours(path, folder.parents[1] / "cache", **how)
-            if method == OURS
-            else hand_made(by_hand.DATASETS[method](path), **how)
+            ours(path, folder.parents[1] / "cache", batch_size=batch_size, workers=workers)
+            if name == OURS
+            else hand_made(by_hand.DATASETS[name](path), batch_size=batch_size, workers=workers)
         )
     except ImportError as error:
-        raise Absent(f"--methods {method}: {error}: pip install {method}") from None
+        raise Absent(f"--loaders {name}: {error}: pip install {name}") from None
     read_s = time.perf_counter() - began
     watch = Watch(settings.reserve_gib)
     began = time.perf_counter()
     samples, total, rates = passed(
-        epoch, lines=lines, batch_size=how["batch_size"], most_s=settings.epoch_s, watch=watch
+        epoch, lines=lines, batch_size=batch_size, most_s=settings.epoch_s, watch=watch
     )
     epoch_s = time.perf_counter() - began
     watch.close()
     whole = samples == lines
-    wrong = whole and total != expected_sum(lines)
     grown = growth(watch.peaks, empty.peaks)
-    figures: dict[str, float | int | str | None] = {
-        "rate": float(np.median(rates)),
-        "read_s": read_s,
-        **({"epoch_s": epoch_s} if whole else {}),
-        "share": samples / lines,
-        **{f"{kind}_mib": max(values) for kind, values in grown.items()},
-        "total_mib": watch.total_mib,
-        "ended": "whole" if whole else "memory" if watch.short else "time",
-    }
-    spreads = {f"{kind}_mib": spread(values) for kind, values in grown.items()} | {"rate": spread(rates)}
-    versions = hardware.versions()
-    if method == "pandas":
-        versions["pandas"] = metadata.version("pandas")
+    repeated = {"rate": rates, **{f"{kind}_mib": values for kind, values in grown.items()}}
     return Measured(
-        figures=figures,
-        spread={name: found for name, found in spreads.items() if found},
-        versions=versions,
+        figures={
+            "rate": float(np.median(rates)),
+            "unit": "line/s",
+            "read_s": read_s,
+            "epoch_s": epoch_s if whole else None,
+            "share": samples / lines,
+            **{f"{kind}_mib": max(values) for kind, values in grown.items()},
+            "total_mib": watch.total_mib,
+        },
+        spread={key: its for key, values in repeated.items() if (its := spread(values))},
+        versions=hardware.versions() | ({name: metadata.version(name)} if name == "pandas" else {}),
         hardware=hardware.hardware(torch.device("cpu"), cores()),
-        error="an epoch did not have each sample once" if wrong else None,
+        error="an epoch did not have each sample once" if whole and total != expected_sum(lines) else None,
     )
 
 
@@ -302,58 +266,16 @@ def growth(
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
-    """Say by how much a worker grows, and whether ours keeps the bound."""
-    said = []
-    for workers, its in _show.by([row for row in rows if row["status"] == "ok"], "workers").items():
+    """Say whether a worker of ours keeps the bound."""
+    told = []
+    for workers, its in grouped(rows, lambda row: row["point"]["workers"]).items():
         grown = {
-            row["point"]["method"]: row["figures"]["own_mib"] + row["figures"]["shared_mib"] for row in its
+            row["point"]["loader"]: row["figures"]["own_mib"] + row["figures"]["shared_mib"] for row in its
         }
-        told = ", ".join(f"{name} {mib:,.1f} MiB" for name, mib in grown.items())
-        said.append(f"Own and shared memory of a worker, over an empty one, --workers {workers}: {told}.")
         if OURS in grown:
-            kept = "keeps" if grown[OURS] <= MOST_MIB else "does not keep"
-            said.append(f"{OURS} {kept} the bound of {MOST_MIB:g} MiB.")
-    return said
-
-
-def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
-    counts = list(_show.by(rows, "workers"))
-    grown: _plots.Series = {
-        method: [_show.best(rows, "own_mib", method=method, workers=count) for count in counts]
-        for method in _show.by(rows, "method")
-    }
-    groups = [f"{count} worker{'s' * (count > 1)}" for count in counts]
-    title = f"memory that a worker takes for itself, {rows[0]['point']['lines']:,} lines"
-    return [_plots.bars(folder / "own.png", groups, grown, title=title, unit="MiB")]
-
-
-SUITE = Suite(
-    name="lists",
-    about="an epoch of index traffic over a list: seconds, and what a worker's memory grows by",
-    settings=Lists,
-    points=points,
-    command=in_own_process("benchmarks.lists"),
-    read=figures_of,
-    columns=(
-        Column(key="workers", title="workers"),
-        Column(key="method", title="method"),
-        Column(key="lines", title="lines", form="{:,}"),
-        Column(key="batch_size", title="batch size"),
-        Column(key="read_s", title="read the list, s", form="{:.1f}"),
-        Column(key="epoch_s", title="epoch, s", form="{:.1f}"),
-        Column(key="share", title="of the epoch", form="{:.0%}"),
-        Column(key="ended", title="ended by", detail=True),
-        Column(key="rate", title="lines/s", form="{:,.0f}"),
-        Column(key="own_mib", title="own, MiB", form="{:,.1f}"),
-        Column(key="anonymous_mib", title="anonymous, MiB", form="{:,.1f}"),
-        Column(key="shared_mib", title="shared, MiB", form="{:,.1f}"),
-        Column(key="file_mib", title="file, MiB", form="{:,.1f}"),
-        Column(key="total_mib", title="all processes, MiB", form="{:,.0f}"),
-    ),
-    rate="rate",
-    plots=plots,
-    remarks=remarks,
-)
-
-if __name__ == "__main__":
-    measuring(Lists, measure)
+            keeps = "keeps" if grown[OURS] <= MOST_MIB else "does not keep"
+            told.append(
+                f"Own and shared memory of a worker over an empty one, --workers {workers}: {OURS} "
+                f"{grown[OURS]:,.1f} MiB {keeps} the bound of {MOST_MIB:g} MiB."
+            )
+    return told
