@@ -125,7 +125,6 @@ def test_a_url_that_a_program_does_not_take_is_refused_in_a_line(
         "doctor --data {}",
         "report {}",
         "bench loader --data {}",
-        "recipes {}",
         "demo_set {}",
         "video_set {}",
     ],
