@@ -12,7 +12,6 @@ All links to one file share its place in the page cache: the storage is read onc
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also when it is 
 
 from contracts import one_line
 from scripts import Parser
+from scripts._sets import whole
 
 
 def sources(root: Path) -> list[Path]:
@@ -52,12 +52,8 @@ def filled(target: Path, root: Path) -> Iterator[Path]:
         raise ValueError(f"{target} lies inside {root}, which is never written to; name a folder elsewhere")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target} is there and not empty; name a new folder")
-    fresh = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
+    with whole(target) as fresh:
         yield fresh
-        fresh.rename(target)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def put(file: Path, name: Path, symbolic: bool) -> None:

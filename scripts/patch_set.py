@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from scripts import Parser, pack
-from scripts.demo_set import make, replacing
+from scripts._sets import make, replacing
 from scripts.demo_superres import picture
 
 STAMP = "patch_set.json"

@@ -160,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.memorise is None:
             cases = compared(runs, options.loaders, more)
-            images = f"drawn, {demo_textures.VERSION}, {demo_textures.PER_CLASS}"
+            images = f"drawn, {demo_textures.SET.version}, {demo_textures.SET.counts}"
         else:
             cases = memorised(runs, options.memorise, more)
             images = str(options.memorise.resolve())
