@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +19,7 @@ from typing import Any, TypeVar
 
 from rich.progress import track
 
-from scripts import Parser
+from scripts import Parser, exit_code
 
 Key = tuple[int, int, int]
 """Split, label and index of a drawn file: with the seed, all that its bytes depend on."""
@@ -178,14 +177,11 @@ def replacing(
         (fresh / stamp_name).write_text(json.dumps(stamp) + "\n")
 
 
-def make(prog: str, dest: Path, write: Callable[[], bool]) -> int:
+def make(name: str, dest: Path, write: Callable[[], bool]) -> int:
     """Call write(), which returns False where the set at `dest` is there already; return the exit code."""
-    try:
-        outcome = "made" if write() else "already there"
-    except (ValueError, OSError) as error:
-        print(f"{prog}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    print(f"{dest}: {outcome}")
-    return 0
+
+    def work() -> int:
+        print(f"{dest}: {'made' if write() else 'already there'}")
+        return 0
+
+    return exit_code(name, work, ValueError)

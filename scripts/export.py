@@ -30,14 +30,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from contracts import UserError, one_line
+from contracts import UserError
 from dataset.open import open_splits
 from dataset.unlabelled import open_unlabelled
 from engine.checkpoint import Resume
 from loaders.images.decoders import pillow_rgb
 from models import Unusable
 from report.console import Console
-from scripts import Parser
+from scripts import Parser, exit_code
 from scripts._preprocessing import FILTERS, Beside, Framing, Preprocessed
 from settings.config import given, parse
 from tasks import architecture, kind_of
@@ -272,16 +272,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--preprocessing", choices=where, default="inside", help="default: inside")
     parser.add_argument("--precision", choices=TOLERANCE, default="fp32", help="default: fp32")
     parser.add_argument("--images", type=Path, help="a folder to check on; default: the validation data")
-    try:
-        return export(parser.parse_args(arguments), Console())
-    except (UserError, Unusable) as error:
-        print(one_line(f"export: {error}"), file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(one_line(f"export: {error.filename}: {error.strerror}"), file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    options = parser.parse_args(arguments)
+    return exit_code("export", lambda: export(options, Console()), Unusable)
 
 
 if __name__ == "__main__":

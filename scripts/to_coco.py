@@ -25,7 +25,7 @@ import yaml
 from PIL import ExifTags, Image
 
 from contracts import one_line
-from scripts import Parser
+from scripts import Parser, exit_code
 from scripts.link_set import filled
 from settings.preset import parsed
 from system.user_files import open_bytes, read_text
@@ -348,25 +348,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("source", metavar="FROM", type=Path, help="folder of the set; never written to")
     parser.add_argument("target", metavar="TO", type=Path, help="new folder, for --data")
     options = parser.parse_args(arguments)
+    return exit_code("to_coco", lambda: _run(options.source, options.target), ValueError)
+
+
+def _run(source: Path, target: Path) -> int:
     notes = Notes()
-    try:
-        counts = convert(options.source, options.target, notes)
-    except ValueError as error:
-        print(one_line(f"to_coco: {error}"), file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(one_line(f"to_coco: {error.filename or options.target}: {error.strerror}"), file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    counts = convert(source, target, notes)
     parts = [f"{split} {images:,} images, {boxes:,} boxes" for split, (images, boxes) in counts.items()]
-    print(f"{options.target}: {'; '.join(parts)}")
+    print(f"{target}: {'; '.join(parts)}")
     if notes.left_out:
         print(one_line(f"to_coco: {notes.summary()}"), file=sys.stderr)
     if notes.turned:
-        print(
-            f"EXIF turns {notes.turned:,} images; where boxes are of what is shown, train with --exif shown"
-        )
+        what = f"EXIF turns {notes.turned:,} images; where boxes are of what is shown"
+        print(f"{what}, train with --exif shown")
     return 0
 
 
