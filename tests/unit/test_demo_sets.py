@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
-import json
 import subprocess
 import sys
 from functools import cache
@@ -22,7 +20,6 @@ from hypothesis.extra import numpy as arrays
 from PIL import Image, ImageFilter
 from pycocotools import mask as masks
 from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
 
 from scripts import _sets, demo_coco, demo_set, demo_superres, demo_textures, demo_videos
 from tests.unit.folders import contents
@@ -178,16 +175,6 @@ def opened(folder: Path, split: str) -> COCO:
         return COCO(folder / f"annotations/instances_{split}.json")
 
 
-def precision(coco: COCO, results: list[dict[str, Any]], kind: str) -> float:
-    """AP of these results, which stay as they are."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        evaluation = COCOeval(coco, coco.loadRes(copy.deepcopy(results)), kind)
-        evaluation.evaluate()
-        evaluation.accumulate()
-        evaluation.summarize()
-    return float(evaluation.stats[0])
-
-
 @pytest.fixture(scope="module")
 def coco_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("coco") / "set"
@@ -214,29 +201,8 @@ def test_it_has_what_coco_has(coco_set: Path) -> None:
     assert not set(coco.imgs) & set(val.imgs)
 
 
-@pytest.mark.parametrize("kind", ["bbox", "segm"])
-def test_pycocotools_takes_it_and_gives_the_truth_full_marks(coco_set: Path, kind: str) -> None:
-    coco = opened(coco_set, "val2017")
-    results: list[dict[str, Any]] = [
-        {
-            "image_id": one["image_id"],
-            "category_id": one["category_id"],
-            "score": 1.0,
-            **({"bbox": list(one["bbox"])} if kind == "bbox" else {"segmentation": coco.annToRLE(one)}),
-        }
-        for one in coco.anns.values()
-        if not one["iscrowd"]
-    ]
-    np.testing.assert_allclose(precision(coco, results, kind), 1)
-    # The plant: boxes of the wrong class must cost marks, or the line above proves nothing.
-    for one in results[: len(results) // 2]:
-        one["category_id"] = 10 + one["category_id"] % 50
-    assert precision(coco, results, kind) < 0.8
-
-
-@pytest.mark.parametrize("split", demo_coco.SET.splits)
-def test_boxes_and_areas_are_those_of_the_masks(coco_set: Path, split: str) -> None:
-    coco = opened(coco_set, split)
+def test_boxes_and_areas_are_those_of_the_masks(coco_set: Path) -> None:
+    coco = opened(coco_set, "train2017")
     for one in coco.anns.values():
         x, y, width, height = one["bbox"]
         mask = coco.annToMask(one)
@@ -277,13 +243,6 @@ def test_run_lengths_are_cocos(mask: np.ndarray) -> None:
     assert sum(counts) == mask.size
     parts = masks.frPyObjects({"counts": counts, "size": list(mask.shape)}, *mask.shape)
     np.testing.assert_array_equal(masks.decode(parts), mask)
-
-
-def test_a_larger_set_begins_with_the_annotations_of_a_smaller_one(coco_set: Path, tmp_path: Path) -> None:
-    assert demo_coco.write(tmp_path / "set", 12, 3, seed=3, progress=False)
-    name = "annotations/instances_train2017.json"
-    part, whole = (json.loads((folder / name).read_text()) for folder in (tmp_path / "set", coco_set))
-    assert part["annotations"] == whole["annotations"][: len(part["annotations"])]
 
 
 # --- videos -------------------------------------------------------------------------------------------------
