@@ -144,8 +144,8 @@ def _crowd(
         rng.uniform(0, 2 * np.pi, rng.integers(8, 21)), np.sqrt(rng.random(20)), strict=False
     ):
         radius = rng.uniform(3.5, 5)
-        place = centre + (reach - radius) * distance * np.array([np.cos(angle), np.sin(angle)])
-        mask |= _paint(canvas, _turned(rng, category, place, radius), _colour(rng, ink)) >= 0.5
+        middle = centre + (reach - radius) * distance * np.array([np.cos(angle), np.sin(angle)])
+        mask |= _paint(canvas, _turned(rng, category, middle, radius), _colour(rng, ink)) >= 0.5
     y, x = np.nonzero(mask)
     return {
         "category_id": category,

@@ -35,7 +35,7 @@ MOTIFS = {
     "vee": ((-0.9, -0.8), (-0.45, 0), (0, 0.8), (0.45, 0), (0.9, -0.8)),
     "zigzag": ((-1, -0.4), (-0.5, 0.4), (0, -0.4), (0.5, 0.4), (1, -0.4)),
 }
-CLASSES = tuple(sorted(MOTIFS))  # the label is the place in this tuple, as in a scan of the folder
+CLASSES = tuple(sorted(MOTIFS))  # the label is the index in this tuple, as in a scan of the folder
 
 # index % 25 -> what is odd about the file, so that every class has the same share and 25 images a class have
 # all of it.

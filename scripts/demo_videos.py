@@ -49,8 +49,8 @@ def times(rng: np.random.Generator, *, variable: bool = False) -> np.ndarray:
     rate = int(rng.choice((12, 15, 24, 25, 30)))
     if not variable:
         return np.arange(count) / rate
-    kept = rng.permutation(np.arange(1, count * 4 // 3))[: count - 1]
-    return np.concatenate([[0], np.sort(kept)]) / rate
+    ticks = rng.permutation(np.arange(1, count * 4 // 3))[: count - 1]
+    return np.concatenate([[0], np.sort(ticks)]) / rate
 
 
 def frames(

@@ -30,7 +30,7 @@ from dataset.scan.cache import Progress, reading
 from dataset.scan.manifest import Rejects, printable
 from dataset.stores._shard_index import Entry, Index, Shard, open_index
 from dataset.stores._shards import Shards
-from dataset.stores._stored import Container, Stored, StoredEntries
+from dataset.stores._stored import Stored, StoredEntries
 from dataset.stores._tar_headers import BLOCK, Ranges, members
 from models.classification import WNIDS
 from report.console import Console
@@ -120,7 +120,7 @@ class Archive(Shards):
 
     def names(self) -> list[bytes]:
         """Return class/name of each image. Raises UserError."""
-        return [self.index.entry(place) for place in range(len(self.index))]
+        return [self.index.entry(index) for index in range(len(self.index))]
 
 
 def _index(folder: Path, split: str, class_of: ClassOf | None, *, cache: Path, progress: Progress) -> Index:
@@ -152,16 +152,16 @@ def _walk(folder: Path, class_of: ClassOf | None, shard: str) -> Shard:
             )
 
         for member in members(part(0, status.st_size), path):
-            own = Path(os.fsdecode(member.name)).name
+            inner = Path(os.fsdecode(member.name)).name
             if member.unfit:
                 rejects.append((member.name, member.unfit))
                 continue
             begin, images = 0, iter([member])
             if class_of is None:
-                begin, images = member.offset, members(part(member.offset, member.size), f"{path}:{own}")
+                begin, images = member.offset, members(part(member.offset, member.size), f"{path}:{inner}")
             for image in images:
                 base = os.path.basename(os.fsdecode(image.name))
-                wnid = own.removesuffix(".tar") if class_of is None else class_of(base)
+                wnid = inner.removesuffix(".tar") if class_of is None else class_of(base)
                 name = os.fsencode(f"{wnid}/{base}")
                 if image.unfit:
                     rejects.append((name, image.unfit))
@@ -183,8 +183,8 @@ class Unpacked:
     @contextmanager
     def opened(self, key: bytes) -> Iterator[tuple[int, ReadAt]]:
         """Open an image. Raises Rejected."""
-        with self._files.opened(self._place(key)) as found:
-            yield found
+        with self._files.opened(self._place(key)) as file:
+            yield file
 
     def shown(self, key: bytes) -> bytes:
         """Return the path of an image."""
@@ -249,8 +249,7 @@ def open_imagenet(
         file_tree.write_labelled({name: labels[os.fsdecode(name.partition(b"/")[0])] for name in names}, made)
         return labels
 
-    own: Container = container
-    entries = StoredEntries(real, lambda _: own, split)
+    entries = StoredEntries(real, lambda _: container, split)
     columns = open_images(
         real,
         entries,
@@ -266,7 +265,7 @@ def open_imagenet(
             f"{split}: {columns.rejected} images cannot be read, named in {columns.folder / 'rejected.txt'}; "
             "copy the archive again, or --any-count true leaves them out"
         )
-    return Split(columns=columns, source=Stored(columns, own))
+    return Split(columns=columns, source=Stored(columns, container))
 
 
 def require_names(split: str, names: Sequence[bytes], *, any_count: bool) -> None:
@@ -281,10 +280,10 @@ def require_names(split: str, names: Sequence[bytes], *, any_count: bool) -> Non
             f"{split} has {len({*names}):,} images, and ILSVRC2012 has {COUNTS[split]:,}; copy it again, or "
             "--any-count true takes a part of it"
         )
-    found = {os.fsdecode(name.partition(b"/")[0]) for name in names}
-    if found != {*read_text(WNIDS).split()}:
+    classes = {os.fsdecode(name.partition(b"/")[0]) for name in names}
+    if classes != {*read_text(WNIDS).split()}:
         raise UserError(
-            f"{split} has {len(found)} classes that are not the 1,000 of ILSVRC2012; copy it again"
+            f"{split} has {len(classes)} classes that are not the 1,000 of ILSVRC2012; copy it again"
         )
 
 

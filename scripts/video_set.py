@@ -64,16 +64,16 @@ def write(
             f"needs a video, a frame and sides that are multiples of 4, from 16 pixels on: got {count} of "
             f"{kind}"
         )
-    place = Path("train") / CLASS
+    folder = Path("train") / CLASS
     if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
-        if len(list((dest / place).glob("*.mp4"))) == count:
+        if len(list((dest / folder).glob("*.mp4"))) == count:
             return False
         raise FileExistsError(
             f"{dest} is there and holds something else than {count} videos; name a new folder"
         )
     with whole(dest) as fresh:
-        (fresh / place).mkdir(parents=True)
-        code = partial(encode, fresh / place, kind)
+        (fresh / folder).mkdir(parents=True)
+        code = partial(encode, fresh / folder, kind)
         in_processes(code, range(count), f"coding {dest.name}", progress=progress, processes=processes)
     return True
 

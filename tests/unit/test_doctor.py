@@ -203,12 +203,6 @@ def test_a_torchvision_of_another_torch(monkeypatch: pytest.MonkeyPatch) -> None
     assert row.state == "bad" and "nms does not exist" in row.found and "from one index" in row.consequence
 
 
-def test_without_a_gpu_nothing_of_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_probes, "driver", Driver)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert _probes.dali_gpu() == _probes.nvdec() == _probes.NO_GPU
-
-
 def test_a_video_made_in_memory_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("av", reason="PyAV is not installed")
     from loaders.videos import _engines
@@ -255,6 +249,9 @@ def test_dali_that_does_not_decode_is_a_row(monkeypatch: pytest.MonkeyPatch) -> 
     assert row.state == "bad" and "RuntimeError" in row.found
     monkeypatch.setattr(_probes, "has", lambda _: False)
     assert _probes.dali_cpu().state == _probes.package("decord").state == "absent"
+    monkeypatch.setattr(_probes, "driver", Driver)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert _probes.dali_gpu() == _probes.nvdec() == _probes.NO_GPU
 
 
 def test_files_are_taken_from_everywhere_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

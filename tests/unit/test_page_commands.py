@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = {
     str(page.relative_to(ROOT)): page.read_text(encoding="utf-8")
     for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))
-    if page.name != "changes.md"  # which also tells of flags that are gone
+    if page.name not in ("changes.md", "map.md")  # flags that are gone, and first sentences of docstrings
 }
 FENCED = re.compile(r"^```(?:bash|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"N|B|LARGEST|\$n")
