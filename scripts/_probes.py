@@ -317,7 +317,7 @@ def judge_dali(builds: Mapping[str, str], importable: bool, gpus: int, driver_cu
 def dali_cpu() -> Row:
     if not has("nvidia.dali"):
         return NO_DALI
-    return judge_pixels(decode(device=None), "--loader dali-cpu", "--loader torchvision; reinstall DALI")
+    return judge_pixels(decode(None), "--loader dali-cpu", "--loader torchvision; reinstall DALI")
 
 
 def dali_gpu() -> Row:
@@ -328,7 +328,7 @@ def dali_gpu() -> Row:
     if not has("nvidia.dali"):
         return NO_DALI
     instead = f"--loader dali-cpu or torchvision; {VIDEO}"
-    return judge_pixels(decode(device=torch.device("cuda", 0)), "--loader dali-gpu", instead)
+    return judge_pixels(decode(0), "--loader dali-gpu", instead)
 
 
 def judge_pixels(decoded: tuple[float, ...] | str, loader: str, instead: str) -> Row:
@@ -337,7 +337,7 @@ def judge_pixels(decoded: tuple[float, ...] | str, loader: str, instead: str) ->
         right, found = False, decoded
     else:
         right = max(abs(got - sent) for got, sent in zip(decoded, COLOUR, strict=True)) <= TOLERANCE
-        found = f"the loaders' own pipeline made {decoded} of a JPEG of colour {COLOUR}"
+        found = f"a JPEG of colour {COLOUR}, decoded and resized, is {decoded}"
     return judge(found, (right, "ok", f"{loader} works"), (True, "bad", f"{loader} fails: {instead}"))
 
 
@@ -350,46 +350,27 @@ def jpeg(width: int = 64, height: int = 48) -> bytes:
     return buffer.getvalue()
 
 
-def decode(device: Any) -> tuple[float, ...] | str:
-    """Return the mean colour of `jpeg()` through loaders/images/_pipeline.py, or the error as a str.
+def decode(device_id: int | None) -> tuple[float, ...] | str:
+    """Return the mean colour of `jpeg()` through the operators of the dali-* loaders, or the error as a str.
 
-    `device` None: DALI on the CPU.
+    `device_id` None: DALI on the CPU.
     """
-    import numpy as np
-    import torch
-
-    from contracts import Pixels, UserError
-    from loaders.images._dali_rows import Prepared, blank_rows
-    from loaders.images._pipeline import Runner, build
-
-    image = Prepared(
-        blank_rows(1, (16, 16)),
-        [np.frombuffer(jpeg(), np.uint8)],
-        starts=np.array([[0, 0]], np.int32),
-        shapes=np.array([[48, 64]], np.int32),
-        windows=np.array([[0, 0, 48, 64]], np.float32),
-        sizes=np.array([[16, 16]], np.float32),
-    )
-    stream = None if device is None else torch.cuda.Stream(device)
-    pixels = Pixels(mean=(0, 0, 0), std=(1, 1, 1))
-    runner = Runner(
-        partial(build, batch_size=1, threads=1, device=device, reads=False, pixels=pixels),
-        warm=image,
-        diagnose=lambda _: set(),
-        again=lambda batch, _: batch,
-        output_stream=None if stream is None else stream.cuda_stream,
-    )
     try:
-        for (images, _), _ in runner.run([image]):
-            if stream is None:
-                mean = np.asarray(images.as_tensor()).mean((0, 1, 2))
-            else:
-                with torch.cuda.stream(stream):
-                    mean = 255 * torch.from_dlpack(images.as_tensor()).float().mean((0, 1, 2)).cpu().numpy()
-            return tuple(round(float(value), 1) for value in mean)
-    except (UserError, RuntimeError, OSError, ImportError) as error:
+        import numpy as np
+        from nvidia.dali import fn, pipeline_def
+
+        @pipeline_def(batch_size=1, num_threads=1, device_id=device_id)
+        def graph() -> Any:
+            encoded = fn.external_source(source=lambda: [np.frombuffer(jpeg(), np.uint8)])
+            device = "cpu" if device_id is None else "mixed"
+            image = fn.decoders.image_slice(encoded, start=(0, 0), shape=(48, 64), axes=(0, 1), device=device)
+            return fn.resize(image, size=(16, 16))
+
+        (images,) = graph().run()
+        mean = np.asarray(images.as_cpu().as_tensor()).mean((0, 1, 2))
+    except (RuntimeError, OSError, ImportError) as error:
         return first_line(error)
-    return "DALI gave no batch"
+    return tuple(round(float(value), 1) for value in mean)
 
 
 def nvdec() -> Row:

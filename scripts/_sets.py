@@ -37,7 +37,7 @@ class DrawnSet:
     # (folder, seed, key) -> what `finish` gets; writes one file
     draw: Callable[[Path, int, Key], Any]
     counts: tuple[int, int]  # files a class, of training and of validation, where the user names none
-    words: tuple[str, str] = ("train_per_class", "val_per_class")  # flags of the counts
+    stamp_keys: tuple[str, str] = ("train_per_class", "val_per_class")  # of the counts
     splits: tuple[str, str] = ("train", "val")
     # (folder, what was drawn): writes what tells of all files, into the folder `annotations`
     finish: Callable[[Path, list[Any]], None] | None = None
@@ -47,6 +47,11 @@ class DrawnSet:
     def stamp_name(self) -> str:
         """The file in DEST that names the set's version, seed and counts."""
         return f"{self.name}.json"
+
+    @property
+    def flags(self) -> tuple[str, str]:
+        """The program's flags of the counts."""
+        return ("--train", "--val") if self.classes == ("",) else ("--train-per-class", "--val-per-class")
 
     def write(
         self,
@@ -72,7 +77,7 @@ class DrawnSet:
                 f"needs at least one file a class and a seed >= 0, got {counts[0]} and {counts[1]} files, "
                 f"seed {seed}"
             )
-        stamp = {"version": self.version, "seed": seed, **dict(zip(self.words, counts, strict=True))}
+        stamp = {"version": self.version, "seed": seed, **dict(zip(self.stamp_keys, counts, strict=True))}
         with replacing(dest, self.stamp_name, stamp, (*self.splits, "annotations")) as fresh:
             if fresh is None:
                 return False
@@ -96,9 +101,8 @@ class DrawnSet:
         """Run the program; return its exit code."""
         parser = Parser(self.name, self.about)
         parser.add_argument("dest", type=Path, help="folder to make")
-        for word, split, count in zip(self.words, self.splits, self.counts, strict=True):
-            flag = f"--{word.replace('_', '-')}"
-            unit = "files of a class" if "class" in word else "files"
+        unit = "files" if self.classes == ("",) else "files of a class"
+        for flag, split, count in zip(self.flags, self.splits, self.counts, strict=True):
             what = f"{unit} in {split}/ (%(default)s)"
             parser.add_argument(flag, dest=split, metavar="N", type=int, default=count, help=what)
         parser.add_argument("--seed", type=int, default=0, help="another seed, other files (%(default)s)")

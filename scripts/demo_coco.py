@@ -208,7 +208,7 @@ SET = DrawnSet(
     classes=("",),
     draw=_draw,
     counts=(600, 150),
-    words=("train", "val"),
+    stamp_keys=("train", "val"),
     splits=("train2017", "val2017"),
     finish=_annotate,
 )

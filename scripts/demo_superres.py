@@ -54,14 +54,7 @@ def _draw(folder: Path, seed: int, key: Key) -> None:
     Image.fromarray(picture(rng)).save(folder / SET.splits[split] / f"{index:04d}.png", compress_level=1)
 
 
-SET = DrawnSet(
-    name="demo_superres",
-    about=__doc__,
-    classes=("",),
-    draw=_draw,
-    counts=(96, 12),
-    words=("train", "val"),
-)
+SET = DrawnSet(name="demo_superres", about=__doc__, classes=("",), draw=_draw, counts=(96, 12))
 write = SET.write
 main = SET.main
 

@@ -20,3 +20,9 @@ def test_nvdec_decodes_a_video_made_in_memory(device: torch.device) -> None:
         pytest.importorskip(module, reason=f"{module} is not installed")
     row = _probes.nvdec()
     assert row.state == "ok" and "made a video of brightness" in row.found, row
+
+
+def test_dali_decodes_a_jpeg_made_in_memory(device: torch.device) -> None:
+    pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    row = _probes.dali_gpu()
+    assert row.state == "ok" and "decoded and resized" in row.found, row

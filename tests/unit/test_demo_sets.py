@@ -53,13 +53,13 @@ def test_a_foreign_folder_is_refused_in_one_line(
     program: Any, content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = program.SET.name
-    words = [f"--{word.replace('_', '-')}" for word in program.SET.words]
+    train, val = program.SET.flags
     for file in content.format(name=name).split():
         (tmp_path / file).write_text("{}")
     before = contents(tmp_path)
-    assert program.main([str(tmp_path), words[0], "1", words[1], "1"]) == 2
+    assert program.main([str(tmp_path), train, "1", val, "1"]) == 2
     assert program.main([str(next(tmp_path.iterdir()))]) == 2
-    assert program.main([str(tmp_path / "set"), words[1], "0"]) == 2
+    assert program.main([str(tmp_path / "set"), val, "0"]) == 2
     messages = capsys.readouterr().err.splitlines()
     assert len(messages) == 3 and all(line.startswith(f"{name}: ") for line in messages)
     assert str(tmp_path) in messages[0] and "at least one" in messages[2]
