@@ -5,6 +5,7 @@ import argparse
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -23,6 +24,27 @@ class Parser(argparse.ArgumentParser):
         from contracts import one_line  # here, since it imports NumPy, which the doctor is to look at
 
         self.exit(2, one_line(f"{self.prog}: {message}; --help lists what it takes") + "\n")
+
+
+def exit_code(name: str, work: Callable[[], int], *mistakes: type[Exception]) -> int:
+    """Return what work() returns; 2 for a UserError, one of `mistakes` or a failing file, 130 for Ctrl-C.
+
+    A mistake is one line on stderr.
+    """
+    from contracts import UserError, one_line  # late: doctor imports nothing large
+
+    try:
+        return work()
+    except KeyboardInterrupt:
+        return 130
+    except UserError as error:
+        message = str(error)
+    except OSError as error:
+        message = one_line(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except mistakes as error:
+        message = one_line(str(error))
+    print(f"{name}: {message}", file=sys.stderr)
+    return 2
 
 
 def _local(name: str) -> Path:

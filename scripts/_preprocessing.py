@@ -26,13 +26,13 @@ class Framing:
         return asdict(self)
 
 
-def _triangle(places: torch.Tensor) -> torch.Tensor:
-    return torch.clamp(1 - places.abs(), min=0.0)
+def _triangle(offsets: torch.Tensor) -> torch.Tensor:
+    return torch.clamp(1 - offsets.abs(), min=0.0)
 
 
-def _cubic(places: torch.Tensor) -> torch.Tensor:
+def _cubic(offsets: torch.Tensor) -> torch.Tensor:
     """Return Keys' kernel with a = -1/2, which Pillow has."""
-    far = places.abs()
+    far = offsets.abs()
     near = (1.5 * far - 2.5) * far * far + 1
     outer = ((-0.5 * far + 2.5) * far - 4) * far + 2
     return torch.where(far < 1, near, torch.where(far < 2, outer, torch.zeros_like(far)))
@@ -87,13 +87,13 @@ class Preprocessed(nn.Module):
         if self.framing.window == "stretch":
             return (height * 0, height), (width * 0, width)
         shorter = torch.minimum(height, width)
-        found = []
+        windows = []
         for length in (height, width):
             resized = torch.floor(self.framing.resize * length / shorter)
             begin = torch.round((resized - self.framing.image_size) / 2)
             step = length / resized
-            found.append((begin * step, (begin + self.framing.image_size) * step))
-        return found[0], found[1]
+            windows.append((begin * step, (begin + self.framing.image_size) * step))
+        return windows[0], windows[1]
 
     def _filter(
         self, length: int, begin: torch.Tensor, end: torch.Tensor, *, like: torch.Tensor
@@ -103,9 +103,9 @@ class Preprocessed(nn.Module):
         scale = (end - begin) / size
         support = torch.clamp(scale, min=1.0)
         centres = begin + (torch.arange(size, device=like.device) + 0.5) * scale
-        places = torch.arange(length, device=like.device) + 0.5
+        offsets = torch.arange(length, device=like.device) + 0.5
         kernel = FILTERS[self.framing.interpolation]
-        weights = kernel((places[None, :] - centres[:, None]) / support)
+        weights = kernel((offsets[None, :] - centres[:, None]) / support)
         return weights / weights.sum(dim=1, keepdim=True)
 
 

@@ -16,14 +16,10 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
-from rich.progress import track
 
-from scripts.demo_set import background, command, replacing
+from scripts._sets import DrawnSet, Key
+from scripts.demo_set import background
 
-VERSION = 1  # of the drawing: a set of another version is made anew
-STAMP = "demo_coco.json"
-SPLITS = ("train2017", "val2017")
-IMAGES = (600, 150)  # training, validation
 CATEGORIES = {10: "circle", 20: "cross", 30: "square", 40: "star", 50: "triangle"}
 SUPERSAMPLING = 4  # a shape's edge is drawn at this scale and averaged
 
@@ -148,8 +144,8 @@ def _crowd(
         rng.uniform(0, 2 * np.pi, rng.integers(8, 21)), np.sqrt(rng.random(20)), strict=False
     ):
         radius = rng.uniform(3.5, 5)
-        place = centre + (reach - radius) * distance * np.array([np.cos(angle), np.sin(angle)])
-        mask |= _paint(canvas, _turned(rng, category, place, radius), _colour(rng, ink)) >= 0.5
+        middle = centre + (reach - radius) * distance * np.array([np.cos(angle), np.sin(angle)])
+        mask |= _paint(canvas, _turned(rng, category, middle, radius), _colour(rng, ink)) >= 0.5
     y, x = np.nonzero(mask)
     return {
         "category_id": category,
@@ -169,70 +165,55 @@ def run_lengths(mask: np.ndarray) -> list[int]:
     return [0, *runs] if flat[0] else list(runs)
 
 
-def _write_split(folder: Path, split: int, count: int, seed: int, *, progress: bool) -> None:
-    name = SPLITS[split]
-    images = []
-    annotations = []
-    (folder / name).mkdir()
-    for index in track(range(count), f"drawing {name}", disable=not progress):
-        rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(split, index)))
-        pixels, found = drawn(rng, empty=index % 12 == 5, crowd=index % 8 == 3)
-        picture = Image.fromarray(pixels)
-        image_id = 100_000 * (split + 1) + 3 * index
-        entry = {
-            "id": image_id,
-            "file_name": f"{image_id:012d}.jpg",
-            "height": picture.height,
-            "width": picture.width,
+def _draw(folder: Path, seed: int, key: Key) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
+    """Write one image; return its split, its entry and its annotations."""
+    split, _, index = key
+    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(split, index)))
+    pixels, annotations = drawn(rng, empty=index % 12 == 5, crowd=index % 8 == 3)
+    picture = Image.fromarray(pixels).convert("L" if index % 25 == 14 else "RGB")
+    image_id = 100_000 * (split + 1) + 3 * index
+    name = f"{image_id:012d}.jpg"
+    picture.save(folder / SET.splits[split] / name, quality=int(rng.integers(75, 96)))
+    entry = {"id": image_id, "file_name": name, "height": picture.height, "width": picture.width}
+    return (
+        split,
+        entry,
+        [
+            {"id": 100 * image_id + number, "image_id": image_id, **each}
+            for number, each in enumerate(annotations)
+        ],
+    )
+
+
+def _annotate(folder: Path, images: list[tuple[int, dict[str, Any], list[dict[str, Any]]]]) -> None:
+    """Write annotations/instances_<split>.json of what _draw() returned."""
+    for split, name in enumerate(SET.splits):
+        whole = {
+            "info": {"description": "drawn shapes"},
+            "licenses": [],
+            "images": [entry for of, entry, _ in images if of == split],
+            "annotations": [each for of, _, annotations in images if of == split for each in annotations],
+            "categories": [
+                {"id": number, "name": label, "supercategory": "shape"}
+                for number, label in CATEGORIES.items()
+            ],
         }
-        grey = index % 25 == 14
-        picture.convert("L" if grey else "RGB").save(
-            folder / name / str(entry["file_name"]), quality=int(rng.integers(75, 96))
-        )
-        images.append(entry)
-        annotations += [
-            {"id": 100 * image_id + place, "image_id": image_id, **each} for place, each in enumerate(found)
-        ]
-    categories = [
-        {"id": number, "name": label, "supercategory": "shape"} for number, label in CATEGORIES.items()
-    ]
-    whole = {
-        "info": {"description": "drawn shapes"},
-        "licenses": [],
-        "images": images,
-        "annotations": annotations,
-        "categories": categories,
-    }
-    (folder / "annotations" / f"instances_{name}.json").write_text(json.dumps(whole, separators=(",", ":")))
+        path = folder / "annotations" / f"instances_{name}.json"
+        path.write_text(json.dumps(whole, separators=(",", ":")))
 
 
-def write(
-    dest: Path, train: int = IMAGES[0], val: int = IMAGES[1], seed: int = 0, *, progress: bool = True
-) -> bool:
-    """Make DEST/{train2017,val2017}/*.jpg and DEST/annotations/instances_*.json of so many images; a larger
-    set begins with a smaller one.
-
-    False when this set is there already; one of other numbers is replaced. ValueError for counts below one,
-    FileExistsError for a folder with anything else in it.
-    """
-    if min(train, val) < 1 or seed < 0:
-        raise ValueError(
-            f"needs at least one image a split and a seed >= 0, got {train} and {val} images, seed {seed}"
-        )
-    stamp = {"version": VERSION, "seed": seed, "train": train, "val": val}
-    with replacing(dest, STAMP, stamp, ("annotations", *SPLITS)) as fresh:
-        if fresh is None:
-            return False
-        (fresh / "annotations").mkdir()
-        for split, count in enumerate((train, val)):
-            _write_split(fresh, split, count, seed, progress=progress)
-    return True
-
-
-def main(arguments: list[str] | None = None) -> int:
-    counts = {"--train": (IMAGES[0], "images in train2017/"), "--val": (IMAGES[1], "images in val2017/")}
-    return command("demo_coco", __doc__, write, counts, arguments)
-
+SET = DrawnSet(
+    name="demo_coco",
+    about=__doc__,
+    classes=("",),
+    draw=_draw,
+    counts=(600, 150),
+    stamp_keys=("train", "val"),
+    splits=("train2017", "val2017"),
+    finish=_annotate,
+)
+write = SET.write
+main = SET.main
 
 if __name__ == "__main__":
     sys.exit(main())

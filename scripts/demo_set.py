@@ -9,33 +9,15 @@ sizes have the same distribution in every class.
 from __future__ import annotations
 
 import io
-import json
-import os
-import shutil
-import signal
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
-from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also when it is started as a file
 
-from contracts import one_line
-from scripts import Parser
-
-VERSION = 1  # of the drawing: a set of another version is made anew
-STAMP = "demo_set.json"
-SPLITS = ("train", "val")
+from scripts._sets import DrawnSet, Key
 
 # Centres (x, y) of the five shapes of a motif, in half cells from its middle, y downwards. Always five, never
 # touching: the share of painted pixels says nothing about the class. All are drawn mirrored half the time,
@@ -53,7 +35,7 @@ MOTIFS = {
     "vee": ((-0.9, -0.8), (-0.45, 0), (0, 0.8), (0.45, 0), (0.9, -0.8)),
     "zigzag": ((-1, -0.4), (-0.5, 0.4), (0, -0.4), (0.5, 0.4), (1, -0.4)),
 }
-CLASSES = tuple(sorted(MOTIFS))  # the label is the place in this tuple, as in a scan of the folder
+CLASSES = tuple(sorted(MOTIFS))  # the label is the index in this tuple, as in a scan of the folder
 
 # index % 25 -> what is odd about the file, so that every class has the same share and 25 images a class have
 # all of it.
@@ -166,171 +148,16 @@ def encode(rng: np.random.Generator, pixels: np.ndarray, oddity: str | None) -> 
     return buffer.getvalue()
 
 
-def _write_one(root: Path, seed: int, key: tuple[int, int, int]) -> None:
+def _draw(folder: Path, seed: int, key: Key) -> None:
     split, label, index = key
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
-    name = f"{CLASSES[label]}_{index:05d}.JPEG"
-    (root / SPLITS[split] / CLASSES[label] / name).write_bytes(
-        encode(rng, image(rng, label), ODDITIES.get(index % 25))
-    )
+    path = folder / SET.splits[split] / CLASSES[label] / f"{CLASSES[label]}_{index:05d}.JPEG"
+    path.write_bytes(encode(rng, image(rng, label), ODDITIES.get(index % 25)))
 
 
-def write(
-    dest: Path,
-    train_per_class: int = 200,
-    val_per_class: int = 50,
-    seed: int = 0,
-    *,
-    progress: bool = True,
-    processes: int | None = None,
-) -> bool:
-    """Make DEST/{train,val}/<class>/*.JPEG; False when it is there already. The bytes never depend on
-    `processes` (None: one a core)."""
-    stamp = {
-        "version": VERSION,
-        "seed": seed,
-        "train_per_class": train_per_class,
-        "val_per_class": val_per_class,
-    }
-    return fill(dest, STAMP, stamp, CLASSES, _write_one, progress=progress, processes=processes)
-
-
-def fill(
-    dest: Path,
-    stamp_name: str,
-    stamp: dict[str, Any],
-    classes: tuple[str, ...],
-    write_one: Callable[[Path, int, tuple[int, int, int]], None],
-    *,
-    progress: bool = True,
-    processes: int | None = None,
-) -> bool:
-    """Make the folders DEST/{train,val}/<class> and call write_one(root, seed, (split, label, index)) for
-    each file, in processes.
-
-    False when the set of this `stamp`, kept in the file `stamp_name`, is there; one of another stamp is
-    replaced. ValueError for counts below one, FileExistsError for a folder with anything else in it.
-    """
-    seed = stamp["seed"]
-    counts = (stamp["train_per_class"], stamp["val_per_class"])
-    if min(counts) < 1 or seed < 0:
-        raise ValueError(
-            f"needs at least one file a class and a seed >= 0, got {counts[0]} and {counts[1]} files, seed "
-            f"{seed}"
-        )
-    with replacing(dest, stamp_name, stamp, SPLITS) as fresh:
-        if fresh is None:
-            return False
-        keys = [(s, c, i) for s, n in enumerate(counts) for c in range(len(classes)) for i in range(n)]
-        for folder in (fresh / split / name for split in SPLITS for name in classes):
-            folder.mkdir(parents=True, exist_ok=True)
-        workers = processes or len(os.sched_getaffinity(0))
-        # spawn: the caller may have threads, and a fork with threads may hang
-        with ProcessPoolExecutor(workers, get_context("spawn"), follow, (os.getpid(),)) as pool:
-            try:
-                done = pool.map(partial(write_one, fresh, seed), keys, chunksize=8)
-                for _ in track(done, f"drawing {Path(dest).name}", total=len(keys), disable=not progress):
-                    pass
-            finally:
-                pool.shutdown(cancel_futures=True)  # an interrupt does not wait for the files still to come
-    return True
-
-
-def follow(parent: int) -> None:
-    """Prepare a process of a pool: Ctrl-C is for its parent alone, and it ends when that has gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def end() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.2)
-        os._exit(1)
-
-    threading.Thread(target=end, daemon=True).start()
-
-
-@contextmanager
-def replacing(
-    dest: Path, stamp_name: str, stamp: dict[str, Any], inside: Iterable[str]
-) -> Iterator[Path | None]:
-    """Yield the folder to write a set into, which gets the name DEST once all of it is there; None when the
-    set of this stamp is there already.
-
-    A set of another stamp is replaced. FileExistsError for a folder with anything but the set's `inside` in
-    it.
-    """
-    dest = Path(dest).resolve()
-    found = {path.name for path in dest.iterdir()} if dest.is_dir() else set()
-    if stamp_name in found and json.loads((dest / stamp_name).read_text()) == stamp:
-        yield None
-        return
-    if (
-        (found and stamp_name not in found)
-        or found - {stamp_name, *inside}
-        or (dest.exists() and not dest.is_dir())
-    ):
-        raise FileExistsError(f"{dest} holds something else than a demo set; name a new or an empty folder")
-    fresh, old = (dest.with_name(f".{dest.name}.{os.getpid()}.{state}") for state in ("partial", "old"))
-    try:
-        fresh.mkdir(parents=True)
-        yield fresh
-        (fresh / stamp_name).write_text(json.dumps(stamp) + "\n")
-        if found:
-            dest.rename(old)
-        fresh.rename(dest)  # takes the place of an empty folder too
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    return command("demo_set", __doc__, write, per_class(200, 50), arguments)
-
-
-def per_class(train: int, val: int) -> dict[str, tuple[int, str]]:
-    """Return the counts that `command` takes for a set of classes."""
-    return {
-        "--train-per-class": (train, "files of a class in train/"),
-        "--val-per-class": (val, "files of a class in val/"),
-    }
-
-
-def command(
-    prog: str,
-    description: str | None,
-    write: Callable[..., bool],
-    counts: dict[str, tuple[int, str]],
-    arguments: list[str] | None,
-) -> int:
-    """Run the command line of a set: parse, call write(dest, *counts, seed), return the exit code. `counts`:
-    flag -> (default, what it counts)."""
-    parser = Parser(prog, description)
-    parser.add_argument("dest", type=Path, help="folder to make")
-    for flag, (default, what) in counts.items():
-        parser.add_argument(
-            flag, dest=flag, metavar="N", type=int, default=default, help=f"{what} (%(default)s)"
-        )
-    parser.add_argument("--seed", type=int, default=0, help="another seed, other files (%(default)s)")
-    options = parser.parse_args(arguments)
-    return make(
-        prog,
-        options.dest,
-        lambda: write(options.dest, *(getattr(options, flag) for flag in counts), options.seed),
-    )
-
-
-def make(prog: str, dest: Path, write: Callable[[], bool]) -> int:
-    """Make the set at `dest` by `write`, which returns False where it is already there; say so, and return
-    the program's exit code."""
-    try:
-        said = "made" if write() else "already there"
-    except (ValueError, OSError) as error:
-        print(one_line(f"{prog}: {error}"), file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    print(f"{dest}: {said}")
-    return 0
-
+SET = DrawnSet(name="demo_set", about=__doc__, classes=CLASSES, draw=_draw, counts=(200, 50))
+write = SET.write
+main = SET.main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -13,11 +13,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from scripts.demo_set import SPLITS, background, command, fill, paint
+from scripts._sets import DrawnSet, Key
+from scripts.demo_set import background, paint
 
-STAMP = "demo_superres.json"
-VERSION = 1  # of the drawing: a set of another version is made anew
-COUNTS = (96, 12)  # training, validation
 SIDES = (192, 289)  # of the pictures, pixels: smallest, and one more than the largest
 WAVES = (6, 24)  # lengths of a grating's waves, pixels
 
@@ -50,31 +48,15 @@ def _grating(rng: np.random.Generator, canvas: np.ndarray, colour: np.ndarray) -
     box += cover * (colour - box)
 
 
-def _write_one(root: Path, seed: int, key: tuple[int, int, int]) -> None:
+def _draw(folder: Path, seed: int, key: Key) -> None:
     split, _, index = key
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
-    Image.fromarray(picture(rng)).save(root / SPLITS[split] / f"{index:04d}.png", compress_level=1)
+    Image.fromarray(picture(rng)).save(folder / SET.splits[split] / f"{index:04d}.png", compress_level=1)
 
 
-def write(
-    dest: Path,
-    train: int = COUNTS[0],
-    val: int = COUNTS[1],
-    seed: int = 0,
-    *,
-    progress: bool = True,
-    processes: int | None = None,
-) -> bool:
-    """Make DEST/{train,val}/*.png; False when it is there already. The bytes never depend on `processes`."""
-    stamp = {"version": VERSION, "seed": seed, "train_per_class": train, "val_per_class": val}
-    # one class, whose folder is the split's own
-    return fill(dest, STAMP, stamp, ("",), _write_one, progress=progress, processes=processes)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    counts = {"--train": (COUNTS[0], "pictures in train/"), "--val": (COUNTS[1], "pictures in val/")}
-    return command("demo_superres", __doc__, write, counts, arguments)
-
+SET = DrawnSet(name="demo_superres", about=__doc__, classes=("",), draw=_draw, counts=(96, 12))
+write = SET.write
+main = SET.main
 
 if __name__ == "__main__":
     sys.exit(main())

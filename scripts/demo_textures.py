@@ -14,12 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from scripts.demo_set import MOTIFS, command, encode, fill, motif, per_class
+from scripts._sets import DrawnSet, Key
+from scripts.demo_set import MOTIFS, encode, motif
 
-VERSION = 1  # of the drawing: a set of another version is made anew
-STAMP = "demo_textures.json"
-SPLITS = ("train", "val")
-PER_CLASS = (10, 20)  # training, validation
 TEXTURES = ("checks", "dots", "rings", "stripes", "waves")
 CLASSES = tuple(sorted(f"{shape}-{texture}" for shape in MOTIFS for texture in TEXTURES))
 
@@ -66,30 +63,16 @@ def texture(rng: np.random.Generator, kind: str, height: int, width: int) -> np.
     return np.clip(0.5 + wave, 0, 1).astype(np.float32)
 
 
-def _write_one(root: Path, seed: int, key: tuple[int, int, int]) -> None:
+def _draw(folder: Path, seed: int, key: Key) -> None:
     split, label, index = key
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
-    name = f"{CLASSES[label]}_{index:05d}.JPEG"
-    (root / SPLITS[split] / CLASSES[label] / name).write_bytes(encode(rng, image(rng, label), None))
+    path = folder / SET.splits[split] / CLASSES[label] / f"{CLASSES[label]}_{index:05d}.JPEG"
+    path.write_bytes(encode(rng, image(rng, label), None))
 
 
-def write(
-    dest: Path,
-    train_per_class: int = PER_CLASS[0],
-    val_per_class: int = PER_CLASS[1],
-    seed: int = 0,
-    *,
-    progress: bool = True,
-) -> bool:
-    """Make DEST/{train,val}/<class>/*.JPEG; False when it is there already."""
-    counts = {"train_per_class": train_per_class, "val_per_class": val_per_class}
-    stamp = {"version": VERSION, "seed": seed, **counts}
-    return fill(dest, STAMP, stamp, CLASSES, _write_one, progress=progress)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    return command("demo_textures", __doc__, write, per_class(*PER_CLASS), arguments)
-
+SET = DrawnSet(name="demo_textures", about=__doc__, classes=CLASSES, draw=_draw, counts=(10, 20))
+write = SET.write
+main = SET.main
 
 if __name__ == "__main__":
     sys.exit(main())

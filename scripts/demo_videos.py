@@ -18,13 +18,11 @@ from typing import Any
 import av
 import numpy as np
 
-from scripts.demo_set import SPLITS, background, command, fill, paint, per_class
+from scripts._sets import DrawnSet, Key
+from scripts.demo_set import background, paint
 
-STAMP = "demo_videos.json"
-VERSION = 1  # of the drawing: a set of another version is made anew
 # the label is the place, as in a scan of the folder
 CLASSES = ("circle", "down", "grow", "shake", "shrink", "sideways", "still", "up")
-PER_CLASS = (100, 25)  # training, validation
 RADII = (0.05, 0.16)  # smallest and largest of a shape; lengths are in shorter sides of the frame
 TICKS = 90_000  # of the clock in a second
 
@@ -51,8 +49,8 @@ def times(rng: np.random.Generator, *, variable: bool = False) -> np.ndarray:
     rate = int(rng.choice((12, 15, 24, 25, 30)))
     if not variable:
         return np.arange(count) / rate
-    kept = rng.permutation(np.arange(1, count * 4 // 3))[: count - 1]
-    return np.concatenate([[0], np.sort(kept)]) / rate
+    ticks = rng.permutation(np.arange(1, count * 4 // 3))[: count - 1]
+    return np.concatenate([[0], np.sort(ticks)]) / rate
 
 
 def frames(
@@ -157,44 +155,20 @@ def encode(
         file.mux(stream.encode(None))
 
 
-def _write_one(root: Path, seed: int, key: tuple[int, int, int]) -> None:
+def _draw(folder: Path, seed: int, key: Key) -> None:
     split, label, index = key
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
     oddity = ODDITIES.get(index % 25)
     size = shape(rng)
     seconds = times(rng, variable=oddity == "variable")
-    path = (
-        root
-        / SPLITS[split]
-        / CLASSES[label]
-        / f"{CLASSES[label]}_{index:05d}.{'webm' if oddity == 'vp9' else 'mp4'}"
-    )
+    name = f"{CLASSES[label]}_{index:05d}.{'webm' if oddity == 'vp9' else 'mp4'}"
+    path = folder / SET.splits[split] / CLASSES[label] / name
     encode(rng, path, seconds, frames(rng, label, seconds, size), size, oddity)
 
 
-def write(
-    dest: Path,
-    train_per_class: int = PER_CLASS[0],
-    val_per_class: int = PER_CLASS[1],
-    seed: int = 0,
-    *,
-    progress: bool = True,
-    processes: int | None = None,
-) -> bool:
-    """Make DEST/{train,val}/<class>/*.{mp4,webm}; False when it is there already. The bytes never depend on
-    `processes`."""
-    stamp = {
-        "version": VERSION,
-        "seed": seed,
-        "train_per_class": train_per_class,
-        "val_per_class": val_per_class,
-    }
-    return fill(dest, STAMP, stamp, CLASSES, _write_one, progress=progress, processes=processes)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    return command("demo_videos", __doc__, write, per_class(*PER_CLASS), arguments)
-
+SET = DrawnSet(name="demo_videos", about=__doc__, classes=CLASSES, draw=_draw, counts=(100, 25))
+write = SET.write
+main = SET.main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,8 +1,8 @@
 """Show what is installed and works here, and what to change first.
 
-`python -m scripts.doctor [--data FOLDER|URL] [--json]`. Every question (scripts/probes/) is asked in a child
-process with a time limit, so that a driver that hangs or a library that crashes becomes a row. This process
-imports nothing that could be broken. Exit code 1 when a row is bad, 2 for a mistake of the caller.
+`python -m scripts.doctor [--data FOLDER|URL] [--json]`. Every question (scripts/_probes.py) is asked in a
+child process with a time limit, so that a driver that hangs or a library that crashes becomes a row. This
+process imports nothing that could be broken. Exit code 1 when a row is bad, 2 for a mistake of the caller.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from multiprocessing import active_children, get_context
@@ -24,98 +23,62 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also as `python scripts/doctor.py`
 
 from scripts import Parser
-from scripts.probes import Row, State, decoders, first_line, machine, storage, training
-
-Probe = Callable[[], Row]
-
-LANES: tuple[dict[str, Probe], ...] = (
-    {
-        "GPU": training.gpu,
-        "NCCL": training.nccl,
-        "DALI": decoders.dali,
-        "DALI decodes, CPU": decoders.dali_cpu,
-        "DALI decodes, GPU": decoders.dali_gpu,
-        "nvJPEG's engine": decoders.nvjpeg_engine,
-        "CPU reader": decoders.reader,
-        "NVDEC": decoders.nvdec,  # with PyAV's FFmpeg, behind all that is not to meet it
-    },
-    {
-        "torch, torchvision": training.torch_and_torchvision,
-        "apex": training.apex,
-        "variables": machine.environment,  # before engine/distributed.py is imported and sets its own
-        "CPU cores": machine.cores,
-        "memory": machine.memory,
-        "/dev/shm": machine.shm,
-        "open files": machine.open_files,
-        "locked memory": machine.locked_memory,
-    },
-    {"decord": decoders.decord},
-    {"PyAV": decoders.pyav},
-    {"torchcodec": decoders.torchcodec},
+from scripts._probes import (
+    CACHE,
+    IF_LOST,
+    LANES,
+    OF_DATA,
+    Probe,
+    Row,
+    State,
+    behind_url,
+    first_line,
 )
-"""Name -> probe, in the order of the table. Lanes are asked side by side, each in a process of its own:
-decord, PyAV and torchcodec bring an FFmpeg each, and NVDEC's takes PyAV's. All that uses a GPU is in the
-first: one in exclusive mode takes one process."""
-OF_DATA: dict[str, Callable[[Path], Row]] = {
-    "--data: file system": storage.file_system,
-    "--data: reading": storage.reading,
-    "--data: size": storage.size,
-}
-MANIFESTS: dict[str, Probe] = {"manifest cache": storage.manifest_cache}
-"""Asked with --data, after everything else: a speed is not taken beside other work."""
 
-IF_LOST = {"NCCL": training.NCCL_HANGS}
-"""Name -> the consequence where the question ends its process, or gets no answer in time."""
 LIMIT_S = 60.0
-"""Seconds for one question; the first one of a child also pays for its imports, which a slow disk makes
-long."""
+"""Seconds for one question; the first of a child also pays for its imports, which a slow disk makes long."""
 COLOURS: dict[State, str] = {"bad": "bold red", "warn": "yellow", "ok": "green", "absent": "dim"}
 """In the order of the table: what to change comes first."""
 PLAIN_WIDTH = 140
 SPAWN = get_context("spawn")  # a fork would inherit what this process has imported, and each asks anew
 
 
-def examine(name: str, probe: Probe) -> Row:
-    """Return the probe's row; when it raises, a row that says so."""
-    try:
-        return replace(probe(), what=name)
-    except Exception as error:
-        said = "could not be looked at; if another row is bad, mend that first"
-        return Row(what=name, found=first_line(error), state="warn", consequence=said)
-
-
-def answer(probes: dict[str, Probe], rows: Connection, output: str) -> None:
-    """Live a child's life: give the rows in order; what libraries print goes into the file `output`."""
+def answer(probes: Mapping[str, Probe], rows: Connection, output: str) -> None:
+    """Run in a child: send the rows in order; what libraries print goes into the file `output`."""
     file = os.open(output, os.O_WRONLY | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(file, stream)
     for name, probe in probes.items():
         sys.stdout.flush()
         os.ftruncate(file, 0)  # the last words of a process are those of the probe that ended it
-        rows.send(examine(name, probe))
+        try:
+            row = replace(probe(), what=name)
+        except Exception as error:
+            text = "could not be looked at; if another row is bad, mend that first"
+            row = Row(what=name, found=first_line(error), state="warn", consequence=text)
+        rows.send(row)
 
 
-def ask(probes: dict[str, Probe], limit_s: float = LIMIT_S) -> list[Row]:
-    """Return a row for each probe, whatever it does. One that ends its process, or exceeds the time, is
-    followed by a fresh process."""
-    told: list[Row] = []
-    while len(told) < len(probes):
-        left = dict(list(probes.items())[len(told) :])
-        rows, end = _ask_a_child(left, limit_s)
-        told += rows
-        if len(rows) < len(left):
-            what = list(left)[len(rows)]
-            said = IF_LOST.get(
-                what,
-                "it would end a run likewise: reinstall what the row names; its last words are on the left",
-            )
-            told.append(Row(what=what, found=end, state="bad", consequence=said))
-    return told
+def ask(probes: Mapping[str, Probe], limit_s: float = LIMIT_S) -> list[Row]:
+    """Return a row for each probe, whatever it does.
+
+    A fresh process takes over from one that ended in a probe, or exceeded the time.
+    """
+    rows: list[Row] = []
+    while len(rows) < len(probes):
+        left = dict(list(probes.items())[len(rows) :])
+        answers, end = _ask_a_child(left, limit_s)
+        rows += answers
+        if len(answers) < len(left):
+            what = list(left)[len(answers)]
+            text = "it would end a run likewise: reinstall what the row names; its last words are on the left"
+            rows.append(Row(what=what, found=end, state="bad", consequence=IF_LOST.get(what, text)))
+    return rows
 
 
-def _ask_a_child(probes: dict[str, Probe], limit_s: float) -> tuple[list[Row], str]:
-    """Return the rows that a child gave, in order, and how it ended, which matters when there are too few."""
-    told: list[Row] = []
+def _ask_a_child(probes: Mapping[str, Probe], limit_s: float) -> tuple[list[Row], str]:
+    """Return the rows that a child gave, in order, and how it ended, for when there are too few."""
+    rows: list[Row] = []
     receiver, sender = SPAWN.Pipe(duplex=False)
     with tempfile.TemporaryFile() as output:  # it has no name to be left behind, but the child finds it
         path = f"/proc/{os.getpid()}/fd/{output.fileno()}"
@@ -124,48 +87,39 @@ def _ask_a_child(probes: dict[str, Probe], limit_s: float) -> tuple[list[Row], s
         sender.close()
         end = f"no answer within {limit_s:.0f} s"
         try:
-            while len(told) < len(probes) and receiver.poll(limit_s):
-                told.append(receiver.recv())
-            if len(told) == len(probes):
+            while len(rows) < len(probes) and receiver.poll(limit_s):
+                rows.append(receiver.recv())
+            if len(rows) == len(probes):
                 child.join(2)
         except (EOFError, OSError):  # OSError: it ended in the middle of an answer
             child.join(5)
             code = child.exitcode or 0
-            end = (
-                f"its process was ended by {signal.Signals(-code).name}"
-                if code < 0
-                else f"its process ended with exit code {code}"
-            )
+            name = signal.Signals(-code).name if code < 0 else ""
+            end = f"its process was ended by {name}" if name else f"its process ended with exit code {code}"
         child.kill()
         child.join(5)
         words = output.read().decode(errors="replace").strip().splitlines()
-    return told, f"{end}: {words[-1][:200]}" if words else end
+    return rows, f"{end}: {words[-1][:200]}" if words else end
 
 
 def diagnose(data: str | None) -> list[Row]:
     """Return all rows, in the order of the tables; `data` is a folder or a URL."""
-    with _unheard(), ThreadPoolExecutor(len(LANES)) as lanes:
-        rows = [row for lane in lanes.map(ask, LANES) for row in lane]
-        if data is not None:
-            of_url = {"--data: reading": partial(storage.behind_url, data)}
-            of_folder = {name: partial(probe, Path(data)) for name, probe in OF_DATA.items()}
-            rows += ask((of_url if "://" in data else of_folder) | MANIFESTS)
-    return rows
-
-
-@contextmanager
-def _unheard() -> Iterator[None]:
-    """Start children without the terminal inside: one that Ctrl-C ends before it has its file would tell of
-    it there."""
-    kept = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
+    # a child that Ctrl-C ends before it has its file would print a traceback to the terminal
+    terminal = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
     try:
-        yield
+        with ThreadPoolExecutor(len(LANES)) as lanes:
+            rows = [row for lane in lanes.map(ask, LANES) for row in lane]
+        if data is not None:
+            of_data = {name: partial(probe, Path(data)) for name, probe in OF_DATA.items()}
+            if "://" in data:
+                of_data = {"--data: reading": partial(behind_url, data)}
+            rows += ask(of_data | CACHE)
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+        os.dup2(terminal, 2)
+        os.close(terminal)
+    return rows
 
 
 def show(rows: list[Row]) -> None:
@@ -176,21 +130,13 @@ def show(rows: list[Row]) -> None:
         from rich.table import Table
         from rich.text import Text
     except ImportError:
-        print(
-            "\n".join(
-                f"{row.state:6}  {row.what}: {row.found}" + f"; {row.consequence}" * bool(row.consequence)
-                for row in rows
-            )
-        )
+        for row in rows:
+            print(f"{row.state:6}  {row.what}: {row.found}; {row.consequence}")
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading, share in (
-        ("what", None),
-        ("found", 5),
-        ("state", None),
-        ("consequence, and what to change first", 6),
-    ):
-        table.add_column(heading, ratio=share, no_wrap=share is None)
+    ratios = {"what": None, "found": 5, "state": None, "consequence, and what to change first": 6}
+    for heading, ratio in ratios.items():
+        table.add_column(heading, ratio=ratio, no_wrap=ratio is None)
     for row in sorted(rows, key=lambda row: list(COLOURS).index(row.state)):
         cells = (Text(row.what), Text(row.found), Text(row.state, COLOURS[row.state]), Text(row.consequence))
         table.add_row(*cells, style="dim" if row.state == "absent" else None)
@@ -198,15 +144,13 @@ def show(rows: list[Row]) -> None:
 
 
 def summary(rows: list[Row]) -> str:
-    """Return the last line."""
-    named = {state: ", ".join(row.what for row in rows if row.state == state) for state in ("bad", "warn")}
-    if not named["bad"] and not named["warn"]:
-        return "nothing to change"
-    return "; ".join(f"{state}: {names}" for state, names in named.items() if names)
+    """Return the last line: the names of the rows that are bad or warn."""
+    names = {state: ", ".join(row.what for row in rows if row.state == state) for state in ("bad", "warn")}
+    return "; ".join(f"{state}: {text}" for state, text in names.items() if text) or "nothing to change"
 
 
 def leave(*_: object) -> None:
-    """End at Ctrl-C and SIGTERM, and the children too, at once, for the lanes would start the next ones."""
+    """End at Ctrl-C and SIGTERM, and the children too, at once: the lanes would start the next ones."""
     for child in active_children():
         child.kill()
     os._exit(130)

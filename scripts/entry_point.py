@@ -32,23 +32,25 @@ def own_folder(shared: Path) -> Path:
 
     Raises ValueError for one that another user made, or that others may enter.
     """
-    own = shared / str(os.getuid())
+    folder = shared / str(os.getuid())
     try:
-        own.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         rights = shared.stat().st_mode
-        found = own.lstat()
+        status = folder.lstat()
     except OSError as error:
-        raise ValueError(f"{own}: {error.strerror}; mount a folder there that this user may write") from None
+        raise ValueError(
+            f"{folder}: {error.strerror}; mount a folder there that this user may write"
+        ) from None
     # Else another user could put a folder of theirs in this one's place, once it was looked at.
     if rights & stat.S_IWOTH and not rights & stat.S_ISVTX:
         raise ValueError(f"{shared}: anyone may rename what is in it; set its sticky bit (chmod +t)")
-    if not stat.S_ISDIR(found.st_mode):
-        raise ValueError(f"{own}: no folder, but another user may have put it there; remove it")
-    if found.st_uid != os.getuid():
-        raise ValueError(f"{own}: made by uid {found.st_uid}, who could plant code in it; remove it")
-    if stat.S_IMODE(found.st_mode) & 0o077:
-        raise ValueError(f"{own}: others may enter it (mode {stat.S_IMODE(found.st_mode):o}); remove it")
-    return own
+    if not stat.S_ISDIR(status.st_mode):
+        raise ValueError(f"{folder}: no folder, but another user may have put it there; remove it")
+    if status.st_uid != os.getuid():
+        raise ValueError(f"{folder}: made by uid {status.st_uid}, who could plant code in it; remove it")
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        raise ValueError(f"{folder}: others may enter it (mode {stat.S_IMODE(status.st_mode):o}); remove it")
+    return folder
 
 
 def torchrun(arguments: Sequence[str]) -> int:

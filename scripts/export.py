@@ -30,14 +30,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from contracts import UserError, one_line
+from contracts import UserError
 from dataset.open import open_splits
 from dataset.unlabelled import open_unlabelled
 from engine.checkpoint import Resume
 from loaders.images.decoders import pillow_rgb
 from models import Unusable
 from report.console import Console
-from scripts import Parser
+from scripts import Parser, exit_code
 from scripts._preprocessing import FILTERS, Beside, Framing, Preprocessed
 from settings.config import given, parse
 from tasks import architecture, kind_of
@@ -199,8 +199,8 @@ def export(options: argparse.Namespace, console: Console) -> int:
         reference = load(options.checkpoint, arch=options.arch, half=False)[0] if half else whole
         count, largest, scale = compared(run, reference, images(start, options.images), inside=inside)
         share = largest / max(scale, 1e-6)
-        said = f"{largest:.2g}, where the largest logit is {scale:.3g}"
-        console.info(f"largest difference from PyTorch in fp32 over {count} images: {said}")
+        difference = f"{largest:.2g}, where the largest logit is {scale:.3g}"
+        console.info(f"largest difference from PyTorch in fp32 over {count} images: {difference}")
         if share > TOLERANCE[options.precision]:
             most = f"{TOLERANCE[options.precision]:.0%} of the largest logit"
             console.warn(f"{path} is not written: it may differ by {most} at most")
@@ -208,18 +208,18 @@ def export(options: argparse.Namespace, console: Console) -> int:
         with _writing(path):
             new.write_bytes(content)
             new.replace(path)
-    how = f"preprocessing {options.preprocessing}, {options.precision}"
-    console.info(f"{path}: {len(classes)} classes, {how}")
+    form = f"preprocessing {options.preprocessing}, {options.precision}"
+    console.info(f"{path}: {len(classes)} classes, {form}")
     return 0
 
 
 def compared(
-    run: Run, whole: Preprocessed, found: Iterator[np.ndarray], *, inside: bool
+    run: Run, whole: Preprocessed, samples: Iterator[np.ndarray], *, inside: bool
 ) -> tuple[int, float, float]:
     """Return how many images were compared, the largest difference of a logit, and the largest logit."""
     count = 0
     largest = scale = 0.0
-    for pixels in islice(found, CHECKED):
+    for pixels in islice(samples, CHECKED):
         batch = np.stack([pixels, pixels[:, ::-1]] if count % 2 else [pixels])  # of one, and of two
         with torch.inference_mode():
             expected = whole(torch.from_numpy(batch)).numpy()
@@ -272,16 +272,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--preprocessing", choices=where, default="inside", help="default: inside")
     parser.add_argument("--precision", choices=TOLERANCE, default="fp32", help="default: fp32")
     parser.add_argument("--images", type=Path, help="a folder to check on; default: the validation data")
-    try:
-        return export(parser.parse_args(arguments), Console())
-    except (UserError, Unusable) as error:
-        print(one_line(f"export: {error}"), file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(one_line(f"export: {error.filename}: {error.strerror}"), file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    options = parser.parse_args(arguments)
+    return exit_code("export", lambda: export(options, Console()), Unusable)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ when it is called again.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import io
 import os
@@ -19,9 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from contracts import Split, UserError, one_line
+from contracts import Split, UserError
 from dataset.images.scan import open_images
 from dataset.open import cache_folder
 from dataset.scan import file_tree
@@ -30,11 +30,11 @@ from dataset.scan.cache import Progress, reading
 from dataset.scan.manifest import Rejects, printable
 from dataset.stores._shard_index import Entry, Index, Shard, open_index
 from dataset.stores._shards import Shards
-from dataset.stores._stored import Container, Stored, StoredEntries
+from dataset.stores._stored import Stored, StoredEntries
 from dataset.stores._tar_headers import BLOCK, Ranges, members
 from models.classification import WNIDS
 from report.console import Console
-from scripts import Parser
+from scripts import Parser, exit_code
 from scripts._reencode import add_arguments, asked
 from scripts._stores import FORMATS
 from scripts.pack import pack_splits
@@ -61,28 +61,22 @@ ClassOf = Callable[[str], str]
 
 def class_of_val(folder: Path) -> ClassOf:
     """Return what knows the classes of val, from the first of TRUTH that is there. Raises UserError."""
-    if (folder / DEVKIT).exists():
-        return partial(_by_number, DEVKIT, _of_devkit(folder / DEVKIT))
-    if (folder / SYNSETS).exists():
-        return partial(_by_number, SYNSETS, read_text(folder / SYNSETS).split())
-    if (folder / SOLUTION).exists():
-        rows = csv.reader(io.StringIO(read_text(folder / SOLUTION)))
-        known = {row[0]: row[1].split()[0] for row in rows if len(row) == 2 and row[1].strip()}
-        return partial(_by_name, known)
-    raise UserError(f"{folder} has none of {TRUTH}, which say the classes of val; put one there")
+    file = next((name for name in (DEVKIT, SYNSETS, SOLUTION) if (folder / name).exists()), None)
+    if file is None:
+        raise UserError(f"{folder} has none of {TRUTH}, which say the classes of val; put one there")
+    if file == SOLUTION:
+        rows = csv.reader(io.StringIO(read_text(folder / file)))
+        classes = {row[0]: row[1].split()[0] for row in rows if len(row) == 2 and row[1].strip()}
+    else:
+        in_order = _of_devkit(folder / file) if file == DEVKIT else read_text(folder / file).split()
+        classes = {f"ILSVRC2012_val_{number:08d}": wnid for number, wnid in enumerate(in_order, start=1)}
+    return partial(_class_of, file, classes)
 
 
-def _by_number(file: str, classes: Sequence[str], name: str) -> str:
-    number = int(re.sub(r"\D", "", name.removeprefix("ILSVRC2012")) or 0)
-    if not 1 <= number <= len(classes):
-        raise UserError(f"{file} says the classes of {len(classes):,} images, and {name} is none of them")
-    return classes[number - 1]
-
-
-def _by_name(known: Mapping[str, str], name: str) -> str:
-    if name.removesuffix(".JPEG") not in known:
-        raise UserError(f"{SOLUTION} does not name {name}; copy it again")
-    return known[name.removesuffix(".JPEG")]
+def _class_of(file: str, classes: Mapping[str, str], name: str) -> str:
+    if name.removesuffix(".JPEG") not in classes:
+        raise UserError(f"{file} does not say the class of {name}; copy it again, or take the image away")
+    return classes[name.removesuffix(".JPEG")]
 
 
 def _of_devkit(path: Path) -> list[str]:
@@ -114,8 +108,10 @@ def _of_devkit(path: Path) -> list[str]:
 class Archive(Shards):
     """The images of ILSVRC2012_img_train.tar, which holds a tar a class, or of the one of val."""
 
-    def __init__(self, folder: Path, split: str, class_of: ClassOf | None, **again: Any) -> None:
-        super().__init__(partial(_index, folder, split, class_of, **again))
+    def __init__(
+        self, folder: Path, split: str, class_of: ClassOf | None, *, cache: Path, progress: Progress
+    ) -> None:
+        super().__init__(partial(_index, folder, split, class_of, cache=cache, progress=progress))
         self._path = folder / ARCHIVE.format(split)
 
     def files(self) -> Sequence[Path]:
@@ -124,10 +120,10 @@ class Archive(Shards):
 
     def names(self) -> list[bytes]:
         """Return class/name of each image. Raises UserError."""
-        return [self.index.entry(place) for place in range(len(self.index))]
+        return [self.index.entry(index) for index in range(len(self.index))]
 
 
-def _index(folder: Path, split: str, class_of: ClassOf | None, **again: Any) -> Index:
+def _index(folder: Path, split: str, class_of: ClassOf | None, *, cache: Path, progress: Progress) -> Index:
     name = ARCHIVE.format(split)
 
     def shards(visits: list[file_tree.Visit]) -> list[str]:
@@ -135,7 +131,8 @@ def _index(folder: Path, split: str, class_of: ClassOf | None, **again: Any) -> 
         return [name]
 
     walked = partial(_walk, folder, class_of)
-    return open_index(folder, shards, walked, key=["imagenet", split], samples=True, **again)
+    key = ["imagenet", split]
+    return open_index(folder, shards, walked, key=key, samples=True, cache=cache, progress=progress)
 
 
 def _walk(folder: Path, class_of: ClassOf | None, shard: str) -> Shard:
@@ -155,16 +152,16 @@ def _walk(folder: Path, class_of: ClassOf | None, shard: str) -> Shard:
             )
 
         for member in members(part(0, status.st_size), path):
-            own = Path(os.fsdecode(member.name)).name
+            inner = Path(os.fsdecode(member.name)).name
             if member.unfit:
                 rejects.append((member.name, member.unfit))
                 continue
             begin, images = 0, iter([member])
             if class_of is None:
-                begin, images = member.offset, members(part(member.offset, member.size), f"{path}:{own}")
+                begin, images = member.offset, members(part(member.offset, member.size), f"{path}:{inner}")
             for image in images:
                 base = os.path.basename(os.fsdecode(image.name))
-                wnid = own.removesuffix(".tar") if class_of is None else class_of(base)
+                wnid = inner.removesuffix(".tar") if class_of is None else class_of(base)
                 name = os.fsencode(f"{wnid}/{base}")
                 if image.unfit:
                     rejects.append((name, image.unfit))
@@ -186,8 +183,8 @@ class Unpacked:
     @contextmanager
     def opened(self, key: bytes) -> Iterator[tuple[int, ReadAt]]:
         """Open an image. Raises Rejected."""
-        with self._files.opened(self._place(key)) as found:
-            yield found
+        with self._files.opened(self._place(key)) as file:
+            yield file
 
     def shown(self, key: bytes) -> bytes:
         """Return the path of an image."""
@@ -252,17 +249,23 @@ def open_imagenet(
         file_tree.write_labelled({name: labels[os.fsdecode(name.partition(b"/")[0])] for name in names}, made)
         return labels
 
-    own: Container = container
-    entries = StoredEntries(real, lambda _: own, split)
-    key = ["imagenet", split, any_count]
-    how: dict[str, Any] = {"classes": classes, "cache": cache, "progress": progress}
-    columns = open_images(real, entries, list_files, key=key, where=str(real), **how)
+    entries = StoredEntries(real, lambda _: container, split)
+    columns = open_images(
+        real,
+        entries,
+        list_files,
+        key=["imagenet", split, any_count],
+        where=str(real),
+        classes=classes,
+        cache=cache,
+        progress=progress,
+    )
     if columns.rejected and not any_count:
         raise UserError(
             f"{split}: {columns.rejected} images cannot be read, named in {columns.folder / 'rejected.txt'}; "
             "copy the archive again, or --any-count true leaves them out"
         )
-    return Split(columns=columns, source=Stored(columns, own))
+    return Split(columns=columns, source=Stored(columns, container))
 
 
 def require_names(split: str, names: Sequence[bytes], *, any_count: bool) -> None:
@@ -277,10 +280,10 @@ def require_names(split: str, names: Sequence[bytes], *, any_count: bool) -> Non
             f"{split} has {len({*names}):,} images, and ILSVRC2012 has {COUNTS[split]:,}; copy it again, or "
             "--any-count true takes a part of it"
         )
-    found = {os.fsdecode(name.partition(b"/")[0]) for name in names}
-    if found != {*read_text(WNIDS).split()}:
+    classes = {os.fsdecode(name.partition(b"/")[0]) for name in names}
+    if classes != {*read_text(WNIDS).split()}:
         raise UserError(
-            f"{split} has {len(found)} classes that are not the 1,000 of ILSVRC2012; copy it again"
+            f"{split} has {len(classes)} classes that are not the 1,000 of ILSVRC2012; copy it again"
         )
 
 
@@ -295,33 +298,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--manifest-dir", type=Path, help="as of training")
     add_arguments(parser)
     options = parser.parse_args(arguments)
-    console = Console()
-    cache = cache_folder(options.manifest_dir)
-    try:
-        smaller = asked(options.max_side, options.quality, options.share)
-        splits: dict[str, Split] = {}
-        for name in COUNTS:
-            with console.counting(name) as progress:
-                splits[name] = open_imagenet(
-                    options.data,
-                    name,
-                    cache=cache,
-                    any_count=options.any_count == "true",
-                    classes=splits["train"].columns.classes if splits else None,
-                    progress=progress,
-                )
-            if line := splits[name].columns.left_out:
-                console.warn(f"{name}: {line}")
-        pack_splits(splits, options.data, options.target, options.format, console, smaller)
-    except UserError as error:
-        print(f"imagenet: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(one_line(f"imagenet: {error.filename}: {error.strerror}"), file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
+    code = exit_code("imagenet", lambda: _run(options))
+    if code == 130:
         print("imagenet: interrupted; the same command goes on", file=sys.stderr)
-        return 130
+    return code
+
+
+def _run(options: argparse.Namespace) -> int:
+    console = Console()
+    smaller = asked(options.max_side, options.quality, options.share)
+    splits: dict[str, Split] = {}
+    for name in COUNTS:
+        with console.counting(name) as progress:
+            splits[name] = open_imagenet(
+                options.data,
+                name,
+                cache=cache_folder(options.manifest_dir),
+                any_count=options.any_count == "true",
+                classes=splits["train"].columns.classes if splits else None,
+                progress=progress,
+            )
+        if line := splits[name].columns.left_out:
+            console.warn(f"{name}: {line}")
+    pack_splits(splits, options.data, options.target, options.format, console, smaller)
     print(f"{options.target}: --data {options.target} --source {options.format}")
     return 0
 

@@ -24,68 +24,64 @@ VAL = "val2017"
 TRAIN = "train2017"
 
 
-def repeated(told: dict[str, Any], count: int) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """Return an annotation file of `count` images, and (file of an image, link to it). ValueError when there
-    are more images than that."""
-    images = told["images"]
+def repeated(document: dict[str, Any], count: int) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return an annotation file of `count` images, and link -> file of its image.
+
+    ValueError when there are more images than that.
+    """
+    images = document["images"]
     if not images or count < len(images):
         raise ValueError(f"--count {count} for {len(images)} images; each gets a link at least")
     of_image: dict[Any, list[dict[str, Any]]] = defaultdict(list)
-    for one in told["annotations"]:
-        of_image[one["image_id"]].append(one)
+    for annotation in document["annotations"]:
+        of_image[annotation["image_id"]].append(annotation)
     made: dict[str, list[dict[str, Any]]] = {"images": [], "annotations": []}
-    links = []
-    for image, its in zip(images, shares(len(images), count), strict=True):
-        for number in range(its):
-            place = len(made["images"]) + 1
+    links = {}
+    for image, copies in zip(images, shares(len(images), count), strict=True):
+        for number in range(copies):
+            image_id = len(made["images"]) + 1
             name = f"{number:05d}-{image['file_name'].strip('/').replace('/', '-')}"
-            links.append((image["file_name"], name))
-            made["images"].append({**image, "id": place, "file_name": name})
-            for one in of_image[image["id"]]:
-                made["annotations"].append({**one, "id": len(made["annotations"]) + 1, "image_id": place})
-    if len({name for _, name in links}) < len(links):
+            links[name] = image["file_name"]
+            made["images"].append({**image, "id": image_id, "file_name": name})
+            for annotation in of_image[image["id"]]:
+                ids = {"id": len(made["annotations"]) + 1, "image_id": image_id}
+                made["annotations"].append(annotation | ids)
+    if len(links) < count:
         raise ValueError("names of its image files differ only by / and -, or one is there twice")
-    return {**told, **made}, links
+    return document | made, links
 
 
 def link(root: Path, target: Path, count: int, *, symbolic: bool = False) -> int:
-    """Make the set; return how many images of COCO it leads to. ValueError for what was asked or found,
-    OSError from the file system."""
-    files = {kind: root / "annotations" / f"{kind}_{TRAIN}.json" for kind in KINDS}
-    files = {kind: path for kind, path in files.items() if path.exists()}
+    """Make the set; return how many images of COCO it leads to. ValueError for what was asked or found."""
+    files = [root / "annotations" / f"{kind}_{TRAIN}.json" for kind in KINDS]
+    files = [path for path in files if path.exists()]
     if not files:
         raise ValueError(f"{root} has no annotations/instances_{TRAIN}.json; it must be in COCO's layout")
-    found: dict[str, str] = {}  # link -> file
+    links: dict[str, str] = {}
     with filled(target, root) as fresh:
         for folder in (TRAIN, VAL, "annotations"):
             (fresh / folder).mkdir(parents=True, exist_ok=True)
-        for kind, path in files.items():
+        for path in files:
             try:
-                told, links = repeated(json.loads(read_text(path)), count)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                why = (
-                    str(error) if isinstance(error, ValueError) else f"no annotation file of COCO: {error!r}"
-                )
-                raise ValueError(f"{path}: {why}") from None
-            (fresh / "annotations" / path.name).write_text(json.dumps(told), encoding="utf-8")
-            found |= {name: file for file, name in links}
-            val = root / "annotations" / f"{kind}_{VAL}.json"
+                document, of_kind = repeated(json.loads(read_text(path)), count)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from None
+            except (KeyError, TypeError, AttributeError) as error:
+                raise ValueError(f"{path}: no annotation file of COCO: {error!r}") from None
+            (fresh / "annotations" / path.name).write_text(json.dumps(document), encoding="utf-8")
+            links |= of_kind
+            val = path.with_name(path.name.replace(TRAIN, VAL))
             if val.exists():
-                shutil.copy(val, fresh / "annotations" / val.name)
-        places = [(root / TRAIN / file, fresh / TRAIN / name) for name, file in found.items()]
-        places += [(path, fresh / VAL / path.name) for path in sorted((root / VAL).glob("*"))]
-        for file, name in places:
-            put(file, name, symbolic)
-    return len(set(found.values()))
+                shutil.copy(val, fresh / "annotations")
+        for name, file in links.items():
+            put(root / TRAIN / file, fresh / TRAIN / name, symbolic)
+        for path in sorted((root / VAL).glob("*")):
+            put(path, fresh / VAL / path.name, symbolic)
+    return len({*links.values()})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    helps = (
-        "folder in COCO's layout; never written to",
-        "new folder, in the same layout",
-        "training images, at least one link each",
-    )
-    return command("link_coco", __doc__, link, helps, "training images", arguments)
+    return command("link_coco", __doc__, link, "training images", arguments)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ All links to one file share its place in the page cache: the storage is read onc
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,8 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also when it is started as a file
 
-from contracts import one_line
-from scripts import Parser
+from scripts import Parser, exit_code
+from scripts._sets import whole
 
 
 def sources(root: Path) -> list[Path]:
@@ -29,14 +28,14 @@ def sources(root: Path) -> list[Path]:
     ValueError when there are none."""
     top = root / "train" if (root / "train").is_dir() else root
     files = [path.relative_to(top) for path in sorted(top.rglob("*")) if path.is_file()]
-    found = [
+    in_classes = [
         top / file
         for file in files
         if len(file.parts) > 1 and not any(part.startswith(".") for part in file.parts)
     ]
-    if not found:
+    if not in_classes:
         raise ValueError(f"{root} has no files in <class>/* or train/<class>/*")
-    return found
+    return in_classes
 
 
 def shares(files: int, count: int) -> list[int]:
@@ -52,12 +51,8 @@ def filled(target: Path, root: Path) -> Iterator[Path]:
         raise ValueError(f"{target} lies inside {root}, which is never written to; name a folder elsewhere")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target} is there and not empty; name a new folder")
-    fresh = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
+    with whole(target) as fresh:
         yield fresh
-        fresh.rename(target)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def put(file: Path, name: Path, symbolic: bool) -> None:
@@ -76,59 +71,46 @@ def link(root: Path, target: Path, count: int, *, symbolic: bool = False) -> int
             f"--count {count} is less than the {len(files)} files of {root}; each gets a link at least"
         )
     with filled(target, root) as fresh:
-        for file, its in zip(files, shares(len(files), count), strict=True):
-            place = fresh / file.relative_to(top).parent
-            place.mkdir(parents=True, exist_ok=True)
-            for number in range(its):
-                put(file, place / f"{number:04d}-{file.name}", symbolic)
+        for file, copies in zip(files, shares(len(files), count), strict=True):
+            folder = fresh / file.relative_to(top).parent
+            folder.mkdir(parents=True, exist_ok=True)
+            for number in range(copies):
+                put(file, folder / f"{number:04d}-{file.name}", symbolic)
     return len(files)
 
 
 def command(
-    prog: str,
-    description: str | None,
+    name: str,
+    about: str | None,
     link: Callable[..., int],
-    helps: tuple[str, str, str],
     unit: str,
     arguments: Sequence[str] | None,
 ) -> int:
-    """Run the command line around `link`: parse, link, return the exit code. `helps`: of FROM, TO and
-    --count; `unit`: of what `link` counts."""
-    parser = Parser(prog, description)
-    parser.add_argument("source", metavar="FROM", type=Path, help=helps[0])
-    parser.add_argument("target", metavar="TO", type=Path, help=helps[1])
-    parser.add_argument("--count", type=int, required=True, help=helps[2])
+    """Run the command line around `link`, which returns how many files it led to; `unit`: what they are."""
+    parser = Parser(name, about)
+    parser.add_argument("source", metavar="FROM", type=Path, help="folder; never written to")
+    parser.add_argument("target", metavar="TO", type=Path, help="new folder")
+    parser.add_argument("--count", type=int, required=True, help=f"links to {unit}, at least one each")
     parser.add_argument(
         "--symbolic", action="store_true", help="symbolic links, also to another file system; else hard links"
     )
     options = parser.parse_args(arguments)
-    try:
-        found = link(options.source, options.target, options.count, symbolic=options.symbolic)
-    except ValueError as error:
-        print(one_line(f"{prog}: {error}"), file=sys.stderr)
-        return 2
-    except OSError as error:
-        hint = "" if options.symbolic else "; --symbolic links to another file system too"
-        print(
-            one_line(
-                f"{prog}: {error.filename2 or error.filename or options.target}: {error.strerror}{hint}"
-            ),
-            file=sys.stderr,
-        )
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    print(f"{options.target}: {options.count} links to {found} {unit}")
-    return 0
+
+    def work() -> int:
+        try:
+            linked = link(options.source, options.target, options.count, symbolic=options.symbolic)
+        except OSError as error:
+            hint = "" if options.symbolic else "; --symbolic links to another file system too"
+            path = error.filename2 or error.filename or options.target
+            raise ValueError(f"{path}: {error.strerror}{hint}") from None
+        print(f"{options.target}: {options.count} links to {linked} {unit}")
+        return 0
+
+    return exit_code(name, work, ValueError)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    helps = (
-        "folder with <class>/* or train/<class>/*; never written to",
-        "new folder; it gets <class>/*",
-        "links in all, at least one a file",
-    )
-    return command("link_set", __doc__, link, helps, "files", arguments)
+    return command("link_set", __doc__, link, "files", arguments)
 
 
 if __name__ == "__main__":

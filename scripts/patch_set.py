@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from scripts import Parser, pack
-from scripts.demo_set import make, replacing
+from scripts._sets import make, replacing
 from scripts.demo_superres import picture
 
 STAMP = "patch_set.json"
@@ -98,10 +98,10 @@ def write(target: Path, sides: Sequence[int], count: int, seed: int = 0, images:
                     folder.mkdir(parents=True, exist_ok=True)
                     Image.fromarray(patch).save(folder / f"{number:06d}.{ending}")
             # it tells of one class alone, and how to train on a folder that is renamed in the end
-            with redirect_stdout(io.StringIO()) as told, redirect_stderr(told):
+            with redirect_stdout(io.StringIO()) as output, redirect_stderr(output):
                 failed = pack.main([str(fresh / f"lmdb-{side}"), "--from", str(fresh / f"png-{side}")])
             if failed:
-                raise ValueError(f"the LMDB could not be made: {told.getvalue().strip()}")
+                raise ValueError(f"the LMDB could not be made: {output.getvalue().strip()}")
     return True
 
 

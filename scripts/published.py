@@ -147,7 +147,7 @@ def data_for(table: Table, count: int, settings: Published, folder: Path) -> tup
             return None, "the suite makes what it reads"
         if table.set == "textures":
             demo_textures.write(target)
-            return target, f"drawn textures, version {demo_textures.VERSION}"
+            return target, f"drawn textures, version {demo_textures.SET.version}"
         if table.set == "patches":
             patch_set.write(target, PATCHES, count, images=settings.data)
             source = (

@@ -8,22 +8,18 @@ as it is.
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 import av
 import numpy as np
-from rich.progress import track
 
 from scripts import Parser
-from scripts.demo_set import background, follow, make
+from scripts._sets import in_processes, make, whole
+from scripts.demo_set import background
 
 CLASS = "video"
 BITS = 0.065
@@ -68,31 +64,17 @@ def write(
             f"needs a video, a frame and sides that are multiples of 4, from 16 pixels on: got {count} of "
             f"{kind}"
         )
-    place = Path("train") / CLASS
+    folder = Path("train") / CLASS
     if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
-        if len(list((dest / place).glob("*.mp4"))) == count:
+        if len(list((dest / folder).glob("*.mp4"))) == count:
             return False
         raise FileExistsError(
             f"{dest} is there and holds something else than {count} videos; name a new folder"
         )
-    fresh = dest.with_name(f".{dest.name}.{os.getpid()}.partial")  # whatever has the name DEST is whole
-    try:
-        (fresh / place).mkdir(parents=True)
-        with ProcessPoolExecutor(
-            processes or len(os.sched_getaffinity(0)),
-            get_context("spawn"),
-            follow,
-            (os.getpid(),),
-        ) as pool:
-            try:
-                done = pool.map(partial(encode, fresh / place, kind), range(count))
-                for _ in track(done, f"coding {dest.name}", total=count, disable=not progress):
-                    pass
-            finally:
-                pool.shutdown(cancel_futures=True)  # an interrupt does not wait for the files still to come
-        fresh.rename(dest)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+    with whole(dest) as fresh:
+        (fresh / folder).mkdir(parents=True)
+        code = partial(encode, fresh / folder, kind)
+        in_processes(code, range(count), f"coding {dest.name}", progress=progress, processes=processes)
     return True
 
 

@@ -78,10 +78,7 @@ def test_every_requirement_has_a_floor():
     for name, specifiers in requirements("requirements.txt").items():
         assert re.fullmatch(r">=[0-9.]+", specifiers), f"{name}: wanted '>=version', got {specifiers!r}"
     assert all(specifiers for specifiers in requirements("requirements-dev.txt").values())
-
-
-def test_apex_of_the_index_is_never_installed():
-    # It is a web toolkit by another author; NVIDIA's is not on the index.
+    # the index's apex is a web toolkit by another author
     assert "apex" not in requirements("requirements.txt") | requirements("requirements-dev.txt")
 
 
@@ -169,18 +166,13 @@ def test_dockerfile_checks_every_import():
         )
 
 
-def test_dockerignore_keeps_history_environments_and_results_out():
-    ignored = (ROOT / ".dockerignore").read_text().split()
-    assert {".git", ".venv", "runs", ".gpu", "**/__pycache__"} <= set(ignored)
-    assert "requirements.txt" not in ignored
-
-
-def test_what_git_ignores_by_name_docker_ignores_too():
-    wanted = {
+def test_dockerignore_keeps_history_environments_and_results_out() -> None:
+    ignored = {*(ROOT / ".dockerignore").read_text().split()}
+    by_name = {
         line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines() if line.startswith("/")
     }
-    assert "runs" in wanted
-    assert wanted <= set((ROOT / ".dockerignore").read_text().split())
+    assert {".git", ".venv", "runs", ".gpu", "**/__pycache__"} | by_name <= ignored
+    assert "requirements.txt" not in ignored
 
 
 class Image:
@@ -213,35 +205,30 @@ class Image:
             ["bash", "-o", "pipefail", "-c", line], cwd=self.work, env=clean, capture_output=True, text=True
         )
 
-    def kept(self) -> list[str]:
+    def filtered(self) -> list[str]:
+        """Names that the Dockerfile's first step leaves of requirements.txt."""
+        done = self.run(*steps("> requirements.image.txt"))
+        assert done.returncode == 0, done.stderr
         lines = (self.work / "requirements.image.txt").read_text().splitlines()
-        return [
-            re.split(r"[^A-Za-z0-9-]", line)[0] for line in lines if line.strip() and not line.startswith("#")
-        ]
-
-
-FILTER = "> requirements.image.txt"
+        return [re.split(r"[^A-Za-z0-9-]", line)[0] for line in lines if line and not line.startswith("#")]
 
 
 @pytest.mark.parametrize("bundled", [[], ["nvidia.dali"], ["nvidia.dali", "nvidia.nvimgcodec"]])
-def test_what_the_image_brings_is_not_installed(tmp_path: Path, bundled: list[str]):
+def test_what_the_image_brings_is_not_installed(tmp_path: Path, bundled: list[str]) -> None:
     image = Image(tmp_path)
     for name in bundled:
         image.module(name)
-    done = image.run(*steps(FILTER))
-    assert done.returncode == 0, done.stderr
     owned = {"torch", "torchvision", *(DISTRIBUTION[name] for name in bundled)}
-    assert image.kept() == [name for name in requirements("requirements.txt") if name not in owned]
+    assert image.filtered() == [name for name in requirements("requirements.txt") if name not in owned]
 
 
-def test_the_filter_takes_whole_names(tmp_path: Path):
+def test_the_filter_takes_whole_names(tmp_path: Path) -> None:
     image = Image(tmp_path)
     image.module("nvidia.dali")
     ours = ["torch", "Torch>=2", "torch==2.11 ; python_version>'3'", "torchvision", "nvidia-dali-cuda130"]
-    names = [*ours, "torch-other", "torchmetrics", "nvidia-ml-py"]
-    (image.work / "requirements.txt").write_text("\n".join(names) + "\n")
-    assert image.run(*steps(FILTER)).returncode == 0
-    assert image.kept() == ["torch-other", "torchmetrics", "nvidia-ml-py"]
+    others = ["torch-other", "torchmetrics", "nvidia-ml-py"]
+    (image.work / "requirements.txt").write_text("\n".join([*ours, *others]) + "\n")
+    assert image.filtered() == others
 
 
 @pytest.mark.parametrize(("version", "code"), [("2.1.1", 1), ("2.2.0", 0), ("2.10.0", 0)])

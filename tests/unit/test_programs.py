@@ -18,39 +18,33 @@ from tests.end_to_end.runs import Runner
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize(("imported", "code"), [(False, 130), (True, 0)])
-def test_ctrl_c_while_imports_run_says_nothing(imported: bool, code: int) -> None:
-    """Behind them it is Python's KeyboardInterrupt, for the program to catch."""
-    lines = [
-        "import os, signal, sys, time",
-        "sys.argv = ['-m']",  # as it is while `python -m` imports the package
-        "import scripts",
-        "main = print" * imported,
-        "try:",
-        "    os.kill(os.getpid(), signal.SIGINT)",
-        "    time.sleep(60)",
-        "except KeyboardInterrupt:",
-        "    pass",
-    ]
+@pytest.mark.parametrize(
+    ("before", "behind", "code", "out"),
+    [
+        ("", "", 130, ""),
+        ("", "main = print", 0, ""),  # behind the imports it is KeyboardInterrupt, for the program to catch
+        # a shell starts what is behind its & so
+        ("signal.signal(signal.SIGINT, signal.SIG_IGN)", "", 0, "on\n"),
+    ],
+    ids=["importing", "imported", "ignored"],
+)
+def test_ctrl_c_while_imports_run_says_nothing(before: str, behind: str, code: int, out: str) -> None:
+    program = f"""
+import os, signal, sys
+{before}
+sys.argv = ['-m']  # as it is while `python -m` imports the package
+import scripts
+{behind}
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    print('on')
+except KeyboardInterrupt:
+    pass
+"""
     done = subprocess.run(
-        [sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
-    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
-
-
-def test_one_that_does_not_hear_ctrl_c_stays_so() -> None:
-    """A shell starts what is behind its & so."""
-    lines = [
-        "import os, signal, sys",
-        "signal.signal(signal.SIGINT, signal.SIG_IGN)",
-        "sys.argv = ['-m']",
-        "import scripts",
-    ]
-    lines += ["os.kill(os.getpid(), signal.SIGINT)", "print('on')"]
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "on\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (code, out, "")
 
 
 def test_who_imports_a_program_keeps_its_signals(runner: Runner) -> None:

@@ -25,8 +25,7 @@ from dataset.stores.disk_cache import Kept
 from loaders import open_loader
 from loaders._read_retry import read
 from plan.images import ImagePlan, ImagePolicy
-from scripts import pack, tune
-from scripts.probes import storage
+from scripts import _probes, pack, tune
 from settings.config import build
 from tests.conformance import scenes
 from tests.conformance.sources import all_read, write_shards, write_tar
@@ -432,10 +431,10 @@ def test_programs_take_the_url_that_training_takes(server: Server, tmp_path: Pat
     assert max_batch.training_samples(server.url) == len(FILES)
     recipe, _ = tune.recipe_of(tune.Tune(data=server.url))
     assert recipe.data.data == server.url
-    row = storage.behind_url(server.url)
+    row = _probes.behind_url(server.url)
     assert row.state == "ok" and re.match(r"a read of \d+ KiB takes \d+ ms", row.found)
     bucket._stands_for.cache_clear()
-    row = storage.behind_url(f"{server.url}/nothing")
+    row = _probes.behind_url(f"{server.url}/nothing")
     assert row.state == "bad" and "nothing is there that can be read" in row.found
 
 

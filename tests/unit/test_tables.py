@@ -13,7 +13,7 @@ from contracts import UserError
 from dataset.open import SPLITS, Content, are_files, open_split
 from dataset.stores import SOURCES
 from loaders import IMAGE_LOADERS, VIDEO_LOADERS
-from scripts.probes import storage
+from scripts import _probes
 from settings.config import build, parse
 from tasks import TASKS, tables
 from tests.conformance import toy
@@ -25,7 +25,7 @@ import sys
 from pathlib import Path
 from dataset.stores import SOURCES
 from loaders import IMAGE_LOADERS, VIDEO_LOADERS
-from scripts.probes import storage
+from scripts import _probes
 from tasks import TASKS, tables
 from tests.conformance import toy
 SOURCES["toy"] = "tests.conformance.toy"
@@ -102,7 +102,7 @@ def test_suites_of_files_refuse_what_is_none(toy_source: None, tmp_path: Path) -
     require_data(str(data), ["torchvision"], config=build({"source": "toy"}))
     with pytest.raises(UserError, match="has no train/ folder; it must be a folder with train/<class>"):
         require_data(str(data), ["torchvision"], config=build({"source": "folder"}))
-    row = storage.reading(data)
+    row = _probes.reading(data)
     assert (row.state, row.found) == ("ok", "train is read as toy: not timed")
 
 

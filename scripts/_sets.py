@@ -1,0 +1,191 @@
+"""Folders that programs draw: made whole or not at all, by many processes, with a stamp that knows them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.progress import track
+
+from scripts import Parser, exit_code
+
+Key = tuple[int, int, int]
+"""Split, label and index of a drawn file: with the seed, all that its bytes depend on."""
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnSet:
+    """A program that draws DEST/<split>/<class>/*, each file from its Key and the seed alone."""
+
+    name: str
+    about: str | None
+    classes: tuple[str, ...]  # "" for files that lie in the split's own folder
+    # (folder, seed, key) -> what `finish` gets; writes one file
+    draw: Callable[[Path, int, Key], Any]
+    counts: tuple[int, int]  # files a class, of training and of validation, where the user names none
+    stamp_keys: tuple[str, str] = ("train_per_class", "val_per_class")  # of the counts
+    splits: tuple[str, str] = ("train", "val")
+    # (folder, what was drawn): writes what tells of all files, into the folder `annotations`
+    finish: Callable[[Path, list[Any]], None] | None = None
+    version: int = 1  # of the drawing: a set of another version is made anew
+
+    @property
+    def stamp_name(self) -> str:
+        """The file in DEST that names the set's version, seed and counts."""
+        return f"{self.name}.json"
+
+    @property
+    def flags(self) -> tuple[str, str]:
+        """The program's flags of the counts."""
+        return ("--train", "--val") if self.classes == ("",) else ("--train-per-class", "--val-per-class")
+
+    def write(
+        self,
+        dest: Path,
+        train: int | None = None,
+        val: int | None = None,
+        seed: int = 0,
+        *,
+        progress: bool = True,
+        processes: int | None = None,
+    ) -> bool:
+        """Draw the set; False when it is there already. A larger set begins with a smaller one.
+
+        The bytes never depend on `processes` (None: one a core). ValueError for counts below one,
+        FileExistsError for a folder with anything else in it.
+        """
+        counts = (
+            self.counts[0] if train is None else train,
+            self.counts[1] if val is None else val,
+        )
+        if min(counts) < 1 or seed < 0:
+            raise ValueError(
+                f"needs at least one file a class and a seed >= 0, got {counts[0]} and {counts[1]} files, "
+                f"seed {seed}"
+            )
+        stamp = {"version": self.version, "seed": seed, **dict(zip(self.stamp_keys, counts, strict=True))}
+        with replacing(dest, self.stamp_name, stamp, (*self.splits, "annotations")) as fresh:
+            if fresh is None:
+                return False
+            for folder in (fresh / split / name for split in self.splits for name in self.classes):
+                folder.mkdir(parents=True, exist_ok=True)
+            keys = [
+                (split, label, index)
+                for split, count in enumerate(counts)
+                for label in range(len(self.classes))
+                for index in range(count)
+            ]
+            draw = partial(self.draw, fresh, seed)
+            label = f"drawing {Path(dest).name}"
+            drawn = in_processes(draw, keys, label, progress=progress, processes=processes)
+            if self.finish:
+                (fresh / "annotations").mkdir()
+                self.finish(fresh, drawn)
+        return True
+
+    def main(self, arguments: Sequence[str] | None = None) -> int:
+        """Run the program; return its exit code."""
+        parser = Parser(self.name, self.about)
+        parser.add_argument("dest", type=Path, help="folder to make")
+        unit = "files" if self.classes == ("",) else "files of a class"
+        for flag, split, count in zip(self.flags, self.splits, self.counts, strict=True):
+            what = f"{unit} in {split}/ (%(default)s)"
+            parser.add_argument(flag, dest=split, metavar="N", type=int, default=count, help=what)
+        parser.add_argument("--seed", type=int, default=0, help="another seed, other files (%(default)s)")
+        options = parser.parse_args(arguments)
+        train, val = (getattr(options, split) for split in self.splits)
+        return make(self.name, options.dest, lambda: self.write(options.dest, train, val, options.seed))
+
+
+def in_processes(
+    work: Callable[[Item], Result],
+    items: Sequence[Item],
+    label: str,
+    *,
+    progress: bool = True,
+    processes: int | None = None,
+) -> list[Result]:
+    """Return work(item) for each item, in their order, computed in processes (None: one a core)."""
+    count = min(processes or len(os.sched_getaffinity(0)), len(items))
+    # spawn: the caller may have threads, and a fork with threads may hang
+    with ProcessPoolExecutor(count, get_context("spawn"), _follow, (os.getpid(),)) as pool:
+        try:
+            results = pool.map(work, items, chunksize=min(8, -(-len(items) // count)))
+            return list(track(results, label, total=len(items), disable=not progress))
+        finally:
+            pool.shutdown(cancel_futures=True)  # an interrupt does not wait for the files still to come
+
+
+def _follow(parent: int) -> None:
+    """Prepare a process of a pool: Ctrl-C is for its parent alone, and it ends when that has gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def end() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()
+
+
+@contextmanager
+def whole(dest: Path) -> Iterator[Path]:
+    """Yield a folder to write into, which gets the name DEST at the end: whatever has that name is whole.
+
+    It takes the place of a folder that is there.
+    """
+    fresh, old = (dest.with_name(f".{dest.name}.{os.getpid()}.{state}") for state in ("partial", "old"))
+    try:
+        fresh.mkdir(parents=True)
+        yield fresh
+        if dest.exists():
+            dest.rename(old)
+        fresh.rename(dest)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def replacing(
+    dest: Path, stamp_name: str, stamp: dict[str, Any], inside: Iterable[str]
+) -> Iterator[Path | None]:
+    """Yield the folder to write a set into, see whole(); None when the set of this stamp is there already.
+
+    A set of another stamp is replaced. FileExistsError for a folder with anything but `inside` in it.
+    """
+    dest = Path(dest).resolve()
+    names = {path.name for path in dest.iterdir()} if dest.is_dir() else set()
+    if stamp_name in names and json.loads((dest / stamp_name).read_text()) == stamp:
+        yield None
+        return
+    foreign = names - {stamp_name, *inside} if stamp_name in names else names
+    if foreign or (dest.exists() and not dest.is_dir()):
+        raise FileExistsError(f"{dest} holds something else than a demo set; name a new or an empty folder")
+    with whole(dest) as fresh:
+        yield fresh
+        (fresh / stamp_name).write_text(json.dumps(stamp) + "\n")
+
+
+def make(name: str, dest: Path, write: Callable[[], bool]) -> int:
+    """Call write(), which returns False where the set at `dest` is there already; return the exit code."""
+
+    def work() -> int:
+        print(f"{dest}: {'made' if write() else 'already there'}")
+        return 0
+
+    return exit_code(name, work, ValueError)
