@@ -12,7 +12,6 @@ import os
 import zlib
 from array import array
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,6 +69,7 @@ ROW = np.dtype(
 """One annotation in file_list.annotations, which has them in the order of the JSON file."""
 RAGGED = {"polygons": "i8", "points": "f8", "runs": "u4", "keypoints": "f8"}
 """Numbers in file_list.<name>: points a polygon; x y a point; run lengths; x y visibility a keypoint."""
+NOUN = {"images": "image", "annotations": "annotation", "categories": "category"}
 
 
 def open_coco(
@@ -199,37 +199,38 @@ def _read(file: Path, keypoints: bool, made: Path, rejects: Rejects, say: Progre
     categories: list[Category] = []
     texts: dict[str, dict[int, str]] = {"images": {}, "categories": {}}
     where = os.fsencode(file)
+    writer = _Writer(made)
     try:
-        # closed below: an error of writing is not one of this file
         # -sig: editors of Windows begin a file with a byte-order mark
         text = open_text(file, "utf-8-sig")
     except OSError as error:
         raise UserError(f"--data: {file} cannot be read: {error.strerror}") from None
     try:
-        with text, _Writer(made) as writer:
+        with text:
             entries = annotation_file.entries(text, ("images", "annotations", "categories"))
             for number, (key, entry) in enumerate(entries):
+                named = f"{NOUN[key]} {annotation_file.id_of(entry)}"
                 try:
-                    if key == "images":
-                        known.append(annotation_file.image_id(entry))
-                        images.append(annotation_file.image(entry))
-                    elif key == "annotations":
-                        found = annotation_file.annotation(entry, keypoints=keypoints)
-                        writer.add(found)
-                        if found.fault:
-                            own = annotation_file.id_of(entry)
-                            rejects(where, f"annotation {own}: {found.fault}; {MASKLESS}")
+                    if key == "annotations":
+                        annotation = annotation_file.annotation(entry, keypoints=keypoints)
+                        writer.add(annotation)
+                        if fault := annotation.segmentation.fault:
+                            rejects(where, f"{named}: {fault}; {MASKLESS}")
                     else:
-                        categories.append(annotation_file.category(entry, keypoints=keypoints))
-                    if key != "annotations" and isinstance(entry["id"], str):
-                        texts[key][annotation_file.number_of(entry, "id")] = entry["id"]
+                        if key == "images":
+                            known.append(annotation_file.number_of(entry, "id"))
+                            images.append(annotation_file.image(entry))
+                        else:
+                            categories.append(annotation_file.category(entry, keypoints=keypoints))
+                        if isinstance(entry["id"], str):
+                            texts[key][annotation_file.number_of(entry, "id")] = entry["id"]
                 except Rejected as why:
                     if key == "categories":
-                        own = annotation_file.id_of(entry)
-                        raise UserError(f"--data: {file}: category {own}: {why}") from None
-                    rejects(where, f"{key[:-1]} {annotation_file.id_of(entry)}: {why}")
+                        raise UserError(f"--data: {file}: {named}: {why}") from None
+                    rejects(where, f"{named}: {why}")
                 if number % 1000 == 0:
                     say(writer.annotations, 0, "reading annotations")
+        writer.flush()
     except NotCoco as error:
         raise UserError(f"--data: {file} {error}") from None
     except UnicodeDecodeError as error:
@@ -238,52 +239,42 @@ def _read(file: Path, keypoints: bool, made: Path, rejects: Rejects, say: Progre
 
 
 class _Writer:
-    """Appends annotations to the files file_list.*."""
+    """Appends annotations to the files file_list.*, a PIECE at a time."""
 
     def __init__(self, made: Path) -> None:
-        self.opened = ExitStack()
-        with writing():
-            self.files = {
-                name: self.opened.enter_context(open(made / f"file_list.{name}", "wb"))  # noqa: SIM115
-                for name in ("annotations", *RAGGED)
-            }
+        self.made = made
         self.rows: list[tuple[Any, ...]] = []
-        self.polygons = array("q")
-        self.points = array("d")
-        self.runs = array("I")
-        self.keypoints = array("d")
+        self.ragged: dict[str, Any] = {name: array(np.dtype(code).char) for name, code in RAGGED.items()}
         self.annotations = 0
 
-    def add(self, found: Annotation) -> None:
-        lengths = [len(polygon) // 2 for polygon in found.polygons]
-        self.polygons.extend(lengths)
-        for polygon in found.polygons:
-            self.points.extend(polygon)
-        self.runs.extend(found.runs)
-        self.keypoints.extend(found.keypoints)
-        counts = (len(lengths), sum(lengths), len(found.runs), found.size, len(found.keypoints))
-        own = (found.annotation_id or 0, found.annotation_id is not None)
-        ids = (*own, found.image_id, found.category_id, -1)
-        self.rows.append((*ids, tuple(found.box), found.area, found.crowd, *counts))
+    def add(self, annotation: Annotation) -> None:
+        polygons, runs, size, _ = annotation.segmentation
+        lengths = [len(polygon) // 2 for polygon in polygons]
+        self.ragged["polygons"].extend(lengths)
+        for polygon in polygons:
+            self.ragged["points"].extend(polygon)
+        self.ragged["runs"].extend(runs)
+        self.ragged["keypoints"].extend(annotation.keypoints)
+        number = annotation.annotation_id
+        self.rows.append(
+            (
+                *(number or 0, number is not None, annotation.image_id, annotation.category_id, -1),
+                *(tuple(annotation.box), annotation.area, annotation.crowd),
+                *(len(lengths), sum(lengths), len(runs), size, len(annotation.keypoints)),
+            )
+        )
         self.annotations += 1
         if len(self.rows) == PIECE:
             self.flush()
 
     def flush(self) -> None:
-        with writing():
-            np.array(self.rows, ROW).tofile(self.files["annotations"])
-            self.rows.clear()
-            for name in RAGGED:
-                values = getattr(self, name)
-                values.tofile(self.files[name])
-                del values[:]
-
-    def __enter__(self) -> _Writer:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        with writing(), self.opened:
-            self.flush()
+        with writing():  # an error of writing is not one of the annotation file
+            for name, values in {"annotations": np.array(self.rows, ROW), **self.ragged}.items():
+                with open(self.made / f"file_list.{name}", "ab") as file:
+                    file.write(values.tobytes())
+        self.rows.clear()
+        for numbers in self.ragged.values():
+            del numbers[:]
 
 
 # --- write --------------------------------------------------------------------------------------------------

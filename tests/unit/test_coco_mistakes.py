@@ -93,11 +93,11 @@ def test_a_file_that_is_no_text(data: Path) -> None:
 
 
 def test_errors_of_reading_and_of_writing(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(writer: Any) -> None:
+    def full(path: Path, mode: str) -> Any:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(scan._Writer, "flush", full)
+        patch.setattr(scan, "open", full, raising=False)
         with pytest.raises(UserError, match=r"the manifest cannot be written to .*: No space left on device"):
             opened(data)
     path = data / "annotations" / "instances_train2017.json"
