@@ -72,7 +72,6 @@ def test_several_candidates(data: Path) -> None:
         ),
         # of the comma, or before Python 3.13 of what stands behind it
         ('{"images": [{"id": 1,}]}', "(character 2"),
-        ('{"images": [{"id": 1}', "it ends too early, at character 21"),
         ('{"images": [{"id": 1} {"id": 2}]}', "got '{' and not ',' at character 22"),
         ('{"images": [{"id": 1},]}', "got ']' behind a comma at character 22"),
         ('{images: []}', "got 'i' and no name at character 1"),
@@ -112,12 +111,10 @@ def test_errors_of_reading_and_of_writing(data: Path, monkeypatch: pytest.Monkey
         (drop("categories", 3, "name"), "category 3: has no name"),
         (put("categories", 3, name=5), "category 3: name 5 is no text"),
         (put("categories", 3, name=""), "category 3: name '' is empty or holds a control character"),
-        (put("categories", 3, name=" \t"), "category 3: name ' \\t' is empty"),
         (
             put("categories", 3, name="a\nb"),
             "category 3: name 'a\\nb' is empty or holds a control character or a line's end; give it",
         ),
-        (put("categories", 3, name="a\u2028b"), "category 3: name"),
         (put("categories", 3, name="\ud800"), "category 3: name"),
         (put("categories", 3, id=1), "2 categories have the id 1"),
         (
@@ -154,15 +151,6 @@ def test_many_categories_take_no_time() -> None:
 def test_names_that_several_categories_have_get_their_ids(data: Path) -> None:
     classes = ("__background__", "person (1)", "box", "person (5)")
     assert changed(data, put("categories", 5, name="person")).classes == classes
-
-
-def test_a_side_without_a_partner(data: Path) -> None:
-    written = document(data, "train2017", "person_keypoints")
-    written["categories"][0]["keypoints"] = ["nose", "left_eye", "right_eye", "left_hand", "right_foot"]
-    write(data, "train2017", written, "person_keypoints")
-    assert "keypoint 'left_hand' has no partner; rename, so that there is one 'right hand'" in mistake(
-        data, keypoints=True
-    )
 
 
 def test_keypoints_need_names(data: Path) -> None:

@@ -289,15 +289,6 @@ def test_keypoints_of_validation_must_be_those_of_training(
         kind.splits(config_of(root, arch="keypointrcnn_resnet50_fpn"), "torchvision", console[0])
 
 
-def test_a_file_in_which_nothing_was_found_is_scored(coco_root: Path, tmp_path: Path, console: Any) -> None:
-    path = tmp_path / "detections.json"
-    path.write_text("[]\n")
-    assert kind.score(config_of(coco_root, score=str(path)), console[0]) == 0
-    assert [line.split() for line in console[1].getvalue().splitlines() if line.startswith("  ap ")] == [
-        ["ap", "0.00%"]
-    ]
-
-
 def test_keypoints_are_scored_against_people(
     coco_root: Path, people: Columns, tmp_path: Path, console: Any
 ) -> None:

@@ -344,16 +344,6 @@ def test_classes_that_are_no_category_are_left_out(columns: Columns) -> None:
     assert measured(task, (found, batch_of(task, rows)))["detections"] == 0
 
 
-def test_boxes_that_are_not_finite_are_left_out(columns: Columns) -> None:
-    """A results file with NaN would be no JSON."""
-    task, rows = Detection(columns, training=False), plan_of(columns).rows(0, 0)[0]
-    whole = seen_in(columns, rows)
-    broken = [{**own, "boxes": own["boxes"].clone()} for own in whole]
-    broken[0]["boxes"][0, 2] = torch.nan
-    counts = [measured(task, (found, batch_of(task, rows)))["detections"] for found in (whole, broken)]
-    assert counts[1] == counts[0] - len(whole[0]["scores"]), "those of its image"
-
-
 def test_nothing_found_at_all(columns: Columns, people: Columns) -> None:
     none = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64), "scores": torch.zeros(0)}
     for task, own in (
