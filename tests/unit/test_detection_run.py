@@ -72,15 +72,6 @@ def test_pictures_are_of_all_the_validation(length: int, count: int) -> None:
         assert np.ptp(np.diff(taken)) <= 1
 
 
-def test_portraits_are_drawn_too(columns: Columns, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = Detection(columns, training=False)
-    monkeypatch.setattr(_plots, "predictions", lambda columns, source, found, drawn: np.array(drawn))
-    extras = measured(task, *seen_noisily(task, columns))["extras"]
-    samples = extras["images"]["val/predictions"]
-    assert len(samples) == 4
-    assert {bool(columns.height[sample] > columns.width[sample]) for sample in samples} == {False, True}
-
-
 @pytest.mark.parametrize(
     ("scores", "count"),
     [([0.9] + [0.4] * 5, 1), ([0.4] * 5, 3), ([0.4], 1), ([0.9] * 30, 20), ([0.5, 0.6], 2)],
