@@ -95,10 +95,10 @@ def open_coco(
     def fill(made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress) -> Sequence[str]:
         with reading(file):
             file_tree.remember(visits, os.fsencode(real), os.fsencode(file.relative_to(real)))
-            told = _read(file, keypoints, made, rejects, say)
-        categories = told.categories
+            contents = _read(file, keypoints, made, rejects, say)
+        categories = contents.categories
         names = _class_names_of(file, categories, keypoints, classes)
-        listed = _listed_images(file, folder, _prefixes(root, real, folder), told.images, rejects)
+        listed = _listed_images(file, folder, _prefixes(root, real, folder), contents.images, rejects)
         mine = np.ones(len(listed.ids), bool)
         if shared:
             mine = _validating(listed) == (split == "val")
@@ -108,21 +108,23 @@ def open_coco(
             np.array([category.category_id for category in categories]), rows["category_id"]
         )
         image_of = _places_of(listed.ids, rows["image_id"])
+        records = np.zeros(len(listed.ids), HEADER)
+        records["size"] = -1
         if images:
+            faults: dict[int, str] = {}
             with reading(root):
                 entries.remember(visits, [below(folder, ""), *(path for path in listed.paths if path)])
-            records, faults = _headers_of(entries, listed, mine, made, say, max_pixels)
+            _read_headers(entries, listed, mine, made, say, max_pixels, records, faults)
             with reading(root):
                 anew = _found_by_last_parts(entries, folder, listed, mine & (records["size"] < 0), faults)
                 entries.remember(visits, [listed.paths[place] for place in np.flatnonzero(anew).tolist()])
             if anew.any():
-                again, others = _headers_of(entries, listed, anew, made, say, max_pixels)
-                records[anew] = again[anew]
-                faults |= others
+                _read_headers(entries, listed, anew, made, say, max_pixels, records, faults)
                 place = int(anew.argmax())
-                found = f"{listed.names[place]!r} as {printable(listed.paths[place])}"
-                some = f"{np.count_nonzero(anew):,} of {len(listed.ids):,} file names"
-                warnings.append(f"{some} are found by their last parts alone, first {found}")
+                warnings.append(
+                    f"{np.count_nonzero(anew):,} of {len(listed.ids):,} file names are found by their last "
+                    f"parts alone, first {listed.names[place]!r} as {printable(listed.paths[place])}"
+                )
             # + 1: those of no image are -1; they are counted first, and cut off
             annotations = np.bincount(image_of + 1, minlength=len(listed.ids) + 1)[1:]
             fits, turned = _fitting(entries, file, listed, mine, exif, records, faults, annotations, rejects)
@@ -130,9 +132,8 @@ def open_coco(
             if exif == "stored" and (line := told_of_exif(np.rec.array(records[fits]), turned)):
                 warnings.append(line)
         else:
-            records = np.zeros(len(listed.ids), HEADER)
             records["height"], records["width"] = listed.sizes.T
-            records["size"][~mine] = -1
+            records["size"][mine] = 0
         good = records["size"] >= 0
         if not good.any():
             first = f"left out: {rejects.count}, first {rejects.first}" if rejects.first else "it has none"
@@ -142,13 +143,13 @@ def open_coco(
                 f"{file.name} is of both splits: a tenth of its images validates, chosen by their names, "
                 f"and {good.sum():,} are of this split; docs/data.md says how to give two"
             )
-        known = image_of >= 0
-        warnings += doubts(rows[known & mine[image_of]], listed.sizes[image_of[known & mine[image_of]]])
+        known = (image_of >= 0) & mine[image_of]
+        warnings += doubts(rows[known], listed.sizes[image_of[known]])
         points = np.array([len(category.keypoints) for category in categories])
-        kept = _matched(file, rows, image_of, good, told.known, listed, points, rejects)
+        kept = _matched(file, rows, image_of, good, contents.known, listed, points, rejects)
         _write(listed, records, rows, image_of, kept, categories, made)
         (made / "warnings.txt").write_text("".join(f"{line}\n" for line in warnings), encoding="utf-8")
-        (made / "text_ids.json").write_text(json.dumps(told.texts), encoding="utf-8")
+        (made / "text_ids.json").write_text(json.dumps(contents.texts), encoding="utf-8")
         return names
 
     names_given = None if classes is None else list(classes)
@@ -165,7 +166,7 @@ def open_coco(
 # --- read ---------------------------------------------------------------------------------------------------
 
 
-class _Told(NamedTuple):
+class _Contents(NamedTuple):
     """What an annotation file says beside its annotations, which are in made/file_list.*."""
 
     known: Array  # int64, ascending: the ids of all images
@@ -184,7 +185,7 @@ def _prefixes(root: Path, real: Path, folder: str) -> list[str]:
     return names if not folder or (real / folder / folder).is_dir() else [*names, below_root]
 
 
-def _read(file: Path, keypoints: bool, made: Path, rejects: Rejects, say: Progress) -> _Told:
+def _read(file: Path, keypoints: bool, made: Path, rejects: Rejects, say: Progress) -> _Contents:
     """Read the file, and write made/file_list.*. Raises UserError."""
     known: list[int] = []
     images: list[Image] = []
@@ -227,7 +228,7 @@ def _read(file: Path, keypoints: bool, made: Path, rejects: Rejects, say: Progre
         raise UserError(f"--data: {file} {error}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"--data: {file} is no JSON: {error.reason}, it must be UTF-8") from None
-    return _Told(np.unique(np.array(known, np.int64)), images, categories, texts)
+    return _Contents(np.unique(np.array(known, np.int64)), images, categories, texts)
 
 
 class _Writer:
@@ -365,21 +366,27 @@ def _validating(images: _ImageTable) -> Array:
     return chosen
 
 
-def _headers_of(
-    entries: Entries, images: _ImageTable, mine: Array, made: Path, say: Progress, max_pixels: int
-) -> tuple[Array, dict[int, str]]:
-    """Return HEADER [n], with size -1 where there is none, and why, by the place of the image.
+def _read_headers(
+    entries: Entries,
+    images: _ImageTable,
+    wanted: Array,
+    made: Path,
+    say: Progress,
+    max_pixels: int,
+    records: Array,
+    faults: dict[int, str],
+) -> None:
+    """Fill `records`, HEADER [n], of the `wanted` images, bool [n]; `faults` gets why one has none, by index.
 
-    `mine`: bool [n], the images of this split. What claims more than `max_pixels` is left out.
+    What claims more than `max_pixels` has none.
     """
-    places = [place for place in np.flatnonzero(mine).tolist() if images.paths[place]]
+    places = [place for place in np.flatnonzero(wanted).tolist() if images.paths[place]]
     file_tree.write_file_list([images.paths[place] for place in places], made)
-    faults: dict[bytes, str] = {}
-    records = np.zeros(len(images.ids), HEADER)
-    records["size"] = -1
-    records[places] = read_headers(entries, made, 0, faults.__setitem__, say, max_pixels=max_pixels)
-    shown = {place: entries.shown(images.paths[place]) for place in places}
-    return records, {place: faults[path] for place, path in shown.items() if path in faults}
+    reasons: dict[bytes, str] = {}
+    records[places] = read_headers(entries, made, 0, reasons.__setitem__, say, max_pixels=max_pixels)
+    for place in places:
+        if why := reasons.get(entries.shown(images.paths[place])):
+            faults[place] = why
 
 
 def _found_by_last_parts(
@@ -390,23 +397,23 @@ def _found_by_last_parts(
     A file that is another image's already stays that one's; `faults` then says so.
     """
     taken = Counter(images.paths)
-    found = {}
+    matches = {}
     for place in np.flatnonzero(lost).tolist():
         path = images.paths[place]
-        if not path or not is_there(entries, path):
-            other = found_by_name(entries, folder, images.names[place])
-            if other is not None:
-                found[place] = other
-                taken[other] += 1
-    several = {place: path for place, path in found.items() if taken[path] > 1}
-    for place, path in several.items():
-        name = images.names[place]
-        faults[place] = f"file_name {name!r:.60} may be {printable(path)}, and so may another image's"
+        if path and is_there(entries, path):
+            continue
+        if (match := found_by_name(entries, folder, images.names[place])) is not None:
+            matches[place] = match
+            taken[match] += 1
     alone = np.zeros(len(images.ids), bool)
-    for place in found.keys() - several.keys():
-        images.paths[place] = found[place]
-        faults.pop(place, None)
-        alone[place] = True
+    for place, path in matches.items():
+        if taken[path] > 1:
+            name = f"{images.names[place]!r:.60}"
+            faults[place] = f"file_name {name} may be {printable(path)}, and so may another image's"
+        else:
+            images.paths[place] = path
+            faults.pop(place, None)
+            alone[place] = True
     return alone
 
 
