@@ -219,15 +219,15 @@ def lines(scores: Scores, columns: Any) -> list[str]:
     named = names(columns)
     by_category = {named[category]: value for category, value in scores.by_category().items()}
     width = max(map(len, [*figures, *by_category]))
-    told = {f"{scores.kind}:": figures, f"{scores.kind}, AP by class:": by_category}
+    tables = {f"{scores.kind}:": figures, f"{scores.kind}, AP by class:": by_category}
     return [
         line
-        for title, values in told.items()
+        for title, values in tables.items()
         for line in (title, *(f"  {name:<{width}}  {value:7.2%}" for name, value in values.items()))
     ]
 
 
-def score(columns: Any, found: Detections, *, kind: str, evaluator: str, workers: int = 0) -> Scores:
+def score(columns: Any, detections: Detections, *, kind: str, evaluator: str, workers: int = 0) -> Scores:
     """Return the scores of detections against all images of `columns`.
 
     Many of both are scored in `workers` processes (0 = a core each), a part of the categories in each. What
@@ -236,20 +236,24 @@ def score(columns: Any, found: Detections, *, kind: str, evaluator: str, workers
     categories: Array = np.sort(np.asarray(columns.category_ids))
     workers = (
         min(workers or max(int(cores()), 1), len(categories))
-        if len(found) + len(columns.category) > MANY
+        if len(detections) + len(columns.category) > MANY
         else 1
     )
     if workers <= 1:
-        return _score(columns, found, categories, kind, evaluator)
+        return _score(columns, detections, categories, kind, evaluator)
     all_ids = np.concatenate(
-        [found.category_ids, np.asarray(columns.category_ids)[np.asarray(columns.category)]]
+        [detections.category_ids, np.asarray(columns.category_ids)[np.asarray(columns.category)]]
     )
     groups = _alike(np.array([np.count_nonzero(all_ids == category) for category in categories]), workers)
 
     def of_group(group: int) -> tuple[Array, Array]:
         own = categories[groups == group]
         scores = _score(
-            columns, found.taken(np.flatnonzero(np.isin(found.category_ids, own))), own, kind, evaluator
+            columns,
+            detections.taken(np.flatnonzero(np.isin(detections.category_ids, own))),
+            own,
+            kind,
+            evaluator,
         )
         return scores.precision, scores.recall
 
@@ -273,7 +277,7 @@ def _alike(sizes: Array, count: int) -> Array:
     return groups
 
 
-def _score(columns: Any, found: Detections, categories: Array, kind: str, evaluator: str) -> Scores:
+def _score(columns: Any, detections: Detections, categories: Array, kind: str, evaluator: str) -> Scores:
     """Return the scores of these categories. What the evaluators print is caught."""
     package, holder, comparer = EVALUATORS[evaluator]
     with contextlib.redirect_stdout(io.StringIO()):
@@ -281,7 +285,7 @@ def _score(columns: Any, found: Detections, categories: Array, kind: str, evalua
         evaluation = _member(package, comparer)
         truth = ground_truth(columns, kind, categories)
         expected = _indexed(annotations, truth)
-        detected = _indexed(annotations, {**truth, "annotations": _as_annotations(found, kind)})
+        detected = _indexed(annotations, {**truth, "annotations": _as_annotations(detections, kind)})
         run = evaluation(expected, detected, KINDS[kind])
         run.params.imgIds = sorted(image["id"] for image in truth["images"])
         run.params.catIds = categories.tolist()
@@ -309,32 +313,34 @@ def _indexed(annotations: Any, dataset: dict[str, Any]) -> Any:
     return made
 
 
-def _as_annotations(found: Detections, kind: str) -> list[dict[str, Any]]:
+def _as_annotations(detections: Detections, kind: str) -> list[dict[str, Any]]:
     """Return what the evaluators' own loadRes makes of a results file: numbered from 1, with an area."""
     if kind == "boxes":
         extra = "bbox"
-        shapes: Any = found.boxes
-        areas = found.boxes[:, 2] * found.boxes[:, 3]
+        shapes: Any = detections.boxes
+        areas = detections.boxes[:, 2] * detections.boxes[:, 3]
     elif kind == "masks":
         from pycocotools import mask as coder
 
         extra = "segmentation"
-        shapes = found.masks or []
+        shapes = detections.masks or []
         # one at a time: of more than 255 it raises OverflowError (pycocotools 2.0.11 on NumPy 2)
         areas = np.array([coder.area(shape) for shape in shapes], np.float64)
     else:
-        points = found.keypoints if found.keypoints is not None else np.zeros((0, LIKELY_KEYPOINTS, 3))
+        points = (
+            detections.keypoints if detections.keypoints is not None else np.zeros((0, LIKELY_KEYPOINTS, 3))
+        )
         extra = "keypoints"
         shapes = points.reshape(len(points), 3 * points.shape[1])
         areas = np.ptp(points[:, :, 0], axis=1) * np.ptp(points[:, :, 1], axis=1)
     return _entries(
         {
-            "id": np.arange(1, len(found) + 1),
-            "image_id": found.image_ids,
-            "category_id": found.category_ids,
-            "score": found.scores,
+            "id": np.arange(1, len(detections) + 1),
+            "image_id": detections.image_ids,
+            "category_id": detections.category_ids,
+            "score": detections.scores,
             "area": areas,
-            "iscrowd": np.zeros(len(found), np.int64),
+            "iscrowd": np.zeros(len(detections), np.int64),
             extra: shapes,
         }
     )

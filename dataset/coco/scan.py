@@ -23,10 +23,10 @@ from contracts import MAX_PIXELS, Array, UserError
 from dataset.coco import annotation_file
 from dataset.coco.annotation_file import Annotation, Category, Image, NotCoco
 from dataset.coco.columns import UNUSED, Instances, class_names, mirrored
-from dataset.coco.file_names import as_written, below, is_there
-from dataset.coco.file_names import found as found_by_name
+from dataset.coco.file_names import below, is_there, path_below
+from dataset.coco.file_names import find as find_image
 from dataset.coco.layouts import Split, find
-from dataset.coco.warnings import doubts
+from dataset.coco.warnings import annotation_warnings
 from dataset.images.columns import HEADER, TRANSPOSE, Header, shown_by, told_of_exif
 from dataset.images.scan import read_headers
 from dataset.scan import file_tree
@@ -103,7 +103,7 @@ def open_coco(
         if shared:
             mine = _validating(listed) == (split == "val")
         rows = np.fromfile(made / "file_list.annotations", ROW)
-        warnings = _own_ids(rows)
+        warnings = _number_anew(rows)
         rows["category"] = _places_of(
             np.array([category.category_id for category in categories]), rows["category_id"]
         )
@@ -144,7 +144,7 @@ def open_coco(
                 f"and {good.sum():,} are of this split; docs/data.md says how to give two"
             )
         known = (image_of >= 0) & mine[image_of]
-        warnings += doubts(rows[known], listed.sizes[image_of[known]])
+        warnings += annotation_warnings(rows[known], listed.sizes[image_of[known]])
         points = np.array([len(category.keypoints) for category in categories])
         kept = _matched(file, rows, image_of, good, contents.known, listed, points, rejects)
         _write(listed, records, rows, image_of, kept, categories, made)
@@ -353,7 +353,7 @@ def _listed_images(
     kept = sorted(image for image in images if image.image_id in alone)
     sizes = np.array([(image.height, image.width) for image in kept], np.int64).reshape(-1, 2)
     names = [image.name for image in kept]
-    paths = [below(folder, own) if (own := as_written(name, prefixes)) else b"" for name in names]
+    paths = [below(folder, own) if (own := path_below(name, prefixes)) else b"" for name in names]
     return _ImageTable(np.array([image.image_id for image in kept], np.int64), names, paths, sizes)
 
 
@@ -402,7 +402,7 @@ def _found_by_last_parts(
         path = images.paths[place]
         if path and is_there(entries, path):
             continue
-        if (match := found_by_name(entries, folder, images.names[place])) is not None:
+        if (match := find_image(entries, folder, images.names[place])) is not None:
             matches[place] = match
             taken[match] += 1
     alone = np.zeros(len(images.ids), bool)
@@ -455,7 +455,7 @@ def _fitting(
     return fits, int(turned.sum())
 
 
-def _own_ids(rows: Array) -> list[str]:
+def _number_anew(rows: Array) -> list[str]:
     """Number the annotations anew that have no id or another one's, and return a warning."""
     ids = rows["annotation_id"]
     anew = np.ones(len(ids), bool)
