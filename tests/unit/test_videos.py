@@ -19,7 +19,7 @@ from dataset.stores.folder import open_folder
 from dataset.videos.columns import RECORD, Flags, Videos
 from dataset.videos.packets import read
 from dataset.videos.scan import open_videos
-from tests.unit.folders import JPEG
+from tests.unit.folders import JPEG, names, reasons
 from tests.unit.video_files import make
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,16 +51,6 @@ def place(root: Path, files: dict[str, Path]) -> Path:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, root / name)
     return root
-
-
-def names(found: Videos) -> list[str]:
-    return [os.path.relpath(os.fsdecode(found.path(i)), found.root) for i in range(len(found))]
-
-
-def reasons(found: Videos) -> list[tuple[str, str]]:
-    lines = [line.split("\t") for line in (found.folder / "rejected.txt").read_text().splitlines()]
-    assert len(lines) == found.rejected
-    return [(os.path.relpath(path, found.root), why) for path, why in lines]
 
 
 def scanned(*call: Any, **how: Any) -> tuple[Videos, bool]:
@@ -109,7 +99,7 @@ def test_images_of_the_same_folder_are_another_manifest(videos: Path, cache: Pat
     assert len(open_folder(videos, cache=cache)) == 1
     found = open_videos(videos, cache=cache)
     assert len(found) == 3 and len(open_folder(videos, cache=cache)) == 1
-    assert ("ant/0.jpg", "no known video container (read as jpeg_pipe)") in reasons(found)
+    assert ("ant/0.jpg", "no known video container (read as jpeg_pipe)") in reasons(found).items()
 
 
 def test_what_is_left_out_is_named(videos: Path, cache: Path, clips: dict[str, Path]) -> None:
@@ -120,7 +110,7 @@ def test_what_is_left_out_is_named(videos: Path, cache: Path, clips: dict[str, P
     found = open_videos(videos, cache=cache)
     assert names(found) == ["ant/a b.mp4", "ant/z.mkv", "bee/x,1.mp4", "dog/x.mp4"]
     assert (found.classes, found.label.tolist()) == (("ant", "bee", "dog"), [0, 0, 1, 2])
-    assert reasons(found) == [
+    assert [*reasons(found).items()] == [
         ("ant/broken.mp4", "cannot be read: Invalid data found when processing input"),
         ("cat/notes.txt", "no known video container (read as tty)"),
         ("cat", "class without a video"),
@@ -196,7 +186,7 @@ def test_what_is_left_out_of_a_list_is_named(videos: Path, cache: Path) -> None:
         "ant/a b.mp4 1 0.4 0.8\nant/a b.mp4 1 7 9\nant/gone.mp4 0\nbee/x,1.mp4 0\nant/z.mkv 5\n"
     )
     found = open_videos(videos / "list.txt", cache=cache)
-    assert reasons(found) == [
+    assert [*reasons(found).items()] == [
         ("ant/gone.mp4", "cannot be read: No such file or directory"),
         ("ant/a b.mp4", "from 7 to 9 s: no frame (the video has 40 in 1.6 s)"),
     ]
@@ -271,7 +261,7 @@ def test_a_heading_is_left_out_and_told(videos: Path, cache: Path) -> None:
     (videos / "list.csv").write_text(f"{heading}\nant/z.mkv;run;0;1\nant/a b.mp4;run\n")
     found = open_videos(videos / "list.csv", cache=cache)
     assert (names(found), found.classes) == (["ant/z.mkv", "ant/a b.mp4"], ("run",))
-    assert reasons(found) == [("list.csv", f"line 1 is a heading: {heading}")]
+    assert [*reasons(found).items()] == [("list.csv", f"line 1 is a heading: {heading}")]
 
 
 def test_a_path_out_of_a_linked_folder_is_where_the_file_system_says(
