@@ -11,7 +11,7 @@ from typing import Any
 import av
 from av.bitstream import BitStreamFilterContext
 
-from dataset.videos.bitstream import SLICE, before_slices, first_slice, length_size
+from dataset.videos.bitstream import before_slices, first_slice, length_size
 
 ORDERED = ("h264", "hevc")
 """Codecs whose slices say in which order their pictures are displayed."""
@@ -174,22 +174,11 @@ _LOOKERS: dict[str, Callable[..., Look]] = {
 }
 
 
-def piece(packet: memoryview, codec: str, length_bytes: int) -> bytes:
-    """Return as much of a packet of ORDERED as display_places needs: up to the head of its first slice."""
-    begin = first_slice(packet, length_bytes, codec)
-    if begin is None:
-        return b""
-    head = bytes(packet[begin : begin + SLICE])
-    if not length_bytes:
-        return bytes(packet[:begin]) + head
-    return bytes(packet[: begin - length_bytes]) + len(head).to_bytes(length_bytes, "big") + head
-
-
 def display_places(pieces: Sequence[bytes], stream: Any) -> list[int | None]:
     """Return for each packet a number that does not fall in the order of display; None: it does not say.
 
     The packets go from a key frame to the next, in the order of decoding (H.264, 8.2.1; H.265, 8.3.1).
-    `pieces`: as piece makes them.
+    `pieces`: as bitstream.up_to_slice makes them.
     """
     found = list[Any]()
     try:

@@ -34,6 +34,7 @@ from dataset.videos.bitstream import (
     shows_again,
     shows_nothing,
     sides,
+    up_to_slice,
 )
 from dataset.videos.columns import CODECS, CONTAINERS, FULL_RANGE, PIXELS, RECORD, Flags
 from dataset.videos.container import HEAD, declared_bytes, is_mp4_or_mkv, open_video, read_packets
@@ -45,7 +46,7 @@ from dataset.videos.frame_order import (
     settle_keys,
     unpacked,
 )
-from dataset.videos.nal_units import MAY, NO, ORDERED, display_places, is_turned, looker, piece
+from dataset.videos.nal_units import MAY, NO, ORDERED, display_places, is_turned, looker
 from dataset.videos.sizes import HEADS, Sizes, may_say
 from system import storage
 from system.user_files import open_bytes
@@ -244,7 +245,7 @@ def _require_order(packets: Array, path: bytes, stream: Any, *, raw: bool) -> No
             length_bytes = length_size(context.extradata, codec)
             with open_video(path, known=True, raw=raw) as file:
                 again = _demuxed(file, file.streams[stream.index])
-                pieces.extend(piece(memoryview(packet), codec, length_bytes) for packet in again)
+                pieces.extend(up_to_slice(memoryview(packet), codec, length_bytes) for packet in again)
         return display_places([pieces[place] for place in packets["place"][begin:end]], stream)
 
     require_order(packets, places if codec in ORDERED else None)

@@ -13,8 +13,6 @@ _SETS = {  # the parameter sets that sizes are in, up to the next unit
     "h264": re.compile(rb"\x00\x00\x01([\x07\x27\x47\x67].*?)\x00*(?=\x00\x00\x01|$)", re.DOTALL),
     "hevc": re.compile(rb"\x00\x00\x01([\x42\x43].*?)\x00*(?=\x00\x00\x01|$)", re.DOTALL),
 }
-_MPEG4_HEAD = re.compile(rb"\x00\x00\x01[\x20-\x2f](.*?)(?=\x00\x00\x01|$)", re.DOTALL)  # ISO 14496-2, 6.2.3
-_MPEG2_HEAD = b"\0\0\1\xb3"  # ISO 13818-2, 6.2.2.1: two sides of 12 bits
 BEGINNING = 4096
 HEADS = {
     "dnxhd": re.compile(rb".{24}(.{4})", re.DOTALL),  # SMPTE ST 2019-1, 5.3
@@ -24,6 +22,13 @@ HEADS = {
     "prores": re.compile(rb".{4}icpf.{8}(.{4})", re.DOTALL),  # SMPTE RDD 36, 5.1.1
 }
 """Codecs whose every packet is a picture of its own -> what its head begins with, up to its sides."""
+_MPEG2 = re.compile(rb".*?\x00\x00\x01\xb3(.{0,3})", re.DOTALL)  # ISO 13818-2, 6.2.2.1: sides of 12 bits
+_KEY_HEADS = {
+    **HEADS,
+    "mpeg4": re.compile(rb".*?\x00\x00\x01[\x20-\x2f](.*?)(?=\x00\x00\x01|$)", re.DOTALL),  # 14496-2, 6.2.3
+    "mpeg2video": _MPEG2,
+    "mpeg1video": _MPEG2,
+}
 
 
 class Sizes:
@@ -99,15 +104,9 @@ def _told(codec: str, data: memoryview) -> bytes:
     if codec == "av1":
         return next((bytes(unit) for kind, unit in obus(data) if kind == 1), b"")
     head = bytes(data[:BEGINNING])
-    if codec in HEADS:
-        found = HEADS[codec].match(head)
-        return found[1] if found else b""
-    if codec == "mpeg4":
-        found = _MPEG4_HEAD.search(head)
-        return found[1] if found else b""
-    if codec in ("mpeg2video", "mpeg1video"):
-        at = head.find(_MPEG2_HEAD)
-        return head[at + 4 : at + 7] if at >= 0 else b""
+    if codec in _KEY_HEADS:
+        match = _KEY_HEADS[codec].match(head)
+        return match[1] if match else b""
     return _jpeg_sides(head) if codec == "mjpeg" else b""
 
 

@@ -126,14 +126,18 @@ def test_what_is_read_is_what_a_player_shows(kind: str, made: Made, folder: Path
 
 @pytest.mark.parametrize("kind", ["h264.mp4", "h264-open.mp4", "h264-90.mp4", "h264-ten.mp4", "vp9.webm"])
 def test_no_whole_picture_is_decoded(kind: str, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FFmpeg would, to find out what pictures are like: the head of the first one tells it."""
+    """FFmpeg would, to find out what pictures are like: the head of the first one tells it, and its turn."""
+    times = 0
 
-    def known_alone(path: bytes, *, known: bool = False, raw: bool = False) -> Any:
+    def counted(path: bytes, *, known: bool = False, raw: bool = False) -> Any:
+        nonlocal times
+        times += 1
         assert known, "FFmpeg looks into the file"
         return open_video(path, known=known, raw=raw)
 
-    monkeypatch.setattr(packets, "open_video", known_alone)
+    monkeypatch.setattr(packets, "open_video", counted)
     assert len(read(os.fsencode(made.folder / kind)).pts) == FRAMES
+    assert times == 1 + ("90" in kind), "once for the packets, and for the matrix of a turned picture"
 
 
 def test_a_file_that_begins_without_a_picture(tmp_path: Path) -> None:
