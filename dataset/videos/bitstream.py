@@ -99,11 +99,11 @@ def decode_head(context: Any, packet: memoryview) -> list[Any]:
         return []
     context.thread_count = 1
     context.options = {"ec": "0"}  # nothing is painted over what is missing
-    found = list[Any]()
+    frames = list[Any]()
     for piece_or_end in (av.Packet(head), None):
         with suppress(av.error.FFmpegError):
-            found += context.decode(piece_or_end)
-    return found
+            frames += context.decode(piece_or_end)
+    return frames
 
 
 def length_size(extradata: bytes | None, codec: str = "h264") -> int:
@@ -172,14 +172,14 @@ def pictures(packet: memoryview) -> list[memoryview]:
         return [packet]
     count = (packet[-1] & 7) + 1
     width = (packet[-1] >> 3 & 3) + 1
-    found = list[memoryview]()
+    parts = list[memoryview]()
     at = 0
     size_at = len(packet) - 1 - width * count
-    for place in range(size_at, size_at + width * count, width):
-        size = int.from_bytes(packet[place : place + width], "little")
-        found += [packet[at : at + size]] if size else []
+    for index_at in range(size_at, size_at + width * count, width):
+        size = int.from_bytes(packet[index_at : index_at + width], "little")
+        parts += [packet[at : at + size]] if size else []
         at += size
-    return found
+    return parts
 
 
 def shows_nothing(packet: memoryview) -> bool:

@@ -49,27 +49,27 @@ class Sizes:
             for picture in pictures(data) if holds_several(data) else (data,):
                 self._require(vp9_size(picture), place)
         else:
-            self._require(_told(self._codec, data) or None, place)
+            self._require(_size_bytes(self._codec, data) or None, place)
 
-    def _require(self, said: Any, place: int) -> None:
-        if said is None:
+    def _require(self, size: Any, place: int) -> None:
+        if size is None:
             return
         if self._first is None:
-            self._first = said
-        if said != self._first:
+            self._first = size
+        if size != self._first:
             raise _changed(place)
 
     def _see_sets(self, packet: Any, data: memoryview, place: int) -> None:
         """Ask the decoder what sides a key frame's parameter sets mean, where they were not there before."""
-        found = _SETS[self._codec].findall(before_slices(data, self._length_bytes, self._codec))
+        sets = _SETS[self._codec].findall(before_slices(data, self._length_bytes, self._codec))
         renewed = packet.has_sidedata("new_extradata") and bytes(packet.get_sidedata("new_extradata"))
         if self._first is None:
             self._first = bytes(data)
-            self._known.update(found)
+            self._known.update(sets)
             return
-        if not renewed and all(each in self._known or each in (self._extradata or b"") for each in found):
+        if not renewed and all(each in self._known or each in (self._extradata or b"") for each in sets):
             return
-        self._known.update(found)
+        self._known.update(sets)
         first = sides(self._codec, self._extradata, memoryview(self._first))
         now = sides(self._codec, renewed or self._extradata, data)
         if now.displayed != first.displayed:
@@ -93,11 +93,11 @@ def may_say(packet: memoryview) -> bool:
         return False
     if not first & 0b100 or not first & 0b10 or len(packet) < 5:
         return True
-    found = packet[3] >> 1 & 7 if first & 1 else (packet[3] & 3) << 1 | packet[4] >> 7
-    return not found
+    reference = packet[3] >> 1 & 7 if first & 1 else (packet[3] & 3) << 1 | packet[4] >> 7
+    return not reference
 
 
-def _told(codec: str, data: memoryview) -> bytes:
+def _size_bytes(codec: str, data: memoryview) -> bytes:
     """Return the bytes of a key frame that hold its size, and in MPEG-4 and AV1 more; b'': it has none."""
     if codec == "vp8":  # RFC 6386, 9.1
         return bytes(data[6:10])
