@@ -29,7 +29,7 @@ from settings.run import Run
 from settings.superres import Superres
 from system.user_files import local_path
 
-PRESETS = Path(__file__).resolve().parent / "configs"
+PRESETS = Path(__file__).resolve().parents[1] / "configs"
 
 
 class Config(Settings):

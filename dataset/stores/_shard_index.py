@@ -177,6 +177,8 @@ def _walked(walked: Walk, root: Path, name: str) -> Shard:
         return storage.in_scan(partial(walked, name), lambda: called)
     except Rejected as why:  # an object that is gone, or another one, since its head was asked for
         raise UserError(f"--data: {called}: {why}; start again") from None
+    except OSError as error:
+        raise storage.end_scan(error, called) from None
 
 
 def _write(

@@ -221,6 +221,8 @@ def consistent() -> Told:
     return Told(
         summary={
             "steps": 45,
+            "epochs": 2,
+            "epoch_steps": 20,
             "samples": 450,
             "batch_size": 10,
             "rate": {

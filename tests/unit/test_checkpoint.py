@@ -69,7 +69,7 @@ def test_round_trip(written: Path) -> None:
 
 WRITER = """
     import itertools, pathlib, sys, torch
-    from engine import checkpoint, contents
+    from engine import checkpoint
     path = pathlib.Path(sys.argv[1])
     for i in itertools.count():
         model = {"a": torch.full((400_000,), float(i)), "b": torch.full((10,), i)}
@@ -105,7 +105,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path: Path, runner: Runner
 FULL = """
     import pathlib, resource, sys, torch
     from contracts import UserError
-    from engine import checkpoint, contents
+    from engine import checkpoint
     path = pathlib.Path(sys.argv[1])
     checkpoint.write(path, {"i": 0})
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))

@@ -193,7 +193,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 @FORMATS
 def test_a_full_disk_is_one_line_and_what_is_there_goes_on(
-    form: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = data_of(tmp_path)
     opened(data)  # so that the scan is written already
@@ -202,7 +202,7 @@ def test_a_full_disk_is_one_line_and_what_is_there_goes_on(
     command += ["--manifest-dir", str(tmp_path / "cache-data")]
     with files_of_at_most(300):
         assert pack.main(command) == 2
-    (line,) = capfd.readouterr().err.strip().splitlines()[-1:]
+    (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
     assert line.startswith(f"pack: {target}") and "cannot be written" in line and "goes on" in line
     assert "Traceback" not in line and not (target / "train.columns").exists()
     assert packed(data, form) == target

@@ -21,7 +21,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = {
     str(page.relative_to(ROOT)): page.read_text(encoding="utf-8")
     for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))
-    if page.name != "changes.md"  # which also tells of flags that are gone
+    # one also tells of flags that are gone, and docstrings in the other name commands in general
+    if page.name not in ("changes.md", "map.md")
 }
 FENCED = re.compile(r"^```(?:bash|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"N|B|LARGEST|\$n")

@@ -110,7 +110,7 @@ def test_mistakes_are_told_before_a_set_is_drawn(tmp_path: Path, capsys: pytest.
     for flag, value in (("--seeds", "0"), ("--jobs", "-1"), ("--memorise", str(tmp_path / "none"))):
         with pytest.raises(SystemExit):
             recipes.main([str(tmp_path / "runs"), flag, value])
-        assert f"error: {flag} " in capsys.readouterr().err
+        assert f"recipes: {flag} " in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 

@@ -432,9 +432,9 @@ def test_stochastic_depth() -> None:
 
 def test_the_rate_of_a_step_and_warm_up_by_steps() -> None:
     settings = Optimisation(lr=0.1, lr_per=256, warmup_steps=20, warmup_start=0.5, epochs=10)
-    found, told = schedules.settled(settings, 1000, 512)
+    found, told = schedules.settled(settings, 1024, 512)
     assert told[0] == "the learning rate is --lr 0.1 x 512 samples a step / --lr-per 256 = 0.2"
     assert schedules.learning_rate(0.0, found) == pytest.approx(0.1)
-    assert schedules.learning_rate(10 * 512 / 1000, found) == pytest.approx(0.15)
-    assert schedules.learning_rate(20 * 512 / 1000, found) == pytest.approx(0.2)
+    assert schedules.learning_rate(5.0, found) == pytest.approx(0.15)
+    assert schedules.learning_rate(10.0, found) == pytest.approx(0.2)
     assert schedules.settled(Optimisation(), 1000, 512) == (Optimisation(), [])

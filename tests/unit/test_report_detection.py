@@ -94,7 +94,9 @@ def test_extras_are_written_and_are_no_figures(tmp_path: Path) -> None:
     reporter = reporter_in(tmp_path, io.StringIO())
     for epoch in (0, 1):
         result = {**RESULT, "failed": [], "seconds": {"pass": 2.0, "score": 1.5, "waited": 0.5}}
-        reporter.validated({**result, "extras": extras(epoch)}, step=10 * (epoch + 1), epoch=epoch)
+        told = extras(epoch)
+        files = told["files"]
+        reporter.validated({**result, "extras": told}, files=files, step=10 * (epoch + 1), epoch=epoch)
     reporter.close()
     assert (tmp_path / "detections.json").read_bytes() == b"[1]\n", "the last one"
     points = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

@@ -49,7 +49,7 @@ def test_help_shows_twenty_flags_before_anything_is_imported() -> None:
     told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert told.returncode == 0 and told.stdout == help.HELP
     imported = {line.split("|")[-1].strip() for line in told.stderr.splitlines()}
-    assert "usage" in imported and not {"torch", "numpy", "pydantic"} & imported
+    assert "settings.help" in imported and not {"torch", "numpy", "pydantic"} & imported
 
 
 def test_every_setting_is_explained_before_torch_is_imported() -> None:
@@ -59,7 +59,7 @@ def test_every_setting_is_explained_before_torch_is_imported() -> None:
     groups = ("run", "data", "augmentation", "loading", "model", "optimisation")
     assert all(f"{group} options" in told.stdout for group in groups)
     imported = {line.split("|")[-1].strip() for line in told.stderr.splitlines()}
-    assert "config" in imported and "torch" not in imported
+    assert "settings.config" in imported and "torch" not in imported
 
 
 def test_flags_that_are_named_are_there() -> None:

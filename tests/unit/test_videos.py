@@ -256,8 +256,8 @@ def test_a_class_of_a_list_without_a_video_has_no_label(videos: Path, cache: Pat
     assert (len(numbered.classes), numbered.label.tolist()) == (4, [3])
 
 
-def test_a_heading_is_left_out_and_told(videos: Path, cache: Path) -> None:
-    heading = "path;label;start;end"
+@pytest.mark.parametrize("heading", ["path;label;start;end", "ant;class"])
+def test_a_heading_is_left_out_and_told(heading: str, videos: Path, cache: Path) -> None:
     (videos / "list.csv").write_text(f"{heading}\nant/z.mkv;run;0;1\nant/a b.mp4;run\n")
     found = open_videos(videos / "list.csv", cache=cache)
     assert (names(found), found.classes) == (["ant/z.mkv", "ant/a b.mp4"], ("run",))
