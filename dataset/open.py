@@ -207,7 +207,7 @@ def open_splits(
             )
             if split == "train" and settings.order == "sequential":
                 warn_of_sorted(columns, console)
-        elif content not in ("images", "videos") and (line := warnings.told_of_crowds(columns.crowd)):
+        elif content not in ("images", "videos") and (line := warnings.crowd_warning(columns.crowd)):
             console.info(f"{split}: {line}")
         classes = columns.classes
     if model is not None:

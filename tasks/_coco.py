@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -32,12 +32,11 @@ SIGMA = 0.05
 MANY = 20_000
 """Detections and objects from which on processes are started to compare them."""
 
-ALL, SMALL, MEDIUM, LARGE = range(4)  # places of the areas; keypoints have no small ones
-AREAS = {
-    "boxes": {"": 0, "_small": 1, "_medium": 2, "_large": 3},
-    "keypoints": {"": 0, "_medium": 1, "_large": 2},
-}
-IOU50, IOU75 = 0, 5  # places among 0.5, 0.55, ..., 0.95
+ALL = 0  # index of all areas together
+AREAS = {"_small": 1, "_medium": 2, "_large": 3}
+KEYPOINT_AREAS = {"_medium": 1, "_large": 2}
+IOU50, IOU75 = 0, 5  # indices among 0.5, 0.55, ..., 0.95
+OVERLAPS = {"": slice(None), "50": slice(IOU50, IOU50 + 1), "75": slice(IOU75, IOU75 + 1)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,29 +58,25 @@ class Detections:
 
     def taken(self, places: Array) -> Detections:
         """Return the detections at `places`, int [M]."""
-        return Detections(
-            image_ids=self.image_ids[places],
-            category_ids=self.category_ids[places],
-            boxes=self.boxes[places],
-            scores=self.scores[places],
-            masks=None if self.masks is None else [self.masks[place] for place in places],
-            keypoints=None if self.keypoints is None else self.keypoints[places],
-        )
+
+        def of(values: Any) -> Any:
+            return [values[place] for place in places] if isinstance(values, list) else values[places]
+
+        return Detections(**{name: of(values) for name, values in self.columns().items()})
+
+    def columns(self) -> dict[str, Any]:
+        """Return what there is of these detections, by the names of the fields."""
+        return {name: values for name in self.__slots__ if (values := getattr(self, name)) is not None}
 
     @staticmethod
     def joined(parts: Sequence[Detections]) -> Detections:
         """Join all detections, by image: their order does not depend on which rank had which image."""
-        together = Detections(
-            image_ids=np.concatenate([part.image_ids for part in parts]),
-            category_ids=np.concatenate([part.category_ids for part in parts]),
-            boxes=np.concatenate([part.boxes for part in parts]),
-            scores=np.concatenate([part.scores for part in parts]),
-            masks=None if parts[0].masks is None else [mask for part in parts for mask in part.masks or ()],
-            keypoints=None
-            if parts[0].keypoints is None
-            else np.concatenate([part.keypoints for part in parts]),
-        )
-        return together.taken(np.argsort(together.image_ids, kind="stable"))
+        together: dict[str, Any] = {}
+        for name, first in parts[0].columns().items():
+            values = [getattr(part, name) for part in parts]
+            together[name] = list(chain(*values)) if isinstance(first, list) else np.concatenate(values)
+        order = np.argsort(together["image_ids"], kind="stable")
+        return Detections(**together).taken(order)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,29 +94,24 @@ class Scores:
 
         Those of which there was nothing to find are left out, but `ap`, which is nan then.
         """
-        areas = AREAS.get(self.kind, AREAS["boxes"])
+        keypoints = self.kind == "keypoints"
+        areas = KEYPOINT_AREAS if keypoints else AREAS
         # of all the detections that count
         precision = self.precision[..., -1]
         recall = self.recall[..., -1]
-        found = {
-            "ap": _mean(precision[:, :, :, ALL]),
-            "ap50": _mean(precision[IOU50, :, :, ALL]),
-            "ap75": _mean(precision[IOU75, :, :, ALL]),
-            **{f"ap{name}": _mean(precision[:, :, :, area]) for name, area in areas.items() if name},
-        }
-        if self.kind == "keypoints":
-            found |= {
-                "ar": _mean(recall[:, :, ALL]),
-                "ar50": _mean(recall[IOU50, :, ALL]),
-                "ar75": _mean(recall[IOU75, :, ALL]),
-            }
+        if keypoints:
+            recalls = {name: recall[overlap, :, ALL] for name, overlap in OVERLAPS.items()}
         else:
-            found |= {
-                f"ar{most}": _mean(self.recall[:, :, ALL, place]) for place, most in enumerate((1, 10, 100))
-            }
-        found |= {f"ar{name}": _mean(recall[:, :, area]) for name, area in areas.items() if name}
+            recalls = {str(most): self.recall[:, :, ALL, i] for i, most in enumerate((1, 10, 100))}
+        values = {
+            **{f"ap{name}": precision[overlap, :, :, ALL] for name, overlap in OVERLAPS.items()},
+            **{f"ap{name}": precision[:, :, :, area] for name, area in areas.items()},
+            **{f"ar{name}": some for name, some in recalls.items()},
+            **{f"ar{name}": recall[:, :, area] for name, area in areas.items()},
+        }
+        means = {name: _mean(some) for name, some in values.items()}
         prefix = PREFIXES[self.kind]
-        return {prefix + name: value for name, value in found.items() if name == "ap" or not np.isnan(value)}
+        return {prefix + name: mean for name, mean in means.items() if name == "ap" or not np.isnan(mean)}
 
     def by_category(self) -> dict[int, float]:
         """Return category id -> AP, of the categories that have objects to find."""
@@ -166,40 +156,39 @@ def ground_truth(columns: Any, kind: str, categories: Array | None = None) -> di
     categories = np.asarray(columns.category_ids) if categories is None else categories
     category_of = np.asarray(columns.category_ids)[np.asarray(columns.category)]
     places = np.flatnonzero(np.isin(category_of, categories))
-    rows = zip(
-        range(1, len(places) + 1),
-        np.repeat(np.asarray(columns.image_id), np.diff(columns.annotation_offsets))[places].tolist(),
-        category_of[places].tolist(),
-        np.asarray(columns.boxes, np.float64)[places].tolist(),
-        np.asarray(columns.area, np.float64)[places].tolist(),
-        np.asarray(columns.crowd).astype(np.int64)[places].tolist(),
-        strict=True,
-    )
-    names = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
-    annotations = [dict(zip(names, row, strict=True)) for row in rows]
-    sizes = zip(
-        *(np.asarray(column).tolist() for column in (columns.image_id, columns.height, columns.width)),
-        strict=True,
-    )
-    images = [{"id": image, "height": height, "width": width} for image, height, width in sizes]
+    image_of = np.repeat(np.arange(len(columns.image_id)), np.diff(columns.annotation_offsets))[places]
+    shape: dict[str, Any] = {}
     if kind == "masks":
-        size_of = {image["id"]: [image["height"], image["width"]] for image in images}
-        for place, annotation in zip(places.tolist(), annotations, strict=True):
-            annotation["segmentation"] = _segmentation(columns, place, size_of[annotation["image_id"]])
+        sizes = np.stack([columns.height, columns.width], axis=1)[image_of].tolist()
+        shapes = zip(places.tolist(), sizes, strict=True)
+        shape = {"segmentation": [_segmentation(columns, place, size) for place, size in shapes]}
     if kind == "keypoints":
         points = np.asarray(columns.keypoints, np.float64)[places]
-        for annotation, own, count in zip(
-            annotations,
-            points.reshape(len(points), 3 * points.shape[1]).tolist(),
-            (points[:, :, 2] > 0).sum(axis=1).tolist(),
-            strict=True,
-        ):
-            annotation.update(keypoints=own, num_keypoints=count)
+        seen = (points[:, :, 2] > 0).sum(axis=1)
+        shape = {"keypoints": points.reshape(len(points), 3 * points.shape[1]), "num_keypoints": seen}
     return {
-        "images": images,
-        "annotations": annotations,
-        "categories": [{"id": category} for category in categories.tolist()],
+        "images": _entries({"id": columns.image_id, "height": columns.height, "width": columns.width}),
+        "annotations": _entries(
+            {
+                "id": np.arange(1, len(places) + 1),
+                "image_id": np.asarray(columns.image_id)[image_of],
+                "category_id": category_of[places],
+                "bbox": np.asarray(columns.boxes, np.float64)[places],
+                "area": np.asarray(columns.area, np.float64)[places],
+                "iscrowd": np.asarray(columns.crowd).astype(np.int64)[places],
+                **shape,
+            }
+        ),
+        "categories": _entries({"id": categories}),
     }
+
+
+def _entries(columns: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return columns, arrays or lists of one length, as the entries of a JSON file."""
+    lists = [
+        values if isinstance(values, list) else np.asarray(values).tolist() for values in columns.values()
+    ]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
 
 
 def _segmentation(columns: Any, place: int, size: list[int]) -> Any:
@@ -230,15 +219,15 @@ def lines(scores: Scores, columns: Any) -> list[str]:
     named = names(columns)
     by_category = {named[category]: value for category, value in scores.by_category().items()}
     width = max(map(len, [*figures, *by_category]))
-    told = {f"{scores.kind}:": figures, f"{scores.kind}, AP by class:": by_category}
+    tables = {f"{scores.kind}:": figures, f"{scores.kind}, AP by class:": by_category}
     return [
         line
-        for title, values in told.items()
+        for title, values in tables.items()
         for line in (title, *(f"  {name:<{width}}  {value:7.2%}" for name, value in values.items()))
     ]
 
 
-def score(columns: Any, found: Detections, *, kind: str, evaluator: str, workers: int = 0) -> Scores:
+def score(columns: Any, detections: Detections, *, kind: str, evaluator: str, workers: int = 0) -> Scores:
     """Return the scores of detections against all images of `columns`.
 
     Many of both are scored in `workers` processes (0 = a core each), a part of the categories in each. What
@@ -247,20 +236,24 @@ def score(columns: Any, found: Detections, *, kind: str, evaluator: str, workers
     categories: Array = np.sort(np.asarray(columns.category_ids))
     workers = (
         min(workers or max(int(cores()), 1), len(categories))
-        if len(found) + len(columns.category) > MANY
+        if len(detections) + len(columns.category) > MANY
         else 1
     )
     if workers <= 1:
-        return _score(columns, found, categories, kind, evaluator)
+        return _score(columns, detections, categories, kind, evaluator)
     all_ids = np.concatenate(
-        [found.category_ids, np.asarray(columns.category_ids)[np.asarray(columns.category)]]
+        [detections.category_ids, np.asarray(columns.category_ids)[np.asarray(columns.category)]]
     )
     groups = _alike(np.array([np.count_nonzero(all_ids == category) for category in categories]), workers)
 
     def of_group(group: int) -> tuple[Array, Array]:
         own = categories[groups == group]
         scores = _score(
-            columns, found.taken(np.flatnonzero(np.isin(found.category_ids, own))), own, kind, evaluator
+            columns,
+            detections.taken(np.flatnonzero(np.isin(detections.category_ids, own))),
+            own,
+            kind,
+            evaluator,
         )
         return scores.precision, scores.recall
 
@@ -284,7 +277,7 @@ def _alike(sizes: Array, count: int) -> Array:
     return groups
 
 
-def _score(columns: Any, found: Detections, categories: Array, kind: str, evaluator: str) -> Scores:
+def _score(columns: Any, detections: Detections, categories: Array, kind: str, evaluator: str) -> Scores:
     """Return the scores of these categories. What the evaluators print is caught."""
     package, holder, comparer = EVALUATORS[evaluator]
     with contextlib.redirect_stdout(io.StringIO()):
@@ -292,7 +285,7 @@ def _score(columns: Any, found: Detections, categories: Array, kind: str, evalua
         evaluation = _member(package, comparer)
         truth = ground_truth(columns, kind, categories)
         expected = _indexed(annotations, truth)
-        detected = _indexed(annotations, {**truth, "annotations": _as_annotations(found, kind)})
+        detected = _indexed(annotations, {**truth, "annotations": _as_annotations(detections, kind)})
         run = evaluation(expected, detected, KINDS[kind])
         run.params.imgIds = sorted(image["id"] for image in truth["images"])
         run.params.catIds = categories.tolist()
@@ -320,41 +313,34 @@ def _indexed(annotations: Any, dataset: dict[str, Any]) -> Any:
     return made
 
 
-def _as_annotations(found: Detections, kind: str) -> list[dict[str, Any]]:
+def _as_annotations(detections: Detections, kind: str) -> list[dict[str, Any]]:
     """Return what the evaluators' own loadRes makes of a results file: numbered from 1, with an area."""
     if kind == "boxes":
         extra = "bbox"
-        shapes = found.boxes.tolist()
-        areas = found.boxes[:, 2] * found.boxes[:, 3]
+        shapes: Any = detections.boxes
+        areas = detections.boxes[:, 2] * detections.boxes[:, 3]
     elif kind == "masks":
         from pycocotools import mask as coder
 
         extra = "segmentation"
-        shapes = found.masks or []
+        shapes = detections.masks or []
         # one at a time: of more than 255 it raises OverflowError (pycocotools 2.0.11 on NumPy 2)
         areas = np.array([coder.area(shape) for shape in shapes], np.float64)
     else:
-        points = found.keypoints if found.keypoints is not None else np.zeros((0, LIKELY_KEYPOINTS, 3))
+        points = (
+            detections.keypoints if detections.keypoints is not None else np.zeros((0, LIKELY_KEYPOINTS, 3))
+        )
         extra = "keypoints"
-        shapes = points.reshape(len(points), 3 * points.shape[1]).tolist()
+        shapes = points.reshape(len(points), 3 * points.shape[1])
         areas = np.ptp(points[:, :, 0], axis=1) * np.ptp(points[:, :, 1], axis=1)
-    rows = zip(
-        found.image_ids.tolist(),
-        found.category_ids.tolist(),
-        found.scores.tolist(),
-        areas.tolist(),
-        shapes,
-        strict=True,
-    )
-    return [
+    return _entries(
         {
-            "id": number,
-            "image_id": image,
-            "category_id": category,
-            "score": value,
-            "area": area,
-            "iscrowd": 0,
-            extra: shape,
+            "id": np.arange(1, len(detections) + 1),
+            "image_id": detections.image_ids,
+            "category_id": detections.category_ids,
+            "score": detections.scores,
+            "area": areas,
+            "iscrowd": np.zeros(len(detections), np.int64),
+            extra: shapes,
         }
-        for number, (image, category, value, area, shape) in enumerate(rows, 1)
-    ]
+    )

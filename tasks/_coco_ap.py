@@ -105,7 +105,7 @@ class CocoAP:
         not_finite = self._not_finite()
         seen_here = np.concatenate([np.zeros(0, np.int64), *self._seen])
         # every rank takes part, and rank 0 alone has figures to make of it
-        everyone = world.gather((seen_here, self._valid, self._found(not_finite), len(not_finite)))
+        everyone = world.gather((seen_here, self._valid, self._local_detections(not_finite), len(not_finite)))
         self._pending.clear()
         seen = np.concatenate([ids for ids, *_ in everyone])
         if len(np.unique(seen)) != len(seen):
@@ -133,18 +133,22 @@ class CocoAP:
 
     def _scored(self, parts: list[Detections], counts: dict[str, int], drawn: list[int]) -> dict[str, Any]:
         began = time.perf_counter()
-        found = Detections.joined(parts)
+        detections = Detections.joined(parts)
         scores = {
-            kind: _coco.score(self._columns, found, kind=kind, evaluator=self._evaluator)
+            kind: _coco.score(self._columns, detections, kind=kind, evaluator=self._evaluator)
             for kind in self._kinds
         }
-        told: dict[str, Any] = {}
+        figures: dict[str, Any] = {}
         for of_kind in scores.values():
-            told |= of_kind.figures()
-        told |= {**counts, "detections": len(found), "extras": self._extras(found, scores, drawn)}
-        return told | {"seconds": time.perf_counter() - began}
+            figures |= of_kind.figures()
+        figures |= {
+            **counts,
+            "detections": len(detections),
+            "extras": self._extras(detections, scores, drawn),
+        }
+        return figures | {"seconds": time.perf_counter() - began}
 
-    def _found(self, not_finite: Array) -> Detections:
+    def _local_detections(self, not_finite: Array) -> Detections:
         """Return this rank's detections in pixels of the stored images, cut at their borders.
 
         Those of classes that are no category, and of images whose output is `not_finite`, are left out.
@@ -190,14 +194,18 @@ class CocoAP:
         height, width = int(self._columns.height[sample]), int(self._columns.width[sample])
         return _masks.encoded(output["masks"].cpu(), boxes, height, width)
 
-    def _extras(self, found: Detections, scores: dict[str, _coco.Scores], drawn: list[int]) -> dict[str, Any]:
+    def _extras(
+        self, detections: Detections, scores: dict[str, _coco.Scores], drawn: list[int]
+    ) -> dict[str, Any]:
         """Return results files, AP by class, and pictures: curves, and a few images with detections."""
         from tasks import _plots
 
         names = _coco.names(self._columns)
         texts = self._columns.text_ids
         files = {
-            f"detections{'' if kind == 'boxes' else f'_{kind}'}.json": _results.written(found, kind, texts)
+            f"detections{'' if kind == 'boxes' else f'_{kind}'}.json": _results.written(
+                detections, kind, texts
+            )
             for kind in scores
         }
         scalars = {
@@ -209,7 +217,7 @@ class CocoAP:
             f"val/{_coco.PREFIXES[kind]}precision_recall": _plots.curves(of_kind)
             for kind, of_kind in scores.items()
         }
-        pictures = _plots.predictions(self._columns, self._source, found, drawn)
+        pictures = _plots.predictions(self._columns, self._source, detections, drawn)
         if pictures is not None:
             images["val/predictions"] = pictures
         return {"files": files, "scalars": scalars, "images": images}
@@ -232,8 +240,8 @@ def _is_finite(output: dict[str, torch.Tensor]) -> torch.Tensor:
     """Return whether all that was found in an image are numbers, bool; so the detector has to say, if it
     does.
     """
-    found = [torch.isfinite(value).all() for name, value in output.items() if name != "finite"]
-    return torch.stack([*found, *([output["finite"]] if "finite" in output else [])]).all()
+    finite = [torch.isfinite(value).all() for name, value in output.items() if name != "finite"]
+    return torch.stack([*finite, *([output["finite"]] if "finite" in output else [])]).all()
 
 
 def _to_host(values: torch.Tensor) -> torch.Tensor:

@@ -74,7 +74,7 @@ class Found(CocoAP):
     def result(self, world: World) -> dict[str, Any]:  # type: ignore[override]
         """Return the detections by image, and int64 ids of images whose output is no number."""
         not_finite = self._not_finite()
-        everyone = world.gather((self._found(not_finite), not_finite))
+        everyone = world.gather((self._local_detections(not_finite), not_finite))
         return {
             "detections": Detections.joined([found for found, _ in everyone]),
             "not_finite": np.concatenate([ids for _, ids in everyone]),

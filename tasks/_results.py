@@ -6,7 +6,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import Repr
@@ -35,33 +35,33 @@ Texts = Mapping[str, Mapping[int, str]]
 NUMBERS_ALONE: Texts = {}
 
 
-def written(found: Detections, kind: str, texts: Texts = NUMBERS_ALONE) -> bytes:
+def written(detections: Detections, kind: str, texts: Texts = NUMBERS_ALONE) -> bytes:
     """Return one file a kind, as COCO's server takes it; many are written in processes.
 
     Numbers stay as they are, so that --score gives the same figures.
     """
-    parts = min(max(int(cores()), 1), len(found) // PART + 1)
-    of_part = np.array_split(np.arange(len(found)), parts)
-    lines = (
-        processes.gathered(lambda part: _lines(found.taken(of_part[part]), kind, texts), range(parts), parts)
-        if parts > 1
-        else [_lines(found, kind, texts)]
-    )
+    parts = min(max(int(cores()), 1), len(detections) // PART + 1)
+    of_part = np.array_split(np.arange(len(detections)), parts)
+
+    def lines_of(part: int) -> bytes:
+        return _lines(detections.taken(of_part[part]), kind, texts)
+
+    lines = processes.gathered(lines_of, range(parts), parts) if parts > 1 else [lines_of(0)]
     return b"[" + b",\n".join(lines) + b"]\n"
 
 
-def _lines(found: Detections, kind: str, texts: Texts) -> bytes:
+def _lines(detections: Detections, kind: str, texts: Texts) -> bytes:
     if kind == "masks":
         shapes = [
             json.dumps({"size": code["size"], "counts": code["counts"].decode()})
-            for code in found.masks or []
+            for code in detections.masks or []
         ]
     else:
-        values = found.boxes if kind == "boxes" or found.keypoints is None else found.keypoints
-        shapes = list(map(str, values.reshape(len(found), math.prod(values.shape[1:])).tolist()))
-    images = _ids(found.image_ids, texts.get("images", {}))
-    categories = _ids(found.category_ids, texts.get("categories", {}))
-    rows = zip(images, categories, shapes, found.scores.tolist(), strict=True)
+        values = detections.boxes if kind == "boxes" or detections.keypoints is None else detections.keypoints
+        shapes = list(map(str, values.reshape(len(detections), math.prod(values.shape[1:])).tolist()))
+    images = _ids(detections.image_ids, texts.get("images", {}))
+    categories = _ids(detections.category_ids, texts.get("categories", {}))
+    rows = zip(images, categories, shapes, detections.scores.tolist(), strict=True)
     lines = (
         f'{{"image_id": {image}, "category_id": {category}, "{KEYS[kind]}": {shape}, "score": {score}}}'
         for image, category, shape, score in rows
@@ -111,15 +111,11 @@ class Results:
         kinds = tuple(kind for kind, key in KEYS.items() if key in first)
         needed = {"image_id", "category_id", "score", *(KEYS[kind] for kind in kinds)}
         for place, entry in enumerate(content):
-            missing = sorted(needed - entry.keys()) if isinstance(entry, dict) else sorted(needed)
+            missing = sorted(needed - (entry.keys() if isinstance(entry, dict) else set()))
             if missing or not kinds:
-                said = (
-                    f"has no {' and no '.join(missing)}"
-                    if missing
-                    else f"has none of {', '.join(KEYS.values())}"
-                )
+                why = f"no {' and no '.join(missing)}" if missing else f"none of {', '.join(KEYS.values())}"
                 raise UserError(
-                    f"--score {path}: entry {place} {said}; "
+                    f"--score {path}: entry {place} has {why}; "
                     "each needs image_id, category_id, score and the shape that entry 0 has"
                 )
         return Results(path=path, entries=content, kinds=kinds)
@@ -130,100 +126,87 @@ class Results:
         Raises UserError that names the first bad entry.
         """
         texts = columns.text_ids
-        images = self._whole("image_id", text=bool(texts.get("images")))
-        self._images_known(images, columns)
-        categories = self._whole("category_id", text=bool(texts.get("categories")))
-        unknown = ~np.isin(categories, np.asarray(columns.category_ids))
-        self._refuse(unknown, "category_id", "no category of the validation annotations")
-        count = len(self.entries)
+        images = self._ids("image_id", text=bool(texts.get("images")))
+        self._require_images(images, columns)
+        categories = self._ids("category_id", text=bool(texts.get("categories")))
+        known = np.isin(categories, np.asarray(columns.category_ids))
+        self._require(known, "category_id", "no category of the validation annotations")
         samples = np.searchsorted(columns.image_id, images)
-        boxes = self._numbers("bbox", 4) if "boxes" in self.kinds else np.zeros((count, 4))
-        self._refuse(
-            boxes[:, 2:].min(axis=1) < 0,
-            "bbox",
-            "a box is x y width height, and neither of these is negative",
-        )
-        found = Detections(
+        boxes = np.zeros((len(images), 4))
+        if "boxes" in self.kinds:
+            boxes = self._numbers("bbox", 4)
+            positive = boxes[:, 2:].min(axis=1) >= 0
+            self._require(positive, "bbox", "a box is x y width height, and neither of these is negative")
+        keypoints = None
+        if "keypoints" in self.kinds:
+            count = columns.keypoints.shape[1]
+            keypoints = self._numbers("keypoints", 3 * count).reshape(len(images), count, 3)
+        detections = Detections(
             image_ids=images,
             category_ids=categories,
             boxes=boxes,
             scores=self._numbers("score", 1)[:, 0],
             masks=self._masks(columns, samples) if "masks" in self.kinds else None,
-            keypoints=self._numbers("keypoints", 3 * columns.keypoints.shape[1]).reshape(
-                count, columns.keypoints.shape[1], 3
-            )
-            if "keypoints" in self.kinds
-            else None,
+            keypoints=keypoints,
         )
-        return Detections.joined([found])
+        return Detections.joined([detections])
 
-    def _whole(self, key: str, *, text: bool) -> Array:
+    def _ids(self, key: str, *, text: bool) -> Array:
         """Return whole numbers, int64 [N]; those of `text` where the annotations have such ids."""
-        values = [one[key] for one in self.entries]
-        if text:
-            values = [number_of(one, key) if isinstance(one[key], str) else one[key] for one in self.entries]
-        bad = np.array(
-            [not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 2**63 for value in values]
-        )
-        self._refuse(bad, key, "an id is a whole number")
+        values = [
+            number_of(entry, key) if text and isinstance(entry[key], str) else entry[key]
+            for entry in self.entries
+        ]
+        whole = (type(value) is int and abs(value) < 2**63 for value in values)  # true is no number
+        self._require(whole, key, "an id is a whole number")
         return np.array(values, np.int64)
 
-    def _images_known(self, images: Array, columns: Any) -> None:
-        unknown = ~np.isin(images, np.asarray(columns.image_id))
-        if unknown.any():
-            listed = columns.folder / "rejected.txt"
-            named = columns.rejected and re.search(
-                rf"\timage {images[np.argmax(unknown)]}: ", read_text(listed, errors="replace")
-            )
-            self._refuse(
-                unknown,
-                "image_id",
-                f"left out by the scan, see {listed}" if named else "no image of the validation annotations",
-            )
+    def _require_images(self, images: Array, columns: Any) -> None:
+        known = np.isin(images, np.asarray(columns.image_id))
+        if known.all():
+            return
+        why = "no image of the validation annotations"
+        listed = columns.folder / "rejected.txt"
+        line = rf"\timage {images[known.argmin()]}: "
+        if columns.rejected and re.search(line, read_text(listed, errors="replace")):
+            why = f"left out by the scan, see {listed}"
+        self._require(known, "image_id", why)
 
     def _numbers(self, key: str, length: int) -> Array:
         """Return float64 [N, length], finite."""
         values = [entry[key] if isinstance(entry[key], list) else [entry[key]] for entry in self.entries]
-        said = (
-            f"it must be {'a number' if length == 1 else f'{length} numbers'}, none of them NaN or infinite"
-        )
-        self._refuse(
-            np.array([len(value) != length or not all(map(_finite, value)) for value in values]), key, said
-        )
+        due = "a number" if length == 1 else f"{length} numbers"
+        good = (len(value) == length and all(map(_finite, value)) for value in values)
+        self._require(good, key, f"it must be {due}, none of them NaN or infinite")
         return np.array(values, np.float64).reshape(len(values), length)
 
     def _masks(self, columns: Any, samples: Array) -> list[dict[str, Any]]:
         """Return run lengths, compressed, each of the size of its image."""
+        key = "segmentation"
         sizes = np.stack([columns.height[samples], columns.width[samples]], axis=1).tolist()
         codes = []
         for place, (entry, size) in enumerate(zip(self.entries, sizes, strict=True)):
-            code = entry["segmentation"]
-            if (
-                not isinstance(code, dict)
-                or code.get("size") != size
-                or not isinstance(code.get("counts"), str | list)
-            ):
-                self._refuse(
-                    np.arange(len(sizes)) == place,
-                    "segmentation",
-                    f"run lengths {{size, counts}} of an image of {size} are due",
-                )
+            code = entry[key] if isinstance(entry[key], dict) else {}
+            counts = code.get("counts")
+            if code.get("size") != size or not isinstance(counts, str | list):
+                raise self._error(place, key, f"run lengths {{size, counts}} of an image of {size} are due")
             try:
-                codes.append(_masks.checked(code["counts"], *size))
+                codes.append(_masks.checked(counts, *size))
             except ValueError:
-                said = (
-                    f"counts must be run lengths, none below 0, that sum up to {size[0]} x {size[1]} pixels"
-                )
-                self._refuse(np.arange(len(sizes)) == place, "segmentation", said)
+                due = f"none below 0, that sum up to {size[0]} x {size[1]} pixels"
+                raise self._error(place, key, f"counts must be run lengths, {due}") from None
         return codes
 
-    def _refuse(self, bad: Array, key: str, said: str) -> None:
-        """Raise UserError for the first entry that is bad, bool [N]."""
-        if bad.any():
-            place = int(np.argmax(bad))
-            got = SHORT.repr(self.entries[place][key])
-            shown = got if len(got) <= 60 else got[:57] + "..."
-            raise UserError(f"--score {self.path}: entry {place}, {key} got {shown}: {said}")
+    def _require(self, good: Iterable[Any], key: str, why: str) -> None:
+        """Raise UserError for the first entry that is not good."""
+        for place, is_good in enumerate(good):
+            if not is_good:
+                raise self._error(place, key, why)
+
+    def _error(self, place: int, key: str, why: str) -> UserError:
+        got = SHORT.repr(self.entries[place][key])
+        shown = got if len(got) <= 60 else got[:57] + "..."
+        return UserError(f"--score {self.path}: entry {place}, {key} got {shown}: {why}")
 
 
 def _finite(value: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -33,28 +33,31 @@ from tasks.kind import Predicting, Splits, TaskKind
 ARCH = "fasterrcnn_resnet50_fpn_v2"
 
 
-def _more(prefix: str, places: Sequence[str], chart: str = "") -> Iterator[Figure]:
-    """Return the figures that TensorBoard and the files alone have."""
-    return (Figure(name=f"{prefix}{place}", unit="%", said="never", chart=chart) for place in places)
+def _shown(kind: str, title: str) -> Iterator[Figure]:
+    """Yield AP over all overlaps, at 0.5 and at 0.75 of masks or keypoints."""
+    for overlap in ("", "50", "75"):
+        name = f"{kind}_ap{overlap}"
+        yield Figure(name=name, title="" if overlap else title, unit="%", chart=f"AP of {kind}s")
+
+
+def _unsaid(names: str, chart: str = "") -> Iterator[Figure]:
+    """Yield the figures that TensorBoard and the files alone have."""
+    return (Figure(name=name, unit="%", said="never", chart=chart) for name in names.split())
 
 
 FIGURES = (
     Figure(name="ap", title="AP", unit="%", chart="AP", compared=True),
     Figure(name="ap50", title="AP50", unit="%", chart="AP", compared=True),
     Figure(name="ap75", title="AP75", unit="%", chart="AP"),
-    *_more("ap_", ("small", "medium", "large"), "AP by size"),
-    *_more("ar", ("1", "10", "100"), "recall of 1, 10, 100 detections"),
-    *_more("ar_", ("small", "medium", "large")),
-    Figure(name="mask_ap", title="mask AP", unit="%", chart="AP of masks"),
-    Figure(name="mask_ap50", unit="%", chart="AP of masks"),
-    Figure(name="mask_ap75", unit="%", chart="AP of masks"),
-    *_more("mask_ap_", ("small", "medium", "large")),
-    *_more("mask_ar", ("1", "10", "100", "_small", "_medium", "_large")),
-    Figure(name="keypoint_ap", title="keypoint AP", unit="%", chart="AP of keypoints"),
-    Figure(name="keypoint_ap50", unit="%", chart="AP of keypoints"),
-    Figure(name="keypoint_ap75", unit="%", chart="AP of keypoints"),
-    *_more("keypoint_ap_", ("medium", "large")),
-    *_more("keypoint_ar", ("", "50", "75", "_medium", "_large")),
+    *_unsaid("ap_small ap_medium ap_large", "AP by size"),
+    *_unsaid("ar1 ar10 ar100", "recall of 1, 10, 100 detections"),
+    *_unsaid("ar_small ar_medium ar_large"),
+    *_shown("mask", "mask AP"),
+    *_unsaid("mask_ap_small mask_ap_medium mask_ap_large"),
+    *_unsaid("mask_ar1 mask_ar10 mask_ar100 mask_ar_small mask_ar_medium mask_ar_large"),
+    *_shown("keypoint", "keypoint AP"),
+    *_unsaid("keypoint_ap_medium keypoint_ap_large"),
+    *_unsaid("keypoint_ar keypoint_ar50 keypoint_ar75 keypoint_ar_medium keypoint_ar_large"),
     Figure(name="samples"),
     Figure(name="detections"),
     Figure(name="outputs_not_finite", said="unless zero"),

@@ -18,7 +18,7 @@ from dataset.scan.manifest import Rejected
 PARTS = 12  # of a name that are looked for at most: bounds the time that a hostile one takes
 
 
-def as_written(name: str, prefixes: list[str]) -> str:
+def path_below(name: str, prefixes: list[str]) -> str:
     """Return the path below the folder of images that a name is, or "" where it is none.
 
     `prefixes`: how names may begin that are not written below that folder.
@@ -34,8 +34,8 @@ def last_parts(name: str) -> Iterator[str]:
     two (NFD).
     """
     plain = name.replace("\\", "/")
-    said = unquote(plain)
-    forms = [plain, said, unicodedata.normalize("NFC", said), unicodedata.normalize("NFD", said)]
+    decoded = unquote(plain)
+    forms = [plain, decoded, unicodedata.normalize("NFC", decoded), unicodedata.normalize("NFD", decoded)]
     split = [
         [part for part in form.split("/") if part not in ("", ".", "..")] for form in dict.fromkeys(forms)
     ]
@@ -43,7 +43,7 @@ def last_parts(name: str) -> Iterator[str]:
         yield from ("/".join(parts[-count:]) for parts in split)
 
 
-def found(entries: Entries, folder: str, name: str) -> bytes | None:
+def find(entries: Entries, folder: str, name: str) -> bytes | None:
     """Return the entry below `folder` that the last parts of a name are, or None."""
     for candidate in last_parts(name):
         try:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -46,6 +46,9 @@ OF_BOTH: Sequence[tuple[str, Sequence[str]]] = (
 )
 """Annotations that no name gives to a split: a part of the images then validates."""
 
+YOLO = ("data.y*ml", "labels/*.txt", "labels/*/*.txt", "*/labels/*.txt", "classes.txt", "obj.names")
+"""Files that tell YOLO's layout."""
+
 
 class Layout(NamedTuple):
     """The annotations of a split, and the folder of their images."""
@@ -62,17 +65,22 @@ def find(root: Path, split: Split, *, keypoints: bool, images: bool = True) -> L
     wanted = f"COCO's layout has {split}2017/ and annotations/{kinds[0]}_{split}2017.json"
     if not real.is_dir():
         raise UserError(f"--data: {root} is no folder; {wanted}")
-    if own := _own(root, real, split, kinds[0]):
-        return _with_images(root, own, images, wanted)
+    if own := _coco_layout(root, real, split, kinds[0]):
+        if images and not (real / own.folder).is_dir():
+            raise UserError(
+                f"--data: {root} has no folder {own.folder} for the images of annotations/{own.file.name}; "
+                f"{wanted}"
+            )
+        return own
     for kind in kinds:
-        if found := _first(real, OF_A_SPLIT, NAMES[split], kind):
-            return found
+        if layout := _first(real, OF_A_SPLIT, NAMES[split], kind):
+            return layout
     if worded := _worded(real, split, kinds):
         return worded
     if not _splits_are_named(real):
         for kind in kinds:
-            if found := _first(real, OF_BOTH, ("",), kind):
-                return found._replace(shared=True)
+            if layout := _first(real, OF_BOTH, ("",), kind):
+                return layout._replace(shared=True)
     if remedy := _other_tool(root, real):
         raise UserError(f"--data: {remedy}")
     if not (real / "annotations").is_dir():
@@ -82,21 +90,21 @@ def find(root: Path, split: Split, *, keypoints: bool, images: bool = True) -> L
     raise UserError(f"--data: {root}/annotations has no {kinds[0]}_{split}*.json; {wanted}")
 
 
-def _own(root: Path, real: Path, split: Split, kind: str) -> Layout | None:
+def _coco_layout(root: Path, real: Path, split: Split, kind: str) -> Layout | None:
     """Return COCO's own layout: the only annotations whose name begins with the split, or its 2017."""
     files = sorted(real.glob(f"annotations/{kind}_{split}*.json"))
-    found = {path.stem[len(kind) + 1 :]: path for path in files}
-    if f"{split}2017" in found:
-        found = {f"{split}2017": found[f"{split}2017"]}
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found.values())
+    by_name = {path.stem[len(kind) + 1 :]: path for path in files}
+    if f"{split}2017" in by_name:
+        by_name = {f"{split}2017": by_name[f"{split}2017"]}
+    if len(by_name) > 1:
+        names = ", ".join(path.name for path in by_name.values())
         raise UserError(
             f"--data: {root}/annotations has {names}; leave one of them, or name the one "
             f"{kind}_{split}2017.json"
         )
-    if not found:
+    if not by_name:
         return None
-    ((name, file),) = found.items()
+    ((name, file),) = by_name.items()
     there = [folder for folder in (name, f"images/{name}", "images") if (real / folder).is_dir()]
     return Layout(file, there[0] if there else name)
 
@@ -115,29 +123,20 @@ def _worded(real: Path, split: Split, kinds: Sequence[str]) -> Layout | None:
     others = OTHER_KINDS if "person_keypoints" in kinds else OTHER_KINDS | {"keypoints"}
     for folder in ("annotations", ""):
         files = [path for path in sorted((real / folder).glob("*.json")) if not _words(path) & others]
-        found = [path for path in files if _words(path) & {*NAMES[split]}]
-        kind = next((kind for kind in kinds if any(kind in path.stem.lower() for path in found)), "")
-        found = [path for path in found if kind in path.stem.lower()]
-        if len(found) == 1:
+        matches = [path for path in files if _words(path) & {*NAMES[split]}]
+        kind = next((kind for kind in kinds if any(kind in path.stem.lower() for path in matches)), "")
+        matches = [path for path in matches if kind in path.stem.lower()]
+        if len(matches) == 1:
             below = (place for at in ("", "images", "data") for place in sorted((real / at).glob("*/")))
             there = (place for place in below if _words(place) & {*NAMES[split]})
             usual = (real / name for name in ("images", "data") if (real / name).is_dir())
             images = next(chain(there, usual, [real]))
-            return Layout(found[0], str(images.relative_to(real)).removeprefix("."))
+            return Layout(matches[0], str(images.relative_to(real)).removeprefix("."))
     return None
 
 
 def _words(path: Path) -> set[str]:
     return {*re.split("[^a-z]+", path.stem.lower())}
-
-
-def _with_images(root: Path, layout: Layout, images: bool, wanted: str) -> Layout:
-    if images and not (layout.file.parents[1] / layout.folder).is_dir():
-        raise UserError(
-            f"--data: {root} has no folder {layout.folder} for the images of "
-            f"annotations/{layout.file.name}; {wanted}"
-        )
-    return layout
 
 
 def _first(
@@ -168,13 +167,7 @@ def _other_tool(root: Path, real: Path) -> str:
             tool = "Pascal VOC"
             root = root / file.relative_to(real).parents[1]
             break
-    tool = "YOLO" if any(_yolo(real)) else tool
+    if any(any(real.glob(pattern)) for pattern in YOLO):
+        tool = "YOLO"
     convert = f"python -m scripts.to_coco {shlex.quote(str(root))} NEW_FOLDER"
     return tool and f"{root} is in {tool}'s layout; {convert} makes COCO's of it, with links to its images"
-
-
-def _yolo(real: Path) -> Iterator[Path]:
-    """Yield what tells YOLO's layout."""
-    places = ("labels/*.txt", "labels/*/*.txt", "*/labels/*.txt")
-    for pattern in ("data.y*ml", *places, "classes.txt", "obj.names"):
-        yield from real.glob(pattern)

@@ -10,7 +10,7 @@ import numpy as np
 
 from contracts import Array
 from dataset.coco.columns import Instances, class_names
-from dataset.images.columns import CHROMA, HEADER
+from dataset.images.columns import CHROMA, HEADER, Header
 from plan.draws import bits, key
 
 COCO_TRAIN = 118_287
@@ -56,15 +56,9 @@ class SyntheticInstances(Instances):
         # axes: [annotation, point, x and y]
         body = corner[:, None] + side[:, None] * joints
         names = [f"{i:012d}.jpg".encode() for i in range(samples)]
-        constant = {
-            "size": 0,
-            "format": 0,
-            "depth": 8,
-            "components": 3,
-            "chroma": CHROMA.index("420"),
-            "orientation": 0,
-        }
-        constant |= {"progressive": False, "palette": False, "whole": True}
+        header = Header(0, 0, 0, format=0, depth=8, components=3, chroma=CHROMA.index("420"))
+        records = np.full(samples, np.array(header, HEADER))
+        records["height"], records["width"] = sizes.T
         return cls(
             folder=Path("synthetic"),
             root=Path("/synthetic"),
@@ -75,9 +69,7 @@ class SyntheticInstances(Instances):
             rejected=0,
             path_bytes=np.frombuffer(b"".join(names), np.uint8),
             path_offsets=np.concatenate([[0], np.cumsum([len(name) for name in names], dtype=np.int64)]),
-            height=sizes[:, 0].astype(HEADER["height"]),
-            width=sizes[:, 1].astype(HEADER["width"]),
-            **{name: np.full(samples, value, HEADER[name]) for name, value in constant.items()},
+            **{name: records[name].copy() for name in Header._fields},
             image_id=ids,
             annotation_offsets=offsets,
             annotation_id=places + 1,

@@ -12,8 +12,8 @@ ROUNDED = 1.0  # pixels that a box may reach out of its image
 NEARLY_ALL = 0.9
 
 
-def told_of_crowds(crowd: Array) -> str:
-    """Return a sentence that counts a few crowds; "" where there are none, or so many that `doubts` has it.
+def crowd_warning(crowd: Array) -> str:
+    """Return a sentence that counts a few crowds; "" where there are none, or annotation_warnings has many.
 
     `crowd` is bool, by annotation.
     """
@@ -23,32 +23,32 @@ def told_of_crowds(crowd: Array) -> str:
     return f"{count:,} of {len(crowd):,} annotations are crowds (iscrowd 1), and not trained on"
 
 
-def doubts(rows: Array, sizes: Array) -> list[str]:
-    """Return a sentence for each doubt. `sizes` int64 [m, 2] are height and width of each row's image."""
+def annotation_warnings(rows: Array, sizes: Array) -> list[str]:
+    """Return a sentence for each of them. `sizes` int64 [m, 2] are height and width of each row's image."""
     count = len(rows)
     if not count:
         return []
     x, y, w, h = rows["box"].T
     height, width = sizes.T
-    told = []
+    messages = []
     crowds = int(np.count_nonzero(rows["crowd"]))
     if crowds > FEW_CROWDS * count:
-        told.append(
+        messages.append(
             f"{crowds:,} of {count:,} annotations are crowds (iscrowd 1): no detector trains on them, and to "
             "miss one is no mistake; single objects have iscrowd 0"
         )
     small = int(np.count_nonzero(np.maximum(w, h) <= 1))
     if small > NEARLY_ALL * count:
-        told.append(
+        messages.append(
             f"{small:,} of {count:,} boxes are not larger than a pixel, first annotation "
             f"{rows['annotation_id'][0]}: COCO's boxes are in pixels, and these may be shares of the sides"
         )
-        return told
+        return messages
     beyond = (x < -ROUNDED) | (y < -ROUNDED) | (x + w > width + ROUNDED) | (y + h > height + ROUNDED)
     if np.count_nonzero(beyond) > FEW_BEYOND * count:
-        told.append(
+        messages.append(
             f"{np.count_nonzero(beyond):,} of {count:,} boxes reach out of their images, first annotation "
             f"{rows['annotation_id'][beyond.argmax()]}: COCO's boxes are x y width height, and these may be "
             "x0 y0 x1 y1"
         )
-    return told
+    return messages

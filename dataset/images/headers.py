@@ -2,6 +2,10 @@
 
 Formats are told by their magic number, never by the name, and parsed here, so that no number depends on an
 installed decoder.
+
+Pillow's parsers of the rare formats were tried in place of these: its WebP reads the whole file and makes
+room for the canvas (400 us a file, here 2), its TIFF reads 27 times where once will do, its PPM tells no
+depth, and its GIF and BMP take a palette of greys for none.
 """
 
 from __future__ import annotations

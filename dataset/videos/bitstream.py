@@ -89,13 +89,9 @@ def decode_head(context: Any, packet: memoryview) -> list[Any]:
     """Yield the frame, if any, of the head of a first packet. The context can decode nothing afterwards."""
     codec = context.codec.name
     if codec in ("h264", "hevc"):
-        length_bytes = length_size(context.extradata, codec)
-        begin = first_slice(packet, length_bytes, codec)
-        if begin is None:
+        head = up_to_slice(packet, codec, length_size(context.extradata, codec))
+        if not head:
             return []
-        piece = packet[begin : begin + SLICE]
-        length = len(piece).to_bytes(length_bytes, "big") if length_bytes else b""
-        head = bytes(packet[: begin - length_bytes]) + length + bytes(piece)
     elif codec == "vp9":
         # a last byte that would say that several frames are in the packet
         head = bytes(packet[:BEGINNING]) + b"\0"
@@ -103,11 +99,11 @@ def decode_head(context: Any, packet: memoryview) -> list[Any]:
         return []
     context.thread_count = 1
     context.options = {"ec": "0"}  # nothing is painted over what is missing
-    found = list[Any]()
+    frames = list[Any]()
     for piece_or_end in (av.Packet(head), None):
         with suppress(av.error.FFmpegError):
-            found += context.decode(piece_or_end)
-    return found
+            frames += context.decode(piece_or_end)
+    return frames
 
 
 def length_size(extradata: bytes | None, codec: str = "h264") -> int:
@@ -133,6 +129,16 @@ def first_slice(packet: memoryview, length_bytes: int, codec: str = "h264") -> i
             return None
         if packet[begin] & 31 in (1, 5) if codec == "h264" else packet[begin] >> 1 & 63 < 32:
             return begin
+
+
+def up_to_slice(packet: memoryview, codec: str, length_bytes: int) -> bytes:
+    """Return a packet of H.264 or HEVC up to the head of its first slice; b"" where it has no slice."""
+    begin = first_slice(packet, length_bytes, codec)
+    if begin is None:
+        return b""
+    head = bytes(packet[begin : begin + SLICE])
+    length = len(head).to_bytes(length_bytes, "big") if length_bytes else b""
+    return bytes(packet[: begin - length_bytes]) + length + head
 
 
 def before_slices(packet: memoryview, length_bytes: int, codec: str) -> bytes:
@@ -166,14 +172,14 @@ def pictures(packet: memoryview) -> list[memoryview]:
         return [packet]
     count = (packet[-1] & 7) + 1
     width = (packet[-1] >> 3 & 3) + 1
-    found = list[memoryview]()
+    parts = list[memoryview]()
     at = 0
     size_at = len(packet) - 1 - width * count
-    for place in range(size_at, size_at + width * count, width):
-        size = int.from_bytes(packet[place : place + width], "little")
-        found += [packet[at : at + size]] if size else []
+    for index_at in range(size_at, size_at + width * count, width):
+        size = int.from_bytes(packet[index_at : index_at + width], "little")
+        parts += [packet[at : at + size]] if size else []
         at += size
-    return found
+    return parts
 
 
 def shows_nothing(packet: memoryview) -> bool:

@@ -38,9 +38,9 @@ def read_packets(file: av.container.InputContainer, stream: Any) -> Iterator[Any
     PyAV's own generator loses 260 bytes for good where it is left before its end and not closed (18.1): with
     this one it always is.
     """
-    found: Any = file.demux(stream)
-    with closing(found):
-        yield from found
+    packets: Any = file.demux(stream)
+    with closing(packets):
+        yield from packets
 
 
 HEAD = 4096

@@ -46,7 +46,7 @@ def read_list(
     lines = List(path, GRAMMAR)
     labels = Labels(lines)
     places: dict[bytes, int] = {}
-    found = []
+    rows = []
     for number, text, label, start, end in _lines(lines, rejects):
         name = os.fsencode(text)
         if _BACK.search(name):
@@ -54,11 +54,11 @@ def read_list(
         if os.path.isabs(name):
             name = os.path.relpath(name, folder)
         file = places.setdefault(os.path.normpath(name), len(places))
-        found.append((file, labels.number(label, number), start, end))
-    if not found:
+        rows.append((file, labels.number(label, number), start, end))
+    if not rows:
         raise lines.without_rows()
     used, class_of, fixed = labels.classes(classes, class_names(path.parent, path.parent / "train"))
-    samples = np.array(found, SAMPLE)
+    samples = np.array(rows, SAMPLE)
     samples["label"] = class_of[samples["label"]]
     return list(places), samples, used, fixed
 

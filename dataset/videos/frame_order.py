@@ -62,7 +62,7 @@ def require_order(packets: Array, places: Callable[[int, int], Sequence[int | No
     rising = np.logical_and.reduceat(rises, begins)
     moves = np.logical_or.reduceat(packets["moves"], begins)
     whole = np.logical_and.reduceat(seen, begins)  # what an edit list cuts away may have times of others
-    told = packets["own"][begins] >= 0
+    readable_key = packets["own"][begins] >= 0
     order = np.argsort(pts, kind="stable")
     twins = order[:-1][np.diff(pts[order]) == 0]
     doubled = np.zeros(len(begins), bool)
@@ -74,7 +74,7 @@ def require_order(packets: Array, places: Callable[[int, int], Sequence[int | No
     # FFmpeg's parsers mark the packet that they hold, which may be a neighbour
     near = damaged | np.append(damaged[1:], False) | np.insert(damaged[:-1], 0, False)
     odd &= ~np.logical_or.reduceat(near, begins)
-    for group in np.flatnonzero(told & odd).tolist():
+    for group in np.flatnonzero(readable_key & odd).tolist():
         begin = int(begins[group])
         end = int(ends[group])
         numbers: Sequence[int | None] = range(end - begin)
@@ -112,9 +112,9 @@ def _require_onward(pts: Array, seen: Array, begins: Array) -> None:
 
 def _agrees(pts: Array, numbers: Sequence[int | None]) -> bool:
     """Return whether the numbers that are known do not fall in the order of the times."""
-    told = np.array([number is not None for number in numbers])
+    is_known = np.array([number is not None for number in numbers])
     known = np.array([number for number in numbers if number is not None])
-    order = np.lexsort((known, pts[told]))
+    order = np.lexsort((known, pts[is_known]))
     return bool((np.diff(known[order]) >= 0).all())
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import av
 from av.bitstream import BitStreamFilterContext
 
-from dataset.videos.bitstream import SLICE, before_slices, first_slice, length_size
+from dataset.videos.bitstream import before_slices, first_slice, length_size
 
 ORDERED = ("h264", "hevc")
 """Codecs whose slices say in which order their pictures are displayed."""
@@ -80,8 +80,8 @@ def is_turned(packet: memoryview, codec: str, length_bytes: int) -> bool:
 
 def _messages(units: bytes, codec: str) -> Iterator[tuple[int, bytes]]:
     """Yield the kind and the bytes of each supplemental message (H.264, 7.3.2.3.1; H.265, 7.3.2.4)."""
-    for found in _SUPPLEMENTAL[codec].finditer(units):
-        unit = found[1].replace(b"\0\0\3", b"\0\0")
+    for match in _SUPPLEMENTAL[codec].finditer(units):
+        unit = match[1].replace(b"\0\0\3", b"\0\0")
         at = 0
         while at + 2 < len(unit):
             kind, at = _number(unit, at)
@@ -174,32 +174,21 @@ _LOOKERS: dict[str, Callable[..., Look]] = {
 }
 
 
-def piece(packet: memoryview, codec: str, length_bytes: int) -> bytes:
-    """Return as much of a packet of ORDERED as display_places needs: up to the head of its first slice."""
-    begin = first_slice(packet, length_bytes, codec)
-    if begin is None:
-        return b""
-    head = bytes(packet[begin : begin + SLICE])
-    if not length_bytes:
-        return bytes(packet[:begin]) + head
-    return bytes(packet[: begin - length_bytes]) + len(head).to_bytes(length_bytes, "big") + head
-
-
 def display_places(pieces: Sequence[bytes], stream: Any) -> list[int | None]:
     """Return for each packet a number that does not fall in the order of display; None: it does not say.
 
     The packets go from a key frame to the next, in the order of decoding (H.264, 8.2.1; H.265, 8.3.1).
-    `pieces`: as piece makes them.
+    `pieces`: as bitstream.up_to_slice makes them.
     """
-    found = list[Any]()
+    filtered = list[Any]()
     try:
         places = BitStreamFilterContext("dts2pts", in_stream=stream)
         for place, data in enumerate(pieces):
             packet = av.Packet(data)
             packet.dts = place
-            found += places.filter(packet)
-        found += places.filter(None)
+            filtered += places.filter(packet)
+        filtered += places.filter(None)
     except av.error.FFmpegError:
         pass  # what came before is told
-    numbers = [packet.pts for packet in found[: len(pieces)]]
+    numbers = [packet.pts for packet in filtered[: len(pieces)]]
     return numbers + [None] * (len(pieces) - len(numbers))

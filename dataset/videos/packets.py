@@ -34,6 +34,7 @@ from dataset.videos.bitstream import (
     shows_again,
     shows_nothing,
     sides,
+    up_to_slice,
 )
 from dataset.videos.columns import CODECS, CONTAINERS, FULL_RANGE, PIXELS, RECORD, Flags
 from dataset.videos.container import HEAD, declared_bytes, is_mp4_or_mkv, open_video, read_packets
@@ -45,7 +46,7 @@ from dataset.videos.frame_order import (
     settle_keys,
     unpacked,
 )
-from dataset.videos.nal_units import MAY, NO, ORDERED, display_places, is_turned, looker, piece
+from dataset.videos.nal_units import MAY, NO, ORDERED, display_places, is_turned, looker
 from dataset.videos.sizes import HEADS, Sizes, may_say
 from system import storage
 from system.user_files import open_bytes
@@ -244,7 +245,7 @@ def _require_order(packets: Array, path: bytes, stream: Any, *, raw: bool) -> No
             length_bytes = length_size(context.extradata, codec)
             with open_video(path, known=True, raw=raw) as file:
                 again = _demuxed(file, file.streams[stream.index])
-                pieces.extend(piece(memoryview(packet), codec, length_bytes) for packet in again)
+                pieces.extend(up_to_slice(memoryview(packet), codec, length_bytes) for packet in again)
         return display_places([pieces[place] for place in packets["place"][begin:end]], stream)
 
     require_order(packets, places if codec in ORDERED else None)
@@ -270,9 +271,9 @@ def _described(file: Any, stream: int) -> str:
 
 def _rotation(described: str) -> int:
     """Return 0, 90, 180 or 270 degrees counter-clockwise."""
-    found = _TURNED.search(described)
-    if found is not None and found[1] != "nan":
-        return round(float(found[1]) / 90) * 90 % 360
+    match = _TURNED.search(described)
+    if match is not None and match[1] != "nan":
+        return round(float(match[1]) / 90) * 90 % 360
     return 0
 
 
@@ -365,7 +366,7 @@ def _packets(
     Pictures is empty but for packed MPEG-4: then uint8, 0 to 3 for each I, P, B and S picture. Raises
     Rejected, or what PyAV raises.
     """
-    found: list[tuple[int, bool, bool, bool, int, bool, int, bool]] = []
+    rows: list[tuple[Any, ...]] = []
     pictures = bytearray()
     packed = False
     waiting = False
@@ -384,17 +385,17 @@ def _packets(
         key, moves = look(data)
         if packet.pts is None:
             # Matroska has no times before 0, where HEVC that was cut has frames that cannot be shown
-            if len(found) == 1 and found[0][4] == MAY:
+            if len(rows) == 1 and rows[0][4] == MAY:
                 continue
-            raise Rejected(f"packet {len(found)} has no time")
+            raise Rejected(f"packet {len(rows)} has no time")
         if packet.is_corrupt:
             damaged += 1
             if container not in ("ts", "mpg"):
-                raise Rejected(f"cut short or damaged: packet {len(found)} is not whole")
+                raise Rejected(f"cut short or damaged: packet {len(rows)} is not whole")
         if key or all_say or (vp9 and may_say(data)):
-            sizes.see(packet, data, len(found))
+            sizes.see(packet, data, len(rows))
         hidden = vp8 and not data[0] >> 4 & 1  # RFC 6386, 9.1
-        found.append(
+        rows.append(
             (
                 packet.pts,
                 packet.is_keyframe,
@@ -414,8 +415,8 @@ def _packets(
                     "VP9 with hidden frames in packets of their own: `ffmpeg -i FILE -c copy NEW` brings "
                     "them together"
                 )
-            several = several or holds_several(data)
-            again = again or shows_again(data)
+            several |= holds_several(data)
+            again |= shows_again(data)
         if mpeg4:
             kinds = [match[1][0] >> 6 for match in _PICTURE.finditer(packet)]
             if waiting and len(kinds) == 1 and packet.size <= _PLACEHOLDER:
@@ -426,15 +427,15 @@ def _packets(
                     )
                 waiting = False
                 continue
-            packed = packed or len(kinds) > 1
-            waiting = waiting or len(kinds) > 1
+            packed |= len(kinds) > 1
+            waiting |= len(kinds) > 1
             pictures.extend(kinds)
     if waiting:  # the last one needs a packet behind it to be decoded
         del pictures[-1:]
-    if damaged > MOST_DAMAGED * len(found):
-        raise Rejected(f"damaged: {damaged} of {len(found)} packets are not whole")
+    if damaged > MOST_DAMAGED * len(rows):
+        raise Rejected(f"damaged: {damaged} of {len(rows)} packets are not whole")
     flags |= Flags(several * Flags.HIDDEN_FRAMES | again * Flags.SHOWN_AGAIN | (damaged > 0) * Flags.DAMAGED)
-    packets = np.zeros(len(found), PACKET)
-    for name, values in zip(PACKET.names or (), zip(*found, strict=True), strict=False):  # faster than by row
+    packets = np.zeros(len(rows), PACKET)
+    for name, values in zip(PACKET.names or (), zip(*rows, strict=True), strict=False):  # faster than by row
         packets[name] = values
     return packets, np.frombuffer(bytes(pictures) if packed else b"", np.uint8), flags

@@ -63,8 +63,8 @@ def _kinetics(lines: List) -> Iterator[Line]:
         for folder in folders:
             if folder not in held:
                 held[folder] = _stems(lines.path.parent / folder)
-        found = next((f"{each}/{held[each][stem]}" for each in folders if stem in held[each]), None)
-        yield number, found or f"{folders[0]}/{stem}.mp4", label
+        path = next((f"{each}/{held[each][stem]}" for each in folders if stem in held[each]), None)
+        yield number, path or f"{folders[0]}/{stem}.mp4", label
 
 
 def _stems(folder: Path) -> dict[str, str]:
@@ -85,8 +85,8 @@ def _ucf(lines: List) -> Iterator[Line] | None:
         words = [line.split() for line in read_text(path, "utf-8-sig", "surrogateescape").splitlines()]
     except FileNotFoundError:
         if lines.head and all(len(fields) == 1 and "/" in fields[0] for _, fields in lines.head):
-            said = f"has no label; a test list of UCF101 needs {path}, which numbers the classes; or else"
-            raise lines.wrong(lines.head[0][0], f"{said} {lines.grammar.expected}") from None
+            why = f"has no label; a test list of UCF101 needs {path}, which numbers the classes; or else"
+            raise lines.wrong(lines.head[0][0], f"{why} {lines.grammar.expected}") from None
         return None
     except OSError as error:
         raise UserError(f"--data: {path} cannot be read: {error.strerror}") from None
@@ -94,7 +94,7 @@ def _ucf(lines: List) -> Iterator[Line] | None:
     known = set(names.values())
     if names:
         require_once([*names.values()], str(path))
-    found = list[Line]()
+    rows = list[Line]()
     for number, fields in lines.records():
         label = names.get(fields[1]) if len(fields) == 2 else fields[0].partition("/")[0]
         if len(fields) > 2 or label not in known:
@@ -102,5 +102,5 @@ def _ucf(lines: List) -> Iterator[Line] | None:
         if "\0" in fields[0]:
             line = printable(os.fsencode(" ".join(fields)))[:200]
             raise lines.wrong(number, f"is '{line}'; no path of a file has a NUL")
-        found.append((number, fields[0], label))
-    return iter(found)
+        rows.append((number, fields[0], label))
+    return iter(rows)

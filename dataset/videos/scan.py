@@ -128,10 +128,10 @@ def _read_all(
     return records
 
 
-def _pack(found: list[Times]) -> tuple[Array, Array, Array]:
-    if not found:
+def _pack(times: list[Times]) -> tuple[Array, Array, Array]:
+    if not times:
         return np.zeros(0, RECORD), *LEFT_OUT[1:]
-    records, pts, keys = zip(*found, strict=True)
+    records, pts, keys = zip(*times, strict=True)
     return np.array(list(records), RECORD), np.concatenate(pts), np.concatenate(keys)
 
 

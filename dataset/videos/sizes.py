@@ -13,8 +13,6 @@ _SETS = {  # the parameter sets that sizes are in, up to the next unit
     "h264": re.compile(rb"\x00\x00\x01([\x07\x27\x47\x67].*?)\x00*(?=\x00\x00\x01|$)", re.DOTALL),
     "hevc": re.compile(rb"\x00\x00\x01([\x42\x43].*?)\x00*(?=\x00\x00\x01|$)", re.DOTALL),
 }
-_MPEG4_HEAD = re.compile(rb"\x00\x00\x01[\x20-\x2f](.*?)(?=\x00\x00\x01|$)", re.DOTALL)  # ISO 14496-2, 6.2.3
-_MPEG2_HEAD = b"\0\0\1\xb3"  # ISO 13818-2, 6.2.2.1: two sides of 12 bits
 BEGINNING = 4096
 HEADS = {
     "dnxhd": re.compile(rb".{24}(.{4})", re.DOTALL),  # SMPTE ST 2019-1, 5.3
@@ -24,6 +22,13 @@ HEADS = {
     "prores": re.compile(rb".{4}icpf.{8}(.{4})", re.DOTALL),  # SMPTE RDD 36, 5.1.1
 }
 """Codecs whose every packet is a picture of its own -> what its head begins with, up to its sides."""
+_MPEG2 = re.compile(rb".*?\x00\x00\x01\xb3(.{0,3})", re.DOTALL)  # ISO 13818-2, 6.2.2.1: sides of 12 bits
+_KEY_HEADS = {
+    **HEADS,
+    "mpeg4": re.compile(rb".*?\x00\x00\x01[\x20-\x2f](.*?)(?=\x00\x00\x01|$)", re.DOTALL),  # 14496-2, 6.2.3
+    "mpeg2video": _MPEG2,
+    "mpeg1video": _MPEG2,
+}
 
 
 class Sizes:
@@ -44,27 +49,27 @@ class Sizes:
             for picture in pictures(data) if holds_several(data) else (data,):
                 self._require(vp9_size(picture), place)
         else:
-            self._require(_told(self._codec, data) or None, place)
+            self._require(_size_bytes(self._codec, data) or None, place)
 
-    def _require(self, said: Any, place: int) -> None:
-        if said is None:
+    def _require(self, size: Any, place: int) -> None:
+        if size is None:
             return
         if self._first is None:
-            self._first = said
-        if said != self._first:
+            self._first = size
+        if size != self._first:
             raise _changed(place)
 
     def _see_sets(self, packet: Any, data: memoryview, place: int) -> None:
         """Ask the decoder what sides a key frame's parameter sets mean, where they were not there before."""
-        found = _SETS[self._codec].findall(before_slices(data, self._length_bytes, self._codec))
+        sets = _SETS[self._codec].findall(before_slices(data, self._length_bytes, self._codec))
         renewed = packet.has_sidedata("new_extradata") and bytes(packet.get_sidedata("new_extradata"))
         if self._first is None:
             self._first = bytes(data)
-            self._known.update(found)
+            self._known.update(sets)
             return
-        if not renewed and all(each in self._known or each in (self._extradata or b"") for each in found):
+        if not renewed and all(each in self._known or each in (self._extradata or b"") for each in sets):
             return
-        self._known.update(found)
+        self._known.update(sets)
         first = sides(self._codec, self._extradata, memoryview(self._first))
         now = sides(self._codec, renewed or self._extradata, data)
         if now.displayed != first.displayed:
@@ -88,26 +93,20 @@ def may_say(packet: memoryview) -> bool:
         return False
     if not first & 0b100 or not first & 0b10 or len(packet) < 5:
         return True
-    found = packet[3] >> 1 & 7 if first & 1 else (packet[3] & 3) << 1 | packet[4] >> 7
-    return not found
+    reference = packet[3] >> 1 & 7 if first & 1 else (packet[3] & 3) << 1 | packet[4] >> 7
+    return not reference
 
 
-def _told(codec: str, data: memoryview) -> bytes:
+def _size_bytes(codec: str, data: memoryview) -> bytes:
     """Return the bytes of a key frame that hold its size, and in MPEG-4 and AV1 more; b'': it has none."""
     if codec == "vp8":  # RFC 6386, 9.1
         return bytes(data[6:10])
     if codec == "av1":
         return next((bytes(unit) for kind, unit in obus(data) if kind == 1), b"")
     head = bytes(data[:BEGINNING])
-    if codec in HEADS:
-        found = HEADS[codec].match(head)
-        return found[1] if found else b""
-    if codec == "mpeg4":
-        found = _MPEG4_HEAD.search(head)
-        return found[1] if found else b""
-    if codec in ("mpeg2video", "mpeg1video"):
-        at = head.find(_MPEG2_HEAD)
-        return head[at + 4 : at + 7] if at >= 0 else b""
+    if codec in _KEY_HEADS:
+        match = _KEY_HEADS[codec].match(head)
+        return match[1] if match else b""
     return _jpeg_sides(head) if codec == "mjpeg" else b""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dataset.images.columns import Images
+from dataset.scan.manifest import Manifest
 from tests.unit.test_headers import FILES
 
 JPEG, PNG = FILES["jpeg grey"], FILES["png rgb"]
@@ -53,12 +54,12 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def names(found: Images) -> list[str]:
+def names(found: Manifest) -> list[str]:
     """Relative paths of all samples."""
     return [os.fsdecode(found.path(i))[len(str(found.root)) + 1 :] for i in range(len(found))]
 
 
-def reasons(found: Images) -> dict[str, str]:
+def reasons(found: Manifest) -> dict[str, str]:
     """rejected.txt: relative path -> reason."""
     lines = (found.folder / "rejected.txt").read_text().splitlines()
     assert len(lines) == found.rejected

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataset.coco.warnings import told_of_crowds
+from dataset.coco.warnings import crowd_warning
 from tasks import _results
 from tasks._coco import Detections
 from tasks._results import Results
@@ -127,8 +127,8 @@ def test_boxes_that_may_be_meant_otherwise(change: Any, said: str, data: Path) -
 )
 def test_a_few_crowds_are_counted_and_no_warning(crowds: int, said: str) -> None:
     """COCO has them too; where there are more, a doubt has the count."""
-    assert told_of_crowds(np.arange(20) < crowds).startswith(said)
-    assert bool(told_of_crowds(np.arange(20) < crowds)) == bool(said)
+    assert crowd_warning(np.arange(20) < crowds).startswith(said)
+    assert bool(crowd_warning(np.arange(20) < crowds)) == bool(said)
 
 
 # --- names of files -----------------------------------------------------------------------------------------

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,81 +21,49 @@ def data(tmp_path: Path) -> Path:
     return write_coco(tmp_path / "coco")
 
 
-def roboflow(coco: Path, root: Path) -> None:
-    for split, name in (("train2017", "train"), ("val2017", "valid")):
-        shutil.copytree(coco / split, root / name)
-        (root / name / "_annotations.coco.json").write_text(json.dumps(document(coco, split)))
+TWO = {
+    "roboflow": [("train", "train/_annotations.coco.json"), ("valid", "valid/_annotations.coco.json")],
+    "fiftyone": [("train/data", "train/labels.json"), ("validation/data", "validation/labels.json")],
+    "flat files": [("images", "train.json"), ("images", "val.json")],
+    "subsets of CVAT": [
+        ("images/train", "annotations/instances_train.json"),
+        ("images/val", "annotations/instances_val.json"),
+    ],
+    "words in another case and place": [
+        ("images/Train", "annotations/my_Train_coco.json"),
+        ("images/Validation", "annotations/my_Validation_coco.json"),
+    ],
+    "below data": [("data/train", "annotations/train.json"), ("data/val", "annotations/val.json")],
+}
+ONE = {
+    "CVAT": ("images", "annotations/instances_default.json"),
+    "Label Studio": ("images", "result.json"),
+    "flat": ("", "anything.json"),
+}
+"""Whose export -> folder of the images and file of the annotations, of both splits or of each."""
 
 
-def fiftyone(coco: Path, root: Path) -> None:
-    for split, name in (("train2017", "train"), ("val2017", "validation")):
-        shutil.copytree(coco / split, root / name / "data")
-        (root / name / "labels.json").write_text(json.dumps(document(coco, split)))
+def export(coco: Path, root: Path, split: str, images: str, file: str, kind: str = "instances") -> None:
+    shutil.copytree(coco / split, root / images, dirs_exist_ok=True)
+    written = document(coco, split, kind)
+    if file == "result.json":  # names begin with the folder of the images, ids of annotations with 0
+        for image in written["images"]:
+            image["file_name"] = f"images/{image['file_name']}"
+        for number, one in enumerate(written["annotations"]):
+            one["id"] = number
+    (root / file).parent.mkdir(parents=True, exist_ok=True)
+    (root / file).write_text(json.dumps(written))
 
 
-def flat_files(coco: Path, root: Path) -> None:
-    shutil.copytree(coco / "train2017", root / "images")
-    shutil.copytree(coco / "val2017", root / "images", dirs_exist_ok=True)
-    for name in ("train", "val"):
-        (root / f"{name}.json").write_text(json.dumps(document(coco, f"{name}2017")))
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "export"
 
 
-def subsets_of_cvat(coco: Path, root: Path) -> None:
-    (root / "annotations").mkdir()
-    for name in ("train", "val"):
-        shutil.copytree(coco / f"{name}2017", root / "images" / name)
-        (root / "annotations" / f"instances_{name}.json").write_text(
-            json.dumps(document(coco, f"{name}2017"))
-        )
-
-
-def other_words(coco: Path, root: Path) -> None:
-    """Names that hold the split as a word, in another case and place."""
-    (root / "annotations").mkdir()
-    for name, word in (("train", "Train"), ("val", "Validation")):
-        shutil.copytree(coco / f"{name}2017", root / "images" / word)
-        (root / "annotations" / f"my_{word}_coco.json").write_text(json.dumps(document(coco, f"{name}2017")))
-
-
-def below_data(coco: Path, root: Path) -> None:
-    (root / "annotations").mkdir()
-    for name in ("train", "val"):
-        shutil.copytree(coco / f"{name}2017", root / "data" / name)
-        (root / "annotations" / f"{name}.json").write_text(json.dumps(document(coco, f"{name}2017")))
-
-
-def cvat(coco: Path, root: Path) -> None:
-    shutil.copytree(coco / "train2017", root / "images")
-    (root / "annotations").mkdir()
-    shutil.copy(
-        coco / "annotations" / "instances_train2017.json", root / "annotations" / "instances_default.json"
-    )
-
-
-def label_studio(coco: Path, root: Path) -> None:
-    """File names below the folder of the export, categories from 0, ids of annotations from 0."""
-    shutil.copytree(coco / "train2017", root / "images")
-    told = document(coco, "train2017")
-    for image in told["images"]:
-        image["file_name"] = f"images/{image['file_name']}"
-    for number, one in enumerate(told["annotations"]):
-        one["id"] = number
-    (root / "result.json").write_text(json.dumps(told))
-
-
-def flat(coco: Path, root: Path) -> None:
-    shutil.copytree(coco / "train2017", root, dirs_exist_ok=True)
-    (root / "anything.json").write_text(json.dumps(document(coco, "train2017")))
-
-
-Write = Callable[[Path, Path], None]
-
-
-@pytest.mark.parametrize("write", [roboflow, fiftyone, flat_files, subsets_of_cvat, other_words, below_data])
-def test_two_splits(write: Write, data: Path, tmp_path: Path) -> None:
-    root = tmp_path / "export"
-    root.mkdir()
-    write(data, root)
+@pytest.mark.parametrize("name", TWO)
+def test_two_splits(name: str, data: Path, root: Path) -> None:
+    for split, (images, file) in zip(("train2017", "val2017"), TWO[name], strict=True):
+        export(data, root, split, images, file)
     train = opened(root)
     val = opened(root, "val", classes=train.classes)
     assert (len(train), len(val)) == (TRAIN, VAL)
@@ -105,12 +71,10 @@ def test_two_splits(write: Write, data: Path, tmp_path: Path) -> None:
     assert all(Path(columns.path(i).decode()).is_file() for columns in (train, val) for i in range(VAL))
 
 
-@pytest.mark.parametrize("write", [cvat, label_studio, flat])
-def test_one_file_of_both_splits(write: Write, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ONE)
+def test_one_file_of_both_splits(name: str, data: Path, root: Path) -> None:
     """A tenth validates, at least one image, and no image is in both; whatever is scanned first."""
-    root = tmp_path / "export"
-    root.mkdir()
-    write(data, root)
+    export(data, root, "train2017", *ONE[name])
     val = opened(root, "val")
     train = opened(root, classes=val.classes)
     assert len(val) == 1 and len(train) == TRAIN - 1
@@ -118,15 +82,12 @@ def test_one_file_of_both_splits(write: Write, data: Path, tmp_path: Path) -> No
     assert sorted([*train.image_id.tolist(), *val.image_id.tolist()]) == whole.image_id.tolist()
     assert len(train.boxes) + len(val.boxes) == len(whole.boxes)
     for columns in (train, val):
-        told = "is of both splits: a tenth of its images validates"
-        assert sum(told in line for line in columns.warnings) == 1 and columns.rejected == 0
+        shared = "is of both splits: a tenth of its images validates"
+        assert sum(shared in line for line in columns.warnings) == 1 and columns.rejected == 0
 
 
-def test_a_split_that_is_missing_is_not_taken_from_the_other(data: Path, tmp_path: Path) -> None:
-    root = tmp_path / "export"
-    root.mkdir()
-    flat_files(data, root)
-    (root / "val.json").unlink()
+def test_a_split_that_is_missing_is_not_taken_from_the_other(data: Path, root: Path) -> None:
+    export(data, root, "train2017", *TWO["flat files"][0])
     with pytest.raises(UserError, match="COCO's layout has val2017/"):
         opened(root, "val")
     assert len(opened(root)) == TRAIN
@@ -173,11 +134,6 @@ def test_many_files_are_no_annotation_file(tmp_path: Path) -> None:
         find(tmp_path, "train", keypoints=False)
 
 
-def test_keypoints_of_another_tool(data: Path, tmp_path: Path) -> None:
-    root: Any = tmp_path / "export"
-    root.mkdir()
-    for split, name in (("train2017", "train"), ("val2017", "valid")):
-        shutil.copytree(data / split, root / name)
-        told = document(data, split, "person_keypoints")
-        (root / name / "_annotations.coco.json").write_text(json.dumps(told))
+def test_keypoints_of_another_tool(data: Path, root: Path) -> None:
+    export(data, root, "train2017", *TWO["roboflow"][0], kind="person_keypoints")
     assert opened(root, keypoints=True).keypoints.shape[1] == 5

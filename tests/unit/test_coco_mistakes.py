@@ -13,8 +13,6 @@ import pytest
 
 from contracts import UserError
 from dataset.coco import scan
-from dataset.coco.annotation_file import Category
-from dataset.coco.matching import class_names_of
 from tests.unit.coco_files import changed, document, drop, of, opened, put, write, write_coco
 
 
@@ -72,7 +70,6 @@ def test_several_candidates(data: Path) -> None:
         ),
         # of the comma, or before Python 3.13 of what stands behind it
         ('{"images": [{"id": 1,}]}', "(character 2"),
-        ('{"images": [{"id": 1}', "it ends too early, at character 21"),
         ('{"images": [{"id": 1} {"id": 2}]}', "got '{' and not ',' at character 22"),
         ('{"images": [{"id": 1},]}', "got ']' behind a comma at character 22"),
         ('{images: []}', "got 'i' and no name at character 1"),
@@ -93,11 +90,11 @@ def test_a_file_that_is_no_text(data: Path) -> None:
 
 
 def test_errors_of_reading_and_of_writing(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(writer: Any) -> None:
+    def full(path: Path, mode: str) -> Any:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(scan._Writer, "flush", full)
+        patch.setattr(scan, "open", full, raising=False)
         with pytest.raises(UserError, match=r"the manifest cannot be written to .*: No space left on device"):
             opened(data)
     path = data / "annotations" / "instances_train2017.json"
@@ -112,12 +109,10 @@ def test_errors_of_reading_and_of_writing(data: Path, monkeypatch: pytest.Monkey
         (drop("categories", 3, "name"), "category 3: has no name"),
         (put("categories", 3, name=5), "category 3: name 5 is no text"),
         (put("categories", 3, name=""), "category 3: name '' is empty or holds a control character"),
-        (put("categories", 3, name=" \t"), "category 3: name ' \\t' is empty"),
         (
             put("categories", 3, name="a\nb"),
             "category 3: name 'a\\nb' is empty or holds a control character or a line's end; give it",
         ),
-        (put("categories", 3, name="a\u2028b"), "category 3: name"),
         (put("categories", 3, name="\ud800"), "category 3: name"),
         (put("categories", 3, id=1), "2 categories have the id 1"),
         (
@@ -144,25 +139,16 @@ def test_categories_of_validation_must_be_those_of_training(data: Path) -> None:
     assert "missing: 2 box; not in training: 2 crate (class number and name)" in line
 
 
-def test_many_categories_take_no_time() -> None:
-    categories = [Category(number, f"category {number}", ()) for number in range(1, 30_001)]
+def test_many_categories_take_no_time(data: Path) -> None:
+    more = [{"id": number, "name": f"category {number}"} for number in range(10, 30_000)]
     began = time.process_time()
-    assert len(class_names_of(Path("a.json"), categories, False, None)) == 30_001
+    assert len(changed(data, lambda written: written["categories"].extend(more)).classes) == 29_994
     assert time.process_time() - began < 5
 
 
 def test_names_that_several_categories_have_get_their_ids(data: Path) -> None:
     classes = ("__background__", "person (1)", "box", "person (5)")
     assert changed(data, put("categories", 5, name="person")).classes == classes
-
-
-def test_a_side_without_a_partner(data: Path) -> None:
-    written = document(data, "train2017", "person_keypoints")
-    written["categories"][0]["keypoints"] = ["nose", "left_eye", "right_eye", "left_hand", "right_foot"]
-    write(data, "train2017", written, "person_keypoints")
-    assert "keypoint 'left_hand' has no partner; rename, so that there is one 'right hand'" in mistake(
-        data, keypoints=True
-    )
 
 
 def test_keypoints_need_names(data: Path) -> None:

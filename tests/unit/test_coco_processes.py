@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,8 @@ import pytest
 from system import processes
 from system.processes import results
 from tasks import _coco, _results
-from tasks._coco import Scores
 from tests.unit.coco_files import write_coco
-from tests.unit.test_coco_scoring import KINDS, Set, guesses, scored
+from tests.unit.test_coco_scoring import KINDS, Set, guesses
 
 
 @pytest.fixture(scope="module")
@@ -64,29 +62,3 @@ def test_processes_that_write_a_part_change_no_byte(
     monkeypatch.setattr(_results, "cores", lambda: 3)
     assert _results.written(found, kind) == alone and asked == [3]
     assert len(json.loads(alone)) == len(found) > 21
-
-
-def test_without_processes_one_scores(few: Set, monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = few.columns("boxes")
-    found = guesses(columns, "boxes", seed=2)
-    wanted = scored(columns, found, "boxes").figures()
-    monkeypatch.setattr(_coco, "MANY", 0)
-    here, whole = os.getpid(), _coco._score
-
-    def killed(*args: Any) -> Scores:
-        if os.getpid() != here:
-            os._exit(9)
-        return whole(*args)
-
-    monkeypatch.setattr(_coco, "_score", killed)
-    with pytest.warns(UserWarning, match="one does their work, slowly"):
-        assert (
-            _coco.score(columns, found, kind="boxes", evaluator="pycocotools", workers=2).figures() == wanted
-        )
-
-
-def test_groups_of_categories_have_as_much_to_do() -> None:
-    sizes = np.array([30, 1, 1, 9, 10, 0, 10, 1])
-    groups = _coco._alike(sizes, 3)
-    assert sorted(np.bincount(groups, sizes, minlength=3)) == [13, 19, 30]
-    assert len(np.unique(_coco._alike(np.zeros(5), 5))) == 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,52 +26,39 @@ def data(tmp_path: Path) -> Path:
     return write_coco(tmp_path / "data")
 
 
-def as_written(found: Instances, sample: int) -> dict[str, Any]:
+NAMES = ("id", "category_id", "bbox", "area", "iscrowd", "segmentation")
+
+
+def as_written(found: Instances, sample: int) -> tuple[Any, ...]:
     """An image and its annotations as the file has them, from columns alone."""
-    some = []
-    for place in range(*found.annotations(sample).indices(len(found.boxes))):
-        polygons = [
-            found.points[found.point_offsets[k] : found.point_offsets[k + 1]].ravel().tolist()
-            for k in range(found.polygon_offsets[place], found.polygon_offsets[place + 1])
-        ]
+
+    def annotation(place: int) -> tuple[Any, ...]:
+        ends = found.point_offsets[found.polygon_offsets[place] : found.polygon_offsets[place + 1] + 1]
         runs = found.rle[found.rle_offsets[place] : found.rle_offsets[place + 1]].tolist()
-        some.append(
-            {
-                "id": found.annotation_id[place],
-                "category_id": found.category_ids[found.category[place]],
-                "bbox": found.boxes[place].tolist(),
-                "area": found.area[place],
-                "iscrowd": int(found.crowd[place]),
-                "segmentation": {"counts": runs, "size": [found.height[sample], found.width[sample]]}
-                if runs
-                else polygons,
-                "keypoints": found.keypoints[place].ravel().tolist(),
-            }
+        size = [found.height[sample], found.width[sample]]
+        polygons = [found.points[a:b].ravel().tolist() for a, b in pairwise(ends)]
+        return (
+            *(found.annotation_id[place], found.category_ids[found.category[place]]),
+            *(found.boxes[place].tolist(), found.area[place], int(found.crowd[place])),
+            {"counts": runs, "size": size} if runs else polygons,
+            found.keypoints[place].ravel().tolist(),
         )
+
+    some = found.annotations(sample)
     name = os.path.basename(os.fsdecode(found.path(sample)))
-    return {
-        "id": found.image_id[sample],
-        "file_name": name,
-        "size": (found.height[sample], found.width[sample]),
-        "annotations": some,
-    }
+    image = (found.image_id[sample], name, found.height[sample], found.width[sample])
+    return (*image, [annotation(place) for place in range(some.start, some.stop)])
 
 
-def expected(written: dict[str, Any], *, keypoints: bool) -> list[dict[str, Any]]:
+def expected(written: dict[str, Any], *, keypoints: bool) -> list[tuple[Any, ...]]:
     """Return what the scan should find, from the file itself, ordered by image id."""
-    images = {}
-    for each in sorted(written["images"], key=lambda image: image["id"]):
-        size = (each["height"], each["width"])
-        images[each["id"]] = {
-            "id": each["id"],
-            "file_name": each["file_name"],
-            "size": size,
-            "annotations": [],
-        }
+    images: dict[int, tuple[Any, ...]] = {
+        each["id"]: (each["id"], each["file_name"], each["height"], each["width"], [])
+        for each in sorted(written["images"], key=lambda image: image["id"])
+    }
     for each in written["annotations"]:
-        names = ("id", "category_id", "bbox", "area", "iscrowd", "segmentation")
-        some = {name: each[name] for name in names} | {"keypoints": each["keypoints"] if keypoints else []}
-        images[each["image_id"]]["annotations"].append(some)
+        points = each["keypoints"] if keypoints else []
+        images[each["image_id"]][-1].append((*(each[name] for name in NAMES), points))
     return list(images.values())
 
 
@@ -280,19 +268,10 @@ def test_any_annotations(data: Path, given_data: st.DataObject) -> None:
         )
     found = changed(data, lambda written: written.update(annotations=annotations))
     for each in annotations:  # one form for what may be written in several
-        value = each["segmentation"]
-        if value is None:
-            each["segmentation"] = []
-        elif isinstance(value, dict):
-            mask = (
-                coco_mask.decode({**value, "counts": value["counts"].encode()})
-                if isinstance(value["counts"], str)
-                else None
-            )
-            each["segmentation"] = {
-                **value,
-                "counts": value["counts"] if mask is None else counts(mask.astype(bool)),
-            }
+        each["segmentation"] = value = each["segmentation"] or []
+        if isinstance(value, dict) and isinstance(value["counts"], str):
+            mask = coco_mask.decode({**value, "counts": value["counts"].encode()})
+            each["segmentation"] = {**value, "counts": counts(mask.astype(bool))}
     written = expected({"images": list(images.values()), "annotations": annotations}, keypoints=False)
     assert [as_written(found, sample) for sample in range(len(found))] == written
 

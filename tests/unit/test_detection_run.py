@@ -72,15 +72,6 @@ def test_pictures_are_of_all_the_validation(length: int, count: int) -> None:
         assert np.ptp(np.diff(taken)) <= 1
 
 
-def test_portraits_are_drawn_too(columns: Columns, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = Detection(columns, training=False)
-    monkeypatch.setattr(_plots, "predictions", lambda columns, source, found, drawn: np.array(drawn))
-    extras = measured(task, *seen_noisily(task, columns))["extras"]
-    samples = extras["images"]["val/predictions"]
-    assert len(samples) == 4
-    assert {bool(columns.height[sample] > columns.width[sample]) for sample in samples} == {False, True}
-
-
 @pytest.mark.parametrize(
     ("scores", "count"),
     [([0.9] + [0.4] * 5, 1), ([0.4] * 5, 3), ([0.4], 1), ([0.9] * 30, 20), ([0.5, 0.6], 2)],
@@ -287,15 +278,6 @@ def test_keypoints_of_validation_must_be_those_of_training(
         UserError, match="validation name other keypoints than those of training, or in another order"
     ):
         kind.splits(config_of(root, arch="keypointrcnn_resnet50_fpn"), "torchvision", console[0])
-
-
-def test_a_file_in_which_nothing_was_found_is_scored(coco_root: Path, tmp_path: Path, console: Any) -> None:
-    path = tmp_path / "detections.json"
-    path.write_text("[]\n")
-    assert kind.score(config_of(coco_root, score=str(path)), console[0]) == 0
-    assert [line.split() for line in console[1].getvalue().splitlines() if line.startswith("  ap ")] == [
-        ["ap", "0.00%"]
-    ]
 
 
 def test_keypoints_are_scored_against_people(

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from dataset.scan.manifest import Rejected
 from dataset.videos.columns import RECORD
-from dataset.videos.container import open_video
-from dataset.videos.packets import _first_frames, read
+from dataset.videos.packets import read
 from dataset.videos.scan import open_videos
 from loaders.videos.pyav import Pyav
 from tests.unit.clip_kinds import Made
@@ -56,18 +55,6 @@ def damaged(folder: Path) -> dict[str, tuple[bytes, str]]:
             "is to be shown mirrored",
         ),
     }
-
-
-@pytest.mark.parametrize(
-    "about",
-    [{}, {"b_frames": 3}, {"codec": "hevc"}, {"codec": "vp9"}],
-    ids=["h264", "b-frames", "hevc", "vp9"],
-)
-def test_the_head_of_a_picture_has_its_display_matrix(about: dict[str, Any], tmp_path: Path) -> None:
-    """Else a whole one is decoded, which takes longer than all the rest of a scan."""
-    with open_video(os.fsencode(make(tmp_path / "a.mp4", rotation=90, **about)), known=True) as file:
-        (frame,) = _first_frames(file, file.streams.video[0], hasty=True)
-        assert frame.side_data.get("DISPLAYMATRIX") is not None
 
 
 def test_what_is_no_video_says_why(tmp_path: Path) -> None:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import av
 import numpy as np
 
-from dataset.videos.bitstream import holds_several
-from tests.unit.clip_kinds import KINDS
-from tests.unit.video_files import make, number, picture
+from tests.unit.video_files import number, picture
 
 
 def test_numbers_survive_coding_resizing_and_nothing_else() -> None:
@@ -24,9 +19,3 @@ def test_numbers_survive_coding_resizing_and_nothing_else() -> None:
         assert number(np.mean([picture(value, (96, 128)), picture(value + 1, (96, 128))], axis=0)) == -1, (
             "mixed of two"
         )
-
-
-def test_frames_that_are_not_shown(tmp_path: Path) -> None:
-    with av.open(str(make(tmp_path / "a.webm", frames=48, **KINDS["vp9-hidden.webm"]))) as file:
-        several = [holds_several(memoryview(packet)) for packet in file.demux(video=0) if packet.size]
-    assert len(several) == 48 and sum(several) >= 3

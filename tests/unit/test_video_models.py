@@ -105,18 +105,3 @@ def test_weights_from_a_file(arch: str, tmp_path: Path) -> None:
         assert fresh.anew == ([] if classes == 5 else [f"{head}.weight", f"{head}.bias"])
         for name, value in loaded.state_dict().items():
             assert name in fresh.anew or torch.equal(value, module.state_dict()[name]), name
-
-
-def test_weights_that_do_not_fit(tmp_path: Path) -> None:
-    """tests/unit/test_models.py has more of them."""
-    path = tmp_path / "a.pt"
-    torch.save({"format": 1, "model": small("mc3_18", 5)[0].state_dict()}, path)
-    for weights, parts in (
-        (path, ["--arch r3d_18: 'layer2.0.conv1.0.weight' is (128, 64, 1, 3, 3) there, "]),
-        ("IMAGENET1K_V1", ["no such file", "KINETICS400_V1"]),
-    ):
-        with pytest.raises(Unusable) as caught:
-            small("r3d_18", 5, weights)
-        said = str(caught.value)
-        assert "\n" not in said and said.startswith(f"--weights {weights}")
-        assert all(part in said for part in parts)

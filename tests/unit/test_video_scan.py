@@ -24,7 +24,7 @@ from dataset.videos.scan import open_videos
 from tests.schedule import own_schedule
 from tests.unit.clip_kinds import FRAMES, KINDS, STEPS, Made
 from tests.unit.test_headers import SAMPLES
-from tests.unit.video_files import ENCODERS, Video, make, number
+from tests.unit.video_files import Video, make, number
 
 FLAGS_PLACE = (RECORD.names or ()).index("flags")
 MORE: dict[str, dict[str, Any]] = {
@@ -32,6 +32,11 @@ MORE: dict[str, dict[str, Any]] = {
     "h264-interlaced.ts": {"interlaced": True},
     "h264-ntsc.mkv": {"fps": Fraction(30_000, 1001)},  # times are rounded to milliseconds
     "h264-two-turned.mp4": {"other": Video(size=(64, 48), numbers_from=1000, rotation=90)},
+    "h264-422.mkv": {"pixels": "yuv422p", "matrix": 1},
+    "h264-444.mp4": {"pixels": "yuv444p10le"},
+    "h264-slices.mkv": {"options": {"aud": "1", "slices": "4"}},
+    "h264-odd.mp4": {"size": (98, 130)},
+    "vp9-444.webm": {"codec": "vp9", "pixels": "yuv444p"},
     "hevc.m2ts": {"codec": "hevc"},
     "hevc-unaligned.mkv": {"codec": "hevc", "size": (96, 120)},
     "hevc-aligned.mp4": {"codec": "hevc", "size": (104, 120), "unit": 16},
@@ -104,6 +109,7 @@ def test_what_is_read_is_what_a_player_shows(kind: str, made: Made, folder: Path
     pixels = "yuvj420p" if video.full_range and video.codec != "vp9" else video.pixels
     assert (about["pixels"], about["depth"]) == (pixels, 10 if "10" in pixels else 8)
     assert about["stream"] == (1 if video.other else 0)
+    assert about["matrix"] in (video.matrix, 5 if video.codec == "mjpeg" else video.matrix)
     tick = Fraction(about["time_base_num"], about["time_base_den"])
     seconds = [float((value - times.pts[0]) * tick) for value in times.pts.tolist()]
     wanted = [float(i / video.fps) for i in range(len(pts))]
@@ -118,51 +124,23 @@ def test_what_is_read_is_what_a_player_shows(kind: str, made: Made, folder: Path
         assert about["duration"] == pytest.approx(len(pts) / float(video.fps), rel=1e-3)
 
 
-LIKE = ("", "-ten", "-interlaced", "-refresh", "-90", "-cut", "-fragments", "-full")
-QUICK_KINDS: dict[str, dict[str, Any]] = {
-    **{
-        kind: KINDS[kind] for kind in (*(f"h264{like}.mp4" for like in LIKE), "vp9.webm", "vp9-variable.webm")
-    },
-    "422.mkv": {"pixels": "yuv422p"},
-    "444.mp4": {"pixels": "yuv444p10le"},
-    "vp9-444.webm": {"codec": "vp9", "pixels": "yuv444p"},
-    "repeated.mkv": {"options": {"aud": "1", "slices": "4"}},
-    "odd.mp4": {"size": (98, 130)},
-}
+@pytest.mark.parametrize("kind", ["h264.mp4", "h264-open.mp4", "h264-90.mp4", "h264-ten.mp4", "vp9.webm"])
+def test_no_whole_picture_is_decoded(kind: str, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FFmpeg would, to find out what pictures are like: the head of the first one tells it, and its turn."""
+    times = 0
+
+    def counted(path: bytes, *, known: bool = False, raw: bool = False) -> Any:
+        nonlocal times
+        times += 1
+        assert known, "FFmpeg looks into the file"
+        return open_video(path, known=known, raw=raw)
+
+    monkeypatch.setattr(packets, "open_video", counted)
+    assert len(read(os.fsencode(made.folder / kind)).pts) == FRAMES
+    assert times == 1 + ("90" in kind), "once for the packets, and for the matrix of a turned picture"
 
 
-@pytest.mark.parametrize("kind", QUICK_KINDS)
-def test_what_pictures_are_like_is_told_by_the_head_of_one(kind: str, made: Made, folder: Path) -> None:
-    """FFmpeg decodes whole pictures of these to find it out."""
-    path = made.folder / kind if kind in KINDS else make(folder / kind, **QUICK_KINDS[kind])
-    found = []
-    for quick in (True, False):
-        with open_video(os.fsencode(path), known=quick) as file:
-            found.append(packets._times(file, os.fsencode(path), path.stat().st_size, quick=quick))
-    head, whole = found
-    assert head is not None and whole is not None
-    assert head.record == whole.record
-    assert np.array_equal(head.pts, whole.pts) and np.array_equal(head.keys, whole.keys)
-
-
-def test_start_codes_and_superframes(tmp_path: Path) -> None:
-    """H.264 without lengths in front of its units, as AVC-Intra is in mov; VP9 that is cut where a byte looks
-    like the end of several.
-    """
-    with av.open(str(make(tmp_path / "a.ts"))) as file:
-        units = bytes(next(file.demux(video=0)))
-    context: Any = av.CodecContext.create("h264", "r")
-    assert (
-        not context.extradata and packets._begins(context, memoryview(units)) and context.pix_fmt == "yuv420p"
-    )
-    with av.open(str(make(tmp_path / "a.webm", codec="vp9", size=(360, 640)))) as file:
-        packet = bytes(next(file.demux(video=0)))
-    context = av.CodecContext.create("vp9", "r")
-    cut = packet[:1000] + b"\xc9"
-    assert packets._begins(context, memoryview(cut)) and context.pix_fmt == "yuv420p"
-
-
-def test_a_file_that_begins_without_a_picture_is_opened_as_a_whole(tmp_path: Path) -> None:
+def test_a_file_that_begins_without_a_picture(tmp_path: Path) -> None:
     path = make(tmp_path / "late.mp4")
     with av.open(str(path)) as file:
         packet = next(file.demux(video=0))
@@ -172,13 +150,7 @@ def test_a_file_that_begins_without_a_picture_is_opened_as_a_whole(tmp_path: Pat
     content[start + 4 : start + length] = b"\x0c" * (length - 4)
     content[start : start + 4] = (length - 4).to_bytes(4, "big")
     path.write_bytes(content)
-    with open_video(os.fsencode(path), known=True) as file:
-        assert packets._times(file, os.fsencode(path), len(content), quick=True) is None
     assert found(path)["pixels"] == "yuv420p"
-
-
-def test_every_encoder_is_used() -> None:
-    assert {video.get("codec", "h264") for video in KINDS.values()} == set(ENCODERS)
 
 
 def copied(file: Any, stream: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import shutil
 import subprocess
@@ -20,7 +19,7 @@ from dataset.stores.folder import open_folder
 from dataset.videos.columns import RECORD, Flags, Videos
 from dataset.videos.packets import read
 from dataset.videos.scan import open_videos
-from tests.unit.folders import JPEG
+from tests.unit.folders import JPEG, names, reasons
 from tests.unit.video_files import make
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,16 +51,6 @@ def place(root: Path, files: dict[str, Path]) -> Path:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, root / name)
     return root
-
-
-def names(found: Videos) -> list[str]:
-    return [os.path.relpath(os.fsdecode(found.path(i)), found.root) for i in range(len(found))]
-
-
-def reasons(found: Videos) -> list[tuple[str, str]]:
-    lines = [line.split("\t") for line in (found.folder / "rejected.txt").read_text().splitlines()]
-    assert len(lines) == found.rejected
-    return [(os.path.relpath(path, found.root), why) for path, why in lines]
 
 
 def scanned(*call: Any, **how: Any) -> tuple[Videos, bool]:
@@ -110,7 +99,7 @@ def test_images_of_the_same_folder_are_another_manifest(videos: Path, cache: Pat
     assert len(open_folder(videos, cache=cache)) == 1
     found = open_videos(videos, cache=cache)
     assert len(found) == 3 and len(open_folder(videos, cache=cache)) == 1
-    assert ("ant/0.jpg", "no known video container (read as jpeg_pipe)") in reasons(found)
+    assert ("ant/0.jpg", "no known video container (read as jpeg_pipe)") in reasons(found).items()
 
 
 def test_what_is_left_out_is_named(videos: Path, cache: Path, clips: dict[str, Path]) -> None:
@@ -121,7 +110,7 @@ def test_what_is_left_out_is_named(videos: Path, cache: Path, clips: dict[str, P
     found = open_videos(videos, cache=cache)
     assert names(found) == ["ant/a b.mp4", "ant/z.mkv", "bee/x,1.mp4", "dog/x.mp4"]
     assert (found.classes, found.label.tolist()) == (("ant", "bee", "dog"), [0, 0, 1, 2])
-    assert reasons(found) == [
+    assert [*reasons(found).items()] == [
         ("ant/broken.mp4", "cannot be read: Invalid data found when processing input"),
         ("cat/notes.txt", "no known video container (read as tty)"),
         ("cat", "class without a video"),
@@ -197,7 +186,7 @@ def test_what_is_left_out_of_a_list_is_named(videos: Path, cache: Path) -> None:
         "ant/a b.mp4 1 0.4 0.8\nant/a b.mp4 1 7 9\nant/gone.mp4 0\nbee/x,1.mp4 0\nant/z.mkv 5\n"
     )
     found = open_videos(videos / "list.txt", cache=cache)
-    assert reasons(found) == [
+    assert [*reasons(found).items()] == [
         ("ant/gone.mp4", "cannot be read: No such file or directory"),
         ("ant/a b.mp4", "from 7 to 9 s: no frame (the video has 40 in 1.6 s)"),
     ]
@@ -235,25 +224,11 @@ def test_a_list_at_another_place_is_the_same_data(videos: Path, cache: Path, tmp
     ("lines", "said"),
     [
         ("", "is empty; a line is 'path label'"),
-        ("path label\n", "has no row behind its heading; a line is 'path label'"),
         ("ant/z.mkv 0\nant/z.mkv\n", "line 2 is 'ant/z.mkv'"),
         ("ant/z.mkv 0 5 3", "line 1 has a segment that ends at 3 s and starts at 5 s"),
-        ("ant/z.mkv odd\nant/a b.mp4 0", "line 1 has the label 'odd' and line 2 '0'; labels are all numbers"),
-        ("ant/z.mkv 0.0\nant/a b.mp4 10.0", "line 1 has the label '0.0'; labels are whole numbers from 0"),
-        ("ant/z.mkv -1\nant/a b.mp4 -1", "line 1 has the label '-1'; labels are whole numbers from 0"),
         ("ant/a b.mp4 1 5", "line 1 has '1 5' behind ant/a b.mp4; a line is 'path label' or"),
         ("ant/z.mkv 1\nant/z.mkv 0 -1 2", "line 2 has '0 -1 2' behind ant/z.mkv"),
-        ("ant/z.mkv,run,0.1,nan", "line 1 is 'ant/z.mkv,run,0.1,nan'; a line is 'path label' or"),
         ("ant/c, d.mp4,1", "line 1 is 'ant/c,d.mp4,1'; .* commas .then quote a path that holds one."),
-        (
-            "ant/z.mkv 0\nant/z.mkv 20240101",
-            "line 2 has the label '20240101'; labels are numbers of classes, from 0 to 99,999",
-        ),
-        (
-            "ant/z.mkv 99999999999999999999999",
-            "line 1 has the label '99999999999999999999999'; labels are numbers",
-        ),
-        ("ant/z.mkv 0\n\nant/z.mkv x", "line 1 has the label '0' and line 3 'x'; labels are all numbers"),
         ('"' + 200_000 * "x" + '" 0', "no video in .*cannot be read: File name too long"),
         ("gone.mp4 0", "no video in .*left out: 1, first .*gone.mp4: cannot be read: No such file"),
     ],
@@ -263,15 +238,6 @@ def test_mistakes_in_a_list(lines: str, said: str, videos: Path, cache: Path) ->
     with pytest.raises(UserError, match=said) as caught:
         open_videos(videos / "list.txt", cache=cache)
     assert "\n" not in str(caught.value)
-
-
-def test_lists_that_are_no_text(videos: Path, cache: Path) -> None:
-    (videos / "list.txt").write_text("ant/z.mkv 0", encoding="utf-16")
-    with pytest.raises(UserError, match=r"list.txt is in UTF-16; save it as UTF-8$"):
-        open_videos(videos / "list.txt", cache=cache)
-    os.mkfifo(videos / "pipe.txt")
-    with pytest.raises(UserError, match=r"pipe\.txt is no file that can be read"):
-        open_videos(videos / "pipe.txt", cache=cache)
 
 
 def test_a_class_of_a_list_without_a_video_has_no_label(videos: Path, cache: Path) -> None:
@@ -290,31 +256,12 @@ def test_a_class_of_a_list_without_a_video_has_no_label(videos: Path, cache: Pat
     assert (len(numbered.classes), numbered.label.tolist()) == (4, [3])
 
 
-def test_lines_that_a_csv_writer_has_quoted(videos: Path, cache: Path, clips: dict[str, Path]) -> None:
-    place(videos, {"ant/c, d.mp4": clips["short"], 'ant/"e".mp4': clips["short"]})
-    rows: list[list[Any]] = [["ant/c, d.mp4", "up"], ['ant/"e".mp4', "go, up"], ["ant/z.mkv", "up", 0, 1.5]]
-    with open(videos / "list.csv", "w", newline="") as file:
-        csv.writer(file, quoting=csv.QUOTE_ALL).writerows(rows)
-        file.write('ant/"e".mp4, up\nant/z.mkv,"up",0,1.5,,\n')
-    found = open_videos(videos / "list.csv", cache=cache)
-    assert names(found) == ["ant/c, d.mp4", 'ant/"e".mp4', "ant/z.mkv", 'ant/"e".mp4', "ant/z.mkv"]
-    assert [found.classes[label] for label in found.label] == ["up", "go, up", "up", "up", "up"]
-
-
-@pytest.mark.parametrize(
-    "heading", ["path;label;start;end", "video_path;class_name", "# kinetics;one", "id;x", "ant;class"]
-)
+@pytest.mark.parametrize("heading", ["path;label;start;end", "ant;class"])
 def test_a_heading_is_left_out_and_told(heading: str, videos: Path, cache: Path) -> None:
     (videos / "list.csv").write_text(f"{heading}\nant/z.mkv;run;0;1\nant/a b.mp4;run\n")
     found = open_videos(videos / "list.csv", cache=cache)
     assert (names(found), found.classes) == (["ant/z.mkv", "ant/a b.mp4"], ("run",))
-    assert reasons(found) == [("list.csv", f"line 1 is a heading: {heading}")]
-
-
-def test_numbers_that_a_csv_writer_has_quoted_are_numbers(videos: Path, cache: Path) -> None:
-    (videos / "list.csv").write_text('ant/z.mkv,"10"\nant/a b.mp4,"2"\n')
-    found = open_videos(videos / "list.csv", cache=cache)
-    assert (len(found.classes), found.label.tolist()) == (11, [10, 2])
+    assert [*reasons(found).items()] == [("list.csv", f"line 1 is a heading: {heading}")]
 
 
 def test_a_path_out_of_a_linked_folder_is_where_the_file_system_says(
