@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from hashlib import blake2b
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
@@ -47,6 +46,7 @@ from benchmarks._suite import (
 )
 from contracts import FileSource, UserError
 from dataset.open import open_split
+from loaders import LOADERS, installed
 from report import hardware
 from report.meter import Meter, spread
 from settings.cli import one_of
@@ -58,16 +58,8 @@ DEFAULTS = {
     "images": {"batch_size": 32, "image_size": 640},
     "videos": {"batch_size": 8, "image_size": 224},
 }
-NEEDS = {
-    "opencv": "cv2",
-    "dali": "nvidia.dali",
-    "decord": "decord",
-    "torchcodec": "torchcodec",
-    "nvdec": "PyNvVideoCodec",
-}
-"""The beginning or end of a loader's name -> the module that such a loader needs."""
-ON_GPU = ("dali-gpu", "dali-video", "nvdec")
-"""The beginnings of the names of loaders that need a GPU; DALI's own readers of videos need one too."""
+NEEDS = {"opencv": "cv2", "dali": "nvidia.dali", "decord": "decord"}
+"""Part of the name of a loop by hand -> the module that it needs."""
 CONTENTS_UP_TO = 50_000
 """Files of which the contents are compared too; of more, only which file on the disk they are."""
 HEAD = 1 << 16
@@ -163,7 +155,9 @@ def expanded(
     auto = [
         name
         for name in known
-        if name not in never and "nvdec+" not in name and _runs(name, devices, of_videos=of_videos)
+        if name not in never
+        and not (name in LOADERS and "+" in name)
+        and _runs(name, devices, of_videos=of_videos)
     ]
     return list(
         dict.fromkeys(
@@ -178,14 +172,12 @@ def expanded(
 
 def _runs(name: str, devices: int, *, of_videos: bool) -> bool:
     """Whether what a loader needs is installed here."""
-    needed = [module for part, module in NEEDS.items() if name.startswith(part) or name.endswith(part)]
-    on_gpu = name.startswith(ON_GPU) or (of_videos and name in videos.DALI)
-    return all(map(_installed, needed)) and bool(devices or not on_gpu)
-
-
-def _installed(module: str) -> bool:
-    package = module.partition(".")[0]
-    return bool(find_spec(package) and find_spec(module))
+    if spec := LOADERS.get(name):
+        packages, on_gpu = spec.packages, spec.gpu == "must"
+    else:  # by hand; DALI's own readers of videos decode on a GPU alone
+        packages = tuple(package for part, package in NEEDS.items() if part in name)
+        on_gpu = of_videos and name in videos.DALI
+    return all(map(installed, packages)) and bool(devices or not on_gpu)
 
 
 def command(settings: Loader, point: Point, folder: Path) -> list[str]:

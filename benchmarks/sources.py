@@ -50,7 +50,7 @@ from contracts import Batch, Split
 from dataset.open import open_split
 from engine import precision
 from engine.step import Step
-from loaders import IMAGE_LOADERS
+from loaders import of_medium
 from models import classification
 from plan import draws
 from report import hardware
@@ -113,7 +113,7 @@ class Sources(Common):
 
 def points(settings: Sources) -> list[Point]:
     class_folders(settings.data)
-    one_of("--loader", settings.loader, IMAGE_LOADERS)
+    one_of("--loader", settings.loader, of_medium("images"))
     if settings.arch != "none":
         architecture(KIND, settings.arch)
     stores = [one_of("--stores", store, STORES) for store in settings.stores]

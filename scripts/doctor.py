@@ -48,6 +48,7 @@ LANES: tuple[dict[str, Probe], ...] = (
         "/dev/shm": machine.shm,
         "open files": machine.open_files,
         "locked memory": machine.locked_memory,
+        "loaders": decoders.loaders,
     },
     {"decord": decoders.decord},
     {"PyAV": decoders.pyav},

@@ -35,9 +35,6 @@ from loaders.images._dali_rows import (
 from loaders.images._pipeline import DEPTH, GpuOutputs, Runner, build, dali_normalises
 from plan.bundles import rows_of_part
 
-OPENS_FILES = False
-
-
 UNKNOWN_BYTES = 1 << 17
 """Taken for the mean size of files that nobody has opened yet; ImageNet's is 110 KiB."""
 

@@ -30,7 +30,6 @@ from loaders.images.transforms import Transform
 from plan.bundles import rows_of_part
 from plan.geometry import largest_upright, upright
 
-OPENS_FILES = False
 PART_PIXELS = PART * 224 * 224
 """Pixels of a part: larger images come in smaller parts, so that all workers fill one batch together."""
 

@@ -35,7 +35,6 @@ from plan.geometry import largest_upright, upright
 from plan.lazy import Lazy
 from plan.patches import HIGH, enlarged
 
-OPENS_FILES = False
 LEVELS = Pixels(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), dtype="float32")
 """How the large images come: in [0, 1], exact enough to find every level again."""
 PART_PIXELS = PART * 64 * 64

@@ -58,7 +58,7 @@ class Reader(Protocol):
         """Yield (frame, picture) once for each of `frames`, in any order. Raises Undecodable.
 
         `frames` are places in columns.pts(sample), ascending, each once. Of a source that has no files,
-        `path` is a memoryview of the whole file: for readers of loaders whose OPENS_FILES is False. A picture
+        `path` is a memoryview of the whole file: for readers of loaders that open no files. A picture
         is valid until the next one is asked for.
         """
 

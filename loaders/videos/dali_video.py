@@ -20,18 +20,23 @@ import numpy as np
 import torch
 
 from contracts import Array, Feed, Rows, UserError
-from dataset.videos.columns import CODECS
+from dataset.videos.columns import CODECS, Flags
 from loaders import Undecodable
 from loaders._dali import import_dali, lacks_memory, release_memory, said
 from loaders.videos._mixed import MixedLoader
 from loaders.videos._packets import Filters, Size, chosen, reading, require, wanted_together
 from loaders.videos._planes import BT601, MATRICES
 from loaders.videos._reading import Read
-from loaders.videos.exact import exact
+from loaders.videos.exact import NO_MATTER, Claim, exact
 
-OPENS_FILES = True
 THREADS = 7
 """Threads, as many as an H100 or H200 has engines. Each holds one clip of whole frames on the device."""
+EXACT = Claim(
+    kinds=dict.fromkeys(("h264", "hevc", "vp9"), ("mp4", "mkv")),  # AV1: refused on an H200 (DALI 2.4)
+    flags=NO_MATTER | Flags.EDIT_LIST | Flags.SEVERAL_STREAMS,
+    rotated=(),
+    plain=True,
+)
 
 NO_TAG = "\0\0\0\0"
 """What the codec is called in MP4 is none of Matroska's names."""

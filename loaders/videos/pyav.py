@@ -25,7 +25,6 @@ from loaders import Undecodable
 from loaders.videos._planes import BT601, MATRICES, Picture, Plane
 from loaders.videos._worker import ClipLoader
 
-OPENS_FILES = False
 HASTY = 0
 FROM_THE_START = 3
 LENIENT = 4

@@ -408,6 +408,24 @@ def torchcodec() -> Row:
     )
 
 
+def loaders() -> Row:
+    """Say which loaders of the table find their packages and a GPU here."""
+    from loaders import LOADERS, installed
+
+    gpu = bool(driver().names)
+    lacking = {
+        name: [package for package in spec.packages if not installed(package)]
+        + ["a GPU"] * (spec.gpu == "must" and not gpu)
+        for name, spec in LOADERS.items()
+    }
+    absent = [f"{name} (lacks {' and '.join(what)})" for name, what in lacking.items() if what]
+    return Row(
+        found=", ".join(name for name, what in lacking.items() if not what),
+        state="ok",
+        consequence=f"not here: {', '.join(absent)}" if absent else "all can be tried",
+    )
+
+
 def presence(module: str, *, works: str, absent: str, broken: str) -> Row:
     """Whether an optional package is here and can be imported."""
     if not has(module):

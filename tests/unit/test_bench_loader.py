@@ -43,7 +43,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 
 def test_auto_is_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "find_spec", lambda name: True)
+    monkeypatch.setattr(loader, "installed", lambda package: True)
     assert expanded("--x", ["auto"], 2) == [
         "pytorch",
         "pytorch+opencv",
@@ -61,7 +61,7 @@ def test_auto_is_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
         "dali-fed",
     ]
     assert expanded("--x", ["dali-gpu", "auto"], 0)[0] == "dali-gpu"
-    monkeypatch.setattr(loader, "find_spec", lambda name: None)
+    monkeypatch.setattr(loader, "installed", lambda package: False)
     assert expanded("--x", ["auto", "torchvision"], 2) == ["pytorch", "torchvision"]
     with pytest.raises(UserError, match="--x got 'torchvison'"):
         expanded("--x", ["torchvison"], 0)
