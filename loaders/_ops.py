@@ -7,7 +7,6 @@ number.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -18,6 +17,7 @@ import torch.nn.functional as functional
 
 from contracts import Array
 from loaders._flips import ToDevice
+from loaders._triton import kernels
 from plan.ops import BLUR_SIDE, PERMUTATIONS, WIDTH, Op
 
 Operation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -73,23 +73,15 @@ def _by_torch(
 @cache
 def _kernel(device: torch.device) -> Any:
     """Return loaders._ops_kernel, its kernels built; None, with a warning, where Triton cannot build them."""
-    try:
-        from loaders import _ops_kernel
 
+    def build(kernel: Any) -> None:
         row = torch.zeros(1, dtype=torch.int64, device=device)
-        for operations, way in _ops_kernel.WAYS.items():
+        for operations, way in kernel.WAYS.items():
             numbers = torch.zeros(1, 1, WIDTH, device=device)
             numbers[..., 0].fill_(operations[0])
             way(torch.zeros(1, 2, 2, 3, device=device), numbers, 0, row)
-    except Exception as error:  # no Triton, no C compiler, no Python.h: each has an error of its own
-        said = (str(error).splitlines() or [""])[0]
-        warnings.warn(
-            f"Triton builds no kernel here ({type(error).__name__}: {said}): "
-            "operations on pixels take more steps",
-            stacklevel=2,
-        )
-        return None
-    return _ops_kernel
+
+    return kernels("loaders._ops_kernel", build, "operations on pixels take more steps")
 
 
 def _each(numbers: torch.Tensor, place: int) -> torch.Tensor:

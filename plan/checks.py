@@ -235,8 +235,8 @@ def _require(plan: Plan, ids: Array, field: str, good: Array, why: Callable[[int
         _fault(plan, field, f"row {i} of {len(good)}, id {ids[i]}: {why(i)}")
 
 
-def _fault(plan: Plan, field: str, found: str) -> NoReturn:
-    raise FaultyPlan(f"{type(plan).__name__} draws {field} that no loader can follow: {found}")
+def _fault(plan: Plan, field: str, problem: str) -> NoReturn:
+    raise FaultyPlan(f"{type(plan).__name__} draws {field} that no loader can follow: {problem}")
 
 
 def _form(value: object) -> str:

@@ -181,14 +181,14 @@ class DaliFed(Staging):
         )
 
     def _diagnose(self, batch: Prepared) -> set[int]:
-        found = set()
+        undecodable = set()
         for sample, data in zip(batch.rows.ids, batch.data, strict=True):
             try:
                 if data is not self._placeholder:
                     whole_image(data.tobytes(), self._feed.columns, int(sample))
             except Undecodable:
-                found.add(int(sample))
-        return found
+                undecodable.add(int(sample))
+        return undecodable
 
 
 def open(feed: Feed) -> DaliFed:

@@ -71,25 +71,25 @@ def notes(backend: str, columns: Any, able: Array) -> list[str]:
     One more says how many have pixels that are not square. `able`: bool by sample, those it is exact for.
     """
     sorts = Counter(sort_of(columns, sample) for sample in np.flatnonzero(~able).tolist())
-    said = [
+    lines = [
         f"{count:,} of {len(columns):,} videos are {sort}: decoded by pyav, {backend} is not exact there"
         for sort, count in sorts.items()
     ]
     if oblong := int(np.count_nonzero(columns.flags & Flags.OBLONG_PIXELS)):
-        said.append(
+        lines.append(
             f"{oblong:,} of {len(columns):,} videos have pixels that are not square: trained on as stored; "
             "`ffmpeg -i FILE -vf scale=iw*sar:ih,setsar=1 NEW.mp4` makes them square"
         )
-    return said
+    return lines
 
 
 def late(columns: Any, ids: Array) -> Array:
     """Return bool [B], whether the first frame of a file is half a step or more away from time 0."""
     first = columns.frame_pts[columns.frame_offsets[columns.file[ids]]]
-    found: Array = (
+    apart: Array = (
         np.abs(first * (columns.time_base_num[ids] / columns.time_base_den[ids]) * columns.fps[ids]) >= 0.5
     )
-    return found
+    return apart
 
 
 def sort_of(columns: Any, sample: int) -> str:

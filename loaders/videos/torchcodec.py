@@ -43,9 +43,9 @@ class Torchcodec:
                 num_ffmpeg_threads=1,
                 seek_mode="exact",
             )
-            found = decoder.get_frames_at(frames)
-            same_times(self._columns, sample, frames, found.pts_seconds.numpy())
-            for frame, pixels in zip(frames, found.data.numpy(), strict=True):
+            decoded = decoder.get_frames_at(frames)
+            same_times(self._columns, sample, frames, decoded.pts_seconds.numpy())
+            for frame, pixels in zip(frames, decoded.data.numpy(), strict=True):
                 yield frame, rgb(pixels)
         except Exception as error:
             raise Undecodable(str(error)) from error
