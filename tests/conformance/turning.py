@@ -127,13 +127,7 @@ FAULTS: dict[str, Callable[[Open], Open]] = {
     "drops operations": _by_other_rows(
         lambda rows: replace(rows, ops=None if rows.ops is None else 0 * rows.ops)
     ),
-    "operates on all": _by_other_rows(
-        lambda rows: replace(
-            rows, ops=None if rows.ops is None else ops.alone(1, ops.distortions(1, 0, rows.ids))
-        )
-    ),
     "never mirrors": _by_other_rows(lambda rows: replace(rows, turns=rows.turns & 6)),
-    "never flips": _by_other_rows(lambda rows: replace(rows, turns=rows.turns & 5)),
     "turns the next row": _by_other_rows(
         lambda rows: replace(rows, turns=np.roll(rows.turns & 3, 1) | rows.turns & 4)
     ),

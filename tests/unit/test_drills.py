@@ -106,3 +106,63 @@ print(KIND.may_open(parse(["--data", {str(data)!r}]), gpu=False)[0], "toy" in lo
       "toy" in expanded("--loaders", ["auto"], 0))
 """
     assert ran(tree, "-c", asked).split() == ["toy", "True", "True"]
+
+
+HALVED = '''
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halved(Augmentation):
+    """Some images become half as bright."""
+
+    halved: float = 0.0
+
+    @property
+    def on(self) -> bool:
+        return self.halved > 0
+
+    def draw(self, seed: int, epoch: int, ids: Array, sizes: Array) -> Array:
+        return slot(Op.HALVED, uniforms(seed, epoch, Purpose.HALVED, ids, 1)[:, 0] < self.halved)
+
+
+'''
+LINES = [
+    (
+        "settings/augmentation.py",
+        "    erase: Share",
+        '    halved: Share = 0.0\n    """Probability of half."""',
+    ),
+    ("plan/draws.py", "    ORDER = 1\n", "    HALVED = 99"),
+    ("plan/ops.py", "    DISTORT = 1,", "    HALVED = 18, 0"),
+    ("plan/augment.py", "AUGMENTATIONS: tuple", HALVED),
+    (
+        "loaders/_ops.py",
+        "    Op.ERASE: _erase,",
+        "    Op.HALVED: lambda levels, numbers: (levels / 2).floor(),",
+    ),
+]
+"""What an augmentation with an operation of its own needs: file, what comes behind, text."""
+
+
+def test_an_augmentation_is_a_setting_a_class_and_an_operation(tree: Path) -> None:
+    for name, before, text in LINES:
+        add_line(tree / name, before, text)
+    table = tree / "plan/augment.py"
+    table.write_text(
+        table.read_text(encoding="utf-8").replace("(Auto, ", "(Halved, Auto, "), encoding="utf-8"
+    )
+    drawn = """
+import numpy as np, torch
+from loaders._ops import operated
+from models import Native
+from settings.config import parse
+from tasks._plans import augment
+config = parse(["--halved", "0.5", "--grayscale", "1"])
+ids = np.arange(400)
+made = augment(config.augmentation, Native(8, (0.5,) * 3, (0.5,) * 3))
+ops = made.draw(3, 0, ids, np.full((400, 2), 8))
+levels = torch.full((400, 8, 8, 3), 201, dtype=torch.uint8)
+found = operated(levels, ops, lambda values: [torch.from_numpy(np.ascontiguousarray(one)) for one in values])
+print(sorted({*found.unique().tolist()}), 150 < int((found[:, 0, 0, 0] == 99).sum()) < 250)
+"""
+    # grey of 100 and of 201: weights that sum to 0.9999, rounded down
+    assert ran(tree, "-c", drawn).split() == ["[99.0,", "200.0]", "True"]
+    assert "--halved" in ran(tree, "train.py", "--help-all")

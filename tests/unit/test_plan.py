@@ -138,12 +138,12 @@ def test_no_step_at_all_is_a_mistake_that_names_what_fits(
     plan(n, batch_size=64, policy=CENTER, training=False).require_a_step()
 
 
-def test_importing_the_plan_imports_no_torch() -> None:
+@pytest.mark.parametrize(("also", "code"), [("", 0), ("torch, ", 1)])
+def test_importing_the_plan_imports_neither_torch_nor_pycocotools(also: str, code: int) -> None:
     """Workers that only draw rows start in a tenth of a second instead of seconds."""
-    code = "import sys, plan.epoch; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
-    planted = "import sys, torch, plan.epoch; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", planted], cwd=ROOT).returncode == 1
+    program = f"import sys, {also}plan.epoch, plan.images, plan.clips, plan.targets, plan.boxes"
+    ends = "sys.exit(not {'torch', 'pycocotools'}.isdisjoint(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", f"{program}; {ends}"], cwd=ROOT).returncode == code
 
 
 @pytest.mark.parametrize("repeats", [2, 3])
