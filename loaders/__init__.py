@@ -1,9 +1,9 @@
-"""Rows -> Batch. Each file is a loader, opened by its `open(feed)` and named like it, '_' for '-'."""
+"""Rows -> Batch. A loader is one file with `open(feed)`, and one LoaderSpec in the table here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Literal
@@ -19,60 +19,137 @@ class Undecodable(ValueError):
     """An image, or frames of a video, that this reader cannot give; PIL, or pyav, then has the last word."""
 
 
-IMAGE_LOADERS = {
-    "synthetic": "loaders.synthetic",
-    "torchvision": "loaders.images.torchvision",
-    "dali-cpu": "loaders.images.dali_cpu",
-    "dali-gpu": "loaders.images.dali_gpu",
-    "dali-fed": "loaders.images.dali_fed",
-}
-"""Loaders of images: name -> module, imported when asked for, so that DALI stays optional.
-
-A module's OPENS_FILES says whether its decoder opens the samples' files itself, so that it needs a source of
-files.
-"""
-VIDEO_LOADERS = {
-    "pyav": "loaders.videos.pyav",
-    "decord": "loaders.videos.decord",
-    "torchcodec": "loaders.videos.torchcodec",
-    "nvdec": "loaders.videos.nvdec",
-    "nvdec+pyav": "loaders.videos.nvdec",
-    "nvdec+decord": "loaders.videos.nvdec",
-    "dali-video": "loaders.videos.dali_video",
-}
-"""Loaders of videos: name -> module, imported when asked for."""
-PAIR_LOADERS = {"paired": "loaders.pairs.paired"}
-"""Loaders of pairs of images, one larger than the other: name -> module, imported when asked for."""
 Medium = Literal["images", "videos", "pairs"]
-OF_MEDIUM: dict[Medium, dict[str, str]] = {
-    "images": IMAGE_LOADERS,
-    "videos": {**VIDEO_LOADERS, "synthetic": IMAGE_LOADERS["synthetic"]},
-    "pairs": {**PAIR_LOADERS, "synthetic": IMAGE_LOADERS["synthetic"]},
+"""What the files of a data set hold: a task names one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderSpec:
+    """Everything that the rest of the project knows of one loader."""
+
+    name: str  # as --loader has it; behind a "+", the loader that `open(feed, beside)` shares the work with
+    media: tuple[Medium, ...]
+    module: str  # imported when the loader is asked for, so that its packages stay optional
+    packages: tuple[str, ...] = ()  # optional packages that it cannot do without
+    gpu: Literal["no", "may", "must"] = "no"  # whether it decodes on a GPU: if there is one, or there alone
+    asks: bool = False  # its module's `usable()` says whether this machine's GPU has what it needs
+    opens_files: bool = False  # its decoder opens the samples' files itself: it needs a source of files
+    transforms: bool = False  # it calls the function of --transforms: its pixels are on the CPU
+    exact: bool = False  # right for every file; else a loader of clips has EXACT, which says for which
+    preference: int = 0  # the highest that opens is what auto evaluates with, and measures first
+
+
+LOADERS: dict[str, LoaderSpec] = {
+    spec.name: spec
+    for spec in (
+        LoaderSpec(
+            name="torchvision",
+            media=("images",),
+            module="loaders.images.torchvision",
+            transforms=True,
+            exact=True,
+            preference=1,
+        ),
+        LoaderSpec(
+            name="dali-cpu",
+            media=("images",),
+            module="loaders.images.dali_cpu",
+            packages=("nvidia.dali",),
+            opens_files=True,
+        ),
+        LoaderSpec(
+            name="dali-gpu",
+            media=("images",),
+            module="loaders.images.dali_gpu",
+            packages=("nvidia.dali",),
+            gpu="must",
+            opens_files=True,
+            preference=3,
+        ),
+        LoaderSpec(
+            name="dali-fed",
+            media=("images",),
+            module="loaders.images.dali_fed",
+            packages=("nvidia.dali",),
+            gpu="may",
+            preference=2,
+        ),
+        LoaderSpec(name="pyav", media=("videos",), module="loaders.videos.pyav", exact=True, preference=1),
+        LoaderSpec(
+            name="decord",
+            media=("videos",),
+            module="loaders.videos.decord",
+            packages=("decord",),
+            opens_files=True,
+        ),
+        LoaderSpec(
+            name="torchcodec",
+            media=("videos",),
+            module="loaders.videos.torchcodec",
+            packages=("torchcodec",),
+            opens_files=True,
+        ),
+        LoaderSpec(
+            name="nvdec",
+            media=("videos",),
+            module="loaders.videos.nvdec",
+            packages=("PyNvVideoCodec",),
+            gpu="must",
+            asks=True,
+            opens_files=True,
+        ),
+        LoaderSpec(
+            name="nvdec+pyav",
+            media=("videos",),
+            module="loaders.videos.nvdec",
+            packages=("PyNvVideoCodec",),
+            gpu="must",
+            asks=True,
+            opens_files=True,
+            preference=2,
+        ),
+        LoaderSpec(
+            name="nvdec+decord",
+            media=("videos",),
+            module="loaders.videos.nvdec",
+            packages=("PyNvVideoCodec", "decord"),
+            gpu="must",
+            asks=True,
+            opens_files=True,
+        ),
+        LoaderSpec(
+            name="dali-video",
+            media=("videos",),
+            module="loaders.videos.dali_video",
+            packages=("nvidia.dali",),
+            gpu="must",
+            opens_files=True,
+        ),
+        LoaderSpec(name="paired", media=("pairs",), module="loaders.pairs.paired", exact=True, preference=1),
+        LoaderSpec(name="synthetic", media=("images", "videos", "pairs"), module="loaders.synthetic"),
+    )
 }
-"""What the files hold -> the loaders of them, as a task names its table."""
-NEED_GPU = ("dali-gpu", "dali-video", "nvdec", "nvdec+pyav", "nvdec+decord")
-"""Loaders that open on a GPU alone."""
-TRANSFORMED = ("torchvision",)
-"""Loaders that call the function of --transforms: their pixels are on the CPU."""
-PACKAGES = {
-    **dict.fromkeys(("dali-cpu", "dali-gpu", "dali-fed", "dali-video"), "nvidia.dali"),
-    **dict.fromkeys(("decord", "nvdec+decord"), "decord"),
-    "torchcodec": "torchcodec",
-}
-"""Loader -> the optional package that it cannot do without."""
-_MODULES = {**IMAGE_LOADERS, **VIDEO_LOADERS, **PAIR_LOADERS}
-"""Name -> module, of all loaders."""
+"""Name -> what is known of it. Auto, doctor, bench, --help-all, messages and conformance tests read it."""
+
+
+def of_medium(medium: Medium) -> dict[str, LoaderSpec]:
+    """Return the loaders of such files by name, in the order of the table."""
+    return {name: spec for name, spec in LOADERS.items() if medium in spec.media}
 
 
 def default_loader(medium: Medium, *, gpu: bool, files: bool = True) -> str:
-    """Return what --loader auto is for such data; `files`: each sample is a file of its own."""
-    if medium == "pairs":
-        return "paired"
-    if medium == "videos":
-        return "nvdec+pyav" if files and gpu and import_module(VIDEO_LOADERS["nvdec"]).usable() else "pyav"
-    if not gpu:
-        return "torchvision"
-    return "dali-gpu" if files else "dali-fed"
+    """Return what --loader auto is for such data; `files`: each sample is a file of its own.
+
+    Packages are not looked for: of a loader whose package is missing, its `open` says how to get it.
+    """
+    specs = [
+        spec
+        for spec in of_medium(medium).values()
+        # without a GPU, one that may decode there has no advantage
+        if spec.preference and (gpu or spec.gpu == "no") and (files or not spec.opens_files)
+    ]
+    specs.sort(key=lambda spec: -spec.preference)
+    return next(spec.name for spec in specs if not spec.asks or import_module(spec.module).usable())
 
 
 def usable(name: str, *, gpu: bool, files: bool = True) -> bool:
@@ -80,16 +157,16 @@ def usable(name: str, *, gpu: bool, files: bool = True) -> bool:
 
     `files`: each sample is a file of its own.
     """
-    if name == "synthetic" or (name in NEED_GPU and not gpu):
+    spec = LOADERS[name]
+    if name == "synthetic" or (spec.gpu == "must" and not gpu) or not all(map(installed, spec.packages)):
         return False
-    if name in PACKAGES and not _installed(PACKAGES[name]):
+    if spec.asks and not import_module(spec.module).usable():
         return False
-    if name.startswith("nvdec") and not import_module(_MODULES[name]).usable():
-        return False
-    return files or not opens_files(name)
+    return files or not spec.opens_files
 
 
-def _installed(package: str) -> bool:
+def installed(package: str) -> bool:
+    """Whether a package can be found here; it is not imported."""
     try:
         return find_spec(package) is not None
     except ModuleNotFoundError:  # the package that it is a part of
@@ -107,20 +184,15 @@ def first_batches(feed: Feed) -> list[Batch]:
     return [first_batch(feed, epoch) for epoch in feed.plan.first_epochs]
 
 
-def opens_files(name: str) -> bool:
-    """Whether the decoder of a loader opens the samples' files itself."""
-    return bool(import_module(_MODULES[name]).OPENS_FILES)
-
-
 def require_files(name: str, sources: Iterable[Source]) -> None:
     """Raise UserError where the loader of that name opens files itself, and a source has none."""
-    without = [source for source in sources if not source.files] if opens_files(name) else []
+    without = [source for source in sources if not source.files] if LOADERS[name].opens_files else []
     if not without:
         return
     others = [
-        other
-        for other in (IMAGE_LOADERS if name in IMAGE_LOADERS else VIDEO_LOADERS)
-        if other != "synthetic" and not opens_files(other)
+        other.name
+        for other in of_medium(LOADERS[name].media[0]).values()
+        if other.name != "synthetic" and not other.opens_files
     ]
     raise UserError(
         f"--loader {name} opens each sample's own file, and {without[0].name(0)} is none; "
@@ -135,10 +207,10 @@ def open_loader(name: str, feed: Feed) -> Loader:
     the plan has no batch.
     """
     require_files(name, [feed.source])
-    if feed.transforms and name not in (*TRANSFORMED, "synthetic"):
+    if feed.transforms and not LOADERS[name].transforms and name != "synthetic":
+        takers = " or ".join(spec.name for spec in LOADERS.values() if spec.transforms)
         raise UserError(
-            f"--transforms is for --loader {' or '.join(TRANSFORMED)}, and this is --loader {name}; "
-            "leave one of them out"
+            f"--transforms is for --loader {takers}, and this is --loader {name}; leave one of them out"
         )
     if not feed.plan.steps():
         raise UserError(
@@ -153,7 +225,7 @@ def open_loader(name: str, feed: Feed) -> Loader:
         segments = (columns.first, columns.frames) if len(feed.plan.sample_shape) == 4 else None
         stored = Stored(heights=columns.height, widths=columns.width, segments=segments)
         feed = replace(feed, plan=Checked(plan=feed.plan, stored=stored))
-    module = import_module(_MODULES[name])
+    module = import_module(LOADERS[name].module)
     beside = name.partition("+")[2]
     if beside:
         return module.open(feed, beside)

@@ -56,7 +56,7 @@ def release_memory() -> None:
     import_dali().backend.ReleaseUnusedMemory()
 
 
-def said(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Return the line of DALI's page of text that says what happened."""
     lines = str(error).rpartition("encountered:")[2].split("\n")
     return next((line.strip() for line in lines if line.strip()), type(error).__name__)

@@ -43,12 +43,12 @@ def pack(memory: Array, arrays: Sequence[Array]) -> None:
 
 def unpacked(memory: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return `memory`, uint8 [packed_bytes], as tensors of these shapes and dtypes."""
-    found = []
+    tensors = []
     begin = 0
     for tensor in like:
-        found.append(memory[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
+        tensors.append(memory[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
         begin += packed_bytes([tensor])
-    return found
+    return tensors
 
 
 def too_small(memory: torch.Tensor | None, shape: Sequence[int]) -> bool:

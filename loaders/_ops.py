@@ -7,7 +7,6 @@ number.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -18,7 +17,8 @@ import torch.nn.functional as functional
 
 from contracts import Array
 from loaders._flips import ToDevice
-from plan.ops import BLUR_SIDE, NUMBERS, PERMUTATIONS, WIDTH, Op
+from loaders._triton import kernels
+from plan.ops import BLUR_SIDE, PERMUTATIONS, WIDTH, Op
 
 Operation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(levels float32 [B, H, W, 3], numbers float32 [B, P]) -> levels of the same shape."""
@@ -59,10 +59,10 @@ def _ways(kernel: Any) -> dict[tuple[int, ...], Way]:
 
 
 def _by_torch(
-    operation: int, levels: torch.Tensor, numbers: torch.Tensor, slot: int, rows: torch.Tensor
+    operation: Op, levels: torch.Tensor, numbers: torch.Tensor, slot: int, rows: torch.Tensor
 ) -> None:
     frames = levels.shape[1:-3].numel()
-    given = numbers[:, slot, 1 : 1 + NUMBERS[operation]].index_select(0, rows)
+    given = numbers[:, slot, 1 : 1 + operation.takes].index_select(0, rows)
     part = levels.index_select(0, rows)
     # axes: [rows x frames, H, W, 3]
     images = part.view(-1, *levels.shape[-3:])
@@ -73,23 +73,15 @@ def _by_torch(
 @cache
 def _kernel(device: torch.device) -> Any:
     """Return loaders._ops_kernel, its kernels built; None, with a warning, where Triton cannot build them."""
-    try:
-        from loaders import _ops_kernel
 
+    def build(kernel: Any) -> None:
         row = torch.zeros(1, dtype=torch.int64, device=device)
-        for operations, way in _ops_kernel.WAYS.items():
+        for operations, way in kernel.WAYS.items():
             numbers = torch.zeros(1, 1, WIDTH, device=device)
             numbers[..., 0].fill_(operations[0])
             way(torch.zeros(1, 2, 2, 3, device=device), numbers, 0, row)
-    except Exception as error:  # no Triton, no C compiler, no Python.h: each has an error of its own
-        said = (str(error).splitlines() or [""])[0]
-        warnings.warn(
-            f"Triton builds no kernel here ({type(error).__name__}: {said}): "
-            "operations on pixels take more steps",
-            stacklevel=2,
-        )
-        return None
-    return _ops_kernel
+
+    return kernels("loaders._ops_kernel", build, "operations on pixels take more steps")
 
 
 def _each(numbers: torch.Tensor, place: int) -> torch.Tensor:
@@ -267,7 +259,7 @@ def _high(words: torch.Tensor, bits: int) -> torch.Tensor:
 def distort(pixels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """Return float32 [B, ..., 3], RGB in 0..1, distorted by the numbers, float32 [B, 6], of each image.
 
-    It does what plan.ops.distort says, in the same order.
+    What the numbers are, and in which order they act, stands in plan/ops.py.
     """
     # axes: [6, B, ..., 1]
     of_image = numbers.T.reshape(numbers.shape[1], len(pixels), *[1] * (pixels.ndim - 1))
@@ -304,7 +296,7 @@ def _constants(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(PERMUTATIONS, device=device), torch.tensor([5.0, 3.0, 1.0], device=device)
 
 
-OPERATIONS: dict[int, Operation] = {
+OPERATIONS: dict[Op, Operation] = {
     Op.DISTORT: _distorted,
     Op.BRIGHTNESS: _brightness,
     Op.SATURATION: _saturation,
@@ -323,4 +315,4 @@ OPERATIONS: dict[int, Operation] = {
     Op.NOISE: _noise,
     Op.ERASE: _erase,
 }
-"""Operation -> what it does: a row for each of plan.ops.NUMBERS."""
+"""Operation -> what it does: a row for each Op."""

@@ -12,7 +12,6 @@ Loaders see plan.geometry.upright rows. Must not know where the pixels come from
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -25,6 +24,7 @@ from contracts import Array, Batch, Feed, Rows
 from loaders._flips import images_shape, turned
 from loaders._memory import to_device
 from loaders._ops import operated
+from loaders._triton import kernels
 from plan.geometry import transposed, whole_turns
 
 PIECE = 1 << 25  # numbers that are normalised at once, of 4 bytes: a batch of clips has ten times as many
@@ -119,20 +119,13 @@ def _is_one_launch(pixels: torch.Tensor, rows: Rows) -> bool:
 @cache
 def _kernel(device: torch.device, dtype: torch.dtype) -> Any:
     """Return loaders._postprocess_kernel, its kernel built; None, and a warning, if Triton cannot."""
-    try:
-        from loaders import _postprocess_kernel
 
+    def build(kernel: Any) -> None:
         level = torch.zeros(1, 1, 1, 3, dtype=torch.uint8, device=device)
         table = torch.zeros(256, 3, dtype=dtype, device=device)
-        _postprocess_kernel.finished(level, table, level.view(-1)[:1], torch.empty_like(level, dtype=dtype))
-    except Exception as error:  # no Triton, no C compiler, no Python.h: each has an error of its own
-        said = (str(error).splitlines() or [""])[0]
-        warnings.warn(
-            f"Triton builds no kernel here ({type(error).__name__}: {said}): batches take more launches",
-            stacklevel=2,
-        )
-        return None
-    return _postprocess_kernel
+        kernel.finished(level, table, level.view(-1)[:1], torch.empty_like(level, dtype=dtype))
+
+    return kernels("loaders._postprocess_kernel", build, "batches take more launches")
 
 
 def _pieces(pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -177,15 +177,15 @@ class Workers:
         self._memory.pin()
         for at in range(len(rows)):
             slot = self._memory.slots[at % self._count]
-            said = list[Any]()
+            answers = list[Any]()
             # `sent` has this batch once one of its parts was asked for: not before the first result
-            while not said or len(said) < self._sampler.parts(len(self._sampler.sent[0])):
+            while not answers or len(answers) < self._sampler.parts(len(self._sampler.sent[0])):
                 kind, value = next(results)
                 if kind == "mistake":
                     raise value
-                said.append(value)
+                answers.append(value)
                 self._sampler.came()
-            yield slot, self._sampler.sent.popleft(), said
+            yield slot, self._sampler.sent.popleft(), answers
 
     def stop(self) -> None:
         """Tell the workers to end at once; a thread that is inside `run` meets an error within seconds."""
@@ -247,8 +247,8 @@ class _Results(_MultiProcessingDataLoaderIter):
     def _try_get_data(self, timeout: float = LOOK_S) -> tuple[bool, Any]:
         if self._stop.said:
             raise RuntimeError("the workers were told to end")
-        found: tuple[bool, Any] = super()._try_get_data(timeout)
-        return found
+        result: tuple[bool, Any] = super()._try_get_data(timeout)
+        return result
 
 
 class _Loader(DataLoader[Any]):

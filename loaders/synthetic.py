@@ -12,8 +12,6 @@ from loaders._postprocess import DTYPES, batch_of
 from loaders._staging import Staged, hand_over, sleeping_event
 from plan.patches import HIGH
 
-OPENS_FILES = False
-
 
 class Synthetic:
     """Pixels never change; ids, labels and padding follow the plan, so that resuming can be tested.

@@ -1,11 +1,13 @@
 """What is done to the pixels of a training image or clip, drawn as `Rows.ops`. Knows no device.
 
-In the order of timm and torchvision's references: the policy of --auto-augment, colour jitter, greyscale,
-blur, erasing. Flips are turns, and crops are windows.
+Each augmentation is one class here: its fields are settings of train.py by their names, `draw` gives its
+slots of `Rows.ops`, and its line in AUGMENTATIONS says when it acts. What a slot does to pixels is an
+operation: plan/ops.py numbers them, loaders/_ops.py does them. Flips are turns, and crops are windows.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +24,7 @@ ERASE_RATIO = (0.3, 3.3)
 """Smallest and largest height / width of it."""
 TRIES = 10
 """Rectangles that are drawn until one fits; where none does, nothing is erased. As torchvision and timm."""
+BLACK = (0.0, 0.0, 0.0)
 
 
 def turns(seed: int, epoch: int, ids: Array, *, flip: float, upside_down: float) -> Array:
@@ -35,72 +38,127 @@ def turns(seed: int, epoch: int, ids: Array, *, flip: float, upside_down: float)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Augment:
-    """What may be done to a training image; all of it is off unless it is given."""
+class Look:
+    """What an augmentation knows of the network's images."""
 
-    auto: autoaugment.Policy | None = None
-    smooth: bool = True  # maps of the policy are bilinear; else nearest
-    fill: tuple[float, float, float] = (0.0, 0.0, 0.0)  # levels outside of what a map shows
-    jitter: float = 0.0  # brightness, contrast and saturation are scaled by 1 - jitter to 1 + jitter
-    hue: float = 0.0  # is turned by -hue to hue
-    pixelwise: bool = False  # contrast is about black, as in SSD, and not about the image's mean
-    greyscale: float = 0.0  # probability
-    blur: float = 0.0  # probability
-    erase: float = 0.0  # probability
-    erase_mode: Literal["const", "rand", "pixel"] = "const"  # the mean; one colour; noise
-    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)  # levels that become 0 once normalised
+    mean: tuple[float, float, float] = BLACK  # levels that become 0 once normalised
     std: tuple[float, float, float] = (1.0, 1.0, 1.0)  # levels that become 1 apart
+    pixelwise: bool = False  # a pixel's new colour may depend on that pixel alone, as in SSD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Augmentation(ABC):
+    """One augmentation of AUGMENTATIONS: built of the settings that its fields name, and a `look`."""
+
+    look: Look = Look()
 
     @property
-    def operates(self) -> bool:
-        """Whether there is anything to draw."""
-        chances = (self.jitter, self.hue, self.greyscale, self.blur, self.erase)
-        return self.auto is not None or any(chance > 0 for chance in chances)
+    @abstractmethod
+    def on(self) -> bool:
+        """Whether the settings ask for it."""
 
-    def draw(self, seed: int, epoch: int, ids: Array, sizes: Array) -> Array | None:
-        """Return `Rows.ops` of samples `ids`; None where all is off. Maps that follow are composed.
+    @abstractmethod
+    def draw(self, seed: int, epoch: int, ids: Array, sizes: Array) -> Array:
+        """Return float32 [B, slots, WIDTH], its slots of `Rows.ops` for samples `ids`.
 
-        `sizes`: int64 [B, 2], height and width of the images, which are square and alike where `auto` is
-        given.
+        `sizes`: int64 [B, 2], height and width of the images.
         """
-        if not self.operates:
-            return None
-        slots = []
-        if self.auto is not None:
-            draws = uniforms(seed, epoch, Purpose.AUTO, ids, self.auto.uniforms)
-            side = int(sizes[0, 0])
-            look = autoaugment.Look(side=side, smooth=self.smooth, fill=self.fill)
-            slots.append(affine.composed(autoaugment.transformed(*self.auto.draw(draws, side), look)))
-        if self.jitter or self.hue:
-            slots.append(self._jittered(uniforms(seed, epoch, Purpose.JITTER, ids, 8)))
-        if self.greyscale:
-            drawn = uniforms(seed, epoch, Purpose.GREY, ids, 1)[:, 0]
-            slots.append(slot(Op.GREYSCALE, drawn < self.greyscale))
-        if self.blur:
-            draws = uniforms(seed, epoch, Purpose.BLUR, ids, 2)
-            low, high = autoaugment.BLUR_SIGMA
-            slots.append(slot(Op.BLUR, draws[:, 0] < self.blur, low + draws[:, 1] * (high - low)))
-        if self.erase:
-            slots.append(self._erased(uniforms(seed, epoch, Purpose.ERASE, ids, 2 * TRIES + 11), sizes))
-        return np.concatenate(slots, axis=1)
 
-    def _jittered(self, draws: Array) -> Array:
-        """Return float32 [B, 4, WIDTH]: the four parts in an order that is drawn."""
-        low = max(1 - self.jitter, 0)
-        factors = low + draws[:, :3] * (1 + self.jitter - low)
-        turns = (2 * draws[:, 3] - 1) * self.hue
-        colours = np.full(len(draws), self.jitter > 0)
-        contrast = Op.BRIGHTNESS if self.pixelwise else Op.CONTRAST
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Auto(Augmentation):
+    """A policy that chooses operations. Images have to be square and alike; maps that follow are composed."""
+
+    auto_augment: str = "none"
+
+    def __post_init__(self) -> None:
+        autoaugment.policy_of(self.auto_augment)  # raises UserError for an unknown name
+
+    @property
+    def on(self) -> bool:
+        return self.auto_augment != "none"
+
+    def draw(self, seed: int, epoch: int, ids: Array, sizes: Array) -> Array:
+        policy = autoaugment.policy_of(self.auto_augment)
+        assert policy is not None
+        side = int(sizes[0, 0])
+        # outside of the image, timm has the mean and torchvision black
+        fill = self.look.mean if self.auto_augment.startswith("rand-") else BLACK
+        which, values = policy.draw(uniforms(seed, epoch, Purpose.AUTO, ids, policy.uniforms), side)
+        return affine.composed(autoaugment.transformed(which, values, side, fill))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jitter(Augmentation):
+    """Brightness, contrast, saturation and hue, in an order that is drawn."""
+
+    color_jitter: float = 0.0
+    hue_jitter: float = 0.0
+
+    @property
+    def on(self) -> bool:
+        return self.color_jitter > 0 or self.hue_jitter > 0
+
+    def draw(self, seed: int, epoch: int, ids: Array, sizes: Array) -> Array:
+        draws = uniforms(seed, epoch, Purpose.JITTER, ids, 8)
+        low = max(1 - self.color_jitter, 0)
+        factors = low + draws[:, :3] * (1 + self.color_jitter - low)
+        hues = (2 * draws[:, 3] - 1) * self.hue_jitter
+        colours = np.full(len(draws), self.color_jitter > 0)
+        # contrast is about the image's mean, which is no pixel's own
+        contrast = Op.BRIGHTNESS if self.look.pixelwise else Op.CONTRAST
         scaled = (Op.BRIGHTNESS, contrast, Op.SATURATION)
         parts = [
             *(slot(op, colours, factor) for op, factor in zip(scaled, factors.T, strict=True)),
-            slot(Op.HUE, np.full(len(draws), self.hue > 0), turns),
+            slot(Op.HUE, np.full(len(draws), self.hue_jitter > 0), hues),
         ]
         order = draws[:, 4:].argsort(axis=1)
         return np.take_along_axis(np.concatenate(parts, axis=1), order[:, :, None], axis=1)
 
-    def _erased(self, draws: Array, sizes: Array) -> Array:
-        """Return float32 [B, 1, WIDTH]: the first of the rectangles drawn that is smaller than the image."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grayscale(Augmentation):
+    """Some images become grey."""
+
+    grayscale: float = 0.0
+
+    @property
+    def on(self) -> bool:
+        return self.grayscale > 0
+
+    def draw(self, seed: int, epoch: int, ids: Array, sizes: Array) -> Array:
+        return slot(Op.GREYSCALE, uniforms(seed, epoch, Purpose.GREY, ids, 1)[:, 0] < self.grayscale)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blur(Augmentation):
+    """Some images are blurred by a Gaussian."""
+
+    blur: float = 0.0
+
+    @property
+    def on(self) -> bool:
+        return self.blur > 0
+
+    def draw(self, seed: int, epoch: int, ids: Array, sizes: Array) -> Array:
+        chosen, strength = uniforms(seed, epoch, Purpose.BLUR, ids, 2).T
+        low, high = autoaugment.BLUR_SIGMA
+        return slot(Op.BLUR, chosen < self.blur, low + strength * (high - low))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Erase(Augmentation):
+    """A rectangle becomes the mean (const), one colour (rand) or noise (pixel)."""
+
+    erase: float = 0.0
+    erase_mode: Literal["const", "rand", "pixel"] = "const"
+
+    @property
+    def on(self) -> bool:
+        return self.erase > 0
+
+    def draw(self, seed: int, epoch: int, ids: Array, sizes: Array) -> Array:
+        draws = uniforms(seed, epoch, Purpose.ERASE, ids, 2 * TRIES + 11)
         tries, (applied, left, top, *_) = draws[:, : 2 * TRIES], draws[:, 2 * TRIES :].T
         tall, wide = sizes.T
         area = (tall * wide)[:, None] * (ERASE_AREA[0] + tries[:, ::2] * (ERASE_AREA[1] - ERASE_AREA[0]))
@@ -110,20 +168,41 @@ class Augment:
         heights = np.rint(np.sqrt(area * ratio))
         widths = np.rint(np.sqrt(area / ratio))
         fits = (heights < tall[:, None]) & (widths < wide[:, None])
-        first = fits.argmax(axis=1)[:, None]
+        first = fits.argmax(axis=1)[:, None]  # the first of the rectangles that is smaller than the image
         height, width = (np.take_along_axis(sides, first, axis=1)[:, 0] for sides in (heights, widths))
         x0 = np.floor(left * (wide - width + 1))
         y0 = np.floor(top * (tall - height + 1))
-        colours = np.tile(np.array(self.mean), (len(draws), 1))
+        colours = np.tile(np.array(self.look.mean), (len(draws), 1))
         if self.erase_mode == "rand":
             # axes: [B, 3]
             one, other = draws[:, -8:-5], draws[:, -5:-2]
             normal = np.sqrt(-2 * np.log1p(-one)) * np.cos(2 * np.pi * other)
-            colours = colours + normal * np.array(self.std)
-        deviations = self.std if self.erase_mode == "pixel" else (0.0, 0.0, 0.0)
+            colours = colours + normal * np.array(self.look.std)
+        deviations = self.look.std if self.erase_mode == "pixel" else BLACK
         keys = np.floor(draws[:, -2:] * 2**KEY_BITS)
         chosen = (applied < self.erase) & fits.any(axis=1)
         return slot(Op.ERASE, chosen, x0, y0, x0 + width, y0 + height, *colours.T, *deviations, *keys.T)
+
+
+AUGMENTATIONS: tuple[type[Augmentation], ...] = (Auto, Jitter, Grayscale, Blur, Erase)
+"""In the order in which they act, which is that of timm and torchvision's references."""
+
+
+@dataclass(frozen=True, slots=True)
+class Augment:
+    """What is done to a training image: augmentations in their order."""
+
+    parts: tuple[Augmentation, ...] = ()
+
+    @property
+    def operates(self) -> bool:
+        """Whether there is anything to draw."""
+        return bool(self.parts)
+
+    def draw(self, seed: int, epoch: int, ids: Array, sizes: Array) -> Array | None:
+        """Return `Rows.ops` of samples `ids`, whose images have these `sizes`; None where all is off."""
+        slots = [part.draw(seed, epoch, ids, sizes) for part in self.parts]
+        return np.concatenate(slots, axis=1) if slots else None
 
 
 UNTOUCHED = Augment()

@@ -23,15 +23,6 @@ BLUR_SIGMA = (0.1, 2.0)
 """Smallest and largest deviation of a blur, pixels: of 3-Augment and of SimCLR."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """How images are moved by AFFINE: to which side, between which pixels, and what is outside."""
-
-    side: int  # of the images, pixels
-    smooth: bool = True
-    fill: tuple[float, float, float] = (0.0, 0.0, 0.0)  # levels
-
-
 @dataclass(frozen=True, slots=True)
 class Scale:
     """What a transform is given at a strength of 0 (`low`) to 1 (`high`)."""
@@ -51,36 +42,29 @@ class Scale:
 
 Space = Mapping[str, Scale | None]
 """Name of a transform -> its strengths; None where it has no number."""
-Take = Callable[[Array, Look], tuple[Array, ...]]
+Take = Callable[[Array, int], Array]
+"""(strengths float64 [n], the image's side in pixels) -> the operation's numbers, [n, P]."""
 
 
-def _map(of: Callable[[Array, int], Array]) -> Take:
-    """Return what makes the numbers of AFFINE."""
-    return lambda values, look: (
-        *of(values, look.side).T,
-        *(np.float64(n) for n in (look.smooth, *look.fill)),
-    )
+def _factor(values: Array, side: int) -> Array:
+    return np.maximum(1 + values, 0)[:, None]
 
 
-def _factor(values: Array, look: Look) -> tuple[Array, ...]:
-    return (np.maximum(1 + values, 0),)
+def _same(values: Array, side: int) -> Array:
+    return values[:, None]
 
 
-def _same(values: Array, look: Look) -> tuple[Array, ...]:
-    return (values,)
-
-
-def _nothing(values: Array, look: Look) -> tuple[Array, ...]:
-    return ()
+def _nothing(values: Array, side: int) -> Array:
+    return values[:, None][:, :0]
 
 
 TRANSFORMS: dict[str, tuple[Op | None, Take]] = {
     "identity": (None, _nothing),
-    "shear_x": (Op.AFFINE, _map(affine.shear_x)),
-    "shear_y": (Op.AFFINE, _map(affine.shear_y)),
-    "translate_x": (Op.AFFINE, _map(lambda values, side: affine.translation(values, 0 * values))),
-    "translate_y": (Op.AFFINE, _map(lambda values, side: affine.translation(0 * values, values))),
-    "rotate": (Op.AFFINE, _map(lambda values, side: affine.rotation(values))),
+    "shear_x": (Op.AFFINE, affine.shear_x),
+    "shear_y": (Op.AFFINE, affine.shear_y),
+    "translate_x": (Op.AFFINE, lambda values, side: affine.translation(values, 0 * values)),
+    "translate_y": (Op.AFFINE, lambda values, side: affine.translation(0 * values, values)),
+    "rotate": (Op.AFFINE, lambda values, side: affine.rotation(values)),
     "brightness": (Op.BRIGHTNESS, _factor),
     "color": (Op.SATURATION, _factor),
     "contrast": (Op.CONTRAST, _factor),
@@ -94,7 +78,7 @@ TRANSFORMS: dict[str, tuple[Op | None, Take]] = {
     "greyscale": (Op.GREYSCALE, _nothing),
     "blur": (Op.BLUR, _same),
 }
-"""Name -> its operation, and the numbers that it takes of float64 [n], how strong it is."""
+"""Name -> its operation, and what makes the operation's numbers; of AFFINE the map alone."""
 NAMES = tuple(TRANSFORMS)
 
 
@@ -333,12 +317,18 @@ def _values(space: Space, which: Array, strengths: Array, negative: Array, side:
     return values
 
 
-def transformed(which: Array, values: Array, look: Look) -> Array:
-    """Return float32 [B, slots, WIDTH], `Rows.ops` of what a policy has drawn; nothing is composed yet."""
+def transformed(which: Array, values: Array, side: int, fill: tuple[float, float, float]) -> Array:
+    """Return float32 [B, slots, WIDTH], `Rows.ops` of what a policy has drawn; nothing is composed yet.
+
+    Images are `side` pixels wide and tall. Maps are bilinear, and show the levels `fill` outside of them.
+    """
     out = np.zeros((*which.shape, WIDTH), np.float32)
     for place, (operation, take) in enumerate(TRANSFORMS.values()):
         its = which == place
         if operation is not None and its.any():
-            for column, numbers in enumerate((np.float64(operation), *take(values[its], look))):
-                out[its, column] = numbers
+            numbers = take(values[its], side)
+            out[its, 0] = operation
+            out[its, 1 : 1 + numbers.shape[1]] = numbers
+            if operation == Op.AFFINE:
+                out[its, 7:11] = (1.0, *fill)
     return out

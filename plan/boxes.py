@@ -191,9 +191,9 @@ def crops_by_overlap(seed: int, epoch: int, ids: Array, extents: Array, boxes: A
         tried = _tried(extents[open_rows], draws)
         fits = _overlapping(tried, boxes[mine], owner, overlaps)
         chosen = fits.argmax(axis=1)
-        found = fits.any(axis=1)
-        crops[open_rows[found]] = tried[found, chosen[found]]
-        open_rows = open_rows[~found]
+        settled = fits.any(axis=1)
+        crops[open_rows[settled]] = tried[settled, chosen[settled]]
+        open_rows = open_rows[~settled]
     return crops
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from contracts import Array, FaultyPlan, Plan, Rows
 from plan.geometry import TRANSPOSE, TURNS
 from plan.lazy import Lazy
-from plan.ops import NUMBERS
+from plan.ops import Op
 
 ROUNDING = 1e-6
 """Pixels by which a window may lie outside of its region: its edges are products of ratios."""
@@ -219,10 +219,11 @@ def _require_operations(plan: Plan, ops: Array, ids: Array) -> None:
     """Check that every slot has an operation that there is, with all of its numbers."""
     require = partial(_require, plan, ids)
     which = ops[:, :, 0]
-    there = f"there are 1 to {len(NUMBERS)}, and 0 for none"
-    require("ops", np.isin(which, [0, *NUMBERS]), lambda i: f"operations {_of(which[i])}; {there}")
+    there = f"there are 1 to {len(Op)}, and 0 for none"
+    require("ops", np.isin(which, [0, *Op]), lambda i: f"operations {_of(which[i])}; {there}")
     require("ops", np.isfinite(ops), lambda i: f"{_of(ops[i].ravel())} are not all finite")
-    for operation, count in NUMBERS.items():
+    for operation in Op:
+        count = operation.takes
         if count > ops.shape[2] - 1 and (which == operation).any():
             _fault(plan, "ops", f"operation {operation} takes {count} numbers, and has {ops.shape[2] - 1}")
 
@@ -234,8 +235,8 @@ def _require(plan: Plan, ids: Array, field: str, good: Array, why: Callable[[int
         _fault(plan, field, f"row {i} of {len(good)}, id {ids[i]}: {why(i)}")
 
 
-def _fault(plan: Plan, field: str, found: str) -> NoReturn:
-    raise FaultyPlan(f"{type(plan).__name__} draws {field} that no loader can follow: {found}")
+def _fault(plan: Plan, field: str, problem: str) -> NoReturn:
+    raise FaultyPlan(f"{type(plan).__name__} draws {field} that no loader can follow: {problem}")
 
 
 def _form(value: object) -> str:

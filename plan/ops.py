@@ -1,29 +1,8 @@
-"""Operations on pixels as numbers, `Rows.ops`: which there are, and what they do to a pixel. Knows no device.
+"""Operations on pixels as numbers, `Rows.ops`: which there are, and what each is given. Knows no device.
 
 `Rows.ops` [B, N, 1 + P] has N slots that act in order, after the resize and before the turn. The first number
 of a slot says which operation it is (Op), 0 for none; the rest are its numbers, 0 behind those that it takes.
-loaders/_ops.py does them on tensors. Levels are 0..255. The operations, with their numbers:
-
-    DISTORT       six, see below            of SSD
-    BRIGHTNESS    factor                    level x factor
-    SATURATION    factor                    grey + factor x (level - grey), pixel by pixel
-    CONTRAST      factor                    mean + factor x (level - mean), the mean of the image's grey
-    SHARPNESS     factor                    soft + factor x (level - soft); soft: of 3 x 3, the centre 5 of 13
-    HUE           turns                     of HSV
-    GREYSCALE     -                         0.2989 R + 0.587 G + 0.114 B
-    POSTERIZE     bits                      keeps that many high bits
-    SOLARIZE      threshold                 255 - level from it on
-    SOLARIZE_ADD  added                     to levels below 128
-    AUTOCONTRAST  -                         a channel's lowest level to 0, its highest to 255
-    EQUALIZE      -                         a channel's histogram made flat, as Pillow does
-    INVERT        -                         255 - level
-    AFFINE        a b c d e f, smooth,      the pixel (x, y), counted from the centre, shows
-                  R G B                     (a x + b y + c, d x + e y + f), between four pixels (smooth 1) or
-                                            the nearest (0); R G B where that is outside of the image
-    BLUR          sigma                     by a Gaussian of BLUR_SIDE x BLUR_SIDE pixels
-    NOISE         deviation, key, key       adds normal noise
-    ERASE         x0 y0 x1 y1, R G B,       a rectangle becomes R G B and normal noise of three deviations;
-                  deviations, key, key      it may leave 0..255, and is the last operation
+loaders/_ops.py does them on tensors. Levels are 0..255.
 
 The rule of rounding: an operation takes and gives whole levels. What is blended or looked up is rounded
 down, what is resampled or blurred to the nearest, as torchvision.transforms.v2 does for uint8, and within a
@@ -57,43 +36,46 @@ from plan.draws import Purpose, uniforms
 
 
 class Op(IntEnum):
-    """An operation, as the first number of a slot names it."""
+    """An operation, as the first number of a slot names it; `takes` is how many numbers follow."""
 
-    DISTORT = 1
-    BRIGHTNESS = 2
-    SATURATION = 3
-    CONTRAST = 4
-    SHARPNESS = 5
-    HUE = 6
-    GREYSCALE = 7
-    POSTERIZE = 8
-    SOLARIZE = 9
-    SOLARIZE_ADD = 10
-    AUTOCONTRAST = 11
-    EQUALIZE = 12
-    INVERT = 13
-    AFFINE = 14
-    BLUR = 15
-    NOISE = 16
-    ERASE = 17
+    takes: int
+
+    def __new__(cls, code: int, takes: int) -> Op:
+        op = int.__new__(cls, code)
+        op._value_ = code
+        op.takes = takes
+        return op
+
+    DISTORT = 1, 6  # of SSD, see above
+    BRIGHTNESS = 2, 1  # factor: level x factor
+    SATURATION = 3, 1  # factor: grey + factor x (level - grey), pixel by pixel
+    CONTRAST = 4, 1  # factor: mean + factor x (level - mean), the mean of the image's grey
+    SHARPNESS = 5, 1  # factor: soft + factor x (level - soft); soft: of 3 x 3, the centre 5 of 13
+    HUE = 6, 1  # turns, of HSV
+    GREYSCALE = 7, 0  # 0.2989 R + 0.587 G + 0.114 B
+    POSTERIZE = 8, 1  # bits: keeps that many high bits
+    SOLARIZE = 9, 1  # threshold: 255 - level from it on
+    SOLARIZE_ADD = 10, 1  # added to levels below 128
+    AUTOCONTRAST = 11, 0  # a channel's lowest level to 0, its highest to 255
+    EQUALIZE = 12, 0  # a channel's histogram made flat, as Pillow does
+    INVERT = 13, 0  # 255 - level
+    # a b c d e f, smooth, R G B: the pixel (x, y), counted from the centre, shows (a x + b y + c,
+    # d x + e y + f), between four pixels (smooth 1) or the nearest (0); R G B where that is outside
+    AFFINE = 14, 10
+    BLUR = 15, 1  # sigma: by a Gaussian of BLUR_SIDE x BLUR_SIDE pixels
+    NOISE = 16, 3  # deviation, key, key: adds normal noise
+    # x0 y0 x1 y1, R G B, three deviations, key, key: the rectangle becomes R G B and normal noise; it may
+    # leave 0..255, and is the last operation
+    ERASE = 17, 12
 
 
-NUMBERS: dict[int, int] = {
-    **dict.fromkeys(Op, 1),
-    **dict.fromkeys((Op.GREYSCALE, Op.AUTOCONTRAST, Op.EQUALIZE, Op.INVERT), 0),
-    Op.DISTORT: 6,
-    Op.AFFINE: 10,
-    Op.NOISE: 3,
-    Op.ERASE: 12,
-}
-"""Operation -> how many numbers it takes."""
-WIDTH = 1 + max(NUMBERS.values())
+WIDTH = 1 + max(op.takes for op in Op)
 """Numbers of a slot that has room for any operation."""
 BLUR_SIDE = 13
 """Pixels of the side of BLUR's kernel: three deviations of 2, the largest that recipes take."""
 KEY_BITS = 24
 """Bits of a key of noise: whole numbers that float32 holds."""
-BRIGHTNESS, CONTRAST, CONTRAST_FIRST, SATURATION, HUE, PERMUTATION = range(NUMBERS[Op.DISTORT])
+BRIGHTNESS, CONTRAST, CONTRAST_FIRST, SATURATION, HUE, PERMUTATION = range(Op.DISTORT.takes)
 PERMUTATIONS = tuple(permutations(range(3)))
 """Channel c of the result is channel PERMUTATIONS[index][c]."""
 
@@ -134,7 +116,7 @@ def joined(*parts: Array | None) -> Array | None:
 
 def distortions(seed: int, epoch: int, ids: Array) -> Array:
     """Return float32 [B, 6], the numbers of Op.DISTORT for samples `ids`."""
-    count = NUMBERS[Op.DISTORT]
+    count = Op.DISTORT.takes
     draws = uniforms(seed, epoch, Purpose.COLOUR, ids, 2 * count)
     # axes: [B, count]
     numbers = _LOW + draws[:, :count] * (np.array(_HIGH) - _LOW)
@@ -143,40 +125,3 @@ def distortions(seed: int, epoch: int, ids: Array) -> Array:
     applied = draws[:, count:] < 0.5
     applied[:, CONTRAST_FIRST] = True
     return np.where(applied, numbers, _NONE).astype(np.float32)
-
-
-def distort(pixels: Array, numbers: Array) -> Array:
-    """Return the distorted pixels, of the same type.
-
-    `pixels`: floating RGB in 0..1 [..., 3]; `numbers`: [..., 6], [6] for one image. The axes before the last
-    are broadcast against each other: a batch [B, H, W, 3] takes numbers[:, None, None].
-    """
-    brightness, contrast, first, saturation, hue, permutation = np.moveaxis(
-        numbers[..., None].astype(pixels.dtype), -2, 0
-    )
-    out = pixels + brightness
-    out = out * np.where(first > 0, contrast, 1)
-    out = _saturated_and_turned(out, saturation, hue)
-    out = out * np.where(first > 0, 1, contrast)
-    order = np.array(PERMUTATIONS)[permutation[..., 0].astype(np.int64)]
-    out = np.take_along_axis(out, np.broadcast_to(order, out.shape), axis=-1)
-    return np.clip(out, 0, 1).astype(pixels.dtype)
-
-
-def _saturated_and_turned(pixels: Array, saturation: Array, hue: Array) -> Array:
-    """Do HSV and back in one: V stays, the chroma (V - the smallest channel) is scaled, the hue turned.
-
-    Well defined for any numbers.
-    """
-    value = pixels.max(axis=-1, keepdims=True)
-    chroma = value - pixels.min(axis=-1, keepdims=True)
-    red, green, blue = np.moveaxis(pixels[..., None], -2, 0)
-    some = np.where(chroma > 0, chroma, 1)
-    # the hue in sixths of a turn: 0 red, 2 green, 4 blue
-    sixths = np.where(
-        value == red,
-        (green - blue) / some,
-        np.where(value == green, 2 + (blue - red) / some, 4 + (red - green) / some),
-    )
-    place = np.mod(np.array([5, 3, 1], pixels.dtype) + sixths + 6 * hue, 6)
-    return value - saturation * chroma * np.clip(np.minimum(place, 4 - place), 0, 1)

@@ -18,8 +18,8 @@ IGNORE = -1
 
 def label_targets(column: Array, rows: Rows) -> dict[str, Array]:
     """Return {"labels": int64 [B]}: each row's entry of `column` [n], IGNORE where the row is padding."""
-    found = column[np.where(rows.valid, rows.ids, 0)]
-    return {"labels": np.where(rows.valid, found, IGNORE).astype(np.int64)}
+    labels = column[np.where(rows.valid, rows.ids, 0)]
+    return {"labels": np.where(rows.valid, labels, IGNORE).astype(np.int64)}
 
 
 def spans(begins: Array, counts: Array) -> tuple[Array, Array]:
@@ -69,16 +69,16 @@ def packed(
         middle = (whole[:, :2] + whole[:, 2:]) / 2
         kept &= ((middle > 0) & (middle < rows.sizes[which, ::-1])).all(axis=1)
     annotations, which = annotations[kept], which[kept]
-    found = {
+    targets = {
         "offsets": np.concatenate([[0], np.cumsum(np.bincount(which, minlength=len(rows)))]).astype(np.int64),
         "boxes": boxes[kept],
         "labels": np.asarray(columns.class_of)[columns.category[annotations]].astype(np.int64),
     }
     if masks:
-        found["masks"] = drawn_masks(columns, rows, annotations, which)
+        targets["masks"] = drawn_masks(columns, rows, annotations, which)
     if keypoints:
-        found["keypoints"] = moved_keypoints(columns, rows, annotations, which)
-    return found
+        targets["keypoints"] = moved_keypoints(columns, rows, annotations, which)
+    return targets
 
 
 def moved_keypoints(columns: Any, rows: Rows, annotations: Array, which: Array) -> Array:

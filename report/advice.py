@@ -18,7 +18,6 @@ FAR_BELOW = 0.5
 NEARLY = 0.75
 """Raise a loader ceiling below FAR_BELOW of the compute ceiling if the rate is above NEARLY of it."""
 GRAPHS = "--graphs true"
-READS_ON_CPU = ("torchvision", "dali-cpu")
 DECODE_ON_GPU = ("dali-gpu", "dali-fed")
 MANY_SHAPES = ("detection",)
 """Tasks whose batches have many shapes: each would be a graph, or be compiled, of its own."""
@@ -98,7 +97,7 @@ def _loader(summary: Mapping[str, Any], graphs: bool) -> str:
         finding = f"{said} more --workers; if that changes nothing the storage is slow to answer"
         return f"{finding}{', --loader dali-fed' if fed else ''}."
     other = next((name for name in DECODE_ON_GPU if _may_try(summary, name)), None)
-    if loader in READS_ON_CPU and _gpu(summary) and other:
+    if loader not in DECODE_ON_GPU and _gpu(summary) and other:
         return f"The loader is the limit: --loader {other} decodes on the GPU instead of the CPU cores."
     if busy is not None and busy >= BUSY:
         finding = f"The loader is the limit and {busy:.0%}{of_cores} are busy:"

@@ -923,6 +923,24 @@ def judge_cache(folder: Path, free_mib: float, writable: bool) -> Row:
 
 # --- the table ----------------------------------------------------------------------------------------------
 
+def loaders() -> Row:
+    """Say which loaders of the table find their packages and a GPU here."""
+    from loaders import LOADERS
+
+    gpu = bool(driver().names)
+    lacking = {
+        name: [package for package in spec.packages if not has(package)]
+        + ["a GPU"] * (spec.gpu == "must" and not gpu)
+        for name, spec in LOADERS.items()
+    }
+    absent = [f"{name} (lacks {' and '.join(what)})" for name, what in lacking.items() if what]
+    return Row(
+        found=", ".join(name for name, what in lacking.items() if not what),
+        state="ok",
+        consequence=f"not here: {', '.join(absent)}" if absent else "all can be tried",
+    )
+
+
 LANES: tuple[dict[str, Probe], ...] = (
     {
         "GPU": gpu,
@@ -941,6 +959,7 @@ LANES: tuple[dict[str, Probe], ...] = (
         "/dev/shm": shm,
         "open files": open_files,
         "locked memory": locked_memory,
+        "loaders": loaders,
     },
     {"decord": partial(package, "decord")},
     {"PyAV": partial(package, "av")},

@@ -8,7 +8,7 @@ from typing import cast
 
 from contracts import UserError
 from dataset.stores import SOURCES
-from loaders import OF_MEDIUM
+from loaders import LOADERS
 from models import Registry
 from settings.cli import one_of
 from settings.config import GROUP_OF, Config
@@ -25,7 +25,10 @@ TASKS = {
 
 def tables() -> dict[str, Iterable[str]]:
     """Return the names that settings may have, as docstrings of settings call their tables."""
-    loaders = {f"{medium.removesuffix('s')} loaders": names for medium, names in OF_MEDIUM.items()}
+    loaders: dict[str, list[str]] = {}
+    for name, spec in LOADERS.items():
+        for medium in spec.media:
+            loaders.setdefault(f"{medium.removesuffix('s')} loaders", []).append(name)
     return {"tasks": TASKS, "sources": SOURCES, **loaders}
 
 

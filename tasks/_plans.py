@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,8 +16,7 @@ from dataset.open import Console, Content, open_splits
 from loaders.images.transforms import Transform
 from models import Native
 from plan import order
-from plan.augment import UNTOUCHED, Augment
-from plan.autoaugment import policy_of
+from plan.augment import AUGMENTATIONS, Augment, Look
 from plan.balance import Balance
 from plan.boxes import DetectionPolicy
 from plan.clips import ClipPolicy
@@ -132,21 +131,12 @@ def augment(settings: Augmentation, native: Native, *, pixelwise: bool = False) 
     `pixelwise`: a pixel's new colour depends on that pixel alone.
     """
     mean, std = ((255 * of[0], 255 * of[1], 255 * of[2]) for of in (native.mean, native.std))
-    of_timm = settings.auto_augment.startswith("rand-")
-    made = Augment(
-        auto=policy_of(settings.auto_augment),
-        fill=mean if of_timm else (0.0, 0.0, 0.0),  # as each of the two libraries has it
-        jitter=settings.color_jitter,
-        hue=settings.hue_jitter,
-        pixelwise=pixelwise,
-        greyscale=settings.grayscale,
-        blur=settings.blur,
-        erase=settings.erase,
-        erase_mode=settings.erase_mode,
-        mean=mean,
-        std=std,
-    )
-    return made if made.operates else UNTOUCHED
+    look = Look(mean=mean, std=std, pixelwise=pixelwise)
+    parts = []
+    for augmentation in AUGMENTATIONS:
+        names = (field.name for field in fields(augmentation) if field.name != "look")
+        parts.append(augmentation(**{name: getattr(settings, name) for name in names}, look=look))
+    return Augment(tuple(part for part in parts if part.on))
 
 
 def transforms(settings: Augmentation) -> dict[str, Callable[[Array, int], Array]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from contracts import Array, Feed, Figure, Pixels, Plan, Split, Task, UserError
 from dataset.model_classes import ModelClasses
 from dataset.open import Console, Content, are_files
-from loaders import OF_MEDIUM, TRANSFORMED, Medium, default_loader, usable
+from loaders import LOADERS, Medium, default_loader, of_medium, usable
 from models import Native, Registry
 from settings.cli import one_of
 from settings.config import COMMON, GROUP_OF, Config
@@ -178,7 +178,7 @@ class TaskKind(ABC):
     @property
     def loaders(self) -> Collection[str]:
         """Return the names that --loader takes."""
-        return OF_MEDIUM[self.medium].keys()
+        return of_medium(self.medium)
 
     def default_loader(self, *, gpu: bool, files: bool = True) -> str:
         """Return the loader that --loader auto is; `files`: each sample is a file of its own."""
@@ -208,7 +208,7 @@ class TaskKind(ABC):
         likeliest = self.default_loader(gpu=gpu, files=files)
         names = [likeliest, *(other for other in self.loaders if other != likeliest)]
         if config.augmentation.transforms and self.reads("transforms") and not config.run.evaluate:
-            names = [*TRANSFORMED]
+            names = [name for name in names if LOADERS[name].transforms]
         return tuple(name for name in names if usable(name, gpu=gpu, files=files))
 
     def reads(self, setting: str) -> bool:

@@ -244,13 +244,13 @@ class PathPreparer:
 
     def diagnose(self, prepared: Prepared) -> set[int]:
         """Return the ids that PIL cannot decode either. Raises UserError for a file that cannot be had."""
-        found = set()
+        undecodable = set()
         for sample in prepared.rows.ids[prepared.own_bytes]:
             try:
                 whole_image(read(self._source, int(sample)), self._columns, int(sample))
             except Undecodable:
-                found.add(int(sample))
-        return found
+                undecodable.add(int(sample))
+        return undecodable
 
     def check(self, prepared: Prepared, sizes: Array) -> None:
         """Raise UserError when DALI read another number of bytes than the manifest has."""

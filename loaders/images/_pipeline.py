@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from contracts import Feed, Plan, UserError
-from loaders._dali import import_dali, memory_named, said
+from loaders._dali import first_line, import_dali, memory_named
 from loaders._staging import Staged, Stager, without
 from loaders.images._dali_rows import Known, Prepared
 
@@ -230,7 +230,7 @@ class Runner:
 
         Raises UserError when that cannot be the files' fault.
         """
-        found = set[int]()
+        refused = set[int]()
         alone = None  # a pipeline for one file is there sooner, and takes less memory
         tried = without(batch.rows, batch.failed) & (True if batch.own_bytes is None else batch.own_bytes)
         for row in np.flatnonzero(tried).tolist():
@@ -246,16 +246,16 @@ class Runner:
                 self._refused_in_a_row = 0
                 continue
             except (RuntimeError, IndexError, ValueError) as error:
-                why = said(error)
+                why = first_line(error)
             alone = None
-            found.add(int(batch.rows.ids[row]))
+            refused.add(int(batch.rows.ids[row]))
             self._refused_in_a_row += 1
             if self._refused_in_a_row == REFUSED_ALL:
                 raise UserError(
                     f"DALI decodes none of {REFUSED_ALL} files in a row that PIL does ({why}): "
                     "a smaller --batch-size, if memory is short, or --loader torchvision"
                 )
-        return found
+        return refused
 
     def _feed(self, batch: Prepared) -> None:
         with memory_named():

@@ -14,8 +14,6 @@ from loaders._staging import Staged, Staging, without
 from loaders.images._dali_rows import PathPreparer, Prepared
 from loaders.images._pipeline import DEPTH, Runner, build
 
-OPENS_FILES = True
-
 
 class DaliCpu(Staging):
     """contracts.Loader. DALI holds no memory of the GPU."""

@@ -35,9 +35,6 @@ from loaders.images._dali_rows import (
 from loaders.images._pipeline import DEPTH, GpuOutputs, Runner, build, dali_normalises
 from plan.bundles import rows_of_part
 
-OPENS_FILES = False
-
-
 UNKNOWN_BYTES = 1 << 17
 """Taken for the mean size of files that nobody has opened yet; ImageNet's is 110 KiB."""
 
@@ -184,14 +181,14 @@ class DaliFed(Staging):
         )
 
     def _diagnose(self, batch: Prepared) -> set[int]:
-        found = set()
+        undecodable = set()
         for sample, data in zip(batch.rows.ids, batch.data, strict=True):
             try:
                 if data is not self._placeholder:
                     whole_image(data.tobytes(), self._feed.columns, int(sample))
             except Undecodable:
-                found.add(int(sample))
-        return found
+                undecodable.add(int(sample))
+        return undecodable
 
 
 def open(feed: Feed) -> DaliFed:

@@ -13,8 +13,6 @@ from loaders._staging import Staged, Staging
 from loaders.images._dali_rows import PathPreparer, Prepared, largest_rows
 from loaders.images._pipeline import DEPTH, GpuOutputs, Runner, build, dali_normalises
 
-OPENS_FILES = True
-
 
 class DaliGpu(Staging):
     """contracts.Loader. Our plan is DALI's sampler; DALI holds its own buffers on the GPU until `close`."""

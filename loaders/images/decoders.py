@@ -59,8 +59,8 @@ def pillow_rgb(data: bytes) -> Image.Image:
         with Image.open(io.BytesIO(data)) as image:
             header = parse(data, len(data))
             if image.size != (header.width, header.height):  # the scan has bounded those of the header alone
-                said = f"the image has {image.width} x {image.height} pixels"
-                raise Undecodable(f"{said}, its header {header.width} x {header.height}")
+                message = f"the image has {image.width} x {image.height} pixels"
+                raise Undecodable(f"{message}, its header {header.width} x {header.height}")
             image.load()
             if not image.mode.startswith("I"):
                 return image if image.mode == "RGB" else image.convert("RGB")
@@ -217,21 +217,21 @@ def decode_many(
 
     `begun` is told the place of each one that is begun, and -1 for all at once.
     """
-    found: list[Array | None] = []
+    decoded: list[Array | None] = []
     begun(-1)
     try:
         if datas and isinstance(decode, _NvImageCodec):
-            found = decode.many(datas, regions)
+            decoded = decode.many(datas, regions)
     except RuntimeError:  # one of them, it does not say which
-        found = []
-    if not found:
+        decoded = []
+    if not decoded:
         for place, (data, region) in enumerate(zip(datas, regions, strict=True)):
             begun(place)
             try:
-                found.append(decode(data, region))
+                decoded.append(decode(data, region))
             except Exception:  # decoders raise what they like on damaged files
-                found.append(None)
-    return found
+                decoded.append(None)
+    return decoded
 
 
 def resize_pil(out: Array, pixels: Array, window: Array, interpolation: str = "bilinear") -> None:

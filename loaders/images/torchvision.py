@@ -30,7 +30,6 @@ from loaders.images.transforms import Transform
 from plan.bundles import rows_of_part
 from plan.geometry import largest_upright, upright
 
-OPENS_FILES = False
 PART_PIXELS = PART * 224 * 224
 """Pixels of a part: larger images come in smaller parts, so that all workers fill one batch together."""
 
@@ -44,7 +43,7 @@ class TorchvisionLoader(Staging):
     def __init__(self, feed: Feed) -> None:
         super().__init__(feed)
         self.reader = choose(feed.reader)
-        self.notes = tuple(_told(feed))
+        self.notes = tuple(_transform_notes(feed))
         largest = largest_upright(feed.plan)
         self._workers = Workers(
             lambda: Decoding(feed, self.reader),
@@ -174,11 +173,11 @@ class Decoding:
             self._transforms_s += time.perf_counter() - began
 
 
-def _told(feed: Feed) -> list[str]:
+def _transform_notes(feed: Feed) -> list[str]:
     """Return a line for each function of --transforms: it works, and what it takes."""
     _, height, width = feed.plan.sample_shape
     own = (transform for transform in feed.transforms.values() if isinstance(transform, Transform))
-    return [transform.told(height, width) for transform in own]
+    return [transform.timing_note(height, width) for transform in own]
 
 
 def open(feed: Feed) -> TorchvisionLoader:

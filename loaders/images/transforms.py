@@ -44,9 +44,9 @@ class Transform:
                 made = self._function(image, np.random.default_rng(seed))
         except (Exception, SystemExit) as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
-            said = " ".join(str(error).split())  # on one line
+            message = " ".join(str(error).split())  # on one line
             raise UserError(
-                f"--transforms {self.name} raised {type(error).__name__}: {said} "
+                f"--transforms {self.name} raised {type(error).__name__}: {message} "
                 f"({os.path.basename(place.filename)}, line {place.lineno})"
             ) from error
         if not isinstance(made, np.ndarray) or made.dtype != np.uint8 or made.shape != image.shape:
@@ -57,17 +57,17 @@ class Transform:
             )
         return made
 
-    def told(self, height: int, width: int) -> str:
+    def timing_note(self, height: int, width: int) -> str:
         """Return a line that says what a call takes. Raises UserError where it fails.
 
         It runs in a process of its own: what a function starts, such as threads, must not be there when
         workers are forked.
         """
-        (found,) = processes.results(lambda size: self._timed(*size), [(height, width)], 1)
-        if isinstance(found, UserError):
-            raise found
+        (seconds,) = processes.results(lambda size: self._timed(*size), [(height, width)], 1)
+        if isinstance(seconds, UserError):
+            raise seconds
         return (
-            f"--transforms {self.name} takes {found * 1e3:.2f} ms of a worker for an image of {height} x "
+            f"--transforms {self.name} takes {seconds * 1e3:.2f} ms of a worker for an image of {height} x "
             f"{width}; it is part of the loader's time, and a row of the step's split, `transforms`"
         )
 
@@ -94,14 +94,14 @@ def _found(name: str) -> Callable[[Array, Any], Any]:
             "loaders.images.presets:torchvision_v2"
         )
     try:
-        found = getattr(import_module(module), function, None)
+        attribute = getattr(import_module(module), function, None)
     except ImportError as error:
         raise UserError(
             f"--transforms {name}: {error}; its folder must be in PYTHONPATH ({sys.path[0]} is searched too)"
         ) from None
-    if not callable(found):
+    if not callable(attribute):
         raise UserError(f"--transforms {name}: {module} has no function '{function}'")
-    function_of: Callable[[Array, Any], Any] = found
+    function_of: Callable[[Array, Any], Any] = attribute
     return function_of
 
 

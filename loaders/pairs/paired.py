@@ -35,7 +35,6 @@ from plan.geometry import largest_upright, upright
 from plan.lazy import Lazy
 from plan.patches import HIGH, enlarged
 
-OPENS_FILES = False
 LEVELS = Pixels(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), dtype="float32")
 """How the large images come: in [0, 1], exact enough to find every level again."""
 PART_PIXELS = PART * 64 * 64
@@ -230,14 +229,14 @@ class Cutting:
         columns = self._columns.low if small else self._columns.high
         image = int(source.images[sample])
         if source.files and raw.readable(columns, image):
-            found = {}
+            regions_read = {}
             for region in regions:
                 pixels = patiently(source, sample, partial(raw.read_region, source, sample, region))
                 if pixels is None:
                     break
-                found[region] = pixels
+                regions_read[region] = pixels
             else:
-                return found
+                return regions_read
         data = read(source, sample)
         mark(sample)
         corners = np.array(regions)
@@ -265,13 +264,13 @@ def _region(corners: Array) -> Region:
 
 def _regions(decoded: dict[Region, Array], regions: Sequence[Region]) -> list[Array]:
     """Return the pixels of each region, of what was decoded: themselves, or one that holds them all."""
-    found = []
+    cut = []
     for region in regions:
         around = region if region in decoded else next(iter(decoded))
         left, top = around[:2]
         x0, y0, x1, y1 = region
-        found.append(decoded[around][y0 - top : y1 - top, x0 - left : x1 - left])
-    return found
+        cut.append(decoded[around][y0 - top : y1 - top, x0 - left : x1 - left])
+    return cut
 
 
 def made_small(pixels: Array, window: Region, size: tuple[int, int]) -> Array:

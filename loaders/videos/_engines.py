@@ -69,8 +69,8 @@ class Caps(NamedTuple):
 
 def capabilities(codec: Any, gpu: int, names: Collection[str] = NAMES) -> dict[str, Caps]:
     """Return codec -> Caps of those of these codecs that this device decodes. Raises UserError."""
-    told = {name: _capability(codec, gpu, name) for name in names}
-    return {name: caps for name, caps in told.items() if caps is not None}
+    asked = {name: _capability(codec, gpu, name) for name in names}
+    return {name: caps for name, caps in asked.items() if caps is not None}
 
 
 @cache

@@ -29,7 +29,7 @@ from loaders.videos._planes import compile_kernels
 from loaders.videos._pool import Pool
 from loaders.videos._reading import Read, ReadAhead, ReadClip
 from loaders.videos._scheduler import Deal, Dealt, Pace, Unit
-from loaders.videos._worker import LOST, REFUSED, Decoding, MakeReader, Told, count, reason, slot_shape
+from loaders.videos._worker import LOST, REFUSED, ClipsDone, Decoding, MakeReader, count, reason, slot_shape
 from loaders.videos.exact import notes, sort_of
 from loaders.videos.pyav import Pyav
 from plan.geometry import largest_upright, upright
@@ -66,7 +66,7 @@ MakeFills = Callable[[int], Fills]
 class Done(NamedTuple):
     """What a thread has done of a unit on the device."""
 
-    told: Told  # `lost` are places of the batch
+    result: ClipsDone  # `lost` are places of the batch
     written: torch.cuda.Event | None  # behind its last write
 
 
@@ -101,42 +101,44 @@ class _Thread:
         with torch.cuda.stream(self._stream):
             assert batch.slot is not None
             self._stream.wait_event(batch.slot.done)  # the step that had the slot last may still read it
-            told = self._decode(batch.rows, unit, batch.levels)
+            result = self._decode(batch.rows, unit, batch.levels)
             written = torch.cuda.Event()
             written.record()
-            return Done(told, written)
+            return Done(result, written)
 
-    def _decode(self, rows: Rows, unit: Unit, out: torch.Tensor) -> Told:
+    def _decode(self, rows: Rows, unit: Unit, out: torch.Tensor) -> ClipsDone:
         places = unit.places
         sample = int(rows.ids[unit.places[0]])
         began = time.monotonic()
         before = self._fills.decoded
         if not self._able[sample]:
-            told = self._by_pyav(sample, some(rows, places), places, out)
+            result = self._by_pyav(sample, some(rows, places), places, out)
         else:
             try:
                 with self._reads.of(rows, unit) as read:
                     self._fills(read, rows, places, out)
-                told = Told([], [], self._fills.decoded - before, len(places) * out.shape[1], 0.0, {})
+                result = ClipsDone([], [], self._fills.decoded - before, len(places) * out.shape[1], 0.0, {})
             except (Undecodable, OSError) as error:
-                told = self._by_pyav(
+                result = self._by_pyav(
                     sample, some(rows, places), places, out, refused=reason(self._backend, error)
                 )
-        return told._replace(seconds=time.monotonic() - began)
+        return result._replace(seconds=time.monotonic() - began)
 
     def _by_pyav(
         self, sample: int, rows: Rows, places: Array, out: torch.Tensor, refused: str | None = None
-    ) -> Told:
+    ) -> ClipsDone:
         """Decode by pyav, which has the last word. `refused`: why the device's decoder could not."""
         # axes: [views, T, H, W, 3]
         pixels = np.empty(slot_shape(rows), np.uint8)
-        told = self._host(rows, pixels.reshape(-1))
-        good = np.delete(np.arange(len(places)), told.lost)
+        result = self._host(rows, pixels.reshape(-1))
+        good = np.delete(np.arange(len(places)), result.lost)
         for place, clip in zip(places[good].tolist(), pixels[good], strict=True):
             out[place] = torch.from_numpy(clip).to(out.device)
         sort = sort_of(self._columns, sample) + ("" if refused is None else REFUSED)
-        refusals = told.refusals | ({sort: refused} if refused is not None and len(good) else {})
-        return told._replace(lost=places[told.lost].tolist(), fallbacks=[sort] * len(good), refusals=refusals)
+        refusals = result.refusals | ({sort: refused} if refused is not None and len(good) else {})
+        return result._replace(
+            lost=places[result.lost].tolist(), fallbacks=[sort] * len(good), refusals=refusals
+        )
 
     def close(self) -> None:
         self._fills.close()
@@ -281,12 +283,12 @@ class MixedLoader(Staging):
         stream = self._stager.stream
         rows = batch.dealt.rows
         valid = rows.valid.copy()
-        units: list[Told] = []
+        units: list[ClipsDone] = []
         for job in batch.jobs:
-            told, written = job.result()
-            self._learn("thread", told)
-            units.append(told)
-            valid[told.lost] = False
+            result, written = job.result()
+            self._learn("thread", result)
+            units.append(result)
+            valid[result.lost] = False
             # the device waits for the thread's stream; the host goes on
             if written is not None and stream is not None:
                 stream.wait_event(written)
@@ -294,23 +296,23 @@ class MixedLoader(Staging):
             if self._pace is not None:
                 self._pace.met(late=not unit.done.done())
             assert self._pool is not None, "there are workers, unless the device can decode everything"
-            slot, told = self._pool.result(unit)
+            slot, result = self._pool.result(unit)
             self._place(slot, unit, batch)
-            self._learn("worker", told)
-            left_out = unit.places[told.lost]
+            self._learn("worker", result)
+            left_out = unit.places[result.lost]
             samples = rows.ids[np.setdiff1d(unit.places[rows.valid[unit.places]], left_out)].tolist()
             unable = [sort_of(self._feed.columns, sample) for sample in samples if not self._able[sample]]
             # the device was not asked for these: who decodes them on the CPU, and why, is no news
-            lost = {sort: why for sort, why in told.refusals.items() if sort.endswith(LOST)}
-            units.append(told._replace(fallbacks=unable, refusals=lost) if unable else told)
+            lost = {sort: why for sort, why in result.refusals.items() if sort.endswith(LOST)}
+            units.append(result._replace(fallbacks=unable, refusals=lost) if unable else result)
             valid[left_out] = False
         staged = self._staged_batch(batch, valid)
         staged.count = partial(count, self, units)
         return staged
 
-    def _learn(self, side: str, told: Told) -> None:
+    def _learn(self, side: str, result: ClipsDone) -> None:
         if self._pace is not None:
-            self._pace.learn(side, told.seconds)
+            self._pace.learn(side, result.seconds)
 
     def _place(self, slot: int, unit: Unit, batch: _Batch) -> None:
         """Bring what a worker has decoded to its rows of the levels on the device."""

@@ -75,9 +75,9 @@ class Clip(NamedTuple):
         return {frame for group in self.groups for _, _, frame in group.packets if frame is not None}
 
 
-def require(found: set[int], frames: Collection[int]) -> None:
+def require(shown: set[int], frames: Collection[int]) -> None:
     """Raise Undecodable unless all of `frames` were found."""
-    if left := {*frames} - found:
+    if left := {*frames} - shown:
         raise Undecodable(f"{len(left)} of {len(frames)} frames did not come")
 
 
@@ -104,14 +104,14 @@ class Size:
         In VP9 any picture may be of another size.
         """
         if self._codec == "vp9":
-            found = [
+            frame_sides = [
                 Sides(size, size)
                 for picture in pictures(memoryview(packet))
                 if (size := vp9_size(picture)) is not None
             ]
         else:
-            found = [sides(self._codec, self._context.extradata, memoryview(packet))]
-        for displayed, self.coded in found:
+            frame_sides = [sides(self._codec, self._context.extradata, memoryview(packet))]
+        for displayed, self.coded in frame_sides:
             if displayed != self._shown:
                 raise Undecodable(f"pictures are of {displayed} pixels, its file said {self._shown}")
 
@@ -219,7 +219,7 @@ def kinds(packet: Any, codec: str) -> set[str]:
     No other picture is made from a disposable one.
     """
     data = memoryview(packet)
-    found = set[str]()
+    traits = set[str]()
     if codec == "vp9":  # has none
         return {"parameters"}
     head = bytes(data[:4096])
@@ -229,11 +229,11 @@ def kinds(packet: Any, codec: str) -> set[str]:
         number = unit & 31 if codec == "h264" else unit >> 1 & 63
         # a sequence parameter set
         if number == (7 if codec == "h264" else 33):
-            found.add("parameters")
+            traits.add("parameters")
         elif number in (1, 5) if codec == "h264" else number < 32:
             # nal_ref_idc 0: no other picture refers to it
             if codec == "h264" and not unit >> 5 & 3:
-                found.add("disposable")
+                traits.add("disposable")
             break
         at = head.find(b"\0\0\1", at + 3)
-    return found
+    return traits

@@ -109,9 +109,9 @@ class Pool:
                 and self._free
                 and not self._stop.said
             ):
-                if (found := self._source()) is None:
+                if (task := self._source()) is None:
                     return
-                rows, unit = found
+                rows, unit = task
                 slot = self._free.popleft()
                 try:
                     job = self._executor.submit(_do, rows, slot)

@@ -43,7 +43,7 @@ Without workers several threads share one.
 """
 
 
-class _Told(NamedTuple):
+class _SlotRead(NamedTuple):
     """What a worker has told of a clip: `large` is what had no room in the slot."""
 
     size: int
@@ -63,12 +63,12 @@ class _Reading:
         sample = int(rows.ids[0])
         return self._read(sample, checked(self._source, sample), np.unique(rows.frames).tolist())
 
-    def __call__(self, rows: Rows, slot: Array) -> _Told:
+    def __call__(self, rows: Rows, slot: Array) -> _SlotRead:
         data, about = self.clip(rows)
         if len(data) > len(slot):
-            return _Told(0, data, about)
+            return _SlotRead(0, data, about)
         slot[: len(data)] = data
-        return _Told(len(data), None, about)
+        return _SlotRead(len(data), None, about)
 
 
 class ReadAhead:

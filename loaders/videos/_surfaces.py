@@ -9,7 +9,6 @@ by one from the right, and the few pixels that are left become RGB.
 from __future__ import annotations
 
 import math
-import warnings
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 
 from contracts import Array
+from loaders._triton import kernels
 from loaders.videos._planes import Picture, Plane, offsets_and_factors, stored
 
 NOTHING = np.empty(0, np.uint8)
@@ -159,20 +159,11 @@ def build(device: torch.device) -> None:
 @cache
 def _kernel(device: torch.device) -> Any:
     """Return loaders.videos._surfaces_kernel; None, with a warning, where Triton cannot build it."""
-    try:
-        from loaders.videos import _surfaces_kernel
 
+    def build(kernel: Any) -> None:
         picture = nv12(2, 2, matrix=(0.3, 0.1), full_range=False, turns=0)
         whole = np.array([0, 0, 2, 2])
-        Fit(picture, whole, whole, (2, 2)).by_kernel(
-            torch.zeros((1, 3, 2), dtype=torch.uint8, device=device), _surfaces_kernel
-        )
-    except Exception as error:  # no Triton, no C compiler, no Python.h: each has an error of its own
-        said = (str(error).splitlines() or [""])[0]
-        warnings.warn(
-            f"Triton builds no kernel here ({type(error).__name__}: {said}): "
-            "surfaces are resized in more steps",
-            stacklevel=2,
-        )
-        return None
-    return _surfaces_kernel
+        pixels = torch.zeros((1, 3, 2), dtype=torch.uint8, device=device)
+        Fit(picture, whole, whole, (2, 2)).by_kernel(pixels, kernel)
+
+    return kernels("loaders.videos._surfaces_kernel", build, "surfaces are resized in more steps")

@@ -58,7 +58,7 @@ class Reader(Protocol):
         """Yield (frame, picture) once for each of `frames`, in any order. Raises Undecodable.
 
         `frames` are places in columns.pts(sample), ascending, each once. Of a source that has no files,
-        `path` is a memoryview of the whole file: for readers of loaders whose OPENS_FILES is False. A picture
+        `path` is a memoryview of the whole file: for readers of loaders that open no files. A picture
         is valid until the next one is asked for.
         """
 
@@ -87,11 +87,13 @@ REASON = 200
 
 def reason(backend: str, error: Exception) -> str:
     """Return why a backend refused a file, on one line."""
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return f"{backend}: {printable(said.encode('utf-8', 'surrogatepass'))[:REASON]}"
+    first_line = next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )
+    return f"{backend}: {printable(first_line.encode('utf-8', 'surrogatepass'))[:REASON]}"
 
 
-class Told(NamedTuple):
+class ClipsDone(NamedTuple):
     """What a worker says of a part."""
 
     lost: list[int]  # places of the rows that failed, in the part
@@ -102,14 +104,14 @@ class Told(NamedTuple):
     refusals: dict[str, str]  # of sorts that end in REFUSED or LOST: why, of the first clip
 
 
-def count(loader: Loader, parts: Sequence[Told]) -> None:
+def count(loader: Loader, parts: Sequence[ClipsDone]) -> None:
     """Add what the parts of a batch tell to the loader's Counts, once the batch is handed over."""
     counts = loader.counts
-    for told in parts:
-        counts.decoded += told.decoded
-        counts.delivered += told.delivered
-        counts.fallbacks.update(told.fallbacks)
-        counts.refusals = told.refusals | counts.refusals
+    for result in parts:
+        counts.decoded += result.decoded
+        counts.delivered += result.delivered
+        counts.fallbacks.update(result.fallbacks)
+        counts.refusals = result.refusals | counts.refusals
 
 
 class ClipLoader(Staging):
@@ -153,8 +155,8 @@ class ClipLoader(Staging):
             shape = slot_shape(upright(its_rows))
             pixels = torch.from_numpy(slot[: np.prod(shape)].reshape(shape))
             valid = its_rows.valid.copy()
-            for part, told in enumerate(parts):
-                valid[[part * self._workers.part_rows + place for place in told.lost]] = False
+            for part, result in enumerate(parts):
+                valid[[part * self._workers.part_rows + place for place in result.lost]] = False
             # not by the ids of what failed: another clip of the same video is as good as in a batch of its
             # own
             staged = self._stager.stage(pixels, its_rows, valid, pinned=self._workers.pinned)
@@ -179,8 +181,8 @@ def clips(rows: Rows, views: int) -> list[Array]:
         & (rows.valid[1:] == rows.valid[:-1])
         & (rows.frames[1:] == rows.frames[:-1]).all(axis=1)
     )
-    found = np.split(np.arange(len(rows)), np.flatnonzero(~same) + 1)
-    return [clip[at : at + views] for clip in found for at in range(0, len(clip), views)]
+    runs = np.split(np.arange(len(rows)), np.flatnonzero(~same) + 1)
+    return [clip[at : at + views] for clip in runs for at in range(0, len(clip), views)]
 
 
 def checked(source: Any, sample: int) -> Any:
@@ -217,7 +219,7 @@ class Decoding:
         self._own = make_reader(feed.columns)
         self._pyav = None if make_pyav is None else make_pyav(feed.columns)
 
-    def __call__(self, rows: Rows, slot: Array) -> Told:
+    def __call__(self, rows: Rows, slot: Array) -> ClipsDone:
         assert rows.frames is not None
         shape = slot_shape(rows)
         out = slot[: np.prod(shape)].reshape(shape)
@@ -241,7 +243,7 @@ class Decoding:
             except (Undecodable, OSError) as error:
                 lost += same
                 refusals.setdefault(sort_of(self._feed.columns, sample) + LOST, reason("pyav", error))
-        return Told(lost, fell_back, decoded, delivered, time.monotonic() - began, refusals)
+        return ClipsDone(lost, fell_back, decoded, delivered, time.monotonic() - began, refusals)
 
     def _decode_or_read(
         self, sample: int, rows: Rows, places: Array, out: Array, refusals: dict[str, str]

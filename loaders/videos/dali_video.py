@@ -20,18 +20,23 @@ import numpy as np
 import torch
 
 from contracts import Array, Feed, Rows, UserError
-from dataset.videos.columns import CODECS
+from dataset.videos.columns import CODECS, Flags
 from loaders import Undecodable
-from loaders._dali import import_dali, lacks_memory, release_memory, said
+from loaders._dali import first_line, import_dali, lacks_memory, release_memory
 from loaders.videos._mixed import MixedLoader
 from loaders.videos._packets import Filters, Size, chosen, reading, require, wanted_together
 from loaders.videos._planes import BT601, MATRICES
 from loaders.videos._reading import Read
-from loaders.videos.exact import exact
+from loaders.videos.exact import NO_MATTER, Claim, exact
 
-OPENS_FILES = True
 THREADS = 7
 """Threads, as many as an H100 or H200 has engines. Each holds one clip of whole frames on the device."""
+EXACT = Claim(
+    kinds=dict.fromkeys(("h264", "hevc", "vp9"), ("mp4", "mkv")),  # AV1: refused on an H200 (DALI 2.4)
+    flags=NO_MATTER | Flags.EDIT_LIST | Flags.SEVERAL_STREAMS,
+    rotated=(),
+    plain=True,
+)
 
 NO_TAG = "\0\0\0\0"
 """What the codec is called in MP4 is none of Matroska's names."""
@@ -125,20 +130,20 @@ class Cutting:
             out = output.add_stream_from_template(stream)
             size = Size(self._columns, sample, stream.codec_context)
             filters = Filters(codec, stream, out)
-            found = [
+            packets = [
                 (packet, time, frame)
                 for wanted in wanted_together(self._columns, sample, opened, frames)
                 for packet, time, frame in chosen(opened, codec, wanted, filters, size)
             ]
-            require({frame for _, _, frame in found if frame is not None}, frames)
+            require({frame for _, _, frame in packets if frame is not None}, frames)
             out.codec_context.codec_tag = NO_TAG
             out.height, out.width = size.coded
-            order = {time: place for place, time in enumerate(sorted(time for _, time, _ in found))}
-            if len(order) < len(found):
+            order = {time: place for place, time in enumerate(sorted(time for _, time, _ in packets))}
+            if len(order) < len(packets):
                 raise Undecodable("two packets have one time")  # DALI could not tell their pictures apart
             # no packet is shown before it is decoded
-            late = max(place - order[time] for place, (_, time, _) in enumerate(found))
-            for place, (packet, time, _) in enumerate(found):
+            late = max(place - order[time] for place, (_, time, _) in enumerate(packets))
+            for place, (packet, time, _) in enumerate(packets):
                 packet.stream = out
                 packet.time_base = Fraction(1, 1000)
                 packet.dts = STEP * place
@@ -147,8 +152,8 @@ class Cutting:
         return Read(
             np.frombuffer(file.getbuffer(), np.uint8),
             Cut(
-                places={frame: order[time] for _, time, frame in found if frame is not None},
-                packets=len(found),
+                places={frame: order[time] for _, time, frame in packets if frame is not None},
+                packets=len(packets),
                 colours=MATRICES.get(int(self._columns.matrix[sample]), BT601),
             ),
         )
@@ -197,7 +202,7 @@ class Filling:
                         "DALI ran out of the GPU's memory: "
                         "fewer frames a clip, or --loader nvdec, which needs little"
                     ) from None
-                raise Undecodable(said(error)) from error
+                raise Undecodable(first_line(error)) from error
             if (colours := recoloured(read.about.colours, self._device)) is not None:
                 clip = (clip.float() @ colours).round_().clamp_(0, 255)
             left, top, right, bottom = corners[place]

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from contracts import Feed, UserError
+from dataset.videos.columns import Flags
 from loaders import Undecodable
 from loaders.videos._planes import Picture, rgb
 from loaders.videos._worker import ClipLoader, same_times
+from loaders.videos.exact import ANY_VP9, NO_MATTER, USUAL, Claim
 from loaders.videos.pyav import Pyav
 from system.processes import uninterrupted
 
-OPENS_FILES = True
+EXACT = Claim(kinds=USUAL, flags=NO_MATTER | Flags.UNALIGNED | ANY_VP9, rotated=("mp4",), from_zero=True)
 
 
 class Decord:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from contracts import Array
 from dataset.videos.columns import CODECS, CONTAINERS, PIXELS, Flags
+from loaders import LOADERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,54 +25,30 @@ class Claim:
     from_zero: bool = False  # only where the first frame's time is 0, to half a frame
 
 
-_USUAL = {
+USUAL = {
     **dict.fromkeys(("h264", "hevc", "vp9"), ("mp4", "mkv")),
     "vp8": ("mkv",),
     "mpeg4": ("mp4", "mkv", "avi"),
     "mjpeg": ("avi",),
 }
-_NO_MATTER = Flags.VARIABLE_RATE | Flags.OBLONG_PIXELS  # to all of them
-_ANY_VP9 = Flags.HIDDEN_FRAMES | Flags.SHOWN_AGAIN
-EXACT = {
-    "decord": Claim(
-        kinds=_USUAL, flags=_NO_MATTER | Flags.UNALIGNED | _ANY_VP9, rotated=("mp4",), from_zero=True
-    ),
-    "torchcodec": Claim(
-        # MPEG-4 with B-frames in avi: refused
-        kinds={**_USUAL, "mpeg4": ("mp4", "mkv"), "av1": ("mp4", "mkv")},
-        flags=_NO_MATTER
-        | Flags.EDIT_LIST
-        | Flags.OPEN_GOP
-        | Flags.SEVERAL_STREAMS
-        | Flags.UNALIGNED
-        | _ANY_VP9,
-    ),
-    "nvdec": Claim(
-        # AV1: no engine that has it was there to see
-        kinds=dict.fromkeys(("h264", "hevc", "vp9"), ("mp4", "mkv")),
-        flags=_NO_MATTER | Flags.EDIT_LIST | Flags.SEVERAL_STREAMS | Flags.UNALIGNED | Flags.HIDDEN_FRAMES,
-        plain=True,
-    ),
-    "dali-video": Claim(
-        kinds=dict.fromkeys(("h264", "hevc", "vp9"), ("mp4", "mkv")),  # AV1: refused on an H200 (DALI 2.4)
-        flags=_NO_MATTER | Flags.EDIT_LIST | Flags.SEVERAL_STREAMS,
-        rotated=(),
-        plain=True,
-    ),
-}
-"""Kept true by tests/unit/test_clip_readers.py, with numbered frames; of those that need a GPU by
-tests/gpu/test_clips.py. A backend that is not here is exact nowhere: pyav decodes everything.
-"""
+"""Codec -> containers of a decoder that lives on FFmpeg's libraries."""
+NO_MATTER = Flags.VARIABLE_RATE | Flags.OBLONG_PIXELS
+"""Flags that matter to no decoder."""
+ANY_VP9 = Flags.HIDDEN_FRAMES | Flags.SHOWN_AGAIN
 
 
 def exact(backend: str, columns: Any, ids: Array) -> Array:
-    """Return bool [B]: samples whose frames by the backend are known to be right.
+    """Return bool [B]: samples whose frames by this loader are known to be right.
 
-    Those of pyav always are: it gives the right ones or none.
+    Those of pyav always are: it gives the right ones or none. Another loader's file has a Claim as EXACT;
+    one without is exact nowhere, and pyav decodes everything. tests/unit/test_clip_readers.py and, of those
+    that need a GPU, tests/gpu/test_clips.py keep the claims true, with numbered frames.
     """
-    if backend == "pyav":
+    spec = LOADERS.get(backend)  # None: a reader that somebody tries out
+    if spec is not None and spec.exact:
         return np.ones(len(ids), bool)
-    claim = EXACT.get(backend, Claim(kinds={}, flags=Flags(0)))
+    nothing = Claim(kinds={}, flags=Flags(0))
+    claim = nothing if spec is None else getattr(import_module(spec.module), "EXACT", nothing)
     able = np.zeros((len(CODECS), len(CONTAINERS)), bool)
     for codec, containers in claim.kinds.items():
         able[CODECS.index(codec), [CONTAINERS.index(container) for container in containers]] = True
@@ -93,25 +71,25 @@ def notes(backend: str, columns: Any, able: Array) -> list[str]:
     One more says how many have pixels that are not square. `able`: bool by sample, those it is exact for.
     """
     sorts = Counter(sort_of(columns, sample) for sample in np.flatnonzero(~able).tolist())
-    said = [
+    lines = [
         f"{count:,} of {len(columns):,} videos are {sort}: decoded by pyav, {backend} is not exact there"
         for sort, count in sorts.items()
     ]
     if oblong := int(np.count_nonzero(columns.flags & Flags.OBLONG_PIXELS)):
-        said.append(
+        lines.append(
             f"{oblong:,} of {len(columns):,} videos have pixels that are not square: trained on as stored; "
             "`ffmpeg -i FILE -vf scale=iw*sar:ih,setsar=1 NEW.mp4` makes them square"
         )
-    return said
+    return lines
 
 
 def late(columns: Any, ids: Array) -> Array:
     """Return bool [B], whether the first frame of a file is half a step or more away from time 0."""
     first = columns.frame_pts[columns.frame_offsets[columns.file[ids]]]
-    found: Array = (
+    apart: Array = (
         np.abs(first * (columns.time_base_num[ids] / columns.time_base_den[ids]) * columns.fps[ids]) >= 0.5
     )
-    return found
+    return apart
 
 
 def sort_of(columns: Any, sample: int) -> str:

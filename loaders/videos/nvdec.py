@@ -15,20 +15,24 @@ import numpy as np
 import torch
 
 from contracts import Array, Feed, Rows, UserError
-from dataset.videos.columns import CODECS
+from dataset.videos.columns import CODECS, Flags
 from loaders.videos._engines import NAMES, Nvdec, capabilities, import_codec, within
 from loaders.videos._mixed import Beside, MixedLoader
 from loaders.videos._packets import Packets
 from loaders.videos._planes import Picture
 from loaders.videos._reading import Read
 from loaders.videos._surfaces import Fit, build
-from loaders.videos.exact import exact
+from loaders.videos.exact import NO_MATTER, Claim, exact
 from loaders.videos.pyav import Pyav
 from system.processes import uninterrupted
 
-OPENS_FILES = True
 CHUNK = 16
 """Surfaces that a thread keeps before it resizes them in one go: 50 MB at 1080p."""
+EXACT = Claim(
+    kinds=dict.fromkeys(NAMES, ("mp4", "mkv")),  # AV1: no engine that has it was there to see
+    flags=NO_MATTER | Flags.EDIT_LIST | Flags.SEVERAL_STREAMS | Flags.UNALIGNED | Flags.HIDDEN_FRAMES,
+    plain=True,
+)
 
 
 class Filling:

@@ -25,7 +25,6 @@ from loaders import Undecodable
 from loaders.videos._planes import BT601, MATRICES, Picture, Plane
 from loaders.videos._worker import ClipLoader
 
-OPENS_FILES = False
 HASTY = 0
 FROM_THE_START = 3
 LENIENT = 4
@@ -158,9 +157,9 @@ class OpenFile:
         if self._codec.name != "h264":
             return False
         keys = (packet for packet in self.packets(None, int(self._pts[-1])) if packet.is_keyframe)
-        found = next(keys, None)
+        first_key = next(keys, None)
         keys.close()
-        return found is not None and self._look(memoryview(found))[0] == MAY
+        return first_key is not None and self._look(memoryview(first_key))[0] == MAY
 
     def decode(self, frames: list[int]) -> Iterator[tuple[int, Picture]]:
         """Yield the frames of a group that came, each with its own time."""

@@ -7,13 +7,19 @@ from collections.abc import Iterator
 from typing import Any
 
 from contracts import Feed, UserError
+from dataset.videos.columns import Flags
 from loaders import Undecodable
 from loaders.videos._planes import Picture, rgb
 from loaders.videos._worker import ClipLoader, same_times
+from loaders.videos.exact import ANY_VP9, NO_MATTER, USUAL, Claim
 from loaders.videos.pyav import Pyav
 from system.processes import uninterrupted
 
-OPENS_FILES = True
+EXACT = Claim(
+    # MPEG-4 with B-frames in avi: refused
+    kinds={**USUAL, "mpeg4": ("mp4", "mkv"), "av1": ("mp4", "mkv")},
+    flags=NO_MATTER | Flags.EDIT_LIST | Flags.OPEN_GOP | Flags.SEVERAL_STREAMS | Flags.UNALIGNED | ANY_VP9,
+)
 
 
 class Torchcodec:
@@ -37,9 +43,9 @@ class Torchcodec:
                 num_ffmpeg_threads=1,
                 seek_mode="exact",
             )
-            found = decoder.get_frames_at(frames)
-            same_times(self._columns, sample, frames, found.pts_seconds.numpy())
-            for frame, pixels in zip(frames, found.data.numpy(), strict=True):
+            decoded = decoder.get_frames_at(frames)
+            same_times(self._columns, sample, frames, decoded.pts_seconds.numpy())
+            for frame, pixels in zip(frames, decoded.data.numpy(), strict=True):
                 yield frame, rgb(pixels)
         except Exception as error:
             raise Undecodable(str(error)) from error

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from contracts import Array, Batch, Feed, Rows
+from loaders._ops import distort
 from loaders._postprocess import DTYPES
 from plan import geometry, ops
 from tests.conformance import pictures
@@ -196,12 +197,18 @@ def window_of(pixels: Array, rows: Rows, i: int) -> Array:
     return turned(np.asarray(region.resize(sides, Image.Resampling.BILINEAR, box=(a, b, c, d))), turn)
 
 
+def distorted(pixels: Array, numbers: Sequence[float]) -> Array:
+    """RGB in 0..1 [..., 3] of one image after SSD's distortion, in 64 bits; see tests/unit/test_ops.py."""
+    images = torch.from_numpy(pixels.astype(np.float64))[None]
+    return distort(images, torch.tensor([numbers], dtype=torch.float64))[0].numpy()
+
+
 def coloured(levels: Array, rows: Rows, i: int) -> Array:
     """float64 in 0..1 of grey levels."""
     scaled = levels.astype(np.float64) / 255
     for operation, *numbers in () if rows.ops is None else rows.ops[i].tolist():
         if operation:
-            scaled = ops.distort(scaled, np.array(numbers))
+            scaled = distorted(scaled, numbers)
     return scaled
 
 

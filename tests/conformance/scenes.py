@@ -14,7 +14,7 @@ import torch
 
 from contracts import Feed, Loader, Pixels
 from dataset.stores.folder import Folder, open_folder
-from loaders import OF_MEDIUM, VIDEO_LOADERS, open_loader
+from loaders import LOADERS, of_medium, open_loader
 from plan.epoch import EpochPlan
 from plan.images import ImagePlan, ImagePolicy
 from tasks.classification import Classification
@@ -26,10 +26,6 @@ NO_FILES = ("synthetic",)
 """Loaders that read no file: only ids, labels, padding, resume and exit can be asked of them."""
 MIXED = ("nvdec", "nvdec+pyav", "nvdec+decord", "dali-video")
 """Loaders of clips of which more processes read than are asked for."""
-NEED_GPU = ("dali-gpu", *MIXED)
-"""Loaders that open nowhere else."""
-DECODE_ON_GPU = ("dali-gpu", "dali-fed", *MIXED)
-"""Loaders whose pixels come from the GPU's decoder where there is one."""
 READ_IN_THREADS = ("dali-cpu", "dali-gpu")
 """Loaders that are closed once the reads under way have ended: a thread in a read cannot be."""
 AS_PYAV = ("decord", "torchcodec", "nvdec+decord")
@@ -50,7 +46,7 @@ class Backend:
     clips: bool = False  # whether it is given videos
 
     def __str__(self) -> str:
-        return f"{self.name}-clips" if self.clips and self.name not in VIDEO_LOADERS else self.name
+        return f"{self.name}-clips" if self.clips and LOADERS[self.name].media != ("videos",) else self.name
 
     @property
     def open(self) -> Open:
@@ -62,7 +58,7 @@ class Backend:
 
     @property
     def decodes_on_gpu(self) -> bool:
-        return self.on_gpu and self.name in DECODE_ON_GPU
+        return self.on_gpu and LOADERS[self.name].gpu != "no"
 
     @property
     def pixel_difference(self) -> float:
@@ -94,8 +90,10 @@ class Backend:
 
 def backends(device: torch.device, *, files: bool, clips: bool = False) -> list[Backend]:
     """Return every loader of the medium that runs there. `files`: only those that read files."""
-    left_out = (NO_FILES if files else ()) + (() if device.type == "cuda" else NEED_GPU)
-    names = [name for name in OF_MEDIUM["videos" if clips else "images"] if name not in left_out]
+    left_out = NO_FILES if files else ()
+    table = of_medium("videos" if clips else "images")
+    on_gpu = device.type == "cuda"
+    names = [name for name, spec in table.items() if name not in left_out and (on_gpu or spec.gpu != "must")]
     lacking = [decoder for decoder in MAY_LACK if not here(decoder)] if clips else []
     return [
         Backend(name=name, device=device, clips=clips) for name in names if not name.endswith(tuple(lacking))

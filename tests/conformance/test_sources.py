@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +20,7 @@ from dataset.pairs.columns import source_of
 from dataset.scan import file_tree
 from dataset.stores import SOURCES, SourceModule, source_named, what_holds
 from dataset.stores.folder import Folder
-from loaders import IMAGE_LOADERS, VIDEO_LOADERS, default_loader, open_loader, opens_files
+from loaders import LOADERS, default_loader, open_loader
 from plan.boxes import DetectionPlan, DetectionPolicy
 from settings.config import build
 from tests.conformance import placed, scenes, sources, toy
@@ -269,29 +268,23 @@ def test_batches_of_another_sample_are_refused(small: Scene) -> None:
     )
 
 
-NAMES = sorted({*IMAGE_LOADERS, *VIDEO_LOADERS})
+NAMES = sorted(name for name, spec in LOADERS.items() if spec.media != ("pairs",))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_loader_takes_bytes_or_says_which_does(name: str, small: Scene, quick_clips: Scene) -> None:
     """What opens files itself refuses at once; what does not gives the batches that it gives of files."""
-    feed = (small if name in IMAGE_LOADERS else quick_clips).feed(batch_size=5, training=False)
+    images = "images" in LOADERS[name].media
+    feed = (small if images else quick_clips).feed(batch_size=5, training=False)
     other = replace(feed, source=held(feed.columns, feed.source))
-    if opens_files(name):
+    if LOADERS[name].opens_files:
         said = mistake(lambda: open_loader(name, other))
-        assert name in said and (
-            "dali-fed" in said and "torchvision" in said if name in IMAGE_LOADERS else "pyav" in said
-        )
+        assert name in said and ("dali-fed" in said and "torchvision" in said if images else "pyav" in said)
         return
     same_batches(partial(open_loader, name), feed, other)
 
 
-def test_loaders_that_open_no_files() -> None:
-    """A loader that says so, and asks the source for a path, fails in the test above."""
-    without = {name for name in NAMES if not opens_files(name)}
-    assert without == {"synthetic", "torchvision", "dali-fed", "pyav"}
-    for name in NAMES:
-        assert isinstance(importlib.import_module({**IMAGE_LOADERS, **VIDEO_LOADERS}[name]).OPENS_FILES, bool)
+def test_what_auto_is_of_bytes() -> None:
     images = [default_loader("images", gpu=gpu, files=False) for gpu in (False, True)]
     videos = [default_loader("videos", gpu=gpu, files=False) for gpu in (False, True)]
     assert images == ["torchvision", "dali-fed"] and videos == ["pyav", "pyav"]

@@ -10,10 +10,9 @@ import pytest
 from loaders.images import _pipeline
 from tests.conformance import checks
 from tests.conformance.looking import Seen, joined, passed, seen
-from tests.conformance.scenes import Backend, Scene
+from tests.conformance.scenes import READ_IN_THREADS, Backend, Scene
 
 DELAY_S = 0.03
-DALI_READS = ("dali-cpu", "dali-gpu")
 
 
 def test_a_sample_is_the_same_in_batches_of_any_size_by_any_number_of_workers(
@@ -75,4 +74,4 @@ def test_each_read_waits_in_the_thread_that_reads(
     # 8 reads in 2 rounds in DALI's threads; worker processes take whole batches, of which 5 make 2 rounds
     assert together >= reads / 4 * DELAY_S - 1e-3
     assert together < 0.7 * alone
-    assert set(delays) == ({DELAY_S} if backend.name in DALI_READS else set())
+    assert set(delays) == ({DELAY_S} if backend.name in READ_IN_THREADS else set())

@@ -21,8 +21,7 @@ from loaders._memory import to_device
 from loaders._ops import operated
 from models import classification as registry
 from plan import draws, ops
-from plan.augment import Augment
-from plan.autoaugment import policy_of
+from plan.augment import Augment, Auto, Erase, Jitter
 from plan.images import ImagePlan, ImagePolicy
 from plan.mixing import Mixing
 from plan.ops import Op
@@ -82,7 +81,8 @@ def test_the_kernels_do_what_torch_does(device: torch.device) -> None:
 
 def recipe(photographs: Scene, device: torch.device, task: Classification) -> Feed:
     """RandAugment, jitter and erasing, behind a loader."""
-    augment = Augment(auto=policy_of("rand-m9-mstd0.5-inc1"), jitter=0.3, erase=0.5, erase_mode="pixel")
+    erase = Erase(erase=0.5, erase_mode="pixel")
+    augment = Augment((Auto(auto_augment="rand-m9-mstd0.5-inc1"), Jitter(color_jitter=0.3), erase))
     policy = ImagePolicy(window="random-resized", image_size=64, flip=0.5, vflip=0.5, augment=augment)
     plan = ImagePlan.of(photographs.manifest, policy, seed=5, batch_size=4)
     return replace(photographs.feed(device), plan=plan, targets=task.targets)

@@ -16,7 +16,7 @@ from contracts import UserError
 from models import Native
 from models.classification import MEAN, STD
 from plan import affine
-from plan.augment import TRIES, UNTOUCHED, Augment, turns
+from plan.augment import TRIES, UNTOUCHED, Augment, Auto, Blur, Erase, Grayscale, Jitter, Look, turns
 from plan.autoaugment import (
     AUTOAUGMENT,
     IMAGENET,
@@ -205,8 +205,8 @@ def test_nothing_is_drawn_where_all_is_off() -> None:
 
 
 def test_jitter_is_colorjitters() -> None:
-    drawn = Augment(jitter=0.4, hue=0.1).draw(1, 0, IDS, SIZES)
-    assert drawn is not None and drawn.shape[1] == 4
+    drawn = Jitter(color_jitter=0.4, hue_jitter=0.1).draw(1, 0, IDS, SIZES)
+    assert drawn.shape[1] == 4
     assert (
         np.sort(drawn[:, :, 0], axis=1) == sorted((Op.BRIGHTNESS, Op.CONTRAST, Op.SATURATION, Op.HUE))
     ).all()
@@ -218,8 +218,8 @@ def test_jitter_is_colorjitters() -> None:
             and its[:, 1].max() <= 1.4
             and its[:, 1].std() == pytest.approx(0.231, abs=0.005)
         )
-    boxes = Augment(jitter=0.4, pixelwise=True).draw(1, 0, IDS, SIZES)
-    assert boxes is not None and Op.CONTRAST not in boxes[:, :, 0]
+    boxes = Jitter(color_jitter=0.4, look=Look(pixelwise=True)).draw(1, 0, IDS, SIZES)
+    assert Op.CONTRAST not in boxes[:, :, 0]
 
 
 def test_flips_are_drawn_apart() -> None:
@@ -231,7 +231,8 @@ def test_flips_are_drawn_apart() -> None:
 
 
 def test_hue_greyscale_and_blur_come_as_often_and_as_strong_as_said() -> None:
-    drawn = Augment(hue=0.1, greyscale=0.2, blur=0.3).draw(1, 0, IDS, SIZES)
+    parts = (Jitter(hue_jitter=0.1), Grayscale(grayscale=0.2), Blur(blur=0.3))
+    drawn = Augment(parts).draw(1, 0, IDS, SIZES)
     assert drawn is not None
     turned = drawn[:, :4, 1][drawn[:, :4, 0] == Op.HUE]
     assert len(turned) == COUNT and (turned.min(), turned.max()) == pytest.approx((-0.1, 0.1), abs=1e-4)
@@ -247,8 +248,8 @@ def test_hue_greyscale_and_blur_come_as_often_and_as_strong_as_said() -> None:
 def test_what_a_rectangle_becomes(mode: Any, spread: float) -> None:
     """--mean, or one colour around it; noise within it, of --std, is --erase-mode pixel's alone."""
     mean, std = np.array([10.0, 20, 30]), np.array([4.0, 5, 6])
-    drawn = Augment(erase=1.0, erase_mode=mode, mean=tuple(mean), std=tuple(std)).draw(1, 0, IDS, SIZES)
-    assert drawn is not None
+    look = Look(mean=(10, 20, 30), std=(4, 5, 6))
+    drawn = Erase(erase=1.0, erase_mode=mode, look=look).draw(1, 0, IDS, SIZES)
     colours, deviations = drawn[:, 0, 5:8], drawn[:, 0, 8:11]
     assert not deviations.any()
     np.testing.assert_allclose(colours.mean(axis=0), mean, atol=0.1)
@@ -256,8 +257,8 @@ def test_what_a_rectangle_becomes(mode: Any, spread: float) -> None:
 
 
 def test_rectangles_are_random_erasings() -> None:
-    drawn = Augment(erase=0.25, erase_mode="pixel", mean=(1, 2, 3), std=(4, 5, 6)).draw(1, 0, IDS, SIZES)
-    assert drawn is not None
+    look = Look(mean=(1, 2, 3), std=(4, 5, 6))
+    drawn = Erase(erase=0.25, erase_mode="pixel", look=look).draw(1, 0, IDS, SIZES)
     chosen = drawn[:, 0, 0] == Op.ERASE
     assert chosen.mean() == pytest.approx(0.25, abs=0.01) and TRIES == 10
     x0, y0, x1, y1, *rest = drawn[chosen, 0, 1:].T
@@ -272,8 +273,8 @@ def test_rectangles_are_random_erasings() -> None:
 
 
 def test_of_the_policys_maps_those_that_follow_are_one() -> None:
-    auto = policy_of("rand-m9-n4-p1-inc1")
-    drawn = Augment(auto=auto, greyscale=1.0).draw(3, 1, IDS[:2000], SIZES[:2000])
+    parts = (Auto(auto_augment="rand-m9-n4-p1-inc1"), Grayscale(grayscale=1.0))
+    drawn = Augment(parts).draw(3, 1, IDS[:2000], SIZES[:2000])
     assert drawn is not None and drawn.shape[1] == 5
     for names in drawn[:, :4, 0]:
         some = names[names > 0]
@@ -281,8 +282,17 @@ def test_of_the_policys_maps_those_that_follow_are_one() -> None:
     np.testing.assert_array_equal(affine.composed(drawn), drawn)
 
 
+def test_outside_of_a_map_lies_the_mean_of_timm_and_torchvisions_black() -> None:
+    look = Look(mean=(102, 153, 204))
+    for name, fill in (("rand-m9-inc1", look.mean), ("randaugment", (0, 0, 0))):
+        drawn = Auto(auto_augment=name, look=look).draw(0, 0, IDS[:99], SIZES[:99])
+        maps = drawn[drawn[:, :, 0] == Op.AFFINE]
+        assert len(maps) > 9 and (maps[:, 7:11] == (1, *fill)).all()
+
+
 def test_a_row_depends_on_its_sample_alone() -> None:
-    augment = Augment(auto=policy_of("randaugment"), jitter=0.3, greyscale=0.2, blur=0.2, erase=0.3)
+    first = (Auto(auto_augment="randaugment"), Jitter(color_jitter=0.3), Grayscale(grayscale=0.2))
+    augment = Augment((*first, Blur(blur=0.2), Erase(erase=0.3)))
     all_, some = augment.draw(7, 3, IDS[:50], SIZES[:50]), augment.draw(7, 3, IDS[[31, 4]], SIZES[:2])
     assert all_ is not None and some is not None
     np.testing.assert_array_equal(all_[[31, 4]], some)
@@ -301,21 +311,15 @@ def test_settings_are_read() -> None:
     native = Native(size=SIDE, mean=(0.4, 0.6, 0.8), std=(0.2, 0.2, 0.2))
     policy, validation = image_policies(build(given).augmentation, native)
     assert policy.vflip == 0.2 and validation.augment == UNTOUCHED and validation.vflip == 0
-    wanted = Augment(
-        auto=policy_of("rand-m9-inc1"),
-        fill=(102, 153, 204),
-        jitter=0.3,
-        hue=0.1,
-        greyscale=0.4,
-        blur=0.5,
-        erase=0.6,
-        erase_mode="rand",
-        mean=(102, 153, 204),
-        std=(51, 51, 51),
+    look = Look(mean=(102, 153, 204), std=(51, 51, 51))
+    wanted = (
+        Auto(auto_augment="rand-m9-inc1", look=look),
+        Jitter(color_jitter=0.3, hue_jitter=0.1, look=look),
+        Grayscale(grayscale=0.4, look=look),
+        Blur(blur=0.5, look=look),
+        Erase(erase=0.6, erase_mode="rand", look=look),
     )
-    assert policy.augment == wanted
-    theirs, _ = image_policies(build({"auto_augment": "randaugment"}).augmentation, native)
-    assert theirs.augment.fill == Augment().fill  # black, as torchvision fills what is outside, and not timm
+    assert policy.augment == Augment(wanted)
     plan = ImagePlan(seed=1, batch_size=64, heights=SIZES[:64, 0], widths=SIZES[:64, 0], policy=policy)
     rows = plan.rows(0, 0)[0]
     assert rows.ops is not None and rows.ops.shape == (64, 2 + 4 + 3, WIDTH)

@@ -240,7 +240,7 @@ def test_a_planted_leak_beside_clips_is_caught(videos: Path, tmp_path: Path) -> 
 
 def test_points_of_videos(videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    monkeypatch.setattr("loaders._installed", lambda package: package == "decord")
+    monkeypatch.setattr("loaders.installed", lambda package: package == "decord")
     found = soak.points(Soak(task="video", data=videos, clip_stride=2))
     assert [point.pop("loader") for point in found] == ["pyav", "decord"]
     assert found[0] == {"batch_size": 8, "image_size": 224, "clip_frames": 16, "clip_stride": 2, "clips": 0}

@@ -13,8 +13,7 @@ import torch
 from contracts import Batch, Feed, Rows
 from loaders import _bundles, open_loader
 from plan import bundles
-from plan.augment import Augment
-from plan.autoaugment import policy_of
+from plan.augment import Augment, Auto, Erase
 from plan.balance import Balance
 from plan.images import ImagePlan, ImagePolicy
 from plan.mixing import Mixing
@@ -40,7 +39,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Scene:
 def feed(pictures: Scene, *, training: bool) -> Feed:
     labels = np.arange(SAMPLES) % 5
     task = Classification(labels, mixing=Mixing(mixup=0.8, cutmix=1.0) if training else Mixing())
-    augment = Augment(auto=policy_of("rand-m9-mstd0.5-inc1"), erase=0.5, erase_mode="pixel")
+    augment = Augment((Auto(auto_augment="rand-m9-mstd0.5-inc1"), Erase(erase=0.5, erase_mode="pixel")))
     policy = ImagePolicy(window="random-resized", image_size=32, flip=0.5, augment=augment)
     if not training:
         policy = ImagePolicy(window="center", image_size=32)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import Rows, UserError
+from contracts import Rows
 from loaders import Undecodable
 from loaders.videos import dali_video
 from loaders.videos._planes import Fitter
@@ -20,7 +20,6 @@ from loaders.videos._worker import REFUSED
 from loaders.videos.dali_video import Cutting, DaliVideo, Filling
 from loaders.videos.exact import exact
 from loaders.videos.pyav import Pyav
-from tests.conformance.turning import rows_are_changed
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.test_clip_loaders import feed, shows_what_is_asked
 from tests.unit.test_clip_readers import patterns
@@ -164,12 +163,6 @@ def test_every_clip_of_every_kind(made: Made) -> None:
         assert "Failed to create video decoder" in loading.counts.refusals["h264 in mp4" + REFUSED]
 
 
-def test_clips_are_turned_and_operated_on(tmp_path: Path) -> None:
-    names = ("vp9.webm", "vp9-709.webm", "h264.mp4", "h264-90.mp4")
-    kinds = Made(tmp_path, {name: KINDS[name] for name in names})
-    rows_are_changed(DaliVideo, feed(kinds.videos))
-
-
 def test_hevc_that_dali_takes_for_another_size_is_decoded_by_pyav(tmp_path: Path) -> None:
     """NVIDIA's parser rounds 152 rows up to 160, and DALI takes the decoder of a file that has 160."""
     sizes = [((152, 256), 8), ((152, 256), 16), ((160, 248), 8), ((160, 248), 16), ((160, 256), 8)]
@@ -182,10 +175,3 @@ def test_hevc_that_dali_takes_for_another_size_is_decoded_by_pyav(tmp_path: Path
         (note,) = loading.notes
         assert note.startswith("2 of 5 videos are hevc in mp4, unaligned: decoded by pyav")
         assert exact("dali-video", kinds.videos, np.arange(5)).tolist() == [False, True, False, True, True]
-
-
-def test_a_file_that_is_gone_is_the_users_mistake(tmp_path: Path) -> None:
-    kinds = Made(tmp_path, {"vp9.webm": KINDS["vp9.webm"], "other.webm": KINDS["vp9.webm"]})
-    Path(kinds.videos.path(1).decode()).unlink()
-    with DaliVideo(feed(kinds.videos)) as loading, pytest.raises(UserError, match="is gone"):
-        list(loading.batches(0, 0))

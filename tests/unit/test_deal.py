@@ -331,14 +331,6 @@ def test_what_the_source_raises_reaches_whoever_waits() -> None:
     pool.close()
 
 
-def test_closing_does_not_wait_for_a_worker_that_hangs() -> None:
-    pool = opened(2)
-    serve(pool, [60_000] * 5)
-    began = time.monotonic()
-    pool.close()
-    assert time.monotonic() - began < 10
-
-
 def test_more_memory_than_there_is() -> None:
     with pytest.raises(UserError, match=r"--workers 3 takes .* GiB of memory"):
         opened(3, slot_bytes=1 << 60)

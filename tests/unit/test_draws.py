@@ -59,27 +59,10 @@ def test_golden_values() -> None:
 
 
 def test_purposes_are_never_renumbered() -> None:
+    names = "ORDER WINDOW FLIP FRAMES COLOUR MODEL SCALE ZOOM OVERLAP CROP BLOCKS AUTO JITTER GREY BLUR ERASE"
+    names += " UPSIDE_DOWN MIX TRANSFORM BALANCE"
     assert {purpose.name: purpose.value for purpose in Purpose} == {
-        "ORDER": 1,
-        "WINDOW": 2,
-        "FLIP": 3,
-        "FRAMES": 4,
-        "COLOUR": 5,
-        "MODEL": 6,
-        "SCALE": 7,
-        "ZOOM": 8,
-        "OVERLAP": 9,
-        "CROP": 10,
-        "BLOCKS": 11,
-        "AUTO": 12,
-        "JITTER": 13,
-        "GREY": 14,
-        "BLUR": 15,
-        "ERASE": 16,
-        "UPSIDE_DOWN": 17,
-        "MIX": 18,
-        "BALANCE": 20,
-        "TRANSFORM": 19,
+        name: place + 1 for place, name in enumerate(names.split())
     }
 
 

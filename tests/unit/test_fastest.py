@@ -273,7 +273,7 @@ def test_ranks_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_candidates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     here = {"nvidia.dali"}
-    monkeypatch.setattr(loaders, "_installed", lambda package: package in here)
+    monkeypatch.setattr(loaders, "installed", lambda package: package in here)
 
     def names(*argv: str, gpu: bool) -> tuple[str, ...]:
         return KIND.may_open(parse(["--data", str(tmp_path), *argv]), gpu=gpu)

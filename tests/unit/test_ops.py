@@ -1,4 +1,4 @@
-"""SSD's distortion: the numbers' distribution, and what each of them does."""
+"""SSD's distortion: the numbers' distribution, and what each of them does to pixels; slots and their rows."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loaders._ops import distort, operated
 from plan import ops
 from plan.ops import (
     BRIGHTNESS,
@@ -19,12 +21,11 @@ from plan.ops import (
     PERMUTATION,
     PERMUTATIONS,
     SATURATION,
-    distort,
+    Op,
     distortions,
 )
 
 NONE: Any = np.array([0, 1, 0, 1, 0, 0], np.float32)
-SEEDS = st.integers(0, 2**32 - 1)
 
 
 def numbers(**said: float) -> Any:
@@ -46,7 +47,12 @@ def pixels(seed: int = 0, shape: tuple[int, ...] = (7, 9)) -> Any:
     return out
 
 
-def test_numbers_come_with_their_probability_and_range() -> None:
+def distorted(image: Any, given: Any) -> Any:
+    """One image, RGB in 0..1, in 64 bits."""
+    return distort(torch.from_numpy(image)[None], torch.from_numpy(given.astype(np.float64))[None])[0].numpy()
+
+
+def test_numbers_come_with_their_probability_and_range_and_apart() -> None:
     drawn = distortions(5, 2, np.arange(40_000))
     assert drawn.dtype == np.float32 and drawn.shape == (40_000, len(NONE))
     for name, low, high in (
@@ -64,33 +70,26 @@ def test_numbers_come_with_their_probability_and_range() -> None:
     assert drawn[:, CONTRAST_FIRST].mean() == pytest.approx(0.5, abs=0.01)
     shares = np.bincount(drawn[:, PERMUTATION].astype(int), minlength=6) / 40_000
     assert shares == pytest.approx([0.5 + 0.5 / 6] + [0.5 / 6] * 5, abs=0.01)  # the first leaves all in place
-
-
-def test_parts_are_drawn_apart() -> None:
-    drawn = distortions(5, 2, np.arange(40_000))
     assert np.abs(np.corrcoef(drawn, rowvar=False) - np.eye(len(NONE))).max() < 0.02
     applied = (drawn != NONE)[:, [BRIGHTNESS, CONTRAST, SATURATION, HUE]]
     assert np.abs(np.corrcoef(applied, rowvar=False) - np.eye(4)).max() < 0.02
 
 
-def test_nothing_drawn_leaves_every_pixel() -> None:
-    np.testing.assert_allclose(distort(pixels(), NONE), pixels(), atol=1e-12)
-
-
 def test_brightness_adds_and_contrast_multiplies() -> None:
     here = pixels()
+    np.testing.assert_allclose(distorted(here, NONE), here, atol=1e-12)
     for value in (0.1, -0.1):
-        got = distort(here, numbers(brightness=value))
+        got = distorted(here, numbers(brightness=value))
         np.testing.assert_allclose(got, np.clip(here + np.float32(value), 0, 1), atol=1e-9)
     for first in (0, 1):
-        got = distort(here, numbers(contrast=1.5, contrast_first=first))
+        got = distorted(here, numbers(contrast=1.5, contrast_first=first))
         np.testing.assert_allclose(got, np.clip(here * 1.5, 0, 1), atol=1e-9)
 
 
 def test_saturation_and_hue_are_those_of_hsv() -> None:
     here = pixels().reshape(-1, 3)
     for factor, turn in ((0.5, 0.0), (1.0, 0.05), (1.0, -0.05), (0.8, 0.031), (1.4, -0.02)):
-        for pixel, got in zip(here, distort(here, numbers(saturation=factor, hue=turn)), strict=True):
+        for pixel, got in zip(here, distorted(here, numbers(saturation=factor, hue=turn)), strict=True):
             h, s, v = colorsys.rgb_to_hsv(*pixel.tolist())
             if s * factor <= 1:
                 expected = colorsys.hsv_to_rgb((h + turn) % 1, s * factor, v)
@@ -98,33 +97,69 @@ def test_saturation_and_hue_are_those_of_hsv() -> None:
 
 
 def test_only_the_result_is_clipped() -> None:
-    """0.9 + 0.12 is above 1, and comes back; a saturation above 1 takes a channel below 0, and contrast takes
-    it to 0 at the end.
-    """
+    """0.95 + 0.12 is above 1, and comes back; a high saturation takes a channel below 0, and it ends at 0."""
     white = np.full((1, 3), 0.95)
-    assert distort(white, numbers(brightness=0.12, contrast=0.5)) == pytest.approx(np.full((1, 3), 0.535))
+    assert distorted(white, numbers(brightness=0.12, contrast=0.5)) == pytest.approx(np.full((1, 3), 0.535))
     red = np.array([[0.9, 0.1, 0.1]])
-    assert distort(red, numbers(saturation=1.5)) == pytest.approx(np.array([[0.9, 0.0, 0.0]]))
-    assert distort(red, numbers(saturation=1.5, brightness=0.2)) == pytest.approx(np.array([[1.0, 0.0, 0.0]]))
+    assert distorted(red, numbers(saturation=1.5)) == pytest.approx(np.array([[0.9, 0.0, 0.0]]))
+    assert distorted(red, numbers(saturation=1.5, brightness=0.2)) == pytest.approx(
+        np.array([[1.0, 0.0, 0.0]])
+    )
 
 
 @pytest.mark.parametrize("index", range(6))
 def test_channels_change_places_last(index: int) -> None:
     here = pixels()
-    plain = distort(here, numbers(brightness=0.05, saturation=0.7, hue=0.02))
-    got = distort(here, numbers(brightness=0.05, saturation=0.7, hue=0.02, permutation=index))
+    plain = distorted(here, numbers(brightness=0.05, saturation=0.7, hue=0.02))
+    got = distorted(here, numbers(brightness=0.05, saturation=0.7, hue=0.02, permutation=index))
     for channel in range(3):
         assert (got[..., channel] == plain[..., PERMUTATIONS[index][channel]]).all()
 
 
 @settings(max_examples=30)
-@given(SEEDS, st.integers(1, 5))
-def test_a_batch_is_its_images_one_by_one(seed: int, count: int) -> None:
-    here = pixels(seed, (count, 4, 5)).astype(np.float32)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.booleans())
+def test_a_batch_is_its_images_one_by_one(seed: int, count: int, clips: bool) -> None:
+    here = pixels(seed, (count, 3, 4, 5) if clips else (count, 4, 5)).astype(np.float32)
     drawn = distortions(seed, 0, np.arange(count))
-    together = distort(here, drawn[:, None, None])
+    together = distort(torch.from_numpy(here), torch.from_numpy(drawn)).numpy()
     assert together.dtype == np.float32 and together.shape == here.shape
     assert together.min() >= 0 and together.max() <= 1
     for image, own, got in zip(here, drawn, together, strict=True):
-        assert (distort(image, own) == got).all()
-        np.testing.assert_allclose(distort(image.astype(np.float64), own), got, atol=2e-6)
+        np.testing.assert_allclose(distorted(image.astype(np.float64), own), got, atol=5e-6)
+
+
+def slots(*numbers: np.ndarray) -> np.ndarray:
+    """`Rows.ops`, with a slot for each float32 [B, 6]; a row of zeros has no operation there."""
+    each = [
+        np.where((its != 0).any(axis=1).reshape(-1, 1, 1), ops.alone(Op.DISTORT, its), 0) for its in numbers
+    ]
+    return np.concatenate(each, axis=1).astype(np.float32)
+
+
+def on_host(values: list[np.ndarray]) -> list[torch.Tensor]:
+    return [torch.from_numpy(np.ascontiguousarray(value)) for value in values]
+
+
+def test_rows_without_an_operation_keep_their_bits() -> None:
+    levels = np.random.default_rng(3).integers(0, 256, (6, 4, 5, 3), np.uint8)
+    numbers = distortions(0, 0, np.arange(6)) * (np.arange(6) % 3 > 0)[:, None]
+    given, before = torch.from_numpy(levels), levels.copy()
+    found = operated(given, slots(numbers), on_host).numpy()
+    np.testing.assert_array_equal(found[::3], levels[::3].astype(np.float32))
+    for row in (1, 2, 4, 5):
+        np.testing.assert_allclose(found[row], 255 * distorted(levels[row] / 255, numbers[row]), atol=0.005)
+    np.testing.assert_array_equal(given.numpy(), before)
+    floats = torch.from_numpy(levels.astype(np.float32))
+    assert np.array_equal(operated(floats, slots(0 * numbers), on_host).numpy(), levels)
+    assert np.array_equal(operated(floats, slots(numbers), on_host).numpy(), found)
+    assert np.array_equal(floats.numpy(), levels)
+
+
+def test_slots_act_in_their_order() -> None:
+    bright, half = np.tile(NONE, (4, 1)), np.tile(NONE, (4, 1))
+    bright[:, BRIGHTNESS], half[:, CONTRAST] = 0.1, 0.5
+    one = np.where(np.arange(4)[:, None] < 2, bright, half)
+    other = np.where(np.arange(4)[:, None] < 2, half, bright)
+    other[3] = 0
+    found = operated(torch.full((4, 1, 1, 3), 255, dtype=torch.uint8), slots(one, other), on_host)
+    assert found[:, 0, 0, 0].tolist() == pytest.approx([127.5, 127.5, 153, 127.5])

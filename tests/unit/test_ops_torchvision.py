@@ -71,7 +71,6 @@ def affined(**said: Any) -> Callable[[bool], Change]:
     return lambda smooth: of(tv.affine, interpolation=SMOOTH if smooth else NEAREST, **given)
 
 
-A = np.array
 SINGLE: dict[str, tuple[Any, Change]] = {
     **{
         f"{name} {factor}": (one(op, factor), of(change, factor))

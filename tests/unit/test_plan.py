@@ -14,7 +14,7 @@ from contracts import UserError
 from models import Native
 from models.classification import MEAN, STD
 from plan import windows
-from plan.augment import Augment
+from plan.augment import Augment, Jitter
 from plan.balance import Balance
 from plan.draws import Purpose, uniforms
 from plan.images import Growth, ImagePlan, ImagePolicy
@@ -138,18 +138,18 @@ def test_no_step_at_all_is_a_mistake_that_names_what_fits(
     plan(n, batch_size=64, policy=CENTER, training=False).require_a_step()
 
 
-def test_importing_the_plan_imports_no_torch() -> None:
+@pytest.mark.parametrize(("also", "code"), [("", 0), ("torch, ", 1)])
+def test_importing_the_plan_imports_neither_torch_nor_pycocotools(also: str, code: int) -> None:
     """Workers that only draw rows start in a tenth of a second instead of seconds."""
-    code = "import sys, plan.epoch; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
-    planted = "import sys, torch, plan.epoch; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", planted], cwd=ROOT).returncode == 1
+    program = f"import sys, {also}plan.epoch, plan.images, plan.clips, plan.targets, plan.boxes"
+    ends = "sys.exit(not {'torch', 'pycocotools'}.isdisjoint(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", f"{program}; {ends}"], cwd=ROOT).returncode == code
 
 
 @pytest.mark.parametrize("repeats", [2, 3])
 def test_repeats_are_drawn_apart_and_an_epoch_keeps_its_length(repeats: int) -> None:
     """The samples at the end of the order are left out, and the first repeat is as if it were alone."""
-    augment = Augment(jitter=0.4)
+    augment = Augment((Jitter(color_jitter=0.4),))
     policy = ImagePolicy(window="random-resized", image_size=16, flip=0.5, augment=augment)
     plain, repeated = (plan(50, policy=policy, batch_size=5, repeats=count) for count in (1, repeats))
     assert plain.steps() == repeated.steps() == 10
@@ -205,7 +205,7 @@ def test_a_centre_crop_that_grows_shows_the_same_part() -> None:
 def test_classes_come_alike_on_any_number_of_ranks() -> None:
     """Each of three classes of 30, 7 and 2 samples has 13 items; a fourth has no sample."""
     labels = np.random.default_rng(0).permutation(np.repeat([0, 1, 3], [30, 7, 2]))
-    augment = Augment(jitter=0.4)
+    augment = Augment((Jitter(color_jitter=0.4),))
     policy = ImagePolicy(window="random-resized", image_size=16, flip=0.5, augment=augment)
     how: dict[str, Any] = {"policy": policy, "batch_size": 3, "balance": Balance.of(labels)}
     alone = plan(39, **how)

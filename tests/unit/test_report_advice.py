@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 
 from engine.optimizers import OPTIMIZERS
-from loaders import IMAGE_LOADERS
+from loaders import of_medium
 from report.advice import advice, told_bound
 from settings.help import HELP
 from settings.model import Model
@@ -204,7 +204,7 @@ def test_what_readme_and_help_name_is_a_row_too() -> None:
     """Loaders and tasks of README's tables, its presets of one's own images, and what --help names."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     firsts = re.findall(r"^\| `([\w+-]+)`", readme, re.MULTILINE)
-    named = {("--loader", name) for name in firsts if name in IMAGE_LOADERS}
+    named = {("--loader", name) for name in firsts if name in of_medium("images")}
     named |= {("--task", name) for name in firsts if name in TASKS}
     known = {"--precision": get_args(Model.model_fields["precision"].annotation), "--optimizer": OPTIMIZERS}
     for flag, names in known.items():

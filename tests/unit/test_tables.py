@@ -12,7 +12,7 @@ from benchmarks.train import require_data
 from contracts import UserError
 from dataset.open import SPLITS, Content, are_files, open_split
 from dataset.stores import SOURCES
-from loaders import IMAGE_LOADERS, VIDEO_LOADERS
+from loaders import LOADERS
 from scripts import _probes
 from settings.config import build, parse
 from tasks import TASKS, tables
@@ -24,7 +24,6 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from dataset.stores import SOURCES
-from loaders import IMAGE_LOADERS, VIDEO_LOADERS
 from scripts import _probes
 from tasks import TASKS, tables
 from tests.conformance import toy
@@ -123,4 +122,4 @@ def test_help_names_what_the_tables_have(
     with pytest.raises(SystemExit):
         parse(["--help"], tables())
     words = set(re.findall(r"[\w+-]+", capsys.readouterr().out))
-    assert {*SOURCES, *TASKS, *IMAGE_LOADERS, *VIDEO_LOADERS} <= words
+    assert {*SOURCES, *TASKS, *LOADERS} <= words

@@ -20,8 +20,9 @@ from dataset.videos.nal_units import is_turned
 from dataset.videos.packets import Times, _packets, read
 from dataset.videos.scan import open_videos
 from loaders import Undecodable
-from loaders.videos.exact import EXACT, exact, notes
+from loaders.videos.exact import exact, notes
 from loaders.videos.pyav import Pyav, planes
+from tests.unit.clip_kinds import CLAIMED
 from tests.unit.test_clip_readers import patterns, upright
 from tests.unit.test_video_scan import FLAGS_PLACE, copied, remuxed
 from tests.unit.video_files import make, number, with_lengths
@@ -185,7 +186,7 @@ def test_key_frames_are_those_of_the_codec(
     assert bool(flags(times) & Flags.WRONG_KEYS) != recovery_points
     assert np.array_equal(times.keys, right.keys)
     videos = scanned(path, tmp_path / "s")
-    assert recovery_points or not any(exact(backend, videos, np.arange(1))[0] for backend in EXACT)
+    assert recovery_points or not any(exact(backend, videos, np.arange(1))[0] for backend in CLAIMED)
     reader = Pyav(videos)
     for frames in patterns(len(times.pts)):
         shown = {frame: number(upright(each)) for frame, each in reader(0, videos.path(0), frames)}
@@ -333,7 +334,7 @@ def test_a_lost_transport_packet_loses_clips_and_no_file(place: float, tmp_path:
     videos = scanned(path, tmp_path / "s")
     wrong, lost = compared(path, videos)
     assert wrong == 0 and 0 < len(lost) <= 12
-    assert not any(exact(backend, videos, np.arange(1))[0] for backend in EXACT)
+    assert not any(exact(backend, videos, np.arange(1))[0] for backend in CLAIMED)
 
 
 def test_many_lost_packets_lose_the_file(tmp_path: Path) -> None:

@@ -106,15 +106,6 @@ def uniform_aspect(draws: np.ndarray) -> None:
     draws[:, 1:20:2] = np.log(aspect / RATIO[0]) / np.log(RATIO[1] / RATIO[0])
 
 
-def uniform_side(draws: np.ndarray) -> None:
-    share = (np.sqrt(SCALE[0]) + draws[:, 0:20:2] * (1 - np.sqrt(SCALE[0]))) ** 2
-    draws[:, 0:20:2] = (share - SCALE[0]) / (1 - SCALE[0])
-
-
-def first_try_only(draws: np.ndarray) -> None:
-    draws[:, 2:20:2], draws[:, 3:20:2] = draws[:, 0:1], draws[:, 1:2]
-
-
 def always_central(regions: np.ndarray) -> np.ndarray:
     size = regions[:, 2:] - regions[:, :2]
     low = (np.array([500, 375]) - size) // 2
@@ -123,10 +114,7 @@ def always_central(regions: np.ndarray) -> np.ndarray:
 
 PLANTS: dict[str, tuple[Callable[[], np.ndarray], str]] = {
     "uniform aspect": (lambda: planted(uniform_aspect), "aspect"),
-    "uniform side": (lambda: planted(uniform_side), "area"),
-    "first try only": (lambda: planted(first_try_only), "area"),
     "always central": (lambda: always_central(crops(375, 500, COUNT)), "place across"),
-    "a pixel less": (lambda: crops(375, 500, COUNT) - np.array([0, 0, 8, 0]), "aspect"),
 }
 
 

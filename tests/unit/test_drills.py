@@ -1,0 +1,168 @@
+"""One file and one line: in a copy of the tree something new is added, and the programs know it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.runs import ROOT, draw, losses
+from tests.unit.test_house import files
+
+TOY_LOADER = '''
+"""`toy`: Pillow decodes each row in the loader's own thread."""
+
+import io
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from PIL import Image
+
+from contracts import Feed, Rows
+from loaders._staging import Staged, Staging
+from plan.geometry import upright
+
+
+class Toy(Staging):
+    in_flight = 2
+
+    def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
+        for its in rows:
+            drawn = upright(its)
+            pixels = np.zeros((len(drawn), *drawn.padded, 3), np.uint8)
+            for i in np.flatnonzero(drawn.valid).tolist():
+                left, top, right, bottom = drawn.placed[i].tolist()
+                image = Image.open(io.BytesIO(self._feed.source.read(int(drawn.ids[i])))).convert("RGB")
+                region = image.crop(tuple(drawn.regions[i].tolist()))
+                size = right - left, bottom - top
+                pixels[i, top:bottom, left:right] = region.resize(
+                    size, Image.Resampling.BILINEAR, box=tuple(drawn.windows[i].tolist())
+                )
+            yield self._stager.stage(torch.from_numpy(pixels), its, its.valid)
+
+
+def open(feed: Feed) -> Toy:
+    return Toy(feed)
+'''
+TOY_SPEC = 'LoaderSpec(name="toy", media=("images",), module="loaders.images.toy", preference=9),'
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of every file of the project."""
+    copy = tmp_path / "tree"
+    for name in files():
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, copy / name)
+    return copy
+
+
+def ran(tree: Path, *words: str) -> str:
+    """Run `python WORDS` in the tree and return its output; its exit code must be 0."""
+    child = subprocess.run(
+        [sys.executable, *words],
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert child.returncode == 0, child.stdout + child.stderr
+    return child.stdout
+
+
+def add_line(path: Path, before: str, line: str) -> None:
+    """Write `line` above the first line that has `before`."""
+    text = path.read_text(encoding="utf-8")
+    assert text.count(before) >= 1
+    path.write_text(text.replace(before, f"{line}\n{before}", 1), encoding="utf-8")
+
+
+def test_a_loader_is_one_file_and_one_line(tree: Path, tmp_path: Path) -> None:
+    (tree / "loaders/images/toy.py").write_text(TOY_LOADER, encoding="utf-8")
+    add_line(tree / "loaders/__init__.py", 'LoaderSpec(name="synthetic"', TOY_SPEC)
+    data = draw(tmp_path / "data", classes=("a", "b"), train=4, val=2)
+    small = "--arch resnet18 --image-size 32 --batch-size 4 --epochs 1 --ceilings false --seed 3"
+    of = {}
+    for loader in ("toy", "torchvision --reader pil"):
+        run = tmp_path / loader[:3]
+        ran(tree, "train.py", *f"--data {data} --output {run} --loader {loader} {small}".split())
+        of[loader] = losses(run)
+    assert len(of["toy"]) == 2 and of["toy"] == of["torchvision --reader pil"]
+    # the tables that others read: --help-all, what auto tries first, the doctor, bench
+    told = " ".join(ran(tree, "train.py", "--help-all").replace("│", "").split())
+    assert "torchvision, dali-cpu, dali-gpu, dali-fed, toy" in told
+    asked = f"""
+from benchmarks.loader import expanded
+from scripts.probes.decoders import loaders
+from settings.config import parse
+from tasks.classification import KIND
+print(KIND.may_open(parse(["--data", {str(data)!r}]), gpu=False)[0], "toy" in loaders().found.split(", "),
+      "toy" in expanded("--loaders", ["auto"], 0))
+"""
+    assert ran(tree, "-c", asked).split() == ["toy", "True", "True"]
+
+
+HALVED = '''
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halved(Augmentation):
+    """Some images become half as bright."""
+
+    halved: float = 0.0
+
+    @property
+    def on(self) -> bool:
+        return self.halved > 0
+
+    def draw(self, seed: int, epoch: int, ids: Array, sizes: Array) -> Array:
+        return slot(Op.HALVED, uniforms(seed, epoch, Purpose.HALVED, ids, 1)[:, 0] < self.halved)
+
+
+'''
+LINES = [
+    (
+        "settings/augmentation.py",
+        "    erase: Share",
+        '    halved: Share = 0.0\n    """Probability of half."""',
+    ),
+    ("plan/draws.py", "    ORDER = 1\n", "    HALVED = 99"),
+    ("plan/ops.py", "    DISTORT = 1,", "    HALVED = 18, 0"),
+    ("plan/augment.py", "AUGMENTATIONS: tuple", HALVED),
+    (
+        "loaders/_ops.py",
+        "    Op.ERASE: _erase,",
+        "    Op.HALVED: lambda levels, numbers: (levels / 2).floor(),",
+    ),
+]
+"""What an augmentation with an operation of its own needs: file, what comes behind, text."""
+
+
+def test_an_augmentation_is_a_setting_a_class_and_an_operation(tree: Path) -> None:
+    for name, before, text in LINES:
+        add_line(tree / name, before, text)
+    table = tree / "plan/augment.py"
+    table.write_text(
+        table.read_text(encoding="utf-8").replace("(Auto, ", "(Halved, Auto, "), encoding="utf-8"
+    )
+    drawn = """
+import numpy as np, torch
+from loaders._ops import operated
+from models import Native
+from settings.config import parse
+from tasks._plans import augment
+config = parse(["--halved", "0.5", "--grayscale", "1"])
+ids = np.arange(400)
+made = augment(config.augmentation, Native(8, (0.5,) * 3, (0.5,) * 3))
+ops = made.draw(3, 0, ids, np.full((400, 2), 8))
+levels = torch.full((400, 8, 8, 3), 201, dtype=torch.uint8)
+found = operated(levels, ops, lambda values: [torch.from_numpy(np.ascontiguousarray(one)) for one in values])
+print(sorted({*found.unique().tolist()}), 150 < int((found[:, 0, 0, 0] == 99).sum()) < 250)
+"""
+    # grey of 100 and of 201: weights that sum to 0.9999, rounded down
+    assert ran(tree, "-c", drawn).split() == ["[99.0,", "200.0]", "True"]
+    assert "--halved" in ran(tree, "train.py", "--help-all")
