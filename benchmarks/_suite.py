@@ -127,7 +127,6 @@ class Suite:
     """Axes, of which the first that differs is the x axis of the curves."""
     curves: tuple[str, ...]
     """The figures that are drawn over it, and shown in TensorBoard's CUSTOM SCALARS."""
-    higher_is_better: bool = True
     # plots that are not curves over an axis
     plots: Callable[[Sequence[Row], Path], list[Path]] = lambda rows, folder: []
     # with figures that compare a row to others, for what is shown

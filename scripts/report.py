@@ -115,7 +115,7 @@ def _pair(suite: Suite, point: dict[str, Any], a: Row | None, b: Row | None) -> 
     known = [_known(suite, row) for row in (a, b)]
     if not a or not b or not known[0] or not known[1]:
         return Pair(point, a, b, None, False)
-    speed = known[1] / known[0] if suite.higher_is_better else known[0] / known[1]
+    speed = known[1] / known[0]
     apart = beyond_noise(suite, a, b)
     return Pair(point, a, b, speed, bool(apart), judged=apart is not None)
 
@@ -214,7 +214,7 @@ def main(argv: list[str]) -> int:
         *(column.title for column in axes),
         "A",
         "B",
-        "B / A" if suite.higher_is_better else "A / B",
+        "B / A",
         "",
     ):
         table.add_column(title)

@@ -216,7 +216,7 @@ def test_a_loop_by_hand_that_needs_a_gpu_is_absent(
     assert ended.value.code == loop_by_hand.NOT_HERE and "no GPU is here" in capsys.readouterr().out
 
 
-def test_a_summary_of_clips_or_detectors_has_their_figures() -> None:
+def test_a_summary_of_clips_or_detectors_has_their_figures(tmp_path: Path) -> None:
     rate = {"steady": 10.0, "unit": "clip/s", "spread": None, "first_epoch": None}
     told = {
         "rate": rate,
@@ -236,6 +236,12 @@ def test_a_summary_of_clips_or_detectors_has_their_figures() -> None:
     assert found.items() >= wanted.items()
     found = measured(told | {"detection": {"instances_per_s": 70.0, "padding": 0.05}}).figures
     assert (found["instances_per_s"], found["padding"], found["frames_per_s"]) == (70.0, 0.05, None)
+    of_validation = told | {"validation": {"top1": 0.5, "ema_top1": 0.6}, "batch_size": 8}
+    of_validation["rate"] = rate | {"spread": {"n": 1, "min": 9.0, "max": 9.0, "iqr": 0.0}}
+    (tmp_path / "summary.json").write_text(json.dumps(of_validation))
+    trained = read({"loader": "torchvision", "batch_size": 8}, tmp_path)
+    assert (trained.figures["top1"], trained.figures["ema_top1"]) == (0.5, 0.6)
+    assert "rate" not in trained.spread, "however few windows there were, its accuracy is shown"
 
 
 def test_the_bound_of_repeats_is_of_their_medians() -> None:
