@@ -38,8 +38,7 @@ from engine.distributed import default_workers
 from loaders import usable
 from scripts import _lr_range
 from settings.cli import FolderOrUrl, Settings, flags
-from settings.config import Config, as_yaml, build, parse
-from settings.run import Run
+from settings.config import FACTS, Config, as_yaml, build, parse
 from system.resources import cores
 from tasks import kind_of
 
@@ -53,8 +52,8 @@ LARGER = (2, 4, 8, 16)
 AUTO: Final = "auto"
 TAKEN = ("task", "data", "arch", "batch_size", "output", "seconds", "steps", "resume", "evaluate", "score")
 """Settings of train.py that are this program's own flags, or would end a trial early."""
-LEFT_OUT = (*Run.model_fields, "data", "rescan", "steps", "seconds", "score")
-"""Settings that say what one run reads, writes or measures: they are no part of a recipe."""
+LEFT_OUT = {name for name, facts in FACTS.items() if not facts.recipe}
+"""Settings that are no part of a recipe."""
 AGAIN = "again"
 OF_A_GPU = ("compile", "graphs", "pin_memory")
 """Levers that are tried with a GPU alone."""

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from contracts import UserError
 from settings import config
 from settings.cli import one_of
-from settings.config import GROUP_OF, GROUPS, READ_WITH, Config, as_yaml, build, parse
-from tasks import kind_of, task_with_arch
+from settings.config import FACTS, GROUP_OF, GROUPS, Config, as_yaml, build, parse
+from tasks import TASKS, kind_of, task_with_arch
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,9 +35,10 @@ def mistake(argv: list[str]) -> str:
 
 
 def test_a_flag_that_another_one_makes_idle() -> None:
-    assert READ_WITH.keys() == CHANGED.keys()
-    for name, (other, values) in READ_WITH.items():
-        assert name in GROUP_OF and other in GROUP_OF, name
+    assert {name for name, facts in FACTS.items() if facts.needs} == CHANGED.keys()
+    for name in CHANGED:
+        ((other, values),) = FACTS[name].needs.items()
+        assert other in GROUP_OF, name
         flag, needs = f"--{name.replace('_', '-')}", f"--{other.replace('_', '-')}"
         assert f"{flag} is for {needs} {' or '.join(values)}, and this is {needs} " in mistake(
             [*OTHERWISE[other], flag, *CHANGED[name]]
@@ -353,6 +354,7 @@ def test_nearest_names() -> None:
 def test_names_of_settings_are_unique_over_groups() -> None:
     assert len(GROUP_OF) == sum(len(group.model_fields) for group in GROUPS.values())
     assert set(GROUPS) == set(Config.model_fields)
+    assert {task for facts in FACTS.values() for task in facts.tasks} <= TASKS.keys()
 
 
 def documented() -> dict[str, dict[str, str]]:
@@ -363,7 +365,11 @@ def documented() -> dict[str, dict[str, str]]:
                 continue
             fields = found.setdefault(node.name, {})
             for statement, after in zip(node.body, [*node.body[1:], ast.Pass()], strict=True):
-                if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                if (
+                    isinstance(statement, ast.AnnAssign)
+                    and isinstance(statement.target, ast.Name)
+                    and "ClassVar" not in ast.unparse(statement.annotation)
+                ):
                     is_text = (
                         isinstance(after, ast.Expr)
                         and isinstance(after.value, ast.Constant)
