@@ -11,11 +11,9 @@ for two. `--lr` finds a learning rate instead.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,12 +29,12 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks._process import ROOT, ending_on_signals, ran
-from benchmarks.train import FULL_SIZE, GENTLER, MEASURED_ONLY, require_data, words
+from benchmarks._process import ending_on_signals
+from benchmarks.train import GENTLER, MEASURED_ONLY, require_data, words
 from contracts import UserError, one_line
 from engine.distributed import default_workers
 from loaders import usable
-from scripts import _lr_range
+from scripts import _lr_range, _trials
 from settings.cli import FolderOrUrl, Settings, flags
 from settings.config import FACTS, Config, as_yaml, build, parse
 from system.resources import cores
@@ -228,51 +226,24 @@ def _beats(trial: Trial, base: Trial) -> bool:
 
 def trial_of(recipe: Config, choice: Choice, seconds: float) -> Config:
     """Return the settings of one trial: the recipe with a choice, as a short run that only measures."""
-    measuring = {
-        **MEASURED_ONLY,
-        **GENTLER.get(recipe.model.task, {}),
-        **FULL_SIZE,
-        "seconds": seconds,
-        "min_window_s": min(1.0, seconds / 2),
-        "val_every": 0,
-        "ceilings": False,
-        "profile": False,
-        "steps": None,
-        "loader": _loader_of(recipe, choice),
-        "resume": None,
-        "evaluate": False,
-        "score": None,
-    }
-    return build({**recipe.flat(), **choice, **measuring})
-
-
-def _loader_of(recipe: Config, choice: Choice) -> str:
-    """Return the loader of a trial: where neither names one, what auto tries first, and not a measurement."""
-    asked = str(choice.get("loader", recipe.loading.loader))
-    return kind_of(recipe).may_open(recipe, gpu=torch.cuda.is_available())[0] if asked == AUTO else asked
+    gentle = GENTLER.get(recipe.model.task, {})
+    measuring = {"seconds": seconds, "min_window_s": min(1.0, seconds / 2)}
+    return _trials.config_of(recipe, {**choice, **MEASURED_ONLY, **gentle, **measuring})
 
 
 def measured(
     recipe: Config, seconds: float, lever: str, choice: Choice, limit_s: float = TRIAL_LIMIT_S
 ) -> Trial:
     """Run one trial, whose steady windows last `seconds`. It fails once it has taken `limit_s`."""
-    trial = trial_of(recipe, choice, seconds)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "run"
-        log = Path(scratch) / "log.txt"
-        asked = Path(scratch) / "trial.yaml"
-        asked.write_text(as_yaml(trial), encoding="utf-8")
-        command = [sys.executable, str(ROOT / "train.py"), *words({"config": asked, "output": folder})]
-        with log.open("w") as file:
-            code = ran(command, file, limit_s)
-        if code != 0:
-            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            why = f"it took longer than {limit_s:.0f} s" if code is None else (lines or [""])[-1]
-            return Trial(lever=lever, choice=choice, why=why.removeprefix("train.py: "))
-        told = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    config = trial_of(recipe, choice, seconds)
+    trial = _trials.run(config, limit_s)
+    if trial.code != 0:
+        why = f"it took longer than {limit_s:.0f} s" if trial.code is None else trial.said
+        return Trial(lever=lever, choice=choice, why=why)
+    told = trial.summary
     rate = told["rate"]
     if rate["steady"] is None or rate["short"]:
-        why = f"the run was shorter than a window of {trial.run.min_window_s:g} s"
+        why = f"the run was shorter than a window of {config.run.min_window_s:g} s"
         return Trial(lever=lever, choice=choice, why=why)
     return Trial(
         lever=lever,
@@ -383,17 +354,12 @@ def main(argv: list[str]) -> int:
                 found = _lr_range.measured(recipe, gpu, console.print)
             picture = settings.output.with_suffix(".png")
             _lr_range.draw(found, picture)
-            if found.advised is None:
-                advice = {}
-                kept = recipe.optimisation.lr
-                console.print(
-                    f"no clear fall of the loss: keep the preset's --lr {kept:g}; {picture} shows it"
-                )
-            else:
-                advice = {"lr": found.advised, "lr_per": 0}  # as it was trained with, whatever the batch
-                console.print(
-                    f"--lr {found.advised:g}: by where the loss falls and climbs again; {picture} shows it"
-                )
+            # as it was trained with, whatever the batch
+            advice = {} if found.advised is None else {"lr": found.advised, "lr_per": 0}
+            said = f"--lr {found.advised or 0:g}: by where the loss falls and climbs again"
+            if not advice:
+                said = f"no clear fall of the loss: keep the preset's --lr {recipe.optimisation.lr:g}"
+            console.print(f"{said}; {picture} shows it")
             text = as_yaml(build(recipe.flat() | advice), without=LEFT_OUT)
             settings.output.write_text(text, encoding="utf-8")
             console.print(_next_command(settings.output, data), soft_wrap=True)
