@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -347,7 +347,7 @@ class Training:
                     epoch=epoch,
                     stop=self.stop,
                     step=self.step,
-                    loader=WatchedLoader(self.loader, self.watch),
+                    loader=cast("Loader", WatchedLoader(self.loader, self.watch)),
                     plan=self.plan,
                     world=self.world,
                 )

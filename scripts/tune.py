@@ -315,25 +315,64 @@ def preset(recipe: Config, best: Trial, trials: Sequence[Trial]) -> str:
     return head + as_yaml(build(recipe.flat() | loader | best.choice), without=LEFT_OUT)
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an error of writing to --output, which is `path`, into a UserError."""
+    try:
+        yield
+    except OSError as error:
+        where = "name a file in a folder that can be written to"
+        raise UserError(f"--output {path}: {error.strerror}; {where}") from None
+
+
 def require_writable(path: Path) -> None:
     """Raise UserError where no preset can be written there; what is there stays as it is."""
     new = not os.path.lexists(path)
-    try:
-        with path.open("a"):
-            pass
+    with writing(path):
+        path.open("a").close()
         if new:
             path.unlink()
-    except OSError as error:
-        raise _unwritable(path, error) from None
 
 
-def _unwritable(path: Path, error: OSError) -> UserError:
-    return UserError(f"--output {path}: {error.strerror}; name a file in a folder that can be written to")
+def learning_rate(settings: Tune, recipe: Config, console: Console) -> str:
+    """Find a learning rate, draw how; return the YAML of the recipe with it. Raises UserError."""
+    found = _lr_range.measured(recipe, torch.cuda.is_available(), console.print)
+    picture = settings.output.with_suffix(".png")
+    _lr_range.draw(found, picture)
+    # as it was trained with, whatever the batch
+    advice = {} if found.advised is None else {"lr": found.advised, "lr_per": 0}
+    said = f"--lr {found.advised or 0:g}: by where the loss falls and climbs again"
+    if not advice:
+        said = f"no clear fall of the loss: keep the preset's --lr {recipe.optimisation.lr:g}"
+    console.print(f"{said}; {picture} shows it")
+    return as_yaml(build(recipe.flat() | advice), without=LEFT_OUT)
 
 
-def _next_command(preset: Path, data: str | None) -> str:
-    command = ["train.py", "--config", str(preset), *(["--data", data] if data else [])]
-    return f"{preset}: {shlex.join(command)} ..."
+def fastest(
+    settings: Tune, recipe: Config, fixed: Collection[str], console: Console, trials: list[Trial]
+) -> str:
+    """Search, and print what came of it; return the YAML of the recipe with it. Raises UserError."""
+    gpu = torch.cuda.is_available()
+    clock = Clock(60 * settings.minutes)
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("", total=clock.total_s)
+
+        def measure(lever: str, choice: Choice) -> Trial:
+            bar.update(task, completed=clock.passed_s, description=f"{lever} {choice or ''}")
+            with clock.trial() as limit_s:
+                return measured(recipe, settings.seconds, lever, choice, limit_s)
+
+        any_batch = settings.batch_size == AUTO
+        best = search(
+            recipe, measure, trials, gpu=gpu, any_batch=any_batch, fixed=fixed, may_begin=clock.has_time
+        )
+    console.print(table(trials, best))
+    if any(trial.why == LATE for trial in trials):
+        took = f"a trial took up to {clock.longest_s:.0f} s"
+        console.print(f"{LATE}: the time was over; {took}: more --minutes than {settings.minutes:g}")
+    for line in left_out(recipe, best.used, gpu=gpu, fixed=fixed):
+        console.print(line)
+    return preset(recipe, best, trials)
 
 
 def main(argv: list[str]) -> int:
@@ -346,58 +385,19 @@ def main(argv: list[str]) -> int:
         settings = flags(Tune, [*argv[:at], *more], prog="scripts.tune")
         recipe, fixed = recipe_of(settings)
         data = recipe.data.data
+        output = settings.output
         require_data(data, [recipe.loading.loader], recipe)
-        require_writable(settings.output)
-        gpu = torch.cuda.is_available()
-        if settings.lr:
-            with ending_on_signals():
-                found = _lr_range.measured(recipe, gpu, console.print)
-            picture = settings.output.with_suffix(".png")
-            _lr_range.draw(found, picture)
-            # as it was trained with, whatever the batch
-            advice = {} if found.advised is None else {"lr": found.advised, "lr_per": 0}
-            said = f"--lr {found.advised or 0:g}: by where the loss falls and climbs again"
-            if not advice:
-                said = f"no clear fall of the loss: keep the preset's --lr {recipe.optimisation.lr:g}"
-            console.print(f"{said}; {picture} shows it")
-            text = as_yaml(build(recipe.flat() | advice), without=LEFT_OUT)
-            settings.output.write_text(text, encoding="utf-8")
-            console.print(_next_command(settings.output, data), soft_wrap=True)
-            return 0
-        any_batch = settings.batch_size == AUTO
-        with ending_on_signals(), Progress(console=console, transient=True) as bar:
-            clock = Clock(60 * settings.minutes)
-            task = bar.add_task("", total=clock.total_s)
-
-            def measure(lever: str, choice: Choice) -> Trial:
-                bar.update(task, completed=clock.passed_s, description=f"{lever} {choice or ''}")
-                with clock.trial() as limit_s:
-                    return measured(recipe, settings.seconds, lever, choice, limit_s)
-
-            best = search(
-                recipe,
-                measure,
-                trials,
-                gpu=gpu,
-                any_batch=any_batch,
-                fixed=fixed,
-                may_begin=clock.has_time,
-            )
-        console.print(table(trials, best))
-        if any(trial.why == LATE for trial in trials):
-            took = f"a trial took up to {clock.longest_s:.0f} s"
-            console.print(f"{LATE}: the time was over; {took}: more --minutes than {settings.minutes:g}")
-        for line in left_out(recipe, best.used, gpu=gpu, fixed=fixed):
-            console.print(line)
-        try:
-            settings.output.write_text(preset(recipe, best, trials), encoding="utf-8")
-        except OSError as error:
-            raise _unwritable(settings.output, error) from None
-        console.print(_next_command(settings.output, data), soft_wrap=True)
-    except UserError as error:
-        print(f"scripts.tune: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
+        require_writable(output)
+        with ending_on_signals():
+            if settings.lr:
+                text = learning_rate(settings, recipe, console)
+            else:
+                text = fastest(settings, recipe, fixed, console, trials)
+        with writing(output):
+            output.write_text(text, encoding="utf-8")
+        command = ["train.py", "--config", str(output), *(["--data", data] if data else [])]
+        console.print(f"{output}: {shlex.join(command)} ...", soft_wrap=True)
+    except (UserError, OSError) as error:
         print(one_line(f"scripts.tune: {error}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -21,6 +21,7 @@ from dataset.synthetic import NoBytes
 from dataset.videos.synthetic import SyntheticVideos
 from engine.evaluate import Outcome
 from loaders import open_loader
+from models import AUXILIARY_WEIGHTS
 from settings.config import FACTS, GROUP_OF, Config, build
 from tasks import classification, detection, require_read, superres, video
 from tasks.kind import TaskKind
@@ -61,7 +62,7 @@ class Case:
         return self.kind.plans(self.config, self.splits, native, seed=1, world_size=world_size, rank=rank)
 
     def tasks(self) -> tuple[Task, Task]:
-        return self.kind.tasks(self.config, self.splits, self.kind.registry.auxiliary_weight(self.arch))
+        return self.kind.tasks(self.config, self.splits, AUXILIARY_WEIGHTS.get(self.arch, 0.0))
 
     def module(self, plan: Plan) -> torch.nn.Module:
         torch.manual_seed(0)

@@ -32,9 +32,6 @@ class Registry:
     def classes(self, arch: str, weights: str) -> tuple[str, ...]:
         return ()
 
-    def auxiliary_weight(self, arch: str) -> float:
-        return 0.0
-
 
 class Guess(Classification):
     """contracts.Task: the squared error of a class's number. Targets, inputs and probe are those of

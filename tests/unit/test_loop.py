@@ -264,22 +264,6 @@ def test_what_is_otherwise_than_in_the_checkpoint_is_said(tmp_path: Path) -> Non
         assert [call.args[0].rpartition(": ")[2] for call in toy.report.info.call_args_list] == said
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_rank_0_says_when_a_checkpoint_is_due(rank: int, tmp_path: Path) -> None:
-    """The others' part of a validation is done at once, and asking for a checkpoint then would be to wait for
-    the figures.
-    """
-    toy = Toy(tmp_path, epochs=1, figures=[])
-    toy.set(save_every_steps=2)
-    toy.training.progress.step = 4
-    toy.training.world = MagicMock(rank=rank)
-    assert toy.training._save_due() is (rank == 0)
-    toy.training.validation._unsettled = unsettled = MagicMock()
-    for done in (False, True):
-        unsettled.outcomes = [MagicMock(**{"done.return_value": value}) for value in (True, done)]
-        assert toy.training._save_due() is (rank == 0 and done)
-
-
 def test_seconds_of_a_validation_are_told_apart() -> None:
     class Slept(Slow):
         def result(self) -> dict[str, Any]:
