@@ -87,5 +87,3 @@ def test_an_import_that_nobody_interrupts() -> None:
     with pytest.raises(ImportError, match="missing"), uninterrupted():
         raise ImportError("missing")
     assert signal.getsignal(signal.SIGINT) is before
-
-

@@ -181,8 +181,6 @@ def test_a_whole_batch_is_scaled_by_exactly_one(monkeypatch: pytest.MonkeyPatch)
     assert factors == [1.0, pytest.approx(18 / 15)]
 
 
-
-
 def test_pixels_of_a_sample_that_is_not_valid_change_nothing() -> None:
     nets = [Net(), Net()]
     for net, filling in zip(nets, (0.0, 1e3), strict=True):
