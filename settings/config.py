@@ -161,11 +161,13 @@ def _check_read(config: Config, before: Config) -> None:
     chosen = config.flat()
     preset = before.flat()
     for name, facts in FACTS.items():
-        for other, values in facts.needs.items():
-            if chosen[name] != preset[name] and chosen[other] not in (*values, "auto"):
-                flag, needs = (word.replace("_", "-") for word in (name, other))
-                wanted = " or ".join(values)
-                raise UserError(f"--{flag} is for --{needs} {wanted}, and this is --{needs} {chosen[other]}")
+        if not facts.needs or chosen[name] == preset[name]:
+            continue
+        other, *values = facts.needs
+        if chosen[other] not in (*values, "auto"):
+            flag, needs = (word.replace("_", "-") for word in (name, other))
+            wanted = " or ".join(values)
+            raise UserError(f"--{flag} is for --{needs} {wanted}, and this is --{needs} {chosen[other]}")
 
 
 def recipe(config: Config, arch: str) -> list[str]:

@@ -25,7 +25,7 @@ class Detection(Settings):
     architecture was made for, mostly 1333."""
     short_sides: tuple[Side, ...] = setting(
         (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800),
-        needs={"augment": ("multiscale",)},
+        needs=("augment", "multiscale"),
         evaluation="unused",
     )
     """--augment multiscale: lengths that the shorter side is drawn from, in pixels."""

@@ -24,7 +24,7 @@ class Loading(Settings):
     reader: Literal["auto", "nvimgcodec", "torchvision", "pil", "opencv", "imageio"] = setting(
         "auto",
         tasks=("classification", "detection", "superres"),
-        needs={"loader": ("torchvision", "paired")},
+        needs=("loader", "torchvision", "paired"),
         evaluation="own",
     )
     """Decoder of the loaders torchvision and paired; auto = the fastest whose pixels are PIL's, bit for
@@ -38,7 +38,7 @@ class Loading(Settings):
     rank. nvdec and dali-video start more, which only read, and nvdec+pyav fewer that decode. Default: CPU
     cores / local ranks, less one; with two cores beside a GPU both."""
     decode_threads: PositiveInt | None = setting(
-        None, tasks=STILLS, needs={"loader": ("dali-fed",)}, resume="free", evaluation="own"
+        None, tasks=STILLS, needs=("loader", "dali-fed"), resume="free", evaluation="own"
     )
     """dali-fed: threads of DALI that decode what the workers have read. Default: --workers."""
     pin_memory: bool = setting(True, resume="free", evaluation="own")

@@ -34,9 +34,9 @@ class Optimisation(Settings):
     lr_per: NonNegativeInt = setting(0, changes_rate=False)
     """Samples of a step that --lr is for: with a step of other samples, over all ranks and --accumulate, it
     is scaled in proportion. 0 = --lr is used as it is."""
-    momentum: Share = setting(0.9, needs={"optimizer": ("sgd", "apex-sgd", "lars", "muon")})
+    momentum: Share = setting(0.9, needs=("optimizer", "sgd", "apex-sgd", "lars", "muon"))
     """Momentum of SGD, LARS and Muon."""
-    nesterov: bool = setting(True, needs={"optimizer": ("sgd", "apex-sgd", "lars", "muon")})
+    nesterov: bool = setting(True, needs=("optimizer", "sgd", "apex-sgd", "lars", "muon"))
     """The Nesterov form of that momentum."""
     weight_decay: NotNegative = 1e-4
     """Weight decay of parameters of more than one dimension."""
@@ -58,18 +58,18 @@ class Optimisation(Settings):
     """Length of the warm-up in optimiser steps, in place of --warmup-epochs."""
     warmup_start: Share = setting(0.01, changes_rate=False)
     """Share of --lr that the warm-up begins at."""
-    final_lr: NotNegative = setting(0.0, needs={"schedule": ("cosine", "linear")}, changes_rate=False)
+    final_lr: NotNegative = setting(0.0, needs=("schedule", "cosine", "linear"), changes_rate=False)
     """Learning rate at the end of the cosine, or of the line."""
     lr_step_epochs: Annotated[FiniteFloat, Field(gt=0)] = setting(
-        30.0, needs={"schedule": ("step", "range")}, changes_rate=False
+        30.0, needs=("schedule", "step", "range"), changes_rate=False
     )
     """Step schedule: epochs from the end of the warm-up to the first drop, and between two drops."""
     lr_milestones: tuple[NotNegative, ...] | None = setting(
-        None, needs={"schedule": ("step",)}, changes_rate=False
+        None, needs=("schedule", "step"), changes_rate=False
     )
     """Step schedule: the epochs of the drops, counted from the start, instead of --lr-step-epochs."""
     lr_gamma: Annotated[FiniteFloat, Field(gt=0, le=1)] = setting(
-        0.1, needs={"schedule": ("step",)}, changes_rate=False
+        0.1, needs=("schedule", "step"), changes_rate=False
     )
     """Step schedule: the factor of a drop."""
     label_smoothing: Annotated[FiniteFloat, Field(ge=0, lt=1)] = setting(
@@ -79,7 +79,7 @@ class Optimisation(Settings):
     loss: Literal["ce", "bce"] = setting("ce", tasks=CLASSIFIERS, evaluation="free")
     """Cross entropy, or the mean over the classes of the binary cross entropy of each, as timm's
     --bce-loss."""
-    bce_threshold: Share | None = setting(None, tasks=CLASSIFIERS, needs={"loss": ("bce",)})
+    bce_threshold: Share | None = setting(None, tasks=CLASSIFIERS, needs=("loss", "bce"))
     """--loss bce: targets above it are 1 and all others 0."""
     balance: Literal["none", "sampler", "loss"] = setting("none", tasks=CLASSIFIERS)
     """Classes with unlike numbers of samples: sampler = an epoch, as long as ever, has as many of each class,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat
@@ -12,6 +11,7 @@ Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
 Side = Annotated[int, Field(ge=8, le=65_536)]
 """Length in pixels."""
 NotNegative = Annotated[FiniteFloat, Field(ge=0)]
+IMAGES = ("classification",)
 CLASSIFIERS = ("classification", "video")
 STILLS = ("classification", "detection")
 AUGMENTED = ("classification", "detection", "video")
@@ -23,8 +23,8 @@ class Facts:
 
     tasks: tuple[str, ...] = ()
     """Tasks that read it, beside those that name it themselves (TaskKind.also); () = all tasks."""
-    needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Another setting, and its values with which alone this one is read; that setting may also be auto."""
+    needs: tuple[str, ...] = ()
+    """Another setting, then its values with which alone this one is read; that setting may also be auto."""
     changes_rate: bool = True
     """The rate of step or loader may depend on it: what was measured with another value does not hold."""
     resume: Literal["named", "free", "scanned"] = "named"

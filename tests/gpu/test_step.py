@@ -15,7 +15,7 @@ import torch
 
 from contracts import Batch
 from engine.distributed import ProcessWorld
-from engine.loss_log import Recent
+from engine.loss_log import LossLog
 from engine.step import Step, seed
 from models import AUXILIARY_WEIGHTS
 from models import classification as registry
@@ -119,7 +119,7 @@ def test_outcomes_are_read_in_order_while_steps_go_on(device: torch.device) -> N
     world = ProcessWorld(device)
     found = []
     with world.own_stream():
-        recent = Recent(4, world, precision="fp32")
+        recent = LossLog(4, world, precision="fp32")
         outcome = torch.ones(4, device=device)
         for at in range(1, 101):
             outcome[0].fill_(at)

@@ -35,7 +35,7 @@ def mistake(argv: list[str]) -> str:
 def test_a_flag_that_another_one_makes_idle() -> None:
     assert {name for name, facts in FACTS.items() if facts.needs} == CHANGED.keys()
     for name in CHANGED:
-        ((other, values),) = FACTS[name].needs.items()
+        other, *values = FACTS[name].needs
         assert other in GROUP_OF, name
         flag, needs = f"--{name.replace('_', '-')}", f"--{other.replace('_', '-')}"
         assert f"{flag} is for {needs} {' or '.join(values)}, and this is {needs} " in mistake(

@@ -19,7 +19,7 @@ from torch import nn
 from contracts import Batch, Counts, Figure, NotFinite, RateWindow, UserError
 from engine.checkpoint import Checkpoints, Progress, Resume
 from engine.distributed import ProcessWorld
-from engine.emergency_save import Rescue
+from engine.emergency_save import EmergencySave
 from engine.evaluate import Outcome
 from engine.failures import Failures
 from engine.loop import Training
@@ -299,7 +299,7 @@ def test_a_worker_that_dies_in_mid_step_leaves_no_hole(tmp_path: Path) -> None:
     seen = torch.zeros(())
     toy.module.register_buffer("seen", seen)
     toy.training.plan.batch_size = BATCH // 2  # type: ignore[misc]
-    toy.training.rescue = Rescue(toy.training.checkpoints, toy.training.world, accumulate=2)
+    toy.training.rescue = EmergencySave(toy.training.checkpoints, toy.training.world, accumulate=2)
     with pytest.raises(UserError, match="a worker was killed"):
         toy.training.fit()
     assert [point["step"] for told in toy.report.train.call_args_list for point in told.args[0]] == [1, 2]
