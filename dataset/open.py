@@ -230,12 +230,15 @@ def _shared(
     how: Mapping[str, Any],
 ) -> dict[str, Split]:
     """Open the class folders of `root` as two splits, of which --val-share validates. Raises UserError."""
-    val_split.require(root, content == "images" and not settings.multi_label)
+    _require_shared(settings, root, content)
     with console.counting("images") as progress:
         whole = source_named("folder").open(root.parent, root.name, progress=progress, **how)
     columns = whole.columns
     for line in _warnings(columns, content, settings.exif):
         console.warn(f"images: {line}")
+    tell_of_classes("images", whole, console, expected=None, listed=False, noun="image")
+    if model is None and settings.order == "sequential":
+        warn_of_sorted(columns, console)
     assert settings.val_share is not None
     splits, said, mistakes = val_split.parted(whole, settings.val_share, settings.val_seed)
     console.info(said)
@@ -247,6 +250,15 @@ def _shared(
         val = _under(model, splits["val"], console)
         return {"train": val, "val": val}
     return splits
+
+
+def _require_shared(settings: DataSettings, root: Path, content: Content) -> None:
+    """Raise UserError unless --val-share can part what the settings name, and they name no other source."""
+    val_split.require(root, content == "images" and not settings.multi_label)
+    _labels(settings, root, "train", "folder")
+    if settings.source not in ("auto", "folder") or settings.trust_list:
+        other = "--trust-list" if settings.trust_list else f"--source {settings.source}"
+        raise UserError(f"--val-share parts a folder with a folder a class; leave it or {other} out")
 
 
 def _under(model: ModelClasses, split: Split, console: Console) -> Split:
@@ -277,7 +289,7 @@ def require_splits(settings: DataSettings, content: Content, *, validates: bool 
     Nothing is scanned.
     """
     if settings.data is not None and settings.val_share is not None:
-        val_split.require(_root(settings), content == "images" and not settings.multi_label)
+        _require_shared(settings, _root(settings), content)
     elif settings.data is not None:
         _openers(settings, _root(settings), content, SPLITS if validates else ("train",))
 

@@ -44,16 +44,17 @@ def facts(plan: Plan) -> dict[str, int]:
 def _epoch_told(plan: Plan, asked: int) -> list[str]:
     samples = plan.samples
     steps = plan.steps()
+    what = "samples" if plan.views == 1 else "rows"  # a sample that repeats may take the place of others
     if plan.batch_size != asked:
         return [
             f"train: --batch-size {asked} -> {plan.batch_size}, in whose {steps} steps an epoch has "
-            f"all {samples:,} samples"
+            f"all {samples:,} {what}"
         ]
     dropped = samples - steps * plan.global_batch_size
     if dropped <= 0:
         return []
     return [
-        f"train: an epoch is {steps:,} whole steps of {plan.global_batch_size:,} samples, and leaves out "
+        f"train: an epoch is {steps:,} whole steps of {plan.global_batch_size:,} {what}, and leaves out "
         f"{dropped:,} of {samples:,} ({dropped / samples:.2%})"
     ]
 

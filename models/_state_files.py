@@ -62,7 +62,7 @@ def read(path: Path, said: str) -> Weights:
         what = "averaged weights" if averaged else "weights"
         left = f", not {', '.join(map(repr, others))}" if others else ""
         why = ", whose figure made it the best" if "best_of" in content else ""
-        notes.append(f"{said}: took the {what} '{key}'{left}{why}")
+        notes.append(f"{said}: took the {what} '{key}'{why}{left}")
     arch = content.get("arch", "") if isinstance(content, Mapping) else ""
     return Weights(state=state, notes=notes, arch=arch if isinstance(arch, str) else "")
 

@@ -20,7 +20,9 @@ class Parser(argparse.ArgumentParser):
         self.register("type", Path, _local)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; --help lists what it takes\n")
+        from contracts import one_line  # here, since it imports NumPy, which the doctor is to look at
+
+        self.exit(2, one_line(f"{self.prog}: {message}; --help lists what it takes") + "\n")
 
 
 def _local(name: str) -> Path:

@@ -154,14 +154,16 @@ def _opened(path: Path, label_key: str | None) -> Iterator[tuple[Any, Any]]:
         raise UserError("--source hdf5 needs the package h5py: pip install h5py") from None
     # h5py's errors have no number; one that has is the storage's
     with Damaged(path, (OSError, RuntimeError)), h5py.File(path, "r") as file:
-        images = file[_one_of(IMAGES_OF_HDF5, file, "images", path)]
         own = (label_key,) if label_key else LABELS_OF_HDF5
-        labels = file[_one_of(own, file, "labels: --label-key names them", path)]
-        for held in (images, labels):
+        names = (
+            _one_of(IMAGES_OF_HDF5, file, "images", path),
+            _one_of(own, file, "labels: --label-key names them", path),
+        )
+        images, labels = map(file.get, names)  # None for a link that leads nowhere
+        for name, held in zip(names, (images, labels), strict=True):
             if not isinstance(held, h5py.Dataset):
-                raise UserError(
-                    f"{path}: {held.name} is a group; it must be a data set of images, or of labels"
-                )
+                what = "leads nowhere" if held is None else "is a group"
+                raise UserError(f"{path}: /{name} {what}; it must be a data set of images, or of labels")
         encoded = images.ndim == 1 and h5py.check_vlen_dtype(images.dtype) == np.uint8
         if not encoded and not (images.ndim == 4 and images.dtype == np.uint8 and images.shape[-1] in (1, 3)):
             raise UserError(

@@ -17,7 +17,7 @@ from benchmarks import _show
 from benchmarks._flags import asked
 from benchmarks._process import ending_on_signals
 from benchmarks._suite import Suite, merged, run, value
-from contracts import UserError
+from contracts import UserError, one_line
 from settings.cli import one_of
 
 SUITES = {
@@ -74,8 +74,8 @@ def main(argv: list[str]) -> int:
             )
             return 1
         return int(any(row["status"] in ("failed", "timeout") for row in rows))
-    except UserError as mistake:
-        print(f"bench: {mistake}", file=sys.stderr)
+    except (UserError, OSError) as mistake:
+        print(one_line(f"bench: {mistake}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         if folder is None:

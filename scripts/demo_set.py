@@ -30,6 +30,7 @@ from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also when it is started as a file
 
+from contracts import one_line
 from scripts import Parser
 
 VERSION = 1  # of the drawing: a set of another version is made anew
@@ -323,7 +324,7 @@ def make(prog: str, dest: Path, write: Callable[[], bool]) -> int:
     try:
         said = "made" if write() else "already there"
     except (ValueError, OSError) as error:
-        print(f"{prog}: {error}", file=sys.stderr)
+        print(one_line(f"{prog}: {error}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -223,10 +223,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.data is not None and "://" not in options.data and not os.path.isdir(options.data):
         what = "is not a folder" if os.path.exists(options.data) else "no such folder"
-        print(
-            f"doctor: --data {options.data}: {what}; name the one that holds train/ and val/", file=sys.stderr
-        )
-        return 2
+        parser.error(f"--data {options.data}: {what}; name the one that holds train/ and val/")
     rows = diagnose(options.data)
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=2, ensure_ascii=False))

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import torchvision
 
-from contracts import UserError
+from contracts import UserError, one_line
 from report import record
 from scripts import Parser, demo_textures
 
@@ -171,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{error.cmd[-1]} has failed, {error.cmd[-1]}.txt says why", file=sys.stderr)
         return int(error.returncode)  # train.py has said why
     except (UserError, ValueError, OSError) as error:
-        print(f"recipes: {error}", file=sys.stderr)
+        print(one_line(f"recipes: {error}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("recipes: interrupted; the same command goes on", file=sys.stderr)

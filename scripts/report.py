@@ -26,7 +26,7 @@ from pydantic import Field, FiniteFloat
 from benchmarks import _show, train
 from benchmarks._flags import asked
 from benchmarks._suite import APART, LEAST, Rates, Row, Suite, beyond_noise, merged, results, versions_of
-from contracts import UserError
+from contracts import UserError, one_line
 from report import record
 from scripts.bench import suite_of
 from settings.cli import Settings
@@ -217,8 +217,8 @@ def main(argv: list[str]) -> int:
                 f"{settings.folders[0]} is of the suite {name_a}, {settings.folders[1]} of {name_b}; compare "
                 "two of one suite"
             )
-    except UserError as mistake:
-        print(f"report: {mistake}", file=sys.stderr)
+    except (UserError, OSError) as mistake:
+        print(one_line(f"report: {mistake}"), file=sys.stderr)
         return 2
     found = pairs(suite, a, b)
     form = next(column.form for column in suite.columns if column.key == suite.rate)

@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,15 @@ OTHER_ORDER = 0x2 | 0x4 | 0x8
 
 @dataclass(frozen=True, kw_only=True)
 class Meta:
-    """What the newer meta page of an environment says."""
+    """What the newer meta page of an environment says, and the looks of its file.
+
+    One that is written anew by the same program, and takes the place of another, has the same pages.
+    """
 
     transaction: int  # the last one
     page_size: int  # bytes
     pages: int
+    looks: tuple[int, int] = (0, 0)  # number of the file, and when it was written to, nanoseconds
 
     @property
     def size(self) -> int:
@@ -60,19 +64,23 @@ def checked(store: Path) -> Meta:
     """
     path = data_file(store)
     with open_bytes(path) as file:
-        size = os.fstat(file.fileno()).st_size
+        status = os.fstat(file.fileno())
         metas = [_meta(file.read(HEADER + META.size), path)]
         file.seek(metas[0].page_size)
         second = file.read(HEADER + META.size)
     if len(second) == HEADER + META.size:
         metas.append(_meta(second, path))
     found = max(metas, key=lambda meta: meta.transaction)
-    if size < found.size:
+    if status.st_size < found.size:
         raise UserError(
-            f"--data: {path} is cut short, or still being copied: it has {size:,} bytes of {found.size:,}; "
-            "copy it again (mdb_copy -c, where it is whole)"
+            f"--data: {path} is cut short, or still being copied: it has {status.st_size:,} bytes of "
+            f"{found.size:,}; copy it again (mdb_copy -c, where it is whole)"
         )
-    return found
+    return replace(found, looks=_looks(status))
+
+
+def _looks(status: os.stat_result) -> tuple[int, int]:
+    return status.st_ino, status.st_mtime_ns
 
 
 def require_no_writer(store: Path) -> None:
@@ -228,7 +236,8 @@ class Store:
         environment = self._environment()
         # first: to read a page beyond the end of the file would end the process by a bus error
         assert self._found is not None
-        if os.stat(self._file).st_size < self._found.size:
+        status = os.stat(self._file)
+        if status.st_size < self._found.size or _looks(status) != self._found.looks:
             raise self._written_to()
         try:
             with environment.opened.begin(buffers=True) as transaction:

@@ -243,7 +243,7 @@ def _write_file_list(
 
     Names that are no URLs are paths, or begin at the URL `base` of the list's folder.
     """
-    heading = listed.heading(lambda name: os.path.exists(root / name))
+    heading = listed.heading(lambda name: os.path.isfile(root / name))
     if heading:
         rejects(os.fsencode(listed.path), f"line 1 is a heading: {heading}")
     rows = listed.rows(skip=bool(heading))

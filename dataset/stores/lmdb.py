@@ -168,7 +168,7 @@ def _unchanged(path: Path, before: Meta) -> None:
     if now != before:
         raise UserError(
             f"--data: {path} is still being written: transaction {before.transaction} became "
-            f"{now.transaction} while it was scanned; start when it is complete"
+            f"{now.transaction}, or another file, while it was scanned; start when it is complete"
         )
 
 
@@ -180,7 +180,9 @@ def entries(data: Path, cache: Path) -> StoredEntries:
 def source(columns: Any, read_delay_s: float = 0.0) -> Stored:
     """Return the bytes of the values that the columns of COCO's images name."""
     split = split_of(columns)
-    values = Values(columns.root, split)
+    path = columns.root / f"{split}.lmdb"
+    # of one that is gone a read says so
+    values = Values(columns.root, split, _meta(path) if path.exists() else None)
     return Stored(columns, values, prefix=os.fsencode(split) + b"/", read_delay_s=read_delay_s)
 
 

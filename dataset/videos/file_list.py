@@ -70,7 +70,7 @@ def _lines(lines: List, rejects: Rejects) -> Iterator[tuple[int, str, str, float
         return
     folder = lines.path.parent
     lines.require_paths_first([folder])
-    heading = lines.heading(lambda name: os.path.exists(folder / name))
+    heading = lines.heading(lambda name: os.path.isfile(folder / name))
     if heading:
         rejects(os.fsencode(lines.path), f"line 1 is a heading: {heading}")
     for number, (name, label, *part) in lines.rows(skip=bool(heading)):

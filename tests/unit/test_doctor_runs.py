@@ -112,7 +112,8 @@ def test_without_rich_the_rows_are_lines(
 @pytest.mark.parametrize("name", ["gone", "file"])
 def test_a_wrong_folder_is_one_line(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("x")
-    assert doctor.main(["--data", str(tmp_path / name)]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        doctor.main(["--data", str(tmp_path / name)])
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"doctor: --data {tmp_path / name}: ")
 

@@ -117,6 +117,14 @@ def test_what_is_left_out_is_told_and_classes_stay(data: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("heading", ["other,species", "train,label"])
+def test_a_heading_may_have_the_name_of_a_folder(heading: str, data: Path) -> None:
+    fill(data, {"other/x.jpg": JPEG, "train/y.jpg": JPEG})
+    split = opened(data, f"{heading}\nother/x.jpg,cat\ntrain/y.jpg,dog\n")
+    assert split.columns.classes == ("cat", "dog")
+    assert left_out(split.columns) == [f"train.csv\tline 1 is a heading: {heading}"]
+
+
 def test_it_is_found_again_and_a_change_is_seen(data: Path) -> None:
     def again(text: str | None = None) -> tuple[int, bool]:
         if text is not None:

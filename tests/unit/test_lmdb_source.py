@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -207,6 +208,28 @@ def test_a_store_that_changes_under_a_run_is_refused_at_the_next_read(
         written_to(data / "train.lmdb", change)
     said = refused(lambda: found.read(0))
     assert "is cut short" in said if change == "cut" and not opened_before else "was written to after" in said
+
+
+@pytest.mark.parametrize("of_columns", [False, True], ids=["images", "detectors"])
+@pytest.mark.parametrize("how", ["renamed", "copied"])
+def test_a_store_in_place_of_another_is_refused(how: str, of_columns: bool, tmp_path: Path) -> None:
+    """One of as many transactions and pages; detectors' sources are opened from columns alone."""
+    data = data_of(tmp_path)
+    split = opened(data)
+    found: Any = split.source
+    if of_columns:
+        columns = SimpleNamespace(root=data, size=split.columns.size, entry=lambda _: b"train/a/small-000")
+        found = source.source(columns)
+    (tmp_path / "other").mkdir()
+    first, second = sorted(IMAGES)[:2]
+    other = data_of(tmp_path / "other", {**IMAGES, first: IMAGES[second], second: IMAGES[first]})
+    file, fresh = (each / "train.lmdb" / "data.mdb" for each in (data, other))
+    assert file.stat().st_size == fresh.stat().st_size
+    if how == "renamed":
+        os.replace(fresh, file)
+    else:
+        file.write_bytes(fresh.read_bytes())
+    assert "was written to after it was scanned" in refused(lambda: found.read(0))
 
 
 def test_a_store_that_grows_under_a_scan_is_not_called_damaged(tmp_path: Path) -> None:

@@ -124,6 +124,17 @@ def test_hdf5_of_another_form_is_refused(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["images", "labels"])
+def test_a_link_of_hdf5_that_leads_nowhere_is_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    h5py = pytest.importorskip("h5py")
+    held = {"images": PIXELS, "labels": [0, 1, 2]} | {name: h5py.ExternalLink("moved.h5", "/x")}
+    both_hdf5(tmp_path / "data", **held)
+    assert packed(tmp_path / "data") == 2
+    assert f"/{name} leads nowhere" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["train.parquet", "train.h5"])
 def test_a_damaged_file_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("h5py" if name.endswith("h5") else "pyarrow.parquet")

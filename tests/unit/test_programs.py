@@ -116,6 +116,35 @@ def test_a_url_that_a_program_does_not_take_is_refused_in_a_line(
     assert os.listdir(tmp_path) == ["photos"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "pack TO --from photos --format {}",
+        "pack TO --from photos --{}",
+        "export best.pt --format {}",
+        "doctor --data {}",
+        "report {}",
+        "bench loader --data {}",
+        "recipes {}",
+        "demo_set {}",
+        "video_set {}",
+    ],
+)
+def test_a_word_of_any_length_is_refused_in_a_short_line(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file whose name is that long cannot be asked for."""
+    monkeypatch.chdir(tmp_path)
+    name, *arguments = words.format("x" * 100_000).split()
+    try:
+        code = import_module(f"scripts.{name}").main(arguments)
+    except SystemExit as end:
+        code = end.code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert code == 2 and len(line) < 3_000
+    assert os.listdir(tmp_path) == []
+
+
 def _children(tasks: Path) -> list[int]:
     return [int(word) for file in tasks.glob("*/children") for word in file.read_text().split()]
 

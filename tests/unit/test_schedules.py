@@ -117,18 +117,22 @@ def test_a_warmup_of_steps_lasts_as_many(samples: int, a_step: int, wanted: int)
 
 
 @pytest.mark.parametrize(
-    ("samples", "batch", "asked", "said"),
+    ("samples", "views", "batch", "asked", "said"),
     [
-        (57, 29, 32, "--batch-size 32 -> 29, in whose 2 steps an epoch has all 57 samples"),
-        (653, 32, 32, "an epoch is 20 whole steps of 32 samples, and leaves out 13 of 653 (1.99%)"),
-        (640, 32, 32, None),
-        (653, 32, 0, None),
+        (57, 1, 29, 32, "--batch-size 32 -> 29, in whose 2 steps an epoch has all 57 samples"),
+        (57, 3, 29, 32, "--batch-size 32 -> 29, in whose 2 steps an epoch has all 57 rows"),
+        (653, 1, 32, 32, "an epoch is 20 whole steps of 32 samples, and leaves out 13 of 653 (1.99%)"),
+        (653, 3, 32, 32, "an epoch is 20 whole steps of 32 rows, and leaves out 13 of 653 (1.99%)"),
+        (640, 1, 32, 32, None),
+        (653, 1, 32, 0, None),
     ],
 )
-def test_what_an_epoch_leaves_out_is_told(samples: int, batch: int, asked: int, said: str | None) -> None:
+def test_what_an_epoch_leaves_out_is_told(
+    samples: int, views: int, batch: int, asked: int, said: str | None
+) -> None:
     steps = samples // batch + (batch != asked)
     plan: Any = SimpleNamespace(
-        samples=samples, batch_size=batch, global_batch_size=batch, steps=lambda first=0: steps
+        samples=samples, views=views, batch_size=batch, global_batch_size=batch, steps=lambda first=0: steps
     )
     _, told = of_plan(Optimisation(), plan, asked)
     assert [line.removeprefix("train: ") for line in told] == ([said] if said else [])

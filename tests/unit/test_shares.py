@@ -85,3 +85,29 @@ def test_what_is_parted_already_is_refused(tmp_path: Path) -> None:
     root = fill(tmp_path / "data", {f"{split}/ant/0.jpg": JPEG for split in ("train", "val")})
     with pytest.raises(UserError, match="has train and val; leave it out"):
         opened(root, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"source": "lmdb"}, "--val-share parts a folder .* leave it or --source lmdb out"),
+        ({"trust_list": True}, "--val-share parts a folder .* leave it or --trust-list out"),
+        ({"lmdb_label": "prefix"}, "--lmdb-label is for another source, .* leave it out"),
+        ({"label_key": "cls"}, "--label-key is for another source, .* leave it out"),
+    ],
+)
+def test_settings_of_another_source_are_refused(more: dict[str, Any], said: str, tmp_path: Path) -> None:
+    root = fill(tmp_path / "photos", {f"{c}/{c}{i:03}.jpg": JPEG for c in ("ant", "bee") for i in range(9)})
+    with pytest.raises(UserError, match=said):
+        opened(root, 0.3, **more)
+
+
+def test_what_may_be_a_mistake_is_told_as_of_other_folders(tmp_path: Path) -> None:
+    root = tmp_path / "photos"
+    for folder in (root, tmp_path / "above" / "photos"):
+        fill(folder, {f"{c}/{i:03}.jpg": JPEG for c in ("ant", "bee") for i in range(9)})
+    assert len(opened(root, 0.3)[1]) == 1
+    _, said, _ = opened(tmp_path / "above", 0.3)
+    assert said[0].startswith("warning: images: one class alone, 'photos'"), said
+    _, said, _ = opened(root, 0.3, order="sequential")
+    assert any("sorted by label" in line for line in said), said

@@ -302,7 +302,7 @@ def test_lines_that_a_csv_writer_has_quoted(videos: Path, cache: Path, clips: di
 
 
 @pytest.mark.parametrize(
-    "heading", ["path;label;start;end", "video_path;class_name", "# kinetics;one", "id;x"]
+    "heading", ["path;label;start;end", "video_path;class_name", "# kinetics;one", "id;x", "ant;class"]
 )
 def test_a_heading_is_left_out_and_told(heading: str, videos: Path, cache: Path) -> None:
     (videos / "list.csv").write_text(f"{heading}\nant/z.mkv;run;0;1\nant/a b.mp4;run\n")

@@ -213,8 +213,8 @@ def test_the_average_is_taken_and_said(layout: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("best_of", "takes", "said"),
     [
-        ("network", "model", "took the weights 'model', not 'ema', whose figure made it the best"),
-        ("average", "ema", "took the averaged weights 'ema', not 'model', whose figure made it the best"),
+        ("network", "model", "took the weights 'model', whose figure made it the best, not 'ema'"),
+        ("average", "ema", "took the averaged weights 'ema', whose figure made it the best, not 'model'"),
         (None, "ema", "took the averaged weights 'ema', not 'model'"),  # a last.pt
     ],
 )
