@@ -127,8 +127,8 @@ def parse(argv: list[str], tables: Mapping[str, Iterable[str]] | None = None) ->
     preset, origin = _preset_of(argv)
     before = build(preset, origin=origin)
     words = ["--help" if word == "--help-all" else word for word in argv]
-    how: dict[str, Any] = {"default": before, "tables": tables, "answer": help.answer}
-    config = build(flags(Config, words, prog="train.py", **how).flat(), origin="flags")
+    asked = flags(Config, words, prog="train.py", default=before, tables=tables, answer=help.answer)
+    config = build(asked.flat(), origin="flags")
     _check_read(config, before)
     return config
 
