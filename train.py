@@ -25,7 +25,7 @@ from engine.loop import Training  # noqa: E402
 from engine.step import Step  # noqa: E402
 from engine.validation import Validation  # noqa: E402
 from loaders import first_batches, open_loader, require_files  # noqa: E402
-from models import Unusable  # noqa: E402
+from models import AUXILIARY_WEIGHTS, Unusable  # noqa: E402
 from plan import draws  # noqa: E402
 from predict import predict  # noqa: E402
 from report import ceilings, record  # noqa: E402
@@ -61,7 +61,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         train_set = splits["train"].columns
         plan, val_plan = kind.plans(config, splits, native, seed=run.seed, **world.place)
         opt, told = schedules.of_plan(config.optimisation, plan, 0 if run.evaluate else load.batch_size)
-        task, val_task = kind.tasks(config, splits, registry.auxiliary_weight(arch))
+        task, val_task = kind.tasks(config, splits, AUXILIARY_WEIGHTS.get(arch, 0.0))
         shape = plan.sample_shape
         torch.backends.cudnn.benchmark = plan.resident == 1  # its search begins anew with each shape
         stack.enter_context(world.joined(run.timeout_minutes))  # after the scans: joining has a time-out

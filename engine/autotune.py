@@ -26,7 +26,7 @@ import torch
 from contracts import Batch, Loader, Plan, UserError
 from engine.distributed import ProcessWorld
 from engine.step import Step
-from settings.run import Run
+from settings.config import FACTS
 from system.resources import cores
 
 SECONDS = 3.0
@@ -42,15 +42,6 @@ ALIKE = 0.04
 preference is taken: a loader that runs near its limit keeps up for seconds and falls behind later."""
 ALL_S = 40.0
 """Seconds for all loaders: none begins that would not be done by then, if it took as long as the slowest."""
-UNTIMED = frozenset(
-    (
-        *Run.model_fields,
-        *("rescan", "manifest_dir", "trust_list", "weights", "epochs", "steps", "seconds", "patience"),
-        *("schedule", "final_lr", "label_smoothing", "evaluator", "score", "psnr", "shave"),
-    )
-)
-UNTIMED_PREFIXES = ("val_", "lr", "warmup_")
-"""Settings, and beginnings of settings' names, that leave the rate of step and loader as it is."""
 LR = 1e-8
 """Learning rate of these steps: so low that batches that come again and again hardly move the weights."""
 
@@ -103,11 +94,7 @@ def timed(flat: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     And `epoch`, the one to measure in: where images grow, the first of the size that the run ends with.
     """
     last = max(epoch for epoch in plan.first_epochs if epoch < flat["epochs"])
-    return {"epoch": last} | {
-        name: value
-        for name, value in flat.items()
-        if name not in UNTIMED and not name.startswith(UNTIMED_PREFIXES)
-    }
+    return {"epoch": last} | {name: value for name, value in flat.items() if FACTS[name].changes_rate}
 
 
 class Answers:

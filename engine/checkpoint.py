@@ -18,18 +18,12 @@ from engine import checkpoint_format, optimizers
 from engine.distributed import ProcessWorld
 from engine.protocols import Report
 from engine.step import Step
+from settings.config import FACTS
 from settings.run import Run
 from system import torch_files
 
 FULL_BYTES = 1 << 20
 """A disk that a checkpoint has filled has less than this left."""
-HOW_LONG = {"steps", "seconds", "patience"}
-BY_HOW_MANY = {"workers", "decode_threads", "pin_memory", "read_delay_ms", "read_threads"}
-WHERE_DATA_LIES = {"data", "source", "manifest_dir", "rescan", "cache_dir", "cache_gib"}
-TAKEN_UP_FREELY = HOW_LONG | BY_HOW_MANY | WHERE_DATA_LIES | {*Run.model_fields} - {"seed"}
-"""Settings that a resumed run may change without a word."""
-SCANNED_BY = ("max_pixels", "exif", "trust_list")
-"""Settings on which a scan's fingerprint depends, besides the files."""
 
 
 @dataclass
@@ -251,7 +245,10 @@ class Resume:
         for there, here in zip(trained, classes, strict=True):
             self._same("a class", there, here, from_weights)
         if not self.evaluate:
-            others = _differ(content["config"], {name: config.get(name) for name in SCANNED_BY})
+            others = _differ(
+                content["config"],
+                {name: config.get(name) for name, facts in FACTS.items() if facts.resume == "scanned"},
+            )
             flags = [f"--{other.replace('_', '-')}" for other in others]
             why = " or ".join([*flags, "files were added, removed or changed since"])
             of_data = "training data (manifest fingerprint)"
@@ -306,7 +303,7 @@ class Resume:
 
     def changed(self, config: Mapping[str, Any]) -> list[str]:
         """List the settings that are not as in the checkpoint, such as 'lr 0.1 -> 1.0'."""
-        compared = {name: value for name, value in config.items() if name not in TAKEN_UP_FREELY}
+        compared = {name: value for name, value in config.items() if FACTS[name].resume != "free"}
         if compared.get("loader") == "auto":  # keeps the checkpoint's
             del compared["loader"]
         return _differ(self.content.get("config", {}), compared)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import BaseModel, Field, InstanceOf, Strict, TypeAdapter, ValidationError
 
 from contracts import UserError
 from system import torch_files
@@ -14,70 +15,57 @@ from system import torch_files
 FORMAT = 2
 """What is written has this format: 2 has `used`, the settings as a run used them; 1 had those asked for."""
 READ = (1, 2)
-WHERE = {"epoch", "consumed", "step", "dropped", "samples", "lost", "stale"}
-"""Whole numbers of a checkpoint's progress."""
+Name = Annotated[str, Strict()]
+Whole = Annotated[int, Strict(), Field(gt=-(1 << 63), lt=1 << 63)]
+Count = Annotated[Whole, Field(ge=0)]
+Settings = dict[Name, Any]
+State = Annotated[dict[Name, InstanceOf[torch.Tensor]], Field(min_length=1)]
 
 
-def _is_state(value: Any) -> bool:
-    """Whether it is a state dict."""
-    return bool(_is_named(value) and value) and all(isinstance(one, torch.Tensor) for one in value.values())
+class Group(BaseModel):
+    """A group of parameters of an optimiser."""
+
+    params: list[Any]
 
 
-def _is_named(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+class Optimizer(BaseModel):
+    """The state of an optimiser."""
+
+    state: dict[Any, Any]
+    param_groups: list[Group]
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+class Where(BaseModel, extra="forbid"):
+    """Where a run is: engine.checkpoint.Progress."""
+
+    epoch: Count = 0
+    consumed: Count = 0
+    step: Count = 0
+    dropped: Count = 0
+    samples: Count = 0
+    lost: Count = 0
+    stale: Count = 0
+    best: Annotated[float, Strict()] | Whole = 0.0
+    best_epoch: Whole = -1
+    failed: list[Whole] | tuple[Whole, ...] = ()
 
 
-def _is_names(value: Any) -> bool:
-    """Whether it is a list of names, which is empty where a task has no classes."""
-    return isinstance(value, list | tuple) and all(map(_is_text, value))
-
-
-def _is_whole(value: Any) -> bool:
-    """Whether it is a whole number that tensors and arrays have too."""
-    return type(value) is int and abs(value) < 1 << 63
-
-
-def _is_progress(value: Any) -> bool:
-    known = {*WHERE, "best", "best_epoch", "failed"}
-    if not _is_named(value) or not value.keys() <= known or isinstance(value.get("best"), bool):
-        return False
-    failed = value.get("failed", ())
-    if not isinstance(failed, list | tuple) or not all(map(_is_whole, failed)):
-        return False
-    whole = [value.get(name, 0) for name in WHERE]
-    best = value.get("best", 0.0)
-    if not _is_whole(value.get("best_epoch", -1)):
-        return False
-    return (isinstance(best, float) or _is_whole(best)) and all(_is_whole(n) and n >= 0 for n in whole)
-
-
-def _is_optimizer(value: Any) -> bool:
-    groups = value.get("param_groups") if isinstance(value, Mapping) else None
-    if not isinstance(groups, list) or not isinstance(value.get("state"), Mapping):
-        return False
-    return all(_is_named(group) and isinstance(group.get("params"), list) for group in groups)
-
-
-CHECKED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "arch": (_is_text, "a name"),
-    "classes": (_is_names, "a list of names"),
-    "manifest": (_is_text, "a digest"),
-    "model": (_is_state, "a state dict"),
-    "ema": (_is_state, "an average's state dict"),
-    "best_of": (lambda value: value in tuple(torch_files.BEST_OF), " or ".join(torch_files.BEST_OF)),
-    "optimizer": (_is_optimizer, "an optimiser's state"),
-    "scaler": (_is_named, "a scaler's state"),
-    "progress": (_is_progress, "epoch, consumed, step, dropped and the like as whole numbers, and best"),
-    "config": (_is_named, "settings by name"),
-    "used": (_is_named, "settings by name"),
-    "ordering": (_is_text, "a name"),
-    "loader": (_is_text, "a name"),
+CHECKED: dict[str, tuple[Any, str]] = {
+    "arch": (Name, "a name"),
+    "classes": (list[Name] | tuple[Name, ...], "a list of names"),  # empty where a task has no classes
+    "manifest": (Name, "a digest"),
+    "model": (State, "a state dict"),
+    "ema": (State, "an average's state dict"),
+    "best_of": (Literal[*torch_files.BEST_OF], " or ".join(torch_files.BEST_OF)),
+    "optimizer": (Optimizer, "an optimiser's state"),
+    "scaler": (Settings, "a scaler's state"),
+    "progress": (Where, "epoch, consumed, step, dropped and the like as whole numbers, and best"),
+    "config": (Settings, "settings by name"),
+    "used": (Settings, "settings by name"),
+    "ordering": (Name, "a name"),
+    "loader": (Name, "a name"),
 }
-"""What a checkpoint has by name -> whether it is that, and what it must be."""
+"""What a checkpoint has by name -> its type, and what it must be, in words."""
 NOT_IN_1 = {"used"}
 NOT_IN_ALL = {"ema", "best_of", "ordering", "loader"}
 """What a run without --ema does not write, or a last.pt, or an earlier version."""
@@ -104,13 +92,17 @@ def read(path: Path, *, flag: str = "--resume") -> dict[str, Any]:
         known = " and ".join(map(str, READ))
         remedy = f"this version reads {known}; --weights {path} starts from its weights alone"
         raise UserError(f"{said}: a checkpoint of format {_short(number)}; {remedy}")
-    for name, (is_right, must_be) in CHECKED.items():
+    for name, (kind, must_be) in CHECKED.items():
         may_lack = NOT_IN_ALL | (NOT_IN_1 if number == 1 else set())
         if name not in content and name not in may_lack:
             raise UserError(f"{said}: a damaged checkpoint: it has no '{name}'")
-        if name in content and not is_right(content[name]):
-            got = _short(content[name])
-            raise UserError(f"{said}: a damaged checkpoint: '{name}' is {got}, and must be {must_be}")
+        if name in content:
+            try:
+                TypeAdapter(kind).validate_python(content[name])
+            except ValidationError:
+                got = _short(content[name])
+                wrong = f"'{name}' is {got}, and must be {must_be}"
+                raise UserError(f"{said}: a damaged checkpoint: {wrong}") from None
     if damaged := torch_files.damaged(path):
         raise UserError(f"{said}: a damaged checkpoint: '{damaged}' in it is not what was written")
     return dict(content)

@@ -35,7 +35,7 @@ HELD_S = 10.0
 """Seconds for which the main thread holds the weights at most, unless it hangs there."""
 
 
-class Rescue:
+class EmergencySave:
     """The last whole step of this rank: kept where a step may be left in its middle, and saved by rank 0."""
 
     def __init__(self, checkpoints: Checkpoints, world: ProcessWorld, *, accumulate: int) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -16,9 +16,9 @@ from contracts import Batch, Loader, NotFinite, Plan, RateWindow, UserError
 from engine import schedules
 from engine.checkpoint import Checkpoints, Progress
 from engine.distributed import ProcessWorld, Vote, leave, leave_within
-from engine.emergency_save import Rescue
+from engine.emergency_save import EmergencySave
 from engine.failures import Failures
-from engine.loss_log import Recent
+from engine.loss_log import LossLog
 from engine.protocols import MeasureCeilings, Meter, Profile, Report
 from engine.ranks import is_gone
 from engine.step import Step
@@ -64,11 +64,11 @@ class Training:
     def __post_init__(self) -> None:
         self.vote = Vote(self.world)
         accumulate = self.optimisation.accumulate
-        self.rescue = Rescue(self.checkpoints, self.world, accumulate=accumulate)
+        self.rescue = EmergencySave(self.checkpoints, self.world, accumulate=accumulate)
         self.watch = Watch(
             world=self.world, stop=self.stop, rescue=self._rescued, writing=self.checkpoints.writing
         )
-        self._recent = Recent(self.run.log_every, self.world, precision=self.step.precision)
+        self._losses = LossLog(self.run.log_every, self.world, precision=self.step.precision)
         self._saved_at = time.monotonic()
         self._save_is_asked_for = False
         self._skipped_steps = 0
@@ -245,7 +245,7 @@ class Training:
                 self._count(outcome, lr)
                 decided = self._vote()
                 # all but the last two steps: the host must not wait for the one it has just launched
-                if logging or self._recent.full():
+                if logging or self._losses.full():
                     self._log(everything=False)
                 self._tell_window(closed)  # of the step before: now the device has something to do meanwhile
                 closed = self._closed(self.meter.point()) if decided["window"] else None
@@ -293,7 +293,7 @@ class Training:
             self.meter.add(batch.delivered)
             self._trained_on.append(batch.ids)
         ids = [batch.ids for batch in self._seen]
-        self._recent.add(self.progress.step, outcome, ids, self.step.loss_terms, lr)
+        self._losses.add(self.progress.step, outcome, ids, self.step.loss_terms, lr)
         self.profile.step()
         self._epochs_last_batch = self._seen[-1]
         if self.progress.step == 1:
@@ -347,7 +347,7 @@ class Training:
                     epoch=epoch,
                     stop=self.stop,
                     step=self.step,
-                    loader=WatchedLoader(self.loader, self.watch),
+                    loader=cast("Loader", WatchedLoader(self.loader, self.watch)),
                     plan=self.plan,
                     world=self.world,
                 )
@@ -362,7 +362,7 @@ class Training:
 
     def _log(self, *, everything: bool = True) -> None:
         """Tell the steps whose outcomes are there, or with `everything` wait for all of them."""
-        points = self._recent.read(everything=everything)
+        points = self._losses.read(everything=everything)
         if not points:
             return
         for point in points:
@@ -453,7 +453,7 @@ class Training:
             # first: its figure is a part of the progress that is saved
             self.validation.settle(self.progress)
             # of all steps: a loss that is no number must not get into last.pt
-            self._recent.read()
+            self._losses.read()
             content = self.checkpoints.content(self.progress) if self.world.rank == 0 else None
             self.checkpoints.write("last.pt", content)
         self._saved_at = time.monotonic()

@@ -12,7 +12,7 @@ from engine.distributed import ProcessWorld
 from engine.precision import remedy
 
 
-class Recent:
+class LossLog:
     """A ring of the last steps' outcomes on the device, and their ids on the host, read together every few
     steps.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -50,7 +51,7 @@ def build(
         rates = {scale: torch.tensor(lr, device=device) for scale, lr in rates.items()}
     for group in groups:
         group["lr"] = rates[group["lr_scale"]]
-    optimizer = kind.make(groups, optimisation, on_gpu)
+    optimizer: torch.optim.Optimizer = kind.make(groups, optimisation, on_gpu)
     if kind.skips:
         _skip_on_device(optimizer)
     make_state(optimizer, optimisation.optimizer)
@@ -128,16 +129,21 @@ def _blocks(module: nn.Module, *, listed: bool = False) -> Iterator[nn.Module]:
 # --- the table ----------------------------------------------------------------------------------------------
 
 
-def _sgd(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> torch.optim.Optimizer:
+def _momentum_of(optimisation: Optimisation) -> dict[str, Any]:
+    """Return momentum and its form; torch refuses Nesterov's form of none."""
     nesterov = optimisation.nesterov and optimisation.momentum > 0
-    return torch.optim.SGD(groups, momentum=optimisation.momentum, nesterov=nesterov, fused=on_gpu)
+    return {"momentum": optimisation.momentum, "nesterov": nesterov}
 
 
-def _adamw(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> torch.optim.Optimizer:
+def _sgd(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
+    return torch.optim.SGD(groups, fused=on_gpu, **_momentum_of(optimisation))
+
+
+def _adamw(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
     return torch.optim.AdamW(groups, fused=on_gpu, capturable=on_gpu)
 
 
-def _lamb(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> torch.optim.Optimizer:
+def _lamb(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
     _timm("--optimizer lamb")
     from timm.optim import Lamb
     from timm.optim.lamb import lamb
@@ -181,51 +187,31 @@ def _lamb(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> torch.opt
                 )
 
     # its own clipping is timm's default; --clip-grad-norm is in its place where it is given
-    largest = None if optimisation.clip_grad_norm else 1.0
-    made: torch.optim.Optimizer = DeviceLamb(groups, max_grad_norm=largest)
-    return made
+    return DeviceLamb(groups, max_grad_norm=None if optimisation.clip_grad_norm else 1.0)
 
 
-def _lars(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> torch.optim.Optimizer:
-    _timm("--optimizer lars")
-    from timm.optim import Lars
-
-    nesterov = optimisation.nesterov and optimisation.momentum > 0
-    made: torch.optim.Optimizer = Lars(
-        groups, momentum=optimisation.momentum, nesterov=nesterov, foreach=on_gpu
-    )
-    return made
+def _lars(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
+    return _timm("--optimizer lars").Lars(groups, foreach=on_gpu, **_momentum_of(optimisation))
 
 
-def _lion(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> torch.optim.Optimizer:
-    _timm("--optimizer lion")
-    from timm.optim import Lion
-
+def _lion(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
     # its foreach form would wait for a learning rate that lies on the device
-    made: torch.optim.Optimizer = Lion(groups, foreach=False)
-    return made
+    return _timm("--optimizer lion").Lion(groups, foreach=False)
 
 
-def _muon(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> torch.optim.Optimizer:
-    _timm("--optimizer muon")
-    from timm.optim import Muon
-
+def _muon(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
+    muon = _timm("--optimizer muon").Muon
     parted: Groups = []
-    for group in groups:
-        matrices = [p for p in group["params"] if _is_matrix(p)]
-        rest = [p for p in group["params"] if not _is_matrix(p)]
-        parted += [{**group, "params": matrices, "use_fallback": False}] if matrices else []
-        parted += [{**group, "params": rest, "use_fallback": True}] if rest else []
-    for group in parted:
-        group["use_muon"] = not group["use_fallback"]
-    made: torch.optim.Optimizer = Muon(
+    for group, matrices in itertools.product(groups, (True, False)):
+        if params := [p for p in group["params"] if _is_matrix(p) is matrices]:
+            parted.append({**group, "params": params, "use_fallback": not matrices, "use_muon": matrices})
+    return muon(
         parted,
         momentum=optimisation.momentum,
         nesterov=optimisation.nesterov,
         conv_mode="flatten",
         capturable=on_gpu,
     )
-    return made
 
 
 def _is_matrix(parameter: torch.Tensor) -> bool:
@@ -239,14 +225,12 @@ def _is_matrix(parameter: torch.Tensor) -> bool:
     return min(rows, parameter.numel() // rows) >= MUON_SIDE
 
 
-def _apex_sgd(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> torch.optim.Optimizer:
+def _apex_sgd(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
     apex = _apex("sgd", on_gpu)
-    nesterov = optimisation.nesterov and optimisation.momentum > 0
-    made = apex.FusedSGD(groups, lr=optimisation.lr, momentum=optimisation.momentum, nesterov=nesterov)
-    return _zeroed_as_torch(made)
+    return _zeroed_as_torch(apex.FusedSGD(groups, lr=optimisation.lr, **_momentum_of(optimisation)))
 
 
-def _apex_lamb(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> torch.optim.Optimizer:
+def _apex_lamb(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
     apex = _apex("lamb", on_gpu)
     largest = 0.0 if optimisation.clip_grad_norm else 1.0
     return _zeroed_as_torch(apex.FusedLAMB(groups, lr=optimisation.lr, max_grad_norm=largest))
@@ -278,14 +262,16 @@ def _apex(name: str, on_gpu: bool) -> ModuleType:
     return optimizers
 
 
-def _timm(flag: str) -> None:
-    """Raise UserError where timm, which `flag` needs, is not installed, or too old to have what is used."""
+def _timm(flag: str) -> Any:
+    """Return timm.optim. Raises UserError where timm, which `flag` needs, is not installed, or too old."""
     try:
+        import timm.optim
         from timm.optim import Lion, Muon  # noqa: F401
         from timm.optim.lamb import lamb  # noqa: F401
     except ImportError as error:
         need = "pip install 'timm>=1.0.31'"
         raise UserError(f"{flag} is of timm, which cannot be imported ({error}): {need}") from None
+    return timm.optim
 
 
 def _momentum(group: Mapping[str, Any]) -> tuple[str, ...]:
@@ -304,7 +290,7 @@ def _muons(group: Mapping[str, Any]) -> tuple[str, ...]:
 class Kind:
     """An --optimizer."""
 
-    make: Callable[[Groups, Optimisation, bool], torch.optim.Optimizer]  # the last: whether on a GPU
+    make: Callable[[Groups, Optimisation, bool], Any]  # the last: whether on a GPU
     capturable: bool  # a CUDA graph can hold its step
     skips: bool = False  # it knows no loss scale: _skip_on_device has it leave out a step that overflowed
     # names of the tensors that a step changes beside a parameter, of each group

@@ -89,9 +89,7 @@ class Report(Protocol):
         phases: dict[str, float],
         steps: list[dict[str, float]],
     ) -> None:
-        """Tell the steps since the last call: `points` as Recent.read() returns them, `phases` and `steps` of
-        Phases.
-        """
+        """Tell the steps since the last call: `points` of LossLog.read(), `phases` and `steps` of Phases."""
 
     def window(self, window: RateWindow, *, step: int, mib_per_s: float) -> None:
         """Tell the rate of a window that ended with `step`, and the MiB/s that were read meanwhile."""

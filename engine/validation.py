@@ -30,15 +30,6 @@ OF = tuple(torch_files.BEST_OF)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Watched:
-    """What may end a pass, and who sees that it goes on."""
-
-    vote: Vote
-    stop: Callable[[], bool]
-    watch: Watch
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Passed:
     """A pass that is over, and what its loader was."""
 
@@ -120,24 +111,39 @@ class Validation:
         """
         if self.open_loader is None:
             raise UserError("--evaluate needs --data: there is nothing to validate on")
-        watched = _Watched(vote=vote, stop=stop, watch=watch)
-        passed = self._pass(watched)
+        passed = self._pass(vote, stop, watch)
         if passed is None:
             return False
-        averaged = None
+        outcomes = [passed.outcome]
         if (average := self.checkpoints.step.ema) is not None:
             with average.in_network():
-                averaged = self._pass(watched)
+                averaged = self._pass(vote, stop, watch)
             if averaged is None:
                 passed.outcome.cancel()
                 return False
-        self._unsettled = self._remembered(passed, averaged, progress, best_resumes_at)
+            outcomes.append(averaged.outcome)
+        content = None
+        if best_resumes_at is not None and self.world.rank == 0:
+            content = self.checkpoints.content(best_resumes_at)
+            if any(outcome.in_background for outcome in outcomes):
+                content = checkpoint.on_host(content)  # training will move the weights meanwhile
+        # at the start of an epoch it is the one before that was trained
+        epoch = progress.epoch if progress.consumed else progress.epoch - 1
+        self._unsettled = _Unsettled(
+            outcomes=outcomes,
+            reader=passed.reader,
+            counts=passed.counts,
+            step=progress.step,
+            epoch=epoch if epoch >= 0 else None,
+            picks_best=best_resumes_at is not None,
+            content=content,
+        )
         self.failures.check(set(passed.outcome.failed))
         if not self._unsettled.in_background:
             self.settle(progress)
         return True
 
-    def _pass(self, watched: _Watched) -> _Passed | None:
+    def _pass(self, vote: Vote, stop: Callable[[], bool], watch: Watch) -> _Passed | None:
         """Pass over the validation set with the network as it is now; None when a signal came."""
         assert self.open_loader is not None
         with (
@@ -149,19 +155,19 @@ class Validation:
         ):
 
             def beat(samples: int) -> None:
-                watched.watch.beat()
+                watch.beat()
                 advance(samples)
 
             outcome = None
-            with watched.watch.steps(), suppress(Asked):
+            with watch.steps(), suppress(Asked):
                 outcome = evaluate(
                     self.checkpoints.module,
-                    watched.watch.batches(loader, 0, 0),
+                    watch.batches(loader, 0, 0),
                     task=self.task,
                     precision=self.precision,
                     world=self.world,
-                    vote=watched.vote,
-                    stop=watched.stop,
+                    vote=vote,
+                    stop=stop,
                     advance=beat,
                 )
             passed = None
@@ -178,31 +184,6 @@ class Validation:
         if self.world.device.type == "cuda":
             torch.cuda.empty_cache()  # what validation alone had needed goes back to the device
         return passed
-
-    def _remembered(
-        self,
-        passed: _Passed,
-        averaged: _Passed | None,
-        progress: Progress,
-        best_resumes_at: Progress | None,
-    ) -> _Unsettled:
-        outcomes = [passed.outcome, *([averaged.outcome] if averaged is not None else [])]
-        content = None
-        if best_resumes_at is not None and self.world.rank == 0:
-            content = self.checkpoints.content(best_resumes_at)
-            if any(outcome.in_background for outcome in outcomes):
-                content = checkpoint.on_host(content)  # training will move the weights meanwhile
-        # at the start of an epoch it is the one before that was trained
-        epoch = progress.epoch if progress.consumed else progress.epoch - 1
-        return _Unsettled(
-            outcomes=outcomes,
-            reader=passed.reader,
-            counts=passed.counts,
-            step=progress.step,
-            epoch=epoch if epoch >= 0 else None,
-            picks_best=best_resumes_at is not None,
-            content=content,
-        )
 
     def settle(self, progress: Progress) -> None:
         """Wait for a pass's figures, tell them, and write best.pt if they are the best.

@@ -47,9 +47,9 @@ class WatchedLoader:
     def __init__(self, loader: Loader, watch: Watch) -> None:
         self._loader = loader
         self._watch = watch
-        self.in_flight = loader.in_flight
-        self.notes = loader.notes
-        self.reader = loader.reader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
 
     @property
     def counts(self) -> Counts:
@@ -61,18 +61,6 @@ class WatchedLoader:
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         return self._watch.batches(self._loader, epoch, first)
-
-    def awaited(self) -> str:
-        return self._loader.awaited()
-
-    def close(self) -> None:
-        self._loader.close()
-
-    def __enter__(self) -> WatchedLoader:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 @dataclass(kw_only=True)

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from torch import nn
 
+AUXILIARY_WEIGHTS = {"googlenet": 0.3, "inception_v3": 0.4}
+"""Weight of each auxiliary head's loss: Szegedy et al. 2014 (GoogLeNet) and the value in common use for
+Inception v3."""
+
 
 class Native(NamedTuple):
     """The input that an architecture was published for."""
@@ -55,6 +59,3 @@ class Registry(Protocol):
 
     def classes(self, arch: str, weights: str) -> tuple[str, ...]:
         """Return the names of the outputs of published weights; () for any other file."""
-
-    def auxiliary_weight(self, arch: str) -> float:
-        """Return the weight of the losses of outputs after the first; 0 where there is one output."""

@@ -9,16 +9,13 @@ from typing import Any
 import torchvision
 from torch import nn
 
-from models import Loaded, Native
+from models import AUXILIARY_WEIGHTS, Loaded, Native
 from models._weights import batches, categories, dry_run, load, set_depth, suiting
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 WNIDS = Path(__file__).with_name("imagenet_wnids.txt")
 """WordNet's ids of the 1,000 classes of ILSVRC 2012, sorted, a line each: the names of ImageNet's folders."""
-AUXILIARY_WEIGHTS = {"googlenet": 0.3, "inception_v3": 0.4}
-"""Weight of each auxiliary head's loss: Szegedy et al. 2014 (GoogLeNet) and the value in common use for
-Inception v3."""
 
 
 def names() -> list[str]:
@@ -80,9 +77,3 @@ def classes(arch: str, weights: str) -> tuple[str, ...]:
     """Return the names of the outputs of torchvision's weights: ImageNet's folders, of its 1,000 classes."""
     names = categories(arch, weights)
     return tuple(WNIDS.read_text().split()) if len(names) == 1000 else names
-
-
-def auxiliary_weight(arch: str) -> float:
-    """Return the weight of the losses of outputs after the first, 0 for architectures without auxiliary
-    heads."""
-    return AUXILIARY_WEIGHTS.get(arch, 0.0)

@@ -78,11 +78,6 @@ def classes(arch: str, weights: str) -> tuple[str, ...]:
     return () if arch in OWN else categories(arch, weights)
 
 
-def auxiliary_weight(arch: str) -> float:
-    """Return 0: no detector here has an auxiliary head."""
-    return 0.0
-
-
 class Detector(nn.Module):
     """A torchvision detector without its transform. Parameters and buffers have torchvision's names."""
 

@@ -60,10 +60,6 @@ class Functions:
         """Return (): nobody has named the outputs of such a network."""
         return ()
 
-    def auxiliary_weight(self, arch: str) -> float:
-        """Return 0: where the network returns a tuple, outputs after the first are not trained."""
-        return 0.0
-
 
 def function(arch: str) -> Callable[..., Any]:
     """Import the function that `package.module:function` names; the folder of now is searched last.

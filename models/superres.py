@@ -198,8 +198,3 @@ def build(
 def classes(arch: str, weights: str) -> tuple[str, ...]:
     """Return (): outputs are pixels."""
     return ()
-
-
-def auxiliary_weight(arch: str) -> float:
-    """Return 0: no network has an auxiliary head."""
-    return 0.0

@@ -103,11 +103,6 @@ def classes(arch: str, weights: str) -> tuple[str, ...]:
     return tuple(ImageNetInfo(subset).label_names()) if subset else ()
 
 
-def auxiliary_weight(arch: str) -> float:
-    """Return 0: timm builds its networks without auxiliary heads."""
-    return 0.0
-
-
 def _timm() -> ModuleType:
     """Return the package. Raises Unusable where it is not installed."""
     try:

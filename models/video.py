@@ -95,8 +95,3 @@ def build(
 def classes(arch: str, weights: str) -> tuple[str, ...]:
     """Return the names of the outputs of torchvision's weights; () for any other file."""
     return () if arch in OWN else categories(arch, weights)
-
-
-def auxiliary_weight(arch: str) -> float:
-    """Return 0: no network for clips has an auxiliary head."""
-    return 0.0

@@ -5,10 +5,7 @@ Leslie N. Smith, "Cyclical Learning Rates for Training Neural Networks", https:/
 
 from __future__ import annotations
 
-import json
 import math
-import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._process import ROOT, ran
-from benchmarks.train import FULL_SIZE, words
 from contracts import Array, UserError
-from settings.config import Config, as_yaml, build
-from tasks import kind_of, loader_of
+from scripts import _trials
+from settings.config import Config
 
 LOWEST = 1e-6
 DECADES = 7
@@ -28,6 +23,19 @@ DECADES = 7
 STEPS = 140
 FEWEST = 42
 PROBE_STEPS = 4
+RISING = {
+    "schedule": "range",
+    "lr": LOWEST,
+    "lr_per": 0,
+    "lr_step_epochs": 1.0,
+    "log_every": 1,
+    "warmup_epochs": 0,
+    "warmup_steps": 0,
+    "save_every_minutes": 0,
+    "ema": 0.0,
+    "patience": 0,
+}
+"""Settings of a run whose learning rate rises from LOWEST on, and whose losses are all kept."""
 BUDGET_S = 75.0
 """Seconds that the rising steps may take; starting twice takes the rest of two minutes."""
 LIMIT_S = 300.0
@@ -63,50 +71,27 @@ class Range:
 
 def measured(recipe: Config, gpu: bool, say: Callable[[str], None]) -> Range:
     """Run the test with a recipe, and `say` what goes on. Raises UserError."""
-    kind = kind_of(recipe)
-    loader = loader_of(recipe, kind, gpu=gpu, files=kind.are_files(recipe))
-    # one loader, where auto would measure all of them in each run
-    settled = {**recipe.flat(), "loader": loader}
-    if not gpu and recipe.model.precision == "auto":
-        settled["precision"] = "fp32"  # once the loss has diverged, bf16 takes a CPU 25 times as long
-    recipe = build(settled)
     say(f"--lr: a run of {PROBE_STEPS} steps tells how long a step takes")
-    probed = _run(recipe, {"steps": PROBE_STEPS})["summary"]
+    probed = _run(recipe, gpu, {"steps": PROBE_STEPS}).summary
     step_s = (probed.get("step_ms") or {}).get("p50", 0.0) / 1e3
     steps = int(min(STEPS, max(FEWEST, BUDGET_S / max(step_s, 1e-3))))
     highest = LOWEST * 10**DECADES
     say(f"--lr: {steps} steps of {step_s:.2g} s, in which the rate rises from {LOWEST:g} to {highest:g}")
     epochs = steps / probed["epoch_steps"]
-    found = _run(
-        recipe, {"steps": steps, "epochs": math.ceil(epochs) + 1, "lr_step_epochs": epochs / DECADES}
-    )
-    losses = [float(loss) for point in found["train"] for loss in point["losses"]]
-    return advised([lr for point in found["train"] for lr in point["lrs"]], losses)
+    length = {"steps": steps, "epochs": math.ceil(epochs) + 1, "lr_step_epochs": epochs / DECADES}
+    points = _run(recipe, gpu, length).points
+    losses = [float(loss) for point in points for loss in point["losses"]]
+    return advised([lr for point in points for lr in point["lrs"]], losses)
 
 
-def _run(recipe: Config, more: dict[str, Any]) -> dict[str, Any]:
-    """Return summary and training points of a short run. Raises UserError with the run's own last line."""
-    rising = {"schedule": "range", "lr": LOWEST, "lr_per": 0, "lr_step_epochs": 1.0, "log_every": 1}
-    at_once = {"warmup_epochs": 0, "warmup_steps": 0, **FULL_SIZE}
-    short = {"val_every": 0, "ceilings": False, "profile": False, "save_every_minutes": 0, "seconds": None}
-    once = {"ema": 0.0, "patience": 0}
-    config = build({**recipe.flat(), **rising, **at_once, **short, **once, **more})
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "run"
-        asked = Path(scratch) / "trial.yaml"
-        asked.write_text(as_yaml(config), encoding="utf-8")
-        command = [sys.executable, str(ROOT / "train.py"), *words({"config": asked, "output": folder})]
-        log = Path(scratch) / "log.txt"
-        with log.open("w") as file:
-            code = ran(command, file, LIMIT_S)
-        if code not in (0, 3):  # 3: the loss is no number any more, which is what a test may end with
-            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            why = f"a step takes too long: {LIMIT_S:.0f} s" if code is None else (lines or [""])[-1]
-            raise UserError(why.removeprefix("train.py: "))
-        points = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        summary = folder / "summary.json"
-        told = json.loads(summary.read_text()) if summary.exists() else {}
-    return {"summary": told, "train": [point for point in points if point["kind"] == "train"]}
+def _run(recipe: Config, gpu: bool, length: dict[str, Any]) -> _trials.Trial:
+    """Return what a run of this `length` with a rising rate wrote. Raises UserError with its last line."""
+    if not gpu and recipe.model.precision == "auto":
+        length["precision"] = "fp32"  # once the loss has diverged, bf16 takes a CPU 25 times as long
+    trial = _trials.run(_trials.config_of(recipe, RISING | length), LIMIT_S)
+    if trial.code not in (0, 3):  # 3: the loss is no number any more, which is what a test may end with
+        raise UserError(f"a step takes too long: {LIMIT_S:.0f} s" if trial.code is None else trial.said)
+    return trial
 
 
 def advised(rates: list[float], losses: list[float]) -> Range:

@@ -923,6 +923,7 @@ def judge_cache(folder: Path, free_mib: float, writable: bool) -> Row:
 
 # --- the table ----------------------------------------------------------------------------------------------
 
+
 def loaders() -> Row:
     """Say which loaders of the table find their packages and a GPU here."""
     from loaders import LOADERS

@@ -11,11 +11,9 @@ for two. `--lr` finds a learning rate instead.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,15 +29,14 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks._process import ROOT, ending_on_signals, ran
-from benchmarks.train import FULL_SIZE, GENTLER, MEASURED_ONLY, require_data, words
+from benchmarks._process import ending_on_signals
+from benchmarks.train import GENTLER, MEASURED_ONLY, require_data, words
 from contracts import UserError, one_line
 from engine.distributed import default_workers
 from loaders import usable
-from scripts import _lr_range
+from scripts import _lr_range, _trials
 from settings.cli import FolderOrUrl, Settings, flags
-from settings.config import Config, as_yaml, build, parse
-from settings.run import Run
+from settings.config import FACTS, Config, as_yaml, build, parse
 from system.resources import cores
 from tasks import kind_of
 
@@ -53,8 +50,8 @@ LARGER = (2, 4, 8, 16)
 AUTO: Final = "auto"
 TAKEN = ("task", "data", "arch", "batch_size", "output", "seconds", "steps", "resume", "evaluate", "score")
 """Settings of train.py that are this program's own flags, or would end a trial early."""
-LEFT_OUT = (*Run.model_fields, "data", "rescan", "steps", "seconds", "score")
-"""Settings that say what one run reads, writes or measures: they are no part of a recipe."""
+LEFT_OUT = {name for name, facts in FACTS.items() if not facts.recipe}
+"""Settings that are no part of a recipe."""
 AGAIN = "again"
 OF_A_GPU = ("compile", "graphs", "pin_memory")
 """Levers that are tried with a GPU alone."""
@@ -229,51 +226,24 @@ def _beats(trial: Trial, base: Trial) -> bool:
 
 def trial_of(recipe: Config, choice: Choice, seconds: float) -> Config:
     """Return the settings of one trial: the recipe with a choice, as a short run that only measures."""
-    measuring = {
-        **MEASURED_ONLY,
-        **GENTLER.get(recipe.model.task, {}),
-        **FULL_SIZE,
-        "seconds": seconds,
-        "min_window_s": min(1.0, seconds / 2),
-        "val_every": 0,
-        "ceilings": False,
-        "profile": False,
-        "steps": None,
-        "loader": _loader_of(recipe, choice),
-        "resume": None,
-        "evaluate": False,
-        "score": None,
-    }
-    return build({**recipe.flat(), **choice, **measuring})
-
-
-def _loader_of(recipe: Config, choice: Choice) -> str:
-    """Return the loader of a trial: where neither names one, what auto tries first, and not a measurement."""
-    asked = str(choice.get("loader", recipe.loading.loader))
-    return kind_of(recipe).may_open(recipe, gpu=torch.cuda.is_available())[0] if asked == AUTO else asked
+    gentle = GENTLER.get(recipe.model.task, {})
+    measuring = {"seconds": seconds, "min_window_s": min(1.0, seconds / 2)}
+    return _trials.config_of(recipe, {**choice, **MEASURED_ONLY, **gentle, **measuring})
 
 
 def measured(
     recipe: Config, seconds: float, lever: str, choice: Choice, limit_s: float = TRIAL_LIMIT_S
 ) -> Trial:
     """Run one trial, whose steady windows last `seconds`. It fails once it has taken `limit_s`."""
-    trial = trial_of(recipe, choice, seconds)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "run"
-        log = Path(scratch) / "log.txt"
-        asked = Path(scratch) / "trial.yaml"
-        asked.write_text(as_yaml(trial), encoding="utf-8")
-        command = [sys.executable, str(ROOT / "train.py"), *words({"config": asked, "output": folder})]
-        with log.open("w") as file:
-            code = ran(command, file, limit_s)
-        if code != 0:
-            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            why = f"it took longer than {limit_s:.0f} s" if code is None else (lines or [""])[-1]
-            return Trial(lever=lever, choice=choice, why=why.removeprefix("train.py: "))
-        told = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    config = trial_of(recipe, choice, seconds)
+    trial = _trials.run(config, limit_s)
+    if trial.code != 0:
+        why = f"it took longer than {limit_s:.0f} s" if trial.code is None else trial.said
+        return Trial(lever=lever, choice=choice, why=why)
+    told = trial.summary
     rate = told["rate"]
     if rate["steady"] is None or rate["short"]:
-        why = f"the run was shorter than a window of {trial.run.min_window_s:g} s"
+        why = f"the run was shorter than a window of {config.run.min_window_s:g} s"
         return Trial(lever=lever, choice=choice, why=why)
     return Trial(
         lever=lever,
@@ -345,25 +315,64 @@ def preset(recipe: Config, best: Trial, trials: Sequence[Trial]) -> str:
     return head + as_yaml(build(recipe.flat() | loader | best.choice), without=LEFT_OUT)
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an error of writing to --output, which is `path`, into a UserError."""
+    try:
+        yield
+    except OSError as error:
+        where = "name a file in a folder that can be written to"
+        raise UserError(f"--output {path}: {error.strerror}; {where}") from None
+
+
 def require_writable(path: Path) -> None:
     """Raise UserError where no preset can be written there; what is there stays as it is."""
     new = not os.path.lexists(path)
-    try:
-        with path.open("a"):
-            pass
+    with writing(path):
+        path.open("a").close()
         if new:
             path.unlink()
-    except OSError as error:
-        raise _unwritable(path, error) from None
 
 
-def _unwritable(path: Path, error: OSError) -> UserError:
-    return UserError(f"--output {path}: {error.strerror}; name a file in a folder that can be written to")
+def learning_rate(settings: Tune, recipe: Config, console: Console) -> str:
+    """Find a learning rate, draw how; return the YAML of the recipe with it. Raises UserError."""
+    found = _lr_range.measured(recipe, torch.cuda.is_available(), console.print)
+    picture = settings.output.with_suffix(".png")
+    _lr_range.draw(found, picture)
+    # as it was trained with, whatever the batch
+    advice = {} if found.advised is None else {"lr": found.advised, "lr_per": 0}
+    said = f"--lr {found.advised or 0:g}: by where the loss falls and climbs again"
+    if not advice:
+        said = f"no clear fall of the loss: keep the preset's --lr {recipe.optimisation.lr:g}"
+    console.print(f"{said}; {picture} shows it")
+    return as_yaml(build(recipe.flat() | advice), without=LEFT_OUT)
 
 
-def _next_command(preset: Path, data: str | None) -> str:
-    command = ["train.py", "--config", str(preset), *(["--data", data] if data else [])]
-    return f"{preset}: {shlex.join(command)} ..."
+def fastest(
+    settings: Tune, recipe: Config, fixed: Collection[str], console: Console, trials: list[Trial]
+) -> str:
+    """Search, and print what came of it; return the YAML of the recipe with it. Raises UserError."""
+    gpu = torch.cuda.is_available()
+    clock = Clock(60 * settings.minutes)
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("", total=clock.total_s)
+
+        def measure(lever: str, choice: Choice) -> Trial:
+            bar.update(task, completed=clock.passed_s, description=f"{lever} {choice or ''}")
+            with clock.trial() as limit_s:
+                return measured(recipe, settings.seconds, lever, choice, limit_s)
+
+        any_batch = settings.batch_size == AUTO
+        best = search(
+            recipe, measure, trials, gpu=gpu, any_batch=any_batch, fixed=fixed, may_begin=clock.has_time
+        )
+    console.print(table(trials, best))
+    if any(trial.why == LATE for trial in trials):
+        took = f"a trial took up to {clock.longest_s:.0f} s"
+        console.print(f"{LATE}: the time was over; {took}: more --minutes than {settings.minutes:g}")
+    for line in left_out(recipe, best.used, gpu=gpu, fixed=fixed):
+        console.print(line)
+    return preset(recipe, best, trials)
 
 
 def main(argv: list[str]) -> int:
@@ -376,63 +385,19 @@ def main(argv: list[str]) -> int:
         settings = flags(Tune, [*argv[:at], *more], prog="scripts.tune")
         recipe, fixed = recipe_of(settings)
         data = recipe.data.data
+        output = settings.output
         require_data(data, [recipe.loading.loader], recipe)
-        require_writable(settings.output)
-        gpu = torch.cuda.is_available()
-        if settings.lr:
-            with ending_on_signals():
-                found = _lr_range.measured(recipe, gpu, console.print)
-            picture = settings.output.with_suffix(".png")
-            _lr_range.draw(found, picture)
-            if found.advised is None:
-                advice = {}
-                kept = recipe.optimisation.lr
-                console.print(
-                    f"no clear fall of the loss: keep the preset's --lr {kept:g}; {picture} shows it"
-                )
+        require_writable(output)
+        with ending_on_signals():
+            if settings.lr:
+                text = learning_rate(settings, recipe, console)
             else:
-                advice = {"lr": found.advised, "lr_per": 0}  # as it was trained with, whatever the batch
-                console.print(
-                    f"--lr {found.advised:g}: by where the loss falls and climbs again; {picture} shows it"
-                )
-            text = as_yaml(build(recipe.flat() | advice), without=LEFT_OUT)
-            settings.output.write_text(text, encoding="utf-8")
-            console.print(_next_command(settings.output, data), soft_wrap=True)
-            return 0
-        any_batch = settings.batch_size == AUTO
-        with ending_on_signals(), Progress(console=console, transient=True) as bar:
-            clock = Clock(60 * settings.minutes)
-            task = bar.add_task("", total=clock.total_s)
-
-            def measure(lever: str, choice: Choice) -> Trial:
-                bar.update(task, completed=clock.passed_s, description=f"{lever} {choice or ''}")
-                with clock.trial() as limit_s:
-                    return measured(recipe, settings.seconds, lever, choice, limit_s)
-
-            best = search(
-                recipe,
-                measure,
-                trials,
-                gpu=gpu,
-                any_batch=any_batch,
-                fixed=fixed,
-                may_begin=clock.has_time,
-            )
-        console.print(table(trials, best))
-        if any(trial.why == LATE for trial in trials):
-            took = f"a trial took up to {clock.longest_s:.0f} s"
-            console.print(f"{LATE}: the time was over; {took}: more --minutes than {settings.minutes:g}")
-        for line in left_out(recipe, best.used, gpu=gpu, fixed=fixed):
-            console.print(line)
-        try:
-            settings.output.write_text(preset(recipe, best, trials), encoding="utf-8")
-        except OSError as error:
-            raise _unwritable(settings.output, error) from None
-        console.print(_next_command(settings.output, data), soft_wrap=True)
-    except UserError as error:
-        print(f"scripts.tune: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
+                text = fastest(settings, recipe, fixed, console, trials)
+        with writing(output):
+            output.write_text(text, encoding="utf-8")
+        command = ["train.py", "--config", str(output), *(["--data", data] if data else [])]
+        console.print(f"{output}: {shlex.join(command)} ...", soft_wrap=True)
+    except (UserError, OSError) as error:
         print(one_line(f"scripts.tune: {error}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:

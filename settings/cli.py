@@ -12,12 +12,13 @@ import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import tyro
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator
 
 from contracts import UserError
+from settings.types import Facts
 from system.user_files import local_path
 
 OR_URL = "or a URL"
@@ -28,6 +29,7 @@ class Settings(BaseModel):
     """Settings are frozen and keyword-only, and refuse unknown keys, and URLs where none is expected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    facts: ClassVar[Facts] = Facts()
 
     @field_validator("*", mode="before")
     @classmethod

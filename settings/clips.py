@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
 from settings.cli import Settings
-from settings.types import Side
+from settings.types import Facts, Side, setting
 
 
 class Clips(Settings):
     """Clips that are taken from videos (--task video)."""
+
+    facts: ClassVar[Facts] = Facts(tasks=("video",))
 
     clip_frames: Annotated[int, Field(gt=0, le=1_000_000)] = 16
     """Frames of a clip."""
@@ -20,10 +22,10 @@ class Clips(Settings):
     given."""
     clip_fps: Annotated[FiniteFloat, Field(gt=0, le=1000)] | None = None
     """Take the frames nearest in time at this rate. Default: each video at its own."""
-    short_side: tuple[Side, Side] | None = None
+    short_side: tuple[Side, Side] | None = setting(None, evaluation="unused")
     """Training: the shorter side is scaled to a random length between these two before the crop, pixels.
     Default: image size * 256 / 224 and * 320 / 224."""
-    val_clips: Annotated[int, Field(gt=0, le=1_000_000)] = 5
+    val_clips: Annotated[int, Field(gt=0, le=1_000_000)] = setting(5, changes_rate=False)
     """Validation: clips of a video, evenly spaced; their logits are averaged."""
-    val_crops: Literal[1, 3] = 1
+    val_crops: Literal[1, 3] = setting(1, changes_rate=False)
     """Validation: crops of a clip, the middle or three along the longer side."""

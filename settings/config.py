@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,6 +28,7 @@ from settings.optimisation import Optimisation
 from settings.preset import read_preset, shown
 from settings.run import Run
 from settings.superres import Superres
+from settings.types import Facts
 from system.user_files import local_path
 
 PRESETS = Path(__file__).resolve().parents[1] / "configs"
@@ -54,10 +56,13 @@ class Config(Settings):
 
 
 GROUPS = {name: cast("type[Settings]", field.annotation) for name, field in Config.model_fields.items()}
-COMMON = ("run", "data", "augmentation", "loading", "model", "optimisation")
-"""Groups that every task reads, but for the single settings that it names as unread. Any other group is read
-by the tasks that name it alone."""
 GROUP_OF = {name: group for group, cls in GROUPS.items() for name in cls.model_fields}
+FACTS: dict[str, Facts] = {
+    name: replace(cls.facts, **cast("dict[str, Any]", field.json_schema_extra or {}))
+    for cls in GROUPS.values()
+    for name, field in cls.model_fields.items()
+}
+"""What is known of each setting, by its name."""
 
 
 def build(flat: dict[str, Any], origin: str = "settings") -> Config:
@@ -122,8 +127,8 @@ def parse(argv: list[str], tables: Mapping[str, Iterable[str]] | None = None) ->
     preset, origin = _preset_of(argv)
     before = build(preset, origin=origin)
     words = ["--help" if word == "--help-all" else word for word in argv]
-    how: dict[str, Any] = {"default": before, "tables": tables, "answer": help.answer}
-    config = build(flags(Config, words, prog="train.py", **how).flat(), origin="flags")
+    asked = flags(Config, words, prog="train.py", default=before, tables=tables, answer=help.answer)
+    config = build(asked.flat(), origin="flags")
     _check_read(config, before)
     return config
 
@@ -150,32 +155,16 @@ def _preset_of(argv: list[str]) -> tuple[dict[str, Any], str]:
     return preset, origin
 
 
-READ_WITH = {
-    "reader": ("loader", ("torchvision", "paired")),
-    "decode_threads": ("loader", ("dali-fed",)),
-    "transforms": ("loader", ("torchvision",)),
-    "transforms_on": ("loader", ("torchvision",)),
-    "crop_scale": ("train_window", ("random-resized",)),
-    "crop_ratio": ("train_window", ("random-resized",)),
-    "short_sides": ("augment", ("multiscale",)),
-    "final_lr": ("schedule", ("cosine", "linear")),
-    "lr_milestones": ("schedule", ("step",)),
-    "lr_step_epochs": ("schedule", ("step", "range")),
-    "lr_gamma": ("schedule", ("step",)),
-    "momentum": ("optimizer", ("sgd", "apex-sgd", "lars", "muon")),
-    "nesterov": ("optimizer", ("sgd", "apex-sgd", "lars", "muon")),
-    "bce_threshold": ("loss", ("bce",)),
-}
-"""Settings that are read only where another one has one of these values, or is left to be found."""
-
-
 def _check_read(config: Config, before: Config) -> None:
     """Raise UserError for a flag that nothing reads. Only what flags changed `before` is looked at: a preset
     may keep what another flag has made idle."""
     chosen = config.flat()
     preset = before.flat()
-    for name, (other, values) in READ_WITH.items():
-        if chosen[name] != preset[name] and chosen[other] not in (*values, "auto"):
+    for name, facts in FACTS.items():
+        if not facts.needs or chosen[name] == preset[name]:
+            continue
+        other, *values = facts.needs
+        if chosen[other] not in (*values, "auto"):
             flag, needs = (word.replace("_", "-") for word in (name, other))
             wanted = " or ".join(values)
             raise UserError(f"--{flag} is for --{needs} {wanted}, and this is --{needs} {chosen[other]}")

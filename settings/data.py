@@ -9,50 +9,53 @@ from pydantic import Field, FiniteFloat, PositiveFloat, PositiveInt
 
 from contracts import MAX_PIXELS
 from settings.cli import FolderOrUrl, Settings
+from settings.types import AUGMENTED, CLASSIFIERS, IMAGES, STILLS, setting
 
 
 class Data(Settings):
     """The data to train on."""
 
-    data: FolderOrUrl = None
+    data: FolderOrUrl = setting(None, resume="free", evaluation="free", recipe=False)
     """Folder with train/<class>/* and val/<class>/* (ImageNet's own layout), or with lists, train.csv and
     val.csv, with lines 'path label', of videos also 'path label start end'. For detectors it has COCO's
     layout: train2017/, val2017/, annotations/, or that of another tool's export. Of tar shards, and of lists
     of URLs, it may be a URL: s3://, https://. Not needed with --loader synthetic."""
-    source: str = "auto"
+    source: str = setting("auto", resume="free", evaluation="free")
     """What the images of --data lie in: {sources}; auto = what is found there."""
-    exif: Literal["stored", "shown"] = "stored"
+    exif: Literal["stored", "shown"] = setting("stored", tasks=STILLS, resume="scanned")
     """Images whose EXIF asks viewers to turn them: stored = as their pixels are stored, as torchvision takes
     them; shown = turned, with the boxes, masks and keypoints of annotations that are of what is shown."""
-    val_share: Annotated[FiniteFloat, Field(gt=0, lt=1)] | None = None
+    val_share: Annotated[FiniteFloat, Field(gt=0, lt=1)] | None = setting(
+        None, tasks=CLASSIFIERS, changes_rate=False
+    )
     """Share of the images of a --data that has class folders, and neither train/ nor val/, that validates: a
     file does by its name alone, so that a new file moves no other."""
-    val_seed: Annotated[int, Field(ge=0)] = 0
+    val_seed: Annotated[int, Field(ge=0)] = setting(0, tasks=CLASSIFIERS, changes_rate=False)
     """Seed of --val-share: with another one other files validate."""
-    multi_label: bool = False
+    multi_label: bool = setting(False, tasks=IMAGES)
     """Lines of a list of images are 'path label;label': any number of labels each, which may be none. The
     loss is that of --loss bce, and the figure is mAP."""
-    trust_list: bool = False
+    trust_list: bool = setting(False, tasks=AUGMENTED, changes_rate=False, resume="scanned", evaluation="own")
     """Begin to train without having opened the files of a list: of each, size and format are read in worker
     processes a few thousand samples ahead. What cannot be read is masked and named."""
-    order: Literal["shuffled", "sequential"] = "shuffled"
+    order: Literal["shuffled", "sequential"] = setting("shuffled", evaluation="free")
     """Order of the training samples: another one each epoch, or that of the list, or of the sorted paths."""
-    lmdb_label: str | None = None
+    lmdb_label: str | None = setting(None, tasks=AUGMENTED)
     """Labels of the images in an LMDB: prefix = what comes before the first / of a key; else the path of a
     list with lines 'key label'. Default: the list that scripts.pack wrote into it, else prefix."""
-    label_key: str | None = None
+    label_key: str | None = setting(None, tasks=AUGMENTED)
     """Labels of the images in tar shards: the value of this key in the .json of a sample, in place of .cls.
     Of Arrow files the column of the labels, where it is no single ClassLabel."""
-    manifest_dir: Path | None = None
+    manifest_dir: Path | None = setting(None, changes_rate=False, resume="free", evaluation="own")
     """Folder that keeps the scanned columns. It may not lie inside --data. Default:
     $XDG_CACHE_HOME/saturate."""
-    cache_dir: Path | None = None
+    cache_dir: Path | None = setting(None, resume="free", evaluation="own")
     """Folder on a disk of this machine that keeps samples read from URLs, for all ranks and later runs."""
-    cache_gib: PositiveFloat = 100.0
+    cache_gib: PositiveFloat = setting(100.0, resume="free", evaluation="own")
     """Most GiB that --cache-dir holds; what is in it stays, and what comes later is not kept."""
-    rescan: bool = False
+    rescan: bool = setting(False, changes_rate=False, resume="free", evaluation="own", recipe=False)
     """Scan --data again although folders look unchanged (files were rewritten in place)."""
-    max_pixels: PositiveInt = MAX_PIXELS
+    max_pixels: PositiveInt = setting(MAX_PIXELS, resume="scanned")
     """Leave out, by name, images and videos whose header claims more pixels (width x height) than this, since
     decoding one of them may take all memory. Huge ones of a few bytes are left out whatever this allows.
     Default: the number beyond which Pillow refuses an image."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from settings.cli import Settings
-from settings.types import Share
+from settings.types import CLASSIFIERS, Share, setting
 
 
 class Model(Settings):
@@ -18,25 +18,25 @@ class Model(Settings):
     name there; timm/NAME of timm's classifiers; or package.module:function, a function of your own that takes
     num_classes and returns a network. Default: resnet50, for detectors fasterrcnn_resnet50_fpn_v2, for videos
     r3d_18."""
-    weights: str | None = None
+    weights: str | None = setting(None, changes_rate=False, evaluation="own")
     """Start from a file of weights (a checkpoint, a state dict, timm's, Lightning's, safetensors, ...), or
     from torchvision's weights of that name (DEFAULT, IMAGENET1K_V1, ...), or timm's of that tag (a1_in1k,
     DEFAULT)."""
-    freeze: str | None = None
+    freeze: str | None = setting(None, evaluation="own")
     """Parameters that are not trained: those whose name this regular expression matches from its beginning,
     such as 'conv1|bn1|layer[123]'."""
     precision: Literal["auto", "fp16", "fp16-pure", "bf16", "fp32"] = "auto"
     """Precision of the step. auto = fp16 on CUDA; on a CPU bf16 where it is native, else fp32. fp16 computes
     by autocast from fp32 weights; fp16-pure has fp16 weights and gradients, and fp32 masters of them."""
-    stochastic_depth: Share | None = None
+    stochastic_depth: Share | None = setting(None, tasks=CLASSIFIERS, evaluation="free")
     """Probability that the last residual block is left out in training; it grows linearly from the first.
     Default: the architecture's own."""
-    grad_checkpointing: bool = False
+    grad_checkpointing: bool = setting(False, evaluation="free")
     """Compute each block of the network again in the backward pass: less memory, a third more time."""
-    sync_bn: bool = False
+    sync_bn: bool = setting(False, evaluation="free")
     """Batch norm by the statistics of all ranks (SyncBatchNorm)."""
-    compile: bool = False
+    compile: bool = setting(False, evaluation="own")
     """Compile the model with torch.compile."""
-    graphs: Literal["auto"] | bool = "auto"
+    graphs: Literal["auto"] | bool = setting("auto", evaluation="own")
     """Replay the whole optimiser step as a CUDA graph, with one launch instead of hundreds. auto = on a GPU,
     where every batch has the same shape (not for detectors) and nothing in the step makes the host wait."""

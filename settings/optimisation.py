@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt
 
 from settings.cli import Settings
-from settings.types import NotNegative, Share
+from settings.types import CLASSIFIERS, Facts, NotNegative, Share, setting
 
 
 class Optimisation(Settings):
     """The optimiser, its schedule, and the length of a run."""
 
-    epochs: PositiveInt = 90
+    facts: ClassVar[Facts] = Facts(evaluation="unused")
+
+    epochs: PositiveInt = setting(90, changes_rate=False)
     """Passes over the training data."""
-    steps: PositiveInt | None = None
+    steps: PositiveInt | None = setting(None, changes_rate=False, resume="free", recipe=False)
     """End after this many optimiser steps in all, wherever the epoch is. The schedule still spans
     --epochs."""
-    seconds: Annotated[FiniteFloat, Field(gt=0)] | None = None
+    seconds: Annotated[FiniteFloat, Field(gt=0)] | None = setting(
+        None, changes_rate=False, resume="free", recipe=False
+    )
     """End once the steady windows of the rate add up to this many seconds: for a measurement."""
-    patience: Annotated[int, Field(ge=0)] = 0
+    patience: Annotated[int, Field(ge=0)] = setting(0, changes_rate=False, resume="free")
     """End after so many validations in a row without a better figure; 0 = never."""
     optimizer: Literal["sgd", "adamw", "lamb", "lars", "lion", "muon", "apex-sgd", "apex-lamb"] = "sgd"
     """SGD with momentum and AdamW are torch's; LAMB, LARS, Lion and Muon (convolutions as matrices; AdamW
     moves what is none) timm's; FusedSGD and FusedLAMB NVIDIA's apex's, where these are installed."""
-    lr: Annotated[FiniteFloat, Field(gt=0)] = 0.1
+    lr: Annotated[FiniteFloat, Field(gt=0)] = setting(0.1, changes_rate=False)
     """Peak learning rate, as it is used, unless --lr-per is given."""
-    lr_per: NonNegativeInt = 0
+    lr_per: NonNegativeInt = setting(0, changes_rate=False)
     """Samples of a step that --lr is for: with a step of other samples, over all ranks and --accumulate, it
     is scaled in proportion. 0 = --lr is used as it is."""
-    momentum: Share = 0.9
+    momentum: Share = setting(0.9, needs=("optimizer", "sgd", "apex-sgd", "lars", "muon"))
     """Momentum of SGD, LARS and Muon."""
-    nesterov: bool = True
+    nesterov: bool = setting(True, needs=("optimizer", "sgd", "apex-sgd", "lars", "muon"))
     """The Nesterov form of that momentum."""
     weight_decay: NotNegative = 1e-4
     """Weight decay of parameters of more than one dimension."""
@@ -44,32 +48,40 @@ class Optimisation(Settings):
     layer_decay: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1.0
     """What is left of the learning rate from each layer to the one before: timm's groups of layers
     (--arch timm/NAME), of other networks their blocks; 1 = all."""
-    schedule: Literal["cosine", "linear", "step", "constant", "range"] = "cosine"
+    schedule: Literal["cosine", "linear", "step", "constant", "range"] = setting("cosine", changes_rate=False)
     """Learning rate after the warm-up: by a cosine or a line to --final-lr, times --lr-gamma every
     --lr-step-epochs or at --lr-milestones, or constant; range = tenfold every --lr-step-epochs, for
     scripts.tune --lr."""
-    warmup_epochs: NotNegative = 5.0
+    warmup_epochs: NotNegative = setting(5.0, changes_rate=False)
     """Linear warm-up from --warmup-start, in epochs."""
-    warmup_steps: NonNegativeInt = 0
+    warmup_steps: NonNegativeInt = setting(0, changes_rate=False)
     """Length of the warm-up in optimiser steps, in place of --warmup-epochs."""
-    warmup_start: Share = 0.01
+    warmup_start: Share = setting(0.01, changes_rate=False)
     """Share of --lr that the warm-up begins at."""
-    final_lr: NotNegative = 0.0
+    final_lr: NotNegative = setting(0.0, needs=("schedule", "cosine", "linear"), changes_rate=False)
     """Learning rate at the end of the cosine, or of the line."""
-    lr_step_epochs: Annotated[FiniteFloat, Field(gt=0)] = 30.0
+    lr_step_epochs: Annotated[FiniteFloat, Field(gt=0)] = setting(
+        30.0, needs=("schedule", "step", "range"), changes_rate=False
+    )
     """Step schedule: epochs from the end of the warm-up to the first drop, and between two drops."""
-    lr_milestones: tuple[NotNegative, ...] | None = None
+    lr_milestones: tuple[NotNegative, ...] | None = setting(
+        None, needs=("schedule", "step"), changes_rate=False
+    )
     """Step schedule: the epochs of the drops, counted from the start, instead of --lr-step-epochs."""
-    lr_gamma: Annotated[FiniteFloat, Field(gt=0, le=1)] = 0.1
+    lr_gamma: Annotated[FiniteFloat, Field(gt=0, le=1)] = setting(
+        0.1, needs=("schedule", "step"), changes_rate=False
+    )
     """Step schedule: the factor of a drop."""
-    label_smoothing: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
+    label_smoothing: Annotated[FiniteFloat, Field(ge=0, lt=1)] = setting(
+        0.0, tasks=CLASSIFIERS, changes_rate=False
+    )
     """Share of the target spread over all classes."""
-    loss: Literal["ce", "bce"] = "ce"
+    loss: Literal["ce", "bce"] = setting("ce", tasks=CLASSIFIERS, evaluation="free")
     """Cross entropy, or the mean over the classes of the binary cross entropy of each, as timm's
     --bce-loss."""
-    bce_threshold: Share | None = None
+    bce_threshold: Share | None = setting(None, tasks=CLASSIFIERS, needs=("loss", "bce"))
     """--loss bce: targets above it are 1 and all others 0."""
-    balance: Literal["none", "sampler", "loss"] = "none"
+    balance: Literal["none", "sampler", "loss"] = setting("none", tasks=CLASSIFIERS)
     """Classes with unlike numbers of samples: sampler = an epoch, as long as ever, has as many of each class,
     and shows those of a small one several times; loss = a sample counts by the inverse of its class's
     number."""
@@ -82,7 +94,7 @@ class Optimisation(Settings):
     clip_grad_agc: NotNegative = 0.0
     """Adaptive clipping: largest norm of a unit's gradient as a share of its weights' norm, but for the last
     layer; 0 = none."""
-    ema: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
+    ema: Annotated[FiniteFloat, Field(ge=0, lt=1)] = setting(0.0, evaluation="free")
     """Decay of an average of the weights, moved each step, such as 0.9999. It is validated and saved beside
     the network, and best.pt is of whichever is better. 0 = none."""
     ema_warmup: bool = False

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat, PositiveInt
 
 from settings.cli import Settings
-from settings.types import NotNegative
+from settings.types import Facts, NotNegative, setting
 
 
 class Run(Settings):
     """The files that a run keeps, what it says and what it measures."""
+
+    facts: ClassVar[Facts] = Facts(changes_rate=False, resume="free", evaluation="own", recipe=False)
 
     config: Path | None = None
     """YAML preset; flags win over it."""
@@ -22,7 +24,7 @@ class Run(Settings):
     timeout_minutes: Annotated[FiniteFloat, Field(gt=0, le=100_000)] = 10.0
     """Minutes that a rank waits for others, to begin with and in a step, before the run ends with a line that
     names them."""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = setting(0, resume="named")
     """Seed: the key of every random number of the run."""
     resume: str | None = None
     """Checkpoint file to continue from; auto = last.pt of --output when there is one."""

@@ -176,15 +176,6 @@ class DetectionKind(TaskKind):
     registry: Registry = architectures
     cpu_precision = "fp32"
     figures: tuple[Figure, ...] = FIGURES
-    groups = ("detection",)
-    unread = (
-        *("train_window", "val_window", "crop_scale", "crop_ratio", "val_resize", "label_smoothing"),
-        *("image_size_start", "image_size_ramp", "val_crop_share"),
-        # they look beyond a pixel, or move it away from its box
-        *("auto_augment", "blur", "transforms", "transforms_on"),
-        *("interpolation", "repeats", "mixup", "cutmix", "mix_prob", "mix_switch_prob"),
-        *("loss", "bce_threshold", "stochastic_depth", "balance", "val_share", "val_seed", "multi_label"),
-    )
     loss_parts = True
     pure = False  # its losses are made for autocast
     graphs = False  # as many shapes as canvases

@@ -25,38 +25,8 @@ from settings.preset import shown
 from system import torch_files
 from tasks.kind import TaskKind
 
-STARTED_WITH = ("weights", "weights_backbone", "trainable_layers", "freeze")
-"""Settings that say where a training began; an evaluation begins from its end."""
-OF_CODE = ("transforms", "transforms_on")
-"""Settings that name code to be run, which a file of weights must not do."""
-OF_A_MACHINE = (
-    *("loader", "reader", "workers", "decode_threads", "pin_memory", "read_delay_ms", "read_threads"),
-    *("compile", "graphs", "evaluator", "score", "rescan", "trust_list", "manifest_dir", "cache_dir"),
-    "cache_gib",
-)
-"""Settings that a machine may have otherwise, without another figure."""
-NOT_TAKEN = {*schema.Run.model_fields, *STARTED_WITH, *OF_A_MACHINE, *OF_CODE, "optimizer"}
-"""Settings that an evaluation does not take from a checkpoint."""
-OF_VALIDATION = {
-    *("image_size", "val_image_size", "val_window", "val_resize", "val_crop_share"),
-    *("interpolation", "mean", "std"),
-}
-"""What the validation reads of --help's augmentation group."""
-OF_TRAINING = (
-    *schema.Optimisation.model_fields,
-    *(schema.Augmentation.model_fields.keys() - OF_VALIDATION),
-    *("short_side", "augment", "short_sides", "keep_empty"),
-    *("patch_size", "patches_per_image", "turns", "pixel_loss"),
-    *("batch_size", "val_batch_size", "data", "source", "order"),
-    *("stochastic_depth", "grad_checkpointing", "sync_bn"),
-)
-"""Settings that an evaluation may have otherwise without a word."""
-READ_BY_TRAINING_ALONE = (
-    *(schema.Optimisation.model_fields.keys() - {"loss", "ema"}),
-    *(schema.Augmentation.model_fields.keys() - OF_VALIDATION),
-    *("short_side", "augment", "short_sides", "keep_empty"),
-)
-"""Settings that have their defaults where nothing is trained, so that none of them is checked there."""
+TAKEN = {name for name, facts in schema.FACTS.items() if facts.evaluation in ("checkpoint", "free")}
+"""Settings that an evaluation takes from a checkpoint."""
 OTHER_SIZES = ("image_size_start", "val_image_size")
 """Settings of sizes that a network is not built for."""
 FROM_THE_SIZE = ("val_resize", "val_crop_share", "longer_side")
@@ -228,8 +198,7 @@ def _evaluated(
 ) -> tuple[Config, list[str], tuple[str, ...]]:
     """Return the settings of an evaluation, a line for each that is not the checkpoint's, and doubts."""
     asked = {name: value for name, value in content["config"].items() if name in schema.GROUP_OF}
-    known = schema.GROUP_OF.keys() - NOT_TAKEN
-    used = {name: value for name, value in content.get("used", {}).items() if name in known}
+    used = {name: value for name, value in content.get("used", {}).items() if name in TAKEN}
     chosen = config.flat()
     told = []
     doubts: tuple[str, ...] = ()
@@ -261,18 +230,21 @@ def _evaluated(
         if name in given:
             trained[other] = None
     for name in sorted(given):
-        if name in NOT_TAKEN or name in OF_TRAINING or chosen[name] == trained.get(name, chosen[name]):
+        if schema.FACTS[name].evaluation != "checkpoint" or chosen[name] == trained.get(name, chosen[name]):
             continue
         here = f"--{name.replace('_', '-')} {_shown(chosen[name])}"
         told.append(f"{origin}: {here} differs from the checkpoint's {_shown(trained[name])}")
-    taken = {name: value for name, value in trained.items() if name not in NOT_TAKEN or name in used}
+    taken = {name: value for name, value in trained.items() if name in TAKEN or name in used}
     flat = {**chosen, **taken, **{name: chosen[name] for name in given}}
     return _without_training(schema.build(flat, origin=origin)), told, doubts
 
 
 def _without_training(config: Config) -> Config:
     defaults = Config().flat()
-    return schema.build(config.flat() | {name: defaults[name] for name in READ_BY_TRAINING_ALONE})
+    return schema.build(
+        config.flat()
+        | {name: defaults[name] for name, facts in schema.FACTS.items() if facts.evaluation == "unused"}
+    )
 
 
 def _shown(value: Any) -> str:

@@ -14,7 +14,7 @@ from dataset.open import Console, Content, are_files
 from loaders import LOADERS, Medium, default_loader, of_medium, usable
 from models import Native, Registry
 from settings.cli import one_of
-from settings.config import COMMON, GROUP_OF, Config
+from settings.config import FACTS, Config
 
 if TYPE_CHECKING:
     import torch
@@ -58,8 +58,7 @@ class TaskKind(ABC):
     unit: str = "img/s"  # of the rate
     cpu_precision: str = "auto"  # of --precision auto on a CPU
     figures: tuple[Figure, ...]  # of a validation, in the order of the table; the first one picks best.pt
-    groups: tuple[str, ...] = ()  # groups of settings that are its own, beside config.COMMON
-    unread: tuple[str, ...] = ()  # settings of config.COMMON that it does not read
+    also: tuple[str, ...] = ()  # settings that it reads beside those whose facts name it, or no task
     loss_parts: bool = False  # Task.parts names parts of the loss
     pure: bool = True  # trains with fp16 weights
     has_classes: bool = True  # a checkpoint names what its outputs stand for
@@ -213,4 +212,5 @@ class TaskKind(ABC):
 
     def reads(self, setting: str) -> bool:
         """Return whether a setting means anything to this task."""
-        return GROUP_OF[setting] in (*COMMON, *self.groups) and setting not in self.unread
+        tasks = FACTS[setting].tasks
+        return not tasks or self.name in tasks or setting in self.also

@@ -22,7 +22,6 @@ from models import Native, Registry
 from models import superres as architectures
 from models.superres import LOSSES, OF_LUMA, enlarged, luma
 from plan.patches import HIGH, PatchPlan, PatchPolicy
-from settings.augmentation import Augmentation
 from settings.config import Config
 from tasks._enlarged import Enlarging, coloured, write_enlarged
 from tasks._fidelity import SSIM_SIDE, WHITE, luma_levels, psnr, squared_error, ssim, whole
@@ -186,12 +185,6 @@ class SuperresKind(TaskKind):
     has_classes = False
     cpu_precision = "fp32"  # bf16 has 8 bits, as many as a level: outputs would be rounded to it
     figures: tuple[Figure, ...] = FIGURES
-    groups = ("superres",)
-    unread = (
-        *Augmentation.model_fields,
-        *("exif", "trust_list", "lmdb_label", "label_key", "val_batch_size", "decode_threads"),
-        *("label_smoothing", "loss", "bce_threshold", "balance", "val_share", "val_seed", "multi_label"),
-    )
 
     def splits(
         self, config: Config, loader: str, console: Console, model: ModelClasses | None = None

@@ -134,12 +134,6 @@ class VideoKind(TaskKind):
     # layer3)
     cpu_precision = "fp32"
     figures: tuple[Figure, ...] = FIGURES
-    groups = ("clips",)
-    unread = (
-        *("exif", "train_window", "val_window", "crop_scale", "crop_ratio", "interpolation", "reader"),
-        *("image_size_start", "image_size_ramp", "val_image_size", "val_crop_share"),
-        *("decode_threads", "transforms", "transforms_on", "multi_label"),
-    )
 
     def splits(
         self, config: Config, loader: str, console: Console, model: ModelClasses | None = None

@@ -21,7 +21,8 @@ from dataset.synthetic import NoBytes
 from dataset.videos.synthetic import SyntheticVideos
 from engine.evaluate import Outcome
 from loaders import open_loader
-from settings.config import COMMON, GROUP_OF, GROUPS, Config, build
+from models import AUXILIARY_WEIGHTS
+from settings.config import FACTS, GROUP_OF, Config, build
 from tasks import classification, detection, require_read, superres, video
 from tasks.kind import TaskKind
 from tests.conformance import toy_task
@@ -61,7 +62,7 @@ class Case:
         return self.kind.plans(self.config, self.splits, native, seed=1, world_size=world_size, rank=rank)
 
     def tasks(self) -> tuple[Task, Task]:
-        return self.kind.tasks(self.config, self.splits, self.kind.registry.auxiliary_weight(self.arch))
+        return self.kind.tasks(self.config, self.splits, AUXILIARY_WEIGHTS.get(self.arch, 0.0))
 
     def module(self, plan: Plan) -> torch.nn.Module:
         torch.manual_seed(0)
@@ -155,8 +156,7 @@ def entry_is_whole(case: Case) -> None:
     assert kind.arch in kind.registry.names() and case.arch in kind.registry.names()
     assert kind.default_loader(gpu=False) in kind.loaders and "synthetic" in kind.loaders
     assert kind.unit.endswith("/s")
-    assert set(kind.groups) <= set(GROUPS) - set(COMMON)
-    assert all(GROUP_OF[name] in COMMON for name in kind.unread)
+    assert set(kind.also) <= set(GROUP_OF)
     names = [figure.name for figure in kind.figures]
     assert len(set(names)) == len(names)
     assert kind.figures[0].title, "the figure that picks best.pt leads the table"
@@ -165,7 +165,6 @@ def entry_is_whole(case: Case) -> None:
 def settings_that_it_does_not_read_are_refused(case: Case) -> None:
     """A setting that is not the default is one that the task reads, or a mistake that names it."""
     defaults = Config().flat()
-    others = {name for name, group in GROUP_OF.items() if group not in (*COMMON, *case.kind.groups)}
     refused = set()
     for name in GROUP_OF:
         config: Any = SimpleNamespace(
@@ -180,7 +179,11 @@ def settings_that_it_does_not_read_are_refused(case: Case) -> None:
         assert not said or (
             said.startswith(f"--{name.replace('_', '-')} is for --task ") and "\n" not in said
         )
-    assert refused == others | set(case.kind.unread)
+    assert refused == {
+        name
+        for name, facts in FACTS.items()
+        if facts.tasks and case.kind.name not in facts.tasks and name not in case.kind.also
+    }
 
 
 def padding_has_no_target(case: Case) -> None:

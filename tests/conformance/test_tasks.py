@@ -71,7 +71,7 @@ class Alone(TopK):
 PLAIN = Classification(np.arange(1000))
 FAULTS: dict[str, tuple[Case, str]] = {
     "no such architecture": (planted(arch="resnet19"), "entry"),
-    "a group that all read": (planted(groups=("loading",)), "entry"),
+    "reads what is no setting": (planted(also=("no_such",)), "entry"),
     "a figure twice": (planted(figures=(*FIGURES, Figure(name="top1"))), "entry"),
     "no figure to lead the table": (planted(figures=FIGURES[3:]), "entry"),
     "reads everything": (planted(reads=lambda name: True), "settings"),

@@ -32,9 +32,6 @@ class Registry:
     def classes(self, arch: str, weights: str) -> tuple[str, ...]:
         return ()
 
-    def auxiliary_weight(self, arch: str) -> float:
-        return 0.0
-
 
 class Guess(Classification):
     """contracts.Task: the squared error of a class's number. Targets, inputs and probe are those of
@@ -70,9 +67,9 @@ class GuessKind(ClassificationKind):
     arch = "mean"
     registry = Registry()
     figures = (RMSE, Figure(name="samples"))
-    unread = (
-        *("label_smoothing", "mixup", "cutmix", "mix_prob", "mix_switch_prob"),
-        *("loss", "bce_threshold", "stochastic_depth"),
+    also = (
+        *("image_size", "val_image_size", "interpolation", "mean", "std", "val_window", "val_resize"),
+        *("train_window", "crop_scale", "crop_ratio", "flip", "vflip", "trust_list", "val_batch_size"),
     )
 
     def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:

@@ -13,6 +13,7 @@ import torchvision
 from dataset.synthetic import synthetic
 from engine.schedules import learning_rate, settled
 from loaders import open_loader
+from models import AUXILIARY_WEIGHTS
 from settings.config import parse, read_preset, recipe
 from tasks import architecture, kind_of
 from tasks.initial_state import Start
@@ -106,7 +107,7 @@ def test_two_steps(name: str) -> None:
     native = start.native(registry, arch)
     sets = synthetic(kind.content(config))
     plans = kind.plans(config, sets, native, seed=0, world_size=1, rank=0)
-    tasks = kind.tasks(config, sets, registry.auxiliary_weight(arch))
+    tasks = kind.tasks(config, sets, AUXILIARY_WEIGHTS.get(arch, 0.0))
     plan = plans[0]
     torch.manual_seed(0)
     heads = kind.building(config, sets["train"].columns)

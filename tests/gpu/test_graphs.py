@@ -17,7 +17,7 @@ from contracts import Batch, NotFinite, UserError
 from engine import graphed
 from engine.checkpoint import load_optimizer
 from engine.distributed import ProcessWorld
-from engine.loss_log import Recent
+from engine.loss_log import LossLog
 from engine.precision import DTYPES
 from engine.step import Step
 from models import classification as registry
@@ -267,7 +267,7 @@ def test_a_loss_that_is_no_number_names_its_step_and_samples(world: ProcessWorld
     """The next replay writes where an outcome was."""
     step = made(world, "resnet18", "fp32")
     assert not graphed.capture(step, [batch_of(99, "fp32", world.device)], world)[0]
-    recent = Recent(8, world, precision="fp32")
+    recent = LossLog(8, world, precision="fp32")
     for at in range(2):
         batch = batch_of(at, "fp32", world.device)
         if at == 1:

@@ -14,7 +14,7 @@ from torch import nn
 
 from engine.checkpoint import Checkpoints, Progress
 from engine.distributed import ProcessWorld
-from engine.emergency_save import SETTLES_S, Rescue
+from engine.emergency_save import SETTLES_S, EmergencySave
 from engine.precision import loss_scaler
 from tests.gpu.conftest import CUDA
 
@@ -62,7 +62,7 @@ def test_the_device_hangs_in_a_step(tmp_path: Path, graphs: bool, ahead: int) ->
             graphs=object() if graphs else None,
         )
         checkpoints = Checkpoints(folder=tmp_path, world=world, module=net, step=step, about={})
-        rescue = Rescue(checkpoints, world, accumulate=1)
+        rescue = EmergencySave(checkpoints, world, accumulate=1)
         progress = Progress()
 
         def train(cycles: int = 0) -> None:

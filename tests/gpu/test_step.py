@@ -15,8 +15,9 @@ import torch
 
 from contracts import Batch
 from engine.distributed import ProcessWorld
-from engine.loss_log import Recent
+from engine.loss_log import LossLog
 from engine.step import Step, seed
+from models import AUXILIARY_WEIGHTS
 from models import classification as registry
 from report.ceilings import compute_ceiling
 from settings.optimisation import Optimisation
@@ -35,7 +36,7 @@ def made_step(arch: str, device: torch.device, image_size: int) -> Step:
     torch.manual_seed(0)
     module, _ = registry.build(arch, classes=CLASSES, shape=(2, 3, image_size, image_size))
     module = module.to(device).to(memory_format=torch.channels_last)
-    task = Classification(LABELS, auxiliary_weight=registry.auxiliary_weight(arch))
+    task = Classification(LABELS, auxiliary_weight=AUXILIARY_WEIGHTS.get(arch, 0.0))
     return composed(module, task, Optimisation(lr=0.01), precision="fp16", device=device)
 
 
@@ -118,7 +119,7 @@ def test_outcomes_are_read_in_order_while_steps_go_on(device: torch.device) -> N
     world = ProcessWorld(device)
     found = []
     with world.own_stream():
-        recent = Recent(4, world, precision="fp32")
+        recent = LossLog(4, world, precision="fp32")
         outcome = torch.ones(4, device=device)
         for at in range(1, 101):
             outcome[0].fill_(at)

@@ -22,7 +22,6 @@ from models.detection import (
     STAGES,
     Detector,
     _backbone,
-    auxiliary_weight,
     build,
     names,
     native,
@@ -122,7 +121,6 @@ def test_every_detector_of_torchvision_and_ours() -> None:
     theirs = torchvision.models.list_models(module=torchvision.models.detection)
     assert set(FAMILIES) < set(TORCHVISION) == set(theirs)
     assert set(names()) - set(TORCHVISION) == {"fcos_tiny"} and len(set(names())) == len(names())
-    assert all(auxiliary_weight(arch) == 0 for arch in names())
     assert set(STAGES) == {_backbone(arch) for arch in TORCHVISION}
 
 
@@ -234,15 +232,6 @@ def test_trains_in_bf16_and_channels_last(arch: str) -> None:
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         found = module.eval()(images, sizes)
     assert all(one["boxes"].dtype == one["scores"].dtype == torch.float32 for one in found)
-
-
-def test_heat_maps_are_contiguous_whatever_the_memory_format() -> None:
-    """torchvision's loss takes views of them."""
-    predictor = whole(made("keypointrcnn_resnet50_fpn")[0]).roi_heads.keypoint_predictor.to(
-        memory_format=torch.channels_last
-    )
-    features = torch.randn(2, 512, 3, 3).contiguous(memory_format=torch.channels_last)
-    assert not predictor.forward(features).is_contiguous() and predictor(features).is_contiguous()
 
 
 def test_what_heads_say_of_boxes_is_fp32() -> None:

@@ -46,26 +46,6 @@ def save(path: Path, content: Any) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_frozen_norm_is_torchvisions_in_its_inputs_type(dtype: torch.dtype) -> None:
-    torch.manual_seed(4)
-    ours, theirs = _FrozenNorm(8, 1e-3), FrozenBatchNorm2d(8, 1e-3)
-    state = {name: torch.rand(8) + 0.1 for name in theirs.state_dict()}
-    ours.load_state_dict(state | {"num_batches_tracked": torch.tensor(3)})
-    theirs.load_state_dict(state)
-    images = torch.randn(2, 8, 5, 6).to(dtype).contiguous(memory_format=torch.channels_last).requires_grad_()
-    got, wanted = ours(images), theirs(images)
-    assert got.dtype == dtype and got.is_contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(
-        got.float(),
-        wanted.float(),
-        rtol=1e-5 if dtype == torch.float32 else 2e-2,
-        atol=1e-5 if dtype == torch.float32 else 3e-2,
-    )
-    got.float().sum().backward()
-    assert images.grad is not None and images.grad.dtype == dtype
-
-
 def frozen(module: nn.Module) -> tuple[set[str], dict[str, tuple[type, float]]]:
     norms = {
         name: one

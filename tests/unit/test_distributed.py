@@ -17,10 +17,9 @@ import pytest
 import torch
 from torch import nn
 
-from contracts import UserError, World
+from contracts import UserError
 from engine import distributed
 from engine.distributed import ProcessWorld, Vote, cores, leave, prepare_process
-from engine.step import Step
 from system import resources
 from system.resources import memory_bytes
 from tests.end_to_end.runs import Runner
@@ -196,21 +195,6 @@ def test_training_on_several_ranks_is_training_on_one(ranks: list[dict[str, Any]
             assert (mine == first).all()
 
 
-def test_one_process_needs_no_company() -> None:
-    world: World = ProcessWorld(CPU)
-    assert (world.rank, world.size) == (0, 1)
-    assert world.sum(np.array([HUGE])).tolist() == [HUGE]
-    assert world.gather("x") == ["x"]
-    world.barrier()
-    alone = ProcessWorld(CPU)
-    assert alone.agree({"a": 1}) == {"a": 1}
-    alone.synchronise()
-    with alone.joined(), alone.own_stream():
-        pass
-    net = nn.Linear(1, 1)
-    assert alone.wrap(net, compiled=False) is net
-
-
 @pytest.mark.parametrize(("rank", "waited"), [(0, []), (1, [distributed.ALONE_AFTER_S])])
 def test_a_mistake_is_said_by_rank_0_or_by_who_is_still_there(
     rank: int, waited: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -231,12 +215,6 @@ def test_a_vote_alone_has_the_same_delay() -> None:
     assert vote.exchange(save=True)["stop"] is False
     assert vote.drain() == {**NOTHING, "save": True}
     assert vote.drain() == NOTHING, "a vote is read once"
-
-
-def test_a_step_of_one_process_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: pytest.fail("asked"))
-    step: Step = step_of(Net())
-    step(iter([batch_of(0)]), lr=0.1, epoch=0, position=0)
 
 
 PREPARED = """

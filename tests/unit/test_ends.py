@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch._inductor.exc import InvalidCxxCompiler
 
 from contracts import UserError
 from engine.exit_codes import line_of
@@ -88,9 +87,3 @@ def test_an_import_that_nobody_interrupts() -> None:
     with pytest.raises(ImportError, match="missing"), uninterrupted():
         raise ImportError("missing")
     assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_a_compiler_that_is_not_there() -> None:
-    """In torch's own words, behind those of torch.compile's backend."""
-    line = line_of(RuntimeError(f"backend='inductor' raised:\n{InvalidCxxCompiler()}"))
-    assert line is not None and line.startswith("--compile: torch finds no C++ compiler, which CXX may name")

@@ -17,7 +17,7 @@ from torchvision.models import resnet18
 from engine import schedules
 from models import Unusable
 from models.frozen import freeze
-from scripts import _lr_range, tune
+from scripts import _lr_range, _trials, tune
 from settings.config import Config, build, parse, recipe
 from settings.optimisation import Optimisation
 from tasks.classification import Classification, balancing
@@ -81,12 +81,12 @@ def test_the_test_of_a_rate_measures_no_loader_and_writes_the_recipe(
 ) -> None:
     asked = []
 
-    def run(recipe: Config, more: dict[str, Any]) -> dict[str, Any]:
-        asked.append(recipe.loading.loader)
+    def run(config: Config, limit_s: float) -> _trials.Trial:
+        asked.append(config.loading.loader)
         trained = [{"losses": [3.0, 3.0], "lrs": [1e-6, 1e-5]}, {"losses": [2.0, 9.0], "lrs": [2e-5, 1e-4]}]
-        return {"summary": {"epoch_steps": 2}, "train": trained}
+        return _trials.Trial(code=0, said="", summary={"epoch_steps": 2}, points=trained)
 
-    monkeypatch.setattr(_lr_range, "_run", run)
+    monkeypatch.setattr(_trials, "run", run)
     root = fill(tmp_path / "photos", {f"{name}/{i}.jpg": JPEG for name in ("ant", "bee") for i in range(9)})
     data = {"data": str(root), "val_share": 0.3, "manifest_dir": str(tmp_path / "cache")}
     said: list[str] = []
@@ -151,13 +151,13 @@ def test_a_range_test_is_of_the_last_size_and_of_no_warm_up(monkeypatch: pytest.
     def ran(command: list[str], log: Any, limit_s: float) -> int:
         asked.append(parse(command[command.index("--config") :]))
         (asked[-1].run.output or Path()).mkdir()
-        ((asked[-1].run.output or Path()) / "metrics.jsonl").write_text("")
+        ((asked[-1].run.output or Path()) / "summary.json").write_text('{"epoch_steps": 2}')
         return 0
 
-    monkeypatch.setattr(_lr_range, "ran", ran)
+    monkeypatch.setattr(_trials, "ran", ran)
     grows = {"image_size_start": 32, "image_size_ramp": (1, 2), "lr_per": 256, "warmup_steps": 9}
-    _lr_range._run(build({"image_size": 48, **grows}), {})
-    (config,) = asked
+    _lr_range.measured(build({"image_size": 48, **grows}), gpu=False, say=lambda _: None)
+    config, _ = asked
     assert config.augmentation.image_size_start is None and config.augmentation.image_size_ramp is None
     assert (config.optimisation.lr_per, config.optimisation.warmup_steps) == (0, 0)
     trial = tune.trial_of(build({"image_size": 48, **grows}), {}, 3.0).augmentation

@@ -19,7 +19,7 @@ from torch import nn
 from contracts import Batch, Counts, Figure, NotFinite, RateWindow, UserError
 from engine.checkpoint import Checkpoints, Progress, Resume
 from engine.distributed import ProcessWorld
-from engine.emergency_save import Rescue
+from engine.emergency_save import EmergencySave
 from engine.evaluate import Outcome
 from engine.failures import Failures
 from engine.loop import Training
@@ -264,22 +264,6 @@ def test_what_is_otherwise_than_in_the_checkpoint_is_said(tmp_path: Path) -> Non
         assert [call.args[0].rpartition(": ")[2] for call in toy.report.info.call_args_list] == said
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_rank_0_says_when_a_checkpoint_is_due(rank: int, tmp_path: Path) -> None:
-    """The others' part of a validation is done at once, and asking for a checkpoint then would be to wait for
-    the figures.
-    """
-    toy = Toy(tmp_path, epochs=1, figures=[])
-    toy.set(save_every_steps=2)
-    toy.training.progress.step = 4
-    toy.training.world = MagicMock(rank=rank)
-    assert toy.training._save_due() is (rank == 0)
-    toy.training.validation._unsettled = unsettled = MagicMock()
-    for done in (False, True):
-        unsettled.outcomes = [MagicMock(**{"done.return_value": value}) for value in (True, done)]
-        assert toy.training._save_due() is (rank == 0 and done)
-
-
 def test_seconds_of_a_validation_are_told_apart() -> None:
     class Slept(Slow):
         def result(self) -> dict[str, Any]:
@@ -315,7 +299,7 @@ def test_a_worker_that_dies_in_mid_step_leaves_no_hole(tmp_path: Path) -> None:
     seen = torch.zeros(())
     toy.module.register_buffer("seen", seen)
     toy.training.plan.batch_size = BATCH // 2  # type: ignore[misc]
-    toy.training.rescue = Rescue(toy.training.checkpoints, toy.training.world, accumulate=2)
+    toy.training.rescue = EmergencySave(toy.training.checkpoints, toy.training.world, accumulate=2)
     with pytest.raises(UserError, match="a worker was killed"):
         toy.training.fit()
     assert [point["step"] for told in toy.report.train.call_args_list for point in told.args[0]] == [1, 2]

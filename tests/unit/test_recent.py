@@ -10,13 +10,13 @@ import torch
 
 from contracts import NotFinite
 from engine.distributed import ProcessWorld
-from engine.loss_log import Recent
+from engine.loss_log import LossLog
 
 CPU = torch.device("cpu")
 
 
 def test_a_step_without_a_valid_sample_has_no_loss() -> None:
-    recent = Recent(4, ProcessWorld(CPU), precision="fp32")
+    recent = LossLog(4, ProcessWorld(CPU), precision="fp32")
     for step, (loss_sum, valid) in enumerate(((6.0, 4.0), (0.0, 0.0), (0.0, 2.0)), start=1):
         recent.add(step, torch.tensor([loss_sum, valid, math.nan, 1.0]), [np.arange(4)])
     first, second, third = (point["loss"] for point in recent.read())
@@ -25,7 +25,7 @@ def test_a_step_without_a_valid_sample_has_no_loss() -> None:
 
 
 def test_parts_of_the_loss_are_means_too() -> None:
-    recent = Recent(4, ProcessWorld(CPU), precision="fp32")
+    recent = LossLog(4, ProcessWorld(CPU), precision="fp32")
     for step in (1, 2):
         recent.add(
             step,
@@ -44,7 +44,7 @@ def test_parts_of_the_loss_are_means_too() -> None:
     [("fp32", "--clip-grad-norm"), ("bf16", "--precision fp32"), ("fp16", "--precision fp32/bf16")],
 )
 def test_a_loss_that_is_not_finite_names_the_step(precision: str, advised: str) -> None:
-    recent = Recent(4, ProcessWorld(CPU), precision=precision)
+    recent = LossLog(4, ProcessWorld(CPU), precision=precision)
     recent.add(7, torch.tensor([math.nan, 4.0, math.nan, 1.0]), [np.arange(4)])
     with pytest.raises(NotFinite, match=r"at step 7; samples \[0, 1, 2, 3\]") as caught:
         recent.read()

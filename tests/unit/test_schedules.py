@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, StepLRScheduler
 from torch.optim.lr_scheduler import (
     CosineAnnealingLR,
     LambdaLR,
@@ -75,49 +74,6 @@ def test_schedules_are_torchvisions(name: str, warmup: int) -> None:
         wanted = optimizer.param_groups[0]["lr"]
         assert learning_rate(epoch, optimisation) == pytest.approx(wanted), epoch
         scheduler.step()
-
-
-@pytest.mark.parametrize("warmup", [0, 5])
-@pytest.mark.parametrize(
-    ("settings", "theirs"),
-    [
-        (
-            {"schedule": "cosine", "final_lr": 0.01},
-            lambda optimizer, **how: CosineLRScheduler(optimizer, how["length"], 0.01, **how["warmup"]),
-        ),
-        (
-            {"schedule": "step", "lr_step_epochs": 30},
-            lambda optimizer, **how: StepLRScheduler(optimizer, 30, 0.1, **how["warmup"]),
-        ),
-        (
-            {"schedule": "step", "lr_milestones": (15, 21)},
-            lambda optimizer, **how: MultiStepLRScheduler(
-                optimizer, [16, 22], 0.1, **how["warmup"] | {"warmup_prefix": False}
-            ),
-        ),
-    ],
-    ids=["cosine", "step", "multistep"],
-)
-def test_schedules_are_timms(settings: dict[str, Any], theirs: Any, warmup: int) -> None:
-    """As docs/recipes.md says: with timm's --warmup-prefix, and its milestones an epoch later."""
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    rising = {"warmup_t": warmup, "warmup_lr_init": 0.001, "warmup_prefix": True}
-    scheduler = theirs(optimizer, length=EPOCHS - warmup, warmup=rising)
-    optimisation = Optimisation(lr=0.1, epochs=EPOCHS, warmup_epochs=warmup, **settings)
-    for epoch in range(EPOCHS):
-        (wanted,) = scheduler._get_lr(epoch)
-        assert learning_rate(epoch, optimisation) == pytest.approx(wanted), epoch
-
-
-def test_a_line() -> None:
-    optimisation = Optimisation(lr=0.1, final_lr=0.02, epochs=10, schedule="linear", warmup_epochs=2)
-    assert [learning_rate(epoch, optimisation) for epoch in (2, 6, 10)] == pytest.approx([0.1, 0.06, 0.02])
-
-
-def test_drops_at_steps() -> None:
-    optimisation = Optimisation(warmup_epochs=0, lr_step_epochs=2, **DROPS)
-    found = [learning_rate(epoch, optimisation) for epoch in (0, 1.99, 2, 4)]
-    assert found == pytest.approx([0.1, 0.1, 0.01, 0.001])
 
 
 @pytest.mark.parametrize(

@@ -181,18 +181,6 @@ def test_a_whole_batch_is_scaled_by_exactly_one(monkeypatch: pytest.MonkeyPatch)
     assert factors == [1.0, pytest.approx(18 / 15)]
 
 
-def test_the_reference_notices_a_mean_over_places() -> None:
-    """What normalising each micro-batch by itself would do: 1 + 6 valid samples weighed alike."""
-    batches = [batch_of(0, [0]), batch_of(1)]
-    net, reference = Net(), Net()
-    step, by_hand = step_of(net, accumulate=2), ByHand(reference)
-    step._rescale = lambda valid, size, want: torch.zeros(())  # type: ignore[assignment, method-assign]
-    step(iter(batches), lr=0.1, epoch=0, position=0)
-    by_hand(batches, 0.1)
-    with pytest.raises(AssertionError):
-        assert_alike(net, reference)
-
-
 def test_pixels_of_a_sample_that_is_not_valid_change_nothing() -> None:
     nets = [Net(), Net()]
     for net, filling in zip(nets, (0.0, 1e3), strict=True):

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from contracts import UserError
-from scripts import tune
+from scripts import _trials, tune
 from scripts.tune import Choice, Trial
 from settings.config import parse
 from settings.run import Run
@@ -173,7 +173,7 @@ def test_a_real_trial_and_one_without_a_rate(monkeypatch: pytest.MonkeyPatch) ->
         (output / "summary.json").write_text(json.dumps({"rate": {"steady": None, "short": False}}))
         return 0
 
-    monkeypatch.setattr(tune, "ran", short)
+    monkeypatch.setattr(_trials, "ran", short)
     assert tune.measured(recipe, 0.2, "loader", {}).why == "the run was shorter than a window of 0.1 s"
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from models import Loaded, Unusable, classification
-from models.video import auxiliary_weight, build, names, native
+from models.video import build, names, native
 
 HEADS = {
     **dict.fromkeys(("mc3_18", "r2plus1d_18", "r3d_18"), "fc"),
@@ -33,7 +33,6 @@ def shapes(arch: str, classes: int) -> dict[str, tuple[int, ...]]:
 def test_every_video_architecture_and_nothing_else() -> None:
     assert set(HEADS) <= set(names())
     assert not set(names()) & set(classification.names())
-    assert {auxiliary_weight(arch) for arch in names()} == {0.0}
 
 
 def test_the_sizes_they_were_made_for() -> None:

@@ -23,7 +23,7 @@ from benchmarks import soak
 from engine import stop, watch
 from engine.checkpoint import Checkpoints, Progress
 from engine.distributed import ProcessWorld
-from engine.emergency_save import Rescue
+from engine.emergency_save import EmergencySave
 from engine.ranks import Peers
 from engine.stop import Asked, StopRequest
 from engine.watch import Watch
@@ -190,7 +190,7 @@ class Steps:
             optimizer=self.optimizer, scaler=scaler, masters=None, ema=None, graphs=None
         )
         checkpoints = Checkpoints(folder=folder, world=world, module=self.net, step=step, about={})
-        self.rescue = Rescue(checkpoints, world, accumulate=1)
+        self.rescue = EmergencySave(checkpoints, world, accumulate=1)
         self.progress = Progress()
 
     def forward(self) -> None:

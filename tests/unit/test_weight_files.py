@@ -21,7 +21,6 @@ from torch.optim.swa_utils import AveragedModel
 
 from models import Loaded, Unusable
 from models.classification import build
-from models.detection import build as build_detector
 from system import torch_files
 
 ARCH = "shufflenet_v2_x0_5"
@@ -391,23 +390,6 @@ def test_for_other_classes_the_head_of_a_wrapped_network_starts_anew(tmp_path: P
     assert loaded.anew == ["fc.weight", "fc.bias"]
     assert loaded.notes == ["--weights are for other classes: fc.weight, fc.bias start anew"]
     assert torch.equal(module.state_dict()["conv1.0.weight"], trained().state_dict()["conv1.0.weight"])
-
-
-def test_detectors_and_their_backbones(tmp_path: Path) -> None:
-    arch = "ssdlite320_mobilenet_v3_large"
-    shape = (2, 3, 320, 320)
-    detector = build_detector(arch, classes=3, shape=shape)[0].state_dict()
-    torch.save(
-        of_references(detector, model_ema={**after("module.", detector), "n_averaged": torch.tensor(1)}),
-        tmp_path / "a.pth",
-    )
-    again, loaded = build_detector(arch, classes=3, shape=shape, weights=str(tmp_path / "a.pth"))
-    assert loaded.anew == [] and "'model_ema', not 'model'" in loaded.notes[0]
-    assert_equal(again.state_dict(), detector)
-    trunk = build("mobilenet_v3_large", classes=4, shape=(2, 3, 64, 64))[0].state_dict()
-    torch.save(lightning(after("model.", trunk)), tmp_path / "b.ckpt")
-    again, _ = build_detector(arch, classes=3, shape=shape, weights_backbone=str(tmp_path / "b.ckpt"))
-    assert torch.equal(again.state_dict()["backbone.features.0.0.0.weight"], trunk["features.0.0.weight"])
 
 
 def test_a_checkpoint_of_ours_is_read_without_any_foreign_class(tmp_path: Path) -> None:
