@@ -27,10 +27,8 @@ from dataset.scan.byte_ranges import ReadAt
 from dataset.scan.cache import Progress
 from dataset.scan.lists import class_names
 from dataset.scan.manifest import Rejected, printable
-from dataset.stores._arrow_files import Damaged
-from dataset.stores._arrow_rows import labels_of, require_same, schema_of
-from dataset.stores._shard_index import Entry, Index, Shard, open_index
-from dataset.stores._shards import Labelled, Shards
+from dataset.stores.arrow import Damaged, labels_of, require_same, schema_of
+from dataset.stores.shards import Entry, Index, Labelled, Shard, Shards, open_index
 
 SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}
 """What files of a split are called, the first of these that is there."""
@@ -245,7 +243,7 @@ def files_of(kind: str, data: Path, split: str) -> list[Path]:
 
 
 class Rows(Shards):
-    """The images of a split's files: a dataset.stores._stored.Container."""
+    """The images of a split's files: a dataset.stores.shards.Container."""
 
     def __init__(self, kind: str, paths: Sequence[Path], label_key: str | None, **again: Any) -> None:
         super().__init__(partial(_index, kind, paths, label_key, **again))

@@ -28,10 +28,8 @@ from dataset.scan import file_tree
 from dataset.scan.byte_ranges import Files, ReadAt
 from dataset.scan.cache import Progress, reading
 from dataset.scan.manifest import Rejects, printable
-from dataset.stores._shard_index import Entry, Index, Shard, open_index
-from dataset.stores._shards import Shards
-from dataset.stores._stored import Container, Stored, StoredEntries
-from dataset.stores._tar_headers import BLOCK, Ranges, members
+from dataset.stores.shards import Container, Entry, Index, Shard, Shards, Stored, StoredEntries, open_index
+from dataset.stores.tar import BLOCK, Ranges, members
 from models.classification import WNIDS
 from report.console import Console
 from scripts import Parser
@@ -174,7 +172,7 @@ def _walk(folder: Path, class_of: ClassOf | None, shard: str) -> Shard:
 
 
 class Unpacked:
-    """The images of Kaggle's folders: a dataset.stores._stored.Container. Those of val lie in no class."""
+    """The images of Kaggle's folders: a dataset.stores.shards.Container. Those of val lie in no class."""
 
     def __init__(self, folder: Path, class_of: ClassOf | None) -> None:
         self._class_of = class_of

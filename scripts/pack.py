@@ -32,7 +32,7 @@ from dataset.open import cache_folder, open_splits
 from dataset.pairs.entry import CODINGS
 from dataset.scan.packed_columns import beside
 from dataset.stores import SOURCES, source_named
-from dataset.stores._tar_samples import open_index
+from dataset.stores.tar import open_index
 from report.console import Console
 from scripts import Parser, _pairs
 from scripts._foreign import FOREIGN, files_of, open_foreign

@@ -15,8 +15,7 @@ import pytest
 
 from contracts import Split, UserError
 from dataset.open import open_split, open_splits
-from dataset.stores._arrow_files import Opened, find
-from dataset.stores._arrow_rows import open_index
+from dataset.stores.arrow import Opened, find, open_index
 from settings.config import build
 from tests.conformance import scenes
 from tests.conformance.sources import Row, write_arrow

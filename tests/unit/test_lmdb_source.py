@@ -19,7 +19,7 @@ import pytest
 from contracts import Split, UserError
 from dataset.open import open_split
 from dataset.stores import lmdb as source
-from dataset.stores._lmdb_file import HEADER, Store
+from dataset.stores.lmdb import HEADER, Store
 from tests.conformance import scenes
 from tests.conformance.sources import lose_value, write_lmdb
 

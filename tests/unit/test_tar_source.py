@@ -14,7 +14,7 @@ import pytest
 
 from contracts import Split, UserError
 from dataset.open import open_split, open_splits
-from dataset.stores._tar_headers import Ranges, members
+from dataset.stores.tar import Ranges, members
 from settings.config import build
 from tests.conformance import scenes
 from tests.conformance.sources import write_tar

@@ -16,7 +16,7 @@ from dataset.coco.scan import open_coco
 from dataset.scan.lists import class_names
 from dataset.scan.manifest import Rejects
 from dataset.stores import lmdb
-from dataset.stores._tar_samples import open_index
+from dataset.stores.tar import open_index
 from dataset.videos.file_list import read_list
 from engine import checkpoint_format
 from models import Unusable, _state_files
@@ -29,7 +29,7 @@ OWN = {
     "dataset/scan/cache.py": "the cache of a scan",
     "dataset/scan/manifest.py": "the cache of a scan",
     "dataset/coco/columns.py": "the cache of a scan",
-    "dataset/stores/_lmdb_file.py": "the system's lists of locks",
+    "dataset/stores/lmdb.py": "the system's lists of locks",
     "dataset/scan/packed_columns.py": "columns that the program has written",
     "dataset/unlabelled.py": "the cache of a scan",
     "models/classification.py": "a file of the program",
