@@ -13,34 +13,22 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from contracts import Array, Split, UserError
-from dataset.scan import file_tree
-from dataset.scan.cache import Progress, reading
+from contracts import Array, UserError
 from dataset.scan.file_tree import names_below
-from dataset.scan.lists import class_names, require_once
+from dataset.scan.lists import require_once
 from dataset.scan.manifest import printable
-from dataset.scan.packed_columns import beside
-from dataset.stores import shards
-from dataset.stores.shards import (
-    Entry,
-    Index,
-    Labelled,
-    Shard,
-    Shards,
-    Stored,
-    StoredEntries,
-    index_options,
-    split_of,
-)
+from dataset.stores.shards import Entry, Shard, Shelf
 from system import storage
 from system.user_files import open_bytes, read_text
 
+ENDING = ".arrow"
+HOLDS = "a folder that datasets.save_to_disk wrote: train/*.arrow and validation/*.arrow; or one of its cache"
+MAPPED = True
 ALIASES = {"val": ("validation", "val", "test")}
 """What a split of ours is called there: the first of these that is there."""
 ABOUT = ("state.json", "dataset_info.json")
@@ -56,30 +44,7 @@ FILE = b"ARROW1"
 AGAIN = "copy it again, or write it again with datasets.Dataset.save_to_disk"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """The shards of one split: a folder, and the names of their files in it."""
-
-    folder: Path
-    names: tuple[str, ...]
-
-    @property
-    def about(self) -> list[Path]:
-        """Return the files that are there of those that tell of the shards."""
-        return [path for name in ABOUT if (path := self.folder / name).exists()]
-
-    @property
-    def shards(self) -> list[Path]:
-        """Return the files of the shards."""
-        return [self.folder / name for name in self.names]
-
-    @property
-    def paths(self) -> list[Path]:
-        """Return all that shows a change: the folder, what tells of the shards, and them."""
-        return [self.folder, *self.about, *self.shards]
-
-
-def find(data: Path, split: str) -> Place | None:
+def find(data: Path, split: str) -> Shelf | None:
     """Return the shards of a split: data/<split>/*.arrow, or data/<name>-<split>*.arrow as in a cache.
 
     None where there are none. Raises UserError where some are missing, or no one can say which these are.
@@ -141,7 +106,7 @@ def read_json(path: Path) -> dict[str, Any]:
     raise UserError(f"--data: {path} is damaged, it holds no JSON object; {AGAIN}")
 
 
-def _whole(folder: Path, names: Sequence[str]) -> Place:
+def _whole(folder: Path, names: Sequence[str]) -> Shelf:
     """Return the shards. Raises UserError where one of those that they count, or name, is missing."""
     numbers = [found for name in names if (found := OF_HOW_MANY.search(name))]
     wanted = {
@@ -154,27 +119,25 @@ def _whole(folder: Path, names: Sequence[str]) -> Place:
         raise UserError(
             f"--data: {folder} has no {lost[0]}, which the others count ({len(lost)} such); copy it there"
         )
-    return Place(folder=folder, names=tuple(names))
+    about = [path for name in ABOUT if (path := folder / name).exists()]
+    return Shelf(folder=folder, names=names, paths=[folder, *about, *(folder / name for name in names)])
 
 
 class Opened:
-    """A mapped Arrow file, stream or not, while it is walked. It is opened with UserError, or OSError."""
+    """A mapped Arrow file, stream or not, while it is walked. Raises UserError, or OSError."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, file: BinaryIO) -> None:
         try:
             import pyarrow
         except ImportError:
             raise UserError("--source arrow needs the package pyarrow: pip install pyarrow") from None
         self._arrow: Any = pyarrow
         self.path = path
-        with open_bytes(path) as file:
-            self.status = os.fstat(file.fileno())
-            self.size = self.status.st_size
-            head = file.read(8)
-            file.seek(max(self.size - 8, 0))
-            tail = file.read()
-            self._require_whole(head, tail)
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.size = os.fstat(file.fileno()).st_size
+        head = file.read(8)
+        file.seek(max(self.size - 8, 0))
+        self._require_whole(head, file.read())
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._buffer: Any = pyarrow.py_buffer(mapped)
         self.base = int(self._buffer.address)
         self._file = pyarrow.BufferReader(self._buffer)
@@ -253,16 +216,15 @@ class Schema:
     classes: tuple[str, ...] | None
 
 
-def read_schema(place: Place, label_key: str | None) -> Schema:
-    """Return what the schema of the first shard says. Raises UserError."""
-    path = place.folder / place.names[0]
+def prepare(path: Path, label_key: str | None) -> Schema:
+    """Return what the schema of the first shard says. Raises UserError and OSError."""
+    with open_bytes(path) as file, Opened(path, file) as opened:
+        return schema_of(opened.schema, path, label_key)
 
-    def read() -> Schema:
-        with Opened(path) as shard:
-            return schema_of(shard.schema, path, label_key)
 
-    with reading(path):
-        return storage.in_scan(read, lambda: str(path))
+def without(label_key: str | None, schema: Schema) -> str:
+    """Return why an image has no label."""
+    return f"no label in the column {schema.label}"
 
 
 def schema_of(schema: Any, path: Path, label_key: str | None) -> Schema:
@@ -357,59 +319,25 @@ def _is_struct(kind: Any) -> bool:
     return place >= 0 and _is_binary(kind.field(place).type)
 
 
-def open_index(
-    place: Place,
-    *,
-    samples: bool,
-    schema: Schema | None = None,
-    label_key: str | None = None,
-    cache: Path,
-    rescan: bool = False,
-    progress: Progress | None = None,
-) -> Index:
-    """Return the index of a split's shards, from `cache` when none has changed since.
+def walk(shard: Shard) -> Iterator[Entry]:
+    """Yield the image of each row with its label, by its path; without samples those that have a path.
 
-    With `samples` an entry is the image of a row, with its label as the shards' first `schema` has it.
-    Without, entries are all images that have a path, by that. Raises UserError.
+    Raises UserError and OSError.
     """
-    folder = place.folder
-    expected = schema or read_schema(place, label_key)
-
-    def names(visits: list[file_tree.Visit]) -> list[str]:
-        file_tree.remember_paths(visits, folder, place.paths)
-        return [*place.names]
-
-    return shards.open_index(
-        folder,
-        names,
-        lambda name: _walk(folder / name, expected, label_key, samples=samples),
-        key=["arrow 2", *place.names[:1], samples, label_key],
-        samples=samples,
-        mapped=True,
-        cache=cache,
-        rescan=rescan,
-        progress=progress,
-    )
-
-
-def _walk(path: Path, expected: Schema, label_key: str | None, *, samples: bool) -> Shard:
-    """Return what a shard holds. Raises UserError and OSError."""
-    entries: list[Entry] = []
-    rejects: list[tuple[bytes, str]] = []
-    with Opened(path) as shard:
-        found = schema_of(shard.schema, path, label_key)
-        require_same(found, expected, path)
+    path = Path(shard.path)
+    with Opened(path, shard.file) as opened:
+        schema = schema_of(opened.schema, path, shard.label_key)
+        require_same(schema, shard.about, path)
         row = 0
-        for batch in shard.batches():
-            for entry in _entries(batch, shard, found, row, samples=samples):
+        for batch in opened.batches():
+            for entry in _entries(batch, opened, schema, row, samples=shard.samples):
                 if not entry.offset:
-                    rejects.append((b"row %d" % entry.row, "no image"))
-                elif not samples and not entry.name:
-                    rejects.append((b"row %d" % entry.row, "no path, which annotations would name it by"))
+                    shard.reject(b"row %d" % entry.row, "no image")
+                elif not shard.samples and not entry.name:
+                    shard.reject(b"row %d" % entry.row, "no path, which annotations would name it by")
                 else:
-                    entries.append(entry)
+                    yield entry
             row += batch.num_rows
-        return Shard(shard.size, shard.status.st_mtime_ns, entries, rejects)
 
 
 def _entries(batch: Any, shard: Opened, schema: Schema, row: int, *, samples: bool) -> Iterator[Entry]:
@@ -485,87 +413,3 @@ def labels_of(batch: Any, schema: Schema, path: Path) -> list[str | None]:
     raise UserError(
         f"--data: {path}: labels in {schema.label} are of type {kind}; they must be integers or strings"
     )
-
-
-FILES = False
-HOLDS = "a folder that datasets.save_to_disk wrote: train/*.arrow and validation/*.arrow; or one of its cache"
-LABELS = "label_key"
-
-
-class ArrowShards(Shards):
-    """The images of a split's Arrow files by path, or by row.
-
-    `how` has the parameters of dataset.stores.arrow.open_index.
-    """
-
-    def __init__(self, data: Path, split: str, **how: Any) -> None:
-        super().__init__(partial(_open_index, data, split, **how))
-        self._data = data
-        self._split = split
-
-    def files(self) -> Sequence[Path]:
-        """Return the shards, what tells of them, and their folder. Raises UserError."""
-        return _found(self._data, self._split).paths
-
-
-def _open_index(data: Path, split: str, **how: Any) -> Index:
-    return open_index(_found(data, split), **how)
-
-
-def missing(data: Path, split: str) -> str:
-    """Return what is not there: files of that split; `open` says which of several are missing."""
-    try:
-        return "" if _find(data, split) else f"{split}/*.arrow"
-    except storage.StorageFault:
-        raise
-    except UserError:
-        return ""
-
-
-def _find(data: Path, split: str) -> Place | None:
-    return storage.in_scan(partial(find, data, split), lambda: str(data))
-
-
-def _found(data: Path, split: str) -> Place:
-    place = _find(data, split)
-    if place is None:
-        raise UserError(f"--data {data}: has no {split}/*.arrow; it must be {HOLDS}")
-    return place
-
-
-def open(data: Path, split: str, *, labels: str | None = None, **how: Any) -> Split:
-    """Open the images of data/<split>/*.arrow, as dataset.stores.SourceModule says.
-
-    `labels` is the column that holds the label, where there is no single ClassLabel. Raises UserError.
-    """
-    real = Path(os.path.realpath(data))
-    place = _found(real, split)
-    schema = read_schema(place, labels)
-    labelled = Labelled(
-        shards=ArrowShards(real, split, samples=True, schema=schema, label_key=labels, **index_options(how)),
-        named=schema.classes or class_names(place.folder, real, real / "train"),
-        expected="a label is the number of a class, or its name",
-        without=f"no label in the column {schema.label}",
-    )
-    return labelled.open(
-        real,
-        split,
-        key=["arrow 2", split, labels],
-        where=f"{place.folder}/*.arrow",
-        beside=beside(real, split, "images", place.shards),
-        **how,
-    )
-
-
-def entries(data: Path, cache: Path) -> StoredEntries:
-    """Return the images of COCO's annotations: train2017/<file_name> is a path in train2017/*.arrow."""
-    return StoredEntries(data, lambda split: ArrowShards(data, split, samples=False, cache=cache))
-
-
-def source(columns: Any, read_delay_s: float = 0.0) -> Stored:
-    """Return the bytes of the rows that the columns of COCO's images name."""
-    split = split_of(columns)
-    # beside the columns: the scan has left the index there
-    cache = columns.folder.parent.parent
-    shards = ArrowShards(columns.root, split, samples=False, cache=cache)
-    return Stored(columns, shards, prefix=os.fsencode(split) + b"/", read_delay_s=read_delay_s)

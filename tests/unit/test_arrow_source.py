@@ -15,7 +15,8 @@ import pytest
 
 from contracts import Split, UserError
 from dataset.open import open_split, open_splits
-from dataset.stores.arrow import Opened, find, open_index
+from dataset.stores import source_named
+from dataset.stores.arrow import Opened
 from settings.config import build
 from tests.conformance import scenes
 from tests.conformance.sources import Row, write_arrow
@@ -136,10 +137,12 @@ def test_a_name_that_comes_again(tmp_path: Path) -> None:
     columns = opened(data).columns
     found = [(columns.entry(row), columns.classes[columns.label[row]]) for row in range(3)]
     assert found == [(b"a.jpg", "ant"), (b"a.jpg", "cat"), (b"b.jpg", "cat")]
-    place = find(data, "train")
-    assert place is not None
-    named = open_index(place, samples=False, cache=tmp_path / "cache")
-    assert [named.entry(row) for row in range(len(named))] == [b"a.jpg", b"b.jpg"] and named.rejected == 1
+    named = source_named("arrow").entries(data, tmp_path / "cache")
+    for name, content in ((b"train/a.jpg", ONE), (b"train/b.jpg", TWO)):
+        with named.opened(name) as (size, read_at):
+            assert read_at(0, size) == content
+    (line,) = [path.read_text() for path in (tmp_path / "cache").glob("train-*/scan-*/rejected.txt")]
+    assert line.endswith("0.arrow:a.jpg\tthis name was there before\n")
 
 
 def test_rows_with_a_path_and_no_bytes_are_refused(tmp_path: Path) -> None:

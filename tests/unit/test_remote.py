@@ -313,7 +313,7 @@ def test_a_packed_set_opens_without_a_walk(
     for place in ("train", "val"):
         fill(tmp_path / "origin" / place, FILES)
     assert pack.main([str(server.root / "set"), "--from", str(tmp_path / "origin"), "--format", "tar"]) == 0
-    monkeypatch.setattr("dataset.stores.tar._walk", None)
+    monkeypatch.setattr("dataset.stores.tar.walk", None)
     monkeypatch.setattr("dataset.images.scan.read_headers", None)
     split = opened(f"{server.url}/set", tmp_path)["train"]
     assert sorted(all_read(split.source)) == sorted(FILES.values())
