@@ -12,7 +12,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -249,12 +249,9 @@ class Rows(Shards):
         self._kind = kind
         self._label_key = label_key
 
-    def opened(self, index: int) -> AbstractContextManager[tuple[int, ReadAt]]:
-        """Open an image. Raises Rejected where it is not what the columns say."""
-        return self._row(index)
-
     @contextmanager
-    def _row(self, index: int) -> Iterator[tuple[int, ReadAt]]:
+    def opened(self, index: int) -> Iterator[tuple[int, ReadAt]]:
+        """Open an image. Raises Rejected where it is not what the columns say."""
         with super().opened(index):  # the file is as it was walked
             path = Path(os.fsdecode(shard_path(self.columns, int(self.columns.shard[index]))))
             content = FOREIGN[self._kind].read(path, self._label_key, int(self.columns.offset[index]))

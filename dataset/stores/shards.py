@@ -38,7 +38,7 @@ from dataset.scan.manifest import Manifest, Rejected, Rejects, S, is_url, masked
 from dataset.scan.packed_columns import Beside, Look
 from dataset.stores import bucket, remote
 from dataset.stores.disk_cache import Kept
-from dataset.stores.folder import MEND
+from dataset.stores.folder import MEND, require_size
 from system import processes, storage
 from system.resources import cores
 from system.user_files import open_bytes
@@ -186,10 +186,7 @@ class Stored:
 
     def check(self, sample: int, size: int) -> None:
         """Raise UserError when `size` bytes is not what the manifest recorded."""
-        expected = int(self.columns.size[sample])
-        if size != expected:
-            changed = f"{self.name(sample)} has {size} bytes, the manifest says {expected}"
-            raise UserError(f"an entry of --data changed size: {changed}; {MEND}")
+        require_size("an entry", self.name, self.columns, sample, size)
 
 
 def split_of(columns: Any) -> str:
@@ -286,12 +283,9 @@ class Shards:
             int(columns.size[index]),
         )
 
-    def opened(self, index: Any) -> AbstractContextManager[tuple[int, ReadAt]]:
-        """Open an image. Raises Rejected where there is none, or its shard is another one by now."""
-        return self._opened(index)
-
     @contextmanager
-    def _opened(self, index: int) -> Iterator[tuple[int, ReadAt]]:
+    def opened(self, index: Any) -> Iterator[tuple[int, ReadAt]]:
+        """Open an image. Raises Rejected where there is none, or its shard is another one by now."""
         columns = self.columns
         if index < 0:
             raise Rejected("no such entry of a shard")
@@ -650,22 +644,6 @@ def _save(
 # --- a split of images with a label -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Lines:
-    """Tells of a label that cannot be, for dataset.scan.lists.Labels: a line is a sample."""
-
-    shards: Shards
-    grammar: Grammar
-
-    def wrong(self, line: int, what: str) -> UserError:
-        """Return the error of a sample."""
-        return UserError(f"--data: {self.place(line)} {what}")
-
-    def place(self, line: int) -> str:
-        """Return where a sample lies."""
-        return printable(self.shards.shown(line))
-
-
 class _Listing:
     """The images of a scan under way: dataset.scan.byte_ranges.Entries by their number, and their list."""
 
@@ -685,7 +663,8 @@ class _Listing:
         self._container = container
         self._classes = classes
         self._named = named
-        self._expected, self._without = words
+        self.grammar = Grammar(expected=words[0])
+        self._without = words[1]
         self._check = check
         self._shards = container(SimpleNamespace(root=scan.shelf.folder), scan.shelf.urls)
 
@@ -696,6 +675,14 @@ class _Listing:
     def shown(self, index: Any) -> bytes:
         """Return what rejected.txt calls an entry, or a class."""
         return self._shards.shown(index)
+
+    def place(self, line: int) -> str:
+        """Return where a sample lies, for dataset.scan.lists.Labels: a line is a sample."""
+        return printable(self.shown(line))
+
+    def wrong(self, line: int, what: str) -> UserError:
+        """Return the error of a sample."""
+        return UserError(f"--data: {self.place(line)} {what}")
 
     def remember(self, visits: list[file_tree.Visit], names: Sequence[bytes]) -> None:
         """Add what shows a change of shards."""
@@ -718,7 +705,7 @@ class _Listing:
         if self._check is not None:
             self._check(names)
         label = columns["label"]
-        labels = Labels(_Lines(shards=self._shards, grammar=Grammar(expected=self._expected)))
+        labels = Labels(self)
         numbers, firsts = np.unique(label, return_index=True)
         first = dict(zip(numbers.tolist(), firsts.tolist(), strict=True))
         for number, word in enumerate(words):
@@ -841,9 +828,11 @@ class NamedShards(Shards):
         names = _names(vars(self.columns))
         return dict(zip(names, range(len(names)), strict=True))
 
-    def opened(self, key: Any) -> AbstractContextManager[tuple[int, ReadAt]]:
+    @contextmanager
+    def opened(self, key: Any) -> Iterator[tuple[int, ReadAt]]:
         """Open the image of a name. Raises Rejected."""
-        return super().opened(self.places.get(key, -1))
+        with super().opened(self.places.get(key, -1)) as opened:
+            yield opened
 
     def shown(self, key: Any) -> bytes:
         """Return what messages call the image of a name."""

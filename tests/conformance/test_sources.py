@@ -94,9 +94,10 @@ def test_a_source_keeps_the_contract(kind: str, check: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_a_source_of_pairs_keeps_the_contract(kind: str, check: str, tmp_path: Path) -> None:
-    """It has the large images of any source; here one patch of each."""
-    split = stored(kind, tmp_path / "data")()
+@pytest.mark.parametrize("of", ["folder", "tar"])
+def test_a_source_of_pairs_keeps_the_contract(of: str, check: str, tmp_path: Path) -> None:
+    """It has the large images of any source, of files or not; here one patch of each."""
+    split = stored(of, tmp_path / "data")()
     pairs = source_of(split.source, np.arange(len(split.columns)))
     CHECKS[check](replace(split, source=pairs), WRITTEN)
 

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from contracts import Split, UserError
+from contracts import Split
 from dataset.open import open_split, open_splits
 from dataset.stores import source_named
 from dataset.stores.arrow import Opened
 from settings.config import build
 from tests.conformance import scenes
 from tests.conformance.sources import Row, write_arrow
+from tests.unit.folders import left_out, refused, samples
 from tests.unit.test_splits import Console
 
 arrow = pytest.importorskip("pyarrow")
@@ -30,27 +31,6 @@ CLASSES = ("cat", "ant")
 
 def opened(data: Path, **how: Any) -> Split:
     return open_split(data / "train", source="arrow", cache=data.parent / "cache", **how)
-
-
-def refused(call: Callable[[], object]) -> str:
-    with pytest.raises(UserError) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def samples(split: Split) -> dict[str, tuple[str, bytes]]:
-    """Name -> class and bytes."""
-    columns = split.columns
-    return {
-        os.fsdecode(columns.entry(place)): (columns.classes[columns.label[place]], split.source.read(place))
-        for place in range(len(columns))
-    }
-
-
-def left_out(split: Split) -> list[str]:
-    lines = (split.columns.folder / "rejected.txt").read_text(encoding="utf-8").splitlines()
-    return [line.rpartition("/train/")[2] for line in lines]
 
 
 def test_a_shard_that_is_cut_short_while_it_is_walked_ends_in_a_line(

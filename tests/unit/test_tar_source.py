@@ -18,6 +18,7 @@ from dataset.stores.tar import members
 from settings.config import build
 from tests.conformance import scenes
 from tests.conformance.sources import write_tar
+from tests.unit.folders import left_out, refused, samples
 from tests.unit.test_splits import Console
 
 ONE, TWO, THREE, FOUR = scenes.small(4).values()
@@ -31,28 +32,6 @@ def shards(tmp_path: Path, *files: dict[str, bytes]) -> Path:
     for place, own in enumerate(files):
         write_tar(tmp_path / "data" / "train" / f"{place}.tar", own)
     return tmp_path / "data"
-
-
-def samples(split: Split) -> dict[str, tuple[str, bytes]]:
-    """Name -> class and bytes."""
-    columns = split.columns
-    return {
-        os.fsdecode(columns.entry(place)): (columns.classes[columns.label[place]], split.source.read(place))
-        for place in range(len(columns))
-    }
-
-
-def left_out(split: Split) -> list[str]:
-    lines = (split.columns.folder / "rejected.txt").read_text(encoding="utf-8").splitlines()
-    assert split.columns.rejected == len(lines)
-    return [line.rpartition("/train/")[2] for line in lines]
-
-
-def refused(call: Callable[[], object]) -> str:
-    with pytest.raises(UserError) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_members_of_a_sample_are_grouped_wherever_they_are(tmp_path: Path) -> None:
