@@ -11,7 +11,7 @@ import io
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,15 +22,12 @@ import numpy as np
 from PIL import Image
 
 from contracts import Split, UserError
-from dataset.scan import file_tree
 from dataset.scan.byte_ranges import ReadAt
 from dataset.scan.cache import Progress
 from dataset.scan.lists import class_names
 from dataset.scan.manifest import Rejected, printable
-from dataset.stores._arrow_files import Damaged
-from dataset.stores._arrow_rows import labels_of, require_same, schema_of
-from dataset.stores._shard_index import Entry, Index, Shard, open_index
-from dataset.stores._shards import Labelled, Shards
+from dataset.stores.arrow import Damaged, labels_of, require_same, schema_of
+from dataset.stores.shards import Entry, Scan, Shard, Shards, Shelf, open_shards, shard_path
 
 SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}
 """What files of a split are called, the first of these that is there."""
@@ -247,47 +244,28 @@ def files_of(kind: str, data: Path, split: str) -> list[Path]:
 
 
 class Rows(Shards):
-    """The images of a split's files: a dataset.stores._stored.Container."""
+    """The images of a split's files by their rows: a dataset.stores.shards.Container."""
 
-    def __init__(self, kind: str, paths: Sequence[Path], label_key: str | None, **again: Any) -> None:
-        super().__init__(partial(_index, kind, paths, label_key, **again))
+    def __init__(self, kind: str, label_key: str | None, columns: Any, urls: Mapping[str, str]) -> None:
+        super().__init__(columns, urls)
         self._kind = kind
-        self._paths = paths
         self._label_key = label_key
 
-    def files(self) -> Sequence[Path]:
-        """Return the files, and their folder."""
-        return [self._paths[0].parent, *self._paths]
-
     @contextmanager
-    def opened(self, key: bytes) -> Iterator[tuple[int, ReadAt]]:
-        """Open an image. Raises Rejected where it is not what the index says."""
-        with super().opened(key):  # the file is as it was walked
-            index = self.index
-            place = index.find(key)
-            path = Path(os.fsdecode(index.shard_path(int(index.shard[place]))))
-            content = FOREIGN[self._kind].read(path, self._label_key, int(index.offset[place]))
+    def opened(self, index: int) -> Iterator[tuple[int, ReadAt]]:
+        """Open an image. Raises Rejected where it is not what the columns say."""
+        with super().opened(index):  # the file is as it was walked
+            path = Path(os.fsdecode(shard_path(self.columns, int(self.columns.shard[index]))))
+            content = FOREIGN[self._kind].read(path, self._label_key, int(self.columns.offset[index]))
         yield len(content), lambda offset, length: content[offset : offset + length]
 
 
-def _index(kind: str, paths: Sequence[Path], label_key: str | None, **again: Any) -> Index:
-    folder = paths[0].parent
-
-    def names(visits: list[file_tree.Visit]) -> list[str]:
-        for name in ("", *(path.name for path in paths)):
-            file_tree.remember(visits, os.fsencode(folder), os.fsencode(name))
-        return [path.name for path in paths]
-
-    key = [kind, 2, paths[0].name, label_key]
-    return open_index(folder, names, partial(_walk, kind, folder, label_key), key=key, samples=True, **again)
-
-
-def _walk(kind: str, folder: Path, label_key: str | None, name: str) -> Shard:
-    status = os.stat(folder / name)
-    entries = list(FOREIGN[kind].walk(folder / name, label_key))
-    good = [entry._replace(row=-1) for entry in entries if entry.size]
-    rejects = [(entry.name, "no image") for entry in entries if not entry.size]
-    return Shard(status.st_size, status.st_mtime_ns, good, rejects)
+def _walk(kind: str, shard: Shard) -> Iterator[Entry]:
+    for entry in FOREIGN[kind].walk(Path(shard.path), shard.label_key):
+        if entry.size:
+            yield entry._replace(row=-1)
+        else:
+            shard.reject(entry.name, "no image")
 
 
 def open_foreign(
@@ -305,18 +283,22 @@ def open_foreign(
     paths = files_of(kind, real, split)
     if not paths:
         raise UserError(f"{data} has no {kind} files of {split}, such as {split}/*, {split}-00000-of-00001.*")
-    rows = Rows(kind, paths, label_key, cache=cache, progress=progress)
+    folder = paths[0].parent
     named = _classes_of_parquet(paths, label_key) if kind == "parquet" else None
-    named = named or class_names(paths[0].parent, real, real / "train")
-    labelled = Labelled(
-        shards=rows,
-        named=named,
-        expected="a label is the number of a class, or its name",
+    shelf = Shelf(folder=folder, names=[path.name for path in paths], paths=[folder, *paths])
+    return open_shards(
+        real,
+        split,
+        Scan(shelf=shelf, walk=partial(_walk, kind), label_key=label_key),
+        key=[kind, 3, split, label_key],
+        where=str(folder),
+        named=named or class_names(folder, real, real / "train"),
         without="no label, or several",
+        container=partial(Rows, kind, label_key),
+        cache=cache,
+        progress=progress,
+        classes=classes,
     )
-    how: dict[str, Any] = {"cache": cache, "progress": progress, "classes": classes}
-    key = [kind, 2, split, label_key]
-    return labelled.open(real, split, key=key, where=str(paths[0].parent), **how)
 
 
 def _classes_of_parquet(paths: Sequence[Path], label_key: str | None) -> list[str] | None:

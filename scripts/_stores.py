@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol
 
 from contracts import Array, UserError
 from dataset.scan.manifest import printable
-from dataset.stores._arrow_files import END as END_OF_STREAM
-from dataset.stores._tar_samples import IMAGES
+from dataset.stores.arrow import END as END_OF_STREAM
 from dataset.stores.lmdb import ABOUT, samples_of
+from dataset.stores.tar import IMAGES
 
 LONGEST_KEY = 511
 """Bytes of a key, as LMDB is built."""

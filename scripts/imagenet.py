@@ -28,10 +28,8 @@ from dataset.scan import file_tree
 from dataset.scan.byte_ranges import Files, ReadAt
 from dataset.scan.cache import Progress, reading
 from dataset.scan.manifest import Rejects, printable
-from dataset.stores._shard_index import Entry, Index, Shard, open_index
-from dataset.stores._shards import Shards
-from dataset.stores._stored import Stored, StoredEntries
-from dataset.stores._tar_headers import BLOCK, Ranges, members
+from dataset.stores.shards import Entry, Scan, Shard, Shelf, Stored, StoredEntries, open_shards
+from dataset.stores.tar import members
 from models.classification import WNIDS
 from report.console import Console
 from scripts import Parser, exit_code
@@ -105,73 +103,31 @@ def _of_devkit(path: Path) -> list[str]:
 # --- the images where they lie ------------------------------------------------------------------------------
 
 
-class Archive(Shards):
-    """The images of ILSVRC2012_img_train.tar, which holds a tar a class, or of the one of val."""
-
-    def __init__(
-        self, folder: Path, split: str, class_of: ClassOf | None, *, cache: Path, progress: Progress
-    ) -> None:
-        super().__init__(partial(_index, folder, split, class_of, cache=cache, progress=progress))
-        self._path = folder / ARCHIVE.format(split)
-
-    def files(self) -> Sequence[Path]:
-        """Return the archive."""
-        return [self._path]
-
-    def names(self) -> list[bytes]:
-        """Return class/name of each image. Raises UserError."""
-        return [self.index.entry(index) for index in range(len(self.index))]
-
-
-def _index(folder: Path, split: str, class_of: ClassOf | None, *, cache: Path, progress: Progress) -> Index:
-    name = ARCHIVE.format(split)
-
-    def shards(visits: list[file_tree.Visit]) -> list[str]:
-        file_tree.remember(visits, os.fsencode(folder), os.fsencode(name))
-        return [name]
-
-    walked = partial(_walk, folder, class_of)
-    key = ["imagenet", split]
-    return open_index(folder, shards, walked, key=key, samples=True, cache=cache, progress=progress)
-
-
-def _walk(folder: Path, class_of: ClassOf | None, shard: str) -> Shard:
-    """Return the images of an archive: of train, without `class_of`, those of the tars in it."""
-    path = folder / shard
-    entries: list[Entry] = []
-    rejects: list[tuple[bytes, str]] = []
-    with open_bytes(path) as file:
-        status = os.fstat(file.fileno())
-
-        def part(begin: int, size: int) -> Ranges:
-            """Return a range that is read by headers alone: the images between them are large."""
-            return Ranges(
-                lambda offset, length: os.pread(file.fileno(), min(length, size - offset), begin + offset),
-                size,
-                BLOCK,
-            )
-
-        for member in members(part(0, status.st_size), path):
-            inner = Path(os.fsdecode(member.name)).name
+def _walk(class_of: ClassOf | None, shard: Shard) -> Iterator[Entry]:
+    """Yield the images of an archive: of train, without `class_of`, those of the tars in it."""
+    # by headers alone: the images between them are large
+    with open(shard.path, "rb", buffering=0) as outer, open(shard.path, "rb", buffering=0) as inner:
+        for member in members(outer, shard.path, shard.size):
+            name_of_tar = Path(os.fsdecode(member.name)).name
             if member.unfit:
-                rejects.append((member.name, member.unfit))
+                shard.reject(member.name, member.unfit)
                 continue
-            begin, images = 0, iter([member])
+            images = iter([member])
             if class_of is None:
-                begin, images = member.offset, members(part(member.offset, member.size), f"{path}:{inner}")
+                inner.seek(member.offset)
+                images = members(inner, f"{shard.path}:{name_of_tar}", member.offset + member.size)
             for image in images:
                 base = os.path.basename(os.fsdecode(image.name))
-                wnid = inner.removesuffix(".tar") if class_of is None else class_of(base)
+                wnid = name_of_tar.removesuffix(".tar") if class_of is None else class_of(base)
                 name = os.fsencode(f"{wnid}/{base}")
                 if image.unfit:
-                    rejects.append((name, image.unfit))
+                    shard.reject(name, image.unfit)
                 else:
-                    entries.append(Entry(name, begin + image.offset, image.size, wnid))
-    return Shard(status.st_size, status.st_mtime_ns, entries, rejects)
+                    yield Entry(name, image.offset, image.size, wnid)
 
 
 class Unpacked:
-    """The images of Kaggle's folders: a dataset.stores._stored.Container. Those of val lie in no class."""
+    """The images of Kaggle's folders: a dataset.stores.shards.Container. Those of val lie in no class."""
 
     def __init__(self, folder: Path, class_of: ClassOf | None) -> None:
         self._class_of = class_of
@@ -224,48 +180,71 @@ def open_imagenet(
     """Return a split of ImageNet from archives or Kaggle's folders. Raises UserError."""
     real = Path(os.path.realpath(folder))
     class_of = class_of_val(real) if split == "val" else None
-    container: Archive | Unpacked
-    if (real / ARCHIVE.format(split)).exists():
-        container = Archive(real, split, class_of, cache=cache, progress=progress)
-    elif (real / KAGGLE / split).is_dir():
-        container = Unpacked(real / KAGGLE / split, class_of)
-    else:
-        raise UserError(
-            f"{folder} has no {ARCHIVE.format(split)}, and no {KAGGLE}/{split}/; it must have one"
+    archive = ARCHIVE.format(split)
+    kaggle = real / KAGGLE / split
+    key = ["imagenet 2", split, any_count]
+    check = partial(require_names, split, any_count=any_count)
+    if (real / archive).exists():
+        shelf = Shelf(folder=real, names=[archive], paths=[real / archive])
+        opened = open_shards(
+            real,
+            split,
+            Scan(shelf=shelf, walk=partial(_walk, class_of)),
+            key=key,
+            where=str(real),
+            check=check,
+            classes=classes,
+            cache=cache,
+            progress=progress,
         )
+    elif kaggle.is_dir():
+        opened = _open_unpacked(real, Unpacked(kaggle, class_of), key, check, classes, cache, progress)
+    else:
+        raise UserError(f"{folder} has no {archive}, and no {KAGGLE}/{split}/; it must have one")
+    columns = opened.columns
+    if columns.rejected and not any_count:
+        raise UserError(
+            f"{split}: {columns.rejected} images cannot be read, named in {columns.folder / 'rejected.txt'}; "
+            "copy the archive again, or --any-count true leaves them out"
+        )
+    return opened
+
+
+def _open_unpacked(
+    real: Path,
+    unpacked: Unpacked,
+    key: list[str | bool],
+    check: Callable[[list[bytes]], None],
+    classes: Sequence[str] | None,
+    cache: Path,
+    progress: Progress,
+) -> Split:
+    entries = StoredEntries(real, lambda _: unpacked, "all")
 
     def list_files(
         made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
     ) -> dict[str, int]:
         entries.remember(visits, [])
-        if isinstance(container, Archive):
-            container.name_rejected(rejects)
         with reading(real):
-            names = storage.in_scan(container.names, lambda: str(real))
-        require_names(split, names, any_count=any_count)
+            names = storage.in_scan(unpacked.names, lambda: str(real))
+        check(names)
         labels = file_tree.numbered(
             sorted({os.fsdecode(name.partition(b"/")[0]) for name in names}), classes, "val has class"
         )
         file_tree.write_labelled({name: labels[os.fsdecode(name.partition(b"/")[0])] for name in names}, made)
         return labels
 
-    entries = StoredEntries(real, lambda _: container, split)
     columns = open_images(
         real,
         entries,
         list_files,
-        key=["imagenet", split, any_count],
+        key=key,
         where=str(real),
         classes=classes,
         cache=cache,
         progress=progress,
     )
-    if columns.rejected and not any_count:
-        raise UserError(
-            f"{split}: {columns.rejected} images cannot be read, named in {columns.folder / 'rejected.txt'}; "
-            "copy the archive again, or --any-count true leaves them out"
-        )
-    return Split(columns=columns, source=Stored(columns, container))
+    return Split(columns=columns, source=Stored(columns, unpacked))
 
 
 def require_names(split: str, names: Sequence[bytes], *, any_count: bool) -> None:

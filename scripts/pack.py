@@ -28,11 +28,12 @@ import filelock
 import numpy as np
 
 from contracts import Source, Split, UserError, one_line
+from dataset.images.columns import Images
 from dataset.open import cache_folder, open_splits
 from dataset.pairs.entry import CODINGS
 from dataset.scan.packed_columns import beside
 from dataset.stores import SOURCES, source_named
-from dataset.stores._tar_samples import open_index
+from dataset.stores.shards import ShardImages, ShardStore
 from report.console import Console
 from scripts import Parser, _pairs
 from scripts._foreign import FOREIGN, files_of, open_foreign
@@ -205,15 +206,16 @@ def pack_split(
     with tempfile.TemporaryDirectory() as scans:
         cache = Path(scans)
         files = writer.files()
-        if anew is None:
-            beside(work, name, "images", files).keep(columns)
-        if form == "tar":
-            index = open_index(writer.store, samples=True, cache=cache)
-            beside(work, name, "index", files).keep(index)
+        store = source_named(form)
+        if anew is None and isinstance(store, ShardStore):
+            store.keep(columns, work, name, cache)
+        elif anew is None:
+            beside(work, name, "images", files).keep(Images, columns)
         classes = None if name == "train" else columns.classes
-        packed = source_named(form).open(work, name, classes=classes, cache=cache)
+        packed = store.open(work, name, classes=classes, cache=cache)
         if anew is not None:
-            beside(work, name, "images", files).keep(packed.columns)
+            table = ShardImages if isinstance(store, ShardStore) else Images
+            beside(work, name, "images", files).keep(table, packed.columns)
         if not _same(packed.columns, columns, encoded_anew=anew is not None):
             raise UserError(f"{writer.store} was not read back with the names that were written; try again")
         verify(packed, progress.digests(), say)

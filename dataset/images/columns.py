@@ -113,6 +113,7 @@ class Images(Manifest):
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = COLUMNS
     FINGERPRINT: ClassVar[tuple[str, ...]] = ("path_bytes", "path_offsets", "size", "label")
     RAGGED: ClassVar[dict[str, tuple[str, ...]]] = {"path_offsets": ("path_bytes",)}
+    EXTRA: ClassVar[tuple[str, ...]] = ()  # columns [n] that a store adds to those of a header
 
     label: Array  # int32 [n], index into classes
     height: Array  # int32 [n], stored pixels, before any EXIF rotation

@@ -45,8 +45,9 @@ def open_images(
     where: str,
     cache: Path,
     root: Path | None = None,
+    table: type[Images] = Images,
     classes: Sequence[str] | None = None,
-    listed: bool = False,
+    listed: bool | Callable[[], bool] = False,
     unread: bool = False,
     beside: Beside | None = None,
     rescan: bool = False,
@@ -58,14 +59,15 @@ def open_images(
 
     They come from `cache` when nothing visited has changed since, else from a new scan.
     `data` is the file or folder that the source lies in, `key` (JSON values) what the scan depends on beside
-    it, and `where` says where images are expected. Names of files are below `root`, or `data`. `classes`
-    fixes the labels (validation has those of training); without it they are those of `list_files` that have
-    an image, or all where `listed` tells that a list names them. `unread` images are not opened before a plan
-    draws them. The columns `beside` a packed store are taken in place of a scan, where they fit. Of several
-    processes that call this at once one scans and the others wait. What claims more than `max_pixels` is left
-    out. `workers` processes read headers; 0 = four a core, 32 at most, for they wait for the storage.
-    `progress(done, total, what)` is called a few times a second; total is 0 while it is not known. Raises
-    UserError.
+    it, and `where` says where images are expected. Names of files are below `root`, or `data`. Of a `table`
+    with more columns `list_files` writes those of `EXTRA` into made/file_list.<name>.npy, and the others into
+    made/<name>.npy. `classes` fixes the labels (validation has those of training); without it they are those
+    of `list_files` that have an image, or all where `listed`, asked after it, tells that a list names them.
+    `unread` images are not opened before a plan draws them. The columns `beside` a packed store are taken in
+    place of a scan, where they fit. Of several processes that call this at once one scans and the others
+    wait. What claims more than `max_pixels` is left out. `workers` processes read headers; 0 = four a core,
+    32 at most, for they wait for the storage. `progress(done, total, what)` is called a few times a second;
+    total is 0 while it is not known. Raises UserError.
     """
     real = Path(os.path.realpath(data))
 
@@ -75,7 +77,7 @@ def open_images(
         return few and (classes is None or found.classes == tuple(classes))
 
     def fill(made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress) -> Sequence[str]:
-        if beside is not None and not rescan and (taken := beside.taken(Images, made, fits)) is not None:
+        if beside is not None and not rescan and (taken := beside.taken(table, made, fits)) is not None:
             entries.remember(visits, [])
             return taken
         with reading(data):
@@ -84,14 +86,15 @@ def open_images(
             records = _no_headers(made, remote=getattr(entries, "remote", False))
         else:
             records = read_headers(entries, made, workers, rejects, say, max_pixels=max_pixels)
-        used = _keep(entries, where, labels, classes, records, made, rejects, listed=listed)
+        fixed = listed() if callable(listed) else listed
+        used = _keep(entries, where, labels, classes, records, made, rejects, table=table, listed=fixed)
         return used if classes is None else classes
 
     names = None if classes is None else list(classes)
     key = [str(real), names, *key, max_pixels]
     how: dict[str, Any] = {"root": root or real, "cache": cache, "rescan": rescan, "progress": progress}
     if not unread:
-        return remembered(Images, data, key, fill, **how)
+        return remembered(table, data, key, fill, **how)
     columns = remembered(Unread, data, [*key, "unread"], fill, **how)
     return replace(columns, fetch=Headers(columns, entries, max_pixels, workers))
 
@@ -145,6 +148,7 @@ def read_headers(
         entries.shown,
         made,
         step=step,
+        by_index=getattr(entries, "by_index", False),
     )
     count = 8 if few and not remote else workers or min(32, max(int(4 * cores()), 1))
     count = min(32, -(-total // step)) if remote else count
@@ -155,7 +159,7 @@ def read_headers(
     return records
 
 
-def _header(entries: Entries, max_pixels: int, name: bytes) -> tuple[Any, ...]:
+def _header(entries: Entries, max_pixels: int, name: Any) -> tuple[Any, ...]:
     """Return a RECORD."""
     header, tag = tagged_header(entries, name, max_pixels)
     return *header, tag
@@ -170,6 +174,7 @@ def _keep(
     made: Path,
     rejects: Rejects,
     *,
+    table: type[Images],
     listed: bool,
 ) -> list[str]:
     """Write the columns without what is left out; returns the classes that have an image, or all `listed`."""
@@ -207,6 +212,9 @@ def _keep(
         columns["path_bytes"][byte : byte + len(blob)] = blob
         row += len(rows)
         byte += len(blob)
+    for name in table.EXTRA:
+        values = np.load(made / f"file_list.{name}.npy", "r")
+        create_column(made, name, table.COLUMNS[name], samples)[...] = values[good]
     if (made / TAGS).exists():
         create_column(made, "tag", np.dtype(np.int64), samples)[...] = np.load(made / TAGS, "r")[good]
     return [name for name, label in labels.items() if listed or counts[label]]

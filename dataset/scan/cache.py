@@ -164,20 +164,23 @@ class Parser:
     """A worker process's work: `read` makes a record of each listed name in turn, or raises Rejected.
 
     `shown` turns a name into what rejected.txt says, `what` is read for the user to see: headers, videos.
+    With `by_index` both are given the number of an entry in place of its name.
     """
 
     def __init__(
         self,
-        read: Callable[[bytes], Any],
+        read: Callable[[Any], Any],
         left_out: Any,
         pack: Callable[[list[Any]], Any],
-        shown: Callable[[bytes], bytes],
+        shown: Callable[[Any], bytes],
         made: Path,
         *,
         step: int,
         what: str = "headers",
+        by_index: bool = False,
     ) -> None:
         self.read = read
+        self.by_index = by_index
         self.left_out = left_out
         self.pack = pack
         self.shown = shown
@@ -194,22 +197,22 @@ class Parser:
         blob = self.paths[offsets[0] : offsets[-1]].tobytes()
         rows = []
         bad = []
-        for start, end in pairwise((offsets - offsets[0]).tolist()):
+        for index, (start, end) in enumerate(pairwise((offsets - offsets[0]).tolist()), first):
             if self.stop.value:
                 break
-            name = blob[start:end]
-            called = partial(self._called, name)
+            key = index if self.by_index else blob[start:end]
+            called = partial(self._called, key)
             try:
-                rows.append(storage.in_scan(partial(self.read, name), called))
+                rows.append(storage.in_scan(partial(self.read, key), called))
             except Rejected as why:
                 rows.append(self.left_out)
-                bad.append((self.shown(name), str(why)))
+                bad.append((self.shown(key), str(why)))
             except OSError as error:  # of a folder that may not be entered, and not the entry's
                 raise storage.end_scan(error, called()) from error
         return self.pack(rows), bad
 
-    def _called(self, name: bytes) -> str:
-        return manifest.printable(self.shown(name))
+    def _called(self, key: Any) -> str:
+        return manifest.printable(self.shown(key))
 
 
 ANY_FILE = 1 << 24

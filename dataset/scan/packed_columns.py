@@ -1,18 +1,20 @@
-"""Columns that lie beside a packed store: taken in place of a scan while they are of the store as it is."""
+"""Columns saved next to a packed store: used in place of a scan while the store is as it was then."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dataset.scan import file_tree
-from dataset.scan.manifest import NoManifest, S
+from dataset.scan.manifest import Manifest, NoManifest, S, seal
 
 STORE = "store.json"
 """What the files of the store looked like when its columns were written."""
@@ -38,11 +40,14 @@ class Beside:
         ]
         return [list(look) for look in (*here, *self.remote)]
 
-    def keep(self, columns: S) -> None:
-        """Copy columns into the folder. Raises OSError."""
+    def keep(self, table: type[Manifest], columns: Any, more: Mapping[str, Any] | None = None) -> None:
+        """Write these columns as a `table`, with `more` that they have not. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for name in ("manifest.json", *(f"{name}.npy" for name in columns.COLUMNS)):
-            shutil.copy2(columns.folder / name, self.folder / name)
+        for name, dtype in table.COLUMNS.items():
+            values = getattr(columns, name) if more is None or name not in more else more[name]
+            np.save(self.folder / f"{name}.npy", np.asarray(values, dtype))
+        about = {"root": columns.root, "classes": columns.classes, "rejected": columns.rejected}
+        seal(self.folder, table, **about)
         (self.folder / STORE).write_text(json.dumps(self.looks()), encoding="utf-8")
 
     def taken(self, table: type[S], made: Path, fits: Callable[[S], bool]) -> Sequence[str] | None:

@@ -23,7 +23,7 @@ SOURCES = {
     "tar": "dataset.stores.tar",
     "arrow": "dataset.stores.arrow",
 }
-"""--source -> module, a SourceModule.
+"""--source -> module: a SourceModule, or what dataset.stores.shards.ShardStore makes one of, with `walk`.
 
 Where --source auto finds nothing, the first one says what is missing.
 """
@@ -74,7 +74,12 @@ def source_named(name: str) -> SourceModule:
     """Return the module of a source. Raises UserError for a name that SOURCES does not have."""
     if name not in SOURCES:
         raise UserError(f"--source got '{name}', which is unknown; known: {', '.join(['auto', *SOURCES])}")
-    return cast(SourceModule, import_module(SOURCES[name]))
+    module = import_module(SOURCES[name])
+    if not hasattr(module, "walk"):
+        return cast(SourceModule, module)
+    from dataset.stores.shards import ShardStore  # here, since it imports files of this folder
+
+    return ShardStore(name, module)
 
 
 def choose_source(name: str, data: Path, split: str) -> str:

@@ -6,7 +6,7 @@ import mimetypes
 import os
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +82,15 @@ class Folder:
 
     def check(self, sample: int, size: int) -> None:
         """Raise UserError when `size` bytes is not what the manifest recorded."""
-        expected = int(self.manifest.size[sample])
-        if size != expected:
-            said = f"{self.name(sample)} has {size} bytes, the manifest says {expected}"
-            raise UserError(f"a file of --data changed size: {said}; {MEND}")
+        require_size("a file", self.name, self.manifest, sample, size)
+
+
+def require_size(what: str, name: Callable[[int], str], columns: Any, sample: int, size: int) -> None:
+    """Raise UserError when `size` bytes is not what the columns recorded of a sample."""
+    expected = int(columns.size[sample])
+    if size != expected:
+        changed = f"{name(sample)} has {size} bytes, the manifest says {expected}"
+        raise UserError(f"{what} of --data changed size: {changed}; {MEND}")
 
 
 def changed(path: bytes, error: OSError) -> UserError:

@@ -25,7 +25,7 @@ from dataset.scan.manifest import FILE_LIST, Rejects, is_url, printable
 from dataset.stores import remote
 from dataset.stores.bucket import base_of
 from dataset.stores.disk_cache import Kept
-from dataset.stores.folder import MEND, Folder
+from dataset.stores.folder import MEND, Folder, require_size
 from system.user_files import open_bytes
 
 FILES = True
@@ -124,10 +124,7 @@ class ListedUrls:
 
     def check(self, sample: int, size: int) -> None:
         """Raise UserError when `size` bytes is not what the manifest recorded."""
-        expected = int(self.columns.size[sample])
-        if size != expected:
-            said = f"{self.name(sample)} has {size} bytes, the manifest says {expected}"
-            raise UserError(f"a file of --data changed size: {said}; {MEND}")
+        require_size("a file", self.name, self.columns, sample, size)
 
 
 def are_files(data: Path, split: str) -> bool:

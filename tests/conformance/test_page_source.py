@@ -29,8 +29,10 @@ NAME = "source_of_the_page"
 
 @pytest.fixture(scope="module", autouse=True)
 def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The block is a module, and a line of the table."""
-    (code,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    """The last block is a module, and a line of the table."""
+    *_, code = re.findall(
+        r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
     file = tmp_path_factory.mktemp("page") / f"{NAME}.py"
     file.write_text(code, encoding="utf-8")
     spec: Any = importlib.util.spec_from_file_location(NAME, file)

@@ -5,11 +5,13 @@ fixtures.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from contracts import Split, UserError
 from dataset.images.columns import Images
 from dataset.scan.manifest import Manifest
 from tests.unit.test_headers import FILES
@@ -47,6 +49,30 @@ def fill(root: Path, files: dict[str, bytes]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     return root
+
+
+def refused(call: Callable[[], object]) -> str:
+    """Return the one line of the user's mistake that a call raises."""
+    with pytest.raises(UserError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def samples(split: Split) -> dict[str, tuple[str, bytes]]:
+    """Return name -> class and bytes, of every sample."""
+    columns = split.columns
+    return {
+        os.fsdecode(columns.entry(place)): (columns.classes[columns.label[place]], split.source.read(place))
+        for place in range(len(columns))
+    }
+
+
+def left_out(split: Split) -> list[str]:
+    """Return the lines of rejected.txt, with names below train/."""
+    lines = (split.columns.folder / "rejected.txt").read_text(encoding="utf-8").splitlines()
+    assert split.columns.rejected == len(lines)
+    return [line.rpartition("/train/")[2] for line in lines]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

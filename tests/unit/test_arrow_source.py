@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from contracts import Split, UserError
+from contracts import Split
 from dataset.open import open_split, open_splits
-from dataset.stores._arrow_files import Opened, find
-from dataset.stores._arrow_rows import open_index
+from dataset.stores import source_named
+from dataset.stores.arrow import Opened
 from settings.config import build
 from tests.conformance import scenes
 from tests.conformance.sources import Row, write_arrow
+from tests.unit.folders import left_out, refused, samples
 from tests.unit.test_splits import Console
 
 arrow = pytest.importorskip("pyarrow")
@@ -30,27 +31,6 @@ CLASSES = ("cat", "ant")
 
 def opened(data: Path, **how: Any) -> Split:
     return open_split(data / "train", source="arrow", cache=data.parent / "cache", **how)
-
-
-def refused(call: Callable[[], object]) -> str:
-    with pytest.raises(UserError) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def samples(split: Split) -> dict[str, tuple[str, bytes]]:
-    """Name -> class and bytes."""
-    columns = split.columns
-    return {
-        os.fsdecode(columns.entry(place)): (columns.classes[columns.label[place]], split.source.read(place))
-        for place in range(len(columns))
-    }
-
-
-def left_out(split: Split) -> list[str]:
-    lines = (split.columns.folder / "rejected.txt").read_text(encoding="utf-8").splitlines()
-    return [line.rpartition("/train/")[2] for line in lines]
 
 
 def test_a_shard_that_is_cut_short_while_it_is_walked_ends_in_a_line(
@@ -137,10 +117,12 @@ def test_a_name_that_comes_again(tmp_path: Path) -> None:
     columns = opened(data).columns
     found = [(columns.entry(row), columns.classes[columns.label[row]]) for row in range(3)]
     assert found == [(b"a.jpg", "ant"), (b"a.jpg", "cat"), (b"b.jpg", "cat")]
-    place = find(data, "train")
-    assert place is not None
-    named = open_index(place, samples=False, cache=tmp_path / "cache")
-    assert [named.entry(row) for row in range(len(named))] == [b"a.jpg", b"b.jpg"] and named.rejected == 1
+    named = source_named("arrow").entries(data, tmp_path / "cache")
+    for name, content in ((b"train/a.jpg", ONE), (b"train/b.jpg", TWO)):
+        with named.opened(name) as (size, read_at):
+            assert read_at(0, size) == content
+    (line,) = [path.read_text() for path in (tmp_path / "cache").glob("train-*/scan-*/rejected.txt")]
+    assert line.endswith("0.arrow:a.jpg\tthis name was there before\n")
 
 
 def test_rows_with_a_path_and_no_bytes_are_refused(tmp_path: Path) -> None:

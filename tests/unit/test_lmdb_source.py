@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 
-from contracts import Split, UserError
+from contracts import Split
 from dataset.open import open_split
 from dataset.stores import lmdb as source
-from dataset.stores._lmdb_file import HEADER, Store
+from dataset.stores.lmdb import HEADER, Store
 from tests.conformance import scenes
 from tests.conformance.sources import lose_value, write_lmdb
+from tests.unit.folders import refused
 
 lmdb = pytest.importorskip("lmdb")
 IMAGES = {
@@ -34,13 +35,6 @@ ARROW = bytes(16) + b"\xff\xff\xff\xff\xa8\1\0\0" + bytes(80) + b"\4\0\0\0list\0
 
 def opened(data: Path, **how: Any) -> Split:
     return open_split(data / "train", source="lmdb", cache=data.parent / "cache", **how)
-
-
-def refused(call: Callable[[], object]) -> str:
-    with pytest.raises(UserError) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def data_of(tmp_path: Path, files: dict[str, bytes] = IMAGES) -> Path:

@@ -80,7 +80,7 @@ def test_a_pack_is_the_same_data(
     scanned = opened(target, rescan=True)
     if form != "folder":
         monkeypatch.setattr(scan, "read_headers", None)
-    monkeypatch.setattr("dataset.stores._tar_samples._walk", None)
+    monkeypatch.setattr("dataset.stores.tar.walk", None)
     splits = opened(Path(elsewhere))
     monkeypatch.setattr("system.processes.results", None)  # a loader's worker may start no process to read
     for split, found in splits.items():

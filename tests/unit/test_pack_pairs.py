@@ -73,13 +73,12 @@ def test_a_damaged_pair_keeps_its_place_masked(coding: str, tmp_path: Path) -> N
         pytest.skip("without pyarrow")
     split = opened(packed(tmp_path, coding, "tar"))
     source: Any = split.source.source  # type: ignore[attr-defined]
-    place = source.container.index.find(split.columns.high.entry(2))
-    index = source.container.index
-    with open(os.fsdecode(index.shard_path(0)), "r+b") as shard:
+    path = sources.shard_of(source, 2)
+    with open(path, "r+b") as shard:
         status = os.fstat(shard.fileno())
-        shard.seek(int(index.offset[place]) + 24)
+        shard.seek(int(split.columns.high.offset[2]) + 24)
         shard.write(bytes(100))  # the length of the large image, and its first bytes
-    os.utime(os.fsdecode(index.shard_path(0)), ns=(status.st_atime_ns, status.st_mtime_ns))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     batches = delivered(split, batch_size=2)
     assert sum(int(batch.valid.sum()) for batch in batches) == 5
     assert [sample for batch in batches for sample in batch.failed] == [2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -18,7 +18,7 @@ import torch
 
 from benchmarks import max_batch
 from benchmarks.train import Train, command, points
-from contracts import Feed, Split, UserError
+from contracts import Feed, Split
 from dataset.open import are_files, open_splits
 from dataset.stores import bucket, remote
 from dataset.stores.disk_cache import Kept
@@ -30,7 +30,7 @@ from settings.config import build
 from tests.conformance import scenes
 from tests.conformance.sources import all_read, write_shards, write_tar
 from tests.unit.coco_files import write_coco
-from tests.unit.folders import fill
+from tests.unit.folders import fill, refused
 from tests.unit.ranges import Server, serving
 from tests.unit.test_splits import Console
 
@@ -63,13 +63,6 @@ def opened(
     settings = build({"data": data, "manifest_dir": tmp_path / "cache", **how}).data
     console = console or Console()
     return open_splits(settings, loader="torchvision", console=console, read_threads=read_threads)
-
-
-def refused(call: Callable[[], object]) -> str:
-    with pytest.raises(UserError) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def shards(root: Path) -> None:
@@ -312,7 +305,7 @@ def test_a_packed_set_opens_without_a_walk(
     for place in ("train", "val"):
         fill(tmp_path / "origin" / place, FILES)
     assert pack.main([str(server.root / "set"), "--from", str(tmp_path / "origin"), "--format", "tar"]) == 0
-    monkeypatch.setattr("dataset.stores._tar_samples._walk", None)
+    monkeypatch.setattr("dataset.stores.tar.walk", None)
     monkeypatch.setattr("dataset.images.scan.read_headers", None)
     split = opened(f"{server.url}/set", tmp_path)["train"]
     assert sorted(all_read(split.source)) == sorted(FILES.values())

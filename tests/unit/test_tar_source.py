@@ -8,16 +8,17 @@ import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 
 from contracts import Split, UserError
 from dataset.open import open_split, open_splits
-from dataset.stores._tar_headers import Ranges, members
+from dataset.stores.tar import members
 from settings.config import build
 from tests.conformance import scenes
 from tests.conformance.sources import write_tar
+from tests.unit.folders import left_out, refused, samples
 from tests.unit.test_splits import Console
 
 ONE, TWO, THREE, FOUR = scenes.small(4).values()
@@ -31,28 +32,6 @@ def shards(tmp_path: Path, *files: dict[str, bytes]) -> Path:
     for place, own in enumerate(files):
         write_tar(tmp_path / "data" / "train" / f"{place}.tar", own)
     return tmp_path / "data"
-
-
-def samples(split: Split) -> dict[str, tuple[str, bytes]]:
-    """Name -> class and bytes."""
-    columns = split.columns
-    return {
-        os.fsdecode(columns.entry(place)): (columns.classes[columns.label[place]], split.source.read(place))
-        for place in range(len(columns))
-    }
-
-
-def left_out(split: Split) -> list[str]:
-    lines = (split.columns.folder / "rejected.txt").read_text(encoding="utf-8").splitlines()
-    assert split.columns.rejected == len(lines)
-    return [line.rpartition("/train/")[2] for line in lines]
-
-
-def refused(call: Callable[[], object]) -> str:
-    with pytest.raises(UserError) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_members_of_a_sample_are_grouped_wherever_they_are(tmp_path: Path) -> None:
@@ -213,12 +192,6 @@ def test_shards_without_an_image_are_told(tmp_path: Path) -> None:
     assert "no image in " in (said := refused(lambda: opened(data))) and "0.tar:x: no image among" in said
 
 
-def ranges(file: BinaryIO) -> Ranges:
-    return Ranges(
-        lambda offset, length: os.pread(file.fileno(), length, offset), os.fstat(file.fileno()).st_size
-    )
-
-
 def damaged(offset: int) -> Callable[[bytes], bytes]:
     return lambda content: content[:offset] + b"?" + content[offset + 1 :]
 
@@ -260,7 +233,9 @@ def test_the_walk_finds_what_tarfile_finds(form: int, tmp_path: Path) -> None:
     path = write_tar(tmp_path / "x.tar", {name: name.encode() * 99 for name in names}, form=form)
     with tarfile.open(path) as file, open(path, "rb") as raw:
         expected = [(os.fsencode(member.name), member.offset_data, member.size) for member in file]
-        found = [(member.name, member.offset, member.size) for member in members(ranges(raw), path)]
+        found = [
+            (member.name, member.offset, member.size) for member in members(raw, path, path.stat().st_size)
+        ]
     assert found == expected and len(found) == len(names)
 
 
@@ -272,7 +247,7 @@ def test_sizes_in_base_256_and_of_extended_headers(tmp_path: Path) -> None:
         path = tmp_path / "x.tar"
         path.write_bytes(member.tobuf(form))
         with open(path, "rb") as file, pytest.raises(UserError, match=r"a member ends at byte 9,663,67\d,"):
-            list(members(ranges(file), path))
+            list(members(file, path, path.stat().st_size))
 
 
 def test_a_shard_that_changes_is_refused_by_name_and_a_new_one_is_seen(tmp_path: Path) -> None:

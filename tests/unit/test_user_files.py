@@ -15,8 +15,7 @@ from contracts import UserError
 from dataset.coco.scan import open_coco
 from dataset.scan.lists import class_names
 from dataset.scan.manifest import Rejects
-from dataset.stores import lmdb
-from dataset.stores._tar_samples import open_index
+from dataset.stores import lmdb, source_named
 from dataset.videos.file_list import read_list
 from engine import checkpoint_format
 from models import Unusable, _state_files
@@ -29,7 +28,7 @@ OWN = {
     "dataset/scan/cache.py": "the cache of a scan",
     "dataset/scan/manifest.py": "the cache of a scan",
     "dataset/coco/columns.py": "the cache of a scan",
-    "dataset/stores/_lmdb_file.py": "the system's lists of locks",
+    "dataset/stores/lmdb.py": "the system's lists of locks",
     "dataset/scan/packed_columns.py": "columns that the program has written",
     "dataset/unlabelled.py": "the cache of a scan",
     "models/classification.py": "a file of the program",
@@ -48,14 +47,14 @@ def _listed(path: Path) -> object:
 
 
 def _tar(path: Path) -> object:
-    return open_index(path.parent, samples=True, cache=path.parents[1] / "cache")
+    return source_named("tar").open(path.parents[1], "train", cache=path.parents[2] / "cache")
 
 
 READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "preset": ("run.yaml", read_preset),
     "score": ("val_boxes.json", Results.read),
     "coco": ("coco/annotations/instances_train2017.json", _coco),
-    "tar": ("train/a.tar", _tar),
+    "tar": ("data/train/a.tar", _tar),
     "lmdb": ("train.lmdb", lambda path: lmdb.open(path.parent, "train", cache=path.parent / "cache")),
     "classInd": ("classInd.txt", _listed),
     "classes": ("classes.txt", lambda path: class_names(path.parent)),
