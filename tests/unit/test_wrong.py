@@ -24,8 +24,7 @@ from report import record, sinks, summary
 from tasks import _tables
 from tasks._classification_report import BINS, Validated, calibration_error, confusion
 from tasks._predictions import Answers, Collected
-from tasks._tags import MeanPrecision
-from tasks.classification import Classification, TopK
+from tasks.classification import Classification, MeanPrecision, TopK
 from tasks.video import ViewMean
 from tests.unit.test_classification import batch_of
 from tests.unit.test_meter import alone
