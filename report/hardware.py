@@ -22,24 +22,10 @@ import torch
 from system.resources import CGROUP, memory_bytes
 
 GIB = 1 << 30
+SAME_NAME = "torch torchvision triton numpy tensorboard decord av torchcodec pycocotools pillow pillow-simd"
 # name told -> distribution; the first that is installed, by prefix, for NVIDIA's carry the CUDA version
 DISTRIBUTIONS = {
-    **{
-        name: name
-        for name in (
-            "torch",
-            "torchvision",
-            "triton",
-            "numpy",
-            "tensorboard",
-            "decord",
-            "av",
-            "torchcodec",
-            "pycocotools",
-        )
-    },
-    "pillow": "pillow",
-    "pillow-simd": "pillow-simd",
+    **{name: name for name in SAME_NAME.split()},
     "opencv": "opencv-python",
     "dali": "nvidia-dali-cuda",
     "nccl": "nvidia-nccl-cu",

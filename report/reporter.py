@@ -25,7 +25,7 @@ from report.meter import Meter, bound, bound_of, too_high
 from report.record import FAILED, REJECTED, RESULTS, Record
 from report.sinks import Boards
 from report.summary import PHASES
-from report.tensorboard import SETTINGS, Board, layout, metrics
+from report.tensorboard import SETTINGS, layout, metrics
 
 NOT_IN_SUMMARY = ("settings", "title", "config", "log", "unit", "rejected", *summary.DETECTION)
 """Entries of a run's description that summary.json does not take over as they are."""
@@ -41,8 +41,8 @@ class Reporter:
     HPARAMS page compares runs.
     """
 
-    @staticmethod
-    def opened(
+    def __init__(
+        self,
         output: Path,
         *,
         world: World,
@@ -53,12 +53,14 @@ class Reporter:
         compared: Sequence[str],
         pixels: Pixels,
         resumed_at: int | None,
-    ) -> Reporter:
-        """Open the run's files below `output`. `resumed_at`: the step of the checkpoint, None for a fresh
-        run.
+    ) -> None:
+        """Open the run's files below `output`, and say its title.
+
+        `description` is what `describe` returns, `pixels` the mean and std that images were normalised with,
+        `resumed_at` the step of the checkpoint, None for a fresh run.
         """
         here = world.rank == 0
-        record = Record(output, enabled=here, resume_step=resumed_at)
+        self._record = record = Record(output, enabled=here, resume_step=resumed_at)
         record.config(description["config"])
         if rejected := description.get("rejected"):
             record.file(REJECTED, rejected)
@@ -69,41 +71,9 @@ class Reporter:
             why = "the ranks could not meet to add them up before last.pt was saved"
             console.warn(f"metrics.jsonl has no losses of {steps}: {why}")
         first_new = None if resumed_at is None else resumed_at + 1
-        board = Boards(output, description, enabled=here, purge_step=first_new, warn=console.warn)
-        return Reporter(
-            world=world,
-            console=console,
-            board=board,
-            record=record,
-            meter=meter,
-            description=description,
-            task=task,
-            compared=compared,
-            pixels=pixels,
-            resumed_at=resumed_at,
-        )
-
-    def __init__(
-        self,
-        *,
-        world: World,
-        console: Console,
-        board: Board,
-        record: Record,
-        meter: Meter,
-        description: Mapping[str, Any],
-        task: Reported,
-        compared: Sequence[str],
-        pixels: Pixels,
-        resumed_at: int | None = None,
-    ) -> None:
-        """Begin the report of a run. `description` is what `describe` returns, `pixels` the mean and std that
-        images were normalised with.
-        """
+        self._board = Boards(output, description, enabled=here, purge_step=first_new, warn=console.warn)
         self._world = world
         self._console = console
-        self._board = board
-        self._record = record
         self._meter = meter
         self._description = dict(description)
         self._task = task
@@ -129,9 +99,9 @@ class Reporter:
         self._early_stop: dict[str, int] | None = None
         self._finished = False
         settings = self._description["settings"]
-        board.layout(layout(task))
+        self._board.layout(layout(task))
         shown = {name: settings[name] for name in SETTINGS if settings.get(name) is not None}
-        board.hparams(shown, metrics(compared))
+        self._board.hparams(shown, metrics(compared))
         console.info(self._description["title"])
 
     # -- called by the loop ----------------------------------------------------------------------------------

@@ -18,9 +18,7 @@ from engine.distributed import ProcessWorld
 from report import pictures
 from report.console import Console, figures, rows, took
 from report.meter import Meter
-from report.record import Record
 from report.reporter import Reporter
-from report.tensorboard import Board
 from tasks.detection import KIND
 
 CPU = torch.device("cpu")
@@ -54,15 +52,15 @@ def reporter_in(
 ) -> Reporter:
     world = ProcessWorld(CPU)
     return Reporter(
+        folder,
         world=world,
         console=Console(stream=stream),
         meter=Meter(world, min_window_s=1.0, synchronise=lambda: None),
-        board=Board(folder, purge_step=None if resumed_at is None else resumed_at + 1),
-        record=Record(folder, resume_step=resumed_at),
-        description={"task": "detection", "hardware": {"cores": 2.0}, "settings": {}, "title": "a", **about},
+        description={"hardware": {"cores": 2.0}, "settings": {}, "title": "a", "config": "", **about},
         task=KIND,
         compared=(),
         pixels=Pixels(),
+        resumed_at=resumed_at,
     )
 
 

@@ -24,7 +24,6 @@ from report.hardware import Sampler
 from report.meter import Meter
 from report.record import Record
 from report.reporter import SAID, Reporter
-from report.tensorboard import Board
 from tasks.classification import KIND
 
 CPU = torch.device("cpu")
@@ -37,11 +36,17 @@ class Told:
         self.folder, self.stream, self.world = folder, io.StringIO(), ProcessWorld(CPU)
         self.console = Console(stream=self.stream)
         self.meter = Meter(self.world, min_window_s=1.0, synchronise=lambda: None)
-        description = {"hardware": {"cores": 2.0}, "settings": {}, "title": "a run"}
-        here: dict[str, Any] = {"board": Board(folder), "console": self.console}
-        here |= {"record": Record(folder, resume_step=resumed_at)}
-        here |= {"task": KIND, "compared": (), "pixels": Pixels()}
-        self.reporter = Reporter(world=self.world, meter=self.meter, description=description, **here)
+        self.reporter = Reporter(
+            folder,
+            world=self.world,
+            console=self.console,
+            meter=self.meter,
+            description={"hardware": {"cores": 2.0}, "settings": {}, "title": "a run", "config": ""},
+            task=KIND,
+            compared=(),
+            pixels=Pixels(),
+            resumed_at=resumed_at,
+        )
 
     def finish(self, *, finished: bool = True, **more: Any) -> dict[str, Any]:
         progress = {"epoch": 1, "step": 3, "dropped": 0, "samples": 12, "lost": 1}
