@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from contracts import RateWindow
-from report.meter import Meter, bound, bound_of, spread, steady
+from report.meter import Meter, bound, bound_of, steady
 
 
 class Threads:
@@ -124,19 +124,6 @@ def test_a_pause_closes_a_window_that_is_long_enough() -> None:
     assert not meter.due() and meter.point() is None, "the clock stands"
 
 
-def test_waiting_for_the_device_is_inside_the_window() -> None:
-    """A step is only queued when the host has launched it; its time belongs to the window that ends behind
-    it.
-    """
-    clock = Clock()
-    meter = Meter(alone(), min_window_s=2.0, synchronise=lambda: clock.sleep(3.0), clock=clock)
-    meter.resume(0)
-    clock.sleep(2.0)
-    meter.add(10)
-    window = meter.point()
-    assert window is not None and window.seconds == 5.0
-
-
 def test_windows_leave_no_gap() -> None:
     clock = Clock()
     meter = Meter(alone(), min_window_s=1.0, synchronise=lambda: clock.sleep(0.25), clock=clock)
@@ -195,12 +182,6 @@ def test_a_first_epoch_in_which_no_window_ends_has_no_rate() -> None:
         meter.pause()
     assert [window.epoch for window in meter.windows] == [1, 2]
     assert meter.result()["first_epoch"] is None and meter.result()["steady"] == 20.0
-
-
-def test_spread() -> None:
-    assert spread([]) is None
-    assert spread([5.0]) == {"n": 1, "min": 5.0, "max": 5.0, "iqr": 0.0}
-    assert spread([4.0, 1.0, 2.0, 3.0, 5.0]) == {"n": 5, "min": 1.0, "max": 5.0, "iqr": 2.0}
 
 
 def test_a_run_too_short_for_a_window_still_has_a_rate() -> None:
