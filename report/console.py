@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from contracts import Figure, Reported, one_line
-from report.advice import advice
+from report.advice import advice, section
 from report.meter import STEAL
 
 WIDTH = 80
@@ -273,9 +273,9 @@ def rows(summary: Mapping[str, Any], task: Reported) -> list[tuple[str, str]]:
 
     Where nothing was trained, so that there is no rate, they are the validation's alone.
     """
-    rate = _section(summary, "rate")
-    ceiling = _section(summary, "ceiling")
-    validation = _section(summary, "validation")
+    rate = section(summary, "rate")
+    ceiling = section(summary, "ceiling")
+    validation = section(summary, "validation")
     unit = rate.get("unit") or "img/s"
     efficiency = summary.get("efficiency")
     failed = summary.get("samples_failed")
@@ -293,16 +293,20 @@ def rows(summary: Mapping[str, Any], task: Reported) -> list[tuple[str, str]]:
         return [best, ("samples", f"{validation['samples']:,}")]
     return [
         best,
-        *_best(_section(summary, "best"), titled[0]),
+        *_best(section(summary, "best"), titled[0]),
         ("rate", _rate(rate.get("steady"), None if rate.get("short") else rate.get("spread"), unit)),
-        *((f"{name} ceiling", _ceiling(_section(ceiling, name), unit)) for name in CEILINGS),
+        *(
+            (f"{name} ceiling", _rate(of.get("rate"), of.get("spread"), unit))
+            for name in CEILINGS
+            for of in [section(ceiling, name)]
+        ),
         *_imagenet(summary, rate),
         ("efficiency", "-" if efficiency is None else f"{efficiency:.1%} of the lower ceiling"),
         ("bound by", str(summary.get("bound") or "-")),
         ("data wait", _wait(summary.get("data_wait"))),
-        *_steal(_section(summary, "cpu").get("steal")),
-        *_clips(_section(summary, "clips")),
-        *_detection(_section(summary, "detection")),
+        *_steal(section(summary, "cpu").get("steal")),
+        *_clips(section(summary, "clips")),
+        *_detection(section(summary, "detection")),
         *([("not decoded", f"{len(failed)} samples, see failed.txt")] if failed else []),
         ("change first", advice(summary)),
     ]
@@ -355,10 +359,6 @@ def _rate(value: float | None, spread: Mapping[str, Any] | None, unit: str) -> s
         return f"{number(value)} {unit}"
     windows = "1 window" if spread["n"] == 1 else f"{spread['n']} windows"
     return f"{number(value)} {unit}   ({number(spread['min'])} to {number(spread['max'])} in {windows})"
-
-
-def _ceiling(ceiling: Mapping[str, Any], unit: str) -> str:
-    return _rate(ceiling.get("rate"), ceiling.get("spread"), unit)
 
 
 def figures(result: Mapping[str, Any], declared: Sequence[Figure]) -> str:
@@ -442,8 +442,3 @@ def _wait(wait: float | Mapping[str, Any] | None) -> str:
 def _folded(name: str, value: str) -> list[str]:
     folded = textwrap.wrap(value, WIDTH - 18, break_on_hyphens=False)
     return [f"{name if index == 0 else '':<16}  {line}" for index, line in enumerate(folded)]
-
-
-def _section(summary: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = summary.get(name)
-    return section if isinstance(section, Mapping) else {}

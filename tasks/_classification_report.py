@@ -15,7 +15,9 @@ from pathlib import PurePath
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image, ImageDraw, ImageFont
+from torchvision.utils import make_grid
 
 from contracts import Array, Source
 from loaders.images.decoders import shown_rgb
@@ -142,7 +144,10 @@ class Validated:
                 colour = "gray" if number == 2 else "black"
                 ImageDraw.Draw(tile).text(at, line, fill=colour, font=ImageFont.load_default(11))
             tiles.append(np.asarray(tile))
-        return _grid(tiles) if tiles else None
+        if not tiles:
+            return None
+        channels_first = torch.tensor(np.stack(tiles)).permute(0, 3, 1, 2)
+        return make_grid(channels_first, nrow=5, padding=0, pad_value=255).permute(1, 2, 0).numpy()
 
 
 def confusion(answers: Answers, classes: int) -> Array:
@@ -164,14 +169,6 @@ def calibration_error(answers: Answers) -> float:
     bins = np.minimum((shares * BINS).astype(np.int64), BINS - 1)
     gaps = np.bincount(bins, right - shares, minlength=BINS)
     return float(np.abs(gaps).sum() / len(shares))
-
-
-def _grid(tiles: Sequence[Array]) -> Array:
-    columns = min(5, len(tiles))
-    blank = np.full_like(tiles[0], 255)
-    filled = [*tiles, *[blank] * (-len(tiles) % columns)]
-    rows = [np.concatenate(filled[at : at + columns], axis=1) for at in range(0, len(filled), columns)]
-    return np.concatenate(rows)
 
 
 def _png(pixels: Array) -> bytes:
