@@ -48,11 +48,11 @@ def advice(summary: Mapping[str, Any]) -> str:
         return "Name a real loader: this is the step without reading, the rate that a loader has to reach."
     if summary.get("bound") is None or (ceiling.get("compute") is None and ceiling.get("loader") is None):
         return "Run with --ceilings true: without the two ceilings nobody can say what held the rate back."
-    said = {"compute": _compute, "loader": _loader, "storage": _storage, "contention": _contention}[
+    sentence = {"compute": _compute, "loader": _loader, "storage": _storage, "contention": _contention}[
         summary["bound"]
     ](summary, graphs)
     alone = section(section(summary, "rate"), "spread").get("n") == 1
-    return f"{said} One window alone says so: train for longer to be sure." if alone else said
+    return f"{sentence} One window alone says so: train for longer to be sure." if alone else sentence
 
 
 def _compute(summary: Mapping[str, Any], graphs: bool) -> str:
@@ -139,17 +139,17 @@ def _contention(summary: Mapping[str, Any], graphs: bool) -> str:
     loader = section(ceiling, "loader").get("rate")
     if compute and loader and loader < FAR_BELOW * compute and summary["rate"]["steady"] > NEARLY * loader:
         return _loader(summary, graphs)
-    said = "Loader and step hinder each other, each is faster alone:"
+    finding = "Loader and step hinder each other, each is faster alone:"
     if not _gpu(summary):
-        return f"{said} they share the CPU cores, so try {_fewer(summary)}more cores."
+        return f"{finding} they share the CPU cores, so try {_fewer(summary)}more cores."
     if busy is not None and busy >= BUSY:
         launches = f" and {GRAPHS} (few launches)" if graphs else ""
-        return f"{said} they share the CPU cores, so try {_fewer(summary, launches)}more cores."
+        return f"{finding} they share the CPU cores, so try {_fewer(summary, launches)}more cores."
     if graphs:
-        return f"{said} {GRAPHS} leaves few launches to be held up, instead of hundreds."
+        return f"{finding} {GRAPHS} leaves few launches to be held up, instead of hundreds."
     if summary.get("loader") in DECODE_ON_GPU and _may_try(summary, "dali-cpu"):
-        return f"{said} they share the GPU, so try --loader dali-cpu while CPU cores are idle."
-    return f"{said} look at a --profile true trace for the gaps between steps."
+        return f"{finding} they share the GPU, so try --loader dali-cpu while CPU cores are idle."
+    return f"{finding} look at a --profile true trace for the gaps between steps."
 
 
 def _fewer(summary: Mapping[str, Any], launches: str = "") -> str:

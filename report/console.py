@@ -97,17 +97,18 @@ class Bar:
         """Say rate, loss, data wait and the time left, as far as they are known; once ended the mean rate and
         the time it took.
         """
-        took = self._clock() - self._began
-        own = (self.samples - self._first) / took if took > 0 and self.samples > self._first else None
-        rate = own if ended else self.rate or own
-        said = [f"{number(rate)} {self._item}/s"]
-        said += [f"loss {self.loss:.3f}"] if self.loss is not None else []
-        said += [f"wait {self.wait_ms:.1f} ms"] if self.wait_ms is not None else []
+        elapsed = self._clock() - self._began
+        counted = self.samples - self._first
+        mean_rate = counted / elapsed if elapsed > 0 and counted > 0 else None
+        rate = mean_rate if ended else self.rate or mean_rate
+        parts = [f"{number(rate)} {self._item}/s"]
+        parts += [f"loss {self.loss:.3f}"] if self.loss is not None else []
+        parts += [f"wait {self.wait_ms:.1f} ms"] if self.wait_ms is not None else []
         if ended:
-            said.append(f"in {duration(took)}")
+            parts.append(f"in {duration(elapsed)}")
         elif rate and self.total:
-            said.append(f"eta {duration(max(self.total - self.samples, 0) / rate)}")
-        return "  ".join(said)
+            parts.append(f"eta {duration(max(self.total - self.samples, 0) / rate)}")
+        return "  ".join(parts)
 
 
 class Console:
@@ -280,14 +281,14 @@ def rows(summary: Mapping[str, Any], task: Reported) -> list[tuple[str, str]]:
     efficiency = summary.get("efficiency")
     failed = summary.get("samples_failed")
     titled = [figure for figure in task.figures if figure.title]
-    told = [
+    values = [
         (figure.title, _metric(figure, validation[figure.name]))
         for figure in titled
         if figure.name in validation
     ]
-    told = told or [(titled[0].title, "-")]
-    more = "   ".join(f"{name} {value}" for name, value in told[1:])
-    best = (told[0][0], told[0][1] + (f"   ({more})" if more else ""))
+    values = values or [(titled[0].title, "-")]
+    more = "   ".join(f"{name} {value}" for name, value in values[1:])
+    best = (values[0][0], values[0][1] + (f"   ({more})" if more else ""))
     # `samples` of a summary are the whole run's, an evaluation's those that its network was trained on
     if rate.get("steady") is None and "samples" in validation:
         return [best, ("samples", f"{validation['samples']:,}")]

@@ -226,9 +226,9 @@ class Reporter:
 
     def ceilings(self, *, compute: dict[str, Any], loader: dict[str, Any], step: int) -> None:
         """Tell measured ceilings; where they are measured again, the larger one stands."""
-        for name, found in (("compute", compute), ("loader", loader)):
-            if (self._ceiling(name) or 0.0) < found["rate"]:
-                self._ceilings[name] = found
+        for name, ceiling in (("compute", compute), ("loader", loader)):
+            if (self._ceiling(name) or 0.0) < ceiling["rate"]:
+                self._ceilings[name] = ceiling
         tags = {f"throughput/{name}_ceiling": self._ceiling(name) for name in ("compute", "loader")}
         self._board.scalars(tags, step)
         self._record.point("ceilings", step, {"compute": compute, "loader": loader})
@@ -260,9 +260,9 @@ class Reporter:
         `files`: what is written into the run's folder. `extras` of rank 0's result: {"scalars": {tag:
         number}, "images": {tag: uint8 [N, H, W, 3]}}.
         """
-        known = summary.figures_of(result)
+        own_figures = summary.figures_of(result)
         of_ema = summary.figures_of(averaged or {})
-        self._validation = known | {f"ema_{name}": value for name, value in of_ema.items()}
+        self._validation = own_figures | {f"ema_{name}": value for name, value in of_ema.items()}
         self._validation_s = result.get("seconds")
         self._validation_reader = reader
         self._validation_counts = counts or Counts()
@@ -281,8 +281,8 @@ class Reporter:
         for tag, images in extras.get("images", {}).items():
             self._board.images(tag, images, step, once=False)
         which = "" if epoch is None else f" epoch {epoch + 1}"
-        said = figures(known, self._task.figures)
-        self._console.info(f"validated{which}: {said}{took(self._validation_s)}")
+        line = figures(own_figures, self._task.figures)
+        self._console.info(f"validated{which}: {line}{took(self._validation_s)}")
         if of_ema:
             self._console.info(f"validated its average: {figures(of_ema, self._task.figures)}")
 
@@ -342,15 +342,15 @@ class Reporter:
             until = earlier.get("steps")
             whose = "" if until == progress["step"] else f" of the part that ended at step {until}"
             self._console.info(f"nothing was left to train, its rates{whose} stay as they were: {remedy}")
-            known = {**earlier, "finished": True, **summary.trained(progress, failed), "early_stop": early}
-            known |= summary.best(progress, self._task.figures[0], self._record.folder)
+            values = {**earlier, "finished": True, **summary.trained(progress, failed), "early_stop": early}
+            values |= summary.best(progress, self._task.figures[0], self._record.folder)
             if validation and validation != earlier["validation"]:  # of a part that was killed before its end
-                known |= {"validation": validation, "validation_s": self._validation_s}
-            self._record.summary(known)
+                values |= {"validation": validation, "validation_s": self._validation_s}
+            self._record.summary(values)
             # the events were cut behind that step
             self._tell_rate(earlier["rate"]["steady"], earlier["efficiency"], step=progress["step"])
             self._finished = True
-            return known
+            return values
         rate = self._meter.result(self._rate_unit)
         clips = self._clips(loader, rate["steady"])
         detection = summary.detection(self._description, rate["steady"])
@@ -361,11 +361,11 @@ class Reporter:
         warm = rate["warmup_windows"]
         first = self._ended_with[warm - 1] - self._resumed_at if 0 < warm <= len(self._ended_with) else 0
         steps = {name: np.array(column) for name, column in self._steps.items()}
-        kept = {name: column[first:] for name, column in steps.items()}
+        steady_steps = {name: column[first:] for name, column in steps.items()}
         host_gib_of_all = self._world.sum(np.array([self._memory["host_gib"] or 0.0]))[0]
         own_gpu = {name: summary.mean_load(self._load, reading, warm) for name, reading in READINGS.items()}
         busy = summary.mean_load(self._load, "cpu_utilisation", warm)
-        told = {
+        values = {
             **{name: value for name, value in self._description.items() if name not in NOT_IN_SUMMARY},
             "reader": self._description.get("reader") or self._validation_reader,
             "finished": finished,
@@ -378,9 +378,9 @@ class Reporter:
             "efficiency": efficiency,
             "bound": told_bound(bound_by, remote=bool(self._description.get("remote")), busy=busy),
             "check": summary.check(efficiency),
-            "data_wait": summary.data_wait(kept),
+            "data_wait": summary.data_wait(steady_steps),
             "step_ms": summary.step_times(steps, warmup=first),
-            "split_ms": summary.split(kept),
+            "split_ms": summary.split(steady_steps),
             "validation": validation,
             "validation_s": self._validation_s,  # of the last one
             "memory": self._memory | {"host_gib": float(host_gib_of_all)},
@@ -389,18 +389,18 @@ class Reporter:
             **({"clips": clips} if clips else {}),
             **({"detection": detection} if detection else {}),
         }
-        self._record.summary(told)
+        self._record.summary(values)
         self._finished = finished
         if not finished:
             remedy = "run it again" if loader is None else self._record.how_to_resume
             self._console.info(f"stopped at step {progress['step']}; {remedy}")
         if finished:
             self._tell_rate(rate["steady"], efficiency, step=progress["step"])
-            self._console.result(told, self._task, folder=self._record.folder)
+            self._console.result(values, self._task, folder=self._record.folder)
             if too_high(efficiency):
                 why = "so the rate or a ceiling is wrong"
                 self._console.warn(f"check failed: efficiency {efficiency:.1%} is above 103 %, {why}")
-        return told
+        return values
 
     def _tell_rate(self, rate: float | None, efficiency: float | None, *, step: int) -> None:
         """Write the last point of each throughput, which is what HPARAMS shows."""
@@ -419,8 +419,8 @@ class Reporter:
         frames = self._description.get("clip_frames")
         if not frames:
             return None
-        own = loader.counts if loader else Counts(), self._validation_counts
-        training, validation = zip(*self._world.gather(own), strict=True)
+        local = loader.counts if loader else Counts(), self._validation_counts
+        training, validation = zip(*self._world.gather(local), strict=True)
         return summary.clips(training, validation, frames=frames, rate=rate)
 
     def close(self) -> None:
@@ -430,8 +430,8 @@ class Reporter:
         self._record.close()
 
     def _ceiling(self, name: str) -> float | None:
-        found = self._ceilings[name]
-        return None if found is None else float(found["rate"])
+        ceiling = self._ceilings[name]
+        return None if ceiling is None else float(ceiling["rate"])
 
     def _measure_memory(self, host: float | None) -> None:
         for name, value in {**device_memory(self._world.device), "host_gib": host}.items():

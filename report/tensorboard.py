@@ -207,17 +207,17 @@ class Board:
         from tensorboard.compat.proto.event_pb2 import Event
 
         before = path.read_bytes()
-        kept = []
+        records = []
         for record, data in _records(before):
             event = Event.FromString(data)
             plugins = {value.metadata.plugin_data.plugin_name for value in event.summary.value}
             if event.step >= purge_step or plugins & {"hparams", "custom_scalars"}:
                 continue
-            kept.append(record)
+            records.append(record)
             self._images |= {value.tag for value in event.summary.value if value.HasField("image")}
             if event.step == purge_step - 1:
                 self._kept |= {(value.tag, event.step) for value in event.summary.value}
-        after = b"".join(kept)
+        after = b"".join(records)
         if after != before:
             replace(path, after)
 

@@ -82,10 +82,10 @@ class Classification:
 
         With weights there are "weights", float32 [B].
         """
-        found = label_targets(self._labels, rows)
+        targets = label_targets(self._labels, rows)
         if self._weights is not None:
-            found["weights"] = self._weights[np.where(rows.valid, rows.ids, 0)].astype(np.float32)
-        return found | self._mixing.targets(rows) if self._mixing.mixes else found
+            targets["weights"] = self._weights[np.where(rows.valid, rows.ids, 0)].astype(np.float32)
+        return targets | self._mixing.targets(rows) if self._mixing.mixes else targets
 
     def inputs(self, batch: Batch) -> tuple[torch.Tensor]:
         return (self.shown(batch),)
@@ -335,8 +335,8 @@ def average_precision(scores: Array, wanted: Array) -> float | None:
 
 def extras_of(answers: Answers, validated: Validated | None, world: World) -> dict[str, Any]:
     """Return the `extras` of a validation; files and pictures are made by rank 0 alone."""
-    own = validated.extras(answers) if validated is not None and world.rank == 0 else {}
-    return {"answers": answers, **own}
+    more = validated.extras(answers) if validated is not None and world.rank == 0 else {}
+    return {"answers": answers, **more}
 
 
 def write_answers(folder: Path, found: Mapping[str, Any], asked: Asked, classes: Sequence[str]) -> list[Path]:
@@ -344,12 +344,12 @@ def write_answers(folder: Path, found: Mapping[str, Any], asked: Asked, classes:
     answers: Answers = found["extras"]["answers"]
     cells = answers.rows(classes)
     empty = dict.fromkeys(cells[0]) if cells else {"class": None, "probability": None}
-    place_of = {int(sample): place for place, sample in enumerate(answers.ids)}
+    row_of = {int(sample): index for index, sample in enumerate(answers.ids)}
     rows = []
-    for place, name in enumerate(asked.names):
-        answer = place_of.get(int(asked.samples[place]))
-        said = empty | {"error": asked.errors.get(place, NO_NUMBER)} if answer is None else cells[answer]
-        rows.append({"path": name, **said})
+    for index, name in enumerate(asked.names):
+        answer = row_of.get(int(asked.samples[index]))
+        row = empty | {"error": asked.errors.get(index, NO_NUMBER)} if answer is None else cells[answer]
+        rows.append({"path": name, **row})
     path = folder / f"predictions.{asked.form}"
     path.write_bytes(_tables.written(rows, asked.form))
     return [path]

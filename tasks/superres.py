@@ -229,9 +229,9 @@ def coloured(outputs: torch.Tensor, bicubic: torch.Tensor) -> torch.Tensor:
 def write_enlarged(folder: Path, found: Mapping[str, Any], asked: Asked) -> list[Path]:
     """Write predictions.* with a row a file, in their order: path, enlarged, error."""
     rows = []
-    for place, path in enumerate(asked.names):
-        name = found["written"].get(int(asked.samples[place]))
-        error = asked.errors.get(place, NO_NUMBER) if name is None else None
+    for index, path in enumerate(asked.names):
+        name = found["written"].get(int(asked.samples[index]))
+        error = asked.errors.get(index, NO_NUMBER) if name is None else None
         rows.append({"path": path, "enlarged": name and f"enlarged/{name}", "error": error})
     table = folder / f"predictions.{asked.form}"
     table.write_bytes(_tables.written(rows, asked.form))
@@ -240,14 +240,14 @@ def write_enlarged(folder: Path, found: Mapping[str, Any], asked: Asked) -> list
 
 def _crops(pictures: list[torch.Tensor]) -> torch.Tensor:
     """Return uint8 [N, CROP, CROP, 3], the middles of pictures [3, H, W] in [0, 1], white where they end."""
-    found = []
+    middles = []
     for picture in pictures:
         height, width = picture.shape[1:]
         top, left = max(height - CROP, 0) // 2, max(width - CROP, 0) // 2
         middle = picture[:, top : top + CROP, left : left + CROP].nan_to_num()
         room = [0, CROP - middle.shape[2], 0, CROP - middle.shape[1]]
-        found.append(functional.pad(middle.float().clamp(0, 1), room, value=1.0))
-    return (torch.stack(found).permute(0, 2, 3, 1) * WHITE).round().to(torch.uint8)
+        middles.append(functional.pad(middle.float().clamp(0, 1), room, value=1.0))
+    return (torch.stack(middles).permute(0, 2, 3, 1) * WHITE).round().to(torch.uint8)
 
 
 class SuperresKind(TaskKind):
@@ -288,7 +288,7 @@ class SuperresKind(TaskKind):
         found: dict[str, Split] = {}
         for name in needed:
             with console.counting(name) as progress:
-                found[name], said = open_pairs(
+                found[name], messages = open_pairs(
                     local(data.data, cache_folder(data.manifest_dir)),
                     name,
                     scale=own.scale,
@@ -301,7 +301,7 @@ class SuperresKind(TaskKind):
                     read_delay_s=config.loading.read_delay_ms / 1e3,
                     progress=progress,
                 )
-            for line in said:
+            for line in messages:
                 console.warn(f"{name}: {line}")
             columns = found[name].columns
             made = "made of the large ones" if columns.made else "stored beside the large ones"

@@ -103,8 +103,8 @@ class ViewMean:
         labels = self._labels[seen].astype(np.int64)
         answers = answers_of(seen, logits, labels, binary=self._binary)
         shifted = logits - logits.max(axis=1, keepdims=True, initial=-LARGEST_LOGIT)
-        own = np.take_along_axis(shifted, labels[:, None], axis=1)[:, 0]
-        losses = np.log(np.exp(shifted).sum(axis=1)) - own
+        chosen = np.take_along_axis(shifted, labels[:, None], axis=1)[:, 0]
+        losses = np.log(np.exp(shifted).sum(axis=1)) - chosen
         return {
             **accuracies(answers, samples, width - 3),
             "loss": float(np.minimum(losses, LARGEST_LOSS).sum()) / max(len(seen), 1),
@@ -141,10 +141,10 @@ class VideoKind(ClassificationKind):
         self, config: Config, loader: str, console: Console, model: ModelClasses | None = None
     ) -> dict[str, Split]:
         """Open both, and say which videos are shorter than a clip. Raises UserError."""
-        found = super().splits(config, loader, console, model)
+        splits = super().splits(config, loader, console, model)
         clips = config.clips
         span = (clips.clip_frames - 1) * clips.clip_stride
-        only = {"val": found["val"]} if found["train"] is found["val"] else found
+        only = {"val": splits["val"]} if splits["train"] is splits["val"] else splits
         for name, split in only.items():
             columns = split.columns
             if not isinstance(columns, Videos):
@@ -161,7 +161,7 @@ class VideoKind(ClassificationKind):
                     f"{name}: {short} of {len(columns)} videos are shorter than a clip "
                     f"and show their last frame again{where}"
                 )
-        return found
+        return splits
 
     def plans(self, config: Config, splits: Splits, native: Native, **ranks: int) -> tuple[Plan, Plan]:
         policy = clip_policy(config.augmentation, config.clips, native)
