@@ -108,7 +108,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         about |= {"rejected": rejected(splits), "loaders": kind.can_open(config, gpu=DEVICE.type == "cuda")}
         about |= {"unit": kind.unit, **choice.facts(), **graphs.facts(), **kind.facts(plan)}
         about |= schedules.facts(plan)
-        reporter = Reporter.opened(
+        reporter = Reporter(
             output,
             world=world,
             console=console,

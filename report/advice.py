@@ -34,10 +34,10 @@ def advice(summary: Mapping[str, Any]) -> str:
     # off for another reason they cannot be had: too many shapes, or a step that waits for the device
     graphs = summary.get("graphs_off") == "--graphs false" and summary.get("task") not in MANY_SHAPES
     efficiency = summary.get("efficiency")
-    ceiling = _section(summary, "ceiling")
-    if _section(summary, "rate").get("steady") is None:
+    ceiling = section(summary, "ceiling")
+    if section(summary, "rate").get("steady") is None:
         return "Train for longer: no rate was taken, a window is at least 2 s and starts after the warm-up."
-    if _section(summary, "rate").get("short"):
+    if section(summary, "rate").get("short"):
         finding = "Train for longer: this run was shorter than a window,"
         return f"{finding} so its rate is that of the first steps too."
     if too_high(efficiency):
@@ -47,22 +47,22 @@ def advice(summary: Mapping[str, Any]) -> str:
         return "Name a real loader: this is the step without reading, the rate that a loader has to reach."
     if summary.get("bound") is None or (ceiling.get("compute") is None and ceiling.get("loader") is None):
         return "Run with --ceilings true: without the two ceilings nobody can say what held the rate back."
-    said = {"compute": _compute, "loader": _loader, "storage": _storage, "contention": _contention}[
+    sentence = {"compute": _compute, "loader": _loader, "storage": _storage, "contention": _contention}[
         summary["bound"]
     ](summary, graphs)
-    alone = _section(_section(summary, "rate"), "spread").get("n") == 1
-    return f"{said} One window alone says so: train for longer to be sure." if alone else said
+    alone = section(section(summary, "rate"), "spread").get("n") == 1
+    return f"{sentence} One window alone says so: train for longer to be sure." if alone else sentence
 
 
 def _compute(summary: Mapping[str, Any], graphs: bool) -> str:
-    hardware = _section(summary, "hardware")
+    hardware = section(summary, "hardware")
     if not _gpu(summary):
         finding = "The model is the limit on this CPU and it is fed:"
         return f"{finding} a GPU, a smaller --image-size or a smaller --arch."
     # the cheapest first: a flag, then another batch size, then hardware
     if summary.get("precision") == "fp32":
         return "The GPU is fed and computes in fp32: --precision fp16 or bf16 uses its tensor cores."
-    busy = _section(summary, "gpu").get("utilisation")
+    busy = section(summary, "gpu").get("utilisation")
     if busy is not None and busy < IDLE:
         launches = f", or {GRAPHS} (CUDA graphs: few launches)" if graphs else ""
         finding = f"The step is the limit and the GPU is busy {busy:.0%} of its time,"
@@ -70,7 +70,7 @@ def _compute(summary: Mapping[str, Any], graphs: bool) -> str:
     if not summary.get("compile") and summary.get("task") not in MANY_SHAPES:
         return "The GPU is fed: --compile true makes the step itself faster."
     room = hardware.get("gpu_gib")
-    used = _section(summary, "memory").get("device_gib")
+    used = section(summary, "memory").get("device_gib")
     if room and used and used < room / 2:
         finding = f"The GPU is fed and {room - used:.0f} GiB of its memory are free:"
         return f"{finding} a larger --batch-size, with --lr to match."
@@ -78,11 +78,11 @@ def _compute(summary: Mapping[str, Any], graphs: bool) -> str:
 
 
 def _loader(summary: Mapping[str, Any], graphs: bool) -> str:
-    if _section(summary, "clips"):
+    if section(summary, "clips"):
         return _clips(summary)
     loader = summary.get("loader")
-    busy = _section(summary, "cpu").get("utilisation")
-    cores = _section(summary, "hardware").get("cores")
+    busy = section(summary, "cpu").get("utilisation")
+    cores = section(summary, "hardware").get("cores")
     of_cores = f" of {cores:.0f} cores" if cores else ""
     if busy is not None and busy < IDLE:
         said = f"The loader is the limit and {1 - busy:.0%}{of_cores} are idle, so it waits:"
@@ -106,7 +106,7 @@ def _loader(summary: Mapping[str, Any], graphs: bool) -> str:
 
 
 def _storage(summary: Mapping[str, Any], graphs: bool) -> str:
-    busy = _section(summary, "cpu").get("utilisation") or 0.0
+    busy = section(summary, "cpu").get("utilisation") or 0.0
     finding = (
         f"The storage is the limit: the loader waits for servers and {1 - busy:.0%} of the cores are idle:"
     )
@@ -116,7 +116,7 @@ def _storage(summary: Mapping[str, Any], graphs: bool) -> str:
 
 def _clips(summary: Mapping[str, Any]) -> str:
     loader = str(summary.get("loader"))
-    busy = _section(summary, "cpu").get("utilisation")
+    busy = section(summary, "cpu").get("utilisation")
     mixed = _may_try(summary, "nvdec+pyav")
     if _gpu(summary) and not loader.startswith("nvdec") and mixed:
         finding = "The loader is the limit:"
@@ -132,23 +132,23 @@ def _clips(summary: Mapping[str, Any]) -> str:
 
 
 def _contention(summary: Mapping[str, Any], graphs: bool) -> str:
-    busy = _section(summary, "cpu").get("utilisation")
-    ceiling = _section(summary, "ceiling")
-    compute = _section(ceiling, "compute").get("rate")
-    loader = _section(ceiling, "loader").get("rate")
+    busy = section(summary, "cpu").get("utilisation")
+    ceiling = section(summary, "ceiling")
+    compute = section(ceiling, "compute").get("rate")
+    loader = section(ceiling, "loader").get("rate")
     if compute and loader and loader < FAR_BELOW * compute and summary["rate"]["steady"] > NEARLY * loader:
         return _loader(summary, graphs)
-    said = "Loader and step hinder each other, each is faster alone:"
+    finding = "Loader and step hinder each other, each is faster alone:"
     if not _gpu(summary):
-        return f"{said} they share the CPU cores, so try {_fewer(summary)}more cores."
+        return f"{finding} they share the CPU cores, so try {_fewer(summary)}more cores."
     if busy is not None and busy >= BUSY:
         launches = f" and {GRAPHS} (few launches)" if graphs else ""
-        return f"{said} they share the CPU cores, so try {_fewer(summary, launches)}more cores."
+        return f"{finding} they share the CPU cores, so try {_fewer(summary, launches)}more cores."
     if graphs:
-        return f"{said} {GRAPHS} leaves few launches to be held up, instead of hundreds."
+        return f"{finding} {GRAPHS} leaves few launches to be held up, instead of hundreds."
     if summary.get("loader") in DECODE_ON_GPU and _may_try(summary, "dali-cpu"):
-        return f"{said} they share the GPU, so try --loader dali-cpu while CPU cores are idle."
-    return f"{said} look at a --profile true trace for the gaps between steps."
+        return f"{finding} they share the GPU, so try --loader dali-cpu while CPU cores are idle."
+    return f"{finding} look at a --profile true trace for the gaps between steps."
 
 
 def _fewer(summary: Mapping[str, Any], launches: str = "") -> str:
@@ -159,14 +159,15 @@ def _fewer(summary: Mapping[str, Any], launches: str = "") -> str:
 
 def _may_try(summary: Mapping[str, Any], loader: str) -> bool:
     """Whether another loader can run here on these data, and was not found to be slower by --loader auto."""
-    measured = _section(_section(_section(summary, "loader_auto"), "measured"), loader)
+    measured = section(section(section(summary, "loader_auto"), "measured"), loader)
     return loader in summary.get("loaders", (loader,)) and "rate" not in measured
 
 
 def _gpu(summary: Mapping[str, Any]) -> bool:
-    return bool(_section(summary, "hardware").get("gpu"))
+    return bool(section(summary, "hardware").get("gpu"))
 
 
-def _section(summary: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = summary.get(name)
-    return section if isinstance(section, Mapping) else {}
+def section(summary: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a section of a summary; {} where it is missing or None."""
+    value = summary.get(name)
+    return value if isinstance(value, Mapping) else {}

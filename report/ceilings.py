@@ -222,12 +222,12 @@ def loader_ceiling(
             now = time.perf_counter()
         rates.append(samples / (now - last))
         last = now
-    own = math.nan if taken is None else float(np.median(rates))  # a NaN of one rank is the sum's: all stop
+    local = math.nan if taken is None else float(np.median(rates))  # a NaN of one rank is the sum's: all stop
     batches.close()
-    total = float(world.sum(np.array([own]))[0])
+    total = float(world.sum(np.array([local]))[0])
     if math.isnan(total):
         raise Stopped
-    scale = total / own  # the spread is rank 0's, as the spread of all
+    scale = total / local  # the spread is rank 0's, as the spread of all
     return {"rate": total, "spread": spread([rate * scale for rate in rates]), "windows": len(rates)}
 
 

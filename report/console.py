@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from contracts import Figure, Reported, one_line
-from report.advice import advice
+from report.advice import advice, section
 from report.meter import STEAL
 
 WIDTH = 80
@@ -97,17 +97,18 @@ class Bar:
         """Say rate, loss, data wait and the time left, as far as they are known; once ended the mean rate and
         the time it took.
         """
-        took = self._clock() - self._began
-        own = (self.samples - self._first) / took if took > 0 and self.samples > self._first else None
-        rate = own if ended else self.rate or own
-        said = [f"{number(rate)} {self._item}/s"]
-        said += [f"loss {self.loss:.3f}"] if self.loss is not None else []
-        said += [f"wait {self.wait_ms:.1f} ms"] if self.wait_ms is not None else []
+        elapsed = self._clock() - self._began
+        counted = self.samples - self._first
+        mean_rate = counted / elapsed if elapsed > 0 and counted > 0 else None
+        rate = mean_rate if ended else self.rate or mean_rate
+        parts = [f"{number(rate)} {self._item}/s"]
+        parts += [f"loss {self.loss:.3f}"] if self.loss is not None else []
+        parts += [f"wait {self.wait_ms:.1f} ms"] if self.wait_ms is not None else []
         if ended:
-            said.append(f"in {duration(took)}")
+            parts.append(f"in {duration(elapsed)}")
         elif rate and self.total:
-            said.append(f"eta {duration(max(self.total - self.samples, 0) / rate)}")
-        return "  ".join(said)
+            parts.append(f"eta {duration(max(self.total - self.samples, 0) / rate)}")
+        return "  ".join(parts)
 
 
 class Console:
@@ -273,36 +274,40 @@ def rows(summary: Mapping[str, Any], task: Reported) -> list[tuple[str, str]]:
 
     Where nothing was trained, so that there is no rate, they are the validation's alone.
     """
-    rate = _section(summary, "rate")
-    ceiling = _section(summary, "ceiling")
-    validation = _section(summary, "validation")
+    rate = section(summary, "rate")
+    ceiling = section(summary, "ceiling")
+    validation = section(summary, "validation")
     unit = rate.get("unit") or "img/s"
     efficiency = summary.get("efficiency")
     failed = summary.get("samples_failed")
     titled = [figure for figure in task.figures if figure.title]
-    told = [
+    values = [
         (figure.title, _metric(figure, validation[figure.name]))
         for figure in titled
         if figure.name in validation
     ]
-    told = told or [(titled[0].title, "-")]
-    more = "   ".join(f"{name} {value}" for name, value in told[1:])
-    best = (told[0][0], told[0][1] + (f"   ({more})" if more else ""))
+    values = values or [(titled[0].title, "-")]
+    more = "   ".join(f"{name} {value}" for name, value in values[1:])
+    best = (values[0][0], values[0][1] + (f"   ({more})" if more else ""))
     # `samples` of a summary are the whole run's, an evaluation's those that its network was trained on
     if rate.get("steady") is None and "samples" in validation:
         return [best, ("samples", f"{validation['samples']:,}")]
     return [
         best,
-        *_best(_section(summary, "best"), titled[0]),
+        *_best(section(summary, "best"), titled[0]),
         ("rate", _rate(rate.get("steady"), None if rate.get("short") else rate.get("spread"), unit)),
-        *((f"{name} ceiling", _ceiling(_section(ceiling, name), unit)) for name in CEILINGS),
+        *(
+            (f"{name} ceiling", _rate(of.get("rate"), of.get("spread"), unit))
+            for name in CEILINGS
+            for of in [section(ceiling, name)]
+        ),
         *_imagenet(summary, rate),
         ("efficiency", "-" if efficiency is None else f"{efficiency:.1%} of the lower ceiling"),
         ("bound by", str(summary.get("bound") or "-")),
         ("data wait", _wait(summary.get("data_wait"))),
-        *_steal(_section(summary, "cpu").get("steal")),
-        *_clips(_section(summary, "clips")),
-        *_detection(_section(summary, "detection")),
+        *_steal(section(summary, "cpu").get("steal")),
+        *_clips(section(summary, "clips")),
+        *_detection(section(summary, "detection")),
         *([("not decoded", f"{len(failed)} samples, see failed.txt")] if failed else []),
         ("change first", advice(summary)),
     ]
@@ -355,10 +360,6 @@ def _rate(value: float | None, spread: Mapping[str, Any] | None, unit: str) -> s
         return f"{number(value)} {unit}"
     windows = "1 window" if spread["n"] == 1 else f"{spread['n']} windows"
     return f"{number(value)} {unit}   ({number(spread['min'])} to {number(spread['max'])} in {windows})"
-
-
-def _ceiling(ceiling: Mapping[str, Any], unit: str) -> str:
-    return _rate(ceiling.get("rate"), ceiling.get("spread"), unit)
 
 
 def figures(result: Mapping[str, Any], declared: Sequence[Figure]) -> str:
@@ -442,8 +443,3 @@ def _wait(wait: float | Mapping[str, Any] | None) -> str:
 def _folded(name: str, value: str) -> list[str]:
     folded = textwrap.wrap(value, WIDTH - 18, break_on_hyphens=False)
     return [f"{name if index == 0 else '':<16}  {line}" for index, line in enumerate(folded)]
-
-
-def _section(summary: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = summary.get(name)
-    return section if isinstance(section, Mapping) else {}

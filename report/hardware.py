@@ -22,24 +22,10 @@ import torch
 from system.resources import CGROUP, memory_bytes
 
 GIB = 1 << 30
+SAME_NAME = "torch torchvision triton numpy tensorboard decord av torchcodec pycocotools pillow pillow-simd"
 # name told -> distribution; the first that is installed, by prefix, for NVIDIA's carry the CUDA version
 DISTRIBUTIONS = {
-    **{
-        name: name
-        for name in (
-            "torch",
-            "torchvision",
-            "triton",
-            "numpy",
-            "tensorboard",
-            "decord",
-            "av",
-            "torchcodec",
-            "pycocotools",
-        )
-    },
-    "pillow": "pillow",
-    "pillow-simd": "pillow-simd",
+    **{name: name for name in SAME_NAME.split()},
     "opencv": "opencv-python",
     "dali": "nvidia-dali-cuda",
     "nccl": "nvidia-nccl-cu",
@@ -60,20 +46,20 @@ def versions() -> dict[str, str]:
     already).
     """
     # a file of metadata is parsed whenever it is asked for
-    said = [content for one in metadata.distributions() if (content := one.metadata)]
-    installed = {str(one["Name"]).lower().replace("_", "-"): str(one["Version"]) for one in said}
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    contents = [content for one in metadata.distributions() if (content := one.metadata)]
+    installed = {str(one["Name"]).lower().replace("_", "-"): str(one["Version"]) for one in contents}
+    result: dict[str, str | None] = {"python": platform.python_version()}
     for name, distribution in DISTRIBUTIONS.items():
         family = distribution[-1].isalpha() and distribution.startswith(("nvidia-", "opencv-"))
         members = {known for known in installed if family and known.startswith(distribution)}
         names = sorted(members | ({distribution} & installed.keys()))
-        found[name] = installed[names[0]] if names else None
-    found["torch"] = torch.__version__
-    found["cuda"] = torch.version.cuda
+        result[name] = installed[names[0]] if names else None
+    result["torch"] = torch.__version__
+    result["cuda"] = torch.version.cuda
     cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
-    found["cudnn"] = str(cudnn) if cudnn else None
-    found["driver"] = _nvml(lambda nvml: str(nvml.nvmlSystemGetDriverVersion()))
-    return {name: version for name, version in found.items() if version}
+    result["cudnn"] = str(cudnn) if cudnn else None
+    result["driver"] = _nvml(lambda nvml: str(nvml.nvmlSystemGetDriverVersion()))
+    return {name: version for name, version in result.items() if version}
 
 
 def hardware(device: torch.device, cores: float) -> dict[str, Any]:
@@ -139,7 +125,7 @@ def over_ranks(readings: Sequence[Mapping[str, float | None]]) -> dict[str, floa
     """Return the means of what each rank has read of its own GPU; a rank without a reading is left out."""
     means: dict[str, float | None] = {}
     for name in readings[0]:
-        known = [value for own in readings if (value := own[name]) is not None]
+        known = [value for local in readings if (value := local[name]) is not None]
         means[name] = sum(known) / len(known) if known else None
     return means
 

@@ -130,10 +130,10 @@ class Meter:
         self._world.barrier()
 
     def _close(self) -> RateWindow:
-        own = self._samples
+        local = self._samples
         active_s = self._active_s if self._world.rank == 0 else 0.0  # the sum is rank 0's
-        total, seconds = self._world.sum(np.array([own, active_s], np.float64))
-        window = RateWindow(int(total), own, float(seconds), self._epoch)
+        total, seconds = self._world.sum(np.array([local, active_s], np.float64))
+        window = RateWindow(int(total), local, float(seconds), self._epoch)
         self.windows.append(window)
         self._samples = 0
         self._active_s = 0.0
@@ -149,11 +149,14 @@ class Meter:
         that the run was shorter than a window, so that its first steps are in the rate too: nothing to
         compare.
         """
-        kept = self._kept()
-        short = any(window.seconds < self._min_window_s for window in kept)
-        rates = [window.rate for window in kept]  # a median: one window beside another load moves it little
+        windows = self._kept()
+        short = any(window.seconds < self._min_window_s for window in windows)
+        # their median is the rate: one window beside another load moves it little
+        rates = [window.rate for window in windows]
         first = [w for w in self.windows if w.epoch == self._first_epoch]
-        own = sum(w.own_samples for w in kept) / sum(w.seconds for w in kept) if kept else None
+        local_rate = (
+            sum(w.own_samples for w in windows) / sum(w.seconds for w in windows) if windows else None
+        )
         first_rate = None
         if first and not short:
             first_rate = sum(w.samples for w in first) / sum(w.seconds for w in first)
@@ -162,10 +165,10 @@ class Meter:
             "spread": spread(rates),
             "short": short,
             "first_epoch": first_rate,
-            "per_rank": self._world.gather(own),
+            "per_rank": self._world.gather(local_rate),
             "unit": unit,
             "paused_s": self.paused_s,
-            "warmup_windows": len(self.windows) - len(kept),
+            "warmup_windows": len(self.windows) - len(windows),
         }
 
 

@@ -38,8 +38,8 @@ def augmented(batch: Batch, mean: torch.Tensor, std: torch.Tensor) -> Array:
     if {"boxes", "labels", "offsets"} <= batch.host.keys():
         offsets = batch.host["offsets"]
         for index, picture in enumerate(shown):
-            own = slice(offsets[index], offsets[index + 1])
-            for box, label in zip(batch.host["boxes"][own] * scale, batch.host["labels"][own], strict=True):
+            rows = slice(offsets[index], offsets[index + 1])
+            for box, label in zip(batch.host["boxes"][rows] * scale, batch.host["labels"][rows], strict=True):
                 _outline(picture, box, int(label))
     return shown
 

@@ -69,6 +69,6 @@ def profiler(folder: Path, *, enabled: bool, rank: int = 0, warn: Callable[[str]
         steps = profile.step_num
     needed = SKIPPED + WARMUP + STEPS
     if steps < needed:
-        said = "cut short" if steps >= SKIPPED + WARMUP else "not written"
+        outcome = "cut short" if steps >= SKIPPED + WARMUP else "not written"
         why = f"it takes {needed} steps and there were {steps}"
-        warn(f"--profile: the trace is {said}: {why}; more --steps or --epochs")
+        warn(f"--profile: the trace is {outcome}: {why}; more --steps or --epochs")

@@ -158,8 +158,8 @@ def unwritable(folder: Path, error: OSError) -> UserError:
         return UserError(f"--output {folder}: no space left; what is there is complete: {remedy}")
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
         return UserError(f"--output {folder}: this, or a part of it, is a file; name a folder")
-    said = (error.strerror or str(error)).lower()
-    return UserError(f"--output {folder}: cannot be written ({said}); name a folder that can")
+    reason = (error.strerror or str(error)).lower()
+    return UserError(f"--output {folder}: cannot be written ({reason}); name a folder that can")
 
 
 class Appender:
@@ -325,7 +325,7 @@ class Record:
         if not self.enabled:
             return
         path = self.folder / name
-        kept: list[dict[str, Any]] = []
+        earlier: list[dict[str, Any]] = []
         if path.exists():
             # a spreadsheet may have saved it in another encoding
             with (
@@ -333,13 +333,13 @@ class Record:
                 contextlib.suppress(csv.Error),
             ):
                 rows = list(csv.DictReader(file))
-                kept = [row for row in rows if 0 <= _whole(row.get("step")) < cells["step"]]
+                earlier = [row for row in rows if 0 <= _whole(row.get("step")) < cells["step"]]
                 before = next((row for row in rows if _whole(row.get("step")) == cells["step"]), {})
                 cells = {key: before.get(key) if cell is None else cell for key, cell in cells.items()}
         text = io.StringIO(newline="")
         table = csv.DictWriter(text, list(cells), extrasaction="ignore", lineterminator="\n")
         table.writeheader()
-        table.writerows([*kept, cells])
+        table.writerows([*earlier, cells])
         replace(path, text.getvalue().encode())
 
     def summary(self, values: Mapping[str, Any]) -> None:
@@ -351,10 +351,10 @@ class Record:
     def earlier_summary(self) -> dict[str, Any] | None:
         """Return the summary that an earlier part of the run has left, None where there is none to read."""
         try:
-            found = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
+            content = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        return found if isinstance(found, dict) and found.keys() >= OF_A_RUN else None
+        return content if isinstance(content, dict) and content.keys() >= OF_A_RUN else None
 
     def close(self) -> None:
         """Close metrics.jsonl; again without effect."""
@@ -374,7 +374,7 @@ class Record:
     def _cut(self, resume_step: int) -> None:
         """Cut metrics.jsonl down to whole lines up to the step."""
         path = self.folder / "metrics.jsonl"
-        kept = []
+        lines = []
         trained = resume_step
         before = path.read_bytes() if path.exists() else b""
         for line in before.splitlines(keepends=True):
@@ -385,7 +385,7 @@ class Record:
             except (ValueError, TypeError, KeyError):
                 continue  # half a line, left by a kill in mid-write
             if step <= resume_step and line.endswith(b"\n"):
-                kept.append(line)
+                lines.append(line)
                 if figures is not None:
                     self.validation = figures
                 if point["kind"] == "train":
@@ -393,6 +393,6 @@ class Record:
                 if step == resume_step:
                     self._kept.add((point["kind"], step))
         self.untold = range(trained + 1, resume_step + 1)
-        after = b"".join(kept)
+        after = b"".join(lines)
         if after != before:
             replace(path, after)

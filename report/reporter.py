@@ -25,7 +25,7 @@ from report.meter import Meter, bound, bound_of, too_high
 from report.record import FAILED, REJECTED, RESULTS, Record
 from report.sinks import Boards
 from report.summary import PHASES
-from report.tensorboard import SETTINGS, Board, layout, metrics
+from report.tensorboard import SETTINGS, layout, metrics
 
 NOT_IN_SUMMARY = ("settings", "title", "config", "log", "unit", "rejected", *summary.DETECTION)
 """Entries of a run's description that summary.json does not take over as they are."""
@@ -41,8 +41,8 @@ class Reporter:
     HPARAMS page compares runs.
     """
 
-    @staticmethod
-    def opened(
+    def __init__(
+        self,
         output: Path,
         *,
         world: World,
@@ -53,12 +53,14 @@ class Reporter:
         compared: Sequence[str],
         pixels: Pixels,
         resumed_at: int | None,
-    ) -> Reporter:
-        """Open the run's files below `output`. `resumed_at`: the step of the checkpoint, None for a fresh
-        run.
+    ) -> None:
+        """Open the run's files below `output`, and say its title.
+
+        `description` is what `describe` returns, `pixels` the mean and std that images were normalised with,
+        `resumed_at` the step of the checkpoint, None for a fresh run.
         """
         here = world.rank == 0
-        record = Record(output, enabled=here, resume_step=resumed_at)
+        self._record = record = Record(output, enabled=here, resume_step=resumed_at)
         record.config(description["config"])
         if rejected := description.get("rejected"):
             record.file(REJECTED, rejected)
@@ -69,41 +71,9 @@ class Reporter:
             why = "the ranks could not meet to add them up before last.pt was saved"
             console.warn(f"metrics.jsonl has no losses of {steps}: {why}")
         first_new = None if resumed_at is None else resumed_at + 1
-        board = Boards(output, description, enabled=here, purge_step=first_new, warn=console.warn)
-        return Reporter(
-            world=world,
-            console=console,
-            board=board,
-            record=record,
-            meter=meter,
-            description=description,
-            task=task,
-            compared=compared,
-            pixels=pixels,
-            resumed_at=resumed_at,
-        )
-
-    def __init__(
-        self,
-        *,
-        world: World,
-        console: Console,
-        board: Board,
-        record: Record,
-        meter: Meter,
-        description: Mapping[str, Any],
-        task: Reported,
-        compared: Sequence[str],
-        pixels: Pixels,
-        resumed_at: int | None = None,
-    ) -> None:
-        """Begin the report of a run. `description` is what `describe` returns, `pixels` the mean and std that
-        images were normalised with.
-        """
+        self._board = Boards(output, description, enabled=here, purge_step=first_new, warn=console.warn)
         self._world = world
         self._console = console
-        self._board = board
-        self._record = record
         self._meter = meter
         self._description = dict(description)
         self._task = task
@@ -129,9 +99,9 @@ class Reporter:
         self._early_stop: dict[str, int] | None = None
         self._finished = False
         settings = self._description["settings"]
-        board.layout(layout(task))
+        self._board.layout(layout(task))
         shown = {name: settings[name] for name in SETTINGS if settings.get(name) is not None}
-        board.hparams(shown, metrics(compared))
+        self._board.hparams(shown, metrics(compared))
         console.info(self._description["title"])
 
     # -- called by the loop ----------------------------------------------------------------------------------
@@ -256,9 +226,9 @@ class Reporter:
 
     def ceilings(self, *, compute: dict[str, Any], loader: dict[str, Any], step: int) -> None:
         """Tell measured ceilings; where they are measured again, the larger one stands."""
-        for name, found in (("compute", compute), ("loader", loader)):
-            if (self._ceiling(name) or 0.0) < found["rate"]:
-                self._ceilings[name] = found
+        for name, ceiling in (("compute", compute), ("loader", loader)):
+            if (self._ceiling(name) or 0.0) < ceiling["rate"]:
+                self._ceilings[name] = ceiling
         tags = {f"throughput/{name}_ceiling": self._ceiling(name) for name in ("compute", "loader")}
         self._board.scalars(tags, step)
         self._record.point("ceilings", step, {"compute": compute, "loader": loader})
@@ -290,9 +260,9 @@ class Reporter:
         `files`: what is written into the run's folder. `extras` of rank 0's result: {"scalars": {tag:
         number}, "images": {tag: uint8 [N, H, W, 3]}}.
         """
-        known = summary.figures_of(result)
+        own_figures = summary.figures_of(result)
         of_ema = summary.figures_of(averaged or {})
-        self._validation = known | {f"ema_{name}": value for name, value in of_ema.items()}
+        self._validation = own_figures | {f"ema_{name}": value for name, value in of_ema.items()}
         self._validation_s = result.get("seconds")
         self._validation_reader = reader
         self._validation_counts = counts or Counts()
@@ -311,8 +281,8 @@ class Reporter:
         for tag, images in extras.get("images", {}).items():
             self._board.images(tag, images, step, once=False)
         which = "" if epoch is None else f" epoch {epoch + 1}"
-        said = figures(known, self._task.figures)
-        self._console.info(f"validated{which}: {said}{took(self._validation_s)}")
+        line = figures(own_figures, self._task.figures)
+        self._console.info(f"validated{which}: {line}{took(self._validation_s)}")
         if of_ema:
             self._console.info(f"validated its average: {figures(of_ema, self._task.figures)}")
 
@@ -372,15 +342,15 @@ class Reporter:
             until = earlier.get("steps")
             whose = "" if until == progress["step"] else f" of the part that ended at step {until}"
             self._console.info(f"nothing was left to train, its rates{whose} stay as they were: {remedy}")
-            known = {**earlier, "finished": True, **summary.trained(progress, failed), "early_stop": early}
-            known |= summary.best(progress, self._task.figures[0], self._record.folder)
+            values = {**earlier, "finished": True, **summary.trained(progress, failed), "early_stop": early}
+            values |= summary.best(progress, self._task.figures[0], self._record.folder)
             if validation and validation != earlier["validation"]:  # of a part that was killed before its end
-                known |= {"validation": validation, "validation_s": self._validation_s}
-            self._record.summary(known)
+                values |= {"validation": validation, "validation_s": self._validation_s}
+            self._record.summary(values)
             # the events were cut behind that step
             self._tell_rate(earlier["rate"]["steady"], earlier["efficiency"], step=progress["step"])
             self._finished = True
-            return known
+            return values
         rate = self._meter.result(self._rate_unit)
         clips = self._clips(loader, rate["steady"])
         detection = summary.detection(self._description, rate["steady"])
@@ -391,11 +361,11 @@ class Reporter:
         warm = rate["warmup_windows"]
         first = self._ended_with[warm - 1] - self._resumed_at if 0 < warm <= len(self._ended_with) else 0
         steps = {name: np.array(column) for name, column in self._steps.items()}
-        kept = {name: column[first:] for name, column in steps.items()}
+        steady_steps = {name: column[first:] for name, column in steps.items()}
         host_gib_of_all = self._world.sum(np.array([self._memory["host_gib"] or 0.0]))[0]
         own_gpu = {name: summary.mean_load(self._load, reading, warm) for name, reading in READINGS.items()}
         busy = summary.mean_load(self._load, "cpu_utilisation", warm)
-        told = {
+        values = {
             **{name: value for name, value in self._description.items() if name not in NOT_IN_SUMMARY},
             "reader": self._description.get("reader") or self._validation_reader,
             "finished": finished,
@@ -408,9 +378,9 @@ class Reporter:
             "efficiency": efficiency,
             "bound": told_bound(bound_by, remote=bool(self._description.get("remote")), busy=busy),
             "check": summary.check(efficiency),
-            "data_wait": summary.data_wait(kept),
+            "data_wait": summary.data_wait(steady_steps),
             "step_ms": summary.step_times(steps, warmup=first),
-            "split_ms": summary.split(kept),
+            "split_ms": summary.split(steady_steps),
             "validation": validation,
             "validation_s": self._validation_s,  # of the last one
             "memory": self._memory | {"host_gib": float(host_gib_of_all)},
@@ -419,18 +389,18 @@ class Reporter:
             **({"clips": clips} if clips else {}),
             **({"detection": detection} if detection else {}),
         }
-        self._record.summary(told)
+        self._record.summary(values)
         self._finished = finished
         if not finished:
             remedy = "run it again" if loader is None else self._record.how_to_resume
             self._console.info(f"stopped at step {progress['step']}; {remedy}")
         if finished:
             self._tell_rate(rate["steady"], efficiency, step=progress["step"])
-            self._console.result(told, self._task, folder=self._record.folder)
+            self._console.result(values, self._task, folder=self._record.folder)
             if too_high(efficiency):
                 why = "so the rate or a ceiling is wrong"
                 self._console.warn(f"check failed: efficiency {efficiency:.1%} is above 103 %, {why}")
-        return told
+        return values
 
     def _tell_rate(self, rate: float | None, efficiency: float | None, *, step: int) -> None:
         """Write the last point of each throughput, which is what HPARAMS shows."""
@@ -449,8 +419,8 @@ class Reporter:
         frames = self._description.get("clip_frames")
         if not frames:
             return None
-        own = loader.counts if loader else Counts(), self._validation_counts
-        training, validation = zip(*self._world.gather(own), strict=True)
+        local = loader.counts if loader else Counts(), self._validation_counts
+        training, validation = zip(*self._world.gather(local), strict=True)
         return summary.clips(training, validation, frames=frames, rate=rate)
 
     def close(self) -> None:
@@ -460,8 +430,8 @@ class Reporter:
         self._record.close()
 
     def _ceiling(self, name: str) -> float | None:
-        found = self._ceilings[name]
-        return None if found is None else float(found["rate"])
+        ceiling = self._ceilings[name]
+        return None if ceiling is None else float(ceiling["rate"])
 
     def _measure_memory(self, host: float | None) -> None:
         for name, value in {**device_memory(self._world.device), "host_gib": host}.items():

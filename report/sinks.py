@@ -172,10 +172,10 @@ class Boards(Board):
             yield
         except Exception as error:  # trackers raise what they like
             self._sinks.pop(name, None)
-            said = next(iter(str(error).strip().splitlines()), "")[:200]
+            reason = next(iter(str(error).strip().splitlines()), "")[:200]
             self._warn(
-                f"--log {name}: {type(error).__name__}: {said}; the run goes on without it, and TensorBoard "
-                "has all figures"
+                f"--log {name}: {type(error).__name__}: {reason}; the run goes on without it, and "
+                "TensorBoard has all figures"
             )
 
     def scalars(self, values: Mapping[str, float | int | None], step: int) -> None:

@@ -171,8 +171,8 @@ def best(progress: Mapping[str, Any], figure: Figure, folder: Path) -> dict[str,
     if not np.isfinite(progress.get("best", -np.inf)) or not path.exists():
         return {}
     epoch = progress.get("best_epoch", -1)
-    own = {"figure": figure.name, "value": progress["best"], "epoch": epoch + 1 if epoch >= 0 else None}
-    return {"best": {**own, "checkpoint": str(path)}}
+    figures = {"figure": figure.name, "value": progress["best"], "epoch": epoch + 1 if epoch >= 0 else None}
+    return {"best": {**figures, "checkpoint": str(path)}}
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -201,8 +201,8 @@ def mean_load(load: Sequence[Mapping[str, float | None]], name: str, warm: int) 
 
 def durations(steps: Mapping[str, Array]) -> Array:
     """Return the milliseconds from the end of the step before to the end of each, without BESIDE."""
-    found: Array = np.nansum([ms for name, ms in steps.items() if name not in BESIDE], axis=0)
-    return found
+    total: Array = np.nansum([ms for name, ms in steps.items() if name not in BESIDE], axis=0)
+    return total
 
 
 def step_times(steps: Mapping[str, Array], *, warmup: int) -> dict[str, float] | None:
@@ -212,14 +212,14 @@ def step_times(steps: Mapping[str, Array], *, warmup: int) -> dict[str, float] |
     Of a run that is long enough, `early` and `late` are medians of steps that tell whether it was steady at
     once: they count from the first step of all, for the warm-up is what they show.
     """
-    found = durations(steps)
-    kept = found[warmup:]
-    if not len(kept):
+    total = durations(steps)
+    steady = total[warmup:]
+    if not len(steady):
         return None
-    told = {"n": len(kept), **{f"p{p}": float(np.percentile(kept, p)) for p in (50, 99)}}
-    if len(found) < LATE.stop:
-        return told
-    return told | {"early": float(np.median(found[EARLY])), "late": float(np.median(found[LATE]))}
+    times = {"n": len(steady), **{f"p{p}": float(np.percentile(steady, p)) for p in (50, 99)}}
+    if len(total) < LATE.stop:
+        return times
+    return times | {"early": float(np.median(total[EARLY])), "late": float(np.median(total[LATE]))}
 
 
 def data_wait(steps: Mapping[str, Array]) -> dict[str, float] | None:

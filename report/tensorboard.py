@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from contracts import Array, Reported
 from report.record import Appender, replace
@@ -58,6 +59,8 @@ MACHINE = (
     "memory/device_gib",
     "memory/host_gib",
 )
+GAP = 2
+"""Pixels between two images of a grid."""
 LAYOUT: dict[str, dict[str, list[str]]] = {
     "throughput": {
         "rate and its ceilings": ["samples_per_s", "compute_ceiling", "loader_ceiling"],
@@ -204,17 +207,17 @@ class Board:
         from tensorboard.compat.proto.event_pb2 import Event
 
         before = path.read_bytes()
-        kept = []
+        records = []
         for record, data in _records(before):
             event = Event.FromString(data)
             plugins = {value.metadata.plugin_data.plugin_name for value in event.summary.value}
             if event.step >= purge_step or plugins & {"hparams", "custom_scalars"}:
                 continue
-            kept.append(record)
+            records.append(record)
             self._images |= {value.tag for value in event.summary.value if value.HasField("image")}
             if event.step == purge_step - 1:
                 self._kept |= {(value.tag, event.step) for value in event.summary.value}
-        after = b"".join(kept)
+        after = b"".join(records)
         if after != before:
             replace(path, after)
 
@@ -256,13 +259,11 @@ def _grid(images: Array) -> Array:
     if images.ndim != 4 or images.shape[3] != 3 or images.dtype != np.uint8 or not len(images):
         got = f"{images.dtype} {list(images.shape)}"
         raise ValueError(f"an image grid takes uint8 [N, H, W, 3] with N > 0, got {got}")
-    count, height, width, _ = images.shape
-    columns = math.ceil(math.sqrt(count))
-    rows = math.ceil(count / columns)
-    gap = 2
-    grid = np.full((rows * (height + gap) - gap, columns * (width + gap) - gap, 3), 255, np.uint8)
-    for index in range(count):
-        y = index // columns * (height + gap)
-        x = index % columns * (width + gap)
-        grid[y : y + height, x : x + width] = images[index]
-    return grid
+    from torchvision.utils import make_grid
+
+    channels_first = torch.tensor(images).permute(0, 3, 1, 2)
+    columns = math.ceil(math.sqrt(len(images)))
+    grid = make_grid(channels_first, nrow=columns, padding=GAP, pad_value=255)
+    if len(images) > 1:  # one image has no padding
+        grid = grid[:, GAP:-GAP, GAP:-GAP]
+    return grid.permute(1, 2, 0).numpy()

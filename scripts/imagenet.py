@@ -213,7 +213,7 @@ def open_imagenet(
 def _open_unpacked(
     real: Path,
     unpacked: Unpacked,
-    key: list[str | bool],
+    key: list[object],
     check: Callable[[list[bytes]], None],
     classes: Sequence[str] | None,
     cache: Path,

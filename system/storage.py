@@ -59,11 +59,11 @@ def failed(error: BaseException) -> bool:
 
 def fault(error: BaseException, name: str, then: str) -> StorageFault:
     """Return the line for an error of `name`, printable; `then` says what it ends, and what to do."""
-    said = getattr(error, "strerror", None) or str(error)
+    reason = getattr(error, "strerror", None) or str(error)
     few = (
         "; ulimit -n bounds open files" if getattr(error, "errno", 0) in (errno.EMFILE, errno.ENFILE) else ""
     )
-    return StorageFault(f"I/O error: {name} cannot be read: {said}{few}; {then}")
+    return StorageFault(f"I/O error: {name} cannot be read: {reason}{few}; {then}")
 
 
 def lost(error: OSError, *, folder: bool) -> bool:

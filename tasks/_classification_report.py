@@ -15,7 +15,9 @@ from pathlib import PurePath
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image, ImageDraw, ImageFont
+from torchvision.utils import make_grid
 
 from contracts import Array, Source
 from loaders.images.decoders import shown_rgb
@@ -60,8 +62,8 @@ class Validated:
     def _predictions(self, answers: Answers) -> bytes:
         cells = answers.rows(self.classes)
         rows = [
-            {"path": self.source.name(int(sample)), "label": self.classes[int(label)], **own}
-            for sample, label, own in zip(answers.ids, answers.labels, cells, strict=True)
+            {"path": self.source.name(int(sample)), "label": self.classes[int(label)], **cells_of_row}
+            for sample, label, cells_of_row in zip(answers.ids, answers.labels, cells, strict=True)
         ]
         return _tables.written(rows, "csv") if rows else b""
 
@@ -74,15 +76,15 @@ class Validated:
 
     def _by_class(self, matrix: Array) -> bytes:
         rows = []
-        for place, counts in enumerate(matrix):
+        for index, counts in enumerate(matrix):
             total = int(counts.sum())
-            others = np.where(np.arange(len(counts)) == place, 0, counts)
+            others = np.where(np.arange(len(counts)) == index, 0, counts)
             most = int(others.argmax())
             rows.append(
                 {
-                    "class": self.classes[place],
+                    "class": self.classes[index],
                     "samples": total,
-                    "accuracy": round(float(counts[place]) / total, 4) if total else None,
+                    "accuracy": round(float(counts[index]) / total, 4) if total else None,
                     "mostly_taken_for": self.classes[most] if others[most] else None,
                     "times": int(others[most]) or None,
                 }
@@ -105,16 +107,16 @@ class Validated:
         picture = Image.new("RGB", (margin + cells.shape[1], cells.shape[0] + margin), "white")
         picture.paste(Image.fromarray(cells), (margin, 0))
         draw = ImageDraw.Draw(picture)
-        for place, name in enumerate(names):
-            draw.text((4, place * cell + cell // 2), name, fill="black", font=font, anchor="lm")
+        for index, name in enumerate(names):
+            draw.text((4, index * cell + cell // 2), name, fill="black", font=font, anchor="lm")
             upright = Image.new("RGB", (margin, 14), "white")
             ImageDraw.Draw(upright).text((margin - 4, 1), name, fill="black", font=font, anchor="ra")
             turned = upright.rotate(90, expand=True)
-            picture.paste(turned, (margin + place * cell + cell // 2 - 7, cells.shape[0]))
-            for other, times in enumerate(matrix[place].tolist()):
+            picture.paste(turned, (margin + index * cell + cell // 2 - 7, cells.shape[0]))
+            for other, times in enumerate(matrix[index].tolist()):
                 if times:
-                    colour = "white" if shares[place, other] > 0.5 else "black"
-                    at = (margin + other * cell + cell // 2, place * cell + cell // 2)
+                    colour = "white" if shares[index, other] > 0.5 else "black"
+                    at = (margin + other * cell + cell // 2, index * cell + cell // 2)
                     draw.text(at, str(times), fill=colour, font=font, anchor="mm")
         return np.asarray(picture)
 
@@ -124,9 +126,9 @@ class Validated:
         wrong = np.flatnonzero((answers.classes[:, 0] != labels) & answers.finite)
         surest = wrong[np.argsort(-answers.shares[wrong, 0], kind="stable")][:MISTAKES]
         tiles = []
-        for place in surest.tolist():
+        for index in surest.tolist():
             try:
-                sample = int(answers.ids[place])
+                sample = int(answers.ids[index])
                 turn = 0 if self.turns is None else int(self.turns[sample])
                 picture = shown_rgb(self.source.read(sample), turn)
             except Exception:  # PIL raises whatever the bytes make it stumble over; stand-ins have no bytes
@@ -134,15 +136,21 @@ class Validated:
             picture.thumbnail((SIDE, SIDE))
             tile = Image.new("RGB", (SIDE + 8, SIDE + 44), "white")
             tile.paste(picture, (4 + (SIDE - picture.width) // 2, (SIDE - picture.height) // 2))
-            label, said = self.classes[int(labels[place])], self.classes[int(answers.classes[place, 0])]
-            name = PurePath(self.source.name(int(answers.ids[place]))).name
-            lines = (f"{_short(label, 25)}, said to be", f"{_short(said, 20)} {answers.shares[place, 0]:.0%}")
+            label, answer = self.classes[int(labels[index])], self.classes[int(answers.classes[index, 0])]
+            name = PurePath(self.source.name(int(answers.ids[index]))).name
+            lines = (
+                f"{_short(label, 25)}, said to be",
+                f"{_short(answer, 20)} {answers.shares[index, 0]:.0%}",
+            )
             for number, line in enumerate((*lines, _short(name, 26))):
                 at = (4, SIDE + 2 + 14 * number)
                 colour = "gray" if number == 2 else "black"
                 ImageDraw.Draw(tile).text(at, line, fill=colour, font=ImageFont.load_default(11))
             tiles.append(np.asarray(tile))
-        return _grid(tiles) if tiles else None
+        if not tiles:
+            return None
+        channels_first = torch.tensor(np.stack(tiles)).permute(0, 3, 1, 2)
+        return make_grid(channels_first, nrow=5, padding=0, pad_value=255).permute(1, 2, 0).numpy()
 
 
 def confusion(answers: Answers, classes: int) -> Array:
@@ -164,14 +172,6 @@ def calibration_error(answers: Answers) -> float:
     bins = np.minimum((shares * BINS).astype(np.int64), BINS - 1)
     gaps = np.bincount(bins, right - shares, minlength=BINS)
     return float(np.abs(gaps).sum() / len(shares))
-
-
-def _grid(tiles: Sequence[Array]) -> Array:
-    columns = min(5, len(tiles))
-    blank = np.full_like(tiles[0], 255)
-    filled = [*tiles, *[blank] * (-len(tiles) % columns)]
-    rows = [np.concatenate(filled[at : at + columns], axis=1) for at in range(0, len(filled), columns)]
-    return np.concatenate(rows)
 
 
 def _png(pixels: Array) -> bytes:

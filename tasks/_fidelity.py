@@ -39,8 +39,8 @@ def squared_error(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 def psnr(error: Array, count: Array) -> Array:
     """Return float64 [n], dB, of sums of squared errors over so many numbers each."""
     with np.errstate(divide="ignore"):
-        found = 10 * np.log10(WHITE**2 * count / error)
-    return np.where(error == 0, EQUAL, found)
+        decibels = 10 * np.log10(WHITE**2 * count / error)
+    return np.where(error == 0, EQUAL, decibels)
 
 
 def ssim(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -48,8 +48,8 @@ def ssim(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
     Of several channels it is the mean over these.
     """
-    places = torch.arange(SSIM_SIDE, dtype=torch.float64, device=one.device) - SSIM_SIDE // 2
-    weights = torch.exp(-places.square() / (2 * SSIM_SIGMA**2))
+    offsets = torch.arange(SSIM_SIDE, dtype=torch.float64, device=one.device) - SSIM_SIDE // 2
+    weights = torch.exp(-offsets.square() / (2 * SSIM_SIGMA**2))
     weights = weights / weights.sum()
 
     def mean(values: torch.Tensor) -> torch.Tensor:

@@ -85,35 +85,21 @@ class Collected:
         # ids on the host; on the device classes [B, k], shares [B, k], labels, finite and valid [B]
         self._parts: list[tuple[Any, ...]] = []
 
-    def add(
-        self, ids: Array, logits: torch.Tensor, labels: torch.Tensor, valid: torch.Tensor
-    ) -> torch.Tensor:
-        """Add the logits [B, C] of samples; those that are not `valid` are left out.
-
-        Returns the likeliest classes, int64 [B, k], as they are collected.
-        """
+    def add(self, ids: Array, logits: torch.Tensor, labels: torch.Tensor, valid: torch.Tensor) -> None:
+        """Add the logits [B, C] of samples; those that are not `valid` are left out."""
         # by logits: probabilities near 1 and 0 are rounded, and then several are the same
         classes = logits.topk(min(MOST, logits.shape[1]), dim=1).indices
         shares = _probabilities(logits, self._binary).gather(1, classes)
         finite = torch.isfinite(logits).all(dim=1)
         self._parts.append((ids, classes, shares, labels, finite, valid))
-        return classes
 
     def answers(self, world: World) -> Answers:
         """Return the answers of all ranks, on each. Every rank must call it."""
-        return Answers.joined(world.gather(self.own()))
+        return Answers.joined(world.gather(self._local()))
 
-    def own(self) -> Answers:
-        """Return the answers of this rank."""
+    def _local(self) -> Answers:
         if not self._parts:
-            none = np.zeros((0, 0))
-            return Answers(
-                ids=np.zeros(0, np.int64),
-                classes=none.astype(np.int64),
-                shares=none.astype(np.float32),
-                labels=np.zeros(0, np.int64),
-                finite=np.zeros(0, bool),
-            )
+            return answers_of(np.zeros(0, np.int64), np.zeros((0, 0)), np.zeros(0, np.int64))
         ids, *columns = zip(*self._parts, strict=True)
         classes, shares, labels, finite, valid = (torch.cat(column).cpu().numpy() for column in columns)
         return Answers(

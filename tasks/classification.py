@@ -1,8 +1,8 @@
-"""Image classification: labels, cross entropy, top-1 and top-5. Knows no loader and no optimiser."""
+"""Image classification: a label an image, top-1 and top-5; with --multi-label a set of labels, and mAP."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 
-from contracts import Array, Batch, Figure, Metric, Rows, Split, Task, UserError, World
+from contracts import Array, Batch, Figure, Metric, Plan, Rows, Split, Task, UserError, World
 from dataset.model_classes import ModelClasses
 from dataset.open import Console
 from models import Native, Registry
@@ -38,6 +38,7 @@ FIGURES = (
     Figure(name="losses_not_finite", said="unless zero"),
     Figure(name="outputs_not_finite", said="unless zero"),
 )
+FIGURES_OF_SETS = (Figure(name="map", title="mAP", unit="%", chart="accuracy"), FIGURES[2], *FIGURES[4:])
 LOSS_UNIT = 2.0**-20
 """Each sample's loss is rounded to a whole multiple of this before it is summed, so that the sum does not
 depend on its order."""
@@ -49,6 +50,7 @@ class Classification:
 
     `auxiliary_weight` weighs the losses of outputs after the first. `weights` [n] are those of the samples in
     training; their mean is 1. `validated`: what a validation is of, for its files and pictures.
+    `several`, bool [sets, C], is for `Tags`.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Classification:
         mixing: Mixing = SEPARATE,
         weights: Array | None = None,
         validated: Validated | None = None,
+        several: Array | None = None,
     ) -> None:
         """Take the settings of the loss: `binary` is --loss bce, `threshold` --bce-threshold."""
         self._labels = labels
@@ -72,16 +75,17 @@ class Classification:
         self._threshold = threshold
         self._auxiliary_weight = auxiliary_weight
         self._mixing = mixing
+        self._several = np.zeros((0, 0), np.float32) if several is None else several.astype(np.float32)
 
     def targets(self, rows: Rows) -> dict[str, np.ndarray]:
         """Return {"labels": int64 [B]}, IGNORE where the row is padding, and plan.mixing's where it mixes.
 
         With weights there are "weights", float32 [B].
         """
-        found = label_targets(self._labels, rows)
+        targets = label_targets(self._labels, rows)
         if self._weights is not None:
-            found["weights"] = self._weights[np.where(rows.valid, rows.ids, 0)].astype(np.float32)
-        return found | self._mixing.targets(rows) if self._mixing.mixes else found
+            targets["weights"] = self._weights[np.where(rows.valid, rows.ids, 0)].astype(np.float32)
+        return targets | self._mixing.targets(rows) if self._mixing.mixes else targets
 
     def inputs(self, batch: Batch) -> tuple[torch.Tensor]:
         return (self.shown(batch),)
@@ -149,8 +153,30 @@ def binary_cross_entropy(
     return torch.where(valid, each.mean(dim=1), 0.0)
 
 
+class Tags(Classification):
+    """contracts.Task with a set of labels an image: `several`, bool [sets, C], has the classes of each.
+
+    `labels` [n] are the images' sets. Images that are mixed have both sets, each with its share. The loss is
+    binary cross entropy, whatever `binary` says.
+    """
+
+    def targets(self, rows: Rows) -> dict[str, Array]:
+        """Return Classification's, and "wanted": float32 [B, C], 1 for each label; 0 where it is padding."""
+        wanted = self._several[self._labels[np.where(rows.valid, rows.ids, 0)]]
+        return {**super().targets(rows), "wanted": wanted * rows.valid[:, None]}
+
+    def _loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+        wanted = batch.targets["wanted"]
+        if "partners" in batch.targets:
+            wanted = shared(wanted, wanted[batch.targets["partners"]], batch.targets)
+        return binary_cross_entropy(logits, wanted, batch.valid, self._smoothing, self._threshold)
+
+    def metric(self, device: torch.device) -> Metric:
+        return MeanPrecision(self._several.shape[1], self._validated)
+
+
 class TopK:
-    """contracts.Metric: counts of top-1 and top-5, and cross entropy summed in multiples of LOSS_UNIT.
+    """contracts.Metric: top-1 and top-5, and cross entropy summed in multiples of LOSS_UNIT.
 
     Beside the figures `result` has `extras`, with tasks._predictions.Answers as `answers`.
     """
@@ -160,80 +186,157 @@ class TopK:
     ) -> None:
         self._validated = validated
         self._classes = 0
-        # samples, top-1, top-5, loss in LOSS_UNIT, losses left out of the sum, outputs that are no numbers
-        self._counts = torch.zeros(6, dtype=torch.int64, device=device)
+        # loss in LOSS_UNIT, losses left out of the sum
+        self._sums = torch.zeros(2, dtype=torch.int64, device=device)
         self._collected = Collected(binary=binary)
 
     def update(self, outputs: Any, batch: Batch) -> None:
         logits = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
         self._classes = logits.shape[1]
-        labels = batch.targets["labels"]
-        valid = batch.valid
-        classes = self._collected.add(batch.ids, logits, labels, valid)
-        finite = torch.isfinite(logits).all(dim=1)
-        # NaN is the largest value to topk
-        ranked = (classes == labels[:, None]) & finite[:, None]
+        self._collected.add(batch.ids, logits, batch.targets["labels"], batch.valid)
         losses = Classification._cross_entropy(logits, batch, 0.0)
         countable = torch.isfinite(losses) & (losses <= LARGEST_LOSS)
         # whole numbers add up to the same sum in any order, and so on any number of ranks
         units = torch.where(countable, losses.double() / LOSS_UNIT, 0.0).round().long()
-        self._counts += torch.stack(
-            [
-                valid.sum(),
-                (ranked[:, 0] & valid).sum(),
-                (ranked.any(dim=1) & valid).sum(),
-                units.sum(),
-                (valid & ~countable).sum(),
-                (valid & ~finite).sum(),
-            ]
-        )
+        self._sums += torch.stack([units.sum(), (batch.valid & ~countable).sum()])
 
     def result(self, world: World) -> dict[str, Any]:
         """Return top1, top5 (shares), loss (mean), ece, samples, and how many losses, outputs are not finite.
 
-        There is no top5 of five classes or fewer.
-
-        Such losses are left out of the mean; samples with such outputs are wrong.
+        There is no top5 of five classes or fewer. Such losses are left out of the mean; samples with such
+        outputs are wrong.
         """
-        summed = world.sum(self._counts.cpu().numpy())
-        samples, top1, top5, loss, left_out, not_finite = (int(value) for value in summed)
-        counted = max(samples - left_out, 1)
+        loss, left_out = (int(value) for value in world.sum(self._sums.cpu().numpy()))
         answers = self._collected.answers(world)
-        few = max(world.gather(self._classes)) <= MOST
-        shares = {"top1": top1 / max(samples, 1), **({} if few else {"top5": top5 / max(samples, 1)})}
+        samples = len(answers)
         return {
-            **shares,
-            "loss": loss * LOSS_UNIT / counted,
+            **accuracies(answers, samples, max(world.gather(self._classes))),
+            "loss": loss * LOSS_UNIT / max(samples - left_out, 1),
             "ece": calibration_error(answers),
             "samples": samples,
             "losses_not_finite": left_out,
-            "outputs_not_finite": not_finite,
-            "extras": told_of(answers, self._validated, world),
+            "outputs_not_finite": int((~answers.finite).sum()),
+            "extras": extras_of(answers, self._validated, world),
         }
 
 
-def of_the_loss(config: Config) -> dict[str, Any]:
-    """Return the settings of the loss, as Classification takes them."""
-    settings = config.optimisation
+def accuracies(answers: Answers, samples: int, classes: int) -> dict[str, float]:
+    """Return top1 and top5 as shares of `samples`; an output that is no number is wrong.
+
+    There is no top5 where there are not more `classes` than that.
+    """
+    # axes: [n, k], whether the sample's class is the one in this place
+    right = (answers.classes == answers.labels[:, None]) & answers.finite[:, None]
+    of = max(samples, 1)
     return {
-        "label_smoothing": settings.label_smoothing,
-        "binary": settings.loss == "bce",
-        "threshold": settings.bce_threshold,
+        "top1": int(right[:, :1].sum()) / of,
+        **({"top5": int(right.sum()) / of} if classes > MOST else {}),
     }
 
 
-def told_of(answers: Answers, validated: Validated | None, world: World) -> dict[str, Any]:
-    """Return the `extras` of a validation; files and pictures are made by rank 0 alone."""
-    own = validated.extras(answers) if validated is not None and world.rank == 0 else {}
-    return {"answers": answers, **own}
+class MeanPrecision:
+    """contracts.Metric: mAP, the mean over the classes of the average precision, and the loss.
+
+    Holds 8 n C bytes on the device. A class without a sample counts for nothing. Of an output that is no
+    number all scores are the least.
+    """
+
+    def __init__(self, classes: int, validated: Validated | None = None) -> None:
+        self._classes = classes
+        self._validated = validated
+        self._collected = Collected(binary=True)
+        # ids on the host; on the device logits and wanted [B, C], valid [B]
+        self._parts: list[tuple[Array, torch.Tensor, torch.Tensor, torch.Tensor]] = []
+
+    def update(self, outputs: Any, batch: Batch) -> None:
+        logits = (outputs if isinstance(outputs, torch.Tensor) else outputs[0]).float()
+        self._collected.add(batch.ids, logits, batch.targets["labels"], batch.valid)
+        self._parts.append((batch.ids, logits, batch.targets["wanted"], batch.valid))
+
+    def result(self, world: World) -> dict[str, Any]:
+        """Return map (0..1), loss (mean), samples, and how many losses and outputs are not finite.
+
+        Beside them `extras` has tasks._predictions.Answers as `answers`, and files where it was `validated`.
+        """
+        everyone = world.gather(self._own())
+        ids = np.concatenate([part[0] for part in everyone])
+        order = np.argsort(ids, kind="stable")
+        logits, wanted = (np.concatenate([part[at] for part in everyone])[order] for at in (1, 2))
+        finite = np.isfinite(logits).all(axis=1)
+        each = binary_cross_entropy(
+            torch.from_numpy(logits),
+            torch.from_numpy(wanted),
+            torch.ones(len(ids), dtype=torch.bool),
+            0.0,
+            None,
+        ).numpy()
+        countable = np.isfinite(each) & (each <= LARGEST_LOSS)
+        # as TopK adds them up
+        units = int(np.rint(each[countable] / LOSS_UNIT).astype(np.int64).sum())
+        scores = np.where(finite[:, None], logits, -np.inf)
+        precisions = [average_precision(scores[:, at], wanted[:, at] > 0) for at in range(self._classes)]
+        known = [one for one in precisions if one is not None]
+        answers = self._collected.answers(world)
+        files = {}
+        if self._validated is not None and world.rank == 0:
+            files = {"files": self._files(self._validated, answers, wanted, precisions)}
+        return {
+            "map": float(np.mean(known)) if known else 0.0,
+            "loss": units * LOSS_UNIT / max(int(countable.sum()), 1),
+            "samples": len(ids),
+            "losses_not_finite": int((~countable).sum()),
+            "outputs_not_finite": int((~finite).sum()),
+            "extras": {"answers": answers, **files},
+        }
+
+    def _own(self) -> tuple[Array, Array, Array]:
+        """Return ids [n], logits and wanted, float32 [n, C], of this rank's samples."""
+        none = np.zeros((0, self._classes), np.float32)
+        parts = [(np.zeros(0, np.int64), none, none)]
+        for ids, logits, wanted, valid in self._parts:
+            rows = valid.cpu().numpy()
+            parts.append((ids[rows], logits.cpu().numpy()[rows], wanted.cpu().numpy()[rows]))
+        own_ids, own_logits, own_wanted = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return own_ids, own_logits, own_wanted
+
+    @staticmethod
+    def _files(
+        validated: Validated, answers: Answers, wanted: Array, precisions: list[float | None]
+    ) -> Mapping[str, bytes]:
+        """Return val_predictions.csv, with the labels of every sample, and classes.csv."""
+        names = np.array(validated.classes, object)
+        rows = [
+            {"path": validated.source.name(int(sample)), "labels": ";".join(names[labels > 0]), **own}
+            for sample, labels, own in zip(answers.ids, wanted, answers.rows(validated.classes), strict=True)
+        ]
+        by_class = [
+            {"class": name, "samples": int(count), "average_precision": one and round(one, 4)}
+            for name, count, one in zip(names, wanted.sum(axis=0), precisions, strict=True)
+        ]
+        files = {"classes.csv": _tables.written(by_class, "csv")}
+        return files | ({"val_predictions.csv": _tables.written(rows, "csv")} if rows else {})
 
 
-def validated_of(config: Config, split: Split) -> Validated | None:
-    """Return what a validation is of; None for predictions, which have no labels."""
-    columns = split.columns
-    if config.run.predict is not None:
+def average_precision(scores: Array, wanted: Array) -> float | None:
+    """Return the precision at each sample of the class, a mean over them; None where there is none.
+
+    `scores` [n], `wanted` bool [n]. Of samples with the same score none is before another.
+    """
+    if not wanted.any():
         return None
-    return Validated(classes=columns.classes, source=split.source, turns=exif_of(columns))
+    order = np.argsort(-scores, kind="stable")
+    descending = scores[order]
+    # the last place of each run of equal scores
+    ends = np.flatnonzero(np.append(descending[1:] != descending[:-1], True))
+    right = np.cumsum(wanted[order])[ends]
+    precision = right / (ends + 1)
+    return float((precision * np.diff(right, prepend=0)).sum() / right[-1])
+
+
+def extras_of(answers: Answers, validated: Validated | None, world: World) -> dict[str, Any]:
+    """Return the `extras` of a validation; files and pictures are made by rank 0 alone."""
+    more = validated.extras(answers) if validated is not None and world.rank == 0 else {}
+    return {"answers": answers, **more}
 
 
 def write_answers(folder: Path, found: Mapping[str, Any], asked: Asked, classes: Sequence[str]) -> list[Path]:
@@ -241,12 +344,12 @@ def write_answers(folder: Path, found: Mapping[str, Any], asked: Asked, classes:
     answers: Answers = found["extras"]["answers"]
     cells = answers.rows(classes)
     empty = dict.fromkeys(cells[0]) if cells else {"class": None, "probability": None}
-    place_of = {int(sample): place for place, sample in enumerate(answers.ids)}
+    row_of = {int(sample): index for index, sample in enumerate(answers.ids)}
     rows = []
-    for place, name in enumerate(asked.names):
-        answer = place_of.get(int(asked.samples[place]))
-        said = empty | {"error": asked.errors.get(place, NO_NUMBER)} if answer is None else cells[answer]
-        rows.append({"path": name, **said})
+    for index, name in enumerate(asked.names):
+        answer = row_of.get(int(asked.samples[index]))
+        row = empty | {"error": asked.errors.get(index, NO_NUMBER)} if answer is None else cells[answer]
+        rows.append({"path": name, **row})
     path = folder / f"predictions.{asked.form}"
     path.write_bytes(_tables.written(rows, asked.form))
     return [path]
@@ -270,18 +373,6 @@ def balancing(config: Config, columns: Any) -> Array | None:
     return weights
 
 
-def predicting_classes(kind: TaskKind, config: Config, found: Split, classes: tuple[str, ...]) -> Predicting:
-    """Return what --predict does with a classifier: a validation whose labels mean nothing.
-
-    Raises UserError.
-    """
-    _tables.require(config.run.predict_format)
-    unlabelled = found.columns.numbered(np.zeros(len(found.columns.classes), np.int64), classes)
-    split = replace(found, columns=unlabelled)
-    _, task = kind.tasks(config, {"train": split, "val": split}, 0.0)
-    return Predicting(split=split, task=task, write=partial(write_answers, classes=classes))
-
-
 class ClassificationKind(TaskKind):
     """Images with a label."""
 
@@ -292,40 +383,66 @@ class ClassificationKind(TaskKind):
     figures: tuple[Figure, ...] = FIGURES
 
     def of(self, config: Config) -> TaskKind:
-        if not config.data.multi_label:
-            return self
-        from tasks._tags import KIND_OF_SETS  # which is made of this one
-
-        return KIND_OF_SETS
+        return KIND_OF_SETS if config.data.multi_label else self
 
     def splits(
         self, config: Config, loader: str, console: Console, model: ModelClasses | None = None
     ) -> dict[str, Split]:
         return opened(config, loader, self.content(config), console, model)
 
-    def plans(
-        self, config: Config, splits: Splits, native: Native, **ranks: int
-    ) -> tuple[ImagePlan, ImagePlan]:
+    def plans(self, config: Config, splits: Splits, native: Native, **ranks: int) -> tuple[Plan, Plan]:
         return pair(ImagePlan.of, config, splits, *image_policies(config.augmentation, native), **ranks)
 
-    def used(self, plan: ImagePlan) -> dict[str, Any]:
+    def used(self, plan: Any) -> dict[str, Any]:
         policy = plan.policy
         return {"image_size": policy.image_size, "val_window": policy.window, "val_resize": policy.resize}
 
+    def task_of(self, columns: Any) -> Callable[..., Classification]:
+        """Return what makes the task of a split of settings of the loss, as Classification takes them."""
+        return partial(Classification, columns.label)
+
     def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
-        train = Classification(
-            splits["train"].columns.label,
+        loss = config.optimisation
+        columns, val = splits["train"].columns, splits["val"]
+        binary = loss.loss == "bce"
+        train = self.task_of(columns)(
+            label_smoothing=loss.label_smoothing,
+            binary=binary,
+            threshold=loss.bce_threshold,
             auxiliary_weight=auxiliary_weight,
             mixing=mixing(config.augmentation),
-            **of_the_loss(config),
-            weights=balancing(config, splits["train"].columns),
+            weights=balancing(config, columns),
         )
-        val = splits["val"]
-        binary = config.optimisation.loss == "bce"
-        return train, Classification(val.columns.label, binary=binary, validated=validated_of(config, val))
+        validated = None
+        if config.run.predict is None:  # what is predicted has no labels
+            turns = exif_of(val.columns)
+            validated = Validated(classes=val.columns.classes, source=val.source, turns=turns)
+        return train, self.task_of(val.columns)(binary=binary, validated=validated)
 
     def predicting(self, config: Config, found: Split, classes: tuple[str, ...], folder: Path) -> Predicting:
-        return predicting_classes(self, config, found, classes)
+        """Return what --predict does: a validation whose labels mean nothing. Raises UserError."""
+        _tables.require(config.run.predict_format)
+        unlabelled = found.columns.numbered(np.zeros(len(found.columns.classes), np.int64), classes)
+        split = replace(found, columns=unlabelled)
+        _, task = self.tasks(config, {"train": split, "val": split}, 0.0)
+        return Predicting(split=split, task=task, write=partial(write_answers, classes=classes))
+
+
+class SetsKind(ClassificationKind):
+    """Images with a set of labels: --multi-label."""
+
+    figures = FIGURES_OF_SETS
+
+    def task_of(self, columns: Any) -> Callable[..., Classification]:
+        several = getattr(columns, "several", None)  # of files without labels there is none
+        none = np.zeros((len(columns.classes), len(columns.classes)), bool)
+        return partial(Tags, columns.label, several=none if several is None else several)
+
+    def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
+        if config.optimisation.balance != "none":
+            raise UserError("--balance is of one class a sample, --multi-label has several; leave one out")
+        return super().tasks(config, splits, auxiliary_weight)
 
 
 KIND = ClassificationKind()
+KIND_OF_SETS = SetsKind()

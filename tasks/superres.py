@@ -1,16 +1,21 @@
-"""Super-resolution: the loss of an architecture's paper, PSNR and SSIM of whole images beside bicubic's."""
+"""Super-resolution: the loss of an architecture's paper, PSNR and SSIM of whole images beside bicubic's.
+
+To predict, each image is enlarged and written as a PNG file.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as functional
+from PIL import Image
 
-from contracts import Array, Batch, Figure, Metric, Rows, Split, Task, UserError, World
+from contracts import Array, Batch, Figure, Metric, Rows, Source, Split, Task, UserError, World
 from dataset.model_classes import ModelClasses
 from dataset.open import Console, Content, cache_folder
 from dataset.pairs.columns import Pairs, split_of, synthetic
@@ -23,10 +28,11 @@ from models import superres as architectures
 from models.superres import LOSSES, OF_LUMA, enlarged, luma
 from plan.patches import HIGH, PatchPlan, PatchPolicy
 from settings.config import Config
-from tasks._enlarged import Enlarging, coloured, write_enlarged
+from tasks import _tables
 from tasks._fidelity import SSIM_SIDE, WHITE, luma_levels, psnr, squared_error, ssim, whole
 from tasks._plans import pair
-from tasks.kind import Predicting, Splits, TaskKind
+from tasks._predictions import NO_NUMBER
+from tasks.kind import Asked, Predicting, Splits, TaskKind
 
 FIGURES = (
     Figure(name="psnr", title="PSNR", unit="dB", chart="PSNR", compared=True),
@@ -39,6 +45,8 @@ FIGURES = (
 UNIT = 2.0**-40
 """SSIM of an image is rounded to a whole multiple of this before it is summed, so that the sum does not
 depend on its order."""
+LONGEST_NAME = 100
+"""Characters of a file's own name that the name of its enlarged picture keeps."""
 SHOWN = 3
 """Images of a validation of which TensorBoard shows a crop."""
 CROP = 128
@@ -163,16 +171,82 @@ class Fidelity:
         return luma_levels(levels) if self._of_luma and levels.shape[1] == 3 else levels
 
 
+class Enlarging(Superres):
+    """contracts.Task that is validated alone: its metric writes each output into `folder`/enlarged."""
+
+    def __init__(self, *, folder: Path, scale: int, source: Source) -> None:
+        self._written = partial(Written, folder / "enlarged", scale, source)
+
+    def losses(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Raise UserError: nothing is known that an output could be compared with."""
+        raise UserError("--predict has no loss")
+
+    def metric(self, device: torch.device) -> Metric:
+        return self._written()
+
+
+class Written:
+    """contracts.Metric that scores nothing: it writes PNG files, and its result are their names."""
+
+    def __init__(self, folder: Path, scale: int, source: Source) -> None:
+        self._folder = folder
+        self._scale = scale
+        self._source = source
+        self._names: dict[int, str] = {}
+
+    def update(self, outputs: torch.Tensor, batch: Batch) -> None:
+        assert batch.rows is not None, "validation is eager"
+        bicubic = enlarged(whole(batch.images.double() * WHITE), self._scale) / WHITE
+        pictures = coloured(outputs.double(), bicubic)
+        levels = (pictures.clamp(0, 1) * WHITE).round().to(torch.uint8).permute(0, 2, 3, 1)
+        usable = (batch.valid & torch.isfinite(outputs).flatten(1).all(dim=1)).tolist()
+        sizes = (self._scale * batch.rows.sizes).tolist()
+        for row, (height, width) in enumerate(sizes):
+            if not usable[row]:
+                continue
+            sample = int(batch.ids[row])
+            stem = PurePath(self._source.name(sample)).stem[:LONGEST_NAME]
+            name = f"{sample + 1:06d}-{stem}.png"
+            self._folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(levels[row, :height, :width].cpu().numpy()).save(self._folder / name)
+            self._names[sample] = name
+
+    def result(self, world: World) -> dict[str, Any]:
+        """Return {"written": sample -> name of its file}, of all ranks."""
+        return {
+            "written": {sample: name for names in world.gather(self._names) for sample, name in names.items()}
+        }
+
+
+def coloured(outputs: torch.Tensor, bicubic: torch.Tensor) -> torch.Tensor:
+    """Return RGB: of a network that gives the luma the colours are those of bicubic interpolation."""
+    if outputs.shape[1] == 3:
+        return outputs
+    return bicubic + (outputs - luma(bicubic)) * WHITE / 219  # red, green and blue alike
+
+
+def write_enlarged(folder: Path, found: Mapping[str, Any], asked: Asked) -> list[Path]:
+    """Write predictions.* with a row a file, in their order: path, enlarged, error."""
+    rows = []
+    for index, path in enumerate(asked.names):
+        name = found["written"].get(int(asked.samples[index]))
+        error = asked.errors.get(index, NO_NUMBER) if name is None else None
+        rows.append({"path": path, "enlarged": name and f"enlarged/{name}", "error": error})
+    table = folder / f"predictions.{asked.form}"
+    table.write_bytes(_tables.written(rows, asked.form))
+    return [table, *([folder / "enlarged"] if found["written"] else [])]
+
+
 def _crops(pictures: list[torch.Tensor]) -> torch.Tensor:
     """Return uint8 [N, CROP, CROP, 3], the middles of pictures [3, H, W] in [0, 1], white where they end."""
-    found = []
+    middles = []
     for picture in pictures:
         height, width = picture.shape[1:]
         top, left = max(height - CROP, 0) // 2, max(width - CROP, 0) // 2
         middle = picture[:, top : top + CROP, left : left + CROP].nan_to_num()
         room = [0, CROP - middle.shape[2], 0, CROP - middle.shape[1]]
-        found.append(functional.pad(middle.float().clamp(0, 1), room, value=1.0))
-    return (torch.stack(found).permute(0, 2, 3, 1) * WHITE).round().to(torch.uint8)
+        middles.append(functional.pad(middle.float().clamp(0, 1), room, value=1.0))
+    return (torch.stack(middles).permute(0, 2, 3, 1) * WHITE).round().to(torch.uint8)
 
 
 class SuperresKind(TaskKind):
@@ -207,7 +281,7 @@ class SuperresKind(TaskKind):
         found: dict[str, Split] = {}
         for name in needed:
             with console.counting(name) as progress:
-                found[name], said = open_pairs(
+                found[name], messages = open_pairs(
                     local(data.data, cache_folder(data.manifest_dir)),
                     name,
                     scale=own.scale,
@@ -220,7 +294,7 @@ class SuperresKind(TaskKind):
                     read_delay_s=config.loading.read_delay_ms / 1e3,
                     progress=progress,
                 )
-            for line in said:
+            for line in messages:
                 console.warn(f"{name}: {line}")
             columns = found[name].columns
             made = "made of the large ones" if columns.made else "stored beside the large ones"
@@ -247,18 +321,8 @@ class SuperresKind(TaskKind):
         loss = LOSSES.get(arch, "l1") if own.pixel_loss == "auto" else own.pixel_loss
         if own.psnr == "rgb" and arch in OF_LUMA:
             raise UserError(f"--psnr rgb: --arch {arch} gives the luma alone; --psnr y")
-        both = (
-            Superres(
-                scale=own.scale,
-                loss=loss,
-                psnr=own.psnr,
-                shave=_shave(config),
-                samples=len(splits[name].columns),
-            )
-            for name in ("train", "val")
-        )
-        train, val = both
-        return train, val
+        of = partial(Superres, scale=own.scale, loss=loss, psnr=own.psnr, shave=_shave(config))
+        return of(samples=len(splits["train"].columns)), of(samples=len(splits["val"].columns))
 
     def predicting(self, config: Config, found: Split, classes: tuple[str, ...], folder: Path) -> Predicting:
         """Return what enlarges each image. Raises UserError."""

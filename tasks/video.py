@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from contracts import Array, Batch, Figure, Metric, Rows, Split, Task, World
+from contracts import Array, Batch, Figure, Metric, Plan, Rows, Split, World
 from dataset.model_classes import ModelClasses
 from dataset.open import Console
 from dataset.videos.columns import Videos
@@ -18,19 +19,17 @@ from plan.clips import ClipPlan
 from settings.config import Config
 from tasks import classification
 from tasks._classification_report import Validated, calibration_error
-from tasks._plans import clip_policy, mixing, opened, pair
-from tasks._predictions import MOST, answers_of
+from tasks._plans import clip_policy, pair
+from tasks._predictions import answers_of
 from tasks.classification import (
     LARGEST_LOSS,
     LOSS_UNIT,
     Classification,
-    balancing,
-    of_the_loss,
-    predicting_classes,
-    told_of,
-    validated_of,
+    ClassificationKind,
+    accuracies,
+    extras_of,
 )
-from tasks.kind import Predicting, Splits, TaskKind
+from tasks.kind import Splits
 
 FIGURES = (*classification.FIGURES, Figure(name="views"))
 LARGEST_LOGIT = 1e6
@@ -103,31 +102,28 @@ class ViewMean:
         logits = sums[seen, :-3] * LOSS_UNIT / views[seen, None]
         labels = self._labels[seen].astype(np.int64)
         answers = answers_of(seen, logits, labels, binary=self._binary)
-        # axes: [n, k], whether the sample's class is the one in this place
-        right = answers.classes == labels[:, None]
         shifted = logits - logits.max(axis=1, keepdims=True, initial=-LARGEST_LOGIT)
-        own = np.take_along_axis(shifted, labels[:, None], axis=1)[:, 0]
-        losses = np.log(np.exp(shifted).sum(axis=1)) - own
-        top5 = {"top5": int(right.sum()) / max(samples, 1)} if width - 3 > MOST else {}
+        chosen = np.take_along_axis(shifted, labels[:, None], axis=1)[:, 0]
+        losses = np.log(np.exp(shifted).sum(axis=1)) - chosen
         return {
-            "top1": int(right[:, :1].sum()) / max(samples, 1),
-            **top5,
+            **accuracies(answers, samples, width - 3),
             "loss": float(np.minimum(losses, LARGEST_LOSS).sum()) / max(len(seen), 1),
             "ece": calibration_error(answers),
             "samples": samples,
             "views": int(views.sum()),
             "losses_not_finite": int(left_out.sum()),
             "outputs_not_finite": int(np.count_nonzero(not_finite)),
-            "extras": told_of(answers, self._validated, world),
+            "extras": extras_of(answers, self._validated, world),
         }
 
 
-class VideoKind(TaskKind):
+class VideoKind(ClassificationKind):
     """Clips of videos with a label."""
 
     name = "video"
     arch = "r3d_18"
     registry: Registry = architectures
+    others: Mapping[str, str] = {}
     medium = "videos"
     unit = "clip/s"
     # in bf16 the gradient of a 3-D convolution's weight is now and then 1e28 and more (torch 2.15, r3d_18's
@@ -139,10 +135,10 @@ class VideoKind(TaskKind):
         self, config: Config, loader: str, console: Console, model: ModelClasses | None = None
     ) -> dict[str, Split]:
         """Open both, and say which videos are shorter than a clip. Raises UserError."""
-        found = opened(config, loader, self.content(config), console, model)
+        splits = super().splits(config, loader, console, model)
         clips = config.clips
         span = (clips.clip_frames - 1) * clips.clip_stride
-        only = {"val": found["val"]} if found["train"] is found["val"] else found
+        only = {"val": splits["val"]} if splits["train"] is splits["val"] else splits
         for name, split in only.items():
             columns = split.columns
             if not isinstance(columns, Videos):
@@ -159,31 +155,17 @@ class VideoKind(TaskKind):
                     f"{name}: {short} of {len(columns)} videos are shorter than a clip "
                     f"and show their last frame again{where}"
                 )
-        return found
+        return splits
 
-    def plans(
-        self, config: Config, splits: Splits, native: Native, **ranks: int
-    ) -> tuple[ClipPlan, ClipPlan]:
+    def plans(self, config: Config, splits: Splits, native: Native, **ranks: int) -> tuple[Plan, Plan]:
         policy = clip_policy(config.augmentation, config.clips, native)
         return pair(ClipPlan.of, config, splits, policy, policy, **ranks)
 
-    def used(self, plan: ClipPlan) -> dict[str, Any]:
+    def used(self, plan: Any) -> dict[str, Any]:
         return {"val_resize": plan.policy.resize, "short_side": list(plan.policy.shorter)}
 
-    def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
-        train = Video(
-            splits["train"].columns.label,
-            auxiliary_weight=auxiliary_weight,
-            mixing=mixing(config.augmentation),
-            **of_the_loss(config),
-            weights=balancing(config, splits["train"].columns),
-        )
-        val = splits["val"]
-        binary = config.optimisation.loss == "bce"
-        return train, Video(val.columns.label, binary=binary, validated=validated_of(config, val))
-
-    def predicting(self, config: Config, found: Split, classes: tuple[str, ...], folder: Path) -> Predicting:
-        return predicting_classes(self, config, found, classes)
+    def task_of(self, columns: Any) -> Callable[..., Classification]:
+        return partial(Video, columns.label)
 
     def facts(self, plan: ClipPlan) -> dict[str, Any]:
         return {"clip_frames": plan.policy.frames}

@@ -153,32 +153,6 @@ def test_resident_batches_stand_for_all_sizes() -> None:
     assert max(began) <= 8 * len(sides) - 8
 
 
-def everything(step: Step) -> dict[str, Any]:
-    return {
-        "model": {name: value.clone() for name, value in step.module.state_dict().items()},
-        "optimizer": {
-            (i, name): value.clone()
-            for i, state in step.optimizer.state_dict()["state"].items()
-            for name, value in state.items()
-            if isinstance(value, torch.Tensor)
-        },
-        "groups": step.optimizer.state_dict()["param_groups"],
-        "scaler": dict(step.scaler.state_dict()),
-        "gradients": [p.grad for p in step.module.parameters()],
-    }
-
-
-def assert_same(one: Any, other: Any) -> None:
-    if isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for name in one:
-            assert_same(one[name], other[name])
-    elif isinstance(one, torch.Tensor):
-        assert one.dtype == other.dtype and torch.equal(one, other)
-    else:
-        assert one == other
-
-
 def train(step: Step, first: int, last: int) -> list[list[float]]:
     return [
         step(iter([batch_of(seed=i)]), lr=0.05, epoch=0, position=i * SIZE).tolist()[:2]
@@ -199,19 +173,16 @@ def test_training_goes_on_bit_for_bit(
     optimizer: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ceilings, "LEAST_S", 0.05)
-    plain = step_of(net(), optimizer=optimizer, precision=precision)
+    plain, measured = (step_of(net(), optimizer=optimizer, precision=precision) for _ in range(2))
+    assert measured.scaler.is_enabled() == (precision == "fp16")
+    measured.scaler._growth_interval = plain.scaler._growth_interval = 5  # the measurement would grow it
     expected = train(plain, 0, 6)
-
-    measured = step_of(net(), optimizer=optimizer, precision=precision)
-    if precision == "fp16":
-        assert measured.scaler.is_enabled()
-        measured.scaler._growth_interval = plain.scaler._growth_interval = 5  # the measurement would grow it
     for first, last in ((0, 3), (3, 6)):  # at first the optimiser has no state yet
         if first or precision != "fp16":  # no run measures with a scale that is not made yet
-            before = everything(measured)
             ceilings.compute_ceiling(measured, [batch_of()], accumulate=1, world=alone(), synchronise=nothing)
-            assert_same(everything(measured), before)
         assert train(measured, first, last) == expected[first:last]
+    trained = plain.module.state_dict()  # statistics of batch norm too, which no loss shows
+    assert all(torch.equal(value, trained[name]) for name, value in measured.module.state_dict().items())
 
 
 class Lazy(torch.optim.Optimizer):
@@ -267,25 +238,13 @@ def test_a_step_that_is_asked_to_stop_has_no_rate_and_is_put_back(
     asked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ceilings, "LEAST_S", 0.05)
-    step = step_of(net(), optimizer="adamw")
-    before = everything(step)
-    stop = asked_after(asked)
+    expected = train(step_of(net(), optimizer="adamw"), 0, 2)
+    step, stop = step_of(net(), optimizer="adamw"), asked_after(asked)
     with pytest.raises(ceilings.Stopped):
         ceilings.compute_ceiling(
             step, [batch_of()], accumulate=1, world=alone(), synchronise=nothing, stop=stop
         )
-    assert_same(everything(step), before)
-
-
-def test_a_state_that_is_not_put_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ceilings, "LEAST_S", 0.05)
-    step = step_of(net())
-    train(step, 0, 3)
-    before = everything(step)
-    monkeypatch.setattr(step, "preserved", nullcontext)
-    ceilings.compute_ceiling(step, [batch_of()], accumulate=1, world=alone(), synchronise=nothing)
-    with pytest.raises(AssertionError):
-        assert_same(everything(step), before)
+    assert train(step, 0, 2) == expected
 
 
 def test_the_batch_itself_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,12 +314,6 @@ def test_the_rate_of_a_loader_of_known_duration_without_what_was_prefetched(
     assert found["windows"] >= 3
     assert -loader.ready * 0.01 >= 1.99
     assert loader.asked == [(3, 0)] and loader.abandoned == 1
-
-
-def test_prefetched_batches_that_are_not_declared_are_seen(sleep: Callable[[float], None]) -> None:
-    loader = FakeLoader(0.01, sleep, in_flight=4, ready=404)
-    found = ceilings.loader_ceiling(loader, epoch=0, world=alone(), synchronise=nothing)
-    assert found["spread"]["max"] > 3 * SIZE / 0.01
 
 
 def test_a_small_data_set_is_passed_over_several_times(sleep: Callable[[float], None]) -> None:

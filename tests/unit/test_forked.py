@@ -148,11 +148,11 @@ def test_half_a_message_of_a_killed_child_is_not_waited_for(
     until(lambda: alive() <= children)
 
 
-def test_half_a_message_of_work_beside_is_not_waited_for() -> None:
+def test_work_whose_process_is_killed_in_half_a_message_is_done_here() -> None:
     home = os.getpid()
-    told = processes.Beside(lambda: b"" if os.getpid() == home else DieInAMessage()())
+    work = processes.Beside(lambda: b"" if os.getpid() == home else DieInAMessage()())
     with pytest.warns(UserWarning, match="did not live"):
-        assert told.result() == b""
+        assert work.result() == b""
 
 
 def test_a_child_that_dies_ends_the_others_too() -> None:
@@ -267,47 +267,30 @@ def test_what_work_beside_raises_is_raised_where_it_is_asked_for() -> None:
         processes.Beside(lambda: 1 // 0).result()
 
 
-def test_work_whose_process_was_killed_is_done_here() -> None:
-    home = os.getpid()
-    told = processes.Beside(lambda: 7 if os.getpid() == home else os.kill(os.getpid(), signal.SIGKILL))
-    with pytest.warns(UserWarning, match="did not live"):
-        assert told.result() == 7
-
-
-def test_work_without_a_process_for_it_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fork() -> int:
-        raise OSError("no memory")
-
-    monkeypatch.setattr(os, "fork", fork)
-    with pytest.warns(UserWarning, match="no memory"):
-        told = processes.Beside(os.getpid)
-    assert told.done() and told.result() == os.getpid()
-
-
-def test_work_without_a_file_or_a_thread_for_its_process_is_done_here(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    home, whole = os.getpid(), threading.Thread.start
+@pytest.mark.parametrize("what", ["process", "file", "thread"])
+def test_work_without_a_process_for_it_is_done_here(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, whole, children = os.getpid(), threading.Thread.start, alive()
 
     def start(self: threading.Thread) -> None:
         if os.getpid() == home:
             raise RuntimeError("can't start new thread")
         whole(self)
 
-    children = alive()
-    for held, what in ((processes, "ProcessPoolExecutor"), (threading.Thread, "start")):
-        monkeypatch.setattr(
-            held, what, start if what == "start" else Mock(side_effect=OSError("Too many open files"))
-        )
-        with pytest.warns(UserWarning, match=r"Too many open files|can't start"):
-            told = processes.Beside(os.getpid)
-        if what == "start":
-            with pytest.raises(
-                UserError, match=r"^2 processes cannot all be started \(can't start new thread\)"
-            ):
-                list(processes.results(abs, [1, 2], 2))
-        monkeypatch.undo()
-        assert told.done() and told.result() == os.getpid()
+    lacking = Mock(side_effect=OSError("there is none"))
+    held, name, stand_in = {
+        "process": (os, "fork", lacking),
+        "file": (processes, "ProcessPoolExecutor", lacking),
+        "thread": (threading.Thread, "start", start),
+    }[what]
+    monkeypatch.setattr(held, name, stand_in)
+    with pytest.warns(UserWarning, match=r"there is none|can't start"):
+        work = processes.Beside(os.getpid)
+    if what == "thread":
+        said = r"^2 processes cannot all be started \(can't start new thread\)"
+        with pytest.raises(UserError, match=said):
+            list(processes.results(abs, [1, 2], 2))
+    monkeypatch.undo()
+    assert work.done() and work.result() == os.getpid()
     until(lambda: alive() <= children)
 
 

@@ -18,8 +18,7 @@ from plan.images import ImagePlan, ImagePolicy
 from plan.mixing import MOST_ALPHA, Mixing, beta
 from settings.config import build
 from tasks import kind_of
-from tasks._tags import KIND_OF_SETS
-from tasks.classification import Classification
+from tasks.classification import KIND_OF_SETS, Classification
 from tests.unit.test_classification import rows
 
 SIDE = 16

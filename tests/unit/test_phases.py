@@ -78,26 +78,6 @@ def test_an_interruption_belongs_to_no_phase(measured: Phases, clock: list[float
     assert "interrupted" not in found
 
 
-def test_a_read_begins_anew(measured: Phases, clock: list[float]) -> None:
-    assert measured.read() == {}
-    step(measured, clock, DURATIONS)
-    assert measured.read() and measured.read() == {}
-    step(measured, clock, dict.fromkeys(DURATIONS, 1.0))
-    assert measured.read() == pytest.approx(dict.fromkeys(DURATIONS, 1000.0))
-
-
-def test_marks_do_not_pile_up() -> None:
-    measured = Phases(torch.device("cpu"))
-    measured.mark("data_wait")  # the first of all only begins
-    measured.step()
-    assert measured.read() == {}
-    for _ in range(1000):
-        for name in DURATIONS:
-            measured.mark(name)
-        measured.step()
-    assert len(measured._marks) + len(measured._waiting) == 0
-
-
 class Event:
     """A CUDA event on a timeline of whole milliseconds; the device has passed those below `reached`."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -13,17 +11,12 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from contracts import Batch, Pixels
-from engine.distributed import ProcessWorld
+from contracts import Batch, RateWindow
 from report import pictures
-from report.console import Console, figures, rows, took
-from report.meter import Meter
-from report.record import Record
-from report.reporter import Reporter
-from report.tensorboard import Board
+from report.console import figures, rows, took
 from tasks.detection import KIND
+from tests.unit.test_report_reporter import Told
 
-CPU = torch.device("cpu")
 RESULT = {
     "ap": 0.375,
     "ap50": 0.5,
@@ -49,29 +42,6 @@ def extras(value: int) -> dict[str, Any]:
     }
 
 
-def reporter_in(
-    folder: Path, stream: io.StringIO, *, resumed_at: int | None = None, **about: Any
-) -> Reporter:
-    world = ProcessWorld(CPU)
-    return Reporter(
-        world=world,
-        console=Console(stream=stream),
-        meter=Meter(world, min_window_s=1.0, synchronise=lambda: None),
-        board=Board(folder, purge_step=None if resumed_at is None else resumed_at + 1),
-        record=Record(folder, resume_step=resumed_at),
-        description={"task": "detection", "hardware": {"cores": 2.0}, "settings": {}, "title": "a", **about},
-        task=KIND,
-        compared=(),
-        pixels=Pixels(),
-    )
-
-
-def board_of(folder: Path) -> Any:
-    found = EventAccumulator(str(folder), size_guidance={"images": 0, "scalars": 0})
-    found.Reload()
-    return found
-
-
 def test_the_line_has_what_one_looks_for() -> None:
     assert (
         figures(RESULT, KIND.figures)
@@ -90,64 +60,51 @@ def test_the_table_has_ap(nan: Any) -> None:
     assert rows({"validation": {}}, KIND)[0] == ("AP", "-")
 
 
-def test_extras_are_written_and_are_no_figures(tmp_path: Path) -> None:
-    reporter = reporter_in(tmp_path, io.StringIO())
-    for epoch in (0, 1):
-        result = {**RESULT, "failed": [], "seconds": {"pass": 2.0, "score": 1.5, "waited": 0.5}}
-        told = extras(epoch)
-        files = told["files"]
-        reporter.validated({**result, "extras": told}, files=files, step=10 * (epoch + 1), epoch=epoch)
-    reporter.close()
-    assert (tmp_path / "detections.json").read_bytes() == b"[1]\n", "the last one"
-    points = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert points == [
-        {"kind": "val", "step": 10 * (epoch + 1), "epoch": epoch, **RESULT, "failed": []} for epoch in (0, 1)
-    ]
-    board = board_of(tmp_path)
-    assert [(event.step, round(event.value, 3)) for event in board.Scalars("val_ap/person")] == [
-        (10, 0.0),
-        (20, 0.1),
-    ]
+def test_extras_are_written_once_and_are_no_figures(tmp_path: Path) -> None:
+    """Also where a resumed run repeats the validation of its checkpoint."""
+    result = {**RESULT, "failed": [], "seconds": {"pass": 2.0, "score": 1.5, "waited": 0.5}}
+    for resumed_at, steps in ((None, (10, 20)), (20, (20,))):
+        told = Told(tmp_path, resumed_at, KIND)
+        for step in steps:
+            more = extras(step // 10)
+            told.reporter.validated({**result, "extras": more}, files=more["files"], step=step, epoch=step)
+        told.reporter.close()
+    assert (tmp_path / "detections.json").read_bytes() == b"[2]\n", "the last one"
+    line = {"kind": "val", **RESULT, "failed": []}
+    assert told.points() == [{**line, "step": step, "epoch": step} for step in (10, 20)]
+    board = EventAccumulator(str(tmp_path), size_guidance={"images": 0, "scalars": 0}).Reload()
+    scalars = [(event.step, round(event.value, 3)) for event in board.Scalars("val_ap/person")]
+    assert scalars == [(10, 0.1), (20, 0.2)]
     assert [event.step for event in board.Images("val/predictions")] == [10, 20]
     assert {"val/ap", "val/ap_small", "val/mask_ar_small"} <= {*board.Tags()["scalars"]}
 
 
-def test_a_validation_that_is_repeated_is_shown_once(tmp_path: Path) -> None:
-    for resumed_at in (None, 10):
-        reporter = reporter_in(tmp_path, io.StringIO(), resumed_at=resumed_at)
-        reporter.validated({**RESULT, "failed": [], "extras": extras(3)}, step=10, epoch=0)
-        reporter.close()
-    board = board_of(tmp_path)
-    for events in (board.Images("val/predictions"), board.Scalars("val/ap")):
-        assert [event.step for event in events] == [10]
-
-
-def test_other_ranks_have_no_extras(tmp_path: Path) -> None:
-    stream = io.StringIO()
-    reporter = reporter_in(tmp_path, stream)
-    reporter.validated({**RESULT, "failed": []}, step=1, epoch=None)
-    reporter.close()
-    assert took({"pass": 2.0, "score": 1.5, "waited": 0.2}) == "  in 2.2 s, scored beside training in 1.5 s"
-    assert took({"pass": 2.0, "score": 1.5, "waited": 1.6}) == "  in 3.6 s, scored in 1.5 s"
-    assert took({"pass": 2.0, "score": 0.01, "waited": 0.01}) == "  in 2.0 s"
-    assert "validated: ap 37.50%" in stream.getvalue() and not (tmp_path / "detections.json").exists()
+@pytest.mark.parametrize(
+    ("score", "waited", "said"),
+    [
+        (1.5, 0.2, "  in 2.2 s, scored beside training in 1.5 s"),
+        (1.5, 1.6, "  in 3.6 s, scored in 1.5 s"),
+        (0.01, 0.01, "  in 2.0 s"),
+    ],
+)
+def test_how_long_a_validation_took(score: float, waited: float, said: str) -> None:
+    assert took({"pass": 2.0, "score": score, "waited": waited}) == said
 
 
 def test_the_summary_has_instances(tmp_path: Path) -> None:
-    reporter = reporter_in(tmp_path, io.StringIO(), instances_per_image=7.25, padding=0.0625)
-    rate = {"steady": 40.0, "short": False, "warmup_windows": 0}
-    reporter._meter.result = lambda unit="img/s": rate | {"unit": unit}  # type: ignore[method-assign]
-    progress = {"epoch": 1, "step": 3, "dropped": 0, "samples": 12, "lost": 1}
-    summary = reporter.finish(progress=progress, failed=set(), finished=True)
-    reporter.close()
+    told = Told(tmp_path, None, KIND, instances_per_image=7.25, padding=0.0625)
+    told.meter.windows.append(RateWindow(samples=40, own_samples=40, seconds=1.0, epoch=0))
+    told.meter.add(40)
+    summary = told.finish()
+    told.reporter.close()
     assert summary["detection"] == {"instances_per_image": 7.25, "padding": 0.0625, "instances_per_s": 290.0}
     assert not {"padding", "instances_per_image"} & summary.keys()
-    told = dict(rows(summary | {"samples": 640}, KIND))
-    assert told["instances"] == "290 box/s   (7.2 an image, 6.2% of the pixels show no image)"
+    lines = dict(rows(summary, KIND))
+    assert lines["instances"] == "290 box/s   (7.2 an image, 6.2% of the pixels show no image)"
     (tmp_path / "other").mkdir()
-    other = reporter_in(tmp_path / "other", io.StringIO())
-    assert "detection" not in other.finish(progress=progress, failed=set(), finished=True)
-    other.close()
+    other = Told(tmp_path / "other", None, KIND)
+    assert "detection" not in other.finish()
+    other.reporter.close()
 
 
 def batch_of(images: torch.Tensor, **host: Any) -> Batch:
@@ -179,14 +136,9 @@ def test_boxes_are_outlined_where_they_are() -> None:
 
 def test_a_box_outside_or_without_a_size_does_no_harm() -> None:
     boxes = np.array([[30, 30, 40, 40], [5, 5, 5, 5]], np.float32)
-    assert shown(
-        batch_of(torch.zeros(1, 3, 12, 20), boxes=boxes, labels=np.array([1, 2]), offsets=np.array([0, 2]))
-    ).shape == (
-        1,
-        12,
-        20,
-        3,
-    )
+    packed: dict[str, Any] = {"boxes": boxes, "labels": np.array([1, 2]), "offsets": np.array([0, 2])}
+    batch = batch_of(torch.zeros(1, 3, 12, 20), **packed)
+    assert shown(batch).shape == (1, 12, 20, 3)
 
 
 def test_large_images_are_shrunk_with_their_boxes() -> None:

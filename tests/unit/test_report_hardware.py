@@ -92,65 +92,47 @@ def test_sampler_on_a_machine_without_gpu_reads_the_cpu() -> None:
     assert sampler.read()["cpu_utilisation"] is None, "nothing since the last read"
     sampler.stop()
     assert {thread.name for thread in threading.enumerate()} == before
+    bare = Sampler(CPU, cores=2.0, every_s=0.01, host=False).start()
+    time.sleep(0.2)
+    bare.stop()
+    found = bare.read()
+    assert found["host_gib"] is None and found["cpu_utilisation"] is not None
 
 
-def test_sampler_takes_the_gpu_by_uuid_and_the_mean_since_the_last_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """NVML's GPU 0 is not torch's cuda:0 under CUDA_VISIBLE_DEVICES; a reading that a GPU does not give is
-    None.
+def test_a_gpu_is_found_by_uuid_and_clocks_are_those_of_a_busy_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML's GPU 0 is not torch's cuda:0 under CUDA_VISIBLE_DEVICES. Means are of what was read since the
+    last one; a reading that a GPU does not give is None.
     """
     import pynvml
 
-    watts = iter([100_000, 300_000, 500_000])
-
-    def refuse(*_: Any) -> Any:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
+    uuid, handle = "GPU-aaaa-bbbb", "a GPU"
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="aaaa-bbbb"))
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: f"handle of {uuid}")
-    monkeypatch.setattr(
-        pynvml,
-        "nvmlDeviceGetPowerUsage",
-        lambda handle: next(watts) if handle == "handle of GPU-aaaa-bbbb" else 0,
-    )
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", lambda _: SimpleNamespace(gpu=97))
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetClockInfo", refuse)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda _: SimpleNamespace(used=3 * GIB))
+    watts = iter([100_000, 300_000, 200_000, 200_000, 500_000])
+    shares, clocks, reasons = iter([0, 50, 0, 100, 97]), iter([1980, 1500]), iter([0x4, 0])
+
+    def next_or_refuse(values: Iterator[int]) -> int:
+        if (value := next(values, None)) is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return value
+
+    for name, read in {
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetHandleByUUID": {uuid: handle}.__getitem__,
+        "nvmlDeviceGetPowerUsage": lambda asked: next(watts) if asked == handle else 0,
+        "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=next(shares)),
+        "nvmlDeviceGetClockInfo": lambda *_: next_or_refuse(clocks),
+        "nvmlDeviceGetCurrentClocksEventReasons": lambda _: next_or_refuse(reasons),
+        "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(used=3 * GIB),
+    }.items():
+        monkeypatch.setattr(pynvml, name, read)
     sampler = Sampler(torch.device("cuda:0"), cores=2.0)
-    for expected in ((100.0 + 300.0) / 2, 500.0):
-        for _ in range(2 if expected == 200.0 else 1):
+    names = ("power_w", "gpu_utilisation", "sm_mhz", "throttled", "device_gib")
+    for count, expected in ((4, (200.0, 0.375, 1740.0, 0.5, 3.0)), (1, (500.0, 0.97, None, None, 3.0))):
+        for _ in range(count):
             sampler._add(sampler._sample())
         found = sampler.read()
-        assert found["power_w"] == expected
-        assert (found["gpu_utilisation"], found["sm_mhz"], found["device_gib"]) == (0.97, None, 3.0)
-
-
-def test_clocks_are_those_of_a_busy_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    import pynvml
-
-    shares, clocks, reasons = iter([0, 50, 0, 100]), iter([1980, 1500]), iter([0x4, 0])
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", lambda _: SimpleNamespace(gpu=next(shares)))
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetClockInfo", lambda *_: next(clocks))
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons", lambda _: next(reasons))
-    sampler = Sampler(CPU, cores=2.0, host=False)
-    sampler._handle = "a GPU"
-    for _ in range(4):
-        sampler._add(sampler._sample())
-    found = sampler.read()
-    assert (found["gpu_utilisation"], found["sm_mhz"], found["throttled"]) == (0.375, 1740.0, 0.5)
-
-
-def test_a_sampler_may_leave_host_memory_alone() -> None:
-    sampler = Sampler(CPU, cores=2.0, every_s=0.01, host=False).start()
-    time.sleep(0.2)
-    sampler.stop()
-    found = sampler.read()
-    assert found["host_gib"] is None and found["cpu_utilisation"] is not None
+        assert tuple(found[name] for name in names) == expected
 
 
 SHARING = """

@@ -44,39 +44,17 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
     monkeypatch.setattr(f"report.record.{name}", fails)
 
 
-def test_points_survive_bit_for_bit_and_are_there_at_once(tmp_path: Path) -> None:
-    (tmp_path / "a" / "run").mkdir(parents=True)
-    record = Record(tmp_path / "a" / "run")
+def test_points_are_there_at_once_bit_for_bit_and_what_is_not_finite_is_valid_json(tmp_path: Path) -> None:
+    record = Record(tmp_path)
     values = {"loss": 0.1 + 0.2, "tiny": 5e-324, "third": np.float32(1 / 3), "n": np.int64(2**62)}
-    record.point("train", 7, values | {"path": Path("x"), "none": None})
-    (point,) = lines(tmp_path / "a" / "run")  # not closed yet
-    assert (point["kind"], point["step"]) == ("train", 7)
-    assert (point["loss"].hex(), point["tiny"].hex()) == ((0.1 + 0.2).hex(), (5e-324).hex())
-    assert np.float32(point["third"]) == np.float32(1 / 3)
-    assert (point["n"], point["path"], point["none"]) == (2**62, "x", None)
+    values |= {"path": Path("x"), "none": None, "nan": math.nan, "in": {"deep": [math.inf, -math.inf]}}
+    record.point("train", 7, values)
+    (point,) = lines(tmp_path)  # not closed yet
+    floats = {"third": np.float32(1 / 3).item(), "path": "x", "nan": "nan", "in": {"deep": ["inf", "-inf"]}}
+    assert point == {"kind": "train", "step": 7, **values, **floats}
+    record.summary({"rate": {"steady": np.float32("nan")}})
     record.close()
-
-
-def test_what_is_not_finite_is_valid_json_that_float_reads(tmp_path: Path) -> None:
-    record = Record(tmp_path)
-    record.point(
-        "train", 1, {"loss": math.nan, "each": [math.inf, -math.inf, 1.0], "in": {"deep": np.float32("nan")}}
-    )
-    record.summary({"rate": {"steady": math.nan}})
-    record.close()
-    (point,) = lines(tmp_path)
-    assert math.isnan(float(point["loss"]))
-    assert [float(value) for value in point["each"]] == [math.inf, -math.inf, 1.0]
-    assert point["in"] == {"deep": "nan"}
     assert json.loads((tmp_path / "summary.json").read_text()) == {"rate": {"steady": "nan"}}
-
-
-def test_what_is_no_figure_is_an_error_and_leaves_no_line(tmp_path: Path) -> None:
-    record = Record(tmp_path)
-    with pytest.raises(TypeError):
-        record.point("train", 1, {"loss": object()})
-    record.close()
-    assert lines(tmp_path) == []
 
 
 @pytest.mark.parametrize("torn", ["", '{"kind": "train", "st', '{"kind": "train", "step": 5}', "null\n"])
@@ -241,18 +219,11 @@ def test_a_full_disk_loses_nothing_that_was_there(tmp_path: Path, monkeypatch: p
     record.point("train", 3, {"loss": 3.0})
     record.close()
     assert [point["step"] for point in lines(tmp_path)] == [1, 3]
-
-
-def test_a_full_disk_while_a_resume_cuts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = Record(tmp_path)
-    for step in range(4):
-        record.point("train", step, {})
-    record.close()
-    before = (tmp_path / "metrics.jsonl").read_bytes()
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     fail_with(monkeypatch, "os.replace", errno.ENOSPC)
     with pytest.raises(UserError, match="no space left"):
         Record(tmp_path, resume_step=2)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"metrics.jsonl": before}
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize("saved", ["step,a\n1,é\n".encode("latin-1"), "step,a\n1,b\n".encode("utf-16")])

@@ -138,15 +138,8 @@ def test_an_output_that_is_no_number_counts_as_black_for_white(tmp_path: Path) -
 
 def test_losses_are_those_of_the_papers() -> None:
     high = torch.rand(2, 3, 4, 4)
-    rows: Any = None
-    batch = Batch(
-        images=high,
-        sizes=torch.zeros(2, 2),
-        targets={HIGH: high},
-        valid=torch.tensor([True, False]),
-        ids=np.array([0, -1]),
-        rows=rows,
-    )
+    valid, ids = torch.tensor([True, False]), np.array([0, -1])
+    batch = Batch(images=high, sizes=torch.zeros(2, 2), targets={HIGH: high}, valid=valid, ids=ids)
 
     def losses(arch: str, outputs: torch.Tensor, **settings: Any) -> list[float]:
         config = build({"task": "superres", "arch": arch, "loader": "synthetic", **settings})
