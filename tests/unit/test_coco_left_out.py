@@ -14,7 +14,7 @@ from tests.unit.coco_files import KEYPOINTS, changed, document, of, opened, put,
 ANNOTATION = 10000  # the id of an annotation of image 1000, 96 x 128 pixels
 IMAGE = 1000
 FILE = "annotations/instances_train2017.json"
-GONE = object()
+GONE = ...  # the same words in every process, since they are part of a test's name
 """Stands for a value that is not in the file."""
 
 
