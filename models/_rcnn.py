@@ -172,6 +172,22 @@ def draw(labels: torch.Tensor, sampler: Any) -> tuple[torch.Tensor, torch.Tensor
     return found.indices, found.values >= 0
 
 
+def decode(deltas: torch.Tensor, anchors: torch.Tensor, coder: Any) -> torch.Tensor:
+    """Return the boxes [..., 4] that are `deltas` [..., 4] away from `anchors` [..., 4].
+
+    The numbers are those of torchvision's BoxCoder.decode_single, which waits for the device.
+    """
+    size = anchors[..., 2:] - anchors[..., :2]
+    middle = anchors[..., :2] + 0.5 * size
+    across, down, wider, higher = coder.weights
+    shift = torch.stack([deltas[..., 0] / across, deltas[..., 1] / down], -1) * size + middle
+    growth = torch.stack([deltas[..., 2] / wider, deltas[..., 3] / higher], -1).clamp(
+        max=coder.bbox_xform_clip
+    )
+    half = 0.5 * (growth.exp() * size)
+    return torch.cat([shift - half, shift + half], -1)
+
+
 def proposals(
     rpn: Any,
     logits: torch.Tensor,
@@ -201,9 +217,7 @@ def proposals(
     # axes: [images, levels x most]
     place = torch.cat(places, 1)
     score = torch.cat(scores, 1)
-    chosen = deltas.gather(1, place[..., None].expand(-1, -1, 4))
-    # of all images and levels in one axis, as torchvision's coder takes them
-    boxes = rpn.box_coder.decode_single(chosen.flatten(0, 1), anchors[place].flatten(0, 1)).view_as(chosen)
+    boxes = decode(deltas.gather(1, place[..., None].expand(-1, -1, 4)), anchors[place], rpn.box_coder)
     boxes = torch.minimum(boxes.clamp(min=0), limits)
     probability = score.sigmoid()
     alive = (

@@ -26,7 +26,7 @@ from tests.end_to_end.runs import draw
         ),
         (
             "train --loaders nothing",
-            "--loaders got 'nothing', which is unknown; known: synthetic, torchvision",
+            "--loaders got 'nothing', which is unknown; known: torchvision, dali-cpu",
         ),
         (
             "train --precisions fp17",

@@ -388,7 +388,9 @@ def test_exit_code_table_and_json(
     assert capsys.readouterr().out.endswith("nothing to change\n")
     (tmp_path / "file").write_text("x")
     for name in ("gone", "file"):
-        assert doctor.main(["--data", str(tmp_path / name)]) == 2
+        with pytest.raises(SystemExit) as ended:
+            doctor.main(["--data", str(tmp_path / name)])
+        assert ended.value.code == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith(f"doctor: --data {tmp_path / name}: ")
 

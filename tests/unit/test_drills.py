@@ -99,7 +99,7 @@ def test_a_loader_is_one_file_and_one_line(tree: Path, tmp_path: Path) -> None:
     assert "torchvision, dali-cpu, dali-gpu, dali-fed, toy" in told
     asked = f"""
 from benchmarks.loader import expanded
-from scripts.probes.decoders import loaders
+from scripts._probes import loaders
 from settings.config import parse
 from tasks.classification import KIND
 print(KIND.may_open(parse(["--data", {str(data)!r}]), gpu=False)[0], "toy" in loaders().found.split(", "),

@@ -14,24 +14,9 @@ import pytest
 from tests.conformance import scenes
 from tests.unit.test_house import ROOT, files
 
-TOY = '''
-"""Images in toy shards: a line 'name size label' before the bytes of each."""
-
-from dataset.stores.shards import Entry
-
-ENDING = ".toy"
-
-
-def walk(shard):
-    while line := shard.file.readline():
-        name, size, label = line.split()
-        offset = shard.file.tell()
-        if size == b"0":
-            shard.reject(name, "no bytes")
-        else:
-            yield Entry(name, offset, int(size), label.decode())
-        shard.file.seek(offset + int(size))
-'''
+PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+TOY = PAGE.partition("```python\n")[2].partition("```")[0]
+"""The example of the page: a line 'name size label' before the bytes of each image."""
 LINE = '    "toy": "dataset.stores.toy",\n'
 IMAGES = [*scenes.small(8).values()]
 

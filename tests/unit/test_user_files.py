@@ -91,7 +91,7 @@ def opens(source: str) -> Iterator[int]:
         method = isinstance(node.func, ast.Attribute)
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         modes = [one.value for one in node.args if isinstance(one, ast.Constant)]
-        reads = modes == ["rb"] if method else not (own or {"w", "wb"} & set(modes))
+        reads = modes == ["rb"] if method else not (own or {"w", "wb", "ab"} & set(modes))
         waits = "O_RDONLY" in ast.unparse(node) and "O_NONBLOCK" not in ast.unparse(node)
         reads = reads or (method and waits)
         if (method and called in ("read_text", "read_bytes")) or (called == "open" and reads):
