@@ -710,7 +710,7 @@ LIMIT_S = 3.0
 SLOW_MS = 3.0
 """A read from the disk, one reader. A local NVMe disk needs some tenths of it."""
 FAST_MIB_S = 500
-"""From this rate on a slow read is of a large file, and not of a slow disk."""
+"""A disk that reads at this rate or faster is not slow: a slow read is then of a large file."""
 REMOTE_BYTES = 128 << 10
 """Bytes of a read over the network: an image of ImageNet's."""
 REMOTE_READS = 4

@@ -46,7 +46,7 @@ def _text(place: Any) -> Any:
 
 
 FolderOrUrl = Annotated[str | None, BeforeValidator(_text), OR_URL]
-"""As text: a Path of s3://bucket would be s3:/bucket."""
+"""A folder or URL is kept as text, since a Path of s3://bucket would be s3:/bucket."""
 
 
 Flags = TypeVar("Flags", bound=Settings)

@@ -36,7 +36,7 @@ from system import storage
 from system.user_files import open_bytes, open_text, read_text
 
 VERSION = 2
-"""Of the grammar: a scan of a list that was made by another one is made anew."""
+"""The grammar's version: a list that was scanned under another one is scanned anew."""
 HEAD = 1_000
 """Lines in which separator and heading are looked for."""
 TRIED = 100

@@ -144,7 +144,7 @@ def test_timms_strings_say_how_strong_how_many_and_how_often() -> None:
     ],
 )
 def test_timms_strings_draw_what_timm_draws(name: str) -> None:
-    """Of each operation: how often it comes, and of its numbers mean, deviation and quantiles."""
+    """Return how often each operation comes, and mean, deviation and quantiles of its numbers."""
     timm = pytest.importorskip("timm.data.auto_augment")
     random.seed(0)
     theirs = timm.rand_augment_transform(name, {"translate_const": 100})

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(params=[demo_superres, demo_coco], ids=["superres", "coco"])
 def program(request: pytest.FixtureRequest) -> Any:
-    """One that draws files alone, and one that tells of them too: the others are of the same class."""
+    """One program draws files alone, one describes them too: the others use the same class."""
     return request.param
 
 

@@ -308,7 +308,7 @@ def test_a_worker_that_dies_in_mid_step_leaves_no_hole(tmp_path: Path) -> None:
 
 
 def test_files_are_of_the_weights_of_best(tmp_path: Path) -> None:
-    """Of the average in the first epoch and the network in the second; the third is worse and leaves none."""
+    """The first epoch leaves the average's files, the second the network's; the third, a worse one, none."""
     toy = Toy(tmp_path, epochs=3, figures=[0.25, 0.5, 0.75, 0.25, 0.125, 0.125])
     for number, later in enumerate(toy.later):
         later.files = {"val_predictions.csv": str(number).encode()}

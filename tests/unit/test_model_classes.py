@@ -28,7 +28,7 @@ def test_unknown_names_are_refused(classes: list[str]) -> None:
 
 
 def test_one_name_for_two_classes_is_refused() -> None:
-    """Of the outputs, as ImageNet has it, or of the data, where a blank is an underscore."""
+    """The name may be of two outputs, as in ImageNet, or of two classes, with a blank as underscore."""
     cranes = ModelClasses(names=("crane", "ant", "crane", "a bee", "a_bee"), origin="w", published=True)
     found, *_ = cranes.numbers(["ant", "a_bee", "a bee"])
     assert found.tolist() == [1, 4, 3], "the very name first"

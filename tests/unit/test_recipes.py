@@ -149,7 +149,7 @@ def trained_beside(update: Any, ours: Ema, net: Centred) -> None:
 
 
 def test_the_average_is_torchs() -> None:
-    """From the first step on, of buffers too, and under its names: AveragedModel loads it."""
+    """The average is torch's from the first step on, buffers too; AveragedModel loads it by its names."""
     net = Centred()
     net.again = net.layer.weight
     theirs = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)

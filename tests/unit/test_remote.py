@@ -166,11 +166,11 @@ def test_a_bucket_that_may_not_be_listed(pets: type[Bucket], tmp_path: Path) -> 
 
 
 class NoCredentialsError(Exception):
-    """As botocore's is called."""
+    """An error with the name of botocore's."""
 
 
 class ClientError(Exception):
-    """As botocore's says what the server has answered."""
+    """An error that holds a server's answer, as botocore's does."""
 
     response: ClassVar = {"Error": {"Code": "NoSuchBucket"}}
 
