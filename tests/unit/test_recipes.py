@@ -413,3 +413,28 @@ def test_the_rate_of_a_step_and_warm_up_by_steps() -> None:
     assert schedules.learning_rate(5.0, found) == pytest.approx(0.15)
     assert schedules.learning_rate(10.0, found) == pytest.approx(0.2)
     assert schedules.settled(Optimisation(), 1000, 512) == (Optimisation(), [])
+
+
+@pytest.mark.parametrize(
+    ("arch", "no_decay", "but"),
+    [
+        *[(arch, (), "") for arch in ("resnet50", "convnext_tiny", "efficientnet_v2_s")],
+        ("swin_t", (), ""),
+        ("swin_t", ("*.relative_position_bias_table",), ".relative_position_bias_table"),
+        ("vit_b_32", ("class_token", "*.pos_embedding"), "class_token encoder.pos_embedding"),
+    ],
+)
+def test_what_decays_is_torchvisions(arch: str, no_decay: tuple[str, ...], but: str) -> None:
+    """Its references' --norm-weight-decay 0 --bias-weight-decay 0, where norms and what is named bias do not
+    decay, and --transformer-embedding-decay 0. It decays a bias of another name, as docs/recipes.md says."""
+    with torch.device("meta"):
+        module = torchvision.models.get_model(arch)
+    norms = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
+    theirs = {
+        f"{part}.{name}".removeprefix(".")
+        for part, layer in module.named_modules()
+        for name, _ in layer.named_parameters(recurse=False)
+        if not isinstance(layer, norms) and name not in ("bias", "in_proj_bias")
+    }
+    theirs -= {name for name in theirs if but and name.endswith(tuple(but.split()))}
+    assert decayed(module, no_decay=no_decay) == theirs
