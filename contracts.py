@@ -37,7 +37,8 @@ def escaped(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in text
     )
 
 
@@ -48,7 +49,9 @@ def one_line(text: str, longest: int = LONGEST_LINE) -> str:
         return text
     begin = longest // 2
     end = longest // 3  # it says what to do
-    return f"{text[:begin]} ... ({len(text) - begin - end:,} characters) ... {text[-end:]}"
+    return (
+        f"{text[:begin]} ... ({len(text) - begin - end:,} characters) ... {text[-end:]}"
+    )
 
 
 class UserError(Exception):
@@ -108,14 +111,20 @@ class Rows:
     sizes: Array  # int64 [B, 2], height and width of the output in pixels
     turns: Array  # uint8 [B], 0 to 7: mirror 1 + flip 2 + transpose 4
     valid: Array  # bool [B]
-    keys: Array | None = None  # uint64 [B], of training: the micro-batch's key, the same in all of its rows
-    seeds: Array | None = None  # uint64 [B], of training: what --transforms draws from, each row's own
-    frames: Array | None = None  # int64 [B, T], display-order indices into the pts column
-    ops: Array | None = None  # float32 [B, N, 1 + P], in order: which operation (plan/ops.py), its numbers
-    places: Array | None = None  # int64 [B, 4], x0 y0 x1 y1 in the output; None = all of it
+    # uint64 [B], of training: the micro-batch's key, the same in all of its rows
+    keys: Array | None = None
+    # uint64 [B], of training: what --transforms draws from, each row's own
+    seeds: Array | None = None
+    # int64 [B, T], display-order indices into the pts column
+    frames: Array | None = None
+    # float32 [B, N, 1 + P], in order: which operation (plan/ops.py), its numbers
+    ops: Array | None = None
+    # int64 [B, 4], x0 y0 x1 y1 in the output; None = all of it
+    places: Array | None = None
     # int64 [B, 3], the turn that shows a stored image, and height and width as shown; None = as stored
     exif: Array | None = None
-    canvas: tuple[int, int] | None = None  # height and width of the batch's images; None = the largest size
+    # height and width of the batch's images; None = the largest size
+    canvas: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -157,12 +166,17 @@ class Batch:
     targets: dict[str, torch.Tensor]
     valid: torch.Tensor  # bool [B], on the device
     ids: Array  # int64 [B], on the HOST; -1 for padding
-    failed: tuple[int, ...] = ()  # ids whose pixels could not be decoded; their `valid` is False
-    rows: Rows | None = None  # what the batch was made of, on the HOST; `valid` is the batch's
+    failed: tuple[
+        int, ...
+    ] = ()  # ids whose pixels could not be decoded; their `valid` is False
+    # what the batch was made of, on the HOST; `valid` is the batch's
+    rows: Rows | None = None
     # the targets before they were copied: cuts packed ones without asking the device
     host: dict[str, Array] = field(default_factory=dict)
-    transfer: tuple[torch.cuda.Event, torch.cuda.Event] | None = None  # around the copy to the device, timed
-    transforms_ms: float | None = None  # time in --transforms, of its workers' mean; None: there are none
+    # around the copy to the device, timed
+    transfer: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+    # time in --transforms, of its workers' mean; None: there are none
+    transforms_ms: float | None = None
     # call it, or not, when you need the interpreter no more for a while: the loader then goes on
     launched: Callable[[], None] = do_nothing
 
@@ -207,7 +221,9 @@ class World(Protocol):
 class Phases(Protocol):
     """A stopwatch for the phases of a step, on the device's own timeline. Implemented by report/phases.py."""
 
-    steps: list[dict[str, float]]  # milliseconds of each phase, for each step that the last `read` covered
+    steps: list[
+        dict[str, float]
+    ]  # milliseconds of each phase, for each step that the last `read` covered
 
     def mark(self, name: str) -> None:
         """End the phase `name`, which began at the mark before it."""
@@ -346,7 +362,8 @@ class Pixels:
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     dtype: str = "float32"  # of the step's input: float16, bfloat16 or float32
-    interpolation: str = "bilinear"  # how loaders of images resize: a name of plan.windows.SUPPORT
+    # how loaders of images resize: a name of plan.windows.SUPPORT
+    interpolation: str = "bilinear"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,7 +382,9 @@ class Feed:
     threads: int = 0  # that decode behind worker processes; 0 = as many as workers
     reader: str = "auto"  # decoder of the torchvision loader
     pinned: bool = True  # copy to the device from page-locked memory
-    transforms: Mapping[str, Callable[[Array, int], Array]] = field(default_factory=dict)  # --transforms
+    transforms: Mapping[str, Callable[[Array, int], Array]] = field(
+        default_factory=dict
+    )  # --transforms
 
 
 @dataclass(slots=True)
@@ -374,7 +393,9 @@ class Counts:
 
     decoded: int = 0  # frames that decoders went through
     delivered: int = 0  # frames that clips have
-    fallbacks: Counter[str] = field(default_factory=Counter)  # sort of file -> clips that another decoder did
+    fallbacks: Counter[str] = field(
+        default_factory=Counter
+    )  # sort of file -> clips that another decoder did
     # sort, and ", refused" or ", lost" -> why, of the first clip
     refusals: dict[str, str] = field(default_factory=dict)
 
@@ -387,7 +408,9 @@ class Loader(Protocol):
         """Yield batches in plan order. It may be called again at any time, which ends the iterator before."""
 
     in_flight: int  # batches that may be ready or under way before anyone asks for them
-    notes: Sequence[str]  # lines to say before training; () where there is nothing to say
+    notes: Sequence[
+        str
+    ]  # lines to say before training; () where there is nothing to say
     reader: str  # name of the decoder that it chose; "" where there is no choice
     counts: Counts  # of the batches handed over; stays 0 in loaders of images; a ceiling puts it back
 
@@ -413,7 +436,8 @@ class Figure:
     title: str = ""  # in the table that ends a run; "" = the table leaves it out
     # "%": a share in [0, 1], printed in percent; any other stands behind the number; "" = none
     unit: str = ""
-    said: Literal["always", "unless zero", "never"] = "always"  # in the console's line after a validation
+    # in the console's line after a validation
+    said: Literal["always", "unless zero", "never"] = "always"
     chart: str = ""  # of TensorBoard's CUSTOM SCALARS page: figures with the same one share it; "" = none
     compared: bool = False  # is a column of TensorBoard's HPARAMS page
     larger_is_better: bool = True  # asked of the figure that picks best.pt

@@ -37,7 +37,9 @@ class Mirrored(nn.Module):
         return both / 2
 
 
-def predict(config: Config, start: Start, resume: Resume, world: ProcessWorld, console: Console) -> int:
+def predict(
+    config: Config, start: Start, resume: Resume, world: ProcessWorld, console: Console
+) -> int:
     """Write what a network says of the files of --predict, and return the exit code. Raises UserError."""
     run = config.run
     load = config.loading
@@ -51,14 +53,23 @@ def predict(config: Config, start: Start, resume: Resume, world: ProcessWorld, c
     classes = start.classes(registry, arch)
     if classes is None and kind.has_classes:
         known = "a checkpoint of this program, or torchvision's --weights by their name"
-        raise UserError(f"{start.origin} does not name its classes, which --predict needs: {known}")
-    precise = precision.choose(config.model.precision, world.device, on_cpu=kind.cpu_precision)
+        raise UserError(
+            f"{start.origin} does not name its classes, which --predict needs: {known}"
+        )
+    precise = precision.choose(
+        config.model.precision, world.device, on_cpu=kind.cpu_precision
+    )
     if precise == precision.PURE:
-        precise = "fp16"  # without a step there are no masters, and the weights stay fp32
+        # without a step there are no masters, and the weights stay fp32
+        precise = "fp16"
     native = start.native(registry, arch)
     output = record.folder(run, resume.path, name="predict")
     with ExitStack() as stack:
-        stack.enter_context(record.claimed(output, resuming=resume.within(output), enabled=world.rank == 0))
+        stack.enter_context(
+            record.claimed(
+                output, resuming=resume.within(output), enabled=world.rank == 0
+            )
+        )
         with console.counting("predict") as progress:
             found = open_unlabelled(
                 run.predict,
@@ -67,16 +78,24 @@ def predict(config: Config, start: Start, resume: Resume, world: ProcessWorld, c
                 read_delay_s=load.read_delay_ms / 1e3,
                 progress=progress,
             )
-        stack.enter_context(world.joined(run.timeout_minutes))  # after the scan: joining has a time-out
+        stack.enter_context(
+            world.joined(run.timeout_minutes)
+        )  # after the scan: joining has a time-out
         stack.enter_context(world.own_stream())
         output = world.gather(output)[0]  # a new one is named by rank 0's clock
-        asked = kind.predicting(config, found.split, classes.names if classes else (), output)
+        asked = kind.predicting(
+            config, found.split, classes.names if classes else (), output
+        )
         world.agree({"files": asked.split.columns.fingerprint})
         splits = {"train": asked.split, "val": asked.split}
         _, plan = kind.plans(config, splits, native, seed=run.seed, **world.place)
         heads = kind.building(config, asked.split.columns)
-        net = start.network(registry, arch, (load.batch_size, *plan.sample_shape), heads, console)
-        module = net.to(world.device).to(memory_format=memory.CHANNELS_LAST[1 + len(plan.sample_shape)])
+        net = start.network(
+            registry, arch, (load.batch_size, *plan.sample_shape), heads, console
+        )
+        module = net.to(world.device).to(
+            memory_format=memory.CHANNELS_LAST[1 + len(plan.sample_shape)]
+        )
         pixels = start.pixels(native, precision.dtype_of(precise))
         workers = world.workers(load.workers)
         feed = Feed(
@@ -111,7 +130,9 @@ def predict(config: Config, start: Start, resume: Resume, world: ProcessWorld, c
                 vote=Vote(world),
                 stop=stop,
                 # ranks may have unlike numbers of samples
-                advance=lambda samples: bar.update(samples=min(bar.samples + samples * world.size, total)),
+                advance=lambda samples: bar.update(
+                    samples=min(bar.samples + samples * world.size, total)
+                ),
             )
         if outcome is None:
             console.info("stopped: no prediction is written")
@@ -124,12 +145,19 @@ def predict(config: Config, start: Start, resume: Resume, world: ProcessWorld, c
             if sample in undecodable
         }
         if world.rank == 0:
-            files = Asked(names=found.names, samples=found.samples, errors=errors, form=run.predict_format)
+            files = Asked(
+                names=found.names,
+                samples=found.samples,
+                errors=errors,
+                form=run.predict_format,
+            )
             output.mkdir(parents=True, exist_ok=True)
             written = asked.write(output, answers, files)
             without = f", {len(errors)} of them with an error" if errors else ""
             took = time.perf_counter() - began
-            console.info(f"predicted {len(found.names):,} files in {took:.1f} s{without}")
+            console.info(
+                f"predicted {len(found.names):,} files in {took:.1f} s{without}"
+            )
             console.info(*(f"{path}" for path in written))
         world.barrier()  # the files are whole before any rank leaves
     return 0

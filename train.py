@@ -40,7 +40,9 @@ from tasks import architecture, compared, kind_of, tables, task_with_loader  # n
 from tasks.initial_state import Start  # noqa: E402
 
 
-def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, console: Console) -> int:
+def train(
+    config: Config, start: Start, resume: Resume, world: ProcessWorld, console: Console
+) -> int:
     """Train, or evaluate, and return the exit code. Raises UserError and NotFinite."""
     run = config.run
     load = config.loading
@@ -53,22 +55,46 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
     precise = precision.choose(model.precision, DEVICE, on_cpu=kind.cpu_precision)
     native = start.native(registry, arch)
     workers = world.workers(load.workers)
-    output = record.folder(run, resume.path, name=f"{arch}-{load.loader}-b{load.batch_size}")
+    output = record.folder(
+        run, resume.path, name=f"{arch}-{load.loader}-b{load.batch_size}"
+    )
     with ExitStack() as stack:
-        stack.enter_context(record.claimed(output, resuming=resume.within(output), enabled=world.rank == 0))
+        stack.enter_context(
+            record.claimed(
+                output, resuming=resume.within(output), enabled=world.rank == 0
+            )
+        )
         splits = kind.splits(config, names[0], console, start.classes(registry, arch))
-        require_files(names[0], [split.source for split in splits.values()])  # not first in validation
+        require_files(
+            names[0], [split.source for split in splits.values()]
+        )  # not first in validation
         train_set = splits["train"].columns
-        plan, val_plan = kind.plans(config, splits, native, seed=run.seed, **world.place)
-        opt, told = schedules.of_plan(config.optimisation, plan, 0 if run.evaluate else load.batch_size)
+        plan, val_plan = kind.plans(
+            config, splits, native, seed=run.seed, **world.place
+        )
+        opt, told = schedules.of_plan(
+            config.optimisation, plan, 0 if run.evaluate else load.batch_size
+        )
         task, val_task = kind.tasks(config, splits, AUXILIARY_WEIGHTS.get(arch, 0.0))
         shape = plan.sample_shape
-        torch.backends.cudnn.benchmark = plan.resident == 1  # its search begins anew with each shape
-        stack.enter_context(world.joined(run.timeout_minutes))  # after the scans: joining has a time-out
-        stack.enter_context(world.own_stream())  # before Phases, whose timeline is the stream of now
+        torch.backends.cudnn.benchmark = (
+            plan.resident == 1
+        )  # its search begins anew with each shape
+        stack.enter_context(
+            world.joined(run.timeout_minutes)
+        )  # after the scans: joining has a time-out
+        stack.enter_context(
+            world.own_stream()
+        )  # before Phases, whose timeline is the stream of now
         output = world.gather(output)[0]  # a new one is named by rank 0's clock
-        identity = {"arch": arch, "classes": list(train_set.classes), "manifest": train_set.fingerprint}
-        resume.fits(task=kind.name, config=config.flat(), **world.agree(identity))  # before a net is built
+        identity = {
+            "arch": arch,
+            "classes": list(train_set.classes),
+            "manifest": train_set.fingerprint,
+        }
+        resume.fits(
+            task=kind.name, config=config.flat(), **world.agree(identity)
+        )  # before a net is built
         heads = kind.building(config, train_set)
         net = start.network(registry, arch, (plan.batch_size, *shape), heads, console)
         module = net.to(DEVICE).to(memory_format=memory.CHANNELS_LAST[1 + len(shape)])
@@ -84,50 +110,105 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         )
         pixels = start.pixels(native, step.dtype)
         feed, val_feed = kind.feeds(
-            config, splits, (plan, val_plan), (task, val_task), pixels=pixels, device=DEVICE, workers=workers
+            config,
+            splits,
+            (plan, val_plan),
+            (task, val_task),
+            pixels=pixels,
+            device=DEVICE,
+            workers=workers,
         )
-        resume.into(module, step, optimizer=opt.optimizer)  # before Reporter cuts the run's files
-        stack.callback(step.forget)  # graphs hold NCCL, and a group with graphs does not end
-        about = {"arch": arch, "precision": precise, "image_size": native.size, "workers": workers}
-        alike = {**autotune.timed(config.flat(), plan), **about, "manifest": train_set.fingerprint}
+        resume.into(
+            module, step, optimizer=opt.optimizer
+        )  # before Reporter cuts the run's files
+        stack.callback(
+            step.forget
+        )  # graphs hold NCCL, and a group with graphs does not end
+        about = {
+            "arch": arch,
+            "precision": precise,
+            "image_size": native.size,
+            "workers": workers,
+        }
+        alike = {
+            **autotune.timed(config.flat(), plan),
+            **about,
+            "manifest": train_set.fingerprint,
+        }
         asked = model.graphs if not run.evaluate else False
-        with memory.explained(step, plan.batch_size, shape, world):  # a loader's threads break a capture
-            graphs = graphed.prepare(step, partial(first_batches, feed), world, asked, one_shape=kind.graphs)
+        with memory.explained(
+            step, plan.batch_size, shape, world
+        ):  # a loader's threads break a capture
+            graphs = graphed.prepare(
+                step, partial(first_batches, feed), world, asked, one_shape=kind.graphs
+            )
             choice = autotune.choose(
                 names,
                 partial(open_loader, feed=feed),
                 step=step,
                 samples=plan.global_batch_size,
                 epoch=alike["epoch"],
-                answers=autotune.Answers(cache_folder(config.data.manifest_dir), alike, world),
+                answers=autotune.Answers(
+                    cache_folder(config.data.manifest_dir), alike, world
+                ),
                 before=resume.content.get("loader"),
                 say=console.info,
             )
-            loader = None if run.evaluate else stack.enter_context(open_loader(choice.loader, feed))
-        meter = Meter(world, min_window_s=run.min_window_s, synchronise=world.synchronise)
-        about |= {"rejected": rejected(splits), "loaders": kind.can_open(config, gpu=DEVICE.type == "cuda")}
-        about |= {"unit": kind.unit, **choice.facts(), **graphs.facts(), **kind.facts(plan)}
+            loader = (
+                None
+                if run.evaluate
+                else stack.enter_context(open_loader(choice.loader, feed))
+            )
+        meter = Meter(
+            world, min_window_s=run.min_window_s, synchronise=world.synchronise
+        )
+        about |= {
+            "rejected": rejected(splits),
+            "loaders": kind.can_open(config, gpu=DEVICE.type == "cuda"),
+        }
+        about |= {
+            "unit": kind.unit,
+            **choice.facts(),
+            **graphs.facts(),
+            **kind.facts(plan),
+        }
         about |= schedules.facts(plan)
         reporter = Reporter(
             output,
             world=world,
             console=console,
             meter=meter,
-            description=describe(config, about, loader=loader, world=world, cores=cores()),
+            description=describe(
+                config, about, loader=loader, world=world, cores=cores()
+            ),
             task=kind,
             compared=compared(),
             pixels=pixels,
             resumed_at=resume.resumed_at,
         )
         stack.callback(reporter.close)  # also after an error: what was told is kept
-        console.info(*choice.told(kind.unit), *(loader.notes if loader else ()), *start.told, *told)
+        console.info(
+            *choice.told(kind.unit),
+            *(loader.notes if loader else ()),
+            *start.told,
+            *told,
+        )
         console.info(*graphs.told, *recipe(config, arch))
         resume.tell(reporter, config=config.flat(), ordering=plan.ordering)
-        profile = profiler(output, enabled=run.profile, rank=world.rank, warn=reporter.warn)
-        lost = Failures(split="val", samples=val_plan.samples, name_of=val_feed.source.name, report=reporter)
+        profile = profiler(
+            output, enabled=run.profile, rank=world.rank, warn=reporter.warn
+        )
+        lost = Failures(
+            split="val",
+            samples=val_plan.samples,
+            name_of=val_feed.source.name,
+            report=reporter,
+        )
         kept = start.kept(kind, val_plan, pixels, size=native.size)
         saved = {"ordering": plan.ordering, "loader": choice.loader, **identity, **kept}
-        checkpoints = Checkpoints(folder=output, world=world, module=module, step=step, about=saved)
+        checkpoints = Checkpoints(
+            folder=output, world=world, module=module, step=step, about=saved
+        )
         training = Training(
             world=world,
             plan=plan,
@@ -139,14 +220,21 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
                 best=kind.figures[0],
                 precision=precise,
                 plan=val_plan,
-                open_loader=partial(open_loader, choice.loader, val_feed) if config.data.data else None,
+                open_loader=partial(open_loader, choice.loader, val_feed)
+                if config.data.data
+                else None,
                 checkpoints=checkpoints,
                 failures=lost,
                 report=reporter,
                 of_average=start.of_average,
             ),
             checkpoints=checkpoints,
-            failures=Failures(split="train", samples=plan.samples, name_of=feed.source.name, report=reporter),
+            failures=Failures(
+                split="train",
+                samples=plan.samples,
+                name_of=feed.source.name,
+                report=reporter,
+            ),
             report=reporter,
             meter=meter,
             profile=stack.enter_context(profile),
@@ -156,9 +244,17 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
             bytes_of=partial(kind.bytes_read, train_set),
             progress=resume.progress_in(output, world),
         )
-        with training.stop.listening(), memory.explained(step, plan.batch_size, shape, world):
+        with (
+            training.stop.listening(),
+            memory.explained(step, plan.batch_size, shape, world),
+        ):
             finished = training.validate() if run.evaluate else training.fit()
-        reporter.finish(asdict(training.progress), failed=training.failed, finished=finished, loader=loader)
+        reporter.finish(
+            asdict(training.progress),
+            failed=training.failed,
+            finished=finished,
+            loader=loader,
+        )
         return training.exit_code(finished)
 
 
@@ -168,7 +264,13 @@ def main() -> int:
         signal.signal(signal.SIGINT, INTERRUPT)
         config = parse(sys.argv[1:], tables())
         resume = Resume.find(config.run, weights=config.model.weights)
-        start = Start.of(config, given(sys.argv[1:]), resume.content, path=resume.path, origin=resume.origin)
+        start = Start.of(
+            config,
+            given(sys.argv[1:]),
+            resume.content,
+            path=resume.path,
+            origin=resume.origin,
+        )
         run = predict if start.config.run.predict else train
         return run(start.config, start, resume, world, Console(enabled=world.rank == 0))
     except KeyboardInterrupt:  # before there was anything to save

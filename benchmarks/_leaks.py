@@ -29,7 +29,12 @@ COUNTS = {"files": "open files", "threads": "threads", "processes": "processes"}
 def slope(values: Sequence[float]) -> float:
     """Return the median of the slopes between all pairs (Theil and Sen): a single jump does not move it."""
     return float(
-        np.median([(b - a) / (j - i) for (i, a), (j, b) in itertools.combinations(enumerate(values), 2)])
+        np.median(
+            [
+                (b - a) / (j - i)
+                for (i, a), (j, b) in itertools.combinations(enumerate(values), 2)
+            ]
+        )
     )
 
 
@@ -39,7 +44,10 @@ def margin(values: Sequence[float]) -> float:
     off = np.asarray(values) - slope(values) * epochs
     # 1.4826: of normal noise the median deviation, times this, is the standard deviation
     return float(
-        2 * 1.4826 * np.median(np.abs(off - np.median(off))) / np.sqrt(np.sum((epochs - epochs.mean()) ** 2))
+        2
+        * 1.4826
+        * np.median(np.abs(off - np.median(off)))
+        / np.sqrt(np.sum((epochs - epochs.mean()) ** 2))
     )
 
 
@@ -53,14 +61,19 @@ def steps_up(values: Sequence[float]) -> tuple[int, float]:
     rises = np.maximum(after - before, 0.0)
     number = int(np.count_nonzero(rises))
     total = float(rises.sum())
-    few = number <= max(STEPS, STEPS_AN_EPOCH * len(values)) and total >= 0.8 * (max(values) - min(values))
+    few = number <= max(STEPS, STEPS_AN_EPOCH * len(values)) and total >= 0.8 * (
+        max(values) - min(values)
+    )
     return (number, total) if few else (0, 0.0)
 
 
 def grows(values: Sequence[float], most: float) -> bool:
     """Whether an epoch adds more than `most`, beyond noise, and still does in the later half: a pool that
     fills is no leak."""
-    return slope(values) - margin(values) > most and slope(values[len(values) // 2 :]) > most
+    return (
+        slope(values) - margin(values) > most
+        and slope(values[len(values) // 2 :]) > most
+    )
 
 
 def warmer(leaks: Sequence[str], batches: int, warm_epochs: int) -> list[str]:
@@ -76,7 +89,9 @@ def warmer(leaks: Sequence[str], batches: int, warm_epochs: int) -> list[str]:
     ]
 
 
-def verdict(series: Mapping[str, Sequence[float]], *, max_mib_an_epoch: float) -> tuple[list[str], list[str]]:
+def verdict(
+    series: Mapping[str, Sequence[float]], *, max_mib_an_epoch: float
+) -> tuple[list[str], list[str]]:
     """Return, in words, (what grows by more than it may, what rose in a few steps that are no leak).
 
     `series` has one value an epoch, warm-up left out.
@@ -95,7 +110,9 @@ def verdict(series: Mapping[str, Sequence[float]], *, max_mib_an_epoch: float) -
             steps = f"rose in {number} step{'s' * (number > 1)} by {total:,.0f}{unit}"
             if grows(values, most) and not 0 < total <= most_in_steps:
                 also = f"; {steps}, of which {most_in_steps:g} may be" if number else ""
-                leaks.append(f"{words}: {slope(values):+.2f}{unit} an epoch, allowed {most:g}{also}")
+                leaks.append(
+                    f"{words}: {slope(values):+.2f}{unit} an epoch, allowed {most:g}{also}"
+                )
             elif number and (total > most * len(values) or grows(values, most)):
                 rose.append(f"{words} {steps}")
     return leaks, rose

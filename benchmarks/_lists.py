@@ -61,7 +61,9 @@ def points(settings: Any) -> list[Point]:
     names = [one_of("--loaders", name, METHODS) for name in asked]
     batch_size = settings.batch_size or BATCH_SIZE
     if settings.lines % batch_size:
-        raise UserError(f"--lines {settings.lines} are no whole batches of --batch-size {batch_size}")
+        raise UserError(
+            f"--lines {settings.lines} are no whole batches of --batch-size {batch_size}"
+        )
     return [
         point | {"lines": settings.lines, "batch_size": batch_size}
         for point in crossed(workers=settings.workers, loader=names)
@@ -78,14 +80,19 @@ def write_list(path: Path, lines: int) -> None:
         for first in range(0, lines, 100_000):
             ids = range(first, min(first + 100_000, lines))
             file.write(
-                "".join(f"c{i * 7919 % CLASSES:03d}/image_{i:09d}.jpg,{i * 7919 % CLASSES}\n" for i in ids)
+                "".join(
+                    f"c{i * 7919 % CLASSES:03d}/image_{i:09d}.jpg,{i * 7919 % CLASSES}\n"
+                    for i in ids
+                )
             )
     fresh.replace(path)
 
 
 def expected_sum(lines: int) -> int:
     """Return the sum over all samples of their number: whether an epoch had each of them once."""
-    return lines * len("c000/image_000000000.jpg") + int((np.arange(lines) * 7919 % CLASSES).sum())
+    return lines * len("c000/image_000000000.jpg") + int(
+        (np.arange(lines) * 7919 % CLASSES).sum()
+    )
 
 
 Epoch = Callable[[], Generator[Array]]
@@ -95,9 +102,13 @@ Epoch = Callable[[], Generator[Array]]
 def ours(path: Path, cache: Path, *, batch_size: int, workers: int) -> Epoch:
     """Return an epoch over the list as train.py reads it with --trust-list, in its own worker processes."""
     split = image_list.open_trusted(path.parent, "train", cache=cache)
-    sizes = np.broadcast_to(np.int32(64), len(split.columns))  # no file is opened, so there is no header
+    sizes = np.broadcast_to(
+        np.int32(64), len(split.columns)
+    )  # no file is opened, so there is no header
     policy = ImagePolicy(window="stretch", image_size=8)
-    plan = ImagePlan(heights=sizes, widths=sizes, policy=policy, seed=0, batch_size=batch_size)
+    plan = ImagePlan(
+        heights=sizes, widths=sizes, policy=policy, seed=0, batch_size=batch_size
+    )
 
     def epoch() -> Generator[Array]:
         pool = Workers(
@@ -125,7 +136,8 @@ class Numbers:
     def __call__(self, rows: Rows, slot: Array) -> None:
         ids = rows.ids.tolist()
         slot[: 8 * len(ids)].view(np.int64)[:] = [
-            len(self._source.path(sample)) - self._below + int(self._label[sample]) for sample in ids
+            len(self._source.path(sample)) - self._below + int(self._label[sample])
+            for sample in ids
         ]
 
 
@@ -143,7 +155,8 @@ class Watch:
 
     def __init__(self, reserve_gib: float) -> None:
         self.peaks: dict[int, dict[str, float]] = {}  # process -> KINDS, MiB
-        self.total_mib = 0.0  # of this process and all children at a time: each page once
+        # of this process and all children at a time: each page once
+        self.total_mib = 0.0
         self.short = False  # the machine has less than the reserve left
         self._reserve = reserve_gib * 2**30
         self._over = threading.Event()
@@ -170,7 +183,9 @@ class Watch:
                     memory = rollup(process.pid)
                     total += memory["Pss_Anon"] + memory["Pss_Shmem"]
                     if process.pid != this.pid:
-                        peak = self.peaks.setdefault(process.pid, dict.fromkeys(KINDS, 0.0))
+                        peak = self.peaks.setdefault(
+                            process.pid, dict.fromkeys(KINDS, 0.0)
+                        )
                         for kind, line in KINDS.items():
                             peak[kind] = max(peak[kind], memory[line])
             self.total_mib = max(self.total_mib, total)
@@ -213,15 +228,24 @@ def measure(settings: Any, point: Point, folder: Path) -> Measured:
     write_list(path, lines)
     empty = Watch(settings.reserve_gib)
     samples = EMPTY_BATCHES * batch_size
-    nothing = hand_made(by_hand.Nothing(samples), batch_size=batch_size, workers=workers)
+    nothing = hand_made(
+        by_hand.Nothing(samples), batch_size=batch_size, workers=workers
+    )
     passed(nothing, lines=samples, batch_size=batch_size, most_s=60.0, watch=empty)
     empty.close()
     began = time.perf_counter()
     try:
         epoch = (
-            ours(path, folder.parents[1] / "cache", batch_size=batch_size, workers=workers)
+            ours(
+                path,
+                folder.parents[1] / "cache",
+                batch_size=batch_size,
+                workers=workers,
+            )
             if name == OURS
-            else hand_made(by_hand.DATASETS[name](path), batch_size=batch_size, workers=workers)
+            else hand_made(
+                by_hand.DATASETS[name](path), batch_size=batch_size, workers=workers
+            )
         )
     except ImportError as error:
         raise Absent(f"--loaders {name}: {error}: pip install {name}") from None
@@ -235,7 +259,10 @@ def measure(settings: Any, point: Point, folder: Path) -> Measured:
     watch.close()
     whole = samples == lines
     grown = growth(watch.peaks, empty.peaks)
-    repeated = {"rate": rates, **{f"{kind}_mib": values for kind, values in grown.items()}}
+    repeated = {
+        "rate": rates,
+        **{f"{kind}_mib": values for kind, values in grown.items()},
+    }
     return Measured(
         figures={
             "rate": float(np.median(rates)),
@@ -246,10 +273,15 @@ def measure(settings: Any, point: Point, folder: Path) -> Measured:
             **{f"{kind}_mib": max(values) for kind, values in grown.items()},
             "total_mib": watch.total_mib,
         },
-        spread={key: its for key, values in repeated.items() if (its := spread(values))},
-        versions=hardware.versions() | ({name: metadata.version(name)} if name == "pandas" else {}),
+        spread={
+            key: its for key, values in repeated.items() if (its := spread(values))
+        },
+        versions=hardware.versions()
+        | ({name: metadata.version(name)} if name == "pandas" else {}),
         hardware=hardware.hardware(torch.device("cpu"), cores()),
-        error="an epoch did not have each sample once" if whole and total != expected_sum(lines) else None,
+        error="an epoch did not have each sample once"
+        if whole and total != expected_sum(lines)
+        else None,
     )
 
 
@@ -259,7 +291,8 @@ def growth(
     """Return MiB that each worker has more than an empty one has in the median, by kind of memory."""
     return {
         kind: [
-            peak[kind] - float(np.median([one[kind] for one in empty.values()])) for peak in peaks.values()
+            peak[kind] - float(np.median([one[kind] for one in empty.values()]))
+            for peak in peaks.values()
         ]
         for kind in KINDS
     }
@@ -270,7 +303,9 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     told = []
     for workers, its in grouped(rows, lambda row: row["point"]["workers"]).items():
         grown = {
-            row["point"]["loader"]: row["figures"]["own_mib"] + row["figures"]["shared_mib"] for row in its
+            row["point"]["loader"]: row["figures"]["own_mib"]
+            + row["figures"]["shared_mib"]
+            for row in its
         }
         if OURS in grown:
             keeps = "keeps" if grown[OURS] <= MOST_MIB else "does not keep"

@@ -65,10 +65,17 @@ def _av() -> Callable[[bytes], Array]:
     av = import_module("av")
     decoder = av.CodecContext.create("mjpeg", "r")
     decoder.thread_count = 1
-    return lambda content: cast(Array, decoder.decode(av.Packet(content))[0].to_ndarray(format="rgb24"))
+    return lambda content: cast(
+        Array, decoder.decode(av.Packet(content))[0].to_ndarray(format="rgb24")
+    )
 
 
-DECODERS = {"simplejpeg": _simplejpeg, "kornia-rs": _kornia_rs, "imagecodecs": _imagecodecs, "av": _av}
+DECODERS = {
+    "simplejpeg": _simplejpeg,
+    "kornia-rs": _kornia_rs,
+    "imagecodecs": _imagecodecs,
+    "av": _av,
+}
 """Name on PyPI of a decoder that our loaders do not use -> what makes it."""
 ALONE: dict[Medium, tuple[str, ...]] = {
     "images": tuple(f"{name}-alone" for name in (*READERS, *DECODERS)),
@@ -114,11 +121,15 @@ def medium_of(task: str) -> Medium:
     """
     kind = kind_named(one_of("--task", task, TASKS))
     if kind.content(Config()) != kind.medium:
-        raise UserError(f"--task {task}: this suite loads images or videos with a label alone")
+        raise UserError(
+            f"--task {task}: this suite loads images or videos with a label alone"
+        )
     return kind.medium
 
 
-def data_folder(root: Path | None, *, medium: Medium = "images", files: bool = True) -> Path:
+def data_folder(
+    root: Path | None, *, medium: Medium = "images", files: bool = True
+) -> Path:
     """Return the split that is passed over: root/train or the root itself; of videos also a list, the root
     itself or in it. Raises UserError; with `files` also for data that lies in other forms than files."""
     if (
@@ -130,7 +141,9 @@ def data_folder(root: Path | None, *, medium: Medium = "images", files: bool = T
     if root is None or not root.is_dir():
         wanted = "name one with <class>/* or train/<class>/*"
         wanted += ", or with the list train.csv" if medium == "videos" else ""
-        raise UserError(f"--data {'is missing' if root is None else f'{root}: no such folder'}; {wanted}")
+        raise UserError(
+            f"--data {'is missing' if root is None else f'{root}: no such folder'}; {wanted}"
+        )
     source = choose_source("auto", root, "train")
     if files and not source_named(source).FILES:
         raise UserError(
@@ -163,12 +176,27 @@ def expanded(
     Raises UserError for an unknown name. With `by_hand` also what is written by hand has names."""
     kind = kind_named(task)
     loops = BY_HAND[kind.medium] if by_hand else ()
-    peers_ = (*ALONE[kind.medium], *(PEERS if kind.medium == "images" else ())) if by_hand else ()
+    peers_ = (
+        (*ALONE[kind.medium], *(PEERS if kind.medium == "images" else ()))
+        if by_hand
+        else ()
+    )
     auto = [name for name in loops if _runs(name, kind.medium, gpu=devices > 0)]
-    auto += [name for name in kind.loaders if "nvdec+" not in name and usable(name, gpu=devices > 0)]
+    auto += [
+        name
+        for name in kind.loaders
+        if "nvdec+" not in name and usable(name, gpu=devices > 0)
+    ]
     known = (*loops, *peers_, *kind.loaders)
-    chosen = [one_of(flag, name, (*known, "auto"), elsewhere=task_with_loader) for name in names]
-    return list(dict.fromkeys(each for name in chosen for each in (auto if name == "auto" else [name])))
+    chosen = [
+        one_of(flag, name, (*known, "auto"), elsewhere=task_with_loader)
+        for name in names
+    ]
+    return list(
+        dict.fromkeys(
+            each for name in chosen for each in (auto if name == "auto" else [name])
+        )
+    )
 
 
 def _runs(name: str, medium: Medium, *, gpu: bool) -> bool:
@@ -194,12 +222,18 @@ def plan_of(asked: Asked, columns: Any, world: World) -> ImagePlan | ClipPlan:
             flip=asked.flip,
         )
         plan: ImagePlan | ClipPlan = ImagePlan.of(
-            columns, policy, seed=0, batch_size=asked.batch_size, world_size=world.size, rank=world.rank
+            columns,
+            policy,
+            seed=0,
+            batch_size=asked.batch_size,
+            world_size=world.size,
+            rank=world.rank,
         )
     else:
         side = pytorch.shorter_side(asked.image_size)
         clips = ClipPolicy(
-            frames=asked.clip_frames or -(-int(columns.frames.max()) // asked.clip_stride),
+            frames=asked.clip_frames
+            or -(-int(columns.frames.max()) // asked.clip_stride),
             stride=asked.clip_stride,
             image_size=asked.image_size,
             shorter=(side, side),
@@ -228,7 +262,9 @@ def feed_of(asked: Asked, name: str, data: Split, world: World) -> Feed:
     """Return the Feed that a loader of ours is opened with. Raises UserError."""
     columns = data.columns
     targets = (
-        Classification(columns.label).targets if asked.medium == "images" else Video(columns.label).targets
+        Classification(columns.label).targets
+        if asked.medium == "images"
+        else Video(columns.label).targets
     )
     of_dali = asked.threads and name in ("dali-cpu", "dali-gpu")
     return Feed(
@@ -254,7 +290,11 @@ def opened(
     """Open a loader, or a loop by hand, that is ready to give this rank's batches. Stores of other libraries
     are kept in `stores`. Raises UserError."""
     clips = asked.medium == "videos"
-    by_hand = name in BY_HAND[asked.medium] or name in ALONE[asked.medium] or (not clips and name in PEERS)
+    by_hand = (
+        name in BY_HAND[asked.medium]
+        or name in ALONE[asked.medium]
+        or (not clips and name in PEERS)
+    )
     frames = 0.0
     if clips:
         policy = cast(ClipPlan, plan_of(asked, data.columns, world)).policy
@@ -264,13 +304,22 @@ def opened(
     if by_hand:
         loop = _clips_by_hand if clips else _images_by_hand
         epochs = loop(asked, name, data, world, stores)
-        yield epochs, lambda rate: {"unit": KIND.unit, "frames_per_s": rate * frames} if clips else {}
+        yield (
+            epochs,
+            lambda rate: (
+                {"unit": KIND.unit, "frames_per_s": rate * frames} if clips else {}
+            ),
+        )
         return
     with open_loader(name, feed_of(asked, name, data, world)) as loader:
         plan = plan_of(asked, data.columns, world)
 
         def passes(epoch: int, batches: int | None = asked.batches) -> Iterator[int]:
-            first = 0 if batches is None else max(plan.steps() - batches, 0) * plan.global_batch_size
+            first = (
+                0
+                if batches is None
+                else max(plan.steps() - batches, 0) * plan.global_batch_size
+            )
             for batch in loader.batches(epoch, first):
                 batch.launched()
                 yield batch.delivered
@@ -283,8 +332,12 @@ def opened(
             return {
                 "unit": KIND.unit,
                 "frames_per_s": rate * frames,
-                "decoded_per_frame": counts.decoded / counts.delivered if counts.delivered else None,
-                "fallbacks": fallbacks * policy.frames / counts.delivered if fallbacks else None,
+                "decoded_per_frame": counts.decoded / counts.delivered
+                if counts.delivered
+                else None,
+                "fallbacks": fallbacks * policy.frames / counts.delivered
+                if fallbacks
+                else None,
                 "fallback_kinds": "; ".join(sorted(counts.fallbacks)) or None,
             }
 
@@ -302,7 +355,9 @@ def _require(flag: str, module: str) -> None:
     try:
         import_module(module)
     except (ImportError, OSError) as error:
-        raise Absent(f"--loaders {flag}: {module} cannot be imported ({error})") from None
+        raise Absent(
+            f"--loaders {flag}: {module} cannot be imported ({error})"
+        ) from None
 
 
 def whole_decoder(name: str) -> Callable[[bytes], Array]:
@@ -332,12 +387,16 @@ def _length_of_decoded(name: str) -> Callable[[str], int]:
     return load
 
 
-def _images_by_hand(asked: Asked, name: str, data: Split, world: World, stores: Path) -> Epochs:
+def _images_by_hand(
+    asked: Asked, name: str, data: Split, world: World, stores: Path
+) -> Epochs:
     labels = data.columns.label.tolist()
     plan = plan_of(asked, data.columns, world)
     samples = None if asked.batches is None else asked.batches * asked.batch_size
     if name in PEERS:
-        return _by_peer(asked, name, list(zip(paths(data), labels, strict=True)), world, stores)
+        return _by_peer(
+            asked, name, list(zip(paths(data), labels, strict=True)), world, stores
+        )
     if name.startswith("dali"):
         if name == "dali" and (asked.delay_s or samples):
             raise UserError(
@@ -346,7 +405,9 @@ def _images_by_hand(asked: Asked, name: str, data: Split, world: World, stores: 
         return _by_dali(asked, name, data, plan, world)
     size = asked.image_size
     if name == "pytorch+opencv" and asked.window != "stretch":
-        raise UserError(f"--loaders {name} stretches the whole image: --window stretch, or leave it out")
+        raise UserError(
+            f"--loaders {name} stretches the whole image: --window stretch, or leave it out"
+        )
     if name.endswith("-alone"):
         reader = name.removesuffix("-alone")
         try:
@@ -355,7 +416,11 @@ def _images_by_hand(asked: Asked, name: str, data: Split, world: World, stores: 
             raise Absent(f"--loaders {name}: not installed ({error})") from None
         load: Callable[[str], Any] = _length_of_decoded(reader)
     else:
-        load = pytorch.by_opencv(size) if name == "pytorch+opencv" else pytorch.by_pil(asked.window, size)
+        load = (
+            pytorch.by_opencv(size)
+            if name == "pytorch+opencv"
+            else pytorch.by_pil(asked.window, size)
+        )
     loader = pytorch.loader(
         pytorch.Images(paths(data), labels, load, asked.delay_s),
         batch_size=asked.batch_size,
@@ -365,12 +430,18 @@ def _images_by_hand(asked: Asked, name: str, data: Split, world: World, stores: 
         rank=world.rank,
         samples=samples,
     )
-    return lambda epoch: (len(labels) for _, labels in pytorch.batches(loader, world.device, epoch))
+    return lambda epoch: (
+        len(labels) for _, labels in pytorch.batches(loader, world.device, epoch)
+    )
 
 
-def _by_peer(asked: Asked, name: str, files: list[tuple[str, int]], world: World, stores: Path) -> Epochs:
+def _by_peer(
+    asked: Asked, name: str, files: list[tuple[str, int]], world: World, stores: Path
+) -> Epochs:
     if asked.window != "random-resized":
-        raise UserError(f"--loaders {name} crops as in training: --window random-resized, or leave it out")
+        raise UserError(
+            f"--loaders {name} crops as in training: --window random-resized, or leave it out"
+        )
     try:
         loader = peers.loader(
             name,
@@ -400,7 +471,9 @@ def _by_dali(asked: Asked, name: str, data: Split, plan: Any, world: World) -> E
             read_delay_s=asked.delay_s,
         )
         threads = max(asked.threads or asked.workers, 1)
-        fed = dali.loader(source, size=asked.image_size, threads=threads, device=world.device)
+        fed = dali.loader(
+            source, size=asked.image_size, threads=threads, device=world.device
+        )
         return lambda epoch: (len(batch["images"]) for (batch,) in fed)
     loader = dali.images(
         window=asked.window,
@@ -414,17 +487,23 @@ def _by_dali(asked: Asked, name: str, data: Split, plan: Any, world: World) -> E
         labels=labels,
     )
     batches = chain.from_iterable(repeat(loader))  # epoch after epoch
-    return lambda epoch: (len(batch[0]["images"]) for batch in islice(batches, plan.steps()))
+    return lambda epoch: (
+        len(batch[0]["images"]) for batch in islice(batches, plan.steps())
+    )
 
 
-def _clips_by_hand(asked: Asked, name: str, data: Split, world: World, _stores: Path) -> Epochs:
+def _clips_by_hand(
+    asked: Asked, name: str, data: Split, world: World, _stores: Path
+) -> Epochs:
     plan = cast(ClipPlan, plan_of(asked, data.columns, world))
     files = paths(data)[: plan.samples]
     labels = data.columns.label.tolist()
     frames, stride = plan.policy.frames, plan.policy.stride
     on_gpu = name.startswith(("dali", "nvdec"))
     if on_gpu and world.device.type != "cuda":
-        raise UserError(f"--loaders {name} needs an NVIDIA GPU; pytorch and pyav-alone run on the CPU")
+        raise UserError(
+            f"--loaders {name} needs an NVIDIA GPU; pytorch and pyav-alone run on the CPU"
+        )
     if name == "nvdec-alone":
         from loaders.videos._engines import capabilities, import_codec
 
@@ -439,7 +518,10 @@ def _clips_by_hand(asked: Asked, name: str, data: Split, world: World, _stores: 
             threads=capabilities(codec, gpu, ("h264",))["h264"].engines,
             gpu=gpu,
         )
-        return lambda epoch: (sum(1 for _ in islice(stream, asked.batch_size)) for _ in range(plan.steps()))
+        return lambda epoch: (
+            sum(1 for _ in islice(stream, asked.batch_size))
+            for _ in range(plan.steps())
+        )
     if name.startswith("dali"):
         _require(name, "nvidia.dali")
         loader = dali.clips(
@@ -459,7 +541,9 @@ def _clips_by_hand(asked: Asked, name: str, data: Split, world: World, _stores: 
             rank=world.rank,
         )
         batches = chain.from_iterable(repeat(loader))  # epoch after epoch
-        return lambda epoch: (len(batch[0]["clips"]) for batch in islice(batches, plan.steps()))
+        return lambda epoch: (
+            len(batch[0]["clips"]) for batch in islice(batches, plan.steps())
+        )
     by_decord = "decord" in name
     if by_decord:
         _require(name, "decord")
@@ -480,4 +564,6 @@ def _clips_by_hand(asked: Asked, name: str, data: Split, world: World, _stores: 
         world_size=world.size,
         rank=world.rank,
     )
-    return lambda epoch: (len(clips) for clips, _ in pytorch.batches(loader, world.device, epoch))
+    return lambda epoch: (
+        len(clips) for clips, _ in pytorch.batches(loader, world.device, epoch)
+    )

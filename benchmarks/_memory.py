@@ -22,16 +22,21 @@ Loads = dict[str, float | None]
 def limit(device: torch.device, gib: float) -> float:
     """Leave so much memory free; return the GiB of the device that are held for it, which no figure counts.
     Raises UserError when there is less."""
-    if device.type == "cpu":  # not the address space: libraries map far more of it than they use
+    if (
+        device.type == "cpu"
+    ):  # not the address space: libraries map far more of it than they use
         resource.setrlimit(
-            resource.RLIMIT_DATA, (int(gib * 2**30), resource.getrlimit(resource.RLIMIT_DATA)[1])
+            resource.RLIMIT_DATA,
+            (int(gib * 2**30), resource.getrlimit(resource.RLIMIT_DATA)[1]),
         )
         return 0.0
     torch.zeros(1, device=device)  # starts CUDA
     held = torch.cuda.get_device_properties(device).total_memory - int(gib * 2**30)
     # by the driver: neither PyTorch's figures nor its cache see it
     code = (
-        ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(held))
+        ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(
+            ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(held)
+        )
         if held > 0
         else 1
     )
@@ -49,7 +54,11 @@ def loads(device: torch.device) -> Iterator[Callable[[], Loads]]:
     short."""
     sampler = hardware.Sampler(device, cores=cores(), host=False).start()
     try:
-        yield lambda: {name: read for name, read in sampler.read().items() if name in hardware.LOADS}
+        yield lambda: {
+            name: read
+            for name, read in sampler.read().items()
+            if name in hardware.LOADS
+        }
     finally:
         sampler.stop()
 

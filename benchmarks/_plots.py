@@ -24,17 +24,27 @@ Series = dict[str, list[float | None]]
 """name -> a value for each group, None where there is none."""
 
 
-def bars(path: Path, groups: Sequence[str], series: Series, *, title: str, unit: str) -> Path:
+def bars(
+    path: Path, groups: Sequence[str], series: Series, *, title: str, unit: str
+) -> Path:
     """Draw groups of bars, one colour a series. What is missing is left out, and no bar of height 0."""
     letters = max(map(len, groups), default=0)
-    drawing, axes = _figure(width=2 + len(groups) * max(0.45 * len(series), 0.2 + 0.07 * letters))
+    drawing, axes = _figure(
+        width=2 + len(groups) * max(0.45 * len(series), 0.2 + 0.07 * letters)
+    )
     width = 0.8 / len(series)
     for number, (name, heights) in enumerate(series.items()):
         left = np.arange(len(groups)) + (number - len(series) / 2) * width
-        there = [(at, height) for at, height in zip(left, heights, strict=True) if height is not None]
+        there = [
+            (at, height)
+            for at, height in zip(left, heights, strict=True)
+            if height is not None
+        ]
         if there:
             across, up = zip(*there, strict=True)
-            axes.bar(across, up, width * 0.92, align="edge", label=name, color=f"C{number}")
+            axes.bar(
+                across, up, width * 0.92, align="edge", label=name, color=f"C{number}"
+            )
     axes.set_xlim(-0.5, len(groups) - 0.5)
     axes.set_xticks(range(len(groups)), groups)
     axes.set_ylabel(unit)
@@ -66,7 +76,9 @@ def lines(
             markersize=5 + 5 * below,
         )
     values = sorted({at for points in series.values() for at, _ in points})
-    if values[0] > 0 and values[-1] >= 8 * values[0] and len(values) < 12:  # as batch sizes are
+    if (
+        values[0] > 0 and values[-1] >= 8 * values[0] and len(values) < 12
+    ):  # as batch sizes are
         axes.set_xscale("log", base=2)
         axes.set_xticks(values, [f"{value:g}" for value in values])
         axes.minorticks_off()
@@ -92,13 +104,20 @@ def _finished(drawing: Any, axes: Any, path: Path, title: str) -> Path:
     handles, names = axes.get_legend_handles_labels()
     if names:
         each = max(map(len, names)) + LEGEND_MORE
-        columns_ = max(1, min(len(names), int(LETTERS_AN_INCH * drawing.get_figwidth() / each)))
-        drawing.legend(handles, names, loc="outside lower center", ncols=columns_, fontsize=8)
+        columns_ = max(
+            1, min(len(names), int(LETTERS_AN_INCH * drawing.get_figwidth() / each))
+        )
+        drawing.legend(
+            handles, names, loc="outside lower center", ncols=columns_, fontsize=8
+        )
     return _saved(drawing, path)
 
 
 def _titled(axes: Any, title: str) -> None:
-    axes.set_title(textwrap.fill(title, int(LETTERS_AN_INCH * axes.figure.get_figwidth())), fontsize=10)
+    axes.set_title(
+        textwrap.fill(title, int(LETTERS_AN_INCH * axes.figure.get_figwidth())),
+        fontsize=10,
+    )
 
 
 def _saved(drawing: Any, path: Path) -> Path:

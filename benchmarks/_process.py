@@ -24,7 +24,9 @@ def ran(command: list[str], log: Any, limit_s: float) -> int | None:
     when this returns."""
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        ),
     }
     process = subprocess.Popen(
         command,
@@ -48,8 +50,15 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with _later():
         with suppress(psutil.Error):
             # listed before any signal: who has lost its parent is nobody's child any more
-            family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-            for number, patience_s in ((signal.SIGTERM, PATIENCE_S), (signal.SIGKILL, 5.0)):
+            family = (
+                psutil.Process(process.pid).children(recursive=True)
+                if process.poll() is None
+                else []
+            )
+            for number, patience_s in (
+                (signal.SIGTERM, PATIENCE_S),
+                (signal.SIGKILL, 5.0),
+            ):
                 if process.poll() is None:
                     with suppress(ProcessLookupError):
                         os.killpg(process.pid, number)
@@ -67,7 +76,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _heard_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
     """Send signals that end a program to `handler` inside. One that is ignored, as under nohup that of a
     closed terminal, stays so."""
-    before = {number: known for number in ENDING if (known := signal.getsignal(number)) is not signal.SIG_IGN}
+    before = {
+        number: known
+        for number in ENDING
+        if (known := signal.getsignal(number)) is not signal.SIG_IGN
+    }
     try:
         for number in before:
             signal.signal(number, handler)

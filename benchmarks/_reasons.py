@@ -40,12 +40,19 @@ LONGEST = 300
 def reason(code: int, log: Sequence[str], *, asks_what_fits: bool) -> tuple[str, str]:
     """Return the status of the row, and why it has no figures."""
     said = [line.strip() for line in log if line.strip()]
-    words = [word.lower() for word in (*OUT_OF_MEMORY, *(NO_THREAD_OR_KILLED if asks_what_fits else ()))]
+    words = [
+        word.lower()
+        for word in (*OUT_OF_MEMORY, *(NO_THREAD_OR_KILLED if asks_what_fits else ()))
+    ]
     if (
-        line := next((line for line in said if any(word in line.lower() for word in words)), None)
+        line := next(
+            (line for line in said if any(word in line.lower() for word in words)), None
+        )
     ) is not None:
         return "oom", line[-LONGEST:]
-    last = [line[-LONGEST:] for line in takewhile(lambda line: LAUNCHER not in line, said)][-1:]
+    last = [
+        line[-LONGEST:] for line in takewhile(lambda line: LAUNCHER not in line, said)
+    ][-1:]
     if code == NOT_HERE and last:
         return "absent", last[0]
     if code == -signal.SIGKILL:  # which may come after any line

@@ -55,7 +55,9 @@ def columns(suite: Suite, rows: Sequence[Row], *, detail: bool) -> list[Column]:
             return False
         if all(column.key in row["point"] for row in rows):
             return len({json.dumps(row["point"][column.key]) for row in rows}) > 1
-        return column.key == suite.rate or any(value(row, column.key) is not None for row in rows)
+        return column.key == suite.rate or any(
+            value(row, column.key) is not None for row in rows
+        )
 
     return [column for column in suite.columns if tells(column)]
 
@@ -66,7 +68,10 @@ def cells(suite: Suite, rows: Sequence[Row], *, detail: bool) -> list[list[str]]
     lines = [[column.title.format(unit=unit_of(rows)) for column in shown]]
     for row in rows:
         line = [
-            _cell(row, column.key, column.form, spread=detail or column.key == suite.rate) for column in shown
+            _cell(
+                row, column.key, column.form, spread=detail or column.key == suite.rate
+            )
+            for column in shown
         ]
         rate = [column.key for column in shown].index(suite.rate)
         if row["status"] != "ok" and value(row, suite.rate) is None:
@@ -80,7 +85,9 @@ def cells(suite: Suite, rows: Sequence[Row], *, detail: bool) -> list[list[str]]
 def unit_of(rows: Sequence[Row]) -> str:
     """Return the unit of the rates: the one that any row names, also a failed one; else img/s."""
     units = (
-        row["figures"].get("unit") or ("clip/s" if "clip_frames" in row["point"] else None) for row in rows
+        row["figures"].get("unit")
+        or ("clip/s" if "clip_frames" in row["point"] else None)
+        for row in rows
     )
     return next((str(unit) for unit in units if unit), "img/s")
 
@@ -89,14 +96,24 @@ def _cell(row: Row, key: str, form: str | Rates, *, spread: bool = True) -> str:
     content = value(row, key)
     if content is None:
         return "-"
-    text = " ".join(map(str, content)) if isinstance(content, list) else form.format(content)
+    text = (
+        " ".join(map(str, content))
+        if isinstance(content, list)
+        else form.format(content)
+    )
     its = row["spread"].get(key) if spread else None
-    return f"{text} ({form.format(its['min'])} to {form.format(its['max'])}, {its['n']})" if its else text
+    return (
+        f"{text} ({form.format(its['min'])} to {form.format(its['max'])}, {its['n']})"
+        if its
+        else text
+    )
 
 
 def _why(row: Row) -> str:
     if row["status"] == "short":
-        return "too short: no figure" + (f"; {_short(row['error'])}" if row["error"] else "")
+        return "too short: no figure" + (
+            f"; {_short(row['error'])}" if row["error"] else ""
+        )
     return "out of memory" if row["status"] == "oom" else _short(said_of(row))
 
 
@@ -114,12 +131,30 @@ def markdown(suite: Suite, rows: Sequence[Row], folder: Path) -> str:
     )
     fence = "`" * max(3, *(len(run) + 1 for run in FENCE.findall(about["command"])), 0)
     # a note in which nothing begins a block of code
-    note = FENCE.sub(lambda match: "".join(f"\\{mark}" for mark in match[0]), about.get("note", ""))
-    head = [f"# {suite.name}", "", suite.about, "", f"{fence}bash", about["command"], fence, ""]
+    note = FENCE.sub(
+        lambda match: "".join(f"\\{mark}" for mark in match[0]), about.get("note", "")
+    )
+    head = [
+        f"# {suite.name}",
+        "",
+        suite.about,
+        "",
+        f"{fence}bash",
+        about["command"],
+        fence,
+        "",
+    ]
     head += [f"- {line}" for line in conditions(suite, rows, note)]
-    head += ["- A figure with a spread is the median of its repeats (smallest to largest, number).", ""]
+    head += [
+        "- A figure with a spread is the median of its repeats (smallest to largest, number).",
+        "",
+    ]
     titles, *lines = cells(suite, rows, detail=True)
-    table = [titles, ["---"] * len(titles), *([cell.replace("|", "/") for cell in line] for line in lines)]
+    table = [
+        titles,
+        ["---"] * len(titles),
+        *([cell.replace("|", "/") for cell in line] for line in lines),
+    ]
     told = [f"- {line}" for line in concluded(suite, rows)]
     rows_ = [f"| {' | '.join(words)} |" for words in table]
     return "\n".join([*head, *rows_, *([""] if told else []), *told]) + "\n"
@@ -129,7 +164,11 @@ def conditions(suite: Suite, rows: Sequence[Row], note: str = "") -> list[str]:
     """Return hardware and versions (each once, whatever differs listed), the noise of the repeats, clocks and
     throttling."""
     told = [" ".join(note.split())] if note.strip() else []
-    everywhere = [column for column in suite.columns if all(column.key in row["point"] for row in rows)]
+    everywhere = [
+        column
+        for column in suite.columns
+        if all(column.key in row["point"] for row in rows)
+    ]
     differing = columns(suite, rows, detail=True)
     same = [
         f"{column.title} {_cell(rows[0], column.key, column.form)}"
@@ -142,7 +181,11 @@ def conditions(suite: Suite, rows: Sequence[Row], note: str = "") -> list[str]:
     if versions := sorted(versions_of(rows).items()):
         told.append(", ".join(f"{name} {version}" for name, version in versions))
     if days := sorted(
-        {time.strftime("%Y-%m-%d", time.gmtime(row["began"])) for row in rows if row.get("began")}
+        {
+            time.strftime("%Y-%m-%d", time.gmtime(row["began"]))
+            for row in rows
+            if row.get("began")
+        }
     ):
         told.append(f"Measured on {' and '.join(days)}.")
     noise = [
@@ -199,7 +242,14 @@ def _machine(hardware: dict[str, Any]) -> str:
     )
 
 
-def show(suite: Suite, rows: Sequence[Row], folder: Path, console: Console, *, write: bool = True) -> None:
+def show(
+    suite: Suite,
+    rows: Sequence[Row],
+    folder: Path,
+    console: Console,
+    *,
+    write: bool = True,
+) -> None:
     """Print the table; with `write`, write table.md, plots/*.png and the TensorBoard runs."""
     from rich.table import Table
     from rich.text import Text
@@ -213,7 +263,9 @@ def show(suite: Suite, rows: Sequence[Row], folder: Path, console: Console, *, w
     for line in lines:
         table.add_row(*map(Text, line))  # an error may hold what looks like markup
     console.print(table)
-    more = [title for title in cells(suite, rows, detail=True)[0] if title not in titles]
+    more = [
+        title for title in cells(suite, rows, detail=True)[0] if title not in titles
+    ]
     elsewhere = [f"More columns in table.md: {', '.join(more)}."] if more else []
     for text in (*elsewhere, *conditions(suite, rows), *concluded(suite, rows)):
         console.print(text, highlight=False, markup=False)
@@ -223,7 +275,9 @@ def show(suite: Suite, rows: Sequence[Row], folder: Path, console: Console, *, w
     if suite.follow:  # a row is of many trials; their own runs say nothing to compare
         for row in measured:
             _forget(folder / row["folder"])
-    plots = _tensorboard(suite, rows, measured if suite.follow else rows, folder, console)
+    plots = _tensorboard(
+        suite, rows, measured if suite.follow else rows, folder, console
+    )
     told = f"table: {folder / 'table.md'}   plots: {len(plots)}   TensorBoard: "
     told += f"tensorboard --logdir {shlex.quote(str(folder))}"
     console.print(printable(told), highlight=False, markup=False)
@@ -238,7 +292,11 @@ def printable(text: str) -> str:
 
 
 def _tensorboard(
-    suite: Suite, rows: Sequence[Row], measured: Sequence[Row], folder: Path, console: Console
+    suite: Suite,
+    rows: Sequence[Row],
+    measured: Sequence[Row],
+    folder: Path,
+    console: Console,
 ) -> list[Path]:
     """Write plots and return them; a row of HPARAMS for each point that is no run of train.py, which has
     written its own; and the curves of what was `measured`."""
@@ -250,10 +308,20 @@ def _tensorboard(
 
             matplotlib.use("Agg")
             (folder / "plots").mkdir(exist_ok=True)
-            plots = [*_drawn(suite, good, folder / "plots"), *suite.plots(good, folder / "plots")]
+            plots = [
+                *_drawn(suite, good, folder / "plots"),
+                *suite.plots(good, folder / "plots"),
+            ]
         except ImportError:
-            console.print("no plots: pip install matplotlib, then python -m scripts.report FOLDER")
-    names = {name for row in rows for name, its in row["figures"].items() if isinstance(its, int | float)}
+            console.print(
+                "no plots: pip install matplotlib, then python -m scripts.report FOLDER"
+            )
+    names = {
+        name
+        for row in rows
+        for name, its in row["figures"].items()
+        if isinstance(its, int | float)
+    }
     for row in rows:
         run = folder / row["folder"]
         # a figure that is refused is not to be found there either; a plain run is not ours
@@ -270,7 +338,11 @@ def _tensorboard(
         board = Board(folder / "plots")
         for path in plots:
             with Image.open(path) as image:
-                board.images(f"{suite.name}/{path.stem}", np.asarray(image.convert("RGB"))[None], 0)
+                board.images(
+                    f"{suite.name}/{path.stem}",
+                    np.asarray(image.convert("RGB"))[None],
+                    0,
+                )
         board.close()
     _write_curves(suite, [row for row in measured if row["status"] == "ok"], folder)
     return plots
@@ -282,7 +354,9 @@ def _forget(run: Path) -> None:
         events.unlink()
 
 
-def series_of(suite: Suite, rows: Sequence[Row]) -> tuple[str | None, dict[str, list[Row]]]:
+def series_of(
+    suite: Suite, rows: Sequence[Row]
+) -> tuple[str | None, dict[str, list[Row]]]:
     """Return the axis that the curves are over, None where no axis of `suite.over` differs, and the rows of
     each line, by what its points have in common and others have not."""
     differing = [
@@ -294,7 +368,10 @@ def series_of(suite: Suite, rows: Sequence[Row]) -> tuple[str | None, dict[str, 
 
     def name(row: Row) -> str:
         return (
-            name_of({key: row["point"].get(key, "") for key in differing if key != over}, sep=", ")
+            name_of(
+                {key: row["point"].get(key, "") for key in differing if key != over},
+                sep=", ",
+            )
             or suite.name
         )
 
@@ -304,7 +381,9 @@ def series_of(suite: Suite, rows: Sequence[Row]) -> tuple[str | None, dict[str, 
 def _drawn(suite: Suite, rows: Sequence[Row], folder: Path) -> list[Path]:
     """Draw each figure of the curves over their axis: lines over numbers, bars over names."""
     over, lines = series_of(suite, rows)
-    titles = {column.key: column.title.format(unit=unit_of(rows)) for column in suite.columns}
+    titles = {
+        column.key: column.title.format(unit=unit_of(rows)) for column in suite.columns
+    }
     drawn = []
     for figure in suite.curves:
         if not any(value(row, figure) is not None for row in rows):
@@ -312,7 +391,9 @@ def _drawn(suite: Suite, rows: Sequence[Row], folder: Path) -> list[Path]:
         path = folder / f"{figure}.png"
         title = f"{suite.name}: {titles[figure]}"
         places = list(dict.fromkeys(value(row, over) if over else "" for row in rows))
-        numbers = over is not None and all(isinstance(place, int | float) for place in places)
+        numbers = over is not None and all(
+            isinstance(place, int | float) for place in places
+        )
         points: dict[str, dict[Any, float]] = {
             name: {
                 (value(row, over) if over else ""): number
@@ -325,10 +406,20 @@ def _drawn(suite: Suite, rows: Sequence[Row], folder: Path) -> list[Path]:
             curves: dict[str, Sequence[tuple[float, float]]] = {
                 name: list(its.items()) for name, its in points.items() if its
             }
-            drawn.append(_plots.lines(path, curves, title=title, x=titles[str(over)], y=titles[figure]))
+            drawn.append(
+                _plots.lines(
+                    path, curves, title=title, x=titles[str(over)], y=titles[figure]
+                )
+            )
         else:
-            bars: _plots.Series = {name: [its.get(at) for at in places] for name, its in points.items()}
-            drawn.append(_plots.bars(path, list(map(str, places)), bars, title=title, unit=titles[figure]))
+            bars: _plots.Series = {
+                name: [its.get(at) for at in places] for name, its in points.items()
+            }
+            drawn.append(
+                _plots.bars(
+                    path, list(map(str, places)), bars, title=title, unit=titles[figure]
+                )
+            )
     return drawn
 
 
@@ -338,15 +429,29 @@ def _write_curves(suite: Suite, rows: Sequence[Row], folder: Path) -> None:
     for events in (folder / "curves").glob("*/events.out.tfevents.*"):
         events.unlink()
     over, lines = series_of(suite, rows)
-    shown = [name for name in suite.curves if any(value(row, name) is not None for row in rows)]
-    if over is None or not shown or not all(isinstance(value(row, over), int | float) for row in rows):
+    shown = [
+        name
+        for name in suite.curves
+        if any(value(row, name) is not None for row in rows)
+    ]
+    if (
+        over is None
+        or not shown
+        or not all(isinstance(value(row, over), int | float) for row in rows)
+    ):
         return
     # a step is a whole number
     parts = 1 if all(float(row["point"][over]).is_integer() for row in rows) else 1000
     group = f"{suite.name} over {over}" + (", thousandths" if parts > 1 else "")
-    titles = {column.key: column.title.format(unit=unit_of(rows)) for column in suite.columns}
+    titles = {
+        column.key: column.title.format(unit=unit_of(rows)) for column in suite.columns
+    }
     for name, its in lines.items():
-        run = folder / "curves" / name.replace(", ", "-").replace("/", "_").replace(" ", "_")
+        run = (
+            folder
+            / "curves"
+            / name.replace(", ", "-").replace("/", "_").replace(" ", "_")
+        )
         run.mkdir(parents=True, exist_ok=True)
         board = Board(run)
         board.layout({group: {titles[figure]: [figure] for figure in shown}})
@@ -359,7 +464,12 @@ def _write_curves(suite: Suite, rows: Sequence[Row], folder: Path) -> None:
 
 
 def hparams(
-    board: Board, suite: str, point: Point, figures: Mapping[str, Any], *, names: Iterable[str] = ()
+    board: Board,
+    suite: str,
+    point: Point,
+    figures: Mapping[str, Any],
+    *,
+    names: Iterable[str] = (),
 ) -> None:
     """Write the point's row of the HPARAMS page, with the figures that are numbers; `names`: those of all
     rows, which the page needs."""
@@ -384,22 +494,40 @@ def hparams(
 def progress(console: Console, title: str) -> Iterator[Callable[[int, int, str], None]]:
     """Show points (or searches) done of all, the time left, and a line for each point; without a terminal the
     lines alone."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
-    shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    shown = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(
-        *shown, console=console, disable=not console.is_terminal, speed_estimate_period=86_400
+        *shown,
+        console=console,
+        disable=not console.is_terminal,
+        speed_estimate_period=86_400,
     ) as bar:
         task = bar.add_task(title, total=None)
         before: list[int] = []
 
         def tell(done: int, known: int, text: str) -> None:
             nonlocal task
-            if not before:  # what an earlier command has measured says nothing of the time left
+            if (
+                not before
+            ):  # what an earlier command has measured says nothing of the time left
                 before.append(done)
                 bar.remove_task(task)
                 task = bar.add_task(title, completed=done)
-            bar.update(task, completed=done, total=known, description=text.partition(": ")[0])
+            bar.update(
+                task, completed=done, total=known, description=text.partition(": ")[0]
+            )
             if ": " in text or not console.is_terminal:
                 console.print(f"[{done}/{known}] {text}", highlight=False, markup=False)
 

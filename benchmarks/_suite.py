@@ -149,7 +149,10 @@ class Suite:
 def crossed(**axes: Sequence[Any]) -> list[Point]:
     """Return a point for every combination of the axes' values; an axis without values is left out."""
     asked = {name: values for name, values in axes.items() if values}
-    return [dict(zip(asked, values, strict=True)) for values in itertools.product(*asked.values())]
+    return [
+        dict(zip(asked, values, strict=True))
+        for values in itertools.product(*asked.values())
+    ]
 
 
 def grouped(rows: Sequence[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
@@ -160,7 +163,9 @@ def grouped(rows: Sequence[Row], key: Callable[[Row], Any]) -> dict[Any, list[Ro
     return groups
 
 
-def of_baseline(rows: Sequence[Row], figure: str, baselines: Mapping[str, Point]) -> list[Row]:
+def of_baseline(
+    rows: Sequence[Row], figure: str, baselines: Mapping[str, Point]
+) -> list[Row]:
     """Return copies of the rows, with a ratio by each name of `baselines`: the row's figure over that of the
     row whose point differs from it in these values alone. A figure that is missing has no ratio."""
 
@@ -170,8 +175,12 @@ def of_baseline(rows: Sequence[Row], figure: str, baselines: Mapping[str, Point]
     copies = [{**row, "figures": dict(row["figures"])} for row in rows]
     for row in copies if rows else []:
         for name, changed in baselines.items():
-            wanted = row["point"] | {key: value for key, value in changed.items() if key in row["point"]}
-            base = known(next((other for other in rows if other["point"] == wanted), None))
+            wanted = row["point"] | {
+                key: value for key, value in changed.items() if key in row["point"]
+            }
+            base = known(
+                next((other for other in rows if other["point"] == wanted), None)
+            )
             own = known(row)
             if base and own and changed.keys() <= row["point"].keys():
                 row["figures"][name] = own / base
@@ -190,7 +199,13 @@ def in_own_process(module: str) -> Callable[[Any, Point, Path], list[str]]:
 
 def ranks(count: int) -> list[str]:
     """Return the arguments that stand between Python and a program of `count` processes."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+    launcher = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(count),
+    ]
     return launcher if count > 1 else []
 
 
@@ -213,12 +228,16 @@ def measuring(settings: type[S], measure: Callable[[S, Point, Path], Measured]) 
     point = json.loads(sys.argv[2])
     folder = Path(sys.argv[3])
     try:
-        measured = measure(settings.model_validate(json.loads(sys.argv[1])), point, folder)
+        measured = measure(
+            settings.model_validate(json.loads(sys.argv[1])), point, folder
+        )
     except UserError as mistake:
         print(mistake, file=sys.stderr, flush=True)
         sys.exit(NOT_HERE if isinstance(mistake, Absent) else 2)
     if int(os.environ.get("RANK", 0)) == 0:
-        record.replace(folder / "figures.json", json.dumps(record.plain(asdict(measured))).encode())
+        record.replace(
+            folder / "figures.json", json.dumps(record.plain(asdict(measured))).encode()
+        )
 
 
 def figures_of(_point: Point, folder: Path) -> Measured:
@@ -228,15 +247,24 @@ def figures_of(_point: Point, folder: Path) -> Measured:
 
 def name_of(point: Point, sep: str = "-") -> str:
     """Name the folder of a point: its values, in order."""
-    words = ("x".join(map(str, value)) if isinstance(value, list) else str(value) for value in point.values())
-    return sep.join(word.replace("/", "_").replace(" ", "_") for word in words if word)[:150]
+    words = (
+        "x".join(map(str, value)) if isinstance(value, list) else str(value)
+        for value in point.values()
+    )
+    return sep.join(word.replace("/", "_").replace(" ", "_") for word in words if word)[
+        :150
+    ]
 
 
 def results(folder: Path) -> list[Row]:
     """Return the latest row of each point, in the order of the first. Raises UserError when there is none."""
     rows: dict[str, Row] = {}
     try:
-        lines = (folder / "results.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = (
+            (folder / "results.jsonl")
+            .read_text(encoding="utf-8", errors="replace")
+            .splitlines()
+        )
     except OSError as error:
         raise UserError(
             f"{folder} has no results.jsonl ({error.strerror}); name a folder that python -m scripts.bench "
@@ -252,7 +280,12 @@ def results(folder: Path) -> list[Row]:
     return list(rows.values())
 
 
-def run(suite: Suite, settings: Common, folder: Path, progress: Callable[[int, int, str], None]) -> list[Row]:
+def run(
+    suite: Suite,
+    settings: Common,
+    folder: Path,
+    progress: Callable[[int, int, str], None],
+) -> list[Row]:
     """Measure what has no row yet. `progress` gets points or searches done, of all, and what to say.
 
     Raises UserError, KeyboardInterrupt.
@@ -267,14 +300,22 @@ def run(suite: Suite, settings: Common, folder: Path, progress: Callable[[int, i
         raise UserError("nothing to measure: a flag that takes several values has none")
     if settings.repeats > 1:
         if suite.follow:
-            raise UserError(f"--repeats {settings.repeats}: {suite.name} is a search, of which there is one")
+            raise UserError(
+                f"--repeats {settings.repeats}: {suite.name} is a search, of which there is one"
+            )
         if settings.repeats < LEAST:
             raise UserError(
                 f"--repeats {settings.repeats}: of fewer than {LEAST} no figure is shown; 1, or {LEAST} and "
                 "more"
             )
-        points = [{**point, REPEAT: number} for number in range(settings.repeats) for point in points]
-    points = [json.loads(one) for one in dict.fromkeys(json.dumps(point) for point in points)]  # each once
+        points = [
+            {**point, REPEAT: number}
+            for number in range(settings.repeats)
+            for point in points
+        ]
+    points = [
+        json.loads(one) for one in dict.fromkeys(json.dumps(point) for point in points)
+    ]  # each once
     with record.claimed(folder, resuming=True, enabled=True):
         rows = results(folder) if (folder / "results.jsonl").exists() else []
         # nothing was measured: another command's failures are not its rows
@@ -291,12 +332,18 @@ def run(suite: Suite, settings: Common, folder: Path, progress: Callable[[int, i
                 points += [point for point in more if point not in points]
                 left = [point for point in points if point not in done]
                 if not left:
-                    return [row for point in points for row in rows if row["point"] == point]
-                progress(*_so_far(suite, settings, points, done, rows), name_of(left[0]))
+                    return [
+                        row for point in points for row in rows if row["point"] == point
+                    ]
+                progress(
+                    *_so_far(suite, settings, points, done, rows), name_of(left[0])
+                )
                 row = _measured(suite, settings, left[0], folder)
                 # after every point, so that an interrupt loses the one under way alone
                 file.append(json.dumps(record.plain(row)).encode() + b"\n")
-                rows = [other for other in rows if other["point"] != row["point"]] + [row]
+                rows = [other for other in rows if other["point"] != row["point"]] + [
+                    row
+                ]
                 done.append(row["point"])
                 if wrong := WRONG_DATA.fullmatch(row["error"] or ""):
                     raise UserError(wrong[1])
@@ -307,7 +354,11 @@ def run(suite: Suite, settings: Common, folder: Path, progress: Callable[[int, i
 
 
 def _so_far(
-    suite: Suite, settings: Common, points: list[Point], done: list[Point], rows: Sequence[Row]
+    suite: Suite,
+    settings: Common,
+    points: list[Point],
+    done: list[Point],
+    rows: Sequence[Row],
 ) -> tuple[int, int]:
     if suite.searches:
         return suite.searches(settings, [row for row in rows if row["point"] in done])
@@ -342,7 +393,11 @@ def _median(point: Point, rows: Sequence[Row]) -> Row:
             spreads[name] = spread(values)
     lost = [row for row in rows if row["status"] != "ok"]
     figures |= {"repeats": len(good), "lost": len(lost)}
-    why = f"{len(lost)} of {len(rows)} processes without a figure: {said_of(lost[0])}" if lost else None
+    why = (
+        f"{len(lost)} of {len(rows)} processes without a figure: {said_of(lost[0])}"
+        if lost
+        else None
+    )
     return {
         **good[0],
         "point": point,
@@ -368,7 +423,11 @@ def by_chance(suite: Suite, row: Row) -> tuple[float, float] | None:
     noise."""
     if suite.bounds:
         return suite.bounds(row)
-    its = row["spread"].get(suite.rate) if row["figures"].get("repeats", 0) >= LEAST else None
+    its = (
+        row["spread"].get(suite.rate)
+        if row["figures"].get("repeats", 0) >= LEAST
+        else None
+    )
     return (its["min"], its["max"]) if its else None
 
 
@@ -376,14 +435,27 @@ def beyond_noise(suite: Suite, one: Row, other: Row) -> bool | None:
     """Whether the rates of two rows differ by more than chance: their runs do not overlap. None when nothing
     tells."""
     first, second = (by_chance(suite, row) for row in (one, other))
-    return None if first is None or second is None else second[0] > first[1] or first[0] > second[1]
+    return (
+        None
+        if first is None or second is None
+        else second[0] > first[1] or first[0] > second[1]
+    )
 
 
-def _same_suite(suite: Suite, settings: Common, folder: Path, rows: Sequence[Row]) -> bool:
+def _same_suite(
+    suite: Suite, settings: Common, folder: Path, rows: Sequence[Row]
+) -> bool:
     """Whether a folder holds points of this command. One in which nothing was measured yet is given to it.
     Raises UserError for others'."""
-    asked = {name: found.resolve() if isinstance(found, Path) else found for name, found in settings}
-    asked = {name: found for name, found in asked.items() if name not in ("output", "limit_s", "note")}
+    asked = {
+        name: found.resolve() if isinstance(found, Path) else found
+        for name, found in settings
+    }
+    asked = {
+        name: found
+        for name, found in asked.items()
+        if name not in ("output", "limit_s", "note")
+    }
     wanted = {"suite": suite.name, **record.plain(asked)}
     path = folder / "suite.json"
     if path.exists() and any(row["status"] in DONE for row in rows):
@@ -391,7 +463,9 @@ def _same_suite(suite: Suite, settings: Common, folder: Path, rows: Sequence[Row
             found = json.loads(path.read_text(encoding="utf-8"))
             assert isinstance(found, dict)
         except (ValueError, AssertionError):
-            raise UserError(f"{path} is damaged; remove it, or name another --output") from None
+            raise UserError(
+                f"{path} is damaged; remove it, or name another --output"
+            ) from None
         for name, value in wanted.items():
             if found.get(name) != value:
                 flag = name if name == "suite" else f"--{name.replace('_', '-')}"
@@ -421,7 +495,9 @@ def _commit() -> str:
 
 def _measured(suite: Suite, settings: Common, point: Point, output: Path) -> Row:
     folder = output / "runs" / name_of(point)
-    shutil.rmtree(folder, ignore_errors=True)  # what a point that was cut short has left
+    shutil.rmtree(
+        folder, ignore_errors=True
+    )  # what a point that was cut short has left
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -453,19 +529,31 @@ def _measured(suite: Suite, settings: Common, point: Point, output: Path) -> Row
         if short and not measured.error:
             got = [f"{repeated['n']} of {LEAST} windows or passes"] if repeated else []
             got += [f"{steps} of {LEAST_STEPS} steps"] if isinstance(steps, int) else []
-            return row | {"status": "short", "error": f"{', '.join(got)}; more --seconds, or data"}
+            return row | {
+                "status": "short",
+                "error": f"{', '.join(got)}; more --seconds, or data",
+            }
         return row | {"status": "failed" if measured.error else "ok"}
     if code is None:
-        return row | {"status": "timeout", "error": f"took longer than --limit-s {settings.limit_s:g}"}
+        return row | {
+            "status": "timeout",
+            "error": f"took longer than --limit-s {settings.limit_s:g}",
+        }
     log_text = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
-    status, why = reason(code, log_text.splitlines(), asks_what_fits=suite.asks_what_fits)
+    status, why = reason(
+        code, log_text.splitlines(), asks_what_fits=suite.asks_what_fits
+    )
     return row | {"status": status, "error": why}
 
 
 def _said(suite: Suite, row: Row) -> str:
     if row["status"] == "ok":
         value = row["figures"].get(suite.rate)
-        return f"{suite.rate} {value:,.4g}" if isinstance(value, int | float) else f"{suite.rate} {value}"
+        return (
+            f"{suite.rate} {value:,.4g}"
+            if isinstance(value, int | float)
+            else f"{suite.rate} {value}"
+        )
     return said_of(row)
 
 

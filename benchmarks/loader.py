@@ -23,7 +23,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from engine.distributed import ProcessWorld, cores, prepare_process  # before torch: see there
+from engine.distributed import (
+    ProcessWorld,
+    cores,
+    prepare_process,
+)  # before torch: see there
 
 # isort: split
 import numpy as np
@@ -165,27 +169,44 @@ def points(settings: Loader) -> list[Point]:
     devices = torch.cuda.device_count()
     require_gpus(settings.gpus, devices)
     if 0 < settings.steps < LEAST_STEPS:
-        raise UserError(f"--steps got {settings.steps}; it must be 0, or {LEAST_STEPS} and more")
+        raise UserError(
+            f"--steps got {settings.steps}; it must be 0, or {LEAST_STEPS} and more"
+        )
     for count in settings.gpus:
         if settings.cold and (count > 1 or medium == "videos"):
             raise UserError("--cold true: of images, and of one rank, --gpus 1")
-    names = expanded("--loaders", settings.loaders, devices, task=settings.task, by_hand=True)
+    names = expanded(
+        "--loaders", settings.loaders, devices, task=settings.task, by_hand=True
+    )
     if settings.window != "stretch" and "pytorch+opencv" not in settings.loaders:
-        names = [name for name in names if name != "pytorch+opencv"]  # it stretches, and auto leaves it out
+        names = [
+            name for name in names if name != "pytorch+opencv"
+        ]  # it stretches, and auto leaves it out
     if (settings.steps or any(settings.delays)) and "dali" not in settings.loaders:
-        names = [name for name in names if name != "dali"]  # it reads all, as fast as it can
+        names = [
+            name for name in names if name != "dali"
+        ]  # it reads all, as fast as it can
     by_hand = {*BY_HAND[medium], *ALONE[medium], *PEERS}
     for name in settings.sets or ("",):
         data = settings.data / name if settings.data else None
         data_folder(data, medium=medium, files=bool(by_hand & {*names}))
-    settled = {name: getattr(settings, name) or value for name, value in DEFAULTS[medium].items()}
+    settled = {
+        name: getattr(settings, name) or value
+        for name, value in DEFAULTS[medium].items()
+    }
     if medium == "videos":
         settled |= {name: getattr(settings, name) for name in CLIPS}
     else:
         settled |= {"window": settings.window}
-    settled |= {name: its for name in ("step_ms", "steps") if (its := getattr(settings, name))}
+    settled |= {
+        name: its for name in ("step_ms", "steps") if (its := getattr(settings, name))
+    }
     for reader in settings.readers:
-        one_of("--readers", reader, ("auto", *(name.removesuffix("-alone") for name in ALONE["images"])))
+        one_of(
+            "--readers",
+            reader,
+            ("auto", *(name.removesuffix("-alone") for name in ALONE["images"])),
+        )
     asked = crossed(
         set=settings.sets,
         gpus=settings.gpus,
@@ -204,7 +225,9 @@ def points(settings: Loader) -> list[Point]:
 
 def command(settings: Loader, point: Point, folder: Path) -> list[str]:
     """Return the command that measures a point, with torchrun for several ranks."""
-    found = settings.model_copy(update={"data": settings.data and settings.data.absolute()})
+    found = settings.model_copy(
+        update={"data": settings.data and settings.data.absolute()}
+    )
     python, *words = in_own_process("benchmarks.loader")(found, point, folder)
     return [python, *ranks(point.get("gpus", 1)), *words]
 
@@ -239,7 +262,9 @@ def consume(
         wait()
         count(samples)
         now = clock()
-        if steps == 0:  # begins anew behind it: how long a loader takes to start is told apart
+        if (
+            steps == 0
+        ):  # begins anew behind it: how long a loader takes to start is told apart
             first_s = now - began
             began = now
         else:
@@ -261,7 +286,9 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
     name = point["loader"]
     by_hand = name in (*BY_HAND[medium], *ALONE[medium], *PEERS)
     assert settings.data is not None
-    root = data_folder(settings.data / point.get("set", ""), medium=medium, files=by_hand)
+    root = data_folder(
+        settings.data / point.get("set", ""), medium=medium, files=by_hand
+    )
     data = open_data(root, medium)
     asked = Asked(
         medium=medium,
@@ -283,13 +310,17 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
         stack.callback(load.stop)
         meter.resume(epoch=0)  # the first pass includes the start of the loader
         began = time.perf_counter()
-        epochs, more = stack.enter_context(opened(asked, name, data, world, folder.parents[1] / "stores"))
+        epochs, more = stack.enter_context(
+            opened(asked, name, data, world, folder.parents[1] / "stores")
+        )
         opening_s = time.perf_counter() - began
         steps = 0
         for epoch in itertools.count():
             if epoch:
                 meter.resume(epoch)
-            times, taken = consume(epochs(epoch), step_s=step_s, wait=world.await_batch, count=meter.add)
+            times, taken = consume(
+                epochs(epoch), step_s=step_s, wait=world.await_batch, count=meter.add
+            )
             meter.pause()
             if epoch:
                 passes.append(times)
@@ -303,12 +334,20 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
                     )
                 load.read()  # the loads are of the passes that count
             # one window more than passes, as the first one has the loader's start
-            if len(meter.windows) > settings.passes and min(world.gather(steps)) >= LEAST_STEPS:
+            if (
+                len(meter.windows) > settings.passes
+                and min(world.gather(steps)) >= LEAST_STEPS
+            ):
                 break
         busy = hardware.over_ranks(world.gather(load.read()))
         host_gib = float(world.sum(np.array([hardware.host_gib()]))[0])
         device_gib = max(
-            (gib for gib in world.gather(hardware.device_gib(device)) if gib is not None), default=None
+            (
+                gib
+                for gib in world.gather(hardware.device_gib(device))
+                if gib is not None
+            ),
+            default=None,
         )
         # on one rank: all read the same files
         different = world.gather(_different(data) if world.rank == 0 else None)[0]
@@ -316,9 +355,14 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
     repeated = {
         "rate": [window.rate for window in windows],
         "pass_s": [whole / window.rate for window in windows],
-        **{one.name: [getattr(times, one.name) for times in passes] for one in fields(Pass)},
+        **{
+            one.name: [getattr(times, one.name) for times in passes]
+            for one in fields(Pass)
+        },
     }
-    figures: dict[str, Any] = {name: float(np.median(values)) for name, values in repeated.items()}
+    figures: dict[str, Any] = {
+        name: float(np.median(values)) for name, values in repeated.items()
+    }
     figures |= {
         "per_gpu": figures["rate"] / world.size,
         "per_worker": figures["rate"] / world.size / max(asked.workers, 1),
@@ -337,7 +381,11 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
     if settings.cold and not by_hand:
         with opened(asked, name, data, world, folder) as (again, _):
             figures["cold"], figures["from_disk"] = cold(
-                again, root if root.is_dir() else root.parent, world, settings.cold_s, len(data.columns)
+                again,
+                root if root.is_dir() else root.parent,
+                world,
+                settings.cold_s,
+                len(data.columns),
             )
     reader = name.removesuffix("-alone")
     if reader != name and medium == "images":
@@ -347,8 +395,11 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
     )
     return Measured(
         figures=figures,
-        spread={name: its for name, values in repeated.items() if (its := spread(values))},
-        versions=hardware.versions() | ({package: metadata.version(package)} if package else {}),
+        spread={
+            name: its for name, values in repeated.items() if (its := spread(values))
+        },
+        versions=hardware.versions()
+        | ({package: metadata.version(package)} if package else {}),
         hardware=hardware.hardware(device, cores()),
     )
 
@@ -420,7 +471,9 @@ def cold(
     world.synchronise()
     rate = samples / (time.perf_counter() - began)
     after = disk_bytes()
-    return rate, None if before is None or after is None else (after - before) / (size * samples / images)
+    return rate, None if before is None or after is None else (after - before) / (
+        size * samples / images
+    )
 
 
 # --- what is told -------------------------------------------------------------------------------------------
@@ -442,7 +495,9 @@ def loop_by_hand(rows: Sequence[Row], point: Point, kind: str) -> Row | None:
         and row["point"]["loader"].startswith(kind)
         and row["point"] == point | {"loader": row["point"]["loader"]}
     ]
-    return min(alike, key=lambda row: float(row["figures"].get("pass_s", 0)), default=None)
+    return min(
+        alike, key=lambda row: float(row["figures"].get("pass_s", 0)), default=None
+    )
 
 
 def derive(rows: Sequence[Row]) -> list[Row]:
@@ -454,10 +509,14 @@ def derive(rows: Sequence[Row]) -> list[Row]:
         if row["status"] != "ok" or "pass_s" not in figures:
             continue
         gpus = row["point"].get("gpus", 1)
-        figures["scaling"] = figures["scaling"] / gpus if gpus > 1 and "scaling" in figures else None
+        figures["scaling"] = (
+            figures["scaling"] / gpus if gpus > 1 and "scaling" in figures else None
+        )
         for name, kind in SPEED_UPS.items():
             base = loop_by_hand(rows, row["point"], kind)
-            figures[name] = base["figures"]["pass_s"] / figures["pass_s"] if base else None
+            figures[name] = (
+                base["figures"]["pass_s"] / figures["pass_s"] if base else None
+            )
     return derived
 
 
@@ -465,13 +524,23 @@ def remarks(rows: Sequence[Row]) -> list[str]:
     """Say how many files differ, which loaders fell back for some, and how much workers grew by a list."""
     good = [row for row in rows if row["status"] == "ok"]
     told = []
-    counts = {(row["figures"].get("files"), row["figures"].get("unique_files")) for row in good}
+    counts = {
+        (row["figures"].get("files"), row["figures"].get("unique_files"))
+        for row in good
+    }
     for files, different in sorted(pair for pair in counts if None not in pair):
-        rest = "the others are links to these" if different < files else "no two are one"
+        rest = (
+            "the others are links to these" if different < files else "no two are one"
+        )
         told.append(f"{files:,} files, {different:,} of them unique: {rest}.")
     for loader, its in grouped(good, lambda row: row["point"]["loader"]).items():
-        kinds = dict.fromkeys(kind for row in its if (kind := row["figures"].get("fallback_kinds")))
-        told += [f"{loader}: clips of some files were decoded by pyav ({kind})." for kind in kinds]
+        kinds = dict.fromkeys(
+            kind for row in its if (kind := row["figures"].get("fallback_kinds"))
+        )
+        told += [
+            f"{loader}: clips of some files were decoded by pyav ({kind})."
+            for kind in kinds
+        ]
     return told + _lists.remarks([row for row in good if "lines" in row["point"]])
 
 
@@ -483,32 +552,45 @@ def conclude(rows: Sequence[Row]) -> list[str]:
     for gpus, its in grouped(loading, lambda row: row["point"]["gpus"]).items():
         fastest = min(its, key=lambda row: float(row["figures"]["pass_s"]))
         figures = fastest["figures"]
-        beside = [loop_by_hand(rows, fastest["point"], kind) for kind in SPEED_UPS.values()]
+        beside = [
+            loop_by_hand(rows, fastest["point"], kind) for kind in SPEED_UPS.values()
+        ]
         ratios = [
             f"{row['figures']['pass_s'] / figures['pass_s']:.1f} times as fast as {row['point']['loader']}"
             for row in beside
             if row is not None and row is not fastest
         ]
         name = fastest["point"]["loader"]
-        frames = f" ({figures['frames_per_s']:,.0f} frames/s)" if figures.get("frames_per_s") else ""
+        frames = (
+            f" ({figures['frames_per_s']:,.0f} frames/s)"
+            if figures.get("frames_per_s")
+            else ""
+        )
         line = f"{processes(gpus)}: {name} passes over all files in {figures['pass_s']:.3g} s{frames}"
         more = f", {' and '.join(ratios)}" if ratios else ""
         told.append(f"{line}{more}.")
         alone = {
-            row["point"]["loader"]: row["figures"]["rate"] for row in good if row["point"]["gpus"] == gpus
+            row["point"]["loader"]: row["figures"]["rate"]
+            for row in good
+            if row["point"]["gpus"] == gpus
         }
         for cpu in ("decord-alone", "pyav-alone"):
             if {cpu, "nvdec-alone"} <= alone.keys():
                 share = figures["rate"] / (alone[cpu] + alone["nvdec-alone"])
-                told.append(f"{name} gives {share:.0%} of what nvdec-alone and {cpu} decode together.")
+                told.append(
+                    f"{name} gives {share:.0%} of what nvdec-alone and {cpu} decode together."
+                )
     stepping = [row for row in loading if row["figures"].get("floor_s")]
-    for delay, its in grouped(stepping, lambda row: row["point"].get("delay_ms", 0.0)).items():
+    for delay, its in grouped(
+        stepping, lambda row: row["point"].get("delay_ms", 0.0)
+    ).items():
         its = sorted(its, key=lambda row: float(row["figures"]["waited_s"]))
         kept, lost = (
             ", ".join(
                 f"{row['point']['loader']} {row['figures']['waited_s']:.2f} s"
                 for row in its
-                if (row["figures"]["waited_s"] <= KEEPS * row["figures"]["floor_s"]) is keeps
+                if (row["figures"]["waited_s"] <= KEEPS * row["figures"]["floor_s"])
+                is keeps
             )
             for keeps in (True, False)
         )
@@ -517,12 +599,16 @@ def conclude(rows: Sequence[Row]) -> list[str]:
             f"{delay:g} ms a read, steps of {floor_s:g} s in all: kept by {kept or 'none'}; lost by "
             f"{lost or 'none'}."
         )
-    meaning = f"Kept: waited for at most {KEEPS:.0%} of that time, the first batch apart."
+    meaning = (
+        f"Kept: waited for at most {KEEPS:.0%} of that time, the first batch apart."
+    )
     return [*told, meaning] if stepping else told
 
 
 COLUMNS = (
-    *axis_columns("loader", "set", "gpus", "workers", "delay_ms", "reader", "lines", "step_ms"),
+    *axis_columns(
+        "loader", "set", "gpus", "workers", "delay_ms", "reader", "lines", "step_ms"
+    ),
     *axis_columns("batch_size", "image_size", "window", *CLIPS),
     Column(key="rate", title="{unit}", form=Rates()),
     Column(key="frames_per_s", title="frame/s", form="{:,.0f}"),

@@ -22,7 +22,11 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from engine.distributed import ALLOCATOR, cores, default_workers  # before torch: see there
+from engine.distributed import (
+    ALLOCATOR,
+    cores,
+    default_workers,
+)  # before torch: see there
 
 # isort: split
 import torch
@@ -43,7 +47,14 @@ from benchmarks._suite import (
     versions_of,
 )
 from benchmarks.baselines import train as loop_by_hand
-from benchmarks.train import BY_HAND, MEASURED_ONLY, check, require_data, require_same_pixels, words
+from benchmarks.train import (
+    BY_HAND,
+    MEASURED_ONLY,
+    check,
+    require_data,
+    require_same_pixels,
+    words,
+)
 from contracts import UserError
 from engine.precision import choose
 from report import hardware
@@ -109,7 +120,9 @@ class Search:
     fails: int | None  # the smallest that does not
 
 
-def search(outcomes: Mapping[int, str], *, start: int, largest: int, tolerance: float) -> Search:
+def search(
+    outcomes: Mapping[int, str], *, start: int, largest: int, tolerance: float
+) -> Search:
     """Replay a search from the status of each batch. Where one trains, a larger one that fails for any reason
     is too large.
 
@@ -133,7 +146,9 @@ def search(outcomes: Mapping[int, str], *, start: int, largest: int, tolerance: 
     return Search(tried=tuple(tried), after=None, fits=fits, fails=fails)
 
 
-def _following(fits: int, fails: int | None, largest: int, tolerance: float) -> int | None:
+def _following(
+    fits: int, fails: int | None, largest: int, tolerance: float
+) -> int | None:
     if fails is None:
         return min(2 * fits, largest) if fits < largest else None
     if fails - fits <= tolerance * fits:
@@ -153,7 +168,9 @@ def training_samples(data: str | None) -> int:
 
     loader = "torchvision" if data else "synthetic"
     settings = Config().data.model_copy(update={"data": data})
-    splits = open_splits(settings, loader=loader, validates=False, console=Console(enabled=False))
+    splits = open_splits(
+        settings, loader=loader, validates=False, console=Console(enabled=False)
+    )
     return len(splits["train"].columns)
 
 
@@ -161,10 +178,15 @@ def points(settings: MaxBatch) -> list[Point]:
     for arch in settings.archs:
         architecture(KIND, arch, "--archs")
     flags = check(
-        settings.flags, by_hand=bool(settings.by_hand), more=("--workers",), own=("--val-batch-size",)
+        settings.flags,
+        by_hand=bool(settings.by_hand),
+        more=("--workers",),
+        own=("--val-batch-size",),
     )
     by_hand = bool(settings.by_hand)
-    require_data(settings.data, settings.loaders, flags, validates=True, by_hand=by_hand)
+    require_data(
+        settings.data, settings.loaders, flags, validates=True, by_hand=by_hand
+    )
     if settings.by_hand and settings.data is None:
         raise UserError("--by-hand reads files: --data is missing")
     if settings.by_hand:
@@ -190,7 +212,9 @@ def searches(settings: MaxBatch) -> Iterator[Point]:
             yield {"arch": arch, "loader": BY_HAND + how, "precision": "fp16"}
 
 
-def _searched(settings: MaxBatch, rows: Sequence[Row]) -> Iterator[tuple[Point, Search]]:
+def _searched(
+    settings: MaxBatch, rows: Sequence[Row]
+) -> Iterator[tuple[Point, Search]]:
     """Yield the point of each search, without its batch, and how far the search is."""
     limits: dict[str, Any] = {
         "start": settings.start,
@@ -232,7 +256,9 @@ def measure(settings: MaxBatch, point: Point, folder: Path) -> Measured:
     import train
 
     held_gib = (
-        0.0 if settings.memory_limit_gib is None else _memory.limit(train.DEVICE, settings.memory_limit_gib)
+        0.0
+        if settings.memory_limit_gib is None
+        else _memory.limit(train.DEVICE, settings.memory_limit_gib)
     )
     with _memory.peak(train.DEVICE) as peak_gib, _memory.loads(train.DEVICE) as loads:
         if point["loader"].startswith(BY_HAND):
@@ -246,7 +272,10 @@ def measure(settings: MaxBatch, point: Point, folder: Path) -> Measured:
     if code:
         sys.exit(code)
     told = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    reasons = {settings.largest: "all of --largest", training_samples(settings.data): "all training samples"}
+    reasons = {
+        settings.largest: "all of --largest",
+        training_samples(settings.data): "all training samples",
+    }
     return Measured(
         figures={
             "largest": point["batch_size"],  # so far
@@ -270,7 +299,11 @@ def keep_allocator(environment: MutableMapping[str, str]) -> None:
 
 
 def _flags(settings: MaxBatch, point: Point, folder: Path) -> list[str]:
-    flags: dict[str, Any] = {**point, "val_batch_size": point["batch_size"], "steps": settings.steps}
+    flags: dict[str, Any] = {
+        **point,
+        "val_batch_size": point["batch_size"],
+        "steps": settings.steps,
+    }
     flags |= {"val_every": 1, "ceilings": "false", **MEASURED_ONLY, "output": folder}
     if settings.data:
         flags["data"] = settings.data
@@ -292,7 +325,9 @@ def _by_hand(
         "steps": settings.steps,
     }
     asked = parse(shlex.split(settings.flags)).loading.workers
-    flags["workers"] = default_workers(gpu=torch.cuda.is_available()) if asked is None else asked
+    flags["workers"] = (
+        default_workers(gpu=torch.cuda.is_available()) if asked is None else asked
+    )
     sys.argv = ["train.py", *words(flags)]
     loop_by_hand.main()
     figures = {
@@ -302,7 +337,9 @@ def _by_hand(
     }
     figures["allocated_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
     return Measured(
-        figures=figures, versions=hardware.versions(), hardware=hardware.hardware(device, cores())
+        figures=figures,
+        versions=hardware.versions(),
+        hardware=hardware.hardware(device, cores()),
     )
 
 
@@ -317,9 +354,14 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
     """
     groups: dict[tuple[str | None, ...], list[Row]] = {}
     for row in rows:
-        groups.setdefault(tuple(row["point"].get(name) for name in NAMED), []).append(row)
+        groups.setdefault(tuple(row["point"].get(name) for name in NAMED), []).append(
+            row
+        )
     found = [
-        _summary({name: value for name, value in zip(NAMED, values, strict=True) if value}, its)
+        _summary(
+            {name: value for name, value in zip(NAMED, values, strict=True) if value},
+            its,
+        )
         for values, its in groups.items()
     ]
     limited = {
@@ -345,7 +387,9 @@ def _summary(point: Point, trials: Sequence[Row]) -> Row:
 
     good = [row for row in trials if row["status"] == "ok"]
     best = max(good, key=batch, default=None)
-    failed = min((row for row in trials if row["status"] != "ok"), key=batch, default=None)
+    failed = min(
+        (row for row in trials if row["status"] != "ok"), key=batch, default=None
+    )
     took_s = sum(row["took_s"] for row in trials)
     if best is None:
         assert failed is not None
@@ -354,9 +398,9 @@ def _summary(point: Point, trials: Sequence[Row]) -> Row:
     if failed is None:
         ended = f">= {batch(best):,}: {best['figures'].get('reached') or 'the search was not finished'}"
     else:
-        why = {"oom": "out of memory"}.get(failed["status"]) or f"{failed['status']} ({failed['error']})"[
-            :120
-        ]
+        why = {"oom": "out of memory"}.get(
+            failed["status"]
+        ) or f"{failed['status']} ({failed['error']})"[:120]
         ended = f"{why} at {batch(failed):,}"
     figures = {
         name: best["figures"].get(name)
@@ -369,7 +413,13 @@ def _summary(point: Point, trials: Sequence[Row]) -> Row:
         "limited": int(failed is not None and failed["status"] == "oom"),
         "trials": len(trials),
     }
-    return {**best, "point": point, "took_s": took_s, "figures": figures, "versions": versions_of(trials)}
+    return {
+        **best,
+        "point": point,
+        "took_s": took_s,
+        "figures": figures,
+        "versions": versions_of(trials),
+    }
 
 
 def bounds(row: Row) -> tuple[float, float]:
@@ -384,7 +434,9 @@ COLUMNS = (
     Column(key="of_torchvision", title="to torchvision", form="{:.2f} x"),
     Column(key="of_dali-gpu", title="to dali-gpu", form="{:.2f} x"),
     Column(key=f"of_{BY_HAND}dali", title="to DALI by hand", form="{:.2f} x"),
-    Column(key=f"of_{BY_HAND}dali-cpu", title="to DALI by hand on the CPU", form="{:.2f} x"),
+    Column(
+        key=f"of_{BY_HAND}dali-cpu", title="to DALI by hand on the CPU", form="{:.2f} x"
+    ),
     Column(key="of_eager", title="to eager", form="{:.2f} x"),
     Column(key="device_gib", title="GPU GiB", form="{:.1f}"),
     Column(key="allocated_gib", title="PyTorch's GiB", form="{:.1f}", detail=True),
@@ -403,7 +455,12 @@ SUITE = Suite(
     read=figures_of,
     columns=COLUMNS,
     rate="largest",
-    over=("batch_size", "arch", "loader", "precision"),  # a trial has a batch, a search has none
+    over=(
+        "batch_size",
+        "arch",
+        "loader",
+        "precision",
+    ),  # a trial has a batch, a search has none
     curves=("largest", "device_gib", "allocated_gib", "host_gib"),
     follow=follow,
     searches=over,

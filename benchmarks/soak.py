@@ -26,7 +26,14 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from benchmarks import _plots, _show
 from benchmarks._leaks import COUNTS, MIB, margin, slope, verdict, warmer
-from benchmarks._loaders import Asked, data_folder, expanded, feed_of, medium_of, open_data
+from benchmarks._loaders import (
+    Asked,
+    data_folder,
+    expanded,
+    feed_of,
+    medium_of,
+    open_data,
+)
 from benchmarks._suite import (
     Column,
     Common,
@@ -170,7 +177,10 @@ def _trim_others(pids: Sequence[int]) -> None:
         os.read(answer, 4096)  # those that came too late
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended
-            status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+            status = dict(
+                line.split(":", 1)
+                for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+            )
             if int(status["SigCgt"], 16) >> (TRIM - 1) & 1:  # else it would end it
                 os.kill(pid, TRIM)
                 asked += 1
@@ -196,7 +206,10 @@ def reading(device: Any) -> dict[str, float | None]:
     return {
         "host_mib": host_mib(),
         "device_mib": None if on_device is None else 1024 * on_device,
-        **{name: sum(its) for name, its in zip(COUNTS, zip(*counted, strict=True), strict=True)},
+        **{
+            name: sum(its)
+            for name, its in zip(COUNTS, zip(*counted, strict=True), strict=True)
+        },
     }
 
 
@@ -208,8 +221,12 @@ def points(settings: Soak) -> list[Point]:
     data_folder(settings.data, medium=medium, files=False)
     if (judged := settings.epochs - settings.warm_epochs) < JUDGED:
         got = f"--epochs {settings.epochs} with --warm-epochs {settings.warm_epochs}"
-        raise UserError(f"{got} leaves {judged} epochs to judge, it takes {JUDGED}; more --epochs")
-    loaders = expanded("--loaders", settings.loaders, torch.cuda.device_count(), task=settings.task)
+        raise UserError(
+            f"{got} leaves {judged} epochs to judge, it takes {JUDGED}; more --epochs"
+        )
+    loaders = expanded(
+        "--loaders", settings.loaders, torch.cuda.device_count(), task=settings.task
+    )
     same: Point = {
         "batch_size": settings.batch_size or BATCH_SIZES[medium],
         "image_size": settings.image_size,
@@ -234,7 +251,10 @@ def feed(settings: Soak, point: Point, world: Any) -> Feed:
 
 
 def measure(
-    settings: Soak, point: Point, folder: Path, open_: Callable[[str, Feed], Loader] | None = None
+    settings: Soak,
+    point: Point,
+    folder: Path,
+    open_: Callable[[str, Feed], Loader] | None = None,
 ) -> Measured:
     """Pass over the data --epochs times with one open loader, and read after each. `open_` stands in for
     loaders.open_loader."""
@@ -278,16 +298,26 @@ def measure(
         for one, words in MIB.items()
         if one in warm and (spread := margin(warm[one])) > settings.max_mib_an_epoch
     ]
-    low, rate, high = (float(part) for part in np.percentile(warm["rate"], (25, 50, 75)))
+    low, rate, high = (
+        float(part) for part in np.percentile(warm["rate"], (25, 50, 75))
+    )
     figures: dict[str, float | int | str | None] = {
         "rate": rate,
         "rate_an_epoch": slope(warm["rate"]) / rate,
-        **{f"{one}_an_epoch": slope(values) for one, values in warm.items() if one != "rate"},
+        **{
+            f"{one}_an_epoch": slope(values)
+            for one, values in warm.items()
+            if one != "rate"
+        },
         **{f"{one}_margin": margin(warm[one]) for one in MIB if one in warm},
         **{one: values[-1] for one, values in warm.items() if one != "rate"},
         **{one: busy[one] for one in LOADS},
         "epochs": settings.epochs,
-        **({"unit": kind_named("video").unit} if medium_of(settings.task) == "videos" else {}),
+        **(
+            {"unit": kind_named("video").unit}
+            if medium_of(settings.task) == "videos"
+            else {}
+        ),
     }
     _show.hparams(board, SUITE.name, point, figures)
     board.close(finished=not said)
@@ -314,7 +344,9 @@ def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
     """Draw curves over the epochs, warm-up included; memory above its lowest reading after the first epoch,
     for a leak is small beside it."""
     series = {
-        row["point"]["loader"]: json.loads((folder.parent / row["folder"] / "series.json").read_text())
+        row["point"]["loader"]: json.loads(
+            (folder.parent / row["folder"] / "series.json").read_text()
+        )
         for row in rows
     }
     drawn = []
@@ -335,7 +367,11 @@ def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
         if curves:
             drawn.append(
                 _plots.lines(
-                    folder / f"{name.removesuffix('_mib')}.png", curves, title=title, x="epoch", y=unit
+                    folder / f"{name.removesuffix('_mib')}.png",
+                    curves,
+                    title=title,
+                    x="epoch",
+                    y=unit,
                 )
             )
     return drawn
@@ -349,7 +385,10 @@ COLUMNS = (
     Column(key="host_mib_margin", title="±", form="{:.2f}"),
     Column(key="device_mib_an_epoch", title="GPU MiB an epoch", form="{:+.2f}"),
     Column(key="device_mib_margin", title="±", form="{:.2f}"),
-    *(Column(key=f"{key}_an_epoch", title=f"{key} an epoch", form="{:+.2f}") for key in COUNTS),
+    *(
+        Column(key=f"{key}_an_epoch", title=f"{key} an epoch", form="{:+.2f}")
+        for key in COUNTS
+    ),
     Column(key="host_mib", title="host MiB", form="{:,.0f}"),
     Column(key="device_mib", title="GPU MiB", form="{:,.0f}"),
     *(Column(key=key, title=key, form="{:.0f}", detail=True) for key in COUNTS),

@@ -59,22 +59,50 @@ BY_HAND_OF = {
 """--task -> the loops of benchmarks/baselines/train.py; another task has none."""
 EAGER: Final = "eager"
 OWN = {
-    *("--task", "--arch", "--batch-size", "--loader", "--precision", "--seconds", "--output", "--data"),
+    *(
+        "--task",
+        "--arch",
+        "--batch-size",
+        "--loader",
+        "--precision",
+        "--seconds",
+        "--output",
+        "--data",
+    ),
     *("--resume", "--epochs", "--steps", "--seed"),
 }
 """Flags of train.py that are a point's, or this suite's."""
 AXES: dict[str, tuple[str, tuple[str, ...], Callable[[Any], list[str]]]] = {
-    "image_size": ("image_sizes", ("--image-size",), lambda size: ["--image-size", str(size)]),
+    "image_size": (
+        "image_sizes",
+        ("--image-size",),
+        lambda size: ["--image-size", str(size)],
+    ),
     "workers": ("workers", ("--workers",), lambda count: ["--workers", str(count)]),
-    "memory": ("memory", ("--pin-memory",), lambda kind: ["--pin-memory", _word(kind == "pinned")]),
+    "memory": (
+        "memory",
+        ("--pin-memory",),
+        lambda kind: ["--pin-memory", _word(kind == "pinned")],
+    ),
     "step": (
         "steps",
         ("--compile", "--graphs"),
-        lambda step: ["--compile", _word("compile" in step), "--graphs", _word("graphs" in step)],
+        lambda step: [
+            "--compile",
+            _word("compile" in step),
+            "--graphs",
+            _word("graphs" in step),
+        ],
     ),
 }
 """Axis that is left to train.py where nothing is asked -> setting, flags that are a point's, its words."""
-SAME_WORK = ("--min-window-s", "--log-every", "--manifest-dir", "--rescan", "--ceilings")
+SAME_WORK = (
+    "--min-window-s",
+    "--log-every",
+    "--manifest-dir",
+    "--rescan",
+    "--ceilings",
+)
 """Flags of train.py that leave a step's work as the loop by hand, which does not take them, does it."""
 MEASURED_ONLY = {
     "epochs": 1_000_000,
@@ -96,7 +124,16 @@ ARCHS = {
 }
 BATCH_SIZES = {"classification": (64, 256, 512), "detection": (16,), "video": (8, 16)}
 """--task -> what is measured where none is asked for; of another task its own default."""
-MIXED = ("--mixup", "0.2", "--cutmix", "1", "--erase", "0.25", "--auto-augment", "rand-m7-mstd0.5-inc1")
+MIXED = (
+    "--mixup",
+    "0.2",
+    "--cutmix",
+    "1",
+    "--erase",
+    "0.25",
+    "--auto-augment",
+    "rand-m7-mstd0.5-inc1",
+)
 RECIPES: dict[str, tuple[str, ...]] = {
     "plain": (),
     "augmented": (
@@ -106,7 +143,15 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "ema": ("--ema", "0.9999"),
     "none": ("--train-window", "center", "--flip", "0"),
     "mixed": MIXED,
-    "regularised": (*MIXED, "--mix-prob", "0.5", "--label-smoothing", "0.1", "--ema", "0.99"),
+    "regularised": (
+        *MIXED,
+        "--mix-prob",
+        "0.5",
+        "--label-smoothing",
+        "0.1",
+        "--ema",
+        "0.99",
+    ),
 }
 """Recipe -> its flags of train.py."""
 SUMMARY_PARTS = {
@@ -142,7 +187,9 @@ class Train(Common):
     """Names as in --loader of train.py."""
     precisions: tuple[Literal["auto", "fp16", "bf16", "fp32"], ...] = ("auto",)
     """auto = fp16 on a GPU."""
-    recipes: tuple[Literal["plain", "augmented", "ema", "none", "mixed", "regularised"], ...] = ("plain",)
+    recipes: tuple[
+        Literal["plain", "augmented", "ema", "none", "mixed", "regularised"], ...
+    ] = ("plain",)
     """plain crops and flips; augmented adds RandAugment, mixup or cutmix, and erasing; ema plain's average of
     weights; none neither crops nor flips; mixed and regularised are those of docs/recipes.md."""
     gpus: tuple[PositiveInt, ...] = (1,)
@@ -187,10 +234,16 @@ def check(
         given = shlex.split(words)
     except ValueError as error:
         raise UserError(f"--flags {words}: {error}") from None
-    names = [word.partition("=")[0].replace("_", "-") for word in given if word.startswith("--")]
+    names = [
+        word.partition("=")[0].replace("_", "-")
+        for word in given
+        if word.startswith("--")
+    ]
     taken = sorted({*names} & {*OWN, *own})
     if taken:
-        raise UserError(f"{taken[0]} behind -- is what the suite sets itself; use its own flags")
+        raise UserError(
+            f"{taken[0]} behind -- is what the suite sets itself; use its own flags"
+        )
     config = parse(["--task", task, *given])
     kind_of(config)
     allowed = (*SAME_WORK, *more)
@@ -217,20 +270,29 @@ def require_data(
     written `by_hand` open files of this machine.
     """
     if by_hand and data is not None and is_url(data):
-        raise UserError("--by-hand reads files of this machine, and --data is a URL; leave --by-hand out")
+        raise UserError(
+            "--by-hand reads files of this machine, and --data is a URL; leave --by-hand out"
+        )
     content = kind_of(config).content(config)
     if data is not None:
-        require_splits(config.data.model_copy(update={"data": data}), content, validates=validates)
+        require_splits(
+            config.data.model_copy(update={"data": data}), content, validates=validates
+        )
     elif {*loaders} != {"synthetic"}:
         must_be = holds(content, config.data.source)
         raise UserError(f"--data is missing: {must_be}, or the loader synthetic alone")
 
 
-def require_same_pixels(task: str, archs: Sequence[str], image_sizes: Sequence[int] = ()) -> None:
+def require_same_pixels(
+    task: str, archs: Sequence[str], image_sizes: Sequence[int] = ()
+) -> None:
     """Raise UserError for a classifier that trains at another size than the loop by hand."""
     for arch in archs if task == "classification" else ():
         registry, _ = architecture(kind_named(task), arch)
-        size = next((size for size in image_sizes if size != loop_by_hand.SIDE), registry.native(arch).size)
+        size = next(
+            (size for size in image_sizes if size != loop_by_hand.SIDE),
+            registry.native(arch).size,
+        )
         if size != loop_by_hand.SIDE:
             raise UserError(
                 f"--by-hand: the loop by hand trains at {loop_by_hand.SIDE} px, {arch} at {size}: leave out "
@@ -251,19 +313,25 @@ def points(settings: Train) -> list[Point]:
     task = one_of("--task", settings.task, TASKS)
     kind = kind_named(task)
     archs = ARCHS.get(task, (kind.arch,)) if settings.archs is None else settings.archs
-    batch_sizes = settings.batch_sizes or BATCH_SIZES.get(task, (Config().loading.batch_size,))
+    batch_sizes = settings.batch_sizes or BATCH_SIZES.get(
+        task, (Config().loading.batch_size,)
+    )
     for arch in archs:
         architecture(kind, arch, "--archs")
     for name in settings.by_hand:
         if name not in (known := BY_HAND_OF.get(task, ())):
             allowed = f"take {' or '.join(known)}" if known else "it has none"
-            raise UserError(f"--by-hand {name}: there is no such loop for --task {task}; {allowed}")
+            raise UserError(
+                f"--by-hand {name}: there is no such loop for --task {task}; {allowed}"
+            )
     by_hand = bool(settings.by_hand)
     if by_hand:
         require_same_pixels(task, archs, settings.image_sizes)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     auto = kind.default_loader(gpu=device.type == "cuda")
-    loaders = [one_of("--loaders", name, kind.loaders, auto=auto) for name in settings.loaders]
+    loaders = [
+        one_of("--loaders", name, kind.loaders, auto=auto) for name in settings.loaders
+    ]
     require_gpus(settings.gpus, torch.cuda.device_count())
     asked = {axis: getattr(settings, field) for axis, (field, _, _) in AXES.items()}
     config = check(
@@ -271,13 +339,29 @@ def points(settings: Train) -> list[Point]:
         task=task,
         by_hand=by_hand,
         more=("--patch-size", "--scale") if task == "superres" else (),
-        own=[flag for axis, (_, flags, _) in AXES.items() if asked[axis] for flag in flags],
+        own=[
+            flag
+            for axis, (_, flags, _) in AXES.items()
+            if asked[axis]
+            for flag in flags
+        ],
     )
     for place in crossed(set=settings.sets):
         data = data_of(settings, place.get("set"))
-        require_data(data, loaders, config, validates=settings.epochs is not None, by_hand=by_hand)
-    precisions = [precision.choose(name, device, on_cpu=kind.cpu_precision) for name in settings.precisions]
-    shown = [{"arch": arch, "batch_size": size} for arch in archs for size in batch_sizes]
+        require_data(
+            data,
+            loaders,
+            config,
+            validates=settings.epochs is not None,
+            by_hand=by_hand,
+        )
+    precisions = [
+        precision.choose(name, device, on_cpu=kind.cpu_precision)
+        for name in settings.precisions
+    ]
+    shown = [
+        {"arch": arch, "batch_size": size} for arch in archs for size in batch_sizes
+    ]
     return [
         point
         for first in shown
@@ -297,7 +381,10 @@ def points(settings: Train) -> list[Point]:
                 first | {"loader": BY_HAND + library} | place | own
                 for library in settings.by_hand
                 for own in crossed(
-                    precision=[precision_by_hand()], gpus=[1], recipe=["plain"], workers=settings.workers
+                    precision=[precision_by_hand()],
+                    gpus=[1],
+                    recipe=["plain"],
+                    workers=settings.workers,
                 )
             ),
         )
@@ -316,7 +403,9 @@ def command(settings: Train, point: Point, folder: Path) -> list[str]:
     if point["loader"].startswith(BY_HAND):
         same = {name: point[name] for name in ("arch", "batch_size")}
         same["loader"] = point["loader"].removeprefix(BY_HAND)
-        same["workers"] = point.get("workers", default_workers(gpu=torch.cuda.is_available()))
+        same["workers"] = point.get(
+            "workers", default_workers(gpu=torch.cuda.is_available())
+        )
         output = folder / "figures.json"
         flags = words({**common, **same, "seconds": settings.seconds, "output": output})
         return [sys.executable, "-m", "benchmarks.baselines.train", *flags]
@@ -325,9 +414,18 @@ def command(settings: Train, point: Point, folder: Path) -> list[str]:
         length = {"seconds": settings.seconds, "val_every": 0, **MEASURED_ONLY}
         length |= GENTLER.get(settings.task, {})
     else:
-        length = {"epochs": settings.epochs, "val_every": settings.epochs, "seed": point.get(REPEAT, 0)}
+        length = {
+            "epochs": settings.epochs,
+            "val_every": settings.epochs,
+            "seed": point.get(REPEAT, 0),
+        }
         length |= {"ceilings": "false", "save_every_minutes": 0}
-    own = [word for axis, (_, _, flags) in AXES.items() if axis in point for word in flags(point[axis])]
+    own = [
+        word
+        for axis, (_, _, flags) in AXES.items()
+        if axis in point
+        for word in flags(point[axis])
+    ]
     return [
         sys.executable,
         *ranks(point["gpus"]),
@@ -341,46 +439,67 @@ def command(settings: Train, point: Point, folder: Path) -> list[str]:
 
 def words(flags: Mapping[str, Any]) -> list[str]:
     """Return settings as the flags that train.py takes."""
-    return [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    return [
+        word
+        for name, value in flags.items()
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
 
 
 def read(point: Point, folder: Path) -> Measured:
     """Return the figures of a point from the files that its program has left."""
     if point["loader"].startswith(BY_HAND):
-        return _read_by_hand(point, json.loads((folder / "figures.json").read_text("utf-8")), folder)
+        return _read_by_hand(
+            point, json.loads((folder / "figures.json").read_text("utf-8")), folder
+        )
     for weights in folder.glob("*.pt"):
         weights.unlink()  # of a network that nobody asks for
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     outcome = measured(summary)
     if summary["batch_size"] != point["batch_size"]:
-        few = f"--data has too few samples for batches of {point['batch_size']}, it was "
+        few = (
+            f"--data has too few samples for batches of {point['batch_size']}, it was "
+        )
         return replace(outcome, error=f"{few}{summary['batch_size']}")
-    if summary.get("validation"):  # it was trained for its accuracy, and may have been short
+    if summary.get(
+        "validation"
+    ):  # it was trained for its accuracy, and may have been short
         kept = {name: its for name, its in outcome.spread.items() if name != "rate"}
         return replace(outcome, spread=kept, figures=outcome.figures | {"steps": None})
     return outcome
 
 
 def _read_by_hand(point: Point, record: dict[str, Any], folder: Path) -> Measured:
-    windows = steady([RateWindow(samples, samples, seconds, 0) for samples, seconds in record["windows"]])
+    windows = steady(
+        [
+            RateWindow(samples, samples, seconds, 0)
+            for samples, seconds in record["windows"]
+        ]
+    )
     rates = [window.rate for window in windows]  # by the same rule as ours
     rate = statistics.median(rates) if rates else None
     # as train.py shows its own: a page of HPARAMS has the columns of one of its runs
     board = Board(folder)
     board.hparams(
-        {name: point[name] for name in SETTINGS if name in point} | {"world_size": 1}, metrics(compared())
+        {name: point[name] for name in SETTINGS if name in point} | {"world_size": 1},
+        metrics(compared()),
     )
     board.scalars({"throughput/samples_per_s": rate}, record["steps"])
     board.close()
     its = spread(rates)
-    return Measured(figures={"rate": rate, "steps": record["steps"]}, spread={"rate": its} if its else {})
+    return Measured(
+        figures={"rate": rate, "steps": record["steps"]},
+        spread={"rate": its} if its else {},
+    )
 
 
 def measured(summary: dict[str, Any]) -> Measured:
     """Return the figures of a run's summary."""
     rate = summary["rate"]
     gpu = summary["gpu"]
-    ceilings: dict[str, Any] = {name: summary["ceiling"][name] or {} for name in ("compute", "loader")}
+    ceilings: dict[str, Any] = {
+        name: summary["ceiling"][name] or {} for name in ("compute", "loader")
+    }
     # of all GPUs: a summary has their mean
     power = gpu["power_w"] and gpu["power_w"] * summary["world_size"]
     timed = summary.get("step_ms") or {}
@@ -402,13 +521,24 @@ def measured(summary: dict[str, Any]) -> Measured:
                 for part, names in SUMMARY_PARTS.items()
                 for name in names
             },
-            **{f"{name}_ms": value for name, value in (summary.get("split_ms") or {}).items()},
+            **{
+                f"{name}_ms": value
+                for name, value in (summary.get("split_ms") or {}).items()
+            },
             "data_wait_ms": (summary["data_wait"] or {}).get("ms"),
             "step_p50_ms": timed.get("p50"),
             "step_growth": timed["early"] / timed["late"] if "late" in timed else None,
-            "step_p99_ms": timed.get("p99") if timed.get("n", 0) >= LEAST_FOR_P99 else None,
-            **{name: summary["memory"][name] for name in ("device_gib", "allocated_gib", "host_gib")},
-            **{f"gpu_{name}" if name == "utilisation" else name: value for name, value in gpu.items()},
+            "step_p99_ms": timed.get("p99")
+            if timed.get("n", 0) >= LEAST_FOR_P99
+            else None,
+            **{
+                name: summary["memory"][name]
+                for name in ("device_gib", "allocated_gib", "host_gib")
+            },
+            **{
+                f"gpu_{name}" if name == "utilisation" else name: value
+                for name, value in gpu.items()
+            },
             "cpu_utilisation": summary["cpu"]["utilisation"],
             "cpu_steal": summary["cpu"].get("steal"),
             "img_per_s_w": rate["steady"] / power if rate["steady"] and power else None,
@@ -427,7 +557,10 @@ def derive(rows: Sequence[Row]) -> list[Row]:
     for row in derived:
         figures = row["figures"]
         if figures.get("repeats") and "bound" in figures:
-            ceilings = (figures.get(name) for name in ("rate", "compute_ceiling", "loader_ceiling"))
+            ceilings = (
+                figures.get(name)
+                for name in ("rate", "compute_ceiling", "loader_ceiling")
+            )
             efficiency, name = bound(*ceilings)
             figures["bound"] = name or (CHECK_FAILED if efficiency else None)
     return derived
@@ -438,13 +571,19 @@ def conclude(rows: Sequence[Row]) -> list[str]:
     such pair says the contrary."""
     good = [row for row in rows if row["status"] == "ok" and "memory" in row["point"]]
     pairs: list[tuple[float, bool | None, str]] = []
-    for alike in grouped(good, lambda row: str({**row["point"], "memory": None})).values():
+    for alike in grouped(
+        good, lambda row: str({**row["point"], "memory": None})
+    ).values():
         rates = {row["point"]["memory"]: row for row in alike}
         if len(rates) == 2:
             pinned, pageable = rates["pinned"], rates["pageable"]
             share = pinned["figures"]["rate"] / pageable["figures"]["rate"] - 1
             pairs.append(
-                (share, beyond_noise(SUITE, pinned, pageable), f"batch {pinned['point']['batch_size']}")
+                (
+                    share,
+                    beyond_noise(SUITE, pinned, pageable),
+                    f"batch {pinned['point']['batch_size']}",
+                )
             )
     if not pairs:
         return []
@@ -461,7 +600,9 @@ def conclude(rows: Sequence[Row]) -> list[str]:
         ]
     beyond = [pair for pair in pairs if pair[1]]
     if len({share > 0 for share, *_ in beyond}) != 1:
-        return [f"Pinned memory makes no difference beyond the noise (the largest: {largest:+.1%}, {where})."]
+        return [
+            f"Pinned memory makes no difference beyond the noise (the largest: {largest:+.1%}, {where})."
+        ]
     share, _, where = max(beyond, key=lambda pair: abs(pair[0]))
     return [
         f"Pinned memory: {share:+.1%} at {where}, beyond the noise in {len(beyond)} of {len(pairs)} pairs."
@@ -469,7 +610,9 @@ def conclude(rows: Sequence[Row]) -> list[str]:
 
 
 COLUMNS = (
-    *axis_columns("arch", "batch_size", "loader", "precision", "gpus", "recipe", "set", *AXES),
+    *axis_columns(
+        "arch", "batch_size", "loader", "precision", "gpus", "recipe", "set", *AXES
+    ),
     Column(key="rate", title="{unit}", form=Rates()),
     Column(key="top1", title="top-1", form="{:.1%}"),
     Column(key="ema_top1", title="top-1 of the average", form="{:.1%}"),
@@ -486,11 +629,18 @@ COLUMNS = (
         for name in PHASES
         if name != "data_wait"
     ),
-    Column(key="decoded_per_delivered", title="decoded / delivered", form="{:.2f}", detail=True),
+    Column(
+        key="decoded_per_delivered",
+        title="decoded / delivered",
+        form="{:.2f}",
+        detail=True,
+    ),
     Column(key="padding", title="padding", form="{:.1%}", detail=True),
     Column(key="step_p50_ms", title="step p50, ms", form="{:.1f}", detail=True),
     Column(key="step_p99_ms", title="p99", form="{:.1f}", detail=True),
-    Column(key="step_growth", title="steps 10-29 / 1000-1099", form="{:.3f}", detail=True),
+    Column(
+        key="step_growth", title="steps 10-29 / 1000-1099", form="{:.3f}", detail=True
+    ),
     Column(key="first_epoch", title="first epoch, {unit}", form="{:,.0f}", detail=True),
     Column(key="device_gib", title="GPU GiB", form="{:.1f}", detail=True),
     Column(key="host_gib", title="host GiB", form="{:.1f}", detail=True),
@@ -512,5 +662,12 @@ SUITE = Suite(
     derive=derive,
     conclude=conclude,
     over=("batch_size", "workers", "gpus", "arch", "step"),
-    curves=("rate", "compute_ceiling", "loader_ceiling", "efficiency", "gpu_utilisation", "power_w"),
+    curves=(
+        "rate",
+        "compute_ceiling",
+        "loader_ceiling",
+        "efficiency",
+        "gpu_utilisation",
+        "power_w",
+    ),
 )

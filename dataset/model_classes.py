@@ -21,9 +21,7 @@ class ModelClasses:
 
     names: tuple[str, ...]
     origin: str  # what they are of, to begin a message: "--resume runs/a/best.pt"
-    published: bool = (
-        False  # weights that others have published: folders may have other names for the classes
-    )
+    published: bool = False  # weights that others have published: folders may have other names for the classes
 
     def numbers(self, classes: Sequence[str]) -> tuple[Array, str, bool]:
         """Return the output of each class of the data, int64 [C], a line to say, and whether it is a doubt.
@@ -36,7 +34,9 @@ class ModelClasses:
             exact.setdefault(name, []).append(place)
             alike.setdefault(_plain(name), []).append(place)
         found = [exact.get(name) or alike.get(_plain(name), []) for name in classes]
-        unknown = [name for name, places in zip(classes, found, strict=True) if not places]
+        unknown = [
+            name for name, places in zip(classes, found, strict=True) if not places
+        ]
         if not unknown:
             numbers = [place for places in found for place in places]
             times = Counter(numbers)
@@ -49,11 +49,11 @@ class ModelClasses:
                         "each: give each class a name of its own"
                     )
             return np.array(numbers, np.int64), "", False
-        if self.published and all(name.isdecimal() and int(name) < len(self.names) for name in classes):
+        if self.published and all(
+            name.isdecimal() and int(name) < len(self.names) for name in classes
+        ):
             # ImageNet-V2's folders, 0 to 999, which sort as text
-            said = (
-                f"--data: its {len(classes)} classes are numbers, taken as those of {self.origin}'s outputs"
-            )
+            said = f"--data: its {len(classes)} classes are numbers, taken as those of {self.origin}'s outputs"
             return np.array([int(name) for name in classes], np.int64), said, False
         if self.published and len(classes) == len(self.names):
             said = (

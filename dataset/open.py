@@ -50,7 +50,10 @@ def holds(content: Content, source: str) -> str:
 
 def cache_folder(chosen: Path | None) -> Path:
     """Return the folder in which manifests are kept."""
-    return chosen or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "saturate"
+    return (
+        chosen
+        or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "saturate"
+    )
 
 
 def are_files(settings: DataSettings, content: Content) -> bool:
@@ -66,7 +69,9 @@ def are_files(settings: DataSettings, content: Content) -> bool:
             root = _root(settings)
             module = source_named(_source_of(settings, root, split, content))
             ask: Callable[[Path, str], bool] | None = getattr(module, "are_files", None)
-            if not module.FILES or (content == "images" and ask is not None and not ask(root, split)):
+            if not module.FILES or (
+                content == "images" and ask is not None and not ask(root, split)
+            ):
                 return False
     return True
 
@@ -88,7 +93,9 @@ def open_split(
     data, name = os.path.split(os.path.abspath(root))
     module = source_named(choose_source(source, Path(data), name))
     told: dict[str, Any] = {} if labels is None else {"labels": labels}
-    return module.open(Path(data), name, cache=cache_folder(cache), max_pixels=max_pixels, **told)
+    return module.open(
+        Path(data), name, cache=cache_folder(cache), max_pixels=max_pixels, **told
+    )
 
 
 class DataSettings(Protocol):
@@ -194,7 +201,9 @@ def open_splits(
         columns = splits[split].columns
         if split == "train" and content != "videos":
             size = int(columns.size.sum())
-            if line := told_of_size(size, len(columns), memory_bytes(), far=far and not settings.cache_dir):
+            if line := told_of_size(
+                size, len(columns), memory_bytes(), far=far and not settings.cache_dir
+            ):
                 console.info(f"train: {line}")
         for line in _warnings(columns, content, settings.exif):
             console.warn(f"{split}: {line}")
@@ -205,11 +214,18 @@ def open_splits(
                 content == "videos" and list_of(root, split) is not None
             )
             tell_of_classes(
-                split, splits[split], console, expected=classes, listed=listed, noun=content.removesuffix("s")
+                split,
+                splits[split],
+                console,
+                expected=classes,
+                listed=listed,
+                noun=content.removesuffix("s"),
             )
             if split == "train" and settings.order == "sequential":
                 warn_of_sorted(columns, console)
-        elif content not in ("images", "videos") and (line := warnings.crowd_warning(columns.crowd)):
+        elif content not in ("images", "videos") and (
+            line := warnings.crowd_warning(columns.crowd)
+        ):
             console.info(f"{split}: {line}")
         classes = columns.classes
     if model is not None:
@@ -234,7 +250,9 @@ def _shared(
     """Open the class folders of `root` as two splits, of which --val-share validates. Raises UserError."""
     _require_shared(settings, root, content)
     with console.counting("images") as progress:
-        whole = source_named("folder").open(root.parent, root.name, progress=progress, **how)
+        whole = source_named("folder").open(
+            root.parent, root.name, progress=progress, **how
+        )
     columns = whole.columns
     for line in _warnings(columns, content, settings.exif):
         console.warn(f"images: {line}")
@@ -242,12 +260,17 @@ def _shared(
     if model is None and settings.order == "sequential":
         warn_of_sorted(columns, console)
     assert settings.val_share is not None
-    splits, said, mistakes = val_split.parted(whole, settings.val_share, settings.val_seed)
+    splits, said, mistakes = val_split.parted(
+        whole, settings.val_share, settings.val_seed
+    )
     console.info(said)
     for line in mistakes:
         console.warn(line)
     if settings.exif == "shown":
-        splits = {name: replace(one, columns=as_shown(one.columns)) for name, one in splits.items()}
+        splits = {
+            name: replace(one, columns=as_shown(one.columns))
+            for name, one in splits.items()
+        }
     if model is not None:
         val = _under(model, splits["val"], console)
         return {"train": val, "val": val}
@@ -260,7 +283,9 @@ def _require_shared(settings: DataSettings, root: Path, content: Content) -> Non
     _labels(settings, root, "train", "folder")
     if settings.source not in ("auto", "folder") or settings.trust_list:
         other = "--trust-list" if settings.trust_list else f"--source {settings.source}"
-        raise UserError(f"--val-share parts a folder with a folder a class; leave it or {other} out")
+        raise UserError(
+            f"--val-share parts a folder with a folder a class; leave it or {other} out"
+        )
 
 
 def _under(model: ModelClasses, split: Split, console: Console) -> Split:
@@ -285,7 +310,9 @@ def _warnings(columns: Any, content: Content, exif: str) -> Sequence[str]:
     return [line for line in lines if line]
 
 
-def require_splits(settings: DataSettings, content: Content, *, validates: bool = True) -> None:
+def require_splits(
+    settings: DataSettings, content: Content, *, validates: bool = True
+) -> None:
     """Raise UserError unless there is what trains, and `validates`, as far as names of files tell.
 
     Nothing is scanned.
@@ -293,7 +320,9 @@ def require_splits(settings: DataSettings, content: Content, *, validates: bool 
     if settings.data is not None and settings.val_share is not None:
         _require_shared(settings, _root(settings), content)
     elif settings.data is not None:
-        _openers(settings, _root(settings), content, SPLITS if validates else ("train",))
+        _openers(
+            settings, _root(settings), content, SPLITS if validates else ("train",)
+        )
 
 
 def _openers(
@@ -315,18 +344,26 @@ def _openers(
     return found, without
 
 
-def _opener(settings: DataSettings, root: Path, split: Literal["train", "val"], content: Content) -> Open:
+def _opener(
+    settings: DataSettings, root: Path, split: Literal["train", "val"], content: Content
+) -> Open:
     if content != "images" and settings.trust_list:
-        raise UserError("--trust-list is for lists of images with a label; leave it out")
+        raise UserError(
+            "--trust-list is for lists of images with a label; leave it out"
+        )
     if settings.trust_list and settings.exif == "shown":
         raise UserError(
             "--exif shown takes the headers of all images before training, and --trust-list opens none; "
             "give --exif stored, or leave --trust-list out"
         )
     if content != "images" and (settings.lmdb_label or settings.label_key):
-        raise UserError("--lmdb-label and --label-key are for images with a label; leave them out")
+        raise UserError(
+            "--lmdb-label and --label-key are for images with a label; leave them out"
+        )
     if content == "instances" or content == "keypoints":
-        return _annotated_opener(settings, root, split, keypoints=content == "keypoints")
+        return _annotated_opener(
+            settings, root, split, keypoints=content == "keypoints"
+        )
     must_be = holds(content, settings.source)
     if not is_folder(root):
         raise UserError(
@@ -340,7 +377,11 @@ def _opener(settings: DataSettings, root: Path, split: Literal["train", "val"], 
     name = choose_source(settings.source, root, split)
     module = source_named(name)
     if lacking := module.missing(root, split):
-        hint = val_split.hint(root) if name == "folder" and not settings.multi_label else ""
+        hint = (
+            val_split.hint(root)
+            if name == "folder" and not settings.multi_label
+            else ""
+        )
         raise UserError(f"--data {root}: has no {lacking}; {hint}it must be {must_be}")
     labels = _labels(settings, root, split, name)
     if settings.multi_label and name != "list":
@@ -361,11 +402,16 @@ def _opener(settings: DataSettings, root: Path, split: Literal["train", "val"], 
     return partial(trusted, root, split, **labels)
 
 
-def _labels(settings: DataSettings, root: Path, split: str, source: str) -> dict[str, Any]:
+def _labels(
+    settings: DataSettings, root: Path, split: str, source: str
+) -> dict[str, Any]:
     """Return what a source is told of where its labels are. Raises UserError for a setting of another one."""
     told: dict[str, Any] = {}
     own = getattr(source_named(source), "LABELS", "")
-    for name, value in {"lmdb_label": settings.lmdb_label, "label_key": settings.label_key}.items():
+    for name, value in {
+        "lmdb_label": settings.lmdb_label,
+        "label_key": settings.label_key,
+    }.items():
         if value is None:
             continue
         if name != own:
@@ -377,16 +423,24 @@ def _labels(settings: DataSettings, root: Path, split: str, source: str) -> dict
     return told
 
 
-def _source_of(settings: DataSettings, root: Path, split: Literal["train", "val"], content: Content) -> str:
+def _source_of(
+    settings: DataSettings, root: Path, split: Literal["train", "val"], content: Content
+) -> str:
     """Return the name of the source of a split's images. Raises UserError."""
     name: str = split
     if content != "images":
-        name = layouts.find(root, split, keypoints=content == "keypoints", images=False).folder
+        name = layouts.find(
+            root, split, keypoints=content == "keypoints", images=False
+        ).folder
     return choose_source(settings.source, root, name)
 
 
 def _annotated_opener(
-    settings: DataSettings, root: Path, split: Literal["train", "val"], *, keypoints: bool
+    settings: DataSettings,
+    root: Path,
+    split: Literal["train", "val"],
+    *,
+    keypoints: bool,
 ) -> Open:
     """Return what opens images with boxes: the annotations are a file, their images' bytes are a source's."""
     file, folder, _ = layouts.find(root, split, keypoints=keypoints, images=False)
@@ -395,10 +449,14 @@ def _annotated_opener(
     if module.FILES:
         layouts.find(root, split, keypoints=keypoints)
     elif lacking := module.missing(root, folder):
-        raise UserError(f"--data: {root} has no {lacking}, for the images of annotations/{file.name}")
+        raise UserError(
+            f"--data: {root} has no {lacking}, for the images of annotations/{file.name}"
+        )
 
     def open_it(*, read_delay_s: float, **how: Any) -> Split:
-        columns = open_coco(root, split, keypoints=keypoints, source=name, exif=settings.exif, **how)
+        columns = open_coco(
+            root, split, keypoints=keypoints, source=name, exif=settings.exif, **how
+        )
         return Split(columns=columns, source=module.source(columns, read_delay_s))
 
     return open_it
@@ -446,7 +504,13 @@ def _list_or_folder(root: Path, split: str, must_be: str) -> Path:
 
 
 def tell_of_classes(
-    name: str, split: Split, console: Console, *, expected: tuple[str, ...] | None, listed: bool, noun: str
+    name: str,
+    split: Split,
+    console: Console,
+    *,
+    expected: tuple[str, ...] | None,
+    listed: bool,
+    noun: str,
 ) -> None:
     """Warn of a single class where more are `expected`, or any, and of classes without a sample; say where
     all files lie deeper than in their class folders. A `listed` sample has no class folder."""

@@ -28,7 +28,9 @@ class NoBytes:
 
     def read(self, sample: int) -> bytes:
         """Raise UserError."""
-        raise UserError(f"{self.name(sample)} has no bytes: only --loader synthetic does without --data")
+        raise UserError(
+            f"{self.name(sample)} has no bytes: only --loader synthetic does without --data"
+        )
 
     def check(self, sample: int, size: int) -> None:
         """Raise UserError."""

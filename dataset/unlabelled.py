@@ -30,7 +30,9 @@ from dataset.stores.folder import Folder
 from system.user_files import open_text
 
 MUST_BE = "a folder of files, a list with a path a line, or one file"
-GRAMMAR = Grammar(expected="a line is a path, which may have a TAB or a comma and more behind it")
+GRAMMAR = Grammar(
+    expected="a line is a path, which may have a TAB or a comma and more behind it"
+)
 UNREAD = "cannot be read as {what}"
 
 
@@ -59,7 +61,12 @@ def open_unlabelled(
     """
     names, paths, refused = _files(named, content, flag)
     folder = Path(os.path.realpath(cache_folder(settings.manifest_dir))) / "predicted"
-    made = folder / hashlib.blake2b(os.fsencode(os.path.realpath(named)), digest_size=8).hexdigest()
+    made = (
+        folder
+        / hashlib.blake2b(
+            os.fsencode(os.path.realpath(named)), digest_size=8
+        ).hexdigest()
+    )
     _write_list(made / "all.tsv", paths)
     how: dict[str, Any] = {"cache": folder.parent, "progress": progress}
     how |= {"rescan": settings.rescan, "max_pixels": settings.max_pixels}
@@ -68,19 +75,25 @@ def open_unlabelled(
         if content == "images":
             split = image_lists.open(made, "all", read_delay_s=read_delay_s, **how)
         else:
-            from dataset.videos.scan import open_videos  # with PyAV, which images do without
+            from dataset.videos.scan import (
+                open_videos,
+            )  # with PyAV, which images do without
 
             columns = open_videos(made / "all.tsv", **how)
             split = Split(columns=columns, source=Folder(columns, read_delay_s))
     except NothingFound as error:
-        raise UserError(f"{flag} {named}: no {what} that can be read{error.why}") from None
+        raise UserError(
+            f"{flag} {named}: no {what} that can be read{error.why}"
+        ) from None
     if content == "images" and settings.exif == "shown":
         split = replace(split, columns=as_shown(split.columns))
     samples, errors = _placed(paths, split, refused, what=what)
     return Unlabelled(split=split, names=tuple(names), samples=samples, errors=errors)
 
 
-def _files(named: Path, content: str, flag: str) -> tuple[list[str], list[bytes], dict[str, str]]:
+def _files(
+    named: Path, content: str, flag: str
+) -> tuple[list[str], list[bytes], dict[str, str]]:
     """Return the files' names as the user writes them, their absolute paths, and why what lies in a folder is
     no file: printable path -> reason. Raises UserError.
     """
@@ -88,7 +101,10 @@ def _files(named: Path, content: str, flag: str) -> tuple[list[str], list[bytes]
     if named.is_dir():
         visits: list[file_tree.Visit] = []
         root = os.fsencode(os.path.realpath(named))
-        above = [file_tree.visit(os.fsencode(folder))[1] for folder in Path(os.fsdecode(root)).parents]
+        above = [
+            file_tree.visit(os.fsencode(folder))[1]
+            for folder in Path(os.fsdecode(root)).parents
+        ]
         others: list[bytes] = []
 
         def reject(path: bytes, why: str) -> None:
@@ -96,17 +112,25 @@ def _files(named: Path, content: str, flag: str) -> tuple[list[str], list[bytes]
                 others.append(os.path.relpath(path, os.path.dirname(root)))
                 refused[printable(path)] = why
 
-        found = file_tree.walk(os.path.dirname(root), os.path.basename(root), above, visits, reject)
-        files = sorted(path.split(b"/", 1)[1] for part in (*found, others) for path in part)
+        found = file_tree.walk(
+            os.path.dirname(root), os.path.basename(root), above, visits, reject
+        )
+        files = sorted(
+            path.split(b"/", 1)[1] for part in (*found, others) for path in part
+        )
         names = [os.path.join(str(named), os.fsdecode(file)) for file in files]
         paths = [os.path.join(root, file) for file in files]
-    elif (mimetypes.guess_type(named.name)[0] or "").startswith(f"{content.removesuffix('s')}/"):
+    elif (mimetypes.guess_type(named.name)[0] or "").startswith(
+        f"{content.removesuffix('s')}/"
+    ):
         names = [str(named)]
         paths = [os.fsencode(named.absolute())]
     else:
         below = os.fsencode(named.absolute().parent)
         names = list(_listed(named, flag))
-        paths = [os.path.normpath(os.path.join(below, os.fsencode(name))) for name in names]
+        paths = [
+            os.path.normpath(os.path.join(below, os.fsencode(name))) for name in names
+        ]
     if not names:
         raise UserError(f"{flag} {named}: no file is there; name {MUST_BE}")
     return names, paths, refused
@@ -127,9 +151,15 @@ def _listed(path: Path, flag: str) -> Iterator[str]:
         name = fields[0]
         if parsed.separator == BLANK and len(fields) > 1:
             whole = " ".join(fields)
-            shorter = os.path.exists(path.parent / name) and not os.path.exists(path.parent / whole)
+            shorter = os.path.exists(path.parent / name) and not os.path.exists(
+                path.parent / whole
+            )
             name = name if shorter else whole
-        if number == 1 and lists.is_of(name, lists.OF_PATHS) and not os.path.exists(path.parent / name):
+        if (
+            number == 1
+            and lists.is_of(name, lists.OF_PATHS)
+            and not os.path.exists(path.parent / name)
+        ):
             continue
         yield name
 
@@ -149,7 +179,9 @@ def _write_list(path: Path, paths: list[bytes]) -> None:
         os.replace(new, path)
     except OSError as error:
         why = f"{error.strerror}; choose another folder with --manifest-dir"
-        raise UserError(f"--predict: the list of files cannot be written to {path.parent}: {why}") from None
+        raise UserError(
+            f"--predict: the list of files cannot be written to {path.parent}: {why}"
+        ) from None
 
 
 def _placed(
@@ -161,7 +193,9 @@ def _placed(
     own: dict[bytes, list[int]] = {}
     for sample in reversed(range(len(columns))):
         own.setdefault(os.path.normpath(columns.path(sample)), []).append(sample)
-    rejected = (columns.folder / "rejected.txt").read_text(encoding="utf-8").splitlines()
+    rejected = (
+        (columns.folder / "rejected.txt").read_text(encoding="utf-8").splitlines()
+    )
     why = dict(line.rsplit("\t", 1) for line in rejected if "\t" in line) | refused
     samples = np.full(len(paths), -1, np.int64)
     errors = {}
@@ -169,5 +203,7 @@ def _placed(
         if found := own.get(os.path.normpath(path)):
             samples[place] = found.pop()
         else:
-            errors[place] = why.get(printable(path), UNREAD.format(what=f"{file_tree.ARTICLE[what]} {what}"))
+            errors[place] = why.get(
+                printable(path), UNREAD.format(what=f"{file_tree.ARTICLE[what]} {what}")
+            )
     return samples, errors

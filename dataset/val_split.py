@@ -34,10 +34,19 @@ class Part(Images):
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         # axes: [bytes of all paths]
         of_bytes = np.arange(offsets[-1]) - np.repeat(offsets[:-1] - begins, lengths)
-        columns = {name: getattr(whole, name)[places] for name in COLUMNS if not name.startswith("path_")}
-        digest = hashlib.blake2b(whole.fingerprint.encode() + places.tobytes(), digest_size=16)
+        columns = {
+            name: getattr(whole, name)[places]
+            for name in COLUMNS
+            if not name.startswith("path_")
+        }
+        digest = hashlib.blake2b(
+            whole.fingerprint.encode() + places.tobytes(), digest_size=16
+        )
         known = {one.name: getattr(whole, one.name) for one in fields(Images)}
-        own: dict[str, Any] = {"path_bytes": whole.path_bytes[of_bytes], "path_offsets": offsets}
+        own: dict[str, Any] = {
+            "path_bytes": whole.path_bytes[of_bytes],
+            "path_offsets": offsets,
+        }
         own |= {"fingerprint": digest.hexdigest(), "scan": whole, "places": places}
         return cls(**{**known, **columns, **own})
 
@@ -48,9 +57,13 @@ class Part(Images):
 def require(root: Path, of_images: bool) -> None:
     """Raise UserError unless `root` can be parted: a folder of class folders with images."""
     if not of_images:
-        raise UserError("--val-share is for images with one label, in a folder a class; leave it out")
+        raise UserError(
+            "--val-share is for images with one label, in a folder a class; leave it out"
+        )
     if not root.is_dir():
-        raise UserError(f"--data {root}: no such folder; with --val-share it has a folder a class")
+        raise UserError(
+            f"--data {root}: no such folder; with --val-share it has a folder a class"
+        )
     both = [name for name in ("train", "val") if (root / name).is_dir()]
     if both:
         raise UserError(
@@ -61,7 +74,11 @@ def require(root: Path, of_images: bool) -> None:
 
 def hint(root: Path) -> str:
     """Return what to add where folders of `root` may be classes, none being train/ or val/; else nothing."""
-    folders = {entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")}
+    folders = {
+        entry.name
+        for entry in os.scandir(root)
+        if entry.is_dir() and not entry.name.startswith(".")
+    }
     if not folders or folders & {"train", "val"}:
         return ""
     return "where its folders are classes add --val-share 0.2; else "
@@ -74,13 +91,17 @@ def validates(names: list[bytes], share: float, seed: int) -> Array:
     return np.frombuffer(b"".join(drawn), "<u8") < np.uint64(share * 2.0**64)
 
 
-def parted(whole: Split, share: float, seed: int) -> tuple[dict[str, Split], str, list[str]]:
+def parted(
+    whole: Split, share: float, seed: int
+) -> tuple[dict[str, Split], str, list[str]]:
     """Return {"train": ..., "val": ...}, a line that tells the counts, and what may be a mistake.
 
     Raises UserError where one of the two has no image.
     """
     columns = whole.columns
-    of_val = validates([columns.entry(sample) for sample in range(len(columns))], share, seed)
+    of_val = validates(
+        [columns.entry(sample) for sample in range(len(columns))], share, seed
+    )
     splits = {}
     for name, chosen in (("train", ~of_val), ("val", of_val)):
         if not chosen.any():
@@ -88,14 +109,19 @@ def parted(whole: Split, share: float, seed: int) -> tuple[dict[str, Split], str
                 f"--val-share {share:g}: {len(columns)} images leave none for {name}; another share"
             )
         part = Part.of(columns, np.flatnonzero(chosen))
-        splits[name] = replace(whole, columns=part, source=Folder(part, whole.source.read_delay_s))
+        splits[name] = replace(
+            whole, columns=part, source=Folder(part, whole.source.read_delay_s)
+        )
     classes = columns.classes
     counts = {
-        name: np.bincount(split.columns.label, minlength=len(classes)) for name, split in splits.items()
+        name: np.bincount(split.columns.label, minlength=len(classes))
+        for name, split in splits.items()
     }
     trains, vals = counts["train"], counts["val"]
     shown = [printable(os.fsencode(name)) for name in classes]
-    of_class = [f"{name} {a} + {b}" for name, a, b in zip(shown, trains, vals, strict=True)]
+    of_class = [
+        f"{name} {a} + {b}" for name, a, b in zip(shown, trains, vals, strict=True)
+    ]
     if len(classes) > SHOWN:
         own = vals / (trains + vals)
         of_class = [f"of a class {own.min():.1%} to {own.max():.1%}"]

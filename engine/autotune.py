@@ -54,26 +54,40 @@ class Choice:
 
     loader: str
     how: str = "given"  # or the only one, measured, kept, checkpoint
-    measured: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # name -> rate, min, max; or why
+    measured: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # name -> rate, min, max; or why
     seconds: float = 0.0  # that measuring took in this run
 
     def told(self, unit: str) -> tuple[str, ...]:
         """Return a line for each loader that was measured, the chosen one's first."""
         if self.how == "checkpoint":
             return (f"--loader auto: {self.loader}, as in the checkpoint",)
-        before = "--loader auto, as measured before" if self.how == "kept" else "--loader auto"
+        before = (
+            "--loader auto, as measured before"
+            if self.how == "kept"
+            else "--loader auto"
+        )
         names = sorted(self.measured, key=lambda name: name != self.loader)
-        lines = [f"{before}: {_line(name, self.measured[name], unit)}" for name in names]
+        lines = [
+            f"{before}: {_line(name, self.measured[name], unit)}" for name in names
+        ]
         rates = _rates_of(self.measured)
         if rates and rates[self.loader] < max(rates.values()):
-            lines[0] += f", taken: rates within {ALIKE:.0%} count as equal, and it comes first"
+            lines[0] += (
+                f", taken: rates within {ALIKE:.0%} count as equal, and it comes first"
+            )
         return tuple(lines)
 
     def facts(self) -> dict[str, Any]:
         """Return what a summary says of it; `loader_auto` is None where nothing was to be found out."""
         if not self.measured and self.how != "checkpoint":
             return {"loader": self.loader, "loader_auto": None}
-        found = {"how": self.how, "seconds": round(self.seconds, 1), "measured": dict(self.measured)}
+        found = {
+            "how": self.how,
+            "seconds": round(self.seconds, 1),
+            "measured": dict(self.measured),
+        }
         return {"loader": self.loader, "loader_auto": found}
 
 
@@ -94,7 +108,9 @@ def timed(flat: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     And `epoch`, the one to measure in: where images grow, the first of the size that the run ends with.
     """
     last = max(epoch for epoch in plan.first_epochs if epoch < flat["epochs"])
-    return {"epoch": last} | {name: value for name, value in flat.items() if FACTS[name].changes_rate}
+    return {"epoch": last} | {
+        name: value for name, value in flat.items() if FACTS[name].changes_rate
+    }
 
 
 class Answers:
@@ -103,11 +119,24 @@ class Answers:
     An answer holds for the same machine, ranks and settings (`of`), and for nothing else.
     """
 
-    def __init__(self, folder: Path, of: Mapping[str, Any], world: ProcessWorld) -> None:
-        gpu = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else None
-        machine = {"host": socket.gethostname(), "gpu": gpu, "cores": cores(), "ranks": world.size}
+    def __init__(
+        self, folder: Path, of: Mapping[str, Any], world: ProcessWorld
+    ) -> None:
+        gpu = (
+            torch.cuda.get_device_name(world.device)
+            if world.device.type == "cuda"
+            else None
+        )
+        machine = {
+            "host": socket.gethostname(),
+            "gpu": gpu,
+            "cores": cores(),
+            "ranks": world.size,
+        }
         self._of = {**machine, "torch": str(torch.__version__), **of}
-        digest = hashlib.sha256(json.dumps(self._of, sort_keys=True).encode()).hexdigest()
+        digest = hashlib.sha256(
+            json.dumps(self._of, sort_keys=True).encode()
+        ).hexdigest()
         self._path = folder / "fastest-loaders" / f"{digest[:24]}.json"
 
     def read(self) -> Choice | None:
@@ -115,14 +144,20 @@ class Answers:
         with suppress(OSError, ValueError, KeyError, TypeError):
             kept = json.loads(self._path.read_text(encoding="utf-8"))
             if kept["of"] == self._of:
-                answer = Choice(loader=str(kept["loader"]), how="kept", measured=dict(kept["measured"]))
+                answer = Choice(
+                    loader=str(kept["loader"]),
+                    how="kept",
+                    measured=dict(kept["measured"]),
+                )
                 answer.told("")  # raises where a figure is missing, or is none
                 return answer
         return None
 
     def write(self, loader: str, measured: Mapping[str, Any]) -> None:
         """Keep an answer, as one act; where the folder cannot be written it is found anew next time."""
-        content = json.dumps({"loader": loader, "measured": measured, "of": self._of}, indent=1)
+        content = json.dumps(
+            {"loader": loader, "measured": measured, "of": self._of}, indent=1
+        )
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             new = self._path.with_suffix(f".{os.getpid()}")
@@ -150,7 +185,9 @@ def choose(
     """
     world = step.world
     everyones = world.gather(list(names))
-    names = [name for name in names if all(name in its for its in everyones)] or list(names)
+    names = [name for name in names if all(name in its for its in everyones)] or list(
+        names
+    )
     if len(names) == 1:
         return Choice(loader=names[0])
     if before in names:
@@ -158,7 +195,9 @@ def choose(
     kept = world.gather(answers.read())[0]
     if kept is not None and kept.loader in names:
         return kept
-    say(f"--loader auto: measuring {', '.join(names)}, {SECONDS:g} s each beside the step")
+    say(
+        f"--loader auto: measuring {', '.join(names)}, {SECONDS:g} s each beside the step"
+    )
     began = time.perf_counter()
     found: dict[str, dict[str, Any]] = {}
     slowest = 0.0
@@ -168,16 +207,25 @@ def choose(
             if at + slowest > ALL_S:
                 found[name] = {"why": f"was not measured: {ALL_S:g} s were over"}
                 continue
-            found[name] = _measured(name, open_loader, step=step, samples=samples, epoch=epoch, world=world)
+            found[name] = _measured(
+                name, open_loader, step=step, samples=samples, epoch=epoch, world=world
+            )
             slowest = max(slowest, _agreed(time.perf_counter() - began, world) - at)
     rates = _rates_of(found)
     if not rates:
-        raise UserError(f"--loader auto: {'; '.join(_line(name, its, '') for name, its in found.items())}")
+        raise UserError(
+            f"--loader auto: {'; '.join(_line(name, its, '') for name, its in found.items())}"
+        )
     enough = (1 - ALIKE) * max(rates.values())
     fastest = next(name for name in names if rates.get(name, 0.0) >= enough)
     if world.rank == 0:
         answers.write(fastest, found)
-    return Choice(loader=fastest, how="measured", measured=found, seconds=time.perf_counter() - began)
+    return Choice(
+        loader=fastest,
+        how="measured",
+        measured=found,
+        seconds=time.perf_counter() - began,
+    )
 
 
 def _agreed(seconds: float, world: ProcessWorld) -> float:
@@ -186,7 +234,13 @@ def _agreed(seconds: float, world: ProcessWorld) -> float:
 
 
 def _measured(
-    name: str, open_loader: Open, *, step: Step, samples: int, epoch: int, world: ProcessWorld
+    name: str,
+    open_loader: Open,
+    *,
+    step: Step,
+    samples: int,
+    epoch: int,
+    world: ProcessWorld,
 ) -> dict[str, Any]:
     """Return samples/s of all ranks and their spread as rate, min and max; or `why` it cannot run here."""
     loader = None
@@ -204,7 +258,13 @@ def _measured(
         if why := next(filter(None, world.gather(why)), ""):
             return {"why": why}
         assert loader is not None and batches is not None and first is not None
-        return _rates(step, itertools.chain([first], batches), loader.in_flight, samples=samples, world=world)
+        return _rates(
+            step,
+            itertools.chain([first], batches),
+            loader.in_flight,
+            samples=samples,
+            world=world,
+        )
     finally:
         del first
         if batches is not None:
@@ -216,7 +276,12 @@ def _measured(
 
 
 def _rates(
-    step: Step, batches: Iterator[Batch], ready: int, *, samples: int, world: ProcessWorld
+    step: Step,
+    batches: Iterator[Batch],
+    ready: int,
+    *,
+    samples: int,
+    world: ProcessWorld,
 ) -> dict[str, Any]:
     """Measure steps on these batches, of which up to `ready` may be there before anyone asks."""
 
@@ -234,11 +299,15 @@ def _rates(
     warm_s = 0.0
     taken = 0
     count = 1
-    while warm_s < WARM_UP_S or (taken * step.accumulate < ready and warm_s < LONGEST_WARM_UP_S):
+    while warm_s < WARM_UP_S or (
+        taken * step.accumulate < ready and warm_s < LONGEST_WARM_UP_S
+    ):
         last_s = seconds_of(count)
         warm_s += last_s
         taken += count
-        a_second = math.ceil(count / max(last_s, 1e-4))  # a clock may stand for the first step
+        a_second = math.ceil(
+            count / max(last_s, 1e-4)
+        )  # a clock may stand for the first step
         count = min(2 * count, a_second)
     count = max(round(a_second * SECONDS / WINDOWS), 1)
     windows: list[float] = []
@@ -247,7 +316,11 @@ def _rates(
     rates = [samples * count / seconds for seconds in windows]
     # of all seconds: small sets begin anew within some windows, and workers deliver in bursts
     rate = samples * count * len(windows) / sum(windows)
-    return {"rate": round(rate, 1), "min": round(min(rates), 1), "max": round(max(rates), 1)}
+    return {
+        "rate": round(rate, 1),
+        "min": round(min(rates), 1),
+        "max": round(max(rates), 1),
+    }
 
 
 def _endless(loader: Loader, first: int) -> Generator[Batch]:

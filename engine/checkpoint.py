@@ -39,7 +39,9 @@ class Progress:
     dropped: int = 0  # samples that were the tail of an epoch
     samples: int = 0  # rows of all steps
     lost: int = 0  # those of them that could not be decoded
-    failed: tuple[int, ...] = ()  # training samples that could not be decoded, each once
+    failed: tuple[
+        int, ...
+    ] = ()  # training samples that could not be decoded, each once
 
 
 # --- writing ----------------------------------------------------------------------------------------------
@@ -56,7 +58,9 @@ class Checkpoints:
     # arch, classes, manifest, ordering, config (what was asked for) and used (what came of it): what Resume
     # compares, and an evaluation begins from
     about: dict[str, Any]
-    writing: threading.Lock = field(default_factory=threading.Lock)  # held while a file is written
+    writing: threading.Lock = field(
+        default_factory=threading.Lock
+    )  # held while a file is written
 
     def content(self, progress: Progress) -> dict[str, Any]:
         """Return what a checkpoint holds from which a run goes on at `progress`; its tensors are the live
@@ -67,7 +71,9 @@ class Checkpoints:
             model = self.step.masters.in_state(model)
         return {
             "model": model,
-            **({"ema": self.step.ema.state_dict()} if self.step.ema is not None else {}),
+            **(
+                {"ema": self.step.ema.state_dict()} if self.step.ema is not None else {}
+            ),
             "optimizer": self.step.optimizer.state_dict(),
             "scaler": self.step.scaler.state_dict(),
             "progress": asdict(progress),
@@ -96,7 +102,9 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
     Raises UserError when it cannot be written.
     """
-    new = path.with_name(f".{path.name}.new")  # one name, so that what a kill leaves is written over
+    new = path.with_name(
+        f".{path.name}.new"
+    )  # one name, so that what a kill leaves is written over
     try:
         with new.open("wb") as file:
             torch.save({"format": checkpoint_format.FORMAT, **content}, file)
@@ -114,10 +122,14 @@ def write(path: Path, content: dict[str, Any]) -> None:
         reason = _why_unwritten(error, path.parent)
         new.unlink(missing_ok=True)
         if path.is_file():
-            remedy = f"the earlier {path.name} is untouched: mend it, then --resume auto"
+            remedy = (
+                f"the earlier {path.name} is untouched: mend it, then --resume auto"
+            )
         else:
             remedy = f"there is no {path.name} yet: mend it, or name another folder"
-        raise UserError(f"--output {path.parent}: cannot write {path.name}: {reason}; {remedy}") from error
+        raise UserError(
+            f"--output {path.parent}: cannot write {path.name}: {reason}; {remedy}"
+        ) from error
 
 
 def _why_unwritten(error: OSError | RuntimeError, folder: Path) -> str:
@@ -152,7 +164,8 @@ class Resume:
     """
 
     path: Path | None = None  # None: there is no checkpoint
-    auto: bool = False  # --resume auto, which goes on in --output, be there a checkpoint or not
+    # --resume auto, which goes on in --output, be there a checkpoint or not
+    auto: bool = False
     evaluate: bool = False  # the network alone is wanted, to validate it
     flag: str = "--resume"  # what named it
     # what was read, to evaluate by `find`, else by `fits`; `into` lets the tensors go
@@ -169,7 +182,9 @@ class Resume:
         """
         auto = run.resume == "auto"
         last = run.output / "last.pt" if run.output else None
-        none_to_evaluate = run.resume is None or (auto and last is not None and not last.is_file())
+        none_to_evaluate = run.resume is None or (
+            auto and last is not None and not last.is_file()
+        )
         if run.uses and not weights and none_to_evaluate:
             given = "--resume FILE, --resume auto with an --output that holds last.pt, or --weights"
             flag = "--predict" if run.predict else "--evaluate"
@@ -178,7 +193,9 @@ class Resume:
         if auto:
             if last is None:
                 remedy = "or name the checkpoint: --resume FILE"
-                raise UserError(f"--resume auto looks for last.pt in --output, which was not given; {remedy}")
+                raise UserError(
+                    f"--resume auto looks for last.pt in --output, which was not given; {remedy}"
+                )
             path = last if last.is_file() else None
         elif run.resume is not None:
             path = Path(run.resume)
@@ -187,7 +204,11 @@ class Resume:
         if run.uses and path is None and weights and _is_checkpoint(Path(weights)):
             path = Path(weights)
             flag = "--weights"
-        content = checkpoint_format.read(path, flag=flag) if run.uses and path is not None else {}
+        content = (
+            checkpoint_format.read(path, flag=flag)
+            if run.uses and path is not None
+            else {}
+        )
         return cls(path=path, auto=auto, evaluate=run.uses, flag=flag, content=content)
 
     @property
@@ -211,7 +232,11 @@ class Resume:
         progress = self.progress
         if not world.gather((output / "best.pt").is_file())[0]:
             new = Progress()
-            progress.best, progress.best_epoch, progress.stale = new.best, new.best_epoch, new.stale
+            progress.best, progress.best_epoch, progress.stale = (
+                new.best,
+                new.best_epoch,
+                new.stale,
+            )
         return progress
 
     @property
@@ -237,7 +262,11 @@ class Resume:
             return
         content = self.content or checkpoint_format.read(self.path)
         trained = content["classes"]
-        from_weights = "" if self.evaluate else f"; --weights {self.path} starts from its weights alone"
+        from_weights = (
+            ""
+            if self.evaluate
+            else f"; --weights {self.path} starts from its weights alone"
+        )
         # two tasks may have one architecture and the same classes, and their figures cannot be compared
         self._same("task", content["config"].get("task", task), task, from_weights)
         self._same("architecture", content["arch"], arch, "")
@@ -247,7 +276,11 @@ class Resume:
         if not self.evaluate:
             others = _differ(
                 content["config"],
-                {name: config.get(name) for name, facts in FACTS.items() if facts.resume == "scanned"},
+                {
+                    name: config.get(name)
+                    for name, facts in FACTS.items()
+                    if facts.resume == "scanned"
+                },
             )
             flags = [f"--{other.replace('_', '-')}" for other in others]
             why = " or ".join([*flags, "files were added, removed or changed since"])
@@ -274,7 +307,9 @@ class Resume:
         except RuntimeError as error:  # such as the position embedding of a transformer
             said = str(error).splitlines()[-1].strip()
             asked = "was --image-size another one?"
-            raise UserError(f"--resume: the weights do not fit, {asked} {said}") from None
+            raise UserError(
+                f"--resume: the weights do not fit, {asked} {said}"
+            ) from None
         if step.masters is not None:
             step.masters.load(self.content["model"])
         if step.ema is not None and "ema" in self.content:
@@ -293,7 +328,9 @@ class Resume:
         """
         others = [] if self.evaluate else self.changed(config)
         if others:
-            report.info(f"--resume: otherwise than in the checkpoint: {', '.join(others)}")
+            report.info(
+                f"--resume: otherwise than in the checkpoint: {', '.join(others)}"
+            )
         begun = self.content.get("ordering", ordering)
         if begun != ordering and self.progress.consumed:
             report.warn(
@@ -303,7 +340,11 @@ class Resume:
 
     def changed(self, config: Mapping[str, Any]) -> list[str]:
         """List the settings that are not as in the checkpoint, such as 'lr 0.1 -> 1.0'."""
-        compared = {name: value for name, value in config.items() if FACTS[name].resume != "free"}
+        compared = {
+            name: value
+            for name, value in config.items()
+            if FACTS[name].resume != "free"
+        }
         if compared.get("loader") == "auto":  # keeps the checkpoint's
             del compared["loader"]
         return _differ(self.content.get("config", {}), compared)
@@ -344,7 +385,9 @@ def load_optimizer(
     there = content["config"].get("optimizer", name)
     if there != name:
         remedy = "--weights takes over the weights alone"
-        raise UserError(f"--resume: --optimizer is {there} in the checkpoint, {name} in this run; {remedy}")
+        raise UserError(
+            f"--resume: --optimizer is {there} in the checkpoint, {name} in this run; {remedy}"
+        )
     trained = [len(group["params"]) for group in content["optimizer"]["param_groups"]]
     trains = [len(group["params"]) for group in optimizer.param_groups]
     if trained != trains and sum(trained) == sum(trains):
@@ -365,8 +408,14 @@ def load_optimizer(
         # where the state has to lie: those of this run stand
         groups = [
             # the number of steps, which apex's optimisers have there, is no setting
-            {**settings, "params": group["params"], **{k: group[k] for k in ("step",) if k in group}}
-            for settings, group in zip(own, content["optimizer"]["param_groups"], strict=True)
+            {
+                **settings,
+                "params": group["params"],
+                **{k: group[k] for k in ("step",) if k in group},
+            }
+            for settings, group in zip(
+                own, content["optimizer"]["param_groups"], strict=True
+            )
         ]
         optimizer.load_state_dict({**content["optimizer"], "param_groups": groups})
         rates = [float(group["lr"]) for group in content["optimizer"]["param_groups"]]
@@ -378,4 +427,6 @@ def load_optimizer(
         raise UserError(
             f"--resume: a damaged checkpoint: its optimiser's state is not one ({said})"
         ) from None
-    optimizers.make_state(optimizer, name)  # of a checkpoint of steps that were all skipped
+    optimizers.make_state(
+        optimizer, name
+    )  # of a checkpoint of steps that were all skipped

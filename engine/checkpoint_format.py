@@ -52,14 +52,20 @@ class Where(BaseModel, extra="forbid"):
 
 CHECKED: dict[str, tuple[Any, str]] = {
     "arch": (Name, "a name"),
-    "classes": (list[Name] | tuple[Name, ...], "a list of names"),  # empty where a task has no classes
+    "classes": (
+        list[Name] | tuple[Name, ...],
+        "a list of names",
+    ),  # empty where a task has no classes
     "manifest": (Name, "a digest"),
     "model": (State, "a state dict"),
     "ema": (State, "an average's state dict"),
     "best_of": (Literal[*torch_files.BEST_OF], " or ".join(torch_files.BEST_OF)),
     "optimizer": (Optimizer, "an optimiser's state"),
     "scaler": (Settings, "a scaler's state"),
-    "progress": (Where, "epoch, consumed, step, dropped and the like as whole numbers, and best"),
+    "progress": (
+        Where,
+        "epoch, consumed, step, dropped and the like as whole numbers, and best",
+    ),
     "config": (Settings, "settings by name"),
     "used": (Settings, "settings by name"),
     "ordering": (Name, "a name"),
@@ -83,7 +89,9 @@ def read(path: Path, *, flag: str = "--resume") -> dict[str, Any]:
         remedy = "'--resume auto' starts anew when there is none"
         raise UserError(f"{said}: no checkpoint there; {remedy}") from None
     except torch_files.Unreadable as error:
-        raise UserError(f"{said}: not a checkpoint that can be read ({error})") from None
+        raise UserError(
+            f"{said}: not a checkpoint that can be read ({error})"
+        ) from None
     if not torch_files.is_ours(content):
         remedy = "to start from plain weights use --weights"
         raise UserError(f"{said}: not a checkpoint of this program; {remedy}")
@@ -104,7 +112,9 @@ def read(path: Path, *, flag: str = "--resume") -> dict[str, Any]:
                 wrong = f"'{name}' is {got}, and must be {must_be}"
                 raise UserError(f"{said}: a damaged checkpoint: {wrong}") from None
     if damaged := torch_files.damaged(path):
-        raise UserError(f"{said}: a damaged checkpoint: '{damaged}' in it is not what was written")
+        raise UserError(
+            f"{said}: a damaged checkpoint: '{damaged}' in it is not what was written"
+        )
     return dict(content)
 
 

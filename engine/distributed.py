@@ -44,7 +44,12 @@ ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """torch's variables of its allocator, the newer name first. torch reads them when it first takes memory."""
 SEGMENTS_GROW = "expandable_segments:True"
 """What of their values makes segments grow."""
-MALLOC = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
+MALLOC = (
+    "MALLOC_MMAP_MAX_",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TRIM_THRESHOLD_",
+    "GLIBC_TUNABLES",
+)
 """glibc's variables of what it keeps."""
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 """Parameters of mallopt, as malloc.h numbers them."""
@@ -115,7 +120,9 @@ def _keep_freed_memory() -> None:
         mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, -1)
         if "MALLOC_ARENA_MAX" not in os.environ:
-            mallopt(M_ARENA_MAX, 1)  # each arena would keep what its threads free, and none share it
+            mallopt(
+                M_ARENA_MAX, 1
+            )  # each arena would keep what its threads free, and none share it
 
 
 def _sharing(local_size: int) -> int:
@@ -195,8 +202,14 @@ class ProcessWorld:
         Raises UserError for more than any machine can use, or than this process may have files open for.
         """
         gpu = self.device.type == "cuda"
-        workers = default_workers(_sharing(self.local_size), gpu=gpu) if asked is None else asked
-        files = FILES + 2 * FILES_A_WORKER * workers  # those of the validation come beside them
+        workers = (
+            default_workers(_sharing(self.local_size), gpu=gpu)
+            if asked is None
+            else asked
+        )
+        files = (
+            FILES + 2 * FILES_A_WORKER * workers
+        )  # those of the validation come beside them
         if not limits.open_files(files):
             few = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             raise UserError(
@@ -208,7 +221,9 @@ class ProcessWorld:
         most = max(MOST_WORKERS, int(MOST_WORKERS_A_CORE * cores()))
         if asked > most:
             remedy = "leave it out for one a core, less one"
-            raise UserError(f"--workers {asked}: at most {most} a rank on {cores():.3g} cores; {remedy}")
+            raise UserError(
+                f"--workers {asked}: at most {most} a rank on {cores():.3g} cores; {remedy}"
+            )
         return asked
 
     @contextmanager
@@ -221,7 +236,9 @@ class ProcessWorld:
         self._peers = Peers(rank=self.rank, size=self.size, timeout_s=self.timeout_s)
         gpus = max(torch.cuda.device_count(), slurm.gpus_on_node(os.environ))
         shared_gpu = self.device.type == "cuda" and self.local_size > gpus
-        with_nccl = self.device.type == "cuda" and not shared_gpu  # which refuses two ranks on one GPU
+        with_nccl = (
+            self.device.type == "cuda" and not shared_gpu
+        )  # which refuses two ranks on one GPU
         try:
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if with_nccl else "gloo",
@@ -235,7 +252,9 @@ class ProcessWorld:
         except RuntimeError as error:
             if is_gone(error):
                 why = f"{self.blame()}; its own line or the system's log says why"
-                raise UserError(f"another rank has ended: {why}; go on with --resume auto") from None
+                raise UserError(
+                    f"another rank has ended: {why}; go on with --resume auto"
+                ) from None
             raise
         dist.destroy_process_group()  # not after an error: another rank may be waiting inside a collective
 
@@ -297,9 +316,13 @@ class ProcessWorld:
         if self.size == 1:
             return called
         where = [self.device] if self.device.type == "cuda" else None
-        wrapped = DistributedDataParallel(called, device_ids=where, gradient_as_bucket_view=True)
+        wrapped = DistributedDataParallel(
+            called, device_ids=where, gradient_as_bucket_view=True
+        )
         # kernels of 1 x 1 (x 1) are laid out alike whatever their strides are called
-        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
+        warnings.filterwarnings(
+            "ignore", "Grad strides do not match bucket view strides"
+        )
         wrapped.broadcast_buffers = False  # torch 2.15 warns when it is an argument
         return wrapped
 
@@ -346,7 +369,10 @@ class Vote:
             self._pending = own
             return decided
         flags = torch.tensor([*own.values()], dtype=torch.int32)
-        self._pending = flags, dist.all_reduce(flags, op=dist.ReduceOp.MAX, async_op=True)
+        self._pending = (
+            flags,
+            dist.all_reduce(flags, op=dist.ReduceOp.MAX, async_op=True),
+        )
         return decided
 
     def drain(self) -> dict[str, bool]:
@@ -359,4 +385,7 @@ class Vote:
             return pending
         flags, work = pending
         work.wait()
-        return {name: bool(flag) for name, flag in zip(self.FLAGS, flags.tolist(), strict=True)}
+        return {
+            name: bool(flag)
+            for name, flag in zip(self.FLAGS, flags.tolist(), strict=True)
+        }

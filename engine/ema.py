@@ -40,9 +40,13 @@ class Ema:
         """Begin with the weights of now. `masters`: parameters that are trained in place of the network's."""
         self._module = module
         self._network = list(module.parameters())
-        self._trained = [masters.get(parameter, parameter) for parameter in self._network]
+        self._trained = [
+            masters.get(parameter, parameter) for parameter in self._network
+        ]
         saved = module.state_dict().keys()
-        self.names = [name for name, _ in module.named_parameters()]  # of what is averaged
+        self.names = [
+            name for name, _ in module.named_parameters()
+        ]  # of what is averaged
         # by the dictionary that holds it: a network may assign a new tensor to a buffer's name
         self._buffers: list[tuple[dict[str, torch.Tensor | None], str]] = []
         for prefix, owner in module.named_modules():
@@ -68,7 +72,9 @@ class Ema:
         That is float32 [] on the device, above 0 where gradients were no numbers; None without a loss scale.
         """
         if self._warm_up:
-            decay = torch.minimum(self._decay, 1 - (1 + self._count.float()) ** -WARM_UP_POWER)
+            decay = torch.minimum(
+                self._decay, 1 - (1 + self._count.float()) ** -WARM_UP_POWER
+            )
         else:
             decay = self._decay * (self._count > 0)  # the first update copies
         weight = 1 - decay
@@ -111,21 +117,39 @@ class Ema:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the averages, and the network's other buffers, under AveragedModel's names; live tensors."""
         live = [*self._network, *self._live()[len(self._network) :]]
-        averages = {id(own): average for own, average in zip(live, self._averages, strict=True)}
+        averages = {
+            id(own): average for own, average in zip(live, self._averages, strict=True)
+        }
         # with duplicates: a state dict has shared tensors under each of their names
         named = [
             *self._module.named_parameters(remove_duplicate=False),
             *self._module.named_buffers(remove_duplicate=False),
         ]
-        own = {name: averages[id(tensor)] for name, tensor in named if id(tensor) in averages}
-        state = {name: own.get(name, value) for name, value in self._module.state_dict().items()}
-        return {COUNT: self._count, **{PREFIX + name: value for name, value in state.items()}}
+        own = {
+            name: averages[id(tensor)]
+            for name, tensor in named
+            if id(tensor) in averages
+        }
+        state = {
+            name: own.get(name, value)
+            for name, value in self._module.state_dict().items()
+        }
+        return {
+            COUNT: self._count,
+            **{PREFIX + name: value for name, value in state.items()},
+        }
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take the averages of a state dict; the network has loaded its other buffers. Raises UserError."""
-        missing = [name for name in (COUNT, *(PREFIX + name for name in self.names)) if name not in state]
+        missing = [
+            name
+            for name in (COUNT, *(PREFIX + name for name in self.names))
+            if name not in state
+        ]
         if missing:
-            raise UserError(f"--resume: a damaged checkpoint: its 'ema' has no '{missing[0]}'")
+            raise UserError(
+                f"--resume: a damaged checkpoint: its 'ema' has no '{missing[0]}'"
+            )
         with torch.no_grad():
             for name, average in zip(self.names, self._averages, strict=True):
                 average.copy_(state[PREFIX + name])

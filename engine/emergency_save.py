@@ -38,7 +38,9 @@ HELD_S = 10.0
 class EmergencySave:
     """The last whole step of this rank: kept where a step may be left in its middle, and saved by rank 0."""
 
-    def __init__(self, checkpoints: Checkpoints, world: ProcessWorld, *, accumulate: int) -> None:
+    def __init__(
+        self, checkpoints: Checkpoints, world: ProcessWorld, *, accumulate: int
+    ) -> None:
         self._checkpoints = checkpoints
         self._world = world
         # with one batch a step, and alone, a step waits for nothing once it has moved a buffer
@@ -47,7 +49,9 @@ class EmergencySave:
         self._kept = [buffer.detach().clone() for buffer in self._buffers]
         self._whole: deque[tuple[Progress, Any]] = deque(maxlen=AHEAD)
         self._in_step = False
-        self._moving = threading.RLock()  # held while the main thread moves the weights, or launches that
+        self._moving = (
+            threading.RLock()
+        )  # held while the main thread moves the weights, or launches that
         self._held = False
         if self._keeps:
             checkpoints.step.optimizer.register_step_pre_hook(lambda *_: self._hold())
@@ -74,7 +78,9 @@ class EmergencySave:
         """Count a step that is whole: `progress` is behind it."""
         if not self._keeps:
             return
-        with self._moving:  # also of a step that has overflowed, for which the optimiser is not called
+        with (
+            self._moving
+        ):  # also of a step that has overflowed, for which the optimiser is not called
             self._in_step = False
             event = None
             if self._world.device.type == "cuda":
@@ -101,10 +107,14 @@ class EmergencySave:
         `best` is the figure of best.pt by now. Returns whether it did. The step that is under way never ends:
         the process has to.
         """
-        if not self._moving.acquire(timeout=HELD_S):  # for good: the main thread waits for ever
+        if not self._moving.acquire(
+            timeout=HELD_S
+        ):  # for good: the main thread waits for ever
             return False
         settles_s = SETTLES_S if self._world.device.type == "cuda" else 0.0
-        with self._checkpoints.writing:  # what the main thread is writing it writes to its end
+        with (
+            self._checkpoints.writing
+        ):  # what the main thread is writing it writes to its end
             for _ in range(TRIES):
                 time.sleep(settles_s)
                 at = self._last()
@@ -123,13 +133,21 @@ class EmergencySave:
 
     def _last(self) -> Progress | None:
         """Return where the run is with what the device has done by now."""
-        done = [progress for progress, event in list(self._whole) if event is None or event.query()]
+        done = [
+            progress
+            for progress, event in list(self._whole)
+            if event is None or event.query()
+        ]
         return done[-1] if done else None
 
     def _content(self, progress: Progress, best: float) -> dict[str, Any]:
         """Return what a checkpoint holds, on the host; copied beside what the device hangs in."""
         cuda = self._world.device.type == "cuda"
-        with torch.cuda.stream(torch.cuda.Stream(self._world.device)) if cuda else nullcontext():
+        with (
+            torch.cuda.stream(torch.cuda.Stream(self._world.device))
+            if cuda
+            else nullcontext()
+        ):
             content = self._checkpoints.content(replace(progress, best=best))
             # the host may be past a step that the device hangs in: its forward pass has moved the buffers,
             # and the copy that the next `begin` has asked for waits behind it
@@ -141,15 +159,27 @@ class EmergencySave:
                 average = self._checkpoints.step.ema
                 # an average moves with the weights, and not in a forward pass
                 averaged = average.names if average is not None else []
-                for key, prefix, unmoved in (("model", "", []), ("ema", ema.PREFIX, averaged)):
+                for key, prefix, unmoved in (
+                    ("model", "", []),
+                    ("ema", ema.PREFIX, averaged),
+                ):
                     if key in content:
-                        kept = {prefix + name: value for name, value in before.items() if name not in unmoved}
-                        content[key] |= {name: kept[name] for name in kept.keys() & content[key].keys()}
+                        kept = {
+                            prefix + name: value
+                            for name, value in before.items()
+                            if name not in unmoved
+                        }
+                        content[key] |= {
+                            name: kept[name]
+                            for name in kept.keys() & content[key].keys()
+                        }
             copied: dict[str, Any] = checkpoint.on_host(content)
         return copied
 
     def _write(self, content: dict[str, Any]) -> bool:
-        values = [each for each in content["model"].values() if each.is_floating_point()]
+        values = [
+            each for each in content["model"].values() if each.is_floating_point()
+        ]
         if not all(bool(torch.isfinite(each).all()) for each in values):
             return False  # nobody has looked at the losses of the last steps yet
         try:

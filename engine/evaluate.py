@@ -19,7 +19,9 @@ def _same_kernels() -> Any:
     ranks.
     """
     cudnn = torch.backends.cudnn
-    return cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=cudnn.allow_tf32)
+    return cudnn.flags(
+        enabled=True, benchmark=False, deterministic=True, allow_tf32=cudnn.allow_tf32
+    )
 
 
 class Outcome:
@@ -97,7 +99,11 @@ def evaluate(
     stopped = False
     began = time.perf_counter()
     try:
-        with torch.inference_mode(), precisions.autocast(precision, world.device), _same_kernels():
+        with (
+            torch.inference_mode(),
+            precisions.autocast(precision, world.device),
+            _same_kernels(),
+        ):
             for batch in batches:
                 outputs = module(*task.inputs(batch))
                 batch.launched()
@@ -117,4 +123,9 @@ def evaluate(
     failed = sorted({sample for ids in world.gather(failed) for sample in ids})
     passed = time.perf_counter()
     found = metric.result(world)
-    return Outcome(found, failed=failed, pass_s=passed - began, score_s=time.perf_counter() - passed)
+    return Outcome(
+        found,
+        failed=failed,
+        pass_s=passed - began,
+        score_s=time.perf_counter() - passed,
+    )

@@ -48,9 +48,20 @@ def line_of(error: BaseException) -> str | None:
         return "the machine has not enough memory: a smaller --batch-size, or fewer --workers"
     for sign, advice in SHORT.items():
         if sign.lower() in said.lower():
-            first = next((line.strip() for line in said.splitlines() if sign.lower() in line.lower()), sign)
+            first = next(
+                (
+                    line.strip()
+                    for line in said.splitlines()
+                    if sign.lower() in line.lower()
+                ),
+                sign,
+            )
             return f"{first[:200]}: {advice}"
     # of files: where no room has said it better, the system has
-    if isinstance(error, OSError) and error.errno in errno.errorcode and error.filename is not None:
+    if (
+        isinstance(error, OSError)
+        and error.errno in errno.errorcode
+        and error.filename is not None
+    ):
         return str(UserError(f"{error.filename}: {error.strerror}"))
     return None

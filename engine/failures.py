@@ -31,7 +31,9 @@ class Failures:
         if len(failed) > limit:
             named = ", ".join(self._names(failed)[:3])
             many = f"{len(failed)} samples of {self.split}"
-            raise UserError(f"{many} cannot be decoded in this epoch (more than {limit}), such as {named}")
+            raise UserError(
+                f"{many} cannot be decoded in this epoch (more than {limit}), such as {named}"
+            )
 
     def _names(self, ids: set[int]) -> list[str]:
         return [self.name_of(sample) for sample in sorted(ids)]

@@ -30,7 +30,9 @@ class Masters:
         for name, parameter in module.named_parameters():
             if parameter in kept or parameter.dtype != torch.float32:
                 continue
-            master = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
+            master = nn.Parameter(
+                parameter.detach().clone(), requires_grad=parameter.requires_grad
+            )
             parameter.data = parameter.data.half()
             self.names[name] = master
             self.of[parameter] = master
@@ -59,7 +61,10 @@ class Masters:
 
     def in_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return a network's state dict with the masters in place of their fp16 copies."""
-        return {**state, **{name: master.detach() for name, master in self.names.items()}}
+        return {
+            **state,
+            **{name: master.detach() for name, master in self.names.items()},
+        }
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take the weights of a state dict, fp32 or of any other dtype; the network has loaded it already."""

@@ -56,12 +56,17 @@ class Graphs:
 
         Raises RuntimeError where CUDA cannot.
         """
-        self._statics = {static.images.shape: _tensors(static, [*static.targets]) for static in statics}
+        self._statics = {
+            static.images.shape: _tensors(static, [*static.targets])
+            for static in statics
+        }
         self._targets = [*statics[0].targets]
         self._graphs: dict[tuple[torch.Size, bool, bool], torch.cuda.CUDAGraph] = {}
         self._outcomes: dict[tuple[torch.Size, bool, bool], torch.Tensor] = {}
         self._always_norm = step.clips
-        self._pool = Pool(torch.cuda.graph_pool_handle())  # one for all: no two run at the same time
+        self._pool = Pool(
+            torch.cuda.graph_pool_handle()
+        )  # one for all: no two run at the same time
         variants = [(True, False)] if step.clips else [(True, False), (True, True)]
         if step.accumulate > 1:
             variants.append((False, False))
@@ -70,7 +75,9 @@ class Graphs:
             graph = torch.cuda.CUDAGraph()
             stream = torch.cuda.current_stream()
             # another thread's calls, such as those of NCCL's watchdog, are none of the graph's business
-            with torch.cuda.graph(graph, self._pool.id, stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(
+                graph, self._pool.id, stream, capture_error_mode="thread_local"
+            ):
                 outcome = step.micro_batch(static, last=last, want_norm=want_norm)
             self._graphs[static.images.shape, last, want_norm] = graph
             self._outcomes[static.images.shape, last, want_norm] = outcome
@@ -99,7 +106,12 @@ class Graphs:
 
 def _tensors(batch: Batch, targets: Sequence[str]) -> list[torch.Tensor]:
     """Return all tensors of a batch, whose targets have these names."""
-    return [batch.images, batch.sizes, batch.valid, *(batch.targets[name] for name in targets)]
+    return [
+        batch.images,
+        batch.sizes,
+        batch.valid,
+        *(batch.targets[name] for name in targets),
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,17 +119,29 @@ class Outcome:
     """What came of --graphs."""
 
     why_not: str = ""  # "" where steps are graphs
-    warm_up_ms: dict[str, float] = field(default_factory=dict)  # phases of an eager step, measured before
+    warm_up_ms: dict[str, float] = field(
+        default_factory=dict
+    )  # phases of an eager step, measured before
 
     @property
     def told(self) -> tuple[str, ...]:
         """Return the line to say where a GPU's steps stay eager though nobody asked for that."""
-        unasked = self.why_not and torch.cuda.is_available() and not self.why_not.startswith("--")
-        return (f"steps are launched kernel by kernel: {self.why_not}",) if unasked else ()
+        unasked = (
+            self.why_not
+            and torch.cuda.is_available()
+            and not self.why_not.startswith("--")
+        )
+        return (
+            (f"steps are launched kernel by kernel: {self.why_not}",) if unasked else ()
+        )
 
     def facts(self) -> dict[str, Any]:
         """Return what a summary says of it."""
-        return {"graphs": not self.why_not, "graphs_off": self.why_not or None, "warm_up_ms": self.warm_up_ms}
+        return {
+            "graphs": not self.why_not,
+            "graphs_off": self.why_not or None,
+            "warm_up_ms": self.warm_up_ms,
+        }
 
 
 def prepare(
@@ -138,7 +162,9 @@ def prepare(
     if world.device.type != "cuda":
         outcome = Outcome(why_not="there is no GPU")
     elif not one_shape:
-        outcome = Outcome(why_not="batches of this task have many shapes, and each would be a graph")
+        outcome = Outcome(
+            why_not="batches of this task have many shapes, and each would be a graph"
+        )
     elif not step.capturable:
         outcome = Outcome(why_not="this --optimizer decides on the host")
     else:
@@ -149,7 +175,9 @@ def prepare(
     return outcome
 
 
-def capture(step: Step, batches: Sequence[Batch], world: ProcessWorld) -> tuple[str, dict[str, float]]:
+def capture(
+    step: Step, batches: Sequence[Batch], world: ProcessWorld
+) -> tuple[str, dict[str, float]]:
     """Warm the step up on batches that are thrown away, capture it, and put all that it changed back.
 
     `batches` has one of each shape, the smallest first. Returns why it cannot be captured, "" where it was,
@@ -227,11 +255,15 @@ def _captured(step: Step, statics: Sequence[Batch]) -> str:
     try:
         step.graphs = Graphs(step, statics)
         torch.cuda.synchronize()
-    except RuntimeError as error:  # of memory too: eager steps fit, the warm-up has shown that
+    except (
+        RuntimeError
+    ) as error:  # of memory too: eager steps fit, the warm-up has shown that
         # the generator is still in the capture, and would refuse to draw: give it a state that never was
         device = step.world.device
         fresh = torch.Generator(device).graphsafe_get_state()
-        torch.cuda.default_generators[torch.cuda.current_device()].graphsafe_set_state(fresh)
+        torch.cuda.default_generators[torch.cuda.current_device()].graphsafe_set_state(
+            fresh
+        )
         return f"CUDA cannot capture it ({str(error).partition(chr(10))[0]})"
     return ""
 

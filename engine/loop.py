@@ -66,9 +66,14 @@ class Training:
         accumulate = self.optimisation.accumulate
         self.rescue = EmergencySave(self.checkpoints, self.world, accumulate=accumulate)
         self.watch = Watch(
-            world=self.world, stop=self.stop, rescue=self._rescued, writing=self.checkpoints.writing
+            world=self.world,
+            stop=self.stop,
+            rescue=self._rescued,
+            writing=self.checkpoints.writing,
         )
-        self._losses = LossLog(self.run.log_every, self.world, precision=self.step.precision)
+        self._losses = LossLog(
+            self.run.log_every, self.world, precision=self.step.precision
+        )
         self._saved_at = time.monotonic()
         self._save_is_asked_for = False
         self._skipped_steps = 0
@@ -77,9 +82,13 @@ class Training:
         self._epochs_last_batch: Batch | None = None
         # what ceilings are measured with, and the epoch that the loader is measured in, once they were
         self._ceilings_of: tuple[Batch, int] | None = None
-        self._part_began = 0, 0  # step, and samples of the epoch, at which this part of it began
+        self._part_began = (
+            0,
+            0,
+        )  # step, and samples of the epoch, at which this part of it began
         self._failed_in_epoch: set[int] = set()
-        self._lost_before = 0  # samples that could not be decoded before this part of the epoch
+        # samples that could not be decoded before this part of the epoch
+        self._lost_before = 0
         self.failures.ids.update(self.progress.failed)
         self._trained_on: list[np.ndarray] = []  # ids of each batch in the open window
         self._has_measured = False  # this rank's rate, for --seconds
@@ -135,7 +144,9 @@ class Training:
             if not self._epoch():
                 self.save()
                 return False
-            if self._validation_is_due() or (self.run.ceilings and self._ceilings_of is None):
+            if self._validation_is_due() or (
+                self.run.ceilings and self._ceilings_of is None
+            ):
                 self.save()  # a run that is ended meanwhile resumes into the validation, or behind the epoch
             if not self._first_ceilings():
                 return False
@@ -147,7 +158,9 @@ class Training:
             # until its figures are known, last.pt resumes into the validation
             if not self.validation.unsettled:
                 self.save()
-        is_whole = self.progress.epoch >= self.optimisation.epochs or self._steps_are_taken()
+        is_whole = (
+            self.progress.epoch >= self.optimisation.epochs or self._steps_are_taken()
+        )
         gave_up = self._patience_is_over() and not is_whole
         if self.progress.consumed and not self._validate():
             return False
@@ -164,7 +177,9 @@ class Training:
     def _rescued(self) -> bool:
         """Save the last whole step without the other ranks; from any thread. Returns whether it was."""
         # until a validation's figures are known, last.pt resumes into it
-        return not self.validation.unsettled and self.rescue.save(best=self.progress.best)
+        return not self.validation.unsettled and self.rescue.save(
+            best=self.progress.best
+        )
 
     def _leave_alone(self) -> None:
         """Save what this rank alone can, when another one has gone; leave if the run was asked to stop."""
@@ -198,7 +213,9 @@ class Training:
         if steps == 0:
             return True
         assert self.loader is not None
-        batches = self._remembering(self.watch.batches(self.loader, progress.epoch, progress.consumed))
+        batches = self._remembering(
+            self.watch.batches(self.loader, progress.epoch, progress.consumed)
+        )
         self._failed_in_epoch = set()
         self._lost_before = progress.lost
         self.checkpoints.module.train()
@@ -207,9 +224,13 @@ class Training:
             self._trained_on = []
         self._start_clocks()
         # without the tail, where that is no step
-        trained = min(progress.consumed + steps * self.plan.global_batch_size, self.plan.samples)
+        trained = min(
+            progress.consumed + steps * self.plan.global_batch_size, self.plan.samples
+        )
         self._part_began = progress.step, progress.consumed
-        told = self.report.epoch(progress.epoch, self.optimisation.epochs, trained, progress.consumed)
+        told = self.report.epoch(
+            progress.epoch, self.optimisation.epochs, trained, progress.consumed
+        )
         with told, self.watch.steps():
             closed: ClosedWindow | None = None
             decided = {"stop": False}
@@ -218,7 +239,8 @@ class Training:
             for left in range(steps, 0, -1):
                 # steps are counted, not samples: those of a dropped tail are never trained on
                 lr = schedules.learning_rate(
-                    progress.epoch + (epoch_steps - left) / epoch_steps, self.optimisation
+                    progress.epoch + (epoch_steps - left) / epoch_steps,
+                    self.optimisation,
                 )
                 logging = (progress.step + 1) % self.run.log_every == 0
                 self._seen = []
@@ -231,7 +253,9 @@ class Training:
                         position=progress.consumed,
                         want_norm=logging,
                     )
-                except Asked:  # alone: where others wait in their step, the watch ends the process
+                except (
+                    Asked
+                ):  # alone: where others wait in their step, the watch ends the process
                     self.rescue.undo()
                     decided = {"stop": True}
                     break
@@ -247,7 +271,9 @@ class Training:
                 # all but the last two steps: the host must not wait for the one it has just launched
                 if logging or self._losses.full():
                     self._log(everything=False)
-                self._tell_window(closed)  # of the step before: now the device has something to do meanwhile
+                self._tell_window(
+                    closed
+                )  # of the step before: now the device has something to do meanwhile
                 closed = self._closed(self.meter.point()) if decided["window"] else None
                 if decided["stop"] or self._enough():
                     break
@@ -283,7 +309,9 @@ class Training:
         """Count a step that was taken with that learning rate, and its batches."""
         self.step.phases.step()
         self.progress.step += 1
-        taken = min(self.plan.global_batch_size, self.plan.samples - self.progress.consumed)  # less padding
+        taken = min(
+            self.plan.global_batch_size, self.plan.samples - self.progress.consumed
+        )  # less padding
         self.progress.consumed += taken
         self.progress.samples += taken
         self.rescue.done(self.progress)
@@ -303,7 +331,9 @@ class Training:
     def _vote(self) -> dict[str, bool]:
         """Raise this rank's flags; return what the ranks have decided with those of the step before."""
         save = self._save_due()
-        self._save_is_asked_for |= save  # the others decide a step later, and until then nobody asks again
+        self._save_is_asked_for |= (
+            save  # the others decide a step later, and until then nobody asks again
+        )
         decided = self.vote.exchange(
             stop=self.stop(),
             window=self.meter.due(),
@@ -355,7 +385,9 @@ class Training:
             return False
         if found is None:
             return False
-        self.report.ceilings(compute=found["compute"], loader=found["loader"], step=self.progress.step)
+        self.report.ceilings(
+            compute=found["compute"], loader=found["loader"], step=self.progress.step
+        )
         return True
 
     # -- telling ---------------------------------------------------------------------------------------------
@@ -420,7 +452,11 @@ class Training:
         epoch = self.progress.epoch
         is_last = epoch + 1 >= self.optimisation.epochs or self._enough()
         every = self.run.val_every
-        return self.validation.possible and every > 0 and (is_last or (epoch + 1) % every == 0)
+        return (
+            self.validation.possible
+            and every > 0
+            and (is_last or (epoch + 1) % every == 0)
+        )
 
     def _start_validation(self, best_resumes_at: Progress | None) -> bool:
         self.rescue.end()  # last.pt resumes into the validation
@@ -454,7 +490,11 @@ class Training:
             self.validation.settle(self.progress)
             # of all steps: a loss that is no number must not get into last.pt
             self._losses.read()
-            content = self.checkpoints.content(self.progress) if self.world.rank == 0 else None
+            content = (
+                self.checkpoints.content(self.progress)
+                if self.world.rank == 0
+                else None
+            )
             self.checkpoints.write("last.pt", content)
         self._saved_at = time.monotonic()
         self._save_is_asked_for = False

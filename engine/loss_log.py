@@ -28,13 +28,19 @@ class LossLog:
         self._size = size + self.LEFT
         self._ring = torch.zeros(2 * self._size, 0, device=world.device)
         self._slots = self._ring.unbind()
-        self._steps: list[tuple[int, list[np.ndarray], torch.cuda.Event | None, float]] = []
-        self._spare: list[torch.cuda.Event] = []  # of steps that were read: a long run would make millions
+        self._steps: list[
+            tuple[int, list[np.ndarray], torch.cuda.Event | None, float]
+        ] = []
+        self._spare: list[
+            torch.cuda.Event
+        ] = []  # of steps that were read: a long run would make millions
         self._begin = 0  # slot of the first unread step in the ring
         self._loss_terms: tuple[str, ...] = ()
         self._world = world
         self._remedy = remedy(precision)
-        self._stream = torch.cuda.current_stream(world.device) if cuda else None  # of the steps
+        self._stream = (
+            torch.cuda.current_stream(world.device) if cuda else None
+        )  # of the steps
         # to copy on, so that a read does not wait for the steps after it
         self._side = torch.cuda.Stream(world.device) if cuda else None
 
@@ -50,7 +56,9 @@ class LossLog:
         the learning rate of that step.
         """
         self._loss_terms = loss_terms
-        if self._slots[0].shape != outcome.shape:  # the first one says how many terms there are
+        if (
+            self._slots[0].shape != outcome.shape
+        ):  # the first one says how many terms there are
             self._ring = outcome.new_zeros(len(self._slots), len(outcome))
             self._slots = self._ring.unbind()
         self._slots[(self._begin + len(self._steps)) % len(self._slots)].copy_(outcome)
@@ -83,20 +91,44 @@ class LossLog:
         bad = next((i for i in range(count) if not np.isfinite(own[i, 0])), None)
         told = None
         if bad is not None:
-            told = steps[bad][0], own[bad, 0], np.concatenate(steps[bad][1])[:16].tolist()
-        first = min((t for t in self._world.gather(told) if t is not None), key=lambda t: t[0], default=None)
+            told = (
+                steps[bad][0],
+                own[bad, 0],
+                np.concatenate(steps[bad][1])[:16].tolist(),
+            )
+        first = min(
+            (t for t in self._world.gather(told) if t is not None),
+            key=lambda t: t[0],
+            default=None,
+        )
         if first is not None:
             step, value, ids = first
             where = f"at step {step}; samples {ids}"
-            raise NotFinite(f"the loss is {value} {where}; nothing was saved after it. {self._remedy}")
+            raise NotFinite(
+                f"the loss is {value} {where}; nothing was saved after it. {self._remedy}"
+            )
         # norm and scale are the same on every rank, the other columns are sums over its samples
         loss, valid, *terms = self._world.sum(np.delete(own, (2, 3), axis=1)).T
         names = ("loss", *self._loss_terms)
-        with np.errstate(invalid="ignore", divide="ignore"):  # a step without a valid sample
-            means = {name: sums / valid for name, sums in zip(names, (loss, *terms), strict=True)}
+        with np.errstate(
+            invalid="ignore", divide="ignore"
+        ):  # a step without a valid sample
+            means = {
+                name: sums / valid
+                for name, sums in zip(names, (loss, *terms), strict=True)
+            }
         numbers, _, _, rates = zip(*steps, strict=True)
-        columns = {"step": numbers, "lr": rates, "grad_norm": own[:, 2], "loss_scale": own[:, 3], **means}
-        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        columns = {
+            "step": numbers,
+            "lr": rates,
+            "grad_norm": own[:, 2],
+            "loss_scale": own[:, 3],
+            **means,
+        }
+        return [
+            dict(zip(columns, values, strict=True))
+            for values in zip(*columns.values(), strict=True)
+        ]
 
     def _to_host(self, count: int, last: torch.cuda.Event | None) -> np.ndarray:
         """Return float64 [count, 4 + P], as Step returns them; wait for the last of these steps and for

@@ -27,7 +27,9 @@ GOT_NONE = {
 
 
 @contextmanager
-def explained(step: Step, batch_size: int, shape: tuple[int, ...], world: World) -> Iterator[None]:
+def explained(
+    step: Step, batch_size: int, shape: tuple[int, ...], world: World
+) -> Iterator[None]:
     """Turn running out of memory into a UserError that names a batch size which was tried and fits.
 
     `shape` is that of a sample.
@@ -47,7 +49,9 @@ def explained(step: Step, batch_size: int, shape: tuple[int, ...], world: World)
     else:
         advice = "no smaller one did in what memory is left here: a far smaller one, --arch or --image-size"
     keeping = "with --accumulate to keep the step's size"
-    raise UserError(f"--batch-size {batch_size} does not fit ({reason}); {advice}, {keeping}")
+    raise UserError(
+        f"--batch-size {batch_size} does not fit ({reason}); {advice}, {keeping}"
+    )
 
 
 @contextmanager
@@ -59,7 +63,9 @@ def validating(batch_size: int) -> Iterator[None]:
         if (reason := _lack(error)) is None:
             raise
         remedy = "a smaller --val-batch-size needs less"
-        raise UserError(f"a validation batch of {batch_size} does not fit ({reason}): {remedy}") from None
+        raise UserError(
+            f"a validation batch of {batch_size} does not fit ({reason}): {remedy}"
+        ) from None
 
 
 def _lack(error: BaseException) -> str | None:
@@ -70,10 +76,14 @@ def _lack(error: BaseException) -> str | None:
         if sign in str(error):
             return reason
     # Python's and NumPy's own
-    return "the machine has not enough memory" if isinstance(error, MemoryError) else None
+    return (
+        "the machine has not enough memory" if isinstance(error, MemoryError) else None
+    )
 
 
-def largest_fit(step: Step, batch_size: int, shape: tuple[int, ...], device: torch.device) -> int:
+def largest_fit(
+    step: Step, batch_size: int, shape: tuple[int, ...], device: torch.device
+) -> int:
     """Find the largest of batch_size * 3/4, 1/2, 3/8, 1/4, ... whose forward and backward pass run; 0 when
     none does.
     """
@@ -83,7 +93,9 @@ def largest_fit(step: Step, batch_size: int, shape: tuple[int, ...], device: tor
     if isinstance(module, DistributedDataParallel):
         module = module.module  # other ranks do not take part
     for size in sorted(three_quarters | halves, reverse=True):
-        if size > 0 and _runs(module, step.task, (size, *shape), device, step.precision):
+        if size > 0 and _runs(
+            module, step.task, (size, *shape), device, step.precision
+        ):
             return size
     return 0
 
@@ -97,11 +109,17 @@ def _runs(
 ) -> bool:
     try:
         dtype = torch.float16 if precision == precisions.PURE else torch.float32
-        images = torch.zeros(shape, device=device, dtype=dtype).to(memory_format=CHANNELS_LAST[len(shape)])
+        images = torch.zeros(shape, device=device, dtype=dtype).to(
+            memory_format=CHANNELS_LAST[len(shape)]
+        )
         with precisions.autocast(precision, device):
             outputs = module(*task.probe(images))
-        total = torch.stack([tensor.float().sum() for tensor in _tensors(outputs)]).sum()
-        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        total = torch.stack(
+            [tensor.float().sum() for tensor in _tensors(outputs)]
+        ).sum()
+        trained = [
+            parameter for parameter in module.parameters() if parameter.requires_grad
+        ]
         # not backward(): DistributedDataParallel's hooks on the parameters would then share these gradients
         # with ranks that wait in the middle of a step
         torch.autograd.grad(total, trained, allow_unused=True)

@@ -45,7 +45,9 @@ def build(
     groups = _groups(module, optimisation, masters or {})
     device = groups[0]["params"][0].device if groups else torch.device("cpu")
     on_gpu = device.type == "cuda"
-    rates: dict[float, Any] = {scale: optimisation.lr * scale for scale in {g["lr_scale"] for g in groups}}
+    rates: dict[float, Any] = {
+        scale: optimisation.lr * scale for scale in {g["lr_scale"] for g in groups}
+    }
     if on_gpu and kind.capturable:
         # a GPU reads it from memory when the step runs: a CUDA graph holds numbers of the host fast
         rates = {scale: torch.tensor(lr, device=device) for scale, lr in rates.items()}
@@ -59,14 +61,20 @@ def build(
 
 
 def _groups(
-    module: nn.Module, optimisation: Optimisation, masters: Mapping[nn.Parameter, nn.Parameter]
+    module: nn.Module,
+    optimisation: Optimisation,
+    masters: Mapping[nn.Parameter, nn.Parameter],
 ) -> Groups:
     """Return the groups of parameters, each with its decay and its share of the learning rate."""
     # timm's rule, which torchvision's references agree with: see docs/recipes.md
     named: Callable[[], Iterable[str]] | None = getattr(module, "no_weight_decay", None)
     excluded = () if named is None else named()
     scales = _layer_scales(module, optimisation.layer_decay)
-    decays = {WEIGHTS: optimisation.weight_decay, REST: optimisation.norm_weight_decay, BARE: 0.0}
+    decays = {
+        WEIGHTS: optimisation.weight_decay,
+        REST: optimisation.norm_weight_decay,
+        BARE: 0.0,
+    }
     found: dict[tuple[int, float], list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
@@ -79,7 +87,11 @@ def _groups(
         key = which, scales.get(name, 1.0)
         found.setdefault(key, []).append(masters.get(parameter, parameter))
     return [
-        {"params": found[which, scale], "weight_decay": decays[which], "lr_scale": scale}
+        {
+            "params": found[which, scale],
+            "weight_decay": decays[which],
+            "lr_scale": scale,
+        }
         for which, scale in sorted(found)
     ]
 
@@ -98,11 +110,15 @@ def _layer_scales(module: nn.Module, decay: float) -> dict[str, float]:
     matcher: Callable[..., Any] | None = getattr(module, "group_matcher", None)
     layer_of: dict[str, int]
     if matcher is None:
-        blocks = {id(block): place for place, block in enumerate(_blocks(module), start=1)}
+        blocks = {
+            id(block): place for place, block in enumerate(_blocks(module), start=1)
+        }
         layer_of = {name: 0 for name, _ in module.named_parameters()}
         for begin, part in module.named_modules():
             if place := blocks.get(id(part)):
-                layer_of |= {f"{begin}.{name}": place for name, _ in part.named_parameters()}
+                layer_of |= {
+                    f"{begin}.{name}": place for name, _ in part.named_parameters()
+                }
     else:
         _timm(f"--layer-decay {decay:g}")
         from timm.models import group_parameters
@@ -187,11 +203,15 @@ def _lamb(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
                 )
 
     # its own clipping is timm's default; --clip-grad-norm is in its place where it is given
-    return DeviceLamb(groups, max_grad_norm=None if optimisation.clip_grad_norm else 1.0)
+    return DeviceLamb(
+        groups, max_grad_norm=None if optimisation.clip_grad_norm else 1.0
+    )
 
 
 def _lars(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
-    return _timm("--optimizer lars").Lars(groups, foreach=on_gpu, **_momentum_of(optimisation))
+    return _timm("--optimizer lars").Lars(
+        groups, foreach=on_gpu, **_momentum_of(optimisation)
+    )
 
 
 def _lion(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
@@ -204,7 +224,14 @@ def _muon(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
     parted: Groups = []
     for group, matrices in itertools.product(groups, (True, False)):
         if params := [p for p in group["params"] if _is_matrix(p) is matrices]:
-            parted.append({**group, "params": params, "use_fallback": not matrices, "use_muon": matrices})
+            parted.append(
+                {
+                    **group,
+                    "params": params,
+                    "use_fallback": not matrices,
+                    "use_muon": matrices,
+                }
+            )
     return muon(
         parted,
         momentum=optimisation.momentum,
@@ -227,13 +254,17 @@ def _is_matrix(parameter: torch.Tensor) -> bool:
 
 def _apex_sgd(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
     apex = _apex("sgd", on_gpu)
-    return _zeroed_as_torch(apex.FusedSGD(groups, lr=optimisation.lr, **_momentum_of(optimisation)))
+    return _zeroed_as_torch(
+        apex.FusedSGD(groups, lr=optimisation.lr, **_momentum_of(optimisation))
+    )
 
 
 def _apex_lamb(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
     apex = _apex("lamb", on_gpu)
     largest = 0.0 if optimisation.clip_grad_norm else 1.0
-    return _zeroed_as_torch(apex.FusedLAMB(groups, lr=optimisation.lr, max_grad_norm=largest))
+    return _zeroed_as_torch(
+        apex.FusedLAMB(groups, lr=optimisation.lr, max_grad_norm=largest)
+    )
 
 
 def _zeroed_as_torch(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -247,13 +278,20 @@ def _apex(name: str, on_gpu: bool) -> ModuleType:
     """Return apex.optimizers. Raises UserError where there is no GPU, or not NVIDIA's apex."""
     flag = f"--optimizer apex-{name}"
     if not on_gpu:
-        raise UserError(f"{flag} is for a GPU; --optimizer {name} is the same elsewhere")
+        raise UserError(
+            f"{flag} is for a GPU; --optimizer {name} is the same elsewhere"
+        )
     said = f"{flag} is of NVIDIA's apex: {{}}; see github.com/NVIDIA/apex"
     if (spec := importlib.util.find_spec("apex")) is None:
         raise UserError(said.format("it is not installed"))
     # its files tell: an import would run the index's apex, a web toolkit
-    if not any(Path(folder, "optimizers").is_dir() for folder in spec.submodule_search_locations or ()):
-        raise UserError(said.format("the apex that is installed is another project of that name"))
+    if not any(
+        Path(folder, "optimizers").is_dir()
+        for folder in spec.submodule_search_locations or ()
+    ):
+        raise UserError(
+            said.format("the apex that is installed is another project of that name")
+        )
     try:
         import apex.optimizers
     except ImportError as error:
@@ -270,7 +308,9 @@ def _timm(flag: str) -> Any:
         from timm.optim.lamb import lamb  # noqa: F401
     except ImportError as error:
         need = "pip install 'timm>=1.0.31'"
-        raise UserError(f"{flag} is of timm, which cannot be imported ({error}): {need}") from None
+        raise UserError(
+            f"{flag} is of timm, which cannot be imported ({error}): {need}"
+        ) from None
     return timm.optim
 
 
@@ -302,7 +342,9 @@ OPTIMIZERS = {
     "adamw": Kind(make=_adamw, capturable=True, state=_moments),
     "lamb": Kind(make=_lamb, capturable=True, skips=True, state=_moments),
     "lars": Kind(make=_lars, capturable=True, skips=True, state=_momentum),
-    "lion": Kind(make=_lion, capturable=True, skips=True, state=lambda group: ("exp_avg",)),
+    "lion": Kind(
+        make=_lion, capturable=True, skips=True, state=lambda group: ("exp_avg",)
+    ),
     "muon": Kind(make=_muon, capturable=True, skips=True, state=_muons),
     # they take the learning rate from the host, and wait for the device to know whether gradients overflowed
     "apex-sgd": Kind(make=_apex_sgd, capturable=False, state=_momentum),
@@ -329,7 +371,9 @@ def make_state(optimizer: torch.optim.Optimizer, name: str) -> None:
                     continue
                 if what == "step":
                     on_host = group.get("capturable") is False
-                    state[what] = torch.zeros((), device="cpu" if on_host else parameter.device)
+                    state[what] = torch.zeros(
+                        (), device="cpu" if on_host else parameter.device
+                    )
                 else:
                     state[what] = torch.zeros_like(parameter)
 
@@ -348,7 +392,9 @@ def _skip_on_device(optimizer: torch.optim.Optimizer) -> None:
             return
         tensors = [p for group in optimizer.param_groups for p in group["params"]]
         for state in optimizer.state.values():
-            tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
+            tensors += [
+                value for value in state.values() if isinstance(value, torch.Tensor)
+            ]
         kept.extend((tensor, tensor.detach().clone()) for tensor in tensors)
 
     @torch.no_grad()

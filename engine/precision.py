@@ -8,7 +8,12 @@ from contracts import UserError
 
 PURE = "fp16-pure"
 """Weights and gradients are fp16 too, and the optimiser has fp32 masters of them: engine/fp32_weights.py."""
-DTYPES = {"fp16": torch.float16, PURE: torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {
+    "fp16": torch.float16,
+    PURE: torch.float16,
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+}
 
 
 def choose(precision: str, device: torch.device, *, on_cpu: str = "auto") -> str:
@@ -18,7 +23,9 @@ def choose(precision: str, device: torch.device, *, on_cpu: str = "auto") -> str
     fp16 is 12 times slower there. Raises UserError for fp16-pure without a GPU.
     """
     if precision == PURE and device.type != "cuda":
-        raise UserError(f"--precision {PURE} is for a GPU, and there is none; --precision auto")
+        raise UserError(
+            f"--precision {PURE} is for a GPU, and there is none; --precision auto"
+        )
     if precision == "auto":
         precision = "fp16" if device.type == "cuda" else on_cpu
     if precision == "auto":
@@ -42,14 +49,20 @@ def _cpu_has_bf16() -> bool:
 
 def remedy(precision: str) -> str:
     """Return the question whether other settings keep the numbers of a step finite in this precision."""
-    wider = {"fp16": "--precision fp32/bf16", PURE: "--precision fp32/bf16", "bf16": "--precision fp32"}
+    wider = {
+        "fp16": "--precision fp32/bf16",
+        PURE: "--precision fp32/bf16",
+        "bf16": "--precision fp32",
+    }
     return f"A lower --lr or {wider.get(precision, '--clip-grad-norm')}?"
 
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:
     """Return the context of a forward pass in this precision."""
     enabled = precision != "fp32"
-    return torch.autocast(device.type, dtype=DTYPES[precision] if enabled else None, enabled=enabled)
+    return torch.autocast(
+        device.type, dtype=DTYPES[precision] if enabled else None, enabled=enabled
+    )
 
 
 def loss_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler:

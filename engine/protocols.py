@@ -77,7 +77,9 @@ class Report(Protocol):
     def warn(self, line: str) -> None:
         """Say a line that asks for attention."""
 
-    def epoch(self, epoch: int, epochs: int, samples: int, consumed: int) -> AbstractContextManager[None]:
+    def epoch(
+        self, epoch: int, epochs: int, samples: int, consumed: int
+    ) -> AbstractContextManager[None]:
         """Show a bar inside, from `consumed` to `samples`, the samples that the epoch trains on."""
 
     def train(
@@ -119,7 +121,9 @@ class Report(Protocol):
         `averaged`: the figures of the average of the weights, None without --ema. `files`: what it leaves.
         """
 
-    def ceilings(self, *, compute: dict[str, Any], loader: dict[str, Any], step: int) -> None:
+    def ceilings(
+        self, *, compute: dict[str, Any], loader: dict[str, Any], step: int
+    ) -> None:
         """Tell what MeasureCeilings has returned."""
 
     def stopped_early(self, progress: Mapping[str, Any]) -> None:

@@ -92,7 +92,9 @@ class Peers:
         return found[0] if found else None
 
     def _no_store(self) -> str:
-        keeper = f"torchrun on {self.hosts[0]}" if _torchrun_has_store() else self._named(0)
+        keeper = (
+            f"torchrun on {self.hosts[0]}" if _torchrun_has_store() else self._named(0)
+        )
         return f"{keeper} does not answer"
 
     def _look(self) -> tuple[str, str]:
@@ -104,9 +106,17 @@ class Peers:
         after = store.multi_get(keys)
         others = [rank for rank in range(self.size) if rank != self.rank]
         silent = [self._named(rank) for rank in others if before[rank] == after[rank]]
-        silence = f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer" if silent else ""
+        silence = (
+            f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer"
+            if silent
+            else ""
+        )
         waits = {rank: after[rank].decode().partition(" ")[2] for rank in others}
-        waiting = [f"{self._named(rank)} waits for {what}" for rank, what in waits.items() if what]
+        waiting = [
+            f"{self._named(rank)} waits for {what}"
+            for rank, what in waits.items()
+            if what
+        ]
         return silence, "; ".join(waiting)
 
     def _named(self, rank: int) -> str:
@@ -130,7 +140,9 @@ class Peers:
             )
         except RuntimeError as error:
             if has_it and "EADDRINUSE" in str(error):
-                raise UserError(f"MASTER_PORT {port} is taken on {self.host}; set another") from None
+                raise UserError(
+                    f"MASTER_PORT {port} is taken on {self.host}; set another"
+                ) from None
             raise self._alone([0], f"at {address}:{port}") from None
         # an earlier attempt's keys may lie in a store of torchrun's
         return dist.PrefixStore(f"saturate/{attempt}", store)
@@ -139,7 +151,10 @@ class Peers:
         """Wait for who has the store; torch itself would say pages of each attempt."""
         until = time.monotonic() + self.timeout_s
         while time.monotonic() < until:
-            with suppress(OSError), socket.create_connection((address, port), timeout=2.0):
+            with (
+                suppress(OSError),
+                socket.create_connection((address, port), timeout=2.0),
+            ):
                 return True
             time.sleep(LOOK_S)
         return False
@@ -152,8 +167,14 @@ class Peers:
         keys = [f"host/{rank}" for rank in range(self.size)]
         while not self.store.check(keys):
             if time.monotonic() > until:
-                missing = [rank for rank in range(self.size) if not self.store.check([keys[rank]])]
-                raise self._alone(missing, "and its own line or its host's log says why")
+                missing = [
+                    rank
+                    for rank in range(self.size)
+                    if not self.store.check([keys[rank]])
+                ]
+                raise self._alone(
+                    missing, "and its own line or its host's log says why"
+                )
             time.sleep(LOOK_S)
         return [host.decode() for host in self.store.multi_get(keys)]
 

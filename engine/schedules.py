@@ -8,7 +8,9 @@ from contracts import Plan
 from settings.optimisation import Optimisation
 
 
-def settled(optimisation: Optimisation, samples: int, of_a_step: int) -> tuple[Optimisation, list[str]]:
+def settled(
+    optimisation: Optimisation, samples: int, of_a_step: int
+) -> tuple[Optimisation, list[str]]:
     """Return the settings with what depends on the data and on the ranks, and lines that say what it is.
 
     That is --lr for a step of `of_a_step` samples over all ranks, with --lr-per, and where in the epochs
@@ -23,11 +25,15 @@ def settled(optimisation: Optimisation, samples: int, of_a_step: int) -> tuple[O
     if optimisation.warmup_steps:
         whole, rest = divmod(optimisation.warmup_steps, max(samples // of_a_step, 1))
         changed["warmup_epochs"] = epochs = whole + rest * of_a_step / max(samples, 1)
-        told.append(f"--warmup-steps {optimisation.warmup_steps} are a warm-up of {epochs:.3g} epochs")
+        told.append(
+            f"--warmup-steps {optimisation.warmup_steps} are a warm-up of {epochs:.3g} epochs"
+        )
     return optimisation.model_copy(update=changed), told
 
 
-def of_plan(optimisation: Optimisation, plan: Plan, asked: int) -> tuple[Optimisation, list[str]]:
+def of_plan(
+    optimisation: Optimisation, plan: Plan, asked: int
+) -> tuple[Optimisation, list[str]]:
     """Return what `settled` does for the epochs of a plan, with a line where samples are left out or a batch
     is another than was `asked` for; 0 where nothing is trained.
     """
@@ -44,7 +50,9 @@ def facts(plan: Plan) -> dict[str, int]:
 def _epoch_told(plan: Plan, asked: int) -> list[str]:
     samples = plan.samples
     steps = plan.steps()
-    what = "samples" if plan.views == 1 else "rows"  # a sample that repeats may take the place of others
+    what = (
+        "samples" if plan.views == 1 else "rows"
+    )  # a sample that repeats may take the place of others
     if plan.batch_size != asked:
         return [
             f"train: --batch-size {asked} -> {plan.batch_size}, in whose {steps} steps an epoch has "
@@ -73,7 +81,11 @@ def learning_rate(epoch: float, optimisation: Optimisation) -> float:
     if optimisation.schedule in ("cosine", "linear"):
         final = optimisation.final_lr
         share = min((epoch - warmup) / max(optimisation.epochs - warmup, 1e-9), 1.0)
-        left = 1 - share if optimisation.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * share))
+        left = (
+            1 - share
+            if optimisation.schedule == "linear"
+            else 0.5 * (1 + math.cos(math.pi * share))
+        )
         return final + (peak - final) * left
     if optimisation.schedule == "step":
         return peak * optimisation.lr_gamma ** _drops(epoch, optimisation)
@@ -85,7 +97,10 @@ def learning_rate(epoch: float, optimisation: Optimisation) -> float:
 def warmup_warning(optimisation: Optimisation, epoch_steps: int) -> str | None:
     """Return a line where the run, of epochs with so many steps, ends before its warm-up does; else None."""
     steps = optimisation.steps
-    length = min(optimisation.epochs, optimisation.epochs if steps is None else steps / max(epoch_steps, 1))
+    length = min(
+        optimisation.epochs,
+        optimisation.epochs if steps is None else steps / max(epoch_steps, 1),
+    )
     warmup = optimisation.warmup_epochs
     if not warmup or length > warmup:
         return None
@@ -100,5 +115,7 @@ def _drops(epoch: float, optimisation: Optimisation) -> int:
     """Count the drops of a step schedule up to `epoch`, which is behind the warm-up."""
     if optimisation.lr_milestones is None:
         # torchvision's references count them from the end of the warm-up
-        return math.floor((epoch - optimisation.warmup_epochs) / optimisation.lr_step_epochs)
+        return math.floor(
+            (epoch - optimisation.warmup_epochs) / optimisation.lr_step_epochs
+        )
     return sum(at <= epoch for at in optimisation.lr_milestones)

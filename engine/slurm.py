@@ -10,7 +10,12 @@ from contracts import UserError
 
 PORTS = range(20_000, 32_000)
 """Below those that Linux hands out by itself."""
-OF_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE")
+OF_MPI = (
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+    "JSM_NAMESPACE_SIZE",
+)
 """Where Open MPI, MPICH and Intel, MVAPICH, and jsrun say how many processes they have started."""
 REMEDY = "start with torchrun in each task, or as one task: srun --ntasks 1"
 
@@ -46,7 +51,9 @@ def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
             "MASTER_PORT": environ.get("MASTER_PORT") or str(port),
         }
     except (KeyError, ValueError, IndexError) as error:
-        said = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+        said = (
+            f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+        )
         raise UserError(
             f"one of {tasks} tasks of Slurm, of unknown place among them ({said}); {REMEDY}"
         ) from None
@@ -68,7 +75,9 @@ def _require_alone(environ: Mapping[str, str]) -> None:
 
 def _tasks_here(environ: Mapping[str, str], size: int) -> int:
     """Return how many tasks this node has: of "2(x3),1" two on each of three nodes, and one on the last."""
-    told = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
+    told = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get(
+        "SLURM_TASKS_PER_NODE", ""
+    )
     counts: list[int] = []
     for part in told.split(",") if told else []:
         count, _, times = part.partition("(x")

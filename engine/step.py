@@ -71,7 +71,9 @@ class Step:
         masters = self.masters.of if self.masters else {}
         self.ema = None
         if optimisation.ema:
-            self.ema = Ema(module, masters, decay=optimisation.ema, warm_up=optimisation.ema_warmup)
+            self.ema = Ema(
+                module, masters, decay=optimisation.ema, warm_up=optimisation.ema_warmup
+            )
         self.optimizer = optimizers.build(module, optimisation, masters)
         self._rates = optimizers.LearningRates(self.optimizer)
         self.capturable = optimizers.OPTIMIZERS[optimisation.optimizer].capturable
@@ -87,15 +89,20 @@ class Step:
         self._clipping = Clipping(module, masters, optimisation)
         self.world = world
         self.loss_terms: tuple[str, ...] = ()
-        self.graphs: Replayed | None = None  # None: every kernel is launched by the host, one by one
+        # None: every kernel is launched by the host, one by one
+        self.graphs: Replayed | None = None
         self._held_by_graphs = 0  # bytes, when their memory was lent
         self._draw_key = draw_key
-        self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self._parameters = [
+            p for group in self.optimizer.param_groups for p in group["params"]
+        ]
         self._unscaled = torch.ones((), device=world.device)
         self._nan = torch.full((), torch.nan, device=world.device)
         # of the micro-batches so far: sum of losses, valid samples, sums of the loss's terms
         self._sums = torch.zeros(2, device=world.device)
-        self.scaler.scale(self._unscaled)  # the scaler makes its tensors when it is first used
+        self.scaler.scale(
+            self._unscaled
+        )  # the scaler makes its tensors when it is first used
 
     @property
     def dtype(self) -> str:
@@ -116,7 +123,10 @@ class Step:
             batch = next(batches)
             self.phases.mark("data_wait")
             # keyed by (seed, epoch, position, rank), so no generator state is saved
-            seed(self._draw_key(epoch, position, micro, self.world.rank), self.world.device)
+            seed(
+                self._draw_key(epoch, position, micro, self.world.rank),
+                self.world.device,
+            )
             last = micro + 1 == self.accumulate
             if self.graphs is None:
                 outcome = self.micro_batch(batch, last=last, want_norm=want_norm)
@@ -159,7 +169,9 @@ class Step:
         if len(terms) != len(self.loss_terms):  # in the first step
             self.loss_terms = tuple(terms)
             self._sums = torch.cat([self._sums, self._sums.new_zeros(len(terms))])
-        self._sums += torch.stack([own_loss.detach(), count, *(term * count for term in terms.values())])
+        self._sums += torch.stack(
+            [own_loss.detach(), count, *(term * count for term in terms.values())]
+        )
         if not last:
             return self._sums
         if counting is not None:
@@ -168,11 +180,15 @@ class Step:
         self.phases.mark("update")
         return outcome
 
-    def _update(self, valid: torch.Tensor, batch_size: int, want_norm: bool) -> torch.Tensor:
+    def _update(
+        self, valid: torch.Tensor, batch_size: int, want_norm: bool
+    ) -> torch.Tensor:
         """Move the weights by the gradients that are there, and forget these. Returns the step's outcome."""
         norm = self._rescale(valid, batch_size, want_norm)
         # before the update, which moves the loss scale: the outcome has the one that this step used
-        outcome = torch.cat([self._sums[:2], torch.stack([norm, self._loss_scale()]), self._sums[2:]])
+        outcome = torch.cat(
+            [self._sums[:2], torch.stack([norm, self._loss_scale()]), self._sums[2:]]
+        )
         overflowed = self._overflowed()
         self.scaler.step(self.optimizer)
         if self.ema is not None:
@@ -192,7 +208,9 @@ class Step:
             return self.module.no_sync()
         return nullcontext()
 
-    def _rescale(self, valid: torch.Tensor, batch_size: int, want_norm: bool) -> torch.Tensor:
+    def _rescale(
+        self, valid: torch.Tensor, batch_size: int, want_norm: bool
+    ) -> torch.Tensor:
         """Turn the mean over rows into the mean over the `valid` samples of all ranks, then clip.
 
         Returns the norm before clipping.
@@ -205,7 +223,9 @@ class Step:
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         # backward() divided by rows and DDP by ranks; exactly 1 where every row has a sample; without a
         # valid sample there is nothing to learn, and no division by 0
-        factor = torch.where(valid > 0, batch_size * self.accumulate * self.world.size / valid, 0.0)
+        factor = torch.where(
+            valid > 0, batch_size * self.accumulate * self.world.size / valid, 0.0
+        )
         norm = self._nan
         if want_norm or self.clips:
             norm = torch.nn.utils.get_total_norm(gradients) * factor
@@ -220,7 +240,9 @@ class Step:
         """
         if not self.scaler.is_enabled():
             return None
-        found = self.scaler._per_optimizer_states[id(self.optimizer)]["found_inf_per_device"]
+        found = self.scaler._per_optimizer_states[id(self.optimizer)][
+            "found_inf_per_device"
+        ]
         return torch.stack(list(found.values())).sum()
 
     def _loss_scale(self) -> torch.Tensor:
@@ -235,7 +257,9 @@ class Step:
         Sums and gradients of a step's micro-batches are zero between steps.
         """
         states = self.optimizer.state.values()
-        optimizer_state = [v for state in states for v in state.values() if isinstance(v, torch.Tensor)]
+        optimizer_state = [
+            v for state in states for v in state.values() if isinstance(v, torch.Tensor)
+        ]
         scaler_state: list[torch.Tensor] = []
         if self.scaler.is_enabled():
             both = (self.scaler._scale, self.scaler._growth_tracker)
@@ -251,11 +275,25 @@ class Step:
         # an optimiser may make state in its first step, and count steps in its groups or attributes; a
         # network may assign a new tensor to a buffer's name
         optimizer = self.optimizer
-        holders: list[dict[Any, Any]] = [module._buffers for module in self._network.modules()]
-        holders += [vars(optimizer), optimizer.state, *optimizer.state.values(), *optimizer.param_groups]
+        holders: list[dict[Any, Any]] = [
+            module._buffers for module in self._network.modules()
+        ]
+        holders += [
+            vars(optimizer),
+            optimizer.state,
+            *optimizer.state.values(),
+            *optimizer.param_groups,
+        ]
         held = [(holder, dict(holder)) for holder in holders]
-        own = [v for holder in holders for v in holder.values() if isinstance(v, torch.Tensor)]
-        tensors = list({id(tensor): tensor for tensor in [*self.state_tensors(), *own]}.values())
+        own = [
+            v
+            for holder in holders
+            for v in holder.values()
+            if isinstance(v, torch.Tensor)
+        ]
+        tensors = list(
+            {id(tensor): tensor for tensor in [*self.state_tensors(), *own]}.values()
+        )
         # on the host: the batch may have left the device no room for a second copy
         saved = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
         rates = self._rates.read()
@@ -264,7 +302,9 @@ class Step:
         finally:
             for holder, before in held:
                 made = [name for name in holder if name not in before]
-                for name in made if self.graphs is None else []:  # graphs read what was made before a capture
+                for name in (
+                    made if self.graphs is None else []
+                ):  # graphs read what was made before a capture
                     del holder[name]
                 holder.update(before)
             for tensor, value in zip(tensors, saved, strict=True):
@@ -321,5 +361,7 @@ def seed(key: int, device: torch.device) -> None:
     """
     torch.default_generator.manual_seed(key)
     if device.type == "cuda":
-        index = torch.cuda.current_device()  # this process's; there are no generators before CUDA has started
+        index = (
+            torch.cuda.current_device()
+        )  # this process's; there are no generators before CUDA has started
         torch.cuda.default_generators[index].manual_seed(key)

@@ -26,7 +26,8 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        self.gives_up = False  # whether a wait that may be given up is to end by the next signal
+        # whether a wait that may be given up is to end by the next signal
+        self.gives_up = False
         self._heard_s = 0.0
         self._may_give_up = False
 
@@ -36,7 +37,10 @@ class StopRequest:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Hear both signals inside."""
-        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {
+            number: signal.getsignal(number)
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
         for number in before:
             signal.signal(number, self._hear)
         try:

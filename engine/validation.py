@@ -48,7 +48,9 @@ class _Unsettled:
     step: int  # the last one trained
     epoch: int | None  # the last one trained
     picks_best: bool  # whether best.pt may become `content`
-    content: dict[str, Any] | None  # what a checkpoint held when this pass began; on rank 0, if it picks
+    content: (
+        dict[str, Any] | None
+    )  # what a checkpoint held when this pass began; on rank 0, if it picks
 
     @property
     def in_background(self) -> bool:
@@ -74,9 +76,12 @@ class Validation:
     checkpoints: Checkpoints
     failures: Failures
     report: Report
-    of_average: bool = False  # which pass leaves its files where there is no best.pt to be of
+    # which pass leaves its files where there is no best.pt to be of
+    of_average: bool = False
 
-    not_finite: int = field(default=0, init=False)  # samples of the last pass whose output was no number
+    not_finite: int = field(
+        default=0, init=False
+    )  # samples of the last pass whose output was no number
     _unsettled: _Unsettled | None = field(default=None, init=False)
     _notes_are_said: bool = field(default=False, init=False)
 
@@ -92,7 +97,9 @@ class Validation:
 
     def figures_are_there(self) -> bool:
         """Whether `settle` would not have to wait on rank 0."""
-        return self._unsettled is None or all(outcome.done() for outcome in self._unsettled.outcomes)
+        return self._unsettled is None or all(
+            outcome.done() for outcome in self._unsettled.outcomes
+        )
 
     def start(
         self,
@@ -126,7 +133,9 @@ class Validation:
         if best_resumes_at is not None and self.world.rank == 0:
             content = self.checkpoints.content(best_resumes_at)
             if any(outcome.in_background for outcome in outcomes):
-                content = checkpoint.on_host(content)  # training will move the weights meanwhile
+                content = checkpoint.on_host(
+                    content
+                )  # training will move the weights meanwhile
         # at the start of an epoch it is the one before that was trained
         epoch = progress.epoch if progress.consumed else progress.epoch - 1
         self._unsettled = _Unsettled(
@@ -143,7 +152,9 @@ class Validation:
             self.settle(progress)
         return True
 
-    def _pass(self, vote: Vote, stop: Callable[[], bool], watch: Watch) -> _Passed | None:
+    def _pass(
+        self, vote: Vote, stop: Callable[[], bool], watch: Watch
+    ) -> _Passed | None:
         """Pass over the validation set with the network as it is now; None when a signal came."""
         assert self.open_loader is not None
         with (
@@ -172,7 +183,9 @@ class Validation:
                 )
             passed = None
             if outcome is not None:
-                passed = _Passed(outcome=outcome, reader=loader.reader, counts=loader.counts)
+                passed = _Passed(
+                    outcome=outcome, reader=loader.reader, counts=loader.counts
+                )
             notes = loader.notes
         del loader  # and with it all that it still holds
         if not self.checkpoints.step.memory_is_back():
@@ -204,7 +217,9 @@ class Validation:
         self.report.validated(
             results[0],
             averaged=results[1] if len(results) > 1 else None,
-            files=results[leaves].get("extras", {}).get("files", {}) if leaves is not None else {},
+            files=results[leaves].get("extras", {}).get("files", {})
+            if leaves is not None
+            else {},
             step=settled.step,
             epoch=settled.epoch,
             reader=settled.reader,
@@ -216,15 +231,21 @@ class Validation:
             progress.best_epoch = -1 if settled.epoch is None else settled.epoch
             progress.stale = 0
             if settled.content is not None:
-                own = {name: getattr(progress, name) for name in ("best", "best_epoch", "stale")}
+                own = {
+                    name: getattr(progress, name)
+                    for name in ("best", "best_epoch", "stale")
+                }
                 settled.content["progress"] |= own
                 settled.content["best_of"] = OF[best]
             self.checkpoints.write("best.pt", settled.content)
             if len(results) > 1:
-                self.report.info(f"best.pt is of this epoch, by the figures of the {OF[best]}")
+                self.report.info(
+                    f"best.pt is of this epoch, by the figures of the {OF[best]}"
+                )
         elif settled.picks_best:
             progress.stale += 1
-        self._unsettled = None  # not before: a run that ends in here resumes into the validation
+        # not before: a run that ends in here resumes into the validation
+        self._unsettled = None
 
     def _best(self, results: Sequence[dict[str, Any]], figure: float) -> int | None:
         """Return the place of the best result that is better than `figure`, where there is one.
@@ -245,15 +266,23 @@ class Validation:
         count = _not_finite(result)
         if count:
             of_all = f"{count:,} of {result['samples']:,} samples"
-            mend = "" if self.precision == "fp32" else "; does --precision fp32 mend it?"
-            no_best = f"they count as wrong, and such a network does not become best.pt{mend}"
+            mend = (
+                "" if self.precision == "fp32" else "; does --precision fp32 mend it?"
+            )
+            no_best = (
+                f"they count as wrong, and such a network does not become best.pt{mend}"
+            )
             self.report.warn(f"val: the output is no number for {of_all}: {no_best}")
         return count
 
     def _figure(self, result: dict[str, Any]) -> float:
         """Return the figure that picks best.pt; nan is an AP where there is nothing to find."""
         best = self.best
-        return float(np.nan_to_num(result[best.name], nan=-np.inf if best.larger_is_better else np.inf))
+        return float(
+            np.nan_to_num(
+                result[best.name], nan=-np.inf if best.larger_is_better else np.inf
+            )
+        )
 
     @contextmanager
     def cancelled_on_error(self) -> Iterator[None]:
@@ -261,7 +290,9 @@ class Validation:
         try:
             yield
         finally:
-            for outcome in self._unsettled.outcomes if self._unsettled is not None else ():
+            for outcome in (
+                self._unsettled.outcomes if self._unsettled is not None else ()
+            ):
                 outcome.cancel()
 
 

@@ -70,7 +70,9 @@ class Watch:
     world: ProcessWorld
     stop: StopRequest
     rescue: Callable[[], bool]
-    writing: threading.Lock  # held while a checkpoint is written, which may take its time
+    writing: (
+        threading.Lock
+    )  # held while a checkpoint is written, which may take its time
     leave: Callable[[int], None] = os._exit
 
     _beat_s: float = field(default=0.0, init=False)  # when the run went on last
@@ -78,7 +80,9 @@ class Watch:
     _in_steps: bool = field(default=False, init=False)
     _beats: int = field(default=0, init=False)  # since the steps began
     _slow: int = field(default=0, init=False)  # how many `slow`s the main thread is in
-    _waits: Loader | None = field(default=None, init=False)  # whose batch the main thread waits for
+    _waits: Loader | None = field(
+        default=None, init=False
+    )  # whose batch the main thread waits for
     _since_s: float = field(default=0.0, init=False)
     _has_said: bool = field(default=False, init=False)
 
@@ -93,7 +97,9 @@ class Watch:
         here = threading.current_thread() is main
         before = signal.set_wakeup_fd(writes, warn_on_full_buffer=False) if here else -1
         self._beat_s = time.monotonic()
-        thread = threading.Thread(target=self._run, args=(reads, ended, main.ident), daemon=True)
+        thread = threading.Thread(
+            target=self._run, args=(reads, ended, main.ident), daemon=True
+        )
         thread.name = "saturate-watch"
         thread.start()
         try:
@@ -162,45 +168,75 @@ class Watch:
         came.register(reads, select.POLLIN)
         while not ended.is_set():
             ready = came.poll(1000 * LOOK_S)
-            numbers = [number for number in os.read(reads, 4096) if number in SIGNALS] if ready else []
+            numbers = (
+                [number for number in os.read(reads, 4096) if number in SIGNALS]
+                if ready
+                else []
+            )
             if self.stop.signal is not None:
-                numbers.append(self.stop.signal)  # it may have come before the pipe was there
+                numbers.append(
+                    self.stop.signal
+                )  # it may have come before the pipe was there
             now = time.monotonic()
             if heard is None and numbers:
                 heard = numbers[0], now
             if now - beaten_s > BEAT_S:
                 beaten_s = now
-                gone = self.world.beat(self._awaited() if self._waits is not None else "")
-                if gone and not ended.is_set():  # at the end of a run rank 0 may be the first to go
+                gone = self.world.beat(
+                    self._awaited() if self._waits is not None else ""
+                )
+                if (
+                    gone and not ended.is_set()
+                ):  # at the end of a run rank 0 may be the first to go
                     code = 2 if heard is None else 128 + heard[0]
-                    self._leave(code, f"{self.world.named} cannot reach the others: {gone}")
+                    self._leave(
+                        code, f"{self.world.named} cannot reach the others: {gone}"
+                    )
             self._tell(now)
             if self.writing.locked():
                 continue
             if heard is not None:
                 self._let_go(heard, now, main)
-            elif self.world.size > 1 and now - max(self._beat_s, excused_s) > self.world.timeout_s:
+            elif (
+                self.world.size > 1
+                and now - max(self._beat_s, excused_s) > self.world.timeout_s
+            ):
                 excused_s = now
                 self._give_up_others(now)
 
     def _tell(self, now: float) -> None:
-        if self._waits is not None and not self._has_said and now - self._since_s > SAID_S:
+        if (
+            self._waits is not None
+            and not self._has_said
+            and now - self._since_s > SAID_S
+        ):
             self._has_said = True
-            say(f"{self.world.named} has waited {SAID_S:.0f} s for a batch: {self._awaited()}")
+            say(
+                f"{self.world.named} has waited {SAID_S:.0f} s for a batch: {self._awaited()}"
+            )
 
     def _let_go(self, heard: tuple[int, float], now: float, main: int) -> None:
         """End a wait, or the process, once it was asked to stop and does not get there."""
         number, heard_s = heard
         quiet_s = now - max(self._beat_s, heard_s)
         alone = self.world.size == 1
-        if self._waits is not None and alone and not self.stop.gives_up and quiet_s > GIVES_UP_S:
+        if (
+            self._waits is not None
+            and alone
+            and not self.stop.gives_up
+            and quiet_s > GIVES_UP_S
+        ):
             self.stop.gives_up = True
             # its handler raises Asked there; where the wait has just ended it is ignored, and SIGINT would be
             # taken for the second Ctrl-C
             signal.pthread_kill(main, signal.SIGTERM)
         most_s = max(LEAVES_S, 2 * self._step_s) if self._in_steps else LEAVES_S
         if quiet_s > most_s and (not alone or self._waits is not None):
-            waits = f"waits for {self._awaited()}" if self._waits is not None else "cannot meet the others"
+            waits = (
+                f"waits for {self._awaited()}"
+                if self._waits is not None
+                else "cannot meet the others"
+            )
             self._leave(128 + number, f"{self.world.named} {waits}")
 
     def _give_up_others(self, now: float) -> None:
@@ -210,7 +246,11 @@ class Watch:
         has_waited = waits and now - self._since_s > self.world.timeout_s
         if may_be_slow and not has_waited and not self.world.silent():
             return
-        why = f"{self.world.named} waits for {self._awaited()}" if waits else self.world.blame()
+        why = (
+            f"{self.world.named} waits for {self._awaited()}"
+            if waits
+            else self.world.blame()
+        )
         minutes = f"{self.world.timeout_s / 60:.3g} minutes (--timeout-minutes)"
         self._leave(2, f"{self.world.named} has not gone on for {minutes}: {why}")
 
@@ -219,7 +259,9 @@ class Watch:
             saved = self.rescue()
         except Exception:  # of a broken device; nobody else would end the process
             saved = False
-        say(f"{line}; {'its last whole step is saved' if saved else 'nothing more is saved'}")
+        say(
+            f"{line}; {'its last whole step is saved' if saved else 'nothing more is saved'}"
+        )
         self.leave(code)
 
     def _awaited(self) -> str:

@@ -29,14 +29,20 @@ class LoaderSpec:
 
     name: str  # as --loader has it; behind a "+", the loader that `open(feed, beside)` shares the work with
     media: tuple[Medium, ...]
-    module: str  # imported when the loader is asked for, so that its packages stay optional
+    module: (
+        str  # imported when the loader is asked for, so that its packages stay optional
+    )
     packages: tuple[str, ...] = ()  # optional packages that it cannot do without
-    gpu: Literal["no", "may", "must"] = "no"  # whether it decodes on a GPU: if there is one, or there alone
+    # whether it decodes on a GPU: if there is one, or there alone
+    gpu: Literal["no", "may", "must"] = "no"
     asks: bool = False  # its module's `usable()` says whether this machine's GPU has what it needs
-    opens_files: bool = False  # its decoder opens the samples' files itself: it needs a source of files
-    transforms: bool = False  # it calls the function of --transforms: its pixels are on the CPU
+    # its decoder opens the samples' files itself: it needs a source of files
+    opens_files: bool = False
+    # it calls the function of --transforms: its pixels are on the CPU
+    transforms: bool = False
     exact: bool = False  # right for every file; else a loader of clips has EXACT, which says for which
-    preference: int = 0  # the highest that opens is what auto evaluates with, and measures first
+    # the highest that opens is what auto evaluates with, and measures first
+    preference: int = 0
 
 
 LOADERS: dict[str, LoaderSpec] = {
@@ -74,7 +80,13 @@ LOADERS: dict[str, LoaderSpec] = {
             gpu="may",
             preference=2,
         ),
-        LoaderSpec(name="pyav", media=("videos",), module="loaders.videos.pyav", exact=True, preference=1),
+        LoaderSpec(
+            name="pyav",
+            media=("videos",),
+            module="loaders.videos.pyav",
+            exact=True,
+            preference=1,
+        ),
         LoaderSpec(
             name="decord",
             media=("videos",),
@@ -125,8 +137,18 @@ LOADERS: dict[str, LoaderSpec] = {
             gpu="must",
             opens_files=True,
         ),
-        LoaderSpec(name="paired", media=("pairs",), module="loaders.pairs.paired", exact=True, preference=1),
-        LoaderSpec(name="synthetic", media=("images", "videos", "pairs"), module="loaders.synthetic"),
+        LoaderSpec(
+            name="paired",
+            media=("pairs",),
+            module="loaders.pairs.paired",
+            exact=True,
+            preference=1,
+        ),
+        LoaderSpec(
+            name="synthetic",
+            media=("images", "videos", "pairs"),
+            module="loaders.synthetic",
+        ),
     )
 }
 """Name -> what is known of it. Auto, doctor, bench, --help-all, messages and conformance tests read it."""
@@ -146,10 +168,16 @@ def default_loader(medium: Medium, *, gpu: bool, files: bool = True) -> str:
         spec
         for spec in of_medium(medium).values()
         # without a GPU, one that may decode there has no advantage
-        if spec.preference and (gpu or spec.gpu == "no") and (files or not spec.opens_files)
+        if spec.preference
+        and (gpu or spec.gpu == "no")
+        and (files or not spec.opens_files)
     ]
     specs.sort(key=lambda spec: -spec.preference)
-    return next(spec.name for spec in specs if not spec.asks or import_module(spec.module).usable())
+    return next(
+        spec.name
+        for spec in specs
+        if not spec.asks or import_module(spec.module).usable()
+    )
 
 
 def usable(name: str, *, gpu: bool, files: bool = True) -> bool:
@@ -158,7 +186,11 @@ def usable(name: str, *, gpu: bool, files: bool = True) -> bool:
     `files`: each sample is a file of its own.
     """
     spec = LOADERS[name]
-    if name == "synthetic" or (spec.gpu == "must" and not gpu) or not all(map(installed, spec.packages)):
+    if (
+        name == "synthetic"
+        or (spec.gpu == "must" and not gpu)
+        or not all(map(installed, spec.packages))
+    ):
         return False
     if spec.asks and not import_module(spec.module).usable():
         return False
@@ -186,7 +218,11 @@ def first_batches(feed: Feed) -> list[Batch]:
 
 def require_files(name: str, sources: Iterable[Source]) -> None:
     """Raise UserError where the loader of that name opens files itself, and a source has none."""
-    without = [source for source in sources if not source.files] if LOADERS[name].opens_files else []
+    without = (
+        [source for source in sources if not source.files]
+        if LOADERS[name].opens_files
+        else []
+    )
     if not without:
         return
     others = [
@@ -222,7 +258,11 @@ def open_loader(name: str, feed: Feed) -> Loader:
         count = bundles.count(feed.plan, feed.plan.together, feed.plan.world_size)
     else:
         columns = feed.columns
-        segments = (columns.first, columns.frames) if len(feed.plan.sample_shape) == 4 else None
+        segments = (
+            (columns.first, columns.frames)
+            if len(feed.plan.sample_shape) == 4
+            else None
+        )
         stored = Stored(heights=columns.height, widths=columns.width, segments=segments)
         feed = replace(feed, plan=Checked(plan=feed.plan, stored=stored))
     module = import_module(LOADERS[name].module)

@@ -68,13 +68,17 @@ def bundled(feed: Feed, count: int) -> Feed:
 def _targets(feed: Feed, rows: Rows) -> dict[str, Array]:
     """Return the targets of a bundle's rows, made for one micro-batch after the other: each mixes its own."""
     each = [feed.targets(its) for its in cut(rows, feed.plan.batch_size)]
-    return {name: np.concatenate([targets[name] for targets in each]) for name in each[0]}
+    return {
+        name: np.concatenate([targets[name] for targets in each]) for name in each[0]
+    }
 
 
 def micro_batches(bundle: Batch, size: int, count: int) -> Iterator[Batch]:
     """Yield the first `count` batches of `size` rows of a bundle: views of its tensors."""
     assert bundle.rows is not None
-    images, sizes, valid = (tensor.split(size) for tensor in (bundle.images, bundle.sizes, bundle.valid))
+    images, sizes, valid = (
+        tensor.split(size) for tensor in (bundle.images, bundle.sizes, bundle.valid)
+    )
     targets = {name: target.split(size) for name, target in bundle.targets.items()}
     ms = None if bundle.transforms_ms is None else bundle.transforms_ms / count
     for at, rows in enumerate(cut(bundle.rows, size)[:count]):
@@ -85,7 +89,9 @@ def micro_batches(bundle: Batch, size: int, count: int) -> Iterator[Batch]:
             targets={name: parts[at] for name, parts in targets.items()},
             valid=valid[at],
             ids=rows.ids,
-            failed=tuple(rows.ids[(rows.ids >= 0) & ~rows.valid].tolist()) if bundle.failed else (),
+            failed=tuple(rows.ids[(rows.ids >= 0) & ~rows.valid].tolist())
+            if bundle.failed
+            else (),
             rows=rows,
             host={name: values[its] for name, values in bundle.host.items()},
             transfer=None if at else bundle.transfer,  # the one copy, counted once

@@ -11,7 +11,12 @@ from typing import Any
 from contracts import UserError
 from system.processes import uninterrupted
 
-NO_MEMORY = ("out of memory", "cudaErrorMemoryAllocation", "CUDA allocation failed", "bytes on device")
+NO_MEMORY = (
+    "out of memory",
+    "cudaErrorMemoryAllocation",
+    "CUDA allocation failed",
+    "bytes on device",
+)
 """What DALI says, in different places, when the GPU has no memory left."""
 
 
@@ -41,7 +46,9 @@ def memory_named() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        traceback.clear_frames(error.__traceback__)  # they hold the pipeline, from Python 3.12 on for long
+        traceback.clear_frames(
+            error.__traceback__
+        )  # they hold the pipeline, from Python 3.12 on for long
         if lacks_memory(error):
             raise UserError(
                 "DALI ran out of the GPU's memory: "

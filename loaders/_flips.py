@@ -24,7 +24,10 @@ def images_shape(shape: Sequence[int], rows: Rows) -> tuple[int, ...]:
 
 
 def turned(
-    pixels: torch.Tensor, rows: Rows, to_device: ToDevice, into: torch.Tensor | None = None
+    pixels: torch.Tensor,
+    rows: Rows,
+    to_device: ToDevice,
+    into: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the upright pixels [B, ..., H, W, 3], each row turned within its own size.
 
@@ -35,7 +38,9 @@ def turned(
     rows = replace(rows, turns=whole_turns(rows), exif=None)
     before = upright(rows).padded
     if pixels.shape[-3:-1] != before:
-        raise ValueError(f"pixels of {tuple(pixels.shape[-3:-1])}, where the upright canvas is {before}")
+        raise ValueError(
+            f"pixels of {tuple(pixels.shape[-3:-1])}, where the upright canvas is {before}"
+        )
     if not rows.turns.any():
         return pixels
     if pixels.device.type == "cpu":
@@ -44,7 +49,10 @@ def turned(
 
 
 def _turned_together(
-    pixels: torch.Tensor, rows: Rows, to_device: ToDevice, into: torch.Tensor | None = None
+    pixels: torch.Tensor,
+    rows: Rows,
+    to_device: ToDevice,
+    into: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Turn all rows by a few launches; `rows` have whole turns."""
     bits = {bit: (rows.turns & bit) != 0 for bit in (MIRROR, FLIP, TRANSPOSE)}
@@ -53,12 +61,18 @@ def _turned_together(
     if bits[TRANSPOSE].any():
         height, width = pixels.shape[-3:-1]
         # the images' canvas may be larger than that of the upright ones
-        if height == width and rows.padded == (height, width) and (rows.sizes == height).all():
+        if (
+            height == width
+            and rows.padded == (height, width)
+            and (rows.sizes == height).all()
+        ):
             swapped = met[TRANSPOSE].view(-1, *[1] * (pixels.ndim - 1))
             pixels = torch.where(swapped, pixels.transpose(-3, -2), pixels)
         else:
             pixels = _transposed(pixels, rows, to_device)
-    backwards = [which for which in ((-3, FLIP, 0), (-2, MIRROR, 1)) if bits[which[1]].any()]
+    backwards = [
+        which for which in ((-3, FLIP, 0), (-2, MIRROR, 1)) if bits[which[1]].any()
+    ]
     for axis, bit, side in backwards:
         lengths = sizes[:, side, None]
         place = torch.arange(pixels.shape[axis], device=pixels.device)
@@ -76,24 +90,36 @@ def _turned_together(
 def _turned_by_row(pixels: torch.Tensor, rows: Rows) -> torch.Tensor:
     """Turn one row after the other: on a CPU that takes a tenth of the time of indexing a whole batch."""
     out = torch.empty(images_shape(pixels.shape, rows), dtype=pixels.dtype)
-    for row, (turn, (height, width)) in enumerate(zip(rows.turns.tolist(), rows.sizes.tolist(), strict=True)):
+    for row, (turn, (height, width)) in enumerate(
+        zip(rows.turns.tolist(), rows.sizes.tolist(), strict=True)
+    ):
         tall, wide = (width, height) if turn & TRANSPOSE else (height, width)
         image = pixels[row, ..., :tall, :wide, :]
         if turn & TRANSPOSE:
             image = image.transpose(-3, -2)
         backwards = [axis for axis, bit in ((-3, FLIP), (-2, MIRROR)) if turn & bit]
-        out[row, ..., :height, :width, :] = image.flip(backwards) if backwards else image
+        out[row, ..., :height, :width, :] = (
+            image.flip(backwards) if backwards else image
+        )
     return out
 
 
 def _transposed(pixels: torch.Tensor, rows: Rows, to_device: ToDevice) -> torch.Tensor:
     """Transpose those rows that are to be, rows of one size together; the others stay as they are."""
-    out = torch.empty(images_shape(pixels.shape, rows), dtype=pixels.dtype, device=pixels.device)
+    out = torch.empty(
+        images_shape(pixels.shape, rows), dtype=pixels.dtype, device=pixels.device
+    )
     kinds = np.column_stack([(rows.turns & TRANSPOSE) != 0, rows.sizes])
     alike, which = np.unique(kinds, axis=0, return_inverse=True)
-    members = [np.flatnonzero(which.reshape(-1) == group) for group in range(len(alike))]
-    for (transposes, height, width), its in zip(alike.tolist(), to_device(members), strict=True):
+    members = [
+        np.flatnonzero(which.reshape(-1) == group) for group in range(len(alike))
+    ]
+    for (transposes, height, width), its in zip(
+        alike.tolist(), to_device(members), strict=True
+    ):
         tall, wide = (width, height) if transposes else (height, width)
         part = pixels[..., :tall, :wide, :].index_select(0, its)
-        out[..., :height, :width, :].index_copy_(0, its, part.transpose(-3, -2) if transposes else part)
+        out[..., :height, :width, :].index_copy_(
+            0, its, part.transpose(-3, -2) if transposes else part
+        )
     return out

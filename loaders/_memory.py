@@ -46,17 +46,24 @@ def unpacked(memory: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.T
     tensors = []
     begin = 0
     for tensor in like:
-        tensors.append(memory[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
+        tensors.append(
+            memory[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        )
         begin += packed_bytes([tensor])
     return tensors
 
 
 def too_small(memory: torch.Tensor | None, shape: Sequence[int]) -> bool:
     """Whether the storage behind a tensor cannot hold that shape."""
-    return memory is None or memory.untyped_storage().nbytes() < math.prod(shape) * memory.element_size()
+    return (
+        memory is None
+        or memory.untyped_storage().nbytes() < math.prod(shape) * memory.element_size()
+    )
 
 
-def fitted(memory: torch.Tensor | None, shape: Sequence[int], **options: Any) -> torch.Tensor:
+def fitted(
+    memory: torch.Tensor | None, shape: Sequence[int], **options: Any
+) -> torch.Tensor:
     """Return a tensor's storage at that shape; where it is too small, new memory with these options.
 
     `memory` is what this has returned before.

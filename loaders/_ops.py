@@ -54,19 +54,29 @@ def operated(levels: torch.Tensor, ops: Array, to_device: ToDevice) -> torch.Ten
 def _ways(kernel: Any) -> dict[tuple[int, ...], Way]:
     """Return what does each operation: loaders._ops_kernel, where it is given, does many of them at once."""
     ways: dict[tuple[int, ...], Way] = {} if kernel is None else dict(kernel.WAYS)
-    rest = set(OPERATIONS) - {operation for operations in ways for operation in operations}
-    return ways | {(operation,): partial(_by_torch, operation) for operation in sorted(rest)}
+    rest = set(OPERATIONS) - {
+        operation for operations in ways for operation in operations
+    }
+    return ways | {
+        (operation,): partial(_by_torch, operation) for operation in sorted(rest)
+    }
 
 
 def _by_torch(
-    operation: Op, levels: torch.Tensor, numbers: torch.Tensor, slot: int, rows: torch.Tensor
+    operation: Op,
+    levels: torch.Tensor,
+    numbers: torch.Tensor,
+    slot: int,
+    rows: torch.Tensor,
 ) -> None:
     frames = levels.shape[1:-3].numel()
     given = numbers[:, slot, 1 : 1 + operation.takes].index_select(0, rows)
     part = levels.index_select(0, rows)
     # axes: [rows x frames, H, W, 3]
     images = part.view(-1, *levels.shape[-3:])
-    done = OPERATIONS[operation](images, given.repeat_interleave(frames, dim=0) if frames > 1 else given)
+    done = OPERATIONS[operation](
+        images, given.repeat_interleave(frames, dim=0) if frames > 1 else given
+    )
     levels.index_copy_(0, rows, done.reshape(part.shape))
 
 
@@ -94,7 +104,9 @@ def _whole(levels: torch.Tensor) -> torch.Tensor:
     return levels.clamp_(0, 255).floor_()
 
 
-def _blended(levels: torch.Tensor, other: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+def _blended(
+    levels: torch.Tensor, other: torch.Tensor, factor: torch.Tensor
+) -> torch.Tensor:
     """Return other + factor x (level - other), in whole levels."""
     return _whole(levels * factor + other * (1 - factor))
 
@@ -118,7 +130,9 @@ def _saturation(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _contrast(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    return _blended(levels, _grey(levels).mean((1, 2, 3), keepdim=True), _each(numbers, 0))
+    return _blended(
+        levels, _grey(levels).mean((1, 2, 3), keepdim=True), _each(numbers, 0)
+    )
 
 
 def _sharpness(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
@@ -127,7 +141,9 @@ def _sharpness(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     if min(height, width) <= 2:
         return levels
     inner = levels[:, 1:-1, 1:-1]
-    around = functional.avg_pool2d(levels.movedim(-1, 1), 3, stride=1, divisor_override=1).movedim(1, -1)
+    around = functional.avg_pool2d(
+        levels.movedim(-1, 1), 3, stride=1, divisor_override=1
+    ).movedim(1, -1)
     soft = ((around + 4 * inner) / 13).round_()
     out = levels.clone()
     out[:, 1:-1, 1:-1] = _blended(inner, soft, _each(numbers, 0))
@@ -135,7 +151,9 @@ def _sharpness(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _hue(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    turned = _saturated_and_turned(levels / 255, torch.ones_like(_each(numbers, 0)), _each(numbers, 0))
+    turned = _saturated_and_turned(
+        levels / 255, torch.ones_like(_each(numbers, 0)), _each(numbers, 0)
+    )
     return _whole(turned * 255.999)  # as torchvision makes levels of shares
 
 
@@ -161,20 +179,28 @@ def _autocontrast(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     span = levels.amax((1, 2), keepdim=True) - low
     # a channel of one level stays as it is
     some = span > 0
-    return _whole((levels - torch.where(some, low, 0.0)) / torch.where(some, span / 255, 1.0))
+    return _whole(
+        (levels - torch.where(some, low, 0.0)) / torch.where(some, span / 255, 1.0)
+    )
 
 
 def _equalize(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     # axes: [B, 3, pixels]
     places = levels.round().long().movedim(-1, 1).flatten(2)
-    counts = places.new_zeros(*places.shape[:2], 256).scatter_add_(2, places, torch.ones_like(places))
+    counts = places.new_zeros(*places.shape[:2], 256).scatter_add_(
+        2, places, torch.ones_like(places)
+    )
     # Pillow leaves the highest level out of the step
     of_highest = counts.gather(2, places.amax(2, keepdim=True))
     step = (places.shape[2] - of_highest) // 255
     below = counts.cumsum(2) - counts
     table = ((below + step // 2) // step.clamp(min=1)).clamp_(0, 255)
     looked_up = torch.where(step > 0, table.gather(2, places), places)
-    return looked_up.view(len(levels), 3, *levels.shape[1:3]).movedim(1, -1).to(levels.dtype)
+    return (
+        looked_up.view(len(levels), 3, *levels.shape[1:3])
+        .movedim(1, -1)
+        .to(levels.dtype)
+    )
 
 
 def _invert(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
@@ -187,13 +213,24 @@ def _affine(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     y = (torch.arange(height, device=levels.device) - (height - 1) / 2).view(1, -1, 1)
     a, b, c, d, e, f = (_each(numbers, place)[..., 0] for place in range(6))
     # axes: [B, H, W, x and y], places of pixels
-    places = torch.stack([a * x + b * y + c + (width - 1) / 2, d * x + e * y + f + (height - 1) / 2], dim=-1)
+    places = torch.stack(
+        [a * x + b * y + c + (width - 1) / 2, d * x + e * y + f + (height - 1) / 2],
+        dim=-1,
+    )
     # the nearest pixel is what is between four at its very place
     places = torch.where(_each(numbers, 6) > 0, places, places.round())
     # grid_sample counts from -1 to 1, at the outer edges
-    grid = torch.stack([(places[..., 0] * 2 + 1) / width, (places[..., 1] * 2 + 1) / height], dim=-1) - 1
+    grid = (
+        torch.stack(
+            [(places[..., 0] * 2 + 1) / width, (places[..., 1] * 2 + 1) / height],
+            dim=-1,
+        )
+        - 1
+    )
     fill = numbers[:, 7:10].view(-1, 1, 1, 3)
-    taken = functional.grid_sample((levels - fill).movedim(-1, 1), grid, mode="bilinear", align_corners=False)
+    taken = functional.grid_sample(
+        (levels - fill).movedim(-1, 1), grid, mode="bilinear", align_corners=False
+    )
     return (taken.movedim(1, -1) + fill).round_()
 
 
@@ -223,12 +260,19 @@ def _noise(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _erase(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    x, y = (torch.arange(side, device=levels.device) for side in (levels.shape[2], levels.shape[1]))
+    x, y = (
+        torch.arange(side, device=levels.device)
+        for side in (levels.shape[2], levels.shape[1])
+    )
     x0, y0, x1, y1 = (_each(numbers, place) for place in range(4))
     x, y = x.view(1, 1, -1, 1), y.view(1, -1, 1, 1)
     inside = (x >= x0) & (x < x1) & (y >= y0) & (y < y1)
-    colour, deviation = (numbers[:, begin : begin + 3].view(-1, 1, 1, 3) for begin in (4, 7))
-    return torch.where(inside, colour + deviation * _normal(numbers[:, 10:12], levels), levels)
+    colour, deviation = (
+        numbers[:, begin : begin + 3].view(-1, 1, 1, 3) for begin in (4, 7)
+    )
+    return torch.where(
+        inside, colour + deviation * _normal(numbers[:, 10:12], levels), levels
+    )
 
 
 def _normal(keys: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -236,7 +280,9 @@ def _normal(keys: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
     They are a hash of two `keys`, float32 [B, 2], and of a pixel's place.
     """
-    place = torch.arange(like[0].numel(), device=like.device, dtype=torch.int32).view(1, *like.shape[1:])
+    place = torch.arange(like[0].numel(), device=like.device, dtype=torch.int32).view(
+        1, *like.shape[1:]
+    )
     first, second = (keys[:, at].to(torch.int32).view(-1, 1, 1, 1) for at in range(2))
     word = _hash(_hash(place + first) ^ second)
     radius = (_high(word, 24) + 1) * 2.0**-24  # in (0, 1]: its logarithm is finite
@@ -262,17 +308,23 @@ def distort(pixels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     What the numbers are, and in which order they act, stands in plan/ops.py.
     """
     # axes: [6, B, ..., 1]
-    of_image = numbers.T.reshape(numbers.shape[1], len(pixels), *[1] * (pixels.ndim - 1))
+    of_image = numbers.T.reshape(
+        numbers.shape[1], len(pixels), *[1] * (pixels.ndim - 1)
+    )
     brightness, contrast, first, saturation, hue, permutation = of_image
     out = (pixels + brightness).mul_(torch.where(first > 0, contrast, 1.0))
-    out = _saturated_and_turned(out, saturation, hue).mul_(torch.where(first > 0, 1.0, contrast))
+    out = _saturated_and_turned(out, saturation, hue).mul_(
+        torch.where(first > 0, 1.0, contrast)
+    )
     order = _constants(pixels.device)[0][permutation.long().flatten()].reshape(
         len(pixels), *[1] * (pixels.ndim - 2), 3
     )
     return out.gather(-1, order.expand_as(out)).clamp_(0, 1)
 
 
-def _saturated_and_turned(pixels: torch.Tensor, saturation: torch.Tensor, hue: torch.Tensor) -> torch.Tensor:
+def _saturated_and_turned(
+    pixels: torch.Tensor, saturation: torch.Tensor, hue: torch.Tensor
+) -> torch.Tensor:
     """Do HSV and back in one: V stays, the chroma is scaled, the hue is turned."""
     value = pixels.amax(-1, keepdim=True)
     chroma = value - pixels.amin(-1, keepdim=True)
@@ -282,7 +334,9 @@ def _saturated_and_turned(pixels: torch.Tensor, saturation: torch.Tensor, hue: t
     of_red = (green - blue) / some
     of_green = (blue - red) / some + 2
     of_blue = (red - green) / some + 4
-    sixths = torch.where(value == red, of_red, torch.where(value == green, of_green, of_blue))
+    sixths = torch.where(
+        value == red, of_red, torch.where(value == green, of_green, of_blue)
+    )
     place = torch.remainder(_constants(pixels.device)[1] + (sixths + 6 * hue), 6)
     return value - saturation * chroma * torch.minimum(place, 4 - place).clamp_(0, 1)
 
@@ -293,7 +347,9 @@ def _constants(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
 
     Made once: such a copy makes the host wait for the device.
     """
-    return torch.tensor(PERMUTATIONS, device=device), torch.tensor([5.0, 3.0, 1.0], device=device)
+    return torch.tensor(PERMUTATIONS, device=device), torch.tensor(
+        [5.0, 3.0, 1.0], device=device
+    )
 
 
 OPERATIONS: dict[Op, Operation] = {

@@ -115,7 +115,10 @@ def _turned(red, green, blue, turns):
     of_red = tl.math.div_rn(green - blue, some)
     of_green = tl.math.div_rn(blue - red, some) + 2
     of_blue = tl.math.div_rn(red - green, some) + 4
-    sixths = tl.where(value == red, of_red, tl.where(value == green, of_green, of_blue)) + 6 * turns
+    sixths = (
+        tl.where(value == red, of_red, tl.where(value == green, of_green, of_blue))
+        + 6 * turns
+    )
     red = _of_hue(value, chroma, 5 + sixths)
     green = _of_hue(value, chroma, 3 + sixths)
     blue = _of_hue(value, chroma, 1 + sixths)
@@ -227,7 +230,10 @@ def _by_noise(image, given, operation, height, width, SIZE: tl.constexpr):
             colour = tl.load(given + 5 + at % 3)
             level = colour + tl.load(given + 8 + at % 3) * normal
         else:
-            level = tl.load(image + place, mask=inside, other=0.0) + tl.load(given + 1) * normal
+            level = (
+                tl.load(image + place, mask=inside, other=0.0)
+                + tl.load(given + 1) * normal
+            )
         tl.store(image + place, level, mask=inside)
 
 
@@ -289,8 +295,18 @@ def _moved(
         y_middle = (height - 1) * 0.5
         x_apart = x - x_middle
         y_apart = y - y_middle
-        x_at = tl.load(given + 1) * x_apart + tl.load(given + 2) * y_apart + tl.load(given + 3) + x_middle
-        y_at = tl.load(given + 4) * x_apart + tl.load(given + 5) * y_apart + tl.load(given + 6) + y_middle
+        x_at = (
+            tl.load(given + 1) * x_apart
+            + tl.load(given + 2) * y_apart
+            + tl.load(given + 3)
+            + x_middle
+        )
+        y_at = (
+            tl.load(given + 4) * x_apart
+            + tl.load(given + 5) * y_apart
+            + tl.load(given + 6)
+            + y_middle
+        )
         # the nearest pixel is what is between four at its very place
         smooth = tl.load(given + 7) > 0
         x_at = tl.where(smooth, x_at, _nearest(x_at))
@@ -302,10 +318,18 @@ def _moved(
         for channel in tl.static_range(3):
             fill = tl.load(given + 8 + channel)
             plane = old + channel
-            upper = _at(plane, top, left, height, width, inside, fill) * (1 - right_share)
-            upper += _at(plane, top, left + 1, height, width, inside, fill) * right_share
-            lower = _at(plane, top + 1, left, height, width, inside, fill) * (1 - right_share)
-            lower += _at(plane, top + 1, left + 1, height, width, inside, fill) * right_share
+            upper = _at(plane, top, left, height, width, inside, fill) * (
+                1 - right_share
+            )
+            upper += (
+                _at(plane, top, left + 1, height, width, inside, fill) * right_share
+            )
+            lower = _at(plane, top + 1, left, height, width, inside, fill) * (
+                1 - right_share
+            )
+            lower += (
+                _at(plane, top + 1, left + 1, height, width, inside, fill) * right_share
+            )
             level = upper * (1 - low_share) + lower * low_share
             tl.store(new + channel, _nearest(level), mask=inside)
     else:  # SHARPNESS
@@ -316,12 +340,18 @@ def _moved(
             total = 4 * centre
             for i in tl.static_range(-1, 2):
                 for j in tl.static_range(-1, 2):
-                    total += tl.load(old + channel + (pixel + i * width + j) * 3, mask=inner, other=0.0)
+                    total += tl.load(
+                        old + channel + (pixel + i * width + j) * 3,
+                        mask=inner,
+                        other=0.0,
+                    )
             soft = _nearest(tl.math.div_rn(total, 13.0))
             tl.store(new + channel, _blended(centre, soft, factor), mask=inner)
 
 
-def in_place(levels: torch.Tensor, numbers: torch.Tensor, slot: int, rows: torch.Tensor) -> None:
+def in_place(
+    levels: torch.Tensor, numbers: torch.Tensor, slot: int, rows: torch.Tensor
+) -> None:
     """Do the slot in these rows, whose operations look at a pixel alone or at sums over the image."""
     frames = levels.shape[1:-3].numel()
     with torch.cuda.device_of(levels):
@@ -331,7 +361,9 @@ def in_place(levels: torch.Tensor, numbers: torch.Tensor, slot: int, rows: torch
         )  # fmt: skip
 
 
-def moved(levels: torch.Tensor, numbers: torch.Tensor, slot: int, rows: torch.Tensor) -> None:
+def moved(
+    levels: torch.Tensor, numbers: torch.Tensor, slot: int, rows: torch.Tensor
+) -> None:
     """Do the slot in these rows, whose operations look at other pixels: of a copy of the rows."""
     frames = levels.shape[1:-3].numel()
     height, width = levels.shape[-3:-1]

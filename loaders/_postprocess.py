@@ -27,8 +27,14 @@ from loaders._ops import operated
 from loaders._triton import kernels
 from plan.geometry import transposed, whole_turns
 
-PIECE = 1 << 25  # numbers that are normalised at once, of 4 bytes: a batch of clips has ten times as many
-DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+PIECE = (
+    1 << 25
+)  # numbers that are normalised at once, of 4 bytes: a batch of clips has ten times as many
+DTYPES = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+}
 
 
 class Finish:
@@ -40,12 +46,16 @@ class Finish:
         mean, std = torch.tensor(feed.pixels.mean), torch.tensor(feed.pixels.std)
         self._scale = (1 / (255 * std)).to(feed.device)
         self._shift = (-mean / std).to(feed.device)
-        self._kernel = _kernel(feed.device, self.dtype) if feed.device.type == "cuda" else None
+        self._kernel = (
+            _kernel(feed.device, self.dtype) if feed.device.type == "cuda" else None
+        )
         # axes: [level, channel]; what each level becomes, for the kernel to look up
         levels = torch.arange(256, device=feed.device)[:, None].repeat(1, 3)
         self._table = self._normalised(levels).to(self.dtype)
         if self._kernel is not None:
-            torch.cuda.current_stream(feed.device).synchronize()  # the kernel runs on another stream
+            torch.cuda.current_stream(
+                feed.device
+            ).synchronize()  # the kernel runs on another stream
 
     def __call__(
         self,
@@ -70,13 +80,17 @@ class Finish:
             into = torch.empty(shape, dtype=self.dtype, device=pixels.device)
         images = into.movedim(-1, 1)
         if self._kernel is not None and not normalised and _is_one_launch(pixels, rows):
-            turns = np.where(valid, whole_turns(rows), self._kernel.LOST).astype(np.uint8)
+            turns = np.where(valid, whole_turns(rows), self._kernel.LOST).astype(
+                np.uint8
+            )
             batch, there = _with_numbers(images, shown, self._feed, failed, [turns])
             self._kernel.finished(pixels, self._table, *there, into)
             return batch
         if rows.ops is not None:
             if normalised:
-                raise ValueError("operations act on levels: who decodes must not normalise for such a plan")
+                raise ValueError(
+                    "operations act on levels: who decodes must not normalise for such a plan"
+                )
             pixels = operated(pixels, rows.ops, self._to_device)
         # what is normalised already needs nothing but the turn, which then writes the images themselves
         written = into if normalised and pixels.dtype == into.dtype else None
@@ -123,7 +137,9 @@ def _kernel(device: torch.device, dtype: torch.dtype) -> Any:
     def build(kernel: Any) -> None:
         level = torch.zeros(1, 1, 1, 3, dtype=torch.uint8, device=device)
         table = torch.zeros(256, 3, dtype=dtype, device=device)
-        kernel.finished(level, table, level.view(-1)[:1], torch.empty_like(level, dtype=dtype))
+        kernel.finished(
+            level, table, level.view(-1)[:1], torch.empty_like(level, dtype=dtype)
+        )
 
     return kernels("loaders._postprocess_kernel", build, "batches take more launches")
 
@@ -133,13 +149,19 @@ def _pieces(pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return pixels.split(max(PIECE // max(pixels[0].numel(), 1), 1))
 
 
-def batch_of(images: torch.Tensor, rows: Rows, feed: Feed, failed: tuple[int, ...] = ()) -> Batch:
+def batch_of(
+    images: torch.Tensor, rows: Rows, feed: Feed, failed: tuple[int, ...] = ()
+) -> Batch:
     """Return a batch of these images, with all that the rows and the task say of them."""
     return _with_numbers(images, rows, feed, failed, [])[0]
 
 
 def _with_numbers(
-    images: torch.Tensor, rows: Rows, feed: Feed, failed: tuple[int, ...], more: Sequence[Array]
+    images: torch.Tensor,
+    rows: Rows,
+    feed: Feed,
+    failed: tuple[int, ...],
+    more: Sequence[Array],
 ) -> tuple[Batch, list[torch.Tensor]]:
     """Return a batch as `batch_of` does, and `more` numbers on the device, by one copy together."""
     targets = feed.targets(rows)

@@ -20,7 +20,9 @@ TRANSPOSE = tl.constexpr(geometry.TRANSPOSE)
 
 
 @triton.jit(do_not_specialize=["frames", "height", "width", "parts"])
-def _finished(levels, table, turns, images, frames, height, width, parts, SIZE: tl.constexpr):
+def _finished(
+    levels, table, turns, images, frames, height, width, parts, SIZE: tl.constexpr
+):
     """Write the part program_id(0) % parts of an image: each number is the level's that the turn puts there.
 
     `levels` uint8 and `images` [B, frames, height, width, 3], grid [B x frames x parts]; `turns` uint8 [B],
@@ -41,12 +43,16 @@ def _finished(levels, table, turns, images, frames, height, width, parts, SIZE: 
     y = tl.where((turn & FLIP) > 0, height - 1 - y, y)
     pixel = tl.where((turn & TRANSPOSE) > 0, x * width + y, y * width + x)
     begin = image * count
-    level = tl.load(levels + begin + pixel * 3 + channel, mask=shown, other=0).to(tl.int32)
+    level = tl.load(levels + begin + pixel * 3 + channel, mask=shown, other=0).to(
+        tl.int32
+    )
     number = tl.load(table + level * 3 + channel, mask=shown, other=0.0)
     tl.store(images + begin + at, number, mask=inside)
 
 
-def finished(levels: torch.Tensor, table: torch.Tensor, turns: torch.Tensor, images: torch.Tensor) -> None:
+def finished(
+    levels: torch.Tensor, table: torch.Tensor, turns: torch.Tensor, images: torch.Tensor
+) -> None:
     """Write `images` [B, ..., H, W, 3], contiguous as the `levels`, uint8, that they are made of.
 
     `turns`: uint8 [B], a turn of plan/geometry.py, or LOST: that row is 0. `table`: [256, 3], of the images'

@@ -110,7 +110,9 @@ def _tried(source: Source, sample: int, action: Callable[[], Found]) -> Found:
     try:
         return storage.patiently(action, partial(source.name, sample))
     except OSError as error:  # no storage's
-        raise UserError(f"{source.name(sample)} cannot be read any more: {error.strerror or error}") from None
+        raise UserError(
+            f"{source.name(sample)} cannot be read any more: {error.strerror or error}"
+        ) from None
 
 
 class Marks:
@@ -154,10 +156,14 @@ class Marks:
 def some_names(name_of: Callable[[int], str], samples: Array) -> str:
     """Return the first names of some samples, and how many there are."""
     names = ", ".join(name_of(int(sample)) for sample in samples[:SAID])
-    return names if len(samples) <= SAID else f"{names} or another of {len(samples)} files"
+    return (
+        names if len(samples) <= SAID else f"{names} or another of {len(samples)} files"
+    )
 
 
-_mine: Array = np.zeros(1, np.int64)  # of a process that is no worker, nobody looks at it
+_mine: Array = np.zeros(
+    1, np.int64
+)  # of a process that is no worker, nobody looks at it
 
 
 def mark(sample: int) -> None:

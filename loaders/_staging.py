@@ -49,13 +49,15 @@ class Staged:
     batch: Batch
     ready: torch.cuda.Event | None = None
     done: torch.cuda.Event | None = None
-    count: Callable[[], None] = do_nothing  # called when it is handed over: what is staged ahead may never be
+    # called when it is handed over: what is staged ahead may never be
+    count: Callable[[], None] = do_nothing
 
 
 @dataclass
 class Slot:
     pinned: torch.Tensor | None = None
-    bytes_: torch.Tensor | None = None  # levels on the device, where several threads write batches at a time
+    # levels on the device, where several threads write batches at a time
+    bytes_: torch.Tensor | None = None
     images: torch.Tensor | None = None
     copied: torch.cuda.Event | None = None
     done: torch.cuda.Event = field(default_factory=sleeping_event)
@@ -82,15 +84,21 @@ class Stager:
         # of one batch alone: the stream copies and finishes one after the other
         self._levels: torch.Tensor | None = None
         if self._cuda and feed.plan.resident == 1:
-            numbers = feed.plan.batch_size * math.prod(feed.plan.sample_shape) * scale**2
+            numbers = (
+                feed.plan.batch_size * math.prod(feed.plan.sample_shape) * scale**2
+            )
             # threads write them, which are not in the inference mode that the caller may be in
             with torch.inference_mode(False):
                 for slot in self._slots:
-                    slot.images = torch.empty(numbers, dtype=self.finish.dtype, device=feed.device)
+                    slot.images = torch.empty(
+                        numbers, dtype=self.finish.dtype, device=feed.device
+                    )
             # other streams write them, and kernels that had this memory before may not have ended
             torch.cuda.current_stream(feed.device).synchronize()
 
-    def stage(self, pixels: torch.Tensor, rows: Rows, valid: Array, *, pinned: bool = False) -> Staged:
+    def stage(
+        self, pixels: torch.Tensor, rows: Rows, valid: Array, *, pinned: bool = False
+    ) -> Staged:
         """Return the batch of uint8 levels on the host: copied, and finished on the device.
 
         `valid`: bool [B], which of the rows that were valid were also decoded. `pinned`: `pixels` is
@@ -104,7 +112,9 @@ class Stager:
         assert self.stream is not None
         # only from page-locked memory the copy does not hold up the host
         if not pinned and self._feed.pinned:
-            slot.pinned = fitted(slot.pinned, pixels.shape, dtype=torch.uint8, pin_memory=True)
+            slot.pinned = fitted(
+                slot.pinned, pixels.shape, dtype=torch.uint8, pin_memory=True
+            )
             pixels = slot.pinned.copy_(pixels)
         begin = torch.cuda.Event(enable_timing=True)
         slot.copied = sleeping_event(timed=True)
@@ -153,7 +163,10 @@ class Stager:
         self._next = (self._next + 1) % len(self._slots)
         slot.images = self._roomy(slot.images, shape, self.finish.dtype, slot.done)
         self._recent.append(slot)
-        if len(self._recent) > COPIES and (before := self._recent.popleft().copied) is not None:
+        if (
+            len(self._recent) > COPIES
+            and (before := self._recent.popleft().copied) is not None
+        ):
             before.synchronize()
         if slot.copied is not None:
             slot.copied.synchronize()
@@ -180,12 +193,16 @@ class Stager:
         self.stream.synchronize()  # no kernel has it any more: other streams may write it now
         return memory
 
-    def on_device(self, pixels: torch.Tensor, rows: Rows, valid: Array, *, normalised: bool) -> Staged:
+    def on_device(
+        self, pixels: torch.Tensor, rows: Rows, valid: Array, *, normalised: bool
+    ) -> Staged:
         """Return the batch of what a decoder has written on the current stream, as `finish` takes it."""
         slot = self._free(images_shape(pixels.shape, rows))
         ready = torch.cuda.Event()
         torch.cuda.current_stream().wait_event(slot.done)
-        batch = self.finish(pixels, rows, valid, into=slot.images, normalised=normalised)
+        batch = self.finish(
+            pixels, rows, valid, into=slot.images, normalised=normalised
+        )
         ready.record()
         return Staged(batch, ready, slot.done)
 
@@ -196,7 +213,9 @@ def without(rows: Rows, failed: Sequence[int]) -> Array:
     return valid
 
 
-def hand_over(staged: Iterator[Staged], launched: Callable[[], None] = do_nothing) -> Generator[Batch]:
+def hand_over(
+    staged: Iterator[Staged], launched: Callable[[], None] = do_nothing
+) -> Generator[Batch]:
     """Yield batches to the consumer's thread, and to the stream that is current there: see contracts.Batch.
 
     The host waits for the step of two batches ago, which bounds how far it runs ahead of the device.
@@ -210,7 +229,9 @@ def hand_over(staged: Iterator[Staged], launched: Callable[[], None] = do_nothin
         if item.ready is not None:
             stream.wait_event(item.ready)
             for tensor in (batch.sizes, batch.valid, *batch.targets.values()):
-                tensor.record_stream(stream)  # small ones come from the allocator, images from a slot
+                tensor.record_stream(
+                    stream
+                )  # small ones come from the allocator, images from a slot
         try:
             yield batch
         finally:
@@ -231,13 +252,17 @@ class Ahead:
     and each of the two would wait for the other. In the backward pass nobody needs it.
     """
 
-    def __init__(self, make: Callable[[], Iterator[Item]], *, depth: int, device: torch.device) -> None:
+    def __init__(
+        self, make: Callable[[], Iterator[Item]], *, depth: int, device: torch.device
+    ) -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._places = threading.Semaphore(depth)
         self._taken = False
         self._stopping = threading.Event()
         self._device = device
-        self._thread = threading.Thread(target=self._run, args=(make,), name="saturate-loader", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(make,), name="saturate-loader", daemon=True
+        )
         self._thread.start()
         atexit.register(self._end, AT_EXIT_S)
 
@@ -265,7 +290,9 @@ class Ahead:
         """Close the iterator in its thread, and return once the thread has ended."""
         atexit.unregister(self._end)
         self._end()
-        self._queue = queue.SimpleQueue()  # a batch that somebody keeps holds this object
+        self._queue = (
+            queue.SimpleQueue()
+        )  # a batch that somebody keeps holds this object
 
     def _end(self, timeout_s: float | None = None) -> None:
         self._stopping.set()
@@ -321,7 +348,9 @@ class Staging:
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         self._stop()
         rows = self._feed.plan.rows(epoch, first)
-        self._ahead = Ahead(lambda: self._staged(rows), depth=self._depth, device=self._feed.device)
+        self._ahead = Ahead(
+            lambda: self._staged(rows), depth=self._depth, device=self._feed.device
+        )
         self._handed = hand_over(iter(self._ahead), self._ahead.release)
         return self._handed
 

@@ -20,7 +20,8 @@ def kernels(module: str, build: Callable[[Any], object], otherwise: str) -> Any:
     except Exception as error:
         first_line = (str(error).splitlines() or [""])[0]
         warnings.warn(
-            f"Triton builds no kernel here ({type(error).__name__}: {first_line}): {otherwise}", stacklevel=3
+            f"Triton builds no kernel here ({type(error).__name__}: {first_line}): {otherwise}",
+            stacklevel=3,
         )
         return None
     return imported

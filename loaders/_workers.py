@@ -66,10 +66,14 @@ class Shared:
     took it.
     """
 
-    def __init__(self, count: int, slot_bytes: int, asked: str, *, pinned: bool) -> None:
+    def __init__(
+        self, count: int, slot_bytes: int, asked: str, *, pinned: bool
+    ) -> None:
         slot_bytes = -(-max(slot_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         takes = f"{asked} takes {count * slot_bytes / 2**30:,.0f} GiB of memory for {count} slots"
-        if count * slot_bytes > (there := memory_bytes()):  # Linux gives it, and ends who uses it
+        if count * slot_bytes > (
+            there := memory_bytes()
+        ):  # Linux gives it, and ends who uses it
             raise UserError(f"{takes}, and there are {there / 2**30:,.0f} GiB: {FEWER}")
         try:
             # anonymous and shared: only a fork hands it on, and none of it comes from /dev/shm, which has
@@ -88,7 +92,12 @@ class Shared:
         """
         if self._wanted and not self.pinned:
             self.pinned = (
-                int(torch.cuda.cudart().cudaHostRegister(self.slots.ctypes.data, self.slots.nbytes, 0)) == 0
+                int(
+                    torch.cuda.cudart().cudaHostRegister(
+                        self.slots.ctypes.data, self.slots.nbytes, 0
+                    )
+                )
+                == 0
             )
 
     def close(self) -> None:
@@ -137,7 +146,9 @@ class Workers:
         self._stop = Stop()
         self._marks = Marks(workers, name_of)
         self._row_bytes = row_bytes
-        self._sampler = _PartSampler(self._count, self.part_rows, self._room, ahead=max(workers, 1))
+        self._sampler = _PartSampler(
+            self._count, self.part_rows, self._room, ahead=max(workers, 1)
+        )
         self._loader: _Loader | None = _Loader(
             _PartDataset(make_work, self._memory),
             sampler=self._sampler,
@@ -146,7 +157,9 @@ class Workers:
             num_workers=workers,
             persistent_workers=workers > 0,
             prefetch_factor=PREFETCH if workers else None,
-            worker_init_fn=partial(_begin, self._marks, self._stop, os.getpid()) if workers else None,
+            worker_init_fn=partial(_begin, self._marks, self._stop, os.getpid())
+            if workers
+            else None,
             multiprocessing_context=Fork(self._stop) if workers else None,
         )
         self._loader.stop = self._stop
@@ -179,7 +192,9 @@ class Workers:
             slot = self._memory.slots[at % self._count]
             answers = list[Any]()
             # `sent` has this batch once one of its parts was asked for: not before the first result
-            while not answers or len(answers) < self._sampler.parts(len(self._sampler.sent[0])):
+            while not answers or len(answers) < self._sampler.parts(
+                len(self._sampler.sent[0])
+            ):
                 kind, value = next(results)
                 if kind == "mistake":
                     raise value
@@ -196,7 +211,10 @@ class Workers:
         self.stop()
         loader = self._loader
         self._loader = None
-        if loader is not None and (iterator := getattr(loader, "_iterator", None)) is not None:
+        if (
+            loader is not None
+            and (iterator := getattr(loader, "_iterator", None)) is not None
+        ):
             with killed_if_late(iterator._workers):
                 # it has no public name: PyTorch calls it when the garbage collector finds the iterator
                 iterator._shutdown_workers()
@@ -209,10 +227,17 @@ class Workers:
         try:
             worker = iterator._task_info[iterator._rcvd_idx][0]
             process = processes[worker]
-        except (AttributeError, LookupError):  # all of them at the beginning of an epoch
+        except (
+            AttributeError,
+            LookupError,
+        ):  # all of them at the beginning of an epoch
             pids = ", ".join(str(each.pid) for each in processes)
             busy = ", ".join(self._marks.busy())
-            return f"workers (pid {pids}), busy with {busy or 'no file'}" if processes else ""
+            return (
+                f"workers (pid {pids}), busy with {busy or 'no file'}"
+                if processes
+                else ""
+            )
         files = self._marks.files(worker, self._sampler.oldest())
         return f"worker {worker} (pid {process.pid}), busy with {files}"
 
@@ -222,14 +247,27 @@ class Workers:
         processes = () if self._stop.said else getattr(iterator, "_workers", ())
         for worker, process in enumerate(processes):
             if process.exitcode is not None:
-                had = min((at for at, task in iterator._task_info.items() if task == (worker,)), default=None)
-                files = self._marks.files(worker, None if had is None else self._sampler.asked.get(had))
+                had = min(
+                    (
+                        at
+                        for at, task in iterator._task_info.items()
+                        if task == (worker,)
+                    ),
+                    default=None,
+                )
+                files = self._marks.files(
+                    worker, None if had is None else self._sampler.asked.get(had)
+                )
                 return died(process, files)
         return ""
 
     def _room(self, rows: Rows) -> int:
         """Return the bytes that a whole part of this batch takes."""
-        return self.part_bytes if self._row_bytes is None else self.part_rows * self._row_bytes(rows)
+        return (
+            self.part_bytes
+            if self._row_bytes is None
+            else self.part_rows * self._row_bytes(rows)
+        )
 
     @property
     def pinned(self) -> bool:
@@ -255,7 +293,9 @@ class _Loader(DataLoader[Any]):
     stop: Stop
 
     def _get_iterator(self) -> Any:
-        return _Results(self, self.stop) if self.num_workers else super()._get_iterator()
+        return (
+            _Results(self, self.stop) if self.num_workers else super()._get_iterator()
+        )
 
     def check_worker_number_rationality(self) -> None:
         """Do not warn of more workers than cores: those that wait for the storage need none."""
@@ -286,7 +326,9 @@ def _half_made() -> Iterator[None]:
         yield
     except BaseException as error:
         for frame, _ in traceback.walk_tb(error.__traceback__):
-            if isinstance(made := frame.f_locals.get("self"), _MultiProcessingDataLoaderIter):
+            if isinstance(
+                made := frame.f_locals.get("self"), _MultiProcessingDataLoaderIter
+            ):
                 made._shutdown = True  # it is taken for one that has ended
         raise
 
@@ -302,7 +344,9 @@ class _PartSampler:
     With it go the ids of the part `ahead` places later, which its worker has next: they take turns.
     """
 
-    def __init__(self, slots: int, part_rows: int, room: Callable[[Rows], int], *, ahead: int) -> None:
+    def __init__(
+        self, slots: int, part_rows: int, room: Callable[[Rows], int], *, ahead: int
+    ) -> None:
         self._ahead = ahead
         self._slots = slots
         self._part_rows = part_rows
@@ -312,7 +356,9 @@ class _PartSampler:
     def start(self, rows: Sequence[Rows]) -> None:
         self._rows = rows
         self.sent: deque[Rows] = deque()  # batches that are under way
-        self.asked: dict[int, Array] = {}  # number of a part that is under way -> ids of its samples
+        self.asked: dict[
+            int, Array
+        ] = {}  # number of a part that is under way -> ids of its samples
 
     def parts(self, batch_size: int) -> int:
         return -(-batch_size // self._part_rows)
@@ -332,7 +378,10 @@ class _PartSampler:
             coming.extend(islice(cut, 1))
             part = coming.popleft()
             later = coming[-1][-1] if len(coming) == self._ahead else None
-            yield *part, np.zeros(0, np.int64) if later is None else later.ids[later.valid]
+            yield (
+                *part,
+                np.zeros(0, np.int64) if later is None else later.ids[later.valid],
+            )
 
     def _cut(self) -> Iterator[tuple[int, int, int, Rows]]:
         sent = self.sent
@@ -341,15 +390,21 @@ class _PartSampler:
         for at in range(len(self._rows)):
             sent.append(self._rows[at])
             rows = upright(sent[-1])
-            room = self._room(rows)  # of a whole part: the last one, which may be smaller, begins there too
+            room = self._room(
+                rows
+            )  # of a whole part: the last one, which may be smaller, begins there too
             for part in range(self.parts(len(rows))):
-                its = part_of(rows, part * self._part_rows, (part + 1) * self._part_rows)
+                its = part_of(
+                    rows, part * self._part_rows, (part + 1) * self._part_rows
+                )
                 asked[number] = its.ids[its.valid]
                 number += 1
                 yield at % self._slots, part * room, (part + 1) * room, its
 
     def __len__(self) -> int:
-        return len(self._rows) * self.parts(len(self._rows[0])) if len(self._rows) else 0
+        return (
+            len(self._rows) * self.parts(len(self._rows[0])) if len(self._rows) else 0
+        )
 
 
 def part_of(rows: Rows, begin: int, end: int) -> Rows:
@@ -360,10 +415,13 @@ def part_of(rows: Rows, begin: int, end: int) -> Rows:
 def some(rows: Rows, places: slice | Array) -> Rows:
     """Return the rows at these places of a batch, on its canvas."""
     columns: dict[str, Any] = {
-        column.name: getattr(rows, column.name) for column in fields(rows) if column.name != "canvas"
+        column.name: getattr(rows, column.name)
+        for column in fields(rows)
+        if column.name != "canvas"
     }
     taken: dict[str, Any] = {
-        name: None if column is None else column[places] for name, column in columns.items()
+        name: None if column is None else column[places]
+        for name, column in columns.items()
     }
     return Rows(**taken, canvas=rows.padded)
 
@@ -384,7 +442,9 @@ class _PartDataset(Dataset[Any]):
             ask(np.concatenate([rows.ids[rows.valid], coming]))
         try:
             return "done", self._work(rows, self._memory.slots[slot, begin:end])
-        except UserError as mistake:  # as a value: the DataLoader would wrap it in a traceback
+        except (
+            UserError
+        ) as mistake:  # as a value: the DataLoader would wrap it in a traceback
             return "mistake", mistake
         finally:
             mark(NONE)
@@ -404,14 +464,14 @@ def died(process: Any, files: str) -> str:
             "the system kills workers when memory is short: "
             "--max-pixels leaves out files that take much, and fewer --workers need less"
         )
-    elif code == -signal.SIGBUS:  # whatever the sample: it is the mapping that has no page there
+    elif (
+        code == -signal.SIGBUS
+    ):  # whatever the sample: it is the mapping that has no page there
         advice = (
             "a store that it has mapped, an LMDB, was cut short or cannot be read: copy it again, whole; or "
             "/dev/shm is full"
         )
-    return (
-        f"a worker process (pid {process.pid}) {how}, busy with {files}; {advice}; go on with --resume auto"
-    )
+    return f"a worker process (pid {process.pid}) {how}, busy with {files}; {advice}; go on with --resume auto"
 
 
 def first_ended(processes: Sequence[Any]) -> Any:

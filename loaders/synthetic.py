@@ -42,7 +42,9 @@ class Synthetic:
         self.close()
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
-        return hand_over(self._staged(rows) for rows in self._feed.plan.rows(epoch, first))
+        return hand_over(
+            self._staged(rows) for rows in self._feed.plan.rows(epoch, first)
+        )
 
     def awaited(self) -> str:
         return ""
@@ -59,7 +61,9 @@ class Synthetic:
         if upscale := self._feed.plan.upscale:
             height, width = (side * upscale for side in rows.padded)
             shape = (len(rows), height, width, channels)
-            batch.targets[HIGH] = self._larger[: math.prod(shape)].view(shape).movedim(-1, 1)
+            batch.targets[HIGH] = (
+                self._larger[: math.prod(shape)].view(shape).movedim(-1, 1)
+            )
         return Staged(batch, None, done)
 
 

@@ -24,7 +24,8 @@ class Native(NamedTuple):
     # of classifiers: side of the validation's crop, over the length of the shorter side before it
     crop_share: float = 224 / 256
     interpolation: str = "bilinear"  # of resampling
-    window: str = "center"  # of validation: a name of --val-window, or of one that is not here
+    # of validation: a name of --val-window, or of one that is not here
+    window: str = "center"
     # of published weights: side and crop share that they are evaluated with, where these are others
     tested: tuple[int, float] | None = None
 
@@ -33,8 +34,12 @@ class Native(NamedTuple):
 class Loaded:
     """What the weights were that a network began with."""
 
-    anew: list[str] = field(default_factory=list)  # parameters left as they are: theirs are for other classes
-    notes: list[str] = field(default_factory=list)  # what was chosen in the file, for the user
+    anew: list[str] = field(
+        default_factory=list
+    )  # parameters left as they are: theirs are for other classes
+    notes: list[str] = field(
+        default_factory=list
+    )  # what was chosen in the file, for the user
 
 
 class Unusable(ValueError):

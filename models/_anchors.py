@@ -20,14 +20,22 @@ class Anchors(nn.Module):
         self.generator = generator
         self._made: dict[Any, torch.Tensor] = {}
 
-    def forward(self, images: ImageList, features: list[torch.Tensor]) -> list[torch.Tensor]:
-        key = (images.tensors.shape[-2:], *(one.shape[-2:] for one in features), images.tensors.device)
+    def forward(
+        self, images: ImageList, features: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        key = (
+            images.tensors.shape[-2:],
+            *(one.shape[-2:] for one in features),
+            images.tensors.device,
+        )
         if key not in self._made:
             if len(self._made) >= CANVASES:
                 self._made.clear()
             # they may be made in a validation, and training cannot use an inference tensor
             with torch.inference_mode(False):
-                alike = [torch.empty(one.shape[-2:], device=one.device) for one in features]
+                alike = [
+                    torch.empty(one.shape[-2:], device=one.device) for one in features
+                ]
                 first = ImageList(images.tensors[:1], images.image_sizes[:1])
                 self._made[key] = self.generator(first, alike)[0]
         return [self._made[key]] * len(images.image_sizes)

@@ -10,7 +10,9 @@ import torch
 from torchvision.ops import nms
 
 
-def survivors(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torch.Tensor:
+def survivors(
+    boxes: torch.Tensor, alive: torch.Tensor, threshold: float
+) -> torch.Tensor:
     """Return which of the boxes [G, N, 4], x0 y0 x1 y1 and best first, torchvision's nms would leave in each
     group, bool [G, N].
 
@@ -25,7 +27,9 @@ def survivors(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> tor
     falling = -torch.arange(boxes.shape[1], device=boxes.device, dtype=boxes.dtype)
     for group in alive.any(1).nonzero()[:, 0].tolist():
         places = alive[group].nonzero()[:, 0]
-        kept[group, places[nms(boxes[group, places], falling[: len(places)], threshold)]] = True
+        kept[
+            group, places[nms(boxes[group, places], falling[: len(places)], threshold)]
+        ] = True
     return kept
 
 
@@ -36,9 +40,13 @@ def _kernel(device: torch.device) -> Any:
         from models import _nms_kernel
 
         _nms_kernel.survivors(
-            torch.zeros(1, 1, 4, device=device), torch.ones(1, 1, dtype=torch.bool, device=device), 0.5
+            torch.zeros(1, 1, 4, device=device),
+            torch.ones(1, 1, dtype=torch.bool, device=device),
+            0.5,
         )
-    except Exception as error:  # no Triton, no C compiler, no Python.h: each has an error of its own
+    except (
+        Exception
+    ) as error:  # no Triton, no C compiler, no Python.h: each has an error of its own
         said = (str(error).splitlines() or [""])[0]
         named = f"{type(error).__name__}: {said}"
         warnings.warn(

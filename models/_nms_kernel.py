@@ -39,7 +39,9 @@ def suppress(boxes, alive, kept, count, threshold, BLOCK: tl.constexpr):
     tl.store(kept + group + lane, left.to(tl.uint8), mask=inside)
 
 
-def survivors(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torch.Tensor:
+def survivors(
+    boxes: torch.Tensor, alive: torch.Tensor, threshold: float
+) -> torch.Tensor:
     """Return which boxes survive, as models._nms.survivors does, in one launch: 80 groups of 2,000 boxes take
     80 multiprocessors."""
     groups, count = alive.shape
@@ -51,6 +53,12 @@ def survivors(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> tor
         there = alive.contiguous().view(torch.uint8)
         result = kept.view(torch.uint8)
         suppress[(groups,)](
-            boxes.float().contiguous(), there, result, count, threshold, BLOCK=block, num_warps=warps
+            boxes.float().contiguous(),
+            there,
+            result,
+            count,
+            threshold,
+            BLOCK=block,
+            num_warps=warps,
         )
     return kept

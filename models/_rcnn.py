@@ -62,18 +62,27 @@ class Truth(NamedTuple):
         places = []
         limits = []
         start = 0
-        for image, (count, (height, width)) in enumerate(zip(counts, sizes, strict=True)):
+        for image, (count, (height, width)) in enumerate(
+            zip(counts, sizes, strict=True)
+        ):
             owner += [image] * count
             places += [*range(start, start + count), *[total] * (most - count)]
             limits += [width, height, width, height]
             start += count
         boxes = targets[0]["boxes"]
-        numbers = on_device([*owner, *places, *limits], boxes.device).split([total, len(places), len(limits)])
+        numbers = on_device([*owner, *places, *limits], boxes.device).split(
+            [total, len(places), len(limits)]
+        )
         # with area, so that nothing made of it is nan
         none = torch.arange(4, device=boxes.device, dtype=boxes.dtype)[None]
         return cls(
             torch.cat([*(target["boxes"] for target in targets), none]),
-            torch.cat([*(target["labels"] for target in targets), targets[0]["labels"].new_zeros(1)]),
+            torch.cat(
+                [
+                    *(target["labels"] for target in targets),
+                    targets[0]["labels"].new_zeros(1),
+                ]
+            ),
             counts,
             numbers[0],
             numbers[1].view(len(counts), most),
@@ -97,7 +106,9 @@ def losses(stock: Any, images: ImageList, targets: Targets | None) -> Losses:
     """Return the losses of torchvision's GeneralizedRCNN `stock` in training, by its names for them;
     scalars."""
     if targets is None:
-        raise ValueError("training needs targets, got None; give a dict an image, or call eval() before")
+        raise ValueError(
+            "training needs targets, got None; give a dict an image, or call eval() before"
+        )
     truth = Truth.of(targets, images.image_sizes)
     features = stock.backbone(images.tensors)
     features = {"0": features} if isinstance(features, torch.Tensor) else features
@@ -113,14 +124,18 @@ def losses(stock: Any, images: ImageList, targets: Targets | None) -> Losses:
     with torch.no_grad():
         boxes, real = proposals(rpn, logits, deltas, anchors, per_level, truth.limits)
         drawn = draw_regions(stock.roi_heads, boxes, real, truth)
-    of_regions = region_losses(stock.roi_heads, features, drawn, truth, targets, images.image_sizes)
+    of_regions = region_losses(
+        stock.roi_heads, features, drawn, truth, targets, images.image_sizes
+    )
     return {**of_regions, **anchor_losses(rpn, logits, deltas, anchors, truth)}
 
 
 # --- what to find, and where to look for it -----------------------------------------------------------------
 
 
-def match_anchors(anchors: torch.Tensor, truth: Truth, matcher: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def match_anchors(
+    anchors: torch.Tensor, truth: Truth, matcher: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (place in truth.boxes int64 [B, A], 1 object, 0 background, -1 neither int64 [B, A]), as
     torchvision's `matcher` finds them.
 
@@ -140,11 +155,17 @@ def match_anchors(anchors: torch.Tensor, truth: Truth, matcher: Any) -> tuple[to
         rows = image[:, None].expand_as(overlap)
         most.scatter_reduce_(0, rows, overlap, "amax")
         number = torch.arange(start, stop, device=anchors.device)[:, None]
-        matched.scatter_reduce_(0, rows, torch.where(overlap == most[image], number, nothing), "amin")
+        matched.scatter_reduce_(
+            0, rows, torch.where(overlap == most[image], number, nothing), "amin"
+        )
         if matcher.allow_low_quality_matches:
-            best.scatter_reduce_(0, rows, (overlap == overlap.amax(1, keepdim=True)).int(), "amax")
+            best.scatter_reduce_(
+                0, rows, (overlap == overlap.amax(1, keepdim=True)).int(), "amax"
+            )
     found = (most >= matcher.high_threshold) | (best > 0)
-    return matched, torch.where(found, 1, torch.where(most < matcher.low_threshold, 0, -1))
+    return matched, torch.where(
+        found, 1, torch.where(most < matcher.low_threshold, 0, -1)
+    )
 
 
 def keys(like: torch.Tensor) -> torch.Tensor:
@@ -162,10 +183,14 @@ def draw(labels: torch.Tensor, sampler: Any) -> tuple[torch.Tensor, torch.Tensor
     less.
     """
     wanted = min(sampler.batch_size_per_image, labels.shape[1])
-    objects = min(int(sampler.batch_size_per_image * sampler.positive_fraction), labels.shape[1])
+    objects = min(
+        int(sampler.batch_size_per_image * sampler.positive_fraction), labels.shape[1]
+    )
     random = keys(labels)
     first = random.masked_fill(labels <= 0, -1).topk(objects, 1)
-    chosen = torch.zeros_like(labels, dtype=torch.bool).scatter_(1, first.indices, first.values >= 0)
+    chosen = torch.zeros_like(labels, dtype=torch.bool).scatter_(
+        1, first.indices, first.values >= 0
+    )
     # 2 is above any key: objects that were chosen come first, then the background, and -1, which is never
     # drawn, last
     found = random.masked_fill(labels != 0, -1).masked_fill(chosen, 2).topk(wanted, 1)
@@ -180,7 +205,10 @@ def decode(deltas: torch.Tensor, anchors: torch.Tensor, coder: Any) -> torch.Ten
     size = anchors[..., 2:] - anchors[..., :2]
     middle = anchors[..., :2] + 0.5 * size
     across, down, wider, higher = coder.weights
-    shift = torch.stack([deltas[..., 0] / across, deltas[..., 1] / down], -1) * size + middle
+    shift = (
+        torch.stack([deltas[..., 0] / across, deltas[..., 1] / down], -1) * size
+        + middle
+    )
     growth = torch.stack([deltas[..., 2] / wider, deltas[..., 3] / higher], -1).clamp(
         max=coder.bbox_xform_clip
     )
@@ -217,7 +245,11 @@ def proposals(
     # axes: [images, levels x most]
     place = torch.cat(places, 1)
     score = torch.cat(scores, 1)
-    boxes = decode(deltas.gather(1, place[..., None].expand(-1, -1, 4)), anchors[place], rpn.box_coder)
+    boxes = decode(
+        deltas.gather(1, place[..., None].expand(-1, -1, 4)),
+        anchors[place],
+        rpn.box_coder,
+    )
     boxes = torch.minimum(boxes.clamp(min=0), limits)
     probability = score.sigmoid()
     alive = (
@@ -226,14 +258,22 @@ def proposals(
         & (score > -torch.inf)
     )
     # axes: [images x levels, most]
-    kept = survivors(boxes.view(-1, most, 4), alive.view(-1, most), rpn.nms_thresh).view_as(alive)
+    kept = survivors(
+        boxes.view(-1, most, 4), alive.view(-1, most), rpn.nms_thresh
+    ).view_as(alive)
     # behind all others, and not left out: to count what is left would be a wait for the device
-    ranked = probability.masked_fill(~kept, -1).sort(dim=1, descending=True, stable=True)
+    ranked = probability.masked_fill(~kept, -1).sort(
+        dim=1, descending=True, stable=True
+    )
     best = ranked.indices[:, : rpn.post_nms_top_n()]
-    return boxes.gather(1, best[..., None].expand(-1, -1, 4)), ranked.values[:, : rpn.post_nms_top_n()] >= 0
+    return boxes.gather(1, best[..., None].expand(-1, -1, 4)), ranked.values[
+        :, : rpn.post_nms_top_n()
+    ] >= 0
 
 
-def draw_regions(heads: Any, boxes: torch.Tensor, real: torch.Tensor, truth: Truth) -> Drawn:
+def draw_regions(
+    heads: Any, boxes: torch.Tensor, real: torch.Tensor, truth: Truth
+) -> Drawn:
     """Draw the regions to train on, as heads.fg_bg_sampler would: of the proposals `boxes` [B, P, 4] that are
     `real` [B, P], and the true boxes."""
     own = truth.boxes[truth.places]
@@ -245,18 +285,28 @@ def draw_regions(heads: Any, boxes: torch.Tensor, real: torch.Tensor, truth: Tru
     matcher = heads.proposal_matcher
     labels = truth.labels[truth.places.gather(1, which)]
     labels = torch.where(
-        overlap >= matcher.high_threshold, labels, torch.where(overlap < matcher.low_threshold, 0, -1)
+        overlap >= matcher.high_threshold,
+        labels,
+        torch.where(overlap < matcher.low_threshold, 0, -1),
     )
     places, filled = draw(labels.masked_fill(~real, -1), heads.fg_bg_sampler)
     labels = labels.gather(1, places).masked_fill(~filled, -1)
-    return Drawn(boxes.gather(1, places[..., None].expand(-1, -1, 4)), labels, which.gather(1, places))
+    return Drawn(
+        boxes.gather(1, places[..., None].expand(-1, -1, 4)),
+        labels,
+        which.gather(1, places),
+    )
 
 
 # --- losses -------------------------------------------------------------------------------------------------
 
 
 def anchor_losses(
-    rpn: Any, logits: torch.Tensor, deltas: torch.Tensor, anchors: torch.Tensor, truth: Truth
+    rpn: Any,
+    logits: torch.Tensor,
+    deltas: torch.Tensor,
+    anchors: torch.Tensor,
+    truth: Truth,
 ) -> Losses:
     """Return the losses of the region proposal network, from its `logits` [B, A] and `deltas` [B, A, 4]."""
     with torch.no_grad():
@@ -275,7 +325,9 @@ def anchor_losses(
         logits.gather(1, places), found.to(logits.dtype), reduction="none"
     )
     near = deltas.gather(1, places[..., None].expand(-1, -1, 4))
-    offsets = functional.smooth_l1_loss(near, wanted.view_as(near), beta=1 / 9, reduction="none")
+    offsets = functional.smooth_l1_loss(
+        near, wanted.view_as(near), beta=1 / 9, reduction="none"
+    )
     return {
         "loss_objectness": torch.where(filled, entropy, 0.0).sum() / count,
         "loss_rpn_box_reg": torch.where(positive, offsets, 0.0).sum() / count,
@@ -292,13 +344,22 @@ def region_losses(
 ) -> Losses:
     """Return the losses of the box head, and of the mask and the keypoint head where there is one."""
     images, places = drawn.labels.shape
-    image = torch.arange(images, device=drawn.labels.device)[:, None].expand(images, places)
-    flat = [drawn.boxes.view(-1, 4), image.reshape(-1), drawn.labels.view(-1), drawn.which.view(-1)]
+    image = torch.arange(images, device=drawn.labels.device)[:, None].expand(
+        images, places
+    )
+    flat = [
+        drawn.boxes.view(-1, 4),
+        image.reshape(-1),
+        drawn.labels.view(-1),
+        drawn.which.view(-1),
+    ]
     objects: list[int] = []
     more = heads.has_mask() or heads.has_keypoint()
     if more or _has_batch_norm(heads.box_head) or _waits_cost_nothing(image.device):
         # the only wait of the host
-        filled, objects = torch.stack([(drawn.labels >= 0).sum(1), (drawn.labels > 0).sum(1)]).tolist()
+        filled, objects = torch.stack(
+            [(drawn.labels >= 0).sum(1), (drawn.labels > 0).sum(1)]
+        ).tolist()
         rows = _firsts(filled, places, image.device)
         boxes, image, labels, which = (one[rows] for one in flat)
     else:
@@ -323,13 +384,22 @@ def region_losses(
         masks = [one["masks"] for one in targets]
         kinds = [one["labels"] for one in targets]
         found["loss_mask"] = maskrcnn_loss(
-            heads.mask_predictor(heads.mask_head(there)), boxes_of, masks, kinds, which_of
+            heads.mask_predictor(heads.mask_head(there)),
+            boxes_of,
+            masks,
+            kinds,
+            which_of,
         )
     if heads.has_keypoint():
-        there = pooled(heads.keypoint_roi_pool, features, boxes, image, labels > 0, sizes)
+        there = pooled(
+            heads.keypoint_roi_pool, features, boxes, image, labels > 0, sizes
+        )
         points = [one["keypoints"] for one in targets]
         found["loss_keypoint"] = keypointrcnn_loss(
-            heads.keypoint_predictor(heads.keypoint_head(there)), boxes_of, points, which_of
+            heads.keypoint_predictor(heads.keypoint_head(there)),
+            boxes_of,
+            points,
+            which_of,
         )
     return found
 
@@ -347,13 +417,15 @@ def box_losses(
     `labels` and `which` are int64 [R]: the image of each region, and the rest as in Drawn."""
     logits, regression = heads.box_predictor(heads.box_head(features))
     positive = (labels > 0)[:, None]
-    wanted = encode(truth.boxes[truth.places[image, which]], boxes, heads.box_coder.weights)
+    wanted = encode(
+        truth.boxes[truth.places[image, which]], boxes, heads.box_coder.weights
+    )
     # a region without area has a place, and its logarithm is not finite
     wanted = torch.where(positive, wanted, 0.0)
     # axes: R, classes, 4; of each region the offsets of its own class
-    near = regression.view(len(labels), -1, 4).gather(1, labels.clamp(min=0)[:, None, None].expand(-1, 1, 4))[
-        :, 0
-    ]
+    near = regression.view(len(labels), -1, 4).gather(
+        1, labels.clamp(min=0)[:, None, None].expand(-1, 1, 4)
+    )[:, 0]
     offsets = functional.smooth_l1_loss(near, wanted, beta=1 / 9, reduction="none")
     return {
         "loss_classifier": functional.cross_entropy(logits, labels, ignore_index=-1),
@@ -376,16 +448,24 @@ def pooled(
     them. Regions are in the order of their images.
     """
     if _waits_cost_nothing(boxes.device):
-        return pool(features, [boxes[image == place] for place in range(len(sizes))], sizes)
+        return pool(
+            features, [boxes[image == place] for place in range(len(sizes))], sizes
+        )
     maps = [one for name, one in features.items() if name in pool.featmap_names]
     if pool.scales is None or pool.map_levels is None:
-        pool.scales, pool.map_levels = _setup_scales(maps, sizes, pool.canonical_scale, pool.canonical_level)
+        pool.scales, pool.map_levels = _setup_scales(
+            maps, sizes, pool.canonical_scale, pool.canonical_level
+        )
     levels = pool.map_levels([boxes]).masked_fill(~filled, -1)
     owner = image.to(boxes.dtype)[:, None]
     parts: list[torch.Tensor] = []
     for level, (one, scale) in enumerate(zip(maps, pool.scales, strict=True)):
-        there = torch.cat([owner, torch.where((levels == level)[:, None], boxes, NOWHERE)], 1)
-        part = roi_align(one, there, pool.output_size, scale, pool.sampling_ratio).to(maps[0].dtype)
+        there = torch.cat(
+            [owner, torch.where((levels == level)[:, None], boxes, NOWHERE)], 1
+        )
+        part = roi_align(one, there, pool.output_size, scale, pool.sampling_ratio).to(
+            maps[0].dtype
+        )
         # all but one of a region's are 0; two live at a time
         parts = [part if level == 0 else parts[0] + part]
     return parts[0]
@@ -398,7 +478,9 @@ def _waits_cost_nothing(device: torch.device) -> bool:
 
 
 def _has_batch_norm(module: nn.Module) -> bool:
-    return any(isinstance(one, nn.modules.batchnorm._BatchNorm) for one in module.modules())
+    return any(
+        isinstance(one, nn.modules.batchnorm._BatchNorm) for one in module.modules()
+    )
 
 
 def _firsts(counts: Sequence[int], places: int, device: torch.device) -> torch.Tensor:

@@ -33,7 +33,9 @@ def run(
     defaults = stock.anchor_generator(images, features)[0]  # all images have the same
     if stock.training:
         if targets is None:
-            raise ValueError("training needs targets, got None; give a dict an image, or call eval() before")
+            raise ValueError(
+                "training needs targets, got None; give a dict an image, or call eval() before"
+            )
         return losses(stock, outputs, defaults, targets)
     return detections(stock, outputs, defaults, images.image_sizes)
 
@@ -42,7 +44,10 @@ def run(
 
 
 def losses(
-    stock: Any, outputs: dict[str, torch.Tensor], defaults: torch.Tensor, targets: Targets
+    stock: Any,
+    outputs: dict[str, torch.Tensor],
+    defaults: torch.Tensor,
+    targets: Targets,
 ) -> dict[str, torch.Tensor]:
     """Return torchvision's two losses, scalars, from "bbox_regression" [B, A, 4] and "cls_logits" [B, A, K].
 
@@ -55,13 +60,17 @@ def losses(
     # one more box, of the background: what is matched to no other is matched to it, and a batch without boxes
     # is no special case
     boxes = torch.cat([*(target["boxes"] for target in targets), defaults[:1]])
-    labels = torch.cat([*(target["labels"] for target in targets), targets[0]["labels"].new_zeros(1)])
+    labels = torch.cat(
+        [*(target["labels"] for target in targets), targets[0]["labels"].new_zeros(1)]
+    )
     matched = match(defaults, boxes[:-1], counts, stock.proposal_matcher.high_threshold)
     foreground = matched < len(boxes) - 1
     total = foreground.sum().clamp(min=1)
 
     offsets = functional.smooth_l1_loss(
-        regression, encode(boxes[matched], defaults, stock.box_coder.weights), reduction="none"
+        regression,
+        encode(boxes[matched], defaults, stock.box_coder.weights),
+        reduction="none",
     )
     # cross_entropy looks for the classes in axis 1: [B x A, K]
     entropy = functional.cross_entropy(
@@ -69,9 +78,11 @@ def losses(
     ).view_as(matched)
     hard = hardest(entropy.detach(), foreground, stock.neg_to_pos_ratio)
     return {
-        "bbox_regression": torch.where(foreground[..., None], offsets, 0.0).sum() / total,
+        "bbox_regression": torch.where(foreground[..., None], offsets, 0.0).sum()
+        / total,
         "classification": (
-            torch.where(foreground, entropy, 0.0).sum() + torch.where(hard, entropy, 0.0).sum()
+            torch.where(foreground, entropy, 0.0).sum()
+            + torch.where(hard, entropy, 0.0).sum()
         )
         / total,
     }
@@ -95,16 +106,27 @@ def match(
         # axes: T of this chunk's boxes, B of its images, A
         overlap = iou(boxes[start:stop], defaults)
         image = on_device(
-            [place for place, count in enumerate(counts[first:last]) for _ in range(count)], boxes.device
+            [
+                place
+                for place, count in enumerate(counts[first:last])
+                for _ in range(count)
+            ],
+            boxes.device,
         )
         number = torch.arange(start, stop, device=boxes.device)
         rows = image[:, None].expand_as(overlap)
-        most = overlap.new_zeros(last - first, len(defaults)).scatter_reduce_(0, rows, overlap, "amax")
-        candidates = torch.where((overlap == most[image]) & (overlap >= threshold), number[:, None], nothing)
+        most = overlap.new_zeros(last - first, len(defaults)).scatter_reduce_(
+            0, rows, overlap, "amax"
+        )
+        candidates = torch.where(
+            (overlap == most[image]) & (overlap >= threshold), number[:, None], nothing
+        )
         matched[first:last].scatter_reduce_(0, rows, candidates, "amin")
         # the best default box of each box, whatever its overlap: else a small box would be found by none
         forced = torch.full_like(matched[first:last], -1).flatten()
-        forced.scatter_reduce_(0, image * len(defaults) + overlap.max(1).indices, number, "amax")
+        forced.scatter_reduce_(
+            0, image * len(defaults) + overlap.max(1).indices, number, "amax"
+        )
         forced = forced.view(last - first, -1)
         matched[first:last] = torch.where(forced >= 0, forced, matched[first:last])
     return matched
@@ -127,7 +149,11 @@ def chunks(counts: Sequence[int], most: int) -> Iterator[tuple[int, int, int, in
 def on_device(values: Sequence[int], device: torch.device) -> torch.Tensor:
     """Return int64 on the device, copied from page-locked memory: else the host would wait for the device."""
     tensor = torch.tensor(values, dtype=torch.int64)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    return (
+        tensor.pin_memory().to(device, non_blocking=True)
+        if device.type == "cuda"
+        else tensor
+    )
 
 
 def iou(boxes: torch.Tensor, defaults: torch.Tensor) -> torch.Tensor:
@@ -141,7 +167,9 @@ def iou(boxes: torch.Tensor, defaults: torch.Tensor) -> torch.Tensor:
     return inside / ((x1 - x0) * (y1 - y0) + (u1 - u0) * (v1 - v0) - inside)
 
 
-def encode(boxes: torch.Tensor, defaults: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
+def encode(
+    boxes: torch.Tensor, defaults: torch.Tensor, weights: Sequence[float]
+) -> torch.Tensor:
     """Return, [..., A, 4], how far `boxes` [..., A, 4] are from `defaults` [A, 4], in the latter's sizes and
     in logarithms, times `weights`."""
     size = boxes[..., 2:] - boxes[..., :2]
@@ -150,17 +178,27 @@ def encode(boxes: torch.Tensor, defaults: torch.Tensor, weights: Sequence[float]
     centre = defaults[:, :2] + 0.5 * own
     x, y = ((middle - centre) / own).unbind(-1)
     width, height = (size / own).log().unbind(-1)
-    return torch.stack([weight * one for weight, one in zip(weights, (x, y, width, height), strict=True)], -1)
+    return torch.stack(
+        [
+            weight * one
+            for weight, one in zip(weights, (x, y, width, height), strict=True)
+        ],
+        -1,
+    )
 
 
-def hardest(entropy: torch.Tensor, foreground: torch.Tensor, ratio: float) -> torch.Tensor:
+def hardest(
+    entropy: torch.Tensor, foreground: torch.Tensor, ratio: float
+) -> torch.Tensor:
     """Choose, bool [B, A], those of the background with the largest `entropy`, in each image `ratio` times as
     many as are in `foreground`.
 
     Where the background has fewer, foreground is added to it and counts twice, as in torchvision.
     """
     order = entropy.masked_fill(foreground, -torch.inf).sort(1, descending=True).indices
-    wanted = torch.arange(order.shape[1], device=order.device) < ratio * foreground.sum(1, keepdim=True)
+    wanted = torch.arange(order.shape[1], device=order.device) < ratio * foreground.sum(
+        1, keepdim=True
+    )
     return torch.zeros_like(foreground).scatter_(1, order, wanted)
 
 
@@ -168,7 +206,10 @@ def hardest(entropy: torch.Tensor, foreground: torch.Tensor, ratio: float) -> to
 
 
 def detections(
-    stock: Any, outputs: dict[str, torch.Tensor], defaults: torch.Tensor, sizes: Sequence[tuple[int, int]]
+    stock: Any,
+    outputs: dict[str, torch.Tensor],
+    defaults: torch.Tensor,
+    sizes: Sequence[tuple[int, int]],
 ) -> list[dict[str, torch.Tensor]]:
     """Return torchvision's detections, a dict an image: boxes [N, 4] within `sizes` (height, width), labels,
     and scores, sorted.
@@ -182,21 +223,40 @@ def detections(
     for first in range(0, len(sizes), at_once):
         chunk = slice(first, first + at_once)
         # axes: images, classes but the background, candidates
-        best, places = scores[chunk, :, 1:].transpose(1, 2).topk(min(stock.topk_candidates, len(defaults)))
+        best, places = (
+            scores[chunk, :, 1:]
+            .transpose(1, 2)
+            .topk(min(stock.topk_candidates, len(defaults)))
+        )
         image = torch.arange(len(places), device=places.device)[:, None, None]
         deltas = regression[chunk][image, places]
         own = defaults[places]
-        boxes = stock.box_coder.decode_single(deltas.flatten(0, 2), own.flatten(0, 2)).view_as(own)
+        boxes = stock.box_coder.decode_single(
+            deltas.flatten(0, 2), own.flatten(0, 2)
+        ).view_as(own)
         limits = on_device(
-            [size for height, width in sizes[chunk] for size in (width, height, width, height)], boxes.device
+            [
+                size
+                for height, width in sizes[chunk]
+                for size in (width, height, width, height)
+            ],
+            boxes.device,
         )
         boxes = torch.minimum(boxes.clamp(min=0), limits.view(-1, 1, 1, 4))
         kept = survivors(
-            boxes.flatten(0, 1), (best > stock.score_thresh).flatten(0, 1), stock.nms_thresh
+            boxes.flatten(0, 1),
+            (best > stock.score_thresh).flatten(0, 1),
+            stock.nms_thresh,
         ).view_as(best)
         # axes: images, classes x candidates; what was suppressed comes last
-        ranked = best.masked_fill(~kept, -1).flatten(1).sort(dim=1, descending=True, stable=True)
-        for row, count in enumerate(kept.sum((1, 2)).clamp(max=stock.detections_per_img).tolist()):
+        ranked = (
+            best.masked_fill(~kept, -1)
+            .flatten(1)
+            .sort(dim=1, descending=True, stable=True)
+        )
+        for row, count in enumerate(
+            kept.sum((1, 2)).clamp(max=stock.detections_per_img).tolist()
+        ):
             which = ranked.indices[row, :count]
             score = ranked.values[row, :count]
             found.append(

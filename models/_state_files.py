@@ -17,7 +17,16 @@ from system import torch_files
 from system.user_files import open_bytes
 
 TRAINED = (
-    *("state_dict", "model", "model_state_dict", "model_state", "net", "network", "module", "state"),
+    *(
+        "state_dict",
+        "model",
+        "model_state_dict",
+        "model_state",
+        "net",
+        "network",
+        "module",
+        "state",
+    ),
     *("params", "weights"),
 )
 """Keys of the weights that were trained."""
@@ -27,7 +36,9 @@ WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 """Parts that torch.compile, FSDP and activation checkpointing put into the names of parameters."""
 COUNTER = "n_averaged"
 """Buffer of torch.optim.swa_utils.AveragedModel."""
-AVERAGE = re.compile(r"(?:^|[._])(?:ema|swa|avg|averag\w*?|shadow\w*?|teacher)(?:[._]|$)")
+AVERAGE = re.compile(
+    r"(?:^|[._])(?:ema|swa|avg|averag\w*?|shadow\w*?|teacher)(?:[._]|$)"
+)
 """The key, or the name, of a network that is the average of another one; averages are what was measured."""
 DEPTH = 3
 """Mappings within each other in which a state dict is looked for."""
@@ -54,8 +65,12 @@ def read(path: Path, said: str) -> Weights:
         raise Unusable(f"{said} holds no state dict{_instead(content)}")
     state = found[key]
     if any(value.is_meta for value in state.values()):
-        raise Unusable(f"{said} holds shapes without numbers (tensors of the meta device)")
-    others = [other for other in found if other != key and _names(state) & _ends(found[other])]
+        raise Unusable(
+            f"{said} holds shapes without numbers (tensors of the meta device)"
+        )
+    others = [
+        other for other in found if other != key and _names(state) & _ends(found[other])
+    ]
     averaged = AVERAGE.search(key) is not None or REPLACED in found
     notes = []
     if averaged or others:
@@ -73,7 +88,9 @@ def _content(path: Path, said: str) -> Any:
             return _read_safetensors(path, said)
         return torch_files.load(path, foreign=True)
     except torch_files.Unreadable as error:
-        raise Unusable(f"{said} is no checkpoint that can be read safely ({error})") from None
+        raise Unusable(
+            f"{said} is no checkpoint that can be read safely ({error})"
+        ) from None
     except OSError as error:
         raise Unusable(f"{said} cannot be read: {error.strerror or error}") from None
 
@@ -91,11 +108,18 @@ def _read_safetensors(path: Path, said: str) -> dict[str, torch.Tensor]:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ImportError:
-        raise Unusable(f"{said} is a safetensors file: pip install safetensors, which reads it") from None
+        raise Unusable(
+            f"{said} is a safetensors file: pip install safetensors, which reads it"
+        ) from None
     try:
         found: dict[str, torch.Tensor] = load_file(path)
-    except (SafetensorError, KeyError) as error:  # KeyError: a type of numbers that this torch has not
-        raise Unusable(f"{said} is no safetensors file that can be read ({error})") from None
+    except (
+        SafetensorError,
+        KeyError,
+    ) as error:  # KeyError: a type of numbers that this torch has not
+        raise Unusable(
+            f"{said} is no safetensors file that can be read ({error})"
+        ) from None
     return found
 
 
@@ -115,7 +139,9 @@ def _found(content: Any, depth: int = DEPTH) -> dict[str, State]:
 
 def _is_of_weights(key: str) -> bool:
     """Whether each part of a key is of trained or of averaged weights."""
-    return all(part in TRAINED or AVERAGE.search(part) for part in key.split(".") if part)
+    return all(
+        part in TRAINED or AVERAGE.search(part) for part in key.split(".") if part
+    )
 
 
 def _chosen(found: Mapping[str, State]) -> str | None:
@@ -126,8 +152,14 @@ def _chosen(found: Mapping[str, State]) -> str | None:
     known = [key for key in found if _is_of_weights(key)]
     averaged = [key for key in known if AVERAGE.search(key)]
     trained = [key for key in known if key not in averaged]
-    trained.sort(key=lambda key: [TRAINED.index(part) for part in key.split(".") if part])
-    whole = [key for key in averaged if not trained or not _names(found[trained[0]]) - _ends(found[key])]
+    trained.sort(
+        key=lambda key: [TRAINED.index(part) for part in key.split(".") if part]
+    )
+    whole = [
+        key
+        for key in averaged
+        if not trained or not _names(found[trained[0]]) - _ends(found[key])
+    ]
     return next(iter([*whole, *trained]), None)
 
 
@@ -148,8 +180,12 @@ def _ends(state: State) -> set[str]:
 def _instead(content: Any) -> str:
     """Say what there is in place of a state dict."""
     if not isinstance(content, Mapping):
-        return f", but an object of class {type(content).__name__}; save its state_dict()"
-    objects = [key for key, value in content.items() if isinstance(value, torch_files.Inert)]
+        return (
+            f", but an object of class {type(content).__name__}; save its state_dict()"
+        )
+    objects = [
+        key for key, value in content.items() if isinstance(value, torch_files.Inert)
+    ]
     modules = [key for key in objects if isinstance(key, str) and _is_of_weights(key)]
     modules.sort(key=lambda key: AVERAGE.search(key) is None)
     if modules:
@@ -186,13 +222,22 @@ def under_own_names(weights: Weights, own: Collection[str], said: str) -> Weight
     if not alike or "" in alike:
         return replace(weights, state=state)
     prefix = alike[0]
-    inside = _renamed(state, lambda name: name.removeprefix(prefix) if name.startswith(prefix) else None)
-    outside = [name for name in state if not name.startswith(prefix) and name != COUNTER]
+    inside = _renamed(
+        state,
+        lambda name: name.removeprefix(prefix) if name.startswith(prefix) else None,
+    )
+    outside = [
+        name for name in state if not name.startswith(prefix) and name != COUNTER
+    ]
     notes = list(weights.notes)
     if len(alike) > 1:
-        notes.append(f"{said} holds several networks: took '{prefix}', not {', '.join(map(repr, alike[1:]))}")
+        notes.append(
+            f"{said} holds several networks: took '{prefix}', not {', '.join(map(repr, alike[1:]))}"
+        )
     elif outside:
-        notes.append(f"{said}: took '{prefix}', left out {len(outside)} others, the first is '{outside[0]}'")
+        notes.append(
+            f"{said}: took '{prefix}', left out {len(outside)} others, the first is '{outside[0]}'"
+        )
     return replace(weights, state=inside, notes=notes)
 
 
@@ -203,12 +248,22 @@ def _unwrapped(name: str) -> str:
 def _renamed(state: State, rename: Callable[[str], str | None]) -> State:
     """Rename tensors, and the modules whose versions torch keeps beside them; None leaves a name out."""
     new_names = ((rename(name), value) for name, value in state.items())
-    renamed = OrderedDict((name, value) for name, value in new_names if name is not None)
+    renamed = OrderedDict(
+        (name, value) for name, value in new_names if name is not None
+    )
     versions = getattr(state, "_metadata", None)
     if isinstance(versions, Mapping):
         # a module's name is that of its parameters without the last part
-        modules = {name: rename(f"{name}.x" if name else "x") for name in versions if isinstance(name, str)}
-        kept = {name: new.rpartition(".")[0] for name, new in modules.items() if new is not None}
+        modules = {
+            name: rename(f"{name}.x" if name else "x")
+            for name in versions
+            if isinstance(name, str)
+        }
+        kept = {
+            name: new.rpartition(".")[0]
+            for name, new in modules.items()
+            if new is not None
+        }
         # a wrapper gets the name of what it wraps, which comes later and stays
         new_versions = OrderedDict((new, versions[name]) for name, new in kept.items())
         renamed._metadata = new_versions  # type: ignore[attr-defined]

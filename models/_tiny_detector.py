@@ -33,13 +33,17 @@ def tiny(num_classes: int) -> nn.Module:
         _stage(4 * STEM),
     )
     # and a third level, pooled
-    backbone = BackboneWithFPN(body, {"2": "0", "3": "1"}, [4 * STEM, 8 * STEM], PYRAMID)
+    backbone = BackboneWithFPN(
+        body, {"2": "0", "3": "1"}, [4 * STEM, 8 * STEM], PYRAMID
+    )
     return FCOS(
         backbone,
         num_classes,
         min_size=SIZE,
         max_size=LONGER,
-        anchor_generator=AnchorGenerator(tuple((size,) for size in REACH), ((1.0,),) * len(REACH)),
+        anchor_generator=AnchorGenerator(
+            tuple((size,) for size in REACH), ((1.0,),) * len(REACH)
+        ),
         head=FCOSHead(PYRAMID, 1, num_classes, num_convs=2),
         center_sampling_radius=2.0,  # of REACH: one stride
     )
@@ -48,5 +52,6 @@ def tiny(num_classes: int) -> nn.Module:
 def _stage(channels: int) -> nn.Sequential:
     """Return a stage: half the size, twice the channels."""
     return nn.Sequential(
-        Conv2dNormActivation(channels, 2 * channels, 3, stride=2), BasicBlock(2 * channels, 2 * channels)
+        Conv2dNormActivation(channels, 2 * channels, 3, stride=2),
+        BasicBlock(2 * channels, 2 * channels),
     )

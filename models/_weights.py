@@ -66,7 +66,11 @@ def set_depth(module: nn.Module, arch: str, largest: float) -> None:
 
     Raises Unusable where the network has none.
     """
-    depths = [one for one in module.modules() if isinstance(one, torchvision.ops.StochasticDepth)]
+    depths = [
+        one
+        for one in module.modules()
+        if isinstance(one, torchvision.ops.StochasticDepth)
+    ]
     most = max((one.p for one in depths), default=0.0)
     if not most:
         raise Unusable(
@@ -95,7 +99,11 @@ def renamed(state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
 
 
 def fill(
-    module: nn.Module, arch: str, name: str, weights: Weights, may_differ: Callable[[str], bool]
+    module: nn.Module,
+    arch: str,
+    name: str,
+    weights: Weights,
+    may_differ: Callable[[str], bool],
 ) -> Loaded:
     """Load all of the weights but what has another shape, which stays as it is.
 
@@ -105,15 +113,26 @@ def fill(
     own = module.state_dict()
     weights = under_own_names(weights, own, f"--weights {name}")
     state = renamed(weights.state)
-    other = [one for one, value in state.items() if one in own and not _suits(value, own[one])]
-    wrong = [one for one in other if not (may_differ(one) and state[one].is_floating_point())]
-    fitting = OrderedDict((one, value) for one, value in state.items() if one not in other)
+    other = [
+        one
+        for one, value in state.items()
+        if one in own and not _suits(value, own[one])
+    ]
+    wrong = [
+        one for one in other if not (may_differ(one) and state[one].is_floating_point())
+    ]
+    fitting = OrderedDict(
+        (one, value) for one, value in state.items() if one not in other
+    )
     missing = sorted(one for one in set(own) - set(state) if not one.endswith(COUNTER))
     extra = sorted(one for one in set(state) - set(own) if not one.endswith(COUNTER))
     written_by = getattr(state, "_metadata", None)
     ours = own._metadata  # type: ignore[attr-defined]
     said = ""
-    for versions in (written_by, ours):  # of the modules; a plain dict has none, which MNASNet does not take
+    for versions in (
+        written_by,
+        ours,
+    ):  # of the modules; a plain dict has none, which MNASNet does not take
         if wrong:
             break
         if versions is not None:
@@ -126,7 +145,11 @@ def fill(
         missing = sorted(set(result.missing_keys) - set(other))
         extra = sorted(result.unexpected_keys)
         if not missing and not extra:
-            anew = [f"--weights are for other classes: {', '.join(other)} start anew"] if other else []
+            anew = (
+                [f"--weights are for other classes: {', '.join(other)} start anew"]
+                if other
+                else []
+            )
             return Loaded(anew=other, notes=[*weights.notes, *anew])
     reasons = [said] if said else []
     if wrong:
@@ -135,11 +158,13 @@ def fill(
         reasons.append(f"it has no '{missing[0]}'{_and_more(missing)}")
     if extra:
         reasons.append(f"it has an extra '{extra[0]}'{_and_more(extra)}")
-    sides = (
-        f"{len(state)} tensors there begin with {first_names(state)}; {len(own)} here with {first_names(own)}"
+    sides = f"{len(state)} tensors there begin with {first_names(state)}; {len(own)} here with {first_names(own)}"
+    of = (
+        f", and is of '{weights.arch}'" if weights.arch and weights.arch != arch else ""
     )
-    of = f", and is of '{weights.arch}'" if weights.arch and weights.arch != arch else ""
-    raise Unusable(f"--weights {name} does not fit --arch {arch}{of}: {'; '.join(reasons)}. {sides}")
+    raise Unusable(
+        f"--weights {name} does not fit --arch {arch}{of}: {'; '.join(reasons)}. {sides}"
+    )
 
 
 def _suits(value: torch.Tensor, own: torch.Tensor) -> bool:
@@ -148,12 +173,17 @@ def _suits(value: torch.Tensor, own: torch.Tensor) -> bool:
     return value.shape == own.shape and value.layout == torch.strided and not whole
 
 
-def _both(name: str, state: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> str:
+def _both(
+    name: str, state: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]
+) -> str:
     there = state[name]
     here = own[name]
     if there.shape != here.shape:
         return f"'{name}' is {tuple(there.shape)} there, {tuple(here.shape)} here"
-    kinds = [str(one.dtype if one.layout == torch.strided else one.layout) for one in (there, here)]
+    kinds = [
+        str(one.dtype if one.layout == torch.strided else one.layout)
+        for one in (there, here)
+    ]
     return f"'{name}' is {kinds[0]} there, {kinds[1]} here".replace("torch.", "")
 
 
@@ -170,7 +200,9 @@ def _last_linear_names(module: nn.Module) -> list[str]:
         if isinstance(layer, nn.Linear | nn.Conv2d | nn.Conv3d)
     ]
     last = {name for name, _ in layers[-1:]} | {
-        name for name, _ in layers if "aux" in name.lower() and name.rsplit(".", 1)[-1] in ("fc", "fc2")
+        name
+        for name, _ in layers
+        if "aux" in name.lower() and name.rsplit(".", 1)[-1] in ("fc", "fc2")
     }
     if hasattr(module, "fc"):
         last.add("fc")
@@ -185,12 +217,18 @@ def read(arch: str, name: str, *, flag: str = "--weights") -> Weights:
     published = torchvision.models.get_model_weights(arch)
     if name not in published.__members__:
         known = ", ".join(published.__members__) or "none"
-        raise Unusable(f"{said}: no such file, and torchvision's weights of {arch} are {known}")
+        raise Unusable(
+            f"{said}: no such file, and torchvision's weights of {arch} are {known}"
+        )
     try:
-        return Weights(state=published[name].get_state_dict(progress=False, check_hash=True))
+        return Weights(
+            state=published[name].get_state_dict(progress=False, check_hash=True)
+        )
     except (OSError, RuntimeError) as error:  # no network, full disk; another digest
         url = published[name].url
-        raise Unusable(f"{said} cannot be downloaded from {url} ({error}); or name a file") from None
+        raise Unusable(
+            f"{said} cannot be downloaded from {url} ({error}); or name a file"
+        ) from None
 
 
 def published(arch: str, weights: str) -> Any:
@@ -198,13 +236,18 @@ def published(arch: str, weights: str) -> Any:
     known = torchvision.models.get_model_weights(arch).__members__
     if weights in known:
         return known[weights]
-    return next((one for one in known.values() if Path(one.url).name == Path(weights).name), None)
+    return next(
+        (one for one in known.values() if Path(one.url).name == Path(weights).name),
+        None,
+    )
 
 
 def is_published(arch: str, weights: str, name: str) -> bool:
     """Whether they are torchvision's of that name, by it or by the name of torchvision's file."""
     found = published(arch, weights)
-    return found is not None and found == torchvision.models.get_model_weights(arch).__members__.get(name)
+    return found is not None and found == torchvision.models.get_model_weights(
+        arch
+    ).__members__.get(name)
 
 
 def categories(arch: str, weights: str) -> tuple[str, ...]:

@@ -34,11 +34,22 @@ def native(arch: str, weights: str | None = None) -> Native:
         made_for = published[weights].transforms()
         size = int(made_for.crop_size[0])
         resize = int(made_for.resize_size[0])
-        return Native(size, MEAN, STD, crop_share=size / resize, interpolation=made_for.interpolation.value)
+        return Native(
+            size,
+            MEAN,
+            STD,
+            crop_share=size / resize,
+            interpolation=made_for.interpolation.value,
+        )
     if "IMAGENET1K_V1" not in published:
         return Native(224, MEAN, STD)
     made_for = published["IMAGENET1K_V1"].transforms()
-    return Native(int(made_for.crop_size[0]), MEAN, STD, interpolation=made_for.interpolation.value)
+    return Native(
+        int(made_for.crop_size[0]),
+        MEAN,
+        STD,
+        interpolation=made_for.interpolation.value,
+    )
 
 
 def build(

@@ -27,7 +27,15 @@ from models._anchors import Anchors
 from models._finite import FiniteImages
 from models._state_files import Weights, under_own_names
 from models._tiny_detector import LONGER, SIZE, tiny
-from models._weights import batches, categories, dry_run, fill, is_published, read, suiting
+from models._weights import (
+    batches,
+    categories,
+    dry_run,
+    fill,
+    is_published,
+    read,
+    suiting,
+)
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
@@ -36,7 +44,9 @@ OWN = {"fcos_tiny": tiny}
 NATIVE = {
     "fcos_tiny": Native(SIZE, MEAN, STD, LONGER),
     "fasterrcnn_mobilenet_v3_large_320_fpn": Native(320, MEAN, STD, 640),
-    "ssd300_vgg16": Native(300, (0.48235, 0.45882, 0.40784), (1 / 255, 1 / 255, 1 / 255)),
+    "ssd300_vgg16": Native(
+        300, (0.48235, 0.45882, 0.40784), (1 / 255, 1 / 255, 1 / 255)
+    ),
     "ssdlite320_mobilenet_v3_large": Native(320, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
 }
 """The architectures whose input is not Native(800, MEAN, STD, 1333)."""
@@ -118,7 +128,9 @@ class Detector(nn.Module):
             outputs = stock(prepared, targets)
         if self.training:
             return dict(outputs)
-        for found, finite in zip(outputs, self._finite.take(len(sizes), images.device), strict=True):
+        for found, finite in zip(
+            outputs, self._finite.take(len(sizes), images.device), strict=True
+        ):
             found["finite"] = finite
             if "masks" in found:
                 found["masks"] = found["masks"].float()
@@ -199,18 +211,28 @@ def build(
     if arch in OWN:
         _refuse_what_torchvision_has(arch, weights, weights_backbone, trainable_layers)
         stock = OWN[arch](classes)
-        loaded = _load(stock, arch, weights, read(arch, weights)) if weights else Loaded()
+        loaded = (
+            _load(stock, arch, weights, read(arch, weights)) if weights else Loaded()
+        )
     else:
-        frozen = _frozen_stages(arch, trainable_layers, pretrained=bool(weights or weights_backbone))
+        frozen = _frozen_stages(
+            arch, trainable_layers, pretrained=bool(weights or weights_backbone)
+        )
         options = _keypoint_options(arch, keypoints)
         found = read(arch, weights) if weights else Weights(state={})
         stock = torchvision.models.get_model(
             arch, weights=None, weights_backbone=None, num_classes=classes, **options
         )
         # before any weights: those of a whole trunk fit no halved one
-        if arch.startswith("ssdlite") and (weights_backbone or _has_full_tail(found.state)):
+        if arch.startswith("ssdlite") and (
+            weights_backbone or _has_full_tail(found.state)
+        ):
             _give_full_tail(stock, classes)
-        if (weights or weights_backbone) and not arch.startswith("ssd") and not arch.endswith("_v2"):
+        if (
+            (weights or weights_backbone)
+            and not arch.startswith("ssd")
+            and not arch.endswith("_v2")
+        ):
             _freeze_norms(stock.backbone)
         loaded = _load(stock, arch, weights, found) if weights else Loaded()
         if weights_backbone:
@@ -226,17 +248,24 @@ def adopted(stock: nn.Module, arch: str, shape: tuple[int, ...]) -> Detector:
     missing = [part for part in ("backbone", "transform") if not hasattr(stock, part)]
     if missing:
         made_of = "torchvision's detectors have it (torchvision.models.detection)"
-        raise Unusable(f"--arch {arch} returned a network without .{missing[0]}; {made_of}")
+        raise Unusable(
+            f"--arch {arch} returned a network without .{missing[0]}; {made_of}"
+        )
     _keep_pixels_exact(stock)
     _check_shape(stock, arch, shape)
     return Detector(stock)
 
 
 def _refuse_what_torchvision_has(
-    arch: str, weights: str | None, weights_backbone: str | None, trainable_layers: int | None
+    arch: str,
+    weights: str | None,
+    weights_backbone: str | None,
+    trainable_layers: int | None,
 ) -> None:
     if weights and not Path(weights).is_file():
-        why = f"no such file, and {arch} has no published weights; name a checkpoint file"
+        why = (
+            f"no such file, and {arch} has no published weights; name a checkpoint file"
+        )
         raise Unusable(f"--weights {weights}: {why}")
     if weights_backbone or trainable_layers is not None:
         flag = f"--trainable-layers {trainable_layers}"
@@ -265,7 +294,9 @@ def _frozen_stages(arch: str, trained: int | None, *, pretrained: bool) -> int:
         return stages - TRAINED.get(arch, 3) if pretrained else 0
     if not 0 <= trained <= stages:
         got = f"--trainable-layers got {trained}"
-        raise Unusable(f"{got}; the backbone of --arch {arch} has {stages} stages: 0 to {stages}")
+        raise Unusable(
+            f"{got}; the backbone of --arch {arch} has {stages} stages: 0 to {stages}"
+        )
     if not pretrained:
         raise Unusable(
             f"--trainable-layers {trained} needs --weights or --weights-backbone: what starts from random "
@@ -291,9 +322,15 @@ def _keypoint_options(arch: str, keypoints: int) -> dict[str, int]:
 def _load(stock: nn.Module, arch: str, name: str, weights: Weights) -> Loaded:
     """Load a whole detector. `name` is --weights. Raises Unusable."""
     if arch in EPS_FREE and is_published(arch, name, "COCO_V1"):
-        mended = {one: _as_if_with_eps(weights.state[one]) for one in weights.state if _is_variance(one)}
+        mended = {
+            one: _as_if_with_eps(weights.state[one])
+            for one in weights.state
+            if _is_variance(one)
+        }
         weights = replace(weights, state={**weights.state, **mended})
-    return fill(stock, arch, name, weights, may_differ=lambda one: one.startswith(HEADS))
+    return fill(
+        stock, arch, name, weights, may_differ=lambda one: one.startswith(HEADS)
+    )
 
 
 def _is_variance(name: str) -> bool:
@@ -315,7 +352,9 @@ def _load_backbone(stock: nn.Module, arch: str, name: str) -> Loaded:
     classifier = _backbone(arch)
     own = stock.state_dict()
     trunk = _trunk(stock, arch)
-    weights = under_own_names(read(classifier, name, flag=flag), trunk, f"{flag} {name}")
+    weights = under_own_names(
+        read(classifier, name, flag=flag), trunk, f"{flag} {name}"
+    )
     state = weights.state
     fitting = {}
     for theirs, ours in trunk.items():
@@ -323,7 +362,9 @@ def _load_backbone(stock: nn.Module, arch: str, name: str) -> Loaded:
             which = f"it has no '{theirs}'"
             if theirs in state:
                 which = f"'{theirs}' is not {tuple(own[ours].shape)} in it"
-            raise Unusable(f"{flag} {name} is not {classifier}'s, as --arch {arch} needs: {which}")
+            raise Unusable(
+                f"{flag} {name} is not {classifier}'s, as --arch {arch} needs: {which}"
+            )
         fitting[ours] = state[theirs]
     stock.load_state_dict(fitting, strict=False)
     return Loaded(notes=weights.notes)
@@ -338,8 +379,14 @@ def _trunk(stock: nn.Module, arch: str) -> dict[str, str]:
         if not name.startswith(("fc.", "classifier.")) and "num_batches" not in name
     ]
     parts = ("backbone.body.", "backbone.features.", "backbone.extra.0.")
-    ours = [name for name in stock.state_dict() if name.startswith(parts) and "num_batches" not in name]
-    return dict(zip(theirs, ours, strict=False))  # SSD's first extra block goes on behind the trunk
+    ours = [
+        name
+        for name in stock.state_dict()
+        if name.startswith(parts) and "num_batches" not in name
+    ]
+    return dict(
+        zip(theirs, ours, strict=False)
+    )  # SSD's first extra block goes on behind the trunk
 
 
 # --- freezing -----------------------------------------------------------------------------------------------
@@ -361,7 +408,9 @@ def _freeze_stages(stock: nn.Module, arch: str, frozen: int) -> None:
     for theirs, ours in _trunk(stock, arch).items():
         part = theirs.split(".")
         if backbone == "resnet50":
-            stage = int(part[0].removeprefix("layer")) if part[0].startswith("layer") else 0
+            stage = (
+                int(part[0].removeprefix("layer")) if part[0].startswith("layer") else 0
+            )
         else:
             stage = bisect_right(starts, int(part[1])) - 1
         if stage < frozen and ours in parameters:  # frozen norms have none
@@ -372,10 +421,21 @@ def _stage_starts(backbone: str) -> list[int]:
     """Return the index of each stage's first layer among the classifier's `features`."""
     features = list(getattr(_outline(backbone), "features", []))
     if backbone == "vgg16":
-        return [0, *(index for index, layer in enumerate(features) if isinstance(layer, nn.MaxPool2d))][:-1]
+        return [
+            0,
+            *(
+                index
+                for index, layer in enumerate(features)
+                if isinstance(layer, nn.MaxPool2d)
+            ),
+        ][:-1]
     return [
         0,
-        *(index for index, layer in enumerate(features) if getattr(layer, "_is_cn", False)),
+        *(
+            index
+            for index, layer in enumerate(features)
+            if getattr(layer, "_is_cn", False)
+        ),
         len(features) - 1,
     ]
 
@@ -386,7 +446,10 @@ def _stage_starts(backbone: str) -> list[int]:
 def _has_full_tail(state: Mapping[str, torch.Tensor]) -> bool:
     layer = "head.regression_head.module_list.1.0.0.weight"
     # 480 where the tail is halved
-    return any(name.endswith(layer) and value.shape[:1] == (960,) for name, value in state.items())
+    return any(
+        name.endswith(layer) and value.shape[:1] == (960,)
+        for name, value in state.items()
+    )
 
 
 def _give_full_tail(stock: Any, classes: int) -> None:
@@ -394,7 +457,9 @@ def _give_full_tail(stock: Any, classes: int) -> None:
     halves them (table 6 of MobileNetV3's paper)."""
     norm = partial(nn.BatchNorm2d, eps=0.001, momentum=0.03)
     trunk = torchvision.models.mobilenet_v3_large(weights=None, norm_layer=norm)
-    stock.backbone = ssdlite._mobilenet_extractor(trunk, STAGES["mobilenet_v3_large"], norm)
+    stock.backbone = ssdlite._mobilenet_extractor(
+        trunk, STAGES["mobilenet_v3_large"], norm
+    )
     channels = retrieve_out_channels(stock.backbone, (320, 320))
     stock.head = ssdlite.SSDLiteHead(
         channels, stock.anchor_generator.num_anchors_per_location(), classes, norm
@@ -408,7 +473,9 @@ def _keep_pixels_exact(stock: nn.Module) -> None:
     modules = dict(stock.named_modules())
     for name in IN_FP32:
         if name in modules:
-            modules[name].register_forward_hook(lambda _module, _inputs, outputs: _single(outputs))
+            modules[name].register_forward_hook(
+                lambda _module, _inputs, outputs: _single(outputs)
+            )
     # torchvision's loss takes views of the heat maps, which channels_last does not allow
     if "roi_heads.keypoint_predictor" in modules:
         modules["roi_heads.keypoint_predictor"].register_forward_hook(

@@ -19,7 +19,9 @@ def freeze(module: nn.Module, pattern: str) -> str:
     try:
         found = re.compile(pattern)
     except re.error as error:
-        raise Unusable(f"--freeze '{pattern}' is no regular expression: {error}") from None
+        raise Unusable(
+            f"--freeze '{pattern}' is no regular expression: {error}"
+        ) from None
     names = [name for name, _ in module.named_parameters()]
     frozen = [name for name in names if found.match(name)]
     if not frozen or len(frozen) == len(names):

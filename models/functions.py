@@ -26,7 +26,9 @@ class Functions:
     """
 
     of_the_task: Native
-    adopt: Callable[[nn.Module, str, tuple[int, ...]], nn.Module]  # tasks.kind.TaskKind.adopted
+    adopt: Callable[
+        [nn.Module, str, tuple[int, ...]], nn.Module
+    ]  # tasks.kind.TaskKind.adopted
 
     def names(self) -> list[str]:
         """Return none: whatever can be imported is a name."""
@@ -37,16 +39,26 @@ class Functions:
         return self.of_the_task
 
     def build(
-        self, arch: str, *, classes: int, shape: tuple[int, ...], weights: str | None = None, **options: Any
+        self,
+        arch: str,
+        *,
+        classes: int,
+        shape: tuple[int, ...],
+        weights: str | None = None,
+        **options: Any,
     ) -> tuple[nn.Module, Loaded]:
         """Call the function and load `weights`, a file, if any. Raises Unusable."""
         asked = [name for name, value in options.items() if value]
         if asked:
             flag = f"--{asked[0].replace('_', '-')}"
-            raise Unusable(f"{flag} is not for --arch {arch}, which is built by a function; leave it out")
+            raise Unusable(
+                f"{flag} is not for --arch {arch}, which is built by a function; leave it out"
+            )
         stock = function(arch)(num_classes=classes)
         if not isinstance(stock, nn.Module):
-            raise Unusable(f"--arch {arch} returned {type(stock).__name__}, not a torch.nn.Module")
+            raise Unusable(
+                f"--arch {arch} returned {type(stock).__name__}, not a torch.nn.Module"
+            )
         module = self.adopt(stock, arch, shape)
         if not weights:
             return module, Loaded()
@@ -73,8 +85,12 @@ def function(arch: str) -> Callable[..., Any]:
         found = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         form = "package.module:function, in a package on PYTHONPATH or in this folder"
-        raise Unusable(f"--arch {arch} cannot be imported ({error}); it is {form}") from None
+        raise Unusable(
+            f"--arch {arch} cannot be imported ({error}); it is {form}"
+        ) from None
     if not callable(found):
-        raise Unusable(f"--arch {arch} is a {type(found).__name__}, and no function that returns a network")
+        raise Unusable(
+            f"--arch {arch} is a {type(found).__name__}, and no function that returns a network"
+        )
     made: Callable[..., Any] = found
     return made

@@ -28,7 +28,9 @@ def recompute_blocks(module: nn.Module, arch: str) -> int:
     blocks = list(_blocks(module))
     if not blocks:
         why = "which has no blocks in a list of modules"
-        raise Unusable(f"--grad-checkpointing is not for --arch {arch}, {why}; leave it out")
+        raise Unusable(
+            f"--grad-checkpointing is not for --arch {arch}, {why}; leave it out"
+        )
     for block in blocks:
         block.forward = _recomputed(block, block.forward)
     return len(blocks)
@@ -51,12 +53,16 @@ def _recomputed(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., 
     def forgetful(*args: Any, **kwargs: Any) -> Any:
         if not (block.training and torch.is_grad_enabled()):
             return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+        return checkpoint(
+            forward, *args, use_reentrant=False, context_fn=contexts, **kwargs
+        )
 
     return forgetful
 
 
-def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+def _contexts(
+    block: nn.Module,
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Return the contexts of the forward pass, and of that which is repeated."""
     return nullcontext(), _statistics_stay(block)
 

@@ -132,7 +132,9 @@ class Edsr(nn.Module):
         self.head = nn.Conv2d(3, width, 3, padding=1)
         body: list[nn.Module] = [_Block(width) for _ in range(blocks)]
         self.body = nn.Sequential(*body, nn.Conv2d(width, width, 3, padding=1))
-        self.tail = nn.Sequential(*_upsampling(scale, width), nn.Conv2d(width, 3, 3, padding=1))
+        self.tail = nn.Sequential(
+            *_upsampling(scale, width), nn.Conv2d(width, 3, 3, padding=1)
+        )
         mean = torch.tensor(DIV2K_MEAN).view(1, 3, 1, 1)
         self.register_buffer("mean", mean, persistent=False)
 
@@ -148,7 +150,10 @@ def _upsampling(scale: int, width: int) -> list[nn.Module]:
     steps = [2] * (scale.bit_length() - 1) if scale.bit_count() == 1 else [scale]
     layers: list[nn.Module] = []
     for step in steps:
-        layers += [nn.Conv2d(width, width * step**2, 3, padding=1), nn.PixelShuffle(step)]
+        layers += [
+            nn.Conv2d(width, width * step**2, 3, padding=1),
+            nn.PixelShuffle(step),
+        ]
     return layers
 
 
@@ -163,7 +168,11 @@ PATCHES = {"srcnn": 11, "srcnn_955": 11, "espcn": 17, "edsr_baseline": 48}
 """--arch -> side of the small patch that its paper trains on, pixels; SRCNN's is 33 at a scale of 3."""
 OF_LUMA = ("srcnn", "srcnn_955", "espcn")
 """Architectures that give the luma alone."""
-LOSSES: dict[str, Literal["mse", "l1"]] = {"srcnn": "mse", "srcnn_955": "mse", "espcn": "mse"}
+LOSSES: dict[str, Literal["mse", "l1"]] = {
+    "srcnn": "mse",
+    "srcnn_955": "mse",
+    "espcn": "mse",
+}
 """--arch -> the loss of its paper; l1, EDSR's, of any other."""
 
 

@@ -47,7 +47,9 @@ def native(arch: str, weights: str | None = None) -> Native:
     own = weights is not None and os.path.exists(weights)
     window = found["crop_mode"]
     if window == "squash":
-        window = "stretch" if found["crop_pct"] == 1 else f"squash at {found['crop_pct']:g}"
+        window = (
+            "stretch" if found["crop_pct"] == 1 else f"squash at {found['crop_pct']:g}"
+        )
     return Native(
         int(found["input_size"][-1]),
         tuple(found["mean"]),
@@ -79,9 +81,13 @@ def build(
     if found.fixed_input_size:
         options["img_size"] = shape[-1]
     try:
-        module: nn.Module = _timm().create_model(_name(arch), pretrained=False, **options)
+        module: nn.Module = _timm().create_model(
+            _name(arch), pretrained=False, **options
+        )
     except (TypeError, RuntimeError, ValueError, AssertionError) as error:
-        raise Unusable(f"--arch {arch} cannot be built with {_said(options)}: {first_line(error)}") from None
+        raise Unusable(
+            f"--arch {arch} cannot be built with {_said(options)}: {first_line(error)}"
+        ) from None
     with suiting(arch, batches(shape), f"{native(arch).size} pixels"):
         dry_run(module, shape)
     if not weights:
@@ -89,7 +95,13 @@ def build(
     heads = found.classifier
     heads = (heads,) if isinstance(heads, str) else tuple(heads or ())
     state = _read(arch, weights)
-    return module, fill(module, arch, weights, state, may_differ=lambda one: one.rsplit(".", 1)[0] in heads)
+    return module, fill(
+        module,
+        arch,
+        weights,
+        state,
+        may_differ=lambda one: one.rsplit(".", 1)[0] in heads,
+    )
 
 
 def classes(arch: str, weights: str) -> tuple[str, ...]:
@@ -124,7 +136,11 @@ def _tags(arch: str) -> list[str]:
 
     name = _name(arch)
     default = getattr(get_pretrained_cfg(name), "tag", "")
-    tags = [one.partition(".")[2] for one in _timm().list_pretrained() if one.partition(".")[0] == name]
+    tags = [
+        one.partition(".")[2]
+        for one in _timm().list_pretrained()
+        if one.partition(".")[0] == name
+    ]
     return sorted(tags, key=lambda tag: tag != default)
 
 
@@ -144,7 +160,10 @@ def _config(arch: str, weights: str | None) -> Any:
     tag = _tag(arch, weights)
     name = _name(arch)
     return get_pretrained_cfg(f"{name}.{tag}" if tag else name) or PretrainedCfg(
-        input_size=(3, 224, 224), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), crop_pct=0.875
+        input_size=(3, 224, 224),
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+        crop_pct=0.875,
     )
 
 
@@ -155,14 +174,18 @@ def _read(arch: str, weights: str) -> Weights:
         return read_file(Path(weights), said)
     known = _tags(arch)
     if weights not in (*known, "DEFAULT"):
-        raise Unusable(f"{said}: no such file, and timm's weights of {arch} are {_listed(known)}")
+        raise Unusable(
+            f"{said}: no such file, and timm's weights of {arch} are {_listed(known)}"
+        )
     tag = _tag(arch, weights) or next(iter(known), "")
     if not tag:
         raise Unusable(f"{said}: timm has no weights of {arch}; name a file")
     try:
         published = _timm().create_model(f"{_name(arch)}.{tag}", pretrained=True)
     except Exception as error:  # whatever its hub, its mirror or the disk raise
-        raise Unusable(f"{said} cannot be downloaded by timm ({first_line(error)}); or name a file") from None
+        raise Unusable(
+            f"{said} cannot be downloaded by timm ({first_line(error)}); or name a file"
+        ) from None
     return Weights(state=published.state_dict())
 
 

@@ -17,7 +17,9 @@ class Tiny(VideoResNet):
     """r3d_18 with one block a stage and a quarter of the channels: learns small clips on a CPU."""
 
     def __init__(self, num_classes: int) -> None:
-        super().__init__(BasicBlock, [Conv3DSimple] * 4, [1] * 4, _TinyStem, num_classes)
+        super().__init__(
+            BasicBlock, [Conv3DSimple] * 4, [1] * 4, _TinyStem, num_classes
+        )
         self.fc = nn.Linear(512 // 4, num_classes)
 
     def _make_layer(
@@ -25,7 +27,9 @@ class Tiny(VideoResNet):
     ) -> nn.Sequential:
         if stride == 1:  # the first: torchvision's stem has 64
             self.inplanes = 64 // 4
-        layers: nn.Sequential = super()._make_layer(block, conv_builder, planes // 4, blocks, stride)
+        layers: nn.Sequential = super()._make_layer(
+            block, conv_builder, planes // 4, blocks, stride
+        )
         return layers
 
 
@@ -33,7 +37,14 @@ class _TinyStem(nn.Sequential):
     """torchvision's BasicStem, a quarter as wide."""
 
     def __init__(self) -> None:
-        conv = nn.Conv3d(3, 64 // 4, kernel_size=(3, 7, 7), stride=(1, 2, 2), padding=(1, 3, 3), bias=False)
+        conv = nn.Conv3d(
+            3,
+            64 // 4,
+            kernel_size=(3, 7, 7),
+            stride=(1, 2, 2),
+            padding=(1, 3, 3),
+            bias=False,
+        )
         super().__init__(conv, nn.BatchNorm3d(64 // 4), nn.ReLU(inplace=True))
 
 
@@ -79,7 +90,9 @@ def build(
             f"--weights {weights}: no such file, and {arch} has no published weights; name a checkpoint file"
         )
     # torchvision's mvit has no other
-    made_for = f"{native(arch).size} pixels" + (" and 16 frames" if arch.startswith("mvit") else "")
+    made_for = f"{native(arch).size} pixels" + (
+        " and 16 frames" if arch.startswith("mvit") else ""
+    )
     with suiting(arch, f"--clip-frames {shape[2]} of {batches(shape)}", made_for):
         module = (
             OWN[arch](classes)

@@ -16,7 +16,10 @@ def rotation(degrees: Array) -> Array:
     """Return float64 [B, 6], counter-clockwise rotations about the centre."""
     angle = np.radians(degrees)
     zero = np.zeros_like(angle)
-    return np.stack([np.cos(angle), -np.sin(angle), zero, np.sin(angle), np.cos(angle), zero], axis=1)
+    return np.stack(
+        [np.cos(angle), -np.sin(angle), zero, np.sin(angle), np.cos(angle), zero],
+        axis=1,
+    )
 
 
 def shear_x(slope: Array, height: int) -> Array:
@@ -52,8 +55,12 @@ def composed(ops: Array) -> Array:
     each = np.arange(len(ops))
     before = np.zeros(len(ops), np.int64)  # the last slot with an operation, so far
     for slot in range(1, ops.shape[1]):
-        both = each[(ops[:, slot, 0] == Op.AFFINE) & (ops[each, before, 0] == Op.AFFINE)]
-        ops[both, slot, 1:7] = product(ops[both, before[both], 1:7], ops[both, slot, 1:7])
+        both = each[
+            (ops[:, slot, 0] == Op.AFFINE) & (ops[each, before, 0] == Op.AFFINE)
+        ]
+        ops[both, slot, 1:7] = product(
+            ops[both, before[both], 1:7], ops[both, slot, 1:7]
+        )
         ops[both, before[both]] = 0
         before = np.where(ops[:, slot, 0] > 0, slot, before)
     return ops

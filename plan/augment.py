@@ -27,7 +27,9 @@ TRIES = 10
 BLACK = (0.0, 0.0, 0.0)
 
 
-def turns(seed: int, epoch: int, ids: Array, *, flip: float, upside_down: float) -> Array:
+def turns(
+    seed: int, epoch: int, ids: Array, *, flip: float, upside_down: float
+) -> Array:
     """Return uint8 [B], turns of samples `ids`: `flip` and `upside_down` are probabilities."""
     mirrored = geometry.mirror(uniforms(seed, epoch, Purpose.FLIP, ids, 1)[:, 0] < flip)
     if not upside_down:
@@ -43,7 +45,8 @@ class Look:
 
     mean: tuple[float, float, float] = BLACK  # levels that become 0 once normalised
     std: tuple[float, float, float] = (1.0, 1.0, 1.0)  # levels that become 1 apart
-    pixelwise: bool = False  # a pixel's new colour may depend on that pixel alone, as in SSD
+    # a pixel's new colour may depend on that pixel alone, as in SSD
+    pixelwise: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +87,9 @@ class Auto(Augmentation):
         side = int(sizes[0, 0])
         # outside of the image, timm has the mean and torchvision black
         fill = self.look.mean if self.auto_augment.startswith("rand-") else BLACK
-        which, values = policy.draw(uniforms(seed, epoch, Purpose.AUTO, ids, policy.uniforms), side)
+        which, values = policy.draw(
+            uniforms(seed, epoch, Purpose.AUTO, ids, policy.uniforms), side
+        )
         return affine.composed(autoaugment.transformed(which, values, side, fill))
 
 
@@ -109,11 +114,16 @@ class Jitter(Augmentation):
         contrast = Op.BRIGHTNESS if self.look.pixelwise else Op.CONTRAST
         scaled = (Op.BRIGHTNESS, contrast, Op.SATURATION)
         parts = [
-            *(slot(op, colours, factor) for op, factor in zip(scaled, factors.T, strict=True)),
+            *(
+                slot(op, colours, factor)
+                for op, factor in zip(scaled, factors.T, strict=True)
+            ),
             slot(Op.HUE, np.full(len(draws), self.hue_jitter > 0), hues),
         ]
         order = draws[:, 4:].argsort(axis=1)
-        return np.take_along_axis(np.concatenate(parts, axis=1), order[:, :, None], axis=1)
+        return np.take_along_axis(
+            np.concatenate(parts, axis=1), order[:, :, None], axis=1
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +137,10 @@ class Grayscale(Augmentation):
         return self.grayscale > 0
 
     def draw(self, seed: int, epoch: int, ids: Array, sizes: Array) -> Array:
-        return slot(Op.GREYSCALE, uniforms(seed, epoch, Purpose.GREY, ids, 1)[:, 0] < self.grayscale)
+        return slot(
+            Op.GREYSCALE,
+            uniforms(seed, epoch, Purpose.GREY, ids, 1)[:, 0] < self.grayscale,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,15 +174,22 @@ class Erase(Augmentation):
         draws = uniforms(seed, epoch, Purpose.ERASE, ids, 2 * TRIES + 11)
         tries, (applied, left, top, *_) = draws[:, : 2 * TRIES], draws[:, 2 * TRIES :].T
         tall, wide = sizes.T
-        area = (tall * wide)[:, None] * (ERASE_AREA[0] + tries[:, ::2] * (ERASE_AREA[1] - ERASE_AREA[0]))
+        area = (tall * wide)[:, None] * (
+            ERASE_AREA[0] + tries[:, ::2] * (ERASE_AREA[1] - ERASE_AREA[0])
+        )
         low, high = np.log(ERASE_RATIO)
         ratio = np.exp(low + tries[:, 1::2] * (high - low))
         # axes: [B, TRIES]
         heights = np.rint(np.sqrt(area * ratio))
         widths = np.rint(np.sqrt(area / ratio))
         fits = (heights < tall[:, None]) & (widths < wide[:, None])
-        first = fits.argmax(axis=1)[:, None]  # the first of the rectangles that is smaller than the image
-        height, width = (np.take_along_axis(sides, first, axis=1)[:, 0] for sides in (heights, widths))
+        first = fits.argmax(axis=1)[
+            :, None
+        ]  # the first of the rectangles that is smaller than the image
+        height, width = (
+            np.take_along_axis(sides, first, axis=1)[:, 0]
+            for sides in (heights, widths)
+        )
         x0 = np.floor(left * (wide - width + 1))
         y0 = np.floor(top * (tall - height + 1))
         colours = np.tile(np.array(self.look.mean), (len(draws), 1))
@@ -181,7 +201,17 @@ class Erase(Augmentation):
         deviations = self.look.std if self.erase_mode == "pixel" else BLACK
         keys = np.floor(draws[:, -2:] * 2**KEY_BITS)
         chosen = (applied < self.erase) & fits.any(axis=1)
-        return slot(Op.ERASE, chosen, x0, y0, x0 + width, y0 + height, *colours.T, *deviations, *keys.T)
+        return slot(
+            Op.ERASE,
+            chosen,
+            x0,
+            y0,
+            x0 + width,
+            y0 + height,
+            *colours.T,
+            *deviations,
+            *keys.T,
+        )
 
 
 AUGMENTATIONS: tuple[type[Augmentation], ...] = (Auto, Jitter, Grayscale, Blur, Erase)

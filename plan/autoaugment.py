@@ -35,7 +35,9 @@ class Scale:
 
     def __call__(self, strength: Array, negative: Array, side: int) -> Array:
         """Return float64 [n] of strengths [n]; `negative`: bool [n]."""
-        values = (self.low + (self.high - self.low) * strength) * (side if self.of_side else 1)
+        values = (self.low + (self.high - self.low) * strength) * (
+            side if self.of_side else 1
+        )
         values = np.where(negative & self.signed, -values, values)
         return self.whole(values) if self.whole else values
 
@@ -62,8 +64,14 @@ TRANSFORMS: dict[str, tuple[Op | None, Take]] = {
     "identity": (None, _nothing),
     "shear_x": (Op.AFFINE, affine.shear_x),
     "shear_y": (Op.AFFINE, affine.shear_y),
-    "translate_x": (Op.AFFINE, lambda values, side: affine.translation(values, 0 * values)),
-    "translate_y": (Op.AFFINE, lambda values, side: affine.translation(0 * values, values)),
+    "translate_x": (
+        Op.AFFINE,
+        lambda values, side: affine.translation(values, 0 * values),
+    ),
+    "translate_y": (
+        Op.AFFINE,
+        lambda values, side: affine.translation(0 * values, values),
+    ),
     "rotate": (Op.AFFINE, lambda values, side: affine.rotation(values)),
     "brightness": (Op.BRIGHTNESS, _factor),
     "color": (Op.SATURATION, _factor),
@@ -82,7 +90,9 @@ TRANSFORMS: dict[str, tuple[Op | None, Take]] = {
 NAMES = tuple(TRANSFORMS)
 
 
-def _space(*, shear: float, shift: Scale, turn: float, colour: float, bits: int) -> Space:
+def _space(
+    *, shear: float, shift: Scale, turn: float, colour: float, bits: int
+) -> Space:
     return {
         "identity": None,
         "shear_x": Scale(0, shear, signed=True),
@@ -110,7 +120,11 @@ RANDAUGMENT = _space(
 )
 """RandAugment's magnitudes (Cubuk et al. 2019), torchvision's; AutoAugment has them too, with invert."""
 TRIVIALAUGMENT = _space(
-    shear=0.99, shift=Scale(0, 32, signed=True, whole=np.trunc), turn=135, colour=0.99, bits=6
+    shear=0.99,
+    shift=Scale(0, 32, signed=True, whole=np.trunc),
+    turn=135,
+    colour=0.99,
+    bits=6,
 )
 """TrivialAugment Wide's magnitudes (Mueller and Hutter 2021)."""
 AUTOAUGMENT: Space = {**RANDAUGMENT, "invert": None}
@@ -178,7 +192,9 @@ class RandAugment:
 
     def draw(self, draws: Array, side: int) -> tuple[Array, Array]:
         # axes: [5, B, slots]
-        name, sign, applied, first, second = np.moveaxis(draws.reshape(len(draws), self.slots, 5), 2, 0)
+        name, sign, applied, first, second = np.moveaxis(
+            draws.reshape(len(draws), self.slots, 5), 2, 0
+        )
         if self.strength is None:
             strengths = np.floor(first * self.bins) / (self.bins - 1)
         elif self.deviation == np.inf:
@@ -197,17 +213,23 @@ class AutoAugment:
     """One of IMAGENET's pairs, each part with its probability and strength (Cubuk et al. 2018)."""
 
     slots: int = 2
-    uniforms: int = 5  # the pair; of its parts whether they are applied, and their signs
+    # the pair; of its parts whether they are applied, and their signs
+    uniforms: int = 5
 
     def draw(self, draws: Array, side: int) -> tuple[Array, Array]:
         pair = (draws[:, 0] * len(IMAGENET)).astype(np.int64)
         # axes: [pairs, 2]
-        names = np.array([[NAMES.index(name) for name, _, _ in parts] for parts in IMAGENET])
+        names = np.array(
+            [[NAMES.index(name) for name, _, _ in parts] for parts in IMAGENET]
+        )
         chances, strengths = (
-            np.array([[float(part[place]) for part in parts] for parts in IMAGENET]) for place in (1, 2)
+            np.array([[float(part[place]) for part in parts] for parts in IMAGENET])
+            for place in (1, 2)
         )
         which = np.where(draws[:, 1:3] < chances[pair], names[pair], -1)
-        return which, _values(AUTOAUGMENT, which, strengths[pair] / 9, draws[:, 3:5] < 0.5, side)
+        return which, _values(
+            AUTOAUGMENT, which, strengths[pair] / 9, draws[:, 3:5] < 0.5, side
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,8 +242,12 @@ class ThreeAugment:
     def draw(self, draws: Array, side: int) -> tuple[Array, Array]:
         kind = (draws[:, :1] * 3).astype(np.int64)
         low, high = BLUR_SIGMA
-        values = np.select([kind == 1, kind == 2], [128.0, low + draws[:, 1:2] * (high - low)], 0.0)
-        return np.array([NAMES.index(name) for name in ("greyscale", "solarize", "blur")])[kind], values
+        values = np.select(
+            [kind == 1, kind == 2], [128.0, low + draws[:, 1:2] * (high - low)], 0.0
+        )
+        return np.array(
+            [NAMES.index(name) for name in ("greyscale", "solarize", "blur")]
+        )[kind], values
 
 
 IMAGENET = (
@@ -270,7 +296,9 @@ def policy_of(name: str) -> Policy | None:
         return POLICIES[name]
     if name.startswith("rand-"):
         return _of_timm(name)
-    raise UserError(f"--auto-augment {name}: choose {', '.join(POLICIES)}, or timm's rand-m9-mstd0.5-inc1")
+    raise UserError(
+        f"--auto-augment {name}: choose {', '.join(POLICIES)}, or timm's rand-m9-mstd0.5-inc1"
+    )
 
 
 def _of_timm(name: str) -> RandAugment:
@@ -290,7 +318,9 @@ def _of_timm(name: str) -> RandAugment:
                 "their probability"
             )
         if parts[1] in given:
-            raise UserError(f"--auto-augment {name}: {parts[1]} is there twice; leave one out")
+            raise UserError(
+                f"--auto-augment {name}: {parts[1]} is there twice; leave one out"
+            )
         given[parts[1]] = float(parts[2])
     values = defaults | given
     in_range = 0 <= values["m"] <= 10 and values["n"] >= 1 and values["p"] <= 1
@@ -307,7 +337,9 @@ def _of_timm(name: str) -> RandAugment:
     )
 
 
-def _values(space: Space, which: Array, strengths: Array, negative: Array, side: int) -> Array:
+def _values(
+    space: Space, which: Array, strengths: Array, negative: Array, side: int
+) -> Array:
     """Return float64 [B, slots], what each transform is given; 0 where it takes nothing."""
     values = np.zeros(which.shape)
     for name, scale in space.items():
@@ -317,7 +349,9 @@ def _values(space: Space, which: Array, strengths: Array, negative: Array, side:
     return values
 
 
-def transformed(which: Array, values: Array, side: int, fill: tuple[float, float, float]) -> Array:
+def transformed(
+    which: Array, values: Array, side: int, fill: tuple[float, float, float]
+) -> Array:
     """Return float32 [B, slots, WIDTH], `Rows.ops` of what a policy has drawn; nothing is composed yet.
 
     Images are `side` pixels wide and tall. Maps are bilinear, and show the levels `fill` outside of them.

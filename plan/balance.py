@@ -47,4 +47,6 @@ class Balance:
         place = np.arange(count) - np.repeat(np.cumsum(shares) - shares, shares)
         repeat, own = np.divmod(place, sizes[which])
         items = grouped[begins[which] + own] * self.most + repeat
-        return items[np.argsort(bits(key(seed, epoch, Purpose.BALANCE), np.arange(count)))]
+        return items[
+            np.argsort(bits(key(seed, epoch, Purpose.BALANCE), np.arange(count)))
+        ]

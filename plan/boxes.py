@@ -45,7 +45,8 @@ class DetectionPolicy:
     short_sides: tuple[int, ...] = ()
     flip: float = 0.0
     vflip: float = 0.0
-    colours: Augment = UNTOUCHED  # after SSD's own; none that moves pixels, since boxes stay
+    # after SSD's own; none that moves pixels, since boxes stay
+    colours: Augment = UNTOUCHED
 
     def __post_init__(self) -> None:
         if not self._shorter:
@@ -96,26 +97,53 @@ class DetectionPolicy:
         """Whether a box is dropped when its middle is not in the output."""
         return self.augment in CENTRED
 
-    def outputs(self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array) -> Array:
+    def outputs(
+        self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array
+    ) -> Array:
         """Return int64 [B, 2], height and width of the outputs of samples `ids`."""
         if not self.varies:
             return np.full((len(ids), 2), self.size, np.int64)
         assert self.longer is not None
         sides = np.array(self._shorter)
-        drawn = uniforms(seed, epoch, Purpose.SCALE, ids, 1)[:, 0] if len(sides) > 1 else np.zeros(len(ids))
+        drawn = (
+            uniforms(seed, epoch, Purpose.SCALE, ids, 1)[:, 0]
+            if len(sides) > 1
+            else np.zeros(len(ids))
+        )
         return np.stack(
-            windows.fitted(heights, widths, sides[(drawn * len(sides)).astype(np.int64)], self.longer), axis=1
+            windows.fitted(
+                heights,
+                widths,
+                sides[(drawn * len(sides)).astype(np.int64)],
+                self.longer,
+            ),
+            axis=1,
         )
 
     def largest(self, heights: Array, widths: Array) -> tuple[int, int]:
         """Return the height and width that a batch of such images can have."""
         if not self.varies:
-            return canvas(np.full((1, 2), self.size)) if self.longer else (self.size, self.size)
+            return (
+                canvas(np.full((1, 2), self.size))
+                if self.longer
+                else (self.size, self.size)
+            )
         assert self.longer is not None
-        return canvas(np.stack(windows.fitted(heights, widths, max(self._shorter), self.longer), axis=1))
+        return canvas(
+            np.stack(
+                windows.fitted(heights, widths, max(self._shorter), self.longer), axis=1
+            )
+        )
 
     def frame(
-        self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array, boxes: Array, which: Array
+        self,
+        seed: int,
+        epoch: int,
+        ids: Array,
+        heights: Array,
+        widths: Array,
+        boxes: Array,
+        which: Array,
     ) -> dict[str, Any]:
         """Return the fields of Rows that say where the pixels of samples `ids` go, and their batch's canvas.
 
@@ -128,16 +156,25 @@ class DetectionPolicy:
         distortions = None
         if self.augment == "lsj":
             draws = uniforms(seed, epoch, Purpose.SCALE, ids, 2)
-            regions, inner, places = windows.jittered(heights, widths, draws, size=self.size)
+            regions, inner, places = windows.jittered(
+                heights, widths, draws, size=self.size
+            )
         elif self.augment in CENTRED:
             draws = uniforms(seed, epoch, Purpose.ZOOM, ids, 4)
             images, extents = windows.zoomed_out(
-                heights, widths, draws, probability=0.5 if self.augment == "ssd" else 0.0
+                heights,
+                widths,
+                draws,
+                probability=0.5 if self.augment == "ssd" else 0.0,
             )
-            crops = crops_by_overlap(seed, epoch, ids, extents, boxes + np.tile(images[which, :2], 2), which)
+            crops = crops_by_overlap(
+                seed, epoch, ids, extents, boxes + np.tile(images[which, :2], 2), which
+            )
             regions, inner, places = windows.placed(images, crops, self.size)
             if self.augment == "ssd":
-                distortions = ops.alone(ops.Op.DISTORT, ops.distortions(seed, epoch, ids))
+                distortions = ops.alone(
+                    ops.Op.DISTORT, ops.distortions(seed, epoch, ids)
+                )
             else:
                 places = None  # a crop of the image itself fills the output
         else:
@@ -162,7 +199,9 @@ def canvas(sizes: Array) -> tuple[int, int]:
     return height, width
 
 
-def crops_by_overlap(seed: int, epoch: int, ids: Array, extents: Array, boxes: Array, which: Array) -> Array:
+def crops_by_overlap(
+    seed: int, epoch: int, ids: Array, extents: Array, boxes: Array, which: Array
+) -> Array:
     """Return int64 [B, 4], x0 y0 x1 y1: the crops of torchvision's RandomIoUCrop, one in each field.
 
     `extents` [B, 2] are the fields' width and height. `boxes` float64 [M, 4], in the field's pixels, belong
@@ -177,16 +216,24 @@ def crops_by_overlap(seed: int, epoch: int, ids: Array, extents: Array, boxes: A
         # a counter for each (sample, round): draws of one round do not depend on how many there were
         turns = ids[open_rows] * ROUNDS + round_
         overlaps = np.array(OVERLAPS)[
-            (uniforms(seed, epoch, Purpose.OVERLAP, turns, 1)[:, 0] * len(OVERLAPS)).astype(np.int64)
+            (
+                uniforms(seed, epoch, Purpose.OVERLAP, turns, 1)[:, 0] * len(OVERLAPS)
+            ).astype(np.int64)
         ]
-        open_rows, turns, overlaps = (part[overlaps < 1] for part in (open_rows, turns, overlaps))
+        open_rows, turns, overlaps = (
+            part[overlaps < 1] for part in (open_rows, turns, overlaps)
+        )
         if not len(open_rows):
             break
         mine = np.isin(which, open_rows)
         owner = np.searchsorted(open_rows, which[mine])
         # axes: [rows, TRIALS, 4]
         draws = uniforms(
-            seed, epoch, Purpose.CROP, (turns[:, None] * TRIALS + np.arange(TRIALS)).ravel(), 4
+            seed,
+            epoch,
+            Purpose.CROP,
+            (turns[:, None] * TRIALS + np.arange(TRIALS)).ravel(),
+            4,
         ).reshape(-1, TRIALS, 4)
         tried = _tried(extents[open_rows], draws)
         fits = _overlapping(tried, boxes[mine], owner, overlaps)
@@ -208,7 +255,9 @@ def _tried(extents: Array, draws: Array) -> Array:
     corner = ((field - size) * draws[..., 2:]).astype(np.int64)
     width, height = size[..., 0], size[..., 1]
     allowed = (2 * width >= height) & (width <= 2 * height)
-    return np.where(allowed[..., None], np.concatenate([corner, corner + size], axis=-1), 0)
+    return np.where(
+        allowed[..., None], np.concatenate([corner, corner + size], axis=-1), 0
+    )
 
 
 def _overlapping(tried: Array, boxes: Array, owner: Array, overlaps: Array) -> Array:
@@ -221,7 +270,9 @@ def _overlapping(tried: Array, boxes: Array, owner: Array, overlaps: Array) -> A
     left, top, right, bottom = np.moveaxis(tried[owner].astype(np.float64), -1, 0)
     x0, y0, x1, y1 = (side[:, None] for side in boxes.T)
     middle_x, middle_y = (x0 + x1) / 2, (y0 + y1) / 2
-    inside = (left < middle_x) & (middle_x < right) & (top < middle_y) & (middle_y < bottom)
+    inside = (
+        (left < middle_x) & (middle_x < right) & (top < middle_y) & (middle_y < bottom)
+    )
     common = np.maximum(np.minimum(right, x1) - np.maximum(left, x0), 0) * np.maximum(
         np.minimum(bottom, y1) - np.maximum(top, y0), 0
     )
@@ -242,16 +293,26 @@ class DetectionPlan(EpochPlan):
     columns: Any
     policy: DetectionPolicy
     keep_empty: bool = False
-    _ids: Array = field(init=False, repr=False)  # int64 [samples], ascending, of the images that are used
+    _ids: Array = field(
+        init=False, repr=False
+    )  # int64 [samples], ascending, of the images that are used
     _largest: tuple[int, int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         every = np.arange(len(self.columns.height))
-        ids = every if self.keep_empty or not self.training else np.asarray(self.columns.with_boxes)
+        ids = (
+            every
+            if self.keep_empty or not self.training
+            else np.asarray(self.columns.with_boxes)
+        )
         # the dataclass is frozen; both are asked for in every batch
         object.__setattr__(self, "_ids", ids)
         object.__setattr__(
-            self, "_largest", self.policy.largest(*self._stored(ids)) if len(ids) else (self.policy.size,) * 2
+            self,
+            "_largest",
+            self.policy.largest(*self._stored(ids))
+            if len(ids)
+            else (self.policy.size,) * 2,
         )
 
     @staticmethod
@@ -318,10 +379,16 @@ class DetectionPlan(EpochPlan):
     def ordered(self, epoch: int) -> Array:
         """Return int64 [samples], ids of images."""
         shuffled = self.training and self.shuffled
-        ids = self._ids[order.order(self.seed, epoch, self.samples)] if shuffled else self._ids
+        ids = (
+            self._ids[order.order(self.seed, epoch, self.samples)]
+            if shuffled
+            else self._ids
+        )
         if not self.policy.varies or (self.training and not shuffled):
             return ids
-        heights, widths = self.policy.outputs(self.seed, epoch, ids, *self._stored(ids)).T
+        heights, widths = self.policy.outputs(
+            self.seed, epoch, ids, *self._stored(ids)
+        ).T
         if self.training:
             return ids[order.grouped(heights, widths, seed=self.seed, epoch=epoch)]
         return ids[order.by_size(heights, widths)]
@@ -331,7 +398,9 @@ class DetectionPlan(EpochPlan):
         which = np.zeros(0, np.int64)
         if self.policy.centred:
             _, which, boxes = usable_boxes(self.columns, ids)
-        return self.policy.frame(self.seed, epoch, ids, *self._stored(ids), boxes, which)
+        return self.policy.frame(
+            self.seed, epoch, ids, *self._stored(ids), boxes, which
+        )
 
     def _stored(self, ids: Array) -> tuple[Array, Array]:
         return np.asarray(self.columns.height[ids]), np.asarray(self.columns.width[ids])
@@ -343,7 +412,8 @@ def padding(batches: Sequence[Rows]) -> float:
     They lie beside the outputs on their canvas, and within them beside `places`.
     """
     covered = sum(
-        int((place[:, 2:] - place[:, :2]).prod(axis=1).sum()) for place in (rows.placed for rows in batches)
+        int((place[:, 2:] - place[:, :2]).prod(axis=1).sum())
+        for place in (rows.placed for rows in batches)
     )
     whole = sum(len(rows) * rows.padded[0] * rows.padded[1] for rows in batches)
     return 1 - covered / whole if whole else 0.0

@@ -32,20 +32,34 @@ def count(plan: Plan, together: int, world_size: int) -> int:
     They are `together` at most, which the plan draws at once. Bundled are batches of one shape, of still
     images or pairs, where an epoch has enough of them.
     """
-    if together == 1 or not plan.filled or plan.resident > 1 or len(plan.sample_shape) > 3:
+    if (
+        together == 1
+        or not plan.filled
+        or plan.resident > 1
+        or len(plan.sample_shape) > 3
+    ):
         return 1
     height, width = plan.sample_shape[1:]
     pixels = height * width * (1 + plan.upscale**2)
     # not samples * views: repeats and balance make several rows of a sample, and leave others out
     epoch = plan.steps() * plan.global_batch_size // (plan.batch_size * world_size)
-    return max(min(together, epoch // LEAST_BUNDLES, PIXELS // pixels // plan.batch_size), 1)
+    return max(
+        min(together, epoch // LEAST_BUNDLES, PIXELS // pixels // plan.batch_size), 1
+    )
 
 
 def joined(batches: Sequence[Rows]) -> Rows:
     """Return the rows of micro-batches of one canvas as those of one batch, in their order."""
-    columns = {column.name: [getattr(rows, column.name) for rows in batches] for column in fields(Rows)}
+    columns = {
+        column.name: [getattr(rows, column.name) for rows in batches]
+        for column in fields(Rows)
+    }
     canvas = columns.pop("canvas")[0]
-    arrays = {name: np.concatenate(values) for name, values in columns.items() if values[0] is not None}
+    arrays = {
+        name: np.concatenate(values)
+        for name, values in columns.items()
+        if values[0] is not None
+    }
     return Rows(**arrays, canvas=canvas)
 
 
@@ -53,9 +67,14 @@ def cut(rows: Rows, size: int) -> list[Rows]:
     """Return the micro-batches of `size` rows each that `joined` has made `rows` of."""
     columns = {column.name: getattr(rows, column.name) for column in fields(Rows)}
     canvas = columns.pop("canvas")
-    arrays: dict[str, Array] = {name: column for name, column in columns.items() if column is not None}
+    arrays: dict[str, Array] = {
+        name: column for name, column in columns.items() if column is not None
+    }
     cuts = (slice(begin, begin + size) for begin in range(0, len(rows), size))
-    return [Rows(**{name: column[its] for name, column in arrays.items()}, canvas=canvas) for its in cuts]
+    return [
+        Rows(**{name: column[its] for name, column in arrays.items()}, canvas=canvas)
+        for its in cuts
+    ]
 
 
 class Bundled:
@@ -111,5 +130,9 @@ class _Bundles(Lazy):
     def _at(self, index: int) -> Rows:
         begin = index * self._count
         own = self._drawn[begin : min(begin + self._count, len(self._drawn))]
-        padding = replace(own[-1], ids=np.full_like(own[-1].ids, -1), valid=np.zeros_like(own[-1].valid))
+        padding = replace(
+            own[-1],
+            ids=np.full_like(own[-1].ids, -1),
+            valid=np.zeros_like(own[-1].valid),
+        )
         return joined([*own, *[padding] * (self._count - len(own))])

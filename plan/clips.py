@@ -31,7 +31,10 @@ def last_start_in_time(pts: Array, count: int, step: float) -> int:
 
     `pts`: int64 [F], increasing.
     """
-    return max(int(np.searchsorted(pts, pts[-1] - (count - 1) * step + 0.5, side="right")) - 1, 0)
+    return max(
+        int(np.searchsorted(pts, pts[-1] - (count - 1) * step + 0.5, side="right")) - 1,
+        0,
+    )
 
 
 def random_start(last: Array, draws: Array) -> Array:
@@ -77,7 +80,10 @@ def random_window(
     new_h, new_w = windows.resized(
         heights, widths, np.rint(low + draws[:, 0] * (high - low)).astype(np.int64)
     )
-    left, top = np.floor(draws[:, 1] * (new_w - crop + 1)), np.floor(draws[:, 2] * (new_h - crop + 1))
+    left, top = (
+        np.floor(draws[:, 1] * (new_w - crop + 1)),
+        np.floor(draws[:, 2] * (new_h - crop + 1)),
+    )
     return windows.preimage(heights, widths, new_h, new_w, left, top, crop)
 
 
@@ -114,9 +120,8 @@ class ClipPolicy:
     frames: int  # of a clip
     image_size: int
     stride: int = 1  # from one frame to the next: frames of the video, or of `fps`
-    fps: float | None = (
-        None  # frames a second to sample at: the nearest in time; None = every video at its own rate
-    )
+    # frames a second to sample at: the nearest in time; None = every video at its own rate
+    fps: float | None = None
     # training: the side to which a video is scaled before the random crop, pixels
     shorter: tuple[int, int] = (256, 320)
     flip: float = 0.0  # training: probability, one draw a clip
@@ -124,9 +129,7 @@ class ClipPolicy:
     augment: Augment = UNTOUCHED  # training: one draw a clip
     clips: int = 1  # validation: of a video
     crops: int = 1  # validation: of a clip, 1 in the middle or 3 along the longer side
-    resize: int = (
-        256  # validation: shorter side before the crops, pixels; SlowFast takes `image_size` for 3 crops
-    )
+    resize: int = 256  # validation: shorter side before the crops, pixels; SlowFast takes `image_size` for 3 crops
 
     def __post_init__(self) -> None:
         for flag, side in (
@@ -140,20 +143,32 @@ class ClipPolicy:
                     "the crop would leave the video"
                 )
         if self.crops not in (1, 3):
-            raise UserError(f"--val-crops {self.crops}: 1 (the middle) or 3 (along the longer side)")
+            raise UserError(
+                f"--val-crops {self.crops}: 1 (the middle) or 3 (along the longer side)"
+            )
 
     def training(
         self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array
     ) -> tuple[Array, Array, Array]:
         """Return (regions, windows, turns) of samples `ids`, displayed at `heights` x `widths`."""
         draws = uniforms(seed, epoch, Purpose.WINDOW, ids, UNIFORMS)
-        regions, inner = random_window(heights, widths, draws, shorter=self.shorter, crop=self.image_size)
-        return regions, inner, turns(seed, epoch, ids, flip=self.flip, upside_down=self.vflip)
+        regions, inner = random_window(
+            heights, widths, draws, shorter=self.shorter, crop=self.image_size
+        )
+        return (
+            regions,
+            inner,
+            turns(seed, epoch, ids, flip=self.flip, upside_down=self.vflip),
+        )
 
-    def validation(self, crop: Array, heights: Array, widths: Array) -> tuple[Array, Array, Array]:
+    def validation(
+        self, crop: Array, heights: Array, widths: Array
+    ) -> tuple[Array, Array, Array]:
         """Return (regions, windows, turns) of crops number `crop`, none of which is turned."""
         place = crop if self.crops == 3 else np.ones_like(crop)
-        regions, inner = fixed_window(heights, widths, place, resize=self.resize, crop=self.image_size)
+        regions, inner = fixed_window(
+            heights, widths, place, resize=self.resize, crop=self.image_size
+        )
         return regions, inner, np.zeros(len(crop), np.uint8)
 
 
@@ -210,11 +225,17 @@ class ClipPlan(EpochPlan):
         clip, crop = np.divmod(views, self.policy.crops)
         drawn = self.counters(ids, views)
         if self.training:
-            regions, inner, turned = self.policy.training(self.seed, epoch, drawn, heights, widths)
+            regions, inner, turned = self.policy.training(
+                self.seed, epoch, drawn, heights, widths
+            )
         else:
             regions, inner, turned = self.policy.validation(crop, heights, widths)
         sizes = np.full((len(ids), 2), self.image_size, np.int64)
-        ops = self.policy.augment.draw(self.seed, epoch, drawn, sizes) if self.training else None
+        ops = (
+            self.policy.augment.draw(self.seed, epoch, drawn, sizes)
+            if self.training
+            else None
+        )
         return {
             "regions": regions,
             "windows": inner,
@@ -232,15 +253,26 @@ class ClipPlan(EpochPlan):
         if policy.fps is None:
             last = last_start(frames, policy.frames, policy.stride)
             return first[:, None] + by_stride(
-                self._starts(epoch, drawn, clip, last), frames, policy.frames, policy.stride
+                self._starts(epoch, drawn, clip, last),
+                frames,
+                policy.frames,
+                policy.stride,
             )
-        steps = policy.stride / policy.fps * columns.time_base_den[ids] / columns.time_base_num[ids]
+        steps = (
+            policy.stride
+            / policy.fps
+            * columns.time_base_den[ids]
+            / columns.time_base_num[ids]
+        )
         pts = [
             columns.pts(sample)[begin : begin + count]
             for sample, begin, count in zip(ids, first, frames, strict=True)
         ]
         last = np.array(
-            [last_start_in_time(own, policy.frames, step) for own, step in zip(pts, steps, strict=True)]
+            [
+                last_start_in_time(own, policy.frames, step)
+                for own, step in zip(pts, steps, strict=True)
+            ]
         )
         starts = self._starts(epoch, drawn, clip, last)
         picked = [
@@ -251,5 +283,7 @@ class ClipPlan(EpochPlan):
 
     def _starts(self, epoch: int, drawn: Array, clip: Array, last: Array) -> Array:
         if self.training:
-            return random_start(last, uniforms(self.seed, epoch, Purpose.FRAMES, drawn, 1)[:, 0])
+            return random_start(
+                last, uniforms(self.seed, epoch, Purpose.FRAMES, drawn, 1)[:, 0]
+            )
         return spaced_start(last, clip, self.policy.clips)

@@ -71,7 +71,9 @@ def key(*words: int) -> int:
 def bits(stream: int | Array, counters: Array) -> Array:
     """Return uint64 for each counter, the same on every machine and NumPy version. Streams broadcast."""
     words = np.asarray(stream, np.uint64)
-    return _mix(_mix((np.asarray(counters).astype(np.uint64) ^ words) + _INCREMENT) + words)
+    return _mix(
+        _mix((np.asarray(counters).astype(np.uint64) ^ words) + _INCREMENT) + words
+    )
 
 
 def uniforms(seed: int, epoch: int, purpose: Purpose, ids: Array, count: int) -> Array:
@@ -79,5 +81,7 @@ def uniforms(seed: int, epoch: int, purpose: Purpose, ids: Array, count: int) ->
 
     Row i depends on (seed, epoch, purpose, ids[i]) alone.
     """
-    streams = np.array([key(seed, epoch, purpose, column) for column in range(count)], np.uint64)
+    streams = np.array(
+        [key(seed, epoch, purpose, column) for column in range(count)], np.uint64
+    )
     return (bits(streams, np.asarray(ids)[:, None]) >> np.uint64(11)) * 2.0**-53

@@ -41,11 +41,16 @@ class EpochPlan(ABC):
     rank: int = 0
     accumulate: int = 1
     training: bool = True
-    shuffled: bool = True  # training: in another order each epoch; else in that of the data
-    repeats: int = 1  # training: rows of a sample in an epoch, which shows as many samples fewer
-    balance: Balance | None = None  # training: classes come alike, in place of every sample once
-    keeps_tail: bool = False  # training: the last step of an epoch is padded, not dropped
-    fetch: Fetch | None = None  # makes the columns hold the sizes of samples, where they may not be there yet
+    # training: in another order each epoch; else in that of the data
+    shuffled: bool = True
+    # training: rows of a sample in an epoch, which shows as many samples fewer
+    repeats: int = 1
+    # training: classes come alike, in place of every sample once
+    balance: Balance | None = None
+    # training: the last step of an epoch is padded, not dropped
+    keeps_tail: bool = False
+    # makes the columns hold the sizes of samples, where they may not be there yet
+    fetch: Fetch | None = None
 
     @property
     @abstractmethod
@@ -122,7 +127,11 @@ class EpochPlan(ABC):
     def ordering(self) -> str:
         repeated = f", {self.repeats} repeats" if self.repeats > 1 else ""
         balanced = ", classes alike" if self.balance is not None else ""
-        return (f"seed {self.seed}" if self.shuffled else "sequential") + repeated + balanced
+        return (
+            (f"seed {self.seed}" if self.shuffled else "sequential")
+            + repeated
+            + balanced
+        )
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -150,7 +159,9 @@ class EpochPlan(ABC):
         The last one may be short where the plan keeps the tail of an epoch.
         """
         if self.training:
-            return order.steps(self.samples, first, self.global_batch_size, keeps_tail=self.keeps_tail)
+            return order.steps(
+                self.samples, first, self.global_batch_size, keeps_tail=self.keeps_tail
+            )
         return len(self.rows(0, first))
 
     def require_a_step(self) -> None:
@@ -185,7 +196,9 @@ class EpochPlan(ABC):
             samples = order.order(self.seed, epoch, self.samples)
         return order.repeated(samples, self.repeats)
 
-    def draw(self, epoch: int, items: Array, count: int = 0, coming: Array = NONE) -> Rows:
+    def draw(
+        self, epoch: int, items: Array, count: int = 0, coming: Array = NONE
+    ) -> Rows:
         """Return the rows of any items, padded with id -1 to `count`, or to the batch size.
 
         `coming` are items that will be drawn next. Raises FaultyPlan: here alone are rows made, and so here
@@ -195,13 +208,17 @@ class EpochPlan(ABC):
         count = count or self.batch_size
         if real < count:
             # padding repeats a real row, so that whoever decodes it finds numbers that are sound
-            items = np.concatenate([items, np.full(count - real, items[-1] if real else 0)])
+            items = np.concatenate(
+                [items, np.full(count - real, items[-1] if real else 0)]
+            )
         checks.require_items(self, items)
         ids, views = np.divmod(items, self.views)
         valid = np.arange(len(ids)) < real
         heights, widths = self.stored
         stored = checks.Stored(heights=heights, widths=widths, segments=self.segments)
-        checks.require_ids(self, stored, ids[:real])  # first: `frame` reads columns at these
+        checks.require_ids(
+            self, stored, ids[:real]
+        )  # first: `frame` reads columns at these
         checks.require_once(self, ids[:real])
         if self.fetch is not None:
             self.fetch(ids[:real], coming // self.views)
@@ -209,10 +226,14 @@ class EpochPlan(ABC):
         checks.require_fields(self, framed)
         if self.exif is not None:
             shown = (self.exif, heights, widths)
-            exif = np.stack([np.asarray(column[ids], np.int64) for column in shown], axis=1)
+            exif = np.stack(
+                [np.asarray(column[ids], np.int64) for column in shown], axis=1
+            )
             framed = {**framed, "exif": exif}
         sizes = np.full((len(ids), 2), self.image_size, np.int64)
-        rows = Rows(ids=np.where(valid, ids, -1), valid=valid, **{"sizes": sizes, **framed})
+        rows = Rows(
+            ids=np.where(valid, ids, -1), valid=valid, **{"sizes": sizes, **framed}
+        )
         checks.require_sound(self, stored, rows, ids)
         return rows
 
@@ -229,7 +250,9 @@ class _EpochRows(Lazy):
         keeps_tail = plan.keeps_tail or not plan.training
         accumulate = plan.accumulate if plan.training else 1
         a_step = plan.world_size * plan.batch_size * accumulate
-        self._count = order.steps(len(ordered), first, a_step, keeps_tail=keeps_tail) * accumulate
+        self._count = (
+            order.steps(len(ordered), first, a_step, keeps_tail=keeps_tail) * accumulate
+        )
         self._drawn: tuple[range, list[Rows]] = range(0), []
         self._told = 0  # micro-batches up to this one were named as coming
 
@@ -237,7 +260,9 @@ class _EpochRows(Lazy):
         return self._count
 
     def _at(self, index: int) -> Rows:
-        which, drawn = self._drawn  # of a thread's own: another one may put its own there
+        which, drawn = (
+            self._drawn
+        )  # of a thread's own: another one may put its own there
         if index not in which:
             begin = index - index % self._plan.together
             which = range(begin, min(begin + self._plan.together, self._count))
@@ -253,7 +278,9 @@ class _EpochRows(Lazy):
             "world_size": plan.world_size,
             "rank": plan.rank,
         }
-        return np.concatenate([NONE, *(order.share(self._ordered, i, **numbers) for i in which)])
+        return np.concatenate(
+            [NONE, *(order.share(self._ordered, i, **numbers) for i in which)]
+        )
 
     def _key(self, index: int) -> np.uint64:
         """Return the key of a micro-batch: of the seed, of its place in training, and of the rank."""
@@ -276,11 +303,17 @@ class _EpochRows(Lazy):
         items = self._items(which)
         rows = plan.draw(self._epoch, items, size * len(which), coming)
         if plan.training:
-            seeds = np.zeros(len(rows), np.uint64)  # of items: each repeat of a sample has its own
-            seeds[: len(items)] = bits(key(plan.seed, self._epoch, Purpose.TRANSFORM), items)
+            seeds = np.zeros(
+                len(rows), np.uint64
+            )  # of items: each repeat of a sample has its own
+            seeds[: len(items)] = bits(
+                key(plan.seed, self._epoch, Purpose.TRANSFORM), items
+            )
             keys = np.repeat([self._key(index) for index in which], size)
             rows = replace(rows, keys=keys, seeds=seeds)
         if len(which) == 1:
             return [rows]
-        assert rows.canvas is None, "a canvas is a batch's: such a plan draws them one by one"
+        assert rows.canvas is None, (
+            "a canvas is a batch's: such a plan draws them one by one"
+        )
         return bundles.cut(rows, size)

@@ -45,12 +45,19 @@ def composed(first: Array, then: Array) -> Array:
     swapped = transposed(then)
     mirrored = np.where(swapped, first & FLIP, first & MIRROR) > 0
     flipped = np.where(swapped, first & MIRROR, first & FLIP) > 0
-    return mirror(mirrored) + FLIP * mirror(flipped) + (first & TRANSPOSE).astype(np.uint8) ^ then
+    return (
+        mirror(mirrored) + FLIP * mirror(flipped) + (first & TRANSPOSE).astype(np.uint8)
+        ^ then
+    )
 
 
 def whole_turns(rows: Rows) -> Array:
     """Return uint8 [B], the turns from stored pixels to outputs: EXIF's, then the row's own."""
-    return rows.turns if rows.exif is None else composed(rows.exif[:, 0].astype(np.uint8), rows.turns)
+    return (
+        rows.turns
+        if rows.exif is None
+        else composed(rows.exif[:, 0].astype(np.uint8), rows.turns)
+    )
 
 
 def turned_pixels(pixels: Array, turn: int) -> Array:
@@ -67,7 +74,11 @@ def turned_places(places: Array, turns: Array, sizes: Array) -> Array:
 
     `sizes`: int64 [B, 2], height and width of the outputs after the turn.
     """
-    return _reversed(np.where(transposed(turns)[:, None], places[:, [1, 0, 3, 2]], places), turns, sizes)
+    return _reversed(
+        np.where(transposed(turns)[:, None], places[:, [1, 0, 3, 2]], places),
+        turns,
+        sizes,
+    )
 
 
 def upright_places(places: Array, turns: Array, sizes: Array) -> Array:
@@ -100,8 +111,14 @@ def upright(rows: Rows) -> Rows:
     canvas = rows.padded
     if swapped.any():
         canvas = int(sizes[:, 0].max()), int(sizes[:, 1].max())
-    places = None if rows.places is None else upright_places(rows.places, rows.turns, rows.sizes)
-    return replace(rows, turns=np.zeros_like(rows.turns), sizes=sizes, places=places, canvas=canvas)
+    places = (
+        None
+        if rows.places is None
+        else upright_places(rows.places, rows.turns, rows.sizes)
+    )
+    return replace(
+        rows, turns=np.zeros_like(rows.turns), sizes=sizes, places=places, canvas=canvas
+    )
 
 
 def _of_stored(rows: Rows, exif: Array) -> Rows:
@@ -110,7 +127,9 @@ def _of_stored(rows: Rows, exif: Array) -> Rows:
     regions = upright_places(rows.regions, turns, exif[:, 1:])
     extents = (rows.regions[:, 2:] - rows.regions[:, :2])[:, ::-1]
     windows = upright_places(rows.windows, turns, extents)
-    return replace(rows, regions=regions, windows=windows, turns=whole_turns(rows), exif=None)
+    return replace(
+        rows, regions=regions, windows=windows, turns=whole_turns(rows), exif=None
+    )
 
 
 def largest_upright(plan: Plan) -> tuple[int, ...]:
@@ -154,7 +173,9 @@ def to_image(rows: Rows, which: Array, points: Array) -> Array:
 
 def _swapped(rows: Rows, which: Array, points: Array) -> Array:
     """Return the points, those of transposed rows with x and y swapped."""
-    swapped: Any = transposed(rows.turns[which]).reshape(len(which), *[1] * (points.ndim - 1))
+    swapped: Any = transposed(rows.turns[which]).reshape(
+        len(which), *[1] * (points.ndim - 1)
+    )
     return np.where(swapped, points[..., ::-1], points)
 
 

@@ -35,7 +35,9 @@ class Growth:
         if epoch <= self.begin:
             return self.start
         share = (epoch - self.begin) / (self.end - self.begin)
-        nearest = round((self.start + share * (full - self.start)) / MULTIPLE) * MULTIPLE
+        nearest = (
+            round((self.start + share * (full - self.start)) / MULTIPLE) * MULTIPLE
+        )
         return min(max(nearest, self.start), full)
 
 
@@ -51,7 +53,8 @@ class ImagePolicy:
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.0
     vflip: float = 0.0
-    interpolation: str = "bilinear"  # of windows.SUPPORT: what a centre crop decodes reaches as far
+    # of windows.SUPPORT: what a centre crop decodes reaches as far
+    interpolation: str = "bilinear"
     augment: Augment = UNTOUCHED
 
     def __post_init__(self) -> None:
@@ -63,7 +66,11 @@ class ImagePolicy:
 
     def size(self, epoch: int) -> int:
         """Return the height and width of an epoch's images, in pixels."""
-        return self.image_size if self.growth is None else self.growth.size(epoch, self.image_size)
+        return (
+            self.image_size
+            if self.growth is None
+            else self.growth.size(epoch, self.image_size)
+        )
 
     def frame(
         self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array
@@ -72,20 +79,28 @@ class ImagePolicy:
         size = self.size(epoch)
         if self.window == "random-resized":
             draws = uniforms(seed, epoch, Purpose.WINDOW, ids, windows.UNIFORMS)
-            regions = windows.random_resized(heights, widths, draws, scale=self.scale, ratio=self.ratio)
+            regions = windows.random_resized(
+                heights, widths, draws, scale=self.scale, ratio=self.ratio
+            )
         elif self.window == "stretch":
             regions = windows.whole(heights, widths)
         else:
             regions, inner = windows.resize_then_center(
                 heights,
                 widths,
-                resize=round(self.resize * size / self.image_size),  # the same share of the image
+                resize=round(
+                    self.resize * size / self.image_size
+                ),  # the same share of the image
                 crop=size,
                 support=windows.SUPPORT[self.interpolation],
             )
         if self.window != "center":
             inner = windows.filling(regions)
-        return regions, inner, turns(seed, epoch, ids, flip=self.flip, upside_down=self.vflip)
+        return (
+            regions,
+            inner,
+            turns(seed, epoch, ids, flip=self.flip, upside_down=self.vflip),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +120,9 @@ class ImagePlan(EpochPlan):
         """Return the plan of a manifest's samples."""
         sizes = {"heights": columns.height, "widths": columns.width}
         fetch = getattr(columns, "fetch", None)  # stand-ins have none
-        return ImagePlan(**sizes, policy=policy, shown_by=exif_of(columns), fetch=fetch, **numbers)
+        return ImagePlan(
+            **sizes, policy=policy, shown_by=exif_of(columns), fetch=fetch, **numbers
+        )
 
     @property
     def samples(self) -> int:
@@ -119,7 +136,10 @@ class ImagePlan(EpochPlan):
     def first_epochs(self) -> tuple[int, ...]:
         size = self.policy.size
         last = self.policy.growth.end if self.policy.growth else 0
-        return (0, *(epoch for epoch in range(1, last + 1) if size(epoch) != size(epoch - 1)))
+        return (
+            0,
+            *(epoch for epoch in range(1, last + 1) if size(epoch) != size(epoch - 1)),
+        )
 
     @property
     def operates(self) -> bool:
@@ -137,7 +157,15 @@ class ImagePlan(EpochPlan):
         heights = np.asarray(self.heights[ids])
         widths = np.asarray(self.widths[ids])
         drawn = self.counters(ids, views)
-        regions, inner, turned = self.policy.frame(self.seed, epoch, drawn, heights, widths)
+        regions, inner, turned = self.policy.frame(
+            self.seed, epoch, drawn, heights, widths
+        )
         sizes = np.full((len(ids), 2), self.policy.size(epoch), np.int64)
         ops = self.policy.augment.draw(self.seed, epoch, drawn, sizes)
-        return {"regions": regions, "windows": inner, "sizes": sizes, "turns": turned, "ops": ops}
+        return {
+            "regions": regions,
+            "windows": inner,
+            "sizes": sizes,
+            "turns": turned,
+            "ops": ops,
+        }

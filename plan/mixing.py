@@ -28,7 +28,8 @@ class Mixing:
     share, as in timm's batch mode.
     """
 
-    mixup: float = 0.0  # alpha of Beta(alpha, alpha), which the share is drawn from; 0: no mixup
+    # alpha of Beta(alpha, alpha), which the share is drawn from; 0: no mixup
+    mixup: float = 0.0
     cutmix: float = 0.0  # the same
     probability: float = 1.0  # that a micro-batch is mixed at all
     switch: float = 0.5  # that it is cutmix, where both are on
@@ -45,7 +46,9 @@ class Mixing:
         own pixels; cuts int64 [B, 4], x0 y0 x1 y1 in the canvas, where all pixels are the other's.
         """
         if rows.keys is None:
-            raise ValueError("mixup and cutmix are drawn from Rows.keys, which this plan does not give")
+            raise ValueError(
+                "mixup and cutmix are drawn from Rows.keys, which this plan does not give"
+            )
         key = int(rows.keys[0])
         count = len(rows)
         shift = 1 + int(_uniform(key, SHIFT) * (count - 1))
@@ -59,7 +62,9 @@ class Mixing:
             "cuts": np.where(together[:, None], np.array(cut, np.int64), 0),
         }
 
-    def _drawn(self, key: int, size: tuple[int, int]) -> tuple[float, float, tuple[int, int, int, int]]:
+    def _drawn(
+        self, key: int, size: tuple[int, int]
+    ) -> tuple[float, float, tuple[int, int, int, int]]:
         """Return (share of the own label, of the own pixels, cut) of the micro-batch."""
         nothing = (0, 0, 0, 0)
         if _uniform(key, MIXED) >= self.probability:
@@ -94,7 +99,9 @@ def beta(key: int, alpha: float) -> float:
     while True:
         counters = np.arange(first, first + 2 * PAIRS)
         # axes: [2, PAIRS], in (0, 1]
-        uniforms = (((bits(key, counters) >> np.uint64(11)) + np.uint64(1)) * 2.0**-53).reshape(2, PAIRS)
+        uniforms = (
+            ((bits(key, counters) >> np.uint64(11)) + np.uint64(1)) * 2.0**-53
+        ).reshape(2, PAIRS)
         one, other = np.log(uniforms) / alpha
         fits = np.logaddexp(one, other) <= 0
         if fits.any():

@@ -49,8 +49,14 @@ class Op(IntEnum):
     DISTORT = 1, 6  # of SSD, see above
     BRIGHTNESS = 2, 1  # factor: level x factor
     SATURATION = 3, 1  # factor: grey + factor x (level - grey), pixel by pixel
-    CONTRAST = 4, 1  # factor: mean + factor x (level - mean), the mean of the image's grey
-    SHARPNESS = 5, 1  # factor: soft + factor x (level - soft); soft: of 3 x 3, the centre 5 of 13
+    CONTRAST = (
+        4,
+        1,
+    )  # factor: mean + factor x (level - mean), the mean of the image's grey
+    SHARPNESS = (
+        5,
+        1,
+    )  # factor: soft + factor x (level - soft); soft: of 3 x 3, the centre 5 of 13
     HUE = 6, 1  # turns, of HSV
     GREYSCALE = 7, 0  # 0.2989 R + 0.587 G + 0.114 B
     POSTERIZE = 8, 1  # bits: keeps that many high bits
@@ -75,13 +81,22 @@ BLUR_SIDE = 13
 """Pixels of the side of BLUR's kernel: three deviations of 2, the largest that recipes take."""
 KEY_BITS = 24
 """Bits of a key of noise: whole numbers that float32 holds."""
-BRIGHTNESS, CONTRAST, CONTRAST_FIRST, SATURATION, HUE, PERMUTATION = range(Op.DISTORT.takes)
+BRIGHTNESS, CONTRAST, CONTRAST_FIRST, SATURATION, HUE, PERMUTATION = range(
+    Op.DISTORT.takes
+)
 PERMUTATIONS = tuple(permutations(range(3)))
 """Channel c of the result is channel PERMUTATIONS[index][c]."""
 
 _NONE = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
 _LOW = (-32 / 255, 0.5, 0.0, 0.5, -0.05, 0.0)
-_HIGH = (32 / 255, 1.5, 2.0, 1.5, 0.05, float(len(PERMUTATIONS)))  # of whole numbers: one beyond the last
+_HIGH = (
+    32 / 255,
+    1.5,
+    2.0,
+    1.5,
+    0.05,
+    float(len(PERMUTATIONS)),
+)  # of whole numbers: one beyond the last
 
 
 def alone(operation: int, numbers: Array) -> Array:
@@ -110,7 +125,9 @@ def joined(*parts: Array | None) -> Array | None:
     if not there:
         return None
     widest = max(part.shape[2] for part in there)
-    room = (np.pad(part, ((0, 0), (0, 0), (0, widest - part.shape[2]))) for part in there)
+    room = (
+        np.pad(part, ((0, 0), (0, 0), (0, widest - part.shape[2]))) for part in there
+    )
     return np.concatenate(list(room), axis=1)
 
 

@@ -22,7 +22,9 @@ from plan.draws import Purpose, bits, key
 def order(seed: int, epoch: int, n: int) -> Array:
     """Return int64 [n], the ids 0..n-1 sorted by a hash of (seed, epoch, id)."""
     # no two ids have the same bits, which are a bijection of them: any sort gives this order
-    return np.argsort(bits(key(seed, epoch, Purpose.ORDER), np.arange(n, dtype=np.uint64)))
+    return np.argsort(
+        bits(key(seed, epoch, Purpose.ORDER), np.arange(n, dtype=np.uint64))
+    )
 
 
 def repeated(samples: Array, repeats: int) -> Array:
@@ -48,7 +50,9 @@ def block_size(n: int) -> int:
 def by_size(heights: Array, widths: Array) -> Array:
     """Return int64 [n], the places of images of these sizes: neighbours have like sizes."""
     # the last key counts first: landscape or portrait, then the shorter side
-    return np.lexsort((np.maximum(heights, widths), np.minimum(heights, widths), heights > widths))
+    return np.lexsort(
+        (np.maximum(heights, widths), np.minimum(heights, widths), heights > widths)
+    )
 
 
 def grouped(heights: Array, widths: Array, *, seed: int, epoch: int) -> Array:
@@ -61,12 +65,18 @@ def grouped(heights: Array, widths: Array, *, seed: int, epoch: int) -> Array:
     n = len(heights)
     block = block_size(len(heights))
     whole = n // block * block
-    chunks = [slice(begin, min(begin + CHUNK * block, whole)) for begin in range(0, whole, CHUNK * block)]
+    chunks = [
+        slice(begin, min(begin + CHUNK * block, whole))
+        for begin in range(0, whole, CHUNK * block)
+    ]
     sorted_ = [chunk.start + by_size(heights[chunk], widths[chunk]) for chunk in chunks]
     # axes: [blocks, block]
     blocks = np.concatenate([np.zeros(0, np.int64), *sorted_]).reshape(-1, block)
     shuffled = blocks[
-        np.argsort(bits(key(seed, epoch, Purpose.BLOCKS), np.arange(len(blocks))), kind="stable")
+        np.argsort(
+            bits(key(seed, epoch, Purpose.BLOCKS), np.arange(len(blocks))),
+            kind="stable",
+        )
     ]
     return np.concatenate([shuffled.ravel(), np.arange(whole, n)])
 
@@ -89,7 +99,9 @@ def fitted(n: int, batch_size: int, shares: int) -> tuple[int, bool]:
     return -(-n // (count * shares)), True
 
 
-def steps(n: int, first: int, global_batch_size: int, *, keeps_tail: bool = False) -> int:
+def steps(
+    n: int, first: int, global_batch_size: int, *, keeps_tail: bool = False
+) -> int:
     """Return the optimiser steps behind the first `first` samples: whole ones, and with `keeps_tail` one for
     what is left.
     """
@@ -98,7 +110,13 @@ def steps(n: int, first: int, global_batch_size: int, *, keeps_tail: bool = Fals
 
 
 def share(
-    ordered: Array, micro_batch: int, *, first: int, batch_size: int, world_size: int, rank: int
+    ordered: Array,
+    micro_batch: int,
+    *,
+    first: int,
+    batch_size: int,
+    world_size: int,
+    rank: int,
 ) -> Array:
     """Return int64 [<= batch_size], the ids of a rank's micro-batch; shorter only where `ordered` ends."""
     # ranks take turns, so that a step is one stretch of the order however many they are

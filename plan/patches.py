@@ -45,10 +45,16 @@ class PatchPolicy:
     turns: bool = False
     made: bool = True  # small images are made of the large ones; else they are stored beside them
 
-    def frame(self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array) -> dict[str, Array]:
+    def frame(
+        self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array
+    ) -> dict[str, Array]:
         """Return regions, windows, sizes and turns of samples `ids`, of large images heights x widths."""
         # x and y; what a whole small pixel does not cover is left out
-        limit = np.stack([widths, heights], axis=1).astype(np.int64) // self.scale * self.scale
+        limit = (
+            np.stack([widths, heights], axis=1).astype(np.int64)
+            // self.scale
+            * self.scale
+        )
         if self.patch is None:
             low = np.zeros_like(limit)
             high = limit
@@ -62,10 +68,14 @@ class PatchPolicy:
         end = np.minimum(high + margin, limit)
         turns = np.zeros(len(ids), np.uint8)
         if self.turns:
-            turns = (uniforms(seed, epoch, Purpose.FLIP, ids, 1)[:, 0] * TURNS).astype(np.uint8)
+            turns = (uniforms(seed, epoch, Purpose.FLIP, ids, 1)[:, 0] * TURNS).astype(
+                np.uint8
+            )
         return {
             "regions": np.concatenate([begin, end], axis=1),
-            "windows": np.concatenate([low - begin, high - begin], axis=1).astype(np.float64),
+            "windows": np.concatenate([low - begin, high - begin], axis=1).astype(
+                np.float64
+            ),
             "sizes": ((high - low) // self.scale)[:, ::-1],
             "turns": turns,
         }
@@ -127,14 +137,22 @@ class PatchPlan(EpochPlan):
     @property
     def together(self) -> int:
         # a canvas is a batch's
-        return max(bundles.ROWS // self.batch_size, 1) if self.filled and self.training else 1
+        return (
+            max(bundles.ROWS // self.batch_size, 1)
+            if self.filled and self.training
+            else 1
+        )
 
     @property
     def sharing(self) -> int:
         """Return how many micro-batches that follow one another show the same images, in other patches."""
         if self.patches == 1:
             return 1
-        return max(min(BLOCK * self.patches, self.samples) // (self.batch_size * self.world_size), 1)
+        return max(
+            min(BLOCK * self.patches, self.samples)
+            // (self.batch_size * self.world_size),
+            1,
+        )
 
     @property
     def ordering(self) -> str:
@@ -153,7 +171,9 @@ class PatchPlan(EpochPlan):
         samples = np.arange(self.samples, dtype=np.int64)
         images, rounds = np.divmod(samples, self.patches)
         block = np.empty(-(-self.samples // self.patches), np.int64)
-        block[order.order(self.seed, epoch, len(block))] = np.arange(len(block)) // BLOCK
+        block[order.order(self.seed, epoch, len(block))] = (
+            np.arange(len(block)) // BLOCK
+        )
         shuffled = bits(key(self.seed, epoch, Purpose.BLOCKS), samples)
         # the last key counts first
         return np.lexsort((shuffled, rounds, block[images]))
@@ -161,7 +181,9 @@ class PatchPlan(EpochPlan):
     def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
         heights = np.asarray(self.heights[ids])
         widths = np.asarray(self.widths[ids])
-        framed: dict[str, Any] = self.policy.frame(self.seed, epoch, ids, heights, widths)
+        framed: dict[str, Any] = self.policy.frame(
+            self.seed, epoch, ids, heights, widths
+        )
         if not self.filled:
             framed["canvas"] = tuple(framed["sizes"].max(axis=0).tolist())
         return framed
@@ -170,4 +192,6 @@ class PatchPlan(EpochPlan):
 def enlarged(rows: Rows, scale: int) -> Rows:
     """Return the rows whose outputs are the large images: those of `rows`, `scale` times as high and wide."""
     height, width = rows.padded
-    return replace(rows, sizes=rows.sizes * scale, canvas=(height * scale, width * scale))
+    return replace(
+        rows, sizes=rows.sizes * scale, canvas=(height * scale, width * scale)
+    )

@@ -42,7 +42,11 @@ def usable_boxes(columns: Any, ids: Array) -> tuple[Array, Array, Array]:
     annotations, which = annotations[usable], which[usable]
     corner, size = np.split(np.asarray(columns.boxes[annotations]), 2, axis=1)
     boxes = np.concatenate([corner, corner + size], axis=1)
-    return annotations, which, geometry.clipped(boxes, columns.height[ids][which], columns.width[ids][which])
+    return (
+        annotations,
+        which,
+        geometry.clipped(boxes, columns.height[ids][which], columns.width[ids][which]),
+    )
 
 
 def packed(
@@ -70,9 +74,13 @@ def packed(
         kept &= ((middle > 0) & (middle < rows.sizes[which, ::-1])).all(axis=1)
     annotations, which = annotations[kept], which[kept]
     targets = {
-        "offsets": np.concatenate([[0], np.cumsum(np.bincount(which, minlength=len(rows)))]).astype(np.int64),
+        "offsets": np.concatenate(
+            [[0], np.cumsum(np.bincount(which, minlength=len(rows)))]
+        ).astype(np.int64),
         "boxes": boxes[kept],
-        "labels": np.asarray(columns.class_of)[columns.category[annotations]].astype(np.int64),
+        "labels": np.asarray(columns.class_of)[columns.category[annotations]].astype(
+            np.int64
+        ),
     }
     if masks:
         targets["masks"] = drawn_masks(columns, rows, annotations, which)
@@ -81,7 +89,9 @@ def packed(
     return targets
 
 
-def moved_keypoints(columns: Any, rows: Rows, annotations: Array, which: Array) -> Array:
+def moved_keypoints(
+    columns: Any, rows: Rows, annotations: Array, which: Array
+) -> Array:
     """Return float32 [M, K, 3], x y in output pixels and visibility; turns may swap left and right."""
     # axes: [M, K, 3]
     points = np.asarray(columns.keypoints[annotations])
@@ -91,7 +101,9 @@ def moved_keypoints(columns: Any, rows: Rows, annotations: Array, which: Array) 
         points,
     )
     place = geometry.to_output(rows, which, points[..., :2])
-    inside = ((place >= 0) & (place < rows.sizes[which, None, ::-1])).all(axis=2) & (points[..., 2] > 0)
+    inside = ((place >= 0) & (place < rows.sizes[which, None, ::-1])).all(axis=2) & (
+        points[..., 2] > 0
+    )
     moved = np.concatenate([place, points[..., 2:]], axis=2)
     return np.where(inside[..., None], moved, 0).astype(np.float32)
 
@@ -103,50 +115,93 @@ def drawn_masks(columns: Any, rows: Rows, annotations: Array, which: Array) -> A
     """
     masks = np.zeros((len(annotations), *rows.padded), np.uint8)
     place = rows.placed[which]
-    counts = columns.polygon_offsets[annotations + 1] - columns.polygon_offsets[annotations]
+    counts = (
+        columns.polygon_offsets[annotations + 1] - columns.polygon_offsets[annotations]
+    )
     polygons, owner = spans(columns.polygon_offsets[annotations], counts)
     corners = columns.point_offsets[polygons + 1] - columns.point_offsets[polygons]
     points, polygon = spans(columns.point_offsets[polygons], corners)
-    moved = geometry.to_output(rows, which[owner[polygon]], np.asarray(columns.points[points]))
+    moved = geometry.to_output(
+        rows, which[owner[polygon]], np.asarray(columns.points[points])
+    )
     outlines = np.split(moved, np.cumsum(corners)[:-1])
     first = np.cumsum(counts) - counts
     for number, annotation in enumerate(annotations.tolist()):
         if counts[number]:
-            _fill(masks[number], place[number], outlines[first[number] : first[number] + counts[number]])
+            _fill(
+                masks[number],
+                place[number],
+                outlines[first[number] : first[number] + counts[number]],
+            )
         else:
-            _sample(masks[number], place[number], columns, rows, annotation, int(which[number]))
+            _sample(
+                masks[number],
+                place[number],
+                columns,
+                rows,
+                annotation,
+                int(which[number]),
+            )
     return masks
 
 
 def _fill(mask: Array, place: Array, outlines: list[Array]) -> None:
     """Set the union of polygons [points, 2], as far as it is within `place`."""
-    from pycocotools import mask as coco  # takes a tenth of a second, and only masks need it
+    from pycocotools import (
+        mask as coco,
+    )  # takes a tenth of a second, and only masks need it
 
     whole = np.concatenate(outlines)
     # Only where the polygons are: a canvas has a million pixels, an object ten thousand.
-    x0, y0 = np.maximum(np.floor(whole.min(axis=0)).astype(np.int64) - 1, place[:2]).tolist()
-    x1, y1 = np.minimum(np.ceil(whole.max(axis=0)).astype(np.int64) + 1, place[2:]).tolist()
+    x0, y0 = np.maximum(
+        np.floor(whole.min(axis=0)).astype(np.int64) - 1, place[:2]
+    ).tolist()
+    x1, y1 = np.minimum(
+        np.ceil(whole.max(axis=0)).astype(np.int64) + 1, place[2:]
+    ).tolist()
     if x0 < x1 and y0 < y1:
-        runs = coco.frPyObjects([(outline - (x0, y0)).ravel() for outline in outlines], y1 - y0, x1 - x0)
+        runs = coco.frPyObjects(
+            [(outline - (x0, y0)).ravel() for outline in outlines], y1 - y0, x1 - x0
+        )
         mask[y0:y1, x0:x1] = coco.decode(coco.merge(runs))
 
 
-def _sample(mask: Array, place: Array, columns: Any, rows: Rows, annotation: int, row: int) -> None:
+def _sample(
+    mask: Array, place: Array, columns: Any, rows: Rows, annotation: int, row: int
+) -> None:
     """Set the pixels of `place` whose centres an annotation's run lengths cover; none where it has none."""
-    runs = np.asarray(columns.rle[columns.rle_offsets[annotation] : columns.rle_offsets[annotation + 1]])
+    runs = np.asarray(
+        columns.rle[
+            columns.rle_offsets[annotation] : columns.rle_offsets[annotation + 1]
+        ]
+    )
     if len(runs):
-        height, width = int(columns.height[rows.ids[row]]), int(columns.width[rows.ids[row]])
+        height, width = (
+            int(columns.height[rows.ids[row]]),
+            int(columns.width[rows.ids[row]]),
+        )
         # run lengths go column by column
-        stored = np.repeat(np.arange(len(runs)) % 2, runs).astype(np.uint8).reshape(width, height).T
+        stored = (
+            np.repeat(np.arange(len(runs)) % 2, runs)
+            .astype(np.uint8)
+            .reshape(width, height)
+            .T
+        )
         x0, y0, x1, y1 = place.tolist()
         # columns and rows are sampled apart, since the map has no shear; a column of a transposed row is
         # one of the stored rows
         limit = np.array([width - 1, height - 1])
         across = np.minimum(
-            _stored_pixels(rows, row, np.stack([np.arange(x0, x1), np.full(x1 - x0, y0)], axis=1)), limit
+            _stored_pixels(
+                rows, row, np.stack([np.arange(x0, x1), np.full(x1 - x0, y0)], axis=1)
+            ),
+            limit,
         )
         down = np.minimum(
-            _stored_pixels(rows, row, np.stack([np.full(y1 - y0, x0), np.arange(y0, y1)], axis=1)), limit
+            _stored_pixels(
+                rows, row, np.stack([np.full(y1 - y0, x0), np.arange(y0, y1)], axis=1)
+            ),
+            limit,
         )
         if geometry.transposed(rows.turns[row]):
             mask[y0:y1, x0:x1] = stored[across[:, 1], down[:, :1]]
@@ -159,6 +214,6 @@ def _stored_pixels(rows: Rows, row: int, pixels: Array) -> Array:
 
     Those of a row's place lie in its image, but for rounding.
     """
-    return np.maximum(np.floor(geometry.to_image(rows, np.full(len(pixels), row), pixels + 0.5)), 0).astype(
-        np.int64
-    )
+    return np.maximum(
+        np.floor(geometry.to_image(rows, np.full(len(pixels), row), pixels + 0.5)), 0
+    ).astype(np.int64)

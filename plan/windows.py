@@ -35,10 +35,19 @@ def random_resized(
     # axes: [B, TRIES]
     area = (height * width)[:, None] * (scale[0] + area_draw * (scale[1] - scale[0]))
     # uniform in the logarithm, so that a crop is as often wide as tall
-    aspect = np.exp(np.log(ratio[0]) + ratio_draw * (np.log(ratio[1]) - np.log(ratio[0])))
+    aspect = np.exp(
+        np.log(ratio[0]) + ratio_draw * (np.log(ratio[1]) - np.log(ratio[0]))
+    )
     crop_w, crop_h = np.rint(np.sqrt(area * aspect)), np.rint(np.sqrt(area / aspect))
-    fits = (crop_w > 0) & (crop_w <= width[:, None]) & (crop_h > 0) & (crop_h <= height[:, None])
-    chosen = fits.argmax(axis=1)  # the first that fits; 0 where none does, which `none` replaces below
+    fits = (
+        (crop_w > 0)
+        & (crop_w <= width[:, None])
+        & (crop_h > 0)
+        & (crop_h <= height[:, None])
+    )
+    chosen = fits.argmax(
+        axis=1
+    )  # the first that fits; 0 where none does, which `none` replaces below
     each = np.arange(len(heights))
     w, h = crop_w[each, chosen], crop_h[each, chosen]
     left = np.floor(draws[:, -2] * (width - w + 1))
@@ -47,8 +56,12 @@ def random_resized(
     shape = width / height
     none = ~fits.any(axis=1)
     # too wide or too tall for `ratio`: the limit; else the whole image
-    fallback_w = np.where(shape > ratio[1], np.maximum(np.rint(height * ratio[1]), 1), width)
-    fallback_h = np.where(shape < ratio[0], np.maximum(np.rint(width / ratio[0]), 1), height)
+    fallback_w = np.where(
+        shape > ratio[1], np.maximum(np.rint(height * ratio[1]), 1), width
+    )
+    fallback_h = np.where(
+        shape < ratio[0], np.maximum(np.rint(width / ratio[0]), 1), height
+    )
     w, h = np.where(none, fallback_w, w), np.where(none, fallback_h, h)
     left = np.where(none, (width - w) // 2, left)
     top = np.where(none, (height - h) // 2, top)
@@ -88,20 +101,38 @@ def resized(heights: Array, widths: Array, shorter: int | Array) -> tuple[Array,
     """
     longer = shorter * np.maximum(heights, widths) / np.minimum(heights, widths)
     other = longer.astype(np.int64)  # int() there
-    return np.where(heights <= widths, shorter, other), np.where(widths <= heights, shorter, other)
+    return np.where(heights <= widths, shorter, other), np.where(
+        widths <= heights, shorter, other
+    )
 
 
 def preimage(
-    heights: Array, widths: Array, new_h: Array, new_w: Array, left: Array, top: Array, crop: int
+    heights: Array,
+    widths: Array,
+    new_h: Array,
+    new_w: Array,
+    left: Array,
+    top: Array,
+    crop: int,
 ) -> tuple[Array, Array]:
     """Return (regions, windows) of the square crop at (left, top) of images resized to new_h x new_w."""
     return crop_of_resized(
-        heights, widths, new_h, new_w, np.stack([left, top, left + crop, top + crop], axis=1)
+        heights,
+        widths,
+        new_h,
+        new_w,
+        np.stack([left, top, left + crop, top + crop], axis=1),
     )
 
 
 def crop_of_resized(
-    heights: Array, widths: Array, new_h: Array, new_w: Array, crops: Array, *, support: int = 1
+    heights: Array,
+    widths: Array,
+    new_h: Array,
+    new_w: Array,
+    crops: Array,
+    *,
+    support: int = 1,
 ) -> tuple[Array, Array]:
     """Return (regions, windows) of `crops` [B, 4], x0 y0 x1 y1, of images resized to new_h x new_w.
 
@@ -111,7 +142,11 @@ def crop_of_resized(
     step_y, step_x = heights / new_h, widths / new_w  # source pixels an output pixel
     full = crops * np.stack([step_x, step_y, step_x, step_y], axis=1)
     # a triangle reaches one output pixel to either side, and at least one source pixel
-    reach = support * np.stack([np.maximum(step_x, 1.0), np.maximum(step_y, 1.0)] * 2, axis=1) + 1.0
+    reach = (
+        support
+        * np.stack([np.maximum(step_x, 1.0), np.maximum(step_y, 1.0)] * 2, axis=1)
+        + 1.0
+    )
     limit = np.stack([widths, heights], axis=1)
     low = np.clip(np.floor(full[:, :2] - reach[:, :2]), 0, limit - 1)
     high = np.clip(np.ceil(full[:, 2:] + reach[:, 2:]), 1, limit)
@@ -119,13 +154,17 @@ def crop_of_resized(
     return regions, full - np.concatenate([low, low], axis=1)
 
 
-def fitted(heights: Array, widths: Array, shorter: int | Array, longer: int) -> tuple[Array, Array]:
+def fitted(
+    heights: Array, widths: Array, shorter: int | Array, longer: int
+) -> tuple[Array, Array]:
     """Return int64 [B] each, height and width once the shorter side is `shorter` pixels.
 
     It is less where the longer side would pass `longer`. Rounded down as torchvision's detectors do
     (GeneralizedRCNNTransform).
     """
-    scale = np.minimum(shorter / np.minimum(heights, widths), longer / np.maximum(heights, widths))
+    scale = np.minimum(
+        shorter / np.minimum(heights, widths), longer / np.maximum(heights, widths)
+    )
     return _scaled(heights, scale), _scaled(widths, scale)
 
 
@@ -134,7 +173,12 @@ def _scaled(sides: Array, scale: Array) -> Array:
 
 
 def jittered(
-    heights: Array, widths: Array, draws: Array, *, size: int, scale: tuple[float, float] = (0.1, 2.0)
+    heights: Array,
+    widths: Array,
+    draws: Array,
+    *,
+    size: int,
+    scale: tuple[float, float] = (0.1, 2.0),
 ) -> tuple[Array, Array, Array]:
     """Return (regions, windows, places): large-scale jitter (Ghiasi et al. 2021) to size x size.
 
@@ -142,9 +186,14 @@ def jittered(
     random place, what is too small lies at the top left. As torchvision's ScaleJitter and its references'
     FixedSizeCrop, which has one draw for left and top. `draws`: float64 [B, 2], of the scale and the place.
     """
-    factor = np.minimum(size / heights, size / widths) * (scale[0] + draws[:, 0] * (scale[1] - scale[0]))
+    factor = np.minimum(size / heights, size / widths) * (
+        scale[0] + draws[:, 0] * (scale[1] - scale[0])
+    )
     new_h, new_w = _scaled(heights, factor), _scaled(widths, factor)
-    top, left = (np.floor(np.maximum(new - size, 0) * draws[:, 1]).astype(np.int64) for new in (new_h, new_w))
+    top, left = (
+        np.floor(np.maximum(new - size, 0) * draws[:, 1]).astype(np.int64)
+        for new in (new_h, new_w)
+    )
     seen = np.stack([np.minimum(new_w, size), np.minimum(new_h, size)], axis=1)
     corner = np.stack([left, top], axis=1)
     regions, inner = crop_of_resized(
@@ -166,7 +215,9 @@ def zoomed_out(
     `images` int64 [B, 4] are x0 y0 x1 y1 in the field, `fields` [B, 2] its width and height. Where nothing is
     drawn the field is the image. `draws`: float64 [B, 4].
     """
-    factor = np.where(draws[:, 0] < probability, sides[0] + draws[:, 1] * (sides[1] - sides[0]), 1.0)
+    factor = np.where(
+        draws[:, 0] < probability, sides[0] + draws[:, 1] * (sides[1] - sides[0]), 1.0
+    )
     # axes: [B, 2], x and y
     image = np.stack([widths, heights], axis=1)
     field = (image * factor[:, None]).astype(np.int64)
@@ -183,7 +234,10 @@ def placed(images: Array, crops: Array, size: int) -> tuple[Array, Array, Array]
     is seen.
     """
     corner, extent = crops[:, :2], crops[:, 2:] - crops[:, :2]
-    low, high = np.maximum(corner, images[:, :2]), np.minimum(crops[:, 2:], images[:, 2:])
+    low, high = (
+        np.maximum(corner, images[:, :2]),
+        np.minimum(crops[:, 2:], images[:, 2:]),
+    )
     # axes: [B, 2], x and y; in whole numbers, since a side that is rounded down by 1e-16 would lose a pixel
     first, last = -((corner - low) * size // extent), (high - corner) * size // extent
     thin = last <= first

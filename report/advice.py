@@ -32,7 +32,10 @@ def told_bound(bound: str | None, *, remote: bool, busy: float | None) -> str | 
 def advice(summary: Mapping[str, Any]) -> str:
     """Say what to change first, from a run's `summary`; any section of it may be missing or None."""
     # off for another reason they cannot be had: too many shapes, or a step that waits for the device
-    graphs = summary.get("graphs_off") == "--graphs false" and summary.get("task") not in MANY_SHAPES
+    graphs = (
+        summary.get("graphs_off") == "--graphs false"
+        and summary.get("task") not in MANY_SHAPES
+    )
     efficiency = summary.get("efficiency")
     ceiling = section(summary, "ceiling")
     if section(summary, "rate").get("steady") is None:
@@ -45,13 +48,22 @@ def advice(summary: Mapping[str, Any]) -> str:
         return f"{finding} so one of the two is wrong (another load on the machine?)."
     if summary.get("loader") == "synthetic":
         return "Name a real loader: this is the step without reading, the rate that a loader has to reach."
-    if summary.get("bound") is None or (ceiling.get("compute") is None and ceiling.get("loader") is None):
+    if summary.get("bound") is None or (
+        ceiling.get("compute") is None and ceiling.get("loader") is None
+    ):
         return "Run with --ceilings true: without the two ceilings nobody can say what held the rate back."
-    sentence = {"compute": _compute, "loader": _loader, "storage": _storage, "contention": _contention}[
-        summary["bound"]
-    ](summary, graphs)
+    sentence = {
+        "compute": _compute,
+        "loader": _loader,
+        "storage": _storage,
+        "contention": _contention,
+    }[summary["bound"]](summary, graphs)
     alone = section(section(summary, "rate"), "spread").get("n") == 1
-    return f"{sentence} One window alone says so: train for longer to be sure." if alone else sentence
+    return (
+        f"{sentence} One window alone says so: train for longer to be sure."
+        if alone
+        else sentence
+    )
 
 
 def _compute(summary: Mapping[str, Any], graphs: bool) -> str:
@@ -90,9 +102,7 @@ def _loader(summary: Mapping[str, Any], graphs: bool) -> str:
             return f"{said} more --workers, each hides one read's latency; then faster storage."
         fed = _may_try(summary, "dali-fed")
         if loader == "dali-gpu":
-            finding = (
-                f"{said} {'--loader dali-fed' if fed else 'more --workers'} if the storage is slow to answer,"
-            )
+            finding = f"{said} {'--loader dali-fed' if fed else 'more --workers'} if the storage is slow to answer,"
             return f"{finding} else smaller images on disk for the GPU's JPEG decoder."
         finding = f"{said} more --workers; if that changes nothing the storage is slow to answer"
         return f"{finding}{', --loader dali-fed' if fed else ''}."
@@ -107,9 +117,7 @@ def _loader(summary: Mapping[str, Any], graphs: bool) -> str:
 
 def _storage(summary: Mapping[str, Any], graphs: bool) -> str:
     busy = section(summary, "cpu").get("utilisation") or 0.0
-    finding = (
-        f"The storage is the limit: the loader waits for servers and {1 - busy:.0%} of the cores are idle:"
-    )
+    finding = f"The storage is the limit: the loader waits for servers and {1 - busy:.0%} of the cores are idle:"
     remedy = "--read-threads or more --workers put more reads in flight"
     return f"{finding} {remedy}, --cache-dir keeps what was read on a disk."
 
@@ -125,7 +133,9 @@ def _clips(summary: Mapping[str, Any]) -> str:
         idle = "" if busy is None else f" and {1 - busy:.0%} of the CPU cores are idle"
         return f"The loader is the limit{idle}: --loader nvdec+pyav gives them a share of the clips."
     if busy is not None and busy < IDLE:
-        finding = f"The loader is the limit and {1 - busy:.0%} of the CPU cores are idle:"
+        finding = (
+            f"The loader is the limit and {1 - busy:.0%} of the CPU cores are idle:"
+        )
         return f"{finding} more --workers; then the storage is slow to answer."
     remedy = "more cores, or videos stored smaller or with a key frame more often"
     return f"The loader is the limit: {remedy}, so that decoding is cheaper."
@@ -136,11 +146,18 @@ def _contention(summary: Mapping[str, Any], graphs: bool) -> str:
     ceiling = section(summary, "ceiling")
     compute = section(ceiling, "compute").get("rate")
     loader = section(ceiling, "loader").get("rate")
-    if compute and loader and loader < FAR_BELOW * compute and summary["rate"]["steady"] > NEARLY * loader:
+    if (
+        compute
+        and loader
+        and loader < FAR_BELOW * compute
+        and summary["rate"]["steady"] > NEARLY * loader
+    ):
         return _loader(summary, graphs)
     finding = "Loader and step hinder each other, each is faster alone:"
     if not _gpu(summary):
-        return f"{finding} they share the CPU cores, so try {_fewer(summary)}more cores."
+        return (
+            f"{finding} they share the CPU cores, so try {_fewer(summary)}more cores."
+        )
     if busy is not None and busy >= BUSY:
         launches = f" and {GRAPHS} (few launches)" if graphs else ""
         return f"{finding} they share the CPU cores, so try {_fewer(summary, launches)}more cores."

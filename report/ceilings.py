@@ -36,7 +36,9 @@ class MeasuredStep(Protocol):
     def phases(self) -> Phases:
         """Return the stopwatch of its phases."""
 
-    def __call__(self, batches: Iterator[Batch], *, lr: float, epoch: int, position: int) -> object:
+    def __call__(
+        self, batches: Iterator[Batch], *, lr: float, epoch: int, position: int
+    ) -> object:
         """Take the batches of one step."""
 
     def preserved(self) -> AbstractContextManager[None]:
@@ -76,7 +78,9 @@ def measure(
     try:
         compute = compute_ceiling(
             step,
-            [batch] if plan.resident == 1 else typical(plan, loader, epoch=epoch, world=world),
+            [batch]
+            if plan.resident == 1
+            else typical(plan, loader, epoch=epoch, world=world),
             accumulate=plan.global_batch_size // (world.size * plan.batch_size),
             world=world,
             synchronise=world.synchronise,
@@ -108,10 +112,17 @@ def typical(plan: Plan, loader: Loader, *, epoch: int, world: World) -> Iterator
     looked_at = np.unique(np.linspace(0, len(rows) - 1, LOOKED_AT).astype(np.int64))
     pixels = np.array([math.prod(rows[at].padded) for at in looked_at.tolist()])
     middles = (np.arange(plan.resident) + 0.5) / plan.resident * len(looked_at)
-    chosen = world.gather(looked_at[np.argsort(pixels, kind="stable")][middles.astype(np.int64)].tolist())[0]
+    chosen = world.gather(
+        looked_at[np.argsort(pixels, kind="stable")][middles.astype(np.int64)].tolist()
+    )[0]
     for at in chosen:
         # a resume may begin with any sample that leaves a whole step
-        first = max(min(at * world.size * plan.batch_size, plan.samples - plan.global_batch_size), 0)
+        first = max(
+            min(
+                at * world.size * plan.batch_size, plan.samples - plan.global_batch_size
+            ),
+            0,
+        )
         yield next(iter(loader.batches(epoch, first)))
 
 
@@ -141,7 +152,12 @@ def compute_ceiling(
         began = time.perf_counter()
         for at in range(count):
             # so low a learning rate that one batch, again and again, hardly moves the weights
-            step(itertools.repeat(resident[at % len(resident)], accumulate), lr=1e-8, epoch=0, position=0)
+            step(
+                itertools.repeat(resident[at % len(resident)], accumulate),
+                lr=1e-8,
+                epoch=0,
+                position=0,
+            )
             step.phases.step()
         synchronise()
         world.barrier()
@@ -166,7 +182,11 @@ def compute_ceiling(
         step.phases.read()
     samples = world.size * len(resident[0].ids) * accumulate * count
     rates = [samples / s for s in seconds]
-    return {"rate": float(np.median(rates)), "spread": spread(rates), "steps": count * BLOCKS}
+    return {
+        "rate": float(np.median(rates)),
+        "spread": spread(rates),
+        "steps": count * BLOCKS,
+    }
 
 
 def loader_ceiling(
@@ -203,7 +223,9 @@ def loader_ceiling(
         return samples
 
     rates: list[float] = []
-    taken = take(loader.in_flight)  # what may be ready before anyone asks is no part of the rate
+    taken = take(
+        loader.in_flight
+    )  # what may be ready before anyone asks is no part of the rate
     world.barrier()
     began = last = time.perf_counter()
 
@@ -222,20 +244,28 @@ def loader_ceiling(
             now = time.perf_counter()
         rates.append(samples / (now - last))
         last = now
-    local = math.nan if taken is None else float(np.median(rates))  # a NaN of one rank is the sum's: all stop
+    local = (
+        math.nan if taken is None else float(np.median(rates))
+    )  # a NaN of one rank is the sum's: all stop
     batches.close()
     total = float(world.sum(np.array([local]))[0])
     if math.isnan(total):
         raise Stopped
     scale = total / local  # the spread is rank 0's, as the spread of all
-    return {"rate": total, "spread": spread([rate * scale for rate in rates]), "windows": len(rates)}
+    return {
+        "rate": total,
+        "spread": spread([rate * scale for rate in rates]),
+        "windows": len(rates),
+    }
 
 
 def _copied(batch: Batch) -> Batch:
     """Copy a batch into memory of its own, with every row valid."""
     return replace(
         batch,
-        rows=None if batch.rows is None else replace(batch.rows, valid=np.ones_like(batch.rows.valid)),
+        rows=None
+        if batch.rows is None
+        else replace(batch.rows, valid=np.ones_like(batch.rows.valid)),
         images=batch.images.clone(memory_format=torch.preserve_format),
         sizes=batch.sizes.clone(),
         targets={name: value.clone() for name, value in batch.targets.items()},

@@ -126,8 +126,16 @@ class Console:
         self._stream = stream or sys.stdout
         self._enabled = enabled
         self._clock = clock
-        live = enabled and self._stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-        self._terminal = Terminal(file=self._stream, highlight=False, force_terminal=True) if live else None
+        live = (
+            enabled
+            and self._stream.isatty()
+            and os.environ.get("TERM", "dumb") != "dumb"
+        )
+        self._terminal = (
+            Terminal(file=self._stream, highlight=False, force_terminal=True)
+            if live
+            else None
+        )
 
     def info(self, *lines: str) -> None:
         """Say lines."""
@@ -148,7 +156,11 @@ class Console:
             def callback(done: int, total: int, step: str) -> None:
                 title = f"{what}: {step}"
                 if not bars:
-                    bars.append(stack.enter_context(self.epoch(title=title, total=total, item="items")))
+                    bars.append(
+                        stack.enter_context(
+                            self.epoch(title=title, total=total, item="items")
+                        )
+                    )
                 bars[0].title = title
                 bars[0].total = total
                 bars[0].update(samples=done)
@@ -156,7 +168,9 @@ class Console:
             yield callback
 
     @contextlib.contextmanager
-    def epoch(self, *, title: str, total: int, item: str = "img", first: int = 0) -> Iterator[Bar]:
+    def epoch(
+        self, *, title: str, total: int, item: str = "img", first: int = 0
+    ) -> Iterator[Bar]:
         """Show a bar from `first` (samples done before a resume) to `total` inside.
 
         It ends with its last figures also when the body raises.
@@ -164,13 +178,20 @@ class Console:
         progress = self._progress() if self._terminal else None
         task = None
         if progress:
-            task = progress.add_task("", title=title, total=total or None, completed=first, words="")
+            task = progress.add_task(
+                "", title=title, total=total or None, completed=first, words=""
+            )
 
         def say(bar: Bar, ended: bool) -> None:
             share = f"{bar.samples / bar.total:4.0%}" if bar.total else ""
             if progress is None or task is None:
                 of = f"/{bar.total:,}" if bar.total else ""
-                columns = [bar.title, share, f"{bar.samples:,}{of} {item}", bar.words(ended=ended)]
+                columns = [
+                    bar.title,
+                    share,
+                    f"{bar.samples:,}{of} {item}",
+                    bar.words(ended=ended),
+                ]
                 self._print("  ".join(filter(None, columns)))
                 return
             words = f"{share}  {bar.words(ended=ended)}"
@@ -204,12 +225,18 @@ class Console:
                 if progress:
                     progress.stop()
 
-    def result(self, summary: Mapping[str, Any], task: Reported, *, folder: Path | None = None) -> None:
+    def result(
+        self, summary: Mapping[str, Any], task: Reported, *, folder: Path | None = None
+    ) -> None:
         """Print the final table: what came out, how fast, what held it back, what to change first.
 
         Behind it `folder`, where the run is, in lines one can copy.
         """
-        chosen = [str(summary[name]) for name in ("arch", "loader", "precision") if summary.get(name)]
+        chosen = [
+            str(summary[name])
+            for name in ("arch", "loader", "precision")
+            if summary.get(name)
+        ]
         title = " · ".join(chosen) or "result"
         if self._terminal:
             table = Table(
@@ -226,12 +253,22 @@ class Console:
             with self._listening():
                 self._terminal.print(table)
         else:
-            folded = [line for name, value in rows(summary, task) for line in _folded(name, value)]
-            self._print("\n".join(["", title.replace("·", "|"), "-" * WIDTH, *folded, "-" * WIDTH]))
+            folded = [
+                line
+                for name, value in rows(summary, task)
+                for line in _folded(name, value)
+            ]
+            self._print(
+                "\n".join(
+                    ["", title.replace("·", "|"), "-" * WIDTH, *folded, "-" * WIDTH]
+                )
+            )
         if folder is not None:
             self._print(f"run folder:   {folder}")
             self._print("all runs:     localhost:6006/#hparams, once TensorBoard runs:")
-            self._print(f"TensorBoard:  tensorboard --logdir {shlex.quote(str(folder.parent))}")
+            self._print(
+                f"TensorBoard:  tensorboard --logdir {shlex.quote(str(folder.parent))}"
+            )
 
     def _progress(self) -> Progress:
         # no refresh thread: a bar is drawn from update(), and takes nothing from training in between
@@ -240,7 +277,9 @@ class Console:
             BarColumn(bar_width=None),
             TextColumn("{task.fields[words]}", markup=False),
         )
-        return Progress(*columns, console=self._terminal, auto_refresh=False, expand=True)
+        return Progress(
+            *columns, console=self._terminal, auto_refresh=False, expand=True
+        )
 
     def _print(self, line: str, style: str = "") -> None:
         if not self._enabled:
@@ -264,7 +303,10 @@ class Console:
     def _listening(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, ValueError):  # the pipe or the terminal behind the stream was closed
+        except (
+            OSError,
+            ValueError,
+        ):  # the pipe or the terminal behind the stream was closed
             self._enabled = False
             self._terminal = None
 
@@ -295,20 +337,34 @@ def rows(summary: Mapping[str, Any], task: Reported) -> list[tuple[str, str]]:
     return [
         best,
         *_best(section(summary, "best"), titled[0]),
-        ("rate", _rate(rate.get("steady"), None if rate.get("short") else rate.get("spread"), unit)),
+        (
+            "rate",
+            _rate(
+                rate.get("steady"),
+                None if rate.get("short") else rate.get("spread"),
+                unit,
+            ),
+        ),
         *(
             (f"{name} ceiling", _rate(of.get("rate"), of.get("spread"), unit))
             for name in CEILINGS
             for of in [section(ceiling, name)]
         ),
         *_imagenet(summary, rate),
-        ("efficiency", "-" if efficiency is None else f"{efficiency:.1%} of the lower ceiling"),
+        (
+            "efficiency",
+            "-" if efficiency is None else f"{efficiency:.1%} of the lower ceiling",
+        ),
         ("bound by", str(summary.get("bound") or "-")),
         ("data wait", _wait(summary.get("data_wait"))),
         *_steal(section(summary, "cpu").get("steal")),
         *_clips(section(summary, "clips")),
         *_detection(section(summary, "detection")),
-        *([("not decoded", f"{len(failed)} samples, see failed.txt")] if failed else []),
+        *(
+            [("not decoded", f"{len(failed)} samples, see failed.txt")]
+            if failed
+            else []
+        ),
         ("change first", advice(summary)),
     ]
 
@@ -321,7 +377,9 @@ def _best(best: Mapping[str, Any], figure: Figure) -> list[tuple[str, str]]:
     return [("best", f"{_metric(figure, best['value'])}{after}: {best['checkpoint']}")]
 
 
-def _imagenet(summary: Mapping[str, Any], rate: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _imagenet(
+    summary: Mapping[str, Any], rate: Mapping[str, Any]
+) -> list[tuple[str, str]]:
     """Say how long ImageNet takes at a rate of images of about its size."""
     steady = rate.get("steady")
     if summary.get("task") != "classification" or not steady or rate.get("short"):
@@ -329,7 +387,12 @@ def _imagenet(summary: Mapping[str, Any], rate: Mapping[str, Any]) -> list[tuple
     if (summary.get("image_size") or 0) < IMAGENET_SIDE:
         return []
     epoch_s = IMAGENET / steady
-    return [("ImageNet", f"an epoch takes {spoken(epoch_s)} at this rate, 90 epochs {spoken(90 * epoch_s)}")]
+    return [
+        (
+            "ImageNet",
+            f"an epoch takes {spoken(epoch_s)} at this rate, 90 epochs {spoken(90 * epoch_s)}",
+        )
+    ]
 
 
 def spoken(seconds: float) -> str:
@@ -350,7 +413,11 @@ def number(value: float | None) -> str:
 def duration(seconds: float) -> str:
     """Say a time as minutes:seconds, or hours:minutes:seconds."""
     minutes, left = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{left:02}" if minutes >= 60 else f"{minutes}:{left:02}"
+    return (
+        f"{minutes // 60}:{minutes % 60:02}:{left:02}"
+        if minutes >= 60
+        else f"{minutes}:{left:02}"
+    )
 
 
 def _rate(value: float | None, spread: Mapping[str, Any] | None, unit: str) -> str:
@@ -387,7 +454,11 @@ def took(seconds: Mapping[str, float] | None) -> str:
         return ""
     standing = f"  in {seconds['pass'] + seconds['waited']:.1f} s"
     where = "beside training " if seconds["waited"] < seconds["score"] / 2 else ""
-    return standing + (f", scored {where}in {seconds['score']:.1f} s" if seconds["score"] >= 0.1 else "")
+    return standing + (
+        f", scored {where}in {seconds['score']:.1f} s"
+        if seconds["score"] >= 0.1
+        else ""
+    )
 
 
 def _metric(figure: Figure, value: float | None) -> str:
@@ -403,7 +474,9 @@ def _steal(share: float | None) -> list[tuple[str, str]]:
     """Say how much time other virtual machines took, where it is enough to tell in a rate."""
     if not share or share < STEAL:
         return []
-    return [("CPU steal", f"{share:.1%} of the cores' time went to other virtual machines")]
+    return [
+        ("CPU steal", f"{share:.1%} of the cores' time went to other virtual machines")
+    ]
 
 
 def _clips(clips: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -415,11 +488,18 @@ def _clips(clips: Mapping[str, Any]) -> list[tuple[str, str]]:
     decoded = f"   ({per:.2f} decoded for each)" if per else ""
     most_first = sorted(others.items(), key=lambda one: -one[1])
     sorts = "; ".join(f"{count:,} {sort}" for sort, count in most_first)
-    instead = [("fallback", f"{sum(others.values()):,} clips by pyav instead ({sorts})")] if others else []
+    instead = (
+        [("fallback", f"{sum(others.values()):,} clips by pyav instead ({sorts})")]
+        if others
+        else []
+    )
     for sort, why in (clips.get("refusals") or {}).items():
         its, _, fate = sort.rpartition(", ")
         instead += [(fate, f"{its}: {why}")]
-    return [("frames", f"{number(clips.get('frames_per_s'))} frame/s{decoded}"), *instead]
+    return [
+        ("frames", f"{number(clips.get('frames_per_s'))} frame/s{decoded}"),
+        *instead,
+    ]
 
 
 def _detection(detection: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -428,12 +508,21 @@ def _detection(detection: Mapping[str, Any]) -> list[tuple[str, str]]:
         return []
     padding = f", {detection['padding']:.1%} of the pixels show no image"
     rate = number(detection.get("instances_per_s"))
-    return [("instances", f"{rate} box/s   ({detection['instances_per_image']:.1f} an image{padding})")]
+    return [
+        (
+            "instances",
+            f"{rate} box/s   ({detection['instances_per_image']:.1f} an image{padding})",
+        )
+    ]
 
 
 def _wait(wait: float | Mapping[str, Any] | None) -> str:
     """Say the wait for data: milliseconds, or {ms, share}."""
-    milliseconds, share = (wait.get("ms"), wait.get("share")) if isinstance(wait, Mapping) else (wait, None)
+    milliseconds, share = (
+        (wait.get("ms"), wait.get("share"))
+        if isinstance(wait, Mapping)
+        else (wait, None)
+    )
     if milliseconds is None:
         return "-"
     of_time = "" if share is None else f", {share:.1%} of the time"
@@ -442,4 +531,6 @@ def _wait(wait: float | Mapping[str, Any] | None) -> str:
 
 def _folded(name: str, value: str) -> list[str]:
     folded = textwrap.wrap(value, WIDTH - 18, break_on_hyphens=False)
-    return [f"{name if index == 0 else '':<16}  {line}" for index, line in enumerate(folded)]
+    return [
+        f"{name if index == 0 else '':<16}  {line}" for index, line in enumerate(folded)
+    ]

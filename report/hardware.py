@@ -46,17 +46,28 @@ def versions() -> dict[str, str]:
     already).
     """
     # a file of metadata is parsed whenever it is asked for
-    contents = [content for one in metadata.distributions() if (content := one.metadata)]
-    installed = {str(one["Name"]).lower().replace("_", "-"): str(one["Version"]) for one in contents}
+    contents = [
+        content for one in metadata.distributions() if (content := one.metadata)
+    ]
+    installed = {
+        str(one["Name"]).lower().replace("_", "-"): str(one["Version"])
+        for one in contents
+    }
     result: dict[str, str | None] = {"python": platform.python_version()}
     for name, distribution in DISTRIBUTIONS.items():
-        family = distribution[-1].isalpha() and distribution.startswith(("nvidia-", "opencv-"))
-        members = {known for known in installed if family and known.startswith(distribution)}
+        family = distribution[-1].isalpha() and distribution.startswith(
+            ("nvidia-", "opencv-")
+        )
+        members = {
+            known for known in installed if family and known.startswith(distribution)
+        }
         names = sorted(members | ({distribution} & installed.keys()))
         result[name] = installed[names[0]] if names else None
     result["torch"] = torch.__version__
     result["cuda"] = torch.version.cuda
-    cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+    cudnn = (
+        torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+    )
     result["cudnn"] = str(cudnn) if cudnn else None
     result["driver"] = _nvml(lambda nvml: str(nvml.nvmlSystemGetDriverVersion()))
     return {name: version for name, version in result.items() if version}
@@ -121,7 +132,9 @@ def shm_free_bytes() -> int:
     return room.f_bavail * room.f_frsize
 
 
-def over_ranks(readings: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+def over_ranks(
+    readings: Sequence[Mapping[str, float | None]],
+) -> dict[str, float | None]:
     """Return the means of what each rank has read of its own GPU; a rank without a reading is left out."""
     means: dict[str, float | None] = {}
     for name in readings[0]:
@@ -130,7 +143,14 @@ def over_ranks(readings: Sequence[Mapping[str, float | None]]) -> dict[str, floa
     return means
 
 
-LOADS = ("cpu_utilisation", "cpu_steal", "gpu_utilisation", "power_w", "sm_mhz", "throttled")
+LOADS = (
+    "cpu_utilisation",
+    "cpu_steal",
+    "gpu_utilisation",
+    "power_w",
+    "sm_mhz",
+    "throttled",
+)
 """Those of a Sampler's readings that say how busy the machine is, and at which clocks."""
 SLOWED = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 """nvml.h, nvmlClocksEventReason*: power cap, hardware slowdown, thermal (software, hardware), power brake."""
@@ -181,7 +201,9 @@ class Sampler:
             self._end.clear()
             for load in (self._cpu, self._steal):
                 next(load)  # it is counted from here
-            self._thread = threading.Thread(target=self._run, name="load-sampler", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, name="load-sampler", daemon=True
+            )
             self._thread.start()
         return self
 
@@ -200,7 +222,10 @@ class Sampler:
         with self._lock:
             sums = self._sums
             self._sums = {}
-        return {name: sums[name][0] / sums[name][1] if name in sums else None for name in self.NAMES}
+        return {
+            name: sums[name][0] / sums[name][1] if name in sums else None
+            for name in self.NAMES
+        }
 
     def _run(self) -> None:
         rounds = 0
@@ -208,7 +233,9 @@ class Sampler:
         with contextlib.suppress(MemoryError):
             while not self._end.wait(self._every_s):
                 self._add(self._sample())
-                if self._host and rounds % HOST_EVERY == 0:  # the kernel walks each process's page tables
+                if (
+                    self._host and rounds % HOST_EVERY == 0
+                ):  # the kernel walks each process's page tables
                     self._add({"host_gib": host_gib()})
                 rounds += 1
 
@@ -221,14 +248,20 @@ class Sampler:
 
     def _sample(self) -> dict[str, float | None]:
         at = self._handle
-        busy = at and _nvml(lambda nvml: nvml.nvmlDeviceGetUtilizationRates(at).gpu / 100)
-        at_work = at if busy != 0 else None  # an idle GPU's clock says nothing of what ran
+        busy = at and _nvml(
+            lambda nvml: nvml.nvmlDeviceGetUtilizationRates(at).gpu / 100
+        )
+        at_work = (
+            at if busy != 0 else None
+        )  # an idle GPU's clock says nothing of what ran
         return {
             "gpu_utilisation": busy,
-            "power_w": at and _nvml(lambda nvml: nvml.nvmlDeviceGetPowerUsage(at) / 1000),
+            "power_w": at
+            and _nvml(lambda nvml: nvml.nvmlDeviceGetPowerUsage(at) / 1000),
             "sm_mhz": at_work and _nvml(lambda nvml: _sm_mhz(nvml, at)),
             "throttled": at_work and _nvml(lambda nvml: _is_slowed(nvml, at)),
-            "device_gib": at and _nvml(lambda nvml: nvml.nvmlDeviceGetMemoryInfo(at).used / GIB),
+            "device_gib": at
+            and _nvml(lambda nvml: nvml.nvmlDeviceGetMemoryInfo(at).used / GIB),
             "cpu_utilisation": next(self._cpu),
             "cpu_steal": next(self._steal),
         }
@@ -266,7 +299,9 @@ def _nvml_handle(device: torch.device) -> Any:
         import pynvml
 
         pynvml.nvmlInit()  # kept open, or the handle would die
-        return pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
+        return pynvml.nvmlDeviceGetHandleByUUID(
+            uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+        )
     return None
 
 
@@ -275,14 +310,20 @@ def _cpu_load(cores: float) -> Iterator[float | None]:
     allowed = os.sched_getaffinity(0)
 
     def read() -> tuple[float, float] | None:
-        used = [microseconds / 1e6 for microseconds in _cgroup("cpu.stat", "usage_usec")]
+        used = [
+            microseconds / 1e6 for microseconds in _cgroup("cpu.stat", "usage_usec")
+        ]
         used += [nanoseconds / 1e9 for nanoseconds in _cgroup("cpuacct/cpuacct.usage")]
-        if cores < len(allowed) and used:  # a container's own clock: /proc/stat is the whole machine's
+        if (
+            cores < len(allowed) and used
+        ):  # a container's own clock: /proc/stat is the whole machine's
             return used[0], time.monotonic() * cores
         if not (times := _cpu_times(allowed)):
             return None
         room = sum(sum(core[:8]) for core in times)  # guest time is within user time
-        return room - sum(core.idle + getattr(core, "iowait", 0.0) for core in times), room
+        return room - sum(
+            core.idle + getattr(core, "iowait", 0.0) for core in times
+        ), room
 
     return _shares(read)
 
@@ -296,7 +337,9 @@ def _cpu_steal() -> Iterator[float | None]:
     def read() -> tuple[float, float] | None:
         if not (times := _cpu_times(allowed)):
             return None
-        return sum(getattr(core, "steal", 0.0) for core in times), sum(sum(core[:8]) for core in times)
+        return sum(getattr(core, "steal", 0.0) for core in times), sum(
+            sum(core[:8]) for core in times
+        )
 
     return _shares(read)
 
@@ -312,7 +355,11 @@ def _shares(read: Callable[[], tuple[float, float] | None]) -> Iterator[float | 
         if (now := read()) is None:
             yield None
             continue
-        share = (now[0] - before[0]) / (now[1] - before[1]) if before and now[1] > before[1] else None
+        share = (
+            (now[0] - before[0]) / (now[1] - before[1])
+            if before and now[1] > before[1]
+            else None
+        )
         before = now
         yield share if share is None else min(max(share, 0.0), 1.0)
 
@@ -320,7 +367,11 @@ def _shares(read: Callable[[], tuple[float, float] | None]) -> Iterator[float | 
 def _cpu_times(cores: set[int]) -> list[Any]:
     """Return psutil's times of each of these cores; none where they cannot be read."""
     try:
-        return [core for index, core in enumerate(psutil.cpu_times(percpu=True)) if index in cores]
+        return [
+            core
+            for index, core in enumerate(psutil.cpu_times(percpu=True))
+            if index in cores
+        ]
     except OSError:  # no descriptor for it, say
         return []
 
@@ -332,7 +383,11 @@ def _cgroup(name: str, key: str = "") -> list[int]:
     except OSError:
         return []
     words = [word for line in lines if line.startswith(key) for word in line.split()]
-    return [] if "max" in words else [int(word) for word in words if word.lstrip("-").isdigit()]
+    return (
+        []
+        if "max" in words
+        else [int(word) for word in words if word.lstrip("-").isdigit()]
+    )
 
 
 def _pss(pid: int) -> int | None:
@@ -340,7 +395,9 @@ def _pss(pid: int) -> int | None:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), None)
+    return next(
+        (int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), None
+    )
 
 
 def _cpu_model() -> str:

@@ -54,7 +54,8 @@ class Meter:
         self._counted = 0  # samples of this rank in all
         self._epoch = 0
         self._first_epoch: int | None = None
-        self._since: float | None = None  # when the clock was started; None while paused
+        # when the clock was started; None while paused
+        self._since: float | None = None
         self._paused_at = clock()
 
     def add(self, samples: int) -> None:
@@ -106,7 +107,11 @@ class Meter:
 
     def flush(self) -> None:
         """Keep what was counted, while paused, as a window if there is none yet. The rate is then `short`."""
-        if len(self.windows) == self._other and self._active_s > 0 and any(self._world.gather(self._samples)):
+        if (
+            len(self.windows) == self._other
+            and self._active_s > 0
+            and any(self._world.gather(self._samples))
+        ):
             self._close()
 
     def _point(self, *, resume: bool) -> RateWindow | None:
@@ -121,8 +126,14 @@ class Meter:
             self._since = None
             self._paused_at = now
         # every rank must decide alike: rank 0's clock decides; a time without a sample is no window
-        active_s, samples = zip(*self._world.gather((self._active_s, self._samples)), strict=True)
-        return self._close() if active_s[0] >= self._min_window_s and any(samples) else None
+        active_s, samples = zip(
+            *self._world.gather((self._active_s, self._samples)), strict=True
+        )
+        return (
+            self._close()
+            if active_s[0] >= self._min_window_s and any(samples)
+            else None
+        )
 
     def _meet(self) -> None:
         # the device before the ranks: a step counts once its work is done, on every one of them
@@ -131,7 +142,9 @@ class Meter:
 
     def _close(self) -> RateWindow:
         local = self._samples
-        active_s = self._active_s if self._world.rank == 0 else 0.0  # the sum is rank 0's
+        active_s = (
+            self._active_s if self._world.rank == 0 else 0.0
+        )  # the sum is rank 0's
         total, seconds = self._world.sum(np.array([local, active_s], np.float64))
         window = RateWindow(int(total), local, float(seconds), self._epoch)
         self.windows.append(window)
@@ -155,7 +168,9 @@ class Meter:
         rates = [window.rate for window in windows]
         first = [w for w in self.windows if w.epoch == self._first_epoch]
         local_rate = (
-            sum(w.own_samples for w in windows) / sum(w.seconds for w in windows) if windows else None
+            sum(w.own_samples for w in windows) / sum(w.seconds for w in windows)
+            if windows
+            else None
         )
         first_rate = None
         if first and not short:
@@ -192,7 +207,12 @@ def spread(rates: list[float]) -> dict[str, float] | None:
     if not rates:
         return None
     low, high = np.percentile(rates, [25, 75])
-    return {"n": len(rates), "min": min(rates), "max": max(rates), "iqr": float(high - low)}
+    return {
+        "n": len(rates),
+        "min": min(rates),
+        "max": max(rates),
+        "iqr": float(high - low),
+    }
 
 
 def too_high(efficiency: float | None) -> bool:
@@ -209,7 +229,9 @@ def bound_of(
     return bound(None if rate["short"] else rate["steady"], compute, loader)
 
 
-def bound(rate: float | None, compute: float | None, loader: float | None) -> tuple[float | None, str | None]:
+def bound(
+    rate: float | None, compute: float | None, loader: float | None
+) -> tuple[float | None, str | None]:
     """Return (efficiency, bound).
 
     The bound is "compute" for a rate of at least 95 % of the compute ceiling, else "loader" for 95 % of the

@@ -30,9 +30,14 @@ class Phases:
         # asked for once: that takes longer than to mark
         self._stream = torch.cuda.current_stream(device) if self._cuda else None
         self._marks: Marks = []  # of the step under way
-        self._took: dict[str, float] = {}  # milliseconds measured elsewhere, of the step under way
-        self._waiting: deque[tuple[Marks, dict[str, float]]] = deque()  # of each step that was not read yet
-        self._last: Any = None  # the last mark that was read, at which the next phase begins
+        self._took: dict[
+            str, float
+        ] = {}  # milliseconds measured elsewhere, of the step under way
+        self._waiting: deque[tuple[Marks, dict[str, float]]] = (
+            deque()
+        )  # of each step that was not read yet
+        # the last mark that was read, at which the next phase begins
+        self._last: Any = None
         self._spans: deque[tuple[str, Any, Any]] = deque()
         self._spare: list[Any] = []
         self._totals: dict[str, float] = {}
@@ -49,7 +54,9 @@ class Phases:
             self._marks.append((name, time.perf_counter()))
             return
         # used again once read: a long run would make millions
-        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
+        event = (
+            self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
+        )
         event.record(self._stream)
         self._marks.append((name, event))
 
@@ -79,7 +86,10 @@ class Phases:
         passed.
         """
         self._drain()
-        means = {name: total / max(len(self._done), 1) for name, total in self._totals.items()}
+        means = {
+            name: total / max(len(self._done), 1)
+            for name, total in self._totals.items()
+        }
         self._totals = {}
         self.steps = self._done
         self._done = []
@@ -109,7 +119,9 @@ class Phases:
         if start is None:  # the first mark of all only begins
             return
         if name != INTERRUPTED:
-            self._add(name, start.elapsed_time(end) if self._cuda else (end - start) * 1e3)
+            self._add(
+                name, start.elapsed_time(end) if self._cuda else (end - start) * 1e3
+            )
         if self._cuda:
             self._spare.append(start)
 

@@ -39,7 +39,11 @@ def augmented(batch: Batch, mean: torch.Tensor, std: torch.Tensor) -> Array:
         offsets = batch.host["offsets"]
         for index, picture in enumerate(shown):
             rows = slice(offsets[index], offsets[index + 1])
-            for box, label in zip(batch.host["boxes"][rows] * scale, batch.host["labels"][rows], strict=True):
+            for box, label in zip(
+                batch.host["boxes"][rows] * scale,
+                batch.host["labels"][rows],
+                strict=True,
+            ):
                 _outline(picture, box, int(label))
     return shown
 
@@ -51,6 +55,9 @@ def _outline(picture: Array, box: Array, label: int) -> None:
     y0 = min(max(int(box[1]), 0), height - 1)
     x1 = min(max(int(np.ceil(box[2])) - 1, x0), width - 1)
     y1 = min(max(int(np.ceil(box[3])) - 1, y0), height - 1)
-    colour = [round(255 * channel) for channel in colorsys.hsv_to_rgb(label * GOLDEN % 1, 0.7, 1.0)]
+    colour = [
+        round(255 * channel)
+        for channel in colorsys.hsv_to_rgb(label * GOLDEN % 1, 0.7, 1.0)
+    ]
     picture[[y0, y1], x0 : x1 + 1] = colour
     picture[y0 : y1 + 1, [x0, x1]] = colour

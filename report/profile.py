@@ -35,7 +35,9 @@ class _Off:
 
 
 @contextlib.contextmanager
-def profiler(folder: Path, *, enabled: bool, rank: int = 0, warn: Callable[[str], None]) -> Iterator[Steps]:
+def profiler(
+    folder: Path, *, enabled: bool, rank: int = 0, warn: Callable[[str], None]
+) -> Iterator[Steps]:
     """Write trace-rank<r>.json.gz (chrome://tracing, ui.perfetto.dev) and operators-rank<r>.txt, the
     costliest operators.
 
@@ -60,10 +62,16 @@ def profiler(folder: Path, *, enabled: bool, rank: int = 0, warn: Callable[[str]
     activities = [torch.profiler.ProfilerActivity.CPU]
     if cuda:
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    schedule = torch.profiler.schedule(skip_first=SKIPPED, wait=0, warmup=WARMUP, active=STEPS, repeat=1)
+    schedule = torch.profiler.schedule(
+        skip_first=SKIPPED, wait=0, warmup=WARMUP, active=STEPS, repeat=1
+    )
     # acc_events: with one cycle nothing accumulates, and torch 2.11 warns without it
     with torch.profiler.profile(
-        activities=activities, schedule=schedule, on_trace_ready=write, record_shapes=True, acc_events=True
+        activities=activities,
+        schedule=schedule,
+        on_trace_ready=write,
+        record_shapes=True,
+        acc_events=True,
     ) as profile:
         yield profile
         steps = profile.step_num

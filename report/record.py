@@ -54,14 +54,19 @@ def folder(run: Run, resume: Path | None, *, name: str) -> Path:
     Evaluating a run's checkpoint (`resume`) goes below that run's own folder, whose files stay as they are.
     """
     now = time.strftime("%Y%m%d-%H%M%S")
-    name = name.replace("/", "-").replace(":", "-")  # of timm/NAME and package.module:function
+    name = name.replace("/", "-").replace(
+        ":", "-"
+    )  # of timm/NAME and package.module:function
     if run.output is None:
         new = Path("runs") / f"{now}-{name}"
     elif run.uses and resume and resume.parent == run.output:
         new = run.output / f"{'predict' if run.predict else 'evaluate'}-{now}"
     else:
         return run.output
-    names = (new.with_name(new.name + more) for more in ("", *(f"-{n}" for n in range(2, 100))))
+    names = (
+        new.with_name(new.name + more)
+        for more in ("", *(f"-{n}" for n in range(2, 100)))
+    )
     return next((path for path in names if not path.exists()), new)
 
 
@@ -103,7 +108,9 @@ def _in_child() -> None:
         os.close(_locks.pop())
 
 
-os.register_at_fork(after_in_child=_in_child)  # a worker that outlives a killed run must not hold its folder
+os.register_at_fork(
+    after_in_child=_in_child
+)  # a worker that outlives a killed run must not hold its folder
 
 
 @contextlib.contextmanager
@@ -127,7 +134,9 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _check(folder: Path, resuming: bool) -> None:
-    held = sorted(path.name for pattern in LEFT_BY_A_RUN for path in folder.glob(pattern))
+    held = sorted(
+        path.name for pattern in LEFT_BY_A_RUN for path in folder.glob(pattern)
+    )
     for name in held:
         if not (folder / name).is_file():  # a run would wait for a pipe
             raise UserError(
@@ -155,11 +164,17 @@ def unwritable(folder: Path, error: OSError) -> UserError:
     """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = "free some, then --resume auto, or name another folder"
-        return UserError(f"--output {folder}: no space left; what is there is complete: {remedy}")
+        return UserError(
+            f"--output {folder}: no space left; what is there is complete: {remedy}"
+        )
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
-        return UserError(f"--output {folder}: this, or a part of it, is a file; name a folder")
+        return UserError(
+            f"--output {folder}: this, or a part of it, is a file; name a folder"
+        )
     reason = (error.strerror or str(error)).lower()
-    return UserError(f"--output {folder}: cannot be written ({reason}); name a folder that can")
+    return UserError(
+        f"--output {folder}: cannot be written ({reason}); name a folder that can"
+    )
 
 
 class Appender:
@@ -247,8 +262,14 @@ def again(folder: Path, argv: Sequence[str], environment: Mapping[str, str]) -> 
             del words[at : at + 2]
         words = [word for word in words if not word.startswith(f"{flag}=")]
     ranks = environment.get("LOCAL_WORLD_SIZE")
-    several = "TORCHELASTIC_RUN_ID" in environment and environment.get("WORLD_SIZE") == ranks
-    start = ["torchrun", "--standalone", "--nproc-per-node", str(ranks)] if several else ["python"]
+    several = (
+        "TORCHELASTIC_RUN_ID" in environment and environment.get("WORLD_SIZE") == ranks
+    )
+    start = (
+        ["torchrun", "--standalone", "--nproc-per-node", str(ranks)]
+        if several
+        else ["python"]
+    )
     return shlex.join([*start, *words, "--output", str(folder), "--resume", "auto"])
 
 
@@ -260,7 +281,10 @@ def _whole(text: str | None) -> int:
 def _figures_of(point: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures of a validation's line in metrics.jsonl, where what is not finite is a word."""
     figures = {name: value for name, value in point.items() if name not in NO_FIGURES}
-    return {name: float(value) if isinstance(value, str) else value for name, value in figures.items()}
+    return {
+        name: float(value) if isinstance(value, str) else value
+        for name, value in figures.items()
+    }
 
 
 class Record:
@@ -271,14 +295,20 @@ class Record:
     that is there already (a validation repeated at the checkpoint's own step) is not written twice.
     """
 
-    def __init__(self, folder: Path, *, enabled: bool = True, resume_step: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, enabled: bool = True, resume_step: int | None = None
+    ) -> None:
         self.folder = folder
         self.enabled = enabled
         self._kept: set[tuple[str, int]] = set()
         self._points: Appender | None = None
         self.kept_metrics = ""  # where those of a run are that lost its checkpoint
-        self.validation: dict[str, Any] = {}  # figures of the last one that metrics.jsonl keeps
-        self.untold = range(0)  # steps of a checkpoint that rank 0 saved alone: their losses are not known
+        self.validation: dict[
+            str, Any
+        ] = {}  # figures of the last one that metrics.jsonl keeps
+        self.untold = range(
+            0
+        )  # steps of a checkpoint that rank 0 saved alone: their losses are not known
         if enabled:
             if resume_step == 0:
                 self._keep()
@@ -299,7 +329,9 @@ class Record:
     def point(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl, complete there when this returns; floats read back bit for bit."""
         if self._points is not None and (kind, step) not in self._kept:
-            line = json.dumps({"kind": kind, "step": step, **plain(values)}, allow_nan=False)
+            line = json.dumps(
+                {"kind": kind, "step": step, **plain(values)}, allow_nan=False
+            )
             self._points.append(line.encode() + b"\n")
 
     def file(self, name: str, content: bytes) -> None:
@@ -312,9 +344,13 @@ class Record:
         if self.enabled:
             path = self.folder / name
             before = path.read_bytes().splitlines() if path.exists() else []
-            plain_lines = [line.replace("\n", "\\n").replace("\r", "\\r") for line in lines]
+            plain_lines = [
+                line.replace("\n", "\\n").replace("\r", "\\r") for line in lines
+            ]
             new = [line.encode("utf-8", "surrogateescape") for line in plain_lines]
-            replace(path, b"".join(line + b"\n" for line in dict.fromkeys([*before, *new])))
+            replace(
+                path, b"".join(line + b"\n" for line in dict.fromkeys([*before, *new]))
+            )
 
     def row(self, name: str, cells: Mapping[str, Any]) -> None:
         """Write a row of a table, whose `step` takes the place of that step's and of all later ones.
@@ -333,11 +369,21 @@ class Record:
                 contextlib.suppress(csv.Error),
             ):
                 rows = list(csv.DictReader(file))
-                earlier = [row for row in rows if 0 <= _whole(row.get("step")) < cells["step"]]
-                before = next((row for row in rows if _whole(row.get("step")) == cells["step"]), {})
-                cells = {key: before.get(key) if cell is None else cell for key, cell in cells.items()}
+                earlier = [
+                    row for row in rows if 0 <= _whole(row.get("step")) < cells["step"]
+                ]
+                before = next(
+                    (row for row in rows if _whole(row.get("step")) == cells["step"]),
+                    {},
+                )
+                cells = {
+                    key: before.get(key) if cell is None else cell
+                    for key, cell in cells.items()
+                }
         text = io.StringIO(newline="")
-        table = csv.DictWriter(text, list(cells), extrasaction="ignore", lineterminator="\n")
+        table = csv.DictWriter(
+            text, list(cells), extrasaction="ignore", lineterminator="\n"
+        )
         table.writeheader()
         table.writerows([*earlier, cells])
         replace(path, text.getvalue().encode())
@@ -351,10 +397,16 @@ class Record:
     def earlier_summary(self) -> dict[str, Any] | None:
         """Return the summary that an earlier part of the run has left, None where there is none to read."""
         try:
-            content = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
+            content = json.loads(
+                (self.folder / "summary.json").read_text(encoding="utf-8")
+            )
         except (OSError, ValueError):
             return None
-        return content if isinstance(content, dict) and content.keys() >= OF_A_RUN else None
+        return (
+            content
+            if isinstance(content, dict) and content.keys() >= OF_A_RUN
+            else None
+        )
 
     def close(self) -> None:
         """Close metrics.jsonl; again without effect."""
@@ -368,7 +420,9 @@ class Record:
         path = self.folder / "metrics.jsonl"
         if path.exists() and b'"kind": "train"' in path.read_bytes():
             names = (f"metrics-{number}.jsonl" for number in itertools.count(1))
-            self.kept_metrics = next(name for name in names if not (self.folder / name).exists())
+            self.kept_metrics = next(
+                name for name in names if not (self.folder / name).exists()
+            )
             path.rename(self.folder / self.kept_metrics)
 
     def _cut(self, resume_step: int) -> None:

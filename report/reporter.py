@@ -20,14 +20,29 @@ from contracts import Batch, Counts, Loader, Pixels, RateWindow, Reported, World
 from report import pictures, summary
 from report.advice import told_bound
 from report.console import Bar, Console, figures, number, took
-from report.hardware import READINGS, Sampler, device_memory, host_gib, over_ranks, versions
+from report.hardware import (
+    READINGS,
+    Sampler,
+    device_memory,
+    host_gib,
+    over_ranks,
+    versions,
+)
 from report.meter import Meter, bound, bound_of, too_high
 from report.record import FAILED, REJECTED, RESULTS, Record
 from report.sinks import Boards
 from report.summary import PHASES
 from report.tensorboard import SETTINGS, layout, metrics
 
-NOT_IN_SUMMARY = ("settings", "title", "config", "log", "unit", "rejected", *summary.DETECTION)
+NOT_IN_SUMMARY = (
+    "settings",
+    "title",
+    "config",
+    "log",
+    "unit",
+    "rejected",
+    *summary.DETECTION,
+)
 """Entries of a run's description that summary.json does not take over as they are."""
 SAID = 5
 """Samples that could not be decoded, of one check, that are said by name."""
@@ -65,13 +80,21 @@ class Reporter:
         if rejected := description.get("rejected"):
             record.file(REJECTED, rejected)
         if kept := record.kept_metrics:
-            console.warn(f"--resume auto: no last.pt is there, and the run begins anew; its metrics: {kept}")
+            console.warn(
+                f"--resume auto: no last.pt is there, and the run begins anew; its metrics: {kept}"
+            )
         if untold := record.untold:
-            steps = f"steps {untold[0]} to {untold[-1]}" if len(untold) > 1 else f"step {untold[0]}"
+            steps = (
+                f"steps {untold[0]} to {untold[-1]}"
+                if len(untold) > 1
+                else f"step {untold[0]}"
+            )
             why = "the ranks could not meet to add them up before last.pt was saved"
             console.warn(f"metrics.jsonl has no losses of {steps}: {why}")
         first_new = None if resumed_at is None else resumed_at + 1
-        self._board = Boards(output, description, enabled=here, purge_step=first_new, warn=console.warn)
+        self._board = Boards(
+            output, description, enabled=here, purge_step=first_new, warn=console.warn
+        )
         self._world = world
         self._console = console
         self._meter = meter
@@ -81,10 +104,15 @@ class Reporter:
         self._resumed_at = resumed_at or 0
         self._rate_unit = self._description.get("unit", "img/s")
         self._item = self._rate_unit.removesuffix("/s")  # what is counted: img, clip
-        self._sampler = Sampler(world.device, cores=description["hardware"]["cores"]).start()
+        self._sampler = Sampler(
+            world.device, cores=description["hardware"]["cores"]
+        ).start()
         self._bar: Bar | None = None  # of the epoch
         self._rate: float | None = None  # of the last window
-        self._ceilings: dict[str, dict[str, Any] | None] = {"compute": None, "loader": None}
+        self._ceilings: dict[str, dict[str, Any] | None] = {
+            "compute": None,
+            "loader": None,
+        }
         self._memory: dict[str, float | None] = {}  # the highest so far
         self._load: list[dict[str, float | None]] = []  # of each window
         self._ended_with: list[int] = []  # the step with which each window ended
@@ -92,7 +120,9 @@ class Reporter:
         self._steps = {name: array("d") for name in PHASES}
         self._train_losses: list[float] = []  # since the last validation
         self._lr: float | None = None
-        self._validation = record.validation  # of a resumed run, until it validates again
+        self._validation = (
+            record.validation
+        )  # of a resumed run, until it validates again
         self._validation_reader = ""
         self._validation_counts = Counts()
         self._validation_s: Mapping[str, float] | None = None
@@ -100,19 +130,25 @@ class Reporter:
         self._finished = False
         settings = self._description["settings"]
         self._board.layout(layout(task))
-        shown = {name: settings[name] for name in SETTINGS if settings.get(name) is not None}
+        shown = {
+            name: settings[name] for name in SETTINGS if settings.get(name) is not None
+        }
         self._board.hparams(shown, metrics(compared))
         console.info(self._description["title"])
 
     # -- called by the loop ----------------------------------------------------------------------------------
 
     @contextmanager
-    def epoch(self, epoch: int, epochs: int, samples: int, consumed: int) -> Iterator[None]:
+    def epoch(
+        self, epoch: int, epochs: int, samples: int, consumed: int
+    ) -> Iterator[None]:
         """Show a bar inside, from `consumed` to `samples`."""
         # read, so that the load of validation and ceilings is no part of the next window
         self._measure_memory(self._sampler.read()["host_gib"])
         title = f"epoch {epoch + 1}/{epochs}"
-        with self._console.epoch(title=title, total=samples, item=self._item, first=consumed) as self._bar:
+        with self._console.epoch(
+            title=title, total=samples, item=self._item, first=consumed
+        ) as self._bar:
             yield
         self._bar = None
 
@@ -121,12 +157,17 @@ class Reporter:
         """Show a bar inside; its callback gets the samples of this rank that are done."""
         done = 0
         began = time.perf_counter()
-        with self._console.epoch(title="validation", total=samples, item=self._item) as bar:
+        with self._console.epoch(
+            title="validation", total=samples, item=self._item
+        ) as bar:
 
             def add(count: int) -> None:
                 nonlocal done
                 done += count * self._world.size
-                bar.update(samples=min(done, samples), rate=done / (time.perf_counter() - began))
+                bar.update(
+                    samples=min(done, samples),
+                    rate=done / (time.perf_counter() - began),
+                )
 
             yield add
 
@@ -150,7 +191,9 @@ class Reporter:
         step = int(last["step"])
         means, norm = summary.of_points(points)
         loss = means.pop("loss")
-        self._train_losses += [point["loss"] for point in points if not np.isnan(point["loss"])]
+        self._train_losses += [
+            point["loss"] for point in points if not np.isnan(point["loss"])
+        ]
         self._lr = last["lr"]
         if self._world.rank == 0:
             for name, column in self._steps.items():
@@ -170,7 +213,9 @@ class Reporter:
                 "loss_scale": last["loss_scale"],
                 "skipped_steps": skipped_steps,
                 "ms": phases,
-                "steps_ms": {name: [one.get(name, 0.0) for one in steps] for name in timed},
+                "steps_ms": {
+                    name: [one.get(name, 0.0) for one in steps] for name in timed
+                },
             },
         )
         self._board.scalars(
@@ -181,7 +226,9 @@ class Reporter:
                 "train/grad_norm": norm,
                 "train/loss_scale": last["loss_scale"],
                 "train/skipped_steps": skipped_steps,
-                **{f"time/{name}_ms": phases[name] for name in PHASES if name in phases},
+                **{
+                    f"time/{name}_ms": phases[name] for name in PHASES if name in phases
+                },
             },
             step,
         )
@@ -224,22 +271,31 @@ class Reporter:
         }
         self._record.point("window", step, {**figures_of_window, **load})
 
-    def ceilings(self, *, compute: dict[str, Any], loader: dict[str, Any], step: int) -> None:
+    def ceilings(
+        self, *, compute: dict[str, Any], loader: dict[str, Any], step: int
+    ) -> None:
         """Tell measured ceilings; where they are measured again, the larger one stands."""
         for name, ceiling in (("compute", compute), ("loader", loader)):
             if (self._ceiling(name) or 0.0) < ceiling["rate"]:
                 self._ceilings[name] = ceiling
-        tags = {f"throughput/{name}_ceiling": self._ceiling(name) for name in ("compute", "loader")}
+        tags = {
+            f"throughput/{name}_ceiling": self._ceiling(name)
+            for name in ("compute", "loader")
+        }
         self._board.scalars(tags, step)
         self._record.point("ceilings", step, {"compute": compute, "loader": loader})
-        rates = f"compute {number(compute['rate'])}/s, loader {number(loader['rate'])}/s"
+        rates = (
+            f"compute {number(compute['rate'])}/s, loader {number(loader['rate'])}/s"
+        )
         self._console.info(f"ceilings: {rates}")
 
     def above_ceiling(self) -> bool:
         """Whether the rate is higher than a ceiling can allow: the machine's speed has changed since that was
         measured.
         """
-        efficiency, _ = bound_of(self._meter.result(), self._ceiling("compute"), self._ceiling("loader"))
+        efficiency, _ = bound_of(
+            self._meter.result(), self._ceiling("compute"), self._ceiling("loader")
+        )
         return too_high(efficiency)
 
     def validated(
@@ -262,19 +318,31 @@ class Reporter:
         """
         own_figures = summary.figures_of(result)
         of_ema = summary.figures_of(averaged or {})
-        self._validation = own_figures | {f"ema_{name}": value for name, value in of_ema.items()}
+        self._validation = own_figures | {
+            f"ema_{name}": value for name, value in of_ema.items()
+        }
         self._validation_s = result.get("seconds")
         self._validation_reader = reader
         self._validation_counts = counts or Counts()
         extras: Mapping[str, Mapping[str, Any]] = result.get("extras", {})
         tags = {f"val/{name}": value for name, value in self._validation.items()}
         self._board.scalars({**tags, **extras.get("scalars", {})}, step)
-        self._record.point("val", step, {"epoch": epoch, **self._validation, "failed": result["failed"]})
-        trained = {"train_loss": summary.mean(self._train_losses), "lr": self._lr, "rate": self._rate}
+        self._record.point(
+            "val",
+            step,
+            {"epoch": epoch, **self._validation, "failed": result["failed"]},
+        )
+        trained = {
+            "train_loss": summary.mean(self._train_losses),
+            "lr": self._lr,
+            "rate": self._rate,
+        }
         names = [figure.name for figure in self._task.figures]
         names += [f"ema_{name}" for name in names] if averaged else []
         figures_of_row = {name: self._validation.get(name) for name in names}
-        self._record.row(RESULTS, {"epoch": epoch, "step": step, **trained, **figures_of_row})
+        self._record.row(
+            RESULTS, {"epoch": epoch, "step": step, **trained, **figures_of_row}
+        )
         self._train_losses.clear()
         for name, content in (files or {}).items():
             self._record.file(name, content)
@@ -284,7 +352,9 @@ class Reporter:
         line = figures(own_figures, self._task.figures)
         self._console.info(f"validated{which}: {line}{took(self._validation_s)}")
         if of_ema:
-            self._console.info(f"validated its average: {figures(of_ema, self._task.figures)}")
+            self._console.info(
+                f"validated its average: {figures(of_ema, self._task.figures)}"
+            )
 
     def images(self, batch: Batch) -> None:
         """Show a grid of augmented training images, or of the middle frames of clips, once a run."""
@@ -317,7 +387,9 @@ class Reporter:
         for name in names[:SAID]:
             self.warn(f"cannot be decoded, left out: {name}")
         if len(names) > SAID:
-            self.warn(f"and {len(names) - SAID} more, in {self._record.folder / FAILED}")
+            self.warn(
+                f"and {len(names) - SAID} more, in {self._record.folder / FAILED}"
+            )
         self._record.lines(FAILED, [f"{split}\t{name}" for name in names])
 
     # -- the end ---------------------------------------------------------------------------------------------
@@ -337,36 +409,72 @@ class Reporter:
         """
         validation = self._validation
         early = self._early_stop
-        if finished and not self._meter.total_samples() and (earlier := self._record.earlier_summary()):
+        if (
+            finished
+            and not self._meter.total_samples()
+            and (earlier := self._record.earlier_summary())
+        ):
             remedy = f"{'a larger --patience goes' if early else 'more --epochs or --steps go'} on from here"
             until = earlier.get("steps")
-            whose = "" if until == progress["step"] else f" of the part that ended at step {until}"
-            self._console.info(f"nothing was left to train, its rates{whose} stay as they were: {remedy}")
-            values = {**earlier, "finished": True, **summary.trained(progress, failed), "early_stop": early}
+            whose = (
+                ""
+                if until == progress["step"]
+                else f" of the part that ended at step {until}"
+            )
+            self._console.info(
+                f"nothing was left to train, its rates{whose} stay as they were: {remedy}"
+            )
+            values = {
+                **earlier,
+                "finished": True,
+                **summary.trained(progress, failed),
+                "early_stop": early,
+            }
             values |= summary.best(progress, self._task.figures[0], self._record.folder)
-            if validation and validation != earlier["validation"]:  # of a part that was killed before its end
+            if (
+                validation and validation != earlier["validation"]
+            ):  # of a part that was killed before its end
                 values |= {"validation": validation, "validation_s": self._validation_s}
             self._record.summary(values)
             # the events were cut behind that step
-            self._tell_rate(earlier["rate"]["steady"], earlier["efficiency"], step=progress["step"])
+            self._tell_rate(
+                earlier["rate"]["steady"], earlier["efficiency"], step=progress["step"]
+            )
             self._finished = True
             return values
         rate = self._meter.result(self._rate_unit)
         clips = self._clips(loader, rate["steady"])
         detection = summary.detection(self._description, rate["steady"])
-        efficiency, bound_by = bound_of(rate, self._ceiling("compute"), self._ceiling("loader"))
-        if self._memory.get("host_gib") is None:  # the run was over before the sampler's first reading
+        efficiency, bound_by = bound_of(
+            rate, self._ceiling("compute"), self._ceiling("loader")
+        )
+        if (
+            self._memory.get("host_gib") is None
+        ):  # the run was over before the sampler's first reading
             self._measure_memory(host_gib())
         # what is said of the machine and of a step is of the same windows as the rate
         warm = rate["warmup_windows"]
-        first = self._ended_with[warm - 1] - self._resumed_at if 0 < warm <= len(self._ended_with) else 0
+        first = (
+            self._ended_with[warm - 1] - self._resumed_at
+            if 0 < warm <= len(self._ended_with)
+            else 0
+        )
         steps = {name: np.array(column) for name, column in self._steps.items()}
         steady_steps = {name: column[first:] for name, column in steps.items()}
-        host_gib_of_all = self._world.sum(np.array([self._memory["host_gib"] or 0.0]))[0]
-        own_gpu = {name: summary.mean_load(self._load, reading, warm) for name, reading in READINGS.items()}
+        host_gib_of_all = self._world.sum(np.array([self._memory["host_gib"] or 0.0]))[
+            0
+        ]
+        own_gpu = {
+            name: summary.mean_load(self._load, reading, warm)
+            for name, reading in READINGS.items()
+        }
         busy = summary.mean_load(self._load, "cpu_utilisation", warm)
         values = {
-            **{name: value for name, value in self._description.items() if name not in NOT_IN_SUMMARY},
+            **{
+                name: value
+                for name, value in self._description.items()
+                if name not in NOT_IN_SUMMARY
+            },
             "reader": self._description.get("reader") or self._validation_reader,
             "finished": finished,
             **summary.trained(progress, failed),
@@ -376,7 +484,9 @@ class Reporter:
             "rate": rate,
             "ceiling": self._ceilings,
             "efficiency": efficiency,
-            "bound": told_bound(bound_by, remote=bool(self._description.get("remote")), busy=busy),
+            "bound": told_bound(
+                bound_by, remote=bool(self._description.get("remote")), busy=busy
+            ),
             "check": summary.check(efficiency),
             "data_wait": summary.data_wait(steady_steps),
             "step_ms": summary.step_times(steps, warmup=first),
@@ -385,7 +495,10 @@ class Reporter:
             "validation_s": self._validation_s,  # of the last one
             "memory": self._memory | {"host_gib": float(host_gib_of_all)},
             "gpu": over_ranks(self._world.gather(own_gpu)),
-            "cpu": {"utilisation": busy, "steal": summary.mean_load(self._load, "cpu_steal", warm)},
+            "cpu": {
+                "utilisation": busy,
+                "steal": summary.mean_load(self._load, "cpu_steal", warm),
+            },
             **({"clips": clips} if clips else {}),
             **({"detection": detection} if detection else {}),
         }
@@ -399,19 +512,28 @@ class Reporter:
             self._console.result(values, self._task, folder=self._record.folder)
             if too_high(efficiency):
                 why = "so the rate or a ceiling is wrong"
-                self._console.warn(f"check failed: efficiency {efficiency:.1%} is above 103 %, {why}")
+                self._console.warn(
+                    f"check failed: efficiency {efficiency:.1%} is above 103 %, {why}"
+                )
         return values
 
-    def _tell_rate(self, rate: float | None, efficiency: float | None, *, step: int) -> None:
+    def _tell_rate(
+        self, rate: float | None, efficiency: float | None, *, step: int
+    ) -> None:
         """Write the last point of each throughput, which is what HPARAMS shows."""
         throughput = {
             "samples_per_s": rate,
             "per_gpu": rate and rate / self._world.size,
             "efficiency": efficiency,
         }
-        self._board.scalars({f"throughput/{name}": value for name, value in throughput.items()}, step + 1)
+        self._board.scalars(
+            {f"throughput/{name}": value for name, value in throughput.items()},
+            step + 1,
+        )
 
-    def _clips(self, loader: Loader | None, rate: float | None) -> dict[str, Any] | None:
+    def _clips(
+        self, loader: Loader | None, rate: float | None
+    ) -> dict[str, Any] | None:
         """Sum over all ranks what loaders of clips have done; None for another task.
 
         That is frames/s, frames decoded for one delivered, and what another decoder had to do.
@@ -434,6 +556,13 @@ class Reporter:
         return None if ceiling is None else float(ceiling["rate"])
 
     def _measure_memory(self, host: float | None) -> None:
-        for name, value in {**device_memory(self._world.device), "host_gib": host}.items():
-            known = [reading for reading in (self._memory.get(name), value) if reading is not None]
+        for name, value in {
+            **device_memory(self._world.device),
+            "host_gib": host,
+        }.items():
+            known = [
+                reading
+                for reading in (self._memory.get(name), value)
+                if reading is not None
+            ]
             self._memory[name] = max(known, default=None)

@@ -46,7 +46,9 @@ class Csv:
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Add a line a tag."""
         text = io.StringIO(newline="")
-        csv.writer(text, lineterminator="\n").writerows([step, tag, value] for tag, value in values.items())
+        csv.writer(text, lineterminator="\n").writerows(
+            [step, tag, value] for tag, value in values.items()
+        )
         self._file.append(text.getvalue().encode())
 
     def close(self, *, finished: bool) -> None:
@@ -70,7 +72,9 @@ class Wandb:
         )
         _track(folder, "wandb", self._run.id)
         given = {name: value for name, value in settings.items() if value is not None}
-        self._run.config.update(given, allow_val_change=True)  # a resumed run may have other settings
+        self._run.config.update(
+            given, allow_val_change=True
+        )  # a resumed run may have other settings
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Log the points; `step` is an axis of its own, since some come later than others."""
@@ -93,14 +97,24 @@ class MlFlow:
         if "MLFLOW_TRACKING_URI" not in os.environ:
             mlflow.set_tracking_uri(f"sqlite:///{(folder / 'mlflow.db').absolute()}")
         self._client = mlflow
-        again = None if "MLFLOW_RUN_ID" in os.environ else _tracked(folder).get("mlflow")
+        again = (
+            None if "MLFLOW_RUN_ID" in os.environ else _tracked(folder).get("mlflow")
+        )
         run = mlflow.start_run(run_id=again, run_name=folder.name)
         _track(folder, "mlflow", run.info.run_id)
-        given = {name: str(value) for name, value in settings.items() if value is not None}
-        mlflow.log_params({name: given[name] for name in given.keys() - run.data.params.keys()})
+        given = {
+            name: str(value) for name, value in settings.items() if value is not None
+        }
+        mlflow.log_params(
+            {name: given[name] for name in given.keys() - run.data.params.keys()}
+        )
         # MLflow refuses another value of a parameter: it is a tag of that name, as it is now
         mlflow.set_tags(
-            {name: value for name, value in given.items() if run.data.params.get(name, value) != value}
+            {
+                name: value
+                for name, value in given.items()
+                if run.data.params.get(name, value) != value
+            }
         )
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
@@ -124,7 +138,11 @@ def _track(folder: Path, name: str, run: str) -> None:
     replace(folder / TRACKED, json.dumps({**_tracked(folder), name: run}).encode())
 
 
-SINKS: dict[str, Callable[[Path, Mapping[str, Any]], Sink]] = {"csv": Csv, "wandb": Wandb, "mlflow": MlFlow}
+SINKS: dict[str, Callable[[Path, Mapping[str, Any]], Sink]] = {
+    "csv": Csv,
+    "wandb": Wandb,
+    "mlflow": MlFlow,
+}
 """--log -> (folder, settings) -> Sink."""
 
 
@@ -134,7 +152,9 @@ def require(names: Sequence[str]) -> None:
         package = None if name == "csv" else importlib.util.find_spec(name)
         # a folder of that name, which wandb leaves where it ran, has a specification without an origin
         if name != "csv" and (package is None or package.origin is None):
-            raise UserError(f"--log {name} needs the package {name}: pip install {name}, or --log csv")
+            raise UserError(
+                f"--log {name} needs the package {name}: pip install {name}, or --log csv"
+            )
 
 
 class Boards(Board):
@@ -181,7 +201,9 @@ class Boards(Board):
     def scalars(self, values: Mapping[str, float | int | None], step: int) -> None:
         """Write one point a tag, everywhere; None and what is not finite is left out."""
         super().scalars(values, step)
-        known = {tag: float(value) for tag, value in values.items() if value is not None}
+        known = {
+            tag: float(value) for tag, value in values.items() if value is not None
+        }
         finite = {tag: value for tag, value in known.items() if math.isfinite(value)}
         for name, sink in [*self._sinks.items()] if finite else ():
             with self._guarded(name):

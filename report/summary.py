@@ -20,7 +20,15 @@ from report.hardware import hardware
 from report.meter import too_high
 from settings.config import Config, as_yaml
 
-PHASES = ("transforms", "data_wait", "transfer", "forward", "backward", "update", "graph")
+PHASES = (
+    "transforms",
+    "data_wait",
+    "transfer",
+    "forward",
+    "backward",
+    "update",
+    "graph",
+)
 """Phases of a step, in their order; see report/phases.py. A step that is a CUDA graph has `graph` in place of
 the three before it, and `transforms` is of runs with --transforms alone.
 """
@@ -110,7 +118,9 @@ def clips(
     }
 
 
-def detection(description: Mapping[str, Any], rate: float | None) -> dict[str, Any] | None:
+def detection(
+    description: Mapping[str, Any], rate: float | None
+) -> dict[str, Any] | None:
     """Return the boxes to learn, an image and a second, and the share of pixels that is padding.
 
     None for another task. `rate` is in images a second.
@@ -118,7 +128,10 @@ def detection(description: Mapping[str, Any], rate: float | None) -> dict[str, A
     if not all(name in description for name in DETECTION):
         return None
     of_plan = {name: description[name] for name in DETECTION}
-    return {**of_plan, "instances_per_s": rate and rate * of_plan["instances_per_image"]}
+    return {
+        **of_plan,
+        "instances_per_s": rate and rate * of_plan["instances_per_image"],
+    }
 
 
 def _fallbacks(ranks: Sequence[Counts]) -> dict[str, int]:
@@ -128,10 +141,14 @@ def _fallbacks(ranks: Sequence[Counts]) -> dict[str, int]:
 
 def _refusals(ranks: Sequence[Counts]) -> dict[str, str]:
     """Merge the reasons, by sort of file; where several ranks have one, the first rank's stands."""
-    return dict(chain.from_iterable(counts.refusals.items() for counts in reversed(ranks)))
+    return dict(
+        chain.from_iterable(counts.refusals.items() for counts in reversed(ranks))
+    )
 
 
-def of_points(points: Sequence[Mapping[str, float]]) -> tuple[dict[str, float | None], float | None]:
+def of_points(
+    points: Sequence[Mapping[str, float]],
+) -> tuple[dict[str, float | None], float | None]:
     """Return the mean of the loss and of each of its terms, by name, and the last norm of the gradients.
 
     `points` are the steps that engine.protocols.Report.train gets. A step whose loss is nan, since no
@@ -141,7 +158,9 @@ def of_points(points: Sequence[Mapping[str, float]]) -> tuple[dict[str, float | 
     counted = [point for point in points if not np.isnan(point["loss"])]
     means: dict[str, float | None] = dict.fromkeys(names)
     if counted:
-        means = {name: float(np.mean([point[name] for point in counted])) for name in names}
+        means = {
+            name: float(np.mean([point[name] for point in counted])) for name in names
+        }
     norms = [point["grad_norm"] for point in points if not np.isnan(point["grad_norm"])]
     return means, norms[-1] if norms else None
 
@@ -159,7 +178,9 @@ def trained(progress: Mapping[str, Any], failed: set[int]) -> dict[str, Any]:
 
 def figures_of(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures of a validation's result, without a mean over no loss at all."""
-    known = {name: value for name, value in result.items() if isinstance(value, int | float)}
+    known = {
+        name: value for name, value in result.items() if isinstance(value, int | float)
+    }
     if known.get("losses_not_finite", 0) == known.get("samples"):
         known.pop("loss", None)
     return known
@@ -171,7 +192,11 @@ def best(progress: Mapping[str, Any], figure: Figure, folder: Path) -> dict[str,
     if not np.isfinite(progress.get("best", -np.inf)) or not path.exists():
         return {}
     epoch = progress.get("best_epoch", -1)
-    figures = {"figure": figure.name, "value": progress["best"], "epoch": epoch + 1 if epoch >= 0 else None}
+    figures = {
+        "figure": figure.name,
+        "value": progress["best"],
+        "epoch": epoch + 1 if epoch >= 0 else None,
+    }
     return {"best": {**figures, "checkpoint": str(path)}}
 
 
@@ -184,24 +209,35 @@ def rejected(splits: Mapping[str, Split]) -> bytes:
     """Return what the scans of the splits have left out, a line each: split, tab, name, tab, why."""
     lines = []
     for name, split in splits.items():
-        if getattr(split.columns, "rejected", 0) and (name == "train" or split is not splits["train"]):
+        if getattr(split.columns, "rejected", 0) and (
+            name == "train" or split is not splits["train"]
+        ):
             listed = split.columns.folder / "rejected.txt"
-            lines += [f"{name}\t{line}\n" for line in listed.read_text(encoding="utf-8").splitlines()]
+            lines += [
+                f"{name}\t{line}\n"
+                for line in listed.read_text(encoding="utf-8").splitlines()
+            ]
     return "".join(lines).encode()
 
 
-def mean_load(load: Sequence[Mapping[str, float | None]], name: str, warm: int) -> float | None:
+def mean_load(
+    load: Sequence[Mapping[str, float | None]], name: str, warm: int
+) -> float | None:
     """Return the mean reading `name` of the windows behind the first `warm`, of all where none is behind.
 
     `load` is one mapping for each window; None where no window has the reading.
     """
-    values = [value for window in load[warm:] or load if (value := window[name]) is not None]
+    values = [
+        value for window in load[warm:] or load if (value := window[name]) is not None
+    ]
     return float(np.mean(values)) if values else None
 
 
 def durations(steps: Mapping[str, Array]) -> Array:
     """Return the milliseconds from the end of the step before to the end of each, without BESIDE."""
-    total: Array = np.nansum([ms for name, ms in steps.items() if name not in BESIDE], axis=0)
+    total: Array = np.nansum(
+        [ms for name, ms in steps.items() if name not in BESIDE], axis=0
+    )
     return total
 
 
@@ -216,10 +252,16 @@ def step_times(steps: Mapping[str, Array], *, warmup: int) -> dict[str, float] |
     steady = total[warmup:]
     if not len(steady):
         return None
-    times = {"n": len(steady), **{f"p{p}": float(np.percentile(steady, p)) for p in (50, 99)}}
+    times = {
+        "n": len(steady),
+        **{f"p{p}": float(np.percentile(steady, p)) for p in (50, 99)},
+    }
     if len(total) < LATE.stop:
         return times
-    return times | {"early": float(np.median(total[EARLY])), "late": float(np.median(total[LATE]))}
+    return times | {
+        "early": float(np.median(total[EARLY])),
+        "late": float(np.median(total[LATE])),
+    }
 
 
 def data_wait(steps: Mapping[str, Array]) -> dict[str, float] | None:

@@ -50,7 +50,8 @@ SETTINGS: dict[str, type] = {
     "gpu": str,
 }
 RATES = tuple(
-    f"throughput/{name}" for name in ("samples_per_s", "compute_ceiling", "loader_ceiling", "efficiency")
+    f"throughput/{name}"
+    for name in ("samples_per_s", "compute_ceiling", "loader_ceiling", "efficiency")
 )
 MACHINE = (
     "throughput/per_gpu",
@@ -70,7 +71,11 @@ LAYOUT: dict[str, dict[str, list[str]]] = {
     "time": {"one step, ms": [f"{phase}_ms" for phase in PHASES]},
     "memory": {"GiB": ["allocated_gib", "reserved_gib", "device_gib", "host_gib"]},
     "val": {},  # the task's figures
-    "gpu": {"utilisation": ["utilisation"], "power, W": ["power_w"], "SM clock, MHz": ["sm_mhz"]},
+    "gpu": {
+        "utilisation": ["utilisation"],
+        "power, W": ["power_w"],
+        "SM clock, MHz": ["sm_mhz"],
+    },
 }
 
 
@@ -100,7 +105,9 @@ class Board:
     repeated validation) or of images is not written twice. All methods raise UserError on a full disk.
     """
 
-    def __init__(self, folder: Path, *, enabled: bool = True, purge_step: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, enabled: bool = True, purge_step: int | None = None
+    ) -> None:
         self._kept: set[tuple[str, int]] = set()
         self._images: set[str] = set()
         self._named = False
@@ -121,7 +128,9 @@ class Board:
         points = [
             Summary.Value(tag=tag, simple_value=float(value))
             for tag, value in values.items()
-            if value is not None and math.isfinite(value) and (tag, step) not in self._kept
+            if value is not None
+            and math.isfinite(value)
+            and (tag, step) not in self._kept
         ]
         if points:
             self._event(step=step, summary=Summary(value=points))
@@ -131,7 +140,9 @@ class Board:
 
         `once`: a run, also a resumed one, keeps the first; else one each step.
         """
-        if self._file is None or (tag in self._images if once else (tag, step) in self._kept):
+        if self._file is None or (
+            tag in self._images if once else (tag, step) in self._kept
+        ):
             return
         from torch.utils.tensorboard.summary import image
 
@@ -158,10 +169,16 @@ class Board:
 
         empty = {name: _cell(column_type()) for name, column_type in columns.items()}
         named, _, _ = hparams(empty, dict.fromkeys(metrics, 0.0))
-        _, row, _ = hparams({name: _cell(columns[name](value)) for name, value in settings.items()}, {})
-        content = HParamsPluginData.FromString(named.value[0].metadata.plugin_data.content)
+        _, row, _ = hparams(
+            {name: _cell(columns[name](value)) for name, value in settings.items()}, {}
+        )
+        content = HParamsPluginData.FromString(
+            named.value[0].metadata.plugin_data.content
+        )
         for info in content.experiment.hparam_infos:
-            info.differs = info.name in FIRST  # sorts before the others, which are by name
+            info.differs = (
+                info.name in FIRST
+            )  # sorts before the others, which are by name
         named.value[0].metadata.plugin_data.content = content.SerializeToString()
         self._event(summary=named)
         self._event(summary=row)
@@ -173,7 +190,9 @@ class Board:
 
         charts = {}
         for group, its_charts in layout.items():
-            charts[group] = {title: _chart(group, names) for title, names in its_charts.items()}
+            charts[group] = {
+                title: _chart(group, names) for title, names in its_charts.items()
+            }
         self._event(summary=custom_scalars(charts))
 
     def close(self, *, finished: bool = True) -> None:
@@ -197,7 +216,9 @@ class Board:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         record = io.BytesIO()
-        RecordWriter(record).write(Event(wall_time=time.time(), **fields).SerializeToString())
+        RecordWriter(record).write(
+            Event(wall_time=time.time(), **fields).SerializeToString()
+        )
         self._file.append(record.getvalue())
 
     def _cut(self, path: Path, purge_step: int) -> None:
@@ -210,11 +231,15 @@ class Board:
         records = []
         for record, data in _records(before):
             event = Event.FromString(data)
-            plugins = {value.metadata.plugin_data.plugin_name for value in event.summary.value}
+            plugins = {
+                value.metadata.plugin_data.plugin_name for value in event.summary.value
+            }
             if event.step >= purge_step or plugins & {"hparams", "custom_scalars"}:
                 continue
             records.append(record)
-            self._images |= {value.tag for value in event.summary.value if value.HasField("image")}
+            self._images |= {
+                value.tag for value in event.summary.value if value.HasField("image")
+            }
             if event.step == purge_step - 1:
                 self._kept |= {(value.tag, event.step) for value in event.summary.value}
         after = b"".join(records)
@@ -227,7 +252,9 @@ def _chart(group: str, names: Sequence[str]) -> list[Any]:
 
 
 def _cell(value: Any) -> Any:
-    return str(value).lower() if isinstance(value, bool) else value  # a bool would show as 0 or 1
+    return (
+        str(value).lower() if isinstance(value, bool) else value
+    )  # a bool would show as 0 or 1
 
 
 def _records(content: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -256,9 +283,16 @@ def _name_after(earlier: Sequence[Path]) -> str:
 
 
 def _grid(images: Array) -> Array:
-    if images.ndim != 4 or images.shape[3] != 3 or images.dtype != np.uint8 or not len(images):
+    if (
+        images.ndim != 4
+        or images.shape[3] != 3
+        or images.dtype != np.uint8
+        or not len(images)
+    ):
         got = f"{images.dtype} {list(images.shape)}"
-        raise ValueError(f"an image grid takes uint8 [N, H, W, 3] with N > 0, got {got}")
+        raise ValueError(
+            f"an image grid takes uint8 [N, H, W, 3] with N > 0, got {got}"
+        )
     from torchvision.utils import make_grid
 
     channels_first = torch.tensor(images).permute(0, 3, 1, 2)

@@ -17,13 +17,21 @@ class Parser(argparse.ArgumentParser):
     """The flags of a program: a mistake is one line and exit code 2, and a Path is of this machine."""
 
     def __init__(self, name: str, about: str | None) -> None:
-        super().__init__(prog=name, description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+        super().__init__(
+            prog=name,
+            description=about,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         self.register("type", Path, _local)
 
     def error(self, message: str) -> NoReturn:
-        from contracts import one_line  # here, since it imports NumPy, which the doctor is to look at
+        from contracts import (
+            one_line,
+        )  # here, since it imports NumPy, which the doctor is to look at
 
-        self.exit(2, one_line(f"{self.prog}: {message}; --help lists what it takes") + "\n")
+        self.exit(
+            2, one_line(f"{self.prog}: {message}; --help lists what it takes") + "\n"
+        )
 
 
 def exit_code(name: str, work: Callable[[], int], *mistakes: type[Exception]) -> int:
@@ -40,7 +48,9 @@ def exit_code(name: str, work: Callable[[], int], *mistakes: type[Exception]) ->
     except UserError as error:
         message = str(error)
     except OSError as error:
-        message = one_line(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        message = one_line(
+            f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        )
     except mistakes as error:
         message = one_line(str(error))
     print(f"{name}: {message}", file=sys.stderr)
@@ -55,12 +65,17 @@ def _local(name: str) -> Path:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    if not hasattr(sys.modules["__main__"], "main"):  # which is defined behind the imports
+    if not hasattr(
+        sys.modules["__main__"], "main"
+    ):  # which is defined behind the imports
         os._exit(130)
     signal.default_int_handler(number, frame)
 
 
 # "-m" until Python knows the program's file: not in tests, nor in processes of a program. Behind a shell's &
 # Ctrl-C is not for it
-if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+if (
+    sys.argv[:1] == ["-m"]
+    and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+):
     signal.signal(signal.SIGINT, _interrupt)

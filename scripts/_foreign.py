@@ -27,13 +27,27 @@ from dataset.scan.cache import Progress
 from dataset.scan.lists import class_names
 from dataset.scan.manifest import Rejected, printable
 from dataset.stores.arrow import Damaged, labels_of, require_same, schema_of
-from dataset.stores.shards import Entry, Scan, Shard, Shards, Shelf, open_shards, shard_path
+from dataset.stores.shards import (
+    Entry,
+    Scan,
+    Shard,
+    Shards,
+    Shelf,
+    open_shards,
+    shard_path,
+)
 
 SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}
 """What files of a split are called, the first of these that is there."""
 IMAGES_OF_HDF5 = ("images", "image", "imgs", "data", "x")
 LABELS_OF_HDF5 = ("labels", "label", "targets", "y")
-KINDS = ((b"\xff\xd8", "jpg"), (b"\x89PNG", "png"), (b"RIFF", "webp"), (b"GIF8", "gif"), (b"BM", "bmp"))
+KINDS = (
+    (b"\xff\xd8", "jpg"),
+    (b"\x89PNG", "png"),
+    (b"RIFF", "webp"),
+    (b"GIF8", "gif"),
+    (b"BM", "bmp"),
+)
 ROWS = 64
 """Rows that are in memory at once while a file is walked."""
 
@@ -62,7 +76,9 @@ def _parquet(path: Path) -> Iterator[Any]:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise UserError("--source parquet needs the package pyarrow: pip install pyarrow") from None
+        raise UserError(
+            "--source parquet needs the package pyarrow: pip install pyarrow"
+        ) from None
     errors = (pyarrow.ArrowException, OSError, ValueError)
     with Damaged(path, errors), pyarrow.parquet.ParquetFile(path) as file:
         yield file
@@ -75,9 +91,17 @@ def _walk_parquet(path: Path, label_key: str | None) -> Iterator[Entry]:
         columns = [schema.image, schema.label]
         for batch in file.iter_batches(ROWS, columns=columns, use_threads=False):
             labels = labels_of(batch, schema, path)
-            for held, label in zip(batch.column(schema.image).to_pylist(), labels, strict=True):
-                content, own = (held, "") if isinstance(held, bytes) else _of_struct(held, path, row)
-                yield Entry(_name(path, row, content, own), row, len(content), label, row)
+            for held, label in zip(
+                batch.column(schema.image).to_pylist(), labels, strict=True
+            ):
+                content, own = (
+                    (held, "")
+                    if isinstance(held, bytes)
+                    else _of_struct(held, path, row)
+                )
+                yield Entry(
+                    _name(path, row, content, own), row, len(content), label, row
+                )
                 row += 1
 
 
@@ -85,7 +109,9 @@ def _of_struct(held: dict[str, Any] | None, path: Path, row: int) -> tuple[bytes
     content = (held or {}).get("bytes") or b""
     own = str((held or {}).get("path") or "")
     if own and not content:
-        raise UserError(f"{path}:row {row} has a path, {own}, and no bytes; pack the files themselves")
+        raise UserError(
+            f"{path}:row {row} has a path, {own}, and no bytes; pack the files themselves"
+        )
     return content, own
 
 
@@ -109,7 +135,9 @@ def _group(path: Path, label_key: str | None, row: int) -> tuple[int, int, Any]:
         for group in range(file.num_row_groups):
             end = begin + file.metadata.row_group(group).num_rows
             if row < end:
-                table = file.read_row_group(group, columns=[schema.image], use_threads=False)
+                table = file.read_row_group(
+                    group, columns=[schema.image], use_threads=False
+                )
                 return begin, end, table.column(0)
             begin = end
     raise Rejected("no such row")
@@ -148,7 +176,9 @@ def _opened(path: Path, label_key: str | None) -> Iterator[tuple[Any, Any]]:
     try:
         import h5py
     except ImportError:
-        raise UserError("--source hdf5 needs the package h5py: pip install h5py") from None
+        raise UserError(
+            "--source hdf5 needs the package h5py: pip install h5py"
+        ) from None
     # h5py's errors have no number; one that has is the storage's
     with Damaged(path, (OSError, RuntimeError)), h5py.File(path, "r") as file:
         own = (label_key,) if label_key else LABELS_OF_HDF5
@@ -160,21 +190,29 @@ def _opened(path: Path, label_key: str | None) -> Iterator[tuple[Any, Any]]:
         for name, held in zip(names, (images, labels), strict=True):
             if not isinstance(held, h5py.Dataset):
                 what = "leads nowhere" if held is None else "is a group"
-                raise UserError(f"{path}: /{name} {what}; it must be a data set of images, or of labels")
+                raise UserError(
+                    f"{path}: /{name} {what}; it must be a data set of images, or of labels"
+                )
         encoded = images.ndim == 1 and h5py.check_vlen_dtype(images.dtype) == np.uint8
-        if not encoded and not (images.ndim == 4 and images.dtype == np.uint8 and images.shape[-1] in (1, 3)):
+        if not encoded and not (
+            images.ndim == 4 and images.dtype == np.uint8 and images.shape[-1] in (1, 3)
+        ):
             raise UserError(
                 f"{path}: images are {images.dtype} {images.shape}; they must be files as uint8 of variable "
                 "length, or uint8 [n, height, width, 1 or 3]"
             )
         numbers = labels.ndim in (1, 2) and labels.dtype.kind in "biuf"
-        if not numbers and not (labels.ndim == 1 and h5py.check_string_dtype(labels.dtype)):
+        if not numbers and not (
+            labels.ndim == 1 and h5py.check_string_dtype(labels.dtype)
+        ):
             raise UserError(
                 f"{path}: labels are {labels.dtype} {labels.shape}; they must be numbers or strings [n], "
                 "numbers [n, 1], or one-hot [n, classes]"
             )
         if len(images) != len(labels):
-            raise UserError(f"{path} has {len(images)} images and {len(labels)} labels; write it again")
+            raise UserError(
+                f"{path} has {len(images)} images and {len(labels)} labels; write it again"
+            )
         yield images, labels
 
 
@@ -183,7 +221,9 @@ def _file_of(value: Any) -> bytes:
     if value.ndim == 1:
         return bytes(value.tobytes())
     made = io.BytesIO()
-    Image.fromarray(value[:, :, 0] if value.shape[2] == 1 else value).save(made, "PNG", compress_level=1)
+    Image.fromarray(value[:, :, 0] if value.shape[2] == 1 else value).save(
+        made, "PNG", compress_level=1
+    )
     return made.getvalue()
 
 
@@ -201,7 +241,9 @@ def _walk_hdf5(path: Path, label_key: str | None) -> Iterator[Entry]:
     with _opened(path, label_key) as (images, labels):
         for row in range(len(images)):
             content = _file_of(images[row])
-            yield Entry(_name(path, row, content), row, len(content), _label(labels[row]), row)
+            yield Entry(
+                _name(path, row, content), row, len(content), _label(labels[row]), row
+            )
 
 
 def _read_hdf5(path: Path, label_key: str | None, row: int) -> bytes:
@@ -222,8 +264,12 @@ class Foreign:
 
 
 FOREIGN = {
-    "parquet": Foreign(files=re.compile(r".+\.parquet"), walk=_walk_parquet, read=_read_parquet),
-    "hdf5": Foreign(files=re.compile(r".+\.(h5|hdf5)"), walk=_walk_hdf5, read=_read_hdf5),
+    "parquet": Foreign(
+        files=re.compile(r".+\.parquet"), walk=_walk_parquet, read=_read_parquet
+    ),
+    "hdf5": Foreign(
+        files=re.compile(r".+\.(h5|hdf5)"), walk=_walk_hdf5, read=_read_hdf5
+    ),
 }
 """--source of scripts.pack -> its kind."""
 
@@ -233,10 +279,16 @@ def files_of(kind: str, data: Path, split: str) -> list[Path]:
     files = FOREIGN[kind].files
     for name in SPLITS[split]:
         named = re.compile(rf"(.*[-_.])?{name}([-_.].*)?")
-        for folder, every in ((data / name, True), (data, False), (data / "data", False)):
+        for folder, every in (
+            (data / name, True),
+            (data, False),
+            (data / "data", False),
+        ):
             own = sorted(folder.iterdir()) if folder.is_dir() else []
             found = [
-                path for path in own if files.fullmatch(path.name) and (every or named.fullmatch(path.name))
+                path
+                for path in own
+                if files.fullmatch(path.name) and (every or named.fullmatch(path.name))
             ]
             if found:
                 return found
@@ -246,7 +298,9 @@ def files_of(kind: str, data: Path, split: str) -> list[Path]:
 class Rows(Shards):
     """The images of a split's files by their rows: a dataset.stores.shards.Container."""
 
-    def __init__(self, kind: str, label_key: str | None, columns: Any, urls: Mapping[str, str]) -> None:
+    def __init__(
+        self, kind: str, label_key: str | None, columns: Any, urls: Mapping[str, str]
+    ) -> None:
         super().__init__(columns, urls)
         self._kind = kind
         self._label_key = label_key
@@ -255,8 +309,12 @@ class Rows(Shards):
     def opened(self, index: int) -> Iterator[tuple[int, ReadAt]]:
         """Open an image. Raises Rejected where it is not what the columns say."""
         with super().opened(index):  # the file is as it was walked
-            path = Path(os.fsdecode(shard_path(self.columns, int(self.columns.shard[index]))))
-            content = FOREIGN[self._kind].read(path, self._label_key, int(self.columns.offset[index]))
+            path = Path(
+                os.fsdecode(shard_path(self.columns, int(self.columns.shard[index])))
+            )
+            content = FOREIGN[self._kind].read(
+                path, self._label_key, int(self.columns.offset[index])
+            )
         yield len(content), lambda offset, length: content[offset : offset + length]
 
 
@@ -282,10 +340,14 @@ def open_foreign(
     real = Path(os.path.realpath(data))
     paths = files_of(kind, real, split)
     if not paths:
-        raise UserError(f"{data} has no {kind} files of {split}, such as {split}/*, {split}-00000-of-00001.*")
+        raise UserError(
+            f"{data} has no {kind} files of {split}, such as {split}/*, {split}-00000-of-00001.*"
+        )
     folder = paths[0].parent
     named = _classes_of_parquet(paths, label_key) if kind == "parquet" else None
-    shelf = Shelf(folder=folder, names=[path.name for path in paths], paths=[folder, *paths])
+    shelf = Shelf(
+        folder=folder, names=[path.name for path in paths], paths=[folder, *paths]
+    )
     return open_shards(
         real,
         split,
@@ -301,7 +363,9 @@ def open_foreign(
     )
 
 
-def _classes_of_parquet(paths: Sequence[Path], label_key: str | None) -> list[str] | None:
+def _classes_of_parquet(
+    paths: Sequence[Path], label_key: str | None
+) -> list[str] | None:
     """Return the names of the classes that all files have. Raises UserError where one has others."""
     schemas = []
     for path in paths:

@@ -76,9 +76,15 @@ def measured(recipe: Config, gpu: bool, say: Callable[[str], None]) -> Range:
     step_s = (probed.get("step_ms") or {}).get("p50", 0.0) / 1e3
     steps = int(min(STEPS, max(FEWEST, BUDGET_S / max(step_s, 1e-3))))
     highest = LOWEST * 10**DECADES
-    say(f"--lr: {steps} steps of {step_s:.2g} s, in which the rate rises from {LOWEST:g} to {highest:g}")
+    say(
+        f"--lr: {steps} steps of {step_s:.2g} s, in which the rate rises from {LOWEST:g} to {highest:g}"
+    )
     epochs = steps / probed["epoch_steps"]
-    length = {"steps": steps, "epochs": math.ceil(epochs) + 1, "lr_step_epochs": epochs / DECADES}
+    length = {
+        "steps": steps,
+        "epochs": math.ceil(epochs) + 1,
+        "lr_step_epochs": epochs / DECADES,
+    }
     points = _run(recipe, gpu, length).points
     losses = [float(loss) for point in points for loss in point["losses"]]
     return advised([lr for point in points for lr in point["lrs"]], losses)
@@ -87,10 +93,18 @@ def measured(recipe: Config, gpu: bool, say: Callable[[str], None]) -> Range:
 def _run(recipe: Config, gpu: bool, length: dict[str, Any]) -> _trials.Trial:
     """Return what a run of this `length` with a rising rate wrote. Raises UserError with its last line."""
     if not gpu and recipe.model.precision == "auto":
-        length["precision"] = "fp32"  # once the loss has diverged, bf16 takes a CPU 25 times as long
+        # once the loss has diverged, bf16 takes a CPU 25 times as long
+        length["precision"] = "fp32"
     trial = _trials.run(_trials.config_of(recipe, RISING | length), LIMIT_S)
-    if trial.code not in (0, 3):  # 3: the loss is no number any more, which is what a test may end with
-        raise UserError(f"a step takes too long: {LIMIT_S:.0f} s" if trial.code is None else trial.said)
+    if trial.code not in (
+        0,
+        3,
+    ):  # 3: the loss is no number any more, which is what a test may end with
+        raise UserError(
+            f"a step takes too long: {LIMIT_S:.0f} s"
+            if trial.code is None
+            else trial.said
+        )
     return trial
 
 
@@ -134,7 +148,11 @@ def _steepest(decades: Array, losses: Array) -> float | None:
         if end - first >= 3 and decades[-1] >= decades[first] + SLOPE_DECADES
     ]
     # losses of neighbouring steps have about the same rate: they differ by the noise, twice
-    noise = 1.4826 * np.median(np.abs(np.diff(losses))) / math.sqrt(2) if len(losses) > 1 else math.inf
+    noise = (
+        1.4826 * np.median(np.abs(np.diff(losses))) / math.sqrt(2)
+        if len(losses) > 1
+        else math.inf
+    )
     clearest = 0.0
     best = None
     for first, end in windows:
@@ -156,10 +174,25 @@ def draw(found: Range, path: Path) -> None:
     figure = Figure(figsize=(6.4, 4), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.semilogx(found.rates[: len(found.losses)], found.losses, color="#c0c8d8", label="loss of a step")
-    axes.semilogx(found.rates[: len(found.smoothed)], found.smoothed, color="#2060c0", label="smoothed")
+    axes.semilogx(
+        found.rates[: len(found.losses)],
+        found.losses,
+        color="#c0c8d8",
+        label="loss of a step",
+    )
+    axes.semilogx(
+        found.rates[: len(found.smoothed)],
+        found.smoothed,
+        color="#2060c0",
+        label="smoothed",
+    )
     if found.advised is not None:
-        axes.axvline(found.advised, color="#c04020", linestyle="--", label=f"--lr {found.advised:g}")
+        axes.axvline(
+            found.advised,
+            color="#c04020",
+            linestyle="--",
+            label=f"--lr {found.advised:g}",
+        )
     top = max(found.smoothed[0] if found.smoothed else 1.0, 1e-9)
     axes.set(xlabel="learning rate", ylabel="loss", ylim=(0, DIVERGED * top))
     axes.grid(alpha=0.3)

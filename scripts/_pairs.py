@@ -70,9 +70,13 @@ def asked(coding: str | None, scale: int | None) -> Joining | None:
             raise UserError("--scale is of --pairs; give both, or neither")
         return None
     try:
-        return Joining(coding=coding, scale=Superres(scale=2 if scale is None else scale).scale)
+        return Joining(
+            coding=coding, scale=Superres(scale=2 if scale is None else scale).scale
+        )
     except ValidationError as error:
-        raise UserError(f"--scale got {scale}: {error.errors()[0]['msg'].lower()}") from None
+        raise UserError(
+            f"--scale got {scale}: {error.errors()[0]['msg'].lower()}"
+        ) from None
 
 
 class Joined:
@@ -118,7 +122,9 @@ def open_splits(settings: Data, joining: Joining, console: Console) -> dict[str,
     """Open the pairs of both splits. Raises UserError where there are no small images."""
     data = settings.data or ""
     if is_url(str(data)):
-        raise UserError(f"--pairs joins files of this machine; copy {masked(str(data))} here first")
+        raise UserError(
+            f"--pairs joins files of this machine; copy {masked(str(data))} here first"
+        )
     if settings.source not in ("auto", "folder"):
         raise UserError(
             f"--source {settings.source} with --pairs, which joins files of two folders: leave --source out "
@@ -128,7 +134,9 @@ def open_splits(settings: Data, joining: Joining, console: Console) -> dict[str,
     for name in SPLITS:
         chosen = choose_source(settings.source, Path(data), name)
         if chosen in FOREIGN or not source_named(chosen).FILES:
-            raise UserError(f"--pairs joins files of folders, and {data} has {name} as {chosen}")
+            raise UserError(
+                f"--pairs joins files of folders, and {data} has {name} as {chosen}"
+            )
         cache = cache_folder(settings.manifest_dir)
         with console.counting(name) as progress:
             split, said = open_pairs(
@@ -144,11 +152,19 @@ def open_splits(settings: Data, joining: Joining, console: Console) -> dict[str,
             console.warn(f"{name}: {line}")
         pairs = split.columns
         if pairs.made:
-            raise UserError(f"--pairs: {name} has no small images beside its large ones; leave --pairs out")
-        entries = [pairs.high.entry(int(image)).partition(b"/")[2] for image in pairs.images]
-        names = [b"%s/%s.pair" % (CLASS.encode(), own.rpartition(b".")[0]) for own in entries]
+            raise UserError(
+                f"--pairs: {name} has no small images beside its large ones; leave --pairs out"
+            )
+        entries = [
+            pairs.high.entry(int(image)).partition(b"/")[2] for image in pairs.images
+        ]
+        names = [
+            b"%s/%s.pair" % (CLASS.encode(), own.rpartition(b".")[0]) for own in entries
+        ]
         if len({*names}) < len(names):
-            raise UserError(f"--pairs: {name} has two large images of one name with other endings")
+            raise UserError(
+                f"--pairs: {name} has two large images of one name with other endings"
+            )
         order = np.array(sorted(range(len(names)), key=names.__getitem__), np.int64)
         columns = Names(
             pairs=pairs,

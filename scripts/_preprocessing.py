@@ -35,7 +35,9 @@ def _cubic(offsets: torch.Tensor) -> torch.Tensor:
     far = offsets.abs()
     near = (1.5 * far - 2.5) * far * far + 1
     outer = ((-0.5 * far + 2.5) * far - 4) * far + 2
-    return torch.where(far < 1, near, torch.where(far < 2, outer, torch.zeros_like(far)))
+    return torch.where(
+        far < 1, near, torch.where(far < 2, outer, torch.zeros_like(far))
+    )
 
 
 FILTERS = {"bilinear": _triangle, "bicubic": _cubic}
@@ -53,7 +55,9 @@ class Preprocessed(nn.Module):
     mean: torch.Tensor
     std: torch.Tensor
 
-    def __init__(self, network: nn.Module, framing: Framing, *, half: bool = False) -> None:
+    def __init__(
+        self, network: nn.Module, framing: Framing, *, half: bool = False
+    ) -> None:
         super().__init__()
         self.network = network
         self.framing = framing
@@ -74,7 +78,9 @@ class Preprocessed(nn.Module):
 
     def from_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
         """Return logits, fp32 [B, C], of pixels that are framed and normalised, fp32 [B, 3, S, S]."""
-        logits: torch.Tensor = self.network(pixels.half() if self.half_precision else pixels)
+        logits: torch.Tensor = self.network(
+            pixels.half() if self.half_precision else pixels
+        )
         return logits.float()
 
     def _windows(

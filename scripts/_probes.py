@@ -77,7 +77,9 @@ def has(module: str) -> bool:
 def first_line(error: BaseException) -> str:
     """Format an error as one short line."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+    return (
+        f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+    )
 
 
 # --- GPUs, NCCL, torch --------------------------------------------------------------------------------------
@@ -104,7 +106,10 @@ def driver() -> Driver:
         import pynvml
 
         pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        handles = [
+            pynvml.nvmlDeviceGetHandleByIndex(index)
+            for index in range(pynvml.nvmlDeviceGetCount())
+        ]
         mig = False
         for handle in handles:
             with contextlib.suppress(pynvml.NVMLError):  # most GPUs have no such mode
@@ -114,10 +119,14 @@ def driver() -> Driver:
             names=tuple(str(pynvml.nvmlDeviceGetName(handle)) for handle in handles),
             version=str(pynvml.nvmlSystemGetDriverVersion()),
             cuda=(newest // 1000, newest % 1000 // 10),
-            compute_modes=tuple(pynvml.nvmlDeviceGetComputeMode(handle) for handle in handles),
+            compute_modes=tuple(
+                pynvml.nvmlDeviceGetComputeMode(handle) for handle in handles
+            ),
             mig=mig,
         )
-    except Exception:  # no package, no library, no driver, no permission: to us all the same
+    except (
+        Exception
+    ):  # no package, no library, no driver, no permission: to us all the same
         return Driver()
 
 
@@ -129,7 +138,9 @@ def gpu() -> Row:
     try:
         for index in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(index)
-            visible.append(f"{properties.name}, {properties.total_memory / GIB:.0f} GiB")
+            visible.append(
+                f"{properties.name}, {properties.total_memory / GIB:.0f} GiB"
+            )
             # runs only where this build of torch has a kernel for this GPU
             torch.ones(1, device=f"cuda:{index}").add_(1).item()
         if not visible:
@@ -139,24 +150,40 @@ def gpu() -> Row:
     return judge_gpu(driver(), visible, failure, torch.version.cuda)
 
 
-def judge_gpu(nvml: Driver, visible: Sequence[str], failure: str, torch_cuda: str | None) -> Row:
+def judge_gpu(
+    nvml: Driver, visible: Sequence[str], failure: str, torch_cuda: str | None
+) -> Row:
     """Judge the GPUs. `visible`: torch's; `failure`: torch's error where it cannot use one, or has none."""
     if not visible and not nvml.names:
         text = "runs train on the CPU. If there should be one: docker run --gpus all, or NVIDIA's driver"
         return Row(found="no GPU, or no driver", state="absent", consequence=text)
     major, minor = nvml.cuda
-    driven = f"driver {nvml.version} (CUDA {major}.{minor})" if nvml.version else "driver unknown to NVML"
-    kinds = " + ".join(f"{visible.count(kind)} x {kind}" for kind in dict.fromkeys(visible))
-    found = f"{kinds or ', '.join(nvml.names) + ', not usable'}; {driven}, torch's CUDA "
+    driven = (
+        f"driver {nvml.version} (CUDA {major}.{minor})"
+        if nvml.version
+        else "driver unknown to NVML"
+    )
+    kinds = " + ".join(
+        f"{visible.count(kind)} x {kind}" for kind in dict.fromkeys(visible)
+    )
+    found = (
+        f"{kinds or ', '.join(nvml.names) + ', not usable'}; {driven}, torch's CUDA "
+    )
     found += f"{torch_cuda or 'none: a CPU build'}{failure and f'; {failure}'}"
     unusable = failure or not visible
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     needs = int((torch_cuda or "0").partition(".")[0])
     ranks = f"one rank each: torchrun --nproc-per-node {len(visible)}"
-    some_hidden = len(visible) < len(nvml.names)  # NVML's modes are then of the hidden ones too
+    some_hidden = len(visible) < len(
+        nvml.names
+    )  # NVML's modes are then of the hidden ones too
     return judge(
         found,
-        (not torch_cuda, "bad", "torch cannot use the GPU: install a torch with CUDA, and its torchvision"),
+        (
+            not torch_cuda,
+            "bad",
+            "torch cannot use the GPU: install a torch with CUDA, and its torchvision",
+        ),
         (
             not visible and hidden is not None and hides(hidden, len(nvml.names)),
             "warn",
@@ -172,7 +199,11 @@ def judge_gpu(nvml: Driver, visible: Sequence[str], failure: str, torch_cuda: st
             "bad",
             "compute mode is prohibited: nvidia-smi --compute-mode 0",
         ),
-        (unusable, "bad", "torch cannot use the GPU: see what it said; then nvidia-smi"),
+        (
+            unusable,
+            "bad",
+            "torch cannot use the GPU: see what it said; then nvidia-smi",
+        ),
         (
             any("MIG" in name for name in visible) or (nvml.mig and not some_hidden),
             "warn",
@@ -185,7 +216,11 @@ def judge_gpu(nvml: Driver, visible: Sequence[str], failure: str, torch_cuda: st
             "compute mode is exclusive: one process a GPU, a second run on it fails; nvidia-smi "
             "--compute-mode 0",
         ),
-        (some_hidden, "ok", f"{ranks}; {len(visible)} of {len(nvml.names)} are visible"),
+        (
+            some_hidden,
+            "ok",
+            f"{ranks}; {len(visible)} of {len(nvml.names)} are visible",
+        ),
         (True, "ok", ranks),
     )
 
@@ -216,7 +251,10 @@ def summed(gpus: int) -> list[float] | str:
     try:
         if min(torch.cuda.mem_get_info(index)[0] for index in range(gpus)) < GIB:
             return []
-        each = [torch.full((1024,), index + 1.0, device=f"cuda:{index}") for index in range(gpus)]
+        each = [
+            torch.full((1024,), index + 1.0, device=f"cuda:{index}")
+            for index in range(gpus)
+        ]
         torch.cuda.nccl.all_reduce(each)
         return [float(one.mean().item()) for one in each]
     except RuntimeError as error:
@@ -236,13 +274,23 @@ def judge_nccl(version: str, gpus: int, sums: list[float] | str) -> Row:
     """Judge NCCL. `version`: "" where torch has none; `sums`: of summed(), [] where it was not tried."""
     state: State = "bad" if gpus > 1 else "warn"
     right = gpus * (gpus + 1) / 2
-    outcome = f"; {sums}" if isinstance(sums, str) else f"; a sum that is {right:g} is {sums}" if sums else ""
+    outcome = (
+        f"; {sums}"
+        if isinstance(sums, str)
+        else f"; a sum that is {right:g} is {sums}"
+        if sums
+        else ""
+    )
     return judge(
         f"{version or 'not in this torch'}{outcome}",
         (not version and gpus > 1, "bad", f"{NOT_TOGETHER}: a torch built with NCCL"),
         (not version, "absent", "needed from two GPUs on"),
         (not gpus, "ok", "not tried without a GPU: it is needed from two on"),
-        (not sums, "warn", "not tried: a GPU has less than 1 GiB free; ask again when nothing runs"),
+        (
+            not sums,
+            "warn",
+            "not tried: a GPU has less than 1 GiB free; ask again when nothing runs",
+        ),
         (isinstance(sums, str), state, f"{NOT_TOGETHER}: NCCL_DEBUG=INFO says more"),
         ({*sums} != {right}, state, f"several GPUs get wrong gradients: {P2P}"),
         (gpus == 1, "ok", "needed from two GPUs on"),
@@ -275,28 +323,53 @@ def torch_and_torchvision() -> Row:
 # --- decoders -----------------------------------------------------------------------------------------------
 
 COLOUR = (200, 100, 50)
-LUMA = 16 + sum(weight * level for weight, level in zip((65.481, 128.553, 24.966), COLOUR, strict=True)) / 255
+LUMA = (
+    16
+    + sum(
+        weight * level
+        for weight, level in zip((65.481, 128.553, 24.966), COLOUR, strict=True)
+    )
+    / 255
+)
 """COLOUR's brightness as videos have it, ITU-R BT.601."""
 TOLERANCE = 4.0
 """Grey levels between a decoded image of one colour and that colour."""
 VIDEO = "in a container: -e NVIDIA_DRIVER_CAPABILITIES=compute,utility,video"
-NO_GPU = Row(found="no GPU", state="absent", consequence="images and videos are decoded by the CPU")
+NO_GPU = Row(
+    found="no GPU",
+    state="absent",
+    consequence="images and videos are decoded by the CPU",
+)
 NO_DALI = Row(found="no DALI", state="absent", consequence="see the row of DALI")
 
 
 def dali() -> Row:
-    builds = {name: version for name, version in installed().items() if name.startswith("nvidia-dali-cuda")}
+    builds = {
+        name: version
+        for name, version in installed().items()
+        if name.startswith("nvidia-dali-cuda")
+    }
     nvml = driver()
     return judge_dali(builds, has("nvidia.dali"), len(nvml.names), nvml.cuda[0])
 
 
-def judge_dali(builds: Mapping[str, str], importable: bool, gpus: int, driver_cuda: int) -> Row:
+def judge_dali(
+    builds: Mapping[str, str], importable: bool, gpus: int, driver_cuda: int
+) -> Row:
     """Judge which DALI is installed. `driver_cuda`: its major version, 0 where it is unknown."""
     found = ", ".join(f"{name} {version}" for name, version in sorted(builds.items()))
-    needs = max((int(name.removeprefix("nvidia-dali-cuda")[:2] or 0) for name in builds), default=0)
-    missing = "no dali-* loader: pip install nvidia-dali-cuda120, or --loader torchvision"
+    needs = max(
+        (int(name.removeprefix("nvidia-dali-cuda")[:2] or 0) for name in builds),
+        default=0,
+    )
+    missing = (
+        "no dali-* loader: pip install nvidia-dali-cuda120, or --loader torchvision"
+    )
     return judge(
-        found or ("bundled with the image, unknown to pip" if importable else "not installed"),
+        found
+        or (
+            "bundled with the image, unknown to pip" if importable else "not installed"
+        ),
         (
             len(builds) > 1,
             "bad",
@@ -317,7 +390,9 @@ def judge_dali(builds: Mapping[str, str], importable: bool, gpus: int, driver_cu
 def dali_cpu() -> Row:
     if not has("nvidia.dali"):
         return NO_DALI
-    return judge_pixels(decode(None), "--loader dali-cpu", "--loader torchvision; reinstall DALI")
+    return judge_pixels(
+        decode(None), "--loader dali-cpu", "--loader torchvision; reinstall DALI"
+    )
 
 
 def dali_gpu() -> Row:
@@ -336,9 +411,16 @@ def judge_pixels(decoded: tuple[float, ...] | str, loader: str, instead: str) ->
     if isinstance(decoded, str):
         right, found = False, decoded
     else:
-        right = max(abs(got - sent) for got, sent in zip(decoded, COLOUR, strict=True)) <= TOLERANCE
+        right = (
+            max(abs(got - sent) for got, sent in zip(decoded, COLOUR, strict=True))
+            <= TOLERANCE
+        )
         found = f"a JPEG of colour {COLOUR}, decoded and resized, is {decoded}"
-    return judge(found, (right, "ok", f"{loader} works"), (True, "bad", f"{loader} fails: {instead}"))
+    return judge(
+        found,
+        (right, "ok", f"{loader} works"),
+        (True, "bad", f"{loader} fails: {instead}"),
+    )
 
 
 def jpeg(width: int = 64, height: int = 48) -> bytes:
@@ -361,9 +443,13 @@ def decode(device_id: int | None) -> tuple[float, ...] | str:
 
         @pipeline_def(batch_size=1, num_threads=1, device_id=device_id)
         def graph() -> Any:
-            encoded = fn.external_source(source=lambda: [np.frombuffer(jpeg(), np.uint8)])
+            encoded = fn.external_source(
+                source=lambda: [np.frombuffer(jpeg(), np.uint8)]
+            )
             device = "cpu" if device_id is None else "mixed"
-            image = fn.decoders.image_slice(encoded, start=(0, 0), shape=(48, 64), axes=(0, 1), device=device)
+            image = fn.decoders.image_slice(
+                encoded, start=(0, 0), shape=(48, 64), axes=(0, 1), device=device
+            )
             return fn.resize(image, size=(16, 16))
 
         (images,) = graph().run()
@@ -408,8 +494,13 @@ def luma() -> float | str | None:
         encoder.pix_fmt = "yuv420p"
         encoder.framerate = Fraction(25)
         picture = VideoFrame(side, side, "rgb24")
-        picture.planes[0].update(bytes(COLOUR) * (side * picture.planes[0].line_size // 3))
-        packets = [*encoder.encode(picture.reformat(format="yuv420p")), *encoder.encode(None)]
+        picture.planes[0].update(
+            bytes(COLOUR) * (side * picture.planes[0].line_size // 3)
+        )
+        packets = [
+            *encoder.encode(picture.reformat(format="yuv420p")),
+            *encoder.encode(None),
+        ]
     except (FFmpegError, ValueError):
         return None
     try:
@@ -424,7 +515,12 @@ def luma() -> float | str | None:
         surfaces = [surface for batch in fed for _, surface in batch]
         surfaces += [surface for _, surface in decoder.finish()]
         return float(surfaces[0][:side].float().mean().item())
-    except (UserError, RuntimeError, ValueError, IndexError) as error:  # Undecodable is a ValueError
+    except (
+        UserError,
+        RuntimeError,
+        ValueError,
+        IndexError,
+    ) as error:  # Undecodable is a ValueError
         return first_line(error)
 
 
@@ -439,9 +535,17 @@ def judge_nvdec(loads: bool, codec: str | None, luma: float | str | None = None)
     return judge(
         found if isinstance(luma, float) else found + (luma or "not tried"),
         (not loads, "warn", f"videos cannot be decoded on the GPU; {VIDEO}"),
-        (codec is None, "ok", "--loader dali-video can run; for nvdec: pip install PyNvVideoCodec"),
+        (
+            codec is None,
+            "ok",
+            "--loader dali-video can run; for nvdec: pip install PyNvVideoCodec",
+        ),
         (luma is None, "ok", "--loader nvdec can run, with PyAV"),
-        (isinstance(luma, str), "warn", "no videos on the GPU: --loader pyav; see what it said"),
+        (
+            isinstance(luma, str),
+            "warn",
+            "no videos on the GPU: --loader pyav; see what it said",
+        ),
         (
             isinstance(luma, float) and abs(luma - LUMA) > TOLERANCE,
             "bad",
@@ -454,14 +558,22 @@ def judge_nvdec(loads: bool, codec: str | None, luma: float | str | None = None)
 def reader() -> Row:
     from loaders.images.decoders import choose
 
-    builds = [" ".join(item) for item in installed().items() if item[0].startswith("nvidia-nvimgcodec-cu")]
+    builds = [
+        " ".join(item)
+        for item in installed().items()
+        if item[0].startswith("nvidia-nvimgcodec-cu")
+    ]
     return judge_reader(choose("auto"), ", ".join(sorted(builds)))
 
 
 def judge_reader(chosen: str, codec: str) -> Row:
     """Judge the decoder of JPEGs on the CPU: what `--reader auto` takes; `codec`: nvImageCodec's builds."""
     fastest = chosen == "nvimgcodec"
-    why = f"{codec} fails or has other pixels than PIL" if codec else "nvImageCodec is not installed"
+    why = (
+        f"{codec} fails or has other pixels than PIL"
+        if codec
+        else "nvImageCodec is not installed"
+    )
     return judge(
         f"--reader auto takes {chosen}; "
         + ("it decodes regions, with PIL's pixels on a probe" if fastest else why),
@@ -500,8 +612,14 @@ def package(module: str) -> Row:
     if not has(module):
         return Row(found="not installed", state="absent", consequence=absent)
     try:
-        return Row(found=str(importlib.import_module(module).__version__), state="ok", consequence=works)
-    except Exception as error:  # OSError for a library, torchcodec's RuntimeError without FFmpeg, ...
+        return Row(
+            found=str(importlib.import_module(module).__version__),
+            state="ok",
+            consequence=works,
+        )
+    except (
+        Exception
+    ) as error:  # OSError for a library, torchcodec's RuntimeError without FFmpeg, ...
         return Row(found=first_line(error), state="warn", consequence=broken)
 
 
@@ -532,9 +650,14 @@ def judge_cores(usable: float, of_machine: int, gpus: int) -> Row:
     """Judge the CPU cores. `usable`: affinity or the container's quota."""
     each = usable / max(gpus, 1)
     return judge(
-        f"{usable:.3g} usable of the machine's {of_machine}" + (f", {each:.3g} a GPU" if gpus else ""),
+        f"{usable:.3g} usable of the machine's {of_machine}"
+        + (f", {each:.3g} a GPU" if gpus else ""),
         (not gpus and usable >= 2, "ok", "one worker a core, less one, is the default"),
-        (not gpus, "warn", "one core for the step and its workers: a larger quota or affinity"),
+        (
+            not gpus,
+            "warn",
+            "one core for the step and its workers: a larger quota or affinity",
+        ),
         (each >= CORES_FOR_CPU_LOADERS, "ok", "enough for any loader"),
         (
             each >= CORES_FOR_DALI_GPU,
@@ -554,7 +677,11 @@ def memory() -> Row:
     import psutil
     import torch
 
-    return judge_memory(memory_bytes() / GIB, psutil.virtual_memory().total / GIB, torch.cuda.device_count())
+    return judge_memory(
+        memory_bytes() / GIB,
+        psutil.virtual_memory().total / GIB,
+        torch.cuda.device_count(),
+    )
 
 
 def judge_memory(ram_gib: float, of_machine_gib: float, gpus: int) -> Row:
@@ -582,7 +709,9 @@ def shm() -> Row:
     from loaders._workers import QUEUES_BYTES
     from report.hardware import shm_free_bytes
 
-    return judge_shm(shm_free_bytes() / MIB, QUEUES_BYTES / MIB, torch.cuda.device_count())
+    return judge_shm(
+        shm_free_bytes() / MIB, QUEUES_BYTES / MIB, torch.cuda.device_count()
+    )
 
 
 def judge_shm(free_mib: float, needed_mib: float, gpus: int) -> Row:
@@ -600,7 +729,11 @@ def judge_shm(free_mib: float, needed_mib: float, gpus: int) -> Row:
             "enough for saturate, whose batches do not travel through it; little for NCCL: docker run "
             "--shm-size=1g",
         ),
-        (True, "ok", "enough also for NCCL and other DataLoaders: decoded batches do not travel through it"),
+        (
+            True,
+            "ok",
+            "enough also for NCCL and other DataLoaders: decoded batches do not travel through it",
+        ),
     )
 
 
@@ -611,11 +744,21 @@ def open_files() -> Row:
 def judge_open_files(soft: int, hard: int) -> Row:
     unlimited = resource.RLIM_INFINITY
     limits = ("unlimited" if limit == unlimited else limit for limit in (soft, hard))
-    change = "docker run --ulimit nofile=65536" + f", or ulimit -n {hard}" * (soft < hard != unlimited)
+    change = "docker run --ulimit nofile=65536" + f", or ulimit -n {hard}" * (
+        soft < hard != unlimited
+    )
     return judge(
         "soft {}, hard {}".format(*limits),
-        (soft != unlimited and soft < LOW_FILES, "bad", f"'Too many open files' ends workers: {change}"),
-        (soft != unlimited and soft < FEW_FILES, "warn", f"few for many --workers: {change}"),
+        (
+            soft != unlimited and soft < LOW_FILES,
+            "bad",
+            f"'Too many open files' ends workers: {change}",
+        ),
+        (
+            soft != unlimited and soft < FEW_FILES,
+            "warn",
+            f"few for many --workers: {change}",
+        ),
         (True, "ok", "enough for any --workers"),
     )
 
@@ -660,7 +803,10 @@ FIGHTS: dict[str, tuple[Callable[[str], bool], str]] = {
     ),
     "CUDA_LAUNCH_BLOCKING": (_on, "every launch waits for the GPU"),
     "GOMP_CPU_AFFINITY": (_on, "binds the process, and so all workers, to few cores"),
-    "NCCL_GRAPH_REGISTER": (_on, "NCCL up to 2.30.7 may read wrong addresses in a graph's all-reduce"),
+    "NCCL_GRAPH_REGISTER": (
+        _on,
+        "NCCL up to 2.30.7 may read wrong addresses in a graph's all-reduce",
+    ),
     "OMP_PROC_BIND": (_on, "binds the process, and so all workers, to one core"),
     "OMP_THREAD_LIMIT": (_on, "caps torch's threads"),
     "OMP_WAIT_POLICY": (
@@ -684,8 +830,14 @@ def judge_environment(variables: Mapping[str, str]) -> Row:
 
     OMP_NUM_THREADS never fights: a run sets its own number of threads, and torchrun's 1 is meant for others.
     """
-    shown = ", ".join(f"{name}={variables[name]}" for name in SHOWN if name in variables)
-    fights = [name for name, (fight, _) in FIGHTS.items() if name in variables and fight(variables[name])]
+    shown = ", ".join(
+        f"{name}={variables[name]}" for name in SHOWN if name in variables
+    )
+    fights = [
+        name
+        for name, (fight, _) in FIGHTS.items()
+        if name in variables and fight(variables[name])
+    ]
     effects = "; ".join(f"{name}: {FIGHTS[name][1]}" for name in fights)
     return judge(
         shown or "none of ours is set",
@@ -723,8 +875,13 @@ def file_system(data: Path) -> Row:
     """Name the file system of the files, where symbolic links lead: a network's if any lies on one."""
     import psutil
 
-    mounts = [(part.mountpoint, part.fstype, part.device) for part in psutil.disk_partitions(all=True)]
-    folders = {os.path.dirname(os.path.realpath(path)): None for path in some_files(data)}
+    mounts = [
+        (part.mountpoint, part.fstype, part.device)
+        for part in psutil.disk_partitions(all=True)
+    ]
+    folders = {
+        os.path.dirname(os.path.realpath(path)): None for path in some_files(data)
+    }
     rows = [judge_mount(folder, mounts) for folder in folders or [str(data.resolve())]]
     return max(rows, key=lambda row: row.state == "warn")
 
@@ -733,9 +890,13 @@ def judge_mount(folder: str, mounts: Sequence[tuple[str, str, str]]) -> Row:
     """Judge the file system that holds `folder` (absolute, without links); `mounts`: point, type, device."""
     holding = [mount for mount in mounts if Path(folder).is_relative_to(mount[0])]
     # the longest holds it; of two at one point the later hides the earlier
-    point, kind, device = max(reversed(holding), key=lambda mount: len(mount[0]), default=("", "", ""))
+    point, kind, device = max(
+        reversed(holding), key=lambda mount: len(mount[0]), default=("", "", "")
+    )
     return judge(
-        f"{kind} ({device} at {point})" if kind else "in no mount that the system names",
+        f"{kind} ({device} at {point})"
+        if kind
+        else "in no mount that the system names",
         (not kind, "warn", "its speed is in the next row"),
         (
             NETWORK.fullmatch(kind),
@@ -743,7 +904,11 @@ def judge_mount(folder: str, mounts: Sequence[tuple[str, str, str]]) -> Row:
             "a network file system: reads have latency, --loader dali-fed hides it with many --workers; a "
             "copy on a local disk is faster",
         ),
-        (kind in ("tmpfs", "ramfs"), "ok", "it is memory, and counts towards this machine's or container's"),
+        (
+            kind in ("tmpfs", "ramfs"),
+            "ok",
+            "it is memory, and counts towards this machine's or container's",
+        ),
         (True, "ok", "on this machine; how fast is in the next row"),
     )
 
@@ -786,10 +951,16 @@ def some_files(data: Path) -> list[str]:
                 if not name.startswith(".") and stat.S_ISREG(status.st_mode):
                     by_inode.setdefault((status.st_dev, status.st_ino), path)
         filled_folders += bool(names)
-        if (filled_folders >= FOLDERS and len(by_inode) >= FILES) or time.monotonic() > end:
+        if (
+            filled_folders >= FOLDERS and len(by_inode) >= FILES
+        ) or time.monotonic() > end:
             break
     paths = list(by_inode.values())
-    return [paths[i * len(paths) // FILES] for i in range(FILES)] if len(paths) > FILES else paths
+    return (
+        [paths[i * len(paths) // FILES] for i in range(FILES)]
+        if len(paths) > FILES
+        else paths
+    )
 
 
 def forget(paths: Sequence[str]) -> None:
@@ -836,7 +1007,11 @@ def reading(data: Path) -> Row:
         source = choose_source("auto", data, split)
         if not source_named(source).FILES:
             text = "this row times samples that are files: watch the first epoch's rate"
-            return Row(found=f"{split} is read as {source}: not timed", state="ok", consequence=text)
+            return Row(
+                found=f"{split} is read as {source}: not timed",
+                state="ok",
+                consequence=text,
+            )
     paths = some_files(data)
     if not paths:
         text = "a run finds nothing to train on: --data FOLDER, one with train/<class>/* and val/<class>/*"
@@ -850,7 +1025,11 @@ def reading(data: Path) -> Row:
         return judge(
             first_line(error),
             (error.errno == errno.EMFILE, "bad", "too many files are open"),
-            (True, "bad", "a run fails on such a file: see its permissions, or the disk"),
+            (
+                True,
+                "bad",
+                "a run fails on such a file: see its permissions, or the disk",
+            ),
         )
 
 
@@ -858,11 +1037,19 @@ def judge_reading(cold: Pass, warm: Pass) -> Row:
     """Judge the speed of reading. `cold`: right after the kernel was asked to drop the files' pages."""
     found = f"{cold.files} files of {cold.bytes / cold.files / 1024:,.0f} KiB, one reader; page cache: {warm}"
     unknown = cold.cached is None or cold.cached > cold.files / 2
-    why = "the file system does not say what is cached" if cold.cached is None else "files stay in the cache"
+    why = (
+        "the file system does not say what is cached"
+        if cold.cached is None
+        else "files stay in the cache"
+    )
     read_ms = 1000 * cold.seconds / cold.files
     return judge(
         f"{found}; disk: "
-        + (f"cannot be told apart from the cache, {why} ({cold})" if unknown else f"{cold}"),
+        + (
+            f"cannot be told apart from the cache, {why} ({cold})"
+            if unknown
+            else f"{cold}"
+        ),
         (unknown, "ok", "the disk's speed is unknown: watch the first epoch's rate"),
         (
             read_ms > SLOW_MS and cold.bytes / cold.seconds < FAST_MIB_S * MIB,
@@ -890,7 +1077,11 @@ def behind_url(url: str) -> Row:
             remote.read(shard, 0, length)
             times.append(time.perf_counter() - began)
     except (UserError, OSError) as error:
-        return Row(found=str(error), state="bad", consequence="a run ends with that line: mend it first")
+        return Row(
+            found=str(error),
+            state="bad",
+            consequence="a run ends with that line: mend it first",
+        )
     return Row(
         found=f"a read of {length / 1024:,.0f} KiB takes {1000 * min(times):.0f} ms, one reader",
         state="ok",
@@ -911,7 +1102,11 @@ def manifest_cache() -> Row:
 def judge_cache(folder: Path, free_mib: float, writable: bool) -> Row:
     return judge(
         f"{folder}, {free_mib:,.0f} MiB free{'' if writable else ', not writable'}",
-        (not writable, "bad", "no manifest can be kept: XDG_CACHE_HOME or --manifest-dir"),
+        (
+            not writable,
+            "bad",
+            "no manifest can be kept: XDG_CACHE_HOME or --manifest-dir",
+        ),
         (
             free_mib < LOW_ROOM_MIB,
             "warn",
@@ -934,7 +1129,9 @@ def loaders() -> Row:
         + ["a GPU"] * (spec.gpu == "must" and not gpu)
         for name, spec in LOADERS.items()
     }
-    absent = [f"{name} (lacks {' and '.join(what)})" for name, what in lacking.items() if what]
+    absent = [
+        f"{name} (lacks {' and '.join(what)})" for name, what in lacking.items() if what
+    ]
     return Row(
         found=", ".join(name for name, what in lacking.items() if not what),
         state="ok",
@@ -969,6 +1166,9 @@ LANES: tuple[dict[str, Probe], ...] = (
 """Name -> probe, in the order of the table. Lanes are asked side by side, each in a process of its own:
 decord, PyAV and torchcodec bring an FFmpeg each, and NVDEC's takes PyAV's. All that uses a GPU is in the
 first: one in exclusive mode takes one process."""
-OF_DATA: dict[str, Callable[[Path], Row]] = {"--data: file system": file_system, "--data: reading": reading}
+OF_DATA: dict[str, Callable[[Path], Row]] = {
+    "--data: file system": file_system,
+    "--data: reading": reading,
+}
 CACHE: dict[str, Probe] = {"manifest cache": manifest_cache}
 """Asked with --data, after everything else: a speed is not taken beside other work."""

@@ -76,10 +76,18 @@ class Reencoded:
     def read(self, sample: int) -> bytes:
         """Return the image as it is stored; a damaged one as it was."""
         data = self._source.read(sample)
-        width, height = int(self._columns.width[sample]), int(self._columns.height[sample])
+        width, height = (
+            int(self._columns.width[sample]),
+            int(self._columns.height[sample]),
+        )
         turned = bool(self._turned[sample])
-        raw = not turned and self._is_raw(self._columns.entry(sample))  # PPM cannot ask to be turned
-        fits = self._smaller.max_side is not None and max(width, height) <= self._smaller.max_side
+        raw = not turned and self._is_raw(
+            self._columns.entry(sample)
+        )  # PPM cannot ask to be turned
+        fits = (
+            self._smaller.max_side is not None
+            and max(width, height) <= self._smaller.max_side
+        )
         if (
             fits and not raw and data.startswith(b"\xff\xd8")
         ):  # a second JPEG of it would lose, and gain nothing
@@ -102,7 +110,9 @@ class Reencoded:
             if turned:
                 exif[ORIENTATION] = int(self._columns.orientation[sample])
             image.save(made, "JPEG", quality=self._smaller.quality, exif=exif)
-            difference = np.asarray(image, np.int16) - np.asarray(pillow_rgb(made.getvalue()), np.int16)
+            difference = np.asarray(image, np.int16) - np.asarray(
+                pillow_rgb(made.getvalue()), np.int16
+            )
             self._count((width, height), size, data, made.getvalue(), difference)
         return made.getvalue()
 
@@ -150,14 +160,24 @@ class Reencoded:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of smaller images to a program's."""
-    parser.add_argument("--max-side", type=int, help="encode anew, the longer side this many pixels at most")
-    parser.add_argument("--quality", type=int, help="encode anew, JPEG of this quality; default: 90")
     parser.add_argument(
-        "--share", type=float, help="share that becomes JPEG, the rest raw pixels; default: 1"
+        "--max-side",
+        type=int,
+        help="encode anew, the longer side this many pixels at most",
+    )
+    parser.add_argument(
+        "--quality", type=int, help="encode anew, JPEG of this quality; default: 90"
+    )
+    parser.add_argument(
+        "--share",
+        type=float,
+        help="share that becomes JPEG, the rest raw pixels; default: 1",
     )
 
 
-def asked(max_side: int | None, quality: int | None, share: float | None) -> Smaller | None:
+def asked(
+    max_side: int | None, quality: int | None, share: float | None
+) -> Smaller | None:
     """Return what flags ask for; None where no image is encoded anew. Raises UserError."""
     if max_side is None and quality is None and share is None:
         return None

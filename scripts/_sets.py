@@ -36,7 +36,9 @@ class DrawnSet:
     classes: tuple[str, ...]  # "" for files that lie in the split's own folder
     # (folder, seed, key) -> what `finish` gets; writes one file
     draw: Callable[[Path, int, Key], Any]
-    counts: tuple[int, int]  # files a class, of training and of validation, where the user names none
+    counts: tuple[
+        int, int
+    ]  # files a class, of training and of validation, where the user names none
     stamp_keys: tuple[str, str] = ("train_per_class", "val_per_class")  # of the counts
     splits: tuple[str, str] = ("train", "val")
     # (folder, what was drawn): writes what tells of all files, into the folder `annotations`
@@ -51,7 +53,11 @@ class DrawnSet:
     @property
     def flags(self) -> tuple[str, str]:
         """The program's flags of the counts."""
-        return ("--train", "--val") if self.classes == ("",) else ("--train-per-class", "--val-per-class")
+        return (
+            ("--train", "--val")
+            if self.classes == ("",)
+            else ("--train-per-class", "--val-per-class")
+        )
 
     def write(
         self,
@@ -77,11 +83,19 @@ class DrawnSet:
                 f"needs at least one file a class and a seed >= 0, got {counts[0]} and {counts[1]} files, "
                 f"seed {seed}"
             )
-        stamp = {"version": self.version, "seed": seed, **dict(zip(self.stamp_keys, counts, strict=True))}
-        with replacing(dest, self.stamp_name, stamp, (*self.splits, "annotations")) as fresh:
+        stamp = {
+            "version": self.version,
+            "seed": seed,
+            **dict(zip(self.stamp_keys, counts, strict=True)),
+        }
+        with replacing(
+            dest, self.stamp_name, stamp, (*self.splits, "annotations")
+        ) as fresh:
             if fresh is None:
                 return False
-            for folder in (fresh / split / name for split in self.splits for name in self.classes):
+            for folder in (
+                fresh / split / name for split in self.splits for name in self.classes
+            ):
                 folder.mkdir(parents=True, exist_ok=True)
             keys = [
                 (split, label, index)
@@ -91,7 +105,9 @@ class DrawnSet:
             ]
             draw = partial(self.draw, fresh, seed)
             label = f"drawing {Path(dest).name}"
-            drawn = in_processes(draw, keys, label, progress=progress, processes=processes)
+            drawn = in_processes(
+                draw, keys, label, progress=progress, processes=processes
+            )
             if self.finish:
                 (fresh / "annotations").mkdir()
                 self.finish(fresh, drawn)
@@ -102,13 +118,26 @@ class DrawnSet:
         parser = Parser(self.name, self.about)
         parser.add_argument("dest", type=Path, help="folder to make")
         unit = "files" if self.classes == ("",) else "files of a class"
-        for flag, split, count in zip(self.flags, self.splits, self.counts, strict=True):
+        for flag, split, count in zip(
+            self.flags, self.splits, self.counts, strict=True
+        ):
             what = f"{unit} in {split}/ (%(default)s)"
-            parser.add_argument(flag, dest=split, metavar="N", type=int, default=count, help=what)
-        parser.add_argument("--seed", type=int, default=0, help="another seed, other files (%(default)s)")
+            parser.add_argument(
+                flag, dest=split, metavar="N", type=int, default=count, help=what
+            )
+        parser.add_argument(
+            "--seed",
+            type=int,
+            default=0,
+            help="another seed, other files (%(default)s)",
+        )
         options = parser.parse_args(arguments)
         train, val = (getattr(options, split) for split in self.splits)
-        return make(self.name, options.dest, lambda: self.write(options.dest, train, val, options.seed))
+        return make(
+            self.name,
+            options.dest,
+            lambda: self.write(options.dest, train, val, options.seed),
+        )
 
 
 def in_processes(
@@ -122,12 +151,16 @@ def in_processes(
     """Return work(item) for each item, in their order, computed in processes (None: one a core)."""
     count = min(processes or len(os.sched_getaffinity(0)), len(items))
     # spawn: the caller may have threads, and a fork with threads may hang
-    with ProcessPoolExecutor(count, get_context("spawn"), _follow, (os.getpid(),)) as pool:
+    with ProcessPoolExecutor(
+        count, get_context("spawn"), _follow, (os.getpid(),)
+    ) as pool:
         try:
             results = pool.map(work, items, chunksize=min(8, -(-len(items) // count)))
             return list(track(results, label, total=len(items), disable=not progress))
         finally:
-            pool.shutdown(cancel_futures=True)  # an interrupt does not wait for the files still to come
+            pool.shutdown(
+                cancel_futures=True
+            )  # an interrupt does not wait for the files still to come
 
 
 def _follow(parent: int) -> None:
@@ -148,7 +181,10 @@ def whole(dest: Path) -> Iterator[Path]:
 
     It takes the place of a folder that is there.
     """
-    fresh, old = (dest.with_name(f".{dest.name}.{os.getpid()}.{state}") for state in ("partial", "old"))
+    fresh, old = (
+        dest.with_name(f".{dest.name}.{os.getpid()}.{state}")
+        for state in ("partial", "old")
+    )
     try:
         fresh.mkdir(parents=True)
         yield fresh
@@ -175,7 +211,9 @@ def replacing(
         return
     foreign = names - {stamp_name, *inside} if stamp_name in names else names
     if foreign or (dest.exists() and not dest.is_dir()):
-        raise FileExistsError(f"{dest} holds something else than a demo set; name a new or an empty folder")
+        raise FileExistsError(
+            f"{dest} holds something else than a demo set; name a new or an empty folder"
+        )
     with whole(dest) as fresh:
         yield fresh
         (fresh / stamp_name).write_text(json.dumps(stamp) + "\n")

@@ -53,7 +53,9 @@ class Writer(Protocol):
     def write(self, batch: Sequence[Packed]) -> dict[str, int]:
         """Write samples, bring them to the disk, and return where the store now ends, for `Writer.of`."""
 
-    def finish(self, names: Sequence[bytes], labels: Array, classes: Sequence[str]) -> None:
+    def finish(
+        self, names: Sequence[bytes], labels: Array, classes: Sequence[str]
+    ) -> None:
         """Complete the store of these samples, in their order."""
 
     def files(self) -> list[Path]:
@@ -70,11 +72,15 @@ class Lmdb:
         try:
             import lmdb
         except ImportError:
-            raise UserError("--format lmdb needs the package lmdb: pip install lmdb") from None
+            raise UserError(
+                "--format lmdb needs the package lmdb: pip install lmdb"
+            ) from None
         self.store = work / self.place(split)
         self._full: type[Exception] = lmdb.MapFullError
         self._failed: type[Exception] = lmdb.Error
-        size = max(FIRST_MAP, 2 * self.store.stat().st_size if self.store.exists() else 0)
+        size = max(
+            FIRST_MAP, 2 * self.store.stat().st_size if self.store.exists() else 0
+        )
         try:
             self._opened: Any = lmdb.open(str(self.store), subdir=False, map_size=size)
         except lmdb.Error as error:
@@ -86,7 +92,9 @@ class Lmdb:
         return f"{split}.lmdb"
 
     @staticmethod
-    def require(names: Sequence[bytes], folders: Sequence[str], classes: Sequence[str]) -> None:
+    def require(
+        names: Sequence[bytes], folders: Sequence[str], classes: Sequence[str]
+    ) -> None:
         """Raise UserError for a name that no key can be."""
         for name in names:
             if name in ABOUT:
@@ -119,9 +127,13 @@ class Lmdb:
 
     def _unwritable(self, error: Exception) -> UserError:
         # LMDB calls a write that the disk cut short an input/output error
-        return UserError(f"{self.store} cannot be written ({error}): is the disk full? {GOES_ON}")
+        return UserError(
+            f"{self.store} cannot be written ({error}): is the disk full? {GOES_ON}"
+        )
 
-    def finish(self, names: Sequence[bytes], labels: Array, classes: Sequence[str]) -> None:
+    def finish(
+        self, names: Sequence[bytes], labels: Array, classes: Sequence[str]
+    ) -> None:
         """Write the list of samples, close the environment, and remove its file of locks."""
         self._put(samples_of(names, labels, classes))
         self.close()
@@ -155,7 +167,9 @@ class Tar:
         return split
 
     @staticmethod
-    def require(names: Sequence[bytes], folders: Sequence[str], classes: Sequence[str]) -> None:
+    def require(
+        names: Sequence[bytes], folders: Sequence[str], classes: Sequence[str]
+    ) -> None:
         """Raise UserError for a name that is no image to readers of tar shards, two of one sample, or a class
         that no line of classes.txt can be."""
         for own in classes:
@@ -168,7 +182,11 @@ class Tar:
         for name in names:
             folder, slash, last = name.rpartition(b"/")
             key = folder + slash + last.partition(b".")[0]
-            if last.rpartition(b".")[2].lower() not in IMAGES or name.startswith(b".") or b"/." in name:
+            if (
+                last.rpartition(b".")[2].lower() not in IMAGES
+                or name.startswith(b".")
+                or b"/." in name
+            ):
                 raise UserError(
                     f"--format tar needs names that end as images' do, and are not hidden: "
                     f"'{printable(name)}' is not such; take --format lmdb"
@@ -185,10 +203,15 @@ class Tar:
             if self._file is None:
                 self._file = self._opened()
             stem = sample.name[: sample.name.index(b".", sample.name.rfind(b"/") + 1)]
-            for name, content in ((sample.name, sample.content), (stem + b".cls", b"%d" % sample.label)):
+            for name, content in (
+                (sample.name, sample.content),
+                (stem + b".cls", b"%d" % sample.label),
+            ):
                 member = tarfile.TarInfo(os.fsdecode(name))
                 member.size = len(content)
-                self._file.write(member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+                self._file.write(
+                    member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+                )
                 self._file.write(content + bytes(-len(content) % 512))
             self._end = self._file.tell()
             if self._end >= self.SHARD:
@@ -197,14 +220,18 @@ class Tar:
             _to_disk(self._file)
         return {"shard": self._shard, "end": self._end}
 
-    def finish(self, names: Sequence[bytes], labels: Array, classes: Sequence[str]) -> None:
+    def finish(
+        self, names: Sequence[bytes], labels: Array, classes: Sequence[str]
+    ) -> None:
         """Close the last shard, and name the classes."""
         if self._end and self._file is None:
             self._file = self._opened()
         if self._file is not None:
             self._end_shard(self._file)
         (self.store / "classes.txt").write_text(
-            "".join(f"{name}\n" for name in classes), encoding="utf-8", errors="surrogateescape"
+            "".join(f"{name}\n" for name in classes),
+            encoding="utf-8",
+            errors="surrogateescape",
         )
 
     def _opened(self) -> io.BufferedRandom:
@@ -248,7 +275,9 @@ class Arrow:
         try:
             import pyarrow
         except ImportError:
-            raise UserError("--format arrow needs the package pyarrow: pip install pyarrow") from None
+            raise UserError(
+                "--format arrow needs the package pyarrow: pip install pyarrow"
+            ) from None
         self._arrow: Any = pyarrow
         self.store = work / self.place(split)
         self.store.mkdir(exist_ok=True)
@@ -256,7 +285,12 @@ class Arrow:
         self._end = ends.get("end", 0)
         self._schema: Any = pyarrow.schema(
             [
-                ("image", pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])),
+                (
+                    "image",
+                    pyarrow.struct(
+                        [("bytes", pyarrow.binary()), ("path", pyarrow.string())]
+                    ),
+                ),
                 ("label", pyarrow.int64()),
             ]
         )
@@ -267,7 +301,9 @@ class Arrow:
         return split
 
     @staticmethod
-    def require(names: Sequence[bytes], folders: Sequence[str], classes: Sequence[str]) -> None:
+    def require(
+        names: Sequence[bytes], folders: Sequence[str], classes: Sequence[str]
+    ) -> None:
         """Raise UserError for a name that is no text."""
         for name in names:
             try:
@@ -283,9 +319,13 @@ class Arrow:
 
     def write(self, batch: Sequence[Packed]) -> dict[str, int]:
         """Write samples as one record batch behind those before."""
-        images = [{"bytes": sample.content, "path": sample.name.decode()} for sample in batch]
+        images = [
+            {"bytes": sample.content, "path": sample.name.decode()} for sample in batch
+        ]
         columns = [self._arrow.array(images, self._schema.field("image").type)]
-        columns.append(self._arrow.array([sample.label for sample in batch], self._arrow.int64()))
+        columns.append(
+            self._arrow.array([sample.label for sample in batch], self._arrow.int64())
+        )
         message = self._arrow.record_batch(columns, self._schema).serialize()
         path = self._path(self._shard)
         with open(path, "r+b" if path.exists() else "w+b") as file:
@@ -302,7 +342,9 @@ class Arrow:
             _to_disk(file)
         return {"shard": self._shard, "end": self._end}
 
-    def finish(self, names: Sequence[bytes], labels: Array, classes: Sequence[str]) -> None:
+    def finish(
+        self, names: Sequence[bytes], labels: Array, classes: Sequence[str]
+    ) -> None:
         """End the last shard, and say which shards there are, with which classes."""
         if self._end:
             with open(self._path(self._shard), "r+b") as file:
@@ -315,9 +357,21 @@ class Arrow:
             "label": {"_type": "ClassLabel", "names": [*classes]},
         }
         files = [{"filename": path.name} for path in self.files()]
-        state: dict[str, Any] = {"_data_files": files, "_fingerprint": "packed", "_format_columns": None}
-        state |= {"_format_kwargs": {}, "_format_type": None, "_output_all_columns": False, "_split": None}
-        for name, told in (("state.json", state), ("dataset_info.json", {"features": features})):
+        state: dict[str, Any] = {
+            "_data_files": files,
+            "_fingerprint": "packed",
+            "_format_columns": None,
+        }
+        state |= {
+            "_format_kwargs": {},
+            "_format_type": None,
+            "_output_all_columns": False,
+            "_split": None,
+        }
+        for name, told in (
+            ("state.json", state),
+            ("dataset_info.json", {"features": features}),
+        ):
             (self.store / name).write_text(json.dumps(told), encoding="utf-8")
 
     def files(self) -> list[Path]:
@@ -341,7 +395,9 @@ class Folder:
         return split
 
     @staticmethod
-    def require(names: Sequence[bytes], folders: Sequence[str], classes: Sequence[str]) -> None:
+    def require(
+        names: Sequence[bytes], folders: Sequence[str], classes: Sequence[str]
+    ) -> None:
         """Raise UserError for a name that does not begin with its class, or leads out of the folder, and for
         another order than that of the names."""
         for name, folder in zip(names, folders, strict=True):
@@ -362,7 +418,9 @@ class Folder:
         os.sync()
         return {}
 
-    def finish(self, names: Sequence[bytes], labels: Array, classes: Sequence[str]) -> None:
+    def finish(
+        self, names: Sequence[bytes], labels: Array, classes: Sequence[str]
+    ) -> None:
         """Do nothing: the names of the folders are the classes."""
 
     def files(self) -> list[Path]:

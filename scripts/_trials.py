@@ -48,7 +48,9 @@ def config_of(recipe: Config, changes: Mapping[str, Any]) -> Config:
     """
     flat = {**recipe.flat(), **ONLY_TRAINS, **changes}
     if flat["loader"] == "auto":
-        flat["loader"] = kind_of(recipe).may_open(recipe, gpu=torch.cuda.is_available())[0]
+        flat["loader"] = kind_of(recipe).may_open(
+            recipe, gpu=torch.cuda.is_available()
+        )[0]
     return build(flat)
 
 
@@ -59,15 +61,25 @@ def run(config: Config, limit_s: float) -> Trial:
         asked = Path(scratch) / "trial.yaml"
         asked.write_text(as_yaml(config), encoding="utf-8")
         log = Path(scratch) / "log.txt"
-        command = [sys.executable, str(ROOT / "train.py"), *words({"config": asked, "output": folder})]
+        command = [
+            sys.executable,
+            str(ROOT / "train.py"),
+            *words({"config": asked, "output": folder}),
+        ]
         with log.open("w") as file:
             code = ran(command, file, limit_s)
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         summary, metrics = folder / "summary.json", folder / "metrics.jsonl"
-        told = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
+        told = (
+            metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
+        )
         return Trial(
             code=code,
             said=(lines or [""])[-1].removeprefix("train.py: "),
-            summary=json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {},
-            points=[point for point in map(json.loads, told) if point["kind"] == "train"],
+            summary=json.loads(summary.read_text(encoding="utf-8"))
+            if summary.exists()
+            else {},
+            points=[
+                point for point in map(json.loads, told) if point["kind"] == "train"
+            ],
         )

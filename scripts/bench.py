@@ -11,7 +11,9 @@ import time
 from importlib import import_module
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also when it is started as a file
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # also when it is started as a file
 
 from benchmarks import _show
 from benchmarks._flags import asked
@@ -56,12 +58,18 @@ def main(argv: list[str]) -> int:
         console = Console(width=None if sys.stdout.isatty() else 200)
         suite = suite_of(argv[0])
         settings = asked(suite.settings, _own(argv[1:]), prog=f"bench {suite.name}")
-        folder = settings.output or Path("runs") / f"bench-{suite.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        folder = (
+            settings.output
+            or Path("runs") / f"bench-{suite.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        )
         with ending_on_signals(), _show.progress(console, suite.name) as progress:
             rows = run(suite, settings, folder, progress)
         _show.show(suite, rows, folder, console)
         shown = suite.derive(merged(rows))
-        if not any(row["status"] == "ok" and value(row, suite.rate) is not None for row in shown):
+        if not any(
+            row["status"] == "ok" and value(row, suite.rate) is not None
+            for row in shown
+        ):
             print(
                 f"bench: no point has a figure ({', '.join(dict.fromkeys(row['status'] for row in shown))})",
                 file=sys.stderr,
@@ -78,8 +86,15 @@ def main(argv: list[str]) -> int:
         name = shlex.quote(str(folder))
         file = folder / "results.jsonl"
         some = file.exists() and file.stat().st_size
-        table = f"; python -m scripts.report {name} makes the table of what is there" if some else ""
-        print(f"bench: interrupted; the same command with --output {name} goes on{table}", file=sys.stderr)
+        table = (
+            f"; python -m scripts.report {name} makes the table of what is there"
+            if some
+            else ""
+        )
+        print(
+            f"bench: interrupted; the same command with --output {name} goes on{table}",
+            file=sys.stderr,
+        )
         return 130
 
 

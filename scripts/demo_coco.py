@@ -36,7 +36,10 @@ ARM = 0.36  # half the width of a cross's arms, of half its length
 # Polygons [points, 2] around (0, 0) that touch the unit circle.
 OUTLINES = {
     "circle": _corners(_ring(48), np.ones(48)),
-    "cross": np.array([(1, ARM), (ARM, ARM), (ARM, 1), (-ARM, 1), (-ARM, ARM), (-1, ARM)]) / np.hypot(1, ARM),
+    "cross": np.array(
+        [(1, ARM), (ARM, ARM), (ARM, 1), (-ARM, 1), (-ARM, ARM), (-1, ARM)]
+    )
+    / np.hypot(1, ARM),
     "square": _corners(_ring(4), np.ones(4)),
     "star": _corners(_ring(10), np.where(np.arange(10) % 2, 0.42, 1)),
     "triangle": _corners(_ring(3), np.ones(3)),
@@ -47,12 +50,16 @@ Made = tuple[np.ndarray, list[dict[str, Any]]]
 """Pixels, uint8 [height, width, 3], and annotations in COCO's form without their ids."""
 
 
-def drawn(rng: np.random.Generator, *, empty: bool = False, crowd: bool = False) -> Made:
+def drawn(
+    rng: np.random.Generator, *, empty: bool = False, crowd: bool = False
+) -> Made:
     """Draw one image: `empty` has no shape, and `crowd` a region of many beside the others."""
     height, width = _size(rng)
     canvas, ink = background(rng, height, width)
     canvas = canvas.copy()
-    taken: list[tuple[np.ndarray, float]] = []  # discs (centre, radius) that nothing else may touch
+    taken: list[
+        tuple[np.ndarray, float]
+    ] = []  # discs (centre, radius) that nothing else may touch
     annotations: list[dict[str, Any]] = []
     if crowd and not empty:
         annotations.append(_crowd(rng, canvas, ink, taken))
@@ -66,7 +73,9 @@ def drawn(rng: np.random.Generator, *, empty: bool = False, crowd: bool = False)
             outline = _turned(rng, category, centre, radius)
             _paint(canvas, outline, _colour(rng, ink))
             annotations.append(_instance(outline, category))
-    canvas += rng.uniform(0, 0.05) * (rng.random((height, width, 1), dtype=np.float32) - 0.5)  # grain
+    canvas += rng.uniform(0, 0.05) * (
+        rng.random((height, width, 1), dtype=np.float32) - 0.5
+    )  # grain
     return (canvas.clip(0, 1) * 255 + 0.5).astype(np.uint8), annotations
 
 
@@ -79,13 +88,20 @@ def _size(rng: np.random.Generator) -> tuple[int, int]:
 
 
 def _free(
-    rng: np.random.Generator, canvas: np.ndarray, radius: float, taken: list[tuple[np.ndarray, float]]
+    rng: np.random.Generator,
+    canvas: np.ndarray,
+    radius: float,
+    taken: list[tuple[np.ndarray, float]],
 ) -> np.ndarray | None:
     """Find a centre (x, y) whose disc is inside the image and touches none of those taken; takes it. None
     when 40 random ones do not do."""
     height, width = canvas.shape[:2]
-    for centre in rng.uniform(radius + 1, np.array([width, height]) - radius - 1, (40, 2)):
-        if all(np.hypot(*(centre - other)) > radius + reach + 2 for other, reach in taken):
+    for centre in rng.uniform(
+        radius + 1, np.array([width, height]) - radius - 1, (40, 2)
+    ):
+        if all(
+            np.hypot(*(centre - other)) > radius + reach + 2 for other, reach in taken
+        ):
             taken.append((centre, radius))
             return np.asarray(centre)
     return None
@@ -95,12 +111,18 @@ def _colour(rng: np.random.Generator, ink: np.ndarray) -> np.ndarray:
     return ink[rng.integers(len(ink))] + rng.uniform(-0.08, 0.08, 3).astype(np.float32)
 
 
-def _turned(rng: np.random.Generator, category: int, centre: np.ndarray, radius: float) -> np.ndarray:
+def _turned(
+    rng: np.random.Generator, category: int, centre: np.ndarray, radius: float
+) -> np.ndarray:
     """Return the outline of a shape in pixels [points, 2], x y, to a hundredth: what is annotated is what is
     painted."""
     angle = rng.uniform(0, 2 * np.pi)
-    rotation = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
-    outline: np.ndarray = np.round(centre + radius * OUTLINES[CATEGORIES[category]] @ rotation, 2)
+    rotation = np.array(
+        [[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]
+    )
+    outline: np.ndarray = np.round(
+        centre + radius * OUTLINES[CATEGORIES[category]] @ rotation, 2
+    )
     return outline
 
 
@@ -109,11 +131,17 @@ def _paint(canvas: np.ndarray, outline: np.ndarray, colour: np.ndarray) -> np.nd
     height, width = canvas.shape[:2]
     left, top = np.floor(outline.min(0)).astype(int)
     right, bottom = np.ceil(outline.max(0)).astype(int)
-    fine = Image.new("L", ((right - left) * SUPERSAMPLING, (bottom - top) * SUPERSAMPLING))
+    fine = Image.new(
+        "L", ((right - left) * SUPERSAMPLING, (bottom - top) * SUPERSAMPLING)
+    )
     # PIL counts from the middle of the first pixel, COCO from its corner.
-    ImageDraw.Draw(fine).polygon([(x, y) for x, y in (outline - (left, top)) * SUPERSAMPLING - 0.5], fill=255)
+    ImageDraw.Draw(fine).polygon(
+        [(x, y) for x, y in (outline - (left, top)) * SUPERSAMPLING - 0.5], fill=255
+    )
     cover = np.zeros((height, width), np.float32)
-    cover[top:bottom, left:right] = np.asarray(fine.reduce(SUPERSAMPLING)) / np.float32(255)
+    cover[top:bottom, left:right] = np.asarray(fine.reduce(SUPERSAMPLING)) / np.float32(
+        255
+    )
     canvas += cover[..., None] * (colour - canvas)
     return cover
 
@@ -125,13 +153,18 @@ def _instance(outline: np.ndarray, category: int) -> dict[str, Any]:
         "category_id": category,
         "segmentation": [outline.ravel().tolist()],
         "area": round(0.5 * abs(float(x @ np.roll(y, 1) - y @ np.roll(x, 1))), 2),
-        "bbox": [round(float(value), 2) for value in (left, top, right - left, bottom - top)],
+        "bbox": [
+            round(float(value), 2) for value in (left, top, right - left, bottom - top)
+        ],
         "iscrowd": 0,
     }
 
 
 def _crowd(
-    rng: np.random.Generator, canvas: np.ndarray, ink: np.ndarray, taken: list[tuple[np.ndarray, float]]
+    rng: np.random.Generator,
+    canvas: np.ndarray,
+    ink: np.ndarray,
+    taken: list[tuple[np.ndarray, float]],
 ) -> dict[str, Any]:
     """Paint 8 to 20 tiny shapes of one class in a disc, and return the annotation that holds for all of them.
     The image must still be bare."""
@@ -141,17 +174,26 @@ def _crowd(
     category = int(rng.choice(list(CATEGORIES)))
     mask = np.zeros(canvas.shape[:2], bool)
     for angle, distance in zip(
-        rng.uniform(0, 2 * np.pi, rng.integers(8, 21)), np.sqrt(rng.random(20)), strict=False
+        rng.uniform(0, 2 * np.pi, rng.integers(8, 21)),
+        np.sqrt(rng.random(20)),
+        strict=False,
     ):
         radius = rng.uniform(3.5, 5)
-        middle = centre + (reach - radius) * distance * np.array([np.cos(angle), np.sin(angle)])
-        mask |= _paint(canvas, _turned(rng, category, middle, radius), _colour(rng, ink)) >= 0.5
+        middle = centre + (reach - radius) * distance * np.array(
+            [np.cos(angle), np.sin(angle)]
+        )
+        mask |= (
+            _paint(canvas, _turned(rng, category, middle, radius), _colour(rng, ink))
+            >= 0.5
+        )
     y, x = np.nonzero(mask)
     return {
         "category_id": category,
         "segmentation": {"counts": run_lengths(mask), "size": list(mask.shape)},
         "area": int(mask.sum()),
-        "bbox": [int(value) for value in (x.min(), y.min(), np.ptp(x) + 1, np.ptp(y) + 1)],
+        "bbox": [
+            int(value) for value in (x.min(), y.min(), np.ptp(x) + 1, np.ptp(y) + 1)
+        ],
         "iscrowd": 1,
     }
 
@@ -165,7 +207,9 @@ def run_lengths(mask: np.ndarray) -> list[int]:
     return [0, *runs] if flat[0] else list(runs)
 
 
-def _draw(folder: Path, seed: int, key: Key) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
+def _draw(
+    folder: Path, seed: int, key: Key
+) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
     """Write one image; return its split, its entry and its annotations."""
     split, _, index = key
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(split, index)))
@@ -174,7 +218,12 @@ def _draw(folder: Path, seed: int, key: Key) -> tuple[int, dict[str, Any], list[
     image_id = 100_000 * (split + 1) + 3 * index
     name = f"{image_id:012d}.jpg"
     picture.save(folder / SET.splits[split] / name, quality=int(rng.integers(75, 96)))
-    entry = {"id": image_id, "file_name": name, "height": picture.height, "width": picture.width}
+    entry = {
+        "id": image_id,
+        "file_name": name,
+        "height": picture.height,
+        "width": picture.width,
+    }
     return (
         split,
         entry,
@@ -185,14 +234,21 @@ def _draw(folder: Path, seed: int, key: Key) -> tuple[int, dict[str, Any], list[
     )
 
 
-def _annotate(folder: Path, images: list[tuple[int, dict[str, Any], list[dict[str, Any]]]]) -> None:
+def _annotate(
+    folder: Path, images: list[tuple[int, dict[str, Any], list[dict[str, Any]]]]
+) -> None:
     """Write annotations/instances_<split>.json of what _draw() returned."""
     for split, name in enumerate(SET.splits):
         whole = {
             "info": {"description": "drawn shapes"},
             "licenses": [],
             "images": [entry for of, entry, _ in images if of == split],
-            "annotations": [each for of, _, annotations in images if of == split for each in annotations],
+            "annotations": [
+                each
+                for of, _, annotations in images
+                if of == split
+                for each in annotations
+            ],
             "categories": [
                 {"id": number, "name": label, "supercategory": "shape"}
                 for number, label in CATEGORIES.items()

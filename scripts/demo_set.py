@@ -15,7 +15,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also when it is started as a file
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # also when it is started as a file
 
 from scripts._sets import DrawnSet, Key
 
@@ -35,7 +37,9 @@ MOTIFS = {
     "vee": ((-0.9, -0.8), (-0.45, 0), (0, 0.8), (0.45, 0), (0.9, -0.8)),
     "zigzag": ((-1, -0.4), (-0.5, 0.4), (0, -0.4), (0.5, 0.4), (1, -0.4)),
 }
-CLASSES = tuple(sorted(MOTIFS))  # the label is the index in this tuple, as in a scan of the folder
+CLASSES = tuple(
+    sorted(MOTIFS)
+)  # the label is the index in this tuple, as in a scan of the folder
 
 # index % 25 -> what is odd about the file, so that every class has the same share and 25 images a class have
 # all of it.
@@ -51,9 +55,13 @@ def image(rng: np.random.Generator, label: int) -> np.ndarray:
     reach = 0.5 * min(height / rows, width / columns)  # half a cell, in pixels
     for row in range(rows):
         for column in range(columns):
-            middle = np.array([(column + 0.5) * width / columns, (row + 0.5) * height / rows])
+            middle = np.array(
+                [(column + 0.5) * width / columns, (row + 0.5) * height / rows]
+            )
             motif(rng, canvas, np.array(MOTIFS[CLASSES[label]]), middle, reach, ink)
-    canvas += rng.uniform(0, 0.05) * (rng.random((height, width, 1), dtype=np.float32) - 0.5)  # grain
+    canvas += rng.uniform(0, 0.05) * (
+        rng.random((height, width, 1), dtype=np.float32) - 0.5
+    )  # grain
     return (canvas.clip(0, 1) * 255 + 0.5).astype(np.uint8)
 
 
@@ -65,10 +73,14 @@ def _size(rng: np.random.Generator) -> tuple[int, int]:
     return (long, short) if rng.random() < 0.3 else (short, long)
 
 
-def background(rng: np.random.Generator, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+def background(
+    rng: np.random.Generator, height: int, width: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Return a textured background, float32 [height, width, 3] in 0..1, and three colours [3, 3] that stand
     out from it."""
-    dark, light = (rng.uniform(low, low + 0.4, (3, 3)).astype(np.float32) for low in (0, 0.6))
+    dark, light = (
+        rng.uniform(low, low + 0.4, (3, 3)).astype(np.float32) for low in (0, 0.6)
+    )
     ground, ink = (dark, light) if rng.random() < 0.5 else (light, dark)
     # Computed at a quarter of the size and enlarged: a fifth of the time.
     y, x = np.mgrid[: height // 4, : width // 4]
@@ -78,13 +90,18 @@ def background(rng: np.random.Generator, height: int, width: int) -> tuple[np.nd
         0.5
         + 0.5
         * np.sin(
-            (x * np.cos(angle) + y * np.sin(angle)) * (2 * np.pi / wavelength) + rng.uniform(0, 2 * np.pi)
+            (x * np.cos(angle) + y * np.sin(angle)) * (2 * np.pi / wavelength)
+            + rng.uniform(0, 2 * np.pi)
         )[..., None]
     )
     clouds = np.asarray(
-        Image.fromarray(rng.random((6, 6), dtype=np.float32)).resize(x.shape[::-1], Image.Resampling.BICUBIC)
+        Image.fromarray(rng.random((6, 6), dtype=np.float32)).resize(
+            x.shape[::-1], Image.Resampling.BICUBIC
+        )
     )[..., None]
-    small = (stripes * ground[0] + (1 - stripes) * ground[1]) * clouds + ground[2] * (1 - clouds)
+    small = (stripes * ground[0] + (1 - stripes) * ground[1]) * clouds + ground[2] * (
+        1 - clouds
+    )
     large = Image.fromarray((small.clip(0, 1) * 255).astype(np.uint8)).resize(
         (width, height), Image.Resampling.BICUBIC
     )
@@ -105,14 +122,18 @@ def motif(
     size = rng.uniform(0.6, 0.75)
     mirror = rng.choice((-1, 1))
     rotation = np.array([[np.cos(turn), np.sin(turn)], [-np.sin(turn), np.cos(turn)]])
-    points = middle + reach * (size * (centres * (mirror, 1)) @ rotation + rng.uniform(-0.08, 0.08, 2))
+    points = middle + reach * (
+        size * (centres * (mirror, 1)) @ rotation + rng.uniform(-0.08, 0.08, 2)
+    )
     radius = reach * size * rng.uniform(0.17, 0.23)
     kind = int(rng.integers(3))
     for point, colour in zip(points, ink[rng.integers(3, size=5)], strict=True):
         paint(canvas, point, radius, kind, colour)
 
 
-def paint(canvas: np.ndarray, point: np.ndarray, radius: float, kind: int, colour: np.ndarray) -> None:
+def paint(
+    canvas: np.ndarray, point: np.ndarray, radius: float, kind: int, colour: np.ndarray
+) -> None:
     """Paint a disc (`kind` 0), a square (1) or a diamond (2), all of about the same area, around `point` (x,
     y); outside is cut off."""
     left, top = np.maximum(point - radius - 2, 0).astype(int)
@@ -138,24 +159,35 @@ def encode(rng: np.random.Generator, pixels: np.ndarray, oddity: str | None) -> 
         picture = picture.convert("CMYK")
     elif oddity == "rotated":
         tags = Image.Exif()
-        tags[0x0112] = int(rng.choice((3, 6, 8)))  # half a turn, a quarter turn either way
+        tags[0x0112] = int(
+            rng.choice((3, 6, 8))
+        )  # half a turn, a quarter turn either way
         exif = tags.tobytes()
     buffer = io.BytesIO()
     if oddity == "png":
         picture.save(buffer, "PNG", compress_level=1)
     else:
-        picture.save(buffer, "JPEG", quality=quality, subsampling=subsampling, exif=exif)
+        picture.save(
+            buffer, "JPEG", quality=quality, subsampling=subsampling, exif=exif
+        )
     return buffer.getvalue()
 
 
 def _draw(folder: Path, seed: int, key: Key) -> None:
     split, label, index = key
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
-    path = folder / SET.splits[split] / CLASSES[label] / f"{CLASSES[label]}_{index:05d}.JPEG"
+    path = (
+        folder
+        / SET.splits[split]
+        / CLASSES[label]
+        / f"{CLASSES[label]}_{index:05d}.JPEG"
+    )
     path.write_bytes(encode(rng, image(rng, label), ODDITIES.get(index % 25)))
 
 
-SET = DrawnSet(name="demo_set", about=__doc__, classes=CLASSES, draw=_draw, counts=(200, 50))
+SET = DrawnSet(
+    name="demo_set", about=__doc__, classes=CLASSES, draw=_draw, counts=(200, 50)
+)
 write = SET.write
 main = SET.main
 

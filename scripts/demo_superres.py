@@ -43,7 +43,9 @@ def _grating(rng: np.random.Generator, canvas: np.ndarray, colour: np.ndarray) -
     angle = rng.uniform(0, np.pi)
     length = rng.uniform(*WAVES)
     wave = np.sin((x * np.cos(angle) + y * np.sin(angle)) * 2 * np.pi / length)
-    sharpness = rng.choice((1.0, length / 3))  # of stripes an edge is about a pixel wide
+    sharpness = rng.choice(
+        (1.0, length / 3)
+    )  # of stripes an edge is about a pixel wide
     cover = (0.5 + 0.5 * sharpness * wave).clip(0, 1)[..., None]
     box += cover * (colour - box)
 
@@ -51,10 +53,14 @@ def _grating(rng: np.random.Generator, canvas: np.ndarray, colour: np.ndarray) -
 def _draw(folder: Path, seed: int, key: Key) -> None:
     split, _, index = key
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
-    Image.fromarray(picture(rng)).save(folder / SET.splits[split] / f"{index:04d}.png", compress_level=1)
+    Image.fromarray(picture(rng)).save(
+        folder / SET.splits[split] / f"{index:04d}.png", compress_level=1
+    )
 
 
-SET = DrawnSet(name="demo_superres", about=__doc__, classes=("",), draw=_draw, counts=(96, 12))
+SET = DrawnSet(
+    name="demo_superres", about=__doc__, classes=("",), draw=_draw, counts=(96, 12)
+)
 write = SET.write
 main = SET.main
 

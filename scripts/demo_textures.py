@@ -18,7 +18,9 @@ from scripts._sets import DrawnSet, Key
 from scripts.demo_set import MOTIFS, encode, motif
 
 TEXTURES = ("checks", "dots", "rings", "stripes", "waves")
-CLASSES = tuple(sorted(f"{shape}-{texture}" for shape in MOTIFS for texture in TEXTURES))
+CLASSES = tuple(
+    sorted(f"{shape}-{texture}" for shape in MOTIFS for texture in TEXTURES)
+)
 
 
 def image(rng: np.random.Generator, label: int) -> np.ndarray:
@@ -35,7 +37,9 @@ def image(rng: np.random.Generator, label: int) -> np.ndarray:
     room = np.array([width, height]) / 2 - reach
     centre = np.array([width, height]) / 2 + rng.uniform(-1, 1, 2) * room
     motif(rng, canvas, np.array(MOTIFS[shape]), centre, reach, ink.astype(np.float32))
-    canvas += rng.uniform(0, 0.1) * (rng.random((height, width, 1), dtype=np.float32) - 0.5)  # grain
+    canvas += rng.uniform(0, 0.1) * (
+        rng.random((height, width, 1), dtype=np.float32) - 0.5
+    )  # grain
     return (canvas.clip(0, 1) * 255 + 0.5).astype(np.uint8)
 
 
@@ -66,11 +70,18 @@ def texture(rng: np.random.Generator, kind: str, height: int, width: int) -> np.
 def _draw(folder: Path, seed: int, key: Key) -> None:
     split, label, index = key
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
-    path = folder / SET.splits[split] / CLASSES[label] / f"{CLASSES[label]}_{index:05d}.JPEG"
+    path = (
+        folder
+        / SET.splits[split]
+        / CLASSES[label]
+        / f"{CLASSES[label]}_{index:05d}.JPEG"
+    )
     path.write_bytes(encode(rng, image(rng, label), None))
 
 
-SET = DrawnSet(name="demo_textures", about=__doc__, classes=CLASSES, draw=_draw, counts=(10, 20))
+SET = DrawnSet(
+    name="demo_textures", about=__doc__, classes=CLASSES, draw=_draw, counts=(10, 20)
+)
 write = SET.write
 main = SET.main
 

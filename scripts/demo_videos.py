@@ -23,12 +23,22 @@ from scripts.demo_set import background, paint
 
 # the label is the place, as in a scan of the folder
 CLASSES = ("circle", "down", "grow", "shake", "shrink", "sideways", "still", "up")
-RADII = (0.05, 0.16)  # smallest and largest of a shape; lengths are in shorter sides of the frame
+RADII = (
+    0.05,
+    0.16,
+)  # smallest and largest of a shape; lengths are in shorter sides of the frame
 TICKS = 90_000  # of the clock in a second
 
 # index % 25 -> what is odd about the file, so that every class has the same share and 25 videos a class have
 # all of it.
-ODDITIES = {2: "variable", 6: "rotated", 9: "hevc", 14: "variable", 18: "rotated", 21: "vp9"}
+ODDITIES = {
+    2: "variable",
+    6: "rotated",
+    9: "hevc",
+    14: "variable",
+    18: "rotated",
+    21: "vp9",
+}
 
 OPTIONS = {  # of the encoders
     # with it, the same frames give other bytes now and then
@@ -61,7 +71,9 @@ def frames(
     short = min(height, width)
     ground, ink = background(rng, 2 * height, 2 * width)
     # grain
-    ground = ground + rng.uniform(0, 0.05) * (rng.random((*ground.shape[:2], 1), dtype=np.float32) - 0.5)
+    ground = ground + rng.uniform(0, 0.05) * (
+        rng.random((*ground.shape[:2], 1), dtype=np.float32) - 0.5
+    )
     # The background is twice as large as the view, which drifts from its middle.
     angle = rng.uniform(0, 2 * np.pi)
     speed = min(rng.uniform(0, 0.25) * short, 0.5 * short / seconds[-1])
@@ -79,7 +91,9 @@ def frames(
         left, top = np.rint(np.array([width, height]) / 2 + drift * second).astype(int)
         canvas = ground[top : top + height, left : left + width].copy()
         points = (starts + offset * short) % area - margin
-        for point, reach, kind, colour in zip(points, radius * short, kinds, colours, strict=True):
+        for point, reach, kind, colour in zip(
+            points, radius * short, kinds, colours, strict=True
+        ):
             paint(canvas, point, reach, kind, colour)
         yield (canvas.clip(0, 1) * 255 + 0.5).astype(np.uint8)
 
@@ -108,15 +122,26 @@ def _motion(
         offsets[..., axis] = sign * speed * t
     elif name == "circle":
         angle = 2 * np.pi * (phase + way * rng.uniform(0.6, 1) * t)
-        offsets = rng.uniform(0.1, 0.18) * np.stack([np.cos(angle), np.sin(angle)], axis=-1)
+        offsets = rng.uniform(0.1, 0.18) * np.stack(
+            [np.cos(angle), np.sin(angle)], axis=-1
+        )
     elif name == "shake":
         direction = 2 * np.pi * rng.random(count)
-        swing = rng.uniform(0.06, 0.1) * np.sin(2 * np.pi * (phase + rng.uniform(1.5, 2.2) * t))
-        offsets = swing[..., None] * np.stack([np.cos(direction), np.sin(direction)], axis=-1)
-    elif name in ("grow", "shrink"):  # from the smallest to the largest radius, or back, and again
+        swing = rng.uniform(0.06, 0.1) * np.sin(
+            2 * np.pi * (phase + rng.uniform(1.5, 2.2) * t)
+        )
+        offsets = swing[..., None] * np.stack(
+            [np.cos(direction), np.sin(direction)], axis=-1
+        )
+    elif name in (
+        "grow",
+        "shrink",
+    ):  # from the smallest to the largest radius, or back, and again
         size = size + (1 if name == "grow" else -1) * rng.uniform(0.6, 1) * t
     smallest, largest = RADII
-    return offsets, np.broadcast_to(smallest * (largest / smallest) ** (size % 1), offsets.shape[:2])
+    return offsets, np.broadcast_to(
+        smallest * (largest / smallest) ** (size % 1), offsets.shape[:2]
+    )
 
 
 def encode(
@@ -137,7 +162,12 @@ def encode(
     # neither the time nor a random number in the file
     with av.open(str(path), "w", options={"fflags": "+bitexact"}) as file:
         stream: Any = file.add_stream(
-            codec, rate=30, options={**OPTIONS[codec], **({"bf": b_frames} if codec == "libx264" else {})}
+            codec,
+            rate=30,
+            options={
+                **OPTIONS[codec],
+                **({"bf": b_frames} if codec == "libx264" else {}),
+            },
         )
         stream.height, stream.width = size if quarters % 2 == 0 else size[::-1]
         stream.pix_fmt = "yuv420p"
@@ -148,7 +178,9 @@ def encode(
             stream.set_display_rotation(90 * quarters)
         for second, picture in zip(seconds, pictures, strict=True):
             stored = np.ascontiguousarray(np.rot90(picture, -quarters))
-            frame = av.VideoFrame.from_ndarray(stored, format="rgb24").reformat(format="yuv420p")
+            frame = av.VideoFrame.from_ndarray(stored, format="rgb24").reformat(
+                format="yuv420p"
+            )
             frame.time_base = Fraction(1, TICKS)
             frame.pts = round(second * TICKS)
             file.mux(stream.encode(frame))
@@ -166,7 +198,9 @@ def _draw(folder: Path, seed: int, key: Key) -> None:
     encode(rng, path, seconds, frames(rng, label, seconds, size), size, oddity)
 
 
-SET = DrawnSet(name="demo_videos", about=__doc__, classes=CLASSES, draw=_draw, counts=(100, 25))
+SET = DrawnSet(
+    name="demo_videos", about=__doc__, classes=CLASSES, draw=_draw, counts=(100, 25)
+)
 write = SET.write
 main = SET.main
 

@@ -43,13 +43,21 @@ def own_folder(shared: Path) -> Path:
         ) from None
     # Else another user could put a folder of theirs in this one's place, once it was looked at.
     if rights & stat.S_IWOTH and not rights & stat.S_ISVTX:
-        raise ValueError(f"{shared}: anyone may rename what is in it; set its sticky bit (chmod +t)")
+        raise ValueError(
+            f"{shared}: anyone may rename what is in it; set its sticky bit (chmod +t)"
+        )
     if not stat.S_ISDIR(status.st_mode):
-        raise ValueError(f"{folder}: no folder, but another user may have put it there; remove it")
+        raise ValueError(
+            f"{folder}: no folder, but another user may have put it there; remove it"
+        )
     if status.st_uid != os.getuid():
-        raise ValueError(f"{folder}: made by uid {status.st_uid}, who could plant code in it; remove it")
+        raise ValueError(
+            f"{folder}: made by uid {status.st_uid}, who could plant code in it; remove it"
+        )
     if stat.S_IMODE(status.st_mode) & 0o077:
-        raise ValueError(f"{folder}: others may enter it (mode {stat.S_IMODE(status.st_mode):o}); remove it")
+        raise ValueError(
+            f"{folder}: others may enter it (mode {stat.S_IMODE(status.st_mode):o}); remove it"
+        )
     return folder
 
 
@@ -61,7 +69,9 @@ def torchrun(arguments: Sequence[str]) -> int:
 
     try:
         run(["--standalone", *arguments])
-    except SignalException as ended:  # torchrun's own program ends with a traceback and 1
+    except (
+        SignalException
+    ) as ended:  # torchrun's own program ends with a traceback and 1
         return 128 + ended.sigval
     return 0
 

@@ -64,14 +64,24 @@ def load(
     """
     if not checkpoint.is_file():
         raise UserError(f"{checkpoint}: is no file; name best.pt of a run")
-    words = ["--evaluate", "true", "--resume", str(checkpoint), *(["--arch", arch] if arch else [])]
+    words = [
+        "--evaluate",
+        "true",
+        "--resume",
+        str(checkpoint),
+        *(["--arch", arch] if arch else []),
+    ]
     asked = parse(words)
     resume = Resume.find(asked.run)
-    start = Start.of(asked, given(words), resume.content, path=resume.path, origin=str(checkpoint))
+    start = Start.of(
+        asked, given(words), resume.content, path=resume.path, origin=str(checkpoint)
+    )
     config = start.config
     kind = kind_of(config)
     if kind.name != "classification":
-        raise UserError(f"{checkpoint}: --task {kind.name} is not exported, image classifiers alone are")
+        raise UserError(
+            f"{checkpoint}: --task {kind.name} is not exported, image classifiers alone are"
+        )
     registry, arch = architecture(kind, config.model.arch)
     native = start.native(registry, arch)
     if native.interpolation not in FILTERS:
@@ -107,7 +117,9 @@ def images(start: Start, named: Path | None) -> Iterator[np.ndarray]:
         split = open_unlabelled(named, data, content="images", flag="--images").split
     elif data.data is not None:
         console = Console(enabled=False)
-        split = open_splits(data, loader="torchvision", evaluate=True, console=console)["val"]
+        split = open_splits(data, loader="torchvision", evaluate=True, console=console)[
+            "val"
+        ]
     else:
         raise UserError("there are no images to check the file on: --images FOLDER")
     for sample in range(len(split.columns)):
@@ -146,15 +158,22 @@ def as_onnx(
     return content, run
 
 
-def as_pt2(module: nn.Module, example: torch.Tensor, shapes: Any, about: dict[str, str]) -> tuple[bytes, Run]:
+def as_pt2(
+    module: nn.Module, example: torch.Tensor, shapes: Any, about: dict[str, str]
+) -> tuple[bytes, Run]:
     """Return torch.export's archive, with the metadata as metadata.json, and what runs it."""
     # in memory: on a full disk PyTorch's own writer ends the process
     archive = io.BytesIO()
     with _silent():
         program = torch.export.export(module, (example,), dynamic_shapes=(shapes,))
-        torch.export.save(program, archive, extra_files={"metadata.json": json.dumps(about)})
+        torch.export.save(
+            program, archive, extra_files={"metadata.json": json.dumps(about)}
+        )
         loaded = torch.export.load(io.BytesIO(archive.getvalue())).module()
-    return archive.getvalue(), lambda batch: loaded(torch.from_numpy(batch)).detach().numpy()
+    return (
+        archive.getvalue(),
+        lambda batch: loaded(torch.from_numpy(batch)).detach().numpy(),
+    )
 
 
 FORMATS = {"onnx": as_onnx, "pt2": as_pt2}
@@ -163,9 +182,13 @@ FORMATS = {"onnx": as_onnx, "pt2": as_pt2}
 
 def export(options: argparse.Namespace, console: Console) -> int:
     """Write the file and check it; return 1 where it does not compute what PyTorch does. Raises UserError."""
-    lacking = [name for name in NEEDS[options.format] if importlib.util.find_spec(name) is None]
+    lacking = [
+        name for name in NEEDS[options.format] if importlib.util.find_spec(name) is None
+    ]
     if lacking:
-        raise UserError(f"--format {options.format} needs packages: pip install {' '.join(lacking)}")
+        raise UserError(
+            f"--format {options.format} needs packages: pip install {' '.join(lacking)}"
+        )
     half = options.precision == "fp16"
     whole, start, classes, arch = load(options.checkpoint, arch=options.arch, half=half)
     weights = "the average of its weights" if start.of_average else "its network"
@@ -178,7 +201,10 @@ def export(options: argparse.Namespace, console: Console) -> int:
     example = torch.rand(2, 3, side, side)
     if inside:
         limits = {"min": 2, "max": 1 << 15}
-        axes |= {1: torch.export.Dim("height", **limits), 2: torch.export.Dim("width", **limits)}
+        axes |= {
+            1: torch.export.Dim("height", **limits),
+            2: torch.export.Dim("width", **limits),
+        }
         example = (255 * torch.rand(2, side + 13, side + 7, 3)).to(torch.uint8)
     path = options.output or options.checkpoint.with_suffix(f".{options.format}")
     if path.exists() and path.samefile(options.checkpoint):
@@ -188,19 +214,31 @@ def export(options: argparse.Namespace, console: Console) -> int:
         "classes": json.dumps(list(classes)),
         "arch": arch,
         "probabilities": "sigmoid" if separate else "softmax",
-        "preprocessing": json.dumps({"where": options.preprocessing, **whole.framing.as_json()}),
+        "preprocessing": json.dumps(
+            {"where": options.preprocessing, **whole.framing.as_json()}
+        ),
     }
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-")
     with temporary as folder:
-        new = Path(folder) / path.name  # a file that is not whole, or wrong, never has the name
+        new = (
+            Path(folder) / path.name
+        )  # a file that is not whole, or wrong, never has the name
         content, run = FORMATS[options.format](module, example, axes, about)
-        reference = load(options.checkpoint, arch=options.arch, half=False)[0] if half else whole
-        count, largest, scale = compared(run, reference, images(start, options.images), inside=inside)
+        reference = (
+            load(options.checkpoint, arch=options.arch, half=False)[0]
+            if half
+            else whole
+        )
+        count, largest, scale = compared(
+            run, reference, images(start, options.images), inside=inside
+        )
         share = largest / max(scale, 1e-6)
         difference = f"{largest:.2g}, where the largest logit is {scale:.3g}"
-        console.info(f"largest difference from PyTorch in fp32 over {count} images: {difference}")
+        console.info(
+            f"largest difference from PyTorch in fp32 over {count} images: {difference}"
+        )
         if share > TOLERANCE[options.precision]:
             most = f"{TOLERANCE[options.precision]:.0%} of the largest logit"
             console.warn(f"{path} is not written: it may differ by {most} at most")
@@ -220,7 +258,9 @@ def compared(
     count = 0
     largest = scale = 0.0
     for pixels in islice(samples, CHECKED):
-        batch = np.stack([pixels, pixels[:, ::-1]] if count % 2 else [pixels])  # of one, and of two
+        batch = np.stack(
+            [pixels, pixels[:, ::-1]] if count % 2 else [pixels]
+        )  # of one, and of two
         with torch.inference_mode():
             expected = whole(torch.from_numpy(batch)).numpy()
             given_pixels = batch if inside else _framed(whole, batch)
@@ -229,7 +269,9 @@ def compared(
         scale = max(scale, float(np.abs(expected).max()))
         count += 1
     if not count:
-        raise UserError("none of the images to check the file on can be read: --images FOLDER")
+        raise UserError(
+            "none of the images to check the file on can be read: --images FOLDER"
+        )
     return count, largest, scale
 
 
@@ -245,7 +287,9 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}; choose another --output") from None
+        raise UserError(
+            f"{path}: cannot be written: {error.strerror}; choose another --output"
+        ) from None
 
 
 @contextmanager
@@ -265,13 +309,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0; 1 where the file is wrong, 2 for a user's mistake, 130 on Ctrl-C."""
     parser = Parser("export", __doc__)
     parser.add_argument("checkpoint", type=Path, help="best.pt of a run")
-    parser.add_argument("--arch", help="package.module:function, where a function of yours built the network")
-    parser.add_argument("--format", choices=FORMATS, default="onnx", help="default: onnx")
+    parser.add_argument(
+        "--arch",
+        help="package.module:function, where a function of yours built the network",
+    )
+    parser.add_argument(
+        "--format", choices=FORMATS, default="onnx", help="default: onnx"
+    )
     parser.add_argument("--output", type=Path, help="default: beside the checkpoint")
     where = ("inside", "beside")
-    parser.add_argument("--preprocessing", choices=where, default="inside", help="default: inside")
-    parser.add_argument("--precision", choices=TOLERANCE, default="fp32", help="default: fp32")
-    parser.add_argument("--images", type=Path, help="a folder to check on; default: the validation data")
+    parser.add_argument(
+        "--preprocessing", choices=where, default="inside", help="default: inside"
+    )
+    parser.add_argument(
+        "--precision", choices=TOLERANCE, default="fp32", help="default: fp32"
+    )
+    parser.add_argument(
+        "--images", type=Path, help="a folder to check on; default: the validation data"
+    )
     options = parser.parse_args(arguments)
     return exit_code("export", lambda: export(options, Console()), Unusable)
 

@@ -28,7 +28,15 @@ from dataset.scan import file_tree
 from dataset.scan.byte_ranges import Files, ReadAt
 from dataset.scan.cache import Progress, reading
 from dataset.scan.manifest import Rejects, printable
-from dataset.stores.shards import Entry, Scan, Shard, Shelf, Stored, StoredEntries, open_shards
+from dataset.stores.shards import (
+    Entry,
+    Scan,
+    Shard,
+    Shelf,
+    Stored,
+    StoredEntries,
+    open_shards,
+)
 from dataset.stores.tar import members
 from models.classification import WNIDS
 from report.console import Console
@@ -59,21 +67,38 @@ ClassOf = Callable[[str], str]
 
 def class_of_val(folder: Path) -> ClassOf:
     """Return what knows the classes of val, from the first of TRUTH that is there. Raises UserError."""
-    file = next((name for name in (DEVKIT, SYNSETS, SOLUTION) if (folder / name).exists()), None)
+    file = next(
+        (name for name in (DEVKIT, SYNSETS, SOLUTION) if (folder / name).exists()), None
+    )
     if file is None:
-        raise UserError(f"{folder} has none of {TRUTH}, which say the classes of val; put one there")
+        raise UserError(
+            f"{folder} has none of {TRUTH}, which say the classes of val; put one there"
+        )
     if file == SOLUTION:
         rows = csv.reader(io.StringIO(read_text(folder / file)))
-        classes = {row[0]: row[1].split()[0] for row in rows if len(row) == 2 and row[1].strip()}
+        classes = {
+            row[0]: row[1].split()[0]
+            for row in rows
+            if len(row) == 2 and row[1].strip()
+        }
     else:
-        in_order = _of_devkit(folder / file) if file == DEVKIT else read_text(folder / file).split()
-        classes = {f"ILSVRC2012_val_{number:08d}": wnid for number, wnid in enumerate(in_order, start=1)}
+        in_order = (
+            _of_devkit(folder / file)
+            if file == DEVKIT
+            else read_text(folder / file).split()
+        )
+        classes = {
+            f"ILSVRC2012_val_{number:08d}": wnid
+            for number, wnid in enumerate(in_order, start=1)
+        }
     return partial(_class_of, file, classes)
 
 
 def _class_of(file: str, classes: Mapping[str, str], name: str) -> str:
     if name.removesuffix(".JPEG") not in classes:
-        raise UserError(f"{file} does not say the class of {name}; copy it again, or take the image away")
+        raise UserError(
+            f"{file} does not say the class of {name}; copy it again, or take the image away"
+        )
     return classes[name.removesuffix(".JPEG")]
 
 
@@ -97,7 +122,9 @@ def _of_devkit(path: Path) -> list[str]:
         name_of = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
         return [name_of[int(number)] for number in numbers.split()]
     except (tarfile.TarError, EOFError, KeyError, ValueError) as error:
-        raise UserError(f"{path} is no devkit of ILSVRC2012, or damaged ({error}); copy it again") from None
+        raise UserError(
+            f"{path} is no devkit of ILSVRC2012, or damaged ({error}); copy it again"
+        ) from None
 
 
 # --- the images where they lie ------------------------------------------------------------------------------
@@ -106,7 +133,10 @@ def _of_devkit(path: Path) -> list[str]:
 def _walk(class_of: ClassOf | None, shard: Shard) -> Iterator[Entry]:
     """Yield the images of an archive: of train, without `class_of`, those of the tars in it."""
     # by headers alone: the images between them are large
-    with open(shard.path, "rb", buffering=0) as outer, open(shard.path, "rb", buffering=0) as inner:
+    with (
+        open(shard.path, "rb", buffering=0) as outer,
+        open(shard.path, "rb", buffering=0) as inner,
+    ):
         for member in members(outer, shard.path, shard.size):
             name_of_tar = Path(os.fsdecode(member.name)).name
             if member.unfit:
@@ -115,10 +145,16 @@ def _walk(class_of: ClassOf | None, shard: Shard) -> Iterator[Entry]:
             images = iter([member])
             if class_of is None:
                 inner.seek(member.offset)
-                images = members(inner, f"{shard.path}:{name_of_tar}", member.offset + member.size)
+                images = members(
+                    inner, f"{shard.path}:{name_of_tar}", member.offset + member.size
+                )
             for image in images:
                 base = os.path.basename(os.fsdecode(image.name))
-                wnid = name_of_tar.removesuffix(".tar") if class_of is None else class_of(base)
+                wnid = (
+                    name_of_tar.removesuffix(".tar")
+                    if class_of is None
+                    else class_of(base)
+                )
                 name = os.fsencode(f"{wnid}/{base}")
                 if image.unfit:
                     shard.reject(name, image.unfit)
@@ -150,15 +186,22 @@ class Unpacked:
         """Return the folders, which show a change."""
         root = self._files.root
         return (
-            [root] if self._class_of else [root, *(path for path in sorted(root.iterdir()) if path.is_dir())]
+            [root]
+            if self._class_of
+            else [root, *(path for path in sorted(root.iterdir()) if path.is_dir())]
         )
 
     def names(self) -> list[bytes]:
         """Return class/name of each image. Raises UserError."""
         if self._class_of is not None:
-            return [os.fsencode(f"{self._class_of(name)}/{name}") for name in os.listdir(self._files.root)]
+            return [
+                os.fsencode(f"{self._class_of(name)}/{name}")
+                for name in os.listdir(self._files.root)
+            ]
         return [
-            os.fsencode(f"{folder.name}/{name}") for folder in self.files()[1:] for name in os.listdir(folder)
+            os.fsencode(f"{folder.name}/{name}")
+            for folder in self.files()[1:]
+            for name in os.listdir(folder)
         ]
 
     def close(self) -> None:
@@ -198,9 +241,13 @@ def open_imagenet(
             progress=progress,
         )
     elif kaggle.is_dir():
-        opened = _open_unpacked(real, Unpacked(kaggle, class_of), key, check, classes, cache, progress)
+        opened = _open_unpacked(
+            real, Unpacked(kaggle, class_of), key, check, classes, cache, progress
+        )
     else:
-        raise UserError(f"{folder} has no {archive}, and no {KAGGLE}/{split}/; it must have one")
+        raise UserError(
+            f"{folder} has no {archive}, and no {KAGGLE}/{split}/; it must have one"
+        )
     columns = opened.columns
     if columns.rejected and not any_count:
         raise UserError(
@@ -229,9 +276,13 @@ def _open_unpacked(
             names = storage.in_scan(unpacked.names, lambda: str(real))
         check(names)
         labels = file_tree.numbered(
-            sorted({os.fsdecode(name.partition(b"/")[0]) for name in names}), classes, "val has class"
+            sorted({os.fsdecode(name.partition(b"/")[0]) for name in names}),
+            classes,
+            "val has class",
         )
-        file_tree.write_labelled({name: labels[os.fsdecode(name.partition(b"/")[0])] for name in names}, made)
+        file_tree.write_labelled(
+            {name: labels[os.fsdecode(name.partition(b"/")[0])] for name in names}, made
+        )
         return labels
 
     columns = open_images(
@@ -251,7 +302,9 @@ def require_names(split: str, names: Sequence[bytes], *, any_count: bool) -> Non
     """Raise UserError unless these are the names of the images of ILSVRC2012, all of them."""
     odd = next((name for name in names if not NAMES[split].fullmatch(name)), None)
     if odd is not None:
-        raise UserError(f"{split} has '{printable(odd)}', which is no image of ILSVRC2012; take it away")
+        raise UserError(
+            f"{split} has '{printable(odd)}', which is no image of ILSVRC2012; take it away"
+        )
     if any_count:
         return
     if len({*names}) != COUNTS[split]:
@@ -268,11 +321,20 @@ def require_names(split: str, names: Sequence[bytes], *, any_count: bool) -> Non
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser("imagenet", __doc__)
-    parser.add_argument("target", metavar="TO", type=Path, help="folder of the result, for --data")
-    parser.add_argument("--from", dest="data", metavar="FOLDER", type=Path, required=True)
-    parser.add_argument("--format", choices=sorted(FORMATS), default="folder", help="default: folder")
     parser.add_argument(
-        "--any-count", choices=("true", "false"), default="false", help="take a part of ImageNet"
+        "target", metavar="TO", type=Path, help="folder of the result, for --data"
+    )
+    parser.add_argument(
+        "--from", dest="data", metavar="FOLDER", type=Path, required=True
+    )
+    parser.add_argument(
+        "--format", choices=sorted(FORMATS), default="folder", help="default: folder"
+    )
+    parser.add_argument(
+        "--any-count",
+        choices=("true", "false"),
+        default="false",
+        help="take a part of ImageNet",
     )
     parser.add_argument("--manifest-dir", type=Path, help="as of training")
     add_arguments(parser)

@@ -24,14 +24,18 @@ VAL = "val2017"
 TRAIN = "train2017"
 
 
-def repeated(document: dict[str, Any], count: int) -> tuple[dict[str, Any], dict[str, str]]:
+def repeated(
+    document: dict[str, Any], count: int
+) -> tuple[dict[str, Any], dict[str, str]]:
     """Return an annotation file of `count` images, and link -> file of its image.
 
     ValueError when there are more images than that.
     """
     images = document["images"]
     if not images or count < len(images):
-        raise ValueError(f"--count {count} for {len(images)} images; each gets a link at least")
+        raise ValueError(
+            f"--count {count} for {len(images)} images; each gets a link at least"
+        )
     of_image: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for annotation in document["annotations"]:
         of_image[annotation["image_id"]].append(annotation)
@@ -47,7 +51,9 @@ def repeated(document: dict[str, Any], count: int) -> tuple[dict[str, Any], dict
                 ids = {"id": len(made["annotations"]) + 1, "image_id": image_id}
                 made["annotations"].append(annotation | ids)
     if len(links) < count:
-        raise ValueError("names of its image files differ only by / and -, or one is there twice")
+        raise ValueError(
+            "names of its image files differ only by / and -, or one is there twice"
+        )
     return document | made, links
 
 
@@ -56,7 +62,9 @@ def link(root: Path, target: Path, count: int, *, symbolic: bool = False) -> int
     files = [root / "annotations" / f"{kind}_{TRAIN}.json" for kind in KINDS]
     files = [path for path in files if path.exists()]
     if not files:
-        raise ValueError(f"{root} has no annotations/instances_{TRAIN}.json; it must be in COCO's layout")
+        raise ValueError(
+            f"{root} has no annotations/instances_{TRAIN}.json; it must be in COCO's layout"
+        )
     links: dict[str, str] = {}
     with filled(target, root) as fresh:
         for folder in (TRAIN, VAL, "annotations"):
@@ -67,8 +75,12 @@ def link(root: Path, target: Path, count: int, *, symbolic: bool = False) -> int
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from None
             except (KeyError, TypeError, AttributeError) as error:
-                raise ValueError(f"{path}: no annotation file of COCO: {error!r}") from None
-            (fresh / "annotations" / path.name).write_text(json.dumps(document), encoding="utf-8")
+                raise ValueError(
+                    f"{path}: no annotation file of COCO: {error!r}"
+                ) from None
+            (fresh / "annotations" / path.name).write_text(
+                json.dumps(document), encoding="utf-8"
+            )
             links |= of_kind
             val = path.with_name(path.name.replace(TRAIN, VAL))
             if val.exists():

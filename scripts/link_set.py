@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also when it is started as a file
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # also when it is started as a file
 
 from scripts import Parser, exit_code
 from scripts._sets import whole
@@ -48,7 +50,9 @@ def filled(target: Path, root: Path) -> Iterator[Path]:
     """Yield a folder to fill, which gets the name TO at the end: whatever has it is whole. ValueError where
     `target` cannot be made of `root`."""
     if target.resolve().is_relative_to(root.resolve()):
-        raise ValueError(f"{target} lies inside {root}, which is never written to; name a folder elsewhere")
+        raise ValueError(
+            f"{target} lies inside {root}, which is never written to; name a folder elsewhere"
+        )
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target} is there and not empty; name a new folder")
     with whole(target) as fresh:
@@ -88,19 +92,31 @@ def command(
 ) -> int:
     """Run the command line around `link`, which returns how many files it led to; `unit`: what they are."""
     parser = Parser(name, about)
-    parser.add_argument("source", metavar="FROM", type=Path, help="folder; never written to")
-    parser.add_argument("target", metavar="TO", type=Path, help="new folder")
-    parser.add_argument("--count", type=int, required=True, help=f"links to {unit}, at least one each")
     parser.add_argument(
-        "--symbolic", action="store_true", help="symbolic links, also to another file system; else hard links"
+        "source", metavar="FROM", type=Path, help="folder; never written to"
+    )
+    parser.add_argument("target", metavar="TO", type=Path, help="new folder")
+    parser.add_argument(
+        "--count", type=int, required=True, help=f"links to {unit}, at least one each"
+    )
+    parser.add_argument(
+        "--symbolic",
+        action="store_true",
+        help="symbolic links, also to another file system; else hard links",
     )
     options = parser.parse_args(arguments)
 
     def work() -> int:
         try:
-            linked = link(options.source, options.target, options.count, symbolic=options.symbolic)
+            linked = link(
+                options.source, options.target, options.count, symbolic=options.symbolic
+            )
         except OSError as error:
-            hint = "" if options.symbolic else "; --symbolic links to another file system too"
+            hint = (
+                ""
+                if options.symbolic
+                else "; --symbolic links to another file system too"
+            )
             path = error.filename2 or error.filename or options.target
             raise ValueError(f"{path}: {error.strerror}{hint}") from None
         print(f"{options.target}: {options.count} links to {linked} {unit}")

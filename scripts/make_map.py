@@ -15,7 +15,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "map.md"
 ROOMS = (
-    *("settings", "system", "dataset", "plan", "loaders", "models", "tasks", "engine", "report"),
+    *(
+        "settings",
+        "system",
+        "dataset",
+        "plan",
+        "loaders",
+        "models",
+        "tasks",
+        "engine",
+        "report",
+    ),
     *("benchmarks", "scripts", "configs", "tests", "docs"),
 )
 """Top-level folders in the order in which a sample meets them."""
@@ -34,8 +44,12 @@ order in which a sample meets them. A file whose name begins with `_` is used by
 
 def tracked(root: Path = ROOT) -> list[str]:
     """Return the paths of the files that git tracks, sorted."""
-    listed = subprocess.run(["git", "-C", str(root), "ls-files"], capture_output=True, text=True, check=True)
-    return sorted(name for name in listed.stdout.splitlines() if (root / name).is_file())
+    listed = subprocess.run(
+        ["git", "-C", str(root), "ls-files"], capture_output=True, text=True, check=True
+    )
+    return sorted(
+        name for name in listed.stdout.splitlines() if (root / name).is_file()
+    )
 
 
 def first_sentence(path: Path) -> str:
@@ -47,7 +61,9 @@ def first_sentence(path: Path) -> str:
     if path.suffix == ".py":
         text = ast.get_docstring(ast.parse(source)) or ""
     else:
-        text = "\n".join(line.removeprefix("#").strip() for line in source.splitlines()[1:2])
+        text = "\n".join(
+            line.removeprefix("#").strip() for line in source.splitlines()[1:2]
+        )
     paragraph = " ".join(text.split("\n\n")[0].split())
     sentence = re.split(r"(?<=[.!?])\s+(?=[A-Z`])", paragraph, maxsplit=1)[0]
     return re.sub(r"; must not .*", ".", sentence)
@@ -55,7 +71,11 @@ def first_sentence(path: Path) -> str:
 
 def lines(names: Sequence[str], root: Path = ROOT) -> Iterator[str]:
     """Yield the lines of the page for these files. Raises ValueError for a file without a docstring."""
-    programs = [name for name in names if name.endswith((".py", ".sh")) and not name.endswith("__init__.py")]
+    programs = [
+        name
+        for name in names
+        if name.endswith((".py", ".sh")) and not name.endswith("__init__.py")
+    ]
 
     def line(name: str) -> str:
         sentence = first_sentence(root / name)

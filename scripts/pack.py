@@ -66,11 +66,15 @@ def read_ahead(source: Source, samples: Iterable[int]) -> Iterator[bytes]:
 
     def read(sample: int) -> bytes:
         return storage.patiently(
-            partial(source.read, sample), partial(source.name, sample), "the same command goes on"
+            partial(source.read, sample),
+            partial(source.name, sample),
+            "the same command goes on",
         )
 
     with ThreadPoolExecutor(THREADS) as pool:
-        jobs = deque[Future[bytes]](pool.submit(read, sample) for sample in islice(rest, 2 * THREADS))
+        jobs = deque[Future[bytes]](
+            pool.submit(read, sample) for sample in islice(rest, 2 * THREADS)
+        )
         try:
             while jobs:
                 yield jobs.popleft().result()
@@ -105,7 +109,9 @@ class Progress:
         self._origin = origin
         self.done = 0
         self.ends: dict[str, int] = {}
-        with suppress(FileNotFoundError, ValueError):  # none yet, or cut short when the machine stopped
+        with suppress(
+            FileNotFoundError, ValueError
+        ):  # none yet, or cut short when the machine stopped
             told = json.loads(self._file.read_text(encoding="utf-8"))
             if told["origin"] == origin:
                 self.ends = told["ends"]
@@ -154,7 +160,9 @@ def write(split: Split, writer: Writer, progress: Progress, say: Say) -> None:
 
 def verify(split: Split, digests: bytes, say: Say) -> None:
     """Raise UserError where a sample of the store is not, bit for bit, what was read."""
-    for sample, content in enumerate(read_ahead(split.source, range(len(split.source)))):
+    for sample, content in enumerate(
+        read_ahead(split.source, range(len(split.source)))
+    ):
         if digest(content) != digests[DIGEST * sample : DIGEST * (sample + 1)]:
             raise UserError(
                 f"{split.source.name(sample)} was not read back as it was written; is the disk well?"
@@ -184,11 +192,17 @@ def pack_split(
         same = _fingerprint(kept / "images") == columns.fingerprint
         if same if anew is None else _origin(kept) == origin:
             return None
-        raise UserError(f"{place} is there already, of other data; remove it, or name another folder")
+        raise UserError(
+            f"{place} is there already, of other data; remove it, or name another folder"
+        )
     names = [columns.entry(sample) for sample in range(len(columns))]
     folders = [columns.classes[label] for label in columns.label.tolist()]
     made.require(names, folders, columns.classes)
-    if form == "folder" and name == "train" and [*columns.classes] != sorted({*folders}):
+    if (
+        form == "folder"
+        and name == "train"
+        and [*columns.classes] != sorted({*folders})
+    ):
         raise UserError(
             "--format folder has the classes that have an image, sorted by name, and --data has others, or "
             "in another order; take --format tar"
@@ -217,7 +231,9 @@ def pack_split(
             table = ShardImages if isinstance(store, ShardStore) else Images
             beside(work, name, "images", files).keep(table, packed.columns)
         if not _same(packed.columns, columns, encoded_anew=anew is not None):
-            raise UserError(f"{writer.store} was not read back with the names that were written; try again")
+            raise UserError(
+                f"{writer.store} was not read back with the names that were written; try again"
+            )
         verify(packed, progress.digests(), say)
     shutil.copy2(progress.file_of_digests, fresh / "digests")
     (fresh / ORIGIN).write_text(json.dumps(origin), encoding="utf-8")
@@ -232,7 +248,10 @@ def _same(packed: Any, columns: Any, *, encoded_anew: bool) -> bool:
     """Whether a store has the samples of its origin; of those encoded anew, by names and labels alone."""
     if not encoded_anew:
         return bool(packed.fingerprint == columns.fingerprint)
-    names = ([each.entry(sample) for sample in range(len(each))] for each in (packed, columns))
+    names = (
+        [each.entry(sample) for sample in range(len(each))]
+        for each in (packed, columns)
+    )
     return (
         packed.classes == columns.classes
         and np.array_equal(packed.label, columns.label)
@@ -251,7 +270,11 @@ def _origin(folder: Path) -> Any:
 def _fingerprint(folder: Path) -> str:
     """Return the fingerprint of columns; "" where there are none."""
     try:
-        return str(json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["fingerprint"])
+        return str(
+            json.loads((folder / "manifest.json").read_text(encoding="utf-8"))[
+                "fingerprint"
+            ]
+        )
     except (OSError, ValueError, LookupError):
         return ""
 
@@ -265,17 +288,23 @@ def _remove(path: Path) -> None:
 
 def _image_splits(settings: Data, console: Console) -> Mapping[str, Split]:
     """Return the splits of images, of any source or kind of foreign files. Raises UserError."""
-    return _foreign_splits(settings, console) or open_splits(settings, loader="torchvision", console=console)
+    return _foreign_splits(settings, console) or open_splits(
+        settings, loader="torchvision", console=console
+    )
 
 
 def _foreign_splits(settings: Data, console: Console) -> dict[str, Split]:
     """Return the splits of a kind of files that only this program reads; none where they are of another."""
     data = Path(settings.data or "")
     kind = settings.source
-    if kind == "auto" and all(source_named(source).missing(data, "train") for source in SOURCES):
+    if kind == "auto" and all(
+        source_named(source).missing(data, "train") for source in SOURCES
+    ):
         there = [kind for kind in FOREIGN if files_of(kind, data, "train")]
         if len(there) > 1:
-            raise UserError(f"{data} has {' and '.join(there)} files of train; --source says which are meant")
+            raise UserError(
+                f"{data} has {' and '.join(there)} files of train; --source says which are meant"
+            )
         kind = there[0] if there else kind
     if kind in FOREIGN and settings.lmdb_label is not None:
         raise UserError(
@@ -308,7 +337,9 @@ def pack_splits(
 ) -> None:
     """Write the splits, which lie in `data`, into TO. Raises UserError and OSError."""
     if Path(os.path.realpath(target)).is_relative_to(os.path.realpath(data)):
-        raise UserError(f"{target} lies inside {data}, which is never written to; choose another folder")
+        raise UserError(
+            f"{target} lies inside {data}, which is never written to; choose another folder"
+        )
     work = target / WORK
     work.mkdir(parents=True, exist_ok=True)
     try:
@@ -316,7 +347,13 @@ def pack_splits(
             for name, split in splits.items():
                 with console.counting(name) as say:
                     told = pack_split(split, name, form, target, say, anew)
-                there = " were there already" if told is None else f"; {told}" if told else ""
+                there = (
+                    " were there already"
+                    if told is None
+                    else f"; {told}"
+                    if told
+                    else ""
+                )
                 console.info(f"{name}: {len(split.columns):,} samples{there}")
     except filelock.Timeout:
         raise UserError(f"another process packs into {target}; wait for it") from None
@@ -324,18 +361,31 @@ def pack_splits(
         if error.filename is not None:
             raise
         # what fails in the middle of a write names no file
-        raise UserError(f"{target} cannot be written: {error.strerror}; {GOES_ON}") from None
+        raise UserError(
+            f"{target} cannot be written: {error.strerror}; {GOES_ON}"
+        ) from None
     shutil.rmtree(work)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser("pack", __doc__)
-    parser.add_argument("target", metavar="TO", type=Path, help="folder of the stores, for --data")
     parser.add_argument(
-        "--from", "--data", dest="data", metavar="DATA", required=True, help="as --data of train.py"
+        "target", metavar="TO", type=Path, help="folder of the stores, for --data"
     )
-    parser.add_argument("--format", choices=sorted(FORMATS), default="lmdb", help="default: lmdb")
-    parser.add_argument("--source", default="auto", help=f"as of training, or {', '.join(FOREIGN)}")
+    parser.add_argument(
+        "--from",
+        "--data",
+        dest="data",
+        metavar="DATA",
+        required=True,
+        help="as --data of train.py",
+    )
+    parser.add_argument(
+        "--format", choices=sorted(FORMATS), default="lmdb", help="default: lmdb"
+    )
+    parser.add_argument(
+        "--source", default="auto", help=f"as of training, or {', '.join(FOREIGN)}"
+    )
     parser.add_argument("--manifest-dir", type=Path)
     parser.add_argument("--lmdb-label")
     parser.add_argument("--label-key")
@@ -355,7 +405,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         joining = _pairs.asked(coding, scale)
         if joining and (form == "folder" or any(each is not None for each in encoding)):
-            raise UserError("--pairs goes to --format lmdb, tar or arrow, without --max-side and its like")
+            raise UserError(
+                "--pairs goes to --format lmdb, tar or arrow, without --max-side and its like"
+            )
         anew = joining or asked(*encoding)  # before a scan, which may take minutes
         settings = build({name: value for name, value in options.items() if value}).data
         console = Console()

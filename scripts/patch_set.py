@@ -32,9 +32,15 @@ def pictures(images: Path | None, side: int, seed: int) -> Iterator[np.ndarray]:
     """Yield pictures for ever, uint8 [H, W, 3]: drawn ones, or again and again those of a folder that are
     `side` pixels wide and high at least. Raises ValueError where it has none.
     """
-    files = [] if images is None else [path for path in sorted(images.rglob("*")) if _holds(path, side)]
+    files = (
+        []
+        if images is None
+        else [path for path in sorted(images.rglob("*")) if _holds(path, side)]
+    )
     if images is not None and not files:
-        raise ValueError(f"--images {images}: no picture of {side} x {side} pixels or more is there")
+        raise ValueError(
+            f"--images {images}: no picture of {side} x {side} pixels or more is there"
+        )
     rng = np.random.default_rng(seed)
     at = 0
     while True:
@@ -59,10 +65,14 @@ def _pixels(path: Path) -> np.ndarray:
         with Image.open(path) as opened:
             return np.asarray(opened.convert("RGB"))
     except (OSError, SyntaxError) as error:
-        raise ValueError(f"--images: {path} cannot be decoded ({error}); take it away") from None
+        raise ValueError(
+            f"--images: {path} cannot be decoded ({error}); take it away"
+        ) from None
 
 
-def patches(images: Path | None, side: int, count: int, seed: int) -> Iterator[np.ndarray]:
+def patches(
+    images: Path | None, side: int, count: int, seed: int
+) -> Iterator[np.ndarray]:
     """Yield so many patches, uint8 [side, side, 3], at random places."""
     rng = np.random.default_rng(seed + side)
     made = 0
@@ -80,14 +90,28 @@ def patches(images: Path | None, side: int, count: int, seed: int) -> Iterator[n
             return
 
 
-def write(target: Path, sides: Sequence[int], count: int, seed: int = 0, images: Path | None = None) -> bool:
+def write(
+    target: Path,
+    sides: Sequence[int],
+    count: int,
+    seed: int = 0,
+    images: Path | None = None,
+) -> bool:
     """Make the sets; False when they are there already. Raises ValueError and OSError."""
-    stamp = {"version": VERSION, "seed": seed, "count": count, "patches": [*sides], "images": str(images)}
+    stamp = {
+        "version": VERSION,
+        "seed": seed,
+        "count": count,
+        "patches": [*sides],
+        "images": str(images),
+    }
     if min(sides) < 1:
         raise ValueError(f"--patches {min(sides)}: at least 1 pixel")
     if count < 2:
         raise ValueError(f"--count {count}: at least two, one of them to validate")
-    with replacing(target, STAMP, stamp, [f"{store}-{side}" for store in STORES for side in sides]) as fresh:
+    with replacing(
+        target, STAMP, stamp, [f"{store}-{side}" for store in STORES for side in sides]
+    ) as fresh:
         if fresh is None:
             return False
         for side in sides:
@@ -99,24 +123,40 @@ def write(target: Path, sides: Sequence[int], count: int, seed: int = 0, images:
                     Image.fromarray(patch).save(folder / f"{number:06d}.{ending}")
             # it tells of one class alone, and how to train on a folder that is renamed in the end
             with redirect_stdout(io.StringIO()) as output, redirect_stderr(output):
-                failed = pack.main([str(fresh / f"lmdb-{side}"), "--from", str(fresh / f"png-{side}")])
+                failed = pack.main(
+                    [str(fresh / f"lmdb-{side}"), "--from", str(fresh / f"png-{side}")]
+                )
             if failed:
-                raise ValueError(f"the LMDB could not be made: {output.getvalue().strip()}")
+                raise ValueError(
+                    f"the LMDB could not be made: {output.getvalue().strip()}"
+                )
     return True
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser("patch_set", __doc__)
     parser.add_argument("target", metavar="TO", type=Path, help="folder to make")
-    parser.add_argument("--patches", type=int, nargs="+", default=[16, 64], help="sides in pixels (16 64)")
-    parser.add_argument("--count", type=int, default=20_000, help="patches of each side (%(default)s)")
-    parser.add_argument("--images", type=Path, help="cut them out of the images below this folder")
+    parser.add_argument(
+        "--patches",
+        type=int,
+        nargs="+",
+        default=[16, 64],
+        help="sides in pixels (16 64)",
+    )
+    parser.add_argument(
+        "--count", type=int, default=20_000, help="patches of each side (%(default)s)"
+    )
+    parser.add_argument(
+        "--images", type=Path, help="cut them out of the images below this folder"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     return make(
         "patch_set",
         options.target,
-        lambda: write(options.target, options.patches, options.count, options.seed, options.images),
+        lambda: write(
+            options.target, options.patches, options.count, options.seed, options.images
+        ),
     )
 
 

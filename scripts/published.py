@@ -16,7 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also when it is started as a file
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # also when it is started as a file
 
 import yaml
 from PIL import Image
@@ -136,7 +138,9 @@ def names() -> list[str]:
 # --- data ---------------------------------------------------------------------------------------------------
 
 
-def data_for(table: Table, count: int, settings: Published, folder: Path) -> tuple[Path | None, str]:
+def data_for(
+    table: Table, count: int, settings: Published, folder: Path
+) -> tuple[Path | None, str]:
     """Return the --data of a table's suite, made below `folder` where it is not given, and what to say of it.
 
     Raises UserError.
@@ -151,7 +155,9 @@ def data_for(table: Table, count: int, settings: Published, folder: Path) -> tup
         if table.set == "patches":
             patch_set.write(target, PATCHES, count, images=settings.data)
             source = (
-                f"the images of {settings.data}" if settings.data else "--data is not given: drawn textures"
+                f"the images of {settings.data}"
+                if settings.data
+                else "--data is not given: drawn textures"
             )
             return target, f"{source}, cut into {count:,} patches"
         if table.set == "videos":
@@ -159,13 +165,22 @@ def data_for(table: Table, count: int, settings: Published, folder: Path) -> tup
                 return settings.videos, f"the videos of {settings.videos}"
             kind = video_set.Kind()
             video_set.write(target, count, kind, progress=False)
-            return target, f"--videos is not given: {count} coded ones of {kind.frames} frames"
+            return (
+                target,
+                f"--videos is not given: {count} coded ones of {kind.frames} frames",
+            )
         root, what = settings.data, f"the images of {settings.data}"
         if root is None:
-            root, what = folder / "drawn", "--data is not given: drawn images, smaller than photographs"
+            root, what = (
+                folder / "drawn",
+                "--data is not given: drawn images, smaller than photographs",
+            )
             demo_set.write(root, 50, 5, progress=False)
         if table.set == "png":
-            return target, f"{what}, {_as_png(root, target, count):,} of them as PNG files"
+            return (
+                target,
+                f"{what}, {_as_png(root, target, count):,} of them as PNG files",
+            )
         for below in ("train", "val") if table.set == "training" else ("",):
             target.mkdir(parents=True, exist_ok=True) if below else None
             if not (target / below).exists():
@@ -201,7 +216,13 @@ def words(flags: Mapping[str, Any]) -> list[str]:
             found.append(f"{flag}={its}")  # --flags has words that begin like flags
         elif its is not None:
             several = its if isinstance(its, list) else [its]
-            found += [flag, *(str(each).lower() if isinstance(each, bool) else str(each) for each in several)]
+            found += [
+                flag,
+                *(
+                    str(each).lower() if isinstance(each, bool) else str(each)
+                    for each in several
+                ),
+            ]
     return found
 
 
@@ -223,8 +244,15 @@ def named(table: Table, points: Sequence[Point], gpus: int) -> list[Point]:
     """Return the points that a line of the table shows on a machine with so many GPUs: of a suite's loaders
     times its GPUs few are."""
     lines = [line for line in table.lines if line.gpus <= gpus]
-    shown = [point for line in lines for point in (line.by_hand, line.ours) if point is not None]
-    return [point for point in points if any(one.items() <= point.items() for one in shown)]
+    shown = [
+        point
+        for line in lines
+        for point in (line.by_hand, line.ours)
+        if point is not None
+    ]
+    return [
+        point for point in points if any(one.items() <= point.items() for one in shown)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,13 +266,20 @@ class Found:
 
 
 def found_here(
-    table: Table, line: Line, point: Point | None, rows: Sequence[Row], figure: str, gpus: int
+    table: Table,
+    line: Line,
+    point: Point | None,
+    rows: Sequence[Row],
+    figure: str,
+    gpus: int,
 ) -> Found:
     """Return the figure of a point in the report's unit, or why there is none here."""
     if point is None:
         return Found(None)
     if line.gpus > gpus:
-        return Found(None, f"cannot run here: it needs {line.gpus} GPU{'s' * (line.gpus > 1)}")
+        return Found(
+            None, f"cannot run here: it needs {line.gpus} GPU{'s' * (line.gpus > 1)}"
+        )
     row = row_of(rows, point)
     if row is None:
         return Found(None, LEFT_OUT)
@@ -257,7 +292,9 @@ def found_here(
         return Found(None, "not measured")
     unit = table.units.get(figure, 1.0)
     its = row["spread"].get(figure)
-    return Found(found / unit, between=(its["min"] / unit, its["max"] / unit) if its else None)
+    return Found(
+        found / unit, between=(its["min"] / unit, its["max"] / unit) if its else None
+    )
 
 
 def cells(table: Table, figure: str, rows: Sequence[Row], gpus: int) -> list[list[str]]:
@@ -270,7 +307,10 @@ def cells(table: Table, figure: str, rows: Sequence[Row], gpus: int) -> list[lis
     found = {
         line.name: [
             Found(line.published.get(figure), exact=True),
-            *(found_here(table, line, point, rows, figure, gpus) for point in (line.by_hand, line.ours)),
+            *(
+                found_here(table, line, point, rows, figure, gpus)
+                for point in (line.by_hand, line.ours)
+            ),
         ]
         for line in table.lines
     }
@@ -287,7 +327,8 @@ def cells(table: Table, figure: str, rows: Sequence[Row], gpus: int) -> list[lis
         return shown + (f" ({'; '.join(more)})" if more else "")
 
     return [
-        [name, *(said(*pair) for pair in zip(its, baselines, strict=True))] for name, its in found.items()
+        [name, *(said(*pair) for pair in zip(its, baselines, strict=True))]
+        for name, its in found.items()
     ]
 
 
@@ -295,9 +336,15 @@ def _digits(figure: float) -> str:
     return f"{figure:,.0f}" if figure >= 1000 else f"{figure:.4g}"
 
 
-def markdown(table: Table, told: Mapping[str, Sequence[Sequence[str]]], data: str, command: str) -> str:
+def markdown(
+    table: Table, told: Mapping[str, Sequence[Sequence[str]]], data: str, command: str
+) -> str:
     """Return the tables of a suite, one a figure, with what was run for them."""
-    to = "each column's to its own" if table.apart else "theirs to their own, those of here to that of here"
+    to = (
+        "each column's to its own"
+        if table.apart
+        else "theirs to their own, those of here to that of here"
+    )
     lines = [
         f"## {table.about}",
         "",
@@ -312,14 +359,18 @@ def markdown(table: Table, told: Mapping[str, Sequence[Sequence[str]]], data: st
     return "\n".join(lines)
 
 
-def measured(table: Table, settings: Published, more: Sequence[str], folder: Path, console: Any) -> str:
+def measured(
+    table: Table, settings: Published, more: Sequence[str], folder: Path, console: Any
+) -> str:
     """Measure a table with `more` flags of its suite, print it, and return it as Markdown. Raises
     UserError."""
     import torch
 
     gpus = torch.cuda.device_count()
     if table.gpus > gpus:
-        console.print(f"{table.about}\ncannot run here: it needs a GPU", highlight=False)
+        console.print(
+            f"{table.about}\ncannot run here: it needs a GPU", highlight=False
+        )
         return f"## {table.about}\n\nCannot run here: it needs a GPU.\n"
     whole = suite_of(table.suite)
 
@@ -334,23 +385,37 @@ def measured(table: Table, settings: Published, more: Sequence[str], folder: Pat
 
     suite = replace(whole, points=points)
     flags, count = settled(table, gpus)
-    asked(suite.settings, [*words(flags), *more], prog=f"bench {suite.name}")  # before a set is drawn
+    asked(
+        suite.settings, [*words(flags), *more], prog=f"bench {suite.name}"
+    )  # before a set is drawn
     data, said = data_for(table, count, settings, folder)
-    if not gpus and (others := {name: flags[name] for name in table.without_gpu if name in flags}):
+    if not gpus and (
+        others := {name: flags[name] for name in table.without_gpu if name in flags}
+    ):
         said += f"; {shlex.join(words(others))} in place of the report's, for no GPU is here"
     said += f"; {shlex.join(more)} in place of the report's" if more else ""
     own = {"data": str(data)} if data else {}
     argv = [*words({**own, **flags, "limit_s": settings.limit_s}), *more]
     results = folder / table.name
     with _show.progress(console, f"{table.name} ({table.suite})") as progress:
-        rows = run(suite, asked(suite.settings, argv, prog=f"bench {suite.name}"), results, progress)
+        rows = run(
+            suite,
+            asked(suite.settings, argv, prog=f"bench {suite.name}"),
+            results,
+            progress,
+        )
     shown_rows = suite.derive(merged(rows))
     for row in shown_rows:  # of as many samples as the table has
         if row["status"] == "ok" and row["figures"].get("rate"):
             row["figures"].setdefault("epoch_s", count / row["figures"]["rate"])
-    told = {title: cells(table, figure, shown_rows, gpus) for figure, title in table.figures.items()}
+    told = {
+        title: cells(table, figure, shown_rows, gpus)
+        for figure, title in table.figures.items()
+    }
     place = ["--data", "DATA"] if data else []
-    command = shlex.join(["python", "-m", "scripts.bench", table.suite, *place, *words(flags), *more])
+    command = shlex.join(
+        ["python", "-m", "scripts.bench", table.suite, *place, *words(flags), *more]
+    )
     text = markdown(table, told, said, command)
     console.print(text, highlight=False, markup=False, soft_wrap=True)
     return text
@@ -369,7 +434,10 @@ def main(argv: list[str]) -> int:
         report = read(argv[0])
         at = argv.index("--") if "--" in argv else len(argv)
         settings = asked(Published, argv[1:at], prog=f"published {argv[0]}")
-        folder = settings.output or Path("runs") / f"published-{argv[0]}-{time.strftime('%Y%m%d-%H%M%S')}"
+        folder = (
+            settings.output
+            or Path("runs") / f"published-{argv[0]}-{time.strftime('%Y%m%d-%H%M%S')}"
+        )
         console = Console(width=None if sys.stdout.isatty() else 200)
         console.print(
             f"{report.title}\n{report.source}\ntheirs: {report.hardware}",
@@ -384,8 +452,16 @@ def main(argv: list[str]) -> int:
         except OSError as error:
             raise record.unwritable(folder, error) from None
         with ending_on_signals():
-            made = [measured(known[name], settings, argv[at + 1 :], folder, console) for name in chosen]
-        head = [f"# {report.title}", "", f"{report.source} Theirs: {report.hardware}.", ""]
+            made = [
+                measured(known[name], settings, argv[at + 1 :], folder, console)
+                for name in chosen
+            ]
+        head = [
+            f"# {report.title}",
+            "",
+            f"{report.source} Theirs: {report.hardware}.",
+            "",
+        ]
         head += [*(f"- {line}" for line in report.differs), ""]
         record.replace(folder / "published.md", "\n".join([*head, *made]).encode())
         console.print(f"published: {folder / 'published.md'}", highlight=False)
@@ -394,7 +470,10 @@ def main(argv: list[str]) -> int:
         print(f"published: {mistake}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("published: interrupted; the same command with --output goes on", file=sys.stderr)
+        print(
+            "published: interrupted; the same command with --output goes on",
+            file=sys.stderr,
+        )
         return 130
 
 

@@ -17,14 +17,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also when it is started as a file
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # also when it is started as a file
 
 import tyro
 from pydantic import Field, FiniteFloat
 
 from benchmarks import _show, train
 from benchmarks._flags import asked
-from benchmarks._suite import APART, LEAST, Rates, Row, Suite, beyond_noise, merged, results, versions_of
+from benchmarks._suite import (
+    APART,
+    LEAST,
+    Rates,
+    Row,
+    Suite,
+    beyond_noise,
+    merged,
+    results,
+    versions_of,
+)
 from contracts import UserError, one_line
 from report import record
 from scripts.bench import suite_of
@@ -74,10 +86,14 @@ def read(folder: Path) -> tuple[str, list[Row]]:
         )
     try:
         measured = train.measured(told)
-        point = {name: told[name] for name in ("arch", "batch_size", "loader", "precision")}
+        point = {
+            name: told[name] for name in ("arch", "batch_size", "loader", "precision")
+        }
         point |= {"gpus": told["world_size"]}
     except (KeyError, TypeError) as error:
-        raise UserError(f"{folder}/summary.json is not as train.py writes it ({error!r})") from None
+        raise UserError(
+            f"{folder}/summary.json is not as train.py writes it ({error!r})"
+        ) from None
     # a run of train.py is shown and compared as a suite of one point
     n = (measured.spread.get("rate") or {"n": 0})["n"]
     row: Row = {
@@ -89,7 +105,11 @@ def read(folder: Path) -> tuple[str, list[Row]]:
         "folder": ".",
     }
     return "train", [
-        row | {name: getattr(measured, name) for name in ("figures", "spread", "versions", "hardware")}
+        row
+        | {
+            name: getattr(measured, name)
+            for name in ("figures", "spread", "versions", "hardware")
+        }
     ]
 
 
@@ -101,7 +121,14 @@ def pairs(suite: Suite, a: Sequence[Row], b: Sequence[Row]) -> list[Pair]:
         row["point"] for row in b if row["point"] not in [one["point"] for one in a]
     ]
     return [
-        _pair(suite, point, *(next((row for row in rows if row["point"] == point), None) for rows in (a, b)))
+        _pair(
+            suite,
+            point,
+            *(
+                next((row for row in rows if row["point"] == point), None)
+                for rows in (a, b)
+            ),
+        )
         for point in points
     ]
 
@@ -125,7 +152,9 @@ def failures(suite: Suite, found: Sequence[Pair], below: float) -> list[Pair]:
     does not explain."""
     lost = [pair for pair in found if pair.speed is None and _known(suite, pair.a)]
     return lost + [
-        pair for pair in found if pair.speed is not None and pair.speed < below and pair.beyond_noise
+        pair
+        for pair in found
+        if pair.speed is not None and pair.speed < below and pair.beyond_noise
     ]
 
 
@@ -135,7 +164,11 @@ def differences(a: Sequence[Row], b: Sequence[Row]) -> list[str]:
     told = []
     if len(a) == len(b) == 1 and a[0]["point"] != b[0]["point"]:
         before = a[0]["point"]
-        other = [f"{name} {value}" for name, value in b[0]["point"].items() if before.get(name) != value]
+        other = [
+            f"{name} {value}"
+            for name, value in b[0]["point"].items()
+            if before.get(name) != value
+        ]
         told.append(f"B is {', '.join(other)}")
     for kind in ("hardware", "versions"):
         first, second = (_told(rows, kind) for rows in (a, b))
@@ -152,15 +185,26 @@ def differences(a: Sequence[Row], b: Sequence[Row]) -> list[str]:
 
 def _told(rows: Sequence[Row], kind: str) -> dict[str, Any]:
     if kind == "versions":
-        return {name: version.replace(APART, " and ") for name, version in versions_of(rows).items()}
-    return {name: value for row in rows for name, value in row[kind].items() if name != "shm_gib"}
+        return {
+            name: version.replace(APART, " and ")
+            for name, version in versions_of(rows).items()
+        }
+    return {
+        name: value
+        for row in rows
+        for name, value in row[kind].items()
+        if name != "shm_gib"
+    }
 
 
 def settings_apart(a: Path, b: Path) -> list[str]:
     """Return a line with the settings in which the two commands differ, without the axes that the points
     already show; [] for none."""
     try:
-        first, second = (json.loads((folder / "suite.json").read_text(encoding="utf-8")) for folder in (a, b))
+        first, second = (
+            json.loads((folder / "suite.json").read_text(encoding="utf-8"))
+            for folder in (a, b)
+        )
     except (OSError, ValueError):
         return []
     names = [
@@ -169,7 +213,9 @@ def settings_apart(a: Path, b: Path) -> list[str]:
         if name not in ("command", "note", "commit") and first[name] != second.get(name)
     ]
     return (
-        [f"settings differ: {', '.join(f'{name} {first[name]} / {second.get(name)}' for name in names)}"]
+        [
+            f"settings differ: {', '.join(f'{name} {first[name]} / {second.get(name)}' for name in names)}"
+        ]
         if names
         else []
     )
@@ -183,7 +229,9 @@ def main(argv: list[str]) -> int:
     try:
         settings = asked(Report, argv, prog="report")
         if len(settings.folders) not in (1, 2):
-            raise UserError(f"got {len(settings.folders)} folders; name one to show, or two to compare")
+            raise UserError(
+                f"got {len(settings.folders)} folders; name one to show, or two to compare"
+            )
         read_ = [read(folder) for folder in settings.folders]
         suite = suite_of(read_[0][0])
         if len(read_) == 1:
@@ -197,7 +245,9 @@ def main(argv: list[str]) -> int:
                     file=sys.stderr,
                 )
             return 0
-        (name_a, a), (name_b, b) = ((name, list(suite_of(name).derive(merged(rows)))) for name, rows in read_)
+        (name_a, a), (name_b, b) = (
+            (name, list(suite_of(name).derive(merged(rows)))) for name, rows in read_
+        )
         if name_a != name_b:
             raise UserError(
                 f"{settings.folders[0]} is of the suite {name_a}, {settings.folders[1]} of {name_b}; compare "
@@ -219,9 +269,7 @@ def main(argv: list[str]) -> int:
     ):
         table.add_column(title)
     for pair in found:
-        known = (
-            f"{'beyond' if pair.beyond_noise else 'within'} {'the tolerance' if suite.bounds else 'noise'}"
-        )
+        known = f"{'beyond' if pair.beyond_noise else 'within'} {'the tolerance' if suite.bounds else 'noise'}"
         said = "no pair" if not pair.speed else known if pair.judged else "one run each"
         shown = [_figure(row, suite.rate, form) for row in (pair.a, pair.b)]
         table.add_row(
@@ -232,12 +280,15 @@ def main(argv: list[str]) -> int:
         )
     console.print(table)
     for line in (*settings_apart(*settings.folders), *differences(a, b)):
-        console.print(_show.printable(line), highlight=False, soft_wrap=True, markup=False)
+        console.print(
+            _show.printable(line), highlight=False, soft_wrap=True, markup=False
+        )
     if settings.fail_below is None:
         return 0
     if bad := failures(suite, found, settings.fail_below):
         console.print(
-            f"{len(bad)} of {len(found)} points fail --fail-below {settings.fail_below:g}", highlight=False
+            f"{len(bad)} of {len(found)} points fail --fail-below {settings.fail_below:g}",
+            highlight=False,
         )
         return 1
     if not any(pair.speed for pair in found):
@@ -270,5 +321,7 @@ def _figure(row: Row | None, figure: str, form: str | Rates) -> str:
 
 if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # what it writes is whole or not there
+        signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        )  # what it writes is whole or not there
     sys.exit(main(sys.argv[1:]))

@@ -15,11 +15,15 @@ from PIL import Image, ImageOps
 
 def inert(cell: str) -> str:
     """Return a name as a CSV may have it: a spreadsheet runs a text that begins like a formula."""
-    return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else cell
+    return (
+        f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else cell
+    )
 
 
 def main(model: str, *images: str) -> None:
-    session = onnxruntime.InferenceSession(model, providers=onnxruntime.get_available_providers())
+    session = onnxruntime.InferenceSession(
+        model, providers=onnxruntime.get_available_providers()
+    )
     about = session.get_modelmeta().custom_metadata_map
     classes = json.loads(about["classes"])
     table = csv.writer(sys.stdout)
@@ -32,7 +36,12 @@ def main(model: str, *images: str) -> None:
             if picture.mode.startswith("I"):  # grey of 16 bits, which Pillow would clip
                 picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
             pixels = np.asarray(picture.convert("RGB"))
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # of damaged files
+        except (
+            OSError,
+            SyntaxError,
+            ValueError,
+            Image.DecompressionBombError,
+        ) as error:  # of damaged files
             table.writerow([inert(path), "", "", error])
             continue
         logits = session.run(["logits"], {"images": pixels[None]})[0][0]

@@ -45,7 +45,11 @@ class Notes:
 
     def summary(self) -> str:
         """Return a sentence, "" where nothing is left out."""
-        return f"{len(self.left_out):,} left out, first {self.left_out[0]}" if self.left_out else ""
+        return (
+            f"{len(self.left_out):,} left out, first {self.left_out[0]}"
+            if self.left_out
+            else ""
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +57,9 @@ class Labels:
     """A set as its layout describes it."""
 
     categories: list[dict[str, Any]]  # in COCO's form
-    splits: Mapping[str, Sequence[Path]]  # train and val, or default -> images, below the root
+    splits: Mapping[
+        str, Sequence[Path]
+    ]  # train and val, or default -> images, below the root
     # (image, notes) -> the size that labels are of, and annotations. Raises ValueError
     read: Callable[[Path, Notes], tuple[Size, list[Annotation]]]
     keypoints: bool = False
@@ -65,7 +71,11 @@ def sizes(path: Path, notes: Notes) -> tuple[Size, Size]:
         with open_bytes(path) as file, Image.open(file) as image:
             stored = image.height, image.width
             # Pillow turns TIFF itself, and so does training
-            turn = 1 if image.format == "TIFF" else image.getexif().get(ExifTags.Base.Orientation, 1)
+            turn = (
+                1
+                if image.format == "TIFF"
+                else image.getexif().get(ExifTags.Base.Orientation, 1)
+            )
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(str(error)) from None
     notes.turned += turn in range(2, 9)
@@ -74,7 +84,9 @@ def sizes(path: Path, notes: Notes) -> tuple[Size, Size]:
 
 def images_below(folder: Path, root: Path) -> list[Path]:
     """Return the images below a folder, as paths below `root`, in the order of their names."""
-    return [path.relative_to(root) for path in sorted(folder.rglob("*")) if _is_image(path)]
+    return [
+        path.relative_to(root) for path in sorted(folder.rglob("*")) if _is_image(path)
+    ]
 
 
 def _is_image(path: Path) -> bool:
@@ -100,22 +112,35 @@ def read_voc(root: Path) -> Labels:
     files = {path.stem: path for path in sorted(root.glob("Annotations/*.xml"))}
     images: dict[str, Path] = {}
     for folder in reversed(VOC_IMAGES):
-        images |= {path.stem: path.relative_to(root) for path in (root / folder).glob("*") if _is_image(path)}
-    lists = {split: root / "ImageSets" / "Main" / f"{split}.txt" for split in ("train", "val")}
+        images |= {
+            path.stem: path.relative_to(root)
+            for path in (root / folder).glob("*")
+            if _is_image(path)
+        }
+    lists = {
+        split: root / "ImageSets" / "Main" / f"{split}.txt"
+        for split in ("train", "val")
+    }
     stems = {"default": [*files]}
     if all(path.exists() for path in lists.values()):
         stems = {
-            split: [line.split()[0] for line in read_text(path).splitlines() if line.split()]
+            split: [
+                line.split()[0] for line in read_text(path).splitlines() if line.split()
+            ]
             for split, path in lists.items()
         }
     names = {
-        each.findtext("name", "").strip() for path in files.values() for each in _parsed(path).iter("object")
+        each.findtext("name", "").strip()
+        for path in files.values()
+        for each in _parsed(path).iter("object")
     }
     numbers = {name: number for number, name in enumerate(sorted(names), start=1)}
     return Labels(
         categories=[{"id": number, "name": name} for name, number in numbers.items()],
         splits={
-            split: [images.get(stem, Path("JPEGImages", f"{stem}.jpg")) for stem in listed]
+            split: [
+                images.get(stem, Path("JPEGImages", f"{stem}.jpg")) for stem in listed
+            ]
             for split, listed in stems.items()
         },
         read=partial(_read_voc, root, files, numbers),
@@ -132,21 +157,31 @@ def _parsed(path: Path) -> ElementTree.Element:
 
 
 def _read_voc(
-    root: Path, files: Mapping[str, Path], numbers: Mapping[str, int], image: Path, notes: Notes
+    root: Path,
+    files: Mapping[str, Path],
+    numbers: Mapping[str, int],
+    image: Path,
+    notes: Notes,
 ) -> tuple[Size, list[Annotation]]:
     """Read an image's boxes, which count pixels from 1 and include the last one."""
     stored, shown = sizes(root / image, notes)
     if image.stem not in files:
         raise ValueError(f"has no Annotations/{image.stem}.xml")
     document = _parsed(files[image.stem])
-    size = tuple(int(_number(document.findtext(f"size/{side}", "0"))) for side in ("height", "width"))
+    size = tuple(
+        int(_number(document.findtext(f"size/{side}", "0")))
+        for side in ("height", "width")
+    )
     if size not in (stored, shown, (0, 0)):
-        raise ValueError(f"has {stored[1]} x {stored[0]} pixels, its XML is of {size[1]} x {size[0]}")
+        raise ValueError(
+            f"has {stored[1]} x {stored[0]} pixels, its XML is of {size[1]} x {size[0]}"
+        )
     boxes = []
     for each in document.iter("object"):
         try:
             x0, y0, x1, y1 = (
-                _number(each.findtext(f"bndbox/{edge}")) for edge in ("xmin", "ymin", "xmax", "ymax")
+                _number(each.findtext(f"bndbox/{edge}"))
+                for edge in ("xmin", "ymin", "xmax", "ymax")
             )
         except ValueError:
             why = "an object has no bndbox with xmin, ymin, xmax and ymax"
@@ -174,7 +209,9 @@ CLASS_LISTS = ("classes.txt", "labels/classes.txt", "obj.names")
 
 def read_yolo(root: Path) -> Labels:
     """Read data.yaml, or the folders where there is none. Raises ValueError."""
-    file = next(iter(sorted(root.glob("data.y*ml")) or sorted(root.glob("*.y*ml"))), None)
+    file = next(
+        iter(sorted(root.glob("data.y*ml")) or sorted(root.glob("*.y*ml"))), None
+    )
     settings: Any = {}
     if file:
         try:
@@ -186,9 +223,16 @@ def read_yolo(root: Path) -> Labels:
             raise ValueError(f"{file}: is no mapping with names, train and val")
     names = _class_names(root, settings)
     points = settings.get("kpt_shape")
-    shape = {} if points is None else {"keypoints": _point_names(points, settings.get("flip_idx"))}
+    shape = (
+        {}
+        if points is None
+        else {"keypoints": _point_names(points, settings.get("flip_idx"))}
+    )
     return Labels(
-        categories=[{"id": number, "name": name, **shape} for number, name in enumerate(names, start=1)],
+        categories=[
+            {"id": number, "name": name, **shape}
+            for number, name in enumerate(names, start=1)
+        ],
         splits=_yolo_splits(root, settings),
         read=partial(_read_yolo, root, len(names), points),
         keypoints=points is not None,
@@ -199,12 +243,17 @@ def _class_names(root: Path, settings: Mapping[str, Any]) -> list[str]:
     """Return the names of the classes 0, 1, ..."""
     names = settings.get("names")
     if isinstance(names, dict):
-        return [str(names.get(i, f"class {i}")) for i in range(max(map(int, names), default=-1) + 1)]
+        return [
+            str(names.get(i, f"class {i}"))
+            for i in range(max(map(int, names), default=-1) + 1)
+        ]
     if isinstance(names, list):
         return [str(name) for name in names]
     listed = next((root / name for name in CLASS_LISTS if (root / name).exists()), None)
     if listed is None:
-        raise ValueError(f"{root} has no data.yaml with names, and no {' or '.join(CLASS_LISTS)}")
+        raise ValueError(
+            f"{root} has no data.yaml with names, and no {' or '.join(CLASS_LISTS)}"
+        )
     return [line.strip() for line in read_text(listed).splitlines() if line.strip()]
 
 
@@ -214,9 +263,13 @@ def _point_names(shape: Any, flips: list[int] | None) -> list[str]:
         raise ValueError(f"kpt_shape is {shape}, and has to be how many and 2 or 3")
     flips = flips or [*range(shape[0])]
     if sorted(flips) != [*range(shape[0])]:
-        raise ValueError(f"flip_idx is {flips}, and has to be each of 0 to {shape[0] - 1} once")
+        raise ValueError(
+            f"flip_idx is {flips}, and has to be each of 0 to {shape[0] - 1} once"
+        )
     return [
-        f"point {i}" if i == other else f"{'left' if i < other else 'right'} point {min(i, other)}"
+        f"point {i}"
+        if i == other
+        else f"{'left' if i < other else 'right'} point {min(i, other)}"
         for i, other in enumerate(flips)
     ]
 
@@ -228,13 +281,27 @@ def _yolo_splits(root: Path, settings: Mapping[str, Any]) -> dict[str, list[Path
         given = next((settings[name] for name in names if settings.get(name)), None)
         folders: list[Any] = given if isinstance(given, list) else [given]
         if given is None:
-            usual = (root / place.format(name) for name in names for place in ("images/{}", "{}/images"))
+            usual = (
+                root / place.format(name)
+                for name in names
+                for place in ("images/{}", "{}/images")
+            )
             folders = [folder for folder in usual if folder.is_dir()][:1]
-        if images := [path for folder in folders for path in _listed(root, settings, Path(str(folder)))]:
+        if images := [
+            path
+            for folder in folders
+            for path in _listed(root, settings, Path(str(folder)))
+        ]:
             splits[split] = images
     if len(splits) == 1:
-        raise ValueError(f"{root} has images of {''.join(splits)} alone; it needs train and val, or neither")
-    return splits or {"default": images_below(root / "images" if (root / "images").is_dir() else root, root)}
+        raise ValueError(
+            f"{root} has images of {''.join(splits)} alone; it needs train and val, or neither"
+        )
+    return splits or {
+        "default": images_below(
+            root / "images" if (root / "images").is_dir() else root, root
+        )
+    }
 
 
 def _listed(root: Path, settings: Mapping[str, Any], named: Path) -> list[Path]:
@@ -242,14 +309,22 @@ def _listed(root: Path, settings: Mapping[str, Any], named: Path) -> list[Path]:
     # exports write train: ../train/images, of a data.yaml beside train/
     inside = Path(*[part for part in named.parts if part not in ("..", ".")])
     base, real = root / str(settings.get("path") or ""), root.resolve()
-    tried = [(folder / name).resolve() for name in (named, inside) for folder in (base, root)]
-    place = next((path for path in tried if path.exists() and path.is_relative_to(real)), None)
+    tried = [
+        (folder / name).resolve() for name in (named, inside) for folder in (base, root)
+    ]
+    place = next(
+        (path for path in tried if path.exists() and path.is_relative_to(real)), None
+    )
     if place is None:
         raise ValueError(f"{named}, which data.yaml names, is not in {root}")
     if place.is_dir():
         return images_below(place, real)
-    lines = [Path(line.strip()) for line in read_text(place).splitlines() if line.strip()]
-    return [line.relative_to(real) if line.is_relative_to(real) else line for line in lines]
+    lines = [
+        Path(line.strip()) for line in read_text(place).splitlines() if line.strip()
+    ]
+    return [
+        line.relative_to(real) if line.is_relative_to(real) else line for line in lines
+    ]
 
 
 def _read_yolo(
@@ -272,7 +347,9 @@ def _read_yolo(
     return shown, annotations
 
 
-def _yolo_object(words: list[str], shown: Size, classes: int, points: Sequence[int] | None) -> Annotation:
+def _yolo_object(
+    words: list[str], shown: Size, classes: int, points: Sequence[int] | None
+) -> Annotation:
     """Return the annotation of a line: a class, then shares of the sides. Raises ValueError."""
     label, *values = map(_number, words)
     if label not in range(classes):
@@ -288,13 +365,20 @@ def _yolo_object(words: list[str], shown: Size, classes: int, points: Sequence[i
             "segmentation": [corners.ravel().tolist()],
         }
     if len(values) != 4 + (points[0] * points[1] if points else 0):
-        raise ValueError(f"{len(values)} numbers behind the class; a box has 4, a polygon 6 or more")
+        raise ValueError(
+            f"{len(values)} numbers behind the class; a box has 4, a polygon 6 or more"
+        )
     middle, size = np.reshape(values[:4], (2, 2)) * sides
-    annotation |= {"bbox": [*(middle - size / 2).tolist(), *size.tolist()], "area": float(size.prod())}
+    annotation |= {
+        "bbox": [*(middle - size / 2).tolist(), *size.tolist()],
+        "area": float(size.prod()),
+    }
     if points:
         marks = np.reshape(values[4:], points)
         # without a visibility 0 0 is one that is not there
-        visible = marks[:, 2:] if points[1] == 3 else 2.0 * marks.any(axis=1, keepdims=True)
+        visible = (
+            marks[:, 2:] if points[1] == 3 else 2.0 * marks.any(axis=1, keepdims=True)
+        )
         marks = np.where(visible != 0, np.hstack([marks[:, :2] * sides, visible]), 0)
         annotation["keypoints"] = marks.ravel().tolist()
     return annotation
@@ -303,9 +387,15 @@ def _yolo_object(words: list[str], shown: Size, classes: int, points: Sequence[i
 # --- the program --------------------------------------------------------------------------------------------
 
 
-def converted(labels: Labels, images: Sequence[Path], notes: Notes) -> dict[str, list[dict[str, Any]]]:
+def converted(
+    labels: Labels, images: Sequence[Path], notes: Notes
+) -> dict[str, list[dict[str, Any]]]:
     """Return the document of one split."""
-    document: dict[str, Any] = {"images": [], "annotations": [], "categories": labels.categories}
+    document: dict[str, Any] = {
+        "images": [],
+        "annotations": [],
+        "categories": labels.categories,
+    }
     for path in images:
         number = len(document["images"]) + 1
         try:
@@ -313,10 +403,19 @@ def converted(labels: Labels, images: Sequence[Path], notes: Notes) -> dict[str,
         except ValueError as error:
             notes.left_out.append(f"{path}: {error}")
             continue
-        entry = {"id": number, "file_name": path.as_posix(), "height": height, "width": width}
+        entry = {
+            "id": number,
+            "file_name": path.as_posix(),
+            "height": height,
+            "width": width,
+        }
         document["images"].append(entry)
         for annotation in annotations:
-            ids = {"id": len(document["annotations"]) + 1, "image_id": number, "iscrowd": 0}
+            ids = {
+                "id": len(document["annotations"]) + 1,
+                "image_id": number,
+                "iscrowd": 0,
+            }
             document["annotations"].append(ids | annotation)
     return document
 
@@ -334,9 +433,15 @@ def convert(root: Path, target: Path, notes: Notes) -> dict[str, tuple[int, int]
             if not document["images"]:
                 why = notes.summary() or "there is none"
                 raise ValueError(f"{root}: no image of {split} can be used; {why}")
-            for kind in ("instances", "person_keypoints") if labels.keypoints else ("instances",):
+            for kind in (
+                ("instances", "person_keypoints")
+                if labels.keypoints
+                else ("instances",)
+            ):
                 text = json.dumps(document)
-                (fresh / "annotations" / f"{kind}_{split}.json").write_text(text, encoding="utf-8")
+                (fresh / "annotations" / f"{kind}_{split}.json").write_text(
+                    text, encoding="utf-8"
+                )
             folder = "images" if split == "default" else split
             (fresh / folder).symlink_to(root.resolve(), target_is_directory=True)
             counts[split] = len(document["images"]), len(document["annotations"])
@@ -345,16 +450,25 @@ def convert(root: Path, target: Path, notes: Notes) -> dict[str, tuple[int, int]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser("to_coco", __doc__)
-    parser.add_argument("source", metavar="FROM", type=Path, help="folder of the set; never written to")
-    parser.add_argument("target", metavar="TO", type=Path, help="new folder, for --data")
+    parser.add_argument(
+        "source", metavar="FROM", type=Path, help="folder of the set; never written to"
+    )
+    parser.add_argument(
+        "target", metavar="TO", type=Path, help="new folder, for --data"
+    )
     options = parser.parse_args(arguments)
-    return exit_code("to_coco", lambda: _run(options.source, options.target), ValueError)
+    return exit_code(
+        "to_coco", lambda: _run(options.source, options.target), ValueError
+    )
 
 
 def _run(source: Path, target: Path) -> int:
     notes = Notes()
     counts = convert(source, target, notes)
-    parts = [f"{split} {images:,} images, {boxes:,} boxes" for split, (images, boxes) in counts.items()]
+    parts = [
+        f"{split} {images:,} images, {boxes:,} boxes"
+        for split, (images, boxes) in counts.items()
+    ]
     print(f"{target}: {'; '.join(parts)}")
     if notes.left_out:
         print(one_line(f"to_coco: {notes.summary()}"), file=sys.stderr)

@@ -21,7 +21,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also when it is started as a file
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # also when it is started as a file
 
 import torch
 from pydantic import Field, FiniteFloat, PositiveInt
@@ -48,7 +50,18 @@ FIRST_LIMIT_S = 3600.0
 LARGER = (2, 4, 8, 16)
 """Times the batch that is begun with, which --batch-size auto tries until one gains nothing."""
 AUTO: Final = "auto"
-TAKEN = ("task", "data", "arch", "batch_size", "output", "seconds", "steps", "resume", "evaluate", "score")
+TAKEN = (
+    "task",
+    "data",
+    "arch",
+    "batch_size",
+    "output",
+    "seconds",
+    "steps",
+    "resume",
+    "evaluate",
+    "score",
+)
 """Settings of train.py that are this program's own flags, or would end a trial early."""
 LEFT_OUT = {name for name, facts in FACTS.items() if not facts.recipe}
 """Settings that are no part of a recipe."""
@@ -95,9 +108,12 @@ class Trial:
     unit: str = ""
     least: float | None = None  # the slowest window
     most: float | None = None
-    used: Choice = field(default_factory=dict)  # what train.py chose where nothing was asked
+    used: Choice = field(
+        default_factory=dict
+    )  # what train.py chose where nothing was asked
     why: str = ""  # it failed, or was not tried
-    over: float | None = None  # the best rate when it was tried, which it is compared with
+    # the best rate when it was tried, which it is compared with
+    over: float | None = None
 
 
 def recipe_of(settings: Tune) -> tuple[Config, frozenset[str]]:
@@ -111,8 +127,12 @@ def recipe_of(settings: Tune) -> tuple[Config, frozenset[str]]:
     fixed = frozenset(flag.removeprefix("--").replace("-", "_") for flag in flagged)
     for name in TAKEN:
         if name in fixed:
-            raise UserError(f"--{name.replace('_', '-')} behind -- is what this program sets itself")
-    own = settings.model_dump(include={"data", "task", "arch", "batch_size"}, exclude_none=True)
+            raise UserError(
+                f"--{name.replace('_', '-')} behind -- is what this program sets itself"
+            )
+    own = settings.model_dump(
+        include={"data", "task", "arch", "batch_size"}, exclude_none=True
+    )
     if own.get("batch_size") == AUTO:
         del own["batch_size"]
     return parse([*given, *words(own)]), fixed
@@ -131,14 +151,26 @@ def levers(
     others = [name for name in kind.loaders if name != used.get("loader")]
     if config.data.data is None:  # nothing that another one could read
         others = []
-    yield "loader", [{"loader": name} for name in others if usable(name, gpu=gpu, files=files)]
+    yield (
+        "loader",
+        [{"loader": name} for name in others if usable(name, gpu=gpu, files=files)],
+    )
     if any_batch:
-        yield "batch_size", [{"batch_size": times * config.loading.batch_size} for times in LARGER]
+        yield (
+            "batch_size",
+            [{"batch_size": times * config.loading.batch_size} for times in LARGER],
+        )
     counts = {max(int(cores()), 1), default_workers(gpu=gpu), max(int(cores()) // 2, 1)}
-    yield "workers", [{"workers": count} for count in sorted(counts - {used.get("workers")})]
+    yield (
+        "workers",
+        [{"workers": count} for count in sorted(counts - {used.get("workers")})],
+    )
     if used.get("loader") == "dali-fed":
         threads = config.loading.decode_threads or used.get("workers")
-        yield "decode_threads", [{"decode_threads": count} for count in sorted(counts - {threads})]
+        yield (
+            "decode_threads",
+            [{"decode_threads": count} for count in sorted(counts - {threads})],
+        )
     if gpu:
         # behind the others: a trial that compiles takes minutes, of which the time then is kept for another
         yield "compile", [{"compile": not used.get("compile", False)}]
@@ -147,11 +179,17 @@ def levers(
         yield "pin_memory", [{"pin_memory": not config.loading.pin_memory}]
 
 
-def left_out(config: Config, used: Choice, *, gpu: bool, fixed: Collection[str]) -> list[str]:
+def left_out(
+    config: Config, used: Choice, *, gpu: bool, fixed: Collection[str]
+) -> list[str]:
     """Return a line for each reason for which levers, or loaders, are not tried at all."""
     kind = kind_of(config)
     files = kind.are_files(config)
-    known = [name for name in kind.loaders if name != "synthetic"] if config.data.data else []
+    known = (
+        [name for name in kind.loaders if name != "synthetic"]
+        if config.data.data
+        else []
+    )
     of_shapes = [] if kind.graphs or not gpu else ["graphs"]
     reasons = {
         "since flags behind -- set them": [
@@ -162,10 +200,16 @@ def left_out(config: Config, used: Choice, *, gpu: bool, fixed: Collection[str])
             for name in known
             if not usable(name, gpu=gpu, files=files) and "loader" not in fixed
         ],
-        "without a GPU": [] if gpu else [lever for lever in OF_A_GPU if lever not in fixed],
+        "without a GPU": []
+        if gpu
+        else [lever for lever in OF_A_GPU if lever not in fixed],
         "since batches have many shapes": of_shapes,
     }
-    return [f"not tried, {why}: {', '.join(names)}" for why, names in reasons.items() if names]
+    return [
+        f"not tried, {why}: {', '.join(names)}"
+        for why, names in reasons.items()
+        if names
+    ]
 
 
 def search(
@@ -184,7 +228,9 @@ def search(
     there when it is interrupted; where no time is left their `why` is LATE. Raises UserError where the
     settings as they are do not run.
     """
-    measure("warm-up", {})  # not counted: it scans the data, and reads files that no memory holds yet
+    measure(
+        "warm-up", {}
+    )  # not counted: it scans the data, and reads files that no memory holds yet
     best = measure("as it is", {})
     if best.rate is None:
         raise UserError(f"the first trial failed: {best.why}")
@@ -232,13 +278,19 @@ def trial_of(recipe: Config, choice: Choice, seconds: float) -> Config:
 
 
 def measured(
-    recipe: Config, seconds: float, lever: str, choice: Choice, limit_s: float = TRIAL_LIMIT_S
+    recipe: Config,
+    seconds: float,
+    lever: str,
+    choice: Choice,
+    limit_s: float = TRIAL_LIMIT_S,
 ) -> Trial:
     """Run one trial, whose steady windows last `seconds`. It fails once it has taken `limit_s`."""
     config = trial_of(recipe, choice, seconds)
     trial = _trials.run(config, limit_s)
     if trial.code != 0:
-        why = f"it took longer than {limit_s:.0f} s" if trial.code is None else trial.said
+        why = (
+            f"it took longer than {limit_s:.0f} s" if trial.code is None else trial.said
+        )
         return Trial(lever=lever, choice=choice, why=why)
     told = trial.summary
     rate = told["rate"]
@@ -252,7 +304,11 @@ def measured(
         unit=rate["unit"],
         least=rate["spread"]["min"],
         most=rate["spread"]["max"],
-        used={name: told[name] for name in ("loader", "workers", "compile", "graphs") if name in told},
+        used={
+            name: told[name]
+            for name in ("loader", "workers", "compile", "graphs")
+            if name in told
+        },
     )
 
 
@@ -294,16 +350,25 @@ def table(trials: Sequence[Trial], best: Trial | None = None) -> Table:
     """Draw what was tried, and what each gave over the settings as they were given."""
     drawn = Table("tried", "rate", "windows", "lever gave", "times as given", "")
     for trial in trials:
-        what = ", ".join(f"{name} {value}".lower() for name, value in trial.choice.items()) or "as it is"
+        what = (
+            ", ".join(f"{name} {value}".lower() for name, value in trial.choice.items())
+            or "as it is"
+        )
         what += ", again" if trial.lever == AGAIN else ""
         if trial.rate is None:
             drawn.add_row(what, "-", "", "", "", trial.why[:80])
             continue
-        windows = f"{trial.least:,.0f} to {trial.most:,.0f}" if trial.least and trial.most else ""
+        windows = (
+            f"{trial.least:,.0f} to {trial.most:,.0f}"
+            if trial.least and trial.most
+            else ""
+        )
         gave = f"{trial.rate / trial.over - 1:+.1%}" if trial.over else ""
         ratio = trial.rate / _as_given(trials)
         mark = "kept" if trial is best else ""
-        drawn.add_row(what, f"{trial.rate:,.0f} {trial.unit}", windows, gave, f"{ratio:.2f}", mark)
+        drawn.add_row(
+            what, f"{trial.rate:,.0f} {trial.unit}", windows, gave, f"{ratio:.2f}", mark
+        )
     return drawn
 
 
@@ -311,7 +376,9 @@ def preset(recipe: Config, best: Trial, trials: Sequence[Trial]) -> str:
     """Return the YAML of the whole recipe, with the settings that were kept."""
     gained = _rate(best) / _as_given(trials)
     head = f"# {best.rate:,.0f} {best.unit} here, {gained:.2f} times the settings given (scripts.tune).\n"
-    loader = {"loader": best.used["loader"]} if "loader" in best.used else {}  # auto would measure again
+    loader = (
+        {"loader": best.used["loader"]} if "loader" in best.used else {}
+    )  # auto would measure again
     return head + as_yaml(build(recipe.flat() | loader | best.choice), without=LEFT_OUT)
 
 
@@ -349,7 +416,11 @@ def learning_rate(settings: Tune, recipe: Config, console: Console) -> str:
 
 
 def fastest(
-    settings: Tune, recipe: Config, fixed: Collection[str], console: Console, trials: list[Trial]
+    settings: Tune,
+    recipe: Config,
+    fixed: Collection[str],
+    console: Console,
+    trials: list[Trial],
 ) -> str:
     """Search, and print what came of it; return the YAML of the recipe with it. Raises UserError."""
     gpu = torch.cuda.is_available()
@@ -358,18 +429,28 @@ def fastest(
         task = bar.add_task("", total=clock.total_s)
 
         def measure(lever: str, choice: Choice) -> Trial:
-            bar.update(task, completed=clock.passed_s, description=f"{lever} {choice or ''}")
+            bar.update(
+                task, completed=clock.passed_s, description=f"{lever} {choice or ''}"
+            )
             with clock.trial() as limit_s:
                 return measured(recipe, settings.seconds, lever, choice, limit_s)
 
         any_batch = settings.batch_size == AUTO
         best = search(
-            recipe, measure, trials, gpu=gpu, any_batch=any_batch, fixed=fixed, may_begin=clock.has_time
+            recipe,
+            measure,
+            trials,
+            gpu=gpu,
+            any_batch=any_batch,
+            fixed=fixed,
+            may_begin=clock.has_time,
         )
     console.print(table(trials, best))
     if any(trial.why == LATE for trial in trials):
         took = f"a trial took up to {clock.longest_s:.0f} s"
-        console.print(f"{LATE}: the time was over; {took}: more --minutes than {settings.minutes:g}")
+        console.print(
+            f"{LATE}: the time was over; {took}: more --minutes than {settings.minutes:g}"
+        )
     for line in left_out(recipe, best.used, gpu=gpu, fixed=fixed):
         console.print(line)
     return preset(recipe, best, trials)
@@ -377,7 +458,9 @@ def fastest(
 
 def main(argv: list[str]) -> int:
     """Return 0; 2 for a user's mistake, 130 on Ctrl-C."""
-    console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else 200)
+    console = Console(
+        markup=False, highlight=False, width=None if sys.stdout.isatty() else 200
+    )
     trials: list[Trial] = []
     try:
         at = argv.index("--") if "--" in argv else len(argv)
@@ -395,7 +478,12 @@ def main(argv: list[str]) -> int:
                 text = fastest(settings, recipe, fixed, console, trials)
         with writing(output):
             output.write_text(text, encoding="utf-8")
-        command = ["train.py", "--config", str(output), *(["--data", data] if data else [])]
+        command = [
+            "train.py",
+            "--config",
+            str(output),
+            *(["--data", data] if data else []),
+        ]
         console.print(f"{output}: {shlex.join(command)} ...", soft_wrap=True)
     except (UserError, OSError) as error:
         print(one_line(f"scripts.tune: {error}"), file=sys.stderr)

@@ -74,7 +74,13 @@ def write(
     with whole(dest) as fresh:
         (fresh / folder).mkdir(parents=True)
         code = partial(encode, fresh / folder, kind)
-        in_processes(code, range(count), f"coding {dest.name}", progress=progress, processes=processes)
+        in_processes(
+            code,
+            range(count),
+            f"coding {dest.name}",
+            progress=progress,
+            processes=processes,
+        )
     return True
 
 
@@ -87,17 +93,22 @@ def encode(folder: Path, kind: Kind, index: int) -> None:
     # three move alike
     levels = (
         ground.clip(0, 1)
-        @ np.array([[0.257, 0.504, 0.098], [-0.148, -0.291, 0.439], [0.439, -0.368, -0.071]]).T
+        @ np.array(
+            [[0.257, 0.504, 0.098], [-0.148, -0.291, 0.439], [0.439, -0.368, -0.071]]
+        ).T
         * 255
     ).astype(np.int16) + np.array([16, 128, 128], np.int16)
     luma, chroma = levels[..., 0], levels[::2, ::2, 1:]
     grain = rng.normal(0, 3, (GRAINS, height, width)).astype(np.int16)
     steps = 2 * (
-        np.abs(np.cumsum(rng.integers(-2, 3, (kind.frames, 2)), axis=0)) % np.array([height // 8, width // 8])
+        np.abs(np.cumsum(rng.integers(-2, 3, (kind.frames, 2)), axis=0))
+        % np.array([height // 8, width // 8])
     )
     with av.open(str(folder / f"{index:04d}.mp4"), "w") as file:
         stream = file.add_stream(
-            "libx264", rate=kind.fps, options={"preset": "veryfast", "sc_threshold": "0"}
+            "libx264",
+            rate=kind.fps,
+            options={"preset": "veryfast", "sc_threshold": "0"},
         )
         stream.bit_rate = round(BITS * height * width * kind.fps)
         stream.height = height
@@ -106,8 +117,12 @@ def encode(folder: Path, kind: Kind, index: int) -> None:
         stream.codec_context.gop_size = kind.gop
         stream.codec_context.thread_count = 1
         for number, (top, left) in enumerate(steps.tolist()):
-            shown = luma[top : top + height, left : left + width] + grain[number % GRAINS]
-            half = chroma[top // 2 : (top + height) // 2, left // 2 : (left + width) // 2]
+            shown = (
+                luma[top : top + height, left : left + width] + grain[number % GRAINS]
+            )
+            half = chroma[
+                top // 2 : (top + height) // 2, left // 2 : (left + width) // 2
+            ]
             # axes: the rows of Y, then those of U and of V, two to a row of the array
             planes = (
                 shown,
@@ -115,15 +130,21 @@ def encode(folder: Path, kind: Kind, index: int) -> None:
                 half[..., 1].reshape(height // 4, width),
             )
             picture = np.concatenate(planes).clip(0, 255).astype(np.uint8)
-            file.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="yuv420p")))
+            file.mux(
+                stream.encode(av.VideoFrame.from_ndarray(picture, format="yuv420p"))
+            )
         file.mux(stream.encode(None))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser("video_set", __doc__)
-    parser.add_argument("target", metavar="TO", type=Path, help="new folder; it gets train/video/*.mp4")
+    parser.add_argument(
+        "target", metavar="TO", type=Path, help="new folder; it gets train/video/*.mp4"
+    )
     parser.add_argument("--count", type=int, default=173, help="videos (%(default)s)")
-    parser.add_argument("--frames", type=int, default=Kind.frames, help="of a video (%(default)s)")
+    parser.add_argument(
+        "--frames", type=int, default=Kind.frames, help="of a video (%(default)s)"
+    )
     parser.add_argument(
         "--size",
         type=int,
@@ -133,11 +154,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="pixels",
     )
     parser.add_argument(
-        "--gop", type=int, default=Kind.gop, help="frames from one key frame to the next (%(default)s)"
+        "--gop",
+        type=int,
+        default=Kind.gop,
+        help="frames from one key frame to the next (%(default)s)",
     )
     options = parser.parse_args(arguments)
-    kind = Kind(frames=options.frames, height=options.size[0], width=options.size[1], gop=options.gop)
-    return make("video_set", options.target, lambda: write(options.target, options.count, kind))
+    kind = Kind(
+        frames=options.frames,
+        height=options.size[0],
+        width=options.size[1],
+        gop=options.gop,
+    )
+    return make(
+        "video_set", options.target, lambda: write(options.target, options.count, kind)
+    )
 
 
 if __name__ == "__main__":

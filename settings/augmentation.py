@@ -7,7 +7,17 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt
 
 from settings.cli import Settings
-from settings.types import AUGMENTED, CLASSIFIERS, IMAGES, STILLS, Facts, NotNegative, Share, Side, setting
+from settings.types import (
+    AUGMENTED,
+    CLASSIFIERS,
+    IMAGES,
+    STILLS,
+    Facts,
+    NotNegative,
+    Share,
+    Side,
+    setting,
+)
 
 Alpha = Annotated[FiniteFloat, Field(ge=0, le=4)]
 
@@ -21,21 +31,27 @@ class Augmentation(Settings):
     """Height and width of the training and validation images, in pixels. For detectors it is the shorter
     side, for SSD both sides. Default: what the architecture was made for, mostly 224, or 800 for
     detectors."""
-    val_image_size: Side | None = setting(None, tasks=STILLS, changes_rate=False, evaluation="checkpoint")
+    val_image_size: Side | None = setting(
+        None, tasks=STILLS, changes_rate=False, evaluation="checkpoint"
+    )
     """Height and width of the validation images, in pixels, where they are others: torchvision trains
     ResNet-50 at 176 and validates at 224. For detectors it is the shorter side. Default: --image-size."""
     image_size_start: Side | None = setting(None, tasks=IMAGES)
     """Height and width of the training images in the first epochs, pixels: smaller than --image-size, to
     which they grow as --image-size-ramp says. Default: the same size in all epochs."""
-    image_size_ramp: tuple[NonNegativeInt, NonNegativeInt] | None = setting(None, tasks=IMAGES)
+    image_size_ramp: tuple[NonNegativeInt, NonNegativeInt] | None = setting(
+        None, tasks=IMAGES
+    )
     """Growing training images: the last epoch with --image-size-start, and the first with --image-size, from
     0 on; in between in proportion, rounded to multiples of 32. FFCV's 16 epochs: 11 13."""
-    interpolation: Literal["bilinear", "bicubic", "bilinear-no-antialias", "nearest"] | None = setting(
-        None, tasks=IMAGES, evaluation="checkpoint"
-    )
+    interpolation: (
+        Literal["bilinear", "bicubic", "bilinear-no-antialias", "nearest"] | None
+    ) = setting(None, tasks=IMAGES, evaluation="checkpoint")
     """How images are resized. bilinear and bicubic are antialiased, as Pillow does. Default: what the
     architecture's weights were made for, mostly bilinear."""
-    train_window: Literal["random-resized", "center", "stretch"] = setting("random-resized", tasks=IMAGES)
+    train_window: Literal["random-resized", "center", "stretch"] = setting(
+        "random-resized", tasks=IMAGES
+    )
     """Training window: torchvision's RandomResizedCrop, the validation's centre crop, or the whole image
     stretched."""
     crop_scale: tuple[FiniteFloat, FiniteFloat] = setting(
@@ -65,7 +81,9 @@ class Augmentation(Settings):
     """Probability that a training image becomes grey."""
     blur: Share = setting(0.0, tasks=CLASSIFIERS)
     """Probability of a Gaussian blur of 0.1 to 2 pixels."""
-    transforms: str | None = setting(None, tasks=IMAGES, needs=("loader", "torchvision"))
+    transforms: str | None = setting(
+        None, tasks=IMAGES, needs=("loader", "torchvision")
+    )
     """A function of your own, package.module:function, that changes each training image in the worker:
     f(image, rng) takes and returns uint8 [height, width, 3]. For images with a label, by the torchvision
     loader. loaders.images.presets has two: torchvision_v2 and albumentations."""
@@ -93,7 +111,9 @@ class Augmentation(Settings):
     )
     """Validation window: Resize(shorter side) + CenterCrop, or the whole image stretched. Default: what the
     architecture's weights were made for, mostly center."""
-    val_resize: Side | None = setting(None, tasks=CLASSIFIERS, changes_rate=False, evaluation="checkpoint")
+    val_resize: Side | None = setting(
+        None, tasks=CLASSIFIERS, changes_rate=False, evaluation="checkpoint"
+    )
     """Validation: length of the shorter side before the crop, pixels. Default: validation image size * 256 /
     224, rounded down, or what the --weights of that name were measured with; for --val-crops 3 the image
     size."""
@@ -102,8 +122,12 @@ class Augmentation(Settings):
     )
     """Validation: share of the shorter side that the crop takes, in place of --val-resize, which is then the
     crop's side over it, rounded down. It is timm's --crop-pct."""
-    mean: tuple[FiniteFloat, FiniteFloat, FiniteFloat] | None = setting(None, evaluation="checkpoint")
+    mean: tuple[FiniteFloat, FiniteFloat, FiniteFloat] | None = setting(
+        None, evaluation="checkpoint"
+    )
     """Mean that is subtracted from RGB in [0, 1]. Default: what the architecture's published weights take:
     ImageNet's mean, Kinetics', or SSD's own."""
-    std: tuple[FiniteFloat, FiniteFloat, FiniteFloat] | None = setting(None, evaluation="checkpoint")
+    std: tuple[FiniteFloat, FiniteFloat, FiniteFloat] | None = setting(
+        None, evaluation="checkpoint"
+    )
     """Standard deviation that RGB is divided by after the mean is subtracted. Default: as for --mean."""

@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import tyro
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationInfo,
+    field_validator,
+)
 
 from contracts import UserError
 from settings.types import Facts
@@ -28,7 +34,9 @@ OR_URL = "or a URL"
 class Settings(BaseModel):
     """Settings are frozen and keyword-only, and refuse unknown keys, and URLs where none is expected."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True
+    )
     facts: ClassVar[Facts] = Facts()
 
     @field_validator("*", mode="before")
@@ -70,11 +78,21 @@ def flags(
     for word, value in zip(argv, (*argv[1:], None), strict=False):
         # as a path it would be the current folder
         if word.startswith("--") and (value == "" or word.endswith("=")):
-            raise UserError(f"flags: {word.rstrip('=')} got an empty value; give one, or leave the flag out")
+            raise UserError(
+                f"flags: {word.rstrip('=')} got an empty value; give one, or leave the flag out"
+            )
     said = io.StringIO()
-    groups = [info.annotation for info in cls.model_fields.values() if isinstance(info.annotation, type)]
+    groups = [
+        info.annotation
+        for info in cls.model_fields.values()
+        if isinstance(info.annotation, type)
+    ]
     groups = [group for group in groups if issubclass(group, Settings)]
-    known = {name: info for group in (groups or [cls]) for name, info in group.model_fields.items()}
+    known = {
+        name: info
+        for group in (groups or [cls])
+        for name, info in group.model_fields.items()
+    }
     try:
         with contextlib.redirect_stderr(said), _told(known, tables or {}):
             return tyro.cli(
@@ -99,7 +117,9 @@ def flags(
 
 
 @contextlib.contextmanager
-def _told(known: Mapping[str, Any], tables: Mapping[str, Iterable[str]]) -> Iterator[None]:
+def _told(
+    known: Mapping[str, Any], tables: Mapping[str, Iterable[str]]
+) -> Iterator[None]:
     """Put the names of the tables into the docstrings of settings while the body runs."""
     texts = {name: info.description or "" for name, info in known.items()}
     try:
@@ -117,7 +137,11 @@ def _spelled_out(argv: list[str], switches: set[str]) -> list[str]:
     """Return the flags as the parser takes them: true and false in Python's spelling, and True for a switch
     without a value."""
     words = [
-        re.sub(r"^(--[^=]*=)?(true|false)$", lambda found: (found[1] or "") + found[2].capitalize(), word)
+        re.sub(
+            r"^(--[^=]*=)?(true|false)$",
+            lambda found: (found[1] or "") + found[2].capitalize(),
+            word,
+        )
         for word in argv
     ]
     out: list[str] = []
@@ -127,11 +151,18 @@ def _spelled_out(argv: list[str], switches: set[str]) -> list[str]:
     return out
 
 
-def _one_line(box: str, known: Mapping[str, Any], answer: Callable[[str], str], lists_all: str) -> str:
+def _one_line(
+    box: str, known: Mapping[str, Any], answer: Callable[[str], str], lists_all: str
+) -> str:
     """Return the parser's framed message as one line; `lists_all` is what lists every flag."""
     # the frame is of dashes where the terminal has nothing better
     text = re.sub(r"[│╭╮╰╯─]|-{4,}", " ", box)
-    text = " ".join(text.split()).split("For full helptext")[0].split("Argument helptext:")[0].strip()
+    text = (
+        " ".join(text.split())
+        .split("For full helptext")[0]
+        .split("Argument helptext:")[0]
+        .strip()
+    )
     found = re.search(
         r"validation errors? for \w+ (\w+)(?:\.\S+)* (.*?) \[type=([^,]*), input_value=(.*?), input_type",
         text,
@@ -146,14 +177,18 @@ def _one_line(box: str, known: Mapping[str, Any], answer: Callable[[str], str], 
         text,
     )
     several = re.match(
-        r"Error parsing (--\S+): no type matching (.*?) could be instantiated from \[(.*?)\]", text
+        r"Error parsing (--\S+): no type matching (.*?) could be instantiated from \[(.*?)\]",
+        text,
     )
     if several:
         flag, kinds, got = several.groups()
-        takes = " or ".join(kind.strip("{}") for kind in kinds.split("|") if kind != "{None}")
+        takes = " or ".join(
+            kind.strip("{}") for kind in kinds.split("|") if kind != "{None}"
+        )
         return f"flags: {flag} got {got.replace(chr(39), '').replace(',', '') or 'nothing'}; it takes {takes}"
     number = re.match(
-        r"Error parsing (--\S+): (invalid literal for int|could not convert string to float)[^']*: (.*)", text
+        r"Error parsing (--\S+): (invalid literal for int|could not convert string to float)[^']*: (.*)",
+        text,
     )
     if number:
         return (
@@ -164,7 +199,11 @@ def _one_line(box: str, known: Mapping[str, Any], answer: Callable[[str], str], 
     if unknown and (ours := answer(unknown.group(1))):
         return f"flags: {unknown.group(1)}{ours}"
     if unknown:
-        near = nearest(unknown.group(1).lstrip("-"), [name.replace("_", "-") for name in known], prefix="--")
+        near = nearest(
+            unknown.group(1).lstrip("-"),
+            [name.replace("_", "-") for name in known],
+            prefix="--",
+        )
         return f"flags: unknown flag '{unknown.group(1)}'{near}; {lists_all} lists every setting"
     return f"flags: {text.replace(str(('True', 'False')), 'true, false')}"
 
@@ -183,7 +222,11 @@ def wrong(kind: str, message: str, got: str) -> str:
 def nearest(name: str, known: Any, *, prefix: str = "") -> str:
     """Return ' (did you mean a or b?)', each name behind the prefix, or '' when no name is near."""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.55)
-    return f" (did you mean {' or '.join(prefix + one for one in close)}?)" if close else ""
+    return (
+        f" (did you mean {' or '.join(prefix + one for one in close)}?)"
+        if close
+        else ""
+    )
 
 
 def one_of(
@@ -203,6 +246,10 @@ def one_of(
     if name in known:
         return name
     where = elsewhere(name) if elsewhere else None
-    why = f", which is for {where}" if where else nearest(name, known) or ", which is unknown"
+    why = (
+        f", which is for {where}"
+        if where
+        else nearest(name, known) or ", which is unknown"
+    )
     allowed = f"; known: {', '.join(known)}" if len(known) <= 16 else ""
     raise UserError(f"{flag} got '{name}'{why}{allowed}")

@@ -51,11 +51,16 @@ class Config(Settings):
     def flat(self) -> dict[str, Any]:
         """Return every setting by its flag's name, with JSON values, as a preset holds them."""
         return {
-            name: value for group in self.model_dump(mode="json").values() for name, value in group.items()
+            name: value
+            for group in self.model_dump(mode="json").values()
+            for name, value in group.items()
         }
 
 
-GROUPS = {name: cast("type[Settings]", field.annotation) for name, field in Config.model_fields.items()}
+GROUPS = {
+    name: cast("type[Settings]", field.annotation)
+    for name, field in Config.model_fields.items()
+}
 GROUP_OF = {name: group for group, cls in GROUPS.items() for name in cls.model_fields}
 FACTS: dict[str, Facts] = {
     name: replace(cls.facts, **cast("dict[str, Any]", field.json_schema_extra or {}))
@@ -73,7 +78,9 @@ def build(flat: dict[str, Any], origin: str = "settings") -> Config:
         name = str(key).replace("-", "_")[:200]
         if name not in GROUP_OF:
             near = nearest(name, GROUP_OF)
-            raise UserError(f"{origin}: unknown key {shown(name)}{near}; --help-all lists every setting")
+            raise UserError(
+                f"{origin}: unknown key {shown(name)}{near}; --help-all lists every setting"
+            )
         nested[GROUP_OF[name]][name] = value
     try:
         config = Config.model_validate(nested)
@@ -101,15 +108,31 @@ def _check_ranges(config: Config, origin: str) -> None:
             f"{origin}: --short-side got {short[0]} {short[1]}; two lengths, the smaller one first"
         )
     if config.augmentation.std and min(config.augmentation.std) <= 0:
-        raise UserError(f"{origin}: --std got {config.augmentation.std}; each must be above 0")
+        raise UserError(
+            f"{origin}: --std got {config.augmentation.std}; each must be above 0"
+        )
     run = config.run
-    for name, value in (("tta", run.tta != "none"), ("predict-format", run.predict_format != "csv")):
+    for name, value in (
+        ("tta", run.tta != "none"),
+        ("predict-format", run.predict_format != "csv"),
+    ):
         if value and run.predict is None:
-            raise UserError(f"{origin}: --{name} is for --predict, which was not given; leave it out")
+            raise UserError(
+                f"{origin}: --{name} is for --predict, which was not given; leave it out"
+            )
     if run.predict is not None and run.evaluate:
-        raise UserError(f"{origin}: --predict and --evaluate are two runs; leave one of them out")
-    data = Path(config.data.data) if config.data.data and "://" not in config.data.data else None
-    for flag, folder in (("--manifest-dir", config.data.manifest_dir), ("--output", config.run.output)):
+        raise UserError(
+            f"{origin}: --predict and --evaluate are two runs; leave one of them out"
+        )
+    data = (
+        Path(config.data.data)
+        if config.data.data and "://" not in config.data.data
+        else None
+    )
+    for flag, folder in (
+        ("--manifest-dir", config.data.manifest_dir),
+        ("--output", config.run.output),
+    ):
         if data and folder and folder.resolve().is_relative_to(data.resolve()):
             raise UserError(
                 f"{origin}: {flag} {folder} lies inside --data {data}, which is never written to; name "
@@ -127,7 +150,14 @@ def parse(argv: list[str], tables: Mapping[str, Iterable[str]] | None = None) ->
     preset, origin = _preset_of(argv)
     before = build(preset, origin=origin)
     words = ["--help" if word == "--help-all" else word for word in argv]
-    asked = flags(Config, words, prog="train.py", default=before, tables=tables, answer=help.answer)
+    asked = flags(
+        Config,
+        words,
+        prog="train.py",
+        default=before,
+        tables=tables,
+        answer=help.answer,
+    )
     config = build(asked.flat(), origin="flags")
     _check_read(config, before)
     return config
@@ -136,7 +166,14 @@ def parse(argv: list[str], tables: Mapping[str, Iterable[str]] | None = None) ->
 def given(argv: list[str]) -> frozenset[str]:
     """Return the names of the settings that flags or the preset have, of a command line that parses."""
     preset, _ = _preset_of(argv)
-    words = [*(word.partition("=")[0].removeprefix("--") for word in argv if word.startswith("--")), *preset]
+    words = [
+        *(
+            word.partition("=")[0].removeprefix("--")
+            for word in argv
+            if word.startswith("--")
+        ),
+        *preset,
+    ]
     return frozenset(GROUP_OF.keys() & {str(word).replace("-", "_") for word in words})
 
 
@@ -167,7 +204,9 @@ def _check_read(config: Config, before: Config) -> None:
         if chosen[other] not in (*values, "auto"):
             flag, needs = (word.replace("_", "-") for word in (name, other))
             wanted = " or ".join(values)
-            raise UserError(f"--{flag} is for --{needs} {wanted}, and this is --{needs} {chosen[other]}")
+            raise UserError(
+                f"--{flag} is for --{needs} {wanted}, and this is --{needs} {chosen[other]}"
+            )
 
 
 def recipe(config: Config, arch: str) -> list[str]:
@@ -176,11 +215,17 @@ def recipe(config: Config, arch: str) -> list[str]:
     if config.run.config is not None:
         return []
     if config.model.weights is not None and not config.run.uses:
-        said = "is for weights that are trained already; these are --help-all's defaults"
+        said = (
+            "is for weights that are trained already; these are --help-all's defaults"
+        )
         return [f"--config configs/finetune.yaml {said}"]
     key = re.compile(rf"^arch: {re.escape(arch)}\s*(#.*)?$", re.MULTILINE)
     found = (path for path in sorted(PRESETS.glob("*/*.yaml")) if path.stem != "demo")
-    own = [path.relative_to(PRESETS.parent) for path in found if key.search(path.read_text(encoding="utf-8"))]
+    own = [
+        path.relative_to(PRESETS.parent)
+        for path in found
+        if key.search(path.read_text(encoding="utf-8"))
+    ]
     said = f"has published settings of {arch}; these are --help-all's defaults"
     return [f"--config {path} {said}" for path in own]
 
@@ -197,6 +242,8 @@ def as_yaml(config: Config, *, without: Collection[str] = ("config",)) -> str:
         for name, value in kept.items():
             # JSON would do, but for names beyond the basic plane, which it writes as two halves that YAML
             # does not join
-            written = yaml.safe_dump([value], default_flow_style=True, width=float("inf"))[1:-2]
+            written = yaml.safe_dump(
+                [value], default_flow_style=True, width=float("inf")
+            )[1:-2]
             lines.append(f"{name}: {written}")
     return "\n".join(lines) + "\n"

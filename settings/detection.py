@@ -16,7 +16,9 @@ class Detection(Settings):
 
     facts: ClassVar[Facts] = Facts(tasks=("detection",))
 
-    augment: Literal["flip", "multiscale", "lsj", "ssd", "ssdlite"] = setting("flip", evaluation="unused")
+    augment: Literal["flip", "multiscale", "lsj", "ssd", "ssdlite"] = setting(
+        "flip", evaluation="unused"
+    )
     """Training images: flipped alone; at a random scale (multiscale: --short-sides; lsj: 0.1 to 2, then cut
     or filled to --image-size, as "Simple Copy-Paste"); ssd: colours, zoom out, crop by overlap, as SSD's
     paper; ssdlite: crop by overlap. All of them flip."""
@@ -34,12 +36,16 @@ class Detection(Settings):
     weights_backbone: str | None = setting(None, evaluation="own")
     """Start the backbone from a state dict file of its classifier, or from torchvision's weights of that
     name."""
-    trainable_layers: Annotated[int, Field(ge=0, le=6)] | None = setting(None, evaluation="own")
+    trainable_layers: Annotated[int, Field(ge=0, le=6)] | None = setting(
+        None, evaluation="own"
+    )
     """Stages of the backbone that are trained, counted from its end. Default: torchvision's, with weights;
     else all."""
     evaluator: Literal["faster-coco-eval", "pycocotools"] = setting(
         "faster-coco-eval", changes_rate=False, evaluation="own"
     )
     """Library that computes AP. Both give the same figures; faster-coco-eval is faster."""
-    score: Path | None = setting(None, changes_rate=False, evaluation="own", recipe=False)
+    score: Path | None = setting(
+        None, changes_rate=False, evaluation="own", recipe=False
+    )
     """Score a results file in COCO's format against --data's validation annotations, and stop."""

@@ -21,24 +21,34 @@ class Loading(Settings):
     the rate. A resumed run keeps its loader. To evaluate, auto is dali-gpu with a GPU (dali-fed, where
     samples are no files of their own), else torchvision; of videos nvdec+pyav where the GPU's engines can
     be used, else pyav."""
-    reader: Literal["auto", "nvimgcodec", "torchvision", "pil", "opencv", "imageio"] = setting(
-        "auto",
-        tasks=("classification", "detection", "superres"),
-        needs=("loader", "torchvision", "paired"),
-        evaluation="own",
+    reader: Literal["auto", "nvimgcodec", "torchvision", "pil", "opencv", "imageio"] = (
+        setting(
+            "auto",
+            tasks=("classification", "detection", "superres"),
+            needs=("loader", "torchvision", "paired"),
+            evaluation="own",
+        )
     )
     """Decoder of the loaders torchvision and paired; auto = the fastest whose pixels are PIL's, bit for
     bit."""
     batch_size: PositiveInt = setting(64, evaluation="free")
     """Samples in a micro-batch of one rank."""
-    val_batch_size: PositiveInt | None = setting(None, tasks=AUGMENTED, changes_rate=False, evaluation="free")
+    val_batch_size: PositiveInt | None = setting(
+        None, tasks=AUGMENTED, changes_rate=False, evaluation="free"
+    )
     """Samples in a validation batch of one rank; never more than there are. Default: --batch-size."""
-    workers: Annotated[int, Field(ge=0)] | None = setting(None, resume="free", evaluation="own")
+    workers: Annotated[int, Field(ge=0)] | None = setting(
+        None, resume="free", evaluation="own"
+    )
     """Worker processes (torchvision, dali-fed, all loaders of videos) or threads (dali-cpu, dali-gpu) of each
     rank. nvdec and dali-video start more, which only read, and nvdec+pyav fewer that decode. Default: CPU
     cores / local ranks, less one; with two cores beside a GPU both."""
     decode_threads: PositiveInt | None = setting(
-        None, tasks=STILLS, needs=("loader", "dali-fed"), resume="free", evaluation="own"
+        None,
+        tasks=STILLS,
+        needs=("loader", "dali-fed"),
+        resume="free",
+        evaluation="own",
     )
     """dali-fed: threads of DALI that decode what the workers have read. Default: --workers."""
     pin_memory: bool = setting(True, resume="free", evaluation="own")

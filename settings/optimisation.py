@@ -17,16 +17,22 @@ class Optimisation(Settings):
 
     epochs: PositiveInt = setting(90, changes_rate=False)
     """Passes over the training data."""
-    steps: PositiveInt | None = setting(None, changes_rate=False, resume="free", recipe=False)
+    steps: PositiveInt | None = setting(
+        None, changes_rate=False, resume="free", recipe=False
+    )
     """End after this many optimiser steps in all, wherever the epoch is. The schedule still spans
     --epochs."""
     seconds: Annotated[FiniteFloat, Field(gt=0)] | None = setting(
         None, changes_rate=False, resume="free", recipe=False
     )
     """End once the steady windows of the rate add up to this many seconds: for a measurement."""
-    patience: Annotated[int, Field(ge=0)] = setting(0, changes_rate=False, resume="free")
+    patience: Annotated[int, Field(ge=0)] = setting(
+        0, changes_rate=False, resume="free"
+    )
     """End after so many validations in a row without a better figure; 0 = never."""
-    optimizer: Literal["sgd", "adamw", "lamb", "lars", "lion", "muon", "apex-sgd", "apex-lamb"] = "sgd"
+    optimizer: Literal[
+        "sgd", "adamw", "lamb", "lars", "lion", "muon", "apex-sgd", "apex-lamb"
+    ] = "sgd"
     """SGD with momentum and AdamW are torch's; LAMB, LARS, Lion and Muon (convolutions as matrices; AdamW
     moves what is none) timm's; FusedSGD and FusedLAMB NVIDIA's apex's, where these are installed."""
     lr: Annotated[FiniteFloat, Field(gt=0)] = setting(0.1, changes_rate=False)
@@ -34,9 +40,13 @@ class Optimisation(Settings):
     lr_per: NonNegativeInt = setting(0, changes_rate=False)
     """Samples of a step that --lr is for: with a step of other samples, over all ranks and --accumulate, it
     is scaled in proportion. 0 = --lr is used as it is."""
-    momentum: Share = setting(0.9, needs=("optimizer", "sgd", "apex-sgd", "lars", "muon"))
+    momentum: Share = setting(
+        0.9, needs=("optimizer", "sgd", "apex-sgd", "lars", "muon")
+    )
     """Momentum of SGD, LARS and Muon."""
-    nesterov: bool = setting(True, needs=("optimizer", "sgd", "apex-sgd", "lars", "muon"))
+    nesterov: bool = setting(
+        True, needs=("optimizer", "sgd", "apex-sgd", "lars", "muon")
+    )
     """The Nesterov form of that momentum."""
     weight_decay: NotNegative = 1e-4
     """Weight decay of parameters of more than one dimension."""
@@ -48,7 +58,9 @@ class Optimisation(Settings):
     layer_decay: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1.0
     """What is left of the learning rate from each layer to the one before: timm's groups of layers
     (--arch timm/NAME), of other networks their blocks; 1 = all."""
-    schedule: Literal["cosine", "linear", "step", "constant", "range"] = setting("cosine", changes_rate=False)
+    schedule: Literal["cosine", "linear", "step", "constant", "range"] = setting(
+        "cosine", changes_rate=False
+    )
     """Learning rate after the warm-up: by a cosine or a line to --final-lr, times --lr-gamma every
     --lr-step-epochs or at --lr-milestones, or constant; range = tenfold every --lr-step-epochs, for
     scripts.tune --lr."""
@@ -58,7 +70,9 @@ class Optimisation(Settings):
     """Length of the warm-up in optimiser steps, in place of --warmup-epochs."""
     warmup_start: Share = setting(0.01, changes_rate=False)
     """Share of --lr that the warm-up begins at."""
-    final_lr: NotNegative = setting(0.0, needs=("schedule", "cosine", "linear"), changes_rate=False)
+    final_lr: NotNegative = setting(
+        0.0, needs=("schedule", "cosine", "linear"), changes_rate=False
+    )
     """Learning rate at the end of the cosine, or of the line."""
     lr_step_epochs: Annotated[FiniteFloat, Field(gt=0)] = setting(
         30.0, needs=("schedule", "step", "range"), changes_rate=False
@@ -79,7 +93,9 @@ class Optimisation(Settings):
     loss: Literal["ce", "bce"] = setting("ce", tasks=CLASSIFIERS, evaluation="free")
     """Cross entropy, or the mean over the classes of the binary cross entropy of each, as timm's
     --bce-loss."""
-    bce_threshold: Share | None = setting(None, tasks=CLASSIFIERS, needs=("loss", "bce"))
+    bce_threshold: Share | None = setting(
+        None, tasks=CLASSIFIERS, needs=("loss", "bce")
+    )
     """--loss bce: targets above it are 1 and all others 0."""
     balance: Literal["none", "sampler", "loss"] = setting("none", tasks=CLASSIFIERS)
     """Classes with unlike numbers of samples: sampler = an epoch, as long as ever, has as many of each class,

@@ -22,12 +22,18 @@ def read_preset(path: Path) -> dict[str, Any]:
         with open_bytes(path) as file:
             text = file.read(LARGEST_PRESET + 1)
         if len(text) > LARGEST_PRESET:
-            raise UserError(f"--config {path}: is larger than {LARGEST_PRESET:,} bytes, and no preset")
+            raise UserError(
+                f"--config {path}: is larger than {LARGEST_PRESET:,} bytes, and no preset"
+            )
         content = parsed(text.decode("utf-8"))
     except OSError as error:
-        raise UserError(f"--config {path}: {error.strerror or error}; presets are in configs/") from None
+        raise UserError(
+            f"--config {path}: {error.strerror or error}; presets are in configs/"
+        ) from None
     except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"--config {path}: does not parse as YAML: {' '.join(str(error).split())}") from None
+        raise UserError(
+            f"--config {path}: does not parse as YAML: {' '.join(str(error).split())}"
+        ) from None
     except RecursionError:
         raise UserError(
             f"--config {path}: is nested too deep; a preset is a mapping 'setting: value'"
@@ -46,7 +52,9 @@ def parsed(text: str) -> Any:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         raise
-    except Exception as error:  # PyYAML raises whatever a tagged value makes it stumble over
+    except (
+        Exception
+    ) as error:  # PyYAML raises whatever a tagged value makes it stumble over
         raise ValueError(f"a value is none of its type ({error!r})") from None
 
 

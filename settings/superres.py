@@ -30,5 +30,7 @@ class Superres(Settings):
     other."""
     psnr: Literal["y", "rgb"] = setting("y", changes_rate=False)
     """What PSNR and SSIM are of: the luma Y as MATLAB's rgb2ycbcr gives it, or red, green and blue."""
-    shave: Annotated[int, Field(ge=0, le=1024)] | None = setting(None, changes_rate=False)
+    shave: Annotated[int, Field(ge=0, le=1024)] | None = setting(
+        None, changes_rate=False
+    )
     """Pixels along each edge that PSNR and SSIM leave out. Default: --scale."""

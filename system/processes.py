@@ -17,7 +17,13 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import (
+    BrokenExecutor,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+)
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
@@ -31,9 +37,7 @@ R = TypeVar("R")
 
 GRACE_S = 1.0
 """Seconds in which a process that is told to end may finish what it is doing."""
-KILLED = (
-    "memory was short, or a file that it had mapped (an LMDB, an Arrow file) was cut short or cannot be read"
-)
+KILLED = "memory was short, or a file that it had mapped (an LMDB, an Arrow file) was cut short or cannot be read"
 """Why the system kills a process that reads."""
 LOOK_S = 0.2
 """How often whoever waits for a child looks whether it lives, and whether all were told to end."""
@@ -118,7 +122,9 @@ class Fork(ForkContext):
     def _nobody_writes(self) -> bool:
         if os.getpid() != self._parent:
             return False  # a child reads what its parent writes, and ends with it (`begin`)
-        return self._stop.said or any(child.exitcode is not None for child in self._children)
+        return self._stop.said or any(
+            child.exitcode is not None for child in self._children
+        )
 
 
 class _WatchedConnection(Connection):
@@ -215,7 +221,9 @@ def starting(stop: Stop, who: str) -> Iterator[None]:
                 f"{who} cannot all be started ({error.strerror or error}): {_limit(error.errno)}"
             ) from None
         if isinstance(error, RuntimeError) and "thread" in str(error):
-            raise UserError(f"{who} cannot all be started ({error}): {_limit(errno.EAGAIN)}") from None
+            raise UserError(
+                f"{who} cannot all be started ({error}): {_limit(errno.EAGAIN)}"
+            ) from None
         raise
 
 
@@ -276,7 +284,9 @@ def results(
             pool = (
                 ThreadPoolExecutor(workers)
                 if threads
-                else ProcessPoolExecutor(workers, Fork(stop), _start, (work, stop, os.getpid()))
+                else ProcessPoolExecutor(
+                    workers, Fork(stop), _start, (work, stop, os.getpid())
+                )
             )
             jobs.extend(pool.submit(work if threads else _do, item) for item in items)
         begun = True
@@ -290,7 +300,9 @@ def results(
     finally:
         if pool is not None:
             with killed_if_late([*(getattr(pool, "_processes", None) or {}).values()]):
-                pool.shutdown(wait=begun and not (threads and stop.said), cancel_futures=True)
+                pool.shutdown(
+                    wait=begun and not (threads and stop.said), cancel_futures=True
+                )
 
 
 def gathered(work: Callable[[T], R], items: Sequence[T], workers: int) -> list[R]:
@@ -316,7 +328,9 @@ class Pool(Generic[T, R]):
         self._stop = Stop()
         with starting(self._stop, who):
             fork = Fork(self._stop)
-            self._pool = ProcessPoolExecutor(workers, fork, _start, (work, self._stop, os.getpid()))
+            self._pool = ProcessPoolExecutor(
+                workers, fork, _start, (work, self._stop, os.getpid())
+            )
             self._pool.submit(int)  # the first one starts them all
 
     def submit(self, item: T) -> Future[R]:
@@ -346,7 +360,10 @@ class Beside(Generic[R]):
             # it waits for the process, which ends with its work
             self._until_ended = getattr(pool, "_executor_manager_thread", None)
             pool.shutdown(wait=False)
-        except (OSError, RuntimeError) as error:  # no process, thread or file for it: `result` does the work
+        except (
+            OSError,
+            RuntimeError,
+        ) as error:  # no process, thread or file for it: `result` does the work
             self._stop.now()
             _warn(error)
 

@@ -15,7 +15,11 @@ def cores() -> float:
     affinity = float(len(os.sched_getaffinity(0)))
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         with suppress(OSError, ValueError):  # no such file, 'max'
-            quota, period = (int(word) for name in names for word in (CGROUP / name).read_text().split())
+            quota, period = (
+                int(word)
+                for name in names
+                for word in (CGROUP / name).read_text().split()
+            )
             if quota > 0:
                 return min(affinity, quota / period)
     return affinity

@@ -61,7 +61,9 @@ def fault(error: BaseException, name: str, then: str) -> StorageFault:
     """Return the line for an error of `name`, printable; `then` says what it ends, and what to do."""
     reason = getattr(error, "strerror", None) or str(error)
     few = (
-        "; ulimit -n bounds open files" if getattr(error, "errno", 0) in (errno.EMFILE, errno.ENFILE) else ""
+        "; ulimit -n bounds open files"
+        if getattr(error, "errno", 0) in (errno.EMFILE, errno.ENFILE)
+        else ""
     )
     return StorageFault(f"I/O error: {name} cannot be read: {reason}{few}; {then}")
 
@@ -76,7 +78,9 @@ def end_scan(error: BaseException, name: str) -> StorageFault:
     return fault(error, f"--data: {name}", SCAN_AGAIN)
 
 
-def patiently(action: Callable[[], Found], name: Callable[[], str], then: str = GO_ON) -> Found:
+def patiently(
+    action: Callable[[], Found], name: Callable[[], str], then: str = GO_ON
+) -> Found:
     """Return what `action` returns; where the storage fails it is tried again, after each of PAUSES_S.
 
     Raises StorageFault with the `name` of what is read, and with what to do `then`, when the last one has
@@ -88,10 +92,18 @@ def patiently(action: Callable[[], Found], name: Callable[[], str], then: str = 
         except Exception as error:
             if not failed(error):
                 raise
-            if pause_s is None or getattr(error, "errno", 0) == errno.EKEYREJECTED:  # no later answer differs
-                tried = f"tried {tries} times in {sum(PAUSES_S[: tries - 1]):.0f} s; " if tries > 1 else ""
+            if (
+                pause_s is None or getattr(error, "errno", 0) == errno.EKEYREJECTED
+            ):  # no later answer differs
+                tried = (
+                    f"tried {tries} times in {sum(PAUSES_S[: tries - 1]):.0f} s; "
+                    if tries > 1
+                    else ""
+                )
                 raise fault(error, name(), f"{tried}{then}") from None
-            _say_once(f"I/O error: {name()}: {error}; tried again for {sum(PAUSES_S):.0f} s")
+            _say_once(
+                f"I/O error: {name()}: {error}; tried again for {sum(PAUSES_S):.0f} s"
+            )
         time.sleep(pause_s)
     raise AssertionError("the last try returns or raises")
 

@@ -41,7 +41,9 @@ def load(path: Path, *, foreign: bool = False) -> Any:
     try:
         _require_plain(path)
         with _known(_foreign_names(path) if foreign else []), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what the file holds, such as sparse tensors
+            warnings.simplefilter(
+                "ignore"
+            )  # of what the file holds, such as sparse tensors
             return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise
@@ -50,7 +52,9 @@ def load(path: Path, *, foreign: bool = False) -> Any:
     except Unreadable:
         raise
     except Exception as error:  # torch raises whatever the bytes make it stumble over
-        raise Unreadable(_reason(error) if _is_zip(path) else "damaged, or another kind of file") from None
+        raise Unreadable(
+            _reason(error) if _is_zip(path) else "damaged, or another kind of file"
+        ) from None
 
 
 def damaged(path: Path) -> str | None:
@@ -81,7 +85,9 @@ def _reason(error: Exception) -> str:
     """Return the sentence of torch's advice that says what it has met."""
     said = str(error)
     met = re.search(r"GLOBAL [\w.]+", said)
-    return f"it holds an object, {met[0]}" if met else said.splitlines()[0].split(". ")[0]
+    return (
+        f"it holds an object, {met[0]}" if met else said.splitlines()[0].split(". ")[0]
+    )
 
 
 class Inert:
@@ -120,7 +126,9 @@ def _require_plain(path: Path) -> None:
     claimed = sum(entry.file_size for entry in entries)
     compressed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
     if compressed or claimed > path.stat().st_size:  # torch.save compresses nothing
-        raise Unreadable(f"a compressed archive, of {claimed:,} bytes, which torch.save does not write")
+        raise Unreadable(
+            f"a compressed archive, of {claimed:,} bytes, which torch.save does not write"
+        )
 
 
 def _is_zip(path: Path) -> bool:

@@ -34,10 +34,17 @@ def open_bytes(path: Path | bytes) -> BinaryIO:
 
 
 def open_text(
-    path: Path, encoding: str = "utf-8", errors: str = "strict", *, newline: str | None = None
+    path: Path,
+    encoding: str = "utf-8",
+    errors: str = "strict",
+    *,
+    newline: str | None = None,
 ) -> TextIO:
     """Open a regular file to read its text; it raises what open_bytes does."""
-    return cast(TextIO, open(path, encoding=encoding, errors=errors, newline=newline, opener=_opener))
+    return cast(
+        TextIO,
+        open(path, encoding=encoding, errors=errors, newline=newline, opener=_opener),
+    )
 
 
 def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> str:
@@ -47,7 +54,9 @@ def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> st
 
 
 def _opener(path: str, flags: int) -> int:
-    file = os.open(path, flags | os.O_NONBLOCK)  # else the opening itself waits for a pipe's writer
+    file = os.open(
+        path, flags | os.O_NONBLOCK
+    )  # else the opening itself waits for a pipe's writer
     mode = os.fstat(file).st_mode
     if stat.S_ISREG(mode):
         return file

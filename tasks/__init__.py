@@ -51,18 +51,26 @@ def require_read(config: Config, kind: TaskKind) -> None:
     chosen = config.flat()
     for name in GROUP_OF:
         if chosen[name] != defaults[name] and not kind.reads(name):
-            readers = " or ".join(task for task in TASKS if kind_named(task).reads(name))
+            readers = " or ".join(
+                task for task in TASKS if kind_named(task).reads(name)
+            )
             raise UserError(
                 f"--{name.replace('_', '-')} is for --task {readers}, and this is --task {kind.name}"
             )
     if config.model.precision == "fp16-pure" and not kind.pure:
-        raise UserError(f"--precision fp16-pure is not for --task {kind.name}; --precision fp16")
+        raise UserError(
+            f"--precision fp16-pure is not for --task {kind.name}; --precision fp16"
+        )
     if config.model.graphs is True and not kind.graphs:
         why = "its batches have many shapes, each would be a graph"
-        raise UserError(f"--graphs true is not for --task {kind.name}: {why}; --graphs auto")
+        raise UserError(
+            f"--graphs true is not for --task {kind.name}: {why}; --graphs auto"
+        )
 
 
-def architecture(kind: TaskKind, asked: str | None, flag: str = "--arch") -> tuple[Registry, str]:
+def architecture(
+    kind: TaskKind, asked: str | None, flag: str = "--arch"
+) -> tuple[Registry, str]:
     """Return the registry that builds --arch (`asked`), and its name there; `flag` is what messages call it.
 
     Raises UserError for an unknown one, and Unusable where a registry's package is not installed.
@@ -71,17 +79,23 @@ def architecture(kind: TaskKind, asked: str | None, flag: str = "--arch") -> tup
 
     arch = asked or kind.arch
     if ":" in arch:
-        return Functions(of_the_task=kind.registry.native(kind.arch), adopt=kind.adopted), arch
+        return Functions(
+            of_the_task=kind.registry.native(kind.arch), adopt=kind.adopted
+        ), arch
     for prefix, module in kind.others.items():
         if arch.startswith(prefix):
             registry = cast("Registry", import_module(module))
             return registry, one_of(flag, arch, registry.names())
-    return kind.registry, one_of(flag, arch, kind.registry.names(), elsewhere=task_with_arch)
+    return kind.registry, one_of(
+        flag, arch, kind.registry.names(), elsewhere=task_with_arch
+    )
 
 
 def task_with_loader(name: str) -> str | None:
     """Return the first --task that has a loader of this name, as a flag; None where no task has it."""
-    return next((f"--task {task}" for task in TASKS if name in kind_named(task).loaders), None)
+    return next(
+        (f"--task {task}" for task in TASKS if name in kind_named(task).loaders), None
+    )
 
 
 def task_with_arch(name: str) -> str | None:
@@ -96,7 +110,13 @@ def task_with_arch(name: str) -> str | None:
 def loader_of(config: Config, kind: TaskKind, *, gpu: bool, files: bool) -> str:
     """Return the loader that --loader is; `files`: each sample is a file of its own. Raises UserError."""
     auto = kind.default_loader(gpu=gpu, files=files)
-    return one_of("--loader", config.loading.loader, kind.loaders, auto=auto, elsewhere=task_with_loader)
+    return one_of(
+        "--loader",
+        config.loading.loader,
+        kind.loaders,
+        auto=auto,
+        elsewhere=task_with_loader,
+    )
 
 
 def compared() -> tuple[str, ...]:

@@ -41,7 +41,8 @@ class Validated:
 
     classes: Sequence[str]
     source: Source
-    turns: Array | None = None  # uint8 [n], of each sample that which shows it; None: they are as stored
+    # uint8 [n], of each sample that which shows it; None: they are as stored
+    turns: Array | None = None
 
     def extras(self, answers: Answers) -> dict[str, Any]:
         """Return the files and pictures that contracts.Metric.result gives beside its figures."""
@@ -50,7 +51,10 @@ class Validated:
         if len(answers) and len(self.classes) <= MOST_CLASSES:
             matrix = confusion(answers, len(self.classes))
             drawn = self._drawn_matrix(matrix)
-            files |= {"confusion.csv": self._matrix(matrix), "confusion.png": _png(drawn)}
+            files |= {
+                "confusion.csv": self._matrix(matrix),
+                "confusion.png": _png(drawn),
+            }
             files["classes.csv"] = self._by_class(matrix)
             images["val/confusion"] = drawn[None]
         mistakes = self._mistakes(answers) if len(answers) else None
@@ -62,8 +66,14 @@ class Validated:
     def _predictions(self, answers: Answers) -> bytes:
         cells = answers.rows(self.classes)
         rows = [
-            {"path": self.source.name(int(sample)), "label": self.classes[int(label)], **cells_of_row}
-            for sample, label, cells_of_row in zip(answers.ids, answers.labels, cells, strict=True)
+            {
+                "path": self.source.name(int(sample)),
+                "label": self.classes[int(label)],
+                **cells_of_row,
+            }
+            for sample, label, cells_of_row in zip(
+                answers.ids, answers.labels, cells, strict=True
+            )
         ]
         return _tables.written(rows, "csv") if rows else b""
 
@@ -84,7 +94,9 @@ class Validated:
                 {
                     "class": self.classes[index],
                     "samples": total,
-                    "accuracy": round(float(counts[index]) / total, 4) if total else None,
+                    "accuracy": round(float(counts[index]) / total, 4)
+                    if total
+                    else None,
                     "mostly_taken_for": self.classes[most] if others[most] else None,
                     "times": int(others[most]) or None,
                 }
@@ -98,21 +110,35 @@ class Validated:
         shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
         # axes: [label, answer, channel]; from white to dark blue
         colours = 255 - shares[:, :, None] * (255 - np.array([8, 48, 107]))
-        cells = np.repeat(np.repeat(colours.astype(np.uint8), cell, axis=0), cell, axis=1)
+        cells = np.repeat(
+            np.repeat(colours.astype(np.uint8), cell, axis=0), cell, axis=1
+        )
         if count > NAMED:
             return cells
         font = ImageFont.load_default(11)
         names = [_short(name, 16) for name in self.classes]
         margin = 8 + max(int(font.getlength(name)) for name in names)
-        picture = Image.new("RGB", (margin + cells.shape[1], cells.shape[0] + margin), "white")
+        picture = Image.new(
+            "RGB", (margin + cells.shape[1], cells.shape[0] + margin), "white"
+        )
         picture.paste(Image.fromarray(cells), (margin, 0))
         draw = ImageDraw.Draw(picture)
         for index, name in enumerate(names):
-            draw.text((4, index * cell + cell // 2), name, fill="black", font=font, anchor="lm")
+            draw.text(
+                (4, index * cell + cell // 2),
+                name,
+                fill="black",
+                font=font,
+                anchor="lm",
+            )
             upright = Image.new("RGB", (margin, 14), "white")
-            ImageDraw.Draw(upright).text((margin - 4, 1), name, fill="black", font=font, anchor="ra")
+            ImageDraw.Draw(upright).text(
+                (margin - 4, 1), name, fill="black", font=font, anchor="ra"
+            )
             turned = upright.rotate(90, expand=True)
-            picture.paste(turned, (margin + index * cell + cell // 2 - 7, cells.shape[0]))
+            picture.paste(
+                turned, (margin + index * cell + cell // 2 - 7, cells.shape[0])
+            )
             for other, times in enumerate(matrix[index].tolist()):
                 if times:
                     colour = "white" if shares[index, other] > 0.5 else "black"
@@ -135,8 +161,13 @@ class Validated:
                 continue
             picture.thumbnail((SIDE, SIDE))
             tile = Image.new("RGB", (SIDE + 8, SIDE + 44), "white")
-            tile.paste(picture, (4 + (SIDE - picture.width) // 2, (SIDE - picture.height) // 2))
-            label, answer = self.classes[int(labels[index])], self.classes[int(answers.classes[index, 0])]
+            tile.paste(
+                picture, (4 + (SIDE - picture.width) // 2, (SIDE - picture.height) // 2)
+            )
+            label, answer = (
+                self.classes[int(labels[index])],
+                self.classes[int(answers.classes[index, 0])],
+            )
             name = PurePath(self.source.name(int(answers.ids[index]))).name
             lines = (
                 f"{_short(label, 25)}, said to be",
@@ -145,12 +176,18 @@ class Validated:
             for number, line in enumerate((*lines, _short(name, 26))):
                 at = (4, SIDE + 2 + 14 * number)
                 colour = "gray" if number == 2 else "black"
-                ImageDraw.Draw(tile).text(at, line, fill=colour, font=ImageFont.load_default(11))
+                ImageDraw.Draw(tile).text(
+                    at, line, fill=colour, font=ImageFont.load_default(11)
+                )
             tiles.append(np.asarray(tile))
         if not tiles:
             return None
         channels_first = torch.tensor(np.stack(tiles)).permute(0, 3, 1, 2)
-        return make_grid(channels_first, nrow=5, padding=0, pad_value=255).permute(1, 2, 0).numpy()
+        return (
+            make_grid(channels_first, nrow=5, padding=0, pad_value=255)
+            .permute(1, 2, 0)
+            .numpy()
+        )
 
 
 def confusion(answers: Answers, classes: int) -> Array:

@@ -36,7 +36,11 @@ ALL = 0  # index of all areas together
 AREAS = {"_small": 1, "_medium": 2, "_large": 3}
 KEYPOINT_AREAS = {"_medium": 1, "_large": 2}
 IOU50, IOU75 = 0, 5  # indices among 0.5, 0.55, ..., 0.95
-OVERLAPS = {"": slice(None), "50": slice(IOU50, IOU50 + 1), "75": slice(IOU75, IOU75 + 1)}
+OVERLAPS = {
+    "": slice(None),
+    "50": slice(IOU50, IOU50 + 1),
+    "75": slice(IOU75, IOU75 + 1),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +54,8 @@ class Detections:
     category_ids: Array  # int64 [N], COCO's
     boxes: Array  # float64 [N, 4], x y width height
     scores: Array  # float64 [N]
-    masks: list[dict[str, Any]] | None = None  # N run lengths, compressed, of the whole image
+    # N run lengths, compressed, of the whole image
+    masks: list[dict[str, Any]] | None = None
     keypoints: Array | None = None  # float64 [N, K, 3]
 
     def __len__(self) -> int:
@@ -60,13 +65,23 @@ class Detections:
         """Return the detections at `places`, int [M]."""
 
         def of(values: Any) -> Any:
-            return [values[place] for place in places] if isinstance(values, list) else values[places]
+            return (
+                [values[place] for place in places]
+                if isinstance(values, list)
+                else values[places]
+            )
 
-        return Detections(**{name: of(values) for name, values in self.columns().items()})
+        return Detections(
+            **{name: of(values) for name, values in self.columns().items()}
+        )
 
     def columns(self) -> dict[str, Any]:
         """Return what there is of these detections, by the names of the fields."""
-        return {name: values for name in self.__slots__ if (values := getattr(self, name)) is not None}
+        return {
+            name: values
+            for name in self.__slots__
+            if (values := getattr(self, name)) is not None
+        }
 
     @staticmethod
     def joined(parts: Sequence[Detections]) -> Detections:
@@ -74,7 +89,11 @@ class Detections:
         together: dict[str, Any] = {}
         for name, first in parts[0].columns().items():
             values = [getattr(part, name) for part in parts]
-            together[name] = list(chain(*values)) if isinstance(first, list) else np.concatenate(values)
+            together[name] = (
+                list(chain(*values))
+                if isinstance(first, list)
+                else np.concatenate(values)
+            )
         order = np.argsort(together["image_ids"], kind="stable")
         return Detections(**together).taken(order)
 
@@ -100,18 +119,30 @@ class Scores:
         precision = self.precision[..., -1]
         recall = self.recall[..., -1]
         if keypoints:
-            recalls = {name: recall[overlap, :, ALL] for name, overlap in OVERLAPS.items()}
+            recalls = {
+                name: recall[overlap, :, ALL] for name, overlap in OVERLAPS.items()
+            }
         else:
-            recalls = {str(most): self.recall[:, :, ALL, i] for i, most in enumerate((1, 10, 100))}
+            recalls = {
+                str(most): self.recall[:, :, ALL, i]
+                for i, most in enumerate((1, 10, 100))
+            }
         values = {
-            **{f"ap{name}": precision[overlap, :, :, ALL] for name, overlap in OVERLAPS.items()},
+            **{
+                f"ap{name}": precision[overlap, :, :, ALL]
+                for name, overlap in OVERLAPS.items()
+            },
             **{f"ap{name}": precision[:, :, :, area] for name, area in areas.items()},
             **{f"ar{name}": some for name, some in recalls.items()},
             **{f"ar{name}": recall[:, :, area] for name, area in areas.items()},
         }
         means = {name: _mean(some) for name, some in values.items()}
         prefix = PREFIXES[self.kind]
-        return {prefix + name: mean for name, mean in means.items() if name == "ap" or not np.isnan(mean)}
+        return {
+            prefix + name: mean
+            for name, mean in means.items()
+            if name == "ap" or not np.isnan(mean)
+        }
 
     def by_category(self) -> dict[int, float]:
         """Return category id -> AP, of the categories that have objects to find."""
@@ -119,13 +150,19 @@ class Scores:
             int(category): _mean(self.precision[:, :, place, ALL, -1])
             for place, category in enumerate(self.category_ids)
         }
-        return {category: value for category, value in means.items() if not np.isnan(value)}
+        return {
+            category: value for category, value in means.items() if not np.isnan(value)
+        }
 
     def curve(self, overlap: int) -> Array:
         """Return [R]: precision at recalls 0, 0.01, ..., 1, a mean over categories with objects, or nan."""
         precision = self.precision[overlap, :, :, ALL, -1]
         there = (precision > -1).all(axis=0)
-        return precision[:, there].mean(axis=1) if there.any() else np.full(len(precision), np.nan)
+        return (
+            precision[:, there].mean(axis=1)
+            if there.any()
+            else np.full(len(precision), np.nan)
+        )
 
 
 def _mean(values: Array) -> float:
@@ -147,7 +184,9 @@ def require(evaluator: str) -> None:
         ) from None
 
 
-def ground_truth(columns: Any, kind: str, categories: Array | None = None) -> dict[str, Any]:
+def ground_truth(
+    columns: Any, kind: str, categories: Array | None = None
+) -> dict[str, Any]:
     """Return COCO's annotation file of dataset/coco/columns.py; `kind` says what an annotation must have.
 
     It has the annotations of these categories, or of all. They are numbered from 1: to pycocotools the id 0
@@ -156,18 +195,29 @@ def ground_truth(columns: Any, kind: str, categories: Array | None = None) -> di
     categories = np.asarray(columns.category_ids) if categories is None else categories
     category_of = np.asarray(columns.category_ids)[np.asarray(columns.category)]
     places = np.flatnonzero(np.isin(category_of, categories))
-    image_of = np.repeat(np.arange(len(columns.image_id)), np.diff(columns.annotation_offsets))[places]
+    image_of = np.repeat(
+        np.arange(len(columns.image_id)), np.diff(columns.annotation_offsets)
+    )[places]
     shape: dict[str, Any] = {}
     if kind == "masks":
         sizes = np.stack([columns.height, columns.width], axis=1)[image_of].tolist()
         shapes = zip(places.tolist(), sizes, strict=True)
-        shape = {"segmentation": [_segmentation(columns, place, size) for place, size in shapes]}
+        shape = {
+            "segmentation": [
+                _segmentation(columns, place, size) for place, size in shapes
+            ]
+        }
     if kind == "keypoints":
         points = np.asarray(columns.keypoints, np.float64)[places]
         seen = (points[:, :, 2] > 0).sum(axis=1)
-        shape = {"keypoints": points.reshape(len(points), 3 * points.shape[1]), "num_keypoints": seen}
+        shape = {
+            "keypoints": points.reshape(len(points), 3 * points.shape[1]),
+            "num_keypoints": seen,
+        }
     return {
-        "images": _entries({"id": columns.image_id, "height": columns.height, "width": columns.width}),
+        "images": _entries(
+            {"id": columns.image_id, "height": columns.height, "width": columns.width}
+        ),
         "annotations": _entries(
             {
                 "id": np.arange(1, len(places) + 1),
@@ -186,7 +236,8 @@ def ground_truth(columns: Any, kind: str, categories: Array | None = None) -> di
 def _entries(columns: dict[str, Any]) -> list[dict[str, Any]]:
     """Return columns, arrays or lists of one length, as the entries of a JSON file."""
     lists = [
-        values if isinstance(values, list) else np.asarray(values).tolist() for values in columns.values()
+        values if isinstance(values, list) else np.asarray(values).tolist()
+        for values in columns.values()
     ]
     return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
 
@@ -217,17 +268,24 @@ def lines(scores: Scores, columns: Any) -> list[str]:
     """Write the figures, then AP by category, in lines for a person to read."""
     figures = scores.figures()
     named = names(columns)
-    by_category = {named[category]: value for category, value in scores.by_category().items()}
+    by_category = {
+        named[category]: value for category, value in scores.by_category().items()
+    }
     width = max(map(len, [*figures, *by_category]))
     tables = {f"{scores.kind}:": figures, f"{scores.kind}, AP by class:": by_category}
     return [
         line
         for title, values in tables.items()
-        for line in (title, *(f"  {name:<{width}}  {value:7.2%}" for name, value in values.items()))
+        for line in (
+            title,
+            *(f"  {name:<{width}}  {value:7.2%}" for name, value in values.items()),
+        )
     ]
 
 
-def score(columns: Any, detections: Detections, *, kind: str, evaluator: str, workers: int = 0) -> Scores:
+def score(
+    columns: Any, detections: Detections, *, kind: str, evaluator: str, workers: int = 0
+) -> Scores:
     """Return the scores of detections against all images of `columns`.
 
     Many of both are scored in `workers` processes (0 = a core each), a part of the categories in each. What
@@ -242,9 +300,15 @@ def score(columns: Any, detections: Detections, *, kind: str, evaluator: str, wo
     if workers <= 1:
         return _score(columns, detections, categories, kind, evaluator)
     all_ids = np.concatenate(
-        [detections.category_ids, np.asarray(columns.category_ids)[np.asarray(columns.category)]]
+        [
+            detections.category_ids,
+            np.asarray(columns.category_ids)[np.asarray(columns.category)],
+        ]
     )
-    groups = _alike(np.array([np.count_nonzero(all_ids == category) for category in categories]), workers)
+    groups = _alike(
+        np.array([np.count_nonzero(all_ids == category) for category in categories]),
+        workers,
+    )
 
     def of_group(group: int) -> tuple[Array, Array]:
         own = categories[groups == group]
@@ -259,11 +323,16 @@ def score(columns: Any, detections: Detections, *, kind: str, evaluator: str, wo
 
     parts = processes.gathered(of_group, range(workers), workers)
     # axes: [T, R, C, A, M] and [T, C, A, M]
-    place = np.argsort(np.concatenate([np.flatnonzero(groups == group) for group in range(workers)]))
-    precision, recall = (
-        np.concatenate(values, axis=-3).take(place, axis=-3) for values in zip(*parts, strict=True)
+    place = np.argsort(
+        np.concatenate([np.flatnonzero(groups == group) for group in range(workers)])
     )
-    return Scores(kind=kind, precision=precision, recall=recall, category_ids=categories)
+    precision, recall = (
+        np.concatenate(values, axis=-3).take(place, axis=-3)
+        for values in zip(*parts, strict=True)
+    )
+    return Scores(
+        kind=kind, precision=precision, recall=recall, category_ids=categories
+    )
 
 
 def _alike(sizes: Array, count: int) -> Array:
@@ -277,7 +346,9 @@ def _alike(sizes: Array, count: int) -> Array:
     return groups
 
 
-def _score(columns: Any, detections: Detections, categories: Array, kind: str, evaluator: str) -> Scores:
+def _score(
+    columns: Any, detections: Detections, categories: Array, kind: str, evaluator: str
+) -> Scores:
     """Return the scores of these categories. What the evaluators print is caught."""
     package, holder, comparer = EVALUATORS[evaluator]
     with contextlib.redirect_stdout(io.StringIO()):
@@ -285,7 +356,9 @@ def _score(columns: Any, detections: Detections, categories: Array, kind: str, e
         evaluation = _member(package, comparer)
         truth = ground_truth(columns, kind, categories)
         expected = _indexed(annotations, truth)
-        detected = _indexed(annotations, {**truth, "annotations": _as_annotations(detections, kind)})
+        detected = _indexed(
+            annotations, {**truth, "annotations": _as_annotations(detections, kind)}
+        )
         run = evaluation(expected, detected, KINDS[kind])
         run.params.imgIds = sorted(image["id"] for image in truth["images"])
         run.params.catIds = categories.tolist()
@@ -328,7 +401,9 @@ def _as_annotations(detections: Detections, kind: str) -> list[dict[str, Any]]:
         areas = np.array([coder.area(shape) for shape in shapes], np.float64)
     else:
         points = (
-            detections.keypoints if detections.keypoints is not None else np.zeros((0, LIKELY_KEYPOINTS, 3))
+            detections.keypoints
+            if detections.keypoints is not None
+            else np.zeros((0, LIKELY_KEYPOINTS, 3))
         )
         extra = "keypoints"
         shapes = points.reshape(len(points), 3 * points.shape[1])

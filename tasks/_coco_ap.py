@@ -57,11 +57,19 @@ class CocoAP:
         self._evaluator = evaluator
         self._masks = masks
         self._keypoints = keypoints
-        self._kinds = ["boxes", *(["masks"] if masks else []), *(["keypoints"] if keypoints else [])]
+        self._kinds = [
+            "boxes",
+            *(["masks"] if masks else []),
+            *(["keypoints"] if keypoints else []),
+        ]
         self._seen: list[Array] = []  # ids of images, int64
         self._valid = 0  # of those, the ones that could be decoded
-        self._finite: list[tuple[Array, torch.Tensor]] = []  # ids, and which of them got numbers
-        self._pending: list[tuple[Rows, Array, torch.Tensor, torch.Tensor | None, list[Any] | None]] = []
+        self._finite: list[
+            tuple[Array, torch.Tensor]
+        ] = []  # ids, and which of them got numbers
+        self._pending: list[
+            tuple[Rows, Array, torch.Tensor, torch.Tensor | None, list[Any] | None]
+        ] = []
 
     def update(self, outputs: Sequence[dict[str, torch.Tensor]], batch: Batch) -> None:
         """Add a batch. `outputs`, of each image, are in the batch's pixels.
@@ -90,7 +98,11 @@ class CocoAP:
             else None
         )
         masks = (
-            [code for place in kept for code in self._encoded(outputs[place], rows, place)]
+            [
+                code
+                for place in kept
+                for code in self._encoded(outputs[place], rows, place)
+            ]
             if self._masks
             else None
         )
@@ -105,7 +117,14 @@ class CocoAP:
         not_finite = self._not_finite()
         seen_here = np.concatenate([np.zeros(0, np.int64), *self._seen])
         # every rank takes part, and rank 0 alone has figures to make of it
-        everyone = world.gather((seen_here, self._valid, self._local_detections(not_finite), len(not_finite)))
+        everyone = world.gather(
+            (
+                seen_here,
+                self._valid,
+                self._local_detections(not_finite),
+                len(not_finite),
+            )
+        )
         self._pending.clear()
         seen = np.concatenate([ids for ids, *_ in everyone])
         if len(np.unique(seen)) != len(seen):
@@ -122,20 +141,30 @@ class CocoAP:
         parts = [part for _, _, part, _ in everyone]
         counts = {"samples": sum(valid for _, valid, _, _ in everyone)}
         counts["outputs_not_finite"] = sum(count for *_, count in everyone)
-        return Beside(lambda: self._scored(parts, counts, spread(everyone[0][0], DRAWN)))
+        return Beside(
+            lambda: self._scored(parts, counts, spread(everyone[0][0], DRAWN))
+        )
 
     def _not_finite(self) -> Array:
         """Return the ids, int64, of this rank's images whose output is no number; waits for the device."""
         if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()  # what was copied is there
+            torch.cuda.current_stream(
+                self._device
+            ).synchronize()  # what was copied is there
         none = np.zeros(0, np.int64)
-        return np.concatenate([none, *(ids[~finite.numpy()] for ids, finite in self._finite)])
+        return np.concatenate(
+            [none, *(ids[~finite.numpy()] for ids, finite in self._finite)]
+        )
 
-    def _scored(self, parts: list[Detections], counts: dict[str, int], drawn: list[int]) -> dict[str, Any]:
+    def _scored(
+        self, parts: list[Detections], counts: dict[str, int], drawn: list[int]
+    ) -> dict[str, Any]:
         began = time.perf_counter()
         detections = Detections.joined(parts)
         scores = {
-            kind: _coco.score(self._columns, detections, kind=kind, evaluator=self._evaluator)
+            kind: _coco.score(
+                self._columns, detections, kind=kind, evaluator=self._evaluator
+            )
             for kind in self._kinds
         }
         figures: dict[str, Any] = {}
@@ -155,10 +184,15 @@ class CocoAP:
         """
         columns = self._columns
         of_class = np.where(
-            columns.category_of >= 0, np.asarray(columns.category_ids)[columns.category_of], -1
+            columns.category_of >= 0,
+            np.asarray(columns.category_ids)[columns.category_of],
+            -1,
         )
         parts = [
-            _empty(keypoints=len(columns.keypoint_mirror) if self._keypoints else None, masks=self._masks)
+            _empty(
+                keypoints=len(columns.keypoint_mirror) if self._keypoints else None,
+                masks=self._masks,
+            )
         ]
         for rows, which, values, points, masks in self._pending:
             table = values.numpy()
@@ -169,7 +203,9 @@ class CocoAP:
                 boxes=self._boxes(rows, which, table[:, :4]),
                 scores=table[:, 4].astype(np.float64),
                 masks=masks,
-                keypoints=None if points is None else _moved(rows, which, points.numpy()),
+                keypoints=None
+                if points is None
+                else _moved(rows, which, points.numpy()),
             )
             usable = (part.category_ids >= 0) & ~np.isin(ids, not_finite)
             parts.append(part.taken(np.flatnonzero(usable)))
@@ -179,19 +215,28 @@ class CocoAP:
         """Turn x0 y0 x1 y1 in the batch's pixels into x y width height within the image, float64 [N, 4]."""
         ids = rows.ids[which]
         ends = geometry.boxes_to_image(rows, which, corners.astype(np.float64))
-        limits = np.stack([self._columns.width[ids], self._columns.height[ids]], axis=1).astype(np.float64)
+        limits = np.stack(
+            [self._columns.width[ids], self._columns.height[ids]], axis=1
+        ).astype(np.float64)
         low = np.clip(ends[:, :2], 0.0, limits)
         high = np.clip(ends[:, 2:], 0.0, limits)
         return np.concatenate([low, high - low], axis=1)
 
-    def _encoded(self, output: dict[str, torch.Tensor], rows: Rows, place: int) -> list[Any]:
+    def _encoded(
+        self, output: dict[str, torch.Tensor], rows: Rows, place: int
+    ) -> list[Any]:
         """Encode the masks of one image at its own size."""
         boxes = self._boxes(
-            rows, np.full(len(output["scores"]), place), output["boxes"].float().cpu().numpy()
+            rows,
+            np.full(len(output["scores"]), place),
+            output["boxes"].float().cpu().numpy(),
         )
         boxes[:, 2:] += boxes[:, :2]
         sample = rows.ids[place]
-        height, width = int(self._columns.height[sample]), int(self._columns.width[sample])
+        height, width = (
+            int(self._columns.height[sample]),
+            int(self._columns.width[sample]),
+        )
         return _masks.encoded(output["masks"].cpu(), boxes, height, width)
 
     def _extras(
@@ -225,14 +270,18 @@ class CocoAP:
 
 def spread(ids: Array, count: int) -> list[int]:
     """Choose at most `count` of `ids`, at equal distances, the first and the last among them."""
-    places = np.unique(np.linspace(0, len(ids) - 1, min(count, len(ids))).round().astype(np.int64))
+    places = np.unique(
+        np.linspace(0, len(ids) - 1, min(count, len(ids))).round().astype(np.int64)
+    )
     return [int(sample) for sample in ids[places]]
 
 
 def rows_of(batch: Batch) -> Rows:
     """Return the rows that the batch was made of."""
     if batch.rows is None:
-        raise ValueError("detection needs a loader that says which rows a batch was made of")
+        raise ValueError(
+            "detection needs a loader that says which rows a batch was made of"
+        )
     return batch.rows
 
 
@@ -240,8 +289,14 @@ def _is_finite(output: dict[str, torch.Tensor]) -> torch.Tensor:
     """Return whether all that was found in an image are numbers, bool; so the detector has to say, if it
     does.
     """
-    finite = [torch.isfinite(value).all() for name, value in output.items() if name != "finite"]
-    return torch.stack([*finite, *([output["finite"]] if "finite" in output else [])]).all()
+    finite = [
+        torch.isfinite(value).all()
+        for name, value in output.items()
+        if name != "finite"
+    ]
+    return torch.stack(
+        [*finite, *([output["finite"]] if "finite" in output else [])]
+    ).all()
 
 
 def _to_host(values: torch.Tensor) -> torch.Tensor:
@@ -252,7 +307,9 @@ def _to_host(values: torch.Tensor) -> torch.Tensor:
 def _moved(rows: Rows, which: Array, points: Array) -> Array:
     """Move keypoints [N, K, 3] to the image's pixels, the third number as it is."""
     points = points.astype(np.float64)
-    return np.concatenate([geometry.to_image(rows, which, points[:, :, :2]), points[:, :, 2:]], axis=2)
+    return np.concatenate(
+        [geometry.to_image(rows, which, points[:, :, :2]), points[:, :, 2:]], axis=2
+    )
 
 
 def _empty(*, keypoints: int | None, masks: bool) -> Detections:

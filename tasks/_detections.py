@@ -30,11 +30,25 @@ class Unannotated(Instances):
     images: Images
 
     @classmethod
-    def of(cls, images: Images, classes: tuple[str, ...], keypoints: int = 0) -> Unannotated:
+    def of(
+        cls, images: Images, classes: tuple[str, ...], keypoints: int = 0
+    ) -> Unannotated:
         """Return columns of these images; `classes` are the network's, with the background first."""
-        numbers = [place for place, name in enumerate(classes) if name not in (BACKGROUND, UNUSED)]
+        numbers = [
+            place
+            for place, name in enumerate(classes)
+            if name not in (BACKGROUND, UNUSED)
+        ]
         none = np.zeros(0, np.int64)
-        known = ("folder", "root", "fingerprint", "path_bytes", "path_offsets", "exif", *Header._fields)
+        known = (
+            "folder",
+            "root",
+            "fingerprint",
+            "path_bytes",
+            "path_offsets",
+            "exif",
+            *Header._fields,
+        )
         return cls(
             images=images,
             **{name: getattr(images, name) for name in known},
@@ -98,20 +112,31 @@ def write_detections(
         path.write_bytes(_results.written(detections, kind))
         files.append(path)
     errors = dict(asked.errors)
-    of_sample = {sample: place for place, sample in enumerate(asked.samples.tolist()) if sample >= 0}
+    of_sample = {
+        sample: place
+        for place, sample in enumerate(asked.samples.tolist())
+        if sample >= 0
+    }
     for sample in found["not_finite"].tolist():
         errors[of_sample[sample]] = "the network's output is no number"
     images = []
-    for place, (name, sample) in enumerate(zip(asked.names, asked.samples.tolist(), strict=True)):
+    for place, (name, sample) in enumerate(
+        zip(asked.names, asked.samples.tolist(), strict=True)
+    ):
         own: dict[str, Any] = {"file_name": name}
         if sample >= 0:
-            size = {"width": int(columns.width[sample]), "height": int(columns.height[sample])}
+            size = {
+                "width": int(columns.width[sample]),
+                "height": int(columns.height[sample]),
+            }
             own = {"id": int(columns.image_id[sample]), **own, **size}
         images.append(own | ({"error": errors[place]} if place in errors else {}))
     named = zip(columns.category_ids.tolist(), columns.class_names, strict=True)
     categories = [{"id": number, "name": name} for number, name in named]
     listed = folder / "images.json"
-    listed.write_text(json.dumps({"images": images, "categories": categories}, indent=1) + "\n")
+    listed.write_text(
+        json.dumps({"images": images, "categories": categories}, indent=1) + "\n"
+    )
     drawn = _draw(folder / "drawn", split.source, columns, detections)
     return [*files, listed, *([folder / "drawn"] if drawn else [])]
 

@@ -48,7 +48,9 @@ def ssim(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
     Of several channels it is the mean over these.
     """
-    offsets = torch.arange(SSIM_SIDE, dtype=torch.float64, device=one.device) - SSIM_SIDE // 2
+    offsets = (
+        torch.arange(SSIM_SIDE, dtype=torch.float64, device=one.device) - SSIM_SIDE // 2
+    )
     weights = torch.exp(-offsets.square() / (2 * SSIM_SIGMA**2))
     weights = weights / weights.sum()
 
@@ -65,6 +67,9 @@ def ssim(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     similarity = (
         (2 * mean_one * mean_other + first)
         * (2 * covariance + second)
-        / ((mean_one.square() + mean_other.square() + first) * (variance_one + variance_other + second))
+        / (
+            (mean_one.square() + mean_other.square() + first)
+            * (variance_one + variance_other + second)
+        )
     )
     return similarity.mean()

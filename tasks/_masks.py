@@ -10,7 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torchvision.models.detection.roi_heads import expand_boxes, expand_masks, paste_mask_in_image
+from torchvision.models.detection.roi_heads import (
+    expand_boxes,
+    expand_masks,
+    paste_mask_in_image,
+)
 
 from contracts import Array
 from dataset.coco.annotation_file import uncompressed
@@ -19,17 +23,26 @@ LEAST = 0.5  # probability of a pixel that is inside
 BORDER = 1  # pixels around a mask, so that it fades out at its box's edge
 
 
-def encoded(masks: torch.Tensor, boxes: Array, height: int, width: int) -> list[dict[str, Any]]:
+def encoded(
+    masks: torch.Tensor, boxes: Array, height: int, width: int
+) -> list[dict[str, Any]]:
     """Return the compressed run lengths of N masks in an image height x width.
 
     `masks` are probabilities [N, 1, M, M] on the CPU, inside their boxes x0 y0 x1 y1 [N, 4].
     """
     masks, scale = expand_masks(masks.float(), BORDER)
-    places = expand_boxes(torch.from_numpy(boxes).float(), scale).to(torch.int64).tolist()
-    return [_coded(mask[0], place, height, width) for mask, place in zip(masks, places, strict=True)]
+    places = (
+        expand_boxes(torch.from_numpy(boxes).float(), scale).to(torch.int64).tolist()
+    )
+    return [
+        _coded(mask[0], place, height, width)
+        for mask, place in zip(masks, places, strict=True)
+    ]
 
 
-def _coded(mask: torch.Tensor, place: list[int], height: int, width: int) -> dict[str, Any]:
+def _coded(
+    mask: torch.Tensor, place: list[int], height: int, width: int
+) -> dict[str, Any]:
     from pycocotools import mask as coder
 
     left, top = max(place[0], 0), max(place[1], 0)
@@ -39,9 +52,13 @@ def _coded(mask: torch.Tensor, place: list[int], height: int, width: int) -> dic
     else:
         # plain numbers: a tensor's are slow to read
         shifted = [place[0] - left, place[1] - top, place[2] - left, place[3] - top]
-        inside = (paste_mask_in_image(mask, shifted, bottom - top, right - left) > LEAST).numpy()
+        inside = (
+            paste_mask_in_image(mask, shifted, bottom - top, right - left) > LEAST
+        ).numpy()
         counts = run_lengths(inside, left, top, height, width)
-    code: dict[str, Any] = coder.frPyObjects({"size": [height, width], "counts": counts}, height, width)
+    code: dict[str, Any] = coder.frPyObjects(
+        {"size": [height, width], "counts": counts}, height, width
+    )
     return code
 
 
@@ -63,11 +80,15 @@ def checked(counts: str | list[Any], height: int, width: int) -> dict[str, Any]:
         raise ValueError("runs that do not fill the image")
     if isinstance(counts, str):
         return {"size": [height, width], "counts": counts.encode()}
-    code: dict[str, Any] = coder.frPyObjects({"size": [height, width], "counts": runs}, height, width)
+    code: dict[str, Any] = coder.frPyObjects(
+        {"size": [height, width], "counts": runs}, height, width
+    )
     return code
 
 
-def run_lengths(inside: Array, left: int, top: int, height: int, width: int) -> list[int]:
+def run_lengths(
+    inside: Array, left: int, top: int, height: int, width: int
+) -> list[int]:
     """Return the run lengths of an image that is 0 but for `inside`, bool [h, w], at `left` and `top`.
 
     They are runs of 0 and 1 in turn, column by column, 0 first.
@@ -79,7 +100,9 @@ def run_lengths(inside: Array, left: int, top: int, height: int, width: int) -> 
     # a run's first row, and the row after its last, in turn
     column, row = np.nonzero(np.diff(padded, axis=1))
     edges = (left + column) * height + top + row
-    if rows == height:  # a run may go on in the next column: it ends where the next one begins
+    if (
+        rows == height
+    ):  # a run may go on in the next column: it ends where the next one begins
         gap = np.flatnonzero(np.diff(edges) == 0)
         edges = np.delete(edges, np.concatenate([gap, gap + 1]))
     lengths = np.diff(np.concatenate([[0], edges, [height * width]]))

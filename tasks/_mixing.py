@@ -16,7 +16,9 @@ def mixed(images: torch.Tensor, targets: Targets) -> torch.Tensor:
     if "partners" not in targets:
         return images
     others = images.movedim(1, -1).index_select(0, targets["partners"]).movedim(-1, 1)
-    own = targets["blends"].view(-1, *[1] * (images.ndim - 1)) * outside(targets["cuts"], images)
+    own = targets["blends"].view(-1, *[1] * (images.ndim - 1)) * outside(
+        targets["cuts"], images
+    )
     return torch.lerp(others, images, own.to(images.dtype))
 
 

@@ -32,7 +32,11 @@ P = TypeVar("P", bound=EpochPlan)
 
 
 def opened(
-    config: Config, loader: str, content: Content, console: Console, model: ModelClasses | None = None
+    config: Config,
+    loader: str,
+    content: Content,
+    console: Console,
+    model: ModelClasses | None = None,
 ) -> dict[str, Split]:
     """Open {"train": ..., "val": ...}, and say which samples --repeats leaves out. Raises UserError."""
     found = open_splits(
@@ -66,7 +70,9 @@ def idle(config: Config) -> list[str]:
     epochs = config.optimisation.epochs
     lines = []
     if config.loading.batch_size == 1 and mixing(settings).mixes:
-        lines.append("--mixup and --cutmix mix images of one batch, and --batch-size 1 has no other")
+        lines.append(
+            "--mixup and --cutmix mix images of one batch, and --batch-size 1 has no other"
+        )
     if settings.image_size_ramp is not None and settings.image_size_ramp[1] >= epochs:
         lines.append(
             f"--image-size-ramp reaches --image-size in epoch {settings.image_size_ramp[1]}, counted from 0, "
@@ -108,7 +114,10 @@ def pair(
     of_val = partial(of, splits["val"].columns, validation, training=False, **ranks)
     val = of_val(batch_size=load.val_batch_size or train.batch_size)
     # a larger batch would be padding; that of training is there anyway
-    most = max(-(-val.samples * val.views // val.world_size), 1 if config.run.uses else train.batch_size)
+    most = max(
+        -(-val.samples * val.views // val.world_size),
+        1 if config.run.uses else train.batch_size,
+    )
     return train, of_val(batch_size=most) if val.batch_size > most else val
 
 
@@ -121,21 +130,29 @@ def balance(config: Config, columns: Any) -> Balance | None:
         (f"--repeats {config.augmentation.repeats}", config.augmentation.repeats > 1),
     ):
         if other:
-            raise UserError(f"--balance sampler has an order of its own; leave {flag} out")
+            raise UserError(
+                f"--balance sampler has an order of its own; leave {flag} out"
+            )
     return Balance.of(np.asarray(columns.label))
 
 
-def augment(settings: Augmentation, native: Native, *, pixelwise: bool = False) -> Augment:
+def augment(
+    settings: Augmentation, native: Native, *, pixelwise: bool = False
+) -> Augment:
     """Return what is done to the pixels of training images. Raises UserError.
 
     `pixelwise`: a pixel's new colour depends on that pixel alone.
     """
-    mean, std = ((255 * of[0], 255 * of[1], 255 * of[2]) for of in (native.mean, native.std))
+    mean, std = (
+        (255 * of[0], 255 * of[1], 255 * of[2]) for of in (native.mean, native.std)
+    )
     look = Look(mean=mean, std=std, pixelwise=pixelwise)
     parts = []
     for augmentation in AUGMENTATIONS:
         names = (field.name for field in fields(augmentation) if field.name != "look")
-        parts.append(augmentation(**{name: getattr(settings, name) for name in names}, look=look))
+        parts.append(
+            augmentation(**{name: getattr(settings, name) for name in names}, look=look)
+        )
     return Augment(tuple(part for part in parts if part.on))
 
 
@@ -162,16 +179,24 @@ def growth(settings: Augmentation, full: int) -> Growth | None:
     if start is None and ramp is None:
         return None
     if start is None or ramp is None:
-        raise UserError("--image-size-start and --image-size-ramp need each other: give both, or neither")
+        raise UserError(
+            "--image-size-start and --image-size-ramp need each other: give both, or neither"
+        )
     if start >= full:
-        raise UserError(f"--image-size-start {start} is not smaller than --image-size {full}")
+        raise UserError(
+            f"--image-size-start {start} is not smaller than --image-size {full}"
+        )
     begin, end = ramp
     if begin >= end:
-        raise UserError(f"--image-size-ramp got {begin} {end}; two epochs, the earlier one first")
+        raise UserError(
+            f"--image-size-ramp got {begin} {end}; two epochs, the earlier one first"
+        )
     return Growth(start=start, begin=begin, end=end)
 
 
-def image_policies(settings: Augmentation, native: Native) -> tuple[ImagePolicy, ImagePolicy]:
+def image_policies(
+    settings: Augmentation, native: Native
+) -> tuple[ImagePolicy, ImagePolicy]:
     """Return how images are framed in training, and in validation, where nothing is random.
 
     Raises UserError.
@@ -191,7 +216,9 @@ def image_policies(settings: Augmentation, native: Native) -> tuple[ImagePolicy,
         augment=augment(settings, native),
     )
     return training, ImagePolicy(
-        window="stretch" if (settings.val_window or native.window) == "stretch" else "center",
+        window="stretch"
+        if (settings.val_window or native.window) == "stretch"
+        else "center",
         image_size=size,
         resize=resize,
         interpolation=native.interpolation,
@@ -222,7 +249,8 @@ def clip_policy(settings: Augmentation, clips: Clips, native: Native) -> ClipPol
         augment=augment(settings, native),
         clips=clips.val_clips,
         crops=clips.val_crops,
-        resize=settings.val_resize or (size if clips.val_crops == 3 else round(size * 256 / 224)),
+        resize=settings.val_resize
+        or (size if clips.val_crops == 3 else round(size * 256 / 224)),
     )
 
 

@@ -26,36 +26,59 @@ LEAST = 0.5  # score of a detection that is drawn
 MOST = 20  # detections that are drawn of an image
 FALLBACK = 3  # the likeliest that are drawn where nothing has that score
 BAR = 16  # height of the line above a picture
-CURVES = (0, 2, 4, 5, 7, 9)  # overlaps of which there is a curve, places among 0.5, 0.55, ..., 0.95
+CURVES = (
+    0,
+    2,
+    4,
+    5,
+    7,
+    9,
+)  # overlaps of which there is a curve, places among 0.5, 0.55, ..., 0.95
 GOLDEN = 0.618034  # steps of the hue: categories next to each other get different ones
 
 
-def predictions(columns: Any, source: Source | None, found: Detections, samples: list[int]) -> Array | None:
+def predictions(
+    columns: Any, source: Source | None, found: Detections, samples: list[int]
+) -> Array | None:
     """Draw, uint8 [n, H, W, 3], of each sample ground truth, and to its right detections.
 
     None when none can be read.
     """
     if source is None:
         return None
-    tiles = [tile for sample in samples if (tile := _pair(columns, source, found, sample)) is not None]
+    tiles = [
+        tile
+        for sample in samples
+        if (tile := _pair(columns, source, found, sample)) is not None
+    ]
     return np.stack(tiles) if tiles else None
 
 
-def detected(columns: Any, source: Source, found: Detections, sample: int) -> Image.Image | None:
+def detected(
+    columns: Any, source: Source, found: Detections, sample: int
+) -> Image.Image | None:
     """Draw a sample at its own size with what was found in it; None where it cannot be read."""
     picture = _picture(columns, source, sample)
-    return None if picture is None else _drawn(picture, _boxes_of(columns, found, sample), 1.0, 1.0)
+    return (
+        None
+        if picture is None
+        else _drawn(picture, _boxes_of(columns, found, sample), 1.0, 1.0)
+    )
 
 
 def _picture(columns: Any, source: Source, sample: int) -> Image.Image | None:
     try:
         turns = exif_of(columns)
-        return shown_rgb(source.read(sample), 0 if turns is None else int(turns[sample]))
+        return shown_rgb(
+            source.read(sample), 0 if turns is None else int(turns[sample])
+        )
     except Exception:  # PIL raises whatever the bytes make it stumble over; and a data set may have no bytes
         return None
 
 
-def _boxes_of(columns: Any, found: Detections, sample: int) -> list[tuple[Array, int, str]]:
+def _boxes_of(
+    columns: Any, found: Detections, sample: int
+) -> list[tuple[Array, int, str]]:
     """Return the likely detections of a sample, the likeliest first: box, category, text."""
     named = names(columns)
     own = np.flatnonzero(found.image_ids == columns.image_id[sample])
@@ -76,14 +99,23 @@ def _pair(columns: Any, source: Source, found: Detections, sample: int) -> Array
     if picture is None:
         return None
     scale = min(SIDE / picture.width, SIDE / picture.height)
-    small = picture.resize((max(round(picture.width * scale), 1), max(round(picture.height * scale), 1)))
+    small = picture.resize(
+        (max(round(picture.width * scale), 1), max(round(picture.height * scale), 1))
+    )
     named = names(columns)
     ids = np.asarray(columns.category_ids)
     there = columns.annotations(sample)
     expected = [
-        (box, int(ids[category]), named[int(ids[category])] + (" (crowd)" if crowd else ""))
+        (
+            box,
+            int(ids[category]),
+            named[int(ids[category])] + (" (crowd)" if crowd else ""),
+        )
         for box, category, crowd in zip(
-            columns.boxes[there], columns.category[there], columns.crowd[there], strict=True
+            columns.boxes[there],
+            columns.category[there],
+            columns.crowd[there],
+            strict=True,
         )
     ]
     tile = Image.new("RGB", (2 * SIDE, SIDE + BAR), "white")
@@ -93,14 +125,22 @@ def _pair(columns: Any, source: Source, found: Detections, sample: int) -> Array
         (SIDE, "detections", _boxes_of(columns, found, sample)),
     ):
         tile.paste(
-            _drawn(small, boxes, small.width / picture.width, small.height / picture.height), (left, BAR)
+            _drawn(
+                small, boxes, small.width / picture.width, small.height / picture.height
+            ),
+            (left, BAR),
         )
-        ImageDraw.Draw(tile).text((left + 2, 1), title, fill="black", font=ImageFont.load_default(12))
+        ImageDraw.Draw(tile).text(
+            (left + 2, 1), title, fill="black", font=ImageFont.load_default(12)
+        )
     return np.asarray(tile)
 
 
 def _drawn(
-    picture: Image.Image, boxes: list[tuple[Array, int, str]], across: float, down: float
+    picture: Image.Image,
+    boxes: list[tuple[Array, int, str]],
+    across: float,
+    down: float,
 ) -> Image.Image:
     """Draw boxes x y width height in the stored image's pixels, in its category's colour, with a text."""
     picture = picture.copy()
@@ -117,7 +157,9 @@ def _drawn(
             )
         )
         colour = _colour(category)
-        draw.rectangle([x0, y0, max(x0, x1 - 1), max(y0, y1 - 1)], outline=colour, width=2)
+        draw.rectangle(
+            [x0, y0, max(x0, x1 - 1), max(y0, y1 - 1)], outline=colour, width=2
+        )
         at = (max(x0, 0), max(y0 - 11, 0))
         draw.rectangle(draw.textbbox(at, text, font=font), fill=colour)
         draw.text(at, text, fill="black", font=font)

@@ -36,7 +36,9 @@ class Answers:
         """Whether two passes have given the same answers, to the last bit."""
         names = [column.name for column in fields(self)]
         return isinstance(other, Answers) and all(
-            np.array_equal(getattr(self, name), getattr(other, name), equal_nan=name == "shares")
+            np.array_equal(
+                getattr(self, name), getattr(other, name), equal_nan=name == "shares"
+            )
             for name in names
         )
 
@@ -66,7 +68,9 @@ class Answers:
             named.tolist(), self.shares.tolist(), self.finite.tolist(), strict=True
         ):
             cells: dict[str, Any] = {}
-            for place, (name, share) in enumerate(zip(names, shares, strict=True), start=1):
+            for place, (name, share) in enumerate(
+                zip(names, shares, strict=True), start=1
+            ):
                 behind = "" if place == 1 else f"_{place}"
                 cells[f"class{behind}"] = name if finite else None
                 cells[f"probability{behind}"] = round(share, 6) if finite else None
@@ -85,7 +89,13 @@ class Collected:
         # ids on the host; on the device classes [B, k], shares [B, k], labels, finite and valid [B]
         self._parts: list[tuple[Any, ...]] = []
 
-    def add(self, ids: Array, logits: torch.Tensor, labels: torch.Tensor, valid: torch.Tensor) -> None:
+    def add(
+        self,
+        ids: Array,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        valid: torch.Tensor,
+    ) -> None:
         """Add the logits [B, C] of samples; those that are not `valid` are left out."""
         # by logits: probabilities near 1 and 0 are rounded, and then several are the same
         classes = logits.topk(min(MOST, logits.shape[1]), dim=1).indices
@@ -99,9 +109,13 @@ class Collected:
 
     def _local(self) -> Answers:
         if not self._parts:
-            return answers_of(np.zeros(0, np.int64), np.zeros((0, 0)), np.zeros(0, np.int64))
+            return answers_of(
+                np.zeros(0, np.int64), np.zeros((0, 0)), np.zeros(0, np.int64)
+            )
         ids, *columns = zip(*self._parts, strict=True)
-        classes, shares, labels, finite, valid = (torch.cat(column).cpu().numpy() for column in columns)
+        classes, shares, labels, finite, valid = (
+            torch.cat(column).cpu().numpy() for column in columns
+        )
         return Answers(
             ids=np.concatenate(ids)[valid],
             classes=classes[valid],
@@ -111,7 +125,9 @@ class Collected:
         )
 
 
-def answers_of(ids: Array, logits: Array, labels: Array, *, binary: bool = False) -> Answers:
+def answers_of(
+    ids: Array, logits: Array, labels: Array, *, binary: bool = False
+) -> Answers:
     """Return the answers of logits, float64 [n, C], that are on the host and finite, as `Collected` does.
 
     Of classes with the same logit the first one comes first.

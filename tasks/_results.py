@@ -46,7 +46,11 @@ def written(detections: Detections, kind: str, texts: Texts = NUMBERS_ALONE) -> 
     def lines_of(part: int) -> bytes:
         return _lines(detections.taken(of_part[part]), kind, texts)
 
-    lines = processes.gathered(lines_of, range(parts), parts) if parts > 1 else [lines_of(0)]
+    lines = (
+        processes.gathered(lines_of, range(parts), parts)
+        if parts > 1
+        else [lines_of(0)]
+    )
     return b"[" + b",\n".join(lines) + b"]\n"
 
 
@@ -57,8 +61,17 @@ def _lines(detections: Detections, kind: str, texts: Texts) -> bytes:
             for code in detections.masks or []
         ]
     else:
-        values = detections.boxes if kind == "boxes" or detections.keypoints is None else detections.keypoints
-        shapes = list(map(str, values.reshape(len(detections), math.prod(values.shape[1:])).tolist()))
+        values = (
+            detections.boxes
+            if kind == "boxes" or detections.keypoints is None
+            else detections.keypoints
+        )
+        shapes = list(
+            map(
+                str,
+                values.reshape(len(detections), math.prod(values.shape[1:])).tolist(),
+            )
+        )
     images = _ids(detections.image_ids, texts.get("images", {}))
     categories = _ids(detections.category_ids, texts.get("categories", {}))
     rows = zip(images, categories, shapes, detections.scores.tolist(), strict=True)
@@ -95,7 +108,9 @@ class Results:
                 f"--score {path}: {error.strerror or error}; name a results file in COCO's format"
             ) from None
         except ValueError as error:  # of JSON, or of its encoding
-            raise UserError(f"--score {path}: is no JSON: {' '.join(str(error).split())}") from None
+            raise UserError(
+                f"--score {path}: is no JSON: {' '.join(str(error).split())}"
+            ) from None
         except RecursionError:
             raise UserError(
                 f"--score {path}: is nested too deep; a results file is a list of detections"
@@ -105,15 +120,23 @@ class Results:
                 f"--score {path}: got {type(content).__name__}, a results file is a list of detections"
             )
         if not content:  # nothing was found, and only the name of a file that a run wrote tells of what
-            own = next((kind for kind in KEYS if path.stem.endswith(f"_{kind}")), "boxes")
+            own = next(
+                (kind for kind in KEYS if path.stem.endswith(f"_{kind}")), "boxes"
+            )
             return Results(path=path, entries=[], kinds=(own,))
         first = content[0] if isinstance(content[0], dict) else {}
         kinds = tuple(kind for kind, key in KEYS.items() if key in first)
         needed = {"image_id", "category_id", "score", *(KEYS[kind] for kind in kinds)}
         for place, entry in enumerate(content):
-            missing = sorted(needed - (entry.keys() if isinstance(entry, dict) else set()))
+            missing = sorted(
+                needed - (entry.keys() if isinstance(entry, dict) else set())
+            )
             if missing or not kinds:
-                why = f"no {' and no '.join(missing)}" if missing else f"none of {', '.join(KEYS.values())}"
+                why = (
+                    f"no {' and no '.join(missing)}"
+                    if missing
+                    else f"none of {', '.join(KEYS.values())}"
+                )
                 raise UserError(
                     f"--score {path}: entry {place} has {why}; "
                     "each needs image_id, category_id, score and the shape that entry 0 has"
@@ -136,11 +159,17 @@ class Results:
         if "boxes" in self.kinds:
             boxes = self._numbers("bbox", 4)
             positive = boxes[:, 2:].min(axis=1) >= 0
-            self._require(positive, "bbox", "a box is x y width height, and neither of these is negative")
+            self._require(
+                positive,
+                "bbox",
+                "a box is x y width height, and neither of these is negative",
+            )
         keypoints = None
         if "keypoints" in self.kinds:
             count = columns.keypoints.shape[1]
-            keypoints = self._numbers("keypoints", 3 * count).reshape(len(images), count, 3)
+            keypoints = self._numbers("keypoints", 3 * count).reshape(
+                len(images), count, 3
+            )
         detections = Detections(
             image_ids=images,
             category_ids=categories,
@@ -154,10 +183,14 @@ class Results:
     def _ids(self, key: str, *, text: bool) -> Array:
         """Return whole numbers, int64 [N]; those of `text` where the annotations have such ids."""
         values = [
-            number_of(entry, key) if text and isinstance(entry[key], str) else entry[key]
+            number_of(entry, key)
+            if text and isinstance(entry[key], str)
+            else entry[key]
             for entry in self.entries
         ]
-        whole = (type(value) is int and abs(value) < 2**63 for value in values)  # true is no number
+        whole = (
+            type(value) is int and abs(value) < 2**63 for value in values
+        )  # true is no number
         self._require(whole, key, "an id is a whole number")
         return np.array(values, np.int64)
 
@@ -174,7 +207,10 @@ class Results:
 
     def _numbers(self, key: str, length: int) -> Array:
         """Return float64 [N, length], finite."""
-        values = [entry[key] if isinstance(entry[key], list) else [entry[key]] for entry in self.entries]
+        values = [
+            entry[key] if isinstance(entry[key], list) else [entry[key]]
+            for entry in self.entries
+        ]
         due = "a number" if length == 1 else f"{length} numbers"
         good = (len(value) == length and all(map(_finite, value)) for value in values)
         self._require(good, key, f"it must be {due}, none of them NaN or infinite")
@@ -183,18 +219,26 @@ class Results:
     def _masks(self, columns: Any, samples: Array) -> list[dict[str, Any]]:
         """Return run lengths, compressed, each of the size of its image."""
         key = "segmentation"
-        sizes = np.stack([columns.height[samples], columns.width[samples]], axis=1).tolist()
+        sizes = np.stack(
+            [columns.height[samples], columns.width[samples]], axis=1
+        ).tolist()
         codes = []
         for place, (entry, size) in enumerate(zip(self.entries, sizes, strict=True)):
             code = entry[key] if isinstance(entry[key], dict) else {}
             counts = code.get("counts")
             if code.get("size") != size or not isinstance(counts, str | list):
-                raise self._error(place, key, f"run lengths {{size, counts}} of an image of {size} are due")
+                raise self._error(
+                    place,
+                    key,
+                    f"run lengths {{size, counts}} of an image of {size} are due",
+                )
             try:
                 codes.append(_masks.checked(counts, *size))
             except ValueError:
                 due = f"none below 0, that sum up to {size[0]} x {size[1]} pixels"
-                raise self._error(place, key, f"counts must be run lengths, {due}") from None
+                raise self._error(
+                    place, key, f"counts must be run lengths, {due}"
+                ) from None
         return codes
 
     def _require(self, good: Iterable[Any], key: str, why: str) -> None:
@@ -206,7 +250,9 @@ class Results:
     def _error(self, place: int, key: str, why: str) -> UserError:
         got = SHORT.repr(self.entries[place][key])
         shown = got if len(got) <= 60 else got[:57] + "..."
-        return UserError(f"--score {self.path}: entry {place}, {key} got {shown}: {why}")
+        return UserError(
+            f"--score {self.path}: entry {place}, {key} got {shown}: {why}"
+        )
 
 
 def _finite(value: Any) -> bool:

@@ -23,7 +23,9 @@ def require(form: str) -> None:
             import pyarrow  # noqa: F401
         except ImportError:
             remedy = "pip install pyarrow, or --predict-format csv"
-            raise UserError(f"--predict-format parquet needs the package pyarrow: {remedy}") from None
+            raise UserError(
+                f"--predict-format parquet needs the package pyarrow: {remedy}"
+            ) from None
 
 
 def written(rows: Rows, form: str) -> bytes:
@@ -40,7 +42,11 @@ def inert(cell: Any) -> Any:
 
     https://owasp.org/www-community/attacks/CSV_Injection. Names of files and classes may be a stranger's.
     """
-    if not isinstance(cell, str) or not cell.startswith(FORMULA) or NUMBER.fullmatch(cell):
+    if (
+        not isinstance(cell, str)
+        or not cell.startswith(FORMULA)
+        or NUMBER.fullmatch(cell)
+    ):
         return cell
     return f"'{cell}"
 
@@ -63,12 +69,22 @@ def _parquet(rows: Rows) -> bytes:
     import pyarrow.parquet
 
     def cell(value: Any) -> Any:  # its text is UTF-8 alone
-        return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+        return (
+            value.encode("utf-8", "backslashreplace").decode()
+            if isinstance(value, str)
+            else value
+        )
 
-    columns = {name: pyarrow.array([cell(row[name]) for row in rows]) for name in rows[0]}
+    columns = {
+        name: pyarrow.array([cell(row[name]) for row in rows]) for name in rows[0]
+    }
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(columns), buffer)
     return buffer.getvalue()
 
 
-FORMATS: dict[str, Callable[[Rows], bytes]] = {"csv": _csv, "jsonl": _json_lines, "parquet": _parquet}
+FORMATS: dict[str, Callable[[Rows], bytes]] = {
+    "csv": _csv,
+    "jsonl": _json_lines,
+    "parquet": _parquet,
+}

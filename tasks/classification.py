@@ -12,7 +12,18 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 
-from contracts import Array, Batch, Figure, Metric, Plan, Rows, Split, Task, UserError, World
+from contracts import (
+    Array,
+    Batch,
+    Figure,
+    Metric,
+    Plan,
+    Rows,
+    Split,
+    Task,
+    UserError,
+    World,
+)
 from dataset.model_classes import ModelClasses
 from dataset.open import Console
 from models import Native, Registry
@@ -32,13 +43,19 @@ from tasks.kind import Asked, Predicting, Splits, TaskKind
 FIGURES = (
     Figure(name="top1", title="top-1", unit="%", chart="accuracy", compared=True),
     Figure(name="top5", title="top-5", unit="%", chart="accuracy", compared=True),
-    Figure(name="loss", title="loss", chart="loss", compared=True, larger_is_better=False),
+    Figure(
+        name="loss", title="loss", chart="loss", compared=True, larger_is_better=False
+    ),
     Figure(name="ece", unit="%", chart="calibration"),
     Figure(name="samples"),
     Figure(name="losses_not_finite", said="unless zero"),
     Figure(name="outputs_not_finite", said="unless zero"),
 )
-FIGURES_OF_SETS = (Figure(name="map", title="mAP", unit="%", chart="accuracy"), FIGURES[2], *FIGURES[4:])
+FIGURES_OF_SETS = (
+    Figure(name="map", title="mAP", unit="%", chart="accuracy"),
+    FIGURES[2],
+    *FIGURES[4:],
+)
 LOSS_UNIT = 2.0**-20
 """Each sample's loss is rounded to a whole multiple of this before it is summed, so that the sum does not
 depend on its order."""
@@ -75,7 +92,11 @@ class Classification:
         self._threshold = threshold
         self._auxiliary_weight = auxiliary_weight
         self._mixing = mixing
-        self._several = np.zeros((0, 0), np.float32) if several is None else several.astype(np.float32)
+        self._several = (
+            np.zeros((0, 0), np.float32)
+            if several is None
+            else several.astype(np.float32)
+        )
 
     def targets(self, rows: Rows) -> dict[str, np.ndarray]:
         """Return {"labels": int64 [B]}, IGNORE where the row is padding, and plan.mixing's where it mixes.
@@ -84,7 +105,9 @@ class Classification:
         """
         targets = label_targets(self._labels, rows)
         if self._weights is not None:
-            targets["weights"] = self._weights[np.where(rows.valid, rows.ids, 0)].astype(np.float32)
+            targets["weights"] = self._weights[
+                np.where(rows.valid, rows.ids, 0)
+            ].astype(np.float32)
         return targets | self._mixing.targets(rows) if self._mixing.mixes else targets
 
     def inputs(self, batch: Batch) -> tuple[torch.Tensor]:
@@ -96,22 +119,30 @@ class Classification:
     def probe(self, images: torch.Tensor) -> tuple[torch.Tensor]:
         return (images,)
 
-    def losses(self, outputs: torch.Tensor | Sequence[torch.Tensor], batch: Batch) -> torch.Tensor:
+    def losses(
+        self, outputs: torch.Tensor | Sequence[torch.Tensor], batch: Batch
+    ) -> torch.Tensor:
         """Return fp32 [B]; an output that is a tuple is (logits, auxiliary logits, ...)."""
         logits, *auxiliary = [outputs] if isinstance(outputs, torch.Tensor) else outputs
         losses = self._loss(logits, batch)
         for head in auxiliary:
             losses = losses + self._auxiliary_weight * self._loss(head, batch)
-        return losses * batch.targets["weights"] if self._weights is not None else losses
+        return (
+            losses * batch.targets["weights"] if self._weights is not None else losses
+        )
 
     def _loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         if not self._binary:
             return self._cross_entropy(logits, batch, self._smoothing)
         # padding is of class 0 here, and its loss is left out
-        targets = functional.one_hot(batch.targets["labels"].clamp(min=0), logits.shape[1]).float()
+        targets = functional.one_hot(
+            batch.targets["labels"].clamp(min=0), logits.shape[1]
+        ).float()
         if "partners" in batch.targets:
             targets = shared(targets, targets[batch.targets["partners"]], batch.targets)
-        return binary_cross_entropy(logits, targets, batch.valid, self._smoothing, self._threshold)
+        return binary_cross_entropy(
+            logits, targets, batch.valid, self._smoothing, self._threshold
+        )
 
     def parts(self, outputs: Any) -> dict[str, torch.Tensor]:
         return {}
@@ -120,16 +151,24 @@ class Classification:
         return TopK(device, self._validated, binary=self._binary)
 
     @staticmethod
-    def _cross_entropy(logits: torch.Tensor, batch: Batch, smoothing: float) -> torch.Tensor:
+    def _cross_entropy(
+        logits: torch.Tensor, batch: Batch, smoothing: float
+    ) -> torch.Tensor:
         def of(labels: torch.Tensor) -> torch.Tensor:
             return functional.cross_entropy(
-                logits.float(), labels, reduction="none", ignore_index=IGNORE, label_smoothing=smoothing
+                logits.float(),
+                labels,
+                reduction="none",
+                ignore_index=IGNORE,
+                label_smoothing=smoothing,
             )
 
         labels = batch.targets["labels"]
         losses = of(labels)
         if "partners" in batch.targets:
-            losses = shared(losses, of(labels[batch.targets["partners"]]), batch.targets)
+            losses = shared(
+                losses, of(labels[batch.targets["partners"]]), batch.targets
+            )
         return torch.where(batch.valid, losses, 0.0)
 
 
@@ -149,7 +188,9 @@ def binary_cross_entropy(
     wanted = targets * (1 - smoothing) + smoothing / logits.shape[1]
     if threshold is not None:
         wanted = (wanted > threshold).float()
-    each = functional.binary_cross_entropy_with_logits(logits.float(), wanted, reduction="none")
+    each = functional.binary_cross_entropy_with_logits(
+        logits.float(), wanted, reduction="none"
+    )
     return torch.where(valid, each.mean(dim=1), 0.0)
 
 
@@ -169,7 +210,9 @@ class Tags(Classification):
         wanted = batch.targets["wanted"]
         if "partners" in batch.targets:
             wanted = shared(wanted, wanted[batch.targets["partners"]], batch.targets)
-        return binary_cross_entropy(logits, wanted, batch.valid, self._smoothing, self._threshold)
+        return binary_cross_entropy(
+            logits, wanted, batch.valid, self._smoothing, self._threshold
+        )
 
     def metric(self, device: torch.device) -> Metric:
         return MeanPrecision(self._several.shape[1], self._validated)
@@ -182,7 +225,11 @@ class TopK:
     """
 
     def __init__(
-        self, device: torch.device, validated: Validated | None = None, *, binary: bool = False
+        self,
+        device: torch.device,
+        validated: Validated | None = None,
+        *,
+        binary: bool = False,
     ) -> None:
         self._validated = validated
         self._classes = 0
@@ -261,7 +308,9 @@ class MeanPrecision:
         everyone = world.gather(self._own())
         ids = np.concatenate([part[0] for part in everyone])
         order = np.argsort(ids, kind="stable")
-        logits, wanted = (np.concatenate([part[at] for part in everyone])[order] for at in (1, 2))
+        logits, wanted = (
+            np.concatenate([part[at] for part in everyone])[order] for at in (1, 2)
+        )
         finite = np.isfinite(logits).all(axis=1)
         each = binary_cross_entropy(
             torch.from_numpy(logits),
@@ -274,7 +323,10 @@ class MeanPrecision:
         # as TopK adds them up
         units = int(np.rint(each[countable] / LOSS_UNIT).astype(np.int64).sum())
         scores = np.where(finite[:, None], logits, -np.inf)
-        precisions = [average_precision(scores[:, at], wanted[:, at] > 0) for at in range(self._classes)]
+        precisions = [
+            average_precision(scores[:, at], wanted[:, at] > 0)
+            for at in range(self._classes)
+        ]
         known = [one for one in precisions if one is not None]
         answers = self._collected.answers(world)
         files = {}
@@ -295,26 +347,47 @@ class MeanPrecision:
         parts = [(np.zeros(0, np.int64), none, none)]
         for ids, logits, wanted, valid in self._parts:
             rows = valid.cpu().numpy()
-            parts.append((ids[rows], logits.cpu().numpy()[rows], wanted.cpu().numpy()[rows]))
-        own_ids, own_logits, own_wanted = (np.concatenate(column) for column in zip(*parts, strict=True))
+            parts.append(
+                (ids[rows], logits.cpu().numpy()[rows], wanted.cpu().numpy()[rows])
+            )
+        own_ids, own_logits, own_wanted = (
+            np.concatenate(column) for column in zip(*parts, strict=True)
+        )
         return own_ids, own_logits, own_wanted
 
     @staticmethod
     def _files(
-        validated: Validated, answers: Answers, wanted: Array, precisions: list[float | None]
+        validated: Validated,
+        answers: Answers,
+        wanted: Array,
+        precisions: list[float | None],
     ) -> Mapping[str, bytes]:
         """Return val_predictions.csv, with the labels of every sample, and classes.csv."""
         names = np.array(validated.classes, object)
         rows = [
-            {"path": validated.source.name(int(sample)), "labels": ";".join(names[labels > 0]), **own}
-            for sample, labels, own in zip(answers.ids, wanted, answers.rows(validated.classes), strict=True)
+            {
+                "path": validated.source.name(int(sample)),
+                "labels": ";".join(names[labels > 0]),
+                **own,
+            }
+            for sample, labels, own in zip(
+                answers.ids, wanted, answers.rows(validated.classes), strict=True
+            )
         ]
         by_class = [
-            {"class": name, "samples": int(count), "average_precision": one and round(one, 4)}
-            for name, count, one in zip(names, wanted.sum(axis=0), precisions, strict=True)
+            {
+                "class": name,
+                "samples": int(count),
+                "average_precision": one and round(one, 4),
+            }
+            for name, count, one in zip(
+                names, wanted.sum(axis=0), precisions, strict=True
+            )
         ]
         files = {"classes.csv": _tables.written(by_class, "csv")}
-        return files | ({"val_predictions.csv": _tables.written(rows, "csv")} if rows else {})
+        return files | (
+            {"val_predictions.csv": _tables.written(rows, "csv")} if rows else {}
+        )
 
 
 def average_precision(scores: Array, wanted: Array) -> float | None:
@@ -333,13 +406,19 @@ def average_precision(scores: Array, wanted: Array) -> float | None:
     return float((precision * np.diff(right, prepend=0)).sum() / right[-1])
 
 
-def extras_of(answers: Answers, validated: Validated | None, world: World) -> dict[str, Any]:
+def extras_of(
+    answers: Answers, validated: Validated | None, world: World
+) -> dict[str, Any]:
     """Return the `extras` of a validation; files and pictures are made by rank 0 alone."""
-    more = validated.extras(answers) if validated is not None and world.rank == 0 else {}
+    more = (
+        validated.extras(answers) if validated is not None and world.rank == 0 else {}
+    )
     return {"answers": answers, **more}
 
 
-def write_answers(folder: Path, found: Mapping[str, Any], asked: Asked, classes: Sequence[str]) -> list[Path]:
+def write_answers(
+    folder: Path, found: Mapping[str, Any], asked: Asked, classes: Sequence[str]
+) -> list[Path]:
     """Write predictions.* with a row a file, in their order: path, likeliest classes, error."""
     answers: Answers = found["extras"]["answers"]
     cells = answers.rows(classes)
@@ -348,7 +427,11 @@ def write_answers(folder: Path, found: Mapping[str, Any], asked: Asked, classes:
     rows = []
     for index, name in enumerate(asked.names):
         answer = row_of.get(int(asked.samples[index]))
-        row = empty | {"error": asked.errors.get(index, NO_NUMBER)} if answer is None else cells[answer]
+        row = (
+            empty | {"error": asked.errors.get(index, NO_NUMBER)}
+            if answer is None
+            else cells[answer]
+        )
         rows.append({"path": name, **row})
     path = folder / f"predictions.{asked.form}"
     path.write_bytes(_tables.written(rows, asked.form))
@@ -386,22 +469,40 @@ class ClassificationKind(TaskKind):
         return KIND_OF_SETS if config.data.multi_label else self
 
     def splits(
-        self, config: Config, loader: str, console: Console, model: ModelClasses | None = None
+        self,
+        config: Config,
+        loader: str,
+        console: Console,
+        model: ModelClasses | None = None,
     ) -> dict[str, Split]:
         return opened(config, loader, self.content(config), console, model)
 
-    def plans(self, config: Config, splits: Splits, native: Native, **ranks: int) -> tuple[Plan, Plan]:
-        return pair(ImagePlan.of, config, splits, *image_policies(config.augmentation, native), **ranks)
+    def plans(
+        self, config: Config, splits: Splits, native: Native, **ranks: int
+    ) -> tuple[Plan, Plan]:
+        return pair(
+            ImagePlan.of,
+            config,
+            splits,
+            *image_policies(config.augmentation, native),
+            **ranks,
+        )
 
     def used(self, plan: Any) -> dict[str, Any]:
         policy = plan.policy
-        return {"image_size": policy.image_size, "val_window": policy.window, "val_resize": policy.resize}
+        return {
+            "image_size": policy.image_size,
+            "val_window": policy.window,
+            "val_resize": policy.resize,
+        }
 
     def task_of(self, columns: Any) -> Callable[..., Classification]:
         """Return what makes the task of a split of settings of the loss, as Classification takes them."""
         return partial(Classification, columns.label)
 
-    def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
+    def tasks(
+        self, config: Config, splits: Splits, auxiliary_weight: float
+    ) -> tuple[Task, Task]:
         loss = config.optimisation
         columns, val = splits["train"].columns, splits["val"]
         binary = loss.loss == "bce"
@@ -416,16 +517,24 @@ class ClassificationKind(TaskKind):
         validated = None
         if config.run.predict is None:  # what is predicted has no labels
             turns = exif_of(val.columns)
-            validated = Validated(classes=val.columns.classes, source=val.source, turns=turns)
+            validated = Validated(
+                classes=val.columns.classes, source=val.source, turns=turns
+            )
         return train, self.task_of(val.columns)(binary=binary, validated=validated)
 
-    def predicting(self, config: Config, found: Split, classes: tuple[str, ...], folder: Path) -> Predicting:
+    def predicting(
+        self, config: Config, found: Split, classes: tuple[str, ...], folder: Path
+    ) -> Predicting:
         """Return what --predict does: a validation whose labels mean nothing. Raises UserError."""
         _tables.require(config.run.predict_format)
-        unlabelled = found.columns.numbered(np.zeros(len(found.columns.classes), np.int64), classes)
+        unlabelled = found.columns.numbered(
+            np.zeros(len(found.columns.classes), np.int64), classes
+        )
         split = replace(found, columns=unlabelled)
         _, task = self.tasks(config, {"train": split, "val": split}, 0.0)
-        return Predicting(split=split, task=task, write=partial(write_answers, classes=classes))
+        return Predicting(
+            split=split, task=task, write=partial(write_answers, classes=classes)
+        )
 
 
 class SetsKind(ClassificationKind):
@@ -434,13 +543,21 @@ class SetsKind(ClassificationKind):
     figures = FIGURES_OF_SETS
 
     def task_of(self, columns: Any) -> Callable[..., Classification]:
-        several = getattr(columns, "several", None)  # of files without labels there is none
+        several = getattr(
+            columns, "several", None
+        )  # of files without labels there is none
         none = np.zeros((len(columns.classes), len(columns.classes)), bool)
-        return partial(Tags, columns.label, several=none if several is None else several)
+        return partial(
+            Tags, columns.label, several=none if several is None else several
+        )
 
-    def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
+    def tasks(
+        self, config: Config, splits: Splits, auxiliary_weight: float
+    ) -> tuple[Task, Task]:
         if config.optimisation.balance != "none":
-            raise UserError("--balance is of one class a sample, --multi-label has several; leave one out")
+            raise UserError(
+                "--balance is of one class a sample, --multi-label has several; leave one out"
+            )
         return super().tasks(config, splits, auxiliary_weight)
 
 

@@ -37,12 +37,16 @@ def _shown(kind: str, title: str) -> Iterator[Figure]:
     """Yield AP over all overlaps, at 0.5 and at 0.75 of masks or keypoints."""
     for overlap in ("", "50", "75"):
         name = f"{kind}_ap{overlap}"
-        yield Figure(name=name, title="" if overlap else title, unit="%", chart=f"AP of {kind}s")
+        yield Figure(
+            name=name, title="" if overlap else title, unit="%", chart=f"AP of {kind}s"
+        )
 
 
 def _unsaid(names: str, chart: str = "") -> Iterator[Figure]:
     """Yield the figures that TensorBoard and the files alone have."""
-    return (Figure(name=name, unit="%", said="never", chart=chart) for name in names.split())
+    return (
+        Figure(name=name, unit="%", said="never", chart=chart) for name in names.split()
+    )
 
 
 FIGURES = (
@@ -54,10 +58,14 @@ FIGURES = (
     *_unsaid("ar_small ar_medium ar_large"),
     *_shown("mask", "mask AP"),
     *_unsaid("mask_ap_small mask_ap_medium mask_ap_large"),
-    *_unsaid("mask_ar1 mask_ar10 mask_ar100 mask_ar_small mask_ar_medium mask_ar_large"),
+    *_unsaid(
+        "mask_ar1 mask_ar10 mask_ar100 mask_ar_small mask_ar_medium mask_ar_large"
+    ),
     *_shown("keypoint", "keypoint AP"),
     *_unsaid("keypoint_ap_medium keypoint_ap_large"),
-    *_unsaid("keypoint_ar keypoint_ar50 keypoint_ar75 keypoint_ar_medium keypoint_ar_large"),
+    *_unsaid(
+        "keypoint_ar keypoint_ar50 keypoint_ar75 keypoint_ar_medium keypoint_ar_large"
+    ),
     Figure(name="samples"),
     Figure(name="detections"),
     Figure(name="outputs_not_finite", said="unless zero"),
@@ -102,7 +110,9 @@ class Detection:
         """
         masks = self._masks and self._training
         keypoints = self._keypoints and self._training
-        return packed(self._columns, rows, masks=masks, keypoints=keypoints, centred=self._centred)
+        return packed(
+            self._columns, rows, masks=masks, keypoints=keypoints, centred=self._centred
+        )
 
     def inputs(self, batch: Batch) -> tuple[Any, ...]:
         """Return (images, sizes without padding, boxes to train on or None), asking nothing of the device.
@@ -125,8 +135,16 @@ class Detection:
             images = torch.stack([images[place] for place in kept]).contiguous(
                 memory_format=torch.channels_last
             )
-        names = [name for name in ("boxes", "labels", "masks", "keypoints") if name in batch.targets]
-        return images, sizes, [{name: batch.targets[name][a:b] for name in names} for a, b in cuts]
+        names = [
+            name
+            for name in ("boxes", "labels", "masks", "keypoints")
+            if name in batch.targets
+        ]
+        return (
+            images,
+            sizes,
+            [{name: batch.targets[name][a:b] for name in names} for a, b in cuts],
+        )
 
     def shown(self, batch: Batch) -> torch.Tensor:
         return batch.images
@@ -135,13 +153,19 @@ class Detection:
         """Return the arguments with one box an image, a quarter of its size."""
         count, _, height, width = images.shape
         target = {
-            "boxes": torch.tensor([[0.0, 0.0, width / 2, height / 2]], device=images.device),
+            "boxes": torch.tensor(
+                [[0.0, 0.0, width / 2, height / 2]], device=images.device
+            ),
             "labels": torch.ones(1, dtype=torch.int64, device=images.device),
         }
         if self._masks:
-            target["masks"] = torch.ones(1, height, width, dtype=torch.uint8, device=images.device)
+            target["masks"] = torch.ones(
+                1, height, width, dtype=torch.uint8, device=images.device
+            )
         if self._keypoints:
-            target["keypoints"] = torch.ones(1, len(self._columns.keypoint_mirror), 3, device=images.device)
+            target["keypoints"] = torch.ones(
+                1, len(self._columns.keypoint_mirror), 3, device=images.device
+            )
         return (
             images,
             [(height, width)] * count,
@@ -155,7 +179,10 @@ class Detection:
 
     def parts(self, outputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the losses by torchvision's names without "loss_": classifier, box_reg, ..."""
-        return {name.removeprefix("loss_"): loss.detach().float() for name, loss in outputs.items()}
+        return {
+            name.removeprefix("loss_"): loss.detach().float()
+            for name, loss in outputs.items()
+        }
 
     def metric(self, device: torch.device) -> Metric:
         return (CocoAP if self._scored else Found)(
@@ -180,14 +207,20 @@ class DetectionKind(TaskKind):
     pure = False  # its losses are made for autocast
     graphs = False  # as many shapes as canvases
 
-    def adopted(self, module: nn.Module, arch: str, shape: tuple[int, ...]) -> nn.Module:
+    def adopted(
+        self, module: nn.Module, arch: str, shape: tuple[int, ...]
+    ) -> nn.Module:
         return architectures.adopted(module, arch, shape)
 
     def content(self, config: Config) -> Content:
         return "keypoints" if _parts(config)["keypoints"] else "instances"
 
     def splits(
-        self, config: Config, loader: str, console: Console, model: ModelClasses | None = None
+        self,
+        config: Config,
+        loader: str,
+        console: Console,
+        model: ModelClasses | None = None,
     ) -> dict[str, Split]:
         """Open both. Raises UserError.
 
@@ -197,7 +230,9 @@ class DetectionKind(TaskKind):
         _coco.require(config.detection.evaluator)
         parts = _parts(config)
         found = opened(config, loader, self.content(config), console, model)
-        if not np.array_equal(found["train"].columns.keypoint_name, found["val"].columns.keypoint_name):
+        if not np.array_equal(
+            found["train"].columns.keypoint_name, found["val"].columns.keypoint_name
+        ):
             raise UserError(
                 "--data: the categories of validation name other keypoints than those of training, "
                 "or in another order"
@@ -205,7 +240,8 @@ class DetectionKind(TaskKind):
         if parts["masks"]:
             train = found["train"]
             found["train"] = replace(
-                train, columns=_with_masks(train.columns, config.model.arch or ARCH, console)
+                train,
+                columns=_with_masks(train.columns, config.model.arch or ARCH, console),
             )
         _warn_of_nothing(found["val"].columns, console)
         return found
@@ -215,33 +251,55 @@ class DetectionKind(TaskKind):
     ) -> tuple[DetectionPlan, DetectionPlan]:
         detection = config.detection
         policies = detection_policies(config.augmentation, detection, native)
-        return pair(DetectionPlan.of, config, splits, *policies, keep_empty=detection.keep_empty, **ranks)
+        return pair(
+            DetectionPlan.of,
+            config,
+            splits,
+            *policies,
+            keep_empty=detection.keep_empty,
+            **ranks,
+        )
 
     def used(self, plan: DetectionPlan) -> dict[str, Any]:
         return {"image_size": plan.policy.size, "longer_side": plan.policy.longer}
 
-    def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
+    def tasks(
+        self, config: Config, splits: Splits, auxiliary_weight: float
+    ) -> tuple[Task, Task]:
         parts = _parts(config)
         train = splits["train"].columns
         val = splits["val"].columns
         centred = config.detection.augment in CENTRED
-        validation: dict[str, Any] = {"evaluator": config.detection.evaluator, "source": splits["val"].source}
+        validation: dict[str, Any] = {
+            "evaluator": config.detection.evaluator,
+            "source": splits["val"].source,
+        }
         return Detection(train, centred=centred, **parts), Detection(
             val, training=False, **validation, **parts
         )
 
-    def predicting(self, config: Config, found: Split, classes: tuple[str, ...], folder: Path) -> Predicting:
+    def predicting(
+        self, config: Config, found: Split, classes: tuple[str, ...], folder: Path
+    ) -> Predicting:
         """Return the validation of images in which nothing is marked. Raises UserError for what it lacks."""
         if config.run.tta != "none" or config.run.predict_format != "csv":
             flag = "--tta" if config.run.tta != "none" else "--predict-format"
-            raise UserError(f"{flag} is for classifiers; a detector writes COCO's results: leave it out")
+            raise UserError(
+                f"{flag} is for classifiers; a detector writes COCO's results: leave it out"
+            )
         parts = _parts(config)
         if parts["keypoints"]:
-            raise UserError("--predict is not for keypoints: a checkpoint does not say how many there are")
+            raise UserError(
+                "--predict is not for keypoints: a checkpoint does not say how many there are"
+            )
         split = replace(found, columns=Unannotated.of(found.columns, classes))
         task = Detection(split.columns, training=False, scored=False, **parts)
         kinds = ["boxes", *(["masks"] if parts["masks"] else [])]
-        return Predicting(split=split, task=task, write=partial(write_detections, split=split, kinds=kinds))
+        return Predicting(
+            split=split,
+            task=task,
+            write=partial(write_detections, split=split, kinds=kinds),
+        )
 
     def building(self, config: Config, columns: Any) -> dict[str, Any]:
         return {
@@ -255,10 +313,21 @@ class DetectionKind(TaskKind):
         """Return the boxes to learn of an image, a mean, and the share of pixels that is padding."""
         rows = plan.rows(0, 0)[:LOOKED_AT]
         boxes = sum(
-            len(packed(plan.columns, one, masks=False, keypoints=False, centred=plan.policy.centred)["boxes"])
+            len(
+                packed(
+                    plan.columns,
+                    one,
+                    masks=False,
+                    keypoints=False,
+                    centred=plan.policy.centred,
+                )["boxes"]
+            )
             for one in rows
         )
-        return {"instances_per_image": boxes / max(len(rows) * plan.batch_size, 1), "padding": padding(rows)}
+        return {
+            "instances_per_image": boxes / max(len(rows) * plan.batch_size, 1),
+            "padding": padding(rows),
+        }
 
     def score(self, config: Config, console: Console) -> int | None:
         """Score the results file of --score against the annotations of --data. Raises UserError."""
@@ -300,7 +369,9 @@ def _with_masks(columns: Any, arch: str, console: Console) -> Any:
     """Return the columns without usable boxes that lack a segmentation. Raises UserError if none is left."""
     usable = np.asarray(columns.usable)
     # one run alone is of pixels outside
-    masked = usable & ((np.diff(columns.polygon_offsets) > 0) | (np.diff(columns.rle_offsets) > 1))
+    masked = usable & (
+        (np.diff(columns.polygon_offsets) > 0) | (np.diff(columns.rle_offsets) > 1)
+    )
     without = int(np.count_nonzero(usable & ~masked))
     if not without:
         return columns

@@ -25,7 +25,11 @@ from settings.preset import shown
 from system import torch_files
 from tasks.kind import TaskKind
 
-TAKEN = {name for name, facts in schema.FACTS.items() if facts.evaluation in ("checkpoint", "free")}
+TAKEN = {
+    name
+    for name, facts in schema.FACTS.items()
+    if facts.evaluation in ("checkpoint", "free")
+}
 """Settings that an evaluation takes from a checkpoint."""
 OTHER_SIZES = ("image_size_start", "val_image_size")
 """Settings of sizes that a network is not built for."""
@@ -40,9 +44,15 @@ class Start:
     config: Config
     told: list[str]  # lines for the user, in which `network` says what it has chosen
     weights: str | None  # a file, or the name of published weights
-    origin: str  # what an evaluation is of, to begin a message: "--resume runs/a/last.pt"
-    trained: tuple[str, ...]  # the classes of the checkpoint that is evaluated; () where there is none
-    doubts: tuple[str, ...] = ()  # why its figures may be others, which `network` warns of
+    origin: (
+        str  # what an evaluation is of, to begin a message: "--resume runs/a/last.pt"
+    )
+    trained: tuple[
+        str, ...
+    ]  # the classes of the checkpoint that is evaluated; () where there is none
+    doubts: tuple[
+        str, ...
+    ] = ()  # why its figures may be others, which `network` warns of
     of_average: bool = False  # answers and files are of the checkpoint's average, and not of its network
 
     @classmethod
@@ -63,7 +73,13 @@ class Start:
         weights = config.model.weights
         if not checkpoint:
             config = _without_training(config) if config.run.uses else config
-            return cls(config=config, told=[], weights=weights, origin=f"--weights {weights}", trained=())
+            return cls(
+                config=config,
+                told=[],
+                weights=weights,
+                origin=f"--weights {weights}",
+                trained=(),
+            )
         config, told, doubts = _evaluated(checkpoint, config, given, origin)
         return cls(
             config=config,
@@ -98,7 +114,9 @@ class Start:
             )
         return native._replace(
             interpolation=interpolation,
-            size=(asked.val_image_size if self.config.run.uses else None) or asked.image_size or native.size,
+            size=(asked.val_image_size if self.config.run.uses else None)
+            or asked.image_size
+            or native.size,
             mean=asked.mean or native.mean,
             std=asked.std or native.std,
         )
@@ -106,7 +124,12 @@ class Start:
     @staticmethod
     def pixels(native: Native, dtype: str) -> Pixels:
         """Return what loaders make of decoded pixels; `dtype` is that of the step's input."""
-        return Pixels(mean=native.mean, std=native.std, dtype=dtype, interpolation=native.interpolation)
+        return Pixels(
+            mean=native.mean,
+            std=native.std,
+            dtype=dtype,
+            interpolation=native.interpolation,
+        )
 
     def classes(self, registry: Registry, arch: str) -> ModelClasses | None:
         """Return the classes of a network that is evaluated.
@@ -118,7 +141,11 @@ class Start:
         if not self.config.run.uses or self.weights is None:
             return None
         names = registry.classes(arch, self.weights)
-        return ModelClasses(names=names, origin=self.origin, published=True) if names else None
+        return (
+            ModelClasses(names=names, origin=self.origin, published=True)
+            if names
+            else None
+        )
 
     def network(
         self,
@@ -138,12 +165,19 @@ class Start:
         torch.manual_seed(draws.key(self.config.run.seed, draws.Purpose.MODEL))
         model = self.config.model
         try:
-            module, loaded = registry.build(arch, shape=shape, weights=self.weights, **heads)
+            module, loaded = registry.build(
+                arch, shape=shape, weights=self.weights, **heads
+            )
         except Unusable as error:
-            raise Unusable(str(error).replace(f"--weights {self.weights}", self.origin)) from None
+            raise Unusable(
+                str(error).replace(f"--weights {self.weights}", self.origin)
+            ) from None
         # --evaluate validates both, the network and its average
         if not (self.config.run.evaluate and self.trained):
-            self.told.extend(line.replace(f"--weights {self.weights}", self.origin) for line in loaded.notes)
+            self.told.extend(
+                line.replace(f"--weights {self.weights}", self.origin)
+                for line in loaded.notes
+            )
         # detectors take images of any size, but for SSD, whose plan refuses another
         if not self.config.run.uses and "keypoints" not in heads:
             for name in OTHER_SIZES:
@@ -151,15 +185,23 @@ class Start:
                     _require_size(module, arch, (*shape[:-2], side, side), name)
         if model.grad_checkpointing and not self.config.run.uses:
             count = recompute_blocks(module, arch)
-            self.told.append(f"--grad-checkpointing: {count} blocks compute again in the backward pass")
+            self.told.append(
+                f"--grad-checkpointing: {count} blocks compute again in the backward pass"
+            )
         if model.sync_bn and not self.config.run.uses:
             if not torch.cuda.is_available():
-                raise UserError("--sync-bn is for GPUs, and there is none; leave it out")
+                raise UserError(
+                    "--sync-bn is for GPUs, and there is none; leave it out"
+                )
             module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
         if self.config.run.uses and loaded.anew:
             random = ", ".join(loaded.anew)
-            remedy = "give data of the classes that it was trained on, or train on these"
-            raise UserError(f"{self.origin} is for other classes, {random} would be random; {remedy}")
+            remedy = (
+                "give data of the classes that it was trained on, or train on these"
+            )
+            raise UserError(
+                f"{self.origin} is for other classes, {random} would be random; {remedy}"
+            )
         if (pattern := self.config.model.freeze) and not self.config.run.uses:
             self.told.append(freeze(module, pattern))
         evaluates = self.config.run.evaluate and self.weights and "classes" in heads
@@ -168,19 +210,27 @@ class Start:
             console.warn(f"{self.origin} does not name its classes: {guess}")
         return module
 
-    def kept(self, kind: TaskKind, plan: Any, pixels: Pixels, *, size: int) -> dict[str, Any]:
+    def kept(
+        self, kind: TaskKind, plan: Any, pixels: Pixels, *, size: int
+    ) -> dict[str, Any]:
         """Return what a checkpoint keeps of the settings.
 
         `config` is what was asked for, `used` what came of it. `plan` is that of validation, whose images are
         those of `used`.
         """
         used = {"task": kind.name, "image_size": size, **kind.used(plan)}
-        used |= {"mean": list(pixels.mean), "std": list(pixels.std), "interpolation": pixels.interpolation}
+        used |= {
+            "mean": list(pixels.mean),
+            "std": list(pixels.std),
+            "interpolation": pixels.interpolation,
+        }
         used = {name: value for name, value in used.items() if kind.reads(name)}
         return {"config": self.config.flat(), "used": used}
 
 
-def _require_size(module: nn.Module, arch: str, shape: tuple[int, ...], name: str) -> None:
+def _require_size(
+    module: nn.Module, arch: str, shape: tuple[int, ...], name: str
+) -> None:
     """Raise UserError where a network that was built for another size does not take batches of `shape`, which
     the setting `name` asks for."""
     try:
@@ -197,15 +247,23 @@ def _evaluated(
     content: Mapping[str, Any], config: Config, given: Collection[str], origin: str
 ) -> tuple[Config, list[str], tuple[str, ...]]:
     """Return the settings of an evaluation, a line for each that is not the checkpoint's, and doubts."""
-    asked = {name: value for name, value in content["config"].items() if name in schema.GROUP_OF}
-    used = {name: value for name, value in content.get("used", {}).items() if name in TAKEN}
+    asked = {
+        name: value
+        for name, value in content["config"].items()
+        if name in schema.GROUP_OF
+    }
+    used = {
+        name: value for name, value in content.get("used", {}).items() if name in TAKEN
+    }
     chosen = config.flat()
     told = []
     doubts: tuple[str, ...] = ()
     if not used:
         # published weights have a validation crop of their own, which is found by their name
         used = {"weights": asked.get("weights")}
-        doubts = (f"{origin}: an earlier version has written it, and what that had found is found anew",)
+        doubts = (
+            f"{origin}: an earlier version has written it, and what that had found is found anew",
+        )
     precision = asked.get("precision", "auto")
     if precision == "fp16-pure" and not torch.cuda.is_available():
         precision = "auto"  # it says how weights are trained, and elsewhere there are no fp16 kernels
@@ -224,17 +282,29 @@ def _evaluated(
     trained["val_image_size"] = size if "val_image_size" in given else None
     if "val_resize" in used:
         trained["val_crop_share"] = None  # which it came of
-    if any(name in given and chosen[name] != size for name in ("image_size", "val_image_size")):
+    if any(
+        name in given and chosen[name] != size
+        for name in ("image_size", "val_image_size")
+    ):
         trained |= {name: asked.get(name) for name in FROM_THE_SIZE}
-    for name, other in (("val_resize", "val_crop_share"), ("val_crop_share", "val_resize")):
+    for name, other in (
+        ("val_resize", "val_crop_share"),
+        ("val_crop_share", "val_resize"),
+    ):
         if name in given:
             trained[other] = None
     for name in sorted(given):
-        if schema.FACTS[name].evaluation != "checkpoint" or chosen[name] == trained.get(name, chosen[name]):
+        if schema.FACTS[name].evaluation != "checkpoint" or chosen[name] == trained.get(
+            name, chosen[name]
+        ):
             continue
         here = f"--{name.replace('_', '-')} {_shown(chosen[name])}"
-        told.append(f"{origin}: {here} differs from the checkpoint's {_shown(trained[name])}")
-    taken = {name: value for name, value in trained.items() if name in TAKEN or name in used}
+        told.append(
+            f"{origin}: {here} differs from the checkpoint's {_shown(trained[name])}"
+        )
+    taken = {
+        name: value for name, value in trained.items() if name in TAKEN or name in used
+    }
     flat = {**chosen, **taken, **{name: chosen[name] for name in given}}
     return _without_training(schema.build(flat, origin=origin)), told, doubts
 
@@ -243,7 +313,11 @@ def _without_training(config: Config) -> Config:
     defaults = Config().flat()
     return schema.build(
         config.flat()
-        | {name: defaults[name] for name, facts in schema.FACTS.items() if facts.evaluation == "unused"}
+        | {
+            name: defaults[name]
+            for name, facts in schema.FACTS.items()
+            if facts.evaluation == "unused"
+        }
     )
 
 

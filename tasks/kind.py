@@ -42,7 +42,9 @@ class Asked:
 class Predicting:
     """What --predict does with a task: on which columns, and what it writes of the answers."""
 
-    split: Split  # with the classes of the model, and no label or box that means anything
+    split: (
+        Split  # with the classes of the model, and no label or box that means anything
+    )
     task: Task  # of a validation of it; what its metric returns is what `write` gets
     write: Write
 
@@ -53,16 +55,23 @@ class TaskKind(ABC):
     name: str  # as --task has it, and TASKS
     arch: str  # of --arch, where none is given
     registry: Registry  # the architectures: a module of models/
-    others: Mapping[str, str] = {}  # what a name of --arch begins with -> another module of models/
+    others: Mapping[
+        str, str
+    ] = {}  # what a name of --arch begins with -> another module of models/
     medium: Medium = "images"  # what the files hold, which says which loaders there are
     unit: str = "img/s"  # of the rate
     cpu_precision: str = "auto"  # of --precision auto on a CPU
-    figures: tuple[Figure, ...]  # of a validation, in the order of the table; the first one picks best.pt
-    also: tuple[str, ...] = ()  # settings that it reads beside those whose facts name it, or no task
+    figures: tuple[
+        Figure, ...
+    ]  # of a validation, in the order of the table; the first one picks best.pt
+    also: tuple[
+        str, ...
+    ] = ()  # settings that it reads beside those whose facts name it, or no task
     loss_parts: bool = False  # Task.parts names parts of the loss
     pure: bool = True  # trains with fp16 weights
     has_classes: bool = True  # a checkpoint names what its outputs stand for
-    graphs: bool = True  # every batch has the same shape, so that a step can be a CUDA graph
+    # every batch has the same shape, so that a step can be a CUDA graph
+    graphs: bool = True
 
     def of(self, config: Config) -> TaskKind:
         """Return the entry for these settings, with which a task may have other figures."""
@@ -70,7 +79,11 @@ class TaskKind(ABC):
 
     @abstractmethod
     def splits(
-        self, config: Config, loader: str, console: Console, model: ModelClasses | None = None
+        self,
+        config: Config,
+        loader: str,
+        console: Console,
+        model: ModelClasses | None = None,
     ) -> dict[str, Split]:
         """Open {"train": ..., "val": ...}: columns and the bytes behind them. Raises UserError.
 
@@ -78,11 +91,15 @@ class TaskKind(ABC):
         """
 
     @abstractmethod
-    def plans(self, config: Config, splits: Splits, native: Native, **ranks: int) -> tuple[Plan, Plan]:
+    def plans(
+        self, config: Config, splits: Splits, native: Native, **ranks: int
+    ) -> tuple[Plan, Plan]:
         """Return the plans to train and to validate. `ranks`: seed, world_size, rank. Raises UserError."""
 
     @abstractmethod
-    def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
+    def tasks(
+        self, config: Config, splits: Splits, auxiliary_weight: float
+    ) -> tuple[Task, Task]:
         """Return what a batch of training means, and one of validation."""
 
     def feeds(
@@ -123,9 +140,13 @@ class TaskKind(ABC):
     def building(self, config: Config, columns: Any) -> dict[str, Any]:
         """Return what Registry.build takes beside shape and weights. `columns` are those of training."""
         depth = config.model.stochastic_depth
-        return {"classes": len(columns.classes)} | ({} if depth is None else {"stochastic_depth": depth})
+        return {"classes": len(columns.classes)} | (
+            {} if depth is None else {"stochastic_depth": depth}
+        )
 
-    def adopted(self, module: nn.Module, arch: str, shape: tuple[int, ...]) -> nn.Module:
+    def adopted(
+        self, module: nn.Module, arch: str, shape: tuple[int, ...]
+    ) -> nn.Module:
         """Return the network that --arch package.module:function has built, as this task trains it.
 
         Raises Unusable when it cannot train on batches of `shape`.
@@ -137,7 +158,9 @@ class TaskKind(ABC):
             dry_run(module, shape)
         except Exception as error:  # a user's own code raises whatever it likes
             said = first_line(error)
-            raise Unusable(f"--arch {arch} cannot train on batches of shape {list(shape)}: {said}") from None
+            raise Unusable(
+                f"--arch {arch} cannot train on batches of shape {list(shape)}: {said}"
+            ) from None
         return module
 
     def used(self, plan: Any) -> dict[str, Any]:
@@ -158,7 +181,9 @@ class TaskKind(ABC):
         """Do what the settings ask for in place of a run, and return the exit code; None: they do not."""
         return None
 
-    def predicting(self, config: Config, found: Split, classes: tuple[str, ...], folder: Path) -> Predicting:
+    def predicting(
+        self, config: Config, found: Split, classes: tuple[str, ...], folder: Path
+    ) -> Predicting:
         """Return what --predict does with the files that were `found`, for a network with these classes.
 
         What a task does not keep until the end goes into `folder` at once. Raises UserError where the task
@@ -184,7 +209,11 @@ class TaskKind(ABC):
         return default_loader(self.medium, gpu=gpu, files=files)
 
     def may_open(
-        self, config: Config, *, gpu: bool, elsewhere: Callable[[str], str | None] | None = None
+        self,
+        config: Config,
+        *,
+        gpu: bool,
+        elsewhere: Callable[[str], str | None] | None = None,
     ) -> tuple[str, ...]:
         """Return the loaders of which a run opens one: what --loader names; of auto, all that can run here.
 
@@ -193,7 +222,9 @@ class TaskKind(ABC):
         """
         likeliest = self.default_loader(gpu=gpu, files=self.are_files(config))
         asked = config.loading.loader
-        name = one_of("--loader", asked, self.loaders, auto=likeliest, elsewhere=elsewhere)
+        name = one_of(
+            "--loader", asked, self.loaders, auto=likeliest, elsewhere=elsewhere
+        )
         if asked != "auto" or config.data.data is None:
             return (name,)
         found = self.can_open(config, gpu=gpu) or (name,)
@@ -206,7 +237,11 @@ class TaskKind(ABC):
         files = self.are_files(config)
         likeliest = self.default_loader(gpu=gpu, files=files)
         names = [likeliest, *(other for other in self.loaders if other != likeliest)]
-        if config.augmentation.transforms and self.reads("transforms") and not config.run.evaluate:
+        if (
+            config.augmentation.transforms
+            and self.reads("transforms")
+            and not config.run.evaluate
+        ):
             names = [name for name in names if LOADERS[name].transforms]
         return tuple(name for name in names if usable(name, gpu=gpu, files=files))
 

@@ -15,7 +15,18 @@ import torch
 import torch.nn.functional as functional
 from PIL import Image
 
-from contracts import Array, Batch, Figure, Metric, Rows, Source, Split, Task, UserError, World
+from contracts import (
+    Array,
+    Batch,
+    Figure,
+    Metric,
+    Rows,
+    Source,
+    Split,
+    Task,
+    UserError,
+    World,
+)
 from dataset.model_classes import ModelClasses
 from dataset.open import Console, Content, cache_folder
 from dataset.pairs.columns import Pairs, split_of, synthetic
@@ -29,7 +40,15 @@ from models.superres import LOSSES, OF_LUMA, enlarged, luma
 from plan.patches import HIGH, PatchPlan, PatchPolicy
 from settings.config import Config
 from tasks import _tables
-from tasks._fidelity import SSIM_SIDE, WHITE, luma_levels, psnr, squared_error, ssim, whole
+from tasks._fidelity import (
+    SSIM_SIDE,
+    WHITE,
+    luma_levels,
+    psnr,
+    squared_error,
+    ssim,
+    whole,
+)
 from tasks._plans import pair
 from tasks._predictions import NO_NUMBER
 from tasks.kind import Asked, Predicting, Splits, TaskKind
@@ -60,10 +79,14 @@ STAND_INS = {"train": 800, "val": 100}
 class Superres:
     """contracts.Task of pairs of images: `loss` is mse or l1, `psnr` y or rgb, `shave` pixels of an edge."""
 
-    def __init__(self, *, scale: int, loss: str, psnr: str, shave: int, samples: int) -> None:
+    def __init__(
+        self, *, scale: int, loss: str, psnr: str, shave: int, samples: int
+    ) -> None:
         self._scale = scale
         self._loss = functional.mse_loss if loss == "mse" else functional.l1_loss
-        self._fidelity = partial(Fidelity, scale=scale, of_luma=psnr == "y", shave=shave, samples=samples)
+        self._fidelity = partial(
+            Fidelity, scale=scale, of_luma=psnr == "y", shave=shave, samples=samples
+        )
 
     def targets(self, rows: Rows) -> dict[str, Array]:
         """Return {"ids": int64 [B], -1 where the row is padding}; the loader adds the large images, HIGH."""
@@ -83,7 +106,9 @@ class Superres:
         high = batch.targets[HIGH]
         if outputs.shape[1] == 1:
             high = luma(high)
-        losses = self._loss(outputs.float(), high, reduction="none").flatten(1).mean(dim=1)
+        losses = (
+            self._loss(outputs.float(), high, reduction="none").flatten(1).mean(dim=1)
+        )
         return torch.where(batch.valid, losses, 0.0)
 
     def parts(self, outputs: Any) -> dict[str, torch.Tensor]:
@@ -101,7 +126,15 @@ class Fidelity:
     on the device, of n `samples`.
     """
 
-    def __init__(self, *, device: torch.device, scale: int, of_luma: bool, shave: int, samples: int) -> None:
+    def __init__(
+        self,
+        *,
+        device: torch.device,
+        scale: int,
+        of_luma: bool,
+        shave: int,
+        samples: int,
+    ) -> None:
         self._scale = scale
         self._of_luma = of_luma
         self._shave = shave
@@ -115,13 +148,18 @@ class Fidelity:
             raise UserError("--psnr rgb: this --arch gives the luma alone; --psnr y")
         assert batch.rows is not None, "validation is eager"
         high = batch.targets[HIGH]
-        low = whole(batch.images.double() * WHITE)  # fp16 is near enough to find each level again
+        low = whole(
+            batch.images.double() * WHITE
+        )  # fp16 is near enough to find each level again
         bicubic = enlarged(low, self._scale)
         reference, ours, theirs = (
-            self._compared(whole(levels)) for levels in (high * WHITE, outputs.double() * WHITE, bicubic)
+            self._compared(whole(levels))
+            for levels in (high * WHITE, outputs.double() * WHITE, bicubic)
         )
         finite = torch.isfinite(outputs).flatten(1).all(dim=1)
-        ids = batch.targets["ids"].clamp(min=0)  # of padding too: what is added for it is 0 throughout
+        ids = batch.targets["ids"].clamp(
+            min=0
+        )  # of padding too: what is added for it is 0 throughout
         sizes = (self._scale * batch.rows.sizes).tolist()
         shave = self._shave
         for row, (height, width) in enumerate(sizes):
@@ -142,7 +180,9 @@ class Fidelity:
             self._sums.index_add_(0, ids[row : row + 1], counted[None])
             if len(self._crops) < SHOWN and batch.ids[row] >= 0:
                 pictures = (bicubic / WHITE, coloured(outputs, bicubic / WHITE), high)
-                self._crops.append(_crops([each[row, :, :height, :width] for each in pictures]))
+                self._crops.append(
+                    _crops([each[row, :, :height, :width] for each in pictures])
+                )
 
     def result(self, world: World) -> dict[str, Any]:
         """Return psnr, psnr_bicubic, ssim, ssim_bicubic (means over images), samples, outputs_not_finite.
@@ -155,7 +195,11 @@ class Fidelity:
         of = max(samples, 1)
         extras = {}
         if world.rank == 0 and self._crops:
-            extras = {"extras": {"images": {"val/crops": torch.cat(self._crops).cpu().numpy()}}}
+            extras = {
+                "extras": {
+                    "images": {"val/crops": torch.cat(self._crops).cpu().numpy()}
+                }
+            }
         return {
             "psnr": float(psnr(ours, count).sum()) / of,
             "psnr_bicubic": float(psnr(theirs, count).sum()) / of,
@@ -198,7 +242,9 @@ class Written:
         assert batch.rows is not None, "validation is eager"
         bicubic = enlarged(whole(batch.images.double() * WHITE), self._scale) / WHITE
         pictures = coloured(outputs.double(), bicubic)
-        levels = (pictures.clamp(0, 1) * WHITE).round().to(torch.uint8).permute(0, 2, 3, 1)
+        levels = (
+            (pictures.clamp(0, 1) * WHITE).round().to(torch.uint8).permute(0, 2, 3, 1)
+        )
         usable = (batch.valid & torch.isfinite(outputs).flatten(1).all(dim=1)).tolist()
         sizes = (self._scale * batch.rows.sizes).tolist()
         for row, (height, width) in enumerate(sizes):
@@ -208,13 +254,19 @@ class Written:
             stem = PurePath(self._source.name(sample)).stem[:LONGEST_NAME]
             name = f"{sample + 1:06d}-{stem}.png"
             self._folder.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(levels[row, :height, :width].cpu().numpy()).save(self._folder / name)
+            Image.fromarray(levels[row, :height, :width].cpu().numpy()).save(
+                self._folder / name
+            )
             self._names[sample] = name
 
     def result(self, world: World) -> dict[str, Any]:
         """Return {"written": sample -> name of its file}, of all ranks."""
         return {
-            "written": {sample: name for names in world.gather(self._names) for sample, name in names.items()}
+            "written": {
+                sample: name
+                for names in world.gather(self._names)
+                for sample, name in names.items()
+            }
         }
 
 
@@ -222,7 +274,9 @@ def coloured(outputs: torch.Tensor, bicubic: torch.Tensor) -> torch.Tensor:
     """Return RGB: of a network that gives the luma the colours are those of bicubic interpolation."""
     if outputs.shape[1] == 3:
         return outputs
-    return bicubic + (outputs - luma(bicubic)) * WHITE / 219  # red, green and blue alike
+    return (
+        bicubic + (outputs - luma(bicubic)) * WHITE / 219
+    )  # red, green and blue alike
 
 
 def write_enlarged(folder: Path, found: Mapping[str, Any], asked: Asked) -> list[Path]:
@@ -231,7 +285,9 @@ def write_enlarged(folder: Path, found: Mapping[str, Any], asked: Asked) -> list
     for index, path in enumerate(asked.names):
         name = found["written"].get(int(asked.samples[index]))
         error = asked.errors.get(index, NO_NUMBER) if name is None else None
-        rows.append({"path": path, "enlarged": name and f"enlarged/{name}", "error": error})
+        rows.append(
+            {"path": path, "enlarged": name and f"enlarged/{name}", "error": error}
+        )
     table = folder / f"predictions.{asked.form}"
     table.write_bytes(_tables.written(rows, asked.form))
     return [table, *([folder / "enlarged"] if found["written"] else [])]
@@ -257,11 +313,16 @@ class SuperresKind(TaskKind):
     registry: Registry = architectures
     medium = "pairs"
     has_classes = False
-    cpu_precision = "fp32"  # bf16 has 8 bits, as many as a level: outputs would be rounded to it
+    # bf16 has 8 bits, as many as a level: outputs would be rounded to it
+    cpu_precision = "fp32"
     figures: tuple[Figure, ...] = FIGURES
 
     def splits(
-        self, config: Config, loader: str, console: Console, model: ModelClasses | None = None
+        self,
+        config: Config,
+        loader: str,
+        console: Console,
+        model: ModelClasses | None = None,
     ) -> dict[str, Split]:
         """Open both, and say what was left out. To evaluate, validation will do, and is both."""
         own = config.superres
@@ -274,10 +335,20 @@ class SuperresKind(TaskKind):
             return {
                 name: Split(columns=columns, source=NoBytes(len(columns)))
                 for name, count in STAND_INS.items()
-                for columns in [synthetic(count, SIDE, own.patches_per_image if name == "train" else 1)]
+                for columns in [
+                    synthetic(
+                        count, SIDE, own.patches_per_image if name == "train" else 1
+                    )
+                ]
             }
         least = {"train": self._patch(config), "val": 2 * _shave(config) + SSIM_SIDE}
-        needed = ("val",) if config.run.evaluate else ("train", "val") if config.run.val_every else ("train",)
+        needed = (
+            ("val",)
+            if config.run.evaluate
+            else ("train", "val")
+            if config.run.val_every
+            else ("train",)
+        )
         found: dict[str, Split] = {}
         for name in needed:
             with console.counting(name) as progress:
@@ -297,8 +368,14 @@ class SuperresKind(TaskKind):
             for line in messages:
                 console.warn(f"{name}: {line}")
             columns = found[name].columns
-            made = "made of the large ones" if columns.made else "stored beside the large ones"
-            console.info(f"{name}: {len(columns.images):,} images, the small ones are {made}")
+            made = (
+                "made of the large ones"
+                if columns.made
+                else "stored beside the large ones"
+            )
+            console.info(
+                f"{name}: {len(columns.images):,} images, the small ones are {made}"
+            )
         (there, *_) = found.values()
         return {name: found.get(name, there) for name in STAND_INS}
 
@@ -306,31 +383,53 @@ class SuperresKind(TaskKind):
         self, config: Config, splits: Splits, native: Native, **ranks: int
     ) -> tuple[PatchPlan, PatchPlan]:
         """Return the plans of patches, and of whole images one a batch."""
-        made = {name: getattr(split.columns, "made", True) for name, split in splits.items()}
+        made = {
+            name: getattr(split.columns, "made", True) for name, split in splits.items()
+        }
         own = config.superres
         training = PatchPolicy(
-            scale=own.scale, patch=self._patch(config), turns=own.turns, made=made["train"]
+            scale=own.scale,
+            patch=self._patch(config),
+            turns=own.turns,
+            made=made["train"],
         )
         # to predict, the network gets images as large as they are
         scale = 1 if config.run.predict else own.scale
-        return pair(_plan, config, splits, training, PatchPolicy(scale=scale, made=made["val"]), **ranks)
+        return pair(
+            _plan,
+            config,
+            splits,
+            training,
+            PatchPolicy(scale=scale, made=made["val"]),
+            **ranks,
+        )
 
-    def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
+    def tasks(
+        self, config: Config, splits: Splits, auxiliary_weight: float
+    ) -> tuple[Task, Task]:
         own = config.superres
         arch = config.model.arch or self.arch
         loss = LOSSES.get(arch, "l1") if own.pixel_loss == "auto" else own.pixel_loss
         if own.psnr == "rgb" and arch in OF_LUMA:
             raise UserError(f"--psnr rgb: --arch {arch} gives the luma alone; --psnr y")
-        of = partial(Superres, scale=own.scale, loss=loss, psnr=own.psnr, shave=_shave(config))
-        return of(samples=len(splits["train"].columns)), of(samples=len(splits["val"].columns))
+        of = partial(
+            Superres, scale=own.scale, loss=loss, psnr=own.psnr, shave=_shave(config)
+        )
+        return of(samples=len(splits["train"].columns)), of(
+            samples=len(splits["val"].columns)
+        )
 
-    def predicting(self, config: Config, found: Split, classes: tuple[str, ...], folder: Path) -> Predicting:
+    def predicting(
+        self, config: Config, found: Split, classes: tuple[str, ...], folder: Path
+    ) -> Predicting:
         """Return what enlarges each image. Raises UserError."""
         if config.run.tta != "none":
             raise UserError("--tta is for classifiers; leave it out")
         columns = Pairs(high=found.columns, images=np.arange(len(found.columns)))
         split = split_of(columns, found.source)
-        task = Enlarging(folder=folder, scale=config.superres.scale, source=split.source)
+        task = Enlarging(
+            folder=folder, scale=config.superres.scale, source=split.source
+        )
         return Predicting(split=split, task=task, write=write_enlarged)
 
     def building(self, config: Config, columns: Any) -> dict[str, Any]:
@@ -339,7 +438,11 @@ class SuperresKind(TaskKind):
     def facts(self, plan: PatchPlan) -> dict[str, Any]:
         """Return the side of the small patches, and what an epoch is made of."""
         policy = plan.policy
-        return {"image_size": plan.image_size, "scale": policy.scale, "patch_size": policy.patch}
+        return {
+            "image_size": plan.image_size,
+            "scale": policy.scale,
+            "patch_size": policy.patch,
+        }
 
     def content(self, config: Config) -> Content:
         return "images"
@@ -364,7 +467,12 @@ def _shave(config: Config) -> int:
 
 
 def _plan(
-    columns: Any, policy: PatchPolicy, *, batch_size: int, training: bool = True, **how: Any
+    columns: Any,
+    policy: PatchPolicy,
+    *,
+    batch_size: int,
+    training: bool = True,
+    **how: Any,
 ) -> PatchPlan:
     """Return the plan of training, or of validation, whose batches are single images of any size."""
     size = batch_size if training else 1

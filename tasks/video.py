@@ -73,13 +73,18 @@ class ViewMean:
         logits = outputs.double()
         if self._sums is None:
             self._sums = torch.zeros(
-                len(self._labels), logits.shape[1] + 3, dtype=torch.int64, device=self._device
+                len(self._labels),
+                logits.shape[1] + 3,
+                dtype=torch.int64,
+                device=self._device,
             )
         finite = torch.isfinite(logits).all(dim=1)
         countable = finite & (logits.abs() <= LARGEST_LOGIT).all(dim=1)
         counted = batch.valid & countable
         units = torch.where(counted[:, None], logits / LOSS_UNIT, 0.0).round().long()
-        counts = torch.stack([counted, batch.valid & ~countable, batch.valid & ~finite], dim=1)
+        counts = torch.stack(
+            [counted, batch.valid & ~countable, batch.valid & ~finite], dim=1
+        )
         added = torch.cat([units, counts.long()], dim=1)
         # padding has the id -1; what is added for it is 0 throughout
         self._sums.index_add_(0, batch.targets["videos"].clamp(min=0), added)
@@ -132,7 +137,11 @@ class VideoKind(ClassificationKind):
     figures: tuple[Figure, ...] = FIGURES
 
     def splits(
-        self, config: Config, loader: str, console: Console, model: ModelClasses | None = None
+        self,
+        config: Config,
+        loader: str,
+        console: Console,
+        model: ModelClasses | None = None,
     ) -> dict[str, Split]:
         """Open both, and say which videos are shorter than a clip. Raises UserError."""
         splits = super().splits(config, loader, console, model)
@@ -146,7 +155,9 @@ class VideoKind(ClassificationKind):
             least: Any = span + 1
             if clips.clip_fps is not None:  # a video of one frame has no rate
                 least = np.where(
-                    columns.fps > 0, np.floor(span * columns.fps / clips.clip_fps) + 1, 1 + (span > 0)
+                    columns.fps > 0,
+                    np.floor(span * columns.fps / clips.clip_fps) + 1,
+                    1 + (span > 0),
                 )
             short, named = columns.name_shorter(least, "short.txt", split.source.name)
             if short:
@@ -157,12 +168,17 @@ class VideoKind(ClassificationKind):
                 )
         return splits
 
-    def plans(self, config: Config, splits: Splits, native: Native, **ranks: int) -> tuple[Plan, Plan]:
+    def plans(
+        self, config: Config, splits: Splits, native: Native, **ranks: int
+    ) -> tuple[Plan, Plan]:
         policy = clip_policy(config.augmentation, config.clips, native)
         return pair(ClipPlan.of, config, splits, policy, policy, **ranks)
 
     def used(self, plan: Any) -> dict[str, Any]:
-        return {"val_resize": plan.policy.resize, "short_side": list(plan.policy.shorter)}
+        return {
+            "val_resize": plan.policy.resize,
+            "short_side": list(plan.policy.shorter),
+        }
 
     def task_of(self, columns: Any) -> Callable[..., Classification]:
         return partial(Video, columns.label)

@@ -38,17 +38,31 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # of a machine, not of a test
-settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "shared", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("shared")
 
-KEPT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH")
+KEPT = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LD_LIBRARY_PATH",
+    "TMPDIR",
+    "VIRTUAL_ENV",
+    "PYTHONPATH",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="also run the sweeps of tests/sweeps.py")
+    parser.addoption(
+        "--all", action="store_true", help="also run the sweeps of tests/sweeps.py"
+    )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
     for item in items:
         if is_sweep(item.nodeid):
             item.add_marker("sweep")
@@ -58,7 +72,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         or any("::" in argument for argument in config.args)
     )
     if not asked_for:
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("sweep")])
+        config.hook.pytest_deselected(
+            items=[item for item in items if item.get_closest_marker("sweep")]
+        )
         items[:] = [item for item in items if not item.get_closest_marker("sweep")]
 
 
@@ -114,10 +130,15 @@ def zygote(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def runner(
-    tmp_path_factory: pytest.TempPathFactory, zygote: subprocess.Popen[str], environment: dict[str, str]
+    tmp_path_factory: pytest.TempPathFactory,
+    zygote: subprocess.Popen[str],
+    environment: dict[str, str],
 ) -> Iterator[Any]:
     """tests.end_to_end.runs.Runner, for `runner.python(...)`, with this process's variables."""
-    from tests.end_to_end.runs import Runner, importable  # with numpy, which few of the tests need
+    from tests.end_to_end.runs import (
+        Runner,
+        importable,
+    )  # with numpy, which few of the tests need
 
     found = Runner(tmp_path_factory.mktemp("programs"), importable(environment), zygote)
     yield found

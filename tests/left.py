@@ -6,7 +6,9 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 
-def left_after(within_s: float, found: Callable[[], Collection[Any]]) -> Collection[Any]:
+def left_after(
+    within_s: float, found: Callable[[], Collection[Any]]
+) -> Collection[Any]:
     """Return what is found still after that time, as soon as it is nothing.
 
     Garbage is collected after a while, and then once a second: with all that is imported here it takes a

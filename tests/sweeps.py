@@ -8,7 +8,11 @@ from __future__ import annotations
 import re
 from fnmatch import fnmatchcase
 
-CONFORMANCE, UNIT, RUNS = "tests/conformance/test_", "tests/unit/test_", "tests/end_to_end/test_"
+CONFORMANCE, UNIT, RUNS = (
+    "tests/conformance/test_",
+    "tests/unit/test_",
+    "tests/end_to_end/test_",
+)
 LARGE = (
     "convnext",
     "densenet",
@@ -79,7 +83,10 @@ SWEEPS: dict[str, str] = {
     f"{UNIT}nvdec_loader.py::test_every_clip_of_every_kind[1-pyav]": "three views with pyav",
     f"{UNIT}nvdec_loader.py::test_every_clip_of_every_kind[1-]": "three views by the engines alone",
     # architectures
-    **{f"{RUNS}architectures.py::test_one_step[{name}]": "a step of the smaller families" for name in LARGE},
+    **{
+        f"{RUNS}architectures.py::test_one_step[{name}]": "a step of the smaller families"
+        for name in LARGE
+    },
     f"{RUNS}architectures.py::test_one_step[alexnet]": "two steps of its preset, in test_presets.py",
     f"{UNIT}detection_models.py::test_losses_and*[ssd300_vgg16]": "ssdlite, by the same code",
     f"{RUNS}detection.py::test_masks_and_keypoints[keypoint*]": "masks, and test_coco_scoring.py",
@@ -91,7 +98,10 @@ SWEEPS: dict[str, str] = {
         f"{UNIT}detection_weights.py::test_the_same_layers*[{name}]": "fasterrcnn of the same backbone"
         for name in ("maskrcnn*", "fasterrcnn_mobilenet_v3_large_320_fpn")
     },
-    **{f"{UNIT}video_models.py::test_heads*[swin3d_{size}]": "swin3d_t" for size in "bs"},
+    **{
+        f"{UNIT}video_models.py::test_heads*[swin3d_{size}]": "swin3d_t"
+        for size in "bs"
+    },
     # demos, benchmarks and installations as a whole
     f"{RUNS}demo.py::*[learns]": "scripts/demo.sh, in one short epoch",
     f"{RUNS}demo_detection.py::*": (
@@ -112,4 +122,6 @@ SWEEPS: dict[str, str] = {
 
 def is_sweep(test: str) -> bool:
     """Return whether the test of that id belongs to a sweep."""
-    return any(fnmatchcase(test, re.sub(r"\[(?!!)", "[[]", pattern)) for pattern in SWEEPS)
+    return any(
+        fnmatchcase(test, re.sub(r"\[(?!!)", "[[]", pattern)) for pattern in SWEEPS
+    )

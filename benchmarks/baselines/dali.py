@@ -61,7 +61,9 @@ def images(
     how: dict[str, Any] = {"device": "mixed", **PADDING} if mixed else {"device": "cpu"}
 
     @pipeline_def(
-        batch_size=batch_size, num_threads=max(threads, 1), device_id=device.index or 0 if gpu else None
+        batch_size=batch_size,
+        num_threads=max(threads, 1),
+        device_id=device.index or 0 if gpu else None,
     )
     def pipeline() -> Any:
         jpegs, labels = fn.readers.file(
@@ -82,7 +84,9 @@ def images(
         pixels = resize.gpu() if gpu else resize
         mirror = fn.random.coin_flip() if flip else 0
         dtype = types.FLOAT16 if gpu else types.FLOAT
-        pixels = fn.crop_mirror_normalize(pixels, dtype=dtype, crop=(size, size), mirror=mirror, **NORMAL)
+        pixels = fn.crop_mirror_normalize(
+            pixels, dtype=dtype, crop=(size, size), mirror=mirror, **NORMAL
+        )
         return pixels, labels.gpu() if gpu else labels
 
     return DALIGenericIterator(
@@ -136,12 +140,21 @@ def loader(source: Files, *, size: int, threads: int, device: torch.device) -> A
 
     gpu = device.type == "cuda"
 
-    @pipeline_def(batch_size=source.batch_size, num_threads=threads, device_id=device.index if gpu else None)
+    @pipeline_def(
+        batch_size=source.batch_size,
+        num_threads=threads,
+        device_id=device.index if gpu else None,
+    )
     def pipeline() -> Any:
         jpegs, labels = fn.external_source(
-            source=source, num_outputs=2, cycle="raise", dtype=[types.UINT8, types.INT64]
+            source=source,
+            num_outputs=2,
+            cycle="raise",
+            dtype=[types.UINT8, types.INT64],
         )
-        images = fn.decoders.image(jpegs, device="mixed" if gpu else "cpu", output_type=types.RGB)
+        images = fn.decoders.image(
+            jpegs, device="mixed" if gpu else "cpu", output_type=types.RGB
+        )
         images = fn.resize(images, resize_x=size, resize_y=size)
         return fn.crop_mirror_normalize(images, dtype=types.FLOAT, **NORMAL), labels
 
@@ -224,7 +237,11 @@ def clip_pipeline(
     """Return the graph of `clips`, not yet built; `shards`: rank and ranks; `options` are the pipeline's."""
     from nvidia.dali import fn, pipeline_def, types
 
-    read = partial(fn.experimental.readers.video, pad_mode="edge") if experimental else fn.readers.video
+    read = (
+        partial(fn.experimental.readers.video, pad_mode="edge")
+        if experimental
+        else fn.readers.video
+    )
 
     @pipeline_def(**options)
     def pipeline() -> Any:

@@ -34,11 +34,14 @@ class Coco(Dataset[Any]):
 
     def __init__(self, root: Path, *, masks: bool) -> None:
         self.data = torchvision.datasets.CocoDetection(
-            str(root / "train2017"), str(root / "annotations" / "instances_train2017.json")
+            str(root / "train2017"),
+            str(root / "annotations" / "instances_train2017.json"),
         )
         coco = self.data.coco
         self.kept = [
-            place for place, image in enumerate(self.data.ids) if _boxes(coco.loadAnns(coco.getAnnIds(image)))
+            place
+            for place, image in enumerate(self.data.ids)
+            if _boxes(coco.loadAnns(coco.getAnnIds(image)))
         ]
         self.masks = masks
 
@@ -64,9 +67,9 @@ class Coco(Dataset[Any]):
             "labels": torch.tensor([one["category_id"] for one in found])[whole],
         }
         if self.masks:
-            target["masks"] = torch.stack([torch.from_numpy(self.data.coco.annToMask(one)) for one in found])[
-                whole
-            ]
+            target["masks"] = torch.stack(
+                [torch.from_numpy(self.data.coco.annToMask(one)) for one in found]
+            )[whole]
         if random.random() < 0.5:
             picture = functional.hflip(picture)
             target["boxes"][:, [0, 2]] = width - target["boxes"][:, [2, 0]]
@@ -77,7 +80,11 @@ class Coco(Dataset[Any]):
 
 def _boxes(annotations: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the boxes that one learns from: no crowd, and wider and higher than a pixel."""
-    return [one for one in annotations if not one.get("iscrowd", 0) and min(one["bbox"][2:]) > 1]
+    return [
+        one
+        for one in annotations
+        if not one.get("iscrowd", 0) and min(one["bbox"][2:]) > 1
+    ]
 
 
 class Grouped(Sampler[list[int]]):
@@ -101,7 +108,11 @@ def loader(root: Path, arch: str, batch_size: int, workers: int) -> DataLoader[A
     data = Coco(root, masks="maskrcnn" in arch)
     grouped = Grouped(data.shapes(), batch_size)
     return DataLoader(
-        data, batch_sampler=grouped, num_workers=workers, collate_fn=_listed, persistent_workers=workers > 0
+        data,
+        batch_sampler=grouped,
+        num_workers=workers,
+        collate_fn=_listed,
+        persistent_workers=workers > 0,
     )
 
 
@@ -122,7 +133,10 @@ def batches(
             empty = False
             yield (
                 [image.to(device) for image in images],
-                [{name: one.to(device) for name, one in target.items()} for target in targets],
+                [
+                    {name: one.to(device) for name, one in target.items()}
+                    for target in targets
+                ],
             )
         if empty:
             raise ValueError(
@@ -139,7 +153,9 @@ def model(arch: str) -> nn.Module:
     return found.train()
 
 
-def loss_of(found: nn.Module, images: list[torch.Tensor], targets: list[Target]) -> torch.Tensor:
+def loss_of(
+    found: nn.Module, images: list[torch.Tensor], targets: list[Target]
+) -> torch.Tensor:
     """Return the sum of the module's losses. It is read back each step, as such loops do, to stop when it is
     no number."""
     total = torch.stack(list(found(images, targets).values())).sum()

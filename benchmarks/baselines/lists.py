@@ -114,4 +114,6 @@ def loader(dataset: Any, *, batch_size: int, workers: int) -> DataLoader[Any]:
 
 
 def _array(samples: list[int]) -> Any:
-    return np.array(samples, np.int64)  # through a pipe: less of /dev/shm, which is not what is measured
+    return np.array(
+        samples, np.int64
+    )  # through a pipe: less of /dev/shm, which is not what is measured

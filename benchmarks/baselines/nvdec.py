@@ -15,7 +15,14 @@ TOGETHER = 16
 
 
 def clips(
-    codec: Any, files: Sequence[str], *, frames: int, stride: int, clips: int, threads: int, gpu: int
+    codec: Any,
+    files: Sequence[str],
+    *,
+    frames: int,
+    stride: int,
+    clips: int,
+    threads: int,
+    gpu: int,
 ) -> Iterator[int]:
     """Yield without end the number of frames that were decoded of a clip, NV12 on the device, in any order of
     the files.
@@ -40,7 +47,9 @@ def clips(
                 found += came
             return found
         start = int(place * max(length - (frames - 1) * stride - 1, 0))
-        wanted = [at for at in range(start, start + frames * stride, stride) if at < length]
+        wanted = [
+            at for at in range(start, start + frames * stride, stride) if at < length
+        ]
         came = len(own.decoder.get_batch_frames_by_index(wanted))
         if came < len(wanted):
             raise ValueError(f"{file}: {came} of {len(wanted)} frames came")

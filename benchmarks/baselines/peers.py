@@ -38,7 +38,9 @@ def decoder(size: int) -> Decode:
     """Return what decodes a file with PIL and gives a random resized crop of it."""
     from torchvision import transforms
 
-    steps = transforms.Compose([transforms.RandomResizedCrop(size), transforms.PILToTensor()])
+    steps = transforms.Compose(
+        [transforms.RandomResizedCrop(size), transforms.PILToTensor()]
+    )
 
     def decode(content: bytes) -> torch.Tensor:
         with Image.open(io.BytesIO(content)) as image:
@@ -51,12 +53,22 @@ def decoder(size: int) -> Decode:
 def write_webdataset(target: Path, files: Files) -> None:
     """Write tar shards with WebDataset's own writer."""
     webdataset = import_module("webdataset")
-    with webdataset.ShardWriter(f"{target}/%05d.tar", maxsize=shard_bytes(files), verbose=0) as shards:
+    with webdataset.ShardWriter(
+        f"{target}/%05d.tar", maxsize=shard_bytes(files), verbose=0
+    ) as shards:
         for number, (path, label) in enumerate(files):
-            shards.write({"__key__": f"{number:08d}", "jpg": Path(path).read_bytes(), "cls": label})
+            shards.write(
+                {
+                    "__key__": f"{number:08d}",
+                    "jpg": Path(path).read_bytes(),
+                    "cls": label,
+                }
+            )
 
 
-def read_webdataset(target: Path, decode: Decode, *, batch_size: int, **how: Any) -> Any:
+def read_webdataset(
+    target: Path, decode: Decode, *, batch_size: int, **how: Any
+) -> Any:
     """Return a loader of WebDataset's shards: shuffled by shard and in a buffer, batched in the workers."""
     webdataset = import_module("webdataset")
     shards = [str(path) for path in sorted(target.glob("*.tar"))]
@@ -78,8 +90,15 @@ def one_of_litdata(sample: tuple[str, int]) -> dict[str, Any]:
 
 def write_litdata(target: Path, files: Files) -> None:
     """Write chunks by litdata's `optimize`."""
-    how = {"chunk_bytes": shard_bytes(files), "num_workers": 4, "start_method": "fork", "verbose": False}
-    import_module("litdata").optimize(fn=one_of_litdata, inputs=list(files), output_dir=str(target), **how)
+    how = {
+        "chunk_bytes": shard_bytes(files),
+        "num_workers": 4,
+        "start_method": "fork",
+        "verbose": False,
+    }
+    import_module("litdata").optimize(
+        fn=one_of_litdata, inputs=list(files), output_dir=str(target), **how
+    )
 
 
 def read_litdata(target: Path, decode: Decode, *, batch_size: int, **how: Any) -> Any:
@@ -91,14 +110,18 @@ def read_litdata(target: Path, decode: Decode, *, batch_size: int, **how: Any) -
             sample = super().__getitem__(index)
             return decode(sample["image"]), sample["label"]
 
-    return litdata.StreamingDataLoader(Images(str(target), shuffle=True), batch_size=batch_size, **how)
+    return litdata.StreamingDataLoader(
+        Images(str(target), shuffle=True), batch_size=batch_size, **how
+    )
 
 
 def write_streaming(target: Path, files: Files) -> None:
     """Write MDS shards, not compressed, with mosaicml-streaming's own writer."""
     writer = import_module("streaming").MDSWriter
     columns = {"image": "bytes", "label": "int"}
-    with writer(out=str(target), columns=columns, size_limit=shard_bytes(files)) as shards:
+    with writer(
+        out=str(target), columns=columns, size_limit=shard_bytes(files)
+    ) as shards:
         for path, label in files:
             shards.write({"image": Path(path).read_bytes(), "label": label})
 
@@ -120,8 +143,12 @@ def read_streaming(target: Path, decode: Decode, *, batch_size: int, **how: Any)
 def write_datasets(target: Path, files: Files) -> None:
     """Write Arrow files by `save_to_disk` of Hugging Face's datasets."""
     datasets = import_module("datasets")
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
-    images = [{"bytes": Path(path).read_bytes(), "path": Path(path).name} for path, _ in files]
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.Value("int64")}
+    )
+    images = [
+        {"bytes": Path(path).read_bytes(), "path": Path(path).name} for path, _ in files
+    ]
     columns = {"image": images, "label": [label for _, label in files]}
     datasets.Dataset.from_dict(columns, features=features).save_to_disk(str(target))
 
@@ -129,10 +156,15 @@ def write_datasets(target: Path, files: Files) -> None:
 def read_datasets(target: Path, decode: Decode, *, batch_size: int, **how: Any) -> Any:
     """Return PyTorch's loader of a Hugging Face dataset, its Arrow files mapped, shuffled by sample."""
     datasets = import_module("datasets")
-    data = datasets.load_from_disk(str(target)).cast_column("image", datasets.Image(decode=False))
+    data = datasets.load_from_disk(str(target)).cast_column(
+        "image", datasets.Image(decode=False)
+    )
 
     def decoded(rows: dict[str, Any]) -> dict[str, Any]:
-        return {"image": [decode(image["bytes"]) for image in rows["image"]], "label": rows["label"]}
+        return {
+            "image": [decode(image["bytes"]) for image in rows["image"]],
+            "label": rows["label"],
+        }
 
     data = data.with_transform(decoded)
     return DataLoader(data, batch_size, shuffle=True, collate_fn=collated, **how)
@@ -169,9 +201,13 @@ class Peer:
 
 
 PEERS = {
-    "webdataset": Peer(package="webdataset", write=write_webdataset, read=read_webdataset),
+    "webdataset": Peer(
+        package="webdataset", write=write_webdataset, read=read_webdataset
+    ),
     "litdata": Peer(package="litdata", write=write_litdata, read=read_litdata),
-    "streaming": Peer(package="mosaicml-streaming", write=write_streaming, read=read_streaming),
+    "streaming": Peer(
+        package="mosaicml-streaming", write=write_streaming, read=read_streaming
+    ),
     "datasets": Peer(package="datasets", write=write_datasets, read=read_datasets),
 }
 """Library, by the name that it is imported under."""
@@ -180,13 +216,24 @@ LOOSE = "loose"
 
 
 def loader(
-    name: str, target: Path, files: Files, *, size: int, batch_size: int, workers: int, pinned: bool
+    name: str,
+    target: Path,
+    files: Files,
+    *,
+    size: int,
+    batch_size: int,
+    workers: int,
+    pinned: bool,
 ) -> Any:
     """Return a library's loader of `files`, whose store is written below `target` unless it is there.
 
     Raises ImportError where the library, or one that it needs, is not installed.
     """
-    how = {"num_workers": workers, "pin_memory": pinned, "persistent_workers": workers > 0}
+    how = {
+        "num_workers": workers,
+        "pin_memory": pinned,
+        "persistent_workers": workers > 0,
+    }
     read: Callable[..., Any]
     if name == LOOSE:
         data = Loose(files, decoder(size))
@@ -205,8 +252,14 @@ def loader(
 def batches(loader: Any, device: torch.device) -> Iterator[torch.Tensor]:
     """Yield the images of one epoch, on the device, normalised as ours are."""
     dtype = torch.float16 if device.type == "cuda" else torch.float32
-    mean, std = (255 * torch.tensor(each, device=device).view(1, 3, 1, 1) for each in (MEAN, STD))
+    mean, std = (
+        255 * torch.tensor(each, device=device).view(1, 3, 1, 1) for each in (MEAN, STD)
+    )
     for images, labels in loader:
-        labels.to(device, non_blocking=True) if isinstance(labels, torch.Tensor) else torch.tensor(labels)
-        moved = images.to(device, non_blocking=True).to(memory_format=torch.channels_last)
+        labels.to(device, non_blocking=True) if isinstance(
+            labels, torch.Tensor
+        ) else torch.tensor(labels)
+        moved = images.to(device, non_blocking=True).to(
+            memory_format=torch.channels_last
+        )
         yield ((moved.float() - mean) / std).to(dtype)

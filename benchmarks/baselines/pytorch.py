@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, Sampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+)
 
 MEAN = [0.485, 0.456, 0.406]
 STD = [0.229, 0.224, 0.225]
@@ -29,7 +35,11 @@ class Images(Dataset[Any]):
     """(what `load` makes of an image file, label); each read begins `read_delay_s` late."""
 
     def __init__(
-        self, files: Sequence[str], labels: Sequence[int], load: Load, read_delay_s: float = 0.0
+        self,
+        files: Sequence[str],
+        labels: Sequence[int],
+        load: Load,
+        read_delay_s: float = 0.0,
     ) -> None:
         self.files = files
         self.labels = labels
@@ -69,7 +79,9 @@ class Clips(Dataset[Any]):
         clips: int,
         size: int,
     ) -> None:
-        from torchvision import transforms  # two seconds, of a suite that may not need it
+        from torchvision import (
+            transforms,
+        )  # two seconds, of a suite that may not need it
 
         self.files = files
         self.labels = labels
@@ -78,7 +90,10 @@ class Clips(Dataset[Any]):
         self.stride = stride
         self.clips = clips
         self.crop = transforms.Compose(
-            [transforms.Resize(shorter_side(size), antialias=True), transforms.RandomCrop(size)]
+            [
+                transforms.Resize(shorter_side(size), antialias=True),
+                transforms.RandomCrop(size),
+            ]
         )
         self.normalise = transforms.Normalize(MEAN, STD)
 
@@ -87,9 +102,13 @@ class Clips(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         pixels = self.decoded(index)
-        pixels = np.concatenate([pixels, np.repeat(pixels[-1:], self.frames - len(pixels), axis=0)])
+        pixels = np.concatenate(
+            [pixels, np.repeat(pixels[-1:], self.frames - len(pixels), axis=0)]
+        )
         small = self.crop(torch.from_numpy(pixels).permute(0, 3, 1, 2))  # [T, 3, H, W]
-        return self.normalise(small.float() / 255).transpose(0, 1), self.labels[index // max(self.clips, 1)]
+        return self.normalise(small.float() / 255).transpose(0, 1), self.labels[
+            index // max(self.clips, 1)
+        ]
 
     def decoded(self, index: int) -> np.ndarray[Any, Any]:
         """Return the frames of a clip, uint8 [T, H, W, 3], at most `frames` of them."""
@@ -105,7 +124,9 @@ class Alone(Clips):
         return len(self.decoded(index)), self.labels[index // max(self.clips, 1)]
 
 
-def pyav_clip(path: str, frames: int, stride: int, place: float) -> np.ndarray[Any, Any]:
+def pyav_clip(
+    path: str, frames: int, stride: int, place: float
+) -> np.ndarray[Any, Any]:
     """Decode a clip with PyAV, as Decode says: seek by time to the key frame before, and decode from
     there."""
     import av
@@ -131,13 +152,17 @@ def pyav_clip(path: str, frames: int, stride: int, place: float) -> np.ndarray[A
     return np.stack(kept)
 
 
-def decord_clip(path: str, frames: int, stride: int, place: float) -> np.ndarray[Any, Any]:
+def decord_clip(
+    path: str, frames: int, stride: int, place: float
+) -> np.ndarray[Any, Any]:
     """Decode a clip with decord, as Decode says."""
     import decord
 
     reader = decord.VideoReader(path, num_threads=1)
     start = int(place * max(len(reader) - (frames - 1) * stride - 1, 0))
-    wanted = [at for at in range(start, start + frames * stride, stride) if at < len(reader)]
+    wanted = [
+        at for at in range(start, start + frames * stride, stride) if at < len(reader)
+    ]
     found: np.ndarray[Any, Any] = reader.get_batch(wanted).asnumpy()
     return found
 
@@ -159,7 +184,9 @@ def by_pil(window: str, size: int) -> Load:
         "random-resized": [transforms.RandomResizedCrop(size)],
         "center": [transforms.Resize(shorter_side(size)), transforms.CenterCrop(size)],
     }
-    transform = transforms.Compose([*first[window], transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
+    transform = transforms.Compose(
+        [*first[window], transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+    )
 
     def load(file: str) -> Any:
         with Image.open(file) as image:
@@ -192,7 +219,9 @@ def loader(
     """Return a loader of whole batches in an order drawn for each epoch; `samples`: so many of them an epoch
     instead of all."""
     share: Sampler[int] | None = (
-        DistributedSampler(data, world_size, rank, drop_last=True) if world_size > 1 else None
+        DistributedSampler(data, world_size, rank, drop_last=True)
+        if world_size > 1
+        else None
     )
     sampler = share or RandomSampler(data, num_samples=samples)  # type: ignore[arg-type]
     return DataLoader(

@@ -27,7 +27,9 @@ class Patches(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         with Image.open(self.files[index]) as file:
             luma = file.convert("YCbCr").getchannel(0)
-        small = luma.resize((luma.width // SCALE, luma.height // SCALE), Image.Resampling.BICUBIC)
+        small = luma.resize(
+            (luma.width // SCALE, luma.height // SCALE), Image.Resampling.BICUBIC
+        )
         return _tensor(small.resize(luma.size, Image.Resampling.BICUBIC)), _tensor(luma)
 
 
@@ -50,10 +52,15 @@ def batches(
         persistent_workers=workers > 0,
     )
     if not len(loader):
-        raise ValueError(f"no batch of {batch_size} can be filled: there are {len(patches)} patches")
+        raise ValueError(
+            f"no batch of {batch_size} can be filled: there are {len(patches)} patches"
+        )
     while True:
         for inputs, targets in loader:
-            yield inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+            yield (
+                inputs.to(device, non_blocking=True),
+                targets.to(device, non_blocking=True),
+            )
 
 
 def model() -> nn.Module:

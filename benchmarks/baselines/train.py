@@ -60,7 +60,12 @@ def dali_batches(
 
 
 def torchvision_batches(
-    root: Path, batch_size: int, workers: int, device: torch.device, *, recipe: bool = False
+    root: Path,
+    batch_size: int,
+    workers: int,
+    device: torch.device,
+    *,
+    recipe: bool = False,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield normalised fp32 images and labels, for ever. Raises ValueError where no batch can be filled.
 
@@ -70,7 +75,9 @@ def torchvision_batches(
     from torchvision import transforms
     from torchvision.transforms import v2
 
-    mixing = v2.RandomChoice([v2.MixUp(alpha=0.2, num_classes=1000), v2.CutMix(num_classes=1000)])
+    mixing = v2.RandomChoice(
+        [v2.MixUp(alpha=0.2, num_classes=1000), v2.CutMix(num_classes=1000)]
+    )
     steps = [
         transforms.RandomResizedCrop(SIDE),
         transforms.RandomHorizontalFlip(),
@@ -91,22 +98,33 @@ def torchvision_batches(
         collate_fn=partial(_mixed, mixing) if recipe else None,
     )
     if not len(loader):
-        raise ValueError(f"no batch of {batch_size} can be filled: there are {len(data)} images")
+        raise ValueError(
+            f"no batch of {batch_size} can be filled: there are {len(data)} images"
+        )
     while True:
         for images, labels in loader:
             yield (
-                images.to(device, non_blocking=True).contiguous(memory_format=torch.channels_last),
+                images.to(device, non_blocking=True).contiguous(
+                    memory_format=torch.channels_last
+                ),
                 labels.to(device, non_blocking=True),
             )
 
 
-def _mixed(mixing: nn.Module, samples: list[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+def _mixed(
+    mixing: nn.Module, samples: list[tuple[torch.Tensor, int]]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Collate a batch and mix it."""
     images, labels = mixing(*torch.utils.data.default_collate(samples))
     return images, labels
 
 
-LOADERS: dict[str, Callable[[Path, int, int, torch.device], Iterator[tuple[torch.Tensor, torch.Tensor]]]] = {
+LOADERS: dict[
+    str,
+    Callable[
+        [Path, int, int, torch.device], Iterator[tuple[torch.Tensor, torch.Tensor]]
+    ],
+] = {
     "dali": dali_batches,
     "dali-cpu": partial(dali_batches, decode_on_cpu=True),
     "torchvision": torchvision_batches,
@@ -118,8 +136,14 @@ def of_images(
     arguments: argparse.Namespace, device: torch.device
 ) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
     """Return a classifier and a function that gives the loss of its next batch."""
-    make = partial(torchvision_batches, recipe=True) if arguments.recipe else LOADERS[arguments.loader]
-    batches = make(arguments.data / "train", arguments.batch_size, arguments.workers, device)
+    make = (
+        partial(torchvision_batches, recipe=True)
+        if arguments.recipe
+        else LOADERS[arguments.loader]
+    )
+    batches = make(
+        arguments.data / "train", arguments.batch_size, arguments.workers, device
+    )
     model: nn.Module = torchvision.models.get_model(arguments.arch)
     model = model.to(device).to(memory_format=torch.channels_last)
     criterion = nn.CrossEntropyLoss()
@@ -136,7 +160,9 @@ def of_detectors(
     arguments: argparse.Namespace, device: torch.device
 ) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
     """Return a detector and a function that gives the loss of its next batch."""
-    loader = detection.loader(arguments.data, arguments.arch, arguments.batch_size, arguments.workers)
+    loader = detection.loader(
+        arguments.data, arguments.arch, arguments.batch_size, arguments.workers
+    )
     batches = detection.batches(loader, device)
     model = detection.model(arguments.arch).to(device)
     return model, lambda: detection.loss_of(model, *next(batches))
@@ -146,7 +172,9 @@ def of_patches(
     arguments: argparse.Namespace, device: torch.device
 ) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
     """Return SRCNN and a function that gives the loss of its next batch."""
-    batches = superres.batches(arguments.data / "train", arguments.batch_size, arguments.workers, device)
+    batches = superres.batches(
+        arguments.data / "train", arguments.batch_size, arguments.workers, device
+    )
     model = superres.model().to(device)
 
     def loss() -> torch.Tensor:
@@ -156,7 +184,11 @@ def of_patches(
     return model, loss
 
 
-OF_TASK = {"classification": of_images, "detection": of_detectors, "superres": of_patches}
+OF_TASK = {
+    "classification": of_images,
+    "detection": of_detectors,
+    "superres": of_patches,
+}
 """--task -> what makes the model and its losses."""
 
 
@@ -166,7 +198,10 @@ def main() -> None:
     )
     parser.add_argument("--task", choices=tuple(OF_TASK), default="classification")
     parser.add_argument(
-        "--data", type=Path, required=True, help="folder with train/<class>/*; of detectors COCO's layout"
+        "--data",
+        type=Path,
+        required=True,
+        help="folder with train/<class>/*; of detectors COCO's layout",
     )
     parser.add_argument("--arch", default="resnet18")
     parser.add_argument("--loader", choices=tuple(LOADERS), default="dali")
@@ -176,7 +211,9 @@ def main() -> None:
         help="augment as torchvision's references, with its loader",
     )
     parser.add_argument("--batch-size", type=int, default=512)
-    parser.add_argument("--workers", type=int, default=max(len(os.sched_getaffinity(0)) - 1, 1))
+    parser.add_argument(
+        "--workers", type=int, default=max(len(os.sched_getaffinity(0)) - 1, 1)
+    )
     parser.add_argument("--output", type=Path, help="write the figures there, as JSON")
     parser.add_argument(
         "--steps",
@@ -184,10 +221,16 @@ def main() -> None:
         help="with DALI on a GPU: so many steps and as many batches of validation instead, and nothing timed",
     )
     parser.add_argument(
-        "--seconds", type=float, default=20.0, help="timed, after as long a warm-up (at most 15 s)"
+        "--seconds",
+        type=float,
+        default=20.0,
+        help="timed, after as long a warm-up (at most 15 s)",
     )
     arguments = parser.parse_args()
-    if arguments.recipe and (arguments.task, arguments.loader) != ("classification", "torchvision"):
+    if arguments.recipe and (arguments.task, arguments.loader) != (
+        "classification",
+        "torchvision",
+    ):
         parser.error("--recipe: only with --task classification --loader torchvision")
     if not arguments.data.is_dir():
         parser.error(f"--data {arguments.data} is no folder")
@@ -197,11 +240,15 @@ def main() -> None:
         print("by hand: no GPU is here")
         sys.exit(NOT_HERE)
     device = torch.device("cuda", 0) if gpu else torch.device("cpu")
-    torch.backends.cudnn.benchmark = arguments.task == "classification"  # detectors' images have many shapes
+    torch.backends.cudnn.benchmark = (
+        arguments.task == "classification"
+    )  # detectors' images have many shapes
     model, loss = OF_TASK[arguments.task](arguments, device)
     # as benchmarks/train.py's GENTLER, so that both train alike
     rate = 1e-5 if arguments.task == "detection" else 0.01
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, weight_decay=1e-4)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=rate, momentum=0.9, weight_decay=1e-4
+    )
     scaler = torch.amp.GradScaler(device.type, enabled=gpu)
     ends_s = list[float]()  # of each step, by the host's clock
 

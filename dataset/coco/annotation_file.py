@@ -58,7 +58,9 @@ def entries(file: TextIO, keys: Collection[str]) -> Iterator[tuple[str, Any]]:
         key = text.value()
         text.take(":")
         seen.add(key)
-        if text.next() == "[":  # read one by one even where the key is not asked for: it may be long
+        if (
+            text.next() == "["
+        ):  # read one by one even where the key is not asked for: it may be long
             for _ in text.items("[]"):
                 entry = text.value()
                 if key in keys:
@@ -70,7 +72,9 @@ def entries(file: TextIO, keys: Collection[str]) -> Iterator[tuple[str, Any]]:
     text.end()
     missing = [key for key in keys if key not in seen]
     if missing:
-        raise NotCoco(f"has no '{missing[0]}'; COCO's form has {' and '.join(map(repr, keys))}")
+        raise NotCoco(
+            f"has no '{missing[0]}'; COCO's form has {' and '.join(map(repr, keys))}"
+        )
 
 
 class _Text:
@@ -147,12 +151,17 @@ class _Text:
                     self.at = end
                     return value
             except JSONDecodeError as error:
-                cut = error.pos > len(self.piece) - TOKEN or error.msg.startswith("Unterminated string")
+                cut = error.pos > len(self.piece) - TOKEN or error.msg.startswith(
+                    "Unterminated string"
+                )
                 if self.whole or not cut:
                     raise NotCoco(
                         f"is no JSON: {error.msg} (character {self.before + error.pos:,})"
                     ) from None
-            except (RecursionError, ValueError) as error:  # too deep, or a number of thousands of digits
+            except (
+                RecursionError,
+                ValueError,
+            ) as error:  # too deep, or a number of thousands of digits
                 raise NotCoco(f"cannot be read: {error} {self.where()}") from None
             self.read_on()
 
@@ -192,7 +201,11 @@ class Category(NamedTuple):
 
 def id_of(entry: Any) -> str:
     """How a message names an entry, whatever it is."""
-    return repr(entry["id"])[:40] if isinstance(entry, dict) and "id" in entry else "without an id"
+    return (
+        repr(entry["id"])[:40]
+        if isinstance(entry, dict) and "id" in entry
+        else "without an id"
+    )
 
 
 def number_of(entry: Any, key: str) -> int:
@@ -205,14 +218,18 @@ def number_of(entry: Any, key: str) -> int:
         return _whole(entry, key)
     if WHOLE.fullmatch(value):
         return int(value)
-    return int.from_bytes(hashlib.blake2b(value.encode("utf-8", "surrogatepass"), digest_size=6).digest())
+    return int.from_bytes(
+        hashlib.blake2b(value.encode("utf-8", "surrogatepass"), digest_size=6).digest()
+    )
 
 
 def image(entry: Any) -> Image:
     """Return the image that an entry describes. Raises Rejected, and nothing else."""
     name = _field(entry, "file_name")
     if not isinstance(name, str) or not name or "\0" in name:
-        raise Rejected(f"file_name {_short(name)} is no path below the folder of images")
+        raise Rejected(
+            f"file_name {_short(name)} is no path below the folder of images"
+        )
     try:
         os.fsencode(name)
     except UnicodeEncodeError:
@@ -261,11 +278,15 @@ def category(entry: Any, *, keypoints: bool) -> Category:
     points = entry.get("keypoints", []) if keypoints else []
     if not isinstance(name, str):
         raise Rejected(f"name {_short(name)} is no text")
-    if not name.strip() or any(unicodedata.category(letter) in UNPRINTED for letter in name):
+    if not name.strip() or any(
+        unicodedata.category(letter) in UNPRINTED for letter in name
+    ):
         raise Rejected(
             f"name {_short(name)} is empty or holds a control character or a line's end; give it another name"
         )
-    if not isinstance(points, list) or not all(isinstance(point, str) for point in points):
+    if not isinstance(points, list) or not all(
+        isinstance(point, str) for point in points
+    ):
         raise Rejected(f"keypoints {_short(points)} are no names")
     return Category(number_of(entry, "id"), name, tuple(points))
 
@@ -297,7 +318,9 @@ def _polygon(points: Any) -> array[float]:
             f"segmentation: a polygon has {len(numbers)} numbers, not an x and a y of at least 3 points"
         )
     if (far := max(max(numbers), -min(numbers))) > FARTHEST:
-        raise Rejected(f"segmentation: a point is {far:.3g} pixels away; no image reaches so far")
+        raise Rejected(
+            f"segmentation: a point is {far:.3g} pixels away; no image reaches so far"
+        )
     return numbers
 
 
@@ -309,7 +332,9 @@ def _run_lengths(counts: Any, size: Any) -> Segmentation:
         height, width = size
         whole = isinstance(height, int) and isinstance(width, int) and height > 0
         if not whole or sum(runs) != height * width:
-            raise Rejected(f"segmentation: its runs are {sum(runs)} pixels long, its size is {_short(size)}")
+            raise Rejected(
+                f"segmentation: its runs are {sum(runs)} pixels long, its size is {_short(size)}"
+            )
     except (TypeError, ValueError, OverflowError):
         raise Rejected("segmentation: cannot be decoded") from None
     return Segmentation(runs=runs, size=(height, width))
@@ -351,9 +376,13 @@ def _field(entry: Any, key: str) -> Any:
 
 def _whole(entry: Any, key: str) -> int:
     value = _field(entry, key)
-    if type(value) is float and value.is_integer():  # some tools write every number as 1000.0
+    if (
+        type(value) is float and value.is_integer()
+    ):  # some tools write every number as 1000.0
         value = int(value)
-    if type(value) is not int or not -(1 << 63) <= value < 1 << 63:  # True is no number here
+    if (
+        type(value) is not int or not -(1 << 63) <= value < 1 << 63
+    ):  # True is no number here
         raise Rejected(f"{key} {_short(value)} is no whole number")
     return value
 

@@ -28,15 +28,23 @@ from dataset.scan.manifest import Manifest
 
 BACKGROUND = "__background__"
 UNUSED = "N/A"
-COCO_IDS = tuple(number for number in range(1, 91) if number not in (12, 26, 29, 30, 45, 66, 68, 69, 71, 83))
+COCO_IDS = tuple(
+    number
+    for number in range(1, 91)
+    if number not in (12, 26, 29, 30, 45, 66, 68, 69, 71, 83)
+)
 """The category ids of COCO 2017: 80 between 1 and 90."""
 OTHER_SIDE = {"left": "right", "right": "left", "l": "r", "r": "l"}
 LIKELY_SIDE = re.compile(r"^(left|right)|(left|right)$|^[lr]$")
 """A word in a keypoint's name that may say a side. It does if the name with the other side exists too:
 `leftover` and `bright` say none."""
-WORD_ENDS = re.compile(r"[\W_]+|(?<=[a-z])(?=[A-Z\d])|(?<=\d)(?=[A-Za-z])|(?<=[A-Z])(?=[A-Z][a-z]|\d)")
+WORD_ENDS = re.compile(
+    r"[\W_]+|(?<=[a-z])(?=[A-Z\d])|(?<=\d)(?=[A-Za-z])|(?<=[A-Z])(?=[A-Z][a-z]|\d)"
+)
 """Between the words of a keypoint's name: left_eye, left-eye, left eye, leftEye, eye1L."""
-ANNOTATED: dict[str, np.dtype[Any]] = {  # what the annotation file says, beside the paths
+ANNOTATED: dict[
+    str, np.dtype[Any]
+] = {  # what the annotation file says, beside the paths
     "image_id": np.dtype("i8"),
     "annotation_offsets": np.dtype("i8"),
     "annotation_id": np.dtype("i8"),
@@ -82,7 +90,15 @@ class Instances(Manifest):
     )
     RAGGED: ClassVar[dict[str, tuple[str, ...]]] = {
         "path_offsets": ("path_bytes",),
-        "annotation_offsets": ("annotation_id", "boxes", "area", "category", "crowd", "usable", "keypoints"),
+        "annotation_offsets": (
+            "annotation_id",
+            "boxes",
+            "area",
+            "category",
+            "crowd",
+            "usable",
+            "keypoints",
+        ),
         "point_offsets": ("points",),
         "rle_offsets": ("rle",),
     }
@@ -119,10 +135,13 @@ class Instances(Manifest):
     # By category, [C], and by keypoint, [K].
     category_ids: Array  # int64, ascending
     keypoint_mirror: Array  # int64, which keypoint each becomes when the image is mirrored left to right
-    keypoint_name: Array  # uint32, CRC-32 of each keypoint's name: two splits must have the same
+    keypoint_name: (
+        Array  # uint32, CRC-32 of each keypoint's name: two splits must have the same
+    )
 
     exif: Array | None = None  # uint8 [n], as in dataset.images.columns.Images
-    numbers: Array | None = None  # int64 [C], class numbers of others' classes; see `numbered`
+    # int64 [C], class numbers of others' classes; see `numbered`
+    numbers: Array | None = None
 
     class_of: Array = field(init=False)  # int64 [C]: the class number of a category
 
@@ -134,7 +153,9 @@ class Instances(Manifest):
     def warnings(self) -> list[str]:
         """Return what the scan warns of, a line each: warnings.txt beside the columns."""
         try:
-            return (self.folder / "warnings.txt").read_text(encoding="utf-8").splitlines()
+            return (
+                (self.folder / "warnings.txt").read_text(encoding="utf-8").splitlines()
+            )
         except FileNotFoundError:  # of the synthetic stand-in
             return []
 
@@ -142,10 +163,15 @@ class Instances(Manifest):
     def text_ids(self) -> dict[str, dict[int, str]]:
         """Return {"images": ..., "categories": ...}, each number -> the text that the file has as that id."""
         try:
-            found = json.loads((self.folder / "text_ids.json").read_text(encoding="utf-8"))
+            found = json.loads(
+                (self.folder / "text_ids.json").read_text(encoding="utf-8")
+            )
         except FileNotFoundError:  # of the synthetic stand-in
             return {}
-        return {kind: {int(number): text for number, text in texts.items()} for kind, texts in found.items()}
+        return {
+            kind: {int(number): text for number, text in texts.items()}
+            for kind, texts in found.items()
+        }
 
     @property
     def class_names(self) -> Sequence[str]:
@@ -163,7 +189,10 @@ class Instances(Manifest):
         """Return the slice of the annotations that an image has."""
         if not 0 <= sample < len(self):
             raise IndexError(f"sample {sample} of {len(self)}")
-        return slice(int(self.annotation_offsets[sample]), int(self.annotation_offsets[sample + 1]))
+        return slice(
+            int(self.annotation_offsets[sample]),
+            int(self.annotation_offsets[sample + 1]),
+        )
 
     @cached_property
     def with_boxes(self) -> Array:
@@ -201,10 +230,17 @@ def class_names(category_ids: Array, names: Sequence[str]) -> tuple[str, ...]:
     numbers = class_numbers(category_ids)
     counts = Counter(names)
     shown = [
-        f"{name} ({i})" if counts[name] > 1 else name for name, i in zip(names, category_ids, strict=True)
+        f"{name} ({i})" if counts[name] > 1 else name
+        for name, i in zip(names, category_ids, strict=True)
     ]
     named = dict(zip(numbers.tolist(), shown, strict=True))
-    return (BACKGROUND, *(named.get(number, UNUSED) for number in range(1, int(numbers.max(initial=0)) + 1)))
+    return (
+        BACKGROUND,
+        *(
+            named.get(number, UNUSED)
+            for number in range(1, int(numbers.max(initial=0)) + 1)
+        ),
+    )
 
 
 def categories_of(class_of: Array, classes: int) -> Array:
@@ -227,13 +263,21 @@ def mirrored(names: Sequence[str]) -> Array:
     for place, own in enumerate(words):
         sided = "left" in own or "right" in own
         if sided:
-            twin = tuple(OTHER_SIDE[word] if word in ("left", "right") else word for word in own)
+            twin = tuple(
+                OTHER_SIDE[word] if word in ("left", "right") else word for word in own
+            )
         else:
-            twin = tuple(LIKELY_SIDE.sub(lambda side: OTHER_SIDE[side[0]], word) for word in own)
+            twin = tuple(
+                LIKELY_SIDE.sub(lambda side: OTHER_SIDE[side[0]], word) for word in own
+            )
         if twin != own and counts[own] == counts[twin] == 1:
             places[place] = found[twin]
         elif sided:
-            why = "is there twice, or its partner is" if counts[twin] else "has no partner"
+            why = (
+                "is there twice, or its partner is"
+                if counts[twin]
+                else "has no partner"
+            )
             raise UserError(
                 f"--data: keypoint {names[place]!r} {why}; rename, so that there is one {' '.join(twin)!r} "
                 "to mirror it to"

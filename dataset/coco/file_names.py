@@ -23,7 +23,9 @@ def path_below(name: str, prefixes: list[str]) -> str:
 
     `prefixes`: how names may begin that are not written below that folder.
     """
-    name = name.removeprefix(next((prefix for prefix in prefixes if name.startswith(prefix)), ""))
+    name = name.removeprefix(
+        next((prefix for prefix in prefixes if name.startswith(prefix)), "")
+    )
     return "" if name.startswith("/") or ".." in name.split("/") else name
 
 
@@ -35,9 +37,15 @@ def last_parts(name: str) -> Iterator[str]:
     """
     plain = name.replace("\\", "/")
     decoded = unquote(plain)
-    forms = [plain, decoded, unicodedata.normalize("NFC", decoded), unicodedata.normalize("NFD", decoded)]
+    forms = [
+        plain,
+        decoded,
+        unicodedata.normalize("NFC", decoded),
+        unicodedata.normalize("NFD", decoded),
+    ]
     split = [
-        [part for part in form.split("/") if part not in ("", ".", "..")] for form in dict.fromkeys(forms)
+        [part for part in form.split("/") if part not in ("", ".", "..")]
+        for form in dict.fromkeys(forms)
     ]
     for count in range(min(PARTS, max(map(len, split))), 0, -1):
         yield from ("/".join(parts[-count:]) for parts in split)

@@ -24,7 +24,10 @@ from typing import Literal, NamedTuple
 from contracts import UserError
 
 Split = Literal["train", "val"]
-NAMES: dict[Split, tuple[str, ...]] = {"train": ("train", "training"), "val": ("val", "valid", "validation")}
+NAMES: dict[Split, tuple[str, ...]] = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation"),
+}
 """What the splits are called."""
 KINDS = ("person_keypoints", "instances")
 OTHER_KINDS = {"captions", "panoptic", "stuff", "info"}
@@ -46,7 +49,14 @@ OF_BOTH: Sequence[tuple[str, Sequence[str]]] = (
 )
 """Annotations that no name gives to a split: a part of the images then validates."""
 
-YOLO = ("data.y*ml", "labels/*.txt", "labels/*/*.txt", "*/labels/*.txt", "classes.txt", "obj.names")
+YOLO = (
+    "data.y*ml",
+    "labels/*.txt",
+    "labels/*/*.txt",
+    "*/labels/*.txt",
+    "classes.txt",
+    "obj.names",
+)
 """Files that tell YOLO's layout."""
 
 
@@ -62,7 +72,9 @@ def find(root: Path, split: Split, *, keypoints: bool, images: bool = True) -> L
     """Return where a split lies. Without `images` their folder need not exist. Raises UserError."""
     real = Path(os.path.realpath(root))
     kinds = KINDS if keypoints else KINDS[1:]
-    wanted = f"COCO's layout has {split}2017/ and annotations/{kinds[0]}_{split}2017.json"
+    wanted = (
+        f"COCO's layout has {split}2017/ and annotations/{kinds[0]}_{split}2017.json"
+    )
     if not real.is_dir():
         raise UserError(f"--data: {root} is no folder; {wanted}")
     if own := _coco_layout(root, real, split, kinds[0]):
@@ -87,7 +99,9 @@ def find(root: Path, split: Split, *, keypoints: bool, images: bool = True) -> L
         raise UserError(
             f"--data: {root} has no folder annotations; {wanted}; docs/data.md names other tools' layouts"
         )
-    raise UserError(f"--data: {root}/annotations has no {kinds[0]}_{split}*.json; {wanted}")
+    raise UserError(
+        f"--data: {root}/annotations has no {kinds[0]}_{split}*.json; {wanted}"
+    )
 
 
 def _coco_layout(root: Path, real: Path, split: Split, kind: str) -> Layout | None:
@@ -105,13 +119,21 @@ def _coco_layout(root: Path, real: Path, split: Split, kind: str) -> Layout | No
     if not by_name:
         return None
     ((name, file),) = by_name.items()
-    there = [folder for folder in (name, f"images/{name}", "images") if (real / folder).is_dir()]
+    there = [
+        folder
+        for folder in (name, f"images/{name}", "images")
+        if (real / folder).is_dir()
+    ]
     return Layout(file, there[0] if there else name)
 
 
 def _splits_are_named(real: Path) -> bool:
     """Return whether some annotations are of one split, so that no others can be of both."""
-    own = any(any(real.glob(f"annotations/{kind}_{split}*.json")) for kind in KINDS for split in NAMES)
+    own = any(
+        any(real.glob(f"annotations/{kind}_{split}*.json"))
+        for kind in KINDS
+        for split in NAMES
+    )
     own = own or any(_worded(real, split, KINDS) for split in NAMES)
     every = [name for names in NAMES.values() for name in names]
     return own or any(_first(real, OF_A_SPLIT, every, kind) for kind in KINDS)
@@ -122,14 +144,31 @@ def _worded(real: Path, split: Split, kinds: Sequence[str]) -> Layout | None:
     instances_Train.json or train_coco.json, and the images' folder of that name; None: there are not one."""
     others = OTHER_KINDS if "person_keypoints" in kinds else OTHER_KINDS | {"keypoints"}
     for folder in ("annotations", ""):
-        files = [path for path in sorted((real / folder).glob("*.json")) if not _words(path) & others]
+        files = [
+            path
+            for path in sorted((real / folder).glob("*.json"))
+            if not _words(path) & others
+        ]
         matches = [path for path in files if _words(path) & {*NAMES[split]}]
-        kind = next((kind for kind in kinds if any(kind in path.stem.lower() for path in matches)), "")
+        kind = next(
+            (
+                kind
+                for kind in kinds
+                if any(kind in path.stem.lower() for path in matches)
+            ),
+            "",
+        )
         matches = [path for path in matches if kind in path.stem.lower()]
         if len(matches) == 1:
-            below = (place for at in ("", "images", "data") for place in sorted((real / at).glob("*/")))
+            below = (
+                place
+                for at in ("", "images", "data")
+                for place in sorted((real / at).glob("*/"))
+            )
             there = (place for place in below if _words(place) & {*NAMES[split]})
-            usual = (real / name for name in ("images", "data") if (real / name).is_dir())
+            usual = (
+                real / name for name in ("images", "data") if (real / name).is_dir()
+            )
             images = next(chain(there, usual, [real]))
             return Layout(matches[0], str(images.relative_to(real)).removeprefix("."))
     return None
@@ -140,14 +179,19 @@ def _words(path: Path) -> set[str]:
 
 
 def _first(
-    real: Path, places: Sequence[tuple[str, Sequence[str]]], names: Sequence[str], kind: str
+    real: Path,
+    places: Sequence[tuple[str, Sequence[str]]],
+    names: Sequence[str],
+    kind: str,
 ) -> Layout | None:
     """Return the first place that has annotations. Raises UserError where it has several."""
     for pattern, folders in places:
         for name in names:
             files = sorted(real.glob(pattern.format(split=name, kind=kind)))
             if len(files) > 1:
-                listed = ", ".join(file.name for file in files[:3]) + ", ..." * (len(files) > 3)
+                listed = ", ".join(file.name for file in files[:3]) + ", ..." * (
+                    len(files) > 3
+                )
                 raise UserError(
                     f"--data: {files[0].parent} has {len(files)} JSON files ({listed}); "
                     "COCO's form is one file a split, leave that one"
@@ -162,7 +206,11 @@ def _first(
 def _other_tool(root: Path, real: Path) -> str:
     """Return a line for layouts that scripts.to_coco converts, "" for any other."""
     tool = ""
-    for pattern in ("Annotations/*.xml", "*/Annotations/*.xml", "*/*/Annotations/*.xml"):
+    for pattern in (
+        "Annotations/*.xml",
+        "*/Annotations/*.xml",
+        "*/*/Annotations/*.xml",
+    ):
         if file := next(real.glob(pattern), None):
             tool = "Pascal VOC"
             root = root / file.relative_to(real).parents[1]
@@ -170,4 +218,7 @@ def _other_tool(root: Path, real: Path) -> str:
     if any(any(real.glob(pattern)) for pattern in YOLO):
         tool = "YOLO"
     convert = f"python -m scripts.to_coco {shlex.quote(str(root))} NEW_FOLDER"
-    return tool and f"{root} is in {tool}'s layout; {convert} makes COCO's of it, with links to its images"
+    return (
+        tool
+        and f"{root} is in {tool}'s layout; {convert} makes COCO's of it, with links to its images"
+    )

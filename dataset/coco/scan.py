@@ -89,23 +89,32 @@ def open_coco(
     """
     real = Path(os.path.realpath(root))
     module = source_named(source)
-    file, folder, shared = find(root, split, keypoints=keypoints, images=images and module.FILES)
+    file, folder, shared = find(
+        root, split, keypoints=keypoints, images=images and module.FILES
+    )
     entries = module.entries(real, cache)
 
-    def fill(made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress) -> Sequence[str]:
+    def fill(
+        made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
+    ) -> Sequence[str]:
         with reading(file):
-            file_tree.remember(visits, os.fsencode(real), os.fsencode(file.relative_to(real)))
+            file_tree.remember(
+                visits, os.fsencode(real), os.fsencode(file.relative_to(real))
+            )
             contents = _read(file, keypoints, made, rejects, say)
         categories = contents.categories
         names = _class_names_of(file, categories, keypoints, classes)
-        listed = _listed_images(file, folder, _prefixes(root, real, folder), contents.images, rejects)
+        listed = _listed_images(
+            file, folder, _prefixes(root, real, folder), contents.images, rejects
+        )
         mine = np.ones(len(listed.ids), bool)
         if shared:
             mine = _validating(listed) == (split == "val")
         rows = np.fromfile(made / "file_list.annotations", ROW)
         warnings = _number_anew(rows)
         rows["category"] = _places_of(
-            np.array([category.category_id for category in categories]), rows["category_id"]
+            np.array([category.category_id for category in categories]),
+            rows["category_id"],
         )
         image_of = _places_of(listed.ids, rows["image_id"])
         records = np.zeros(len(listed.ids), HEADER)
@@ -113,13 +122,23 @@ def open_coco(
         if images:
             faults: dict[int, str] = {}
             with reading(root):
-                entries.remember(visits, [below(folder, ""), *(path for path in listed.paths if path)])
+                entries.remember(
+                    visits,
+                    [below(folder, ""), *(path for path in listed.paths if path)],
+                )
             _read_headers(entries, listed, mine, made, say, max_pixels, records, faults)
             with reading(root):
-                anew = _found_by_last_parts(entries, folder, listed, mine & (records["size"] < 0), faults)
-                entries.remember(visits, [listed.paths[place] for place in np.flatnonzero(anew).tolist()])
+                anew = _found_by_last_parts(
+                    entries, folder, listed, mine & (records["size"] < 0), faults
+                )
+                entries.remember(
+                    visits,
+                    [listed.paths[place] for place in np.flatnonzero(anew).tolist()],
+                )
             if anew.any():
-                _read_headers(entries, listed, anew, made, say, max_pixels, records, faults)
+                _read_headers(
+                    entries, listed, anew, made, say, max_pixels, records, faults
+                )
                 place = int(anew.argmax())
                 warnings.append(
                     f"{np.count_nonzero(anew):,} of {len(listed.ids):,} file names are found by their last "
@@ -127,16 +146,24 @@ def open_coco(
                 )
             # + 1: those of no image are -1; they are counted first, and cut off
             annotations = np.bincount(image_of + 1, minlength=len(listed.ids) + 1)[1:]
-            fits, turned = _fitting(entries, file, listed, mine, exif, records, faults, annotations, rejects)
+            fits, turned = _fitting(
+                entries, file, listed, mine, exif, records, faults, annotations, rejects
+            )
             records["size"][~fits] = -1
-            if exif == "stored" and (line := told_of_exif(np.rec.array(records[fits]), turned)):
+            if exif == "stored" and (
+                line := told_of_exif(np.rec.array(records[fits]), turned)
+            ):
                 warnings.append(line)
         else:
             records["height"], records["width"] = listed.sizes.T
             records["size"][mine] = 0
         good = records["size"] >= 0
         if not good.any():
-            first = f"left out: {rejects.count}, first {rejects.first}" if rejects.first else "it has none"
+            first = (
+                f"left out: {rejects.count}, first {rejects.first}"
+                if rejects.first
+                else "it has none"
+            )
             raise UserError(f"--data: no image of {file} can be used; {first}")
         if shared:
             warnings.append(
@@ -146,16 +173,41 @@ def open_coco(
         known = (image_of >= 0) & mine[image_of]
         warnings += annotation_warnings(rows[known], listed.sizes[image_of[known]])
         points = np.array([len(category.keypoints) for category in categories])
-        kept = _matched(file, rows, image_of, good, contents.known, listed, points, rejects)
+        kept = _matched(
+            file, rows, image_of, good, contents.known, listed, points, rejects
+        )
         _write(listed, records, rows, image_of, kept, categories, made)
-        (made / "warnings.txt").write_text("".join(f"{line}\n" for line in warnings), encoding="utf-8")
-        (made / "text_ids.json").write_text(json.dumps(contents.texts), encoding="utf-8")
+        (made / "warnings.txt").write_text(
+            "".join(f"{line}\n" for line in warnings), encoding="utf-8"
+        )
+        (made / "text_ids.json").write_text(
+            json.dumps(contents.texts), encoding="utf-8"
+        )
         return names
 
     names_given = None if classes is None else list(classes)
     what = "coco" if images else "coco alone"
-    key = [str(real), os.path.abspath(root), names_given, what, split, file.name, source, exif, max_pixels]
-    found = remembered(Instances, root, key, fill, root=real, cache=cache, rescan=rescan, progress=progress)
+    key = [
+        str(real),
+        os.path.abspath(root),
+        names_given,
+        what,
+        split,
+        file.name,
+        source,
+        exif,
+        max_pixels,
+    ]
+    found = remembered(
+        Instances,
+        root,
+        key,
+        fill,
+        root=real,
+        cache=cache,
+        rescan=rescan,
+        progress=progress,
+    )
     if classes is None or found.classes == tuple(classes):
         return found
     numbers = _class_places(found.classes, classes)
@@ -172,7 +224,9 @@ class _Contents(NamedTuple):
     known: Array  # int64, ascending: the ids of all images
     images: list[Image]
     categories: list[Category]
-    texts: dict[str, dict[int, str]]  # "images" and "categories" -> number -> the text that is the id
+    texts: dict[
+        str, dict[int, str]
+    ]  # "images" and "categories" -> number -> the text that is the id
 
 
 def _prefixes(root: Path, real: Path, folder: str) -> list[str]:
@@ -182,10 +236,16 @@ def _prefixes(root: Path, real: Path, folder: str) -> list[str]:
     """
     below_root = f"{folder}/" if folder else ""
     names = [f"{real}/{below_root}", f"{os.path.abspath(root)}/{below_root}"]
-    return names if not folder or (real / folder / folder).is_dir() else [*names, below_root]
+    return (
+        names
+        if not folder or (real / folder / folder).is_dir()
+        else [*names, below_root]
+    )
 
 
-def _read(file: Path, keypoints: bool, made: Path, rejects: Rejects, say: Progress) -> _Contents:
+def _read(
+    file: Path, keypoints: bool, made: Path, rejects: Rejects, say: Progress
+) -> _Contents:
     """Read the file, and write made/file_list.*. Raises UserError."""
     known: list[int] = []
     images: list[Image] = []
@@ -200,12 +260,16 @@ def _read(file: Path, keypoints: bool, made: Path, rejects: Rejects, say: Progre
         raise UserError(f"--data: {file} cannot be read: {error.strerror}") from None
     try:
         with text:
-            entries = annotation_file.entries(text, ("images", "annotations", "categories"))
+            entries = annotation_file.entries(
+                text, ("images", "annotations", "categories")
+            )
             for number, (key, entry) in enumerate(entries):
                 named = f"{NOUN[key]} {annotation_file.id_of(entry)}"
                 try:
                     if key == "annotations":
-                        annotation = annotation_file.annotation(entry, keypoints=keypoints)
+                        annotation = annotation_file.annotation(
+                            entry, keypoints=keypoints
+                        )
                         writer.add(annotation)
                         if fault := annotation.segmentation.fault:
                             rejects(where, f"{named}: {fault}; {MASKLESS}")
@@ -214,9 +278,13 @@ def _read(file: Path, keypoints: bool, made: Path, rejects: Rejects, say: Progre
                             known.append(annotation_file.number_of(entry, "id"))
                             images.append(annotation_file.image(entry))
                         else:
-                            categories.append(annotation_file.category(entry, keypoints=keypoints))
+                            categories.append(
+                                annotation_file.category(entry, keypoints=keypoints)
+                            )
                         if isinstance(entry["id"], str):
-                            texts[key][annotation_file.number_of(entry, "id")] = entry["id"]
+                            texts[key][annotation_file.number_of(entry, "id")] = entry[
+                                "id"
+                            ]
                 except Rejected as why:
                     if key == "categories":
                         raise UserError(f"--data: {file}: {named}: {why}") from None
@@ -227,7 +295,9 @@ def _read(file: Path, keypoints: bool, made: Path, rejects: Rejects, say: Progre
     except NotCoco as error:
         raise UserError(f"--data: {file} {error}") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"--data: {file} is no JSON: {error.reason}, it must be UTF-8") from None
+        raise UserError(
+            f"--data: {file} is no JSON: {error.reason}, it must be UTF-8"
+        ) from None
     return _Contents(np.unique(np.array(known, np.int64)), images, categories, texts)
 
 
@@ -237,7 +307,9 @@ class _Writer:
     def __init__(self, made: Path) -> None:
         self.made = made
         self.rows: list[tuple[Any, ...]] = []
-        self.ragged: dict[str, Any] = {name: array(np.dtype(code).char) for name, code in RAGGED.items()}
+        self.ragged: dict[str, Any] = {
+            name: array(np.dtype(code).char) for name, code in RAGGED.items()
+        }
         self.annotations = 0
 
     def add(self, annotation: Annotation) -> None:
@@ -251,9 +323,21 @@ class _Writer:
         number = annotation.annotation_id
         self.rows.append(
             (
-                *(number or 0, number is not None, annotation.image_id, annotation.category_id, -1),
+                *(
+                    number or 0,
+                    number is not None,
+                    annotation.image_id,
+                    annotation.category_id,
+                    -1,
+                ),
                 *(tuple(annotation.box), annotation.area, annotation.crowd),
-                *(len(lengths), sum(lengths), len(runs), size, len(annotation.keypoints)),
+                *(
+                    len(lengths),
+                    sum(lengths),
+                    len(runs),
+                    size,
+                    len(annotation.keypoints),
+                ),
             )
         )
         self.annotations += 1
@@ -262,7 +346,10 @@ class _Writer:
 
     def flush(self) -> None:
         with writing():  # an error of writing is not one of the annotation file
-            for name, values in {"annotations": np.array(self.rows, ROW), **self.ragged}.items():
+            for name, values in {
+                "annotations": np.array(self.rows, ROW),
+                **self.ragged,
+            }.items():
                 with open(self.made / f"file_list.{name}", "ab") as file:
                     file.write(values.tobytes())
         self.rows.clear()
@@ -283,7 +370,10 @@ class _ImageTable(NamedTuple):
 
 
 def _class_names_of(
-    file: Path, categories: list[Category], keypoints: bool, classes: Sequence[str] | None
+    file: Path,
+    categories: list[Category],
+    keypoints: bool,
+    classes: Sequence[str] | None,
 ) -> tuple[str, ...]:
     """Sort the categories by their ids, and return the names of the class numbers. Raises UserError.
 
@@ -298,7 +388,9 @@ def _class_names_of(
         raise UserError(f"--data: {file}: {count} categories have the id {same}")
     named = _keypoint_names(categories)
     if keypoints and not named:
-        raise UserError(f"--data: {file}: category {ids[0]} names no keypoints, nor does any other")
+        raise UserError(
+            f"--data: {file}: category {ids[0]} names no keypoints, nor does any other"
+        )
     if len({category.keypoints for category in categories} - {()}) > 1:
         raise UserError(
             f"--data: {file}: its categories have different keypoints; all that have some must have the same"
@@ -317,7 +409,10 @@ def _class_names_of(
         )
         parts = [
             f"{what}: {', '.join(sorted(some)[:5])}{', ...' * (len(some) > 5)}"
-            for what, some in (("missing", train - val), ("not in training", val - train))
+            for what, some in (
+                ("missing", train - val),
+                ("not in training", val - train),
+            )
             if some
         ]
         raise UserError(
@@ -329,7 +424,9 @@ def _class_names_of(
 
 def _keypoint_names(categories: Sequence[Category]) -> tuple[str, ...]:
     """Return the names of the keypoints; a category may have none beside one that has some."""
-    return next((category.keypoints for category in categories if category.keypoints), ())
+    return next(
+        (category.keypoints for category in categories if category.keypoints), ()
+    )
 
 
 def _class_places(names: Sequence[str], classes: Sequence[str]) -> Array | None:
@@ -339,27 +436,47 @@ def _class_places(names: Sequence[str], classes: Sequence[str]) -> Array | None:
     """
     numbers = {name: number for number, name in enumerate(classes)}
     places = [numbers.get(name, -1) for name in names[1:] if name != UNUSED]
-    return np.array(places, np.int64) if all(a < b for a, b in pairwise([0, *places])) else None
+    return (
+        np.array(places, np.int64)
+        if all(a < b for a, b in pairwise([0, *places]))
+        else None
+    )
 
 
 def _listed_images(
     file: Path, folder: str, prefixes: list[str], images: list[Image], rejects: Rejects
 ) -> _ImageTable:
     """Return the images that have an id of their own."""
-    ids, counts = np.unique(np.array([image.image_id for image in images], np.int64), return_counts=True)
-    for same, count in zip(ids[counts > 1].tolist(), counts[counts > 1].tolist(), strict=True):
-        rejects(os.fsencode(file), f"image {same}: {count} images have this id; none of them is used")
+    ids, counts = np.unique(
+        np.array([image.image_id for image in images], np.int64), return_counts=True
+    )
+    for same, count in zip(
+        ids[counts > 1].tolist(), counts[counts > 1].tolist(), strict=True
+    ):
+        rejects(
+            os.fsencode(file),
+            f"image {same}: {count} images have this id; none of them is used",
+        )
     alone = set(ids[counts == 1].tolist())
     kept = sorted(image for image in images if image.image_id in alone)
-    sizes = np.array([(image.height, image.width) for image in kept], np.int64).reshape(-1, 2)
+    sizes = np.array([(image.height, image.width) for image in kept], np.int64).reshape(
+        -1, 2
+    )
     names = [image.name for image in kept]
-    paths = [below(folder, own) if (own := path_below(name, prefixes)) else b"" for name in names]
-    return _ImageTable(np.array([image.image_id for image in kept], np.int64), names, paths, sizes)
+    paths = [
+        below(folder, own) if (own := path_below(name, prefixes)) else b""
+        for name in names
+    ]
+    return _ImageTable(
+        np.array([image.image_id for image in kept], np.int64), names, paths, sizes
+    )
 
 
 def _validating(images: _ImageTable) -> Array:
     """Return bool [n]: the images that validate where one file is of both splits, by a digest of names."""
-    digests = [zlib.crc32(name.encode("utf-8", "surrogatepass")) for name in images.names]
+    digests = [
+        zlib.crc32(name.encode("utf-8", "surrogatepass")) for name in images.names
+    ]
     order = np.argsort(digests, kind="stable")
     chosen = np.zeros(len(images.ids), bool)
     chosen[order[: max(len(order) // VALIDATES, 1)]] = True
@@ -383,14 +500,20 @@ def _read_headers(
     places = [place for place in np.flatnonzero(wanted).tolist() if images.paths[place]]
     file_tree.write_file_list([images.paths[place] for place in places], made)
     reasons: dict[bytes, str] = {}
-    records[places] = read_headers(entries, made, 0, reasons.__setitem__, say, max_pixels=max_pixels)
+    records[places] = read_headers(
+        entries, made, 0, reasons.__setitem__, say, max_pixels=max_pixels
+    )
     for place in places:
         if why := reasons.get(entries.shown(images.paths[place])):
             faults[place] = why
 
 
 def _found_by_last_parts(
-    entries: Entries, folder: str, images: _ImageTable, lost: Array, faults: dict[int, str]
+    entries: Entries,
+    folder: str,
+    images: _ImageTable,
+    lost: Array,
+    faults: dict[int, str],
 ) -> Array:
     """Return bool [n], which of the `lost` images are files by their last parts; `images` gets their paths.
 
@@ -409,7 +532,9 @@ def _found_by_last_parts(
     for place, path in matches.items():
         if taken[path] > 1:
             name = f"{images.names[place]!r:.60}"
-            faults[place] = f"file_name {name} may be {printable(path)}, and so may another image's"
+            faults[place] = (
+                f"file_name {name} may be {printable(path)}, and so may another image's"
+            )
         else:
             images.paths[place] = path
             faults.pop(place, None)
@@ -445,13 +570,20 @@ def _fitting(
         path = images.paths[place]
         why = f"has {used[place, 1]} x {used[place, 0]} pixels, its annotations are for {width} x {height}"
         if swapped[place]:
-            remedy = f"; --exif {'stored' if exif == 'shown' else 'shown'} takes it" if turned[place] else ""
+            remedy = (
+                f"; --exif {'stored' if exif == 'shown' else 'shown'} takes it"
+                if turned[place]
+                else ""
+            )
             why += f" (EXIF orientation {records['orientation'][place]}: the {exif} pixels count{remedy})"
         if not path:
             why = f"file_name {images.names[place]!r:.60} is no path below the folder of images"
         why = faults.get(place, why)
         lost = f"; with {annotations[place]} annotations" if annotations[place] else ""
-        rejects(entries.shown(path) if path else os.fsencode(file), f"image {images.ids[place]}: {why}{lost}")
+        rejects(
+            entries.shown(path) if path else os.fsencode(file),
+            f"image {images.ids[place]}: {why}{lost}",
+        )
     return fits, int(turned.sum())
 
 
@@ -465,7 +597,9 @@ def _number_anew(rows: Array) -> list[str]:
     if not count:
         return []
     ids[anew] = np.setdiff1d(np.arange(1, len(ids) + count + 1), ids[~anew])[:count]
-    return [f"{count:,} of {len(ids):,} annotations have no id of their own, and are numbered anew"]
+    return [
+        f"{count:,} of {len(ids):,} annotations have no id of their own, and are numbered anew"
+    ]
 
 
 def _matched(
@@ -488,11 +622,16 @@ def _matched(
     due = 3 * points[rows["category"]]
 
     def of_image(row: Any) -> str:
-        height, width = images.sizes[np.searchsorted(images.ids, row["image_id"])].tolist()
+        height, width = images.sizes[
+            np.searchsorted(images.ids, row["image_id"])
+        ].tolist()
         return f"image {row['image_id']}, which has {width} x {height} pixels"
 
     faults: list[tuple[Array, Callable[[Any], str]]] = [
-        (_places_of(known, rows["image_id"]) < 0, lambda row: f"unknown image {row['image_id']}"),
+        (
+            _places_of(known, rows["image_id"]) < 0,
+            lambda row: f"unknown image {row['image_id']}",
+        ),
         (image_of < 0, lambda row: f"its image {row['image_id']} is left out"),
         (rows["category"] < 0, lambda row: f"unknown category {row['category_id']}"),
         (
@@ -500,14 +639,20 @@ def _matched(
             lambda row: f"box {row['box'].tolist()} lies outside {of_image(row)}",
         ),
         (
-            (rows["keypoints"] != due) & ((due > 0) | (rows["keypoints"] != 3 * points.max(initial=0))),
-            lambda row: f"{row['keypoints']} numbers as keypoints, not {3 * points[row['category']]}",
+            (rows["keypoints"] != due)
+            & ((due > 0) | (rows["keypoints"] != 3 * points.max(initial=0))),
+            lambda row: (
+                f"{row['keypoints']} numbers as keypoints, not {3 * points[row['category']]}"
+            ),
         ),
     ]
     kept = ~lost
     for fault, why in faults:
         for place in np.flatnonzero(fault & kept).tolist():
-            rejects(os.fsencode(file), f"annotation {rows[place]['annotation_id']}: {why(rows[place])}")
+            rejects(
+                os.fsencode(file),
+                f"annotation {rows[place]['annotation_id']}: {why(rows[place])}",
+            )
         kept &= ~fault
     for row in rows[kept & ~_inside(rows["box"], sizes) & ~rows["crowd"]]:
         said = f"box {row['box'].tolist()} has no area within {of_image(row)}; no detector trains on it"
@@ -525,7 +670,9 @@ def _inside(boxes: Array, sizes: Array) -> Array:
     """Return bool [m]: whether a box, x y width height, covers an area within its image, height and width."""
     x, y, w, h = boxes.T
     height, width = sizes.T
-    return (np.minimum(x + w, width) > np.maximum(x, 0)) & (np.minimum(y + h, height) > np.maximum(y, 0))
+    return (np.minimum(x + w, width) > np.maximum(x, 0)) & (
+        np.minimum(y + h, height) > np.maximum(y, 0)
+    )
 
 
 def _places_of(ordered: Array, wanted: Array) -> Array:
@@ -550,7 +697,9 @@ def _write(
 ) -> None:
     """Write the columns of Instances."""
     good = records["size"] >= 0
-    paths = [path for path, keep in zip(images.paths, good.tolist(), strict=True) if keep]
+    paths = [
+        path for path, keep in zip(images.paths, good.tolist(), strict=True) if keep
+    ]
     image = (np.cumsum(good) - 1)[image_of]
     found = np.flatnonzero(kept)
     # stable: annotations of an image stay in the file's order; from here on all are in that of the columns
@@ -570,25 +719,35 @@ def _write(
         "area": ordered["area"],
         "category": ordered["category"],
         "crowd": ordered["crowd"],
-        "usable": _inside(ordered["box"], images.sizes[good][image]) & ~ordered["crowd"],
+        "usable": _inside(ordered["box"], images.sizes[good][image])
+        & ~ordered["crowd"],
         "polygon_offsets": _offsets(ordered["polygons"]),
         "rle_offsets": _offsets(runs),
         "category_ids": np.array([category.category_id for category in categories]),
         "keypoint_mirror": mirrored(names),
-        "keypoint_name": np.array([zlib.crc32(name.encode()) for name in names], np.uint32),
+        "keypoint_name": np.array(
+            [zlib.crc32(name.encode()) for name in names], np.uint32
+        ),
     }
     for name, value in values.items():
         create_column(made, name, Instances.COLUMNS[name], *value.shape)[...] = value
     lengths = create_column(
-        made, "point_offsets", Instances.COLUMNS["point_offsets"], int(ordered["polygons"].sum()) + 1
+        made,
+        "point_offsets",
+        Instances.COLUMNS["point_offsets"],
+        int(ordered["polygons"].sum()) + 1,
     )
     _move(made, "polygons", rows["polygons"], found, lengths[1:])
     np.cumsum(lengths, out=lengths)
-    points = create_column(made, "points", Instances.COLUMNS["points"], int(ordered["points"].sum()), 2)
+    points = create_column(
+        made, "points", Instances.COLUMNS["points"], int(ordered["points"].sum()), 2
+    )
     _move(made, "points", 2 * rows["points"], found, points)
     rle = create_column(made, "rle", Instances.COLUMNS["rle"], int(runs.sum()))
     _move(made, "runs", rows["runs"], found[runs > 0], rle)
-    keypoints = create_column(made, "keypoints", Instances.COLUMNS["keypoints"], len(found), len(names), 3)
+    keypoints = create_column(
+        made, "keypoints", Instances.COLUMNS["keypoints"], len(found), len(names), 3
+    )
     pointed = rows["keypoints"][found] > 0  # those of the other categories stay 0
     points_of = np.zeros((int(pointed.sum()), len(names), 3))
     _move(made, "keypoints", rows["keypoints"], found[pointed], points_of)

@@ -18,7 +18,10 @@ COCO_VAL = 5_000
 COCO_CATEGORIES = 90
 COCO_KEYPOINTS = 17
 SIZES = np.array(
-    [(480, 640)] * 8 + [(640, 480)] * 3 + [(427, 640)] * 5 + [(640, 427), (375, 500), (500, 375), (612, 612)]
+    [(480, 640)] * 8
+    + [(640, 480)] * 3
+    + [(427, 640)] * 5
+    + [(640, 427), (375, 500), (500, 375), (612, 612)]
 )
 """Height and width; each is that of a twentieth of the images."""
 OUTLINE = np.array([(0.5, 0), (1, 0.5), (0.5, 1), (0, 0.5)])
@@ -38,25 +41,37 @@ class SyntheticInstances(Instances):
         """Return so many images of 90 categories, or of one with keypoints."""
         ids = np.arange(samples)
         sizes = SIZES[(_uniform(0, ids) * len(SIZES)).astype(int)]
-        counts = np.minimum(1 - np.log1p(-_uniform(1, ids)) * (1.3 if keypoints else 6.8), MOST).astype(int)
+        counts = np.minimum(
+            1 - np.log1p(-_uniform(1, ids)) * (1.3 if keypoints else 6.8), MOST
+        ).astype(int)
         counts[_uniform(2, ids) < 0.01] = 0
         offsets = np.concatenate([[0], np.cumsum(counts)])
         images = np.repeat(ids, counts)
-        places = images * MOST + np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
+        places = (
+            images * MOST + np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
+        )
         # axes: [annotation, width and height]
         # 8 to 400 pixels
         side = 8 * 50 ** np.stack(
-            [_uniform(3, places), 0.7 * _uniform(3, places) + 0.3 * _uniform(4, places)], axis=1
+            [
+                _uniform(3, places),
+                0.7 * _uniform(3, places) + 0.3 * _uniform(4, places),
+            ],
+            axis=1,
         )
         room = sizes[images, ::-1]
         side = np.minimum(side, room)
-        corner = np.stack([_uniform(5, places), _uniform(6, places)], axis=1) * (room - side)
+        corner = np.stack([_uniform(5, places), _uniform(6, places)], axis=1) * (
+            room - side
+        )
         categories = 1 if keypoints else COCO_CATEGORIES
         joints = np.linspace(0.1, 0.9, COCO_KEYPOINTS if keypoints else 0)[:, None]
         # axes: [annotation, point, x and y]
         body = corner[:, None] + side[:, None] * joints
         names = [f"{i:012d}.jpg".encode() for i in range(samples)]
-        header = Header(0, 0, 0, format=0, depth=8, components=3, chroma=CHROMA.index("420"))
+        header = Header(
+            0, 0, 0, format=0, depth=8, components=3, chroma=CHROMA.index("420")
+        )
         records = np.full(samples, np.array(header, HEADER))
         records["height"], records["width"] = sizes.T
         return cls(
@@ -64,11 +79,14 @@ class SyntheticInstances(Instances):
             root=Path("/synthetic"),
             fingerprint=f"synthetic-{samples}-{categories}-{len(joints)}",
             classes=class_names(
-                np.arange(1, categories + 1), [f"category-{i:02d}" for i in range(1, categories + 1)]
+                np.arange(1, categories + 1),
+                [f"category-{i:02d}" for i in range(1, categories + 1)],
             ),
             rejected=0,
             path_bytes=np.frombuffer(b"".join(names), np.uint8),
-            path_offsets=np.concatenate([[0], np.cumsum([len(name) for name in names], dtype=np.int64)]),
+            path_offsets=np.concatenate(
+                [[0], np.cumsum([len(name) for name in names], dtype=np.int64)]
+            ),
             **{name: records[name].copy() for name in Header._fields},
             image_id=ids,
             annotation_offsets=offsets,
@@ -83,14 +101,18 @@ class SyntheticInstances(Instances):
             points=(corner[:, None] + side[:, None] * OUTLINE).reshape(-1, 2),
             rle_offsets=np.zeros(len(places) + 1, np.int64),
             rle=np.zeros(0, np.uint32),
-            keypoints=np.concatenate([body, np.full((*body.shape[:2], 1), 2.0)], axis=2),
+            keypoints=np.concatenate(
+                [body, np.full((*body.shape[:2], 1), 2.0)], axis=2
+            ),
             category_ids=np.arange(1, categories + 1),
             keypoint_mirror=np.arange(len(joints)),
             keypoint_name=np.arange(len(joints), dtype=np.uint32),
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(SyntheticInstances.of, keypoints=self.keypoints.shape[1] > 0), (len(self),)
+        return partial(SyntheticInstances.of, keypoints=self.keypoints.shape[1] > 0), (
+            len(self),
+        )
 
 
 def _uniform(what: int, counters: Array) -> Array:

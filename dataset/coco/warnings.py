@@ -44,7 +44,12 @@ def annotation_warnings(rows: Array, sizes: Array) -> list[str]:
             f"{rows['annotation_id'][0]}: COCO's boxes are in pixels, and these may be shares of the sides"
         )
         return messages
-    beyond = (x < -ROUNDED) | (y < -ROUNDED) | (x + w > width + ROUNDED) | (y + h > height + ROUNDED)
+    beyond = (
+        (x < -ROUNDED)
+        | (y < -ROUNDED)
+        | (x + w > width + ROUNDED)
+        | (y + h > height + ROUNDED)
+    )
     if np.count_nonzero(beyond) > FEW_BEYOND * count:
         messages.append(
             f"{np.count_nonzero(beyond):,} of {count:,} boxes reach out of their images, first annotation "

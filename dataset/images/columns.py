@@ -11,7 +11,16 @@ from contracts import Array, Fetch
 from dataset.scan.manifest import Manifest
 
 C = TypeVar("C", bound=Any)  # columns of images, with labels or with boxes
-FORMATS = ("jpeg", "png", "gif", "bmp", "webp", "tiff", "ppm", "pair")  # the column `format` holds the index
+FORMATS = (
+    "jpeg",
+    "png",
+    "gif",
+    "bmp",
+    "webp",
+    "tiff",
+    "ppm",
+    "pair",
+)  # the column `format` holds the index
 # the column `chroma`; none = no JPEG
 CHROMA = ("none", "444", "422", "420", "440", "411", "gray", "rgb", "other")
 
@@ -34,7 +43,13 @@ class Header(NamedTuple):
 
 
 HEADER = np.dtype(
-    list(zip(Header._fields, ("i8", "i4", "i4", "u1", "u1", "u1", "u1", "u1", "?", "?", "?"), strict=True))
+    list(
+        zip(
+            Header._fields,
+            ("i8", "i4", "i4", "u1", "u1", "u1", "u1", "u1", "?", "?", "?"),
+            strict=True,
+        )
+    )
 )
 RECORD = np.dtype([*HEADER.descr, ("tag", "i8")])
 """What a scan reads of a file: `tag` is the number of an object's ETag, and 0 where there is none."""
@@ -91,7 +106,11 @@ def told_of_exif(columns: Any, left_out: int = 0) -> str:
     turned = int(np.count_nonzero(shown_by(columns)))
     if not turned and not left_out:
         return ""
-    without = f" and {left_out:,} left out, whose annotations are of the size shown" if left_out else ""
+    without = (
+        f" and {left_out:,} left out, whose annotations are of the size shown"
+        if left_out
+        else ""
+    )
     return (
         f"EXIF asks viewers to turn {turned + left_out:,} of {len(columns.orientation) + left_out:,} images: "
         f"{turned:,} are taken as they are stored, as torchvision does{without}; --exif shown turns them"
@@ -111,16 +130,25 @@ class Images(Manifest):
 
     VERSION: ClassVar[str] = "images 7"
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = COLUMNS
-    FINGERPRINT: ClassVar[tuple[str, ...]] = ("path_bytes", "path_offsets", "size", "label")
+    FINGERPRINT: ClassVar[tuple[str, ...]] = (
+        "path_bytes",
+        "path_offsets",
+        "size",
+        "label",
+    )
     RAGGED: ClassVar[dict[str, tuple[str, ...]]] = {"path_offsets": ("path_bytes",)}
-    EXTRA: ClassVar[tuple[str, ...]] = ()  # columns [n] that a store adds to those of a header
+    EXTRA: ClassVar[
+        tuple[str, ...]
+    ] = ()  # columns [n] that a store adds to those of a header
 
     label: Array  # int32 [n], index into classes
     height: Array  # int32 [n], stored pixels, before any EXIF rotation
     width: Array  # int32 [n]
     format: Array  # uint8 [n], index into FORMATS
     depth: Array  # uint8 [n], bits a component (of the index, for a palette)
-    components: Array  # uint8 [n]: 1 grey or palette, 2 grey + alpha, 3 colour, 4 CMYK or RGBA
+    components: (
+        Array  # uint8 [n]: 1 grey or palette, 2 grey + alpha, 3 colour, 4 CMYK or RGBA
+    )
     chroma: Array  # uint8 [n], index into CHROMA
     orientation: Array  # uint8 [n], EXIF 1..8; 0 = not said, or nonsense
     progressive: Array  # bool [n], JPEG only
@@ -128,7 +156,8 @@ class Images(Manifest):
     # bool [n], False: a JPEG or PNG without its end, perhaps cut short, or a JPEG with bytes between its
     # segments
     whole: Array
-    exif: Array | None = None  # uint8 [n], see `as_shown`; None: images are taken as they are stored
+    # uint8 [n], see `as_shown`; None: images are taken as they are stored
+    exif: Array | None = None
 
     # bool [sets, C]: with --multi-label `label` is a set's place here, and `classes` are its columns
     several: Array | None = None
@@ -141,7 +170,9 @@ class Images(Manifest):
         In this process alone: they pickle as their folder.
         """
         if self.several is None:
-            return replace(self, label=numbers[self.label].astype(np.int32), classes=classes)
+            return replace(
+                self, label=numbers[self.label].astype(np.int32), classes=classes
+            )
         several = np.zeros((len(self.several), len(classes)), bool)
         several[:, numbers] = self.several
         return replace(self, several=several, classes=classes)

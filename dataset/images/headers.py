@@ -79,7 +79,9 @@ def read_header(size: int, read_at: ReadAt) -> Header:
     return parse(read_at(0, HEAD), size, read_at)
 
 
-def parse(head: bytes, size: int, read_at: ReadAt = lambda offset, length: b"") -> Header:
+def parse(
+    head: bytes, size: int, read_at: ReadAt = lambda offset, length: b""
+) -> Header:
     """Parse the header of a file of `size` bytes that starts with `head`.
 
     Raises Rejected, and what `read_at`, for the rest, raises.
@@ -91,12 +93,18 @@ def parse(head: bytes, size: int, read_at: ReadAt = lambda offset, length: b"") 
             try:
                 found = read(_File(head, size, read_at))
             except (Rejected, struct.error, IndexError) as error:
-                said = str(error) if isinstance(error, Rejected) else "header is damaged"
+                said = (
+                    str(error) if isinstance(error, Rejected) else "header is damaged"
+                )
                 raise Rejected(f"{read.__name__[1:].upper()} {said}") from None
             if not (0 < found.height < 2**31 and 0 < found.width < 2**31):
-                raise Rejected(f"{FORMATS[found.format].upper()} of {found.width} x {found.height} pixels")
+                raise Rejected(
+                    f"{FORMATS[found.format].upper()} of {found.width} x {found.height} pixels"
+                )
             return found
-    raise Rejected(named(head) or f"no known image format (starts with {head[:8].hex(' ')})")
+    raise Rejected(
+        named(head) or f"no known image format (starts with {head[:8].hex(' ')})"
+    )
 
 
 def _jpeg(file: _File) -> Header:
@@ -107,7 +115,10 @@ def _jpeg(file: _File) -> Header:
     orderly = True
     while True:
         lead, code = file.at(at, 2)
-        if lead != 0xFF or code in (0x00, 0xFF):  # stray or fill bytes: skipped, as libjpeg does
+        if lead != 0xFF or code in (
+            0x00,
+            0xFF,
+        ):  # stray or fill bytes: skipped, as libjpeg does
             at += 1
             orderly &= lead == code == 0xFF
             continue
@@ -121,11 +132,18 @@ def _jpeg(file: _File) -> Header:
         if length < 2:
             raise Rejected("header is damaged")
         if code in _UNREAD_JPEG:
-            raise Rejected(f"is {_UNREAD_JPEG[code]}, which no loader reads: {TO_PNG} converts it")
+            raise Rejected(
+                f"is {_UNREAD_JPEG[code]}, which no loader reads: {TO_PNG} converts it"
+            )
         # frame headers, but for DHT, JPG and DAC, whose codes lie among theirs
         if 0xC0 <= code <= 0xCF and code not in (0xC4, 0xC8, 0xCC):
             break
-        if code == 0xE1 and not orientation and length >= 8 and file.at(at + 2, 6) == b"Exif\0\0":
+        if (
+            code == 0xE1
+            and not orientation
+            and length >= 8
+            and file.at(at + 2, 6) == b"Exif\0\0"
+        ):
             orientation = _orientation(file, at + 8)
         if code == 0xE0 and length >= 7 and file.at(at + 2, 5) == b"JFIF\0":
             jfif = True
@@ -136,10 +154,16 @@ def _jpeg(file: _File) -> Header:
     if components not in (1, 3, 4):
         raise Rejected(f"has {components} components")
     if depth != 8:
-        raise Rejected(f"has {depth} bits a component, which no loader reads: {TO_PNG} converts it")
+        raise Rejected(
+            f"has {depth} bits a component, which no loader reads: {TO_PNG} converts it"
+        )
     described = file.at(at + 8, 3 * components)
     # as libjpeg decides it: red, green and blue are stored as they are
-    rgb = components == 3 and not jfif and (adobe == 0 if adobe is not None else described[::3] == b"RGB")
+    rgb = (
+        components == 3
+        and not jfif
+        and (adobe == 0 if adobe is not None else described[::3] == b"RGB")
+    )
     chroma = CHROMA.index("rgb" if rgb else _chroma(described[1::3]))
     progressive = code in (0xC2, 0xCA)
     if code <= 0xC2:  # Huffman-coded blocks
@@ -169,14 +193,17 @@ def _blocks(height: int, width: int, sampling: bytes) -> int:
     if not (across and down):
         raise Rejected("header is damaged")
     return sum(
-        -(-width * (byte >> 4) // (8 * across)) * -(-height * (byte & 15) // (8 * down)) for byte in sampling
+        -(-width * (byte >> 4) // (8 * across)) * -(-height * (byte & 15) // (8 * down))
+        for byte in sampling
     )
 
 
 def _require_bits(file: _File, height: int, width: int, bits: int) -> None:
     """Raise Rejected unless the whole file has so many bits, the least that such pixels are coded in."""
     if bits > 8 * file.size:
-        raise Rejected(f"claims {width} x {height} pixels, more than its {file.size} bytes can hold")
+        raise Rejected(
+            f"claims {width} x {height} pixels, more than its {file.size} bytes can hold"
+        )
 
 
 def _to_pixels(file: _File, at: int) -> bool:
@@ -210,10 +237,22 @@ def _chroma(sampling: bytes) -> str:
     across, down = divmod(sampling[0], 16)
     first = sampling[1]
     second = sampling[2]
-    if first != second or not first >> 4 or not first & 15 or across % (first >> 4) or down % (first & 15):
+    if (
+        first != second
+        or not first >> 4
+        or not first & 15
+        or across % (first >> 4)
+        or down % (first & 15)
+    ):
         return "other"
     ratio = (across // (first >> 4), down // (first & 15))
-    return {(1, 1): "444", (2, 1): "422", (2, 2): "420", (1, 2): "440", (4, 1): "411"}.get(ratio, "other")
+    return {
+        (1, 1): "444",
+        (2, 1): "422",
+        (2, 2): "420",
+        (1, 2): "440",
+        (4, 1): "411",
+    }.get(ratio, "other")
 
 
 def _png(file: _File) -> Header:
@@ -270,7 +309,9 @@ def _gif(file: _File) -> Header:
     width, height, flags = struct.unpack("<HHB", file.at(6, 5))
     # behind the table of 2 << n colours, three bytes each
     at = 13 + (6 << (flags & 7) if flags & 0x80 else 0)
-    while True:  # to the first frame, which may be larger than the screen that the file promises
+    while (
+        True
+    ):  # to the first frame, which may be larger than the screen that the file promises
         kind = file.at(at, 1)
         at += 1
         if kind == b",":
@@ -312,7 +353,15 @@ def _bmp(file: _File) -> Header:
         and any(file.at(66, 4))
     )
     components, depth = (1, bits) if bits <= 8 else (4 if alpha else 3, 8)
-    return Header(file.size, abs(height), width, FORMATS.index("bmp"), depth, components, palette=bits <= 8)
+    return Header(
+        file.size,
+        abs(height),
+        width,
+        FORMATS.index("bmp"),
+        depth,
+        components,
+        palette=bits <= 8,
+    )
 
 
 def _webp(file: _File) -> Header:
@@ -329,13 +378,18 @@ def _webp(file: _File) -> Header:
     elif kind == b"VP8X":
         flags = file.at(20, 1)[0]
         size = file.at(24, 6)
-        width, height = int.from_bytes(size[:3], "little") + 1, int.from_bytes(size[3:], "little") + 1
+        width, height = (
+            int.from_bytes(size[:3], "little") + 1,
+            int.from_bytes(size[3:], "little") + 1,
+        )
         alpha = bool(flags & 0x10)
         if flags & 0x08:
             orientation = _webp_orientation(file)
     else:
         raise Rejected("header is damaged")
-    return Header(file.size, height, width, FORMATS.index("webp"), 8, 3 + alpha, 0, orientation)
+    return Header(
+        file.size, height, width, FORMATS.index("webp"), 8, 3 + alpha, 0, orientation
+    )
 
 
 def _webp_orientation(file: _File) -> int:
@@ -344,7 +398,13 @@ def _webp_orientation(file: _File) -> int:
     while at + 8 <= file.size:
         kind, length = struct.unpack("<4sI", file.at(at, 8))
         if kind == b"EXIF":
-            skip = 6 if length >= 6 and at + 14 <= file.size and file.at(at + 8, 6) == b"Exif\0\0" else 0
+            skip = (
+                6
+                if length >= 6
+                and at + 14 <= file.size
+                and file.at(at + 8, 6) == b"Exif\0\0"
+                else 0
+            )
             return _orientation(file, at + 8 + skip)
         at += 8 + length + length % 2  # chunks are padded to an even length
     return 0
@@ -352,8 +412,12 @@ def _webp_orientation(file: _File) -> int:
 
 def _tiff(file: _File) -> Header:
     tags = _tags(file, 0, (254, 256, 257, 258, 262, 274, 277, 322, 323))
-    if tags.get(254, 0) & 1 or file.at(8, 2) == b"CR":  # of CR2, DNG, NEF and ARW that is a preview
-        raise Rejected(f"begins with a preview, as camera raw, which no loader reads: {FROM_RAW} converts it")
+    if (
+        tags.get(254, 0) & 1 or file.at(8, 2) == b"CR"
+    ):  # of CR2, DNG, NEF and ARW that is a preview
+        raise Rejected(
+            f"begins with a preview, as camera raw, which no loader reads: {FROM_RAW} converts it"
+        )
     if 256 not in tags or 257 not in tags:
         raise Rejected("header is cut short")
     depth = tags.get(258, 1)
@@ -362,12 +426,16 @@ def _tiff(file: _File) -> Header:
     if not (0 < depth <= 64 and 0 < components < 256):
         raise Rejected(f"has {components} components of {depth} bits")
     if depth > 16:
-        raise Rejected(f"has {depth} bits a component, which say no range; save it with 8 or 16 bits")
+        raise Rejected(
+            f"has {depth} bits a component, which say no range; save it with 8 or 16 bits"
+        )
     across = tags.get(322, 1)
     down = tags.get(323, 1)
     # a decoder makes room for a whole tile, which may be larger than the image
     if across * down > max(LARGEST_TILE, tags[256] * tags[257]):
-        raise Rejected(f"has tiles of {across} x {down} pixels, more than the image has")
+        raise Rejected(
+            f"has tiles of {across} x {down} pixels, more than the image has"
+        )
     said = turned if turned <= 8 else 0
     # Pillow, the reference, turns the pixels of this one format when it decodes them, and so does torchvision
     height, width = (tags[256], tags[257]) if said >= 5 else (tags[257], tags[256])
@@ -413,11 +481,16 @@ def _tags(file: _File, base: int, wanted: tuple[int, ...]) -> dict[int, int]:
     found: dict[int, int] = {}
     for at in range(first, first + entry * min(count, 1000), entry):
         try:
-            tag, kind, times, value = struct.unpack(f"{order}HH{word}{inline}s", file.at(at, entry))
+            tag, kind, times, value = struct.unpack(
+                f"{order}HH{word}{inline}s", file.at(at, entry)
+            )
             code = order + {1: "B", 3: "H", 4: "I", 16: "Q"}.get(kind, "x")
             if tag in wanted and code[1] != "x":
                 if times * struct.calcsize(code) > inline:
-                    value = file.at(base + struct.unpack(order + word, value)[0], struct.calcsize(code))
+                    value = file.at(
+                        base + struct.unpack(order + word, value)[0],
+                        struct.calcsize(code),
+                    )
                 found.setdefault(tag, struct.unpack_from(code, value)[0])
         except Rejected:  # cut short: what came before still counts
             break
@@ -426,7 +499,13 @@ def _tags(file: _File, base: int, wanted: tuple[int, ...]) -> dict[int, int]:
 
 _GAP = rb"(?:\s|#[^\r\n]*[\r\n])+"
 _NETPBM = re.compile(
-    rb"P([1-6])" + _GAP + rb"(\d{1,10})" + _GAP + rb"(\d{1,10})(?:" + _GAP + rb"(\d{1,5}))?\s"
+    rb"P([1-6])"
+    + _GAP
+    + rb"(\d{1,10})"
+    + _GAP
+    + rb"(\d{1,10})(?:"
+    + _GAP
+    + rb"(\d{1,5}))?\s"
 )
 
 
@@ -446,7 +525,9 @@ def _ppm(file: _File) -> Header:
 def _pair(file: _File) -> Header:
     pair = entry.parse(file.head)
     height = pair.height * pair.scale
-    return Header(file.size, height, pair.width * pair.scale, FORMATS.index("pair"), 8, 3)
+    return Header(
+        file.size, height, pair.width * pair.scale, FORMATS.index("pair"), 8, 3
+    )
 
 
 _MAGIC: tuple[tuple[re.Pattern[bytes], Callable[[_File], Header]], ...] = (

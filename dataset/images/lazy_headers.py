@@ -31,7 +31,9 @@ TOGETHER = 64
 """Samples of a task."""
 PATIENCE_S = 60.0
 """Seconds that a plan waits for one header: storage that takes longer does not answer."""
-UNREADABLE = Header(size=0, height=1, width=1, format=0, depth=0, components=0, whole=False)
+UNREADABLE = Header(
+    size=0, height=1, width=1, format=0, depth=0, components=0, whole=False
+)
 """Stands for a header that cannot be read: a size for the plan, and no components, which no image has."""
 
 
@@ -52,11 +54,15 @@ class Headers:
     A header that is there stays there: for other epochs, other runs and other ranks of this machine.
     """
 
-    def __init__(self, columns: Unread, entries: Entries, max_pixels: int, workers: int = 0) -> None:
+    def __init__(
+        self, columns: Unread, entries: Entries, max_pixels: int, workers: int = 0
+    ) -> None:
         self._columns = columns
         self._entries = entries
         self._max_pixels = max_pixels
-        self._workers = workers or min(32, max(int(4 * cores()), 1))  # they wait for the storage
+        self._workers = workers or min(
+            32, max(int(4 * cores()), 1)
+        )  # they wait for the storage
         self._pool: Pool[Array, None] | None = None
         self._asked: dict[int, Future[None]] = {}  # by id, until a plan has come by
         self._lock = threading.Lock()  # loaders of two epochs may overlap for a moment
@@ -68,7 +74,11 @@ class Headers:
         """
         with self._lock:
             self._ask(np.concatenate([now, coming]))
-            waited = {sample: self._asked[sample] for sample in now.tolist() if sample in self._asked}
+            waited = {
+                sample: self._asked[sample]
+                for sample in now.tolist()
+                if sample in self._asked
+            }
         for sample, reading in waited.items():
             try:
                 reading.result(PATIENCE_S)
@@ -94,14 +104,18 @@ class Headers:
         ]
         if missing and self._pool is None:
             read = Reading(self._columns.folder, self._entries, self._max_pixels)
-            self._pool = Pool(read, self._workers, f"{self._workers} processes that read headers")
+            self._pool = Pool(
+                read, self._workers, f"{self._workers} processes that read headers"
+            )
         for first in range(0, len(missing), TOGETHER):
             part = missing[first : first + TOGETHER]
             assert self._pool is not None
             self._asked.update(dict.fromkeys(part, self._pool.submit(np.array(part))))
 
     def _name(self, sample: int) -> str:
-        return self._entries.shown(self._columns.entry(sample)).decode("utf-8", "backslashreplace")
+        return self._entries.shown(self._columns.entry(sample)).decode(
+            "utf-8", "backslashreplace"
+        )
 
 
 class Reading:
@@ -117,7 +131,10 @@ class Reading:
     def __call__(self, samples: Array) -> None:
         if self._columns is None:  # here, and not before the fork
             self._columns = Unread.open(self._folder)
-            self._written = {name: np.load(self._folder / f"{name}.npy", "r+") for name in Unread.LATER}
+            self._written = {
+                name: np.load(self._folder / f"{name}.npy", "r+")
+                for name in Unread.LATER
+            }
             if (self._folder / "tag.npy").exists():
                 self._written["tag"] = np.load(self._folder / "tag.npy", "r+")
         for sample in samples.tolist():
@@ -127,7 +144,9 @@ class Reading:
             for name, value in header._asdict().items():
                 if name != "height":
                     self._written[name][sample] = value
-            self._written["height"][sample] = header.height  # the last one: it says that the others are there
+            self._written["height"][sample] = (
+                header.height
+            )  # the last one: it says that the others are there
 
     def _header(self, name: bytes) -> tuple[Header, int]:
         """Return what tagged_header does; where the storage fails it is tried again, as other reads are."""
@@ -136,7 +155,9 @@ class Reading:
             return f"--data: {printable(self._entries.shown(name))}"
 
         try:
-            return storage.patiently(partial(tagged_header, self._entries, name, self._max_pixels), called)
+            return storage.patiently(
+                partial(tagged_header, self._entries, name, self._max_pixels), called
+            )
         except Rejected:
             return UNREADABLE, 0
         except OSError as error:  # of a folder that may not be entered

@@ -16,7 +16,15 @@ from dataset.images.columns import COLUMNS, HEADER, RECORD, Header, Images, Unre
 from dataset.images.lazy_headers import Headers, tagged_header
 from dataset.scan import file_tree
 from dataset.scan.byte_ranges import Entries
-from dataset.scan.cache import Parser, Progress, each_file, most_pixels, nothing_found, reading, remembered
+from dataset.scan.cache import (
+    Parser,
+    Progress,
+    each_file,
+    most_pixels,
+    nothing_found,
+    reading,
+    remembered,
+)
 from dataset.scan.manifest import FILE_LIST, Rejects, create_column
 from dataset.scan.packed_columns import Beside
 from system.resources import cores
@@ -28,7 +36,9 @@ PIECE = 1 << 20  # images by which a column is filled: bounds the memory
 LEFT_OUT = (*Header(-1, 0, 0, 0, 0, 0), 0)
 TAGS = "file_list.tags"
 """int64 [n] in the folder of a scan: RECORD's tags, of entries behind URLs alone."""
-FileLister = Callable[[Path, Rejects, "list[file_tree.Visit]", Progress], "dict[str, int]"]
+FileLister = Callable[
+    [Path, Rejects, "list[file_tree.Visit]", Progress], "dict[str, int]"
+]
 """(made, rejects, visits, say) -> the label of each class name.
 
 Writes made/file_list.*, by dataset.scan.file_tree.write_labelled, which sorts the names by their bytes, and
@@ -76,8 +86,14 @@ def open_images(
         few = bool((pixels <= most_pixels(found.size, max_pixels)).all())
         return few and (classes is None or found.classes == tuple(classes))
 
-    def fill(made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress) -> Sequence[str]:
-        if beside is not None and not rescan and (taken := beside.taken(table, made, fits)) is not None:
+    def fill(
+        made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
+    ) -> Sequence[str]:
+        if (
+            beside is not None
+            and not rescan
+            and (taken := beside.taken(table, made, fits)) is not None
+        ):
             entries.remember(visits, [])
             return taken
         with reading(data):
@@ -85,14 +101,31 @@ def open_images(
         if unread:
             records = _no_headers(made, remote=getattr(entries, "remote", False))
         else:
-            records = read_headers(entries, made, workers, rejects, say, max_pixels=max_pixels)
+            records = read_headers(
+                entries, made, workers, rejects, say, max_pixels=max_pixels
+            )
         fixed = listed() if callable(listed) else listed
-        used = _keep(entries, where, labels, classes, records, made, rejects, table=table, listed=fixed)
+        used = _keep(
+            entries,
+            where,
+            labels,
+            classes,
+            records,
+            made,
+            rejects,
+            table=table,
+            listed=fixed,
+        )
         return used if classes is None else classes
 
     names = None if classes is None else list(classes)
     key = [str(real), names, *key, max_pixels]
-    how: dict[str, Any] = {"root": root or real, "cache": cache, "rescan": rescan, "progress": progress}
+    how: dict[str, Any] = {
+        "root": root or real,
+        "cache": cache,
+        "rescan": rescan,
+        "progress": progress,
+    }
     if not unread:
         return remembered(table, data, key, fill, **how)
     columns = remembered(Unread, data, [*key, "unread"], fill, **how)
@@ -108,12 +141,16 @@ def _no_headers(made: Path, *, remote: bool) -> Array:
 
 def _listed(made: Path) -> int:
     """Return the number of entries of made/file_list.*."""
-    return (made / "file_list.offsets").stat().st_size // np.dtype(FILE_LIST["offsets"]).itemsize - 1
+    return (made / "file_list.offsets").stat().st_size // np.dtype(
+        FILE_LIST["offsets"]
+    ).itemsize - 1
 
 
 def _tags(made: Path) -> Array:
     """Create made/TAGS, of zeros."""
-    found: Array = np.lib.format.open_memmap(made / TAGS, mode="w+", dtype=np.int64, shape=(_listed(made),))
+    found: Array = np.lib.format.open_memmap(
+        made / TAGS, mode="w+", dtype=np.int64, shape=(_listed(made),)
+    )
     return found
 
 
@@ -152,7 +189,9 @@ def read_headers(
     )
     count = 8 if few and not remote else workers or min(32, max(int(4 * cores()), 1))
     count = min(32, -(-total // step)) if remote else count
-    for first, rows in each_file(parser, total, count, rejects, say, threads=few and not remote):
+    for first, rows in each_file(
+        parser, total, count, rejects, say, threads=few and not remote
+    ):
         records[first : first + len(rows)] = rows[list(Header._fields)]
         if tags is not None:
             tags[first : first + len(rows)] = rows["tag"]
@@ -183,12 +222,15 @@ def _keep(
     if not samples:
         raise nothing_found("image", where, rejects)
     paths, offsets, old = (
-        np.memmap(made / f"file_list.{name}", dtype, "r") for name, dtype in FILE_LIST.items()
+        np.memmap(made / f"file_list.{name}", dtype, "r")
+        for name, dtype in FILE_LIST.items()
     )
     counts = np.bincount(old[good], minlength=max(labels.values()) + 1)
     candidates = np.bincount(old, minlength=len(counts))
     for name, label in labels.items():
-        if not counts[label] and (candidates[label] or not listed):  # numbers of a list may have gaps
+        if not counts[label] and (
+            candidates[label] or not listed
+        ):  # numbers of a list may have gaps
             rejects(entries.shown(os.fsencode(name)), "class without an image")
     # classes of folders: one without an image has no label, and those behind it move up
     fixed = listed or classes is not None
@@ -205,7 +247,9 @@ def _keep(
         part = slice(first, first + PIECE)
         rows = records[part][good[part]]
         length = lengths[part]
-        blob = paths[offsets[first] : offsets[first] + length.sum()][np.repeat(good[part], length)]
+        blob = paths[offsets[first] : offsets[first] + length.sum()][
+            np.repeat(good[part], length)
+        ]
         for name in Header._fields:
             columns[name][row : row + len(rows)] = rows[name]
         columns["label"][row : row + len(rows)] = renumbered[old[part][good[part]]]
@@ -216,5 +260,7 @@ def _keep(
         values = np.load(made / f"file_list.{name}.npy", "r")
         create_column(made, name, table.COLUMNS[name], samples)[...] = values[good]
     if (made / TAGS).exists():
-        create_column(made, "tag", np.dtype(np.int64), samples)[...] = np.load(made / TAGS, "r")[good]
+        create_column(made, "tag", np.dtype(np.int64), samples)[...] = np.load(
+            made / TAGS, "r"
+        )[good]
     return [name for name, label in labels.items() if listed or counts[label]]

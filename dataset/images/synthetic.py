@@ -26,7 +26,9 @@ class SyntheticImages:
 
     def __post_init__(self) -> None:
         for name, value in (("height", 375), ("width", 500), ("size", 0)):
-            object.__setattr__(self, name, np.broadcast_to(np.int64(value), self.samples))
+            object.__setattr__(
+                self, name, np.broadcast_to(np.int64(value), self.samples)
+            )
         object.__setattr__(self, "label", np.arange(self.samples) % len(self.classes))
 
     def __len__(self) -> int:

@@ -32,8 +32,12 @@ class Pairs:
     classes: tuple[str, ...] = ()
     height: Array = field(init=False)  # int32 [n], of the large images
     width: Array = field(init=False)
-    size: Array = field(init=False)  # int64 [n], bytes that are read for a sample, of both files
-    of_high: Array = field(init=False)  # int64 [n], the place of each sample's image in `high`
+    size: Array = field(
+        init=False
+    )  # int64 [n], bytes that are read for a sample, of both files
+    of_high: Array = field(
+        init=False
+    )  # int64 [n], the place of each sample's image in `high`
     of_low: Array | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,8 +67,16 @@ class Pairs:
     @property
     def fingerprint(self) -> str:
         """Return a digest of both folders' files, and of which of them are used how often."""
-        low = "joint" if self.joint else "made" if self.low is None else self.low.fingerprint
-        digest = hashlib.blake2b(f"{self.high.fingerprint} {low} {self.patches}".encode(), digest_size=16)
+        low = (
+            "joint"
+            if self.joint
+            else "made"
+            if self.low is None
+            else self.low.fingerprint
+        )
+        digest = hashlib.blake2b(
+            f"{self.high.fingerprint} {low} {self.patches}".encode(), digest_size=16
+        )
         digest.update(self.images.astype(np.int64).tobytes())
         return digest.hexdigest()
 
@@ -75,7 +87,9 @@ class PairSource:
     `images` int64 [n] is the place of each sample's image in `source`.
     """
 
-    def __init__(self, source: Any, images: Array, low: PairSource | None = None) -> None:
+    def __init__(
+        self, source: Any, images: Array, low: PairSource | None = None
+    ) -> None:
         self.source = source
         self.images = images
         self.low = low
@@ -96,7 +110,9 @@ class PairSource:
 
     def opened(self, sample: int) -> AbstractContextManager[tuple[int, ReadAt]]:
         """Open the entry of the sample's image, to read a part of it; of one that lies in a store."""
-        found: AbstractContextManager[tuple[int, ReadAt]] = self.source.opened(int(self.images[sample]))
+        found: AbstractContextManager[tuple[int, ReadAt]] = self.source.opened(
+            int(self.images[sample])
+        )
         return found
 
     def check(self, sample: int, size: int) -> None:
@@ -118,7 +134,9 @@ class PairFiles(PairSource):
         return found
 
 
-def source_of(source: Source, images: Array, low: PairSource | None = None) -> PairSource:
+def source_of(
+    source: Source, images: Array, low: PairSource | None = None
+) -> PairSource:
     """Return the bytes of samples by the place of each one's image in a source, of files or of any other."""
     return (PairFiles if source.files else PairSource)(source, images, low)
 
@@ -153,4 +171,8 @@ class Unstored:
 
 def synthetic(samples: int, side: int, patches: int = 1) -> Pairs:
     """Return the columns of so many large images without a file."""
-    return Pairs(high=Unstored(samples=samples, side=side), images=np.arange(samples), patches=patches)
+    return Pairs(
+        high=Unstored(samples=samples, side=side),
+        images=np.arange(samples),
+        patches=patches,
+    )

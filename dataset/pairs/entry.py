@@ -41,7 +41,9 @@ def _lz4() -> Any:
     try:
         import pyarrow
     except ImportError:
-        raise UserError("pairs in lz4 need the package pyarrow: pip install pyarrow") from None
+        raise UserError(
+            "pairs in lz4 need the package pyarrow: pip install pyarrow"
+        ) from None
     return pyarrow
 
 
@@ -64,7 +66,9 @@ def _to_png(pixels: Array) -> bytes:
 
 def _from_png(data: bytes, shape: tuple[int, int, int]) -> Array:
     with Image.open(io.BytesIO(data)) as image:
-        if (image.height, image.width) != shape[:2]:  # before it is decoded: it may claim any size
+        if (image.height, image.width) != shape[
+            :2
+        ]:  # before it is decoded: it may claim any size
             raise ValueError(f"its PNG has {image.width} x {image.height} pixels")
         return np.asarray(image).reshape(shape)
 
@@ -73,7 +77,9 @@ def _from_raw(data: bytes, shape: tuple[int, int, int]) -> Array:
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
-CODINGS: dict[str, tuple[Callable[[Array], bytes], Callable[[bytes, tuple[int, int, int]], Array]]] = {
+CODINGS: dict[
+    str, tuple[Callable[[Array], bytes], Callable[[bytes, tuple[int, int, int]], Array]]
+] = {
     "raw": (lambda pixels: pixels.tobytes(), _from_raw),
     "lz4": (_to_lz4, _from_lz4),
     "png": (_to_png, _from_png),
@@ -87,7 +93,11 @@ def encoded(large: Array, small: Array, coding: str) -> bytes:
     first = encode(large)
     height, width = small.shape[:2]
     scale = len(large) // height
-    return _HEADER.pack(MAGIC, coding.encode(), scale, height, width, len(first)) + first + encode(small)
+    return (
+        _HEADER.pack(MAGIC, coding.encode(), scale, height, width, len(first))
+        + first
+        + encode(small)
+    )
 
 
 def parse(head: bytes) -> Pair:
@@ -98,7 +108,9 @@ def parse(head: bytes) -> Pair:
     coding = name.rstrip(b"\0").decode("latin-1")
     if coding not in CODINGS or not (scale and height and width):
         raise Rejected("has a damaged header")
-    return Pair(coding=coding, scale=scale, height=height, width=width, large_bytes=large_bytes)
+    return Pair(
+        coding=coding, scale=scale, height=height, width=width, large_bytes=large_bytes
+    )
 
 
 def read(
@@ -146,4 +158,6 @@ def rows_of(read_at: ReadAt, begin: int, width: int, region: Region) -> Array:
     if len(data) < length:
         raise Rejected("is cut short")
     pixels = np.frombuffer(data, np.uint8)
-    return np.lib.stride_tricks.as_strided(pixels, (y1 - y0, x1 - x0, 3), (row, 3, 1), writeable=False)
+    return np.lib.stride_tricks.as_strided(
+        pixels, (y1 - y0, x1 - x0, 3), (row, 3, 1), writeable=False
+    )

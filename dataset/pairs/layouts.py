@@ -39,7 +39,9 @@ class Found:
         if not self.shared:
             return slice(None)
         held_out = max(count // HELD_OUT, 1)
-        return slice(count - held_out, None) if split == "val" else slice(count - held_out)
+        return (
+            slice(count - held_out, None) if split == "val" else slice(count - held_out)
+        )
 
 
 def find(data: Path, split: str, scale: int) -> Found:
@@ -49,12 +51,20 @@ def find(data: Path, split: str, scale: int) -> Found:
         raise UserError(f"--data {data}: {why}; it must be {HOLDS}")
     if is_folder(data / f"{DIV2K[split]}_HR"):
         small = {
-            part: _small(data, f"{name}_LR") for part, name in DIV2K.items() if is_folder(data / f"{name}_HR")
+            part: _small(data, f"{name}_LR")
+            for part, name in DIV2K.items()
+            if is_folder(data / f"{name}_HR")
         }
-        return Found(high=data / f"{DIV2K[split]}_HR", low=_of_scale(_alike(small, split), scale))
+        return Found(
+            high=data / f"{DIV2K[split]}_HR", low=_of_scale(_alike(small, split), scale)
+        )
     own = data / split
     if is_folder(own / "HR"):
-        small = {part: _small(data / part, "LR") for part in DIV2K if is_folder(data / part / "HR")}
+        small = {
+            part: _small(data / part, "LR")
+            for part in DIV2K
+            if is_folder(data / part / "HR")
+        }
         return Found(high=own / "HR", low=_of_scale(_alike(small, split), scale))
     if is_folder(own):
         return Found(high=own)
@@ -75,7 +85,9 @@ def _small(folder: Path, prefix: str) -> Path | None:
             return folder / name
     others = sorted(path.name for path in folder.glob(f"{prefix}_*") if is_folder(path))
     if len(others) > 1:
-        raise UserError(f"--data {folder}: has {', '.join(others)}; leave the one that is meant")
+        raise UserError(
+            f"--data {folder}: has {', '.join(others)}; leave the one that is meant"
+        )
     return folder / others[0] if others else None
 
 
@@ -92,7 +104,9 @@ def _alike(small: Mapping[str, Path | None], split: str) -> Path | None:
             kinds[part] = kind.removeprefix("_")
     if len(set(kinds.values())) > 1:
         both = ", ".join(f"{kind} to {part}" for part, kind in kinds.items())
-        raise UserError(f"--data: small images are {both}; give both splits those of one kind")
+        raise UserError(
+            f"--data: small images are {both}; give both splits those of one kind"
+        )
     return small[split]
 
 
@@ -102,7 +116,9 @@ def _of_scale(folder: Path | None, scale: int) -> Path | None:
         return None
     if is_folder(folder / f"X{scale}"):
         return folder / f"X{scale}"
-    others = sorted(name for name in os.listdir(folder) if name[:1] == "X" and name[1:].isdigit())
+    others = sorted(
+        name for name in os.listdir(folder) if name[:1] == "X" and name[1:].isdigit()
+    )
     if others:
         raise UserError(
             f"--data: {folder} has {', '.join(others)} and no X{scale}; name another --scale, or move the "

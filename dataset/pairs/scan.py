@@ -88,7 +88,12 @@ def open_pairs(
 
 
 def _large(
-    data: Path, split: str, scale: int, source: str, read_delay_s: float, how: dict[str, Any]
+    data: Path,
+    split: str,
+    scale: int,
+    source: str,
+    read_delay_s: float,
+    how: dict[str, Any],
 ) -> tuple[Images, Source, layouts.Found | None]:
     """Return columns and bytes of the large images, and their folders; None where they lie in a store."""
     packed = source
@@ -98,15 +103,21 @@ def _large(
     if packed not in ("auto", "folder"):
         module = source_named(packed)
         if module.FILES:
-            raise UserError(f"--source {packed} is for images with a label; leave it out for {layouts.HOLDS}")
+            raise UserError(
+                f"--source {packed} is for images with a label; leave it out for {layouts.HOLDS}"
+            )
         if lacking := module.missing(data, split):
-            raise UserError(f"--data {data}: has no {lacking}; it must be {module.HOLDS}")
+            raise UserError(
+                f"--data {data}: has no {lacking}; it must be {module.HOLDS}"
+            )
         opened = module.open(data, split, read_delay_s=read_delay_s, **how)
         return opened.columns, opened.source, None
     found = layouts.find(data, split, scale)
     columns = _folder(found.high, **how)
     if found.shared and len(columns) < 2:
-        raise UserError(f"--data {data}: one image alone; one to train and one to validate are needed")
+        raise UserError(
+            f"--data {data}: one image alone; one to train and one to validate are needed"
+        )
     return columns, Folder(columns, read_delay_s), found
 
 
@@ -124,7 +135,9 @@ def _joint(high: Images, source: Any, scale: int) -> bool:
     with source.opened(first) as (_, read_at):
         found = parse(read_at(0, HEAD)).scale
     if found != scale:
-        raise UserError(f"--data: {source.name(first)} is a pair at a scale of {found}; --scale is {scale}")
+        raise UserError(
+            f"--data: {source.name(first)} is a pair at a scale of {found}; --scale is {scale}"
+        )
     return True
 
 
@@ -146,7 +159,11 @@ def _folder(folder: Path, **how: Any) -> Images:
 
 
 def _list(
-    folder: Path, made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
+    folder: Path,
+    made: Path,
+    rejects: Rejects,
+    visits: list[file_tree.Visit],
+    say: Progress,
 ) -> dict[str, int]:
     """Write made/file_list.* of all files below the folder, by their paths below its parent."""
     labels = {folder.name: 0}
@@ -185,7 +202,8 @@ def _partners(high: Images, low: Images, scale: int) -> Array:
             f"{'; ' * bool(high.left_out)}{high.left_out}"
         )
     wrong = np.flatnonzero(
-        (low.height[small] * scale != high.height) | (low.width[small] * scale != high.width)
+        (low.height[small] * scale != high.height)
+        | (low.width[small] * scale != high.width)
     )
     if wrong.size:
         one = int(wrong[0])
@@ -199,15 +217,24 @@ def _partners(high: Images, low: Images, scale: int) -> Array:
 
 
 def _where(columns: Images) -> str:
-    return printable(os.path.join(os.fsencode(columns.root), columns.entry(0).partition(b"/")[0]))
+    return printable(
+        os.path.join(os.fsencode(columns.root), columns.entry(0).partition(b"/")[0])
+    )
 
 
-def _named(columns: Images, source: Source, images: Sequence[int] | Array, split: str, least: int) -> str:
+def _named(
+    columns: Images,
+    source: Source,
+    images: Sequence[int] | Array,
+    split: str,
+    least: int,
+) -> str:
     """Return the line that tells of images that are too small, and write their names beside the columns."""
     said = f"{len(images)} images have a side below {least} pixels and are left out"
     path = columns.folder / LEFT_OUT.format(split=split)
     lines = [
-        f"{source.name(int(one))}\t{columns.width[one]} x {columns.height[one]} pixels\n" for one in images
+        f"{source.name(int(one))}\t{columns.width[one]} x {columns.height[one]} pixels\n"
+        for one in images
     ]
     with suppress(OSError):
         fresh = path.with_suffix(f".{os.getpid()}")

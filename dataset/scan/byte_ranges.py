@@ -89,7 +89,9 @@ class Files:
                 yield found
             return
         try:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not stop the scan
+            file = os.open(
+                path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+            )  # a pipe must not stop the scan
         except OSError as error:
             raise unreadable(path, error) from None
         try:

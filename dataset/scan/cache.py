@@ -84,7 +84,11 @@ def remembered(
 
 def _unwritten(error: OSError, cache: Path, home: Path) -> UserError:
     """Return what ends a scan by an error that is no single file's: of the manifest, the data, the limits."""
-    named = os.fsencode(error.filename or b"") if isinstance(error.filename, str | bytes) else b""
+    named = (
+        os.fsencode(error.filename or b"")
+        if isinstance(error.filename, str | bytes)
+        else b""
+    )
     if named and not named.startswith(os.fsencode(home)) and storage.failed(error):
         return storage.end_scan(error, manifest.printable(named))
     said = error.strerror or str(error)
@@ -124,7 +128,9 @@ def _reopen(table: type[S], home: Path, real: Path, after: float) -> S | None:
         folder = _current(home)
         root = os.fsencode(real)
         seen = json.loads((folder / "visited.json").read_text())
-        if seen["finished"] > after and all(file_tree.still_so(root, visit) for visit in seen["folders"]):
+        if seen["finished"] > after and all(
+            file_tree.still_so(root, visit) for visit in seen["folders"]
+        ):
             return table.open(folder)
     return None
 
@@ -137,7 +143,9 @@ def _current(home: Path) -> Path:
 
 
 def _scan(table: type[S], home: Path, root: Path, fill: Fill, say: Progress) -> S:
-    manifest.sweep(home, keep=_current(home))  # it stays until there is another: this scan may be interrupted
+    manifest.sweep(
+        home, keep=_current(home)
+    )  # it stays until there is another: this scan may be interrupted
     stamp = f"{time.time_ns():x}-{os.getpid()}"
     made = home / f"tmp-{stamp}"
     made.mkdir()
@@ -147,7 +155,9 @@ def _scan(table: type[S], home: Path, root: Path, fill: Fill, say: Progress) -> 
             rejects = Rejects(file)
             classes = fill(made, rejects, visits, say)
         file_tree.remember_shut(visits, rejects.shut)
-        (made / "visited.json").write_text(json.dumps({"finished": time.time(), "folders": visits}))
+        (made / "visited.json").write_text(
+            json.dumps({"finished": time.time(), "folders": visits})
+        )
         for path in made.glob("file_list.*"):
             path.unlink()
         manifest.seal(made, table, root=root, classes=classes, rejected=rejects.count)
@@ -187,7 +197,8 @@ class Parser:
         self.step = step
         self.what = what
         self.paths, self.offsets, _ = (
-            np.memmap(made / f"file_list.{name}", dtype, "r") for name, dtype in FILE_LIST.items()
+            np.memmap(made / f"file_list.{name}", dtype, "r")
+            for name, dtype in FILE_LIST.items()
         )
         # seen by every process: end after this file
         self.stop = multiprocessing.get_context("fork").RawValue(ctypes.c_bool, False)
@@ -197,7 +208,9 @@ class Parser:
         blob = self.paths[offsets[0] : offsets[-1]].tobytes()
         rows = []
         bad = []
-        for index, (start, end) in enumerate(pairwise((offsets - offsets[0]).tolist()), first):
+        for index, (start, end) in enumerate(
+            pairwise((offsets - offsets[0]).tolist()), first
+        ):
             if self.stop.value:
                 break
             key = index if self.by_index else blob[start:end]
@@ -207,7 +220,9 @@ class Parser:
             except Rejected as why:
                 rows.append(self.left_out)
                 bad.append((self.shown(key), str(why)))
-            except OSError as error:  # of a folder that may not be entered, and not the entry's
+            except (
+                OSError
+            ) as error:  # of a folder that may not be entered, and not the entry's
                 raise storage.end_scan(error, called()) from error
         return self.pack(rows), bad
 
@@ -233,7 +248,9 @@ def require_few(width: int, height: int, size: int, max_pixels: int) -> None:
     if width * height > max_pixels:
         raise Rejected(f"{claimed}, more than --max-pixels {max_pixels}")
     if width * height > most_pixels(size, max_pixels):
-        raise Rejected(f"{claimed} in {size} bytes, which is blank or a trap: save it smaller")
+        raise Rejected(
+            f"{claimed} in {size} bytes, which is blank or a trap: save it smaller"
+        )
 
 
 def each_file(
@@ -262,7 +279,8 @@ def each_file(
             f"a process that reads {parser.what} was killed: {processes.KILLED}; mend that, and start again"
         ) from None
     finally:
-        parser.stop.value = True  # first: who is in the middle of a part then ends after its file
+        # first: who is in the middle of a part then ends after its file
+        parser.stop.value = True
         made.close()
 
 
@@ -274,12 +292,16 @@ class NothingFound(UserError):
         self.why = why
 
 
-def nothing_found(wanted: Literal["image", "video"], where: str, rejects: Rejects) -> NothingFound:
+def nothing_found(
+    wanted: Literal["image", "video"], where: str, rejects: Rejects
+) -> NothingFound:
     """Return the error that no `wanted` is there. The first file's name may tell which --task reads it."""
     if not rejects.count:
         return NothingFound(f"--data: no {wanted} in {where}", ": no file is there")
     why = f"; left out: {rejects.count}, first {rejects.first}"
-    medium = (mimetypes.guess_type(rejects.first.partition(": ")[0])[0] or "").partition("/")[0]
+    medium = (
+        mimetypes.guess_type(rejects.first.partition(": ")[0])[0] or ""
+    ).partition("/")[0]
     other = {
         "image": "; images are read without --task video",
         "video": "; videos are read with --task video",

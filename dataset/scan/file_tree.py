@@ -23,20 +23,47 @@ from system.user_files import open_bytes
 
 OF_THE_STORAGE = frozenset(
     (
-        *("lost+found", "$RECYCLE.BIN", "System Volume Information", "__MACOSX", "Network Trash Folder"),
-        *("@eaDir", "@Recycle", "@Recently-Snapshot", "@tmp", "#recycle", "#snapshot", "~snapshot"),
+        *(
+            "lost+found",
+            "$RECYCLE.BIN",
+            "System Volume Information",
+            "__MACOSX",
+            "Network Trash Folder",
+        ),
+        *(
+            "@eaDir",
+            "@Recycle",
+            "@Recently-Snapshot",
+            "@tmp",
+            "#recycle",
+            "#snapshot",
+            "~snapshot",
+        ),
     )
 )
 """Folders that file systems, network storage and archives put beside the data, where they are not hidden."""
 
 _ROOTS = (
-    *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys"),
+    *(
+        "/bin",
+        "/boot",
+        "/dev",
+        "/etc",
+        "/lib",
+        "/lib64",
+        "/proc",
+        "/run",
+        "/sbin",
+        "/sys",
+    ),
     "/usr",
     "/var",
 )
 SYSTEM_ROOTS = frozenset(map(os.path.realpath, map(os.fsencode, ("/", *_ROOTS))))
 """Folders of the operating system that a link in a data set leads to by mistake, if not by malice."""
-NEVER_DATA = tuple(os.path.realpath(root) + b"/" for root in (b"/boot", b"/etc", b"/proc", b"/sys"))
+NEVER_DATA = tuple(
+    os.path.realpath(root) + b"/" for root in (b"/boot", b"/etc", b"/proc", b"/sys")
+)
 """Below these nothing is data. Below the others it may be: /dev/shm, /run/media, /usr/share, /var/lib."""
 # a path below the root (os.fsdecode), its date of change in ns, its inode, of a file its `_look`
 Visit = tuple[str, int, int, int]
@@ -77,16 +104,26 @@ def labels(
                     reject(path, BROKEN_LINK)
                 elif _is_media(name, wanted):
                     reject(path, "lies in no class folder")
-            elif classes is not None and name not in classes and not _holds_file(root, name, visits):
+            elif (
+                classes is not None
+                and name not in classes
+                and not _holds_file(root, name, visits)
+            ):
                 reject(path, f"class without {ARTICLE[wanted]} {wanted}")
             else:
                 names.append(name)
     except OSError as error:
         raise UserError(f"--data: {root} cannot be listed: {error.strerror}") from None
     if not names:
-        raise UserError(f"--data: {root} has no class folders; {wanted}s are expected in {root}/<class>/")
+        raise UserError(
+            f"--data: {root} has no class folders; {wanted}s are expected in {root}/<class>/"
+        )
     first = names[0]
-    if classes and len(names) == 1 and any(is_folder(root / first / one) for one in classes):
+    if (
+        classes
+        and len(names) == 1
+        and any(is_folder(root / first / one) for one in classes)
+    ):
         raise UserError(
             f"--data: {root} has one class folder alone, '{first}', and the classes of training lie in it: "
             "is there a folder too many? Move them up"
@@ -96,13 +133,19 @@ def labels(
 
 def names_below(folder: Path) -> list[str]:
     """Return the sorted names in a folder. Raises OSError, and StorageFault."""
-    return sorted(storage.in_scan(partial(os.listdir, folder), lambda: printable(os.fsencode(folder))))
+    return sorted(
+        storage.in_scan(
+            partial(os.listdir, folder), lambda: printable(os.fsencode(folder))
+        )
+    )
 
 
 def _is_media(name: str, wanted: str) -> bool:
     """Whether a file's name says that it is an image, or a video."""
     guessed = mimetypes.guess_type(name, strict=False)[0] or ""
-    return guessed.startswith(f"{wanted}/") or (wanted == "video" and name.lower().endswith((".mkv", ".ts")))
+    return guessed.startswith(f"{wanted}/") or (
+        wanted == "video" and name.lower().endswith((".mkv", ".ts"))
+    )
 
 
 def _holds_file(root: Path, name: str, visits: list[Visit]) -> bool:
@@ -131,7 +174,9 @@ def numbered(
 
     `has` begins the message of the UserError for a class that is none of `classes`.
     """
-    places = {name: place for place, name in enumerate(names if classes is None else classes)}
+    places = {
+        name: place for place, name in enumerate(names if classes is None else classes)
+    }
     unknown = [name for name in names if name not in places]
     if unknown:
         why = spelling.cause(unknown[0], places.__contains__)
@@ -160,7 +205,9 @@ def list_files(
     with FileList(made) as listed:
         # with the slash, as the paths of their files sort: a-b/ comes before a/
         for name in sorted(labels, key=lambda name: os.fsencode(name) + b"/"):
-            for files in walk(os.fsencode(root), os.fsencode(name), outside, visits, reject):
+            for files in walk(
+                os.fsencode(root), os.fsencode(name), outside, visits, reject
+            ):
                 listed.add(files, np.full(len(files), labels[name]))
                 say(listed.total, 0, "listing files")
     return listed.total
@@ -175,7 +222,8 @@ class FileList:
         self._stack = ExitStack()
         with writing():
             self._paths, self._offsets, self._labels = (
-                self._stack.enter_context((made / f"file_list.{name}").open("wb")) for name in FILE_LIST
+                self._stack.enter_context((made / f"file_list.{name}").open("wb"))
+                for name in FILE_LIST
             )
             self._offsets.write(np.zeros(1, FILE_LIST["offsets"]).tobytes())
 
@@ -202,12 +250,19 @@ def visit(root: bytes, name: bytes = b"") -> tuple[Visit, tuple[int, int]]:
 
     Raises OSError, and StorageFault.
     """
-    path = os.path.join(root, name) if name else root  # an absolute name is one of a list
+    path = (
+        os.path.join(root, name) if name else root
+    )  # an absolute name is one of a list
     status = _status(path)
     look = 0
     if stat.S_ISREG(status.st_mode):
-        look = storage.in_scan(partial(_look, path, status.st_size), partial(printable, path))
-    return (os.fsdecode(name), status.st_mtime_ns, status.st_ino, look), (status.st_dev, status.st_ino)
+        look = storage.in_scan(
+            partial(_look, path, status.st_size), partial(printable, path)
+        )
+    return (os.fsdecode(name), status.st_mtime_ns, status.st_ino, look), (
+        status.st_dev,
+        status.st_ino,
+    )
 
 
 def _look(path: bytes, size: int) -> int:
@@ -253,20 +308,26 @@ def folders_of(files: Sequence[bytes]) -> set[bytes]:
     return {os.path.dirname(file) for file in files if not is_url(file)}
 
 
-def remember_folders(visits: list[Visit], root: Path, folders: Collection[bytes]) -> None:
+def remember_folders(
+    visits: list[Visit], root: Path, folders: Collection[bytes]
+) -> None:
     """Add the folders of listed files, paths below the root, where a file that is missing may appear."""
     below = set[bytes]()
     for own in folders:
         name = own
         while name and not is_folder(os.path.join(os.fsencode(root), name)):
             name = os.path.dirname(name)  # where it would be put
-        if name in (own, b"") or name.strip(b"./"):  # above the root anything may change
+        if name in (own, b"") or name.strip(
+            b"./"
+        ):  # above the root anything may change
             below.add(name)
     for name in sorted(below):
         remember(visits, os.fsencode(root), name)
 
 
-def write_file_list(files: Sequence[bytes], made: Path, labels: Sequence[int] | None = None) -> None:
+def write_file_list(
+    files: Sequence[bytes], made: Path, labels: Sequence[int] | None = None
+) -> None:
     """Write made/file_list.* as `list_files` does, for these names; without `labels` each label is 0."""
     with FileList(made) as listed:
         listed.add(files, [0] * len(files) if labels is None else labels)
@@ -291,7 +352,11 @@ def settle(changed_ns: int) -> None:
 
 
 def walk(
-    root: bytes, folder: bytes, outside: list[tuple[int, int]], visits: list[Visit], reject: Reject
+    root: bytes,
+    folder: bytes,
+    outside: list[tuple[int, int]],
+    visits: list[Visit],
+    reject: Reject,
 ) -> Iterator[list[bytes]]:
     """Yield the files below root/folder, relative to root, in the order of their bytes, a piece at a time.
 
@@ -321,7 +386,8 @@ def walk(
                     visits.append(seen)
                     settle(seen[1])
                     names, odd = storage.in_scan(
-                        partial(_names_in, root, entering), partial(printable, root + b"/" + entering)
+                        partial(_names_in, root, entering),
+                        partial(printable, root + b"/" + entering),
                     )
                     for path, why in odd:
                         reject(path, why)
@@ -341,7 +407,9 @@ def walk(
                 entering = prefix + name[:-1]
                 break
             files.append(prefix + name)
-            if len(files) == 10_000:  # bounds the memory, and progress is told of as often
+            if (
+                len(files) == 10_000
+            ):  # bounds the memory, and progress is told of as often
                 break
         else:
             stack.pop()
@@ -354,11 +422,14 @@ def _is_of_the_system(root: bytes, link: bytes) -> bool:
     """Whether a link leads out of the root to a folder of the operating system."""
     leads_to = os.path.realpath(root + b"/" + link)
     return leads_to in SYSTEM_ROOTS or (
-        leads_to.startswith(NEVER_DATA) and not leads_to.startswith(os.path.realpath(root) + b"/")
+        leads_to.startswith(NEVER_DATA)
+        and not leads_to.startswith(os.path.realpath(root) + b"/")
     )
 
 
-def _names_in(root: bytes, folder: bytes) -> tuple[list[bytes], list[tuple[bytes, str]]]:
+def _names_in(
+    root: bytes, folder: bytes
+) -> tuple[list[bytes], list[tuple[bytes, str]]]:
     """Return the names in a folder, and what is no file, with the reason.
 
     Names of folders end in a slash, and so sort as their files' paths do. Raises OSError.

@@ -52,10 +52,31 @@ _LINE_END = re.compile(r"[\r\n]")
 _OTHER_NUMBER = re.compile(r"-\d+(?:\.0*)?|\d+\.0*")
 """Labels as data frames write them when some are missing, and -1 for none."""
 WORD = re.compile(r"[^\W_]+")
-OF_PATHS = {"path", "file", "filename", "filepath", "image", "img", "picture", "photo", "video", "clip"}
+OF_PATHS = {
+    "path",
+    "file",
+    "filename",
+    "filepath",
+    "image",
+    "img",
+    "picture",
+    "photo",
+    "video",
+    "clip",
+}
 OF_PATHS |= {"id", "key", "name"}
 """Words that headings call the column of paths by: image_path, "Image Path" and image.path are of them."""
-OF_LABELS = {"label", "labels", "class", "classname", "category", "target", "name", "id", "index"}
+OF_LABELS = {
+    "label",
+    "labels",
+    "class",
+    "classname",
+    "category",
+    "target",
+    "name",
+    "id",
+    "index",
+}
 Record = tuple[int, list[str]]
 """Number of a line, its fields."""
 
@@ -67,12 +88,17 @@ class Grammar:
     expected: str  # in words, behind what is wrong with a line
     separators: str = "\t,"  # tried in this order, before the last blank
     segments: bool = False  # 'path label start end' too, in seconds
-    sets: bool = False  # a label is a set of names, for dataset.scan.label_sets; it may be empty
+    # a label is a set of names, for dataset.scan.label_sets; it may be empty
+    sets: bool = False
 
 
 def find(folder: Path, split: str) -> list[Path]:
     """Return the lists of a split in a folder."""
-    return [path for ending in ENDINGS if os.path.lexists(path := folder / f"{split}{ending}")]
+    return [
+        path
+        for ending in ENDINGS
+        if os.path.lexists(path := folder / f"{split}{ending}")
+    ]
 
 
 class List:
@@ -101,7 +127,11 @@ class List:
             if len(fields) != 2:  # few are: there may be millions of lines
                 self._trim(fields)
             filled = fields[0] if self.grammar.sets else all(fields)
-            if (len(fields) != 2 and not self._is_segment(fields)) or not filled or "\0" in fields[0]:
+            if (
+                (len(fields) != 2 and not self._is_segment(fields))
+                or not filled
+                or "\0" in fields[0]
+            ):
                 line = printable(os.fsencode(self.separator.join(fields)))[:200]
                 raise self.wrong(number, f"is '{line}'; {self.grammar.expected}")
             yield number, fields
@@ -112,7 +142,11 @@ class List:
             fields.pop()
 
     def _is_segment(self, fields: list[str]) -> bool:
-        return self.grammar.segments and len(fields) == 4 and all(map(SECONDS.fullmatch, fields[2:]))
+        return (
+            self.grammar.segments
+            and len(fields) == 4
+            and all(map(SECONDS.fullmatch, fields[2:]))
+        )
 
     def heading(self, exists: Callable[[str], bool]) -> str:
         """Return the first line where it is a heading, else "".
@@ -125,7 +159,9 @@ class List:
         others = [fields for _, fields in self.head[1:] if len(fields) > 1]
         labels = {fields[1] for fields in others}
         of_numbers = not label.isdecimal() and all(map(str.isdecimal, labels))
-        unlike = "." not in name and all("." in fields[0] or "/" in fields[0] for fields in others)
+        unlike = "." not in name and all(
+            "." in fields[0] or "/" in fields[0] for fields in others
+        )
         names_columns = is_of(name, OF_PATHS) or is_of(label, OF_LABELS)
         told = names_columns or (others and (of_numbers or unlike))
         if not told or "/" in name or label in labels or exists(name):
@@ -137,7 +173,9 @@ class List:
         rows = [fields for _, fields in self.head[:TRIED] if len(fields) > 1]
         for place in (0, 1):
             names = [fields[place] for fields in rows]
-            if any(os.path.isfile(folder / name) for folder in folders for name in names):
+            if any(
+                os.path.isfile(folder / name) for folder in folders for name in names
+            ):
                 break
         else:
             return
@@ -149,7 +187,9 @@ class List:
     def without_rows(self) -> UserError:
         """Return the error of a list that names nothing: it is empty, or has a heading alone."""
         what = "has no row behind its heading" if self.head else "is empty"
-        return UserError(f"--data: the list {self.path} {what}; {self.grammar.expected}")
+        return UserError(
+            f"--data: the list {self.path} {what}; {self.grammar.expected}"
+        )
 
     def wrong(self, line: int, what: str) -> UserError:
         """Return the error of a line."""
@@ -165,7 +205,9 @@ class List:
         def opened() -> TextIO:
             with open_bytes(path) as file:
                 if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-                    raise UserError(f"--data: the list {path} is in UTF-16; save it as UTF-8")
+                    raise UserError(
+                        f"--data: the list {path} is in UTF-16; save it as UTF-8"
+                    )
             # names of files may be no UTF-8
             return open_text(path, "utf-8-sig", "surrogateescape", newline="")
 
@@ -181,14 +223,18 @@ class List:
         if self.separator == BLANK:
             return list(self._split(lines))
         rows = enumerate(_leniently(lines, self.separator), 1)
-        return [(number, fields) for number, fields in rows if any(map(str.strip, fields))]
+        return [
+            (number, fields) for number, fields in rows if any(map(str.strip, fields))
+        ]
 
     def _split(self, lines: Iterable[str]) -> Iterator[Record]:
         if self.separator == BLANK:
             yield from _by_blanks(lines, segments=self.grammar.segments)
             return
         # strict: else "5 inch" disk would lose its quotes, and be another name
-        reader = csv.reader(lines, delimiter=self.separator, skipinitialspace=True, strict=True)
+        reader = csv.reader(
+            lines, delimiter=self.separator, skipinitialspace=True, strict=True
+        )
         number = 1
         try:
             for fields in reader:
@@ -237,7 +283,9 @@ def _leniently(lines: Sequence[str], separator: str) -> list[list[str]]:
     What is wrong with a line is told when its row is read.
     """
     try:
-        return list(csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True))
+        return list(
+            csv.reader(lines, delimiter=separator, skipinitialspace=True, strict=True)
+        )
     except csv.Error:
         return [_alone(line, separator) for line in lines]
 
@@ -276,7 +324,9 @@ class Labels:
 
     def __init__(self, source: Labelled) -> None:
         self._list = source
-        self.number_of: dict[str, int] = {}  # for loops over millions of lines; `number` adds to it
+        self.number_of: dict[
+            str, int
+        ] = {}  # for loops over millions of lines; `number` adds to it
         self._words: list[str] = []
         self._lines: list[int] = []
 
@@ -311,10 +361,17 @@ class Labels:
         if numbers:
             words = [str(int(word)) for word in words]
             if named is not None:
-                words = [self._named(place, int(word), named) for place, word in enumerate(words)]
+                words = [
+                    self._named(place, int(word), named)
+                    for place, word in enumerate(words)
+                ]
         classes = list(given if given is not None else named or [])
         if not classes:
-            classes = list(map(str, range(max(map(int, words)) + 1))) if numbers else sorted(set(words))
+            classes = (
+                list(map(str, range(max(map(int, words)) + 1)))
+                if numbers
+                else sorted(set(words))
+            )
         places = {name: place for place, name in enumerate(classes)}
         unknown = next((i for i, word in enumerate(words) if word not in places), None)
         if unknown is not None:
@@ -325,7 +382,11 @@ class Labels:
                 f"has the label '{_shown(words[unknown])}', which is none of the {len(classes)} classes "
                 f"{whose}{why or '; remove the line, or add that class there'}",
             )
-        return classes, np.array([places[word] for word in words], np.int32), numbers or named is not None
+        return (
+            classes,
+            np.array([places[word] for word in words], np.int32),
+            numbers or named is not None,
+        )
 
     def _named(self, place: int, number: int, named: Sequence[str]) -> str:
         if number < len(named):
@@ -373,7 +434,10 @@ def class_names(*folders: Path) -> list[str] | None:
     Of a data set these are the split's folder, its own, and train/: the classes of val are training's. Raises
     UserError.
     """
-    path = next((folder / CLASSES for folder in folders if os.path.lexists(folder / CLASSES)), None)
+    path = next(
+        (folder / CLASSES for folder in folders if os.path.lexists(folder / CLASSES)),
+        None,
+    )
     if path is None:
         return None
     try:
@@ -383,7 +447,9 @@ def class_names(*folders: Path) -> list[str] | None:
         raise UserError(f"--data: {path} cannot be read: {error.strerror}") from None
     names = [line.strip() for line in lines]
     if names == [""]:
-        raise UserError(f"--data: {path} is empty; it names the classes, one a line, or remove it")
+        raise UserError(
+            f"--data: {path} is empty; it names the classes, one a line, or remove it"
+        )
     if "" in names:
         raise UserError(
             f"--data: {path} line {names.index('') + 1} is empty; each line names the class of its number: "
@@ -397,4 +463,6 @@ def require_once(names: Sequence[str], where: str) -> None:
     """Raise UserError where one name, of a class or a column, is there twice."""
     ((name, count), *_) = Counter(names).most_common(1) or [("", 0)]
     if count > 1:
-        raise UserError(f"--data: {where} names '{_shown(name)}' twice; each name may be there once")
+        raise UserError(
+            f"--data: {where} names '{_shown(name)}' twice; each name may be there once"
+        )

@@ -71,12 +71,18 @@ class Manifest:
     While one is open, in any process, its folder is not removed by a newer scan.
     """
 
-    VERSION: ClassVar[str]  # of the columns' names and meaning: what another version has left is made anew
+    VERSION: ClassVar[
+        str
+    ]  # of the columns' names and meaning: what another version has left is made anew
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]]
     # the columns that the fingerprint is a digest of, beside the classes
     FINGERPRINT: ClassVar[tuple[str, ...]]
-    RAGGED: ClassVar[dict[str, tuple[str, ...]]]  # offsets [n + 1] -> the columns that they cut into pieces
-    LATER: ClassVar[frozenset[str]] = frozenset()  # columns that are still written to after `seal`
+    RAGGED: ClassVar[
+        dict[str, tuple[str, ...]]
+    ]  # offsets [n + 1] -> the columns that they cut into pieces
+    LATER: ClassVar[frozenset[str]] = (
+        frozenset()
+    )  # columns that are still written to after `seal`
 
     folder: Path  # where the columns lie
     root: Path  # absolute: where the source lies; paths of files are relative to it
@@ -94,7 +100,11 @@ class Manifest:
     @property
     def left_out(self) -> str:
         """Say how much the scan has left out, and where that is named; "" where nothing was."""
-        return f"{self.rejected} left out, named in {self.folder / 'rejected.txt'}" if self.rejected else ""
+        return (
+            f"{self.rejected} left out, named in {self.folder / 'rejected.txt'}"
+            if self.rejected
+            else ""
+        )
 
     def files(self, samples: Any) -> Any:
         """Return the file that each sample is in, for one id or an array of them."""
@@ -108,11 +118,15 @@ class Manifest:
         if not 0 <= sample < len(self):
             raise IndexError(f"sample {sample} of {len(self)}")
         file = int(self.files(sample))
-        return self.path_bytes[self.path_offsets[file] : self.path_offsets[file + 1]].tobytes()
+        return self.path_bytes[
+            self.path_offsets[file] : self.path_offsets[file + 1]
+        ].tobytes()
 
     def path(self, sample: int) -> bytes:
         """Return the absolute path of the sample's file, for a source whose samples are files."""
-        return os.path.join(os.fsencode(self.root), self.entry(sample))  # an absolute name stays one
+        return os.path.join(
+            os.fsencode(self.root), self.entry(sample)
+        )  # an absolute name stays one
 
     def paths(self, samples: Array) -> Array:
         """Return uint8 [B, L], the absolute paths of samples, each padded with at least one NUL.
@@ -127,9 +141,13 @@ class Manifest:
         # axes: [B, width]
         places = np.arange(width)
         inside = places < lengths[:, None]
-        names = np.where(inside, self.path_bytes[np.where(inside, begins[:, None] + places, 0)], 0)
+        names = np.where(
+            inside, self.path_bytes[np.where(inside, begins[:, None] + places, 0)], 0
+        )
         paths = np.concatenate(
-            [np.broadcast_to(prefix, (len(samples), len(prefix))), names], axis=1, dtype=np.uint8
+            [np.broadcast_to(prefix, (len(samples), len(prefix))), names],
+            axis=1,
+            dtype=np.uint8,
         )
         absolute = names[:, 0] == ord("/")
         if absolute.any():
@@ -150,11 +168,19 @@ class Manifest:
             if about["version"] != cls.VERSION:
                 raise NoManifest(f"version {about['version']}, not {cls.VERSION}")
             columns = {
-                name: _column(folder, name, dtype, about["columns"][name], sealed=name not in cls.LATER)
+                name: _column(
+                    folder,
+                    name,
+                    dtype,
+                    about["columns"][name],
+                    sealed=name not in cls.LATER,
+                )
                 for name, dtype in cls.COLUMNS.items()
             }
             if len(columns["size"]) != about["samples"]:
-                raise NoManifest(f"{len(columns['size'])} sizes of {about['samples']} samples")
+                raise NoManifest(
+                    f"{len(columns['size'])} sizes of {about['samples']} samples"
+                )
             for offsets, cut in cls.RAGGED.items():
                 if any(columns[offsets][-1] != len(columns[name]) for name in cut):
                     raise NoManifest(f"{offsets} does not fit {' and '.join(cut)}")
@@ -172,7 +198,9 @@ class Manifest:
         except BaseException:
             os.close(hold)
             raise
-        weakref.finalize(opened, os.close, hold)  # until then `sweep` leaves the folder alone
+        weakref.finalize(
+            opened, os.close, hold
+        )  # until then `sweep` leaves the folder alone
         return opened
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -185,13 +213,20 @@ def _hold(folder: Path) -> int:
         descriptor = os.open(folder / "manifest.json", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise NoManifest(f"{folder}: {error.strerror}") from None
-    with contextlib.suppress(OSError):  # a file system without locks; there `sweep` removes nothing
+    with contextlib.suppress(
+        OSError
+    ):  # a file system without locks; there `sweep` removes nothing
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     return descriptor
 
 
 def _column(
-    folder: Path, name: str, dtype: np.dtype[Any], expected: dict[str, Any], *, sealed: bool
+    folder: Path,
+    name: str,
+    dtype: np.dtype[Any],
+    expected: dict[str, Any],
+    *,
+    sealed: bool,
 ) -> Array:
     path = folder / f"{name}.npy"
     status = path.stat()
@@ -199,15 +234,23 @@ def _column(
         raise NoManifest(f"{path} has {status.st_size} bytes, not {expected['bytes']}")
     # Reading every column would take a second for ten million samples, so only what was written to since, or
     # copied, is read.
-    if sealed and status.st_mtime_ns != expected["mtime_ns"] and _digest(path) != expected["digest"]:
+    if (
+        sealed
+        and status.st_mtime_ns != expected["mtime_ns"]
+        and _digest(path) != expected["digest"]
+    ):
         raise NoManifest(f"{path} has other contents than were written")
     values = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     if values.dtype != dtype or values.shape[:1] != (expected["length"],):
-        raise NoManifest(f"{path} holds {values.dtype} {values.shape}, not {expected['length']} of {dtype}")
+        raise NoManifest(
+            f"{path} holds {values.dtype} {values.shape}, not {expected['length']} of {dtype}"
+        )
     return values
 
 
-def create_column(folder: Path, name: str, dtype: np.dtype[Any], length: int, *inner: int) -> Array:
+def create_column(
+    folder: Path, name: str, dtype: np.dtype[Any], length: int, *inner: int
+) -> Array:
     """Create a column [length, *inner] to be filled, on disk from the start."""
     made: Array = np.lib.format.open_memmap(
         folder / f"{name}.npy", mode="w+", dtype=dtype, shape=(length, *inner)
@@ -215,13 +258,22 @@ def create_column(folder: Path, name: str, dtype: np.dtype[Any], length: int, *i
     return made
 
 
-def seal(folder: Path, table: type[Manifest], *, root: Path, classes: Sequence[str], rejected: int) -> None:
+def seal(
+    folder: Path,
+    table: type[Manifest],
+    *,
+    root: Path,
+    classes: Sequence[str],
+    rejected: int,
+) -> None:
     """Describe the finished columns of a folder and bring everything in it to the disk."""
     columns = {}
     fingerprint = hashlib.blake2b(json.dumps(list(classes)).encode(), digest_size=16)
     for name in table.COLUMNS:
         path = folder / f"{name}.npy"
-        _sync(path)  # before its date is read: writing back what was mapped may change it
+        _sync(
+            path
+        )  # before its date is read: writing back what was mapped may change it
         values = np.load(path, mmap_mode="r")
         status = path.stat()
         columns[name] = {
@@ -290,7 +342,9 @@ def masked(text: str) -> str:
     if "://" not in text:
         return text
     text = re.sub(r"://[^/\s@]*@", "://", text)
-    return _QUERY.sub(lambda url: url[0] if url[1] in BUCKETS else f"{url[1]}{url[2]}?...", text)
+    return _QUERY.sub(
+        lambda url: url[0] if url[1] in BUCKETS else f"{url[1]}{url[2]}?...", text
+    )
 
 
 def printable(path: bytes) -> str:

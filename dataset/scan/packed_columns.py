@@ -40,31 +40,54 @@ class Beside:
         ]
         return [list(look) for look in (*here, *self.remote)]
 
-    def keep(self, table: type[Manifest], columns: Any, more: Mapping[str, Any] | None = None) -> None:
+    def keep(
+        self, table: type[Manifest], columns: Any, more: Mapping[str, Any] | None = None
+    ) -> None:
         """Write these columns as a `table`, with `more` that they have not. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for name, dtype in table.COLUMNS.items():
-            values = getattr(columns, name) if more is None or name not in more else more[name]
+            values = (
+                getattr(columns, name)
+                if more is None or name not in more
+                else more[name]
+            )
             np.save(self.folder / f"{name}.npy", np.asarray(values, dtype))
-        about = {"root": columns.root, "classes": columns.classes, "rejected": columns.rejected}
+        about = {
+            "root": columns.root,
+            "classes": columns.classes,
+            "rejected": columns.rejected,
+        }
         seal(self.folder, table, **about)
         (self.folder / STORE).write_text(json.dumps(self.looks()), encoding="utf-8")
 
-    def taken(self, table: type[S], made: Path, fits: Callable[[S], bool]) -> Sequence[str] | None:
+    def taken(
+        self, table: type[S], made: Path, fits: Callable[[S], bool]
+    ) -> Sequence[str] | None:
         """Copy the columns into `made`, a scan under way, and return their classes.
 
         None where there are none, they are damaged or of another store, or do not fit.
         """
         with suppress(OSError, ValueError, NoManifest):
-            if json.loads((self.folder / STORE).read_text(encoding="utf-8")) == self.looks():
+            if (
+                json.loads((self.folder / STORE).read_text(encoding="utf-8"))
+                == self.looks()
+            ):
                 found = table.open(self.folder)
                 if fits(found):
                     for name in table.COLUMNS:
-                        shutil.copyfile(self.folder / f"{name}.npy", made / f"{name}.npy")
+                        shutil.copyfile(
+                            self.folder / f"{name}.npy", made / f"{name}.npy"
+                        )
                     return found.classes
         return None
 
 
-def beside(store: Path, split: str, what: str, files: Sequence[Path], remote: Sequence[Look] = ()) -> Beside:
+def beside(
+    store: Path,
+    split: str,
+    what: str,
+    files: Sequence[Path],
+    remote: Sequence[Look] = (),
+) -> Beside:
     """Return the place of a split's columns, a table called `what`, in the folder of its store."""
     return Beside(folder=store / f"{split}.columns" / what, files=files, remote=remote)

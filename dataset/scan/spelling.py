@@ -16,14 +16,19 @@ _BACKSLASH = r"folders are separated by '/' here, and not by '\'"
 
 def cause(name: str, exists: Callable[[str], bool]) -> str:
     """Return what tells a name from the one that `exists`, "" where none that looks like it does."""
-    return next((f"; {why}" for form, why in _spellings(name) if form != name and exists(form)), "")
+    return next(
+        (f"; {why}" for form, why in _spellings(name) if form != name and exists(form)),
+        "",
+    )
 
 
 def cause_of_file(path: bytes) -> str:
     """Return why there is no file of a path, as `cause` does."""
     name = os.fsdecode(path)
     if _WINDOWS.search(name):
-        return "; it is a path of Windows: write it below the folder of the list, with '/'"
+        return (
+            "; it is a path of Windows: write it below the folder of the list, with '/'"
+        )
     folder = os.path.dirname(name)
     while not os.path.isdir(folder) and folder != os.path.dirname(folder):
         folder = os.path.dirname(folder)

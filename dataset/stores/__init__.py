@@ -73,11 +73,15 @@ class SourceModule(Protocol):
 def source_named(name: str) -> SourceModule:
     """Return the module of a source. Raises UserError for a name that SOURCES does not have."""
     if name not in SOURCES:
-        raise UserError(f"--source got '{name}', which is unknown; known: {', '.join(['auto', *SOURCES])}")
+        raise UserError(
+            f"--source got '{name}', which is unknown; known: {', '.join(['auto', *SOURCES])}"
+        )
     module = import_module(SOURCES[name])
     if not hasattr(module, "walk"):
         return cast(SourceModule, module)
-    from dataset.stores.shards import ShardStore  # here, since it imports files of this folder
+    from dataset.stores.shards import (
+        ShardStore,
+    )  # here, since it imports files of this folder
 
     return ShardStore(name, module)
 
@@ -100,4 +104,6 @@ def choose_source(name: str, data: Path, split: str) -> str:
 
 def what_holds(name: str) -> str:
     """Return what --data must be for --source `name`, in words."""
-    return "; or ".join(source_named(each).HOLDS for each in ([name] if name != "auto" else SOURCES))
+    return "; or ".join(
+        source_named(each).HOLDS for each in ([name] if name != "auto" else SOURCES)
+    )

@@ -33,7 +33,9 @@ ALIASES = {"val": ("validation", "val", "test")}
 """What a split of ours is called there: the first of these that is there."""
 ABOUT = ("state.json", "dataset_info.json")
 """Files beside the shards that say which these are, and the names of classes."""
-OF_THE_CACHE = re.compile(r"(?P<name>.+?)-(?P<split>[A-Za-z_0-9.]+?)(-\d{5}-of-\d{5})?\.arrow")
+OF_THE_CACHE = re.compile(
+    r"(?P<name>.+?)-(?P<split>[A-Za-z_0-9.]+?)(-\d{5}-of-\d{5})?\.arrow"
+)
 OF_HOW_MANY = re.compile(r"-(\d{5})-of-(\d{5})\.arrow$")
 STREAM = b"\xff\xff\xff\xff"
 """What an IPC stream begins with, since Arrow 0.15."""
@@ -52,7 +54,9 @@ def find(data: Path, split: str) -> Shelf | None:
     for name in ALIASES.get(split, (split,)):
         folder = data / name
         names = [
-            own for own in _listed(folder) if own.endswith(".arrow") and not own.startswith((".", "cache-"))
+            own
+            for own in _listed(folder)
+            if own.endswith(".arrow") and not own.startswith((".", "cache-"))
         ]
         if names:
             return _whole(folder, _named_by_state(folder) or names)
@@ -120,7 +124,11 @@ def _whole(folder: Path, names: Sequence[str]) -> Shelf:
             f"--data: {folder} has no {lost[0]}, which the others count ({len(lost)} such); copy it there"
         )
     about = [path for name in ABOUT if (path := folder / name).exists()]
-    return Shelf(folder=folder, names=names, paths=[folder, *about, *(folder / name for name in names)])
+    return Shelf(
+        folder=folder,
+        names=names,
+        paths=[folder, *about, *(folder / name for name in names)],
+    )
 
 
 class Opened:
@@ -130,7 +138,9 @@ class Opened:
         try:
             import pyarrow
         except ImportError:
-            raise UserError("--source arrow needs the package pyarrow: pip install pyarrow") from None
+            raise UserError(
+                "--source arrow needs the package pyarrow: pip install pyarrow"
+            ) from None
         self._arrow: Any = pyarrow
         self.path = path
         self.size = os.fstat(file.fileno()).st_size
@@ -143,7 +153,9 @@ class Opened:
         self._file = pyarrow.BufferReader(self._buffer)
         with self.damaged():
             of_file = head.startswith(FILE)
-            self._reader: Any = (pyarrow.ipc.open_file if of_file else pyarrow.ipc.open_stream)(self._file)
+            self._reader: Any = (
+                pyarrow.ipc.open_file if of_file else pyarrow.ipc.open_stream
+            )(self._file)
             self._batches = self._reader.num_record_batches if of_file else None
             self.schema: Any = self._reader.schema
 
@@ -161,8 +173,14 @@ class Opened:
         elif head.startswith(STREAM) or not head:
             whole = self.size > 8 and tail == END
         else:
-            what = "is of Feather's first version" if head.startswith(b"FEA1") else "is no Arrow file"
-            raise UserError(f"--data: {self.path} {what}, or of Arrow before 0.15; {AGAIN}")
+            what = (
+                "is of Feather's first version"
+                if head.startswith(b"FEA1")
+                else "is no Arrow file"
+            )
+            raise UserError(
+                f"--data: {self.path} {what}, or of Arrow before 0.15; {AGAIN}"
+            )
         if not whole:
             raise UserError(
                 f"--data: {self.path} is cut short, or still being written: its end mark is missing, and it "
@@ -199,7 +217,9 @@ class Damaged:
     def __exit__(self, kind: Any, error: BaseException | None, trace: object) -> None:
         if isinstance(error, self.errors) and not storage.failed(error):
             said = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UserError(f"--data: {self.path} is damaged: {said[:200]}; copy or write it again") from None
+            raise UserError(
+                f"--data: {self.path} is damaged: {said[:200]}; copy or write it again"
+            ) from None
 
 
 IMAGES = ("image", "img")
@@ -238,14 +258,18 @@ def schema_of(schema: Any, path: Path, label_key: str | None) -> Schema:
         or [name for name in names if _is_binary(schema.field(name).type)],
         IMAGES,
     )
-    if not image or not (_is_binary(type_of := schema.field(image).type) or _is_struct(type_of)):
+    if not image or not (
+        _is_binary(type_of := schema.field(image).type) or _is_struct(type_of)
+    ):
         raise UserError(
             f"--data: {path} has no column of images, binary or a struct of bytes and path; it has "
             f"{_columns(schema)}"
         )
     others = [name for name in names if name != image]
     if label_key is not None and label_key not in others:
-        raise UserError(f"--label-key {label_key}: {path} has no such column; it has {_columns(schema)}")
+        raise UserError(
+            f"--label-key {label_key}: {path} has no such column; it has {_columns(schema)}"
+        )
     label = label_key or _one_of(
         [name for name in others if _kind(features, name) == "ClassLabel"]
         or [name for name in others if name in LABEL_NAMES],
@@ -264,7 +288,9 @@ def require_same(found: Schema, expected: Schema, path: Path) -> None:
     """Raise UserError where a shard's numbers mean other classes than the first one's, or lie elsewhere."""
     if found != expected:
         shown = printable(os.fsencode(f"{found} and {expected}"))[:500]
-        raise UserError(f"--data: {path} has other columns or classes than the first shard: {shown}")
+        raise UserError(
+            f"--data: {path} has other columns or classes than the first shard: {shown}"
+        )
 
 
 def _features(schema: Any, path: Path) -> dict[str, Any]:
@@ -293,7 +319,9 @@ def _one_of(names: Sequence[str], preferred: Sequence[str]) -> str:
 
 
 def _columns(schema: Any) -> str:
-    return printable(os.fsencode(", ".join(f"{each.name} ({each.type})" for each in schema)))[:300]
+    return printable(
+        os.fsencode(", ".join(f"{each.name} ({each.type})" for each in schema))
+    )[:300]
 
 
 def _types() -> Any:
@@ -309,7 +337,11 @@ def _is_binary(kind: Any) -> bool:
 
 def _is_string(kind: Any) -> bool:
     types = _types()
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+    return bool(
+        types.is_string(kind)
+        or types.is_large_string(kind)
+        or types.is_string_view(kind)
+    )
 
 
 def _is_struct(kind: Any) -> bool:
@@ -334,13 +366,18 @@ def walk(shard: Shard) -> Iterator[Entry]:
                 if not entry.offset:
                     shard.reject(b"row %d" % entry.row, "no image")
                 elif not shard.samples and not entry.name:
-                    shard.reject(b"row %d" % entry.row, "no path, which annotations would name it by")
+                    shard.reject(
+                        b"row %d" % entry.row,
+                        "no path, which annotations would name it by",
+                    )
                 else:
                     yield entry
             row += batch.num_rows
 
 
-def _entries(batch: Any, shard: Opened, schema: Schema, row: int, *, samples: bool) -> Iterator[Entry]:
+def _entries(
+    batch: Any, shard: Opened, schema: Schema, row: int, *, samples: bool
+) -> Iterator[Entry]:
     """Yield the rows of a batch whose first is `row`; where there is no image the offset is 0."""
     with shard.damaged():
         batch.validate()
@@ -352,7 +389,9 @@ def _entries(batch: Any, shard: Opened, schema: Schema, row: int, *, samples: bo
             there &= column.is_valid().to_numpy(zero_copy_only=False)
         begins, sizes = _ranges(content, shard)
         paths = _paths(column, binary)
-        labels = labels_of(batch, schema, shard.path) if samples else [None] * len(column)
+        labels = (
+            labels_of(batch, schema, shard.path) if samples else [None] * len(column)
+        )
     folder = os.fsencode(shard.path.parent.name) + b"/"
     for place, (begin, size, path, label) in enumerate(
         zip(begins.tolist(), sizes.tolist(), paths, labels, strict=True)
@@ -373,7 +412,9 @@ def _ranges(content: Any, shard: Opened) -> tuple[Array, Array]:
     wide = _types().is_large_binary(content.type)
     offsets = np.zeros(count + 1, np.int64)
     if count:
-        offsets[:] = np.frombuffer(ends, np.int64 if wide else np.int32)[content.offset :][: count + 1]
+        offsets[:] = np.frombuffer(ends, np.int64 if wide else np.int32)[
+            content.offset :
+        ][: count + 1]
     length = values.size if values is not None else 0
     if (np.diff(offsets) < 0).any() or offsets[0] < 0 or offsets[-1] > length:
         raise ValueError("offsets that do not ascend")
@@ -408,7 +449,10 @@ def labels_of(batch: Any, schema: Schema, path: Path) -> list[str | None]:
     if _is_string(column.type):
         return [(value or "").strip() or None for value in column.to_pylist()]
     if _types().is_integer(column.type) or _types().is_boolean(column.type):
-        return [None if value is None or value < 0 else str(int(value)) for value in column.to_pylist()]
+        return [
+            None if value is None or value < 0 else str(int(value))
+            for value in column.to_pylist()
+        ]
     kind = printable(str(column.type).encode())[:100]
     raise UserError(
         f"--data: {path}: labels in {schema.label} are of type {kind}; they must be integers or strings"

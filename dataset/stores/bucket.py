@@ -60,7 +60,9 @@ def _stands_for(url: str, cache: Path) -> Path:
     folder = cache / "remote" / _digest(remote.plain(url))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(folder.with_suffix(".lock")):  # the ranks of a machine come one by one
+        with filelock.FileLock(
+            folder.with_suffix(".lock")
+        ):  # the ranks of a machine come one by one
             remote.apart(_copy, (url, folder))
     except OSError as error:
         if error.filename and is_url(os.fsdecode(error.filename)):
@@ -128,7 +130,10 @@ def _copy(task: tuple[str, Path]) -> None:
             )
         if before.get(name) != now[name] or not (folder / name).exists():
             content = remote.whole(source, found.size)
-            write(folder / name, _absolute(content, source) if Path(name).name == SHARDS else content)
+            write(
+                folder / name,
+                _absolute(content, source) if Path(name).name == SHARDS else content,
+            )
     write(folder / BASE, f"{url}/".encode())
     for name in before.keys() - now.keys():
         (folder / name).unlink(missing_ok=True)
@@ -139,13 +144,16 @@ def _absolute(content: bytes, source: str) -> bytes:
     """Return a list of shards with a URL in each line."""
     base = os.fsencode(remote.plain(source).rpartition("/")[0])
     return b"".join(
-        (line if is_url(line) else base + b"/" + line) + b"\n" for _, line in shard_lines(content)
+        (line if is_url(line) else base + b"/" + line) + b"\n"
+        for _, line in shard_lines(content)
     )
 
 
 def shard_lines(content: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield number and name of each line of a list of shards that names one; '#' begins a comment."""
-    for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).splitlines(), 1):
+    for number, line in enumerate(
+        content.removeprefix(codecs.BOM_UTF8).splitlines(), 1
+    ):
         line = line.strip()
         if line and not line.startswith(b"#"):
             yield number, line
@@ -158,7 +166,9 @@ def _wanted(url: str) -> Iterator[tuple[str, str | bytes]]:
         names = [f"{split}{ending}" for split in SPLITS for ending in COPIED]
         top = [f"{url}/{name}" for name in ("classes.txt", *names)]
         known = remote.heads(top, unlisted=True)
-        top = [each for each, found in zip(top, known, strict=True) if found is not None]
+        top = [
+            each for each, found in zip(top, known, strict=True) if found is not None
+        ]
         top += [f"{url}/{split}/" for split in SPLITS]
     for each in top:
         name = each.rstrip("/").rpartition("/")[2]
@@ -166,12 +176,18 @@ def _wanted(url: str) -> Iterator[tuple[str, str | bytes]]:
             if name.endswith(COPIED):
                 yield name, each
         elif name == "annotations":
-            yield from ((f"{name}/{_last(own)}", own) for own in _children(each) if own.endswith(".json"))
+            yield from (
+                (f"{name}/{_last(own)}", own)
+                for own in _children(each)
+                if own.endswith(".json")
+            )
         elif name.endswith(".columns"):
             for part in _children(each):
                 files = [part] if not part.endswith("/") else _children(part)
                 yield from (
-                    (f"{name}/{own.removeprefix(each)}", own) for own in files if not own.endswith("/")
+                    (f"{name}/{own.removeprefix(each)}", own)
+                    for own in files
+                    if not own.endswith("/")
                 )
         else:
             yield from _of_split(name, each)
@@ -185,7 +201,11 @@ def _of_split(name: str, url: str) -> Iterator[tuple[str, str | bytes]]:
     classes = f"{url}classes.txt"
     if not inside:  # a server that lists nothing
         found = remote.heads([listed, classes], unlisted=True)
-        inside = [each for each, head in zip((listed, classes), found, strict=True) if head is not None]
+        inside = [
+            each
+            for each, head in zip((listed, classes), found, strict=True)
+            if head is not None
+        ]
     if listed in inside:
         yield f"{name}/{SHARDS}", listed
     elif shards:
@@ -201,7 +221,9 @@ def _children(url: str) -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        if error.errno == errno.EKEYREJECTED or (url.startswith("http") and "HTTP 40" in str(error.strerror)):
+        if error.errno == errno.EKEYREJECTED or (
+            url.startswith("http") and "HTTP 40" in str(error.strerror)
+        ):
             return []  # a server that forbids lists may still give what it is asked for by name
         raise
 
@@ -221,7 +243,9 @@ def write(path: Path, content: bytes) -> None:
     os.replace(fresh, path)
 
 
-def described(urls: Sequence[str], cache: Path, *, looks: bool) -> tuple[Path, list[tuple[remote.Head, int]]]:
+def described(
+    urls: Sequence[str], cache: Path, *, looks: bool
+) -> tuple[Path, list[tuple[remote.Head, int]]]:
     """Return head and look of each URL, and the file below `cache` that shows a change of any.
 
     A look is what dataset.scan.file_tree.visit has of a file, and 0 without `looks`. Raises UserError.
@@ -232,7 +256,9 @@ def described(urls: Sequence[str], cache: Path, *, looks: bool) -> tuple[Path, l
 
 
 @once
-def _described(urls: tuple[str, ...], path: Path, looks: bool) -> list[tuple[remote.Head, int]]:
+def _described(
+    urls: tuple[str, ...], path: Path, looks: bool
+) -> list[tuple[remote.Head, int]]:
     for url in {url.partition("://")[0]: url for url in urls}.values():
         remote.load(url)
     try:
@@ -255,7 +281,9 @@ def _look_at(task: tuple[tuple[str, ...], bool]) -> list[tuple[remote.Head, int]
     found = []
     for url, head in zip(urls, remote.heads(urls), strict=True):
         if head is None:
-            raise UserError(f"--data: there is no {masked(url)}; put it there, or name another")
+            raise UserError(
+                f"--data: there is no {masked(url)}; put it there, or name another"
+            )
         begin = remote.read(url, 0, min(BEGINNING, head.size)) if looks else b""
         found.append((head, zlib.crc32(begin, head.size & 0xFFFFFFFF) if looks else 0))
     return found

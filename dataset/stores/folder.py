@@ -60,13 +60,19 @@ class Folder:
         expected = int(self.manifest.size[sample])
         try:
             # not blocking: a pipe in its place must not stop the run
-            file = os.open(self.path(sample), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            file = os.open(
+                self.path(sample), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+            )
         except OSError as error:
             raise self._changed(sample, error) from None
         try:
             require_regular(os.fstat(file), self.path(sample))
-            data = os.read(file, expected + 1)  # one byte more: a file that grew shows itself
-            while len(data) < expected and (piece := os.read(file, expected + 1 - len(data))):
+            data = os.read(
+                file, expected + 1
+            )  # one byte more: a file that grew shows itself
+            while len(data) < expected and (
+                piece := os.read(file, expected + 1 - len(data))
+            ):
                 data += piece
             if len(data) != expected:
                 self.check(sample, os.fstat(file).st_size)
@@ -85,7 +91,9 @@ class Folder:
         require_size("a file", self.name, self.manifest, sample, size)
 
 
-def require_size(what: str, name: Callable[[int], str], columns: Any, sample: int, size: int) -> None:
+def require_size(
+    what: str, name: Callable[[int], str], columns: Any, sample: int, size: int
+) -> None:
     """Raise UserError when `size` bytes is not what the columns recorded of a sample."""
     expected = int(columns.size[sample])
     if size != expected:
@@ -95,14 +103,20 @@ def require_size(what: str, name: Callable[[int], str], columns: Any, sample: in
 
 def changed(path: bytes, error: OSError) -> UserError:
     """Return the line for a file that was there when it was scanned, and is gone or locked."""
-    how = "is gone" if isinstance(error, FileNotFoundError) else f"cannot be read any more ({error.strerror})"
+    how = (
+        "is gone"
+        if isinstance(error, FileNotFoundError)
+        else f"cannot be read any more ({error.strerror})"
+    )
     return UserError(f"a file of --data {how}: {printable(path)}; {MEND}")
 
 
 def require_regular(status: os.stat_result, path: bytes) -> None:
     """Raise UserError where a pipe, or another such thing that may be waited for, is in a file's place."""
     if not stat.S_ISREG(status.st_mode):
-        raise UserError(f"a file of --data is no regular file any more: {printable(path)}; {MEND}")
+        raise UserError(
+            f"a file of --data is no regular file any more: {printable(path)}; {MEND}"
+        )
 
 
 def missing(data: Path, split: str) -> str:
@@ -116,7 +130,9 @@ def missing(data: Path, split: str) -> str:
     try:
         with os.scandir(folder) as found:
             for entry in found:
-                if entry.is_dir() or (mimetypes.guess_type(entry.name)[0] or "").startswith("image/"):
+                if entry.is_dir() or (
+                    mimetypes.guess_type(entry.name)[0] or ""
+                ).startswith("image/"):
                     return ""
                 others = True
     except OSError:
@@ -178,4 +194,6 @@ def open_folder(
         "workers": workers,
         "progress": progress,
     }
-    return open_images(root, Files(real), list_files, key=[], where=f"{real}/<class>/", **how)
+    return open_images(
+        root, Files(real), list_files, key=[], where=f"{real}/<class>/", **how
+    )

@@ -29,7 +29,9 @@ from dataset.stores.folder import MEND, Folder, require_size
 from system.user_files import open_bytes
 
 FILES = True
-HOLDS = "a folder with, or beside, lists of images: train.csv and val.csv (or .tsv, .txt)"
+HOLDS = (
+    "a folder with, or beside, lists of images: train.csv and val.csv (or .tsv, .txt)"
+)
 GRAMMAR = Grammar(
     expected="a line is 'path label', separated in all lines by TABs, commas (then quote a path that holds "
     "one) or blanks"
@@ -86,7 +88,11 @@ class ListedUrls:
         if self.kept is None:
             data = self._fetch(sample, entry)
         else:
-            version = b"%s?%d-%d" % (entry, self.columns.size[sample], self._tags[sample])
+            version = b"%s?%d-%d" % (
+                entry,
+                self.columns.size[sample],
+                self._tags[sample],
+            )
             data = self.kept.get(version, partial(self._fetch_same, sample, entry))
         if self.read_delay_s:
             time.sleep(self.read_delay_s)
@@ -106,8 +112,13 @@ class ListedUrls:
         """
         data = self._fetch(sample, entry)
         # asked after the read: bytes of a newer object cannot come with an older tag
-        if self._tags[sample] and remote.head(os.fsdecode(entry)).number != self._tags[sample]:
-            raise UserError(f"a file of --data has changed: {self.name(sample)}; {MEND}")
+        if (
+            self._tags[sample]
+            and remote.head(os.fsdecode(entry)).number != self._tags[sample]
+        ):
+            raise UserError(
+                f"a file of --data has changed: {self.name(sample)}; {MEND}"
+            )
         return data
 
     def _fetch(self, sample: int, entry: bytes) -> bytes:
@@ -120,7 +131,9 @@ class ListedUrls:
                 return b""
             return remote.whole(url, int(columns.size[sample]))
         except FileNotFoundError:
-            raise UserError(f"a file of --data is gone: {self.name(sample)}; {MEND}") from None
+            raise UserError(
+                f"a file of --data is gone: {self.name(sample)}; {MEND}"
+            ) from None
 
     def check(self, sample: int, size: int) -> None:
         """Raise UserError when `size` bytes is not what the manifest recorded."""
@@ -134,7 +147,9 @@ def are_files(data: Path, split: str) -> bool:
 
 def _of_urls(listed: List) -> bool:
     """Whether a list has URLs among its first lines, or is a copy of one that lies behind a URL."""
-    return bool(base_of(listed.path.parent)) or any(is_url(fields[0]) for _, fields in listed.head)
+    return bool(base_of(listed.path.parent)) or any(
+        is_url(fields[0]) for _, fields in listed.head
+    )
 
 
 def missing(data: Path, split: str) -> str:
@@ -180,7 +195,9 @@ def open(
     of_scan = None if sets else classes
     base = base_of(folder)
     of_urls = _of_urls(listed)
-    for url in {name.partition("://")[0]: name for _, (name, *_) in listed.head if is_url(name)}.values():
+    for url in {
+        name.partition("://")[0]: name for _, (name, *_) in listed.head if is_url(name)
+    }.values():
         remote.load(url)  # before processes are forked that read headers
 
     def list_files(
@@ -207,7 +224,9 @@ def open(
         unread=unread,
         **how,
     )
-    own = ListedUrls(columns, read_delay_s) if of_urls else source(columns, read_delay_s)
+    own = (
+        ListedUrls(columns, read_delay_s) if of_urls else source(columns, read_delay_s)
+    )
     opened = Split(columns=columns, source=own)
     return taken_apart(opened, classes, named) if sets else opened
 
@@ -229,12 +248,20 @@ def _root(listed: List, folders: Sequence[Path]) -> Path:
     """
     listed.require_paths_first(folders)
     names = [fields[0] for _, fields in listed.head[:TRIED]]
-    counts = [sum(os.path.exists(folder / name) for name in names) for folder in folders]
+    counts = [
+        sum(os.path.exists(folder / name) for name in names) for folder in folders
+    ]
     return Path(os.path.realpath(folders[counts.index(max(counts))]))
 
 
 def _write_file_list(
-    listed: List, root: Path, base: str, labels: Labels, made: Path, rejects: Rejects, say: Progress
+    listed: List,
+    root: Path,
+    base: str,
+    labels: Labels,
+    made: Path,
+    rejects: Rejects,
+    say: Progress,
 ) -> None:
     """Write made/file_list.*, with labels as `labels` numbers them. Raises UserError.
 
@@ -254,7 +281,9 @@ def _write_file_list(
                 names = [name.removeprefix(below).removeprefix("./") for name in names]
             if base:
                 names = [name if is_url(name) else f"{base}{name}" for name in names]
-            elif not of_urls and (late := [at for at, name in enumerate(names) if is_url(name)]):
+            elif not of_urls and (
+                late := [at for at, name in enumerate(names) if is_url(name)]
+            ):
                 what = "is the first with a URL; put one into the first 1,000 lines, which tell of them"
                 raise listed.wrong(part[late[0]][0], what)
             # asked of the dictionary itself: a call for each of millions of lines takes half as long again
@@ -270,13 +299,16 @@ def _write_file_list(
 def _folders(made: Path) -> set[bytes]:
     """Return the folders of the files in made/file_list.*."""
     paths, offsets, _ = (
-        np.memmap(made / f"file_list.{name}", dtype, "r") for name, dtype in FILE_LIST.items()
+        np.memmap(made / f"file_list.{name}", dtype, "r")
+        for name, dtype in FILE_LIST.items()
     )
     found = set[bytes]()
     for first in range(0, len(offsets) - 1, PIECE):
         ends = offsets[first : first + PIECE + 1]
         blob = paths[ends[0] : ends[-1]].tobytes()
-        found |= file_tree.folders_of([blob[a:b] for a, b in pairwise((ends - ends[0]).tolist())])
+        found |= file_tree.folders_of(
+            [blob[a:b] for a, b in pairwise((ends - ends[0]).tolist())]
+        )
     return found
 
 

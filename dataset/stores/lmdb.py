@@ -59,7 +59,10 @@ class Meta:
     transaction: int  # the last one
     page_size: int  # bytes
     pages: int
-    looks: tuple[int, int] = (0, 0)  # number of the file, and when it was written to, nanoseconds
+    looks: tuple[int, int] = (
+        0,
+        0,
+    )  # number of the file, and when it was written to, nanoseconds
 
     @property
     def size(self) -> int:
@@ -112,7 +115,9 @@ def _parse_meta(page: bytes, path: Path) -> Meta:
     """Return what a meta page says. Raises UserError."""
     magic = struct.pack("<I", MAGIC)
     if magic not in page and magic[::-1] not in page:
-        raise UserError(f"--data: {path} is no LMDB, or its first bytes are lost; write or copy it again")
+        raise UserError(
+            f"--data: {path} is no LMDB, or its first bytes are lost; write or copy it again"
+        )
     numbers = META.unpack_from(page.ljust(HEADER + META.size, b"\0"), HEADER)
     number, version, _, _, page_size, _, flags, _, last_page, transaction = numbers
     if number != MAGIC or version != FORMAT_VERSION:
@@ -133,11 +138,17 @@ def _writers(path: Path) -> list[int]:
 
     Whoever opens an environment with its lock holds a lock on its lock file as long.
     """
-    lock = path.with_name("lock.mdb") if path.name == "data.mdb" else Path(f"{path}-lock")
+    lock = (
+        path.with_name("lock.mdb") if path.name == "data.mdb" else Path(f"{path}-lock")
+    )
     found = []
     with suppress(OSError, ValueError, IndexError):
         inode = str(os.stat(lock).st_ino)
-        rows = [line.split() for line in Path("/proc/locks").read_text().splitlines() if "->" not in line]
+        rows = [
+            line.split()
+            for line in Path("/proc/locks").read_text().splitlines()
+            if "->" not in line
+        ]
         holders = {int(row[4]) for row in rows if row[5].rpartition(":")[2] == inode}
         found = [pid for pid in sorted(holders - {os.getpid()}) if _writes(pid, path)]
     return found
@@ -163,19 +174,28 @@ class _Environment:
         try:
             import lmdb
         except ImportError:
-            raise UserError("--source lmdb needs the package lmdb: pip install lmdb") from None
+            raise UserError(
+                "--source lmdb needs the package lmdb: pip install lmdb"
+            ) from None
         self.process = os.getpid()
         self.error: type[Exception] = lmdb.Error
         self.grown: type[Exception] = lmdb.MapResizedError
         try:
             self.opened: Any = lmdb.open(
-                path, subdir=os.path.isdir(path), readonly=True, create=False, lock=False, readahead=False
+                path,
+                subdir=os.path.isdir(path),
+                readonly=True,
+                create=False,
+                lock=False,
+                readahead=False,
             )
         except lmdb.Error as error:
             failure = OSError(getattr(error, "code", 0), str(error), path)
             if storage.failed(failure):
                 raise failure from None
-            raise UserError(f"--data: {path} cannot be opened by LMDB: {error}") from None
+            raise UserError(
+                f"--data: {path} cannot be opened by LMDB: {error}"
+            ) from None
 
 
 _open: weakref.WeakValueDictionary[str, _Environment] = weakref.WeakValueDictionary()
@@ -244,7 +264,9 @@ class Store:
     def _written_to(self) -> Rejected | UserError:
         if self.scanned is not None:
             return Rejected("its store was written to after it was scanned")
-        return UserError(f"--data: {self.path} is still being written; start when it is complete")
+        return UserError(
+            f"--data: {self.path} is still being written; start when it is complete"
+        )
 
     @contextmanager
     def _transaction(self) -> Iterator[Any]:
@@ -257,13 +279,18 @@ class Store:
         try:
             with environment.opened.begin(buffers=True) as transaction:
                 now = environment.opened.info()
-                if (now["last_txnid"], now["last_pgno"] + 1) != (self._found.transaction, self._found.pages):
+                if (now["last_txnid"], now["last_pgno"] + 1) != (
+                    self._found.transaction,
+                    self._found.pages,
+                ):
                     raise self._written_to()
                 yield transaction
         except environment.grown:
             raise self._written_to() from None
         except environment.error as error:
-            raise UserError(f"--data: {self.path} is damaged: {error}; write or copy it again") from None
+            raise UserError(
+                f"--data: {self.path} is damaged: {error}; write or copy it again"
+            ) from None
 
     @contextmanager
     def value(self, key: bytes) -> Iterator[memoryview | None]:
@@ -323,7 +350,10 @@ class Values:
             value = found
             if what := foreign(bytes(value[:HEAD])):
                 raise Rejected(f"{what}, which is never loaded")
-            yield len(value), lambda offset, length: bytes(value[offset : offset + length])
+            yield (
+                len(value),
+                lambda offset, length: bytes(value[offset : offset + length]),
+            )
 
     def shown(self, key: bytes) -> bytes:
         """Return the path of the store, and the key."""
@@ -387,9 +417,13 @@ def open(
         list_of = Path(os.path.realpath(str(labels)))
         listed = List(list_of, GRAMMAR)
         named = class_names(list_of.parent, real)
-        list_files: FileLister = partial(_by_list, values, entries, classes, listed, named)
+        list_files: FileLister = partial(
+            _by_list, values, entries, classes, listed, named
+        )
         key += [VERSION, str(list_of), named]
-    elif labels is None and storage.in_scan(partial(_has_own_list, values), lambda: str(path)):
+    elif labels is None and storage.in_scan(
+        partial(_has_own_list, values), lambda: str(path)
+    ):
         list_files = partial(_by_own_list, values, entries, classes)
         key += ["own list"]
     else:
@@ -439,7 +473,9 @@ def source(columns: Any, read_delay_s: float = 0.0) -> Stored:
     path = columns.root / f"{split}.lmdb"
     # of one that is gone a read says so
     values = Values(columns.root, split, _meta(path) if path.exists() else None)
-    return Stored(columns, values, prefix=os.fsencode(split) + b"/", read_delay_s=read_delay_s)
+    return Stored(
+        columns, values, prefix=os.fsencode(split) + b"/", read_delay_s=read_delay_s
+    )
 
 
 def _samples(values: Values) -> Iterator[bytes]:
@@ -467,10 +503,17 @@ def _has_own_list(values: Values) -> bool:
         return classes is not None and labels is not None
 
 
-def samples_of(names: Sequence[bytes], labels: Array, classes: Sequence[str]) -> dict[bytes, bytes]:
+def samples_of(
+    names: Sequence[bytes], labels: Array, classes: Sequence[str]
+) -> dict[bytes, bytes]:
     """Return a store's own list of these samples, the entries SAMPLES."""
     ends = np.cumsum([0, *map(len, names)], dtype="<i8")
-    told = (json.dumps([*classes]).encode(), b"".join(names), ends.tobytes(), labels.astype("<i4").tobytes())
+    told = (
+        json.dumps([*classes]).encode(),
+        b"".join(names),
+        ends.tobytes(),
+        labels.astype("<i4").tobytes(),
+    )
     return dict(zip(SAMPLES, told, strict=True))
 
 
@@ -488,11 +531,18 @@ def _by_own_list(
     told, joined, cuts, held = values.store.copies(SAMPLES)
     try:
         used = list(map(str, json.loads(told)))
-        names = [joined[begin:end] for begin, end in pairwise(np.frombuffer(cuts, "<i8").tolist())]
+        names = [
+            joined[begin:end]
+            for begin, end in pairwise(np.frombuffer(cuts, "<i8").tolist())
+        ]
         numbers = np.frombuffer(held, "<i4")
     except (ValueError, TypeError):
         names = []
-    if not names or len(names) != len(numbers) or not 0 <= numbers.min() <= numbers.max() < len(used):
+    if (
+        not names
+        or len(names) != len(numbers)
+        or not 0 <= numbers.min() <= numbers.max() < len(used)
+    ):
         raise UserError(
             f"--data: {values.store.path}: its own list of samples is damaged; pack it again, or take the "
             f"first part of each key as the class by --lmdb-label {PREFIX}"
@@ -525,9 +575,12 @@ def _by_prefix(
             names.add(own)
         else:
             rejects(
-                values.shown(key), "no class before a '/' in its key; --lmdb-label names a list of labels"
+                values.shown(key),
+                "no class before a '/' in its key; --lmdb-label names a list of labels",
             )
-    labels = file_tree.numbered(sorted(map(os.fsdecode, names)), classes, f"{values.store.path} has class")
+    labels = file_tree.numbered(
+        sorted(map(os.fsdecode, names)), classes, f"{values.store.path} has class"
+    )
     label_of = {os.fsencode(name): label for name, label in labels.items()}
     keys = (key for key in values.store if _folder(key))
     _write(((key, label_of[_folder(key)]) for key in keys), made, say)
@@ -565,9 +618,13 @@ def _by_list(
         key = os.fsencode(name)
         number = labels.number(label, line)
         if key not in keys:
-            others.append(f"line {line}, '{printable(key)[:100]}'" if not others else "")
+            others.append(
+                f"line {line}, '{printable(key)[:100]}'" if not others else ""
+            )
         elif number_of.setdefault(key, number) != number:
-            raise listed.wrong(line, f"names '{printable(key)[:100]}' again, with another label")
+            raise listed.wrong(
+                line, f"names '{printable(key)[:100]}' again, with another label"
+            )
     if others:
         rejects(
             os.fsencode(listed.path),
@@ -581,7 +638,9 @@ def _by_list(
             f"'{printable(min(keys, default=b''))[:100]}'; {GRAMMAR.expected}"
         )
     used, class_of, _ = labels.classes(classes, named)
-    _write(((key, int(class_of[number_of[key]])) for key in sorted(number_of)), made, say)
+    _write(
+        ((key, int(class_of[number_of[key]])) for key in sorted(number_of)), made, say
+    )
     return {name: label for label, name in enumerate(used)}
 
 

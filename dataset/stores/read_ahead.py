@@ -15,7 +15,9 @@ LOCAL_READS = 8
 """Reads that a worker has under way together in a store of this machine, while they wait for the disk."""
 
 
-def read_ahead(source: Any, threads: int | None, cache_dir: Path | None, cache_gib: float) -> bool:
+def read_ahead(
+    source: Any, threads: int | None, cache_dir: Path | None, cache_gib: float
+) -> bool:
     """Tell a source how many reads a worker has under way, and where it keeps what came from far away.
 
     Returns whether it comes from far away. Raises UserError where the folder cannot be written.
@@ -25,14 +27,18 @@ def read_ahead(source: Any, threads: int | None, cache_dir: Path | None, cache_g
     far = getattr(getattr(source, "container", source), "remote", False)
     source.reads_at_once = threads or (REMOTE_READS if far else LOCAL_READS)
     source.alone_while_fast = not far and threads is None
-    if source.alone_while_fast and source.read_delay_s:  # what a delay costs is to be seen
+    if (
+        source.alone_while_fast and source.read_delay_s
+    ):  # what a delay costs is to be seen
         source.reads_at_once = 1
     if far and cache_dir is not None:
         source.kept = Kept(cache_dir, int(cache_gib * 2**30))
     return bool(far)
 
 
-def told_of_size(read_bytes: int, samples: int, memory: int, *, far: bool = False) -> str:
+def told_of_size(
+    read_bytes: int, samples: int, memory: int, *, far: bool = False
+) -> str:
     """Return a line where data of so many bytes do not fit the memory, so that no epoch finds them there.
 
     "" where they do. `far`: they come from servers.

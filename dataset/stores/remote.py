@@ -31,7 +31,13 @@ R = TypeVar("R")
 ReadAt = Callable[[int, int], bytes]
 """(place, length) -> so many bytes; dataset.scan.byte_ranges has the same type, and imports this module."""
 
-PACKAGES = {"s3": "s3fs", "http": "aiohttp", "https": "aiohttp", "gs": "gcsfs", "gcs": "gcsfs"}
+PACKAGES = {
+    "s3": "s3fs",
+    "http": "aiohttp",
+    "https": "aiohttp",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+}
 """Protocol -> the package that fsspec reads it with."""
 PAUSES_S = (0.2, 0.8, 3.2)
 """Seconds before a request is tried again; up to twice as long, so that readers do not all come at once."""
@@ -68,7 +74,12 @@ class Head:
         """Return the tag as a number, for a column of int64; 0 stands for none."""
         if not self.tag:
             return 0
-        return int.from_bytes(hashlib.blake2b(self.tag.encode(), digest_size=8).digest(), "big") >> 1
+        return (
+            int.from_bytes(
+                hashlib.blake2b(self.tag.encode(), digest_size=8).digest(), "big"
+            )
+            >> 1
+        )
 
 
 class _Short(Exception):
@@ -117,7 +128,9 @@ def _system(url: str) -> Any:
             fsspec = import_module("fsspec")
             known = dict(fsspec.config.conf.get(protocol, {}))
             try:
-                _systems[protocol] = fsspec.filesystem(protocol, **_patient(protocol, known))
+                _systems[protocol] = fsspec.filesystem(
+                    protocol, **_patient(protocol, known)
+                )
             except ValueError as error:
                 raise UserError(f"{masked(url)}: {error}") from None
         return _systems[protocol]
@@ -130,9 +143,17 @@ def _patient(protocol: str, known: dict[str, Any]) -> dict[str, Any]:
         timeout = import_module("aiohttp").ClientTimeout(
             total=None, sock_connect=CONNECT_S, sock_read=ANSWER_S
         )
-        how["client_kwargs"] = {"timeout": timeout, "trust_env": True, **known.get("client_kwargs", {})}
+        how["client_kwargs"] = {
+            "timeout": timeout,
+            "trust_env": True,
+            **known.get("client_kwargs", {}),
+        }
     elif protocol == "s3":
-        own = {"connect_timeout": CONNECT_S, "read_timeout": ANSWER_S, "retries": {"max_attempts": 1}}
+        own = {
+            "connect_timeout": CONNECT_S,
+            "read_timeout": ANSWER_S,
+            "retries": {"max_attempts": 1},
+        }
         how["config_kwargs"] = {**own, **known.get("config_kwargs", {})}
     return how
 
@@ -149,13 +170,23 @@ def _tried(url: str, action: Callable[[Any], T]) -> T:
             return action(system)
         except Exception as error:
             # fsspec says so too where a web server did not answer: then what it raised that from tells
-            cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
+            cause = (
+                error.__cause__
+                if isinstance(error, FileNotFoundError) and error.__cause__
+                else error
+            )
             status = _status(cause)
             code = _code(error) or _code(error.__cause__)
             if code == "NoSuchBucket":
-                raise UserError(f"{masked(url)}: there is no such bucket; name another") from None
-            if status in (404, 410) or (isinstance(cause, FileNotFoundError) and status is None):
-                raise FileNotFoundError(errno.ENOENT, "no such object", masked(url)) from None
+                raise UserError(
+                    f"{masked(url)}: there is no such bucket; name another"
+                ) from None
+            if status in (404, 410) or (
+                isinstance(cause, FileNotFoundError) and status is None
+            ):
+                raise FileNotFoundError(
+                    errno.ENOENT, "no such object", masked(url)
+                ) from None
             said = (
                 f"HTTP {status}"
                 if status
@@ -165,11 +196,21 @@ def _tried(url: str, action: Callable[[Any], T]) -> T:
             )
             forbidden = isinstance(cause, PermissionError) or status in (401, 403)
             if forbidden:
-                raise OSError(errno.EKEYREJECTED, f"access is denied ({code or said})", masked(url)) from None
-            passes = not (isinstance(status, int) and 400 <= status < 500 and status not in TRY_LATER)
+                raise OSError(
+                    errno.EKEYREJECTED,
+                    f"access is denied ({code or said})",
+                    masked(url),
+                ) from None
+            passes = not (
+                isinstance(status, int)
+                and 400 <= status < 500
+                and status not in TRY_LATER
+            )
             if pause_s is None and NO_CREDENTIALS.search(said):
                 where = "docs/data.md says where they are looked for"
-                raise UserError(f"{masked(url)}: no credentials are found ({said}); {where}") from None
+                raise UserError(
+                    f"{masked(url)}: no credentials are found ({said}); {where}"
+                ) from None
             if pause_s is None or not passes:
                 raise OSError(errno.EREMOTEIO, said, masked(url)) from None
         time.sleep(pause_s * random.SystemRandom().uniform(1, 2))
@@ -180,7 +221,11 @@ def _status(error: BaseException) -> int | None:
     """Return HTTP's status of an error of aiohttp's, botocore's or gcsfs's; None where it has none."""
     response = getattr(error, "response", None)  # of botocore
     known = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
-    status = getattr(error, "status", None) or known.get("HTTPStatusCode") or getattr(error, "code", None)
+    status = (
+        getattr(error, "status", None)
+        or known.get("HTTPStatusCode")
+        or getattr(error, "code", None)
+    )
     return status if isinstance(status, int) else None
 
 
@@ -193,7 +238,9 @@ def head(url: str) -> Head:
     """Return size and tag of an object. Raises OSError, and UserError where the server says no size."""
     info = _tried(url, lambda system: system.info(url))
     if info.get("size") is None:
-        raise UserError(f"{masked(url)}: the server does not say its size, so no range of it can be read")
+        raise UserError(
+            f"{masked(url)}: the server does not say its size, so no range of it can be read"
+        )
     tag = next((str(info[name]) for name in TAGS if info.get(name)), "")
     return Head(size=int(info["size"]), tag=tag)
 
@@ -222,7 +269,9 @@ def whole(url: str, size: int) -> bytes:
     """Return an object of that size. Raises OSError, also where it has another one."""
 
     def action(system: Any) -> bytes:
-        data: bytes = system.cat_file(url, start=0, end=size + 1)  # one more: one that grew shows itself
+        data: bytes = system.cat_file(
+            url, start=0, end=size + 1
+        )  # one more: one that grew shows itself
         if len(data) != size:
             raise _Short(f"{len(data):,} bytes came, the manifest says {size:,}")
         return data
@@ -253,10 +302,14 @@ def children(url: str) -> list[str]:
         return found
 
     below = url.rstrip("/") + "/"
-    own = {name for name in _tried(url, action) if name.startswith(below) and name != below}
+    own = {
+        name for name in _tried(url, action) if name.startswith(below) and name != below
+    }
     if not _in_bucket(url):
         own = {name for name in own if "?" not in name}  # links that sort a page
-    return sorted(name for name in own if name.rstrip("/").count("/") == below.count("/"))
+    return sorted(
+        name for name in own if name.rstrip("/").count("/") == below.count("/")
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,7 +324,9 @@ class Ranges:
 
 
 @contextmanager
-def opened(url: str, expected: tuple[int, int] | None = None) -> Iterator[tuple[int, ReadAt]]:
+def opened(
+    url: str, expected: tuple[int, int] | None = None
+) -> Iterator[tuple[int, ReadAt]]:
     """Open an object as dataset.scan.byte_ranges.Entries does.
 
     Of one that is `expected`, by size and number of its tag, the head is asked for once a process. Raises
@@ -312,7 +367,9 @@ def _head_or_none(url: str, *, unlisted: bool) -> Head | None:
 
 def apart(work: Callable[[T], R], item: T) -> R:
     """Return work(item), done in a process that ends then: this one may fork later. Raises what it raises."""
-    (found,) = processes.results(lambda _: _answered(work, item), [None], 1)  # the fork hands the item on
+    (found,) = processes.results(
+        lambda _: _answered(work, item), [None], 1
+    )  # the fork hands the item on
     if isinstance(found, BaseException):
         raise found
     return found

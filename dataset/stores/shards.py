@@ -34,7 +34,15 @@ from dataset.scan import file_tree
 from dataset.scan.byte_ranges import ReadAt, unreadable
 from dataset.scan.cache import Progress, reading, remembered
 from dataset.scan.lists import Grammar, Labels, class_names
-from dataset.scan.manifest import Manifest, Rejected, Rejects, S, is_url, masked, printable
+from dataset.scan.manifest import (
+    Manifest,
+    Rejected,
+    Rejects,
+    S,
+    is_url,
+    masked,
+    printable,
+)
 from dataset.scan.packed_columns import Beside, Look
 from dataset.stores import bucket, remote
 from dataset.stores.disk_cache import Kept
@@ -78,7 +86,12 @@ class StoredEntries:
     """
 
     def __init__(
-        self, data: Path, container_of: Callable[[str], Container], split: str = "", *, remote: bool = False
+        self,
+        data: Path,
+        container_of: Callable[[str], Container],
+        split: str = "",
+        *,
+        remote: bool = False,
     ) -> None:
         self.data = data
         self.remote = remote
@@ -108,9 +121,15 @@ class StoredEntries:
 
     def remember(self, visits: list[file_tree.Visit], names: Sequence[bytes]) -> None:
         """Add the files that the entries of these names lie in, or those of the one split."""
-        splits = [self.split] if self.split else sorted({os.fsdecode(name.split(b"/")[0]) for name in names})
+        splits = (
+            [self.split]
+            if self.split
+            else sorted({os.fsdecode(name.split(b"/")[0]) for name in names})
+        )
         for split in splits:
-            file_tree.remember_paths(visits, self.data, self._parts(os.fsencode(split) + b"/")[0].files())
+            file_tree.remember_paths(
+                visits, self.data, self._parts(os.fsencode(split) + b"/")[0].files()
+            )
 
     def close(self) -> None:
         """Let go of what is open."""
@@ -130,7 +149,12 @@ class Stored:
     """Where bytes are kept on a disk, of a container with `version`."""
 
     def __init__(
-        self, columns: Any, container: Container, *, prefix: bytes = b"", read_delay_s: float = 0.0
+        self,
+        columns: Any,
+        container: Container,
+        *,
+        prefix: bytes = b"",
+        read_delay_s: float = 0.0,
     ) -> None:
         self.columns = columns
         self.container = container
@@ -180,7 +204,9 @@ class Stored:
                 self.check(sample, size)
                 yield size, read_at
         except Rejected as why:
-            raise UserError(f"an entry of --data: {self.name(sample)}: {why}; {MEND}") from None
+            raise UserError(
+                f"an entry of --data: {self.name(sample)}: {why}; {MEND}"
+            ) from None
         if self.read_delay_s:
             time.sleep(self.read_delay_s)
 
@@ -205,7 +231,9 @@ OF_SHARDS: dict[str, np.dtype[Any]] = {
     "shard_bytes": np.dtype("u1"),  # names below the root, or URLs, one after the other
     "shard_offsets": np.dtype("i8"),  # [shards + 1], where each begins
     "shard_size": np.dtype("i8"),  # bytes
-    "shard_mtime": np.dtype("i8"),  # ns since 1970; of URLs dataset.stores.remote.Head.number
+    "shard_mtime": np.dtype(
+        "i8"
+    ),  # ns since 1970; of URLs dataset.stores.remote.Head.number
 }
 
 
@@ -227,8 +255,15 @@ class ShardImages(Images, Located):
     """n images with a label, and where each lies. Their fingerprint is that of the same images as files."""
 
     VERSION: ClassVar[str] = f"{Images.VERSION} in shards 1"
-    COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = {**Images.COLUMNS, **OF_ENTRIES, **OF_SHARDS}
-    RAGGED: ClassVar[dict[str, tuple[str, ...]]] = {**Images.RAGGED, "shard_offsets": ("shard_bytes",)}
+    COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = {
+        **Images.COLUMNS,
+        **OF_ENTRIES,
+        **OF_SHARDS,
+    }
+    RAGGED: ClassVar[dict[str, tuple[str, ...]]] = {
+        **Images.RAGGED,
+        "shard_offsets": ("shard_bytes",),
+    }
     EXTRA: ClassVar[tuple[str, ...]] = tuple(OF_ENTRIES)
 
 
@@ -238,7 +273,10 @@ class Index(Manifest, Located):
 
     VERSION: ClassVar[str] = "shards 2"
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = {
-        **{name: Images.COLUMNS[name] for name in ("path_bytes", "path_offsets", "size")},
+        **{
+            name: Images.COLUMNS[name]
+            for name in ("path_bytes", "path_offsets", "size")
+        },
         **OF_ENTRIES,
         **OF_SHARDS,
     }
@@ -277,7 +315,11 @@ class Shards:
         """Return what tells the bytes of an entry from others, for a cache."""
         columns = self.columns
         shard = int(columns.shard[index])
-        numbers = columns.shard_size[shard], columns.shard_mtime[shard], columns.offset[index]
+        numbers = (
+            columns.shard_size[shard],
+            columns.shard_mtime[shard],
+            columns.offset[index],
+        )
         return shard_path(columns, shard) + b"?%d-%d-%d-%d" % (
             *map(int, numbers),
             int(columns.size[index]),
@@ -289,12 +331,20 @@ class Shards:
         columns = self.columns
         if index < 0:
             raise Rejected("no such entry of a shard")
-        begin, size, shard = (int(column[index]) for column in (columns.offset, columns.size, columns.shard))
+        begin, size, shard = (
+            int(column[index])
+            for column in (columns.offset, columns.size, columns.shard)
+        )
         path = shard_path(columns, shard)
         expected = int(columns.shard_size[shard]), int(columns.shard_mtime[shard])
         if is_url(path):
             with remote.opened(self.urls[os.fsdecode(path)], expected) as (_, read_at):
-                yield size, lambda offset, length: read_at(begin + offset, min(length, size - offset))
+                yield (
+                    size,
+                    lambda offset, length: read_at(
+                        begin + offset, min(length, size - offset)
+                    ),
+                )
             return
         try:
             # not blocking: a pipe in its place must not stop the run
@@ -305,7 +355,12 @@ class Shards:
             status = os.fstat(file)
             if (status.st_size, status.st_mtime_ns) != expected:
                 raise Rejected("its shard has changed since it was scanned")
-            yield size, lambda offset, length: _pread(file, begin + offset, min(length, size - offset))
+            yield (
+                size,
+                lambda offset, length: _pread(
+                    file, begin + offset, min(length, size - offset)
+                ),
+            )
         except OSError as error:
             raise unreadable(path, error) from None
         finally:
@@ -320,7 +375,15 @@ class Shards:
         key = columns.entry(index)
         name = key.removeprefix(os.path.basename(path) + b"/")
         row = int(columns.row[index])
-        return path + b":" + (name if row < 0 else b"row %d" % row + (b" " + name if name == key else b""))
+        return (
+            path
+            + b":"
+            + (
+                name
+                if row < 0
+                else b"row %d" % row + (b" " + name if name == key else b"")
+            )
+        )
 
     def files(self) -> Sequence[Path]:
         """Return nothing: who scans shards knows them from their Shelf."""
@@ -333,7 +396,9 @@ class Shards:
 def _pread(file: int, offset: int, length: int) -> bytes:
     """Return a range of a file, which one call need not give whole."""
     data = os.pread(file, max(length, 0), offset)
-    while len(data) < length and (piece := os.pread(file, length - len(data), offset + len(data))):
+    while len(data) < length and (
+        piece := os.pread(file, length - len(data), offset + len(data))
+    ):
         data += piece
     return data
 
@@ -342,7 +407,11 @@ class ShardSource(Stored):
     """A contracts.Source of images in shards: sample i is entry i of the container's columns, or keys[i]."""
 
     def __init__(
-        self, columns: Any, container: Shards, keys: Array | None = None, read_delay_s: float = 0.0
+        self,
+        columns: Any,
+        container: Shards,
+        keys: Array | None = None,
+        read_delay_s: float = 0.0,
     ) -> None:
         super().__init__(columns, container, read_delay_s=read_delay_s)
         self._keys = keys
@@ -362,7 +431,9 @@ class Shelf:
     folder: Path
     names: Sequence[str]  # below the folder, or URLs without a query
     paths: Sequence[Path]  # of all that shows a change
-    urls: Mapping[str, str] = field(default_factory=dict)  # name -> the whole URL; none of files
+    urls: Mapping[str, str] = field(
+        default_factory=dict
+    )  # name -> the whole URL; none of files
     heads: Mapping[str, remote.Head] = field(default_factory=dict)  # of URLs
     looks: Sequence[Look] = ()  # of URLs where columns lie beside them
 
@@ -391,16 +462,24 @@ class Packed(Beside):
 
     shelf: Shelf
 
-    def taken(self, table: type[S], made: Path, fits: Callable[[S], bool]) -> Sequence[str] | None:
+    def taken(
+        self, table: type[S], made: Path, fits: Callable[[S], bool]
+    ) -> Sequence[str] | None:
         """Return what Beside does; the copied columns are of the shards as they are here."""
         classes = super().taken(table, made, fits)
         if classes is not None:
             heads, folder = self.shelf.heads, self.shelf.folder
             mtimes = [
-                heads[name].number if name in heads else os.stat(folder / name).st_mtime_ns
+                heads[name].number
+                if name in heads
+                else os.stat(folder / name).st_mtime_ns
                 for name in self.shelf.names
             ]
-            _save(made, OF_SHARDS, {"shard_mtime": mtimes, **self.shelf.columns_of_names()})
+            _save(
+                made,
+                OF_SHARDS,
+                {"shard_mtime": mtimes, **self.shelf.columns_of_names()},
+            )
         return classes
 
 
@@ -413,11 +492,16 @@ def shelf(folder: Path, names: Callable[[Path], Sequence[str]], cache: Path) -> 
     if not urls:
         with reading(folder):
             files = names(folder)
-        return Shelf(folder=folder, names=files, paths=[folder, *(folder / name for name in files)])
+        return Shelf(
+            folder=folder,
+            names=files,
+            paths=[folder, *(folder / name for name in files)],
+        )
     columns = (folder.parent / f"{folder.name}.columns").exists()
     told, seen = bucket.described([*urls.values()], cache, looks=columns)
     looks = [
-        (name.rpartition("/")[2], head.size, look) for name, (head, look) in zip(urls, seen, strict=True)
+        (name.rpartition("/")[2], head.size, look)
+        for name, (head, look) in zip(urls, seen, strict=True)
     ]
     return Shelf(
         folder=folder,
@@ -441,7 +525,9 @@ def urls_of(folder: Path) -> dict[str, str]:
         line = os.fsdecode(content)
         if not is_url(line):
             shown = printable(content)[:100]
-            raise UserError(f"--data: {path} line {number} is '{shown}'; each line is the URL of a shard")
+            raise UserError(
+                f"--data: {path} line {number} is '{shown}'; each line is the URL of a shard"
+            )
         if urls.setdefault(remote.plain(line), line) != line:
             raise UserError(f"--data: {path} line {number} names {masked(line)} again")
     return urls
@@ -504,12 +590,16 @@ class _Ranges(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        begin = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
+        begin = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[
+            whence
+        ]
         self._place = begin + offset
         return self._place
 
     def readinto(self, buffer: Any) -> int:
-        data = self._read_at(self._place, min(len(buffer), max(self._size - self._place, 0)))
+        data = self._read_at(
+            self._place, min(len(buffer), max(self._size - self._place, 0))
+        )
         buffer[: len(data)] = data
         self._place += len(data)
         return len(data)
@@ -520,8 +610,15 @@ def _opened(shelf: Shelf, name: str) -> Iterator[tuple[BinaryIO, int, int]]:
     """Open a shard to walk it: its file, size and version. Raises UserError, Rejected and OSError."""
     if is_url(name):
         head = shelf.heads[name]
-        with remote.opened(shelf.urls[name], (head.size, head.number)) as (size, read_at):
-            yield io.BufferedReader(_Ranges(size, read_at), REMOTE_WINDOW), size, head.number
+        with remote.opened(shelf.urls[name], (head.size, head.number)) as (
+            size,
+            read_at,
+        ):
+            yield (
+                io.BufferedReader(_Ranges(size, read_at), REMOTE_WINDOW),
+                size,
+                head.number,
+            )
         return
     with open_bytes(shelf.folder / name) as file:
         status = os.fstat(file.fileno())
@@ -562,7 +659,9 @@ class Scan:
             )
             return _Walked(size, version, [*self.walk(shard)], shard.rejects)
 
-    def columns(self, rejects: Rejects, say: Progress) -> tuple[dict[str, Any], list[str]]:
+    def columns(
+        self, rejects: Rejects, say: Progress
+    ) -> tuple[dict[str, Any], list[str]]:
         """Walk all shards. Return columns of their entries in the order of their names, and the labels.
 
         Columns are those of Index, and `label`, int32 [n]: the number of a label, -1 = none. Where an entry
@@ -572,12 +671,17 @@ class Scan:
         shelf, names = self.shelf, self.shelf.names
         walked: list[_Walked] = []
         # this process will fork again: what reads URLs is not to be started in it
-        few = not shelf.urls and sum(os.path.getsize(shelf.folder / name) for name in names) <= FEW
+        few = (
+            not shelf.urls
+            and sum(os.path.getsize(shelf.folder / name) for name in names) <= FEW
+        )
         threads = few and not self.mapped
         workers = min(len(names), 8 if threads else min(32, max(4 * int(cores()), 1)))
         try:
             with reading(shelf.folder):
-                for shard in processes.results(self._one, names, workers, threads=threads):
+                for shard in processes.results(
+                    self._one, names, workers, threads=threads
+                ):
                     walked.append(shard)
                     say(len(walked), len(names), "reading shards")
         except BrokenProcessPool:
@@ -588,24 +692,46 @@ class Scan:
         for called, shard in zip(map(shelf.shown, names), walked, strict=True):
             for member, why in shard.rejects:
                 rejects(called + b":" + member, why)
-        rows = [(entry.name, place, entry) for place, shard in enumerate(walked) for entry in shard.entries]
+        rows = [
+            (entry.name, place, entry)
+            for place, shard in enumerate(walked)
+            for entry in shard.entries
+        ]
         rows.sort(key=lambda row: row[:2])
         twice = [pair for pair in pairwise(rows) if pair[0][0] == pair[1][0]]
-        if self.samples and (not all(name for name, _, _ in rows) or not all(map(self._same, twice))):
-            bases = [name.rpartition("/")[2] for name in names]  # of URLs too, unless two have the same
-            own = list(map(os.fsencode, bases if len({*bases}) == len(bases) else names))
+        if self.samples and (
+            not all(name for name, _, _ in rows) or not all(map(self._same, twice))
+        ):
+            bases = [
+                name.rpartition("/")[2] for name in names
+            ]  # of URLs too, unless two have the same
+            own = list(
+                map(os.fsencode, bases if len({*bases}) == len(bases) else names)
+            )
             rows = [
-                (own[place] + b"/" + (entry.name if entry.row < 0 else b"%09d" % entry.row), place, entry)
+                (
+                    own[place]
+                    + b"/"
+                    + (entry.name if entry.row < 0 else b"%09d" % entry.row),
+                    place,
+                    entry,
+                )
                 for _, place, entry in rows
             ]
             rows.sort(key=itemgetter(0))
         elif twice and not self.samples:
             for _, (member, place, _) in twice:
-                rejects(shelf.shown(names[place]) + b":" + member, "this name was there before")
+                rejects(
+                    shelf.shown(names[place]) + b":" + member,
+                    "this name was there before",
+                )
             rows = [next(same) for _, same in groupby(rows, key=itemgetter(0))]
         number_of: dict[str, int] = {}
         labels = [
-            -1 if row[2].label is None else number_of.setdefault(row[2].label, len(number_of)) for row in rows
+            -1
+            if row[2].label is None
+            else number_of.setdefault(row[2].label, len(number_of))
+            for row in rows
         ]
         columns = {
             "path_offsets": np.cumsum([0, *(len(row[0]) for row in rows)]),
@@ -621,7 +747,9 @@ class Scan:
         }
         return columns, [*number_of]
 
-    def _same(self, pair: tuple[tuple[bytes, int, Entry], tuple[bytes, int, Entry]]) -> bool:
+    def _same(
+        self, pair: tuple[tuple[bytes, int, Entry], tuple[bytes, int, Entry]]
+    ) -> bool:
         """Whether two rows have the same bytes, as where one file was packed twice: then one name will do."""
         contents = []
         for _, place, entry in pair:
@@ -635,7 +763,10 @@ class Scan:
 
 
 def _save(
-    made: Path, dtypes: Mapping[str, np.dtype[Any]], values: Mapping[str, Any], ahead: str = ""
+    made: Path,
+    dtypes: Mapping[str, np.dtype[Any]],
+    values: Mapping[str, Any],
+    ahead: str = "",
 ) -> None:
     for name in dtypes.keys() & values.keys():
         np.save(made / f"{ahead}{name}.npy", np.asarray(values[name], dtypes[name]))
@@ -666,7 +797,9 @@ class _Listing:
         self.grammar = Grammar(expected=words[0])
         self._without = words[1]
         self._check = check
-        self._shards = container(SimpleNamespace(root=scan.shelf.folder), scan.shelf.urls)
+        self._shards = container(
+            SimpleNamespace(root=scan.shelf.folder), scan.shelf.urls
+        )
 
     def opened(self, index: Any) -> AbstractContextManager[tuple[int, ReadAt]]:
         """Open the entry of that number in the list."""
@@ -686,12 +819,16 @@ class _Listing:
 
     def remember(self, visits: list[file_tree.Visit], names: Sequence[bytes]) -> None:
         """Add what shows a change of shards."""
-        file_tree.remember_paths(visits, self._scan.shelf.folder, self._scan.shelf.paths)
+        file_tree.remember_paths(
+            visits, self._scan.shelf.folder, self._scan.shelf.paths
+        )
 
     def _take(self, columns: Mapping[str, Any]) -> list[bytes]:
         """Take these columns for the entries that are read, and return their names."""
         names = _names(columns)
-        located = SimpleNamespace(root=self._scan.shelf.folder, entry=names.__getitem__, **columns)
+        located = SimpleNamespace(
+            root=self._scan.shelf.folder, entry=names.__getitem__, **columns
+        )
         self._shards = self._container(located, self._scan.shelf.urls)
         return names
 
@@ -722,14 +859,19 @@ class _Listing:
         with file_tree.FileList(made) as files:
             for begin in range(0, len(good), PIECE):
                 part = good[begin : begin + PIECE]
-                files.add([names[index] for index in part.tolist()], class_of[label[part]])
+                files.add(
+                    [names[index] for index in part.tolist()], class_of[label[part]]
+                )
         _save(made, OF_SHARDS, columns)
         of_good = {name: columns[name][good] for name in (*OF_ENTRIES, "size")}
         _save(made, OF_ENTRIES, of_good, "file_list.")
         if len(good) < len(names):
             kept = [names[index] for index in good.tolist()]
             ends = np.cumsum([0, *map(len, kept)])
-            paths = {"path_bytes": np.frombuffer(b"".join(kept), np.uint8), "path_offsets": ends}
+            paths = {
+                "path_bytes": np.frombuffer(b"".join(kept), np.uint8),
+                "path_offsets": ends,
+            }
             self._take({**columns, **of_good, **paths})
         return {name: label for label, name in enumerate(used)}
 
@@ -737,7 +879,9 @@ class _Listing:
 def _names(columns: Mapping[str, Any]) -> list[bytes]:
     """Return the names of all entries of these columns."""
     blob = columns["path_bytes"].tobytes()
-    return [blob[begin:end] for begin, end in pairwise(columns["path_offsets"].tolist())]
+    return [
+        blob[begin:end] for begin, end in pairwise(columns["path_offsets"].tolist())
+    ]
 
 
 def open_shards(
@@ -783,7 +927,9 @@ def open_shards(
         max_pixels=max_pixels,
         progress=progress,
     )
-    source = ShardSource(columns, container(columns, scan.shelf.urls), read_delay_s=read_delay_s)
+    source = ShardSource(
+        columns, container(columns, scan.shelf.urls), read_delay_s=read_delay_s
+    )
     return Split(columns=columns, source=source)
 
 
@@ -813,7 +959,9 @@ class NamedShards(Shards):
         """Return where all images lie, from the cache when no shard has changed since. Raises UserError."""
         shelf = self.scan.shelf
 
-        def fill(made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress) -> Sequence[str]:
+        def fill(
+            made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
+        ) -> Sequence[str]:
             file_tree.remember_paths(visits, shelf.folder, shelf.paths)
             _save(made, Index.COLUMNS, self.scan.columns(rejects, say)[0])
             return ()
@@ -873,16 +1021,25 @@ class ShardStore:
         names = file_tree.names_below(folder)
         if hasattr(self.kind, "readable"):
             self.kind.readable(folder, names)
-        return [name for name in names if name.endswith(self.ending) and not name.startswith(".")]
+        return [
+            name
+            for name in names
+            if name.endswith(self.ending) and not name.startswith(".")
+        ]
 
     def missing(self, data: Path, split: str) -> str:
         """Return what is not there: shards in a folder of that name; `open` says which of several are."""
         there: object = None
         try:
             if hasattr(self.kind, "find"):
-                there = storage.in_scan(partial(self.kind.find, data, split), lambda: str(data))
+                there = storage.in_scan(
+                    partial(self.kind.find, data, split), lambda: str(data)
+                )
             elif urls := urls_of(data / split):
-                there = any(name.endswith(self.ending) for name in urls) or self.ending == ".tar"
+                there = (
+                    any(name.endswith(self.ending) for name in urls)
+                    or self.ending == ".tar"
+                )
             else:
                 with suppress(OSError):
                     there = self._names(data / split)
@@ -895,18 +1052,32 @@ class ShardStore:
     def _shelf(self, data: Path, split: str, cache: Path) -> Shelf:
         if not hasattr(self.kind, "find"):
             return shelf(data / split, self._names, cache)
-        there: Shelf | None = storage.in_scan(partial(self.kind.find, data, split), lambda: str(data))
+        there: Shelf | None = storage.in_scan(
+            partial(self.kind.find, data, split), lambda: str(data)
+        )
         if there is None:
-            raise UserError(f"--data {data}: has no {split}/*{self.ending}; it must be {self.HOLDS}")
+            raise UserError(
+                f"--data {data}: has no {split}/*{self.ending}; it must be {self.HOLDS}"
+            )
         return there
 
-    def _scan(self, data: Path, split: str, cache: Path, *, samples: bool, label_key: str | None) -> Scan:
+    def _scan(
+        self,
+        data: Path,
+        split: str,
+        cache: Path,
+        *,
+        samples: bool,
+        label_key: str | None,
+    ) -> Scan:
         shelf = self._shelf(data, split, cache)
         about = None
         if hasattr(self.kind, "prepare"):
             path = shelf.folder / shelf.names[0]
             with reading(path):
-                about = storage.in_scan(partial(self.kind.prepare, path, label_key), lambda: str(path))
+                about = storage.in_scan(
+                    partial(self.kind.prepare, path, label_key), lambda: str(path)
+                )
         mapped = getattr(self.kind, "MAPPED", False)
         return Scan(
             shelf=shelf,
@@ -942,10 +1113,17 @@ class ShardStore:
             real,
             split,
             scan,
-            key=[f"{self.name} 3", split, labels],  # another number for another rule of what is a sample
+            key=[
+                f"{self.name} 3",
+                split,
+                labels,
+            ],  # another number for another rule of what is a sample
             where=f"{folder}/*{self.ending}",
-            named=getattr(scan.about, "classes", None) or class_names(folder, real, real / "train"),
-            expected=getattr(self.kind, "EXPECTED", "a label is the number of a class, or its name"),
+            named=getattr(scan.about, "classes", None)
+            or class_names(folder, real, real / "train"),
+            expected=getattr(
+                self.kind, "EXPECTED", "a label is the number of a class, or its name"
+            ),
             without=without(labels, scan.about),
             classes=classes,
             cache=cache,
@@ -970,7 +1148,9 @@ class ShardStore:
         number_of = {name: number for number, name in enumerate(_names(located))}
         names = _names(vars(columns))
         if lost := [name for name in names if name not in number_of]:
-            raise UserError(f"{data}: {split} was not written with '{printable(lost[0])}'; try again")
+            raise UserError(
+                f"{data}: {split} was not written with '{printable(lost[0])}'; try again"
+            )
         numbers = np.array([number_of[name] for name in names], np.int64)
         more = {name: located[name][numbers] for name in OF_ENTRIES}
         more |= {name: located[name] for name in OF_SHARDS}
@@ -979,7 +1159,9 @@ class ShardStore:
     def entries(self, data: Path, cache: Path) -> StoredEntries:
         """Return the images of COCO's annotations: train2017/<file_name> is an entry of that split."""
         far = any((folder / bucket.SHARDS).exists() for folder in data.iterdir())
-        return StoredEntries(data, lambda split: self._named(data, split, cache), remote=far)
+        return StoredEntries(
+            data, lambda split: self._named(data, split, cache), remote=far
+        )
 
     def source(self, columns: Any, read_delay_s: float = 0.0) -> Stored:
         """Return the bytes of the entries that the columns of COCO's images name."""
@@ -988,5 +1170,10 @@ class ShardStore:
         named = self._named(columns.root, split, columns.folder.parent.parent)
         prefix = os.fsencode(split) + b"/"
         names = _names(vars(columns))
-        keys = np.array([named.places.get(name.removeprefix(prefix), -1) for name in names], np.int64)
-        return ShardSource(columns, Shards(named.columns, named.urls), keys, read_delay_s)
+        keys = np.array(
+            [named.places.get(name.removeprefix(prefix), -1) for name in names],
+            np.int64,
+        )
+        return ShardSource(
+            columns, Shards(named.columns, named.urls), keys, read_delay_s
+        )

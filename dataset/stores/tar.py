@@ -46,14 +46,20 @@ COMPRESSED_ENDINGS = (".gz", ".tgz", ".bz2", ".xz", ".zst")
 def readable(folder: Path, names: Iterable[str]) -> None:
     """Raise UserError, with the command that unpacks it, for a compressed tar among the files of a folder."""
     for name in names:
-        if name.endswith(COMPRESSED_ENDINGS) and (".tar." in name or name.endswith(".tgz")):
+        if name.endswith(COMPRESSED_ENDINGS) and (
+            ".tar." in name or name.endswith(".tgz")
+        ):
             with open_bytes(folder / name) as file:
                 _require_unpacked(folder / name, file.read(8))
 
 
 def without(label_key: str | None, about: object) -> str:
     """Return why an image has no label."""
-    return f"no label: no {label_key} in its .json" if label_key else "no label: no .cls beside it"
+    return (
+        f"no label: no {label_key} in its .json"
+        if label_key
+        else "no label: no .cls beside it"
+    )
 
 
 # --- members ------------------------------------------------------------------------------------------------
@@ -77,7 +83,9 @@ class _Headers:
 
     def __init__(self, file: BinaryIO, path: object) -> None:
         self.offset = file.tell()  # of the next header
-        self.pax_headers: dict[str, str] = {}  # what a global header says of all that follow
+        self.pax_headers: dict[
+            str, str
+        ] = {}  # what a global header says of all that follow
         self.fileobj = self
         self._file = file
         self._path = path
@@ -88,7 +96,9 @@ class _Headers:
         """Return so many bytes of a header. Raises UserError for one that would take the memory."""
         if length > LONGEST + tarfile.BLOCKSIZE:
             begin = self.tell() - tarfile.BLOCKSIZE
-            raise UserError(f"--data: {self._path} is damaged at byte {begin:,}: a name of {length:,} bytes")
+            raise UserError(
+                f"--data: {self._path} is damaged at byte {begin:,}: a name of {length:,} bytes"
+            )
         return self._file.read(length)
 
 
@@ -110,7 +120,10 @@ def members(file: BinaryIO, path: object, end: int) -> Iterator[Member]:
             if headers.offset <= begin:
                 raise tarfile.HeaderError("a size below 0")
         except (tarfile.HeaderError, ValueError) as error:
-            if str(error) == "end of file header" and file.tell() == begin + tarfile.BLOCKSIZE:
+            if (
+                str(error) == "end of file header"
+                and file.tell() == begin + tarfile.BLOCKSIZE
+            ):
                 _require_end(file, path, end)
                 return
             if str(error) in ("empty header", "truncated header", "end of file header"):
@@ -123,7 +136,9 @@ def members(file: BinaryIO, path: object, end: int) -> Iterator[Member]:
             raise UserError(f"--data: {path} {what}; write or copy it again") from None
         if headers.offset > end:
             raise _cut(path, end, f"a member ends at byte {headers.offset:,}")
-        if (info.isreg() or info.islnk() or info.issym()) and not info.name.endswith("/"):
+        if (info.isreg() or info.islnk() or info.issym()) and not info.name.endswith(
+            "/"
+        ):
             sparse = info.sparse is not None
             # `tar cf x.tar .` and `tar cf x.tar data/.` name members ./x and data/./x
             parts = info.name.encode(headers.encoding, headers.errors).split(b"/")
@@ -131,7 +146,11 @@ def members(file: BinaryIO, path: object, end: int) -> Iterator[Member]:
                 name=b"/".join(part for part in parts if part != b"."),
                 offset=info.offset_data,
                 size=info.size,
-                unfit="a sparse file of the tar" if sparse else "" if info.isreg() else "a link",
+                unfit="a sparse file of the tar"
+                if sparse
+                else ""
+                if info.isreg()
+                else "a link",
             )
 
 
@@ -174,15 +193,21 @@ def walk(shard: Shard) -> Iterator[Entry]:
     by_name: dict[bytes, Member] = {}
     labels: dict[bytes, str] = {}  # name of a member -> the label that it holds
     for member in members(shard.file, shard.path, shard.size):
-        if any(part.startswith(b".") and part != b".." for part in member.name.split(b"/")):
+        if any(
+            part.startswith(b".") and part != b".." for part in member.name.split(b"/")
+        ):
             continue
         if member.name in by_name:
-            shard.reject(member.name, "comes again in this shard; the last one is taken")
+            shard.reject(
+                member.name, "comes again in this shard; the last one is taken"
+            )
             labels.pop(member.name, None)
         by_name[member.name] = member
         if shard.samples and (label := _label(shard, member)) is not None:
             labels[member.name] = label
-    yield from _samples(by_name, labels, shard) if shard.samples else _images(by_name, shard)
+    yield from (
+        _samples(by_name, labels, shard) if shard.samples else _images(by_name, shard)
+    )
 
 
 def _ending(name: bytes) -> bytes:
@@ -198,7 +223,9 @@ def _label(shard: Shard, member: Member) -> str | None:
     """Return the label that a member holds; None where it holds none, and "" where it cannot be one."""
     ending = _ending(member.name)
     key = shard.label_key
-    wanted, longest = (b"cls", LONGEST_LABEL) if key is None else (b"json", LONGEST_JSON)
+    wanted, longest = (
+        (b"cls", LONGEST_LABEL) if key is None else (b"json", LONGEST_JSON)
+    )
     if ending != wanted or member.unfit or member.size > longest:
         return None
     shard.file.seek(member.offset)
@@ -210,7 +237,11 @@ def _label(shard: Shard, member: Member) -> str | None:
         value = json.loads(content)[key]
     except (ValueError, LookupError, TypeError):
         return None
-    return str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
+    return (
+        str(value).strip()
+        if isinstance(value, str | int) and not isinstance(value, bool)
+        else ""
+    )
 
 
 def _images(by_name: dict[bytes, Member], shard: Shard) -> Iterator[Entry]:
@@ -220,10 +251,16 @@ def _images(by_name: dict[bytes, Member], shard: Shard) -> Iterator[Entry]:
             if member.unfit:
                 shard.reject(name, member.unfit)
             else:
-                yield Entry(name.removeprefix(os.fsencode(shard.folder) + b"/"), member.offset, member.size)
+                yield Entry(
+                    name.removeprefix(os.fsencode(shard.folder) + b"/"),
+                    member.offset,
+                    member.size,
+                )
 
 
-def _samples(by_name: dict[bytes, Member], labels: dict[bytes, str], shard: Shard) -> Iterator[Entry]:
+def _samples(
+    by_name: dict[bytes, Member], labels: dict[bytes, str], shard: Shard
+) -> Iterator[Entry]:
     """Yield the image of each sample that has one, with its label."""
     of_key: dict[bytes, list[bytes]] = {}
     for name in by_name:
@@ -249,7 +286,9 @@ def _samples(by_name: dict[bytes, Member], labels: dict[bytes, str], shard: Shar
             elif unfit := by_name[images[0]].unfit:
                 why = unfit
             elif len(own_labels) > 1:
-                why = f"{len(own_labels)} labels: '{own_labels[0]}' and '{own_labels[1]}'"
+                why = (
+                    f"{len(own_labels)} labels: '{own_labels[0]}' and '{own_labels[1]}'"
+                )
             elif own_labels == [""]:
                 why = "its label is neither a word nor a number of a class"
             if why:
@@ -257,13 +296,24 @@ def _samples(by_name: dict[bytes, Member], labels: dict[bytes, str], shard: Shar
                     shard.reject(name, why)
             else:
                 member = by_name[images[0]]
-                yield Entry(member.name, member.offset, member.size, own_labels[0] if own_labels else None)
+                yield Entry(
+                    member.name,
+                    member.offset,
+                    member.size,
+                    own_labels[0] if own_labels else None,
+                )
 
 
-def _parted(key: bytes, names: list[bytes], labels: dict[bytes, str]) -> Iterator[list[bytes]]:
+def _parted(
+    key: bytes, names: list[bytes], labels: dict[bytes, str]
+) -> Iterator[list[bytes]]:
     """Yield the members of each sample of one key: x.5.png with the label x.5.cls is one of its own."""
     labelled = {_stem(name) for name in names if name in labels}
-    own = dict.fromkeys(_stem(name) for name in names if _ending(name) in IMAGES and _stem(name) in labelled)
+    own = dict.fromkeys(
+        _stem(name)
+        for name in names
+        if _ending(name) in IMAGES and _stem(name) in labelled
+    )
     if [*own] in ([], [key]):
         yield names
         return
@@ -276,5 +326,8 @@ def _parted(key: bytes, names: list[bytes], labels: dict[bytes, str]) -> Iterato
 
 def _listed(names: Sequence[bytes]) -> str:
     """Return the first of some names."""
-    few = ", ".join(os.fsdecode(name).encode("unicode_escape").decode() for name in islice(sorted(names), 3))
+    few = ", ".join(
+        os.fsdecode(name).encode("unicode_escape").decode()
+        for name in islice(sorted(names), 3)
+    )
     return few + (", ..." if len(names) > 3 else "")

@@ -57,7 +57,9 @@ def _sides(codec: str, extradata: bytes | None, packet: memoryview) -> Sides:
     else:
         context.extradata = extradata
         decode_head(context, packet)
-    return Sides((context.height, context.width), (context.coded_height, context.coded_width))
+    return Sides(
+        (context.height, context.width), (context.coded_height, context.coded_width)
+    )
 
 
 def vp9_size(packet: memoryview) -> tuple[int, int] | None:
@@ -112,22 +114,36 @@ def length_size(extradata: bytes | None, codec: str = "h264") -> int:
     0: start codes stand between them.
     """
     at = 4 if codec == "h264" else 21
-    return (extradata[at] & 3) + 1 if extradata and len(extradata) > at and extradata[0] == 1 else 0
+    return (
+        (extradata[at] & 3) + 1
+        if extradata and len(extradata) > at and extradata[0] == 1
+        else 0
+    )
 
 
-def first_slice(packet: memoryview, length_bytes: int, codec: str = "h264") -> int | None:
+def first_slice(
+    packet: memoryview, length_bytes: int, codec: str = "h264"
+) -> int | None:
     """Return where the first slice of a packet begins (H.264 and H.265, 7.3.1); None: it has none."""
     at = 0
     while True:
         if length_bytes:
             begin = at + length_bytes
-            at = at + length_bytes + int.from_bytes(packet[at : at + length_bytes], "big")
+            at = (
+                at
+                + length_bytes
+                + int.from_bytes(packet[at : at + length_bytes], "big")
+            )
         else:
             code = _START.search(packet, at)
             begin = at = code.end() if code else len(packet)
         if begin >= len(packet):
             return None
-        if packet[begin] & 31 in (1, 5) if codec == "h264" else packet[begin] >> 1 & 63 < 32:
+        if (
+            packet[begin] & 31 in (1, 5)
+            if codec == "h264"
+            else packet[begin] >> 1 & 63 < 32
+        ):
             return begin
 
 
@@ -144,7 +160,11 @@ def up_to_slice(packet: memoryview, codec: str, length_bytes: int) -> bytes:
 def before_slices(packet: memoryview, length_bytes: int, codec: str) -> bytes:
     """Return the bytes before a packet's first slice, with start codes; b'' where there is no slice."""
     begin = first_slice(packet, length_bytes, codec)
-    head = packet[: begin - (length_bytes or len(_CODE))] if begin is not None else packet[:0]
+    head = (
+        packet[: begin - (length_bytes or len(_CODE))]
+        if begin is not None
+        else packet[:0]
+    )
     if not length_bytes:
         return bytes(head)
     units = list[bytes]()
@@ -163,7 +183,12 @@ def holds_several(packet: memoryview) -> bool:
     """
     marker = packet[-1]
     size = 2 + ((marker >> 3 & 3) + 1) * ((marker & 7) + 1)
-    return marker >> 5 == 0b110 and marker & 7 > 0 and len(packet) >= size and packet[-size] == marker
+    return (
+        marker >> 5 == 0b110
+        and marker & 7 > 0
+        and len(packet) >= size
+        and packet[-size] == marker
+    )
 
 
 def pictures(packet: memoryview) -> list[memoryview]:
@@ -214,7 +239,12 @@ def is_grey(extradata: bytes | None) -> bool:
     The sources are ISO 14496-15, 5.3.3.1, and H.264, 7.3.2.1.1. FFmpeg gives such pictures a grey chroma, and
     says yuv420p.
     """
-    if not extradata or len(extradata) < 12 or extradata[0] != 1 or not extradata[5] & 31:
+    if (
+        not extradata
+        or len(extradata) < 12
+        or extradata[0] != 1
+        or not extradata[5] & 31
+    ):
         return False
     profile = extradata[9]
     numbers = extradata[12:20]
@@ -227,7 +257,11 @@ def may_hide(extradata: bytes | None, packet: memoryview) -> bool:
     That is output_flag_present_flag (H.265, 7.3.2.3.1) in a parameter set here.
     """
     length_bytes = length_size(extradata, "hevc")
-    units = _hvcc_units(extradata) if extradata and length_bytes else _START.split(extradata or b"")
+    units = (
+        _hvcc_units(extradata)
+        if extradata and length_bytes
+        else _START.split(extradata or b"")
+    )
     for unit in (*units, *_START.split(before_slices(packet, length_bytes, "hevc"))):
         if (
             len(unit) > 2

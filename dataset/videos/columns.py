@@ -21,7 +21,18 @@ from dataset.scan.manifest import Manifest
 # the column `container` holds the index; mp4 is also mov, mkv also webm
 CONTAINERS = ("mp4", "mkv", "avi", "ts", "mpg", "flv", "asf", "ogg")
 # the column `codec`
-CODECS = ("h264", "hevc", "vp9", "av1", "mpeg4", "vp8", "mpeg2video", "mpeg1video", "mjpeg", "other")
+CODECS = (
+    "h264",
+    "hevc",
+    "vp9",
+    "av1",
+    "mpeg4",
+    "vp8",
+    "mpeg2video",
+    "mpeg1video",
+    "mjpeg",
+    "other",
+)
 PIXELS = (  # the column `pixels`, FFmpeg's names
     *(
         "yuv420p",
@@ -68,7 +79,10 @@ class Flags(IntFlag):
 RECORD = np.dtype(
     [
         ("size", "i8"),  # bytes of the file
-        ("stream", "i4"),  # index among all streams of the file: FFmpeg's best video stream
+        (
+            "stream",
+            "i4",
+        ),  # index among all streams of the file: FFmpeg's best video stream
         ("codec", "u1"),
         ("container", "u1"),
         ("pixels", "u1"),
@@ -76,7 +90,10 @@ RECORD = np.dtype(
         # from RGB to YUV: number in ITU-T H.273, as the frames have it; 2 where nothing says
         ("matrix", "u1"),
         ("full_range", "?"),  # whether luma goes from 0 to 255
-        ("height", "i4"),  # as displayed: after rotation; the pixels' aspect ratio is ignored
+        (
+            "height",
+            "i4",
+        ),  # as displayed: after rotation; the pixels' aspect ratio is ignored
         ("width", "i4"),
         # 0, 90, 180, 270 degrees counter-clockwise: np.rot90(decoded, rotation // 90) is what is displayed
         ("rotation", "i2"),
@@ -157,7 +174,9 @@ class Videos(Manifest):
 
         In this process alone: they pickle as their folder.
         """
-        return replace(self, label=numbers[self.label].astype(np.int32), classes=classes)
+        return replace(
+            self, label=numbers[self.label].astype(np.int32), classes=classes
+        )
 
     def files(self, samples: Any) -> Any:
         """Return the file that each sample is in, for one id or an array of them."""
@@ -179,7 +198,9 @@ class Videos(Manifest):
         """Return int64, the samples with fewer frames than `least`: one number, or one a sample."""
         return np.flatnonzero(np.asarray(self.frames) < least)
 
-    def name_shorter(self, least: Any, file: str, name: Callable[[int], str]) -> tuple[int, Path | None]:
+    def name_shorter(
+        self, least: Any, file: str, name: Callable[[int], str]
+    ) -> tuple[int, Path | None]:
         """Return how many samples have fewer than `least` frames, and the file that names them, or None.
 
         It lies beside the columns and has the form of rejected.txt. `file` is its name, and what it held
@@ -190,7 +211,10 @@ class Videos(Manifest):
         if not len(short):
             return 0, None
         wanted = np.broadcast_to(np.asarray(least), len(self))
-        lines = [f"{name(i)}\t{self.frames[i]} of {wanted[i]:g} frames\n" for i in short.tolist()]
+        lines = [
+            f"{name(i)}\t{self.frames[i]} of {wanted[i]:g} frames\n"
+            for i in short.tolist()
+        ]
         fresh = self.folder / f"{file}.{os.getpid()}"
         try:
             fresh.write_text("".join(lines), encoding="utf-8")

@@ -10,7 +10,9 @@ from typing import Any
 
 import av
 
-_LENIENT: dict[str, Any] = {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
+_LENIENT: dict[str, Any] = (
+    {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
+)
 """A title that is no UTF-8 is no fault of the pictures. PyAV takes it as it is from version 19 on."""
 
 
@@ -27,7 +29,9 @@ def open_video(
     `raw`: packets are as the container has them: FFmpeg would else correct, for itself, which
     are key frames (of H.264, VP8, VP9 and others), where other decoders believe the container.
     """
-    options = ({"codec_whitelist": "none"} if known else {}) | ({"fflags": "+noparse"} if raw else {})
+    options = ({"codec_whitelist": "none"} if known else {}) | (
+        {"fflags": "+noparse"} if raw else {}
+    )
     file: Any = io.BytesIO(path) if isinstance(path, memoryview) else os.fsdecode(path)
     return av.open(file, container_options=options, **_LENIENT)
 
@@ -69,7 +73,9 @@ def declared_bytes(head: bytes) -> int | None:
         riff = int.from_bytes(head[4:8], "little")
         return None if riff in (0, 0xFFFFFFFF) else riff
     at = 0
-    while (element := _number(head, at, marked=True)) and (length := _number(head, element[1], marked=False)):
+    while (element := _number(head, at, marked=True)) and (
+        length := _number(head, element[1], marked=False)
+    ):
         identity, _ = element
         size, begin = length
         if at == 0 and identity != EBML:

@@ -57,16 +57,22 @@ def read_list(
         rows.append((file, labels.number(label, number), start, end))
     if not rows:
         raise lines.without_rows()
-    used, class_of, fixed = labels.classes(classes, class_names(path.parent, path.parent / "train"))
+    used, class_of, fixed = labels.classes(
+        classes, class_names(path.parent, path.parent / "train")
+    )
     samples = np.array(rows, SAMPLE)
     samples["label"] = class_of[samples["label"]]
     return list(places), samples, used, fixed
 
 
-def _lines(lines: List, rejects: Rejects) -> Iterator[tuple[int, str, str, float, float]]:
+def _lines(
+    lines: List, rejects: Rejects
+) -> Iterator[tuple[int, str, str, float, float]]:
     """Yield (line number, path, label, start, end) of each line that is not empty."""
     if (published := read_published(lines)) is not None:
-        yield from ((number, name, label, 0.0, np.inf) for number, name, label in published)
+        yield from (
+            (number, name, label, 0.0, np.inf) for number, name, label in published
+        )
         return
     folder = lines.path.parent
     lines.require_paths_first([folder])
@@ -85,7 +91,9 @@ def _lines(lines: List, rejects: Rejects) -> Iterator[tuple[int, str, str, float
         yield number, name, label, start, end
 
 
-def _require_sense(lines: List, number: int, name: str, label: str, part: Sequence[str]) -> None:
+def _require_sense(
+    lines: List, number: int, name: str, label: str, part: Sequence[str]
+) -> None:
     """Raise UserError where a line is split at a wrong place: its name is no file, but a part of it is.
 
     The rest would become a class.
@@ -97,5 +105,10 @@ def _require_sense(lines: List, number: int, name: str, label: str, part: Sequen
     for words in range(_WORDS + 1):
         file = whole.rsplit(None, words)[0] if words else whole
         if os.path.isfile(folder / file):
-            rest = printable(os.fsencode(f"{whole} {' '.join(part)}"[len(file) :].strip()))
-            raise lines.wrong(number, f"has '{rest}' behind {printable(os.fsencode(file))}; {EXPECTED}")
+            rest = printable(
+                os.fsencode(f"{whole} {' '.join(part)}"[len(file) :].strip())
+            )
+            raise lines.wrong(
+                number,
+                f"has '{rest}' behind {printable(os.fsencode(file))}; {EXPECTED}",
+            )

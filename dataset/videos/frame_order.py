@@ -17,9 +17,18 @@ PACKET = np.dtype(
         ("pts", "i8"),
         ("key", "?"),
         ("discard", "?"),  # an edit list cuts it away
-        ("hidden", "?"),  # it has no frame that is displayed, only one that others are coded from
-        ("own", "i1"),  # whether it is a key frame by its units: NO, MAY or SURE of units.py; -1: unknown
-        ("moves", "?"),  # whether it may be displayed before a packet that is decoded earlier
+        (
+            "hidden",
+            "?",
+        ),  # it has no frame that is displayed, only one that others are coded from
+        (
+            "own",
+            "i1",
+        ),  # whether it is a key frame by its units: NO, MAY or SURE of units.py; -1: unknown
+        (
+            "moves",
+            "?",
+        ),  # whether it may be displayed before a packet that is decoded earlier
         ("place", "i8"),  # among all packets of the stream, in the order of decoding
         ("damaged", "?"),  # it is not whole
     ]
@@ -42,7 +51,9 @@ def settle_keys(packets: Array, marked: Array | None) -> Flags:
     return Flags.WRONG_KEYS if wrong.any() else Flags(0)
 
 
-def require_order(packets: Array, places: Callable[[int, int], Sequence[int | None]] | None) -> None:
+def require_order(
+    packets: Array, places: Callable[[int, int], Sequence[int | None]] | None
+) -> None:
     """Raise Rejected where the order of the packets' times is not that in which FFmpeg displays them.
 
     `places(begin, end)`: as dataset.videos.nal_units.display_places, of packets from a key frame to the next;
@@ -61,7 +72,9 @@ def require_order(packets: Array, places: Callable[[int, int], Sequence[int | No
     rises[ends - 1] = True
     rising = np.logical_and.reduceat(rises, begins)
     moves = np.logical_or.reduceat(packets["moves"], begins)
-    whole = np.logical_and.reduceat(seen, begins)  # what an edit list cuts away may have times of others
+    whole = np.logical_and.reduceat(
+        seen, begins
+    )  # what an edit list cuts away may have times of others
     readable_key = packets["own"][begins] >= 0
     order = np.argsort(pts, kind="stable")
     twins = order[:-1][np.diff(pts[order]) == 0]
@@ -80,10 +93,20 @@ def require_order(packets: Array, places: Callable[[int, int], Sequence[int | No
         numbers: Sequence[int | None] = range(end - begin)
         if moves[group]:
             between = packets["moves"][begin:end]
-            numbers = places_by_kind(between).tolist() if places is None else places(begin, end)
+            numbers = (
+                places_by_kind(between).tolist()
+                if places is None
+                else places(begin, end)
+            )
         if not _agrees(pts[begin:end], numbers):
-            what = "those of decoding, not of display," if rising[group] else "not in the order of display"
-            raise Rejected(f"its times are {what} at packets {begin} to {end - 1}: {AGAIN}")
+            what = (
+                "those of decoding, not of display,"
+                if rising[group]
+                else "not in the order of display"
+            )
+            raise Rejected(
+                f"its times are {what} at packets {begin} to {end - 1}: {AGAIN}"
+            )
 
 
 def places_by_kind(between: Array) -> Array:
@@ -131,11 +154,17 @@ def display_order(packets: Array) -> tuple[Array, Array, Flags]:
     places = np.flatnonzero(packets["key"])
     earliest_after = np.minimum.accumulate(pts[::-1])[::-1]
     inner = places[(places > 0) & (places < len(pts) - 1)]
-    flags = Flags.OPEN_GOP if (earliest_after[inner + 1] < pts[inner]).any() else Flags(0)
+    flags = (
+        Flags.OPEN_GOP if (earliest_after[inner + 1] < pts[inner]).any() else Flags(0)
+    )
     shown = packets[~packets["discard"]]
     shown = shown[shown["pts"].argsort(kind="stable")]
     apart, doubled = _apart(shown["pts"])
-    return apart, shown["key"] & ~doubled, flags | (Flags.DAMAGED if doubled.any() else Flags(0))
+    return (
+        apart,
+        shown["key"] & ~doubled,
+        flags | (Flags.DAMAGED if doubled.any() else Flags(0)),
+    )
 
 
 def unpacked(packets: Array, pictures: Array) -> tuple[Array, Array, Flags]:
@@ -146,7 +175,9 @@ def unpacked(packets: Array, pictures: Array) -> tuple[Array, Array, Flags]:
     between = pictures == 2
     places = places_by_kind(between)
     if len(pictures) != len(packets) or not len(pictures) or between[0]:
-        raise Rejected(f"packed B-frames: {len(pictures)} pictures in {len(packets)} packets")
+        raise Rejected(
+            f"packed B-frames: {len(pictures)} pictures in {len(packets)} packets"
+        )
     keys = np.zeros(len(pictures), bool)
     keys[places] = pictures == 0
     behind_key = np.append(pictures[1:], 0) == 2
@@ -160,7 +191,9 @@ def _require_apart(pts: Array, same: Array) -> None:
     if not len(pts):
         raise Rejected("has no frames")
     if same.any():
-        raise Rejected(f"{int(same.sum())} of {len(pts)} frames have the time of another: {AGAIN}")
+        raise Rejected(
+            f"{int(same.sum())} of {len(pts)} frames have the time of another: {AGAIN}"
+        )
 
 
 def _apart(pts: Array) -> tuple[Array, Array]:
@@ -173,7 +206,9 @@ def _apart(pts: Array) -> tuple[Array, Array]:
     if not same.any() and len(pts):
         return pts, np.zeros(len(pts), bool)
     doubled = np.append(same, False) | np.insert(same, 0, False)
-    first = np.maximum.accumulate(np.where(np.insert(same, 0, False), 0, np.arange(len(pts))))
+    first = np.maximum.accumulate(
+        np.where(np.insert(same, 0, False), 0, np.arange(len(pts)))
+    )
     apart = pts + np.where(doubled, np.arange(len(pts)) - first + 1, 0)
     if doubled.sum() > MOST_DAMAGED * len(pts) or (np.diff(apart) <= 0).any():
         _require_apart(pts, same)

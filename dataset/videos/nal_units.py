@@ -27,7 +27,9 @@ NOTHING: Look = None, False
 _PLAIN: Look = NO, False
 _KEY: Look = SURE, False
 # H.264, 7.3.3: the byte behind the header of a slice whose first block is 0 and that is of type 1 or 6
-_B_SLICE = frozenset(byte for byte in range(256) if byte & 0xF0 == 0xA0 or byte & 0xFC == 0x9C)
+_B_SLICE = frozenset(
+    byte for byte in range(256) if byte & 0xF0 == 0xA0 or byte & 0xFC == 0x9C
+)
 _SUPPLEMENTAL = {
     "h264": re.compile(rb"\x00\x00\x01\x06(.*?)(?=\x00\x00\x01|$)", re.DOTALL),
     "hevc": re.compile(rb"\x00\x00\x01\x4e\x01(.*?)(?=\x00\x00\x01|$)", re.DOTALL),
@@ -36,7 +38,8 @@ _RECOVERY_POINT = 6  # kinds of messages
 _ORIENTATION = 47
 _MPEG2_PICTURE = b"\0\0\1\0"  # ISO 13818-2, 6.2.3
 _MPEG4_PICTURE = b"\0\0\1\xb6"  # ISO 14496-2, 6.2.5
-BEGINNING = 4096  # bytes of a packet in which MPEG-4 and MPEG-2 have their first picture's head
+# bytes of a packet in which MPEG-4 and MPEG-2 have their first picture's head
+BEGINNING = 4096
 
 
 def looker(codec: str, extradata: bytes | None) -> Callable[[memoryview], Look]:
@@ -47,7 +50,11 @@ def looker(codec: str, extradata: bytes | None) -> Callable[[memoryview], Look]:
 
 def _h264(length_bytes: int, packet: memoryview) -> Look:
     begin: int | None = length_bytes  # as most have it
-    if not length_bytes or len(packet) <= length_bytes or packet[length_bytes] & 31 not in (1, 5):
+    if (
+        not length_bytes
+        or len(packet) <= length_bytes
+        or packet[length_bytes] & 31 not in (1, 5)
+    ):
         begin = first_slice(packet, length_bytes)
     if begin is None:
         return NOTHING
@@ -104,7 +111,11 @@ def _number(unit: bytes, at: int) -> tuple[int, int]:
 def _hevc(length_bytes: int, packet: memoryview) -> Look:
     """Look at a packet of HEVC (H.265, 7.4.2.2), whose kinds do not tell which pictures move."""
     begin: int | None = length_bytes  # as most have it
-    if not length_bytes or len(packet) <= length_bytes or packet[length_bytes] >> 1 & 63 > 31:
+    if (
+        not length_bytes
+        or len(packet) <= length_bytes
+        or packet[length_bytes] >> 1 & 63 > 31
+    ):
         begin = first_slice(packet, length_bytes, "hevc")
     if begin is None:
         return NOTHING
@@ -114,7 +125,9 @@ def _hevc(length_bytes: int, packet: memoryview) -> Look:
 
 def _vp9(packet: memoryview) -> Look:
     """Look at a packet of VP9 (6.2), not of profile 3."""
-    return NOTHING if packet[0] & 0x30 == 0x30 else _PLAIN if packet[0] & 0b1100 else _KEY
+    return (
+        NOTHING if packet[0] & 0x30 == 0x30 else _PLAIN if packet[0] & 0b1100 else _KEY
+    )
 
 
 def _vp8(packet: memoryview) -> Look:
@@ -150,7 +163,9 @@ def _av1(packet: memoryview) -> Look:
     return NOTHING
 
 
-def _mpeg(packet: memoryview, *, code: bytes, place: int, shift: int, kinds: Sequence[int]) -> Look:
+def _mpeg(
+    packet: memoryview, *, code: bytes, place: int, shift: int, kinds: Sequence[int]
+) -> Look:
     """Look at the kind of the first picture: I and B are `kinds`, `shift` bits from a byte's end."""
     head = bytes(packet[:BEGINNING])
     at = head.find(code)

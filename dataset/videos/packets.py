@@ -37,7 +37,13 @@ from dataset.videos.bitstream import (
     up_to_slice,
 )
 from dataset.videos.columns import CODECS, CONTAINERS, FULL_RANGE, PIXELS, RECORD, Flags
-from dataset.videos.container import HEAD, declared_bytes, is_mp4_or_mkv, open_video, read_packets
+from dataset.videos.container import (
+    HEAD,
+    declared_bytes,
+    is_mp4_or_mkv,
+    open_video,
+    read_packets,
+)
 from dataset.videos.frame_order import (
     MOST_DAMAGED,
     PACKET,
@@ -53,7 +59,16 @@ from system.user_files import open_bytes
 
 _FORMATS = dict(
     zip(
-        ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "avi", "mpegts", "mpeg", "flv", "asf", "ogg"),
+        (
+            "mov,mp4,m4a,3gp,3g2,mj2",
+            "matroska,webm",
+            "avi",
+            "mpegts",
+            "mpeg",
+            "flv",
+            "asf",
+            "ogg",
+        ),
         range(len(CONTAINERS)),
         strict=True,
     )
@@ -79,7 +94,9 @@ class Times(NamedTuple):
     keys: Array
 
 
-LEFT_OUT = Times((-1, *[0] * (len(RECORD.names or ()) - 1)), np.zeros(0, np.int64), np.zeros(0, bool))
+LEFT_OUT = Times(
+    (-1, *[0] * (len(RECORD.names or ()) - 1)), np.zeros(0, np.int64), np.zeros(0, bool)
+)
 
 
 def read(path: bytes) -> Times:
@@ -132,7 +149,9 @@ def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
     if file.format.name not in _FORMATS:
         raise Rejected(f"no known video container (read as {file.format.name})")
     videos = [
-        stream.index for stream in file.streams.video if not stream.disposition & Disposition.attached_pic
+        stream.index
+        for stream in file.streams.video
+        if not stream.disposition & Disposition.attached_pic
     ]
     stream = file.streams.best("video")
     if stream is None or stream.index not in videos:
@@ -154,7 +173,11 @@ def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
         head = None if first is None else _begins(context, memoryview(first))
         if head is None:
             return None
-    if context is None or context.format is None or not (context.width and context.height):
+    if (
+        context is None
+        or context.format is None
+        or not (context.width and context.height)
+    ):
         raise Rejected("has a video stream of an unknown codec")
     codec = context.codec.canonical_name
     described = _described(file, stream.index)
@@ -162,7 +185,11 @@ def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
     if _TURNED.search(described):
         _require_unmirrored(path, stream.index)
     length_bytes = length_size(context.extradata, codec)
-    if codec in ORDERED and first is not None and is_turned(memoryview(first), codec, length_bytes):
+    if (
+        codec in ORDERED
+        and first is not None
+        and is_turned(memoryview(first), codec, length_bytes)
+    ):
         raise Rejected(
             f"is to be shown turned, by a message in its {codec}, which no loader does: encode it again: "
             "`ffmpeg -i FILE NEW.mp4`"
@@ -181,12 +208,17 @@ def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
     else:
         _require_order(packets, path, stream, raw=quick)
         pts, keys, flags = display_order(packets)
-        if seen & Flags.GRADUAL_REFRESH and packets["own"][packets["key"].argmax()] == MAY:
+        if (
+            seen & Flags.GRADUAL_REFRESH
+            and packets["own"][packets["key"].argmax()] == MAY
+        ):
             # a recording that was cut: no player shows what is only renewed in part
             begun = pts >= _first_shown(path, stream.index)
             pts = pts[begun]
             keys = keys[begun]
-    if packets["discard"].any() or (container == "mp4" and stream.frames > len(packets)):
+    if packets["discard"].any() or (
+        container == "mp4" and stream.frames > len(packets)
+    ):
         flags |= Flags.EDIT_LIST
     if len(videos) > 1:
         flags |= Flags.SEVERAL_STREAMS
@@ -198,18 +230,31 @@ def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
         flags |= Flags.INTERLACED
     if codec == "hevc" and first is not None:
         if may_hide(context.extradata, memoryview(first)):
-            raise Rejected("HEVC whose pictures may be hidden (output_flag_present_flag): encode it again")
+            raise Rejected(
+                "HEVC whose pictures may be hidden (output_flag_present_flag): encode it again"
+            )
         if not is_aligned(sides(codec, context.extradata, memoryview(first)).coded):
             flags |= Flags.UNALIGNED
-    pixels = "gray" if codec == "h264" and is_grey(context.extradata) else context.pix_fmt
+    pixels = (
+        "gray" if codec == "h264" and is_grey(context.extradata) else context.pix_fmt
+    )
     steps = np.diff(pts)
     tick = stream.time_base
     # each may be rounded to a tick
-    if len(pts) > 2 and np.abs(pts - np.linspace(pts[0], pts[-1], len(pts))).max() > 1.001:
+    if (
+        len(pts) > 2
+        and np.abs(pts - np.linspace(pts[0], pts[-1], len(pts))).max() > 1.001
+    ):
         flags |= Flags.VARIABLE_RATE
-    step = float(np.median(steps) if flags & Flags.VARIABLE_RATE else steps.mean()) if len(steps) else 0.0
+    step = (
+        float(np.median(steps) if flags & Flags.VARIABLE_RATE else steps.mean())
+        if len(steps)
+        else 0.0
+    )
     height, width = (
-        (context.height, context.width) if rotation % 180 == 0 else (context.width, context.height)
+        (context.height, context.width)
+        if rotation % 180 == 0
+        else (context.width, context.height)
     )
     record = (
         size,
@@ -245,12 +290,23 @@ def _require_order(packets: Array, path: bytes, stream: Any, *, raw: bool) -> No
             length_bytes = length_size(context.extradata, codec)
             with open_video(path, known=True, raw=raw) as file:
                 again = _demuxed(file, file.streams[stream.index])
-                pieces.extend(up_to_slice(memoryview(packet), codec, length_bytes) for packet in again)
-        return display_places([pieces[place] for place in packets["place"][begin:end]], stream)
+                pieces.extend(
+                    up_to_slice(memoryview(packet), codec, length_bytes)
+                    for packet in again
+                )
+        return display_places(
+            [pieces[place] for place in packets["place"][begin:end]], stream
+        )
 
     require_order(packets, places if codec in ORDERED else None)
-    if codec not in CODECS and context.has_b_frames and (np.diff(packets["pts"]) > 0).all():
-        raise Rejected(f"{codec} that may have B-frames: nothing says when they are displayed")
+    if (
+        codec not in CODECS
+        and context.has_b_frames
+        and (np.diff(packets["pts"]) > 0).all()
+    ):
+        raise Rejected(
+            f"{codec} that may have B-frames: nothing says when they are displayed"
+        )
 
 
 def _index(names: tuple[str, ...], name: str) -> int:
@@ -293,7 +349,9 @@ def _require_unmirrored(path: bytes, stream: int) -> None:
                             "again: `ffmpeg -i FILE NEW.mp4`"
                         )
                     return
-    raise Rejected("has a display matrix, and no frame that could be decoded tells what it is")
+    raise Rejected(
+        "has a display matrix, and no frame that could be decoded tells what it is"
+    )
 
 
 def _first_shown(path: bytes, stream: int) -> int:
@@ -312,7 +370,11 @@ def _first_frames(file: Any, stream: Any, *, hasty: bool) -> Iterator[Any]:
     """
     for packet in read_packets(file, stream):
         if hasty:
-            yield from decode_head(stream.codec_context, memoryview(packet)) if packet.size else ()
+            yield from (
+                decode_head(stream.codec_context, memoryview(packet))
+                if packet.size
+                else ()
+            )
             return
         with suppress(av.error.FFmpegError):
             yield from packet.decode()
@@ -333,7 +395,9 @@ def _begins(context: Any, packet: memoryview) -> Any:
     Of VP9 it may be True instead, where pixels are known and no frame came. That takes 0.2 to 4 ms at 1080p,
     for the decoder's memory.
     """
-    frame = next(iter(decode_head(context, packet)), context.codec.name == "vp9" or None)
+    frame = next(
+        iter(decode_head(context, packet)), context.codec.name == "vp9" or None
+    )
     return None if context.format is None else frame
 
 
@@ -355,7 +419,13 @@ def _marked(path: bytes, stream: Any, container: str) -> Array | None:
     if container != "mkv":
         return None
     with open_video(path, known=True, raw=True) as file:
-        return np.array([packet.is_keyframe for packet in _demuxed(file, file.streams[stream.index])], bool)
+        return np.array(
+            [
+                packet.is_keyframe
+                for packet in _demuxed(file, file.streams[stream.index])
+            ],
+            bool,
+        )
 
 
 def _packets(
@@ -420,7 +490,9 @@ def _packets(
         if mpeg4:
             kinds = [match[1][0] >> 6 for match in _PICTURE.finditer(packet)]
             if waiting and len(kinds) == 1 and packet.size <= _PLACEHOLDER:
-                if kinds[0] == _B_PICTURE:  # FFmpeg's decoder shows it, and its filter drops it
+                if (
+                    kinds[0] == _B_PICTURE
+                ):  # FFmpeg's decoder shows it, and its filter drops it
                     raise Rejected(
                         "packed B-frames as small as the placeholders between them: encode it again: "
                         "`ffmpeg -i FILE NEW.mp4`"
@@ -434,8 +506,14 @@ def _packets(
         del pictures[-1:]
     if damaged > MOST_DAMAGED * len(rows):
         raise Rejected(f"damaged: {damaged} of {len(rows)} packets are not whole")
-    flags |= Flags(several * Flags.HIDDEN_FRAMES | again * Flags.SHOWN_AGAIN | (damaged > 0) * Flags.DAMAGED)
+    flags |= Flags(
+        several * Flags.HIDDEN_FRAMES
+        | again * Flags.SHOWN_AGAIN
+        | (damaged > 0) * Flags.DAMAGED
+    )
     packets = np.zeros(len(rows), PACKET)
-    for name, values in zip(PACKET.names or (), zip(*rows, strict=True), strict=False):  # faster than by row
+    for name, values in zip(
+        PACKET.names or (), zip(*rows, strict=True), strict=False
+    ):  # faster than by row
         packets[name] = values
     return packets, np.frombuffer(bytes(pictures) if packed else b"", np.uint8), flags

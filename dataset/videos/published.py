@@ -54,16 +54,28 @@ def _kinetics(lines: List) -> Iterator[Line]:
             stem = f"{video}_{round(float(start)):06d}_{round(float(end)):06d}"
             if "\0" in label + video:
                 raise ValueError("no name of a file has a NUL")
-        except (ValueError, IndexError, OverflowError):  # of infinity, which has no whole number
+        except (
+            ValueError,
+            IndexError,
+            OverflowError,
+        ):  # of infinity, which has no whole number
             line = printable(os.fsencode(",".join(row)))[:200]
             raise lines.wrong(
-                number, f"is '{line}'; a line of Kinetics is label,youtube_id,time_start,time_end,split"
+                number,
+                f"is '{line}'; a line of Kinetics is label,youtube_id,time_start,time_end,split",
             ) from None
-        folders = [f"{base.name}/{label}", f"{base.name}/{label.replace(' ', '_')}", base.name]
+        folders = [
+            f"{base.name}/{label}",
+            f"{base.name}/{label.replace(' ', '_')}",
+            base.name,
+        ]
         for folder in folders:
             if folder not in held:
                 held[folder] = _stems(lines.path.parent / folder)
-        path = next((f"{each}/{held[each][stem]}" for each in folders if stem in held[each]), None)
+        path = next(
+            (f"{each}/{held[each][stem]}" for each in folders if stem in held[each]),
+            None,
+        )
         yield number, path or f"{folders[0]}/{stem}.mp4", label
 
 
@@ -82,11 +94,18 @@ def _ucf(lines: List) -> Iterator[Line] | None:
     beside the list says which number is which class; None: they are none."""
     path = lines.path.parent / _CLASSES
     try:
-        words = [line.split() for line in read_text(path, "utf-8-sig", "surrogateescape").splitlines()]
+        words = [
+            line.split()
+            for line in read_text(path, "utf-8-sig", "surrogateescape").splitlines()
+        ]
     except FileNotFoundError:
-        if lines.head and all(len(fields) == 1 and "/" in fields[0] for _, fields in lines.head):
+        if lines.head and all(
+            len(fields) == 1 and "/" in fields[0] for _, fields in lines.head
+        ):
             why = f"has no label; a test list of UCF101 needs {path}, which numbers the classes; or else"
-            raise lines.wrong(lines.head[0][0], f"{why} {lines.grammar.expected}") from None
+            raise lines.wrong(
+                lines.head[0][0], f"{why} {lines.grammar.expected}"
+            ) from None
         return None
     except OSError as error:
         raise UserError(f"--data: {path} cannot be read: {error.strerror}") from None
@@ -96,7 +115,9 @@ def _ucf(lines: List) -> Iterator[Line] | None:
         require_once([*names.values()], str(path))
     rows = list[Line]()
     for number, fields in lines.records():
-        label = names.get(fields[1]) if len(fields) == 2 else fields[0].partition("/")[0]
+        label = (
+            names.get(fields[1]) if len(fields) == 2 else fields[0].partition("/")[0]
+        )
         if len(fields) > 2 or label not in known:
             return None
         if "\0" in fields[0]:

@@ -11,7 +11,15 @@ import numpy as np
 from contracts import MAX_PIXELS, Array, UserError
 from dataset.scan import file_tree
 from dataset.scan.byte_ranges import Files
-from dataset.scan.cache import Parser, Progress, each_file, nothing_found, reading, remembered, require_few
+from dataset.scan.cache import (
+    Parser,
+    Progress,
+    each_file,
+    nothing_found,
+    reading,
+    remembered,
+    require_few,
+)
 from dataset.scan.lists import VERSION, class_names
 from dataset.scan.manifest import FILE_LIST, Rejects, create_column
 from dataset.videos.columns import RECORD, Videos
@@ -48,16 +56,22 @@ def open_videos(
     listed = not real.is_dir()
     root = real.parent if listed else real
 
-    def fill(made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress) -> Sequence[str]:
+    def fill(
+        made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
+    ) -> Sequence[str]:
         with reading(data):
-            file_tree.remember(visits, os.fsencode(root), os.fsencode(real.name) if listed else b"")
+            file_tree.remember(
+                visits, os.fsencode(root), os.fsencode(real.name) if listed else b""
+            )
         if listed:
             with reading(data):
                 files, samples, used, fixed = read_list(real, classes, rejects)
                 file_tree.remember_folders(visits, root, file_tree.folders_of(files))
             file_tree.write_file_list(files, made)
             total = len(files)
-            labels = {used[label]: label for label in np.unique(samples["label"]).tolist()}
+            labels = {
+                used[label]: label for label in np.unique(samples["label"]).tolist()
+            }
         else:
             fixed = False
             with reading(data):
@@ -66,9 +80,13 @@ def open_videos(
             samples = np.zeros(total, SAMPLE)
             samples["file"] = np.arange(total)
             samples["end"] = np.inf
-            samples["label"] = np.fromfile(made / "file_list.labels", FILE_LIST["labels"])
+            samples["label"] = np.fromfile(
+                made / "file_list.labels", FILE_LIST["labels"]
+            )
             used = sorted(labels, key=labels.__getitem__)
-        records = _read_all(root, total, made, workers, rejects, say, max_pixels=max_pixels)
+        records = _read_all(
+            root, total, made, workers, rejects, say, max_pixels=max_pixels
+        )
         kept = _segments(root, samples, records, made, rejects)
         if not len(kept):
             raise nothing_found("video", str(data), rejects)
@@ -76,10 +94,15 @@ def open_videos(
             counts = np.bincount(kept["label"], minlength=len(classes or used))
             for name, label in labels.items():
                 if not counts[label] and listed:
-                    rejects(os.fsencode(real), f"class '{name}' has no video that can be read")
+                    rejects(
+                        os.fsencode(real),
+                        f"class '{name}' has no video that can be read",
+                    )
                 elif not counts[label]:
                     rejects(os.fsencode(real / name), "class without a video")
-            if classes is None:  # one without a video has no label: those behind it move up
+            if (
+                classes is None
+            ):  # one without a video has no label: those behind it move up
                 kept["label"] = (np.cumsum(counts > 0) - 1)[kept["label"]]
                 used = [name for name in used if counts[labels[name]]]
         _write(kept, records, made)
@@ -88,7 +111,16 @@ def open_videos(
     key = [str(real), None if classes is None else list(classes), "videos", max_pixels]
     if listed:  # what it depends on beside the list
         key += [VERSION, GRAMMAR.separators, class_names(root, root / "train")]
-    return remembered(Videos, data, key, fill, root=root, cache=cache, rescan=rescan, progress=progress)
+    return remembered(
+        Videos,
+        data,
+        key,
+        fill,
+        root=root,
+        cache=cache,
+        rescan=rescan,
+        progress=progress,
+    )
 
 
 def _read_all(
@@ -120,8 +152,13 @@ def _read_all(
 
     parser = Parser(read_one, LEFT_OUT, _pack, shown, made, step=CHUNK, what="videos")
     count = min(workers or max(int(2 * cores()), 1), -(-total // CHUNK))
-    with open(made / "file_list.pts", "wb") as pts, open(made / "file_list.keys", "wb") as keys:
-        for first, (rows, some_pts, some_keys) in each_file(parser, total, count, rejects, say):
+    with (
+        open(made / "file_list.pts", "wb") as pts,
+        open(made / "file_list.keys", "wb") as keys,
+    ):
+        for first, (rows, some_pts, some_keys) in each_file(
+            parser, total, count, rejects, say
+        ):
             records[first : first + len(rows)] = rows
             pts.write(some_pts)
             keys.write(some_keys)
@@ -135,13 +172,18 @@ def _pack(times: list[Times]) -> tuple[Array, Array, Array]:
     return np.array(list(records), RECORD), np.concatenate(pts), np.concatenate(keys)
 
 
-def _segments(root: Path, samples: Array, records: Array, made: Path, rejects: Rejects) -> Array:
+def _segments(
+    root: Path, samples: Array, records: Array, made: Path, rejects: Rejects
+) -> Array:
     """Return the samples that have a frame, as (file, label, first, frames)."""
     paths, offsets = (
-        np.fromfile(made / f"file_list.{name}", FILE_LIST[name]) for name in ("paths", "offsets")
+        np.fromfile(made / f"file_list.{name}", FILE_LIST[name])
+        for name in ("paths", "offsets")
     )
     all_pts = (
-        np.memmap(made / "file_list.pts", np.int64, "r") if records["count"].any() else np.zeros(0, np.int64)
+        np.memmap(made / "file_list.pts", np.int64, "r")
+        if records["count"].any()
+        else np.zeros(0, np.int64)
     )
     ends = np.cumsum(records["count"])
     kept = []
@@ -156,23 +198,35 @@ def _segments(root: Path, samples: Array, records: Array, made: Path, rejects: R
             pts = all_pts[ends[file] - frames : ends[file]]
             tick_s = record["time_base_num"] / record["time_base_den"]
             # half a tick: times are rounded to ticks
-            first, last = np.searchsorted(pts, pts[0] + np.array([start, end]) / tick_s - 0.5)
+            first, last = np.searchsorted(
+                pts, pts[0] + np.array([start, end]) / tick_s - 0.5
+            )
             frames = int(last - first)
             first = int(first)
             what = f"from {start:g} to {end:g} s: "
         if frames < 1:
-            path = os.fsencode(root) + b"/" + paths[offsets[file] : offsets[file + 1]].tobytes()
-            rejects(path, f"{what}no frame (the video has {record['count']} in {record['duration']:.3g} s)")
+            path = (
+                os.fsencode(root)
+                + b"/"
+                + paths[offsets[file] : offsets[file + 1]].tobytes()
+            )
+            rejects(
+                path,
+                f"{what}no frame (the video has {record['count']} in {record['duration']:.3g} s)",
+            )
         else:
             kept.append((file, label, first, frames))
-    return np.array(kept, [("file", "i8"), ("label", "i4"), ("first", "i8"), ("frames", "i8")])
+    return np.array(
+        kept, [("file", "i8"), ("label", "i4"), ("first", "i8"), ("frames", "i8")]
+    )
 
 
 def _write(samples: Array, records: Array, made: Path) -> None:
     """Write the columns, without the files that are left out."""
     good = records["size"] >= 0
     paths, offsets = (
-        np.fromfile(made / f"file_list.{name}", FILE_LIST[name]) for name in ("paths", "offsets")
+        np.fromfile(made / f"file_list.{name}", FILE_LIST[name])
+        for name in ("paths", "offsets")
     )
     lengths = np.diff(offsets)
     counts = records["count"][good]

@@ -6,26 +6,43 @@ import re
 from typing import Any
 
 from dataset.scan.manifest import Rejected
-from dataset.videos.bitstream import before_slices, holds_several, length_size, pictures, sides, vp9_size
+from dataset.videos.bitstream import (
+    before_slices,
+    holds_several,
+    length_size,
+    pictures,
+    sides,
+    vp9_size,
+)
 from dataset.videos.nal_units import ORDERED, obus
 
 _SETS = {  # the parameter sets that sizes are in, up to the next unit
-    "h264": re.compile(rb"\x00\x00\x01([\x07\x27\x47\x67].*?)\x00*(?=\x00\x00\x01|$)", re.DOTALL),
-    "hevc": re.compile(rb"\x00\x00\x01([\x42\x43].*?)\x00*(?=\x00\x00\x01|$)", re.DOTALL),
+    "h264": re.compile(
+        rb"\x00\x00\x01([\x07\x27\x47\x67].*?)\x00*(?=\x00\x00\x01|$)", re.DOTALL
+    ),
+    "hevc": re.compile(
+        rb"\x00\x00\x01([\x42\x43].*?)\x00*(?=\x00\x00\x01|$)", re.DOTALL
+    ),
 }
 BEGINNING = 4096
 HEADS = {
     "dnxhd": re.compile(rb".{24}(.{4})", re.DOTALL),  # SMPTE ST 2019-1, 5.3
     "gif": re.compile(rb"GIF8[79]a(.{4})", re.DOTALL),
-    "jpeg2000": re.compile(rb".*?\xff\x4f\xff\x51.{4}(.{16})", re.DOTALL),  # ITU-T T.800, A.5.1; maybe boxed
+    "jpeg2000": re.compile(
+        rb".*?\xff\x4f\xff\x51.{4}(.{16})", re.DOTALL
+    ),  # ITU-T T.800, A.5.1; maybe boxed
     "png": re.compile(rb"\x89PNG.{12}(.{8})", re.DOTALL),
     "prores": re.compile(rb".{4}icpf.{8}(.{4})", re.DOTALL),  # SMPTE RDD 36, 5.1.1
 }
 """Codecs whose every packet is a picture of its own -> what its head begins with, up to its sides."""
-_MPEG2 = re.compile(rb".*?\x00\x00\x01\xb3(.{0,3})", re.DOTALL)  # ISO 13818-2, 6.2.2.1: sides of 12 bits
+_MPEG2 = re.compile(
+    rb".*?\x00\x00\x01\xb3(.{0,3})", re.DOTALL
+)  # ISO 13818-2, 6.2.2.1: sides of 12 bits
 _KEY_HEADS = {
     **HEADS,
-    "mpeg4": re.compile(rb".*?\x00\x00\x01[\x20-\x2f](.*?)(?=\x00\x00\x01|$)", re.DOTALL),  # 14496-2, 6.2.3
+    "mpeg4": re.compile(
+        rb".*?\x00\x00\x01[\x20-\x2f](.*?)(?=\x00\x00\x01|$)", re.DOTALL
+    ),  # 14496-2, 6.2.3
     "mpeg2video": _MPEG2,
     "mpeg1video": _MPEG2,
 }
@@ -61,13 +78,19 @@ class Sizes:
 
     def _see_sets(self, packet: Any, data: memoryview, place: int) -> None:
         """Ask the decoder what sides a key frame's parameter sets mean, where they were not there before."""
-        sets = _SETS[self._codec].findall(before_slices(data, self._length_bytes, self._codec))
-        renewed = packet.has_sidedata("new_extradata") and bytes(packet.get_sidedata("new_extradata"))
+        sets = _SETS[self._codec].findall(
+            before_slices(data, self._length_bytes, self._codec)
+        )
+        renewed = packet.has_sidedata("new_extradata") and bytes(
+            packet.get_sidedata("new_extradata")
+        )
         if self._first is None:
             self._first = bytes(data)
             self._known.update(sets)
             return
-        if not renewed and all(each in self._known or each in (self._extradata or b"") for each in sets):
+        if not renewed and all(
+            each in self._known or each in (self._extradata or b"") for each in sets
+        ):
             return
         self._known.update(sets)
         first = sides(self._codec, self._extradata, memoryview(self._first))
@@ -93,7 +116,9 @@ def may_say(packet: memoryview) -> bool:
         return False
     if not first & 0b100 or not first & 0b10 or len(packet) < 5:
         return True
-    reference = packet[3] >> 1 & 7 if first & 1 else (packet[3] & 3) << 1 | packet[4] >> 7
+    reference = (
+        packet[3] >> 1 & 7 if first & 1 else (packet[3] & 3) << 1 | packet[4] >> 7
+    )
     return not reference
 
 

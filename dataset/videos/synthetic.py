@@ -29,7 +29,9 @@ class SyntheticVideos(SyntheticImages):
             ("time_base_num", 1),
             ("time_base_den", 30),
         ):
-            object.__setattr__(self, name, np.broadcast_to(np.int64(value), self.samples))
+            object.__setattr__(
+                self, name, np.broadcast_to(np.int64(value), self.samples)
+            )
 
     def pts(self, sample: int) -> Any:
         """Return int64 [VIDEO_FRAMES], 30 frames a second."""

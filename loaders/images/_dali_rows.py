@@ -41,7 +41,9 @@ class Prepared:
     shapes: Array  # int32 [B, 2]
     windows: Array  # float32 [B, 4], y0 x0 y1 x1 inside the region
     sizes: Array  # float32 [B, 2], of what the window is resized to
-    places: dict[str, Array] = field(default_factory=dict)  # what only a graph that places images takes
+    places: dict[str, Array] = field(
+        default_factory=dict
+    )  # what only a graph that places images takes
     failed: tuple[int, ...] = ()
     own_bytes: Array | None = None  # bool [B], rows whose bytes are the sample's file
     files: list[Path] = field(default_factory=list)  # substitutes
@@ -50,11 +52,18 @@ class Prepared:
         """Return a batch of this row alone; the substitutes stay this one's."""
         part = slice(row, row + 1)
         arrays: dict[str, Any] = {
-            name: getattr(self, name)[part] for name in ("data", "starts", "shapes", "windows", "sizes")
+            name: getattr(self, name)[part]
+            for name in ("data", "starts", "shapes", "windows", "sizes")
         }
         places = {name: values[part] for name, values in self.places.items()}
         return replace(
-            self, rows=some(self.rows, part), places=places, failed=(), own_bytes=None, files=[], **arrays
+            self,
+            rows=some(self.rows, part),
+            places=places,
+            failed=(),
+            own_bytes=None,
+            files=[],
+            **arrays,
         )
 
     def forget(self) -> None:
@@ -142,7 +151,9 @@ def largest_rows(feed: Feed, threads: int) -> Rows | None:
     columns = feed.columns
     pixels = np.asarray(columns.height).astype(np.int64) * np.asarray(columns.width)
     size = feed.plan.batch_size
-    first = np.argsort(pixels, kind="stable")[: -4 * max(threads, 1) - 1 : -1]  # PIL decodes some of them
+    first = np.argsort(pixels, kind="stable")[
+        : -4 * max(threads, 1) - 1 : -1
+    ]  # PIL decodes some of them
     first = first[pixels[first] > 0]
     first = first[plain(columns, first)][: min(max(threads, 1), size)]
     if not len(first):
@@ -176,9 +187,13 @@ def numbers(rows: Rows, absent: Array, *, placed: bool) -> dict[str, Any]:
     # DALI's external_source takes contiguous arrays alone
     return {
         "starts": np.ascontiguousarray(regions[:, y_x], np.int32),
-        "shapes": np.ascontiguousarray((regions[:, 2:] - regions[:, :2])[:, y_x], np.int32),
+        "shapes": np.ascontiguousarray(
+            (regions[:, 2:] - regions[:, :2])[:, y_x], np.int32
+        ),
         "windows": np.ascontiguousarray(windows[:, [1, 0, 3, 2]], np.float32),
-        "sizes": np.ascontiguousarray((places[:, 2:] - places[:, :2])[:, ::-1], np.float32),
+        "sizes": np.ascontiguousarray(
+            (places[:, 2:] - places[:, :2])[:, ::-1], np.float32
+        ),
         "places": placed_at(rows) if placed else {},
     }
 
@@ -195,7 +210,9 @@ class PathPreparer:
     """Rows -> Prepared with paths, for the loaders in which DALI reads the files itself."""
 
     def __init__(self, feed: Feed) -> None:
-        self._source = cast(FileSource, feed.source)  # open_loader has refused any other
+        self._source = cast(
+            FileSource, feed.source
+        )  # open_loader has refused any other
         self._columns = feed.columns
         self._folder = tempfile.TemporaryDirectory(prefix="saturate-")
         self._placeholder = Path(self._folder.name, "placeholder")
@@ -229,14 +246,18 @@ class PathPreparer:
         # DALI hands the path to open(2), for which the first NUL ends it: one array instead of B. What
         # is not read by its own path gets another one below
         paths = self._source.paths(np.where(own, rows.ids, 0))
-        instead = [others.get(int(i), bytes(self._placeholder)) for i in np.flatnonzero(~own)]
+        instead = [
+            others.get(int(i), bytes(self._placeholder)) for i in np.flatnonzero(~own)
+        ]
         width = max([paths.shape[1], *(len(path) + 1 for path in instead)])
         data = np.zeros((len(rows), width), np.uint8)
         data[:, : paths.shape[1]] = paths
         for i, path in zip(np.flatnonzero(~own), instead, strict=True):
             data[i] = np.frombuffer(path.ljust(width, b"\0"), np.uint8)
         arrays = numbers(rows, absent, placed=self.placed)
-        return Prepared(rows, data, **arrays, failed=tuple(failed), own_bytes=own, files=files)
+        return Prepared(
+            rows, data, **arrays, failed=tuple(failed), own_bytes=own, files=files
+        )
 
     def blank(self) -> Prepared:
         """Return a batch of placeholders."""
@@ -267,7 +288,9 @@ class PathPreparer:
         """Write the sample's pixels as PNG. Raises Undecodable, and UserError when there is no room."""
         self._made += 1
         path = Path(self._folder.name, f"{self._made}.png")
-        content = encoded(whole_image(read(self._source, sample), self._columns, sample))
+        content = encoded(
+            whole_image(read(self._source, sample), self._columns, sample)
+        )
         try:
             path.write_bytes(content)
         except OSError as error:

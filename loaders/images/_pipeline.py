@@ -68,7 +68,9 @@ def build(
     )
     with pipeline:
         # files' bytes stay where they are
-        data = fn.external_source(name="data", dtype=types.UINT8, ndim=1, no_copy=not reads)
+        data = fn.external_source(
+            name="data", dtype=types.UINT8, ndim=1, no_copy=not reads
+        )
         start = fn.external_source(name="starts", dtype=types.INT32, ndim=1)
         shape = fn.external_source(name="shapes", dtype=types.INT32, ndim=1)
         window = fn.external_source(name="windows", dtype=types.FLOAT, ndim=1)
@@ -105,7 +107,13 @@ def build(
         if placed:
             corner = fn.external_source(name="corners", dtype=types.INT32, ndim=1)
             canvas = fn.external_source(name="canvases", dtype=types.INT32, ndim=1)
-            image = fn.slice(image, start=corner, shape=canvas, axes=[0, 1], out_of_bounds_policy="pad")
+            image = fn.slice(
+                image,
+                start=corner,
+                shape=canvas,
+                axes=[0, 1],
+                out_of_bounds_policy="pad",
+            )
         if device is not None and pixels is not None:
             image = fn.crop_mirror_normalize(
                 image,
@@ -138,7 +146,9 @@ class GpuOutputs:
         with torch.cuda.stream(self._stream):
             pixels = torch.from_dlpack(images.as_tensor())
             valid = without(batch.rows, batch.failed)
-            return self._stager.on_device(pixels, batch.rows, valid, normalised=self._normalised)
+            return self._stager.on_device(
+                pixels, batch.rows, valid, normalised=self._normalised
+            )
 
 
 class Runner:
@@ -172,7 +182,9 @@ class Runner:
         source = iter(prepared)
         try:
             while True:
-                while len(waiting) < DEPTH and (batch := next(source, None)) is not None:
+                while (
+                    len(waiting) < DEPTH and (batch := next(source, None)) is not None
+                ):
                     self._feed(batch)
                     waiting.append(batch)
                 if not waiting:
@@ -212,12 +224,22 @@ class Runner:
             except (RuntimeError, IndexError, ValueError) as error:
                 why = str(error)  # the error itself holds the pipeline
             self._pipeline = None  # after an error it is of no use
-            bad = set().union(*(self._diagnose(batch) for batch in waiting)) - self.known.bad
-            odd = set() if bad else set().union(*(self._refused(batch) for batch in waiting)) - self.known.odd
+            bad = (
+                set().union(*(self._diagnose(batch) for batch in waiting))
+                - self.known.bad
+            )
+            odd = (
+                set()
+                if bad
+                else set().union(*(self._refused(batch) for batch in waiting))
+                - self.known.odd
+            )
             attempts += 1
             # storage that failed DALI may have answered since: nothing is wrong with the files then
             if not bad and not odd and attempts > ATTEMPTS:
-                raise RuntimeError(f"DALI failed, and can decode every file of the batch by itself: {why}")
+                raise RuntimeError(
+                    f"DALI failed, and can decode every file of the batch by itself: {why}"
+                )
             self.known.bad |= bad
             self.known.odd |= odd
             for at, batch in enumerate(waiting):
@@ -232,7 +254,9 @@ class Runner:
         """
         refused = set[int]()
         alone = None  # a pipeline for one file is there sooner, and takes less memory
-        tried = without(batch.rows, batch.failed) & (True if batch.own_bytes is None else batch.own_bytes)
+        tried = without(batch.rows, batch.failed) & (
+            True if batch.own_bytes is None else batch.own_bytes
+        )
         for row in np.flatnonzero(tried).tolist():
             if alone is None:
                 with memory_named():

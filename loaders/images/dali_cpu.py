@@ -49,7 +49,9 @@ class DaliCpu(Staging):
         for (images, sizes), batch in self._runner.run(self._prepared(rows)):
             self._prepare.check(batch, np.asarray(sizes.as_tensor())[:, 0])
             yield self._stager.stage(
-                torch.from_dlpack(images.as_tensor()), batch.rows, without(batch.rows, batch.failed)
+                torch.from_dlpack(images.as_tensor()),
+                batch.rows,
+                without(batch.rows, batch.failed),
             )
 
     def _prepared(self, rows: Sequence[Rows]) -> Iterator[Prepared]:

@@ -43,7 +43,9 @@ def _room(feed: Feed, rows: int) -> int:
     """Return the bytes for this many files: of mean size, four standard errors more, and a large file."""
     sizes = feed.columns.size[:: max(len(feed.columns) // 65536, 1)]
     sizes = sizes[sizes > 0] if (sizes > 0).any() else np.array([UNKNOWN_BYTES])
-    return int(rows * sizes.mean() + 4 * rows**0.5 * sizes.std() + np.quantile(sizes, 0.999))
+    return int(
+        rows * sizes.mean() + 4 * rows**0.5 * sizes.std() + np.quantile(sizes, 0.999)
+    )
 
 
 def intact(data: bytes) -> bool:
@@ -69,7 +71,9 @@ class Reading:
         self.ask = self._reads.ask
         self._columns = feed.columns
 
-    def __call__(self, rows: Rows, slot: Array) -> tuple[Array, tuple[int, ...], dict[int, bytes]]:
+    def __call__(
+        self, rows: Rows, slot: Array
+    ) -> tuple[Array, tuple[int, ...], dict[int, bytes]]:
         begins = np.zeros(len(rows) + 1, np.int64)
         failed = []
         spilled = {}
@@ -80,7 +84,9 @@ class Reading:
                 sample = int(rows.ids[i])
                 try:
                     data = self._reads.read(sample)
-                    if not plain(self._columns, rows.ids[i : i + 1])[0] or not intact(data):
+                    if not plain(self._columns, rows.ids[i : i + 1])[0] or not intact(
+                        data
+                    ):
                         data = encoded(whole_image(data, self._columns, sample))
                 except Undecodable:
                     data = b""
@@ -89,7 +95,8 @@ class Reading:
                 slot[end : end + len(data)] = np.frombuffer(data, np.uint8)
                 end += len(data)
             else:
-                spilled[i] = data  # it goes through the DataLoader's pipe, which is slower
+                # it goes through the DataLoader's pipe, which is slower
+                spilled[i] = data
             begins[i + 1] = end
         return begins, tuple(failed), spilled
 
@@ -109,7 +116,9 @@ class DaliFed(Staging):
             part_bytes=lambda rows: _room(feed, rows),
             name_of=feed.source.name,
         )
-        self._gpu = GpuOutputs(feed, self._stager) if feed.device.type == "cuda" else None
+        self._gpu = (
+            GpuOutputs(feed, self._stager) if feed.device.type == "cuda" else None
+        )
         self._placed = not feed.plan.filled
         self._runner = Runner(
             partial(
@@ -128,7 +137,9 @@ class DaliFed(Staging):
                 Known(),
             ),
             diagnose=self._diagnose,
-            again=lambda batch, known: self._prepare(batch.rows, batch.data, known, batch.failed),
+            again=lambda batch, known: self._prepare(
+                batch.rows, batch.data, known, batch.failed
+            ),
             output_stream=self._gpu.raw_stream if self._gpu else None,
         )
         self.in_flight = self._workers.in_flight + DEPTH + 2
@@ -150,7 +161,9 @@ class DaliFed(Staging):
                 yield self._gpu.stage(images, batch)
             else:
                 yield self._stager.stage(
-                    torch.from_dlpack(images.as_tensor()), batch.rows, without(batch.rows, batch.failed)
+                    torch.from_dlpack(images.as_tensor()),
+                    batch.rows,
+                    without(batch.rows, batch.failed),
                 )
 
     def _prepared(self, rows: Sequence[Rows]) -> Iterator[Prepared]:
@@ -166,12 +179,16 @@ class DaliFed(Staging):
                 failed += its_failed
             yield self._prepare(its_rows, data, self._runner.known, failed)
 
-    def _prepare(self, rows: Rows, data: Sequence[Any], known: Known, failed: Sequence[int] = ()) -> Prepared:
+    def _prepare(
+        self, rows: Rows, data: Sequence[Any], known: Known, failed: Sequence[int] = ()
+    ) -> Prepared:
         gone = np.isin(rows.ids, [*known.bad, *failed]) & rows.valid
         absent = ~rows.valid | gone
         given = [self._placeholder if absent[i] else data[i] for i in range(len(rows))]
         for i in np.flatnonzero(np.isin(rows.ids, list(known.odd)) & ~absent):
-            pixels = whole_image(given[i].tobytes(), self._feed.columns, int(rows.ids[i]))
+            pixels = whole_image(
+                given[i].tobytes(), self._feed.columns, int(rows.ids[i])
+            )
             given[i] = np.frombuffer(encoded(pixels), np.uint8)
         return Prepared(
             rows,

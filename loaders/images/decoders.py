@@ -26,7 +26,8 @@ from system.processes import uninterrupted
 Region = tuple[int, int, int, int]
 Decode = Callable[[bytes, Region], Array]
 
-Image.MAX_IMAGE_PIXELS = None  # the manifest knows every size before anything is decoded
+# the manifest knows every size before anything is decoded
+Image.MAX_IMAGE_PIXELS = None
 
 
 JPEG = FORMATS.index("jpeg")
@@ -37,7 +38,9 @@ STORED_AS_RGB = CHROMA.index("rgb")
 def plain_jpeg(columns: Any, ids: Array) -> Array:
     """Return bool [B]: whole grey or YCbCr JPEGs, which every decoder turns into the same pixels."""
     components = columns.components[ids]
-    coloured = (components == 3) & (columns.chroma[ids] != STORED_AS_RGB)  # which nvJPEG takes for YCbCr
+    coloured = (components == 3) & (
+        columns.chroma[ids] != STORED_AS_RGB
+    )  # which nvJPEG takes for YCbCr
     plain: Array = (
         (columns.format[ids] == JPEG)
         & (columns.depth[ids] == 8)
@@ -55,16 +58,25 @@ def pillow_rgb(data: bytes) -> Image.Image:
     conversion would clip it, which makes nearly all of it white.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a damaged EXIF block is no business of the pixels
+        warnings.simplefilter(
+            "ignore"
+        )  # a damaged EXIF block is no business of the pixels
         with Image.open(io.BytesIO(data)) as image:
             header = parse(data, len(data))
-            if image.size != (header.width, header.height):  # the scan has bounded those of the header alone
+            if image.size != (
+                header.width,
+                header.height,
+            ):  # the scan has bounded those of the header alone
                 message = f"the image has {image.width} x {image.height} pixels"
-                raise Undecodable(f"{message}, its header {header.width} x {header.height}")
+                raise Undecodable(
+                    f"{message}, its header {header.width} x {header.height}"
+                )
             image.load()
             if not image.mode.startswith("I"):
                 return image if image.mode == "RGB" else image.convert("RGB")
-            levels = np.asarray(image).clip(0, (1 << header.depth) - 1) >> (header.depth - 8)
+            levels = np.asarray(image).clip(0, (1 << header.depth) - 1) >> (
+                header.depth - 8
+            )
             return Image.fromarray(levels.astype(np.uint8)).convert("RGB")
 
 
@@ -72,19 +84,23 @@ def shown_rgb(data: bytes, turn: int) -> Image.Image:
     """Return a whole file as `pillow_rgb` does, turned by one of dataset.images.columns.TURN_OF."""
     picture = pillow_rgb(data)
     return (
-        Image.fromarray(np.ascontiguousarray(turned_pixels(np.asarray(picture), turn))) if turn else picture
+        Image.fromarray(np.ascontiguousarray(turned_pixels(np.asarray(picture), turn)))
+        if turn
+        else picture
     )
 
 
 def _pil(data: bytes, region: Region) -> Array:
     try:
         colour = pillow_rgb(data)
-        if region[2] > colour.width or region[3] > colour.height:  # `crop` would fill up with black
-            raise Undecodable(f"the image has {colour.width} x {colour.height} pixels, its header said more")
+        if (
+            region[2] > colour.width or region[3] > colour.height
+        ):  # `crop` would fill up with black
+            raise Undecodable(
+                f"the image has {colour.width} x {colour.height} pixels, its header said more"
+            )
         return np.asarray(colour.crop(region))
-    except (
-        Exception
-    ) as error:  # PIL raises OSError, SyntaxError, ValueError, struct.error, ... on damaged files
+    except Exception as error:  # PIL raises OSError, SyntaxError, ValueError, struct.error, ... on damaged files
         raise Undecodable(str(error)) from error
 
 
@@ -98,13 +114,17 @@ def _make_torchvision() -> Decode:
     # torchvision 0.29 announces that TorchCodec will take its decoders over; as an error it would look like a
     # damaged file
     warnings.filterwarnings(
-        "ignore", message="The image decoding and encoding capabilities", category=DeprecationWarning
+        "ignore",
+        message="The image decoding and encoding capabilities",
+        category=DeprecationWarning,
     )
 
     def decode(data: bytes, region: Region) -> Array:
         buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         pixels = decode_jpeg(buffer, mode=ImageReadMode.RGB)
-        return pixels.permute(1, 2, 0).numpy()[region[1] : region[3], region[0] : region[2]]
+        return pixels.permute(1, 2, 0).numpy()[
+            region[1] : region[3], region[0] : region[2]
+        ]
 
     return decode
 
@@ -114,7 +134,8 @@ def _make_opencv() -> Decode:
 
     def decode(data: bytes, region: Region) -> Array:
         pixels = cv2.imdecode(
-            np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+            np.frombuffer(data, np.uint8),
+            cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION,
         )
         if pixels is None:
             raise Undecodable("OpenCV gives no image")
@@ -127,7 +148,9 @@ def _make_imageio() -> Decode:
     import imageio.v3 as imageio
 
     def decode(data: bytes, region: Region) -> Array:
-        return imageio.imread(data, mode="RGB", rotate=False)[region[1] : region[3], region[0] : region[2]]
+        return imageio.imread(data, mode="RGB", rotate=False)[
+            region[1] : region[3], region[0] : region[2]
+        ]
 
     return decode
 
@@ -141,7 +164,9 @@ class _NvImageCodec:
         self._codec = nvimgcodec
         cpu_only = nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)
         self._decoder = nvimgcodec.Decoder(
-            device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY, backends=[cpu_only], max_num_cpu_threads=1
+            device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY,
+            backends=[cpu_only],
+            max_num_cpu_threads=1,
         )
         self._params = nvimgcodec.DecodeParams(apply_exif_orientation=False)
 
@@ -151,14 +176,18 @@ class _NvImageCodec:
             raise Undecodable("nvImageCodec gives no image")
         return pixels
 
-    def many(self, datas: Sequence[bytes], regions: Sequence[Region]) -> list[Array | None]:
+    def many(
+        self, datas: Sequence[bytes], regions: Sequence[Region]
+    ) -> list[Array | None]:
         """Return the pixels of each region, None where there are none, by a single call.
 
         Each call waits for the decoder's own thread, which costs a tenth of a decode.
         """
         codec = self._codec
         streams = [
-            codec.CodeStream(data).get_sub_code_stream(region=codec.Region(top, left, bottom, right))
+            codec.CodeStream(data).get_sub_code_stream(
+                region=codec.Region(top, left, bottom, right)
+            )
             for data, (left, top, right, bottom) in zip(datas, regions, strict=True)
         ]
         return [
@@ -211,7 +240,10 @@ def _nobody(_place: int) -> None:
 
 
 def decode_many(
-    decode: Decode, datas: Sequence[bytes], regions: Sequence[Region], begun: Callable[[int], None] = _nobody
+    decode: Decode,
+    datas: Sequence[bytes],
+    regions: Sequence[Region],
+    begun: Callable[[int], None] = _nobody,
 ) -> list[Array | None]:
     """Decode each region, None where this decoder gives none; at once where the decoder can.
 
@@ -234,7 +266,9 @@ def decode_many(
     return decoded
 
 
-def resize_pil(out: Array, pixels: Array, window: Array, interpolation: str = "bilinear") -> None:
+def resize_pil(
+    out: Array, pixels: Array, window: Array, interpolation: str = "bilinear"
+) -> None:
     """Do what `resize_window` does, by Pillow itself: with `--reader pil` nothing else touches a sample."""
     if interpolation not in ANTIALIASED:
         sample_window(out, pixels, window, nearest=interpolation == "nearest")
@@ -248,7 +282,9 @@ def resize_pil(out: Array, pixels: Array, window: Array, interpolation: str = "b
     )
 
 
-def resize_window(out: Array, pixels: Array, window: Array, interpolation: str = "bilinear") -> None:
+def resize_window(
+    out: Array, pixels: Array, window: Array, interpolation: str = "bilinear"
+) -> None:
     """Fill `out`, uint8 [h, w, 3], with a window of `pixels`, by --interpolation.
 
     The window is x0 y0 x1 y1, and may be fractional.
@@ -270,7 +306,9 @@ def sample_window(out: Array, pixels: Array, window: Array, *, nearest: bool) ->
     """Fill `out` with what lies at its pixels' centres: the nearest pixel, or what is between four."""
     places = [
         begin + (np.arange(count) + 0.5) * (end - begin) / count - 0.5
-        for begin, end, count in zip(window[[1, 0]], window[[3, 2]], out.shape[:2], strict=True)
+        for begin, end, count in zip(
+            window[[1, 0]], window[[3, 2]], out.shape[:2], strict=True
+        )
     ]
     if nearest:
         rows, columns = (
@@ -283,7 +321,12 @@ def sample_window(out: Array, pixels: Array, window: Array, *, nearest: bool) ->
     for axis, (at, side) in enumerate(zip(places, pixels.shape[:2], strict=True)):
         low = np.clip(np.floor(at).astype(np.int64), 0, side - 1)
         high = np.minimum(low + 1, side - 1)
-        share = np.clip(at - low, 0, 1).astype(np.float32).reshape(-1, 1, 1).swapaxes(0, axis)
+        share = (
+            np.clip(at - low, 0, 1)
+            .astype(np.float32)
+            .reshape(-1, 1, 1)
+            .swapaxes(0, axis)
+        )
         levels = levels.take(low, axis) * (1 - share) + levels.take(high, axis) * share
     out[:] = np.rint(levels)
 
@@ -291,8 +334,12 @@ def sample_window(out: Array, pixels: Array, window: Array, *, nearest: bool) ->
 def _resize_whole(out: Array, pixels: Array, interpolation: str) -> None:
     """Call torch's interpolate, into `out`: 0.08 ms an image, and 0.24 through the public function."""
     owned = np.require(pixels, requirements=["C", "W"])  # PIL's arrays are read-only
-    given, result = (torch.from_numpy(array).permute(2, 0, 1)[None] for array in (owned, out))
-    ANTIALIASED[interpolation][1](given, list(out.shape[:2]), False, None, None, out=result)
+    given, result = (
+        torch.from_numpy(array).permute(2, 0, 1)[None] for array in (owned, out)
+    )
+    ANTIALIASED[interpolation][1](
+        given, list(out.shape[:2]), False, None, None, out=result
+    )
 
 
 ANTIALIASED: dict[str, tuple[Image.Resampling, Callable[..., object]]] = {

@@ -41,7 +41,9 @@ def _of_albumentations() -> Any:
 
     return albumentations.Compose(
         [
-            albumentations.ColorJitter((0.6, 1.4), (0.6, 1.4), (0.6, 1.4), (-0.1, 0.1), p=0.8),
+            albumentations.ColorJitter(
+                (0.6, 1.4), (0.6, 1.4), (0.6, 1.4), (-0.1, 0.1), p=0.8
+            ),
             albumentations.ToGray(p=0.1),
             albumentations.GaussianBlur(blur_limit=0, sigma_limit=(0.1, 2.0), p=0.2),
         ]

@@ -51,7 +51,8 @@ class TorchvisionLoader(Staging):
             batch_size=feed.plan.batch_size,
             part_bytes=lambda rows: rows * math.prod(largest),
             part_rows=min(
-                max(PART_PIXELS // math.prod(largest[1:]), 1), rows_of_part(feed.plan, feed.workers, PART)
+                max(PART_PIXELS // math.prod(largest[1:]), 1),
+                rows_of_part(feed.plan, feed.workers, PART),
             ),
             row_bytes=lambda rows: 3 * math.prod(rows.padded),
             pinned=feed.device.type == "cuda" and feed.pinned,
@@ -102,7 +103,8 @@ class Decoding:
         self._columns = feed.columns
         self._decode: Decode = READERS[reader]()
         self._resize = partial(
-            resize_pil if reader == "pil" else resize_window, interpolation=feed.pixels.interpolation
+            resize_pil if reader == "pil" else resize_window,
+            interpolation=feed.pixels.interpolation,
         )
         self._pil: Decode = READERS["pil"]()
         self._transforms = feed.transforms
@@ -119,18 +121,24 @@ class Decoding:
             files[i] = self._reads.read(int(rows.ids[i]))
         regions = {
             i: (int(x0), int(y0), int(x1), int(y1))
-            for i, (x0, y0, x1, y1) in zip(files, rows.regions[list(files)], strict=True)
+            for i, (x0, y0, x1, y1) in zip(
+                files, rows.regions[list(files)], strict=True
+            )
         }
         plain = [
             i
-            for i, is_plain in zip(files, plain_jpeg(self._columns, rows.ids[list(files)]), strict=True)
+            for i, is_plain in zip(
+                files, plain_jpeg(self._columns, rows.ids[list(files)]), strict=True
+            )
             if is_plain
         ]
         decoded = decode_many(
             self._decode,
             [files[i] for i in plain],
             [regions[i] for i in plain],
-            begun=lambda place: mark(int(rows.ids[plain[place]]) if place >= 0 else NONE),
+            begun=lambda place: mark(
+                int(rows.ids[plain[place]]) if place >= 0 else NONE
+            ),
         )
         pixels = dict(zip(plain, decoded, strict=True))
         places = rows.placed.tolist()
@@ -163,12 +171,16 @@ class Decoding:
         if transform is None:
             return pixels
         if rows.seeds is None:
-            raise ValueError("--transforms draws from Rows.seeds, which this plan does not give")
+            raise ValueError(
+                "--transforms draws from Rows.seeds, which this plan does not give"
+            )
         began = time.perf_counter()
         try:
             return transform(pixels.copy(), int(rows.seeds[place]))
         except UserError as error:
-            raise UserError(f"{error}, of {self._name_of(int(rows.ids[place]))}") from error.__cause__
+            raise UserError(
+                f"{error}, of {self._name_of(int(rows.ids[place]))}"
+            ) from error.__cause__
         finally:
             self._transforms_s += time.perf_counter() - began
 
@@ -176,7 +188,11 @@ class Decoding:
 def _transform_notes(feed: Feed) -> list[str]:
     """Return a line for each function of --transforms: it works, and what it takes."""
     _, height, width = feed.plan.sample_shape
-    own = (transform for transform in feed.transforms.values() if isinstance(transform, Transform))
+    own = (
+        transform
+        for transform in feed.transforms.values()
+        if isinstance(transform, Transform)
+    )
     return [transform.timing_note(height, width) for transform in own]
 
 

@@ -49,8 +49,16 @@ class Transform:
                 f"--transforms {self.name} raised {type(error).__name__}: {message} "
                 f"({os.path.basename(place.filename)}, line {place.lineno})"
             ) from error
-        if not isinstance(made, np.ndarray) or made.dtype != np.uint8 or made.shape != image.shape:
-            form = f"{made.dtype} {made.shape}" if isinstance(made, np.ndarray) else type(made).__name__
+        if (
+            not isinstance(made, np.ndarray)
+            or made.dtype != np.uint8
+            or made.shape != image.shape
+        ):
+            form = (
+                f"{made.dtype} {made.shape}"
+                if isinstance(made, np.ndarray)
+                else type(made).__name__
+            )
             raise UserError(
                 f"--transforms {self.name} returned {form} for uint8 {image.shape}; it must return an array "
                 "of the dtype and shape that it was given"
@@ -63,7 +71,9 @@ class Transform:
         It runs in a process of its own: what a function starts, such as threads, must not be there when
         workers are forked.
         """
-        (seconds,) = processes.results(lambda size: self._timed(*size), [(height, width)], 1)
+        (seconds,) = processes.results(
+            lambda size: self._timed(*size), [(height, width)], 1
+        )
         if isinstance(seconds, UserError):
             raise seconds
         return (

@@ -91,16 +91,24 @@ class PairedLoader(Staging):
         for at, (slot, its_rows, parts) in enumerate(self._workers.run(tasks)):
             failed = [sample for part in parts for sample in part]
             each = sum(_row_bytes(upright(its_rows), self._scale))
-            pixels = torch.from_numpy(slot[: len(its_rows) * each].reshape(len(its_rows), each))
+            pixels = torch.from_numpy(
+                slot[: len(its_rows) * each].reshape(len(its_rows), each)
+            )
             for own, places in tasks.batches.pop(at):
-                yield self._pair(pixels if places is None else pixels[places], own, without(own, failed))
+                yield self._pair(
+                    pixels if places is None else pixels[places],
+                    own,
+                    without(own, failed),
+                )
 
     def _pair(self, pixels: torch.Tensor, rows: Rows, valid: Array) -> Staged:
         """Return the batch of these rows; `pixels`, uint8 [B, bytes], has the small image, then the large."""
         height, width = upright(rows).padded
         small = _row_bytes(upright(rows), self._scale)[0]
         low = pixels[:, :small].unflatten(1, (height, width, 3))
-        high = pixels[:, small:].unflatten(1, (height * self._scale, width * self._scale, 3))
+        high = pixels[:, small:].unflatten(
+            1, (height * self._scale, width * self._scale, 3)
+        )
         staged = self._stager.stage(low, rows, valid)
         larger = self._larger.stage(high, enlarged(rows, self._scale), valid)
         batch = staged.batch
@@ -153,7 +161,10 @@ class _Tasks(Lazy):
 
     def _at(self, index: int) -> Rows:
         begin = index * self._sharing
-        own = [self._rows[at] for at in range(begin, min(begin + self._sharing, len(self._rows)))]
+        own = [
+            self._rows[at]
+            for at in range(begin, min(begin + self._sharing, len(self._rows)))
+        ]
         if self._patches == 1:
             self.batches[index] = [(own[0], None)]
             return own[0]
@@ -163,7 +174,8 @@ class _Tasks(Lazy):
         places = np.argsort(order, kind="stable")
         sizes = np.cumsum([0, *map(len, own)])
         self.batches[index] = [
-            (rows, places[begin:end]) for rows, (begin, end) in zip(own, pairwise(sizes), strict=True)
+            (rows, places[begin:end])
+            for rows, (begin, end) in zip(own, pairwise(sizes), strict=True)
         ]
         return some(together, order)
 
@@ -186,7 +198,9 @@ class Cutting:
         small, large = _row_bytes(rows, self._scale)
         out = slot[: len(rows) * (small + large)].reshape(len(rows), small + large)
         lows = out[:, :small].reshape(len(rows), height, width, 3)
-        highs = out[:, small:].reshape(len(rows), height * self._scale, width * self._scale, 3)
+        highs = out[:, small:].reshape(
+            len(rows), height * self._scale, width * self._scale, 3
+        )
         failed: list[int] = []
         valid = np.flatnonzero(rows.valid)
         images = self._source.images[rows.ids[valid]]
@@ -220,7 +234,9 @@ class Cutting:
                 else made_small(stored[at], (x0, y0, x1, y1), (width, height))
             )
 
-    def _decoded(self, sample: int, regions: Sequence[Region], *, small: bool = False) -> dict[Region, Array]:
+    def _decoded(
+        self, sample: int, regions: Sequence[Region], *, small: bool = False
+    ) -> dict[Region, Array]:
         """Return pixels that hold each of the regions of one image, by the region that they are."""
         if self._columns.joint:
             own = partial(self._of_pair, sample, regions, small=small)
@@ -231,7 +247,9 @@ class Cutting:
         if source.files and raw.readable(columns, image):
             regions_read = {}
             for region in regions:
-                pixels = patiently(source, sample, partial(raw.read_region, source, sample, region))
+                pixels = patiently(
+                    source, sample, partial(raw.read_region, source, sample, region)
+                )
                 if pixels is None:
                     break
                 regions_read[region] = pixels
@@ -240,19 +258,27 @@ class Cutting:
         data = read(source, sample)
         mark(sample)
         corners = np.array(regions)
-        around = _region(np.concatenate([corners[:, :2].min(axis=0), corners[:, 2:].max(axis=0)]))
+        around = _region(
+            np.concatenate([corners[:, :2].min(axis=0), corners[:, 2:].max(axis=0)])
+        )
         if plain_jpeg(columns, np.array([image]))[0]:
             try:
                 return {around: exactly(self._decode, data, around)}
-            except Exception:  # decoders raise what they like, and PIL has the last word
+            except (
+                Exception
+            ):  # decoders raise what they like, and PIL has the last word
                 pass
         return {around: exactly(self._pil, data, around)}
 
-    def _of_pair(self, sample: int, regions: Sequence[Region], *, small: bool) -> dict[Region, Array]:
+    def _of_pair(
+        self, sample: int, regions: Sequence[Region], *, small: bool
+    ) -> dict[Region, Array]:
         """Return what `_decoded` does, of an entry that holds both images."""
         with self._source.opened(sample) as (size, read_at):
             try:
-                return entry.read(size, read_at, regions, scale=self._scale, small=small)
+                return entry.read(
+                    size, read_at, regions, scale=self._scale, small=small
+                )
             except Rejected as why:
                 raise Undecodable(str(why)) from None
 

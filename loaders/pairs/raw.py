@@ -21,10 +21,16 @@ _BINARY = re.compile(rb"P6\s+(\d+)\s+(\d+)\s+255\s")
 
 def readable(columns: Any, image: int) -> bool:
     """Return whether the columns say that an image may be such a file."""
-    return bool(columns.format[image] == PPM and columns.depth[image] == 8 and columns.components[image] == 3)
+    return bool(
+        columns.format[image] == PPM
+        and columns.depth[image] == 8
+        and columns.components[image] == 3
+    )
 
 
-def read_region(source: Any, sample: int, region: tuple[int, int, int, int]) -> Array | None:
+def read_region(
+    source: Any, sample: int, region: tuple[int, int, int, int]
+) -> Array | None:
     """Return uint8 [h, w, 3], the region x0 y0 x1 y1 of a sample's file; None where it is another PPM.
 
     `source` is one of files. Raises Undecodable, UserError where the file is another one than was scanned,
@@ -40,10 +46,19 @@ def read_region(source: Any, sample: int, region: tuple[int, int, int, int]) -> 
             return None
         width, height = int(header[1]), int(header[2])
         if x1 > width or y1 > height:
-            raise Undecodable(f"the image has {width} x {height} pixels, its header said more")
-        if header.end() + 3 * height * width > size:  # PIL decodes no part of such a file
+            raise Undecodable(
+                f"the image has {width} x {height} pixels, its header said more"
+            )
+        if (
+            header.end() + 3 * height * width > size
+        ):  # PIL decodes no part of such a file
             raise Undecodable("the file is cut short")
-        pixels = rows_of(lambda offset, length: os.pread(file, length, offset), header.end(), width, region)
+        pixels = rows_of(
+            lambda offset, length: os.pread(file, length, offset),
+            header.end(),
+            width,
+            region,
+        )
     finally:
         os.close(file)
     if source.read_delay_s:

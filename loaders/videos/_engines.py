@@ -67,7 +67,9 @@ class Caps(NamedTuple):
     blocks: int  # of 16 x 16 pixels
 
 
-def capabilities(codec: Any, gpu: int, names: Collection[str] = NAMES) -> dict[str, Caps]:
+def capabilities(
+    codec: Any, gpu: int, names: Collection[str] = NAMES
+) -> dict[str, Caps]:
     """Return codec -> Caps of those of these codecs that this device decodes. Raises UserError."""
     asked = {name: _capability(codec, gpu, name) for name in names}
     return {name: caps for name, caps in asked.items() if caps is not None}
@@ -80,14 +82,18 @@ def _capability(codec: Any, gpu: int, name: str) -> Caps | None:
     It is asked once, and of no codec that is not needed: each answer makes a CUDA context, and ends it.
     """
     try:
-        caps = codec.GetDecoderCaps(gpuid=gpu, codec=getattr(codec.cudaVideoCodec, NAMES[name]))
+        caps = codec.GetDecoderCaps(
+            gpuid=gpu, codec=getattr(codec.cudaVideoCodec, NAMES[name])
+        )
     except Exception as error:  # of PyNvVideoCodec's, which has no class of its own
         raise UserError(
             f"--loader nvdec: the driver does not say what the GPU decodes ({_refused(error)}); --loader pyav"
         ) from error
     if not caps["supported"]:
         return None
-    least, most = ((caps[f"height_{end}"], caps[f"width_{end}"]) for end in ("min", "max"))
+    least, most = (
+        (caps[f"height_{end}"], caps[f"width_{end}"]) for end in ("min", "max")
+    )
     return Caps(caps["num_decoder_engines"], least, most, caps["mb_num_max"])
 
 
@@ -96,7 +102,8 @@ def within(caps: dict[str, Caps], columns: Any) -> Array:
     # columns have the displayed sides, engines see the stored ones
     upright = columns.rotation[:] % 180 == 0
     height, width = (
-        np.where(upright, a, b) for a, b in ((columns.height, columns.width), (columns.width, columns.height))
+        np.where(upright, a, b)
+        for a, b in ((columns.height, columns.width), (columns.width, columns.height))
     )
     good = np.zeros(len(columns.codec), bool)
     for name, cap in caps.items():
@@ -121,7 +128,9 @@ class Decoder:
     1080p; for a file of another size it is only set up anew.
     """
 
-    def __init__(self, codec: Any, gpu: int, name: str, stream: int, sides: tuple[int, int]) -> None:
+    def __init__(
+        self, codec: Any, gpu: int, name: str, stream: int, sides: tuple[int, int]
+    ) -> None:
         self._codec = codec
         self._views = dict[tuple[int, int], torch.Tensor]()
         self.height, self.width = (-(-side // ROUNDED) * ROUNDED for side in sides)
@@ -151,7 +160,9 @@ class Decoder:
                 raise _refused(error) from error
         self._size = height, width
 
-    def feed(self, address: int, size: int, label: int, *, shown: bool) -> Iterator[tuple[int, torch.Tensor]]:
+    def feed(
+        self, address: int, size: int, label: int, *, shown: bool
+    ) -> Iterator[tuple[int, torch.Tensor]]:
         """Decode a packet, `size` bytes from `address` on; yield surfaces that are ready, and their labels.
 
         They are uint8 [H * 3 / 2, W], and are written on the stream. A next call may overwrite them. A
@@ -191,7 +202,9 @@ class Decoder:
 
 def _refused(error: Exception) -> Undecodable:
     """Return Undecodable with one line of what PyNvVideoCodec raises, which has no class of its own."""
-    return Undecodable(next(iter(str(error).strip().splitlines()), type(error).__name__))
+    return Undecodable(
+        next(iter(str(error).strip().splitlines()), type(error).__name__)
+    )
 
 
 def kept_by(name: str, height: int, width: int) -> tuple[Any, ...]:
@@ -264,8 +277,13 @@ class Nvdec:
         for group in clip.groups:
             for frame, surface in self._group(clip, group, address):
                 # NV12: below the luma half as many rows of chroma
-                if surface.shape != (clip.height * 3 // 2, clip.width) or surface.dtype != torch.uint8:
-                    raise Undecodable(f"a surface is {surface.dtype} {tuple(surface.shape)}")
+                if (
+                    surface.shape != (clip.height * 3 // 2, clip.width)
+                    or surface.dtype != torch.uint8
+                ):
+                    raise Undecodable(
+                        f"a surface is {surface.dtype} {tuple(surface.shape)}"
+                    )
                 shown.add(frame)
                 yield frame, picture, surface
             address += sum(size for size, _, _ in group.packets)
@@ -274,7 +292,9 @@ class Nvdec:
     def close(self) -> None:
         self._decoders.clear()
 
-    def _group(self, clip: Clip, group: Group, address: int) -> Iterator[tuple[int, torch.Tensor]]:
+    def _group(
+        self, clip: Clip, group: Group, address: int
+    ) -> Iterator[tuple[int, torch.Tensor]]:
         self._clips = self._clips - 1 or CLIPS  # downwards: see CLIP_TICKS
         codec = CODECS[self._columns.codec[clip.sample]]
         # a file's times may begin anywhere: labels count from its first frame's
@@ -288,7 +308,9 @@ class Nvdec:
                 shown = coming.in_order or frame is not None or time > group.last
                 if shown:
                     coming.add(base + time, frame)
-                for label, surface in decoder.feed(address, size, base + time, shown=shown):
+                for label, surface in decoder.feed(
+                    address, size, base + time, shown=shown
+                ):
                     if (came := coming.take(label)) is not None:
                         yield came, surface
                 address += size
@@ -310,6 +332,8 @@ class Nvdec:
                 else (max(decoder.height, height), max(decoder.width, width))
             )
             self._decoders.pop(key, None)
-            decoder = self._decoders[key] = Decoder(self._codec, self._gpu, key[0], self._stream, sides)
+            decoder = self._decoders[key] = Decoder(
+                self._codec, self._gpu, key[0], self._stream, sides
+            )
         decoder.begin(height, width)
         return decoder

@@ -29,7 +29,16 @@ from loaders.videos._planes import compile_kernels
 from loaders.videos._pool import Pool
 from loaders.videos._reading import Read, ReadAhead, ReadClip
 from loaders.videos._scheduler import Deal, Dealt, Pace, Unit
-from loaders.videos._worker import LOST, REFUSED, ClipsDone, Decoding, MakeReader, count, reason, slot_shape
+from loaders.videos._worker import (
+    LOST,
+    REFUSED,
+    ClipsDone,
+    Decoding,
+    MakeReader,
+    count,
+    reason,
+    slot_shape,
+)
 from loaders.videos.exact import notes, sort_of
 from loaders.videos.pyav import Pyav
 from plan.geometry import largest_upright, upright
@@ -50,7 +59,9 @@ class Fills(Protocol):
     def decoded(self) -> int:
         """Return the number of frames that the decoder went through, so far."""
 
-    def __call__(self, read: Read, rows: Rows, places: Array, out: torch.Tensor) -> None:
+    def __call__(
+        self, read: Read, rows: Rows, places: Array, out: torch.Tensor
+    ) -> None:
         """Fill out[place], of uint8 [B, T, H, W, 3], with the levels of these upright rows.
 
         They show the same frames. Raises Undecodable.
@@ -85,7 +96,13 @@ class _Thread:
     """What one of the threads owns."""
 
     def __init__(
-        self, feed: Feed, backend: str, reads: ReadAhead, make: MakeFills, stream: Any, able: Array
+        self,
+        feed: Feed,
+        backend: str,
+        reads: ReadAhead,
+        make: MakeFills,
+        stream: Any,
+        able: Array,
     ) -> None:
         self._backend = backend
         self._reads = reads
@@ -100,7 +117,9 @@ class _Thread:
             return Done(self._decode(batch.rows, unit, batch.levels), None)
         with torch.cuda.stream(self._stream):
             assert batch.slot is not None
-            self._stream.wait_event(batch.slot.done)  # the step that had the slot last may still read it
+            self._stream.wait_event(
+                batch.slot.done
+            )  # the step that had the slot last may still read it
             result = self._decode(batch.rows, unit, batch.levels)
             written = torch.cuda.Event()
             written.record()
@@ -117,15 +136,31 @@ class _Thread:
             try:
                 with self._reads.of(rows, unit) as read:
                     self._fills(read, rows, places, out)
-                result = ClipsDone([], [], self._fills.decoded - before, len(places) * out.shape[1], 0.0, {})
+                result = ClipsDone(
+                    [],
+                    [],
+                    self._fills.decoded - before,
+                    len(places) * out.shape[1],
+                    0.0,
+                    {},
+                )
             except (Undecodable, OSError) as error:
                 result = self._by_pyav(
-                    sample, some(rows, places), places, out, refused=reason(self._backend, error)
+                    sample,
+                    some(rows, places),
+                    places,
+                    out,
+                    refused=reason(self._backend, error),
                 )
         return result._replace(seconds=time.monotonic() - began)
 
     def _by_pyav(
-        self, sample: int, rows: Rows, places: Array, out: torch.Tensor, refused: str | None = None
+        self,
+        sample: int,
+        rows: Rows,
+        places: Array,
+        out: torch.Tensor,
+        refused: str | None = None,
     ) -> ClipsDone:
         """Decode by pyav, which has the last word. `refused`: why the device's decoder could not."""
         # axes: [views, T, H, W, 3]
@@ -135,9 +170,13 @@ class _Thread:
         for place, clip in zip(places[good].tolist(), pixels[good], strict=True):
             out[place] = torch.from_numpy(clip).to(out.device)
         sort = sort_of(self._columns, sample) + ("" if refused is None else REFUSED)
-        refusals = result.refusals | ({sort: refused} if refused is not None and len(good) else {})
+        refusals = result.refusals | (
+            {sort: refused} if refused is not None and len(good) else {}
+        )
         return result._replace(
-            lost=places[result.lost].tolist(), fallbacks=[sort] * len(good), refusals=refusals
+            lost=places[result.lost].tolist(),
+            fallbacks=[sort] * len(good),
+            refusals=refusals,
         )
 
     def close(self) -> None:
@@ -183,13 +222,20 @@ class MixedLoader(Staging):
         # both kinds of workers are forked before there are threads that may hold a lock of FFmpeg's; who
         # reads waits more than it works
         self._reads = ReadAhead(
-            feed, make_read, workers=min(threads, feed.workers) if beside else feed.workers, threads=threads
+            feed,
+            make_read,
+            workers=min(threads, feed.workers) if beside else feed.workers,
+            threads=threads,
         )
         if feed.workers and (beside or not able.all()):
             name, own, other = beside or ("pyav", Pyav, None)
             # the threads, and who reads for them, take cores too: with a worker on each of them both sides
             # were slower than with fewer
-            workers = max(feed.workers - math.ceil(threads / THREADS_A_CORE), 1) if beside else feed.workers
+            workers = (
+                max(feed.workers - math.ceil(threads / THREADS_A_CORE), 1)
+                if beside
+                else feed.workers
+            )
             self._pace = Pace(workers=workers, threads=threads) if beside else None
             self._pool = Pool(
                 lambda: Decoding(feed, name, own, other),
@@ -201,10 +247,15 @@ class MixedLoader(Staging):
         # clips that workers have ready lie in batches far ahead; what counts is how many batches they would
         # fill
         self.in_flight = (
-            self._window + self._depth + (math.ceil(len(self._pool.slots) / units) if self._pool else 0)
+            self._window
+            + self._depth
+            + (math.ceil(len(self._pool.slots) / units) if self._pool else 0)
         )
         streams = device_streams(feed.device, threads)
-        self._idle = [_Thread(feed, backend, self._reads, make_fills, stream, able) for stream in streams]
+        self._idle = [
+            _Thread(feed, backend, self._reads, make_fills, stream, able)
+            for stream in streams
+        ]
         self._all = list(self._idle)
         self._threads = ThreadPoolExecutor(
             threads, "saturate-device", initializer=_enter, initargs=(feed.device,)
@@ -229,7 +280,12 @@ class MixedLoader(Staging):
 
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
         # without workers the threads decode everything, what their decoders are not exact for by pyav
-        deal = Deal(rows, self._views, self._able if self._pool else np.ones_like(self._able), self._pace)
+        deal = Deal(
+            rows,
+            self._views,
+            self._able if self._pool else np.ones_like(self._able),
+            self._pace,
+        )
         self._stager.wait_for_copies()  # of the sequence before: workers write these slots again
         self._release(0)
         self._reads.begin()
@@ -238,7 +294,10 @@ class MixedLoader(Staging):
         under_way: deque[_Batch] = deque()
         try:
             while True:
-                while len(under_way) < self._window and (dealt := deal.batch()) is not None:
+                while (
+                    len(under_way) < self._window
+                    and (dealt := deal.batch()) is not None
+                ):
                     under_way.append(self._begin(dealt))
                 if not under_way:
                     return
@@ -264,7 +323,9 @@ class MixedLoader(Staging):
         else:
             batch = _Batch(dealt, rows, torch.zeros(shape, dtype=torch.uint8), None)
         self._reads.add(dealt.rows, dealt.device)
-        batch.jobs = [self._threads.submit(self._run, unit, batch) for unit in dealt.device]
+        batch.jobs = [
+            self._threads.submit(self._run, unit, batch) for unit in dealt.device
+        ]
         if self._pool is not None:
             self._pool.fill()
         return batch
@@ -295,16 +356,30 @@ class MixedLoader(Staging):
         for unit in batch.dealt.workers:
             if self._pace is not None:
                 self._pace.met(late=not unit.done.done())
-            assert self._pool is not None, "there are workers, unless the device can decode everything"
+            assert self._pool is not None, (
+                "there are workers, unless the device can decode everything"
+            )
             slot, result = self._pool.result(unit)
             self._place(slot, unit, batch)
             self._learn("worker", result)
             left_out = unit.places[result.lost]
-            samples = rows.ids[np.setdiff1d(unit.places[rows.valid[unit.places]], left_out)].tolist()
-            unable = [sort_of(self._feed.columns, sample) for sample in samples if not self._able[sample]]
+            samples = rows.ids[
+                np.setdiff1d(unit.places[rows.valid[unit.places]], left_out)
+            ].tolist()
+            unable = [
+                sort_of(self._feed.columns, sample)
+                for sample in samples
+                if not self._able[sample]
+            ]
             # the device was not asked for these: who decodes them on the CPU, and why, is no news
-            lost = {sort: why for sort, why in result.refusals.items() if sort.endswith(LOST)}
-            units.append(result._replace(fallbacks=unable, refusals=lost) if unable else result)
+            lost = {
+                sort: why
+                for sort, why in result.refusals.items()
+                if sort.endswith(LOST)
+            }
+            units.append(
+                result._replace(fallbacks=unable, refusals=lost) if unable else result
+            )
             valid[left_out] = False
         staged = self._staged_batch(batch, valid)
         staged.count = partial(count, self, units)
@@ -318,7 +393,9 @@ class MixedLoader(Staging):
         """Bring what a worker has decoded to its rows of the levels on the device."""
         assert self._pool is not None
         shape = slot_shape(some(batch.rows, unit.places))
-        pixels = torch.from_numpy(self._pool.slots[slot][: np.prod(shape)].reshape(shape))
+        pixels = torch.from_numpy(
+            self._pool.slots[slot][: np.prod(shape)].reshape(shape)
+        )
         if batch.slot is None:
             for place, clip in zip(unit.places.tolist(), pixels, strict=True):
                 batch.levels[place] = clip
@@ -328,7 +405,9 @@ class MixedLoader(Staging):
         with torch.cuda.stream(self._stager.stream):
             self._stager.stream.wait_event(batch.slot.done)
             for place, clip in zip(unit.places.tolist(), pixels, strict=True):
-                batch.levels[place].copy_(clip, non_blocking=True)  # page-locked, or else it waits
+                batch.levels[place].copy_(
+                    clip, non_blocking=True
+                )  # page-locked, or else it waits
             self._copied.append((sleeping_event(), slot))
             self._copied[-1][0].record()
         self._release(COPIES)
@@ -349,7 +428,9 @@ class MixedLoader(Staging):
         assert self._stager.stream is not None
         with torch.cuda.stream(self._stager.stream):
             self._stager.stream.wait_event(batch.slot.done)
-            made = self._stager.finish(batch.levels, rows, valid, into=batch.slot.images)
+            made = self._stager.finish(
+                batch.levels, rows, valid, into=batch.slot.images
+            )
             ready.record()
             # if nobody takes the batch, threads may write these levels again then; else hand_over records it
             # once more

@@ -36,12 +36,16 @@ not notice that two of them are coded alike and displayed otherwise.
 class Filters:
     """FILTERS for the packets of one run from a key frame on; only its parameter sets are changed."""
 
-    def __init__(self, codec: str, stream: av.VideoStream, out: av.VideoStream | None = None) -> None:
+    def __init__(
+        self, codec: str, stream: av.VideoStream, out: av.VideoStream | None = None
+    ) -> None:
         """Set the filters up. `out`: becomes a stream of what is filtered."""
         self._known = codec in FILTERS
         if self._known:
             annex_b, uncropped = FILTERS[codec]
-            self._keys = BitStreamFilterContext(f"{annex_b},{uncropped}", in_stream=stream, out_stream=out)
+            self._keys = BitStreamFilterContext(
+                f"{annex_b},{uncropped}", in_stream=stream, out_stream=out
+            )
             self._others = BitStreamFilterContext(annex_b, in_stream=stream)
 
     def __call__(self, packet: av.Packet[Any]) -> list[av.Packet[Any]]:
@@ -72,7 +76,12 @@ class Clip(NamedTuple):
     @property
     def wanted(self) -> set[int]:
         """Return the frames that its packets show and that are wanted."""
-        return {frame for group in self.groups for _, _, frame in group.packets if frame is not None}
+        return {
+            frame
+            for group in self.groups
+            for _, _, frame in group.packets
+            if frame is not None
+        }
 
 
 def require(shown: set[int], frames: Collection[int]) -> None:
@@ -110,10 +119,14 @@ class Size:
                 if (size := vp9_size(picture)) is not None
             ]
         else:
-            frame_sides = [sides(self._codec, self._context.extradata, memoryview(packet))]
+            frame_sides = [
+                sides(self._codec, self._context.extradata, memoryview(packet))
+            ]
         for displayed, self.coded in frame_sides:
             if displayed != self._shown:
-                raise Undecodable(f"pictures are of {displayed} pixels, its file said {self._shown}")
+                raise Undecodable(
+                    f"pictures are of {displayed} pixels, its file said {self._shown}"
+                )
 
     def see_filtered(self, packet: av.Packet[Any]) -> None:
         """Check a key frame behind its filters, which leave a crop at left and top. Raises Undecodable."""
@@ -121,7 +134,9 @@ class Size:
             self.coded,
             self.coded,
         ):
-            raise Undecodable("it is cropped at the left or the top, or pictures change their size")
+            raise Undecodable(
+                "it is cropped at the left or the top, or pictures change their size"
+            )
 
 
 class Packets:
@@ -140,17 +155,29 @@ class Packets:
             size = Size(self._columns, sample, stream.codec_context)
             for wanted in wanted_together(self._columns, sample, opened, frames):
                 group = Group([], max(wanted))
-                for packet, time, frame in chosen(opened, codec, wanted, Filters(codec, stream), size):
+                for packet, time, frame in chosen(
+                    opened, codec, wanted, Filters(codec, stream), size
+                ):
                     data.append(bytes(packet))
                     group.packets.append((len(data[-1]), time, frame))
                 groups.append(group)
-            require({frame for group in groups for _, _, frame in group.packets if frame is not None}, frames)
+            require(
+                {
+                    frame
+                    for group in groups
+                    for _, _, frame in group.packets
+                    if frame is not None
+                },
+                frames,
+            )
             clip = Clip(sample, *size.coded, groups)
         return Read(np.frombuffer(b"".join(data), np.uint8), clip)
 
 
 @contextmanager
-def reading(columns: Any, sample: int, path: bytes) -> Iterator[tuple[OpenFile, av.VideoStream]]:
+def reading(
+    columns: Any, sample: int, path: bytes
+) -> Iterator[tuple[OpenFile, av.VideoStream]]:
     """Open a file whose packets are wanted. What FFmpeg raises inside is Undecodable."""
     try:
         with open_video(path, known=True) as container:
@@ -172,7 +199,11 @@ def wanted_together(
 
 
 def chosen(
-    opened: OpenFile, codec: str, wanted: dict[int, int], filters: Callable[[Any], list[Any]], size: Size
+    opened: OpenFile,
+    codec: str,
+    wanted: dict[int, int],
+    filters: Callable[[Any], list[Any]],
+    size: Size,
 ) -> Iterator[tuple[av.Packet[Any], int, int | None]]:
     """Yield (packet, time, frame or None) of what NVDEC needs to show the frames of `wanted`, by time.
 

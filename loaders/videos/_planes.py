@@ -56,19 +56,25 @@ class Picture:
     @property
     def layout(self) -> tuple[tuple[int, int, int], ...]:
         """Return height, width and channels of each plane: what a Fitter is made for."""
-        return tuple((plane.height, plane.width, plane.channels) for plane in self.planes)
+        return tuple(
+            (plane.height, plane.width, plane.channels) for plane in self.planes
+        )
 
 
 def rgb(pixels: Array) -> Picture:
     """Return the picture of uint8 [H, W, 3], contiguous, already displayed."""
     height, width, channels = pixels.shape
-    return Picture((Plane(pixels.reshape(-1), width * channels, height, width, channels),))
+    return Picture(
+        (Plane(pixels.reshape(-1), width * channels, height, width, channels),)
+    )
 
 
 class Fitter:
     """Fills outputs from the window of pictures of one layout: filters are made once a clip."""
 
-    def __init__(self, picture: Picture, region: Array, window: Array, size: tuple[int, int]) -> None:
+    def __init__(
+        self, picture: Picture, region: Array, window: Array, size: tuple[int, int]
+    ) -> None:
         """Make the filters of one view.
 
         `region`: int [4], displayed pixels. `window`: float [4], in it. `size`: height, width to fill.
@@ -95,17 +101,29 @@ class Fitter:
                         plane.width,
                     ),
                     *triangle(
-                        taken[1] * down, taken[3] * down, height, seen[1] * down, seen[3] * down, plane.height
+                        taken[1] * down,
+                        taken[3] * down,
+                        height,
+                        seen[1] * down,
+                        seen[3] * down,
+                        plane.height,
                     ),
                 )
-        self._levels = [np.empty((height, width, plane.channels), np.float32) for plane in picture.planes]
+        self._levels = [
+            np.empty((height, width, plane.channels), np.float32)
+            for plane in picture.planes
+        ]
         self._pixels = np.empty((height, width, 3), np.uint8)
 
     def fill(self, out: Array, picture: Picture) -> None:
         """Fill `out`, uint8 [height, width, 3], from a picture of the layout that this was made for."""
         for levels, plane in zip(self._levels, picture.planes, strict=True):
             resample(
-                plane.data, plane.stride, plane.channels, *self._filters[plane.height, plane.width], levels
+                plane.data,
+                plane.stride,
+                plane.channels,
+                *self._filters[plane.height, plane.width],
+                levels,
             )
         colour(
             self._levels[0],
@@ -146,14 +164,21 @@ def triangle(
     support = max(step, 1.0)
     centres = begin + (np.arange(count) + 0.5) * step
     taps = min(int(np.ceil(support)) * 2 + 1, top - bottom)
-    first = np.clip(np.floor(centres - support + 0.5).astype(np.int64), bottom, top - taps)
+    first = np.clip(
+        np.floor(centres - support + 0.5).astype(np.int64), bottom, top - taps
+    )
     # axes: [count, taps]
-    weights = np.maximum(1 - np.abs(first[:, None] + np.arange(taps) + 0.5 - centres[:, None]) / support, 0)
+    weights = np.maximum(
+        1 - np.abs(first[:, None] + np.arange(taps) + 0.5 - centres[:, None]) / support,
+        0,
+    )
     total = weights.sum(axis=1, keepdims=True)
     return first, (weights / np.where(total > 0, total, 1)).astype(np.float32)
 
 
-def offsets_and_factors(picture: Picture) -> tuple[float, float, float, float, float, float, float]:
+def offsets_and_factors(
+    picture: Picture,
+) -> tuple[float, float, float, float, float, float, float]:
     """Return the seven numbers that make levels 0..255 of a picture's samples.
 
     They are luma offset, luma factor, chroma offset, red of V, green of U, green of V and blue of U.
@@ -162,12 +187,21 @@ def offsets_and_factors(picture: Picture) -> tuple[float, float, float, float, f
     if len(picture.planes) == 1:  # RGB; and grey, whose range swscale takes for full
         return 0.0, 1.0 / unit, 0.0, 0.0, 0.0, 0.0, 0.0
     largest = 2.0**picture.bits - 1
-    luma = (0.0, 255 / largest) if picture.full_range else (16 * unit, 255 / (219 * unit))
+    luma = (
+        (0.0, 255 / largest) if picture.full_range else (16 * unit, 255 / (219 * unit))
+    )
     chroma = 255 / largest if picture.full_range else 255 / (224 * unit)
     red, blue = picture.matrix
     green = 1 - red - blue
     to_red, to_blue = 2 * (1 - red) * chroma, 2 * (1 - blue) * chroma
-    return *luma, 128 * unit, to_red, -to_blue * blue / green, -to_red * red / green, to_blue
+    return (
+        *luma,
+        128 * unit,
+        to_red,
+        -to_blue * blue / green,
+        -to_red * red / green,
+        to_blue,
+    )
 
 
 @numba.njit(nogil=True, fastmath=True)

@@ -56,7 +56,10 @@ class Pool:
         """
         self._limit = workers + QUEUED
         self._memory = Shared(
-            slots or SLOTS * workers + QUEUED, slot_bytes, f"--workers {workers}", pinned=pinned
+            slots or SLOTS * workers + QUEUED,
+            slot_bytes,
+            f"--workers {workers}",
+            pinned=pinned,
         )
         self._free = deque(range(len(self.slots)))
         # reentrant: a job that is done at once calls `_done`, and so `fill`, from within `fill`
@@ -65,12 +68,20 @@ class Pool:
         self._source: Source | None = None
         self._sequence = 0  # of sources: jobs of an earlier one may still run
         self._running = 0
-        self._unused: set[int] = set()  # slots whose unit is done, and has not been released
+        self._unused: set[int] = (
+            set()
+        )  # slots whose unit is done, and has not been released
         self._broken: BaseException | None = None
         self._died = ""
         self._marks = Marks(workers, name_of)
         fork = Fork(self._stop)
-        start = make_work, self._memory, (self._marks, fork.Value("i")), self._stop, os.getpid()
+        start = (
+            make_work,
+            self._memory,
+            (self._marks, fork.Value("i")),
+            self._stop,
+            os.getpid(),
+        )
         with starting(self._stop, f"--workers {workers}"):
             self._executor = ProcessPoolExecutor(workers, fork, _enter, start)
             self._executor.submit(_ready)  # forks all of them
@@ -128,7 +139,11 @@ class Pool:
         will come to it any more because all were told to end.
         """
         # not for ever: a unit that no worker was given is answered by nobody once they have ended
-        while not wait([unit.done], LOOK_S).done and self._broken is None and not self._stop.said:
+        while (
+            not wait([unit.done], LOOK_S).done
+            and self._broken is None
+            and not self._stop.said
+        ):
             pass
         try:
             if unit.done.done():
@@ -165,7 +180,9 @@ class Pool:
             # now: the executor ends the others next
             ended = first_ended(self._processes)
             if ended is not None:
-                self._died = died(ended, self._marks.files(self._marks.place(ended.pid)))
+                self._died = died(
+                    ended, self._marks.files(self._marks.place(ended.pid))
+                )
         self._broken = self._broken or error
         self._stop.now()
 
@@ -203,7 +220,11 @@ _memory: Shared | None = None
 
 
 def _enter(
-    make_work: Callable[[], Work], memory: Shared, marks: tuple[Marks, Any], stop: Stop, parent: int
+    make_work: Callable[[], Work],
+    memory: Shared,
+    marks: tuple[Marks, Any],
+    stop: Stop,
+    parent: int,
 ) -> None:
     """Prepare a worker process. `marks` come with the shared number of those that have their place there."""
     global _make, _memory

@@ -61,7 +61,9 @@ class _Reading:
     def clip(self, rows: Rows) -> Read:
         assert rows.frames is not None, "a plan of clips says which frames"
         sample = int(rows.ids[0])
-        return self._read(sample, checked(self._source, sample), np.unique(rows.frames).tolist())
+        return self._read(
+            sample, checked(self._source, sample), np.unique(rows.frames).tolist()
+        )
 
     def __call__(self, rows: Rows, slot: Array) -> _SlotRead:
         data, about = self.clip(rows)
@@ -74,7 +76,9 @@ class _Reading:
 class ReadAhead:
     """Reads clips ahead. `make` builds the reader in the process that reads; `threads` take clips at once."""
 
-    def __init__(self, feed: Feed, make: Callable[[], ReadClip], *, workers: int, threads: int) -> None:
+    def __init__(
+        self, feed: Feed, make: Callable[[], ReadClip], *, workers: int, threads: int
+    ) -> None:
         make_work = partial(_Reading, feed.source, make)
         self._own = None if workers else make_work()
         self._coming: deque[tuple[Rows, Unit]] = deque()

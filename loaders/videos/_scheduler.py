@@ -61,11 +61,15 @@ class Pace:
         """Take into the mean that `side`, "worker" or "thread", was busy with one unit for so long."""
         # while few are known each counts alike, later as one of RECENT: files of a data set differ
         self._known[side] += 1
-        self._seconds[side] += (seconds - self._seconds[side]) / min(self._known[side], RECENT)
+        self._seconds[side] += (seconds - self._seconds[side]) / min(
+            self._known[side], RECENT
+        )
 
     def met(self, *, late: bool) -> None:
         """Move the lead: the rest of its batch was there when a worker's unit was needed; was it `late`?"""
-        self._early = min(max(self._early * (LATER if late else SOONER), EARLY[1]), EARLY[2])
+        self._early = min(
+            max(self._early * (LATER if late else SOONER), EARLY[1]), EARLY[2]
+        )
 
     def rate(self, side: str) -> float:
         """Return the units a second that all hands of a side do together."""
@@ -110,7 +114,9 @@ class Deal:
     those are not.
     """
 
-    def __init__(self, rows: Sequence[Rows], views: int, able: Array, pace: Pace | None) -> None:
+    def __init__(
+        self, rows: Sequence[Rows], views: int, able: Array, pace: Pace | None
+    ) -> None:
         self._rows = rows
         self._views = views
         self._able = able
@@ -121,7 +127,9 @@ class Deal:
         # those that no worker was offered yet, with their batch's number in the epoch
         self._coming: deque[tuple[int, Rows, Unit]] = deque()
         self._next = self._numbered = self._begun = 0
-        self._last = float("-inf")  # where the last unit that a worker took was due; the first has none
+        self._last = float(
+            "-inf"
+        )  # where the last unit that a worker took was due; the first has none
 
     def batch(self) -> Dealt | None:
         """Begin the next batch and return it; None behind the last."""
@@ -131,10 +139,18 @@ class Deal:
             rows, units = self._opened.popleft()
             self._begun += len(units)
             # a unit that the device cannot do stays: it waits for a worker however late
-            while self._coming and self._coming[0][0] < self._begun and self._coming[0][2].able:
+            while (
+                self._coming
+                and self._coming[0][0] < self._begun
+                and self._coming[0][2].able
+            ):
                 self._coming.popleft()  # too late for a worker
             device = tuple(unit for unit in units if unit.able and not unit.taken)
-            return Dealt(rows, tuple(unit for unit in units if unit.taken or not unit.able), device)
+            return Dealt(
+                rows,
+                tuple(unit for unit in units if unit.taken or not unit.able),
+                device,
+            )
 
     def unit(self) -> tuple[Rows, Unit] | None:
         """Return the next one for a worker, with its rows, upright; None = none for now.
@@ -145,7 +161,11 @@ class Deal:
             for _ in range(AT_ONCE):
                 while self._coming:
                     number, rows, unit = self._coming[0]
-                    its = some(rows, unit.places) if not unit.able or self._may_take(number) else None
+                    its = (
+                        some(rows, unit.places)
+                        if not unit.able or self._may_take(number)
+                        else None
+                    )
                     self._coming.popleft()
                     if its is not None:
                         unit.taken = True
@@ -158,7 +178,10 @@ class Deal:
         if self._pace is None:
             return False
         # however slow a worker seems, it gets some units: else nobody would see that it no longer is
-        lead = min(self._pace.lead, min(AHEAD, len(self._rows)) / 2 * self._numbered / max(self._next, 1))
+        lead = min(
+            self._pace.lead,
+            min(AHEAD, len(self._rows)) / 2 * self._numbered / max(self._next, 1),
+        )
         due = max(self._begun + lead, self._last + self._pace.apart)
         if number < due:
             return False
@@ -178,6 +201,8 @@ class Deal:
         self._next += 1
         self._opened.append((rows, units))
         decoded = upright(rows)
-        self._coming.extend((self._numbered + i, decoded, unit) for i, unit in enumerate(units))
+        self._coming.extend(
+            (self._numbered + i, decoded, unit) for i, unit in enumerate(units)
+        )
         self._numbered += len(units)
         return True

@@ -22,7 +22,14 @@ from loaders.videos._planes import Picture, Plane, offsets_and_factors, stored
 NOTHING = np.empty(0, np.uint8)
 
 
-def nv12(height: int, width: int, *, matrix: tuple[float, float], full_range: bool, turns: int) -> Picture:
+def nv12(
+    height: int,
+    width: int,
+    *,
+    matrix: tuple[float, float],
+    full_range: bool,
+    turns: int,
+) -> Picture:
     """Return the picture of these sides, both even, that a surface shows; without its samples."""
     chroma = Plane(NOTHING, width // 2, height // 2, width // 2)
     return Picture(
@@ -43,18 +50,28 @@ class Axis(NamedTuple):
     high: int
 
     def of_chroma(self) -> Axis:
-        return Axis(self.begin / 2, self.step / 2, self.samples, self.low // 2, -(-self.high // 2))
+        return Axis(
+            self.begin / 2,
+            self.step / 2,
+            self.samples,
+            self.low // 2,
+            -(-self.high // 2),
+        )
 
 
 class Fit:
     """Brings surfaces that are like `picture` to the window of one row of a batch: made once a clip."""
 
-    def __init__(self, picture: Picture, region: Array, window: Array, size: tuple[int, int]) -> None:
+    def __init__(
+        self, picture: Picture, region: Array, window: Array, size: tuple[int, int]
+    ) -> None:
         """`region`, `window` and `size` are what loaders.videos._planes.Fitter takes."""
         turns = picture.turns % 4
         corner = np.tile(np.asarray(region[:2], np.float64), 2)
         seen = stored(np.asarray(region, np.float64), picture.shape, turns).tolist()
-        taken = stored(np.asarray(window, np.float64) + corner, picture.shape, turns).tolist()
+        taken = stored(
+            np.asarray(window, np.float64) + corner, picture.shape, turns
+        ).tolist()
         height, width = size if turns % 2 == 0 else size[::-1]
         luma = picture.planes[0]
         self._turns = turns
@@ -74,13 +91,19 @@ class Fit:
     def __call__(self, surfaces: torch.Tensor) -> torch.Tensor:
         """Return uint8 [N, height, width, 3] of uint8 [N, H * 3 / 2, W], rounded as on the CPU."""
         kernel = _kernel(surfaces.device) if surfaces.device.type == "cuda" else None
-        return self.by_matrices(surfaces) if kernel is None else self.by_kernel(surfaces, kernel)
+        return (
+            self.by_matrices(surfaces)
+            if kernel is None
+            else self.by_kernel(surfaces, kernel)
+        )
 
     def by_kernel(self, surfaces: torch.Tensor, kernel: Any) -> torch.Tensor:
         assert surfaces.is_contiguous()
         count, rows, row = surfaces.shape
         tall, wide = self._size
-        out = torch.empty((count, tall, wide, 3), dtype=torch.uint8, device=surfaces.device)
+        out = torch.empty(
+            (count, tall, wide, 3), dtype=torch.uint8, device=surfaces.device
+        )
         y, x = self._y, self._x
         origin, down, across = places(y.samples, x.samples, self._turns)
         kernel._fit[count, -(-tall * wide // kernel.BLOCK)](
@@ -103,12 +126,22 @@ class Fit:
         luma = surfaces[:, top:bottom, left:right].to(dtype)
         levels = ((down @ luma @ across.T).float() - dark) * gain
         begin = surfaces.shape[1] * 2 // 3
-        chroma = surfaces[:, begin + u_top : begin + u_bottom, 2 * u_left : 2 * u_right].to(dtype)
+        chroma = surfaces[
+            :, begin + u_top : begin + u_bottom, 2 * u_left : 2 * u_right
+        ].to(dtype)
         # [N, height, 2 * columns] -> [N, height, 2, columns]: U and V apart
         apart = (u_down @ chroma).unflatten(2, (-1, 2)).transpose(2, 3)
         u, v = ((apart @ u_across.T).float() - middle).unbind(2)
-        rgb = torch.stack([levels + rv * v, levels + gu * u + gv * v, levels + bu * u], dim=-1)
-        return rgb.add_(0.5).floor_().clamp_(0, 255).to(torch.uint8).rot90(self._turns, (1, 2))
+        rgb = torch.stack(
+            [levels + rv * v, levels + gu * u + gv * v, levels + bu * u], dim=-1
+        )
+        return (
+            rgb.add_(0.5)
+            .floor_()
+            .clamp_(0, 255)
+            .to(torch.uint8)
+            .rot90(self._turns, (1, 2))
+        )
 
 
 def places(height: int, width: int, turns: int) -> tuple[int, int, int]:
@@ -126,7 +159,9 @@ def places(height: int, width: int, turns: int) -> tuple[int, int, int]:
     return origin, down, across
 
 
-def band(axis: Axis, device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, tuple[int, int]]:
+def band(
+    axis: Axis, device: torch.device, dtype: torch.dtype
+) -> tuple[torch.Tensor, tuple[int, int]]:
     """Return (matrix [count, last - first], (first, last)): _planes.triangle on samples [first, last).
 
     It is made on the device: a thread has the interpreter's lock for a fraction of what the same takes in
@@ -138,9 +173,15 @@ def band(axis: Axis, device: torch.device, dtype: torch.dtype) -> tuple[torch.Te
     first = max(math.floor(centre - support), low)
     last = max(min(math.ceil(centre + (count - 1) * step + support), high), first + 1)
     numbers = _numbers(device)
-    apart = numbers[: last - first] - (numbers[:count] * step).add_(centre - first - 0.5)[:, None]
+    apart = (
+        numbers[: last - first]
+        - (numbers[:count] * step).add_(centre - first - 0.5)[:, None]
+    )
     weights = apart.abs_().mul_(-1 / support).add_(1).clamp_(min=0)
-    return weights.div_(weights.sum(dim=1, keepdim=True).clamp_(min=1e-6)).to(dtype), (first, last)
+    return weights.div_(weights.sum(dim=1, keepdim=True).clamp_(min=1e-6)).to(dtype), (
+        first,
+        last,
+    )
 
 
 @cache
@@ -166,4 +207,6 @@ def _kernel(device: torch.device) -> Any:
         pixels = torch.zeros((1, 3, 2), dtype=torch.uint8, device=device)
         Fit(picture, whole, whole, (2, 2)).by_kernel(pixels, kernel)
 
-    return kernels("loaders.videos._surfaces_kernel", build, "surfaces are resized in more steps")
+    return kernels(
+        "loaders.videos._surfaces_kernel", build, "surfaces are resized in more steps"
+    )

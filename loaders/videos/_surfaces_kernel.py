@@ -12,12 +12,27 @@ BLOCK = 128
 @triton.jit
 def _weight(at, centre, support, high):
     """Return the weight of sample `at` for what is centred there: loaders/videos/_planes.py's triangle."""
-    return tl.where(at < high, tl.maximum(1 - tl.abs(at + 0.5 - centre) / support, 0.0), 0.0)
+    return tl.where(
+        at < high, tl.maximum(1 - tl.abs(at + 0.5 - centre) / support, 0.0), 0.0
+    )
 
 
 @triton.jit
 def _resampled(
-    samples, row, apart, y, x, inside, y_begin, y_step, y_low, y_high, x_begin, x_step, x_low, x_high
+    samples,
+    row,
+    apart,
+    y,
+    x,
+    inside,
+    y_begin,
+    y_step,
+    y_low,
+    y_high,
+    x_begin,
+    x_step,
+    x_low,
+    x_high,
 ):
     """Return a plane at the output's pixels (y, x), by the triangle in both directions.
 
@@ -47,8 +62,27 @@ def _level(value):
     return tl.minimum(tl.maximum(tl.floor(value + 0.5), 0.0), 255.0).to(tl.uint8)
 
 
-GIVEN = ["surface", "row", "chroma", "height", "width", "picture", "origin", "down", "across"]
-GIVEN += ["y_begin", "y_step", "y_low", "y_high", "x_begin", "x_step", "x_low", "x_high"]
+GIVEN = [
+    "surface",
+    "row",
+    "chroma",
+    "height",
+    "width",
+    "picture",
+    "origin",
+    "down",
+    "across",
+]
+GIVEN += [
+    "y_begin",
+    "y_step",
+    "y_low",
+    "y_high",
+    "x_begin",
+    "x_step",
+    "x_low",
+    "x_high",
+]
 
 
 @triton.jit(do_not_specialize=GIVEN)
@@ -68,16 +102,69 @@ def _fit(
     y, x = pixel // width, pixel % width
     luma = surfaces + frame * surface
     level = _resampled(
-        luma, row, 1, y, x, inside, y_begin, y_step, y_low, y_high, x_begin, x_step, x_low, x_high
+        luma,
+        row,
+        1,
+        y,
+        x,
+        inside,
+        y_begin,
+        y_step,
+        y_low,
+        y_high,
+        x_begin,
+        x_step,
+        x_low,
+        x_high,
     )
     level = (level - dark) * gain
     # the samples of chroma lie two by two
-    y_begin, y_step, y_low, y_high = y_begin / 2, y_step / 2, y_low // 2, (y_high + 1) // 2
-    x_begin, x_step, x_low, x_high = x_begin / 2, x_step / 2, x_low // 2, (x_high + 1) // 2
+    y_begin, y_step, y_low, y_high = (
+        y_begin / 2,
+        y_step / 2,
+        y_low // 2,
+        (y_high + 1) // 2,
+    )
+    x_begin, x_step, x_low, x_high = (
+        x_begin / 2,
+        x_step / 2,
+        x_low // 2,
+        (x_high + 1) // 2,
+    )
     blue = luma + chroma
     red = blue + 1
-    u = _resampled(blue, row, 2, y, x, inside, y_begin, y_step, y_low, y_high, x_begin, x_step, x_low, x_high)
-    v = _resampled(red, row, 2, y, x, inside, y_begin, y_step, y_low, y_high, x_begin, x_step, x_low, x_high)
+    u = _resampled(
+        blue,
+        row,
+        2,
+        y,
+        x,
+        inside,
+        y_begin,
+        y_step,
+        y_low,
+        y_high,
+        x_begin,
+        x_step,
+        x_low,
+        x_high,
+    )
+    v = _resampled(
+        red,
+        row,
+        2,
+        y,
+        x,
+        inside,
+        y_begin,
+        y_step,
+        y_low,
+        y_high,
+        x_begin,
+        x_step,
+        x_low,
+        x_high,
+    )
     u = u - middle
     v = v - middle
     target = out + frame * picture + origin + y * down + x * across

@@ -54,7 +54,9 @@ class Reader(Protocol):
     def decoded(self) -> int | None:
         """Return how many frames the last clip took; None: all from the key frame before, see passed()."""
 
-    def __call__(self, sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture]]:
+    def __call__(
+        self, sample: int, path: bytes, frames: list[int]
+    ) -> Iterator[tuple[int, Picture]]:
         """Yield (frame, picture) once for each of `frames`, in any order. Raises Undecodable.
 
         `frames` are places in columns.pts(sample), ascending, each once. Of a source that has no files,
@@ -70,7 +72,9 @@ def same_times(columns: Any, sample: int, frames: list[int], seconds: Array) -> 
     step = np.diff(pts).min(initial=1 << 30) * tick
     apart = np.abs(seconds - pts[frames] * tick)
     if not (apart < step / 2).all():
-        raise Undecodable(f"frame {frames[int(apart.argmax())]} is {apart.max():.3f} s from its place")
+        raise Undecodable(
+            f"frame {frames[int(apart.argmax())]} is {apart.max():.3f} s from its place"
+        )
 
 
 MakeReader = Callable[[Any], Reader]
@@ -88,9 +92,12 @@ REASON = 200
 def reason(backend: str, error: Exception) -> str:
     """Return why a backend refused a file, on one line."""
     first_line = next(
-        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+        (line.strip() for line in str(error).splitlines() if line.strip()),
+        type(error).__name__,
     )
-    return f"{backend}: {printable(first_line.encode('utf-8', 'surrogatepass'))[:REASON]}"
+    return (
+        f"{backend}: {printable(first_line.encode('utf-8', 'surrogatepass'))[:REASON]}"
+    )
 
 
 class ClipsDone(NamedTuple):
@@ -101,7 +108,9 @@ class ClipsDone(NamedTuple):
     decoded: int  # frames that a decoder went through
     delivered: int
     seconds: float  # that it took
-    refusals: dict[str, str]  # of sorts that end in REFUSED or LOST: why, of the first clip
+    refusals: dict[
+        str, str
+    ]  # of sorts that end in REFUSED or LOST: why, of the first clip
 
 
 def count(loader: Loader, parts: Sequence[ClipsDone]) -> None:
@@ -122,7 +131,11 @@ class ClipLoader(Staging):
     """
 
     def __init__(
-        self, feed: Feed, backend: str, make_reader: MakeReader, make_pyav: MakeReader | None
+        self,
+        feed: Feed,
+        backend: str,
+        make_reader: MakeReader,
+        make_pyav: MakeReader | None,
     ) -> None:
         super().__init__(feed)
         compile_kernels()
@@ -156,10 +169,14 @@ class ClipLoader(Staging):
             pixels = torch.from_numpy(slot[: np.prod(shape)].reshape(shape))
             valid = its_rows.valid.copy()
             for part, result in enumerate(parts):
-                valid[[part * self._workers.part_rows + place for place in result.lost]] = False
+                valid[
+                    [part * self._workers.part_rows + place for place in result.lost]
+                ] = False
             # not by the ids of what failed: another clip of the same video is as good as in a batch of its
             # own
-            staged = self._stager.stage(pixels, its_rows, valid, pinned=self._workers.pinned)
+            staged = self._stager.stage(
+                pixels, its_rows, valid, pinned=self._workers.pinned
+            )
             staged.count = partial(count, self, parts)
             yield staged
 
@@ -212,7 +229,11 @@ class Decoding:
     """
 
     def __init__(
-        self, feed: Feed, backend: str, make_reader: MakeReader, make_pyav: MakeReader | None
+        self,
+        feed: Feed,
+        backend: str,
+        make_reader: MakeReader,
+        make_pyav: MakeReader | None,
     ) -> None:
         self._feed = feed
         self._backend = backend
@@ -236,17 +257,28 @@ class Decoding:
             places = np.array(same)
             again = partial(self._decode_or_read, sample, rows, places, out, refusals)
             try:
-                sorts, passed_through = storage.patiently(again, partial(self._feed.source.name, sample))
+                sorts, passed_through = storage.patiently(
+                    again, partial(self._feed.source.name, sample)
+                )
                 fell_back += sorts
                 decoded += passed_through
                 delivered += rows.frames[places].size
             except (Undecodable, OSError) as error:
                 lost += same
-                refusals.setdefault(sort_of(self._feed.columns, sample) + LOST, reason("pyav", error))
-        return ClipsDone(lost, fell_back, decoded, delivered, time.monotonic() - began, refusals)
+                refusals.setdefault(
+                    sort_of(self._feed.columns, sample) + LOST, reason("pyav", error)
+                )
+        return ClipsDone(
+            lost, fell_back, decoded, delivered, time.monotonic() - began, refusals
+        )
 
     def _decode_or_read(
-        self, sample: int, rows: Rows, places: Array, out: Array, refusals: dict[str, str]
+        self,
+        sample: int,
+        rows: Rows,
+        places: Array,
+        out: Array,
+        refusals: dict[str, str],
     ) -> tuple[list[str], int]:
         """Do what `_decode` does. Raises OSError where it is the storage that a decoder has failed of."""
         path = checked(self._feed.source, sample)
@@ -258,7 +290,13 @@ class Decoding:
             raise
 
     def _decode(
-        self, sample: int, path: bytes, rows: Rows, places: Array, out: Array, refusals: dict[str, str]
+        self,
+        sample: int,
+        path: bytes,
+        rows: Rows,
+        places: Array,
+        out: Array,
+        refusals: dict[str, str],
     ) -> tuple[list[str], int]:
         """Fill the places of a sample; pyav has the last word.
 
@@ -280,7 +318,15 @@ class Decoding:
             refusals.setdefault(sort, refused)
         return [sort] * len(places), decoded
 
-    def _fill(self, reader: Reader, sample: int, path: bytes, rows: Rows, places: Array, out: Array) -> int:
+    def _fill(
+        self,
+        reader: Reader,
+        sample: int,
+        path: bytes,
+        rows: Rows,
+        places: Array,
+        out: Array,
+    ) -> int:
         """Decode what the views of a clip need in one go, into each view that shows a frame.
 
         Returns the frames decoded.
@@ -298,13 +344,18 @@ class Decoding:
         for frame, picture in reader(sample, path, sorted(shown)):
             came += 1
             if picture.shape != displayed:
-                raise Undecodable(f"a frame has {picture.shape} pixels, its file said {displayed}")
+                raise Undecodable(
+                    f"a frame has {picture.shape} pixels, its file said {displayed}"
+                )
             for i, t in shown[frame]:
                 left, top, right, bottom = corners[i]
                 which = i, picture.layout
                 if which not in fitters:
                     fitters[which] = Fitter(
-                        picture, rows.regions[i], rows.windows[i], (bottom - top, right - left)
+                        picture,
+                        rows.regions[i],
+                        rows.windows[i],
+                        (bottom - top, right - left),
                     )
                 fitters[which].fill(out[i, t, top:bottom, left:right], picture)
         if came != len(shown):

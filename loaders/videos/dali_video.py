@@ -24,7 +24,14 @@ from dataset.videos.columns import CODECS, Flags
 from loaders import Undecodable
 from loaders._dali import first_line, import_dali, lacks_memory, release_memory
 from loaders.videos._mixed import MixedLoader
-from loaders.videos._packets import Filters, Size, chosen, reading, require, wanted_together
+from loaders.videos._packets import (
+    Filters,
+    Size,
+    chosen,
+    reading,
+    require,
+    wanted_together,
+)
 from loaders.videos._planes import BT601, MATRICES
 from loaders.videos._reading import Read
 from loaders.videos.exact import NO_MATTER, Claim, exact
@@ -32,7 +39,9 @@ from loaders.videos.exact import NO_MATTER, Claim, exact
 THREADS = 7
 """Threads, as many as an H100 or H200 has engines. Each holds one clip of whole frames on the device."""
 EXACT = Claim(
-    kinds=dict.fromkeys(("h264", "hevc", "vp9"), ("mp4", "mkv")),  # AV1: refused on an H200 (DALI 2.4)
+    kinds=dict.fromkeys(
+        ("h264", "hevc", "vp9"), ("mp4", "mkv")
+    ),  # AV1: refused on an H200 (DALI 2.4)
     flags=NO_MATTER | Flags.EDIT_LIST | Flags.SEVERAL_STREAMS,
     rotated=(),
     plain=True,
@@ -53,7 +62,11 @@ def build(device: int | None) -> Any:
     fn = dali.fn
     types = dali.types
     pipeline = dali.Pipeline(
-        batch_size=1, num_threads=1, device_id=device, prefetch_queue_depth=1, exec_dynamic=True
+        batch_size=1,
+        num_threads=1,
+        device_id=device,
+        prefetch_queue_depth=1,
+        exec_dynamic=True,
     )
     with pipeline:
         data = fn.external_source(name="data", dtype=types.UINT8, ndim=1, no_copy=True)
@@ -62,12 +75,18 @@ def build(device: int | None) -> Any:
             for name in ("frames", "starts", "shapes")
         }
         window, size = (
-            fn.external_source(name=name, dtype=types.FLOAT, ndim=1) for name in ("windows", "sizes")
+            fn.external_source(name=name, dtype=types.FLOAT, ndim=1)
+            for name in ("windows", "sizes")
         )
         clip = fn.decoders.video(
-            data, device="cpu" if device is None else "mixed", frames=numbers["frames"], build_index=True
+            data,
+            device="cpu" if device is None else "mixed",
+            frames=numbers["frames"],
+            build_index=True,
         )
-        clip = fn.slice(clip, start=numbers["starts"], shape=numbers["shapes"], axis_names="HW")
+        clip = fn.slice(
+            clip, start=numbers["starts"], shape=numbers["shapes"], axis_names="HW"
+        )
         clip = fn.resize(
             clip,
             size=size,
@@ -93,7 +112,9 @@ def inputs(read: Read, rows: Rows, place: int) -> dict[str, Array]:
     cut: Cut = read.about
     return {
         "data": read.data,
-        "frames": np.array([cut.places[frame] for frame in rows.frames[place].tolist()], np.int32),
+        "frames": np.array(
+            [cut.places[frame] for frame in rows.frames[place].tolist()], np.int32
+        ),
         "starts": np.array([top, left], np.int32),
         "shapes": np.array([bottom - top, right - left], np.int32),
         "windows": rows.windows[place][[1, 0, 3, 2]].astype(np.float32),
@@ -138,11 +159,18 @@ class Cutting:
             require({frame for _, _, frame in packets if frame is not None}, frames)
             out.codec_context.codec_tag = NO_TAG
             out.height, out.width = size.coded
-            order = {time: place for place, time in enumerate(sorted(time for _, time, _ in packets))}
+            order = {
+                time: place
+                for place, time in enumerate(sorted(time for _, time, _ in packets))
+            }
             if len(order) < len(packets):
-                raise Undecodable("two packets have one time")  # DALI could not tell their pictures apart
+                raise Undecodable(
+                    "two packets have one time"
+                )  # DALI could not tell their pictures apart
             # no packet is shown before it is decoded
-            late = max(place - order[time] for place, (_, time, _) in enumerate(packets))
+            late = max(
+                place - order[time] for place, (_, time, _) in enumerate(packets)
+            )
             for place, (packet, time, _) in enumerate(packets):
                 packet.stream = out
                 packet.time_base = Fraction(1, 1000)
@@ -152,7 +180,11 @@ class Cutting:
         return Read(
             np.frombuffer(file.getbuffer(), np.uint8),
             Cut(
-                places={frame: order[time] for _, time, frame in packets if frame is not None},
+                places={
+                    frame: order[time]
+                    for _, time, frame in packets
+                    if frame is not None
+                },
                 packets=len(packets),
                 colours=MATRICES.get(int(self._columns.matrix[sample]), BT601),
             ),
@@ -160,24 +192,34 @@ class Cutting:
 
 
 @cache
-def recoloured(colours: tuple[float, float], device: torch.device) -> torch.Tensor | None:
+def recoloured(
+    colours: tuple[float, float], device: torch.device
+) -> torch.Tensor | None:
     """Return float32 [3, 3]: DALI's RGB, by BT.601's Kr and Kb whatever a stream says -> RGB by these.
 
     None where they are the same. The source is DALI 2.4, color_space.cu. What it has clipped at 0 and 255
     stays so.
     """
 
-    def rgb_of(red: float, blue: float) -> Array:  # of Y, Cb and Cr, the latter from -0.5 to 0.5
+    def rgb_of(
+        red: float, blue: float
+    ) -> Array:  # of Y, Cb and Cr, the latter from -0.5 to 0.5
         green = 1 - red - blue
         from_cb, from_cr = 2 * (1 - blue), 2 * (1 - red)
         return np.array(
-            [[1, 0, from_cr], [1, -from_cb * blue / green, -from_cr * red / green], [1, from_cb, 0]]
+            [
+                [1, 0, from_cr],
+                [1, -from_cb * blue / green, -from_cr * red / green],
+                [1, from_cb, 0],
+            ]
         )
 
     if colours == BT601:
         return None
     return torch.tensor(
-        (rgb_of(*colours) @ np.linalg.inv(rgb_of(*BT601))).T, dtype=torch.float32, device=device
+        (rgb_of(*colours) @ np.linalg.inv(rgb_of(*BT601))).T,
+        dtype=torch.float32,
+        device=device,
     )
 
 
@@ -190,7 +232,9 @@ class Filling:
         self._pipeline: Any = None
         self.decoded = 0
 
-    def __call__(self, read: Read, rows: Rows, places: Array, out: torch.Tensor) -> None:
+    def __call__(
+        self, read: Read, rows: Rows, places: Array, out: torch.Tensor
+    ) -> None:
         corners = rows.placed.tolist()
         for place in places.tolist():
             try:
@@ -219,7 +263,9 @@ class Filling:
     def _run(self, given: dict[str, Array]) -> torch.Tensor:
         """Return uint8 [F, H, W, 3], valid until the outputs are released."""
         if self._pipeline is None:
-            self._pipeline = build(self._device.index if self._device.type == "cuda" else None)
+            self._pipeline = build(
+                self._device.index if self._device.type == "cuda" else None
+            )
         for name, value in given.items():
             self._pipeline.feed_input(name, [value])
         self._pipeline.schedule_run()

@@ -15,7 +15,12 @@ from loaders.videos.exact import ANY_VP9, NO_MATTER, USUAL, Claim
 from loaders.videos.pyav import Pyav
 from system.processes import uninterrupted
 
-EXACT = Claim(kinds=USUAL, flags=NO_MATTER | Flags.UNALIGNED | ANY_VP9, rotated=("mp4",), from_zero=True)
+EXACT = Claim(
+    kinds=USUAL,
+    flags=NO_MATTER | Flags.UNALIGNED | ANY_VP9,
+    rotated=("mp4",),
+    from_zero=True,
+)
 
 
 class Decord:
@@ -33,16 +38,22 @@ class Decord:
         self._columns = columns
         self._decord = decord
 
-    def __call__(self, sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture]]:
+    def __call__(
+        self, sample: int, path: bytes, frames: list[int]
+    ) -> Iterator[tuple[int, Picture]]:
         try:
-            reader = self._decord.VideoReader(os.fsdecode(path), ctx=self._decord.cpu(0), num_threads=1)
+            reader = self._decord.VideoReader(
+                os.fsdecode(path), ctx=self._decord.cpu(0), num_threads=1
+            )
             if len(reader) != len(self._columns.pts(sample)):
                 raise Undecodable(
                     f"decord counts {len(reader)} frames, the manifest {len(self._columns.pts(sample))}"
                 )
             # also where others than those asked for are elsewhere, the pictures may be others
             every = list(range(len(reader)))
-            same_times(self._columns, sample, every, reader.get_frame_timestamp(every)[:, 0])
+            same_times(
+                self._columns, sample, every, reader.get_frame_timestamp(every)[:, 0]
+            )
             for frame in frames:
                 pixels = reader[frame].asnumpy()
                 # narrow ones, whose rows are padded by more than a third: it takes that for channels

@@ -48,17 +48,30 @@ def exact(backend: str, columns: Any, ids: Array) -> Array:
     if spec is not None and spec.exact:
         return np.ones(len(ids), bool)
     nothing = Claim(kinds={}, flags=Flags(0))
-    claim = nothing if spec is None else getattr(import_module(spec.module), "EXACT", nothing)
+    claim = (
+        nothing
+        if spec is None
+        else getattr(import_module(spec.module), "EXACT", nothing)
+    )
     able = np.zeros((len(CODECS), len(CONTAINERS)), bool)
     for codec, containers in claim.kinds.items():
-        able[CODECS.index(codec), [CONTAINERS.index(container) for container in containers]] = True
+        able[
+            CODECS.index(codec),
+            [CONTAINERS.index(container) for container in containers],
+        ] = True
     good: Array = able[columns.codec[ids], columns.container[ids]] & (
         (columns.flags[ids].astype(int) & ~int(claim.flags)) == 0
     )
-    turned = np.isin(columns.container[ids], [CONTAINERS.index(container) for container in claim.rotated])
+    turned = np.isin(
+        columns.container[ids],
+        [CONTAINERS.index(container) for container in claim.rotated],
+    )
     good &= turned | (columns.rotation[ids] == 0)
     if claim.plain:
-        good &= np.isin(columns.pixels[ids], [PIXELS.index(name) for name in ("yuv420p", "yuvj420p")])
+        good &= np.isin(
+            columns.pixels[ids],
+            [PIXELS.index(name) for name in ("yuv420p", "yuvj420p")],
+        )
         good &= (columns.height[ids] % 2 == 0) & (columns.width[ids] % 2 == 0)
     if claim.from_zero:
         good &= ~late(columns, ids)
@@ -70,7 +83,9 @@ def notes(backend: str, columns: Any, able: Array) -> list[str]:
 
     One more says how many have pixels that are not square. `able`: bool by sample, those it is exact for.
     """
-    sorts = Counter(sort_of(columns, sample) for sample in np.flatnonzero(~able).tolist())
+    sorts = Counter(
+        sort_of(columns, sample) for sample in np.flatnonzero(~able).tolist()
+    )
     lines = [
         f"{count:,} of {len(columns):,} videos are {sort}: decoded by pyav, {backend} is not exact there"
         for sort, count in sorts.items()
@@ -87,21 +102,31 @@ def late(columns: Any, ids: Array) -> Array:
     """Return bool [B], whether the first frame of a file is half a step or more away from time 0."""
     first = columns.frame_pts[columns.frame_offsets[columns.file[ids]]]
     apart: Array = (
-        np.abs(first * (columns.time_base_num[ids] / columns.time_base_den[ids]) * columns.fps[ids]) >= 0.5
+        np.abs(
+            first
+            * (columns.time_base_num[ids] / columns.time_base_den[ids])
+            * columns.fps[ids]
+        )
+        >= 0.5
     )
     return apart
 
 
 def sort_of(columns: Any, sample: int) -> str:
     """Return the sort of a file, as a person would say it."""
-    words = [f"{CODECS[columns.codec[sample]]} in {CONTAINERS[columns.container[sample]]}"]
+    words = [
+        f"{CODECS[columns.codec[sample]]} in {CONTAINERS[columns.container[sample]]}"
+    ]
     words += [
-        (flag.name or "").lower().replace("_", " ") for flag in Flags if flag & int(columns.flags[sample])
+        (flag.name or "").lower().replace("_", " ")
+        for flag in Flags
+        if flag & int(columns.flags[sample])
     ]
     words += ["rotated"] if columns.rotation[sample] else []
     words += (
         ["begins late"]
-        if CONTAINERS[columns.container[sample]] in ("mp4", "mkv") and late(columns, np.array([sample])).any()
+        if CONTAINERS[columns.container[sample]] in ("mp4", "mkv")
+        and late(columns, np.array([sample])).any()
         else []
     )
     return ", ".join(words)

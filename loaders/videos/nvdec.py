@@ -29,8 +29,14 @@ from system.processes import uninterrupted
 CHUNK = 16
 """Surfaces that a thread keeps before it resizes them in one go: 50 MB at 1080p."""
 EXACT = Claim(
-    kinds=dict.fromkeys(NAMES, ("mp4", "mkv")),  # AV1: no engine that has it was there to see
-    flags=NO_MATTER | Flags.EDIT_LIST | Flags.SEVERAL_STREAMS | Flags.UNALIGNED | Flags.HIDDEN_FRAMES,
+    kinds=dict.fromkeys(
+        NAMES, ("mp4", "mkv")
+    ),  # AV1: no engine that has it was there to see
+    flags=NO_MATTER
+    | Flags.EDIT_LIST
+    | Flags.SEVERAL_STREAMS
+    | Flags.UNALIGNED
+    | Flags.HIDDEN_FRAMES,
     plain=True,
 )
 
@@ -38,7 +44,9 @@ EXACT = Claim(
 class Filling:
     """loaders.videos._mixed.Fills."""
 
-    def __init__(self, columns: Any, codec: Any, device: torch.device, stream: int) -> None:
+    def __init__(
+        self, columns: Any, codec: Any, device: torch.device, stream: int
+    ) -> None:
         build(device)
         self._decode = Nvdec(columns, codec, device.index or 0, stream)
         self._kept = torch.empty(0)
@@ -48,7 +56,9 @@ class Filling:
     def decoded(self) -> int:
         return self._decode.decoded
 
-    def __call__(self, read: Read, rows: Rows, places: Array, out: torch.Tensor) -> None:
+    def __call__(
+        self, read: Read, rows: Rows, places: Array, out: torch.Tensor
+    ) -> None:
         assert rows.frames is not None, "a plan of clips says which frames"
         shown: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for place in places.tolist():
@@ -62,17 +72,28 @@ class Filling:
             for place, fit in fits.items():
                 levels = fit(self._kept[: len(kept)])
                 left, top, right, bottom = corners[place]
-                where = [(i, t) for i, frame in enumerate(kept) for its, t in shown[frame] if its == place]
+                where = [
+                    (i, t)
+                    for i, frame in enumerate(kept)
+                    for its, t in shown[frame]
+                    if its == place
+                ]
                 for i, t, count in runs(where):
-                    out[place, t : t + count, top:bottom, left:right] = levels[i : i + count]
+                    out[place, t : t + count, top:bottom, left:right] = levels[
+                        i : i + count
+                    ]
             kept.clear()
 
         for frame, picture, surface in self._decode(read):
             if not fits:
-                fits = {place: self._fit(picture, rows, place) for place in places.tolist()}
+                fits = {
+                    place: self._fit(picture, rows, place) for place in places.tolist()
+                }
                 if self._kept.shape[1:] != surface.shape:
                     self._kept = torch.empty(
-                        (CHUNK, *surface.shape), dtype=surface.dtype, device=surface.device
+                        (CHUNK, *surface.shape),
+                        dtype=surface.dtype,
+                        device=surface.device,
                     )
                     self._places = self._kept.unbind()
             # the decoder may write its next picture over the surface
@@ -90,7 +111,12 @@ class Filling:
 
     def _fit(self, picture: Picture, rows: Rows, place: int) -> Fit:
         left, top, right, bottom = rows.placed[place].tolist()
-        return Fit(picture, rows.regions[place], rows.windows[place], (bottom - top, right - left))
+        return Fit(
+            picture,
+            rows.regions[place],
+            rows.windows[place],
+            (bottom - top, right - left),
+        )
 
 
 def runs(pairs: list[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
@@ -124,13 +150,17 @@ def loader(feed: Feed, codec: Any, beside: str) -> MixedLoader:
     """Return the loader that decodes with PyNvVideoCodec, or with what stands for it."""
     gpu = feed.device.index or 0
     there = set(np.unique(feed.columns.codec[:]).tolist())
-    caps = capabilities(codec, gpu, [name for name in NAMES if CODECS.index(name) in there]) or capabilities(
-        codec, gpu
-    )
+    caps = capabilities(
+        codec, gpu, [name for name in NAMES if CODECS.index(name) in there]
+    ) or capabilities(codec, gpu)
     engines = max([cap.engines for cap in caps.values()], default=0)
     if not engines:
-        raise UserError("--loader nvdec: this GPU has no engine that decodes video; --loader pyav")
-    able = exact("nvdec", feed.columns, np.arange(len(feed.columns.codec))) & within(caps, feed.columns)
+        raise UserError(
+            "--loader nvdec: this GPU has no engine that decodes video; --loader pyav"
+        )
+    able = exact("nvdec", feed.columns, np.arange(len(feed.columns.codec))) & within(
+        caps, feed.columns
+    )
     return MixedLoader(
         feed,
         "nvdec",
@@ -147,7 +177,11 @@ def usable() -> bool:
     try:
         codec = import_codec()
         gpu = torch.cuda.current_device()
-        return any(cap.engines for name in NAMES for cap in capabilities(codec, gpu, (name,)).values())
+        return any(
+            cap.engines
+            for name in NAMES
+            for cap in capabilities(codec, gpu, (name,)).values()
+        )
     except UserError:
         return False
 

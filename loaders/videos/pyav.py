@@ -41,7 +41,9 @@ WITH_TIMES = [CONTAINERS.index(name) for name in ("mp4", "mkv")]
 """Containers whose packets have all their times: none of them depends on what FFmpeg knows of a stream."""
 LEAD_S = 1.0
 """Seconds by which a seek aims before the key frame: H.264 and HEVC move a frame by 16 places at most."""
-ACCURATE = Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
+ACCURATE = (
+    Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
+)
 """Flags for swscale, which by default is one to two grey levels off."""
 
 
@@ -54,14 +56,18 @@ class Pyav:
         # a damaged file is named by the loop, not by lines of FFmpeg's own
         av.logging.set_level(av.logging.PANIC)
 
-    def __call__(self, sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture]]:
+    def __call__(
+        self, sample: int, path: bytes, frames: list[int]
+    ) -> Iterator[tuple[int, Picture]]:
         missing = set(frames)
         why = ""
         self.decoded = 0
         for attempt in range(LENIENT + 1):
             try:
                 with open_video(
-                    path, known=attempt == HASTY and int(self._columns.container[sample]) in WITH_TIMES
+                    path,
+                    known=attempt == HASTY
+                    and int(self._columns.container[sample]) in WITH_TIMES,
                 ) as container:
                     opened = OpenFile(container, self._columns, sample, attempt)
                     try:
@@ -70,7 +76,10 @@ class Pyav:
                                 for frame, picture in opened.decode(together):
                                     missing.discard(frame)
                                     yield frame, picture
-                            except (FFmpegError, Undecodable) as error:  # other groups may be whole
+                            except (
+                                FFmpegError,
+                                Undecodable,
+                            ) as error:  # other groups may be whole
                                 why = f": {error}"
                     finally:
                         self.decoded += opened.decoded
@@ -86,7 +95,11 @@ class OpenFile:
     """One open file, in which groups of frames are decoded one after the other."""
 
     def __init__(
-        self, container: av.container.InputContainer, columns: Any, sample: int, attempt: int
+        self,
+        container: av.container.InputContainer,
+        columns: Any,
+        sample: int,
+        attempt: int,
     ) -> None:
         self._container = container
         self._attempt = attempt
@@ -111,20 +124,31 @@ class OpenFile:
         # No picture is made from one that is no reference; but in HEVC those of a higher layer in time may
         # be, and of AV1 frames that
         # are wanted get lost too
-        self._skips = attempt == HASTY and CODECS[columns.codec[sample]] not in ("hevc", "av1")
+        self._skips = attempt == HASTY and CODECS[columns.codec[sample]] not in (
+            "hevc",
+            "av1",
+        )
         # of other codecs the scan may have the container's word alone, which the decoder has to confirm
         self._doubts_keys = CODECS[columns.codec[sample]] not in ORDERED
         self._packed = bool(int(columns.flags[sample]) & Flags.PACKED_B)
         # pictures behind a key frame are made from those before it
         self._refreshes = bool(int(columns.flags[sample]) & Flags.GRADUAL_REFRESH)
         tick_s = columns.time_base_num[sample] / columns.time_base_den[sample]
-        wrong_keys = bool(int(columns.flags[sample]) & Flags.WRONG_KEYS)  # a seek may find one that is none
-        early = attempt > HASTY or wrong_keys or int(columns.container[sample]) in WITHOUT_INDEX
+        wrong_keys = bool(
+            int(columns.flags[sample]) & Flags.WRONG_KEYS
+        )  # a seek may find one that is none
+        early = (
+            attempt > HASTY
+            or wrong_keys
+            or int(columns.container[sample]) in WITHOUT_INDEX
+        )
         self._lead = int(LEAD_S / tick_s) if early else 0
         indexed = (
             int(columns.container[sample]) not in WITHOUT_INDEX
         )  # where no seek goes before its beginning
-        self._earliest = int(self._pts[0]) if indexed else int(self._pts[0]) - self._lead
+        self._earliest = (
+            int(self._pts[0]) if indexed else int(self._pts[0]) - self._lead
+        )
         self._look = looker(CODECS[columns.codec[sample]], self._codec.extradata)
 
     def split(self, frames: list[int]) -> Iterator[list[int]]:
@@ -136,7 +160,11 @@ class OpenFile:
         """
         if self._attempt == LENIENT:
             second = int(self._keys[1]) if len(self._keys) > 1 else len(self._pts)
-            frames = [frame for frame in frames if frame < second] if self._begins_at_recovery_point() else []
+            frames = (
+                [frame for frame in frames if frame < second]
+                if self._begins_at_recovery_point()
+                else []
+            )
         seeks = self._attempt < FROM_THE_START and not self._packed
         together = list[int]()
         for frame in frames:
@@ -156,7 +184,11 @@ class OpenFile:
         """Return whether the file's first key frame is a recovery point of H.264."""
         if self._codec.name != "h264":
             return False
-        keys = (packet for packet in self.packets(None, int(self._pts[-1])) if packet.is_keyframe)
+        keys = (
+            packet
+            for packet in self.packets(None, int(self._pts[-1]))
+            if packet.is_keyframe
+        )
         first_key = next(keys, None)
         keys.close()
         return first_key is not None and self._look(memoryview(first_key))[0] == MAY
@@ -168,7 +200,11 @@ class OpenFile:
         sync = None if self._packed else self.seek(frames[0])
         # shown before the key frame, and in need of what lies before it; or of no matter for what is wanted
         key = self._key(frames[0])
-        since = int(self._pts[self._keys[key]]) if key >= 0 and not self._refreshes else sync
+        since = (
+            int(self._pts[self._keys[key]])
+            if key >= 0 and not self._refreshes
+            else sync
+        )
         shown = (
             zip(self._pts.tolist(), self._unpacked(), strict=False)
             if self._packed
@@ -179,7 +215,9 @@ class OpenFile:
                 return
             # decoders of some codecs, such as Microsoft Video 1, tell of no frame whether it is one
             if time == sync and self._doubts_keys and not _is_key(frame):
-                raise Undecodable("its container marks a key frame that the decoder does not call one")
+                raise Undecodable(
+                    "its container marks a key frame that the decoder does not call one"
+                )
             if time < (begin if since is None else since):
                 continue
             if frame.is_corrupt:  # and so are those that are made from it
@@ -195,21 +233,31 @@ class OpenFile:
         key = self._key(first) - (self._attempt > HASTY + 1)
         if self._attempt == FROM_THE_START:
             return None
-        if self._attempt == LENIENT:  # a packet was read to find out what the file begins with
+        if (
+            self._attempt == LENIENT
+        ):  # a packet was read to find out what the file begins with
             self._container.seek(self._earliest, stream=self._stream)
             return None
         time = int(self._pts[first if key < 0 else self._keys[key]])
-        self._container.seek(max(time - self._lead, self._earliest), stream=self._stream)
-        return time if key >= 0 else None  # an edit list may have cut the key frame away
+        self._container.seek(
+            max(time - self._lead, self._earliest), stream=self._stream
+        )
+        return (
+            time if key >= 0 else None
+        )  # an edit list may have cut the key frame away
 
-    def packets(self, sync: int | None, begin: int) -> Iterator[av.Packet[av.VideoStream]]:
+    def packets(
+        self, sync: int | None, begin: int
+    ) -> Iterator[av.Packet[av.VideoStream]]:
         """Yield packets from the key frame of time `sync` on; none when the seek went past it."""
         started = False
         for packet in read_packets(self._container, self._stream):
             if not packet.size:  # the end
                 continue
             if not started:
-                if packet.pts is not None and packet.pts > (begin if sync is None else sync):
+                if packet.pts is not None and packet.pts > (
+                    begin if sync is None else sync
+                ):
                     return
                 # of a key frame whose time is known the container may not know that it is one
                 started = packet.is_keyframe if sync is None else packet.pts == sync
@@ -243,7 +291,11 @@ class OpenFile:
             yield from ((frame.pts, frame) for frame in frames if frame.pts is not None)
             if self._attempt == HASTY and not left:
                 break
-        yield from ((frame.pts, frame) for frame in self._pictures(None) if frame.pts is not None)
+        yield from (
+            (frame.pts, frame)
+            for frame in self._pictures(None)
+            if frame.pts is not None
+        )
 
     def _unpacked(self) -> Iterator[av.VideoFrame]:
         """Yield all frames of packed MPEG-4, in the order of display.
@@ -256,7 +308,9 @@ class OpenFile:
                 yield from self._pictures(single)
         yield from self._pictures(None)
 
-    def _pictures(self, packet: av.Packet[av.VideoStream] | None) -> list[av.VideoFrame]:
+    def _pictures(
+        self, packet: av.Packet[av.VideoStream] | None
+    ) -> list[av.VideoFrame]:
         pictures = self._codec.decode(packet)
         self.decoded += len(pictures)
         return pictures
@@ -274,15 +328,25 @@ def planes(frame: av.VideoFrame, turns: int) -> Picture:
     """
     form = frame.format
     places = [component.plane for component in form.components]
-    other = form.is_rgb or form.is_big_endian or form.has_palette or form.components[0].bits < 8
+    other = (
+        form.is_rgb
+        or form.is_big_endian
+        or form.has_palette
+        or form.components[0].bits < 8
+    )
     if other or places not in ([0], [0, 1, 2]):
         # not frame.reformat: it keeps a converter in each thread, which workers that are forked by another
         # thread choke on (PyAV 19)
-        frame = VideoReformatter().reformat(frame, format="rgb24", interpolation=ACCURATE)
+        frame = VideoReformatter().reformat(
+            frame, format="rgb24", interpolation=ACCURATE
+        )
         return Picture((_plane(frame.planes[0], np.uint8, 3),), turns=turns)
     bits = form.components[0].bits
     return Picture(
-        tuple(_plane(plane, np.uint8 if bits == 8 else np.uint16) for plane in frame.planes),
+        tuple(
+            _plane(plane, np.uint8 if bits == 8 else np.uint16)
+            for plane in frame.planes
+        ),
         bits=bits,
         matrix=MATRICES.get(frame.colorspace, BT601),
         full_range=frame.color_range == FULL_RANGE or form.name.startswith("yuvj"),
@@ -290,9 +354,13 @@ def planes(frame: av.VideoFrame, turns: int) -> Picture:
     )
 
 
-def _plane(plane: Any, dtype: type[np.unsignedinteger[Any]], channels: int = 1) -> Plane:
+def _plane(
+    plane: Any, dtype: type[np.unsignedinteger[Any]], channels: int = 1
+) -> Plane:
     data = np.frombuffer(plane, dtype)
-    return Plane(data, plane.line_size // data.itemsize, plane.height, plane.width, channels)
+    return Plane(
+        data, plane.line_size // data.itemsize, plane.height, plane.width, channels
+    )
 
 
 def open(feed: Feed) -> ClipLoader:

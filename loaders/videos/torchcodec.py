@@ -18,7 +18,12 @@ from system.processes import uninterrupted
 EXACT = Claim(
     # MPEG-4 with B-frames in avi: refused
     kinds={**USUAL, "mpeg4": ("mp4", "mkv"), "av1": ("mp4", "mkv")},
-    flags=NO_MATTER | Flags.EDIT_LIST | Flags.OPEN_GOP | Flags.SEVERAL_STREAMS | Flags.UNALIGNED | ANY_VP9,
+    flags=NO_MATTER
+    | Flags.EDIT_LIST
+    | Flags.OPEN_GOP
+    | Flags.SEVERAL_STREAMS
+    | Flags.UNALIGNED
+    | ANY_VP9,
 )
 
 
@@ -33,7 +38,9 @@ class Torchcodec:
         self._columns = columns
         self._decoder = VideoDecoder
 
-    def __call__(self, sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture]]:
+    def __call__(
+        self, sample: int, path: bytes, frames: list[int]
+    ) -> Iterator[tuple[int, Picture]]:
         try:
             stream = int(self._columns.stream[sample])
             decoder = self._decoder(

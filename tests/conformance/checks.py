@@ -14,7 +14,15 @@ from plan.epoch import EpochPlan
 from plan.geometry import transposed
 from plan.order import order
 from tests.conformance import pictures
-from tests.conformance.looking import Seen, difference, expected_levels, fitted, joined, passed, seen
+from tests.conformance.looking import (
+    Seen,
+    difference,
+    expected_levels,
+    fitted,
+    joined,
+    passed,
+    seen,
+)
 from tests.conformance.scenes import Open, Scene
 
 IGNORE = -1
@@ -36,19 +44,32 @@ def rows_are_the_plans(open_: Open, feed: Feed, scene: Scene) -> None:
             rows = feed.plan.rows(epoch, 0)
             assert len(rows)
             for batch, expected in zip(loader.batches(epoch, 0), rows, strict=True):
-                assert batch.images.shape == (feed.plan.batch_size, *feed.plan.sample_shape)
-                last = torch.channels_last if batch.images.ndim == 4 else torch.channels_last_3d
+                assert batch.images.shape == (
+                    feed.plan.batch_size,
+                    *feed.plan.sample_shape,
+                )
+                last = (
+                    torch.channels_last
+                    if batch.images.ndim == 4
+                    else torch.channels_last_3d
+                )
                 assert batch.images.is_contiguous(memory_format=last)
                 assert batch.images.dtype == DTYPES[feed.pixels.dtype]
-                assert {batch.images.device, batch.valid.device, batch.sizes.device} == {
-                    torch.empty(0, device=feed.device).device
-                }
+                assert {
+                    batch.images.device,
+                    batch.valid.device,
+                    batch.sizes.device,
+                } == {torch.empty(0, device=feed.device).device}
                 assert batch.ids.dtype == np.int64
                 np.testing.assert_array_equal(batch.ids, expected.ids)
                 np.testing.assert_array_equal(batch.valid.cpu().numpy(), expected.valid)
                 np.testing.assert_array_equal(batch.sizes.cpu().numpy(), expected.sizes)
-                labels = np.where(expected.valid, scene.manifest.label[expected.ids], IGNORE)
-                np.testing.assert_array_equal(batch.targets["labels"].cpu().numpy(), labels)
+                labels = np.where(
+                    expected.valid, scene.manifest.label[expected.ids], IGNORE
+                )
+                np.testing.assert_array_equal(
+                    batch.targets["labels"].cpu().numpy(), labels
+                )
                 assert batch.failed == ()
 
 
@@ -60,10 +81,15 @@ def batches_are_as_the_plan_says(plan: Plan) -> None:
         assert rows.filled or not plan.filled
         assert (rows.ops is not None) == plan.operates
         assert plan.transposes or not transposed(rows.turns).any()
-        assert all(side <= most for side, most in zip(rows.padded, plan.sample_shape[-2:], strict=True))
+        assert all(
+            side <= most
+            for side, most in zip(rows.padded, plan.sample_shape[-2:], strict=True)
+        )
     assert plan.resident > 1 or len({rows.padded for rows in batches}) == 1
     if plan.same_frames > 1:
-        frames = np.concatenate([rows.frames[rows.valid] for rows in batches if rows.frames is not None])
+        frames = np.concatenate(
+            [rows.frames[rows.valid] for rows in batches if rows.frames is not None]
+        )
         # axes: [clips, their crops, T]
         whole = len(frames) // plan.same_frames * plan.same_frames
         clips = frames[:whole].reshape(-1, plan.same_frames, frames.shape[1])
@@ -71,7 +97,11 @@ def batches_are_as_the_plan_says(plan: Plan) -> None:
 
 
 def windows_are_the_plans(
-    open_: Open, feed: Feed, scene: Scene, epoch: int = 0, tolerance: float = WINDOW_TOLERANCE
+    open_: Open,
+    feed: Feed,
+    scene: Scene,
+    epoch: int = 0,
+    tolerance: float = WINDOW_TOLERANCE,
 ) -> float:
     """Read windows and flips back from the pixels of `scenes.ramps`; return the largest error of an edge."""
     found, worst, flips = passed(open_, feed, epoch), 0.0, []
@@ -84,11 +114,17 @@ def windows_are_the_plans(
                 window = np.tile(rows.regions[i, :2], 2) + rows.windows[i]
                 for _, levels in shown(found.levels[at], rows, i):
                     fit = fitted(
-                        levels, int(scene.manifest.height[sample]), int(scene.manifest.width[sample])
+                        levels,
+                        int(scene.manifest.height[sample]),
+                        int(scene.manifest.width[sample]),
                     )
                     error = float(np.abs(np.array(fit.window) - window).max())
-                    assert error <= tolerance, f"{scene.names[sample]}: {fit.window} is not {window}"
-                    assert fit.flipped == rows.turns[i], f"{scene.names[sample]}: flipped {fit.flipped}"
+                    assert error <= tolerance, (
+                        f"{scene.names[sample]}: {fit.window} is not {window}"
+                    )
+                    assert fit.flipped == rows.turns[i], (
+                        f"{scene.names[sample]}: flipped {fit.flipped}"
+                    )
                     worst = max(worst, error)
                 flips.append(fit.flipped)
             at += 1
@@ -104,7 +140,10 @@ def pixels_are_the_samples_own(open_: Open, feed: Feed, scene: Scene) -> None:
     for at in np.flatnonzero(found.real):
         rows, i = expected[at // feed.plan.batch_size], int(at % feed.plan.batch_size)
         for frame, levels in shown(found.levels[at], rows, i):
-            blue, its = float(levels[..., 2].mean()), scene.blue(int(found.ids[at]), frame)
+            blue, its = (
+                float(levels[..., 2].mean()),
+                scene.blue(int(found.ids[at]), frame),
+            )
             assert abs(blue - its) < BLUE_TOLERANCE, (
                 f"{scene.names[found.ids[at]]} has another's blue: {blue:.1f} is not {its}"
             )
@@ -112,11 +151,20 @@ def pixels_are_the_samples_own(open_: Open, feed: Feed, scene: Scene) -> None:
 
 def shown(levels: Array, rows: Rows, i: int) -> list[tuple[int, Array]]:
     """(frame, float32 [H, W, 3]) of what row i delivered; an image is frame 0."""
-    return [(0, levels)] if rows.frames is None else list(zip(rows.frames[i].tolist(), levels, strict=True))
+    return (
+        [(0, levels)]
+        if rows.frames is None
+        else list(zip(rows.frames[i].tolist(), levels, strict=True))
+    )
 
 
 def pixels_are_pillows(
-    open_: Open, feed: Feed, scene: Scene, tolerance: float, *, interpolation: str = "bilinear"
+    open_: Open,
+    feed: Feed,
+    scene: Scene,
+    tolerance: float,
+    *,
+    interpolation: str = "bilinear",
 ) -> dict[str, float]:
     """Every image within `tolerance` grey levels (mean) of Pillow's decode, crop, resize, mirror. Returns
     name -> difference.
@@ -132,7 +180,9 @@ def pixels_are_pillows(
     return close(found, np.stack(expected), scene.names, tolerance)
 
 
-def close(found: Seen, expected: Array, names: Sequence[str], tolerance: float) -> dict[str, float]:
+def close(
+    found: Seen, expected: Array, names: Sequence[str], tolerance: float
+) -> dict[str, float]:
     """Real samples against uint8 [N, H, W, 3] in the same order."""
     apart = difference(found.levels[found.real], expected)
     by_name = {
@@ -144,7 +194,9 @@ def close(found: Seen, expected: Array, names: Sequence[str], tolerance: float) 
     return by_name
 
 
-def resumes_at(open_: Open, feed: Feed, scene: Scene, firsts: Sequence[int], tolerance: float) -> None:
+def resumes_at(
+    open_: Open, feed: Feed, scene: Scene, firsts: Sequence[int], tolerance: float
+) -> None:
     """batches(epoch, first) is the tail of batches(epoch, 0), pixels included; one loader, asked again and
     again.
     """
@@ -153,27 +205,41 @@ def resumes_at(open_: Open, feed: Feed, scene: Scene, firsts: Sequence[int], tol
         for epoch in (0, 1):
             whole = joined(seen(batch, feed) for batch in loader.batches(epoch, 0))
             # 5 is the seed of scenes
-            ordered = order(5, epoch, n) if trains(feed) else np.arange(n) // feed.plan.views
+            ordered = (
+                order(5, epoch, n) if trains(feed) else np.arange(n) // feed.plan.views
+            )
             for first in firsts:
-                tail = joined(seen(batch, feed) for batch in loader.batches(epoch, first))
+                tail = joined(
+                    seen(batch, feed) for batch in loader.batches(epoch, first)
+                )
                 left = n - first
                 count = left // batch_size * batch_size if trains(feed) else left
-                np.testing.assert_array_equal(tail.ids[tail.real], ordered[first : first + count])
+                np.testing.assert_array_equal(
+                    tail.ids[tail.real], ordered[first : first + count]
+                )
                 same_samples(tail, 0, whole, first, tolerance)
 
 
-def same_samples(tail: Seen, at: int, whole: Seen, first: int, tolerance: float) -> None:
+def same_samples(
+    tail: Seen, at: int, whole: Seen, first: int, tolerance: float
+) -> None:
     """Compare `tail` from `at` with `whole` from `first`, as far as both reach: each drops another tail."""
     count = min(int(tail.real.sum()) - at, int(whole.real.sum()) - first)
     assert count > 0
     for name in ("ids", "labels", "valid"):
         np.testing.assert_array_equal(
-            getattr(tail, name)[at : at + count], getattr(whole, name)[first : first + count], err_msg=name
+            getattr(tail, name)[at : at + count],
+            getattr(whole, name)[first : first + count],
+            err_msg=name,
         )
     if tolerance == 0:
-        np.testing.assert_array_equal(tail.raw[at : at + count], whole.raw[first : first + count])
+        np.testing.assert_array_equal(
+            tail.raw[at : at + count], whole.raw[first : first + count]
+        )
     else:
-        apart = difference(tail.levels[at : at + count], whole.levels[first : first + count])
+        apart = difference(
+            tail.levels[at : at + count], whole.levels[first : first + count]
+        )
         assert apart.max() <= tolerance, f"{apart.max():.2f} grey levels apart"
 
 
@@ -188,7 +254,11 @@ def damaged_samples_keep_their_place(
     """What Pillow cannot decode is masked, zero and named. `unsure`: files whose pixels a GPU may guess
     otherwise.
     """
-    bad = {sample for sample, content in enumerate(scene.bytes_of) if pictures.pil(content) is None}
+    bad = {
+        sample
+        for sample, content in enumerate(scene.bytes_of)
+        if pictures.pil(content) is None
+    }
     with open_(feed) as loader:
         for epoch in epochs:
             masked_as_expected(loader, feed, scene, bad, tolerance, epoch, unsure)
@@ -204,7 +274,9 @@ def masked_as_expected(
     epoch: int,
     unsure: Collection[str],
 ) -> None:
-    for batch, rows in zip(loader.batches(epoch, 0), feed.plan.rows(epoch, 0), strict=True):
+    for batch, rows in zip(
+        loader.batches(epoch, 0), feed.plan.rows(epoch, 0), strict=True
+    ):
         found = seen(batch, feed)
         np.testing.assert_array_equal(found.ids, rows.ids)
         broken = np.isin(rows.ids, list(bad))
@@ -215,9 +287,13 @@ def masked_as_expected(
         )
         assert not found.raw[~found.valid].any()
         for i in np.flatnonzero(found.valid):
-            apart = difference(found.levels[i : i + 1], expected_levels(scene, rows, int(i))[None])[0]
+            apart = difference(
+                found.levels[i : i + 1], expected_levels(scene, rows, int(i))[None]
+            )[0]
             name = scene.names[rows.ids[i]]
-            assert apart <= tolerance or name in unsure, f"{name}: {apart:.2f} grey levels apart"
+            assert apart <= tolerance or name in unsure, (
+                f"{name}: {apart:.2f} grey levels apart"
+            )
 
 
 def raises(check: Callable[..., Any], *arguments: Any, **named: Any) -> bool:

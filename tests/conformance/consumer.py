@@ -21,8 +21,18 @@ from tests.conformance.scenes import Backend, scanned
 def main() -> None:
     name, device, files, data, manifests, delay_ms, *leave = sys.argv[1:]
     backend = Backend(name=name, device=torch.device(device), clips=files == "videos")
-    scene = filmed(Path(data), Path(manifests), 4) if backend.clips else scanned(Path(data), Path(manifests))
-    feed = scene.feed(backend.device, batch_size=4, image_size=32, workers=2, delay_s=float(delay_ms) / 1e3)
+    scene = (
+        filmed(Path(data), Path(manifests), 4)
+        if backend.clips
+        else scanned(Path(data), Path(manifests))
+    )
+    feed = scene.feed(
+        backend.device,
+        batch_size=4,
+        image_size=32,
+        workers=2,
+        delay_s=float(delay_ms) / 1e3,
+    )
     if leave:
         loader = backend.open(feed)
         print(sum(1 for _ in itertools.islice(loader.batches(0, 0), 3)))

@@ -104,13 +104,17 @@ def quick_clips(tmp_path_factory: pytest.TempPathFactory) -> Scene:
 
 @pytest.fixture
 def ruled(request: pytest.FixtureRequest) -> Scene:
-    found: Scene = request.getfixturevalue("ruled_clips" if backend_of(request).clips else "ramps")
+    found: Scene = request.getfixturevalue(
+        "ruled_clips" if backend_of(request).clips else "ramps"
+    )
     return found
 
 
 @pytest.fixture
 def quick(request: pytest.FixtureRequest) -> Scene:
-    found: Scene = request.getfixturevalue("quick_clips" if backend_of(request).clips else "small")
+    found: Scene = request.getfixturevalue(
+        "quick_clips" if backend_of(request).clips else "small"
+    )
     return found
 
 
@@ -152,10 +156,19 @@ def coco(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     try:
         folder = sample_folder("coco_sample")
     except pytest.skip.Exception:
-        folder = write_coco(tmp_path_factory.mktemp("coco"), splits={"train2017": 40}, size=(240, 320))
-    manifest: Any = open_coco(folder, "train", keypoints=False, cache=tmp_path_factory.mktemp("manifests"))
-    paths = [Path(os.fsdecode(manifest.path(sample))) for sample in range(len(manifest))]
-    contents, names = tuple(path.read_bytes() for path in paths), tuple(path.stem for path in paths)
+        folder = write_coco(
+            tmp_path_factory.mktemp("coco"), splits={"train2017": 40}, size=(240, 320)
+        )
+    manifest: Any = open_coco(
+        folder, "train", keypoints=False, cache=tmp_path_factory.mktemp("manifests")
+    )
+    paths = [
+        Path(os.fsdecode(manifest.path(sample))) for sample in range(len(manifest))
+    ]
+    contents, names = (
+        tuple(path.read_bytes() for path in paths),
+        tuple(path.stem for path in paths),
+    )
     return Scene(folder=folder, manifest=manifest, bytes_of=contents, names=names)
 
 

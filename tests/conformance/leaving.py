@@ -41,7 +41,9 @@ class Traces:
         return Traces(
             children=frozenset(child.pid for child in process.children(recursive=True)),
             threads=frozenset(
-                thread.name for thread in threading.enumerate() if thread.name.startswith("saturate")
+                thread.name
+                for thread in threading.enumerate()
+                if thread.name.startswith("saturate")
             ),
             os_threads=process.num_threads(),
             files=process.num_fds(),
@@ -57,12 +59,18 @@ class Traces:
                 if self.os_threads > before.os_threads
                 else []
             ),
-            *([f"{self.files - before.files} open files more"] if self.files > before.files else []),
+            *(
+                [f"{self.files - before.files} open files more"]
+                if self.files > before.files
+                else []
+            ),
             *(f"temporary {name}" for name in self.temporary - before.temporary),
         ]
 
 
-def nothing_is_left(before: Traces, temporary: Path, within_s: float = WITHIN_S) -> None:
+def nothing_is_left(
+    before: Traces, temporary: Path, within_s: float = WITHIN_S
+) -> None:
     """Waits for what ends on its own within that time."""
     assert not left_after(within_s, lambda: Traces.now(temporary).beyond(before))
 
@@ -81,7 +89,9 @@ def measures(device: torch.device) -> dict[str, tuple[Callable[[], float], float
     return found
 
 
-def epochs_are_flat(open_: Open, feed: Feed, attempts: int = ATTEMPTS) -> dict[str, float]:
+def epochs_are_flat(
+    open_: Open, feed: Feed, attempts: int = ATTEMPTS
+) -> dict[str, float]:
     """Return what an epoch adds: nothing in one of `attempts` windows, for allocators settle slowly."""
     readings = measures(feed.device)
     with trimming(), open_(feed) as loader:
@@ -95,7 +105,11 @@ def epochs_are_flat(open_: Open, feed: Feed, attempts: int = ATTEMPTS) -> dict[s
                 for name, (read, _limit) in readings.items():
                     values[name].append(read())
             growth = {name: slope(value) for name, value in values.items()}
-            grown = {name: value for name, value in growth.items() if value > readings[name][1]}
+            grown = {
+                name: value
+                for name, value in growth.items()
+                if value > readings[name][1]
+            }
             if not grown:
                 return growth
     raise AssertionError(f"an epoch adds {grown}: {values}")

@@ -32,14 +32,20 @@ class Seen:
 
 
 def seen(batch: Batch, feed: Feed) -> Seen:
-    raw = batch.images.detach().to("cpu", torch.float32, copy=True).movedim(1, -1).numpy()
+    raw = (
+        batch.images.detach().to("cpu", torch.float32, copy=True).movedim(1, -1).numpy()
+    )
     return Seen(
         ids=np.array(batch.ids),
         labels=batch.targets["labels"].cpu().numpy().copy(),
         valid=batch.valid.cpu().numpy().copy(),
         raw=raw,
         failed=tuple(batch.failed),
-        levels=255 * (raw * np.array(feed.pixels.std, np.float32) + np.array(feed.pixels.mean, np.float32)),
+        levels=255
+        * (
+            raw * np.array(feed.pixels.std, np.float32)
+            + np.array(feed.pixels.mean, np.float32)
+        ),
     )
 
 
@@ -49,7 +55,9 @@ def joined(parts: Iterable[Seen]) -> Seen:
         name: np.concatenate([getattr(part, name) for part in parts])
         for name in ("ids", "labels", "valid", "raw", "levels")
     }
-    return Seen(**arrays, failed=tuple(sample for part in parts for sample in part.failed))
+    return Seen(
+        **arrays, failed=tuple(sample for part in parts for sample in part.failed)
+    )
 
 
 def passed(open_: Open, feed: Feed, epoch: int = 0, first: int = 0) -> Seen:
@@ -59,7 +67,9 @@ def passed(open_: Open, feed: Feed, epoch: int = 0, first: int = 0) -> Seen:
 
 def difference(levels: Array, reference: Array) -> Array:
     """float [N], mean absolute difference of each image, grey levels."""
-    apart = np.abs(levels.astype(np.float32) - reference.astype(np.float32)).reshape(len(levels), -1)
+    apart = np.abs(levels.astype(np.float32) - reference.astype(np.float32)).reshape(
+        len(levels), -1
+    )
     return np.asarray(apart.mean(axis=1))
 
 
@@ -70,7 +80,9 @@ FILTERS = {
 }
 
 
-def expected_levels(scene: Scene, rows: Rows, i: int, interpolation: str = "bilinear") -> Array:
+def expected_levels(
+    scene: Scene, rows: Rows, i: int, interpolation: str = "bilinear"
+) -> Array:
     """uint8 [H, W, 3] of row i by Pillow alone: decode, cut the region out, resize the window, mirror.
 
     What Pillow cannot, bilinear without antialiasing, is torch's, of a window that is its region.
@@ -80,17 +92,30 @@ def expected_levels(scene: Scene, rows: Rows, i: int, interpolation: str = "bili
     x0, y0, x1, y1 = (int(edge) for edge in rows.regions[i])
     height, width = (int(side) for side in rows.sizes[i])
     region = Image.fromarray(np.ascontiguousarray(pixels[y0:y1, x0:x1]))
-    box = (rows.windows[i, 0], rows.windows[i, 1], rows.windows[i, 2], rows.windows[i, 3])
+    box = (
+        rows.windows[i, 0],
+        rows.windows[i, 1],
+        rows.windows[i, 2],
+        rows.windows[i, 3],
+    )
     if interpolation in FILTERS:
-        out = np.asarray(region.resize((width, height), FILTERS[interpolation], box=box))
+        out = np.asarray(
+            region.resize((width, height), FILTERS[interpolation], box=box)
+        )
     else:
-        levels = torch.from_numpy(np.asarray(region).copy()).permute(2, 0, 1)[None].float()
-        resized = functional.interpolate(levels, (height, width), mode="bilinear", antialias=False)
+        levels = (
+            torch.from_numpy(np.asarray(region).copy()).permute(2, 0, 1)[None].float()
+        )
+        resized = functional.interpolate(
+            levels, (height, width), mode="bilinear", antialias=False
+        )
         out = resized[0].permute(1, 2, 0).round().to(torch.uint8).numpy()
     return out[:, ::-1] if rows.turns[i] else out
 
 
-def torchvision_levels(content: bytes, size: int, interpolation: str = "bilinear") -> Array:
+def torchvision_levels(
+    content: bytes, size: int, interpolation: str = "bilinear"
+) -> Array:
     """uint8 [size, size, 3] by torchvision's own transforms on Pillow's pixels."""
     from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Resize
 
@@ -121,6 +146,8 @@ def _ends(means: Array, source_pixels: int) -> tuple[float, float]:
     count = len(means)
     inner = np.arange(count // 5, count - count // 5)
     low, high = pictures.RAMP
-    slope, start = np.polyfit(inner, (means[inner] - low) / (high - low) * (source_pixels - 1), 1)
+    slope, start = np.polyfit(
+        inner, (means[inner] - low) / (high - low) * (source_pixels - 1), 1
+    )
     # the lowest level is the centre of the first source pixel, half a pixel from the image's edge
     return float(start - 0.5 * slope + 0.5), float(start + (count - 0.5) * slope + 0.5)

@@ -16,7 +16,9 @@ from contracts import Array
 
 RATE, GROUP = 25, 8
 """Frames a second, and from one key frame to the next."""
-ACCURATE = Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
+ACCURATE = (
+    Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
+)
 """By default FFmpeg's RGB is one to two grey levels off."""
 FINE = {
     "preset": "veryfast",
@@ -61,7 +63,10 @@ def decoded(content: bytes, count: int) -> Array | None:
             return None
         return np.stack(
             [
-                np.rot90(frame.to_ndarray(format="rgb24", interpolation=ACCURATE), frame.rotation // 90)
+                np.rot90(
+                    frame.to_ndarray(format="rgb24", interpolation=ACCURATE),
+                    frame.rotation // 90,
+                )
                 for frame in frames
             ]
         )

@@ -36,7 +36,10 @@ def photograph(seed: int, height: int, width: int) -> Array:
     for cells, weight in ((3, 70.0), (9, 40.0), (40, 20.0), (120, 8.0)):
         grid = draws.normal(size=(cells, cells, 3)).astype(np.float32)
         planes = [
-            Image.fromarray(grid[..., c]).resize((width, height), Image.Resampling.BICUBIC) for c in range(3)
+            Image.fromarray(grid[..., c]).resize(
+                (width, height), Image.Resampling.BICUBIC
+            )
+            for c in range(3)
         ]
         total += weight * np.stack([np.asarray(plane) for plane in planes], axis=2)
     for _ in range(4):
@@ -45,11 +48,19 @@ def photograph(seed: int, height: int, width: int) -> Array:
     return np.clip(total + 120, 0, 255).astype(np.uint8)
 
 
-def jpeg(pixels: Array, *, quality: int = 90, subsampling: int = 0, **options: Any) -> bytes:
+def jpeg(
+    pixels: Array, *, quality: int = 90, subsampling: int = 0, **options: Any
+) -> bytes:
     """`subsampling` 0 = 4:4:4, 1 = 4:2:2, 2 = 4:2:0."""
     if pixels.ndim == 2:
         return _saved(Image.fromarray(pixels), "JPEG", quality=quality, **options)
-    return _saved(Image.fromarray(pixels), "JPEG", quality=quality, subsampling=subsampling, **options)
+    return _saved(
+        Image.fromarray(pixels),
+        "JPEG",
+        quality=quality,
+        subsampling=subsampling,
+        **options,
+    )
 
 
 def png(pixels: Array) -> bytes:
@@ -69,7 +80,12 @@ def _saved(image: Image.Image, kind: str, **options: Any) -> bytes:
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return (
+        struct.pack(">I", len(data))
+        + kind
+        + data
+        + struct.pack(">I", zlib.crc32(kind + data))
+    )
 
 
 def _png_16(pixels: Array, colour_type: int) -> bytes:
@@ -78,7 +94,11 @@ def _png_16(pixels: Array, colour_type: int) -> bytes:
     lines = np.zeros((height, 1 + 2 * width * components), np.uint8)
     lines[:, 1:] = pixels.astype(">u2").reshape(height, -1).view(np.uint8)
     header = struct.pack(">IIBBBBB", width, height, 16, colour_type, 0, 0, 0)
-    body = _chunk(b"IHDR", header) + _chunk(b"IDAT", zlib.compress(lines.tobytes())) + _chunk(b"IEND", b"")
+    body = (
+        _chunk(b"IHDR", header)
+        + _chunk(b"IDAT", zlib.compress(lines.tobytes()))
+        + _chunk(b"IEND", b"")
+    )
     return b"\x89PNG\r\n\x1a\n" + body
 
 
@@ -86,7 +106,10 @@ def odd_files() -> dict[str, bytes]:
     """name -> bytes, one of each format, depth and colour model."""
     pixels = photograph(7, 90, 120)
     colour = Image.fromarray(pixels)
-    grey, alpha = colour.convert("L"), Image.fromarray(np.tile(np.arange(120, dtype=np.uint8) * 2, (90, 1)))
+    grey, alpha = (
+        colour.convert("L"),
+        Image.fromarray(np.tile(np.arange(120, dtype=np.uint8) * 2, (90, 1))),
+    )
     with_alpha = colour.copy()
     with_alpha.putalpha(alpha)
     palette = colour.convert("P", palette=Image.Palette.ADAPTIVE, colors=64)
@@ -100,14 +123,18 @@ def odd_files() -> dict[str, bytes]:
         "jpeg-grey": jpeg(np.asarray(grey), quality=90),
         "jpeg-rgb": _saved(colour, "JPEG", quality=95, keep_rgb=True),
         "jpeg-trailing": jpeg(pixels, quality=95) + b"\0" * 40,
-        "jpeg-restart": jpeg(pixels, quality=90, subsampling=2, restart_marker_blocks=3),
+        "jpeg-restart": jpeg(
+            pixels, quality=90, subsampling=2, restart_marker_blocks=3
+        ),
         "png-16-grey": _png_16(wide[..., :1], 0),
         "png-16-rgb": _png_16(wide, 2),
         "png-rgba": _saved(with_alpha, "PNG"),
         "png-grey-alpha": _saved(with_alpha.convert("LA"), "PNG"),
         "png-palette": _saved(palette, "PNG"),
         "png-palette-16": _saved(
-            colour.convert("P", palette=Image.Palette.ADAPTIVE, colors=16), "PNG", bits=4
+            colour.convert("P", palette=Image.Palette.ADAPTIVE, colors=16),
+            "PNG",
+            bits=4,
         ),
         "png-transparent-index": _saved(palette, "PNG", transparency=3),
         "png-transparent-colour": _saved(
@@ -135,7 +162,9 @@ def deep_files() -> dict[str, bytes]:
     return {
         "plain": png(grey),
         "png-16": _png_16(deep[..., None] | 0x80, 0),
-        "png-16-alpha": _png_16(np.stack([deep, np.full_like(deep, 0xFFFF)], axis=2), 4),
+        "png-16-alpha": _png_16(
+            np.stack([deep, np.full_like(deep, 0xFFFF)], axis=2), 4
+        ),
         "pgm-16": f"P5 {size} 65535\n".encode() + deep.astype(">u2").tobytes(),
         "tiff-16": _saved(Image.fromarray(deep), "TIFF"),
         "tiff-16-big-endian": _big_endian_tiff(deep),
@@ -146,9 +175,17 @@ def _big_endian_tiff(pixels: Array) -> bytes:
     """A TIFF of one strip. `pixels` uint16 [H, W]."""
     height, width = pixels.shape
     body = pixels.astype(">u2").tobytes()
-    entries = [(256, 4, width), (257, 4, height), (258, 3, 16 << 16), (259, 3, 1 << 16), (262, 3, 1 << 16)]
+    entries = [
+        (256, 4, width),
+        (257, 4, height),
+        (258, 3, 16 << 16),
+        (259, 3, 1 << 16),
+        (262, 3, 1 << 16),
+    ]
     entries += [(273, 4, 8), (277, 3, 1 << 16), (278, 4, height), (279, 4, len(body))]
-    table = b"".join(struct.pack(">HHII", tag, kind, 1, value) for tag, kind, value in entries)
+    table = b"".join(
+        struct.pack(">HHII", tag, kind, 1, value) for tag, kind, value in entries
+    )
     head = b"MM\0*" + struct.pack(">I", 8 + len(body))
     return head + body + struct.pack(">H", len(entries)) + table + bytes(4)
 
@@ -156,23 +193,30 @@ def _big_endian_tiff(pixels: Array) -> bytes:
 def damaged_files() -> dict[str, bytes]:
     """name -> bytes whose header can be scanned and whose body is broken."""
     whole = jpeg(photograph(11, 96, 128), quality=90)
-    progressive = jpeg(photograph(12, 96, 128), quality=90, subsampling=2, progressive=True)
+    progressive = jpeg(
+        photograph(12, 96, 128), quality=90, subsampling=2, progressive=True
+    )
     lossless = png(photograph(13, 60, 80))
     scan = whole.index(b"\xff\xda")
-    found = {f"cut-{share}": whole[: len(whole) * share // 100] for share in (30, 60, 90)}
+    found = {
+        f"cut-{share}": whole[: len(whole) * share // 100] for share in (30, 60, 90)
+    }
     found |= {
         f"cut-{share}-with-end-marker": whole[: len(whole) * share // 100] + b"\xff\xd9"
         for share in (30, 60, 90)
     }
     found |= {
         "progressive-cut-50": progressive[: len(progressive) // 2],
-        "header-then-garbage": whole[: scan + 14] + np.random.default_rng(1).bytes(3000),
+        "header-then-garbage": whole[: scan + 14]
+        + np.random.default_rng(1).bytes(3000),
         "header-then-nothing": whole[: scan + 14],
         "header-then-text": whole[:scan] + b"<html>503 Service Unavailable</html>" * 30,
         "zeros-in-the-scan": _replaced(whole, 0.5, lambda data: bytes(len(data))),
         "tables-lost": _without_tables(whole),
         "png-cut-50": lossless[: len(lossless) // 2],
-        "png-bad-checksum": _replaced(lossless, 0.5, lambda data: bytes(byte ^ 0x55 for byte in data)),
+        "png-bad-checksum": _replaced(
+            lossless, 0.5, lambda data: bytes(byte ^ 0x55 for byte in data)
+        ),
     }
     for seed in range(6):
         found[f"flipped-bytes-{seed}"] = _flipped(whole, scan + 14, seed)
@@ -199,8 +243,12 @@ def pil(data: bytes) -> Array | None:
     """RGB uint8 by Pillow alone, the reference of every loader; None when it cannot decode."""
     try:
         with Image.open(io.BytesIO(data)) as image:
-            if image.mode.startswith("I"):  # grey of 16 bits, which Pillow's conversion clips
-                return np.repeat((np.asarray(image) // 256).astype(np.uint8)[..., None], 3, axis=2)
+            if image.mode.startswith(
+                "I"
+            ):  # grey of 16 bits, which Pillow's conversion clips
+                return np.repeat(
+                    (np.asarray(image) // 256).astype(np.uint8)[..., None], 3, axis=2
+                )
             return np.asarray(image.convert("RGB"))
     except Exception:  # Pillow raises what it likes on damaged files
         return None

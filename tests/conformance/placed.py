@@ -89,7 +89,9 @@ class PlacedPlan:
         real = len(ids)
         ids = np.concatenate([ids, np.full(self.batch_size - real, ids[0])])
         made = [self._row(epoch, int(sample)) for sample in ids]
-        regions, windows, sizes, places = (np.array(column) for column in zip(*made, strict=True))
+        regions, windows, sizes, places = (
+            np.array(column) for column in zip(*made, strict=True)
+        )
         valid = np.arange(len(ids)) < real
         height, width = -(-sizes.max(axis=0) // STEP) * STEP
         return Rows(
@@ -97,24 +99,40 @@ class PlacedPlan:
             regions=regions.astype(np.int64),
             windows=windows.astype(np.float64),
             sizes=sizes.astype(np.int64),
-            turns=((ids + epoch + 1) % (geometry.TURNS if self.transposes else 2)).astype(np.uint8),
+            turns=(
+                (ids + epoch + 1) % (geometry.TURNS if self.transposes else 2)
+            ).astype(np.uint8),
             valid=valid,
-            places=None if self.kind in ("sizes", "canvas") else places.astype(np.int64),
-            canvas=(int(height), int(width)) if self.kind in ("canvas", "all") else None,
+            places=None
+            if self.kind in ("sizes", "canvas")
+            else places.astype(np.int64),
+            canvas=(int(height), int(width))
+            if self.kind in ("canvas", "all")
+            else None,
             ops=self._ops(epoch, ids) if self.operates else None,
         )
 
     def _ops(self, epoch: int, ids: Array) -> Array:
         """One in three rows has none; of kind `all` the others have one in either of two slots."""
         drawn = ops.alone(ops.Op.DISTORT, ops.distortions(5, epoch, ids))
-        slots = [(ids + epoch) % 3 == slot for slot in range(2)] if self.kind == "all" else [ids % 3 > 0]
-        return np.concatenate([np.where(has[:, None, None], drawn, 0) for has in slots], axis=1)
+        slots = (
+            [(ids + epoch) % 3 == slot for slot in range(2)]
+            if self.kind == "all"
+            else [ids % 3 > 0]
+        )
+        return np.concatenate(
+            [np.where(has[:, None, None], drawn, 0) for has in slots], axis=1
+        )
 
-    def _row(self, epoch: int, sample: int) -> tuple[Array, Array, tuple[int, int], Array]:
+    def _row(
+        self, epoch: int, sample: int
+    ) -> tuple[Array, Array, tuple[int, int], Array]:
         """Region, window, size of the output, place: each third sample is a whole image, others a part."""
         draws = np.random.default_rng([epoch, sample])
         limit = np.array([self.widths[sample], self.heights[sample]])
-        size = (64, 64) if self.resident == 1 else SIZES[int(draws.integers(len(SIZES)))]
+        size = (
+            (64, 64) if self.resident == 1 else SIZES[int(draws.integers(len(SIZES)))]
+        )
         place = np.array([0, 0, size[1], size[0]])
         if sample % 4:  # one in four fills its output
             sides = draws.integers(LEAST, place[2:] + 1)
@@ -127,7 +145,9 @@ class PlacedPlan:
         # a fractional window, or all of the region
         inside = draws.random(4) * 0.2 if sample % 3 == 1 else np.zeros(4)
         sides = np.tile(high - low, 2)
-        window = np.array([0, 0, 1, 1]) * sides + np.array([1, 1, -1, -1]) * inside * sides
+        window = (
+            np.array([0, 0, 1, 1]) * sides + np.array([1, 1, -1, -1]) * inside * sides
+        )
         return np.concatenate([low, high]), window, size, place
 
 
@@ -136,10 +156,13 @@ KINDS = ("sizes", "canvas", "places", "colour", "turned", "all")
 
 def feed_of(scene: Scene, kind: str, device: torch.device, **changes: Any) -> Feed:
     plan = PlacedPlan(
-        heights=np.asarray(scene.manifest.height), widths=np.asarray(scene.manifest.width), kind=kind
+        heights=np.asarray(scene.manifest.height),
+        widths=np.asarray(scene.manifest.width),
+        kind=kind,
     )
     return replace(
-        scene.feed(device, batch_size=plan.batch_size), **{"plan": plan, "targets": packed, **changes}
+        scene.feed(device, batch_size=plan.batch_size),
+        **{"plan": plan, "targets": packed, **changes},
     )
 
 
@@ -161,7 +184,9 @@ def reference(feed: Feed, content: bytes, rows: Rows, i: int) -> Array | None:
     pixels = decoded(content)
     if pixels is None:
         return None
-    return on_canvas(rows, i, normalised(feed, coloured(window_of(pixels, rows, i), rows, i)))
+    return on_canvas(
+        rows, i, normalised(feed, coloured(window_of(pixels, rows, i), rows, i))
+    )
 
 
 @lru_cache(maxsize=64)
@@ -171,7 +196,9 @@ def decoded(content: bytes) -> Array | None:
 
 def place_of(rows: Rows, i: int) -> tuple[int, int, int, int]:
     height, width = rows.sizes[i].tolist()
-    left, top, right, bottom = (0, 0, width, height) if rows.places is None else rows.places[i].tolist()
+    left, top, right, bottom = (
+        (0, 0, width, height) if rows.places is None else rows.places[i].tolist()
+    )
     return left, top, right, bottom
 
 
@@ -194,7 +221,10 @@ def window_of(pixels: Array, rows: Rows, i: int) -> Array:
     a, b, c, d = rows.windows[i].tolist()
     region = Image.fromarray(np.ascontiguousarray(pixels[y0:y1, x0:x1]))
     sides = (bottom - top, right - left) if turn & 4 else (right - left, bottom - top)
-    return turned(np.asarray(region.resize(sides, Image.Resampling.BILINEAR, box=(a, b, c, d))), turn)
+    return turned(
+        np.asarray(region.resize(sides, Image.Resampling.BILINEAR, box=(a, b, c, d))),
+        turn,
+    )
 
 
 def distorted(pixels: Array, numbers: Sequence[float]) -> Array:
@@ -224,7 +254,11 @@ def on_canvas(rows: Rows, i: int, values: Array) -> Array:
 
 
 def epoch_is_the_plans(
-    open_: Open, feed: Feed, scene: Scene, tolerance: float, epochs: Sequence[tuple[int, int]] = ((0, 0),)
+    open_: Open,
+    feed: Feed,
+    scene: Scene,
+    tolerance: float,
+    epochs: Sequence[tuple[int, int]] = ((0, 0),),
 ) -> set[int]:
     """Check every batch of batches(epoch, first), in mean grey levels; return the ids that failed."""
     failed = set[int]()
@@ -249,12 +283,25 @@ def form_is_the_plans(batch: Batch, rows: Rows, feed: Feed) -> None:
     np.testing.assert_array_equal(batch.valid.cpu().numpy(), valid)
     assert batch.rows is not None
     np.testing.assert_array_equal(batch.rows.valid, valid)
-    for name in ("ids", "regions", "windows", "sizes", "turns", "places", "ops", "canvas"):
-        np.testing.assert_array_equal(getattr(batch.rows, name), getattr(rows, name), err_msg=name)
+    for name in (
+        "ids",
+        "regions",
+        "windows",
+        "sizes",
+        "turns",
+        "places",
+        "ops",
+        "canvas",
+    ):
+        np.testing.assert_array_equal(
+            getattr(batch.rows, name), getattr(rows, name), err_msg=name
+        )
     targets = packed(replace(rows, valid=valid))
     assert set(batch.targets) == set(batch.host) == set(targets)
     for name, value in targets.items():
-        np.testing.assert_array_equal(batch.targets[name].cpu().numpy(), value, err_msg=name)
+        np.testing.assert_array_equal(
+            batch.targets[name].cpu().numpy(), value, err_msg=name
+        )
         np.testing.assert_array_equal(batch.host[name], value, err_msg=name)
 
 
@@ -264,7 +311,11 @@ def pixels_are_where_they_belong(
     """Close to the reference inside of the place, exactly 0 outside, and in rows that are not valid."""
     raw = batch.images.detach().float().cpu().permute(0, 2, 3, 1).numpy()
     for i in range(len(rows)):
-        expected = reference(feed, scene.bytes_of[int(rows.ids[i])], rows, i) if rows.valid[i] else None
+        expected = (
+            reference(feed, scene.bytes_of[int(rows.ids[i])], rows, i)
+            if rows.valid[i]
+            else None
+        )
         if expected is None:
             assert not raw[i].any()
             assert not rows.valid[i] or int(rows.ids[i]) in batch.failed
@@ -274,23 +325,32 @@ def pixels_are_where_they_belong(
         rest[top:bottom, left:right] = 0
         assert not rest.any(), f"{scene.names[rows.ids[i]]}: not 0 outside of its place"
         found, wanted = (
-            (one[top:bottom, left:right] * np.array(feed.pixels.std)) * 255 for one in (raw[i], expected)
+            (one[top:bottom, left:right] * np.array(feed.pixels.std)) * 255
+            for one in (raw[i], expected)
         )
         apart = difference(found[None], wanted[None])[0]
-        assert apart <= tolerance, f"{scene.names[rows.ids[i]]}: {apart:.2f} grey levels apart"
+        assert apart <= tolerance, (
+            f"{scene.names[rows.ids[i]]}: {apart:.2f} grey levels apart"
+        )
 
 
 class PlainPlaced(Plain):
     def batch(self, rows: Rows) -> Batch:
-        made = [self.image(rows, i) if rows.valid[i] else None for i in range(len(rows))]
+        made = [
+            self.image(rows, i) if rows.valid[i] else None for i in range(len(rows))
+        ]
         valid = np.array([one is not None for one in made])
-        images = np.stack([np.zeros((*rows.padded, 3)) if one is None else one for one in made])
+        images = np.stack(
+            [np.zeros((*rows.padded, 3)) if one is None else one for one in made]
+        )
         host = self.feed.targets(replace(rows, valid=valid))
         device, dtype = self.feed.device, DTYPES[self.feed.pixels.dtype]
         return Batch(
             images=torch.from_numpy(images).to(device, dtype).permute(0, 3, 1, 2),
             sizes=torch.from_numpy(rows.sizes).to(device),
-            targets={name: torch.from_numpy(value).to(device) for name, value in host.items()},
+            targets={
+                name: torch.from_numpy(value).to(device) for name, value in host.items()
+            },
             valid=torch.from_numpy(valid).to(device),
             ids=rows.ids,
             failed=tuple(rows.ids[rows.valid & ~valid].tolist()),
@@ -307,7 +367,10 @@ class InTheCorner(PlainPlaced):
     def image(self, rows: Rows, i: int) -> Array | None:
         assert rows.places is not None
         sides = rows.places[:, 2:] - rows.places[:, :2]
-        return super().image(replace(rows, places=np.concatenate([np.zeros_like(sides), sides], axis=1)), i)
+        return super().image(
+            replace(rows, places=np.concatenate([np.zeros_like(sides), sides], axis=1)),
+            i,
+        )
 
 
 class MirrorsThePlace(PlainPlaced):
@@ -371,7 +434,9 @@ class TargetsOfWhatFailed(PlainPlaced):
     def batch(self, rows: Rows) -> Batch:
         made = super().batch(rows)
         made.host = self.feed.targets(rows)
-        made.targets = {name: torch.from_numpy(value) for name, value in made.host.items()}
+        made.targets = {
+            name: torch.from_numpy(value) for name, value in made.host.items()
+        }
         return made
 
 

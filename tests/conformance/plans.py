@@ -61,7 +61,9 @@ class Videos:
         return self.n
 
     def pts(self, sample: int) -> Array:
-        return 1000 + self.step * np.arange(self.first[sample] + self.frames[sample] + 4)
+        return 1000 + self.step * np.arange(
+            self.first[sample] + self.frames[sample] + 4
+        )
 
 
 def images(n: int) -> SimpleNamespace:
@@ -79,13 +81,17 @@ def boxed(n: int) -> SimpleNamespace:
     rng = np.random.default_rng(n)
     sizes = [(int(h), int(w)) for h, w in rng.integers(40, 700, (n, 2))]
     boxes = [
-        [] if i % 5 == 4 else [(w / 4, h / 4, w / 2, h / 2), (1.0, 2.0, 9.0, 8.0)][: 1 + i % 2]
+        []
+        if i % 5 == 4
+        else [(w / 4, h / 4, w / 2, h / 2), (1.0, 2.0, 9.0, 8.0)][: 1 + i % 2]
         for i, (h, w) in enumerate(sizes)
     ]
     return columns(sizes, boxes)
 
 
-def _made(of: Any, source: Any, policies: tuple[Any, Any], n: int, **numbers: Any) -> Plan:
+def _made(
+    of: Any, source: Any, policies: tuple[Any, Any], n: int, **numbers: Any
+) -> Plan:
     policy = policies[0] if numbers.get("training", True) else policies[1]
     made: Plan = of(source(n), policy, **{"seed": 3, "batch_size": 1, **numbers})
     return made
@@ -93,12 +99,20 @@ def _made(of: Any, source: Any, policies: tuple[Any, Any], n: int, **numbers: An
 
 def _detection(**policy: Any) -> Make:
     training = DetectionPolicy(flip=0.5, **policy)
-    validation = DetectionPolicy(augment="flip", size=training.size, longer=training.longer)
+    validation = DetectionPolicy(
+        augment="flip", size=training.size, longer=training.longer
+    )
     return partial(_made, DetectionPlan.of, boxed, (training, validation))
 
 
 def clip_policy(**changes: Any) -> ClipPolicy:
-    usual: dict[str, Any] = {"frames": 4, "stride": 2, "image_size": 16, "shorter": (18, 24), "resize": 18}
+    usual: dict[str, Any] = {
+        "frames": 4,
+        "stride": 2,
+        "image_size": 16,
+        "shorter": (18, 24),
+        "resize": 18,
+    }
     return ClipPolicy(**usual | {"flip": 0.5} | changes)
 
 
@@ -107,17 +121,26 @@ def _clips(**policy: Any) -> Make:
 
 
 def _patches(patches: int = 1, **policy: Any) -> Make:
-    both = PatchPolicy(scale=2, patch=12, turns=True, **policy), PatchPolicy(scale=2, **policy)
+    both = (
+        PatchPolicy(scale=2, patch=12, turns=True, **policy),
+        PatchPolicy(scale=2, **policy),
+    )
     return partial(_made, PatchPlan.of, partial(pairs, patches=patches), both)
 
 
 CENTER = ImagePolicy(window="center", image_size=16, resize=18)
 PLANS: dict[str, Make] = {
     "random-resized": partial(
-        _made, ImagePlan.of, images, (ImagePolicy(window="random-resized", image_size=16, flip=0.5), CENTER)
+        _made,
+        ImagePlan.of,
+        images,
+        (ImagePolicy(window="random-resized", image_size=16, flip=0.5), CENTER),
     ),
     "stretched": partial(
-        _made, ImagePlan.of, images, (ImagePolicy(window="stretch", image_size=16, flip=0.5), CENTER)
+        _made,
+        ImagePlan.of,
+        images,
+        (ImagePolicy(window="stretch", image_size=16, flip=0.5), CENTER),
     ),
     "clips": _clips(),
     "clips-in-time": _clips(fps=20.0),
@@ -127,7 +150,9 @@ PLANS: dict[str, Make] = {
     "patches-in-blocks": _patches(3),
     "boxes": _detection(augment="flip", size=800, longer=1333),
     "boxes-stretched": _detection(augment="flip", size=300),
-    "boxes-multiscale": _detection(augment="multiscale", size=800, longer=1333, short_sides=SHORT_SIDES),
+    "boxes-multiscale": _detection(
+        augment="multiscale", size=800, longer=1333, short_sides=SHORT_SIDES
+    ),
     "boxes-lsj": _detection(augment="lsj", size=1024, longer=1333),
     "boxes-ssd": _detection(augment="ssd", size=300),
     "boxes-ssdlite": _detection(augment="ssdlite", size=320),
@@ -147,7 +172,11 @@ def by_id(rows: Rows) -> dict[int, tuple[str, ...]]:
 
 def _numbers(rows: Rows, i: int) -> tuple[str, ...]:
     # a key is the micro-batch's, and no sample's
-    columns = [getattr(rows, field.name) for field in fields(Rows) if field.name not in ("canvas", "keys")]
+    columns = [
+        getattr(rows, field.name)
+        for field in fields(Rows)
+        if field.name not in ("canvas", "keys")
+    ]
     return tuple(repr(column[i].tolist()) for column in columns if column is not None)
 
 
@@ -157,7 +186,9 @@ def epoch_of(
     """Return what by_id says of an epoch of training, over all ranks."""
     found: dict[int, tuple[str, ...]] = {}
     for rank in range(world_size):
-        for rows in make(n, world_size=world_size, rank=rank, **numbers).rows(epoch, first):
+        for rows in make(n, world_size=world_size, rank=rank, **numbers).rows(
+            epoch, first
+        ):
             own = by_id(rows)
             assert not set(own) & set(found), "a sample is in two batches"
             found |= own
@@ -166,7 +197,9 @@ def epoch_of(
 
 def ordered(make: Make, n: int, epoch: int, **numbers: Any) -> list[int]:
     """Return the ids of an epoch of training in their order."""
-    return [int(rows.ids[0]) for rows in make(n, batch_size=1, **numbers).rows(epoch, 0)]
+    return [
+        int(rows.ids[0]) for rows in make(n, batch_size=1, **numbers).rows(epoch, 0)
+    ]
 
 
 def training_is_exact(
@@ -185,7 +218,13 @@ def training_is_exact(
     together = world_size * batch_size * accumulate
     assert len(set(expected)) == len(expected) == make(n).samples
     for rank in range(world_size):
-        plan = make(n, world_size=world_size, rank=rank, batch_size=batch_size, accumulate=accumulate)
+        plan = make(
+            n,
+            world_size=world_size,
+            rank=rank,
+            batch_size=batch_size,
+            accumulate=accumulate,
+        )
         assert (plan.batch_size, plan.global_batch_size, plan.samples) == (
             batch_size,
             together,
@@ -202,7 +241,9 @@ def training_is_exact(
             assert rows[i].valid.all()
 
 
-def validation_is_exact(make: Make, n: int, *, world_size: int, batch_size: int) -> None:
+def validation_is_exact(
+    make: Make, n: int, *, world_size: int, batch_size: int
+) -> None:
     """Each view once over the ranks, behind them padding with id -1 and a real row's numbers; the same in
     every epoch."""
     plans = [
@@ -210,12 +251,18 @@ def validation_is_exact(make: Make, n: int, *, world_size: int, batch_size: int)
         for rank in range(world_size)
     ]
     ranks = [list(plan.rows(0, 0)) for plan in plans]
-    assert {len(rows) for rows in ranks} == {plan.steps() for plan in plans} == {len(ranks[0])}
+    assert (
+        {len(rows) for rows in ranks}
+        == {plan.steps() for plan in plans}
+        == {len(ranks[0])}
+    )
     ids: list[int] = []
     for rows in chain.from_iterable(zip(*ranks, strict=True)):
         assert len(rows) == batch_size
         assert (rows.valid == (rows.ids >= 0)).all() and (rows.ids >= -1).all()
-        assert (rows.regions[:, 2:] > rows.regions[:, :2]).all(), "padding has the numbers of a real sample"
+        assert (rows.regions[:, 2:] > rows.regions[:, :2]).all(), (
+            "padding has the numbers of a real sample"
+        )
         ids += rows.ids.tolist()
     views = plans[0].samples * plans[0].views
     assert sorted(ids[:views]) == np.repeat(np.arange(n), plans[0].views).tolist()
@@ -255,10 +302,17 @@ def a_resume_is_exact(
 def epochs_and_seeds_differ(make: Make) -> None:
     """Check that a sample has other numbers in another epoch, and with another seed, but for one in ten."""
     whole = [
-        [epoch_of(make, 40, epoch, 0, 1, seed=seed, batch_size=1) for epoch in range(8)] for seed in (0, 1)
+        [epoch_of(make, 40, epoch, 0, 1, seed=seed, batch_size=1) for epoch in range(8)]
+        for seed in (0, 1)
     ]
     for same_seed in whole:
-        assert sum(len({epoch[sample] for epoch in same_seed}) == 1 for sample in same_seed[0]) <= 4
+        assert (
+            sum(
+                len({epoch[sample] for epoch in same_seed}) == 1
+                for sample in same_seed[0]
+            )
+            <= 4
+        )
     by_seed = (
         [epoch[sample] for epoch in whole[0]] == [epoch[sample] for epoch in whole[1]]
         for sample in whole[0][0]
@@ -295,7 +349,9 @@ def rows_are_the_contract(make: Make) -> None:
         batches_are_as_the_plan_says(plan)
         assert plan.resident > 1 or shapes == {plan.sample_shape[-2:]}
         if not training:
-            assert not any(rows.turns.any() for rows in plan.rows(1, 0)), "nothing of a validation is random"
+            assert not any(rows.turns.any() for rows in plan.rows(1, 0)), (
+                "nothing of a validation is random"
+            )
 
 
 def _typed(rows: Rows, batch_size: int) -> None:
@@ -318,4 +374,6 @@ class Faulty:
         return getattr(self._plan, name)
 
     def rows(self, epoch: int, first: int) -> Sequence[Rows]:
-        return self._fault(self._plan, list(self._plan.rows(epoch, first)), epoch, first)
+        return self._fault(
+            self._plan, list(self._plan.rows(epoch, first)), epoch, first
+        )

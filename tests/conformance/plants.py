@@ -52,13 +52,22 @@ class Plain:
 
     def batch(self, rows: Rows) -> Batch:
         clip = () if rows.frames is None else rows.frames.shape[1:]
-        failed, images = [], np.zeros((len(rows), *clip, *map(int, rows.sizes[0]), 3), np.float32)
+        failed, images = (
+            [],
+            np.zeros((len(rows), *clip, *map(int, rows.sizes[0]), 3), np.float32),
+        )
         for i in np.flatnonzero(rows.valid):
-            levels = self.levels(rows, int(i)) if rows.frames is None else np.stack(self.clip(rows, int(i)))
+            levels = (
+                self.levels(rows, int(i))
+                if rows.frames is None
+                else np.stack(self.clip(rows, int(i)))
+            )
             if levels is None:
                 failed.append(int(rows.ids[i]))
             else:
-                images[i] = (levels / 255 - np.array(self.feed.pixels.mean)) / np.array(self.feed.pixels.std)
+                images[i] = (levels / 255 - np.array(self.feed.pixels.mean)) / np.array(
+                    self.feed.pixels.std
+                )
         valid = rows.valid & ~np.isin(rows.ids, failed)
         labels = np.where(valid, self.feed.targets(rows)["labels"], -1)
         device, dtype = self.feed.device, getattr(torch, self.feed.pixels.dtype)
@@ -79,7 +88,9 @@ class Plain:
     def clip(self, rows: Rows, i: int) -> list[Array]:
         """uint8 [H, W, 3] of each frame of row i."""
         sample = int(rows.ids[i])
-        whole = moving.decoded(self.feed.source.read(sample), int(self.feed.columns.count[sample]))
+        whole = moving.decoded(
+            self.feed.source.read(sample), int(self.feed.columns.count[sample])
+        )
         assert whole is not None
         return [self.framed(whole[frame], rows, i) for frame in self.frames(rows, i)]
 
@@ -93,7 +104,9 @@ class Plain:
             if (x0, y0, x1, y1) == tuple(rows.regions[i])
             else None
         )
-        out = np.asarray(region.resize((width, height), Image.Resampling.BILINEAR, box=window))  # type: ignore[arg-type]
+        out = np.asarray(
+            region.resize((width, height), Image.Resampling.BILINEAR, box=window)  # type: ignore[arg-type]
+        )
         return out[:, ::-1] if self.flipped(rows, i) else out
 
     def region(self, rows: Rows, i: int) -> tuple[int, int, int, int]:
@@ -211,7 +224,9 @@ class Brighter(Plain):
 
 def thread() -> Tidy:
     end = threading.Event()
-    threading.Thread(target=end.wait, args=(60,), name="saturate-plant", daemon=True).start()
+    threading.Thread(
+        target=end.wait, args=(60,), name="saturate-plant", daemon=True
+    ).start()
     return end.set
 
 
@@ -240,7 +255,9 @@ LEFT: tuple[Callable[[], Tidy], ...] = (thread, process, open_file, folder)
 class Leaks:
     """A real loader around which each epoch keeps `mib` MiB, and a file where it is asked for."""
 
-    def __init__(self, feed: Feed, inner: Any, mib: int = 1, *, files: bool = False) -> None:
+    def __init__(
+        self, feed: Feed, inner: Any, mib: int = 1, *, files: bool = False
+    ) -> None:
         self.inner, self.mib, self.leaks_files = inner(feed), mib, files
         self.kept: list[bytes] = []
         self.files: list[int] = []

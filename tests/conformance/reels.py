@@ -34,8 +34,12 @@ class Reel(Scene):
 
     frames: int
 
-    def plan(self, image_size: int, window: str, *, batch_size: int, training: bool) -> EpochPlan:
-        assert not window, "clips have one kind of window to train on, and one to validate"
+    def plan(
+        self, image_size: int, window: str, *, batch_size: int, training: bool
+    ) -> EpochPlan:
+        assert not window, (
+            "clips have one kind of window to train on, and one to validate"
+        )
         resize = round(image_size * 256 / 224)
         policy = ClipPolicy(
             frames=self.frames,
@@ -45,10 +49,14 @@ class Reel(Scene):
             crops=3,
             resize=resize,
         )
-        return ClipPlan.of(self.manifest, policy, seed=5, batch_size=batch_size, training=training)
+        return ClipPlan.of(
+            self.manifest, policy, seed=5, batch_size=batch_size, training=training
+        )
 
     def blue(self, sample: int, frame: int = 0) -> int:
-        return blue_of(RULED_FRAMES * int(self.names[sample].removeprefix("ramp-")) + frame)
+        return blue_of(
+            RULED_FRAMES * int(self.names[sample].removeprefix("ramp-")) + frame
+        )
 
 
 def filmed(data: Path, cache: Path, frames: int) -> Reel:
@@ -56,8 +64,17 @@ def filmed(data: Path, cache: Path, frames: int) -> Reel:
     videos = open_videos(data, cache=cache, workers=2)
     assert videos.rejected == 0, (videos.folder / "rejected.txt").read_text()
     paths = [Path(os.fsdecode(videos.path(sample))) for sample in range(len(videos))]
-    contents, names = tuple(path.read_bytes() for path in paths), tuple(path.stem for path in paths)
-    return Reel(folder=data.resolve(), manifest=videos, bytes_of=contents, names=names, frames=frames)
+    contents, names = (
+        tuple(path.read_bytes() for path in paths),
+        tuple(path.stem for path in paths),
+    )
+    return Reel(
+        folder=data.resolve(),
+        manifest=videos,
+        bytes_of=contents,
+        names=names,
+        frames=frames,
+    )
 
 
 def quick(folder: Path, count: int = 42) -> Reel:

@@ -46,7 +46,11 @@ class Backend:
     clips: bool = False  # whether it is given videos
 
     def __str__(self) -> str:
-        return f"{self.name}-clips" if self.clips and LOADERS[self.name].media != ("videos",) else self.name
+        return (
+            f"{self.name}-clips"
+            if self.clips and LOADERS[self.name].media != ("videos",)
+            else self.name
+        )
 
     @property
     def open(self) -> Open:
@@ -88,26 +92,40 @@ class Backend:
         return "float16" if self.on_gpu else "float32"
 
 
-def backends(device: torch.device, *, files: bool, clips: bool = False) -> list[Backend]:
+def backends(
+    device: torch.device, *, files: bool, clips: bool = False
+) -> list[Backend]:
     """Return every loader of the medium that runs there. `files`: only those that read files."""
     left_out = NO_FILES if files else ()
     table = of_medium("videos" if clips else "images")
     on_gpu = device.type == "cuda"
-    names = [name for name, spec in table.items() if name not in left_out and (on_gpu or spec.gpu != "must")]
+    names = [
+        name
+        for name, spec in table.items()
+        if name not in left_out and (on_gpu or spec.gpu != "must")
+    ]
     lacking = [decoder for decoder in MAY_LACK if not here(decoder)] if clips else []
     return [
-        Backend(name=name, device=device, clips=clips) for name in names if not name.endswith(tuple(lacking))
+        Backend(name=name, device=device, clips=clips)
+        for name in names
+        if not name.endswith(tuple(lacking))
     ]
 
 
 def lone(device: torch.device, *, clips: bool = False) -> list[Backend]:
     """Return one loader of files for each way to run, for tests that ask not how a file is decoded."""
-    return [backend for backend in backends(device, files=True, clips=clips) if backend.name not in AS_PYAV]
+    return [
+        backend
+        for backend in backends(device, files=True, clips=clips)
+        if backend.name not in AS_PYAV
+    ]
 
 
 def paced(device: torch.device, *, clips: bool) -> list[Backend]:
     """Return those of `lone` of which just as many read at once as `workers` says."""
-    return [backend for backend in lone(device, clips=clips) if backend.name not in MIXED]
+    return [
+        backend for backend in lone(device, clips=clips) if backend.name not in MIXED
+    ]
 
 
 @cache
@@ -125,7 +143,9 @@ class Scene:
     """Images in a folder. `bytes_of[sample]` is what was written, before anything may have changed it."""
 
     folder: Path
-    manifest: Any  # dataset.images.columns.Images, of videos dataset.videos.columns.Videos
+    manifest: (
+        Any  # dataset.images.columns.Images, of videos dataset.videos.columns.Videos
+    )
     bytes_of: tuple[bytes, ...]
     names: tuple[str, ...]
 
@@ -149,7 +169,9 @@ class Scene:
         (validation).
         """
         fields: dict[str, Any] = {
-            "plan": self.plan(image_size, window, batch_size=batch_size, training=training),
+            "plan": self.plan(
+                image_size, window, batch_size=batch_size, training=training
+            ),
             "source": Folder(self.manifest, delay_s),
             "columns": self.manifest,
             "targets": Classification(self.manifest.label).targets,
@@ -159,7 +181,9 @@ class Scene:
         }
         return Feed(**(fields | changes))
 
-    def plan(self, image_size: int, window: str, *, batch_size: int, training: bool) -> EpochPlan:
+    def plan(
+        self, image_size: int, window: str, *, batch_size: int, training: bool
+    ) -> EpochPlan:
         """`window` as in ImagePolicy, "" = the usual one."""
         policy = ImagePolicy(
             window=window or ("random-resized" if training else "center"),  # type: ignore[arg-type]
@@ -167,7 +191,9 @@ class Scene:
             resize=round(image_size * 256 / 224),
             flip=0.5 if training else 0.0,
         )
-        return ImagePlan.of(self.manifest, policy, seed=5, batch_size=batch_size, training=training)
+        return ImagePlan.of(
+            self.manifest, policy, seed=5, batch_size=batch_size, training=training
+        )
 
     def blue(self, sample: int, frame: int = 0) -> int:
         return blue_of(int(self.names[sample].removeprefix("ramp-")))
@@ -189,20 +215,38 @@ def scene(folder: Path, files: Mapping[str, bytes], classes: int = 3) -> Scene:
 def scanned(data: Path, cache: Path) -> Scene:
     manifest = open_folder(data, cache=cache)
     assert manifest.rejected == 0, (manifest.folder / "rejected.txt").read_text()
-    paths = [Path(os.fsdecode(manifest.path(sample))) for sample in range(len(manifest))]
-    contents, names = tuple(path.read_bytes() for path in paths), tuple(path.stem for path in paths)
-    return Scene(folder=data.resolve(), manifest=manifest, bytes_of=contents, names=names)
+    paths = [
+        Path(os.fsdecode(manifest.path(sample))) for sample in range(len(manifest))
+    ]
+    contents, names = (
+        tuple(path.read_bytes() for path in paths),
+        tuple(path.stem for path in paths),
+    )
+    return Scene(
+        folder=data.resolve(), manifest=manifest, bytes_of=contents, names=names
+    )
 
 
 def ramps() -> dict[str, bytes]:
     """Images whose pixels encode x (red), y (green) and the file (blue), of many shapes."""
-    shapes = [(96, 128), (128, 96), (200, 150), (90, 90), (64, 200), (200, 64), (23, 31), (180, 240)]
+    shapes = [
+        (96, 128),
+        (128, 96),
+        (200, 150),
+        (90, 90),
+        (64, 200),
+        (200, 64),
+        (23, 31),
+        (180, 240),
+    ]
     files = {}
     for place in range(3 * len(shapes)):
         height, width = shapes[place % len(shapes)]
         pixels = pictures.ramp(height, width, blue=blue_of(place))
         lossless = place % 2 == 0
-        files[f"ramp-{place:02d}"] = pictures.png(pixels) if lossless else pictures.jpeg(pixels, quality=100)
+        files[f"ramp-{place:02d}"] = (
+            pictures.png(pixels) if lossless else pictures.jpeg(pixels, quality=100)
+        )
     return files
 
 
@@ -213,7 +257,9 @@ def blue_of(place: int) -> int:
 def small(count: int = 42) -> dict[str, bytes]:
     """Many quick files; a count that no batch size of the tests divides leaves a tail."""
     return {
-        f"small-{i:03d}": pictures.jpeg(pictures.photograph(100 + i, 40 + i % 7, 56 - i % 5), quality=92)
+        f"small-{i:03d}": pictures.jpeg(
+            pictures.photograph(100 + i, 40 + i % 7, 56 - i % 5), quality=92
+        )
         for i in range(count)
     }
 
@@ -224,7 +270,9 @@ def photographs() -> dict[str, bytes]:
     files = {}
     for place in range(18):
         pixels = pictures.photograph(500 + place, *shapes[place % len(shapes)])
-        kind = ("444", "420", "422", "grey", "progressive", "turned")[(place + place // 6) % 6]
+        kind = ("444", "420", "422", "grey", "progressive", "turned")[
+            (place + place // 6) % 6
+        ]
         if kind == "turned":
             content = pictures.turned(pixels, orientation=(6, 3, 8)[place % 3])
         elif kind == "grey":

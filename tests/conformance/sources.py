@@ -52,14 +52,18 @@ class Layout:
 def write_toy(data: Path, split: str, files: Files) -> None:
     """Keep the files in memory, under the name that a small file stands for."""
     fill(data, {f"{split}.toy": b"toy"})
-    toy.STORED[data.resolve(), split] = {os.fsencode(name): content for name, content in files.items()}
+    toy.STORED[data.resolve(), split] = {
+        os.fsencode(name): content for name, content in files.items()
+    }
 
 
 def write_list(data: Path, split: str, files: Files) -> None:
     """Write the files into folders that no source looks for, and a list of them as CSV writers do."""
     fill(data, dict(files))
     with open(data / f"{split}.csv", "w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([name, name.partition("/")[0]] for name in sorted(files))
+        csv.writer(file).writerows(
+            [name, name.partition("/")[0]] for name in sorted(files)
+        )
 
 
 def write_lmdb(data: Path, split: str, files: Mapping[str, bytes]) -> Path:
@@ -67,7 +71,10 @@ def write_lmdb(data: Path, split: str, files: Mapping[str, bytes]) -> Path:
     module = import_module("lmdb")
     data.mkdir(exist_ok=True)
     path = data / f"{split}.lmdb"
-    with module.open(str(path), map_size=1 << 30) as store, store.begin(write=True) as transaction:
+    with (
+        module.open(str(path), map_size=1 << 30) as store,
+        store.begin(write=True) as transaction,
+    ):
         for name, content in files.items():
             transaction.put(os.fsencode(name), content)
     return path
@@ -75,15 +82,18 @@ def write_lmdb(data: Path, split: str, files: Mapping[str, bytes]) -> Path:
 
 def lose_value(source: Any, sample: int) -> None:
     """Delete a value, by another process: this one may have the store open."""
-    code = (
-        "import lmdb, os, sys\nstore = lmdb.open(sys.argv[1])\nwith store.begin(write=True) as transaction:\n"
-    )
+    code = "import lmdb, os, sys\nstore = lmdb.open(sys.argv[1])\nwith store.begin(write=True) as transaction:\n"
     code += "    transaction.delete(os.fsencode(sys.argv[2]))"
-    arguments = [str(source.container.store.path), os.fsdecode(source.columns.entry(sample))]
+    arguments = [
+        str(source.container.store.path),
+        os.fsdecode(source.columns.entry(sample)),
+    ]
     subprocess.run([sys.executable, "-c", code, *arguments], check=True)
 
 
-def write_tar(path: Path, files: Mapping[str, bytes], *, form: int = tarfile.PAX_FORMAT) -> Path:
+def write_tar(
+    path: Path, files: Mapping[str, bytes], *, form: int = tarfile.PAX_FORMAT
+) -> Path:
     """Write a tar of these members, and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w", format=form) as file:
@@ -98,27 +108,47 @@ def write_shards(data: Path, split: str, files: Files) -> None:
     """Write two shards: the third sample, which may be taken away, has one of its own."""
     names = sorted(files)
     for shard, own in enumerate((names[:2] + names[3:], names[2:3])):
-        labels = {f"{name.rpartition('.')[0]}.cls": name.partition("/")[0].encode() for name in own}
-        write_tar(data / split / f"{shard}.tar", {**{name: files[name] for name in own}, **labels})
+        labels = {
+            f"{name.rpartition('.')[0]}.cls": name.partition("/")[0].encode()
+            for name in own
+        }
+        write_tar(
+            data / split / f"{shard}.tar",
+            {**{name: files[name] for name in own}, **labels},
+        )
 
 
 Row = tuple[bytes | None, str | None, int | None]
 """Bytes, path, label."""
 
 
-def write_arrow(path: Path, rows: list[Row], classes: tuple[str, ...] = (), *, stream: bool = True) -> Path:
+def write_arrow(
+    path: Path, rows: list[Row], classes: tuple[str, ...] = (), *, stream: bool = True
+) -> Path:
     """Write what datasets writes: an image column of structs, a ClassLabel, its names in the metadata."""
     arrow = import_module("pyarrow")
     path.parent.mkdir(parents=True, exist_ok=True)
     struct = arrow.struct([("bytes", arrow.binary()), ("path", arrow.string())])
-    features = {"image": {"_type": "Image"}, "label": {"names": [*classes], "_type": "ClassLabel"}}
-    about = {"huggingface": json.dumps({"info": {"features": features if classes else {}}})}
+    features = {
+        "image": {"_type": "Image"},
+        "label": {"names": [*classes], "_type": "ClassLabel"},
+    }
+    about = {
+        "huggingface": json.dumps({"info": {"features": features if classes else {}}})
+    }
     schema = arrow.schema([("image", struct), ("label", arrow.int64())], metadata=about)
-    with (arrow.ipc.new_stream if stream else arrow.ipc.new_file)(str(path), schema) as file:
+    with (arrow.ipc.new_stream if stream else arrow.ipc.new_file)(
+        str(path), schema
+    ) as file:
         for first in range(0, len(rows), 2):
-            images = [{"bytes": content, "path": name} for content, name, _ in rows[first : first + 2]]
+            images = [
+                {"bytes": content, "path": name}
+                for content, name, _ in rows[first : first + 2]
+            ]
             labels = [label for *_, label in rows[first : first + 2]]
-            file.write_batch(arrow.record_batch([arrow.array(images, struct), labels], schema=schema))
+            file.write_batch(
+                arrow.record_batch([arrow.array(images, struct), labels], schema=schema)
+            )
     return path
 
 
@@ -128,8 +158,12 @@ def write_arrows(data: Path, split: str, files: Files) -> None:
     classes = tuple(sorted({name.partition("/")[0] for name in names}))
     folder = data / {"val": "validation"}.get(split, split)
     for shard, own in enumerate((names[3:] + names[:2], names[2:3])):
-        rows: list[Row] = [(files[name], name, classes.index(name.partition("/")[0])) for name in own]
-        write_arrow(folder / f"data-0000{shard}-of-00002.arrow", rows, classes, stream=not shard)
+        rows: list[Row] = [
+            (files[name], name, classes.index(name.partition("/")[0])) for name in own
+        ]
+        write_arrow(
+            folder / f"data-0000{shard}-of-00002.arrow", rows, classes, stream=not shard
+        )
 
 
 def shard_of(source: Any, sample: int) -> Path:
@@ -176,16 +210,20 @@ LAYOUTS = {
 def names_tell_samples_apart(split: Split, files: Files) -> None:
     names = [split.source.name(sample) for sample in range(len(files))]
     assert len(set(names)) == len(files)
-    assert all(isinstance(name, str) and name and name.isprintable() for name in names), (
-        "printable, and so on one line"
-    )
+    assert all(
+        isinstance(name, str) and name and name.isprintable() for name in names
+    ), "printable, and so on one line"
 
 
 def bytes_are_those_written(split: Split, files: Files) -> None:
     columns, source = split.columns, split.source
     assert len(source) == len(columns) == len(files)
-    read = Counter((columns.classes[columns.label[i]], source.read(i)) for i in range(len(source)))
-    assert read == Counter((name.partition("/")[0], content) for name, content in files.items())
+    read = Counter(
+        (columns.classes[columns.label[i]], source.read(i)) for i in range(len(source))
+    )
+    assert read == Counter(
+        (name.partition("/")[0], content) for name, content in files.items()
+    )
 
 
 def names_ascend(split: Split, files: Files) -> None:
@@ -199,7 +237,11 @@ def columns_and_bytes_agree(split: Split, files: Files) -> None:
     for sample in range(len(files)):
         content = split.source.read(sample)
         with Image.open(io.BytesIO(content)) as image:
-            found = (split.columns.size[sample], split.columns.height[sample], split.columns.width[sample])
+            found = (
+                split.columns.size[sample],
+                split.columns.height[sample],
+                split.columns.width[sample],
+            )
             assert found == (len(content), image.height, image.width)
 
 
@@ -232,8 +274,15 @@ def a_copy_opens_nothing(split: Split, files: Files, data: Path) -> None:
 
 def nothing_is_open(data: Path) -> None:
     below = f"{data.resolve()}/"
-    held = {os.readlink(link) for link in Path("/proc/self/fd").iterdir() if os.path.lexists(link)}
-    held |= {line.partition("/")[2] for line in Path("/proc/self/maps").read_text().splitlines()}
+    held = {
+        os.readlink(link)
+        for link in Path("/proc/self/fd").iterdir()
+        if os.path.lexists(link)
+    }
+    held |= {
+        line.partition("/")[2]
+        for line in Path("/proc/self/maps").read_text().splitlines()
+    }
     assert not [path for path in held if f"/{path.removeprefix('/')}".startswith(below)]
 
 
@@ -242,10 +291,18 @@ def processes_and_threads_read_alike(split: Split, files: Files) -> None:
     expected = all_read(split.source)
     work = partial(all_read, split.source)
     with ThreadPoolExecutor(4) as threads:
-        assert all(found.result(60) == expected for found in [threads.submit(work) for _ in range(8)])
+        assert all(
+            found.result(60) == expected
+            for found in [threads.submit(work) for _ in range(8)]
+        )
     forking = get_context("fork")
-    with ProcessPoolExecutor(2, mp_context=forking, initializer=_take, initargs=(split.source,)) as forked:
-        assert all(found.result(60) == expected for found in [forked.submit(_read_taken) for _ in range(4)])
+    with ProcessPoolExecutor(
+        2, mp_context=forking, initializer=_take, initargs=(split.source,)
+    ) as forked:
+        assert all(
+            found.result(60) == expected
+            for found in [forked.submit(_read_taken) for _ in range(4)]
+        )
 
 
 _taken: list[Source] = []
@@ -270,9 +327,9 @@ def what_is_gone_is_named(split: Split, files: Files, layout: Layout) -> None:
     if layout.whole:
         refused(partial(split.source.read, 1), split.source.name(1))
         return
-    assert [split.source.read(sample) for sample in range(len(files)) if sample != 2] == others[:2] + others[
-        3:
-    ]
+    assert [
+        split.source.read(sample) for sample in range(len(files)) if sample != 2
+    ] == others[:2] + others[3:]
 
 
 def samples_are_files_where_it_says_so(split: Split, files: Files) -> None:
@@ -295,7 +352,9 @@ def reads_take_as_long_as_asked(open_: Callable[..., Split]) -> None:
     assert source.read_delay_s == DELAY_S and time.perf_counter() - began >= 2 * DELAY_S
 
 
-def the_fingerprint_is_of_the_data(open_: Callable[..., Split], other: Callable[..., Split]) -> None:
+def the_fingerprint_is_of_the_data(
+    open_: Callable[..., Split], other: Callable[..., Split]
+) -> None:
     """Data that is opened, or scanned, again has the same fingerprint; other bytes have another one."""
     found = open_().columns.fingerprint
     assert (
@@ -399,4 +458,6 @@ class Hasty(Folder):
 
 
 def with_sizes_of_neighbours(split: Split) -> Split:
-    return replace(split, columns=replace(split.columns, size=np.roll(split.columns.size, 1)))
+    return replace(
+        split, columns=replace(split.columns, size=np.roll(split.columns.size, 1))
+    )

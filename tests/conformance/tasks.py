@@ -50,7 +50,10 @@ class Case:
     @cached_property
     def splits(self) -> dict[str, Split]:
         counts = {"train": TRAIN, "val": VAL}
-        return {name: Split(columns=self.columns(n), source=NoBytes(n)) for name, n in counts.items()}
+        return {
+            name: Split(columns=self.columns(n), source=NoBytes(n))
+            for name, n in counts.items()
+        }
 
     @property
     def arch(self) -> str:
@@ -58,21 +61,34 @@ class Case:
 
     def plans(self, *, world_size: int = 1, rank: int = 0) -> tuple[Plan, Plan]:
         native = self.kind.registry.native(self.arch)
-        native = native._replace(size=self.config.augmentation.image_size or native.size)
-        return self.kind.plans(self.config, self.splits, native, seed=1, world_size=world_size, rank=rank)
+        native = native._replace(
+            size=self.config.augmentation.image_size or native.size
+        )
+        return self.kind.plans(
+            self.config, self.splits, native, seed=1, world_size=world_size, rank=rank
+        )
 
     def tasks(self) -> tuple[Task, Task]:
-        return self.kind.tasks(self.config, self.splits, AUXILIARY_WEIGHTS.get(self.arch, 0.0))
+        return self.kind.tasks(
+            self.config, self.splits, AUXILIARY_WEIGHTS.get(self.arch, 0.0)
+        )
 
     def module(self, plan: Plan) -> torch.nn.Module:
         torch.manual_seed(0)
         more = self.kind.building(self.config, self.splits["train"].columns)
-        return self.kind.registry.build(self.arch, shape=(BATCH, *plan.sample_shape), weights=None, **more)[0]
+        return self.kind.registry.build(
+            self.arch, shape=(BATCH, *plan.sample_shape), weights=None, **more
+        )[0]
 
     def batches(self, split: str, task: Task, plan: Plan) -> list[Batch]:
         own = self.splits[split]
         feed = Feed(
-            plan=plan, source=own.source, columns=own.columns, targets=task.targets, device=CPU, workers=0
+            plan=plan,
+            source=own.source,
+            columns=own.columns,
+            targets=task.targets,
+            device=CPU,
+            workers=0,
         )
         with open_loader("synthetic", feed) as loader:
             return list(loader.batches(0, 0))
@@ -84,10 +100,16 @@ def scores(classes: int) -> Callable[[Any, Rows], torch.Tensor]:
     def outputs(columns: Any, rows: Rows) -> torch.Tensor:
         frames = rows.frames if rows.frames is not None else rows.regions
         keys = [
-            zlib.crc32(repr((rows.ids[i], rows.regions[i], frames[i])).encode()) for i in range(len(rows))
+            zlib.crc32(repr((rows.ids[i], rows.regions[i], frames[i])).encode())
+            for i in range(len(rows))
         ]
-        drawn = [torch.randn(classes, generator=torch.Generator().manual_seed(key)) for key in keys]
-        return torch.where(torch.from_numpy(rows.valid)[:, None], torch.stack(drawn), torch.nan)
+        drawn = [
+            torch.randn(classes, generator=torch.Generator().manual_seed(key))
+            for key in keys
+        ]
+        return torch.where(
+            torch.from_numpy(rows.valid)[:, None], torch.stack(drawn), torch.nan
+        )
 
     return outputs
 
@@ -98,8 +120,15 @@ def enlarged(channels: int) -> Callable[[Any, Rows], torch.Tensor]:
     def outputs(columns: Any, rows: Rows) -> torch.Tensor:
         height, width = rows.padded
         shape = (channels, 2 * height, 2 * width)
-        drawn = [torch.rand(shape, generator=torch.Generator().manual_seed(int(i) + 1)) for i in rows.ids]
-        return torch.where(torch.from_numpy(rows.valid)[:, None, None, None], torch.stack(drawn), torch.nan)
+        drawn = [
+            torch.rand(shape, generator=torch.Generator().manual_seed(int(i) + 1))
+            for i in rows.ids
+        ]
+        return torch.where(
+            torch.from_numpy(rows.valid)[:, None, None, None],
+            torch.stack(drawn),
+            torch.nan,
+        )
 
     return outputs
 
@@ -112,7 +141,12 @@ CASES: dict[str, Case] = {
         outputs=scores(1000),
         settings={"arch": "resnet18", "image_size": 32},
     ),
-    "detection": Case(kind=detection.KIND, columns=SyntheticInstances.of, outputs=noisy, settings=BOXES),
+    "detection": Case(
+        kind=detection.KIND,
+        columns=SyntheticInstances.of,
+        outputs=noisy,
+        settings=BOXES,
+    ),
     "detection-masks": Case(
         kind=detection.KIND,
         columns=SyntheticInstances.of,
@@ -131,7 +165,12 @@ CASES: dict[str, Case] = {
         kind=video.KIND,
         columns=SyntheticVideos,
         outputs=scores(1000),
-        settings={"arch": "r3d_tiny", "image_size": 16, "clip_frames": 4, "val_clips": 2},
+        settings={
+            "arch": "r3d_tiny",
+            "image_size": 16,
+            "clip_frames": 4,
+            "val_clips": 2,
+        },
     ),
     "superres": Case(
         kind=superres.KIND,
@@ -145,7 +184,12 @@ CASES: dict[str, Case] = {
         outputs=enlarged(3),
         settings={"arch": "edsr_baseline", "patch_size": 16, "psnr": "rgb", "shave": 8},
     ),
-    "toy": Case(kind=toy_task.KIND, columns=SyntheticImages, outputs=scores(1), settings={"image_size": 16}),
+    "toy": Case(
+        kind=toy_task.KIND,
+        columns=SyntheticImages,
+        outputs=scores(1),
+        settings={"image_size": 16},
+    ),
 }
 """Small runs of every task; a new task is a line here. Detectors also of what they find beside boxes."""
 
@@ -154,7 +198,9 @@ def entry_is_whole(case: Case) -> None:
     """Defaults exist; groups, settings and figures are named once and by names that are there."""
     kind = case.kind
     assert kind.arch in kind.registry.names() and case.arch in kind.registry.names()
-    assert kind.default_loader(gpu=False) in kind.loaders and "synthetic" in kind.loaders
+    assert (
+        kind.default_loader(gpu=False) in kind.loaders and "synthetic" in kind.loaders
+    )
     assert kind.unit.endswith("/s")
     assert set(kind.also) <= set(GROUP_OF)
     names = [figure.name for figure in kind.figures]
@@ -177,12 +223,15 @@ def settings_that_it_does_not_read_are_refused(case: Case) -> None:
             said = str(error)
             refused.add(name)
         assert not said or (
-            said.startswith(f"--{name.replace('_', '-')} is for --task ") and "\n" not in said
+            said.startswith(f"--{name.replace('_', '-')} is for --task ")
+            and "\n" not in said
         )
     assert refused == {
         name
         for name, facts in FACTS.items()
-        if facts.tasks and case.kind.name not in facts.tasks and name not in case.kind.also
+        if facts.tasks
+        and case.kind.name not in facts.tasks
+        and name not in case.kind.also
     }
 
 
@@ -200,9 +249,9 @@ def padding_has_no_target(case: Case) -> None:
     for name, values in found.items():
         if offsets is None:
             assert len(values) == len(rows), name
-            assert (values[padded] < 0).all() or not np.issubdtype(values.dtype, np.integer), (
-                f"{name} of padding is a real one"
-            )
+            assert (values[padded] < 0).all() or not np.issubdtype(
+                values.dtype, np.integer
+            ), f"{name} of padding is a real one"
         elif name != "offsets":
             assert len(values) == offsets[-1], name
     if offsets is not None:
@@ -225,11 +274,17 @@ def losses_are_one_a_sample(case: Case) -> None:
         assert (losses[~batch.valid] == 0).all() and (losses[batch.valid] != 0).any()
         module.zero_grad()
         losses.sum().backward()
-        gradients = [value.grad for value in module.parameters() if value.grad is not None]
-        assert gradients and all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+        gradients = [
+            value.grad for value in module.parameters() if value.grad is not None
+        ]
+        assert gradients and all(
+            bool(torch.isfinite(gradient).all()) for gradient in gradients
+        )
         parts = task.parts(outputs)
         assert bool(parts) == case.kind.loss_parts
-        assert all(part.dtype == torch.float32 and part.shape == () for part in parts.values())
+        assert all(
+            part.dtype == torch.float32 and part.shape == () for part in parts.values()
+        )
 
 
 def masked(batch: Batch, lost: int | None) -> Batch:
@@ -239,7 +294,12 @@ def masked(batch: Batch, lost: int | None) -> Batch:
         return batch
     valid = batch.rows.valid & (np.arange(len(batch.ids)) != lost)
     failed = (int(batch.ids[lost]),)
-    return replace(batch, valid=torch.from_numpy(valid), rows=replace(batch.rows, valid=valid), failed=failed)
+    return replace(
+        batch,
+        valid=torch.from_numpy(valid),
+        rows=replace(batch.rows, valid=valid),
+        failed=failed,
+    )
 
 
 def probes_run(case: Case) -> None:
@@ -249,11 +309,15 @@ def probes_run(case: Case) -> None:
     for training, task, plan in zip((True, False), case.tasks(), plans, strict=True):
         module.train(training)
         with torch.no_grad():
-            outputs = module(*task.probe(torch.zeros(plan.batch_size, *plan.sample_shape)))
+            outputs = module(
+                *task.probe(torch.zeros(plan.batch_size, *plan.sample_shape))
+            )
             batch = case.batches("train" if training else "val", task, plan)[0]
             expected = module(*task.inputs(batch))
         assert type(outputs) is type(expected)
-        assert not isinstance(outputs, list | torch.Tensor) or len(outputs) == len(expected)
+        assert not isinstance(outputs, list | torch.Tensor) or len(outputs) == len(
+            expected
+        )
 
 
 def figures_of(case: Case, world: Any) -> dict[str, Any]:
@@ -266,7 +330,11 @@ def figures_of(case: Case, world: Any) -> dict[str, Any]:
         metric.update(case.outputs(columns, cast(Rows, batch.rows)), batch)
     outcome = Outcome(metric.result(world), failed=[], pass_s=0.0, score_s=0.0)
     no_figures = ("failed", "seconds", "extras")
-    return {name: value for name, value in outcome.result(world).items() if name not in no_figures}
+    return {
+        name: value
+        for name, value in outcome.result(world).items()
+        if name not in no_figures
+    }
 
 
 def figures_are_exact(case: Case) -> set[str]:
@@ -292,18 +360,24 @@ def facts_are_json(case: Case) -> None:
 
 class Padding(classification.TopK):
     def update(self, outputs: Any, batch: Batch) -> None:
-        super().update(outputs.nan_to_num(), replace(batch, valid=torch.ones_like(batch.valid)))
+        super().update(
+            outputs.nan_to_num(), replace(batch, valid=torch.ones_like(batch.valid))
+        )
 
 
 def planted(*, task: dict[str, Any] | None = None, **entry: Any) -> Case:
     """Return the case of classification with other members of its Task, or of its entry."""
 
     class Planted(classification.ClassificationKind):
-        def tasks(self, config: Config, splits: Any, auxiliary_weight: float) -> tuple[Task, Task]:
+        def tasks(
+            self, config: Config, splits: Any, auxiliary_weight: float
+        ) -> tuple[Task, Task]:
             made = super().tasks(config, splits, auxiliary_weight)
             for one in made:
                 for name, member in (task or {}).items():
-                    setattr(one, name, partial(member, one) if callable(member) else member)
+                    setattr(
+                        one, name, partial(member, one) if callable(member) else member
+                    )
             return made
 
     kind = Planted()

@@ -31,7 +31,9 @@ def mixed(folder: Path, pattern: str) -> Scene:
                 b"".join((content[:700], b"\xff\xd9")),
                 content[: len(content) * 9 // 10],
             )[place % 3]
-            while pictures.pil(content) is not None:  # whatever is decodable with an end marker is so without
+            while (
+                pictures.pil(content) is not None
+            ):  # whatever is decodable with an end marker is so without
                 content = content[: len(content) - 100]
         files[f"{place:03d}-{kind}"] = content
     return scene(folder, files, classes=1)  # so that the ids follow the names
@@ -51,7 +53,9 @@ def test_every_kind_of_damage(backend: Backend, tmp_path: Path) -> None:
     }
     assert 5 <= len(bad) < len(damaged)
     feed = made.feed(backend.device, batch_size=5, image_size=40, training=False)
-    checks.damaged_samples_keep_their_place(backend.open, feed, made, backend.pixel_difference, unsure=unsure)
+    checks.damaged_samples_keep_their_place(
+        backend.open, feed, made, backend.pixel_difference, unsure=unsure
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,7 +84,10 @@ def test_bytes_that_pil_skips(backend: Backend, tmp_path: Path) -> None:
     """One file whose parts do not follow one another ended the process in DALI's parser."""
     files = scenes.small(60)
     for at in range(0, 12, 3):
-        jpeg, png = (make(pictures.photograph(700 + at, 60, 70)) for make in (pictures.jpeg, pictures.png))
+        jpeg, png = (
+            make(pictures.photograph(700 + at, 60, 70))
+            for make in (pictures.jpeg, pictures.png)
+        )
         scan = jpeg.index(b"\xff\xda")
         files |= {
             f"a-{at}": png[:-12],
@@ -89,7 +96,9 @@ def test_bytes_that_pil_skips(backend: Backend, tmp_path: Path) -> None:
         }
     made = scene(tmp_path, files)
     feed = made.feed(backend.device, batch_size=64, image_size=32, training=False)
-    bad = checks.damaged_samples_keep_their_place(backend.open, feed, made, backend.pixel_difference)
+    bad = checks.damaged_samples_keep_their_place(
+        backend.open, feed, made, backend.pixel_difference
+    )
     assert {made.names[sample][0] for sample in bad} == {"c"}
 
 
@@ -98,11 +107,15 @@ def test_files_that_pil_decodes_and_dali_does_not(
 ) -> None:
     """Though their headers promise nothing odd: they are handed over as PIL's pixels, from then on."""
     for module in (_dali_rows, dali_fed):
-        monkeypatch.setattr(module, "plain", lambda columns, ids: np.ones(len(ids), bool))
+        monkeypatch.setattr(
+            module, "plain", lambda columns, ids: np.ones(len(ids), bool)
+        )
     monkeypatch.setattr(dali_fed, "intact", lambda data: True)
     files = scenes.small(18)
     for at in (3, 4, 9):
-        files[f"{at:03d}-odd"] = pictures.png(pictures.photograph(800 + at, 60, 70))[:-12]
+        files[f"{at:03d}-odd"] = pictures.png(pictures.photograph(800 + at, 60, 70))[
+            :-12
+        ]
     made = scene(tmp_path, files)
     feed = made.feed(backend.device, batch_size=BATCH, image_size=32, training=False)
     tried: list[Any] = []
@@ -120,7 +133,9 @@ def test_files_that_pil_decodes_and_dali_does_not(
     assert bool(tried) == (backend.name in ("dali-cpu", "dali-gpu", "dali-fed"))
 
 
-def test_a_failure_does_not_outlast_its_loader(backend: Backend, small: Scene, tmp_path: Path) -> None:
+def test_a_failure_does_not_outlast_its_loader(
+    backend: Backend, small: Scene, tmp_path: Path
+) -> None:
     """Abandoned right at the damage, resumed behind it, and another loader at the same time."""
     made = mixed(tmp_path, "...x....x.......")
     feed = made.feed(backend.device, batch_size=BATCH, image_size=32, training=False)
@@ -141,7 +156,12 @@ def spoiled(small: Scene, folder: Path) -> Scene:
 
 @pytest.mark.parametrize(
     ("what", "said"),
-    [("grown", "changed size"), ("shrunk", "changed size"), ("emptied", "changed size"), ("gone", "is gone")],
+    [
+        ("grown", "changed size"),
+        ("shrunk", "changed size"),
+        ("emptied", "changed size"),
+        ("gone", "is gone"),
+    ],
 )
 def test_a_file_that_changed_after_the_scan_is_the_users_mistake(
     backend: Backend, small: Scene, tmp_path: Path, what: str, said: str
@@ -153,7 +173,11 @@ def test_a_file_that_changed_after_the_scan_is_the_users_mistake(
         if what == "gone":
             path.unlink()
         else:
-            path.write_bytes({"grown": content + b"more", "shrunk": content[:-9], "emptied": b""}[what])
+            path.write_bytes(
+                {"grown": content + b"more", "shrunk": content[:-9], "emptied": b""}[
+                    what
+                ]
+            )
         with pytest.raises(UserError, match=re.escape(path.name)) as caught:
             for _ in loader.batches(0, 0):
                 pass

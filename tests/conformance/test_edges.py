@@ -33,7 +33,9 @@ def edged() -> dict[str, Array]:
         "left": np.s_[:, :1],
         "right": np.s_[:, -1:],
     }
-    found = {"noise": np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8)}
+    found = {
+        "noise": np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8)
+    }
     for name, side in sides.items():
         found[name] = np.full((HEIGHT, WIDTH, 3), 255, np.uint8)
         found[name][side] = 0
@@ -41,7 +43,9 @@ def edged() -> dict[str, Array]:
 
 
 def resized(pixels: Array, height: int, width: int) -> Array:
-    return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BILINEAR))
+    return np.asarray(
+        Image.fromarray(pixels).resize((width, height), Image.Resampling.BILINEAR)
+    )
 
 
 def resized_repeating(pixels: Array) -> Array:
@@ -49,18 +53,23 @@ def resized_repeating(pixels: Array) -> Array:
     rows = BEYOND * HEIGHT // SIDE
     columns = BEYOND * WIDTH // SIDE
     larger = np.pad(pixels, ((rows, rows), (columns, columns), (0, 0)), mode="edge")
-    return resized(larger, SIDE + 2 * BEYOND, SIDE + 2 * BEYOND)[BEYOND:-BEYOND, BEYOND:-BEYOND]
+    return resized(larger, SIDE + 2 * BEYOND, SIDE + 2 * BEYOND)[
+        BEYOND:-BEYOND, BEYOND:-BEYOND
+    ]
 
 
 @pytest.fixture(scope="module")
 def edges(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     return scene(
-        tmp_path_factory.mktemp("edges"), {name: pictures.png(pixels) for name, pixels in edged().items()}
+        tmp_path_factory.mktemp("edges"),
+        {name: pictures.png(pixels) for name, pixels in edged().items()},
     )
 
 
 def test_the_largest_difference_is_rounding(backend: Backend, edges: Scene) -> None:
-    feed = edges.feed(backend.device, batch_size=5, image_size=SIDE, training=False, window="stretch")
+    feed = edges.feed(
+        backend.device, batch_size=5, image_size=SIDE, training=False, window="stretch"
+    )
     found = passed(backend.open, feed)
     of_dali = backend.name.startswith("dali")
     apart = []
@@ -69,7 +78,9 @@ def test_the_largest_difference_is_rounding(backend: Backend, edges: Scene) -> N
         repeating = resized_repeating(edged()[name]).astype(float)
         inner = np.s_[1:-1, 1:-1]
         assert np.abs(levels - expected)[inner].max() <= ROUNDING, f"{name}, inside"
-        assert np.abs(levels - (repeating if of_dali else expected)).max() <= ROUNDING, name
+        assert (
+            np.abs(levels - (repeating if of_dali else expected)).max() <= ROUNDING
+        ), name
         apart.append(np.abs(levels - expected).max())
     print(f"{backend.name}: {max(apart):.1f} grey levels from Pillow at most")
     assert max(apart) <= (MOST if of_dali else ROUNDING)

@@ -42,7 +42,9 @@ def test_turns_are_a_viewers() -> None:
     shown = pictures.photograph(1, 5, 7)
     for orientation in ORIENTATIONS:
         with Image.open(io.BytesIO(stored(shown, orientation))) as image:
-            assert np.array_equal(np.asarray(ImageOps.exif_transpose(image)), shown), orientation
+            assert np.array_equal(np.asarray(ImageOps.exif_transpose(image)), shown), (
+                orientation
+            )
     for first in range(geometry.TURNS):
         for then in range(geometry.TURNS):
             both = int(composed(*np.array([[first], [then]], np.uint8))[0])
@@ -56,16 +58,23 @@ def turned(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     shown = {f"way-{way}": pictures.photograph(way, 80, 100) for way in ORIENTATIONS}
     made = scene(
         tmp_path_factory.mktemp("turned"),
-        {name: stored(pixels, way) for way, (name, pixels) in zip(ORIENTATIONS, shown.items(), strict=True)},
+        {
+            name: stored(pixels, way)
+            for way, (name, pixels) in zip(ORIENTATIONS, shown.items(), strict=True)
+        },
     )
     contents = tuple(pictures.png(shown[name]) for name in made.names)
     return replace(made, manifest=as_shown(made.manifest), bytes_of=contents)
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "validation"])
-def test_what_is_shown_is_delivered(backend: Backend, turned: Scene, training: bool) -> None:
+def test_what_is_shown_is_delivered(
+    backend: Backend, turned: Scene, training: bool
+) -> None:
     feed = turned.feed(backend.device, batch_size=4, image_size=40, training=training)
-    apart = checks.pixels_are_pillows(backend.open, feed, turned, backend.pixel_difference)
+    apart = checks.pixels_are_pillows(
+        backend.open, feed, turned, backend.pixel_difference
+    )
     assert len(apart) == 8
 
 
@@ -73,7 +82,8 @@ def test_what_is_shown_is_delivered(backend: Backend, turned: Scene, training: b
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A detection set, and the same one with its pictures stored in all eight ways, all of them as PNG."""
     plain, turned = (
-        write_coco(tmp_path_factory.mktemp(name) / "data", splits={"train2017": 16}) for name in ("a", "b")
+        write_coco(tmp_path_factory.mktemp(name) / "data", splits={"train2017": 16})
+        for name in ("a", "b")
     )
     for place, path in enumerate(sorted((plain / "train2017").iterdir())):
         with Image.open(path) as image:
@@ -106,12 +116,18 @@ def batches(columns: Instances, backend: Backend, policy: DetectionPolicy) -> li
     )
     with backend.open(feed) as loader:
         return [
-            (batch.images.float().cpu().numpy().copy(), {**batch.host}, batch.sizes.cpu().numpy().copy())
+            (
+                batch.images.float().cpu().numpy().copy(),
+                {**batch.host},
+                batch.sizes.cpu().numpy().copy(),
+            )
             for batch in loader.batches(0, 0)
         ]
 
 
-@pytest.mark.parametrize(("augment", "keypoints"), [("flip", True), ("lsj", False), ("ssd", False)])
+@pytest.mark.parametrize(
+    ("augment", "keypoints"), [("flip", True), ("lsj", False), ("ssd", False)]
+)
 def test_boxes_masks_and_keypoints_turn_with_the_pixels(
     backend: Backend, both: tuple[Path, Path], augment: Any, keypoints: bool
 ) -> None:
@@ -122,7 +138,12 @@ def test_boxes_masks_and_keypoints_turn_with_the_pixels(
         as_shown(opened(root, keypoints=keypoints, exif=exif))
         for root, exif in zip(both, ("stored", "shown"), strict=True)
     )
-    assert turned.rejected == 0 and turned.warnings == [] and plain.exif is None and turned.exif is not None
+    assert (
+        turned.rejected == 0
+        and turned.warnings == []
+        and plain.exif is None
+        and turned.exif is not None
+    )
     for (expected, wanted, sizes), (images, targets, its) in zip(
         batches(plain, backend, policy), batches(turned, backend, policy), strict=True
     ):
@@ -130,16 +151,27 @@ def test_boxes_masks_and_keypoints_turn_with_the_pixels(
         for name, values in wanted.items():
             assert np.array_equal(values, targets[name]), name
         assert len(wanted["boxes"]) > 0
-        assert np.abs(images - expected).mean() * 255 * 0.225 < 0.2 + backend.repeat_difference
+        assert (
+            np.abs(images - expected).mean() * 255 * 0.225
+            < 0.2 + backend.repeat_difference
+        )
 
 
-def test_stored_is_the_default_and_says_what_it_leaves_out(both: tuple[Path, Path]) -> None:
+def test_stored_is_the_default_and_says_what_it_leaves_out(
+    both: tuple[Path, Path],
+) -> None:
     """Orientations 2 to 4 fit the stored size too: they are taken, and counted; 5 to 8 are left out."""
     columns = opened(both[1])
     assert len(columns) == 8 and len(columns.image_id) == 8
     (line,) = columns.warnings
-    assert "EXIF asks viewers to turn 14 of 16 images: 6 are taken as they are stored" in line
-    assert "and 8 left out, whose annotations are of the size shown; --exif shown turns them" in line
+    assert (
+        "EXIF asks viewers to turn 14 of 16 images: 6 are taken as they are stored"
+        in line
+    )
+    assert (
+        "and 8 left out, whose annotations are of the size shown; --exif shown turns them"
+        in line
+    )
     text = (columns.folder / "rejected.txt").read_text().splitlines()
     assert len(text) == 8 and all("--exif shown takes it" in one for one in text)
 
@@ -148,7 +180,10 @@ def test_detections_are_of_what_is_shown(both: tuple[Path, Path]) -> None:
     """A box of an output goes back to the annotation's own pixels, as results files and AP have them."""
     columns = as_shown(opened(both[1], exif="shown"))
     plan = DetectionPlan.of(
-        columns, DetectionPolicy(augment="flip", size=96, longer=200, flip=0.5), seed=3, batch_size=8
+        columns,
+        DetectionPolicy(augment="flip", size=96, longer=200, flip=0.5),
+        seed=3,
+        batch_size=8,
     )
     rows = plan.rows(0, 0)[0]
     assert rows.exif is not None and rows.exif[:, 0].any()
@@ -156,7 +191,12 @@ def test_detections_are_of_what_is_shown(both: tuple[Path, Path]) -> None:
     which = np.repeat(np.arange(len(rows)), np.diff(found["offsets"]))
     back = geometry.boxes_to_image(rows, which, found["boxes"].astype(float))
     wanted = np.concatenate(
-        [columns.boxes[columns.annotations(i)][columns.usable[columns.annotations(i)]] for i in rows.ids]
+        [
+            columns.boxes[columns.annotations(i)][
+                columns.usable[columns.annotations(i)]
+            ]
+            for i in rows.ids
+        ]
     )
     wanted[:, 2:] += wanted[:, :2]
     assert np.abs(back - wanted).max() < 1e-3

@@ -45,11 +45,17 @@ def held(open_: Open, feed: Feed) -> Loader:
     return loader
 
 
-def test_close_leaves_nothing(any_backend: Backend, quick: Scene, temporary: Path) -> None:
+def test_close_leaves_nothing(
+    any_backend: Backend, quick: Scene, temporary: Path
+) -> None:
     feed = quick.feed(any_backend.device, batch_size=4, image_size=32)
-    used(any_backend.open, feed, ALL).close()  # loads libraries, starts pools of threads
+    used(
+        any_backend.open, feed, ALL
+    ).close()  # loads libraries, starts pools of threads
     before = Traces.now(temporary)
-    ways: list[Callable[[Open, Feed], Loader]] = [partial(used, taken=taken) for taken in TAKEN]
+    ways: list[Callable[[Open, Feed], Loader]] = [
+        partial(used, taken=taken) for taken in TAKEN
+    ]
     for way in (*ways, failed, held):
         loader = way(any_backend.open, feed)
         began = time.monotonic()
@@ -81,5 +87,7 @@ def test_close_does_not_wait_for_a_read_that_hangs(
 
 @pytest.mark.alone
 def test_ten_epochs_are_flat(backend: Backend, quick: Scene) -> None:
-    growth = epochs_are_flat(backend.open, quick.feed(backend.device, batch_size=8, image_size=32))
+    growth = epochs_are_flat(
+        backend.open, quick.feed(backend.device, batch_size=8, image_size=32)
+    )
     print(backend.name, {name: round(value, 3) for name, value in growth.items()})

@@ -31,7 +31,9 @@ NAME = "source_of_the_page"
 def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The last block is a module, and a line of the table."""
     *_, code = re.findall(
-        r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+        r"^```python\n(.*?)^```",
+        PAGE.read_text(encoding="utf-8"),
+        re.MULTILINE | re.DOTALL,
     )
     file = tmp_path_factory.mktemp("page") / f"{NAME}.py"
     file.write_text(code, encoding="utf-8")
@@ -65,7 +67,9 @@ def test_the_source_of_the_page_keeps_the_contract(tmp_path: Path) -> None:
         check(split, WRITTEN)
     module = sys.modules[NAME]
     assert module.missing(data, "test") == "test.zip"
-    sources.reads_take_as_long_as_asked(partial(module.open, data, "train", cache=tmp_path / "cache"))
+    sources.reads_take_as_long_as_asked(
+        partial(module.open, data, "train", cache=tmp_path / "cache")
+    )
 
 
 def test_the_source_of_the_page_has_images_of_detection(tmp_path: Path) -> None:
@@ -73,7 +77,10 @@ def test_the_source_of_the_page_has_images_of_detection(tmp_path: Path) -> None:
     how: dict[str, Any] = {"keypoints": False, "cache": tmp_path / "cache"}
     folder = open_coco(data, "train", **how)
     images = data / "train2017"
-    pack(data / "train2017.zip", {file.name: file.read_bytes() for file in images.iterdir()})
+    pack(
+        data / "train2017.zip",
+        {file.name: file.read_bytes() for file in images.iterdir()},
+    )
     columns = open_coco(data, "train", source="zip", **how)
     assert columns.fingerprint == folder.fingerprint
     source = sys.modules[NAME].source(columns)

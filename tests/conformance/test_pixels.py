@@ -23,29 +23,41 @@ def transformed(of: Scene) -> np.ndarray:
     """uint8 [n, 224, 224, 3]: Resize(256), CenterCrop(224) of every file. Made once."""
     key = str(of.folder)
     if key not in _transformed:
-        _transformed[key] = np.stack([torchvision_levels(content, 224) for content in of.bytes_of])
+        _transformed[key] = np.stack(
+            [torchvision_levels(content, 224) for content in of.bytes_of]
+        )
     return _transformed[key]
 
 
 @pytest.mark.parametrize("source", ["photographs", "samples"])
-def test_validation_is_torchvisions(backend: Backend, source: str, request: pytest.FixtureRequest) -> None:
+def test_validation_is_torchvisions(
+    backend: Backend, source: str, request: pytest.FixtureRequest
+) -> None:
     of: Scene = request.getfixturevalue(source)
     feed = of.feed(backend.device, batch_size=8, image_size=224, training=False)
     found = passed(backend.open, feed)
     assert not found.failed
     apart = checks.close(found, transformed(of), of.names, backend.pixel_difference)
     worst = max(apart, key=lambda name: apart[name])
-    print(f"{backend.name}: mean {np.mean(list(apart.values())):.3f}, worst {apart[worst]:.3f} ({worst})")
+    print(
+        f"{backend.name}: mean {np.mean(list(apart.values())):.3f}, worst {apart[worst]:.3f} ({worst})"
+    )
 
 
 def test_training_is_pillows(backend: Backend, photographs: Scene) -> None:
     feed = photographs.feed(backend.device, batch_size=6, image_size=112)
-    apart = checks.pixels_are_pillows(backend.open, feed, photographs, backend.pixel_difference)
+    apart = checks.pixels_are_pillows(
+        backend.open, feed, photographs, backend.pixel_difference
+    )
     levels = list(apart.values())
-    print(f"{backend.name}: mean {np.mean(levels):.3f}, worst {max(levels):.3f} grey levels")
+    print(
+        f"{backend.name}: mean {np.mean(levels):.3f}, worst {max(levels):.3f} grey levels"
+    )
 
 
-@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear-no-antialias", "nearest"])
+@pytest.mark.parametrize(
+    "interpolation", ["bicubic", "bilinear-no-antialias", "nearest"]
+)
 def test_interpolations_are_the_references(
     backend: Backend, photographs: Scene, samples: Scene, interpolation: str
 ) -> None:
@@ -53,40 +65,67 @@ def test_interpolations_are_the_references(
     feed = photographs.feed(backend.device, batch_size=6, image_size=112)
     feed = replace(feed, pixels=replace(feed.pixels, interpolation=interpolation))
     apart = checks.pixels_are_pillows(
-        backend.open, feed, photographs, backend.pixel_difference, interpolation=interpolation
+        backend.open,
+        feed,
+        photographs,
+        backend.pixel_difference,
+        interpolation=interpolation,
     )
     print(
         f"{backend.name}: {interpolation} mean {np.mean(list(apart.values())):.3f}, max {max(apart.values())}"
     )
-    if interpolation != "bicubic" or backend.name == "dali-fed":  # which has dali-cpu's graph
+    if (
+        interpolation != "bicubic" or backend.name == "dali-fed"
+    ):  # which has dali-cpu's graph
         return
     feed = samples.feed(backend.device, batch_size=8, image_size=224, training=False)
     policy = replace(feed.plan.policy, interpolation=interpolation)  # type: ignore[attr-defined]
     plan = replace(feed.plan, policy=policy)  # type: ignore[type-var]
     found = passed(
-        backend.open, replace(feed, plan=plan, pixels=replace(feed.pixels, interpolation=interpolation))
+        backend.open,
+        replace(
+            feed, plan=plan, pixels=replace(feed.pixels, interpolation=interpolation)
+        ),
     )
-    expected = np.stack([torchvision_levels(content, 224, interpolation) for content in samples.bytes_of])
+    expected = np.stack(
+        [
+            torchvision_levels(content, 224, interpolation)
+            for content in samples.bytes_of
+        ]
+    )
     apart = checks.close(found, expected, samples.names, backend.pixel_difference)
-    print(f"{backend.name}: samples mean {np.mean(list(apart.values())):.3f}, max {max(apart.values())}")
+    print(
+        f"{backend.name}: samples mean {np.mean(list(apart.values())):.3f}, max {max(apart.values())}"
+    )
     assert np.mean(list(apart.values())) <= (3 if backend.decodes_on_gpu else 0.3)
 
 
-def test_images_that_grow_are_those_of_their_size(any_backend: Backend, photographs: Scene) -> None:
+def test_images_that_grow_are_those_of_their_size(
+    any_backend: Backend, photographs: Scene
+) -> None:
     """One loader gives each epoch its size, there and back: pixels of a plan that has only this size."""
     feed = photographs.feed(any_backend.device, batch_size=6, image_size=64)
     policy = feed.plan.policy  # type: ignore[attr-defined]
     growing = replace(policy, growth=Growth(start=40, begin=0, end=1))
     plan = replace(feed.plan, policy=growing)  # type: ignore[type-var]
-    smaller = replace(feed, plan=replace(feed.plan, policy=replace(policy, image_size=40)))  # type: ignore[type-var]
+    smaller = replace(
+        feed,
+        plan=replace(feed.plan, policy=replace(policy, image_size=40)),  # type: ignore[type-var]
+    )
     with any_backend.open(replace(feed, plan=plan)) as loader:
         for epoch in (0, 1, 0):
             with any_backend.open(feed if epoch else smaller) as alone:
-                for batch, expected in zip(loader.batches(epoch, 6), alone.batches(epoch, 6), strict=True):
+                for batch, expected in zip(
+                    loader.batches(epoch, 6), alone.batches(epoch, 6), strict=True
+                ):
                     assert batch.images.shape[2:] == ((64, 64) if epoch else (40, 40))
                     assert batch.ids.tolist() == expected.ids.tolist()
                     if any_backend.name not in NO_FILES:
-                        apart = (batch.images - expected.images).abs().float().mean() * 255 * 0.23
+                        apart = (
+                            (batch.images - expected.images).abs().float().mean()
+                            * 255
+                            * 0.23
+                        )
                         assert apart <= any_backend.repeat_difference
 
 
@@ -98,14 +137,20 @@ def test_every_format_is_decoded_as_pillow_does(backend: Backend, odd: Scene) ->
     checks.pixels_are_pillows(backend.open, feed, odd, backend.pixel_difference)
 
 
-def assert_no_depth_is_clipped(backend: Backend, of: Scene, reader: str = "auto") -> None:
-    feed = of.feed(backend.device, batch_size=3, image_size=48, training=False, reader=reader)
+def assert_no_depth_is_clipped(
+    backend: Backend, of: Scene, reader: str = "auto"
+) -> None:
+    feed = of.feed(
+        backend.device, batch_size=3, image_size=48, training=False, reader=reader
+    )
     found = passed(backend.open, feed)
     assert not found.failed and len(found.levels) == len(of.names)
     plain = found.levels[of.names.index("plain")]
     assert plain.std() > 20
     for name, levels in zip(of.names, found.levels, strict=True):
-        assert np.abs(levels - plain).max() <= 0.5 + 10 * backend.repeat_difference, name
+        assert np.abs(levels - plain).max() <= 0.5 + 10 * backend.repeat_difference, (
+            name
+        )
 
 
 def test_grey_of_16_bits_is_scaled(backend: Backend, deep: Scene) -> None:
@@ -114,5 +159,7 @@ def test_grey_of_16_bits_is_scaled(backend: Backend, deep: Scene) -> None:
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_grey_of_16_bits_is_scaled_by_every_reader(reader: str, device: torch.device, deep: Scene) -> None:
+def test_grey_of_16_bits_is_scaled_by_every_reader(
+    reader: str, device: torch.device, deep: Scene
+) -> None:
     assert_no_depth_is_clipped(Backend(name="torchvision", device=device), deep, reader)

@@ -16,7 +16,13 @@ from loaders import open_loader
 from plan.boxes import DetectionPlan, DetectionPolicy
 from tests.conformance import checks, pictures, placed
 from tests.conformance.leaving import epochs_are_flat
-from tests.conformance.placed import FAULTS, KINDS, PlainPlaced, epoch_is_the_plans, feed_of
+from tests.conformance.placed import (
+    FAULTS,
+    KINDS,
+    PlainPlaced,
+    epoch_is_the_plans,
+    feed_of,
+)
 from tests.conformance.scenes import CPU, Backend, Scene
 
 POLICIES = {
@@ -37,20 +43,37 @@ def tolerance(backend: Backend, kind: str) -> float:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_row_is_the_plans(backend: Backend, photographs: Scene, kind: str) -> None:
+def test_every_row_is_the_plans(
+    backend: Backend, photographs: Scene, kind: str
+) -> None:
     """An epoch, a resume of another, and the first once more, all by one loader, of 0 to 3 workers."""
     feed = feed_of(photographs, kind, backend.device, workers=KINDS.index(kind) % 4)
     asked = [(0, 0), (1, 7), (0, 0)]
-    assert epoch_is_the_plans(backend.open, feed, photographs, tolerance(backend, kind), asked) == set()
+    assert (
+        epoch_is_the_plans(
+            backend.open, feed, photographs, tolerance(backend, kind), asked
+        )
+        == set()
+    )
 
 
 @pytest.mark.parametrize("kind", ["sizes", "all"])
 def test_damage_among_places(backend: Backend, damaged: Scene, kind: str) -> None:
     feed = feed_of(damaged, kind, backend.device)
-    bad = {sample for sample, content in enumerate(damaged.bytes_of) if pictures.pil(content) is None}
+    bad = {
+        sample
+        for sample, content in enumerate(damaged.bytes_of)
+        if pictures.pil(content) is None
+    }
     assert len(bad) >= 3
     assert (
-        epoch_is_the_plans(backend.open, feed, damaged, tolerance(backend, kind), [(0, 0), (0, 3), (1, 0)])
+        epoch_is_the_plans(
+            backend.open,
+            feed,
+            damaged,
+            tolerance(backend, kind),
+            [(0, 0), (0, 3), (1, 0)],
+        )
         == bad
     )
 
@@ -69,15 +92,21 @@ def test_the_plan_of_detectors(backend: Backend, coco: Scene, augment: str) -> N
     )
     allowed = tolerance(backend, "colour" if augment == "ssd" else "places")
     epoch_is_the_plans(backend.open, feed, coco, allowed, [(1, 8)])
-    epoch_is_the_plans(backend.open, replace(feed, plan=replace(plan, training=False)), coco, allowed)
+    epoch_is_the_plans(
+        backend.open, replace(feed, plan=replace(plan, training=False)), coco, allowed
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_noise_has_the_form_of_the_rows(device: torch.device, photographs: Scene, kind: str) -> None:
+def test_noise_has_the_form_of_the_rows(
+    device: torch.device, photographs: Scene, kind: str
+) -> None:
     feed = feed_of(photographs, kind, device)
     with open_loader("synthetic", feed) as loader:
         for first in (0, 4):
-            for batch, rows in zip(loader.batches(1, first), feed.plan.rows(1, first), strict=True):
+            for batch, rows in zip(
+                loader.batches(1, first), feed.plan.rows(1, first), strict=True
+            ):
                 placed.form_is_the_plans(batch, rows, feed)
 
 
@@ -97,13 +126,20 @@ def test_the_plan_of_these_tests_is_what_it_says(photographs: Scene, kind: str) 
     turns = {int(turn) for one in rows for turn in one.turns}
     assert turns == set(range(8 if kind in ("turned", "all") else 2))
     assert not rows[-1].valid.all()
-    assert all((one.places is not None) == (kind not in ("sizes", "canvas")) for one in rows)
-    assert all(np.isin(one.ids[one.valid], np.arange(photographs.samples)).all() for one in rows)
+    assert all(
+        (one.places is not None) == (kind not in ("sizes", "canvas")) for one in rows
+    )
+    assert all(
+        np.isin(one.ids[one.valid], np.arange(photographs.samples)).all()
+        for one in rows
+    )
 
 
 def test_a_plain_loader_passes(photographs: Scene, damaged: Scene) -> None:
     for kind in KINDS:
-        epoch_is_the_plans(PlainPlaced, feed_of(photographs, kind, CPU), photographs, 0.01)
+        epoch_is_the_plans(
+            PlainPlaced, feed_of(photographs, kind, CPU), photographs, 0.01
+        )
         epoch_is_the_plans(PlainPlaced, feed_of(damaged, kind, CPU), damaged, 0.01)
 
 
@@ -111,5 +147,9 @@ def test_a_plain_loader_passes(photographs: Scene, damaged: Scene) -> None:
 def test_a_fault_is_refused(plant: Callable[[Feed], Any], damaged: Scene) -> None:
     feed = feed_of(damaged, FAULTS[plant], CPU)
     assert checks.raises(
-        epoch_is_the_plans, plant, feed, damaged, tolerance(Backend(name="dali-cpu"), FAULTS[plant])
+        epoch_is_the_plans,
+        plant,
+        feed,
+        damaged,
+        tolerance(Backend(name="dali-cpu"), FAULTS[plant]),
     )

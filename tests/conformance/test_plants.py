@@ -17,9 +17,14 @@ Check = Callable[[type[Plain]], object]
 
 
 @pytest.fixture
-def of_images(ramps: Scene, small: Scene, photographs: Scene, tmp_path: Path) -> dict[str, Check]:
+def of_images(
+    ramps: Scene, small: Scene, photographs: Scene, tmp_path: Path
+) -> dict[str, Check]:
     """name -> the assertion, as the tests of the loaders use it."""
-    ramp, few = ramps.feed(batch_size=6, image_size=64), small.feed(batch_size=5, image_size=32)
+    ramp, few = (
+        ramps.feed(batch_size=6, image_size=64),
+        small.feed(batch_size=5, image_size=32),
+    )
     damaged = scene(tmp_path, {**scenes.small(10), **pictures.damaged_files()})
     broken = damaged.feed(batch_size=5, image_size=40, training=False)
     return {
@@ -27,7 +32,9 @@ def of_images(ramps: Scene, small: Scene, photographs: Scene, tmp_path: Path) ->
         "windows": lambda open_: [
             checks.windows_are_the_plans(open_, ramp, ramps, epoch) for epoch in (0, 1)
         ],
-        "own pixels": lambda open_: checks.pixels_are_the_samples_own(open_, ramp, ramps),
+        "own pixels": lambda open_: checks.pixels_are_the_samples_own(
+            open_, ramp, ramps
+        ),
         "pixels": lambda open_: checks.pixels_are_pillows(
             open_, photographs.feed(image_size=64), photographs, 0.5
         ),
@@ -40,16 +47,26 @@ def of_images(ramps: Scene, small: Scene, photographs: Scene, tmp_path: Path) ->
 
 @pytest.fixture
 def of_clips(ruled_clips: Scene, quick_clips: Scene) -> dict[str, Check]:
-    ruled, few = ruled_clips.feed(batch_size=6, image_size=64), quick_clips.feed(batch_size=5, image_size=32)
+    ruled, few = (
+        ruled_clips.feed(batch_size=6, image_size=64),
+        quick_clips.feed(batch_size=5, image_size=32),
+    )
     val = quick_clips.feed(batch_size=5, image_size=32, training=False)
     return {
         "rows": lambda open_: checks.rows_are_the_plans(open_, few, quick_clips),
         "windows": lambda open_: [
-            checks.windows_are_the_plans(open_, ruled, ruled_clips, epoch, 0.7) for epoch in (0, 1)
+            checks.windows_are_the_plans(open_, ruled, ruled_clips, epoch, 0.7)
+            for epoch in (0, 1)
         ],
-        "own pixels": lambda open_: checks.pixels_are_the_samples_own(open_, ruled, ruled_clips),
-        "resume": lambda open_: checks.resumes_at(open_, few, quick_clips, (0, 13), 0.0),
-        "resume of views": lambda open_: checks.resumes_at(open_, val, quick_clips, (0, 13), 0.0),
+        "own pixels": lambda open_: checks.pixels_are_the_samples_own(
+            open_, ruled, ruled_clips
+        ),
+        "resume": lambda open_: checks.resumes_at(
+            open_, few, quick_clips, (0, 13), 0.0
+        ),
+        "resume of views": lambda open_: checks.resumes_at(
+            open_, val, quick_clips, (0, 13), 0.0
+        ),
     }
 
 
@@ -89,15 +106,21 @@ def test_a_plain_loader_passes(of: str, request: pytest.FixtureRequest) -> None:
         check(Plain)
 
 
-@pytest.mark.parametrize(("of", "plant"), [(of, plant) for of, faults in FAULTS.items() for plant in faults])
-def test_a_fault_is_refused(of: str, plant: type[Plain], request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(
+    ("of", "plant"), [(of, plant) for of, faults in FAULTS.items() for plant in faults]
+)
+def test_a_fault_is_refused(
+    of: str, plant: type[Plain], request: pytest.FixtureRequest
+) -> None:
     found = request.getfixturevalue(of)
     for name in FAULTS[of][plant]:
         assert checks.raises(found[name], plant), f"{name} lets {plant.__name__} pass"
 
 
 @pytest.mark.parametrize("leave", plants.LEFT, ids=lambda leave: leave.__name__)
-def test_what_is_left_is_seen(leave: Callable[[], plants.Tidy], temporary: Path) -> None:
+def test_what_is_left_is_seen(
+    leave: Callable[[], plants.Tidy], temporary: Path
+) -> None:
     before = Traces.now(temporary)
     tidy = leave()
     try:
@@ -109,4 +132,9 @@ def test_what_is_left_is_seen(leave: Callable[[], plants.Tidy], temporary: Path)
 
 def test_a_leak_of_1_mib_an_epoch_is_seen(lone_backend: Backend, quick: Scene) -> None:
     feed = quick.feed(lone_backend.device, batch_size=8, image_size=32)
-    assert checks.raises(epochs_are_flat, partial(plants.Leaks, inner=lone_backend.open), feed, attempts=1)
+    assert checks.raises(
+        epochs_are_flat,
+        partial(plants.Leaks, inner=lone_backend.open),
+        feed,
+        attempts=1,
+    )

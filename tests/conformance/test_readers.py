@@ -22,13 +22,22 @@ def regions(height: int, width: int, seed: int) -> list[tuple[int, int, int, int
     found = [(0, 0, width, height), (width - 1, height - 1, width, height)]
     for _ in range(4):
         x0, y0 = int(draws.integers(0, width)), int(draws.integers(0, height))
-        found.append((x0, y0, int(draws.integers(x0, width)) + 1, int(draws.integers(y0, height)) + 1))
+        found.append(
+            (
+                x0,
+                y0,
+                int(draws.integers(x0, width)) + 1,
+                int(draws.integers(y0, height)) + 1,
+            )
+        )
     return found
 
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("source", ["photographs", "samples"])
-def test_regions_are_pillows(reader: str, source: str, request: pytest.FixtureRequest) -> None:
+def test_regions_are_pillows(
+    reader: str, source: str, request: pytest.FixtureRequest
+) -> None:
     scene: Scene = request.getfixturevalue(source)
     decode, worst = READERS[reader](), 0.0
     for sample in range(0, scene.samples, max(1, scene.samples // 25)):
@@ -37,14 +46,18 @@ def test_regions_are_pillows(reader: str, source: str, request: pytest.FixtureRe
         for region in regions(expected.shape[0], expected.shape[1], seed=sample):
             x0, y0, x1, y1 = region
             pixels = exactly(decode, scene.bytes_of[sample], region)
-            worst = max(worst, float(np.abs(pixels.astype(int) - expected[y0:y1, x0:x1]).mean()))
+            worst = max(
+                worst, float(np.abs(pixels.astype(int) - expected[y0:y1, x0:x1]).mean())
+            )
     print(f"{reader} on {source}: worst {worst:.4f} grey levels")
     assert worst <= DIFFERENCE.get(reader, 0.0)
 
 
 def test_auto_chooses_among_equals_only() -> None:
     assert choose("auto") in FASTEST_FIRST
-    assert not set(FASTEST_FIRST) & {name for name, allowed in DIFFERENCE.items() if allowed}
+    assert not set(FASTEST_FIRST) & {
+        name for name, allowed in DIFFERENCE.items() if allowed
+    }
     assert choose("opencv") == "opencv"
 
 
@@ -56,7 +69,9 @@ def test_damage_is_refused_or_decoded_as_pillow_does(reader: str) -> None:
         try:
             with Image.open(io.BytesIO(content)) as image:
                 region = (0, 0, *image.size)
-        except UnidentifiedImageError:  # Pillow 11.0 refuses some heads that newer ones take
+        except (
+            UnidentifiedImageError
+        ):  # Pillow 11.0 refuses some heads that newer ones take
             region = (0, 0, 1, 1)
         expected = pictures.pil(content)
         try:

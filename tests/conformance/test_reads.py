@@ -23,7 +23,9 @@ class Slow:
     files = False
     read_delay_s = 0.0
 
-    def __init__(self, reads_at_once: int, origin: Any = None, takes_s: float = 0.05) -> None:
+    def __init__(
+        self, reads_at_once: int, origin: Any = None, takes_s: float = 0.05
+    ) -> None:
         self.reads_at_once = reads_at_once
         self.origin = origin
         self.takes_s = takes_s
@@ -73,7 +75,9 @@ def test_reads_are_those_asked_for_once_each(at_once: int) -> None:
     assert reads.read(2) == b"2"
     assert {source.asked[sample] for sample in range(24) if sample != 2} <= {1, 2}
     assert all(source.asked[sample] == 1 for sample in range(3, 24))
-    assert source.most == 1 if at_once == 1 else 1 < source.most <= at_once + 1, "one more is read at once"
+    assert source.most == 1 if at_once == 1 else 1 < source.most <= at_once + 1, (
+        "one more is read at once"
+    )
 
 
 def test_threads_read_a_store_while_it_is_slow() -> None:
@@ -99,7 +103,9 @@ def test_threads_read_a_store_while_it_is_slow() -> None:
 @pytest.mark.parametrize("name", ["torchvision", "dali-fed"])
 def test_slow_reads_are_waited_for_together(name: str, small: Scene) -> None:
     """42 reads of 50 ms: 2.1 s one after the other, three rounds of 16; and the batches are the same."""
-    feed = replace(small.feed(CPU, batch_size=6, image_size=32, training=False), workers=1)
+    feed = replace(
+        small.feed(CPU, batch_size=6, image_size=32, training=False), workers=1
+    )
     took = {}
     found = {}
     for at_once in (1, 16):
@@ -107,7 +113,10 @@ def test_slow_reads_are_waited_for_together(name: str, small: Scene) -> None:
         with open_loader(name, its) as loader:
             list(loader.batches(0, 36))  # until it is warm
             began = time.perf_counter()
-            batches = [(batch.ids.copy(), batch.images.clone()) for batch in loader.batches(0, 0)]
+            batches = [
+                (batch.ids.copy(), batch.images.clone())
+                for batch in loader.batches(0, 0)
+            ]
             took[at_once] = time.perf_counter() - began
         found[at_once] = batches
     assert took[16] < took[1] - 1.0, took

@@ -25,20 +25,39 @@ def test_tails(backend: Backend, quick: Scene, training: bool) -> None:
 def test_ids_whatever_was_asked_before(any_backend: Backend, quick: Scene) -> None:
     """Tails, nothing at all, and iterators that are abandoned after none, one or several batches."""
     feed = quick.feed(any_backend.device, batch_size=5, image_size=32)
-    tails = [*itertools.product((0, 1, 7), (0, 5, 13)), (0, quick.samples), (0, quick.samples - 4)]
-    asked: list[tuple[int, int, int | None]] = [(epoch, first, None) for epoch, first in tails]
+    tails = [
+        *itertools.product((0, 1, 7), (0, 5, 13)),
+        (0, quick.samples),
+        (0, quick.samples - 4),
+    ]
+    asked: list[tuple[int, int, int | None]] = [
+        (epoch, first, None) for epoch, first in tails
+    ]
     asked += [(taken, 0, taken) for taken in (0, 1, 3, 0, 0, 2, 1)]
     with any_backend.open(feed) as loader:
         for epoch, first, taken in (*asked, (1, 0, None)):
-            ids = [batch.ids.tolist() for batch in itertools.islice(loader.batches(epoch, first), taken)]
-            assert ids == [rows.ids.tolist() for rows in feed.plan.rows(epoch, first)[:taken]]
+            ids = [
+                batch.ids.tolist()
+                for batch in itertools.islice(loader.batches(epoch, first), taken)
+            ]
+            assert ids == [
+                rows.ids.tolist() for rows in feed.plan.rows(epoch, first)[:taken]
+            ]
 
 
-def test_abandoned_iterators_leave_no_pixels_behind(lone_backend: Backend, quick: Scene) -> None:
+def test_abandoned_iterators_leave_no_pixels_behind(
+    lone_backend: Backend, quick: Scene
+) -> None:
     """And a loader that was opened for it goes on where another one was stopped."""
     feed = quick.feed(lone_backend.device, batch_size=4, image_size=32)
     whole = passed(lone_backend.open, feed, 1)
-    checks.same_samples(passed(lone_backend.open, feed, 1, 18), 0, whole, 18, lone_backend.repeat_difference)
+    checks.same_samples(
+        passed(lone_backend.open, feed, 1, 18),
+        0,
+        whole,
+        18,
+        lone_backend.repeat_difference,
+    )
     with lone_backend.open(feed) as loader:
         for taken in (2, 0, 1, 4):
             for _ in itertools.islice(loader.batches(0, 0), taken):
@@ -47,18 +66,27 @@ def test_abandoned_iterators_leave_no_pixels_behind(lone_backend: Backend, quick
     checks.same_samples(found, 0, whole, 0, lone_backend.repeat_difference)
 
 
-def test_validation_in_the_middle_of_an_epoch(lone_backend: Backend, quick: Scene, ruled: Scene) -> None:
+def test_validation_in_the_middle_of_an_epoch(
+    lone_backend: Backend, quick: Scene, ruled: Scene
+) -> None:
     """A second loader is opened, passed and closed between two training batches; neither notices."""
     feed = quick.feed(lone_backend.device, batch_size=5, image_size=32)
-    val_feed = ruled.feed(lone_backend.device, batch_size=7, image_size=40, training=False)
-    whole, val_whole = passed(lone_backend.open, feed), passed(lone_backend.open, val_feed)
+    val_feed = ruled.feed(
+        lone_backend.device, batch_size=7, image_size=40, training=False
+    )
+    whole, val_whole = (
+        passed(lone_backend.open, feed),
+        passed(lone_backend.open, val_feed),
+    )
     parts = []
     with lone_backend.open(feed) as loader:
         for at, batch in enumerate(loader.batches(0, 0)):
             if at in (2, 5):
                 kept = seen(batch, feed)
                 val_seen = passed(lone_backend.open, val_feed)
-                checks.same_samples(val_seen, 0, val_whole, 0, lone_backend.repeat_difference)
+                checks.same_samples(
+                    val_seen, 0, val_whole, 0, lone_backend.repeat_difference
+                )
                 # still ours: contracts.Batch says "until you ask for the next one"
                 checks.same_samples(seen(batch, feed), 0, kept, 0, 0)
             parts.append(seen(batch, feed))

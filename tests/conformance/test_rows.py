@@ -9,25 +9,39 @@ from tests.conformance.scenes import Backend, Scene
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "validation"])
-def test_ids_labels_and_padding(any_backend: Backend, quick: Scene, training: bool) -> None:
-    feed = quick.feed(any_backend.device, batch_size=5, image_size=32, training=training)
-    assert training or not list(feed.plan.rows(0, 0))[-1].valid.all()  # the last batch is padded
+def test_ids_labels_and_padding(
+    any_backend: Backend, quick: Scene, training: bool
+) -> None:
+    feed = quick.feed(
+        any_backend.device, batch_size=5, image_size=32, training=training
+    )
+    assert (
+        training or not list(feed.plan.rows(0, 0))[-1].valid.all()
+    )  # the last batch is padded
     checks.rows_are_the_plans(any_backend.open, feed, quick)
 
 
-def test_windows_and_flips_of_training(backend: Backend, ruled: Scene, record_property) -> None:
+def test_windows_and_flips_of_training(
+    backend: Backend, ruled: Scene, record_property
+) -> None:
     feed = ruled.feed(backend.device, batch_size=6, image_size=64)
     for epoch in (0, 1):
         record_property(
             "edge_error_pixels",
-            checks.windows_are_the_plans(backend.open, feed, ruled, epoch, backend.edge_difference),
+            checks.windows_are_the_plans(
+                backend.open, feed, ruled, epoch, backend.edge_difference
+            ),
         )
 
 
 def test_windows_of_validation(backend: Backend, ruled: Scene) -> None:
     feed = ruled.feed(backend.device, batch_size=7, image_size=64, training=False)
-    checks.windows_are_the_plans(backend.open, feed, ruled, tolerance=backend.edge_difference)
+    checks.windows_are_the_plans(
+        backend.open, feed, ruled, tolerance=backend.edge_difference
+    )
 
 
 def test_pixels_are_the_samples_own(backend: Backend, ruled: Scene) -> None:
-    checks.pixels_are_the_samples_own(backend.open, ruled.feed(backend.device, batch_size=5), ruled)
+    checks.pixels_are_the_samples_own(
+        backend.open, ruled.feed(backend.device, batch_size=5), ruled
+    )

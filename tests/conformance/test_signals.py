@@ -22,7 +22,15 @@ GONE_S = 120.0
 def consumer(backend: Backend, scene: Scene, cache: Path, *more: str) -> list[str]:
     """The command line of a program that passes over the scene."""
     files = "videos" if backend.clips else "images"
-    arguments = [backend.name, str(backend.device), files, str(scene.folder), str(cache), "0", *more]
+    arguments = [
+        backend.name,
+        str(backend.device),
+        files,
+        str(scene.folder),
+        str(cache),
+        "0",
+        *more,
+    ]
     return ["-m", "tests.conformance.consumer", *arguments]
 
 
@@ -30,8 +38,12 @@ def running(
     runner: Runner, backend: Backend, scene: Scene, cache: Path
 ) -> tuple[Process, list[psutil.Process]]:
     """The consumer in the middle of its first epoch, in a session of its own, and its workers."""
-    process = runner.python(*consumer(backend, scene, cache), env={"TMPDIR": str(cache)})
-    until(lambda: process.out or process.poll() is not None, GONE_S, "an epoch to begin")
+    process = runner.python(
+        *consumer(backend, scene, cache), env={"TMPDIR": str(cache)}
+    )
+    until(
+        lambda: process.out or process.poll() is not None, GONE_S, "an epoch to begin"
+    )
     assert process.out == "running\n", process.err
     return process, psutil.Process(process.pid).children(recursive=True)
 
@@ -44,7 +56,11 @@ def assert_gone(process: Process, workers: list[psutil.Process]) -> None:
 
 
 def interrupted(
-    runner: Runner, backend: Backend, scene: Scene, cache: Path, send: Callable[[int, int], None]
+    runner: Runner,
+    backend: Backend,
+    scene: Scene,
+    cache: Path,
+    send: Callable[[int, int], None],
 ) -> None:
     """SIGINT in the middle of an epoch: one traceback of the program, none of a worker's."""
     process, workers = running(runner, backend, scene, cache)
@@ -85,9 +101,15 @@ def test_a_program_that_does_not_close_its_loader(
     assert not list(tmp_path.glob("saturate-*"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["terminated", "killed"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGKILL], ids=["terminated", "killed"]
+)
 def test_an_end_that_the_loader_does_not_see(
-    runner: Runner, lone_backend: Backend, quick: Scene, tmp_path: Path, number: signal.Signals
+    runner: Runner,
+    lone_backend: Backend,
+    quick: Scene,
+    tmp_path: Path,
+    number: signal.Signals,
 ) -> None:
     """SIGTERM without a handler to the whole group, SIGKILL to the program alone: workers find out by
     themselves.

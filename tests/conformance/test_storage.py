@@ -48,7 +48,9 @@ class Failing(Folder):
         found = super().paths(samples).copy()
         for row in np.flatnonzero(samples == self.sample):
             if self.fails(self.sample):
-                found[row] = np.frombuffer(FAILS_TO_READ.ljust(found.shape[1], b"\0"), np.uint8)
+                found[row] = np.frombuffer(
+                    FAILS_TO_READ.ljust(found.shape[1], b"\0"), np.uint8
+                )
         return found
 
     def check(self, sample: int, size: int) -> None:
@@ -68,8 +70,12 @@ def test_storage_that_fails(
     feed = replace(feed, source=Failing(feed.columns, 7, times))
     if times == 2:
         found = passed(lone_backend.open, feed)
-        assert not found.failed and set(found.ids[found.valid].tolist()) == set(range(quick.samples))
+        assert not found.failed and set(found.ids[found.valid].tolist()) == set(
+            range(quick.samples)
+        )
         return
-    with pytest.raises(UserError, match=r"I/O error: .* cannot be read: Input/output error; tried") as caught:
+    with pytest.raises(
+        UserError, match=r"I/O error: .* cannot be read: Input/output error; tried"
+    ) as caught:
         passed(lone_backend.open, feed)
     assert feed.source.name(7) in str(caught.value) and "\n" not in str(caught.value)

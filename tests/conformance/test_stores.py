@@ -46,24 +46,44 @@ LOADERS = pytest.mark.parametrize("name", ["torchvision", "dali-fed"])
 
 
 @LOADERS
-def test_batches_are_those_of_files(kind: str, name: str, small: Scene, tmp_path: Path) -> None:
+def test_batches_are_those_of_files(
+    kind: str, name: str, small: Scene, tmp_path: Path
+) -> None:
     feed = small.feed(batch_size=5, training=False)
     split = stored(kind, tmp_path / "data", files_of(small))()
-    assert split.columns.fingerprint == feed.columns.fingerprint, "a run goes on over it"
-    same_batches(partial(open_loader, name), feed, replace(feed, source=split.source, columns=split.columns))
+    assert split.columns.fingerprint == feed.columns.fingerprint, (
+        "a run goes on over it"
+    )
+    same_batches(
+        partial(open_loader, name),
+        feed,
+        replace(feed, source=split.source, columns=split.columns),
+    )
 
 
 @pytest.mark.parametrize("epochs", [5, 20])
 def test_epochs_are_flat(
-    kind: str, epochs: int, small: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    epochs: int,
+    small: Scene,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(leaving, "EPOCHS", epochs)
     split = stored(kind, tmp_path / "data", files_of(small))()
-    feed = small.feed(batch_size=8, image_size=32, workers=1, source=split.source, columns=split.columns)
+    feed = small.feed(
+        batch_size=8,
+        image_size=32,
+        workers=1,
+        source=split.source,
+        columns=split.columns,
+    )
     leaving.epochs_are_flat(partial(open_loader, "torchvision"), feed)
 
 
-def test_an_epoch_goes_on_at_another_world_size(kind: str, small: Scene, tmp_path: Path) -> None:
+def test_an_epoch_goes_on_at_another_world_size(
+    kind: str, small: Scene, tmp_path: Path
+) -> None:
     """Two ranks take two batches each, three go on: no sample twice, and each is the file of that name."""
     split = stored(kind, tmp_path / "data", files_of(small))()
     drawn: list[int] = []
@@ -72,13 +92,21 @@ def test_an_epoch_goes_on_at_another_world_size(kind: str, small: Scene, tmp_pat
             feed = small.feed(batch_size=4, image_size=32, workers=0)
             plan = replace(feed.plan, world_size=world_size, rank=rank)  # type: ignore[type-var]
             one, other = (
-                open_loader("torchvision", replace(feed, plan=plan, source=source, columns=columns))
-                for source, columns in ((feed.source, feed.columns), (split.source, split.columns))
+                open_loader(
+                    "torchvision",
+                    replace(feed, plan=plan, source=source, columns=columns),
+                )
+                for source, columns in (
+                    (feed.source, feed.columns),
+                    (split.source, split.columns),
+                )
             )
             with one, other:
                 pairs = zip(one.batches(0, first), other.batches(0, first), strict=True)
                 for expected, found in islice(pairs, batches):
-                    assert (expected.ids == found.ids).all() and torch.equal(expected.images, found.images)
+                    assert (expected.ids == found.ids).all() and torch.equal(
+                        expected.images, found.images
+                    )
                     drawn += found.ids.tolist()
     assert len(drawn) == len({*drawn}) == 16 + 24
 
@@ -94,39 +122,64 @@ def put(kind: str, data: Path, split: str, files: dict[str, bytes]) -> None:
             sources.write_arrow(data / split / f"{shard}.arrow", rows)
         return
     sources.write_tar(data / split / "0.tar", {name: files[name] for name in names[:3]})
-    sources.write_tar(data / split / "1.tar", {f"{split}/{name}": files[name] for name in names[3:]})
+    sources.write_tar(
+        data / split / "1.tar", {f"{split}/{name}": files[name] for name in names[3:]}
+    )
 
 
 @LOADERS
 def test_images_of_detection(kind: str, name: str, tmp_path: Path) -> None:
-    data = write_coco(tmp_path / "coco", splits={"train2017": 8, "val2017": 4}, size=(64, 80)).resolve()
+    data = write_coco(
+        tmp_path / "coco", splits={"train2017": 8, "val2017": 4}, size=(64, 80)
+    ).resolve()
     folder = open_coco(data, "train", keypoints=False, cache=tmp_path / "cache")
     for place in ("train2017", "val2017"):
         (data / place).rename(data / f"{place}-files")
-        put(kind, data, place, {file.name: file.read_bytes() for file in (data / f"{place}-files").iterdir()})
+        put(
+            kind,
+            data,
+            place,
+            {
+                file.name: file.read_bytes()
+                for file in (data / f"{place}-files").iterdir()
+            },
+        )
     settings = build({"data": data, "manifest_dir": tmp_path / "cache"}).data
     assert not are_files(settings, "instances")
-    split = open_splits(settings, content="instances", loader=name, console=Console())["train"]
+    split = open_splits(settings, content="instances", loader=name, console=Console())[
+        "train"
+    ]
     assert split.columns.fingerprint == folder.fingerprint
     (tmp_path / "again").mkdir()
     (tmp_path / "again" / "train2017").symlink_to(data / "train2017-files")
     plan = DetectionPlan.of(
-        folder, DetectionPolicy(augment="flip", size=60, longer=100, flip=0.5), seed=3, batch_size=4
+        folder,
+        DetectionPolicy(augment="flip", size=60, longer=100, flip=0.5),
+        seed=3,
+        batch_size=4,
     )
     how: dict[str, Any] = {"targets": placed.packed, "device": CPU, "workers": 1}
     feed = Feed(plan=plan, source=split.source, columns=split.columns, **how)
     files = Folder(replace(folder, root=tmp_path / "again"))
-    same_batches(partial(open_loader, name), feed, replace(feed, source=files, columns=folder))
+    same_batches(
+        partial(open_loader, name), feed, replace(feed, source=files, columns=folder)
+    )
     assert source_named(kind).source(split.columns).read(0) == files.read(0)
 
 
-def test_a_damaged_entry_keeps_its_place_and_is_named(kind: str, tmp_path: Path) -> None:
+def test_a_damaged_entry_keeps_its_place_and_is_named(
+    kind: str, tmp_path: Path
+) -> None:
     files = {f"a/{name}.jpg": content for name, content in scenes.small(3).items()}
     damaged = pictures.damaged_files().values()
-    files["a/small-001.jpg"] = next(content for content in damaged if pictures.pil(content) is None)
+    files["a/small-001.jpg"] = next(
+        content for content in damaged if pictures.pil(content) is None
+    )
     split = stored(kind, tmp_path / "data", files)()
     scene = Scene(folder=tmp_path, manifest=split.columns, bytes_of=(), names=())
-    with open_loader("torchvision", scene.feed(source=split.source, training=False)) as loader:
+    with open_loader(
+        "torchvision", scene.feed(source=split.source, training=False)
+    ) as loader:
         (batch,) = loader.batches(0, 0)
     assert batch.failed == (1,) and split.source.name(1).endswith("a/small-001.jpg")
 
@@ -136,7 +189,11 @@ def test_a_setting_of_another_source_is_refused(tmp_path: Path) -> None:
     for name in ("lmdb_label", "label_key"):
         settings = build({"data": tmp_path / "data", name: "x"}).data
         flag = name.replace("_", "-")
-        with pytest.raises(UserError, match=f"--{flag} is for another source, and train of"):
+        with pytest.raises(
+            UserError, match=f"--{flag} is for another source, and train of"
+        ):
             require_splits(settings, "images")
-        with pytest.raises(UserError, match="are for images with a label; leave them out"):
+        with pytest.raises(
+            UserError, match="are for images with a label; leave them out"
+        ):
             require_splits(settings, "videos")

@@ -76,29 +76,50 @@ FAULTS: dict[str, tuple[Case, str]] = {
     "no figure to lead the table": (planted(figures=FIGURES[3:]), "entry"),
     "reads everything": (planted(reads=lambda name: True), "settings"),
     "labels of padding": (
-        planted(task={"targets": lambda task, rows: {"labels": np.maximum(rows.ids, 0)}}),
+        planted(
+            task={"targets": lambda task, rows: {"labels": np.maximum(rows.ids, 0)}}
+        ),
         "padding",
     ),
     "not masked": (
-        planted(task={"losses": lambda task, out, batch: torch.ones(len(batch.ids)) * out.mean()}),
+        planted(
+            task={
+                "losses": lambda task, out, batch: (
+                    torch.ones(len(batch.ids)) * out.mean()
+                )
+            }
+        ),
         "losses",
     ),
     "half precision": (
-        planted(task={"losses": lambda task, out, batch: PLAIN.losses(out, batch).half()}),
+        planted(
+            task={"losses": lambda task, out, batch: PLAIN.losses(out, batch).half()}
+        ),
         "losses",
     ),
     "one loss": (
-        planted(task={"losses": lambda task, out, batch: PLAIN.losses(out, batch).mean()}),
+        planted(
+            task={"losses": lambda task, out, batch: PLAIN.losses(out, batch).mean()}
+        ),
         "losses",
     ),
-    "undeclared parts": (planted(task={"parts": lambda task, out: {"all": out.mean()}}), "losses"),
+    "undeclared parts": (
+        planted(task={"parts": lambda task, out: {"all": out.mean()}}),
+        "losses",
+    ),
     "twice the batch": (
         planted(task={"probe": lambda task, images: (torch.cat([images, images]),)}),
         "probes",
     ),
-    "own rank": (planted(task={"metric": lambda task, device: Alone(device)}), "figures"),
+    "own rank": (
+        planted(task={"metric": lambda task, device: Alone(device)}),
+        "figures",
+    ),
     "undeclared figure": (planted(figures=FIGURES[:3]), "figures"),
-    "padding counts": (planted(task={"metric": lambda task, device: tasks.Padding(device)}), "figures"),
+    "padding counts": (
+        planted(task={"metric": lambda task, device: tasks.Padding(device)}),
+        "figures",
+    ),
     "not as JSON has it": (planted(facts=lambda plan: {"clip": (1, 2)}), "facts"),
     "not whole": (planted(bytes_read=lambda columns, ids: np.int64(3)), "facts"),
 }
@@ -126,13 +147,21 @@ def test_a_task_is_one_file_and_one_line(tmp_path: Path, runner: Runner) -> None
     exact = "--precision fp32 --warmup-epochs 0"
     said = runner.python("-c", PROGRAM, *f"{flags} {small} {exact}".split()).done().out
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert (summary["task"], summary["arch"], summary["steps"], summary["rate"]["unit"]) == (
+    assert (
+        summary["task"],
+        summary["arch"],
+        summary["steps"],
+        summary["rate"]["unit"],
+    ) == (
         "toy",
         "mean",
         2,
         "img/s",
     )
-    assert summary["validation"].keys() == {"rmse", "samples"} and summary["validation"]["samples"] == 6
+    assert (
+        summary["validation"].keys() == {"rmse", "samples"}
+        and summary["validation"]["samples"] == 6
+    )
     assert f"RMSE              {summary['validation']['rmse']:.2f} classes" in said
     assert (tmp_path / "run/best.pt").exists()
     board = EventAccumulator(str(tmp_path / "run"))
@@ -145,9 +174,13 @@ def test_a_task_is_one_file_and_one_line(tmp_path: Path, runner: Runner) -> None
 def test_the_page_names_what_a_task_has() -> None:
     """docs/own-task.md: every member in its example is one of TaskKind."""
     blocks = re.findall(
-        r"```py\n(class .*?)```", (ROOT / "docs/own-task.md").read_text(encoding="utf-8"), re.DOTALL
+        r"```py\n(class .*?)```",
+        (ROOT / "docs/own-task.md").read_text(encoding="utf-8"),
+        re.DOTALL,
     )
-    (kind,) = (node for node in ast.parse(blocks[0]).body if isinstance(node, ast.ClassDef))
+    (kind,) = (
+        node for node in ast.parse(blocks[0]).body if isinstance(node, ast.ClassDef)
+    )
     assigned = {
         target.id
         for node in kind.body
@@ -156,4 +189,7 @@ def test_the_page_names_what_a_task_has() -> None:
         if isinstance(target, ast.Name)
     }
     defined = {node.name for node in kind.body if isinstance(node, ast.FunctionDef)}
-    assert assigned <= set(TaskKind.__annotations__) and defined == TaskKind.__abstractmethods__
+    assert (
+        assigned <= set(TaskKind.__annotations__)
+        and defined == TaskKind.__abstractmethods__
+    )

@@ -9,14 +9,23 @@ from tests.conformance.scenes import Backend, Scene
 
 
 @pytest.mark.parametrize("operates", [False, True], ids=["turned", "and distorted"])
-def test_every_row_is_turned_and_operated_on(backend: Backend, quick: Scene, operates: bool) -> None:
+def test_every_row_is_turned_and_operated_on(
+    backend: Backend, quick: Scene, operates: bool
+) -> None:
     """Without operations DALI normalises on the GPU, and what it has normalised is turned."""
     feed = quick.feed(backend.device, batch_size=8, image_size=turning.WIDTH)
-    turning.rows_are_changed(backend.open, feed, backend.repeat_difference, operates=operates)
+    turning.rows_are_changed(
+        backend.open, feed, backend.repeat_difference, operates=operates
+    )
 
 
 @pytest.mark.parametrize("fault", turning.FAULTS)
 def test_a_fault_of_turning_is_refused(small: Scene, fault: str) -> None:
-    backend, feed = Backend(name="torchvision"), small.feed(batch_size=8, image_size=turning.WIDTH)
+    backend, feed = (
+        Backend(name="torchvision"),
+        small.feed(batch_size=8, image_size=turning.WIDTH),
+    )
     turning.rows_are_changed(backend.open, feed)
-    assert checks.raises(turning.rows_are_changed, turning.FAULTS[fault](backend.open), feed)
+    assert checks.raises(
+        turning.rows_are_changed, turning.FAULTS[fault](backend.open), feed
+    )

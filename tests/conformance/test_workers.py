@@ -18,10 +18,14 @@ DELAY_S = 0.03
 def test_a_sample_is_the_same_in_batches_of_any_size_by_any_number_of_workers(
     backend: Backend, quick: Scene
 ) -> None:
-    whole = passed(backend.open, quick.feed(backend.device, batch_size=1, image_size=32, workers=1))
+    whole = passed(
+        backend.open, quick.feed(backend.device, batch_size=1, image_size=32, workers=1)
+    )
     assert len(whole.ids) == quick.samples
     for batch_size, workers in ((5, 0), (5, 3), (42, 2)):
-        feed = quick.feed(backend.device, batch_size=batch_size, image_size=32, workers=workers)
+        feed = quick.feed(
+            backend.device, batch_size=batch_size, image_size=32, workers=workers
+        )
         found = passed(backend.open, feed)
         assert len(found.ids) == quick.samples // batch_size * batch_size
         checks.same_samples(found, 0, whole, 0, backend.repeat_difference)
@@ -45,7 +49,9 @@ def timed(
     backend: Backend, quick: Scene, *, workers: int, delay_s: float, epochs: int = 2
 ) -> tuple[float, Seen]:
     """Seconds of the fastest of some epochs, and the epoch before them, in which threads start."""
-    feed = quick.feed(backend.device, batch_size=8, image_size=32, workers=workers, delay_s=delay_s)
+    feed = quick.feed(
+        backend.device, batch_size=8, image_size=32, workers=workers, delay_s=delay_s
+    )
     with backend.open(feed) as loader:
         found = joined(seen(batch, feed) for batch in loader.batches(0, 0))
         took = []

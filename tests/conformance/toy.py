@@ -27,7 +27,9 @@ class Memory:
 
     files = False
 
-    def __init__(self, columns: Manifest, stored: dict[bytes, bytes], read_delay_s: float = 0.0) -> None:
+    def __init__(
+        self, columns: Manifest, stored: dict[bytes, bytes], read_delay_s: float = 0.0
+    ) -> None:
         self.columns, self.stored = columns, stored
         self.read_delay_s = read_delay_s
 
@@ -47,7 +49,9 @@ class Memory:
 
     def check(self, sample: int, size: int) -> None:
         if size != (expected := int(self.columns.size[sample])):
-            raise UserError(f"{self.name(sample)} has {size} bytes, the manifest says {expected}")
+            raise UserError(
+                f"{self.name(sample)} has {size} bytes, the manifest says {expected}"
+            )
 
 
 class Held:
@@ -74,7 +78,12 @@ def missing(data: Path, split: str) -> str:
 
 
 def open(
-    data: Path, split: str, *, classes: Sequence[str] | None = None, read_delay_s: float = 0.0, **how: Any
+    data: Path,
+    split: str,
+    *,
+    classes: Sequence[str] | None = None,
+    read_delay_s: float = 0.0,
+    **how: Any,
 ) -> Split:
     data = data.resolve()
     stored = STORED[data, split]
@@ -84,13 +93,23 @@ def open(
         made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
     ) -> dict[str, int]:
         own = {name: os.fsdecode(name.partition(b"/")[0]) for name in stored}
-        labels = file_tree.numbered(sorted(set(own.values())), classes, f"{data} has class")
-        file_tree.write_labelled({name: labels[label] for name, label in own.items()}, made)
+        labels = file_tree.numbered(
+            sorted(set(own.values())), classes, f"{data} has class"
+        )
+        file_tree.write_labelled(
+            {name: labels[label] for name, label in own.items()}, made
+        )
         held.remember(visits, list(stored))
         return labels
 
     columns = open_images(
-        data, held, list_files, key=["toy", split], where=f"{data}/{split}.toy", classes=classes, **how
+        data,
+        held,
+        list_files,
+        key=["toy", split],
+        where=f"{data}/{split}.toy",
+        classes=classes,
+        **how,
     )
     return Split(columns=columns, source=Memory(columns, stored, read_delay_s))
 

@@ -14,7 +14,14 @@ from settings.config import Config
 from tasks.classification import Classification, ClassificationKind
 from tasks.kind import Splits
 
-RMSE = Figure(name="rmse", title="RMSE", unit="classes", chart="error", compared=True, larger_is_better=False)
+RMSE = Figure(
+    name="rmse",
+    title="RMSE",
+    unit="classes",
+    chart="error",
+    compared=True,
+    larger_is_better=False,
+)
 
 
 class Registry:
@@ -27,7 +34,9 @@ class Registry:
     def build(
         self, arch: str, *, shape: tuple[int, ...], weights: str | None = None
     ) -> tuple[nn.Module, Loaded]:
-        return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(shape[1], 1)), Loaded()
+        return nn.Sequential(
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(shape[1], 1)
+        ), Loaded()
 
     def classes(self, arch: str, weights: str) -> tuple[str, ...]:
         return ()
@@ -38,7 +47,9 @@ class Guess(Classification):
     classification."""
 
     def losses(self, outputs: Any, batch: Batch) -> torch.Tensor:
-        return torch.where(batch.valid, (outputs[:, 0].float() - batch.targets["labels"]) ** 2, 0.0)
+        return torch.where(
+            batch.valid, (outputs[:, 0].float() - batch.targets["labels"]) ** 2, 0.0
+        )
 
     def metric(self, device: torch.device) -> Metric:
         return Errors()
@@ -68,11 +79,29 @@ class GuessKind(ClassificationKind):
     registry = Registry()
     figures = (RMSE, Figure(name="samples"))
     also = (
-        *("image_size", "val_image_size", "interpolation", "mean", "std", "val_window", "val_resize"),
-        *("train_window", "crop_scale", "crop_ratio", "flip", "vflip", "trust_list", "val_batch_size"),
+        *(
+            "image_size",
+            "val_image_size",
+            "interpolation",
+            "mean",
+            "std",
+            "val_window",
+            "val_resize",
+        ),
+        *(
+            "train_window",
+            "crop_scale",
+            "crop_ratio",
+            "flip",
+            "vflip",
+            "trust_list",
+            "val_batch_size",
+        ),
     )
 
-    def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
+    def tasks(
+        self, config: Config, splits: Splits, auxiliary_weight: float
+    ) -> tuple[Task, Task]:
         return Guess(splits["train"].columns.label), Guess(splits["val"].columns.label)
 
     def building(self, config: Config, columns: Any) -> dict[str, Any]:

@@ -41,7 +41,10 @@ class Turning:
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
-        return (*self.inner.sample_shape[:-2], *((WIDTH, WIDTH) if self.turns else (HEIGHT, WIDTH)))
+        return (
+            *self.inner.sample_shape[:-2],
+            *((WIDTH, WIDTH) if self.turns else (HEIGHT, WIDTH)),
+        )
 
     def rows(self, epoch: int, first: int) -> Sequence[Rows]:
         return [self._changed(rows, epoch) for rows in self.inner.rows(epoch, first)]
@@ -49,22 +52,34 @@ class Turning:
     def _changed(self, rows: Rows, epoch: int) -> Rows:
         numbers = rows.ids + np.arange(len(rows)) + epoch
         turns = (numbers % geometry.TURNS * self.turns).astype(np.uint8)
-        sizes = np.where(geometry.transposed(turns)[:, None], (WIDTH, HEIGHT), (HEIGHT, WIDTH))
+        sizes = np.where(
+            geometry.transposed(turns)[:, None], (WIDTH, HEIGHT), (HEIGHT, WIDTH)
+        )
         distorted = (
-            ops.alone(ops.Op.DISTORT, ops.distortions(1, epoch, rows.ids)) * (numbers % 2 == 1)[:, None, None]
+            ops.alone(ops.Op.DISTORT, ops.distortions(1, epoch, rows.ids))
+            * (numbers % 2 == 1)[:, None, None]
         )
         return replace(
-            rows, turns=turns, sizes=sizes, ops=distorted.astype(np.float32) if self.operates else None
+            rows,
+            turns=turns,
+            sizes=sizes,
+            ops=distorted.astype(np.float32) if self.operates else None,
         )
 
 
-def rows_are_changed(open_: Open, feed: Feed, tolerance: float = 0.0, *, operates: bool = True) -> None:
+def rows_are_changed(
+    open_: Open, feed: Feed, tolerance: float = 0.0, *, operates: bool = True
+) -> None:
     """Every batch of two epochs.
 
     `tolerance`: grey levels between two passes of the loader, 0 = equal bits.
     """
     for epoch in (0, 1):
-        plain = _delivered(open_, replace(feed, plan=Turning(feed.plan, turns=False, operates=False)), epoch)
+        plain = _delivered(
+            open_,
+            replace(feed, plan=Turning(feed.plan, turns=False, operates=False)),
+            epoch,
+        )
         plan: Any = Turning(feed.plan, turns=True, operates=operates)
         found = _delivered(open_, replace(feed, plan=plan), epoch)
         expected = plan.rows(epoch, 0)
@@ -76,7 +91,9 @@ def rows_are_changed(open_: Open, feed: Feed, tolerance: float = 0.0, *, operate
             assert not images[~rows.valid].any()
 
 
-def _same(feed: Feed, image: Array, before: Array, rows: Rows, i: int, tolerance: float) -> None:
+def _same(
+    feed: Feed, image: Array, before: Array, rows: Rows, i: int, tolerance: float
+) -> None:
     height, width = rows.sizes[i].tolist()
     rest = image.copy()
     rest[..., :height, :width, :] = 0
@@ -94,7 +111,9 @@ def _same(feed: Feed, image: Array, before: Array, rows: Rows, i: int, tolerance
             f"row {i}, turn {rows.turns[i]}: {apart:.2f} grey levels apart"
         )
     else:
-        assert np.array_equal(seen, wanted), f"row {i}, turn {rows.turns[i]}: not the same bits"
+        assert np.array_equal(seen, wanted), (
+            f"row {i}, turn {rows.turns[i]}: not the same bits"
+        )
 
 
 def _delivered(open_: Open, feed: Feed, epoch: int) -> list[Array]:
@@ -116,7 +135,12 @@ def _by_other_rows(change: Callable[[Rows], Rows]) -> Callable[[Open], Open]:
     def planted(open_: Open) -> Open:
         def other(feed: Feed) -> Loader:
             plan: Any = feed.plan
-            return open_(replace(feed, plan=Other(plan.inner, turns=plan.turns, operates=plan.operates)))
+            return open_(
+                replace(
+                    feed,
+                    plan=Other(plan.inner, turns=plan.turns, operates=plan.operates),
+                )
+            )
 
         return other
 

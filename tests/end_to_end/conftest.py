@@ -16,11 +16,15 @@ CLASSES = ("blue", "green", "red", "white")
 
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return draw(tmp_path_factory.mktemp("pictures") / "data", classes=CLASSES, train=24, val=11)
+    return draw(
+        tmp_path_factory.mktemp("pictures") / "data", classes=CLASSES, train=24, val=11
+    )
 
 
 @pytest.fixture
-def train(tmp_path: Path, environment: dict[str, str], zygote: subprocess.Popen[str]) -> Iterator[Runner]:
+def train(
+    tmp_path: Path, environment: dict[str, str], zygote: subprocess.Popen[str]
+) -> Iterator[Runner]:
     runner = Runner(tmp_path, environment, zygote)
     yield runner
     runner.end()

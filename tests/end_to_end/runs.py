@@ -35,7 +35,9 @@ def draw(folder: Path, *, classes: Sequence[str], train: int, val: int) -> Path:
                 height, width = rng.integers(40, 90, 2)
                 pixels = rng.integers(0, 128, (height, width, 3), dtype=np.uint8)
                 pixels[..., label % 3] += 100
-                Image.fromarray(pixels).save(folder / split / name / f"{i:03d}.jpg", quality=90)
+                Image.fromarray(pixels).save(
+                    folder / split / name / f"{i:03d}.jpg", quality=90
+                )
     return folder
 
 
@@ -78,7 +80,9 @@ class Process:
 
     def mistake(self) -> str:
         """Waits, requires a user's mistake as it must look, and returns its line."""
-        assert self.wait() == 2, f"exit {self.wait()}: {self.err[-3000:] or self.out[-1000:]}"
+        assert self.wait() == 2, (
+            f"exit {self.wait()}: {self.err[-3000:] or self.out[-1000:]}"
+        )
         lines = self.err.splitlines()
         assert len(lines) == 1 and lines[0].startswith("train.py: "), self.err
         assert len(lines[0]) < 600, "too long for one line"
@@ -118,7 +122,9 @@ def started_anew(order: dict[str, Any]) -> int:
             start_new_session=True,
         )
     status = Path(order["status"])
-    threading.Thread(target=lambda: note_end(status, process.wait()), daemon=True).start()
+    threading.Thread(
+        target=lambda: note_end(status, process.wait()), daemon=True
+    ).start()
     return process.pid
 
 
@@ -141,7 +147,10 @@ class Runner:
     started: list[Process] = field(default_factory=list)
 
     def __call__(
-        self, *argv: object, limits: dict[str, int] | None = None, env: dict[str, str] | None = None
+        self,
+        *argv: object,
+        limits: dict[str, int] | None = None,
+        env: dict[str, str] | None = None,
     ) -> Process:
         return self.python(ROOT / "train.py", *argv, limits=limits, env=env)
 
@@ -180,7 +189,8 @@ class Runner:
             "LOCAL_WORLD_SIZE": str(count),
         }
         return [
-            self(*argv, env={**meet, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(count)
+            self(*argv, env={**meet, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            for rank in range(count)
         ]
 
     def evaluated(self, ranks: int, *argv: object) -> dict[str, Any]:
@@ -241,7 +251,11 @@ def points(output: Path, kind: str) -> list[dict[str, Any]]:
         lines = (output / "metrics.jsonl").read_text().splitlines(keepends=True)
     except FileNotFoundError:
         return []
-    return [point for line in lines if line.endswith("\n") and (point := json.loads(line))["kind"] == kind]
+    return [
+        point
+        for line in lines
+        if line.endswith("\n") and (point := json.loads(line))["kind"] == kind
+    ]
 
 
 def losses(output: Path) -> list[float]:
@@ -249,7 +263,9 @@ def losses(output: Path) -> list[float]:
     found: list[float] = []
     for point in points(output, "train"):
         found += point["losses"]
-        assert point["step"] == len(found), f"step {point['step']} after {len(found)} losses"
+        assert point["step"] == len(found), (
+            f"step {point['step']} after {len(found)} losses"
+        )
     return found
 
 

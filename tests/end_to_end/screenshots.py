@@ -71,9 +71,15 @@ class Page:
 
     def _ask(self, method: str, **params: Any) -> dict[str, Any]:
         self._sent += 1
-        self._socket.send(json.dumps({"id": self._sent, "method": method, "params": params}))
-        while (answer := json.loads(self._socket.recv(timeout=TIMEOUT_S))).get("id") != self._sent:
-            self._note(answer.get("method", ""), answer.get("params", {}).get("requestId"))
+        self._socket.send(
+            json.dumps({"id": self._sent, "method": method, "params": params})
+        )
+        while (answer := json.loads(self._socket.recv(timeout=TIMEOUT_S))).get(
+            "id"
+        ) != self._sent:
+            self._note(
+                answer.get("method", ""), answer.get("params", {}).get("requestId")
+            )
         if "error" in answer:
             raise RuntimeError(f"{method}: {answer['error']['message']}")
         found: dict[str, Any] = answer["result"]
@@ -95,13 +101,17 @@ class Page:
             deviceScaleFactor=1,
             mobile=False,
         )
-        self._ask("Page.navigate", url="about:blank")  # another hash alone would not load the page anew
+        self._ask(
+            "Page.navigate", url="about:blank"
+        )  # another hash alone would not load the page anew
         self._loading.clear()
         self._ask("Page.navigate", url=f"{address}#{page}{AS_MEASURED}")
 
     def text(self) -> str:
         return str(
-            self._ask("Runtime.evaluate", expression=TEXT, returnByValue=True)["result"].get("value", "")
+            self._ask("Runtime.evaluate", expression=TEXT, returnByValue=True)[
+                "result"
+            ].get("value", "")
         )
 
     def settle(self) -> str:
@@ -111,13 +121,19 @@ class Page:
         def same() -> bool:
             time.sleep(SETTLED_S)
             before.append(self.text())
-            return before[-1] == before[-2] and before[-1].count("\n") > SHELL and not self._loading
+            return (
+                before[-1] == before[-2]
+                and before[-1].count("\n") > SHELL
+                and not self._loading
+            )
 
         until(same, "the page to be filled in")
         return before[-1]
 
     def picture(self) -> bytes:
-        return base64.b64decode(self._ask("Page.captureScreenshot", format="png")["data"])
+        return base64.b64decode(
+            self._ask("Page.captureScreenshot", format="png")["data"]
+        )
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
@@ -135,7 +151,12 @@ def started(command: list[str], log: Path, cwd: Path | None = None) -> Iterator[
     """A program with all that it starts, to be ended together."""
     with log.open("wb") as said:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, cwd=cwd, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            cwd=cwd,
+            start_new_session=True,
         )
     try:
         yield
@@ -161,7 +182,9 @@ def tensorboard(logdir: Path) -> Iterator[str]:
             "0",
         ]
         with started(command, log, cwd=logdir):  # whose path the pages show
-            yield until(lambda: re.search(r"at (http://\S+/) ", log.read_text()), "TensorBoard")[1]
+            yield until(
+                lambda: re.search(r"at (http://\S+/) ", log.read_text()), "TensorBoard"
+            )[1]
 
 
 @contextmanager
@@ -173,7 +196,9 @@ def browser() -> Iterator[Page]:
 
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
-        raise FileNotFoundError(f"no browser: none of {', '.join(BROWSERS)} is installed")
+        raise FileNotFoundError(
+            f"no browser: none of {', '.join(BROWSERS)} is installed"
+        )
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         flags = (
             "--headless",
@@ -183,20 +208,34 @@ def browser() -> Iterator[Page]:
             "--disable-background-networking",
             "--hide-scrollbars",
         )
-        command = [program, *flags, f"--user-data-dir={folder}", "--remote-debugging-port=0", "about:blank"]
+        command = [
+            program,
+            *flags,
+            f"--user-data-dir={folder}",
+            "--remote-debugging-port=0",
+            "about:blank",
+        ]
         told = Path(folder) / "DevToolsActivePort"
         with started(command, Path(folder) / "log"):
             until(lambda: told.exists() and told.read_text().count("\n"), "the browser")
             port = told.read_text().splitlines()[0]
 
             def tab() -> str | None:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list") as answer:
+                with urllib.request.urlopen(
+                    f"http://127.0.0.1:{port}/json/list"
+                ) as answer:
                     return next(
-                        (one["webSocketDebuggerUrl"] for one in json.load(answer) if one["type"] == "page"),
+                        (
+                            one["webSocketDebuggerUrl"]
+                            for one in json.load(answer)
+                            if one["type"] == "page"
+                        ),
                         None,
                     )
 
-            with connect(until(tab, "its first tab"), max_size=None, proxy=None) as socket:
+            with connect(
+                until(tab, "its first tab"), max_size=None, proxy=None
+            ) as socket:
                 yield Page(socket)
 
 

@@ -79,7 +79,9 @@ def test_one_step(name: str) -> None:
     torch.manual_seed(0)
     module, _ = registry.build(arch, classes=CLASSES, shape=(BATCH, 3, size, size))
     module.to(memory_format=torch.channels_last)
-    task = Classification(np.arange(BATCH), auxiliary_weight=AUXILIARY_WEIGHTS.get(arch, 0.0))
+    task = Classification(
+        np.arange(BATCH), auxiliary_weight=AUXILIARY_WEIGHTS.get(arch, 0.0)
+    )
     step = composed(module, task, Optimisation(weight_decay=0.0))
     batch = Batch(
         images=torch.randn(BATCH, 3, size, size).to(memory_format=torch.channels_last),
@@ -90,12 +92,20 @@ def test_one_step(name: str) -> None:
     )
     outputs: Any = module.train()(batch.images)
     assert isinstance(outputs, torch.Tensor) == (AUXILIARY_WEIGHTS.get(arch, 0.0) == 0)
-    before = {key: parameter.detach().clone() for key, parameter in module.named_parameters()}
+    before = {
+        key: parameter.detach().clone() for key, parameter in module.named_parameters()
+    }
     # a head that starts at zero gives the layers before it no gradient in the first step
     for position in range(2):
-        outcome = step(iter([batch]), lr=0.005, epoch=0, position=position, want_norm=True)
+        outcome = step(
+            iter([batch]), lr=0.005, epoch=0, position=position, want_norm=True
+        )
         assert outcome[1] == BATCH and (position or torch.isfinite(outcome[0]))
-    still = [key for key, parameter in module.named_parameters() if torch.equal(parameter, before[key])]
+    still = [
+        key
+        for key, parameter in module.named_parameters()
+        if torch.equal(parameter, before[key])
+    ]
     # a bias before a batch norm over 1 x 1 pixels, or what a layer scale of 1e-6 holds back, does not
     assert len(still) < 0.15 * len(before), still
     assert not {next(iter(before)), next(reversed(before))} & set(still)

@@ -17,7 +17,9 @@ from scripts import bench
 from tasks.classification import KIND
 from tests.end_to_end import screenshots
 
-pytest.importorskip("websockets", reason="websockets is not installed (requirements-dev.txt)")
+pytest.importorskip(
+    "websockets", reason="websockets is not installed (requirements-dev.txt)"
+)
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
@@ -63,7 +65,16 @@ def measured(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(_suite, "LEAST_STEPS", 1)
         assert (
             bench.main(
-                ["train", "--data", str(pictures), *asked, "--output", str(folder / "out"), "--", *small]
+                [
+                    "train",
+                    "--data",
+                    str(pictures),
+                    *asked,
+                    "--output",
+                    str(folder / "out"),
+                    "--",
+                    *small,
+                ]
             )
             == 0
         )
@@ -82,14 +93,19 @@ def pages(measured: Path) -> Iterator[dict[str, list[str]]]:
         yield found
 
 
-def test_hparams_is_the_table_of_throughput(measured: Path, pages: dict[str, list[str]]) -> None:
+def test_hparams_is_the_table_of_throughput(
+    measured: Path, pages: dict[str, list[str]]
+) -> None:
     lines = pages["hparams"]
     first = lines.index("Trial ID")
     titles = ["arch", "batch_size", "loader", "precision", "world_size"]
     titles += [
-        f"throughput/{name}" for name in ("samples_per_s", "compute_ceiling", "loader_ceiling", "efficiency")
+        f"throughput/{name}"
+        for name in ("samples_per_s", "compute_ceiling", "loader_ceiling", "efficiency")
     ]
-    assert [line for line in lines[first + 1 :] if line != "Show Metrics"][: len(titles)] == titles
+    assert [line for line in lines[first + 1 :] if line != "Show Metrics"][
+        : len(titles)
+    ] == titles
     rows = results(measured)
     assert len(rows) == 2
     for row in rows:
@@ -103,7 +119,9 @@ def test_hparams_is_the_table_of_throughput(measured: Path, pages: dict[str, lis
             told["rate"]["steady"],
             *(told["ceiling"][name]["rate"] for name in ("compute", "loader")),
         ]
-        assert [float(cell) for cell in cells[4:]] == pytest.approx([*figures, told["efficiency"]], rel=1e-3)
+        assert [float(cell) for cell in cells[4:]] == pytest.approx(
+            [*figures, told["efficiency"]], rel=1e-3
+        )
 
 
 def test_custom_scalars_has_the_charts(pages: dict[str, list[str]]) -> None:
@@ -112,10 +130,14 @@ def test_custom_scalars_has_the_charts(pages: dict[str, list[str]]) -> None:
         assert group in lines
         assert {*charts} <= {*lines}, group
     at = lines.index("rate and its ceilings")
-    assert "Matches (6)" in lines[at : lines.index("efficiency", at)], "of two runs the rate and two ceilings"
+    assert "Matches (6)" in lines[at : lines.index("efficiency", at)], (
+        "of two runs the rate and two ceilings"
+    )
 
 
-def test_scalars_has_a_group_for_every_kind_of_figure(measured: Path, pages: dict[str, list[str]]) -> None:
+def test_scalars_has_a_group_for_every_kind_of_figure(
+    measured: Path, pages: dict[str, list[str]]
+) -> None:
     found: set[str] = set()
     for row in results(measured):
         events = EventAccumulator(str(measured / row["folder"]))

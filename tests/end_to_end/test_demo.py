@@ -22,13 +22,18 @@ def drawn(folder: Path, train: int, val: int) -> None:
     demo_set.write(folder, train, val, progress=False)
     stamp = folder / demo_set.SET.stamp_name
     said = json.loads(stamp.read_text(encoding="utf-8"))
-    stamp.write_text(json.dumps(said | {"train_per_class": 200, "val_per_class": 50}), encoding="utf-8")
+    stamp.write_text(
+        json.dumps(said | {"train_per_class": 200, "val_per_class": 50}),
+        encoding="utf-8",
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("images", "val", "epochs", "top1"), [(10, 2, 1, 0.0), (60, 15, 4, 0.2)], ids=["short", "learns"]
+    ("images", "val", "epochs", "top1"),
+    [(10, 2, 1, 0.0), (60, 15, 4, 0.2)],
+    ids=["short", "learns"],
 )
 def test_the_demo_ends_with_the_table(
     images: int, val: int, epochs: int, top1: float, tmp_path: Path
@@ -49,15 +54,22 @@ def test_the_demo_ends_with_the_table(
         *f"--epochs {epochs} --val-every {epochs} --warmup-epochs 1".split(),
     ]
     said = subprocess.run(
-        command, cwd=ROOT, env=here, capture_output=True, text=True, timeout=850, check=False
+        command,
+        cwd=ROOT,
+        env=here,
+        capture_output=True,
+        text=True,
+        timeout=850,
+        check=False,
     )
     assert said.returncode == 0, said.stdout[-2000:] + said.stderr[-2000:]
     assert f"{tmp_path / 'demo-data'}: already there" in said.stdout
     (summary,) = tmp_path.glob("demo-*/summary.json")
     found = json.loads(summary.read_text(encoding="utf-8"))
-    assert found["validation"]["samples"] == 10 * val and found["validation"]["top1"] >= top1, (
-        "chance is 10 %: four deviations above it"
-    )
+    assert (
+        found["validation"]["samples"] == 10 * val
+        and found["validation"]["top1"] >= top1
+    ), "chance is 10 %: four deviations above it"
     for line in (
         "top-1",
         "rate",

@@ -9,7 +9,18 @@ import pytest
 from scripts import demo_coco
 from tests.end_to_end.runs import ROOT, Runner, summary
 
-SHORT = ("--workers", 1, "--ceilings", "false", "--epochs", 6, "--val-every", 6, "--warmup-epochs", 0.5)
+SHORT = (
+    "--workers",
+    1,
+    "--ceilings",
+    "false",
+    "--epochs",
+    6,
+    "--val-every",
+    6,
+    "--warmup-epochs",
+    0.5,
+)
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +38,10 @@ def test_the_preset_learns(train: Runner, shapes: Path) -> None:
     learning.wait(500)  # a minute on two cores; here it may have one
     learning.done()
     train(*preset, "--output", "untrained", *SHORT, "--steps", 1).done()
-    learned, untrained = (summary(train.cwd / name)["validation"] for name in ("learned", "untrained"))
-    assert learned["ap50"] >= 0.18, "who finds every shape and guesses its name has 0.13"
+    learned, untrained = (
+        summary(train.cwd / name)["validation"] for name in ("learned", "untrained")
+    )
+    assert learned["ap50"] >= 0.18, (
+        "who finds every shape and guesses its name has 0.13"
+    )
     assert untrained["ap50"] < 0.05

@@ -17,7 +17,9 @@ depending on seed and processor.
 
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    drawn, some = (tmp_path_factory.mktemp("videos") / name for name in ("drawn", "some"))
+    drawn, some = (
+        tmp_path_factory.mktemp("videos") / name for name in ("drawn", "some")
+    )
     demo_videos.write(drawn, 20, 16, progress=False)
     for split in ("train", "val"):
         (some / split).mkdir(parents=True)
@@ -26,7 +28,9 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return some
 
 
-def shortened(train: Runner, videos: Path, output: str, epochs: int, *flags: object) -> float:
+def shortened(
+    train: Runner, videos: Path, output: str, epochs: int, *flags: object
+) -> float:
     """Top-1 of the demo's preset after epochs of 5 steps; the demo's have many more."""
     short = (
         "--epochs",
@@ -41,7 +45,14 @@ def shortened(train: Runner, videos: Path, output: str, epochs: int, *flags: obj
         "false",
     )
     process = train(
-        "--config", ROOT / "configs/video/demo.yaml", "--data", videos, "--output", output, *short, *flags
+        "--config",
+        ROOT / "configs/video/demo.yaml",
+        "--data",
+        videos,
+        "--output",
+        output,
+        *short,
+        *flags,
     )
     process.wait(500)  # 84 to 93 s on a slow core, 22 from single frames
     process.done()
@@ -50,8 +61,12 @@ def shortened(train: Runner, videos: Path, output: str, epochs: int, *flags: obj
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_preset_learns_the_motion_and_not_a_frame(train: Runner, videos: Path) -> None:
-    assert shortened(train, videos, "clips", 22) >= 0.7, "chance is 25 %; seeds 0 to 3 had 91 to 98 %"
+def test_the_preset_learns_the_motion_and_not_a_frame(
+    train: Runner, videos: Path
+) -> None:
+    assert shortened(train, videos, "clips", 22) >= 0.7, (
+        "chance is 25 %; seeds 0 to 3 had 91 to 98 %"
+    )
     assert shortened(train, videos, "frames", 5, "--clip-frames", 1) < 0.4, (
         "chance is 25 %; seeds 0 to 3 had 17 to 25 %"
     )

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from tests.end_to_end.runs import TIMEOUT_S, Process, Runner, losses, points, summary, until
+from tests.end_to_end.runs import (
+    TIMEOUT_S,
+    Process,
+    Runner,
+    losses,
+    points,
+    summary,
+    until,
+)
 from tests.unit.coco_files import write_coco
 
 TRAIN, VAL = 16, 9  # images; every fourth has no annotation
@@ -89,19 +97,41 @@ TWELVE = (
 
 @pytest.fixture(scope="session")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_coco(tmp_path_factory.mktemp("shapes") / "data", splits={"train2017": TRAIN, "val2017": VAL})
+    return write_coco(
+        tmp_path_factory.mktemp("shapes") / "data",
+        splits={"train2017": TRAIN, "val2017": VAL},
+    )
 
 
 def test_what_is_said_of_boxes(train: Runner, shapes: Path) -> None:
     often = ("--epochs", 2, "--val-every", 2, "--log-every", 2, "--min-window-s", 0.01)
-    how = ("--arch", "fcos_tiny", "--augment", "multiscale", "--short-sides", 48, 64, "--lr", 0.001)
+    how = (
+        "--arch",
+        "fcos_tiny",
+        "--augment",
+        "multiscale",
+        "--short-sides",
+        48,
+        64,
+        "--lr",
+        0.001,
+    )
     said = train(*BOXES, "--data", shapes, *often, *how, "--output", "run").done().out
     found = summary(train.cwd / "run")
-    wanted = {"task": "detection", "arch": "fcos_tiny", "loader": "torchvision", "steps": STEPS}
+    wanted = {
+        "task": "detection",
+        "arch": "fcos_tiny",
+        "loader": "torchvision",
+        "steps": STEPS,
+    }
     wanted |= {"samples": 3 * STEPS, "samples_failed": []}
-    assert {name: found[name] for name in wanted} == wanted and found["rate"]["unit"] == "img/s"
+    assert {name: found[name] for name in wanted} == wanted and found["rate"][
+        "unit"
+    ] == "img/s"
     boxes = found["detection"]
-    assert boxes["instances_per_s"] == pytest.approx(found["rate"]["steady"] * boxes["instances_per_image"])
+    assert boxes["instances_per_s"] == pytest.approx(
+        found["rate"]["steady"] * boxes["instances_per_image"]
+    )
     assert 0 <= boxes["padding"] < 1
     val = found["validation"]
     assert val["samples"] == VAL and {"ap", "ap50", "ap75", "ar100"} <= set(val)
@@ -109,54 +139,101 @@ def test_what_is_said_of_boxes(train: Runner, shapes: Path) -> None:
     assert {"compute", "loader"} <= set(found["ceiling"]) and found["efficiency"] > 0
     assert "AP50" in said and "instances" in said
     for point in points(train.cwd / "run", "train"):
-        assert set(point["parts"]) == {"classification", "bbox_regression", "bbox_ctrness"}
-        assert sum(point["parts"].values()) == pytest.approx(np.mean(point["losses"]), rel=1e-5)
+        assert set(point["parts"]) == {
+            "classification",
+            "bbox_regression",
+            "bbox_ctrness",
+        }
+        assert sum(point["parts"].values()) == pytest.approx(
+            np.mean(point["losses"]), rel=1e-5
+        )
 
 
 def test_the_results_file_is_scored_alone(train: Runner, shapes: Path) -> None:
     train(*MANY, "--data", shapes, "--keep-empty", "true", "--output", "run").done()
     assert summary(train.cwd / "run")["samples"] == TRAIN
     results = train.cwd / "run" / "detections.json"
-    assert {"image_id", "category_id", "bbox", "score"} <= set(json.loads(results.read_text())[0])
+    assert {"image_id", "category_id", "bbox", "score"} <= set(
+        json.loads(results.read_text())[0]
+    )
     told = []
     for name in ("faster-coco-eval", "pycocotools"):
         said = (
-            train("--task", "detection", "--data", shapes, "--score", results, "--evaluator", name)
+            train(
+                "--task",
+                "detection",
+                "--data",
+                shapes,
+                "--score",
+                results,
+                "--evaluator",
+                name,
+            )
             .done()
             .out.splitlines()
         )
         told.append(said[said.index("boxes:") :])
     assert told[0] == told[1]
     ap50 = summary(train.cwd / "run")["validation"]["ap50"]
-    assert any(line.split() == ["ap50", f"{ap50:.2%}"] for line in told[0]), (ap50, told[0])
+    assert any(line.split() == ["ap50", f"{ap50:.2%}"] for line in told[0]), (
+        ap50,
+        told[0],
+    )
 
 
 def start(train: Runner, shapes: Path, output: str, *flags: object) -> Process:
-    return train(*SMALL, "--data", shapes, "--output", output, "--resume", "auto", *flags)
+    return train(
+        *SMALL, "--data", shapes, "--output", output, "--resume", "auto", *flags
+    )
 
 
 def test_killed_and_resumed(train: Runner, shapes: Path) -> None:
     """Early in the second epoch, when the first one's boxes may still be scored: from the checkpoint the same
     samples come; losses, validations and weights are those of a run in one go.
     """
-    sizes = ("--augment", "multiscale", "--short-sides", 48, 64, "--save-every-steps", 1)
+    sizes = (
+        "--augment",
+        "multiscale",
+        "--short-sides",
+        48,
+        64,
+        "--save-every-steps",
+        1,
+    )
     whole, killed = (train.cwd / name for name in ("whole", "killed"))
     start(train, shapes, "whole", *sizes).done()
     process = start(train, shapes, "killed", "--read-delay-ms", 50, *sizes)
-    until(lambda: len(points(killed, "train")) > STEPS // 2, TIMEOUT_S, "a step of the second epoch")
+    until(
+        lambda: len(points(killed, "train")) > STEPS // 2,
+        TIMEOUT_S,
+        "a step of the second epoch",
+    )
     process.send(signal.SIGKILL)
     process.wait()
     start(train, shapes, "killed", *sizes).done()
     assert losses(killed) == losses(whole) and len(losses(whole)) == STEPS
     assert points(killed, "val") == points(whole, "val")
     for name in ("last.pt", "best.pt"):
-        first, second = (torch.load(run / name, weights_only=True)["model"] for run in (whole, killed))
+        first, second = (
+            torch.load(run / name, weights_only=True)["model"]
+            for run in (whole, killed)
+        )
         assert all(torch.equal(value, second[key]) for key, value in first.items())
 
 
 def test_an_epoch_in_another_order_is_said(train: Runner, shapes: Path) -> None:
     start(train, shapes, "run", "--steps", 2, "--val-every", 0).done()
-    other = ("--augment", "multiscale", "--short-sides", 48, 64, "--steps", 3, "--val-every", 0)
+    other = (
+        "--augment",
+        "multiscale",
+        "--short-sides",
+        48,
+        64,
+        "--steps",
+        3,
+        "--val-every",
+        0,
+    )
     said = " ".join(start(train, shapes, "run", *other).done().out.split())
     assert (
         "the order is not the checkpoint's (seed 0, sizes of flip 64 96; now seed 0, sizes of multiscale"
@@ -188,7 +265,10 @@ def test_validation_over_ranks(train: Runner, shapes: Path) -> None:
     train(*MANY, "--data", data, "--output", "run").done()
 
     # one image a batch: kernels differ by shape
-    one, two = (train.evaluated(ranks, *MANY, "--data", data, "--val-batch-size", 1) for ranks in (1, 2))
+    one, two = (
+        train.evaluated(ranks, *MANY, "--data", data, "--val-batch-size", 1)
+        for ranks in (1, 2)
+    )
     assert one["samples"] == VAL - 1 and one["detections"] > 0
     assert two == one
 

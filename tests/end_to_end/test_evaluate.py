@@ -17,7 +17,15 @@ import torch
 import torchvision
 
 from tests.end_to_end.conftest import CLASSES
-from tests.end_to_end.runs import TIMEOUT_S, Process, Runner, draw, points, summary, until
+from tests.end_to_end.runs import (
+    TIMEOUT_S,
+    Process,
+    Runner,
+    draw,
+    points,
+    summary,
+    until,
+)
 from tests.unit.coco_files import write_coco
 from tests.unit.video_files import make
 
@@ -32,7 +40,9 @@ TRAINED = (
 
 @pytest.fixture(scope="module")
 def home(
-    tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str], zygote: subprocess.Popen[str]
+    tmp_path_factory: pytest.TempPathFactory,
+    environment: dict[str, str],
+    zygote: subprocess.Popen[str],
 ) -> Iterator[Runner]:
     """A folder with data/, and run/ of a classifier that was trained on it."""
     runner = Runner(tmp_path_factory.mktemp("evaluate"), environment, zygote)
@@ -72,7 +82,10 @@ def selected(run: Runner, name: str, classes: Mapping[str, str]) -> Path:
 def edited(run: Runner, name: str, **changes: Any) -> Path:
     """Write a checkpoint that differs from run/last.pt in these entries; None takes one out."""
     content = torch.load(run.cwd / "run" / "last.pt", weights_only=True) | changes
-    torch.save({key: value for key, value in content.items() if value is not None}, run.cwd / name)
+    torch.save(
+        {key: value for key, value in content.items() if value is not None},
+        run.cwd / name,
+    )
     return run.cwd / name
 
 
@@ -82,7 +95,10 @@ def test_settings_are_the_checkpoints(home: Runner) -> None:
     assert whole["samples"] == 4 * VAL and whole["losses_not_finite"] == 0
     process, output = evaluate(home, "--weights", "run/last.pt")
     assert "\nvalidated epoch 1: top1 " in process.done().out
-    assert summary(output)["validation"] == whole and points(output, "val")[0]["epoch"] == 0
+    assert (
+        summary(output)["validation"] == whole
+        and points(output, "val")[0]["epoch"] == 0
+    )
     one, two = (home.evaluated(ranks, *HERE) for ranks in (1, 2))
     assert one == two == whole
     other = home.evaluated(1, *HERE, "--val-batch-size", 7)
@@ -93,7 +109,9 @@ def test_settings_are_the_checkpoints(home: Runner) -> None:
 
 
 def test_an_evaluation_opens_one_loader(home: Runner) -> None:
-    started, _ = evaluate(home, "--resume", "run/last.pt", "--workers", 2, "--read-delay-ms", 1e6)
+    started, _ = evaluate(
+        home, "--resume", "run/last.pt", "--workers", 2, "--read-delay-ms", 1e6
+    )
     process = psutil.Process(started.pid)
     until(lambda: len(process.children()) >= 2, TIMEOUT_S, "the workers")
     time.sleep(1)
@@ -104,7 +122,17 @@ def test_an_evaluation_opens_one_loader(home: Runner) -> None:
 def test_an_evaluation_leaves_its_run_alone(home: Runner) -> None:
     run = home.cwd / "run"
     before = {path.name: path.read_bytes() for path in run.iterdir()}
-    arguments = ("--data", "data", *HERE, "--evaluate", "true", "--output", "run", "--resume", "auto")
+    arguments = (
+        "--data",
+        "data",
+        *HERE,
+        "--evaluate",
+        "true",
+        "--output",
+        "run",
+        "--resume",
+        "auto",
+    )
     said = home(*arguments).done().out
     assert "\nvalidated epoch 1: top1 " in said and "  samples 20  in " in said
     table = said.split("-" * 80)[1].strip().splitlines()
@@ -112,7 +140,9 @@ def test_an_evaluation_leaves_its_run_alone(home: Runner) -> None:
     home(*arguments).done()
     folders = [path for path in run.iterdir() if path.is_dir()]
     assert len(folders) == 2
-    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+    assert {
+        path.name: path.read_bytes() for path in run.iterdir() if path.is_file()
+    } == before
     for folder in folders:
         assert summary(folder)["reader"] == summary(run)["reader"] != ""
         assert summary(folder)["validation"] == trained_figures(home)
@@ -121,21 +151,32 @@ def test_an_evaluation_leaves_its_run_alone(home: Runner) -> None:
 
 
 def test_flags_win_and_are_named(home: Runner) -> None:
-    process, output = evaluate(home, "--resume", "run/last.pt", "--image-size", 64, "--flip", 0.1)
+    process, output = evaluate(
+        home, "--resume", "run/last.pt", "--image-size", 64, "--flip", 0.1
+    )
     said = process.done().out
-    assert "--resume run/last.pt: --image-size 64 differs from the checkpoint's 32\n" in said
-    assert said.count("differs from") == 1, "the flip is training's, the length before the crop the size's"
+    assert (
+        "--resume run/last.pt: --image-size 64 differs from the checkpoint's 32\n"
+        in said
+    )
+    assert said.count("differs from") == 1, (
+        "the flip is training's, the length before the crop the size's"
+    )
     assert summary(output)["image_size"] == 64 and "64 px" in said
     refused, _ = evaluate(home, "--resume", "run/last.pt", "--arch", "resnet50")
     assert (
-        "--arch is shufflenet_v2_x0_5 in the checkpoint, and --arch resnet50 was given" in refused.mistake()
+        "--arch is shufflenet_v2_x0_5 in the checkpoint, and --arch resnet50 was given"
+        in refused.mistake()
     )
 
 
 def test_an_earlier_format_is_rebuilt_with_a_word(home: Runner) -> None:
     earlier = edited(home, "earlier.pt", format=1, used=None, versions=None)
     process, output = evaluate(home, "--resume", earlier)
-    assert f"warning: --resume {earlier}: an earlier version has written it" in process.done().out
+    assert (
+        f"warning: --resume {earlier}: an earlier version has written it"
+        in process.done().out
+    )
     assert summary(output)["validation"] == trained_figures(home)
 
 
@@ -143,21 +184,30 @@ def test_classes_are_matched_by_name(home: Runner) -> None:
     """Any of the classes will do, in any order: the checkpoint's numbers are what counts."""
     parts = [{"blue": "blue", "white": "white"}, {"green": "green"}, {"red": "red"}]
     found = [
-        figures(home, "--resume", "run/last.pt", "--data", selected(home, f"part-{i}", part))
+        figures(
+            home, "--resume", "run/last.pt", "--data", selected(home, f"part-{i}", part)
+        )
         for i, part in enumerate(parts)
     ]
     whole = trained_figures(home)
     assert [one["samples"] for one in found] == [2 * VAL, VAL, VAL]
     for name in ("top1", "loss"):
-        assert sum(one[name] * one["samples"] for one in found) == pytest.approx(whole[name] * 4 * VAL)
+        assert sum(one[name] * one["samples"] for one in found) == pytest.approx(
+            whole[name] * 4 * VAL
+        )
     assert len({one["top1"] for one in found}) > 1
 
 
 def test_a_class_that_the_checkpoint_does_not_know_is_named(home: Runner) -> None:
     renamed = {"blue": "blue", "green": "verde", "red": "rot", "white": "white"}
-    process, _ = evaluate(home, "--resume", "run/last.pt", "--data", selected(home, "renamed", renamed))
+    process, _ = evaluate(
+        home, "--resume", "run/last.pt", "--data", selected(home, "renamed", renamed)
+    )
     said = process.mistake()
-    assert "class 'rot' and 1 more of 4 is none of the 4 classes of --resume run/last.pt ('blue', " in said
+    assert (
+        "class 'rot' and 1 more of 4 is none of the 4 classes of --resume run/last.pt ('blue', "
+        in said
+    )
 
 
 def test_no_head_is_random(home: Runner) -> None:
@@ -169,7 +219,10 @@ def test_no_head_is_random(home: Runner) -> None:
     assert summary(output)["validation"] == trained_figures(home)
     fewer = selected(home, "fewer", {"blue": "blue", "red": "red"})
     refused, _ = evaluate(home, "--data", fewer, *flags)
-    assert "plain.pth is for other classes, fc.weight, fc.bias would be random" in refused.mistake()
+    assert (
+        "plain.pth is for other classes, fc.weight, fc.bias would be random"
+        in refused.mistake()
+    )
 
 
 def test_published_weights_know_imagenets_folders(home: Runner) -> None:
@@ -178,7 +231,9 @@ def test_published_weights_know_imagenets_folders(home: Runner) -> None:
     torch.nn.init.zeros_(network.fc.weight)
     torch.nn.init.zeros_(network.fc.bias).data[10] = 1
     torch.save(network.state_dict(), home.cwd / "shufflenetv2_x0.5-f707e7126e.pth")
-    data = selected(home, "imagenet", dict(zip(CLASSES, ("0", "1", "10", "2"), strict=True)))
+    data = selected(
+        home, "imagenet", dict(zip(CLASSES, ("0", "1", "10", "2"), strict=True))
+    )
     process, output = evaluate(
         home, *TRAINED, "--weights", "shufflenetv2_x0.5-f707e7126e.pth", "--data", data
     )
@@ -190,10 +245,15 @@ def test_a_network_whose_output_is_no_number(home: Runner) -> None:
     model = torch.load(home.cwd / "run" / "last.pt", weights_only=True)["model"]
     model["conv5.1.running_var"][7] = torch.nan
     progress = torch.load(home.cwd / "run" / "last.pt", weights_only=True)["progress"]
-    broken = edited(home, "broken.pt", model=model, progress=progress | {"best": float("-inf")})
+    broken = edited(
+        home, "broken.pt", model=model, progress=progress | {"best": float("-inf")}
+    )
     process, output = evaluate(home, "--resume", broken)
     assert process.wait() == 3
-    assert process.err == f"train.py: --evaluate: the output is no number for {4 * VAL} samples\n"
+    assert (
+        process.err
+        == f"train.py: --evaluate: the output is no number for {4 * VAL} samples\n"
+    )
     assert f"the output is no number for {4 * VAL} of {4 * VAL} samples" in process.out
     found = summary(output)["validation"]
     assert (found["top1"], found["outputs_not_finite"]) == (0.0, 4 * VAL)
@@ -210,7 +270,17 @@ def test_detectors(home: Runner) -> None:
     data = write_coco(home.cwd / "coco", splits={"train2017": 8, "val2017": 6})
     sizes = ("--image-size", 64, "--val-image-size", 80, "--longer-side", 96)
     training = ("--task", "detection", "--arch", "fcos_tiny", *sizes)
-    run = (*training, "--batch-size", 2, "--precision", "fp32", "--lr", 0.001, "--loader", "torchvision")
+    run = (
+        *training,
+        "--batch-size",
+        2,
+        "--precision",
+        "fp32",
+        "--lr",
+        0.001,
+        "--loader",
+        "torchvision",
+    )
     home("--data", data, *HERE, *run, "--epochs", 1, "--output", "detector").done()
     used = torch.load(home.cwd / "detector" / "last.pt", weights_only=True)["used"]
     assert (used["image_size"], used["longer_side"]) == (80, 96)
@@ -227,7 +297,9 @@ def test_detectors(home: Runner) -> None:
     file = other / "annotations" / "instances_val2017.json"
     content = json.loads(file.read_text())
     last = content["categories"].pop()["id"]
-    content["annotations"] = [one for one in content["annotations"] if one["category_id"] != last]
+    content["annotations"] = [
+        one for one in content["annotations"] if one["category_id"] != last
+    ]
     for one in (*content["categories"], *content["annotations"]):
         name = "id" if "name" in one else "category_id"
         one[name] = 100 - one[name]
@@ -241,7 +313,9 @@ def test_detectors(home: Runner) -> None:
         for one in before
         if one["category_id"] != last
     ]
-    assert sorted(kept) == sorted((one["image_id"], one["category_id"], one["bbox"]) for one in after)
+    assert sorted(kept) == sorted(
+        (one["image_id"], one["category_id"], one["bbox"]) for one in after
+    )
 
 
 def test_video_classifiers(home: Runner) -> None:
@@ -250,10 +324,31 @@ def test_video_classifiers(home: Runner) -> None:
             for i in range(count):
                 file = home.cwd / "videos" / split / name / f"{i}.mp4"
                 make(file, frames=12, size=(48, 64), numbers_from=100 * label + 10 * i)
-    training = ("--task", "video", "--arch", "r3d_tiny", "--image-size", 32, "--clip-frames", 4)
-    run = (*training, "--val-clips", 2, "--batch-size", 3, "--precision", "fp32", "--loader", "pyav")
+    training = (
+        "--task",
+        "video",
+        "--arch",
+        "r3d_tiny",
+        "--image-size",
+        32,
+        "--clip-frames",
+        4,
+    )
+    run = (
+        *training,
+        "--val-clips",
+        2,
+        "--batch-size",
+        3,
+        "--precision",
+        "fp32",
+        "--loader",
+        "pyav",
+    )
     home("--data", "videos", *HERE, *run, "--epochs", 1, "--output", "clips").done()
     assert figures(home, "--resume", "clips/last.pt") == trained_figures(home, "clips")
     (home.cwd / "some" / "val").mkdir(parents=True)
-    (home.cwd / "some" / "val" / "walk").symlink_to(home.cwd / "videos" / "val" / "walk")
+    (home.cwd / "some" / "val" / "walk").symlink_to(
+        home.cwd / "videos" / "val" / "walk"
+    )
     assert figures(home, "--resume", "clips/last.pt", "--data", "some")["samples"] == 1

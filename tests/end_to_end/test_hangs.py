@@ -12,7 +12,15 @@ import psutil
 import pytest
 import torch
 
-from tests.end_to_end.runs import TIMEOUT_S, Process, Runner, losses, points, summary, until
+from tests.end_to_end.runs import (
+    TIMEOUT_S,
+    Process,
+    Runner,
+    losses,
+    points,
+    summary,
+    until,
+)
 from tests.end_to_end.test_torchrun import SMALL, ours
 
 LEAVES_S = 5.0
@@ -47,7 +55,17 @@ def left(processes: list[Process], number: signal.Signals = signal.SIGTERM) -> N
     assert time.monotonic() - began < LEAVES_S + SLACK_S
 
 
-FLAGS = (*SMALL, "--epochs", 100_000, "--val-every", 0, "--output", "run", "--save-every-minutes", 0)
+FLAGS = (
+    *SMALL,
+    "--epochs",
+    100_000,
+    "--val-every",
+    0,
+    "--output",
+    "run",
+    "--save-every-minutes",
+    0,
+)
 
 
 def test_a_worker_that_is_stopped(train: Runner, pictures: Path) -> None:
@@ -55,36 +73,56 @@ def test_a_worker_that_is_stopped(train: Runner, pictures: Path) -> None:
     stop_workers(process)
     left([process])
     at = last(train)["progress"]
-    assert at["step"] == len(losses(train.cwd / "run")) == (at["epoch"] * 96 + at["consumed"]) // 8
+    assert (
+        at["step"]
+        == len(losses(train.cwd / "run"))
+        == (at["epoch"] * 96 + at["consumed"]) // 8
+    )
     assert not summary(train.cwd / "run")["finished"]
 
 
 @pytest.mark.parametrize("stopped", ["worker", "rank"])
-def test_ranks_that_cannot_meet_leave(train: Runner, pictures: Path, stopped: str) -> None:
+def test_ranks_that_cannot_meet_leave(
+    train: Runner, pictures: Path, stopped: str
+) -> None:
     """Rank 0 saves its last whole step: it waits for rank 1, which waits for its worker or is stopped."""
     first, second = begun(train, train.ranks(2, "--data", pictures, *FLAGS))
     if stopped == "worker":
         stop_workers(second)
         left([first, second])
-        assert f"rank 1 on {HOST} waits for worker" in second.err and "(pid " in second.err
+        assert (
+            f"rank 1 on {HOST} waits for worker" in second.err and "(pid " in second.err
+        )
     else:
         second.send(signal.SIGSTOP)
         left([first])
-    assert any("cannot meet the others; its last whole step is saved" in line for line in ours(first.err))
+    assert any(
+        "cannot meet the others; its last whole step is saved" in line
+        for line in ours(first.err)
+    )
     content = last(train)
     at = content["progress"]
     assert at["step"] * 8 == at["epoch"] * 96 + at["consumed"] > 0
-    batches = {int(value) for name, value in content["model"].items() if name.endswith("num_batches_tracked")}
+    batches = {
+        int(value)
+        for name, value in content["model"].items()
+        if name.endswith("num_batches_tracked")
+    }
     assert batches <= {at["step"]}
 
 
 def test_a_rank_that_stops_is_named(train: Runner, pictures: Path) -> None:
-    first, second = begun(train, train.ranks(2, "--data", pictures, *FLAGS, "--timeout-minutes", 0.05))
+    first, second = begun(
+        train, train.ranks(2, "--data", pictures, *FLAGS, "--timeout-minutes", 0.05)
+    )
     second.send(signal.SIGSTOP)
     assert first.wait() == 2
     (line,) = ours(first.err)
     assert f"rank 0 on {HOST} has not gone on for 0.05 minutes" in line
-    assert f"rank 1 on {HOST} does not answer" in line and "its last whole step is saved" in line
+    assert (
+        f"rank 1 on {HOST} does not answer" in line
+        and "its last whole step is saved" in line
+    )
     assert last(train)["progress"]["step"] > 0
 
 
@@ -94,8 +132,15 @@ def test_a_rank_that_never_comes_is_named(train: Runner, missing: int) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    alone = train(*flags, env={**meet, "RANK": str(1 - missing), "LOCAL_RANK": str(1 - missing)})
+    meet = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    alone = train(
+        *flags, env={**meet, "RANK": str(1 - missing), "LOCAL_RANK": str(1 - missing)}
+    )
     line = alone.mistake()
     assert f"rank {1 - missing} on {HOST} has waited 0.02 minutes" in line
     assert f"for rank {missing} of 2, which has not come" in line

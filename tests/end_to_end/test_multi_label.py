@@ -23,32 +23,71 @@ def draw(folder: Path) -> None:
         (folder / "photos" / split).mkdir(parents=True)
         for number in range(count):
             bright = [bool(number >> channel & 1) for channel in range(3)]
-            pixels = rng.integers(0, 100, (40, 50, 3), dtype=np.uint8) + 120 * np.array(bright, np.uint8)
-            Image.fromarray(pixels.astype(np.uint8)).save(folder / "photos" / split / f"{number:02}.png")
-            labels = ";".join(name for name, has in zip(COLOURS, bright, strict=True) if has)
+            pixels = rng.integers(0, 100, (40, 50, 3), dtype=np.uint8) + 120 * np.array(
+                bright, np.uint8
+            )
+            Image.fromarray(pixels.astype(np.uint8)).save(
+                folder / "photos" / split / f"{number:02}.png"
+            )
+            labels = ";".join(
+                name for name, has in zip(COLOURS, bright, strict=True) if has
+            )
             lines.append(f"photos/{split}/{number:02}.png,{labels}")
         (folder / f"{split}.csv").write_text("\n".join(lines) + "\n")
 
 
 def test_a_run(train: Runner) -> None:
     draw(train.cwd / "data")
-    network = ("--arch", "shufflenet_v2_x0_5", "--image-size", 32, "--precision", "fp32")
+    network = (
+        "--arch",
+        "shufflenet_v2_x0_5",
+        "--image-size",
+        32,
+        "--precision",
+        "fp32",
+    )
     run = (*network, "--batch-size", 8, "--lr", 0.05)
-    mixed = ("--multi-label", "true", "--mixup", 0.1, "--warmup-epochs", 0, "--epochs", 6)
+    mixed = (
+        "--multi-label",
+        "true",
+        "--mixup",
+        0.1,
+        "--warmup-epochs",
+        0,
+        "--epochs",
+        6,
+    )
     here = ("--loader", "torchvision", "--workers", 0, "--ceilings", "false")
     train("--data", "data", *run, *mixed, *here, "--output", "run").done()
     val = summary(train.cwd / "run")["validation"]
     assert val["map"] > 0.9 and val["samples"] == 14 and "top1" not in val
-    evaluated: list[dict[str, Any]] = [train.evaluated(ranks, "--data", "data") for ranks in (1, 2)]
+    evaluated: list[dict[str, Any]] = [
+        train.evaluated(ranks, "--data", "data") for ranks in (1, 2)
+    ]
     assert [one["map"] for one in evaluated] == [val["map"]] * 2
     with (train.cwd / "run/val_predictions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["labels"] for row in rows][5:7] == ["blue;red", "blue;green"]
-    train("--predict", "data/photos/val", "--resume", "run/last.pt", *here, "--output", "new").done()
+    train(
+        "--predict",
+        "data/photos/val",
+        "--resume",
+        "run/last.pt",
+        *here,
+        "--output",
+        "new",
+    ).done()
     with (train.cwd / "new/predictions.csv").open(newline="") as file:
         predicted = list(csv.DictReader(file))
     for row, validated in zip(predicted, rows, strict=True):
         assert row["class"] == validated["class"]
-        assert float(row["probability"]) == pytest.approx(float(validated["probability"]), abs=3e-6)
-    said = train("--data", "data", *run, *mixed, *here, "--balance", "loss", "--output", "x").mistake()
-    assert said == "--balance is of one class a sample, --multi-label has several; leave one out"
+        assert float(row["probability"]) == pytest.approx(
+            float(validated["probability"]), abs=3e-6
+        )
+    said = train(
+        "--data", "data", *run, *mixed, *here, "--balance", "loss", "--output", "x"
+    ).mistake()
+    assert (
+        said
+        == "--balance is of one class a sample, --multi-label has several; leave one out"
+    )

@@ -16,7 +16,16 @@ from PIL import Image
 from scripts import _lr_range, tune
 from tests.end_to_end.runs import ROOT, Runner
 
-SMALL = ("--image-size", "32", "--workers", "0", "--loader", "torchvision", "--precision", "fp32")
+SMALL = (
+    "--image-size",
+    "32",
+    "--workers",
+    "0",
+    "--loader",
+    "torchvision",
+    "--precision",
+    "fp32",
+)
 OF_BOTH = ("--arch", "squeezenet1_1", "--batch-size", "8")
 """Flags that scripts.tune takes before its --."""
 SHORT = {
@@ -27,7 +36,9 @@ SHORT = {
 
 def commands(page: str) -> list[str]:
     text = (ROOT / page).read_text(encoding="utf-8")
-    block = re.search(r"^##? Your own images\n.*?```bash\n(.*?)```", text, re.DOTALL | re.MULTILINE)
+    block = re.search(
+        r"^##? Your own images\n.*?```bash\n(.*?)```", text, re.DOTALL | re.MULTILINE
+    )
     assert block
     return block[1].strip().splitlines()
 
@@ -50,14 +61,18 @@ def test_five_commands(train: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = tmp_path / "torch/hub/checkpoints"
     hub.mkdir(parents=True)
     torch.manual_seed(0)
-    torch.save(torchvision.models.squeezenet1_1().state_dict(), hub / Path(weights.url).name)
+    torch.save(
+        torchvision.models.squeezenet1_1().state_dict(), hub / Path(weights.url).name
+    )
     env = {"TORCH_HOME": str(tmp_path / "torch"), "PYTHONPATH": str(ROOT)}
     lines = commands("README.md")
     assert len(lines) == 5 and lines == commands("docs/own-images.md")
     for line in lines:
         words = shlex.split(line.replace("NEW/*.jpg", "NEW/0.jpg NEW/1.jpg NEW/2.jpg"))
         assert words[0] == "python"
-        words = [str(ROOT / word) if (ROOT / word).is_file() else word for word in words[1:]]
+        words = [
+            str(ROOT / word) if (ROOT / word).is_file() else word for word in words[1:]
+        ]
         if "--weights" in words:
             at = words.index("--") if "--" in words else len(words)
             words = [*words[:at], *OF_BOTH, *words[at:], *SMALL]
@@ -78,7 +93,15 @@ def test_five_commands(train: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row["path"] for row in rows] == [f"NEW/{number}.jpg" for number in range(3)]
     served = list(csv.DictReader(told.out.splitlines()))
     for row, answer in zip(rows, served, strict=True):
-        assert float(row["probability"]) == pytest.approx(float(answer["probability"]), abs=0.01)
+        assert float(row["probability"]) == pytest.approx(
+            float(answer["probability"]), abs=0.01
+        )
     left = {path.name for path in (tmp_path / "runs/photos").iterdir()}
-    assert {"best.onnx", "results.csv", "val_predictions.csv", "confusion.csv", "classes.csv"} <= left
+    assert {
+        "best.onnx",
+        "results.csv",
+        "val_predictions.csv",
+        "confusion.csv",
+        "classes.csv",
+    } <= left
     assert (tmp_path / "lr.png").is_file()

@@ -26,25 +26,47 @@ from tests.unit.video_files import make
 
 HERE = ("--workers", 0, "--ceilings", "false")
 TRAINED = ("--loader", "torchvision", "--batch-size", 12, "--precision", "fp32")
-BROKEN = {"cut.jpg": "its pixels cannot be decoded", "notes.txt": "no known image format (starts with 68 69)"}
+BROKEN = {
+    "cut.jpg": "its pixels cannot be decoded",
+    "notes.txt": "no known image format (starts with 68 69)",
+}
 
 
 @pytest.fixture(scope="module")
 def home(
-    tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str], zygote: subprocess.Popen[str]
+    tmp_path_factory: pytest.TempPathFactory,
+    environment: dict[str, str],
+    zygote: subprocess.Popen[str],
 ) -> Iterator[Runner]:
     """A folder with data/, run/ of a classifier trained on it, and photos/, of which two are broken."""
     runner = Runner(tmp_path_factory.mktemp("predict"), environment, zygote)
     draw(runner.cwd / "data", classes=CLASSES, train=12, val=5)
-    network = ("--arch", "squeezenet1_1", "--image-size", 32, "--val-image-size", 48, "--val-crop-share", 0.9)
-    runner("--data", "data", *HERE, *TRAINED, *network, "--epochs", 1, "--output", "run").done()
+    network = (
+        "--arch",
+        "squeezenet1_1",
+        "--image-size",
+        32,
+        "--val-image-size",
+        48,
+        "--val-crop-share",
+        0.9,
+    )
+    runner(
+        "--data", "data", *HERE, *TRAINED, *network, "--epochs", 1, "--output", "run"
+    ).done()
     photos = runner.cwd / "photos"
     (photos / "one").mkdir(parents=True)
     for name in CLASSES:
-        image = Image.open(runner.cwd / "data" / "val" / name / "000.jpg").resize((64, 64))
+        image = Image.open(runner.cwd / "data" / "val" / name / "000.jpg").resize(
+            (64, 64)
+        )
         image.save(photos / "one" / f"{name}, seen.png")
-        image.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(photos / f"{name} mirrored.png")
-    (photos / "cut.jpg").write_bytes((runner.cwd / "data/val/red/001.jpg").read_bytes()[:600])
+        image.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(
+            photos / f"{name} mirrored.png"
+        )
+    (photos / "cut.jpg").write_bytes(
+        (runner.cwd / "data/val/red/001.jpg").read_bytes()[:600]
+    )
     (photos / "notes.txt").write_text("hi")
     yield runner
     runner.end()
@@ -67,43 +89,66 @@ def test_answers_are_those_of_the_validation(home: Runner) -> None:
     one, two = (predicted(home, *flags, ranks=ranks) for ranks in (1, 2))
     assert "20/20" in home.started[-2].out, "a bar of two ranks ends at its end"
     table = rows(one)
-    for alone, shared in zip(table, rows(two), strict=True):  # a kernel's last bit depends on a row's place
+    for alone, shared in zip(
+        table, rows(two), strict=True
+    ):  # a kernel's last bit depends on a row's place
         assert (alone["path"], alone["class"]) == (shared["path"], shared["class"])
-        assert float(alone["probability"]) == pytest.approx(float(shared["probability"]), abs=3e-6)
+        assert float(alone["probability"]) == pytest.approx(
+            float(shared["probability"]), abs=3e-6
+        )
     with (home.cwd / "run" / "val_predictions.csv").open(newline="") as file:
         validated = {
-            row["path"].rpartition("val/")[2]: float(row["probability"]) for row in csv.DictReader(file)
+            row["path"].rpartition("val/")[2]: float(row["probability"])
+            for row in csv.DictReader(file)
         }
     for row in table:  # the two loaders' pixels may differ by their rounding
         found = validated[row["path"].rpartition("val/")[2]]
         assert found == pytest.approx(float(row["probability"]), abs=0.02)
     right = sum(row["path"].split("/")[2] == row["class"] for row in table)
-    assert len(table) == 20 and right / 20 == summary(home.cwd / "run")["validation"]["top1"]
+    assert (
+        len(table) == 20
+        and right / 20 == summary(home.cwd / "run")["validation"]["top1"]
+    )
     shares = [float(table[0][f"probability{more}"]) for more in ("", "_2", "_3", "_4")]
-    assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(1, abs=1e-5)
+    assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(
+        1, abs=1e-5
+    )
 
 
 @pytest.mark.parametrize("best_of", ["network", "average"])
 def test_answers_are_of_the_weights_that_were_the_best(
-    home: Runner, best_of: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    home: Runner,
+    best_of: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Those that were not say nothing: they are zeros. So does an exported file."""
     content = torch.load(home.cwd / "run" / "last.pt", weights_only=True)
     none = {name: torch.zeros_like(value) for name, value in content["model"].items()}
-    model, average = (content["model"], none) if best_of == "network" else (none, content["model"])
-    ema = {"n_averaged": torch.tensor(1), **{f"module.{name}": value for name, value in average.items()}}
+    model, average = (
+        (content["model"], none) if best_of == "network" else (none, content["model"])
+    )
+    ema = {
+        "n_averaged": torch.tensor(1),
+        **{f"module.{name}": value for name, value in average.items()},
+    }
     path = home.cwd / f"best-{best_of}.pt"
     torch.save({**content, "model": model, "ema": ema, "best_of": best_of}, path)
     found = rows(predicted(home, "--predict", "data/val", "--resume", path.name))
     said = home.started[-1].out
-    assert found == rows(predicted(home, "--predict", "data/val", "--resume", "run/last.pt"))
+    assert found == rows(
+        predicted(home, "--predict", "data/val", "--resume", "run/last.pt")
+    )
     assert f"--resume {path.name}: took the " in said and "--weights" not in said
     monkeypatch.chdir(home.cwd)
     monkeypatch.setenv("XDG_CACHE_HOME", home.env["XDG_CACHE_HOME"])
     assert export.main([path.name, "--format", "pt2"]) == 0
     told = capsys.readouterr().out
     whose = "its network" if best_of == "network" else "the average of its weights"
-    assert f"{path.name}: {whose} is exported" in told and "the largest logit is 0" not in told
+    assert (
+        f"{path.name}: {whose} is exported" in told
+        and "the largest logit is 0" not in told
+    )
 
 
 OF_A_STRANGER = """
@@ -121,7 +166,10 @@ def test_a_checkpoint_runs_no_code(
     (home.cwd / "strangers.py").write_text(OF_A_STRANGER)
     content = torch.load(home.cwd / "run" / "last.pt", weights_only=True)
     linear = torch.nn.Linear(3, len(CLASSES)).state_dict()
-    content |= {"arch": "strangers:net", "model": {f"2.{name}": value for name, value in linear.items()}}
+    content |= {
+        "arch": "strangers:net",
+        "model": {f"2.{name}": value for name, value in linear.items()},
+    }
     torch.save(content, home.cwd / "gift.pt")
     refused = ": its network is built by a function, 'strangers:net', and no file of weights has code run: "
     for flags in (("--predict", "photos"), ("--data", "data", "--evaluate", "true")):
@@ -134,43 +182,82 @@ def test_a_checkpoint_runs_no_code(
     assert not (home.cwd / "ran").exists()
     trusted = ("--arch", "strangers:net")
     assert export.main(["gift.pt", "--format", "pt2", *trusted]) == 0
-    assert len(rows(predicted(home, "--predict", "data/val", "--resume", "gift.pt", *trusted))) == 20
+    assert (
+        len(
+            rows(
+                predicted(
+                    home, "--predict", "data/val", "--resume", "gift.pt", *trusted
+                )
+            )
+        )
+        == 20
+    )
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
 def test_what_cannot_be_read_is_a_row_with_an_error(home: Runner, form: str) -> None:
-    folder = predicted(home, "--predict", "photos", "--resume", "run", "--predict-format", form)
+    folder = predicted(
+        home, "--predict", "photos", "--resume", "run", "--predict-format", form
+    )
     path = folder / f"predictions.{form}"
     table: list[dict[str, Any]]
     if form == "csv":
-        table = [{name: cell or None for name, cell in row.items()} for row in rows(folder)]
+        table = [
+            {name: cell or None for name, cell in row.items()} for row in rows(folder)
+        ]
     elif form == "jsonl":
         table = [json.loads(line) for line in path.read_text().splitlines()]
     else:
         table = pyarrow.parquet.read_table(path).to_pylist()
-    names = [*(f"{name} mirrored.png" for name in CLASSES), *(f"one/{name}, seen.png" for name in CLASSES)]
-    assert [row["path"] for row in table] == [f"photos/{name}" for name in sorted([*names, *BROKEN])]
-    broken = {row["path"].removeprefix("photos/"): row["error"] for row in table if row["error"]}
-    assert broken == BROKEN and all(row["class"] is None for row in table if row["error"])
+    names = [
+        *(f"{name} mirrored.png" for name in CLASSES),
+        *(f"one/{name}, seen.png" for name in CLASSES),
+    ]
+    assert [row["path"] for row in table] == [
+        f"photos/{name}" for name in sorted([*names, *BROKEN])
+    ]
+    broken = {
+        row["path"].removeprefix("photos/"): row["error"]
+        for row in table
+        if row["error"]
+    }
+    assert broken == BROKEN and all(
+        row["class"] is None for row in table if row["error"]
+    )
 
 
 def test_a_list_keeps_its_order_and_flips_are_averaged(home: Runner) -> None:
     photos = [f"one/{name}, seen.png" for name in reversed(CLASSES)] + ["gone.jpg"]
     listed = shutil.copytree(home.cwd / "photos", home.cwd / "listed")
-    (listed / "list.csv").write_text("path,label\n" + "".join(f'"{one}",x\n' for one in photos))
+    (listed / "list.csv").write_text(
+        "path,label\n" + "".join(f'"{one}",x\n' for one in photos)
+    )
     mirrored = "".join(f"{name} mirrored.png\n" for name in reversed(CLASSES))
     (listed / "mirrored.txt").write_text(mirrored)
-    whole = ("--resume", "run/last.pt", "--val-window", "stretch")  # which mirrors to itself
+    whole = (
+        "--resume",
+        "run/last.pt",
+        "--val-window",
+        "stretch",
+    )  # which mirrors to itself
     flags = (*whole, "--tta", "flip")
     seen = rows(predicted(home, "--predict", "listed/list.csv", *flags))
-    assert [row["path"] for row in seen] == photos and "No such file" in seen[-1]["error"]
+    assert [row["path"] for row in seen] == photos and "No such file" in seen[-1][
+        "error"
+    ]
     other = rows(predicted(home, "--predict", "listed/mirrored.txt", *flags))
     plain = rows(predicted(home, "--predict", "listed/mirrored.txt", *whole))
     for one, two, alone in zip(seen[:-1], other, plain, strict=True):
         assert one["class"] == two["class"]
-        assert float(one["probability"]) == pytest.approx(float(two["probability"]), abs=1e-5)
-        assert float(one["probability"]) != pytest.approx(float(alone["probability"]), abs=1e-5)
-    refused = home(*HERE, "--predict", "photos/none.txt", "--resume", "run/last.pt").mistake()
+        assert float(one["probability"]) == pytest.approx(
+            float(two["probability"]), abs=1e-5
+        )
+        assert float(one["probability"]) != pytest.approx(
+            float(alone["probability"]), abs=1e-5
+        )
+    refused = home(
+        *HERE, "--predict", "photos/none.txt", "--resume", "run/last.pt"
+    ).mistake()
     assert refused == (
         "--predict photos/none.txt: No such file or directory; "
         "name a folder of files, a list with a path a line, or one file"
@@ -178,7 +265,8 @@ def test_a_list_keeps_its_order_and_flips_are_averaged(home: Runner) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "more"), [("onnx", ()), ("pt2", ("--preprocessing", "beside", "--precision", "fp16"))]
+    ("form", "more"),
+    [("onnx", ()), ("pt2", ("--preprocessing", "beside", "--precision", "fp16"))],
 )
 def test_an_exported_file_answers_as_predict_does(
     home: Runner,
@@ -193,9 +281,22 @@ def test_an_exported_file_answers_as_predict_does(
     assert "over 16 images: " in capsys.readouterr().out
     # a disk with room for 8 KiB of the file; in a process of its own, which PyTorch's own writer would end
     full = ["run/last.pt", "--format", form, *more, "--output", f"full/model.{form}"]
-    limited = ["bash", "-c", 'ulimit -f 8; exec "$@"', "-", sys.executable, "-m", "scripts.export", *full]
+    limited = [
+        "bash",
+        "-c",
+        'ulimit -f 8; exec "$@"',
+        "-",
+        sys.executable,
+        "-m",
+        "scripts.export",
+        *full,
+    ]
     ended = subprocess.run(
-        limited, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False
+        limited,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ended.returncode == 2 and not list(Path("full").iterdir())
     assert (
@@ -204,16 +305,25 @@ def test_an_exported_file_answers_as_predict_does(
     )
     if more:
         return
-    serve_example.main("run/last.onnx", *map(str, sorted(Path("data/val").rglob("*.jpg"))))
+    serve_example.main(
+        "run/last.onnx", *map(str, sorted(Path("data/val").rglob("*.jpg")))
+    )
     answers = list(csv.DictReader(capsys.readouterr().out.splitlines()))
     for row, answer in zip(
-        rows(predicted(home, "--predict", "data/val", "--resume", "run")), answers, strict=True
+        rows(predicted(home, "--predict", "data/val", "--resume", "run")),
+        answers,
+        strict=True,
     ):
         assert row["path"] == answer["path"]
-        assert float(row["probability"]) == pytest.approx(float(answer["probability"]), abs=3e-3)
+        assert float(row["probability"]) == pytest.approx(
+            float(answer["probability"]), abs=3e-3
+        )
     with monkeypatch.context() as patched:
         patched.setattr(export, "compared", lambda *_, **__: (16, 1.0, 1.0))
-        assert export.main(["run/last.pt", "--format", "pt2", "--output", "new/wrong.pt2"]) == 1
+        assert (
+            export.main(["run/last.pt", "--format", "pt2", "--output", "new/wrong.pt2"])
+            == 1
+        )
     assert not list(Path("new").iterdir())
     assert "wrong.pt2 is not written" in " ".join(capsys.readouterr().out.split())
     served_as_people_have_them(capsys)
@@ -223,14 +333,22 @@ def served_as_people_have_them(capsys: pytest.CaptureFixture[str]) -> None:
     """The example names what it cannot read, quotes what CSV has to, and keeps the high bits of 16."""
     levels = np.linspace(0, 65535, 64 * 64).astype(np.uint16).reshape(64, 64)
     Image.fromarray(levels).save("16 bits.png")
-    Path("16 bits.pgm").write_bytes(b"P5 64 64 65535\n" + levels.astype(">u2").tobytes())
+    Path("16 bits.pgm").write_bytes(
+        b"P5 64 64 65535\n" + levels.astype(">u2").tobytes()
+    )
     Image.fromarray((levels >> 8).astype(np.uint8)).save("8 bits.png")
-    photos = [*map(str, Path("photos").rglob("*.png")), *(f"photos/{name}" for name in BROKEN)]
+    photos = [
+        *map(str, Path("photos").rglob("*.png")),
+        *(f"photos/{name}" for name in BROKEN),
+    ]
     grey = ["16 bits.png", "16 bits.pgm", "8 bits.png"]
     serve_example.main("run/last.onnx", *photos, "gone.jpg", *grey)
     table = list(csv.DictReader(capsys.readouterr().out.splitlines()))
     assert [row["path"] for row in table] == [*photos, "gone.jpg", *grey]
-    assert {Path(row["path"]).name for row in table if row["error"]} == {*BROKEN, "gone.jpg"}
+    assert {Path(row["path"]).name for row in table if row["error"]} == {
+        *BROKEN,
+        "gone.jpg",
+    }
     assert len({row["probability"] for row in table[-len(grey) :]}) == 1
 
 
@@ -240,14 +358,26 @@ def served_as_people_have_them(capsys: pytest.CaptureFixture[str]) -> None:
         (["gone.pt"], "export: gone.pt: is no file; name best.pt of a run"),
         (["run"], "export: run: is no file; name best.pt of a run"),
         (["run/last.pt", "--images", "gone"], "export: --images gone: No such file"),
-        (["run/last.pt", "--images", "none"], "export: --images none: no file is there"),
+        (
+            ["run/last.pt", "--images", "none"],
+            "export: --images none: no file is there",
+        ),
         (
             ["run/last.pt", "--images", "notes"],
             "export: --images notes: no image that can be read; ",
         ),
-        (["run/last.pt", "--output", "/proc/x.pt2"], "export: /proc/x.pt2: cannot be written: "),
-        (["run/last.pt", "--output", "none"], "export: none: cannot be written: Is a directory; "),
-        (["run/last.pt", "--output", "./run/last.pt"], "export: --output run/last.pt is the checkpoint"),
+        (
+            ["run/last.pt", "--output", "/proc/x.pt2"],
+            "export: /proc/x.pt2: cannot be written: ",
+        ),
+        (
+            ["run/last.pt", "--output", "none"],
+            "export: none: cannot be written: Is a directory; ",
+        ),
+        (
+            ["run/last.pt", "--output", "./run/last.pt"],
+            "export: --output run/last.pt is the checkpoint",
+        ),
     ],
 )
 def test_an_export_names_what_the_user_named(
@@ -272,40 +402,115 @@ def test_videos(home: Runner) -> None:
             for i in range(count):
                 file = home.cwd / "videos" / split / name / f"{i}.mp4"
                 make(file, frames=12, size=(48, 64), numbers_from=100 * label + 10 * i)
-    training = ("--task", "video", "--arch", "r3d_tiny", "--image-size", 32, "--clip-frames", 4)
-    run = (*training, "--val-clips", 2, "--batch-size", 3, "--precision", "fp32", "--loader", "pyav")
+    training = (
+        "--task",
+        "video",
+        "--arch",
+        "r3d_tiny",
+        "--image-size",
+        32,
+        "--clip-frames",
+        4,
+    )
+    run = (
+        *training,
+        "--val-clips",
+        2,
+        "--batch-size",
+        3,
+        "--precision",
+        "fp32",
+        "--loader",
+        "pyav",
+    )
     home("--data", "videos", *HERE, *run, "--epochs", 1, "--output", "clips").done()
-    table = rows(predicted(home, "--predict", "videos/val", "--resume", "clips/last.pt", ranks=2))
+    table = rows(
+        predicted(home, "--predict", "videos/val", "--resume", "clips/last.pt", ranks=2)
+    )
     right = sum(row["path"].split("/")[2] == row["class"] for row in table)
-    assert len(table) == 3 and right / 3 == summary(home.cwd / "clips")["validation"]["top1"]
+    assert (
+        len(table) == 3
+        and right / 3 == summary(home.cwd / "clips")["validation"]["top1"]
+    )
 
 
-def test_detectors_find_what_the_validation_found(home: Runner, capsys: pytest.CaptureFixture[str]) -> None:
+def test_detectors_find_what_the_validation_found(
+    home: Runner, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = write_coco(home.cwd / "coco", splits={"train2017": 8, "val2017": 6})
-    training = ("--task", "detection", "--arch", "fcos_tiny", "--image-size", 64, "--longer-side", 96)
+    training = (
+        "--task",
+        "detection",
+        "--arch",
+        "fcos_tiny",
+        "--image-size",
+        64,
+        "--longer-side",
+        96,
+    )
     run = (*training, "--batch-size", 4, "--lr", 0.001)
     home(
-        "--data", data, *HERE, *TRAINED, *run, "--epochs", 1, "--val-every", 0, "--output", "detector"
+        "--data",
+        data,
+        *HERE,
+        *TRAINED,
+        *run,
+        "--epochs",
+        1,
+        "--val-every",
+        0,
+        "--output",
+        "detector",
     ).done()
     content = torch.load(home.cwd / "detector" / "last.pt", weights_only=True)
-    content["model"]["head.classification_head.cls_logits.bias"].zero_()  # else it finds nothing as yet
+    content["model"][
+        "head.classification_head.cls_logits.bias"
+    ].zero_()  # else it finds nothing as yet
     torch.save(content, home.cwd / "detector" / "last.pt")
-    home(*HERE, "--evaluate", "true", "--resume", "detector/last.pt", "--output", "evaluated").done()
+    home(
+        *HERE,
+        "--evaluate",
+        "true",
+        "--resume",
+        "detector/last.pt",
+        "--output",
+        "evaluated",
+    ).done()
     there = json.loads((home.cwd / "evaluated" / "detections.json").read_text())
-    folder = predicted(home, "--predict", "coco/val2017", "--resume", "detector/last.pt")
+    folder = predicted(
+        home, "--predict", "coco/val2017", "--resume", "detector/last.pt"
+    )
     listed = json.loads((folder / "images.json").read_text())
-    annotated = json.loads((data / "annotations" / "instances_val2017.json").read_text())
+    annotated = json.loads(
+        (data / "annotations" / "instances_val2017.json").read_text()
+    )
     image_of = {image["file_name"]: image["id"] for image in annotated["images"]}
-    own = {image["id"]: image_of[Path(image["file_name"]).name] for image in listed["images"]}
+    own = {
+        image["id"]: image_of[Path(image["file_name"]).name]
+        for image in listed["images"]
+    }
     name_of = {category["id"]: category["name"] for category in listed["categories"]}
-    category_of = {category["name"]: category["id"] for category in annotated["categories"]}
+    category_of = {
+        category["name"]: category["id"] for category in annotated["categories"]
+    }
     found = json.loads((folder / "detections.json").read_text())
     keys = [
-        (own[one["image_id"]], category_of[name_of[one["category_id"]]], one["bbox"], one["score"])
+        (
+            own[one["image_id"]],
+            category_of[name_of[one["category_id"]]],
+            one["bbox"],
+            one["score"],
+        )
         for one in found
     ]
-    expected = [(one["image_id"], one["category_id"], one["bbox"], one["score"]) for one in there]
+    expected = [
+        (one["image_id"], one["category_id"], one["bbox"], one["score"])
+        for one in there
+    ]
     assert found and sorted(keys) == sorted(expected)
     assert len(list((folder / "drawn").iterdir())) == 6
     assert export.main([str(home.cwd / "detector" / "last.pt")]) == 2
-    assert "detection is not exported, image classifiers alone are" in capsys.readouterr().err
+    assert (
+        "detection is not exported, image classifiers alone are"
+        in capsys.readouterr().err
+    )

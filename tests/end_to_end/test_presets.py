@@ -20,16 +20,24 @@ from tasks.initial_state import Start
 from tests.end_to_end.runs import ROOT
 from tests.unit.steps import CPU, composed
 
-PRESETS = [path for path in sorted((ROOT / "configs").rglob("*.yaml")) if path.parent.name != "published"]
+PRESETS = [
+    path
+    for path in sorted((ROOT / "configs").rglob("*.yaml"))
+    if path.parent.name != "published"
+]
 DETECTORS = torchvision.models.list_models(module=torchvision.models.detection)
 
 
-@pytest.mark.parametrize("path", PRESETS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
+@pytest.mark.parametrize(
+    "path", PRESETS, ids=lambda path: str(path.relative_to(ROOT / "configs"))
+)
 def test_preset(path: Path) -> None:
     config = parse(["--config", str(path)])
     for key, value in read_preset(path).items():
         got = config.flat()[key.replace("-", "_")]
-        assert got == value or str(got) == str(value) or got == pytest.approx(float(value)), key
+        assert (
+            got == value or str(got) == str(value) or got == pytest.approx(float(value))
+        ), key
     arch = str(config.model.arch)
     known = recipe(parse([]), arch)
     is_known = any(str(path).endswith(line.split()[1]) for line in known)
@@ -42,26 +50,40 @@ def test_preset(path: Path) -> None:
     header = [line for line in path.read_text().splitlines() if line.startswith("#")]
     words = ["command", "hardware", "expected", "source"]
     words += ["differs"] if path.stem not in ("demo", "finetune") else []
-    assert [word for word in words if not any(line.startswith(f"# {word} ") for line in header)] == []
+    assert [
+        word
+        for word in words
+        if not any(line.startswith(f"# {word} ") for line in header)
+    ] == []
 
 
 NAMED = re.compile(r"torchvision's (\w+_Weights)\.(\w+)\)")
 """The weights whose figures are expected, in a header."""
-CLASSIFIERS = [path for path in PRESETS if path.parent.name != "coco" and NAMED.search(path.read_text())]
+CLASSIFIERS = [
+    path
+    for path in PRESETS
+    if path.parent.name != "coco" and NAMED.search(path.read_text())
+]
 
 
 @pytest.mark.parametrize("path", CLASSIFIERS, ids=lambda path: path.stem)
 def test_classifiers_expect_what_torchvision_published(path: Path) -> None:
-    (expected,) = (line for line in path.read_text().splitlines() if line.startswith("# expected "))
+    (expected,) = (
+        line for line in path.read_text().splitlines() if line.startswith("# expected ")
+    )
     said = NAMED.search(expected)
     assert said is not None
-    published = getattr(torchvision.models, said[1], None) or getattr(torchvision.models.video, said[1])
+    published = getattr(torchvision.models, said[1], None) or getattr(
+        torchvision.models.video, said[1]
+    )
     (metrics,) = published[said[2]].meta["_metrics"].values()
     figures = re.findall(r"top-(\d) (\d+\.\d+) %", expected)
     assert figures
     for which, figure in figures:
         digits = len(figure.partition(".")[2])
-        assert float(figure) == pytest.approx(metrics[f"acc@{which}"], abs=0.51 * 10**-digits)
+        assert float(figure) == pytest.approx(
+            metrics[f"acc@{which}"], abs=0.51 * 10**-digits
+        )
 
 
 @pytest.fixture
@@ -113,22 +135,30 @@ def test_two_steps(name: str) -> None:
     heads = kind.building(config, sets["train"].columns)
     if "weights_backbone" in heads:
         heads["weights_backbone"] = None  # which would be downloaded
-    module, _ = registry.build(arch, shape=(plan.batch_size, *plan.sample_shape), **heads)
+    module, _ = registry.build(
+        arch, shape=(plan.batch_size, *plan.sample_shape), **heads
+    )
     if arch == STOOD_IN:
         pool = torch.nn.AdaptiveAvgPool3d((4, 14, 14))
-        module = torch.nn.Sequential(pool, torch.nn.Flatten(), torch.nn.Linear(3 * 4 * 14 * 14, 400))
+        module = torch.nn.Sequential(
+            pool, torch.nn.Flatten(), torch.nn.Linear(3 * 4 * 14 * 14, 400)
+        )
     settings, _ = settled(config.optimisation, plan.samples, plan.global_batch_size)
     step = composed(module.train(), tasks[0], settings)
     before = [parameter.detach().clone() for parameter in module.parameters()]
     pixels = start.pixels(native, step.dtype)
-    feed, _ = kind.feeds(config, sets, plans, tasks, pixels=pixels, device=CPU, workers=0)
+    feed, _ = kind.feeds(
+        config, sets, plans, tasks, pixels=pixels, device=CPU, workers=0
+    )
     with open_loader("synthetic", feed) as loader:
         batches = loader.batches(0, 0)
         for at in range(2):
             rate = learning_rate(1.0, settings)
             outcome = step(batches, lr=rate, epoch=0, position=plan.batch_size * at)
             assert torch.isfinite(outcome[0])
-    moved = [not torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True)]
+    moved = [
+        not torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True)
+    ]
     # but for what stands behind a scale of 1e-6, as in DeiT III
     assert sum(moved) > min(10, len(before) - 1)
 
@@ -141,18 +171,32 @@ def test_detectors_expect_what_torchvision_published(arch: str) -> None:
     path = ROOT / f"configs/coco/{arch}.yaml"
     config = parse(["--config", str(path)])
     published = torchvision.models.get_model_weights(arch)["COCO_V1"]
-    (expected,) = (line for line in path.read_text().splitlines() if line.startswith("# expected "))
+    (expected,) = (
+        line for line in path.read_text().splitlines() if line.startswith("# expected ")
+    )
     figures = {
-        name: float(value) for name, value in re.findall(r"(box|mask|keypoint) AP (\d+\.\d)", expected)
+        name: float(value)
+        for name, value in re.findall(r"(box|mask|keypoint) AP (\d+\.\d)", expected)
     }
     metrics = published.meta["_metrics"]["COCO-val2017"]
     keys = {"box": "box_map", "mask": "mask_map", "keypoint": "kp_map"}
-    assert figures == {name: metrics[key] for name, key in keys.items() if key in metrics}
+    assert figures == {
+        name: metrics[key] for name, key in keys.items() if key in metrics
+    }
     assert f"{type(published).__name__}.COCO_V1" in expected
     assert config.model.arch == arch and config.model.task == "detection"
     backbone = config.detection.weights_backbone
-    classifier = "vgg16" if "vgg" in arch else "mobilenet_v3_large" if "mobilenet" in arch else "resnet50"
-    assert backbone is None or backbone in torchvision.models.get_model_weights(classifier).__members__
+    classifier = (
+        "vgg16"
+        if "vgg" in arch
+        else "mobilenet_v3_large"
+        if "mobilenet" in arch
+        else "resnet50"
+    )
+    assert (
+        backbone is None
+        or backbone in torchvision.models.get_model_weights(classifier).__members__
+    )
 
 
 def test_there_are_presets() -> None:
@@ -161,5 +205,12 @@ def test_there_are_presets() -> None:
     imagenet += " mobilenet_v3_large efficientnet_v2_s convnext_tiny deit3_small_patch16_224 swin_t"
     video = "demo r3d_18 r2plus1d_18 mvit_v2_s s3d"
     superres = "demo srcnn_x3 espcn_x3 edsr_x2"
-    for folder, files in (("imagenet", imagenet), ("superres", superres), ("video", video)):
-        assert names >= {"demo.yaml", *(f"{folder}/{file}.yaml" for file in files.split())}
+    for folder, files in (
+        ("imagenet", imagenet),
+        ("superres", superres),
+        ("video", video),
+    ):
+        assert names >= {
+            "demo.yaml",
+            *(f"{folder}/{file}.yaml" for file in files.split()),
+        }

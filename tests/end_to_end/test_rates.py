@@ -41,9 +41,9 @@ def test_a_wrong_duration_is_seen_and_a_late_look_is_not() -> None:
     seen = [10.0 + 0.5 * at for at in range(SPAN)]
     assert drift([0.5] * SPAN, seen) == pytest.approx(0)
     for at in (0, 1, 7, SPAN - 1):
-        assert drift([0.5] * SPAN, [when + 0.4 * (at == i) for i, when in enumerate(seen)]) == pytest.approx(
-            0
-        )
+        assert drift(
+            [0.5] * SPAN, [when + 0.4 * (at == i) for i, when in enumerate(seen)]
+        ) == pytest.approx(0)
     for wrong in (0.97, 1.03):
         assert abs(drift([0.5 * wrong] * SPAN, seen)) > WITHIN
 
@@ -112,35 +112,52 @@ class Told:
     @staticmethod
     def read(output: Path) -> Told:
         found = summary(output)
-        return Told(found, points(output, "window"), points(output, "ceilings"), points(output, "train"))
+        return Told(
+            found,
+            points(output, "window"),
+            points(output, "ceilings"),
+            points(output, "train"),
+        )
 
 
 def warm_up(rates: list[float]) -> int:
     """Windows before the first that is within 10 % of the median of the later half."""
     half = len(rates) // 2
     level = statistics.median(rates[half:])
-    return next((i for i, rate in enumerate(rates) if abs(rate - level) <= 0.1 * level), half)
+    return next(
+        (i for i, rate in enumerate(rates) if abs(rate - level) <= 0.1 * level), half
+    )
 
 
 def mean_rate(windows: list[dict[str, Any]]) -> float:
-    return float(sum(window["samples"] for window in windows) / sum(window["seconds"] for window in windows))
+    return float(
+        sum(window["samples"] for window in windows)
+        / sum(window["seconds"] for window in windows)
+    )
 
 
 def check_rates(told: Told) -> None:
     """Every figure of the summary again, from its definition in docs/rates.md."""
     found, windows = told.summary, told.windows
     padded = found["steps"] * found["batch_size"] - found["samples"]
-    assert 0 <= padded <= found["epochs"] * found["batch_size"], "in the last step of an epoch"
+    assert 0 <= padded <= found["epochs"] * found["batch_size"], (
+        "in the last step of an epoch"
+    )
     counted = 0
     for window in windows:
         assert window["rate"] * window["seconds"] == pytest.approx(window["samples"])
         counted += window["samples"]
         ended = window["step"] // found["epoch_steps"]  # epochs
-        done = window["step"] * found["batch_size"] - ended * padded // max(found["epochs"], 1)
+        done = window["step"] * found["batch_size"] - ended * padded // max(
+            found["epochs"], 1
+        )
         assert counted == done, "without a gap"
     assert windows[-1]["step"] <= found["steps"]
 
-    rate, rates = found["rate"], [window["samples"] / window["seconds"] for window in windows]
+    rate, rates = (
+        found["rate"],
+        [window["samples"] / window["seconds"] for window in windows],
+    )
     first = warm_up(rates)
     assert rate["warmup_windows"] == first
     assert rate["steady"] == pytest.approx(statistics.median(rates[first:]))
@@ -162,7 +179,8 @@ def check_rates(told: Told) -> None:
 
     for name in ("compute", "loader"):
         assert found["ceiling"][name] == max(
-            (point[name] for point in told.ceilings), key=lambda ceiling: ceiling["rate"]
+            (point[name] for point in told.ceilings),
+            key=lambda ceiling: ceiling["rate"],
         )
         spread = found["ceiling"][name]["spread"]
         assert (
@@ -175,16 +193,25 @@ def check_rates(told: Told) -> None:
     assert (found["check"] == "passed") == (found["efficiency"] <= 1.03)
     if found["check"] == "passed":
         fed, drained = rate["steady"] >= 0.95 * compute, rate["steady"] >= 0.95 * loader
-        assert found["bound"] == ("compute" if fed else "loader" if drained else "contention")
+        assert found["bound"] == (
+            "compute" if fed else "loader" if drained else "contention"
+        )
 
     assert sum(len(point["losses"]) for point in told.train) == found["steps"]
     warm = windows[first - 1]["step"] if first else 0
     split = {
-        name: [one for point in told.train for one in point["steps_ms"].get(name, [])][warm:]
+        name: [one for point in told.train for one in point["steps_ms"].get(name, [])][
+            warm:
+        ]
         for name in PHASES
     }
-    assert found["split_ms"] == pytest.approx({name: statistics.mean(each) for name, each in split.items()})
-    waits, whole = split["data_wait"], [sum(parts) for parts in zip(*split.values(), strict=True)]
+    assert found["split_ms"] == pytest.approx(
+        {name: statistics.mean(each) for name, each in split.items()}
+    )
+    waits, whole = (
+        split["data_wait"],
+        [sum(parts) for parts in zip(*split.values(), strict=True)],
+    )
     assert found["data_wait"] == pytest.approx(
         {"ms": statistics.mean(waits), "share": sum(waits) / sum(whole)}
     )
@@ -193,7 +220,9 @@ def check_rates(told: Told) -> None:
     assert found["step_ms"]["p50"] <= found["step_ms"]["p99"] <= max(whole)
 
 
-def measured(train: Runner, pictures: Path, output: str, *flags: object) -> dict[str, Any]:
+def measured(
+    train: Runner, pictures: Path, output: str, *flags: object
+) -> dict[str, Any]:
     windows = ("--log-every", 5, "--min-window-s", 0.5, "--workers", 1)
     train("--data", pictures, *SMALL, *windows, *flags, "--output", output).done()
     return summary(train.cwd / output)
@@ -210,13 +239,27 @@ def as_slow_as_its_reads(said: dict[str, Any], ms: int) -> bool:
 
 def test_slow_reads_move_a_loader_bound_rate(train: Runner, pictures: Path) -> None:
     """The first run that passes its own check and reads slowed down: the machine may have stalled."""
-    flags = ("--image-size", 32, "--batch-size", 8, "--steps", 24, "--read-delay-ms", 20)
+    flags = (
+        "--image-size",
+        32,
+        "--batch-size",
+        8,
+        "--steps",
+        24,
+        "--read-delay-ms",
+        20,
+    )
     for turn in range(RUNS):
         said = measured(train, pictures, f"run-{turn}", *flags)
         check_rates(Told.read(train.cwd / f"run-{turn}"))
         waits = said["bound"] in READING and said["data_wait"]["share"] > 0.5
         as_alone = 0.8 < said["efficiency"] < 1.03
-        if said["check"] == "passed" and waits and as_alone and as_slow_as_its_reads(said, 20):
+        if (
+            said["check"] == "passed"
+            and waits
+            and as_alone
+            and as_slow_as_its_reads(said, 20)
+        ):
             break
     assert said["bound"] in READING, said
     assert 0.8 < said["efficiency"] < 1.03
@@ -224,15 +267,26 @@ def test_slow_reads_move_a_loader_bound_rate(train: Runner, pictures: Path) -> N
     assert said["data_wait"]["share"] > 0.5
 
 
-def test_slow_reads_do_not_move_a_compute_bound_rate(train: Runner, pictures: Path) -> None:
+def test_slow_reads_do_not_move_a_compute_bound_rate(
+    train: Runner, pictures: Path
+) -> None:
     """The best of up to three runs each: other programs share the cores."""
-    flags = ("--image-size", 128, "--batch-size", 8, "--steps", 12, "--ceilings", "false")
+    flags = (
+        "--image-size",
+        128,
+        "--batch-size",
+        8,
+        "--steps",
+        12,
+        "--ceilings",
+        "false",
+    )
     rates = {0: 0.0, 2: 0.0}
     for turn in range(RUNS):
         for ms in rates:
-            rate = measured(train, pictures, f"{ms}-ms-{turn}", *flags, "--read-delay-ms", ms)["rate"][
-                "steady"
-            ]
+            rate = measured(
+                train, pictures, f"{ms}-ms-{turn}", *flags, "--read-delay-ms", ms
+            )["rate"]["steady"]
             rates[ms] = max(rates[ms], rate)
         if rates[2] > 0.65 * rates[0]:
             break

@@ -35,7 +35,18 @@ SMALL = (
 
 
 def run(train: Runner, pictures: Path, output: str, *flags: object) -> Path:
-    train("--data", pictures, *SMALL, "--log-every", 1, "--epochs", 1, "--output", output, *flags).done()
+    train(
+        "--data",
+        pictures,
+        *SMALL,
+        "--log-every",
+        1,
+        "--epochs",
+        1,
+        "--output",
+        output,
+        *flags,
+    ).done()
     return train.cwd / output
 
 
@@ -57,10 +68,23 @@ def test_fp16_resumes_with_its_loss_scale(train: Runner, pictures: Path) -> None
     whole = run(train, pictures, "whole", "--precision", "fp16", "--steps", 6)
     run(train, pictures, "parts", "--precision", "fp16", "--steps", 3)
     first = points(train.cwd / "parts", "train")[-1]["loss_scale"]
-    parts = run(train, pictures, "parts", "--precision", "fp16", "--steps", 6, "--resume", "auto")
+    parts = run(
+        train,
+        pictures,
+        "parts",
+        "--precision",
+        "fp16",
+        "--steps",
+        6,
+        "--resume",
+        "auto",
+    )
     assert losses(parts) == losses(whole)
     assert (
-        points(parts, "train")[-1]["loss_scale"] == points(whole, "train")[-1]["loss_scale"] <= first < 2**16
+        points(parts, "train")[-1]["loss_scale"]
+        == points(whole, "train")[-1]["loss_scale"]
+        <= first
+        < 2**16
     )
 
 
@@ -69,25 +93,53 @@ def test_seconds(train: Runner, pictures: Path) -> None:
     flags = ("--min-window-s", 0.05, "--seconds", 0.5, "--epochs", 10_000)
     output = run(train, pictures, "run", *flags)
     told = summary(output)
-    windows = points(output, "window")  # all of them: later ones may have moved the end of the warm-up
+    windows = points(
+        output, "window"
+    )  # all of them: later ones may have moved the end of the warm-up
     assert told["finished"] and told["epochs"] < 10_000
-    assert sum(window["seconds"] for window in windows) >= 0.5 and told["rate"]["warmup_windows"] < len(
-        windows
-    )
+    assert sum(window["seconds"] for window in windows) >= 0.5 and told["rate"][
+        "warmup_windows"
+    ] < len(windows)
     few = draw(train.cwd / "few", classes=("a", "b"), train=4, val=1)
     assert summary(run(train, few, "short", *flags))["finished"], "an epoch of one step"
-    assert told["step_ms"]["n"] >= 1 and 0 < told["step_ms"]["p50"] <= told["step_ms"]["p99"]
+    assert (
+        told["step_ms"]["n"] >= 1
+        and 0 < told["step_ms"]["p50"] <= told["step_ms"]["p99"]
+    )
 
 
 def test_patience_counts_validations_without_a_better_figure_also_over_a_resume(
     train: Runner, pictures: Path
 ) -> None:
     # at this rate no weight moves, and the first figure stays the best
-    still = ("--optimizer", "adamw", "--lr", 1e-30, "--weight-decay", 0, "--warmup-epochs", 0)
-    flags = (*still, "--batch-size", 32, "--epochs", 9, "--val-every", 1, "--patience", 2)
+    still = (
+        "--optimizer",
+        "adamw",
+        "--lr",
+        1e-30,
+        "--weight-decay",
+        0,
+        "--warmup-epochs",
+        0,
+    )
+    flags = (
+        *still,
+        "--batch-size",
+        32,
+        "--epochs",
+        9,
+        "--val-every",
+        1,
+        "--patience",
+        2,
+    )
     output = run(train, pictures, "run", *flags)
     assert summary(output)["epochs"] == 3 and summary(output)["finished"]
-    assert summary(output)["early_stop"] == {"epoch": 3, "best_epoch": 1, "validations": 2}
+    assert summary(output)["early_stop"] == {
+        "epoch": 3,
+        "best_epoch": 1,
+        "validations": 2,
+    }
     run(train, pictures, "parts", *flags, "--steps", 2 * 3)
     parts = run(train, pictures, "parts", *flags, "--resume", "auto")
     assert summary(parts)["epochs"] == 3
@@ -96,8 +148,19 @@ def test_patience_counts_validations_without_a_better_figure_also_over_a_resume(
 
 def test_accumulation(train: Runner, pictures: Path) -> None:
     """12 micro-batches of 8 in steps of 16; the learning rate is that of the samples consumed."""
-    rate = ("--lr", 0.005, "--lr-per", 8, "--warmup-epochs", 0, "--schedule", "constant")
-    output = run(train, pictures, "run", "--accumulate", 2, "--clip-grad-norm", 0.5, *rate)
+    rate = (
+        "--lr",
+        0.005,
+        "--lr-per",
+        8,
+        "--warmup-epochs",
+        0,
+        "--schedule",
+        "constant",
+    )
+    output = run(
+        train, pictures, "run", "--accumulate", 2, "--clip-grad-norm", 0.5, *rate
+    )
     assert len(losses(output)) == 6
     assert {round(point["lr"], 9) for point in points(output, "train")} == {0.01}
     assert points(output, "train")[-1]["consumed"] == 96
@@ -108,18 +171,40 @@ def test_adamw_resumes_exactly(train: Runner, pictures: Path) -> None:
     flags = ("--optimizer", "adamw", "--lr", 1e-3, "--norm-weight-decay", 1e-5)
     whole = run(train, pictures, "whole", *flags, "--steps", 6)
     run(train, pictures, "parts", *flags, "--steps", 3)
-    assert losses(run(train, pictures, "parts", *flags, "--steps", 6, "--resume", "auto")) == losses(whole)
+    assert losses(
+        run(train, pictures, "parts", *flags, "--steps", 6, "--resume", "auto")
+    ) == losses(whole)
 
 
 def test_a_recipe_resumes_exactly(train: Runner, pictures: Path) -> None:
     """Operations, partners and repeats are those of the place in training, wherever a run was cut."""
     flags = (
-        *("--auto-augment", "rand-m9-mstd0.5-inc1", "--erase", 0.5, "--erase-mode", "pixel", "--repeats", 2),
-        *("--mixup", 0.8, "--cutmix", 1, "--color-jitter", 0.3, "--interpolation", "bicubic"),
+        *(
+            "--auto-augment",
+            "rand-m9-mstd0.5-inc1",
+            "--erase",
+            0.5,
+            "--erase-mode",
+            "pixel",
+            "--repeats",
+            2,
+        ),
+        *(
+            "--mixup",
+            0.8,
+            "--cutmix",
+            1,
+            "--color-jitter",
+            0.3,
+            "--interpolation",
+            "bicubic",
+        ),
     )
     whole = run(train, pictures, "whole", *flags, "--steps", 6)
     run(train, pictures, "parts", *flags, "--steps", 3)
-    assert losses(run(train, pictures, "parts", *flags, "--steps", 6, "--resume", "auto")) == losses(whole)
+    assert losses(
+        run(train, pictures, "parts", *flags, "--steps", 6, "--resume", "auto")
+    ) == losses(whole)
     plain = run(train, pictures, "plain", "--steps", 2)
     assert losses(plain)[0] != losses(whole)[0]
 
@@ -127,7 +212,8 @@ def test_a_recipe_resumes_exactly(train: Runner, pictures: Path) -> None:
 def probabilities(table: Path) -> dict[str, Any]:
     with table.open(newline="") as file:
         return {
-            row["path"]: pytest.approx(float(row["probability"]), abs=1e-5) for row in csv.DictReader(file)
+            row["path"]: pytest.approx(float(row["probability"]), abs=1e-5)
+            for row in csv.DictReader(file)
         }
 
 
@@ -135,32 +221,68 @@ def test_an_average_is_validated_and_saved(train: Runner, pictures: Path) -> Non
     """Its figures stand beside the network's, best.pt is of the better one and says of which, and an
     evaluation finds both again.
     """
-    flags = ("--arch", "shufflenet_v2_x0_5", "--ema", 0.5, "--val-every", 1, "--steps", 3)
+    flags = (
+        "--arch",
+        "shufflenet_v2_x0_5",
+        "--ema",
+        0.5,
+        "--val-every",
+        1,
+        "--steps",
+        3,
+    )
     whole = run(train, pictures, "whole", "--batch-size", 32, *flags)
     (told,) = points(whole, "val")
     best = torch.load(whole / "best.pt", weights_only=True)
     assert best["progress"]["best"] == max(told["top1"], told["ema_top1"])
-    assert best["best_of"] == ("network" if told["top1"] >= told["ema_top1"] else "average")
-    assert best.keys() == {"format", *checkpoint_format.CHECKED}, "what a run reads again, and nothing else"
-    train("--predict", pictures / "val", "--resume", whole / "best.pt", "--output", "new").done()
-    assert probabilities(train.cwd / "new/predictions.csv") == probabilities(whole / "val_predictions.csv")
+    assert best["best_of"] == (
+        "network" if told["top1"] >= told["ema_top1"] else "average"
+    )
+    assert best.keys() == {"format", *checkpoint_format.CHECKED}, (
+        "what a run reads again, and nothing else"
+    )
+    train(
+        "--predict", pictures / "val", "--resume", whole / "best.pt", "--output", "new"
+    ).done()
+    assert probabilities(train.cwd / "new/predictions.csv") == probabilities(
+        whole / "val_predictions.csv"
+    )
     last = whole / "last.pt"
-    train("--data", pictures, "--evaluate", "true", "--resume", last, "--output", "evaluated").done()
+    train(
+        "--data",
+        pictures,
+        "--evaluate",
+        "true",
+        "--resume",
+        last,
+        "--output",
+        "evaluated",
+    ).done()
     again = summary(train.cwd / "evaluated")["validation"]
-    assert [again[name] for name in ("loss", "ema_loss")] == [told["loss"], told["ema_loss"]]
+    assert [again[name] for name in ("loss", "ema_loss")] == [
+        told["loss"],
+        told["ema_loss"],
+    ]
     assert again["loss"] != again["ema_loss"]
 
 
 def test_schedule(train: Runner, pictures: Path) -> None:
     """The rate of each step is the schedule at the samples consumed before it."""
-    settings: dict[str, Any] = {"schedule": "step", "lr": 0.01, "epochs": 3, "warmup_epochs": 0.5}
+    settings: dict[str, Any] = {
+        "schedule": "step",
+        "lr": 0.01,
+        "epochs": 3,
+        "warmup_epochs": 0.5,
+    }
     settings |= {"lr_step_epochs": 1, "lr_gamma": 0.5}
     flags = [word for name, value in settings.items() for word in (f"--{name}", value)]
     output = run(train, pictures, "run", "--batch-size", 48, *flags)
     rates = {point["step"]: point["lr"] for point in points(output, "train")}
     assert max(rates) == 6
     for step, rate in rates.items():
-        assert rate == pytest.approx(learning_rate((step - 1) / 2, Optimisation(**settings)))
+        assert rate == pytest.approx(
+            learning_rate((step - 1) / 2, Optimisation(**settings))
+        )
 
 
 def test_the_seed_decides_everything(train: Runner, pictures: Path) -> None:
@@ -172,8 +294,21 @@ def test_the_seed_decides_everything(train: Runner, pictures: Path) -> None:
 
 
 def test_profile(train: Runner, pictures: Path) -> None:
-    flags = ("--log-every", 20, "--epochs", 1, "--batch-size", 4, "--profile", "true", "--output", "run")
-    assert train("--data", pictures, *SMALL, *flags).wait() == 0  # the profiler says a line on stderr
+    flags = (
+        "--log-every",
+        20,
+        "--epochs",
+        1,
+        "--batch-size",
+        4,
+        "--profile",
+        "true",
+        "--output",
+        "run",
+    )
+    assert (
+        train("--data", pictures, *SMALL, *flags).wait() == 0
+    )  # the profiler says a line on stderr
     output = train.cwd / "run"
     assert (output / "profile" / "trace-rank0.json.gz").stat().st_size > 1000
     assert "conv" in (output / "profile" / "operators-rank0.txt").read_text()
@@ -188,7 +323,9 @@ def test_the_module_that_a_step_calls_is_compiled() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs a C++ compiler")
+@pytest.mark.skipif(
+    shutil.which("g++") is None, reason="torch.compile on a CPU needs a C++ compiler"
+)
 def test_compile(train: Runner) -> None:
     kernels = train.cwd / "kernels"
     train.env = {**train.env, "TORCHINDUCTOR_CACHE_DIR": str(kernels)}
@@ -231,5 +368,8 @@ def test_compile(train: Runner) -> None:
     assert list(kernels.rglob("*.so"))
     compiled = train.cwd / "compiled"
     assert losses(compiled) == pytest.approx(losses(plain), rel=1e-3)
-    names = [list(torch.load(output / "last.pt", weights_only=True)["model"]) for output in (plain, compiled)]
+    names = [
+        list(torch.load(output / "last.pt", weights_only=True)["model"])
+        for output in (plain, compiled)
+    ]
     assert names[0] == names[1]

@@ -16,8 +16,28 @@ from scripts import demo_superres
 from tests.end_to_end.runs import ROOT, Runner, points, summary
 
 SMALL = (
-    *("--task", "superres", "--patch-size", 16, "--patches-per-image", 4, "--batch-size", 4),
-    *("--workers", 1, "--precision", "fp32", "--epochs", 2, "--warmup-epochs", 0, "--lr", 0.01),
+    *(
+        "--task",
+        "superres",
+        "--patch-size",
+        16,
+        "--patches-per-image",
+        4,
+        "--batch-size",
+        4,
+    ),
+    *(
+        "--workers",
+        1,
+        "--precision",
+        "fp32",
+        "--epochs",
+        2,
+        "--warmup-epochs",
+        0,
+        "--lr",
+        0.01,
+    ),
     *("--log-every", 1, "--ceilings", "false"),
 )
 
@@ -34,14 +54,24 @@ def losses(folder: Path) -> list[float]:
     return [loss for point in points(folder, "train") for loss in point["losses"]]
 
 
-def test_a_run_its_resume_and_its_evaluation_on_two_ranks(train: Runner, textures: Path) -> None:
+def test_a_run_its_resume_and_its_evaluation_on_two_ranks(
+    train: Runner, textures: Path
+) -> None:
     of_set = (*SMALL, "--data", textures)
     said = train(*of_set, "--output", "run").done().out
     found = summary(train.cwd / "run")
-    wanted = {"task": "superres", "loader": "paired", "steps": 12, "samples": 48, "image_size": 8}
+    wanted = {
+        "task": "superres",
+        "loader": "paired",
+        "steps": 12,
+        "samples": 48,
+        "image_size": 8,
+    }
     assert {name: found[name] for name in wanted} == wanted
     val = found["validation"]
-    assert val["samples"] == 3 and 20 < val["psnr_bicubic"] < 40 and 0 < val["ssim"] <= 1
+    assert (
+        val["samples"] == 3 and 20 < val["psnr_bicubic"] < 40 and 0 < val["ssim"] <= 1
+    )
     assert "PSNR of bicubic" in said and (train.cwd / "run/best.pt").exists()
     board = EventAccumulator(str(train.cwd / "run"))
     board.Reload()
@@ -55,17 +85,37 @@ def test_a_run_its_resume_and_its_evaluation_on_two_ranks(train: Runner, texture
     photos = train.cwd / "photos"
     shutil.copytree(textures / "val", photos)
     (photos / "notes.txt").write_text("hi")
-    train("--predict", photos, "--resume", "run/best.pt", "--workers", 0, "--output", "new").done()
+    train(
+        "--predict",
+        photos,
+        "--resume",
+        "run/best.pt",
+        "--workers",
+        0,
+        "--output",
+        "new",
+    ).done()
     with (train.cwd / "new/predictions.csv").open(newline="") as file:
         *rows, broken = list(csv.DictReader(file))
-    assert len(rows) == 3 and "no known image format" in broken["error"] and not broken["enlarged"]
+    assert (
+        len(rows) == 3
+        and "no known image format" in broken["error"]
+        and not broken["enlarged"]
+    )
     for row in rows:
-        given, made = Image.open(row["path"]), Image.open(train.cwd / "new" / row["enlarged"])
+        given, made = (
+            Image.open(row["path"]),
+            Image.open(train.cwd / "new" / row["enlarged"]),
+        )
         assert made.size == (2 * given.width, 2 * given.height)
-        interpolated = np.asarray(given.resize(made.size, Image.Resampling.BICUBIC), np.float64)
+        interpolated = np.asarray(
+            given.resize(made.size, Image.Resampling.BICUBIC), np.float64
+        )
         assert np.corrcoef(np.asarray(made).ravel(), interpolated.ravel())[0, 1] > 0.9
 
-    evaluated: list[dict[str, Any]] = [train.evaluated(ranks, "--data", textures) for ranks in (1, 2)]
+    evaluated: list[dict[str, Any]] = [
+        train.evaluated(ranks, "--data", textures) for ranks in (1, 2)
+    ]
     assert evaluated == [val, val]
 
 
@@ -74,7 +124,22 @@ def test_a_run_its_resume_and_its_evaluation_on_two_ranks(train: Runner, texture
 def test_the_demo_learns_what_an_edge_is(train: Runner, tmp_path: Path) -> None:
     """Its preset, on a quarter of the pictures for a third of the steps."""
     demo_superres.write(tmp_path / "data", 24, 6, progress=False)
-    preset = ("--config", ROOT / "configs/superres/demo.yaml", "--data", tmp_path / "data")
-    train(*preset, "--output", "run", "--ceilings", "false", "--val-every", 60, "--epochs", 60).wait(550)
+    preset = (
+        "--config",
+        ROOT / "configs/superres/demo.yaml",
+        "--data",
+        tmp_path / "data",
+    )
+    train(
+        *preset,
+        "--output",
+        "run",
+        "--ceilings",
+        "false",
+        "--val-every",
+        60,
+        "--epochs",
+        60,
+    ).wait(550)
     found = summary(train.cwd / "run")["validation"]
     assert found["psnr"] > found["psnr_bicubic"] + 0.5, found

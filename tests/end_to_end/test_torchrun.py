@@ -8,9 +8,25 @@ from pathlib import Path
 
 import torch
 
-from tests.end_to_end.runs import ROOT, STOPPING, TIMEOUT_S, Runner, losses, points, session, until
+from tests.end_to_end.runs import (
+    ROOT,
+    STOPPING,
+    TIMEOUT_S,
+    Runner,
+    losses,
+    points,
+    session,
+    until,
+)
 
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, ROOT / "train.py")
+TORCHRUN = (
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node",
+    2,
+    ROOT / "train.py",
+)
 SMALL = (
     *("--loader", "torchvision"),
     "--arch",
@@ -36,7 +52,16 @@ def test_sigterm_ends_in_one_checkpoint(train: Runner, pictures: Path) -> None:
     """All ranks stop at the same step, long before torchrun would kill (30 s)."""
     output = train.cwd / "run"
     with train.command(
-        *TORCHRUN, "--data", pictures, *SMALL, "--epochs", 100_000, "--val-every", 0, "--output", "run"
+        *TORCHRUN,
+        "--data",
+        pictures,
+        *SMALL,
+        "--epochs",
+        100_000,
+        "--val-every",
+        0,
+        "--output",
+        "run",
     ) as process:
         until(lambda: len(points(output, "train")) > 3, TIMEOUT_S, "three steps")
         process.terminate()
@@ -53,7 +78,10 @@ def test_sigterm_ends_in_one_checkpoint(train: Runner, pictures: Path) -> None:
 
 def test_a_mistake_is_said_once(train: Runner, pictures: Path) -> None:
     first, second = train.ranks(2, "--data", pictures, *SMALL, "--accumulate", 49)
-    assert "there are 96 training samples; too few samples for this many ranks" in first.mistake()
+    assert (
+        "there are 96 training samples; too few samples for this many ranks"
+        in first.mistake()
+    )
     time.sleep(2)
     assert second.err == "", "by then torchrun has ended it"
 
@@ -90,17 +118,31 @@ def test_a_loss_that_is_not_finite(train: Runner, pictures: Path) -> None:
 
 def test_a_rank_that_is_killed(train: Runner, pictures: Path) -> None:
     processes = train.ranks(
-        2, "--data", pictures, *SMALL, "--epochs", 1000, "--save-every-steps", 1, "--output", "run"
+        2,
+        "--data",
+        pictures,
+        *SMALL,
+        "--epochs",
+        1000,
+        "--save-every-steps",
+        1,
+        "--output",
+        "run",
     )
     until(lambda: len(points(train.cwd / "run", "train")) > 3, TIMEOUT_S, "three steps")
     processes[1].send(signal.SIGKILL)
     assert processes[0].mistake().startswith("another rank has ended: ")
-    assert torch.load(train.cwd / "run" / "last.pt", weights_only=True)["progress"]["step"] > 0
+    assert (
+        torch.load(train.cwd / "run" / "last.pt", weights_only=True)["progress"]["step"]
+        > 0
+    )
 
 
 def test_ctrl_c(train: Runner, pictures: Path) -> None:
     """A terminal sends it to every process of the run, loader workers too."""
-    process = train("--data", pictures, *SMALL, "--epochs", 1000, "--workers", 2, "--output", "run")
+    process = train(
+        "--data", pictures, *SMALL, "--epochs", 1000, "--workers", 2, "--output", "run"
+    )
     until(lambda: len(points(train.cwd / "run", "train")) > 3, TIMEOUT_S, "three steps")
     process.interrupt()
     assert (process.wait(), process.err) == (130, STOPPING)

@@ -11,7 +11,12 @@ from tests.conformance import moving
 from tests.end_to_end.runs import Runner, summary
 from tests.unit.video_files import make
 
-CLASSES, TRAIN, VAL, FRAMES = ("jump", "run", "walk"), 6, 3, 20  # videos of a class; frames of each
+CLASSES, TRAIN, VAL, FRAMES = (
+    ("jump", "run", "walk"),
+    6,
+    3,
+    20,
+)  # videos of a class; frames of each
 STEPS = 2 * len(CLASSES) * TRAIN // 3
 CLIPS = (
     "--task",
@@ -65,7 +70,18 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_is_said_of_clips(train: Runner, videos: Path) -> None:
-    windows = ("--epochs", 2, "--val-every", 2, "--log-every", 2, "--min-window-s", 0.01, "--lr", 0.01)
+    windows = (
+        "--epochs",
+        2,
+        "--val-every",
+        2,
+        "--log-every",
+        2,
+        "--min-window-s",
+        0.01,
+        "--lr",
+        0.01,
+    )
     said = (
         train(
             *CLIPS,
@@ -85,8 +101,16 @@ def test_what_is_said_of_clips(train: Runner, videos: Path) -> None:
         .out
     )
     found = summary(train.cwd / "run")
-    wanted = {"task": "video", "arch": "r3d_tiny", "loader": "pyav", "steps": STEPS, "samples": 3 * STEPS}
-    assert {name: found[name] for name in wanted} == wanted and not found["samples_failed"]
+    wanted = {
+        "task": "video",
+        "arch": "r3d_tiny",
+        "loader": "pyav",
+        "steps": STEPS,
+        "samples": 3 * STEPS,
+    }
+    assert {name: found[name] for name in wanted} == wanted and not found[
+        "samples_failed"
+    ]
     assert found["rate"]["unit"] == "clip/s"
     clips = found["clips"]
     assert (clips["frames"], clips["fallbacks"]) == (4, {})
@@ -94,7 +118,11 @@ def test_what_is_said_of_clips(train: Runner, videos: Path) -> None:
     assert 1 <= clips["decoded_per_delivered"] <= FRAMES / 4
     val = found["validation"]
     count = len(CLASSES) * VAL
-    assert (val["samples"], val["views"], val["losses_not_finite"]) == (count, count * 6, 0)
+    assert (val["samples"], val["views"], val["losses_not_finite"]) == (
+        count,
+        count * 6,
+        0,
+    )
     assert 0 <= val["top1"] <= 1.0 and "top5" not in val
     assert {"compute", "loader"} <= set(found["ceiling"]) and found["efficiency"] > 0
     assert "clip/s" in said and "frame/s" in said and "img/s" not in said
@@ -107,9 +135,10 @@ def test_files_that_another_decoder_does(train: Runner, videos: Path) -> None:
     said = train(*SMALL, "--data", videos, *flags).done().out
     assert "1 of 18 videos are h264 in ts" in said and "decoded by pyav" in said
     clips = summary(train.cwd / "run")["clips"]
-    assert (clips["fallbacks"], clips["val_fallbacks"]) == ({"h264 in ts": 2}, {"h264 in ts": 5}), (
-        "two epochs; five views"
-    )
+    assert (clips["fallbacks"], clips["val_fallbacks"]) == (
+        {"h264 in ts": 2},
+        {"h264 in ts": 5},
+    ), "two epochs; five views"
     assert said.count("val: 1 of ") == 1
 
 

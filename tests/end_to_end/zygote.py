@@ -33,9 +33,17 @@ from tests.disk import unsynced
 from tests.end_to_end.runs import note_end
 
 BY_NAME = (
-    *("torch.utils.tensorboard.summary", "loaders.synthetic", "loaders.images.torchvision"),
+    *(
+        "torch.utils.tensorboard.summary",
+        "loaders.synthetic",
+        "loaders.images.torchvision",
+    ),
     *(f"{room}.{task}" for task in TASKS for room in ("tasks", "models")),
-    *("faster_coco_eval", "loaders.videos.pyav", "tensorboard.plugins.hparams.metadata"),
+    *(
+        "faster_coco_eval",
+        "loaders.videos.pyav",
+        "tensorboard.plugins.hparams.metadata",
+    ),
     *(f"dataset.stores.{place}" for place in ("arrow", "lmdb", "tar")),
 )
 """What train.py imports when it knows what is asked for."""
@@ -63,7 +71,10 @@ def become(order: dict[str, Any]) -> None:
     for number, (file, how) in enumerate(
         (
             (os.devnull, os.O_RDONLY),
-            *((order[name], os.O_WRONLY | os.O_APPEND) for name in ("stdout", "stderr")),
+            *(
+                (order[name], os.O_WRONLY | os.O_APPEND)
+                for name in ("stdout", "stderr")
+            ),
         )
     ):
         os.dup2(os.open(file, how), number)
@@ -117,20 +128,26 @@ def main() -> None:
     for module in (*imported_by(TRAIN), *BY_NAME):
         importlib.import_module(module)
     compile_kernels()
-    parse(["--loader", "synthetic"])  # the parser reads the docstrings of all settings once
+    parse(
+        ["--loader", "synthetic"]
+    )  # the parser reads the docstrings of all settings once
     Image.preinit()
     os.fsync = unsynced
     ceilings.LEAST_S = 1.0
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page of this process
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends pytest, and then our stdin
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C ends pytest, and then our stdin
     for line in sys.stdin:
         order = json.loads(line)
         child = os.fork()
         if child == 0:
             become(order)
             run(order["argv"])
-        threading.Thread(target=tell, args=(child, Path(order["status"])), daemon=True).start()
+        threading.Thread(
+            target=tell, args=(child, Path(order["status"])), daemon=True
+        ).start()
         print(child, flush=True)
 
 

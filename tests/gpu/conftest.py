@@ -35,7 +35,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(absent)
     # else all processes wait for them in between
     items.sort(
-        key=lambda item: item.path.is_relative_to(HERE) and item.get_closest_marker("alone") is not None
+        key=lambda item: (
+            item.path.is_relative_to(HERE)
+            and item.get_closest_marker("alone") is not None
+        )
     )
 
 
@@ -44,17 +47,28 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     if not item.path.is_relative_to(HERE) or not torch.cuda.is_available():
         return (yield)
     with LOCK.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        fcntl.flock(
+            lock, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH
+        )
         return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.skipped and torch.cuda.is_available() and "gpu" in item.keywords:
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reason = (
+            report.longrepr[2]
+            if isinstance(report.longrepr, tuple)
+            else str(report.longrepr)
+        )
         if SAMPLES not in reason:
-            report.outcome, report.longrepr = "failed", f"skipped where there is a CUDA device: {reason}"
+            report.outcome, report.longrepr = (
+                "failed",
+                f"skipped where there is a CUDA device: {reason}",
+            )
     return report
 
 
@@ -68,7 +82,9 @@ def prepared() -> None:
 
 
 @pytest.fixture
-def runner(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+def runner(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Runner]:
     """Starts programs that see this process's GPUs and packages, each anew."""
     environment = importable(os.environ) | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     found = Runner(tmp_path_factory.mktemp("programs"), environment, zygote=None)

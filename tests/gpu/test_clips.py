@@ -57,15 +57,25 @@ class ByNvdec:
     def __init__(self, videos: Any, device: torch.device) -> None:
         self._videos, self._device = videos, device
         self._packets = Packets(videos)
-        self._decode = Nvdec(videos, import_codec(), 0, torch.cuda.current_stream().cuda_stream)
+        self._decode = Nvdec(
+            videos, import_codec(), 0, torch.cuda.current_stream().cuda_stream
+        )
 
-    def __call__(self, sample: int, frames: list[int]) -> Iterator[tuple[int, np.ndarray]]:
-        for frame, picture, surface in self._decode(self._packets(sample, self._videos.path(sample), frames)):
+    def __call__(
+        self, sample: int, frames: list[int]
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        for frame, picture, surface in self._decode(
+            self._packets(sample, self._videos.path(sample), frames)
+        ):
             height, width = picture.shape
             whole = np.array([0, 0, width, height])
             yield (
                 frame,
-                Fit(picture, whole, whole.astype(float), (height, width))(surface[None])[0].cpu().numpy(),
+                Fit(picture, whole, whole.astype(float), (height, width))(
+                    surface[None]
+                )[0]
+                .cpu()
+                .numpy(),
             )
 
 
@@ -75,8 +85,13 @@ class ByDali:
         self._read = Cutting(videos)
         self._fill = Filling(device, torch.cuda.current_stream().cuda_stream)
 
-    def __call__(self, sample: int, frames: list[int]) -> Iterator[tuple[int, np.ndarray]]:
-        height, width = int(self._videos.height[sample]), int(self._videos.width[sample])
+    def __call__(
+        self, sample: int, frames: list[int]
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        height, width = (
+            int(self._videos.height[sample]),
+            int(self._videos.width[sample]),
+        )
         whole = np.array([[0, 0, width, height]])
         rows: Any = Rows(
             ids=np.array([sample]),
@@ -87,8 +102,15 @@ class ByDali:
             valid=np.array([True]),
             frames=np.array([frames]),
         )
-        out = torch.zeros((1, len(frames), height, width, 3), dtype=torch.uint8, device=self._device)
-        self._fill(self._read(sample, self._videos.path(sample), frames), rows, np.array([0]), out)
+        out = torch.zeros(
+            (1, len(frames), height, width, 3), dtype=torch.uint8, device=self._device
+        )
+        self._fill(
+            self._read(sample, self._videos.path(sample), frames),
+            rows,
+            np.array([0]),
+            out,
+        )
         yield from zip(frames, out[0].cpu().numpy(), strict=True)
 
 
@@ -101,7 +123,9 @@ def wrong(made: Made, read: Any, sample: int) -> dict[str, int]:
         try:
             came = {frame: number(pixels) for frame, pixels in read(sample, frames)}
             assert sorted(came) == frames
-            found["wrong"] += sum(shown != made.shown(sample, frame) for frame, shown in came.items())
+            found["wrong"] += sum(
+                shown != made.shown(sample, frame) for frame, shown in came.items()
+            )
         except Undecodable as error:
             found["refused"] += 1
             found[f"because {error}"] = 1
@@ -110,7 +134,9 @@ def wrong(made: Made, read: Any, sample: int) -> dict[str, int]:
 
 def claimed(backend: str, videos: Any) -> np.ndarray:
     """bool by sample, also that this GPU has an engine for it."""
-    return exact(backend, videos, np.arange(len(videos))) & within(capabilities(import_codec(), 0), videos)
+    return exact(backend, videos, np.arange(len(videos))) & within(
+        capabilities(import_codec(), 0), videos
+    )
 
 
 def test_the_compiled_kernel_does_what_matrices_do(device: torch.device) -> None:
@@ -139,20 +165,35 @@ def test_the_table_is_true(made: Made, decoder: str, device: torch.device) -> No
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("kind", ["h264.mp4", "hevc.mp4", "vp9.webm", "vp9-hidden.webm"])
+@pytest.mark.parametrize(
+    "kind", ["h264.mp4", "hevc.mp4", "vp9.webm", "vp9-hidden.webm"]
+)
 def test_one_decoder_for_files_of_many_sizes(
     kind: str, tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = [(192, 256), (256, 192), (360, 640), (208, 272), (1080, 1920), (240, 320), (256, 192)]
+    sizes = [
+        (192, 256),
+        (256, 192),
+        (360, 640),
+        (208, 272),
+        (1080, 1920),
+        (240, 320),
+        (256, 192),
+    ]
     ending = kind.rpartition(".")[2]
     kinds = Made(
         tmp_path,
-        {f"{at}.{ending}": KINDS[kind] | {"size": size, "frames": 36} for at, size in enumerate(sizes)},
+        {
+            f"{at}.{ending}": KINDS[kind] | {"size": size, "frames": 36}
+            for at, size in enumerate(sizes)
+        },
     )
     made: list[tuple[int, int]] = []
 
     class Counted(_engines.Decoder):
-        def __init__(self, codec: Any, gpu: int, name: str, stream: int, sides: tuple[int, int]) -> None:
+        def __init__(
+            self, codec: Any, gpu: int, name: str, stream: int, sides: tuple[int, int]
+        ) -> None:
             made.append(sides)
             super().__init__(codec, gpu, name, stream, sides)
 
@@ -165,21 +206,28 @@ def test_one_decoder_for_files_of_many_sizes(
             assert came == {frame: frame for frame in frames}, sizes[sample]
         on_device.append(device_mib())
     print(f"{kind}: made for {made}; device {on_device}")
-    assert len(made) <= (5 if kind == "hevc.mp4" else 4), "HEVC of 360 and 1080 rows has a decoder of its own"
+    assert len(made) <= (5 if kind == "hevc.mp4" else 4), (
+        "HEVC of 360 and 1080 rows has a decoder of its own"
+    )
     assert max(on_device[6:]) - on_device[5] <= 16
 
 
 def shows_what_is_asked(clip: np.ndarray, rows: Rows, place: int, kinds: Made) -> None:
     """A clip, float32 [T, H, W, 3], has the frames of its row."""
     assert rows.frames is not None
-    asked = [kinds.shown(int(rows.ids[place]), frame) for frame in rows.frames[place].tolist()]
+    asked = [
+        kinds.shown(int(rows.ids[place]), frame)
+        for frame in rows.frames[place].tolist()
+    ]
     upright = clip[:, :, :: -1 if rows.turns[place] else 1]
     assert [number(frame) for frame in upright] == asked, kinds.names[rows.ids[place]]
 
 
 def apart_from(other: Batch, batch: Batch) -> np.ndarray:
     """Mean grey levels between the clips of two batches, [B]."""
-    return np.asarray(np.abs(on_cpu(batch.images) - on_cpu(other.images)).mean(axis=(1, 2, 3, 4)))
+    return np.asarray(
+        np.abs(on_cpu(batch.images) - on_cpu(other.images)).mean(axis=(1, 2, 3, 4))
+    )
 
 
 def same_as_pyavs(given: Feed, name: str, kinds: Made, epochs: int) -> dict[str, int]:
@@ -187,7 +235,9 @@ def same_as_pyavs(given: Feed, name: str, kinds: Made, epochs: int) -> dict[str,
     with open_loader("pyav", given) as reference, open_loader(name, given) as loading:
         for epoch in range(epochs):
             batches, others = loading.batches(epoch, 0), reference.batches(epoch, 0)
-            for batch, other, rows in zip(batches, others, given.plan.rows(epoch, 0), strict=True):
+            for batch, other, rows in zip(
+                batches, others, given.plan.rows(epoch, 0), strict=True
+            ):
                 assert batch.failed == () and batch.images.dtype == torch.float16
                 assert batch.images.is_contiguous(memory_format=torch.channels_last_3d)
                 np.testing.assert_array_equal(batch.ids, rows.ids)
@@ -206,18 +256,30 @@ def same_as_pyavs(given: Feed, name: str, kinds: Made, epochs: int) -> dict[str,
 
 @pytest.mark.parametrize("views", [1, 3])
 @pytest.mark.parametrize("name", LOADERS)
-def test_every_clip_of_every_kind(made: Made, name: str, views: int, device: torch.device) -> None:
+def test_every_clip_of_every_kind(
+    made: Made, name: str, views: int, device: torch.device
+) -> None:
     told = same_as_pyavs(on_gpu(feed(made.videos, views=views), device), name, made, 2)
-    of_parts = "h264 in mp4, edit list, refused"  # clips of both parts of h264-parts.mp4
+    # clips of both parts of h264-parts.mp4
+    of_parts = "h264 in mp4, edit list, refused"
     refused = [words for words in told if "refused" in words and words != of_parts]
     assert told and (name == "nvdec+decord" or not refused), refused
 
 
 SIZES: list[tuple[str, dict[str, Any]]] = [
     *(("hevc.mp4", {"size": (168, 248), "unit": unit}) for unit in (32, 16, 8)),
-    *(("hevc.mp4", {"size": size, "unit": 8}) for size in [(168, 256), (176, 256), (176, 248), (192, 256)]),
-    *(("h264.mp4", {"size": size}) for size in [(168, 248), (168, 256), (176, 256), (176, 248), (192, 256)]),
-    *(("vp9.webm", {"size": size}) for size in [(168, 250), (168, 256), (176, 256), (192, 256)]),
+    *(
+        ("hevc.mp4", {"size": size, "unit": 8})
+        for size in [(168, 256), (176, 256), (176, 248), (192, 256)]
+    ),
+    *(
+        ("h264.mp4", {"size": size})
+        for size in [(168, 248), (168, 256), (176, 256), (176, 248), (192, 256)]
+    ),
+    *(
+        ("vp9.webm", {"size": size})
+        for size in [(168, 250), (168, 256), (176, 256), (192, 256)]
+    ),
     ("h264-90.mp4", {"size": (248, 168)}),
 ]
 """Sizes of which many are coded in the same blocks of 16, and which parsers take for others."""
@@ -225,9 +287,14 @@ SIZES: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("name", LOADERS)
 @pytest.mark.parametrize("order", [1, -1])
-def test_sizes_that_are_coded_alike(name: str, order: int, tmp_path: Path, device: torch.device) -> None:
+def test_sizes_that_are_coded_alike(
+    name: str, order: int, tmp_path: Path, device: torch.device
+) -> None:
     """Whichever comes first; a frame that is larger or smaller would still show its number."""
-    files = {f"{at:02}-{kind}": KINDS[kind] | more for at, (kind, more) in enumerate(SIZES[::order])}
+    files = {
+        f"{at:02}-{kind}": KINDS[kind] | more
+        for at, (kind, more) in enumerate(SIZES[::order])
+    }
     kinds = Made(tmp_path, files)
     same_as_pyavs(on_gpu(feed(kinds.videos), device), name, kinds, 4)
 
@@ -244,7 +311,10 @@ def test_real_files(name: str, tmp_path: Path, device: torch.device) -> None:
     with open_loader("pyav", one) as reference, open_loader(name, one) as loading:
         apart: dict[str, float] = {}
         for batch, other, rows in zip(
-            loading.batches(3, 0), reference.batches(3, 0), one.plan.rows(3, 0), strict=True
+            loading.batches(3, 0),
+            reference.batches(3, 0),
+            one.plan.rows(3, 0),
+            strict=True,
         ):
             assert batch.failed == other.failed == ()
             levels_apart = apart_from(other, batch)
@@ -256,27 +326,45 @@ def test_real_files(name: str, tmp_path: Path, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_files_beside_damaged_ones_are_right(name: str, tmp_path: Path, device: torch.device) -> None:
+def test_files_beside_damaged_ones_are_right(
+    name: str, tmp_path: Path, device: torch.device
+) -> None:
     """A decoder that has seen a damaged file must not harm the next one."""
     kinds = spoiled(
-        tmp_path, lambda content: content[: len(content) // 3] + bytes(len(content) - len(content) // 3)
+        tmp_path,
+        lambda content: (
+            content[: len(content) // 3] + bytes(len(content) - len(content) // 3)
+        ),
     )
     given = on_gpu(feed(kinds.videos), device)
     with open_loader(name, given) as loading:
         for epoch in range(3):
-            for batch, rows in zip(loading.batches(epoch, 0), given.plan.rows(epoch, 0), strict=True):
+            for batch, rows in zip(
+                loading.batches(epoch, 0), given.plan.rows(epoch, 0), strict=True
+            ):
                 assert not any(sample % 2 for sample in batch.failed)
                 clips = on_cpu(batch.images)
-                for place in np.flatnonzero(batch.valid.cpu().numpy() & (rows.ids % 2 == 1)).tolist():
+                for place in np.flatnonzero(
+                    batch.valid.cpu().numpy() & (rows.ids % 2 == 1)
+                ).tolist():
                     shows_what_is_asked(clips[place], rows, place, kinds)
 
 
 FLAT: dict[str, dict[str, dict[str, Any]]] = {
     # which DALI tells apart
-    "sizes": {f"{192 + 32 * i}.mp4": {"size": (192 + 32 * i, 256), "frames": 24} for i in range(10)},
+    "sizes": {
+        f"{192 + 32 * i}.mp4": {"size": (192 + 32 * i, 256), "frames": 24}
+        for i in range(10)
+    },
     "codecs": {
         name: LARGE | KINDS[name]
-        for name in ("h264.mp4", "hevc.mp4", "hevc-unaligned.mp4", "vp9.webm", "vp9-hidden.webm")
+        for name in (
+            "h264.mp4",
+            "hevc.mp4",
+            "hevc-unaligned.mp4",
+            "vp9.webm",
+            "vp9-hidden.webm",
+        )
     },
 }
 
@@ -284,7 +372,9 @@ FLAT: dict[str, dict[str, dict[str, Any]]] = {
 @pytest.mark.alone
 @pytest.mark.parametrize("kind", FLAT)
 @pytest.mark.parametrize("name", LOADERS)
-def test_memory_and_files_stay_flat(name: str, kind: str, tmp_path: Path, device: torch.device) -> None:
+def test_memory_and_files_stay_flat(
+    name: str, kind: str, tmp_path: Path, device: torch.device
+) -> None:
     """Decoders come and go with many sizes; closing gives back what opening took."""
     kinds = Made(tmp_path, FLAT[kind])
     given, me = on_gpu(feed(kinds.videos), device), psutil.Process()
@@ -300,7 +390,11 @@ def test_memory_and_files_stay_flat(name: str, kind: str, tmp_path: Path, device
             for _ in loading.batches(epoch, 0):
                 pass
             look()
-        elsewhere = {("dali-video", "codecs"), ("nvdec+decord", "sizes"), ("nvdec+decord", "codecs")}
+        elsewhere = {
+            ("dali-video", "codecs"),
+            ("nvdec+decord", "sizes"),
+            ("nvdec+decord", "codecs"),
+        }
         assert bool(loading.counts.fallbacks) <= ((name, kind) in elsewhere)
     print(f"{name}, {kind}: device {on_device}, host {on_host}, files {files}")
     assert max(on_device[16:]) - max(on_device[8:16]) <= 16
@@ -312,4 +406,6 @@ def test_memory_and_files_stay_flat(name: str, kind: str, tmp_path: Path, device
             next(iter(loading.batches(0, 0)))  # abandoned
         look()
     assert on_device[-1] <= on_device[-3] + 16
-    assert not [child for child in me.children() if child.status() != psutil.STATUS_ZOMBIE]
+    assert not [
+        child for child in me.children() if child.status() != psutil.STATUS_ZOMBIE
+    ]

@@ -33,7 +33,12 @@ BATCH = 8
 SIDE = 64
 
 
-def made(world: ProcessWorld, arch: str | torch.nn.Module, precision: str = "fp16", **settings: Any) -> Step:
+def made(
+    world: ProcessWorld,
+    arch: str | torch.nn.Module,
+    precision: str = "fp16",
+    **settings: Any,
+) -> Step:
     """Make a step as train.py composes it."""
     torch.manual_seed(0)
     module = arch
@@ -53,12 +58,18 @@ def made(world: ProcessWorld, arch: str | torch.nn.Module, precision: str = "fp1
     )
 
 
-def batch_of(number: int, precision: str, device: torch.device, side: int = SIDE) -> Batch:
+def batch_of(
+    number: int, precision: str, device: torch.device, side: int = SIDE
+) -> Batch:
     """Return a batch at memory of its own; of every third, two rows are padding."""
     generator = torch.Generator(device).manual_seed(number)
     dtype = DTYPES[precision]
-    images = torch.randn(BATCH, 3, side, side, generator=generator, device=device).to(dtype)
-    valid = torch.arange(BATCH, device=device) < (BATCH - 2 if number % 3 == 2 else BATCH)
+    images = torch.randn(BATCH, 3, side, side, generator=generator, device=device).to(
+        dtype
+    )
+    valid = torch.arange(BATCH, device=device) < (
+        BATCH - 2 if number % 3 == 2 else BATCH
+    )
     labels = (torch.arange(BATCH, device=device) + number) % CLASSES
     return Batch(
         images=images.to(memory_format=torch.channels_last),
@@ -69,14 +80,23 @@ def batch_of(number: int, precision: str, device: torch.device, side: int = SIDE
     )
 
 
-def trained(step: Step, precision: str, *, steps: int = 12, first: int = 0) -> np.ndarray:
+def trained(
+    step: Step, precision: str, *, steps: int = 12, first: int = 0
+) -> np.ndarray:
     """Return the outcomes of some steps, float32 [steps, 4]."""
     outcomes = []
     for at in range(first, first + steps):
         micros = [
-            batch_of(at * step.accumulate + k, precision, step.world.device) for k in range(step.accumulate)
+            batch_of(at * step.accumulate + k, precision, step.world.device)
+            for k in range(step.accumulate)
         ]
-        outcome = step(iter(micros), lr=0.01 / (1 + at), epoch=0, position=at, want_norm=at % 4 == 0)
+        outcome = step(
+            iter(micros),
+            lr=0.01 / (1 + at),
+            epoch=0,
+            position=at,
+            want_norm=at % 4 == 0,
+        )
         outcomes.append(outcome.clone())  # the next replay writes there
     return torch.stack(outcomes).cpu().numpy()
 
@@ -89,7 +109,11 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bf16": ("resnet18", "bf16", {}),
     "fp32": ("resnet18", "fp32", {"accumulate": 2, "clip_grad_norm": 1.0}),
     "pure": ("resnet18", "fp16-pure", {"clip_grad_norm": 1.0}),
-    "pure accumulated": ("vit_b_16", "fp16-pure", {"accumulate": 2, "optimizer": "adamw", "lr": 1e-4}),
+    "pure accumulated": (
+        "vit_b_16",
+        "fp16-pure",
+        {"accumulate": 2, "optimizer": "adamw", "lr": 1e-4},
+    ),
     "dropout": ("mobilenet_v3_small", "fp16", {}),
     "depth": ("efficientnet_b0", "fp16", {"accumulate": 2}),
 }
@@ -110,7 +134,9 @@ def test_bit_for_bit(case: str, world: ProcessWorld) -> None:
     why, split = graphed.capture(step, [batch_of(99, precision, world.device)], world)
     assert not why
     assert {"forward", "backward", "update"} <= split.keys()
-    assert all(torch.equal(a, b) for a, b in zip(step.state_tensors(), before, strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(step.state_tensors(), before, strict=True)
+    )
     found = trained(step, precision, steps=6)
     compute_ceiling(
         step,
@@ -138,7 +164,9 @@ def test_two_hundred_steps_with_kernels_that_race(world: ProcessWorld) -> None:
 
 
 @pytest.mark.usefixtures("deterministic")
-def test_a_resumed_run_goes_on_with_the_same_masks(world: ProcessWorld, tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_with_the_same_masks(
+    world: ProcessWorld, tmp_path: Path
+) -> None:
     """A graph is captured anew behind a checkpoint, whose state it then reads."""
     settings: dict[str, Any] = {"optimizer": "adamw", "lr": 1e-3}
     expected = trained(made(world, "mobilenet_v3_small", **settings), "fp16")
@@ -146,8 +174,14 @@ def test_a_resumed_run_goes_on_with_the_same_masks(world: ProcessWorld, tmp_path
     first = made(world, "mobilenet_v3_small", **settings)
     assert not graphed.capture(first, noise, world)[0]
     found = [trained(first, "fp16", steps=6)]
-    state = {"optimizer": first.optimizer.state_dict(), "scaler": first.scaler.state_dict()}
-    torch.save({**state, "config": {}, "model": first.module.state_dict()}, tmp_path / "last.pt")
+    state = {
+        "optimizer": first.optimizer.state_dict(),
+        "scaler": first.scaler.state_dict(),
+    }
+    torch.save(
+        {**state, "config": {}, "model": first.module.state_dict()},
+        tmp_path / "last.pt",
+    )
     first.forget()
     content = torch.load(tmp_path / "last.pt", map_location="cpu")
     again = made(world, "mobilenet_v3_small", **settings)
@@ -167,9 +201,13 @@ def test_images_that_grow_have_a_graph_a_size(world: ProcessWorld) -> None:
     sides = (32, SIDE)
 
     def outcomes(step: Step) -> np.ndarray:
-        batches = [batch_of(at, "fp16", world.device, sides[at // 2 % 2]) for at in range(8)]
+        batches = [
+            batch_of(at, "fp16", world.device, sides[at // 2 % 2]) for at in range(8)
+        ]
         found = [
-            step(iter([batch]), lr=0.01, epoch=0, position=at, want_norm=at % 3 == 0).clone()
+            step(
+                iter([batch]), lr=0.01, epoch=0, position=at, want_norm=at % 3 == 0
+            ).clone()
             for at, batch in enumerate(batches)
         ]
         return torch.stack(found).cpu().numpy()
@@ -179,7 +217,10 @@ def test_images_that_grow_have_a_graph_a_size(world: ProcessWorld) -> None:
         noise = [batch_of(99, "fp16", world.device, side) for side in sides]
         assert not graphed.capture(step, noise, world)[0]
         assert isinstance(step.graphs, graphed.Graphs)
-        found = sum(segment["total_size"] for segment in torch.cuda.memory_snapshot(step.graphs._pool.id))
+        found = sum(
+            segment["total_size"]
+            for segment in torch.cuda.memory_snapshot(step.graphs._pool.id)
+        )
         if len(sides) > 1:
             np.testing.assert_array_equal(outcomes(step), expected)
         step.forget()
@@ -193,7 +234,9 @@ def test_images_that_grow_have_a_graph_a_size(world: ProcessWorld) -> None:
 def test_every_step_has_another_mask(world: ProcessWorld) -> None:
     """One batch, no learning: steps differ by dropout alone, and a key gives the same mask again."""
     net = torch.nn.Sequential(
-        torch.nn.Flatten(), torch.nn.Linear(3 * SIDE * SIDE, CLASSES), torch.nn.Dropout(0.5)
+        torch.nn.Flatten(),
+        torch.nn.Linear(3 * SIDE * SIDE, CLASSES),
+        torch.nn.Dropout(0.5),
     )
     step = made(world, net)
     batch = batch_of(0, "fp16", world.device)
@@ -215,7 +258,9 @@ class Waits(torch.nn.Module):
         self.head = torch.nn.Linear(3, CLASSES)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.head(torch.nn.functional.dropout(images.float().mean((2, 3))))
+        found: torch.Tensor = self.head(
+            torch.nn.functional.dropout(images.float().mean((2, 3)))
+        )
         return found * (1.0 if found.sum().item() < 1e9 else 0.5)
 
 
@@ -224,12 +269,15 @@ class Synchronises(Waits):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         torch.cuda.synchronize()
-        found: torch.Tensor = self.head(torch.nn.functional.dropout(images.float().mean((2, 3))))
+        found: torch.Tensor = self.head(
+            torch.nn.functional.dropout(images.float().mean((2, 3)))
+        )
         return found
 
 
 @pytest.mark.parametrize(
-    ("net", "said"), [(Waits, "test_graphs.py, line"), (Synchronises, "CUDA cannot capture")]
+    ("net", "said"),
+    [(Waits, "test_graphs.py, line"), (Synchronises, "CUDA cannot capture")],
 )
 def test_what_cannot_be_captured_trains_on_as_before(
     net: type[torch.nn.Module], said: str, world: ProcessWorld
@@ -263,7 +311,9 @@ def test_a_step_whose_loss_scale_is_too_high_is_skipped(world: ProcessWorld) -> 
     assert torch.equal(next(step.module.parameters()), weights)
 
 
-def test_a_loss_that_is_no_number_names_its_step_and_samples(world: ProcessWorld) -> None:
+def test_a_loss_that_is_no_number_names_its_step_and_samples(
+    world: ProcessWorld,
+) -> None:
     """The next replay writes where an outcome was."""
     step = made(world, "resnet18", "fp32")
     assert not graphed.capture(step, [batch_of(99, "fp32", world.device)], world)[0]
@@ -274,7 +324,9 @@ def test_a_loss_that_is_no_number_names_its_step_and_samples(world: ProcessWorld
             batch = replace(batch, images=batch.images * torch.nan)
         recent.add(at, step(iter([batch]), lr=0.01, epoch=0, position=at), [batch.ids])
     recent.add(
-        2, step(iter([batch_of(2, "fp32", world.device)]), lr=0.01, epoch=0, position=2), [batch.ids + 9]
+        2,
+        step(iter([batch_of(2, "fp32", world.device)]), lr=0.01, epoch=0, position=2),
+        [batch.ids + 9],
     )
     with pytest.raises(NotFinite, match=rf"at step 1; samples \[{BATCH}, {BATCH + 1}"):
         recent.read()

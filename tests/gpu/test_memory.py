@@ -35,12 +35,18 @@ def test_large_tensors_share_segments_that_grow() -> None:
     kept = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
     segments = torch.cuda.memory_snapshot()
     assert segments
-    assert all(segment["is_expandable"] for segment in segments), "prepare_process came too late"
+    assert all(segment["is_expandable"] for segment in segments), (
+        "prepare_process came too late"
+    )
     del kept
 
 
-def test_images_lie_where_the_callers_stream_has_freed_memory(backend: Backend, photographs: Scene) -> None:
-    feed = photographs.feed(backend.device, batch_size=128, image_size=224, training=False)
+def test_images_lie_where_the_callers_stream_has_freed_memory(
+    backend: Backend, photographs: Scene
+) -> None:
+    feed = photographs.feed(
+        backend.device, batch_size=128, image_size=224, training=False
+    )
     validated(backend, feed)  # loads kernels
     torch.cuda.empty_cache()
     activations = torch.empty(512 << 20, dtype=torch.uint8, device="cuda")
@@ -51,7 +57,9 @@ def test_images_lie_where_the_callers_stream_has_freed_memory(backend: Backend, 
         for _ in loader.batches(0, 0):
             pass
         assert torch.cuda.memory_reserved() - before < images / 2
-        assert torch.cuda.memory_allocated() >= images / 2, "nothing was there to lie anywhere"
+        assert torch.cuda.memory_allocated() >= images / 2, (
+            "nothing was there to lie anywhere"
+        )
 
 
 def validated(backend: Backend, feed: Feed) -> float:
@@ -89,14 +97,18 @@ def test_validation_gives_its_memory_back(
         checks.same_samples(again, 0, kept, 0, backend.repeat_difference)
 
 
-def test_a_closed_loader_that_somebody_holds_holds_nothing(backend: Backend, photographs: Scene) -> None:
+def test_a_closed_loader_that_somebody_holds_holds_nothing(
+    backend: Backend, photographs: Scene
+) -> None:
     feed = photographs.feed(backend.device, batch_size=8, image_size=224)
     validated(backend, feed)
     before, held = device_mib(), []
     for _ in range(3):
         loader = backend.open(feed)
         with loader:
-            assert sum(len(batch.ids) for batch in loader.batches(0, 0)) > 0  # and nobody keeps the last one
+            assert (
+                sum(len(batch.ids) for batch in loader.batches(0, 0)) > 0
+            )  # and nobody keeps the last one
         held.append(loader)
     assert device_mib() <= before + 2.0
 
@@ -108,10 +120,14 @@ class LeaksOnTheDevice(plants.Leaks):
         if epoch == 0:
             torch.cuda.empty_cache()
             self.device_kept: list[torch.Tensor] = []
-        self.device_kept += [torch.zeros(1 << 20, dtype=torch.uint8, device="cuda") for _ in range(2)]
+        self.device_kept += [
+            torch.zeros(1 << 20, dtype=torch.uint8, device="cuda") for _ in range(2)
+        ]
         yield from self.inner.batches(epoch, first)
 
 
 def test_a_leak_on_the_device_is_seen(backend: Backend, small: Scene) -> None:
     feed = small.feed(backend.device, batch_size=8, image_size=32)
-    assert checks.raises(epochs_are_flat, partial(LeaksOnTheDevice, inner=backend.open), feed)
+    assert checks.raises(
+        epochs_are_flat, partial(LeaksOnTheDevice, inner=backend.open), feed
+    )

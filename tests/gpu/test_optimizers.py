@@ -17,7 +17,8 @@ CASES: dict[str, dict[str, Any]] = {
     **{
         name: {"optimizer": name, "lr": 1e-3}
         for name, kind in optimizers.OPTIMIZERS.items()
-        if kind.capturable and name not in ("sgd", "adamw")  # which tests/gpu/test_graphs.py has
+        if kind.capturable
+        and name not in ("sgd", "adamw")  # which tests/gpu/test_graphs.py has
     },
     "ema": {"ema": 0.9, "accumulate": 2},
     "ema warmed up": {"ema": 0.99, "ema_warmup": True},
@@ -28,7 +29,10 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def world(device: torch.device) -> Iterator[ProcessWorld]:
-    benchmark, deterministic = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    benchmark, deterministic = (
+        torch.backends.cudnn.benchmark,
+        torch.backends.cudnn.deterministic,
+    )
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     world = ProcessWorld(device)
@@ -63,7 +67,9 @@ def test_blocks_that_compute_again(world: ProcessWorld) -> None:
     outcomes = []
     for again in (False, True):
         torch.manual_seed(0)
-        module, _ = classification.build("efficientnet_b0", classes=5, shape=(2, 3, 64, 64))
+        module, _ = classification.build(
+            "efficientnet_b0", classes=5, shape=(2, 3, 64, 64)
+        )
         if again:
             recompute.recompute_blocks(module, "efficientnet_b0")
         step = made(world, module)

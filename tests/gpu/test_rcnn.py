@@ -28,10 +28,18 @@ def no_waits() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def batch_on(device: torch.device, kind: str) -> tuple[torch.Tensor, list[dict[str, torch.Tensor]]]:
-    targets = targets_from(3, [(3, "anywhere"), (0, "anywhere"), (14, "anywhere")], kind)
-    images = torch.randn(3, 3, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(3))
-    return images.to(device), [{name: one.to(device) for name, one in target.items()} for target in targets]
+def batch_on(
+    device: torch.device, kind: str
+) -> tuple[torch.Tensor, list[dict[str, torch.Tensor]]]:
+    targets = targets_from(
+        3, [(3, "anywhere"), (0, "anywhere"), (14, "anywhere")], kind
+    )
+    images = torch.randn(
+        3, 3, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(3)
+    )
+    return images.to(device), [
+        {name: one.to(device) for name, one in target.items()} for target in targets
+    ]
 
 
 @pytest.mark.parametrize("count", [1, 37, 819, 2000])
@@ -54,7 +62,10 @@ def test_the_compiled_kernel_keeps_what_torchvision_keeps(
 def test_a_step_waits_for_nothing(precision: str, device: torch.device) -> None:
     stock = small().to(device)
     detector, (images, targets) = Detector(stock), batch_on(device, "boxes")
-    for waiting in (True, False):  # the first one makes the anchors, and builds the kernel
+    for waiting in (
+        True,
+        False,
+    ):  # the first one makes the anchors, and builds the kernel
         with torch.autocast("cuda", torch.float16, enabled=precision == "fp16"):
             if waiting:
                 out: Any = detector(images, SIZES, targets)
@@ -77,12 +88,21 @@ def test_losses_and_gradients_are_torchvisions(kind: str, device: torch.device) 
     Detector(theirs)  # takes its transform away
     images, targets = batch_on(device, kind)
     with first_ones():
-        wanted, got = theirs(_Prepared(images, SIZES), targets), Detector(ours)(images, SIZES, targets)
+        wanted, got = (
+            theirs(_Prepared(images, SIZES), targets),
+            Detector(ours)(images, SIZES, targets),
+        )
     for one in (wanted, got):
         torch.stack(list(one.values())).sum().backward()
     for name, loss in wanted.items():
         torch.testing.assert_close(got[name], loss, rtol=1e-3, atol=1e-4)
-    for (name, one), two in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+    for (name, one), two in zip(
+        ours.named_parameters(), theirs.parameters(), strict=True
+    ):
         torch.testing.assert_close(
-            one.grad, two.grad, rtol=1e-2, atol=1e-2 * float(two.grad.abs().max()) + 1e-5, msg=name
+            one.grad,
+            two.grad,
+            rtol=1e-2,
+            atol=1e-2 * float(two.grad.abs().max()) + 1e-5,
+            msg=name,
         )

@@ -61,7 +61,9 @@ def test_the_device_hangs_in_a_step(tmp_path: Path, graphs: bool, ahead: int) ->
             ema=None,
             graphs=object() if graphs else None,
         )
-        checkpoints = Checkpoints(folder=tmp_path, world=world, module=net, step=step, about={})
+        checkpoints = Checkpoints(
+            folder=tmp_path, world=world, module=net, step=step, about={}
+        )
         rescue = EmergencySave(checkpoints, world, accumulate=1)
         progress = Progress()
 
@@ -87,4 +89,6 @@ def test_the_device_hangs_in_a_step(tmp_path: Path, graphs: bool, ahead: int) ->
     torch.cuda.synchronize()
     found = torch.load(tmp_path / "last.pt", weights_only=True, map_location=CUDA)
     assert found["progress"]["step"] == 3
-    assert all(torch.equal(value, whole[name]) for name, value in found["model"].items())
+    assert all(
+        torch.equal(value, whole[name]) for name, value in found["model"].items()
+    )

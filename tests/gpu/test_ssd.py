@@ -22,16 +22,23 @@ def test_detections_are_those_of_a_cpu(sharpness: float, device: torch.device) -
         outputs = outputs_from(1, len(sizes), len(defaults()), sharpness)
         wanted = _ssd.detections(stock, outputs, defaults(), sizes)
         found = _ssd.detections(
-            stock, {name: one.to(device) for name, one in outputs.items()}, defaults().to(device), sizes
+            stock,
+            {name: one.to(device) for name, one in outputs.items()},
+            defaults().to(device),
+            sizes,
         )
     assert all(len(one["boxes"]) == 50 for one in wanted)
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one["scores"].cpu(), other["scores"])
-        torch.testing.assert_close(one["boxes"].cpu(), other["boxes"], rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(
+            one["boxes"].cpu(), other["boxes"], rtol=1e-4, atol=1e-3
+        )
         assert torch.equal(one["labels"].cpu(), other["labels"])
 
 
-def test_a_network_that_knows_nothing_yet_is_validated_quickly(device: torch.device) -> None:
+def test_a_network_that_knows_nothing_yet_is_validated_quickly(
+    device: torch.device,
+) -> None:
     """All 90 classes have 400 candidates in each of 128 images."""
     stock = ssd300_vgg16(weights=None, weights_backbone=None).eval()
     images = torch.zeros(1, 3, 300, 300)
@@ -41,8 +48,11 @@ def test_a_network_that_knows_nothing_yet_is_validated_quickly(device: torch.dev
         )[0].to(device)
         generator = torch.Generator(device).manual_seed(0)
         outputs = {
-            "bbox_regression": torch.randn(128, len(among), 4, generator=generator, device=device),
-            "cls_logits": 0.1 * torch.randn(128, len(among), 91, generator=generator, device=device),
+            "bbox_regression": torch.randn(
+                128, len(among), 4, generator=generator, device=device
+            ),
+            "cls_logits": 0.1
+            * torch.randn(128, len(among), 91, generator=generator, device=device),
         }
         for _ in range(2):  # the first one builds the kernel
             torch.cuda.synchronize()

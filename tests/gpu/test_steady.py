@@ -36,7 +36,8 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("mixed")
     files = {
         f"{at:03d}": pictures.jpeg(
-            pictures.photograph(at, *((2000, 3000) if at % 16 == 15 else (375, 500))), quality=85
+            pictures.photograph(at, *((2000, 3000) if at % 16 == 15 else (375, 500))),
+            quality=85,
         )
         for at in range(192)
     }
@@ -61,33 +62,78 @@ def test_no_memory_is_taken_later(large: Scene, device: torch.device) -> None:
             for _ in loader.batches(epoch, 0):
                 pass
         last = device_mib()
-    print(f"dali-gpu: {first:.0f} MiB with the first batch, {last:.0f} MiB after four epochs")
+    print(
+        f"dali-gpu: {first:.0f} MiB with the first batch, {last:.0f} MiB after four epochs"
+    )
     assert last <= GROWTH * first
 
 
 def test_no_growth_phase(mixed: Path, tmp_path: Path) -> None:
     """Medians of steps 10-29 and of the last 100 of 400 are within 5 %; where all is slow, look again."""
-    flags = ("--loader", "dali-gpu", "--arch", "resnet18", "--batch-size", "32", "--steps", "400")
-    more = ("--ceilings", "false", "--val-every", "0", "--epochs", "1000", "--log-every", "50")
+    flags = (
+        "--loader",
+        "dali-gpu",
+        "--arch",
+        "resnet18",
+        "--batch-size",
+        "32",
+        "--steps",
+        "400",
+    )
+    more = (
+        "--ceilings",
+        "false",
+        "--val-every",
+        "0",
+        "--epochs",
+        "1000",
+        "--log-every",
+        "50",
+    )
     ratios = []
     for attempt in range(3):
         output = tmp_path / f"run-{attempt}"
         trained(mixed, output, *flags, *more)
-        points = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+        points = [
+            json.loads(line)
+            for line in (output / "metrics.jsonl").read_text().splitlines()
+        ]
         # a point is without steps when none had passed the device since the one before
-        timed = [point["steps_ms"] for point in points if point["kind"] == "train" and point["steps_ms"]]
-        ms = np.concatenate([durations({name: np.array(its) for name, its in one.items()}) for one in timed])
+        timed = [
+            point["steps_ms"]
+            for point in points
+            if point["kind"] == "train" and point["steps_ms"]
+        ]
+        ms = np.concatenate(
+            [
+                durations({name: np.array(its) for name, its in one.items()})
+                for one in timed
+            ]
+        )
         early, late = float(np.median(ms[EARLY])), float(np.median(ms[-100:]))
         ratios.append(early / late)
-        print(f"steps 10-29: {early:.2f} ms, the last 100: {late:.2f} ms, {early / late:.3f}")
+        print(
+            f"steps 10-29: {early:.2f} ms, the last 100: {late:.2f} ms, {early / late:.3f}"
+        )
         if 1 / GROWTH <= early / late <= GROWTH:
             return
     pytest.fail(f"steps 10-29 over the last 100: {ratios}")
 
 
-def test_training_and_validation_beside_a_graph(mixed: Path, tmp_path: Path, device: torch.device) -> None:
+def test_training_and_validation_beside_a_graph(
+    mixed: Path, tmp_path: Path, device: torch.device
+) -> None:
     """Their memory together, at its peak, is at most 5 % over that of eager steps."""
-    flags = ("--loader", "torchvision", "--arch", "resnet18", "--batch-size", "96", "--val-batch-size", "96")
+    flags = (
+        "--loader",
+        "torchvision",
+        "--arch",
+        "resnet18",
+        "--batch-size",
+        "96",
+        "--val-batch-size",
+        "96",
+    )
     more = ("--ceilings", "false", "--val-every", "1")
     peaks = {}
     for graphs in ("false", "true"):
@@ -114,14 +160,25 @@ class Keeps(torch.nn.Module):
         found: torch.Tensor = self.head(images.float().mean((2, 3)))
         if not self.training and self.kept is None:
             self.kept = torch.full((MIB,), 3.0, device=images.device)
-        return found if self.training or self.kept is None else found + self.kept.mean() - 3.0
+        return (
+            found
+            if self.training or self.kept is None
+            else found + self.kept.mean() - 3.0
+        )
 
 
 def validated(step: graphed.Step, batches: Iterator[Batch]) -> list[float]:
     """Return the sums of outputs of some batches, in the memory that is lent."""
     step.module.eval()
-    with step.memory_lent(), torch.inference_mode(), torch.autocast("cuda", torch.float16):
-        found = [float(step.module(batch.images).float().sum()) for batch in itertools.islice(batches, 3)]
+    with (
+        step.memory_lent(),
+        torch.inference_mode(),
+        torch.autocast("cuda", torch.float16),
+    ):
+        found = [
+            float(step.module(batch.images).float().sum())
+            for batch in itertools.islice(batches, 3)
+        ]
     step.module.train()
     return found
 
@@ -139,8 +196,16 @@ def test_lent_memory_comes_back(net: str, world: ProcessWorld) -> None:
     for at in range(3):
         for step, told in zip(steps, figures, strict=True):
             told.append(outcomes_of(step, "fp16", steps=4, first=4 * at).ravel())
-            told.append(np.array(validated(step, (batch_of(50 + k, "fp16", world.device) for k in range(3)))))
-            assert step.memory_is_back() is (net == "resnet18" or at > 0 or step is eager)
+            told.append(
+                np.array(
+                    validated(
+                        step, (batch_of(50 + k, "fp16", world.device) for k in range(3))
+                    )
+                )
+            )
+            assert step.memory_is_back() is (
+                net == "resnet18" or at > 0 or step is eager
+            )
     expected, found = (np.concatenate(told) for told in figures)
     np.testing.assert_array_equal(found, expected)
     assert (graph.graphs is None) is (net == "keeps")

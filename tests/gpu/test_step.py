@@ -34,15 +34,21 @@ LABELS = np.arange(BATCH) % CLASSES
 
 def made_step(arch: str, device: torch.device, image_size: int) -> Step:
     torch.manual_seed(0)
-    module, _ = registry.build(arch, classes=CLASSES, shape=(2, 3, image_size, image_size))
+    module, _ = registry.build(
+        arch, classes=CLASSES, shape=(2, 3, image_size, image_size)
+    )
     module = module.to(device).to(memory_format=torch.channels_last)
     task = Classification(LABELS, auxiliary_weight=AUXILIARY_WEIGHTS.get(arch, 0.0))
-    return composed(module, task, Optimisation(lr=0.01), precision="fp16", device=device)
+    return composed(
+        module, task, Optimisation(lr=0.01), precision="fp16", device=device
+    )
 
 
 def made_batch(device: torch.device, image_size: int) -> Batch:
     generator = torch.Generator(device).manual_seed(1)
-    images = torch.randn((BATCH, 3, image_size, image_size), generator=generator, device=device)
+    images = torch.randn(
+        (BATCH, 3, image_size, image_size), generator=generator, device=device
+    )
     return Batch(
         images=images.to(torch.float16, memory_format=torch.channels_last),
         sizes=torch.full((BATCH, 2), image_size, device=device),
@@ -79,7 +85,9 @@ def test_fp16_steps_learn_one_batch(arch: str, device: torch.device) -> None:
     assert np.isfinite(losses).all()
     assert min(losses[-3:]) < losses[0]
     assert 1 <= step.scaler.get_scale() <= 2**24
-    assert all(parameter.dtype == torch.float32 for parameter in step.module.parameters())
+    assert all(
+        parameter.dtype == torch.float32 for parameter in step.module.parameters()
+    )
 
 
 @pytest.mark.parametrize("arch", ["resnet18", "vit_b_16"])
@@ -90,7 +98,9 @@ def test_a_compute_ceiling_leaves_no_trace(arch: str, device: torch.device) -> N
     before = [tensor.detach().clone() for tensor in step.state_tensors()]
     lr = [group["lr"] for group in step.optimizer.param_groups]
     world = ProcessWorld(device)
-    found = compute_ceiling(step, [batch], accumulate=1, world=world, synchronise=world.synchronise)
+    found = compute_ceiling(
+        step, [batch], accumulate=1, world=world, synchronise=world.synchronise
+    )
     assert found["rate"] > 0
     after = step.state_tensors()
     assert len(after) == len(before)
@@ -127,7 +137,9 @@ def test_outcomes_are_read_in_order_while_steps_go_on(device: torch.device) -> N
             if recent.full():
                 found += recent.read(everything=False)
         found += recent.read()
-    assert [(point["step"], point["loss"]) for point in found] == [(at, float(at)) for at in range(1, 101)]
+    assert [(point["step"], point["loss"]) for point in found] == [
+        (at, float(at)) for at in range(1, 101)
+    ]
     assert len(recent._spare) <= 2 * 6
 
 
@@ -172,14 +184,32 @@ def test_two_ranks_on_one_gpu_validate_like_one(tmp_path: Path) -> None:
             "--image-size",
             "64",
         ),
-        *("--loader", "torchvision", "--workers", "1", "--batch-size", "6", "--ceilings", "false"),
+        *(
+            "--loader",
+            "torchvision",
+            "--workers",
+            "1",
+            "--batch-size",
+            "6",
+            "--ceilings",
+            "false",
+        ),
     ]
     launched(1, *common, "--epochs", "1", "--output", str(tmp_path / "trained"))
     results = []
     for ranks in (1, 2):
         output = tmp_path / f"ranks-{ranks}"
         weights = str(tmp_path / "trained" / "last.pt")
-        launched(ranks, *common, "--evaluate", "true", "--weights", weights, "--output", str(output))
+        launched(
+            ranks,
+            *common,
+            "--evaluate",
+            "true",
+            "--weights",
+            weights,
+            "--output",
+            str(output),
+        )
         results.append(json.loads((output / "summary.json").read_text())["validation"])
     print(results)
     assert results[0] == results[1]
@@ -193,22 +223,65 @@ def of_small_images(folder: Path, count: int) -> list[str]:
     data.mkdir()
     for split in ("train", "val"):
         (data / split).symlink_to(folder / "one" / "data")
-    common = ["--data", str(data), "--manifest-dir", str(folder / "manifests"), "--arch", "resnet18"]
-    common += ["--image-size", "64", "--loader", "torchvision", "--workers", "1", "--precision", "fp32"]
+    common = [
+        "--data",
+        str(data),
+        "--manifest-dir",
+        str(folder / "manifests"),
+        "--arch",
+        "resnet18",
+    ]
+    common += [
+        "--image-size",
+        "64",
+        "--loader",
+        "torchvision",
+        "--workers",
+        "1",
+        "--precision",
+        "fp32",
+    ]
     return common
 
 
 def test_two_ranks_with_sync_bn_train_like_one(tmp_path: Path) -> None:
     """Statistics of batch norm are of both ranks' rows: those of one rank with twice the batch."""
     common = of_small_images(tmp_path, 24)
-    common += ["--steps", "1", "--val-every", "0", "--ceilings", "false", "--graphs", "false"]
+    common += [
+        "--steps",
+        "1",
+        "--val-every",
+        "0",
+        "--ceilings",
+        "false",
+        "--graphs",
+        "false",
+    ]
     means = {}
-    for name, ranks, more in (("one", 1, []), ("synced", 2, ["--sync-bn", "true"]), ("apart", 2, [])):
+    for name, ranks, more in (
+        ("one", 1, []),
+        ("synced", 2, ["--sync-bn", "true"]),
+        ("apart", 2, []),
+    ):
         output = tmp_path / name
-        launched(ranks, *common, *more, "--batch-size", str(12 // ranks), "--output", str(output))
-        state = torch.load(output / "last.pt", weights_only=True, map_location="cpu")["model"]
-        means[name] = torch.cat([value for key, value in state.items() if key.endswith("running_mean")])
-    off = {name: float((mean - means["one"]).abs().max()) for name, mean in means.items()}
+        launched(
+            ranks,
+            *common,
+            *more,
+            "--batch-size",
+            str(12 // ranks),
+            "--output",
+            str(output),
+        )
+        state = torch.load(output / "last.pt", weights_only=True, map_location="cpu")[
+            "model"
+        ]
+        means[name] = torch.cat(
+            [value for key, value in state.items() if key.endswith("running_mean")]
+        )
+    off = {
+        name: float((mean - means["one"]).abs().max()) for name, mean in means.items()
+    }
     print(off)
     assert off["synced"] < 1e-3 < off["apart"]
 
@@ -217,8 +290,26 @@ def test_a_graph_of_all_gpus_trains_like_eager_steps(tmp_path: Path) -> None:
     """Its all-reduces are captured, after two micro-batches and before clipping; one GPU is one rank."""
     ranks = min(2, torch.cuda.device_count())
     common = of_small_images(tmp_path, 37)
-    common += ["--batch-size", "4", "--accumulate", "2", "--clip-grad-norm", "1", "--lr", "0.001"]
-    common += ["--epochs", "100", "--steps", "12", "--val-every", "0", "--ceilings", "false"]
+    common += [
+        "--batch-size",
+        "4",
+        "--accumulate",
+        "2",
+        "--clip-grad-norm",
+        "1",
+        "--lr",
+        "0.001",
+    ]
+    common += [
+        "--epochs",
+        "100",
+        "--steps",
+        "12",
+        "--val-every",
+        "0",
+        "--ceilings",
+        "false",
+    ]
     found = {}
     for graphs in ("false", "true"):
         output = tmp_path / graphs
@@ -228,4 +319,6 @@ def test_a_graph_of_all_gpus_trains_like_eager_steps(tmp_path: Path) -> None:
         found[graphs] = losses(output)
     print(found)
     assert len(found["true"]) == 12
-    np.testing.assert_allclose(found["true"], found["false"], rtol=1e-2)  # kernels that race
+    np.testing.assert_allclose(
+        found["true"], found["false"], rtol=1e-2
+    )  # kernels that race

@@ -32,21 +32,29 @@ def test_batches_are_those_of_the_cpu(device: torch.device, tmp_path: Path) -> N
     """Training, and a validation whose images have other sizes each time: memory is used again."""
     for split, patch, size in (("train", 16, 4), ("val", None, 1)):
         write(tmp_path / "data" / split, 9)
-        feed = feed_of(opened(tmp_path / "data", split), patch=patch, batch_size=size, workers=2)
+        feed = feed_of(
+            opened(tmp_path / "data", split), patch=patch, batch_size=size, workers=2
+        )
         feed = replace(feed, pixels=Pixels(**PLAIN))
         with open_loader("paired", feed) as loader:
-            expected = [(batch.images, batch.targets[HIGH]) for batch in loader.batches(0, 0)]
+            expected = [
+                (batch.images, batch.targets[HIGH]) for batch in loader.batches(0, 0)
+            ]
         with open_loader("paired", replace(feed, device=device)) as loader:
             for batch, (low, high) in zip(loader.batches(0, 0), expected, strict=True):
                 torch.testing.assert_close(batch.images.cpu(), low, rtol=0, atol=1e-6)
-                torch.testing.assert_close(batch.targets[HIGH].cpu(), high, rtol=0, atol=1e-6)
+                torch.testing.assert_close(
+                    batch.targets[HIGH].cpu(), high, rtol=0, atol=1e-6
+                )
 
 
 def test_the_kernel_that_finishes_does_what_torch_does(device: torch.device) -> None:
     """To the bit, since it looks up what torch makes of each level; without a wait once it is built."""
     assert _postprocess._kernel(device, torch.float16) is not None
     test_finish_kernel.check_they_are_the_same(test_finish_kernel.differences(device))
-    levels = torch.full((test_finish_kernel.BATCH, 19, 19, 3), 7, dtype=torch.uint8, device=device)
+    levels = torch.full(
+        (test_finish_kernel.BATCH, 19, 19, 3), 7, dtype=torch.uint8, device=device
+    )
     rows = test_finish_kernel.rows_of((19, 19))
     finish = _postprocess.Finish(test_finish_kernel.feed(device, "float16"))
     finish(levels, rows, rows.valid)
@@ -55,12 +63,20 @@ def test_the_kernel_that_finishes_does_what_torch_does(device: torch.device) -> 
 
 
 @pytest.mark.parametrize("arch", ["srcnn", "espcn", "edsr_baseline"])
-def test_a_graph_has_the_losses_of_eager_steps(arch: str, device: torch.device, tmp_path: Path) -> None:
+def test_a_graph_has_the_losses_of_eager_steps(
+    arch: str, device: torch.device, tmp_path: Path
+) -> None:
     write(tmp_path / "data/train", 8)
     split = opened(tmp_path / "data", patches=4)
-    feed = replace(feed_of(split, workers=2), pixels=Pixels(**PLAIN, dtype="float16"), device=device)
+    feed = replace(
+        feed_of(split, workers=2),
+        pixels=Pixels(**PLAIN, dtype="float16"),
+        device=device,
+    )
     world = ProcessWorld(device)
-    deterministic = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True)
+    deterministic = torch.backends.cudnn.flags(
+        enabled=True, benchmark=False, deterministic=True
+    )
 
     def losses(graphs: bool) -> list[float]:
         torch.manual_seed(0)
@@ -78,7 +94,10 @@ def test_a_graph_has_the_losses_of_eager_steps(arch: str, device: torch.device, 
         assert not graphs or graphed.capture(step, [first_batch(feed)], world)[0] == ""
         with open_loader("paired", feed) as loader:
             batches = iter(loader.batches(0, 0))
-            found = [float(step(batches, lr=1e-3, epoch=0, position=position)[0]) for position in range(8)]
+            found = [
+                float(step(batches, lr=1e-3, epoch=0, position=position)[0])
+                for position in range(8)
+            ]
         step.forget()
         return found
 
@@ -96,7 +115,9 @@ def test_figures_are_those_of_the_cpu(device: torch.device, tmp_path: Path) -> N
         metric = Fidelity(device=where, scale=2, of_luma=True, shave=2, samples=3)
         with open_loader("paired", feed) as loader:
             for batch in loader.batches(0, 0):
-                metric.update((batch.targets[HIGH] * 0.9).to(where), moved(batch, where))
+                metric.update(
+                    (batch.targets[HIGH] * 0.9).to(where), moved(batch, where)
+                )
         found = metric.result(ProcessWorld(CPU))
         found.pop("extras")
         return found
@@ -107,4 +128,9 @@ def test_figures_are_those_of_the_cpu(device: torch.device, tmp_path: Path) -> N
 def moved(batch: Batch, device: torch.device) -> Batch:
     """Return the batch with its tensors on a device."""
     targets = {name: value.to(device) for name, value in batch.targets.items()}
-    return replace(batch, images=batch.images.to(device), targets=targets, valid=batch.valid.to(device))
+    return replace(
+        batch,
+        images=batch.images.to(device),
+        targets=targets,
+        valid=batch.valid.to(device),
+    )

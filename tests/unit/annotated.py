@@ -81,7 +81,9 @@ def coco_like(n: int, *, seed: int = 0) -> SimpleNamespace:
     upright = rng.random(n) < 0.3
     listed = np.array([*COCO_MIX, (0, 0)])[kind]
     widths = np.where(kind < len(COCO_MIX), listed[:, 0], np.where(upright, other, 640))
-    heights = np.where(kind < len(COCO_MIX), listed[:, 1], np.where(upright, 640, other))
+    heights = np.where(
+        kind < len(COCO_MIX), listed[:, 1], np.where(upright, 640, other)
+    )
     counts = np.minimum(rng.geometric(1 / 7.3, n), 60) * (rng.random(n) > 0.01)
     limit = np.repeat(np.stack([widths, heights], axis=1), counts, axis=0)
     extent = np.minimum(np.exp(rng.uniform(np.log(8), np.log(500), limit.shape)), limit)

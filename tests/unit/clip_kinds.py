@@ -19,7 +19,10 @@ from tests.unit.video_files import Video, make
 
 FRAMES = 48
 STEPS = tuple(
-    int(tick) for tick in np.random.default_rng(3).choice([3000, 3600, 5400, 9000], FRAMES).cumsum()
+    int(tick)
+    for tick in np.random.default_rng(3)
+    .choice([3000, 3600, 5400, 9000], FRAMES)
+    .cumsum()
 )
 CLAIMED = [
     name
@@ -53,10 +56,19 @@ KINDS: dict[str, dict[str, Any]] = {
     "h264-refresh.mkv": {"refresh": True},
     "h264-refresh.ts": {"refresh": True},
     "h264-interlaced.mp4": {"interlaced": True, "b_frames": 2},
-    "h264-every.mp4": {"b_frames": 1, "muxer": {"movflags": "+dash+delay_moov+frag_every_frame"}},
+    "h264-every.mp4": {
+        "b_frames": 1,
+        "muxer": {"movflags": "+dash+delay_moov+frag_every_frame"},
+    },
     "h264-one-key.ts": {"b_frames": 5, "gop": 250},
-    "h264-fragments.mp4": {"b_frames": 2, "muxer": {"movflags": "frag_keyframe+empty_moov"}},
-    "h264-two.mp4": {"b_frames": 2, "other": Video(frames=40, size=(48, 64), numbers_from=1000)},
+    "h264-fragments.mp4": {
+        "b_frames": 2,
+        "muxer": {"movflags": "frag_keyframe+empty_moov"},
+    },
+    "h264-two.mp4": {
+        "b_frames": 2,
+        "other": Video(frames=40, size=(48, 64), numbers_from=1000),
+    },
     "h264-ten.mp4": {"b_frames": 2, "pixels": "yuv420p10le"},
     "h264-444.mkv": {"pixels": "yuv444p"},
     "hevc.mp4": {"codec": "hevc", "b_frames": 3},
@@ -77,7 +89,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "vp9-variable.webm": {"codec": "vp9", "ticks": STEPS},
     "vp9-hidden.mp4": {"codec": "vp9", "options": HIDDEN},
     "vp9-hidden.webm": {"codec": "vp9", "options": HIDDEN},
-    "vp9-again.webm": {"codec": "vp9", "options": HIDDEN, "again": (3, 29), "frames": FRAMES - 2},
+    "vp9-again.webm": {
+        "codec": "vp9",
+        "options": HIDDEN,
+        "again": (3, 29),
+        "frames": FRAMES - 2,
+    },
     "vp9-odd.mp4": {"codec": "vp9", "size": (121, 161)},
     "h264-709.mp4": {"matrix": 1},
     "h264-full.mp4": {"full_range": True},
@@ -88,7 +105,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "vp9-full.webm": {"codec": "vp9", "full_range": True},
     "vp8.webm": {"codec": "vp8"},
     "av1.mp4": {"codec": "av1", "options": {"crf": "4", "preset": "8"}},
-    "av1-variable.webm": {"codec": "av1", "options": {"crf": "4", "preset": "8"}, "ticks": STEPS},
+    "av1-variable.webm": {
+        "codec": "av1",
+        "options": {"crf": "4", "preset": "8"},
+        "ticks": STEPS,
+    },
     "mpeg4.mp4": {"codec": "mpeg4"},
     "mpeg4.avi": {"codec": "mpeg4"},
     "mpeg4-b.avi": {"codec": "mpeg4", "b_frames": 1},
@@ -112,15 +133,20 @@ class Made:
         for name, video in kinds.items():
             make(self.folder / name, Video(**{"frames": FRAMES, "gop": 12, **video}))
         self.videos = open_videos(folder / "data", cache=folder / "cache", workers=2)
-        self.names = [os.path.basename(os.fsdecode(self.videos.path(i))) for i in range(len(self.videos))]
+        self.names = [
+            os.path.basename(os.fsdecode(self.videos.path(i)))
+            for i in range(len(self.videos))
+        ]
 
     def shown(self, sample: int, frame: int) -> int:
         """The number that the frame must show."""
         video = self.kinds[self.names[sample]]
         if "parts" in video:
-            return [number for first, count in video["parts"] for number in range(first, first + count)][
-                frame
-            ]
+            return [
+                number
+                for first, count in video["parts"]
+                for number in range(first, first + count)
+            ][frame]
         twice = sorted([*range(FRAMES), *video.get("again", ())])
         return int(video.get("cut", 0)) + twice[frame]
 
@@ -130,7 +156,9 @@ def reader(backend: str, columns: Any) -> Any:
     module = import_module(LOADERS[backend].module)
     if not hasattr(module, "ClipLoader"):
         pytest.skip("decodes on a GPU: tests/gpu/test_clips.py")
-    with mock.patch.object(module, "ClipLoader", lambda feed, name, make_reader, make_pyav: make_reader):
+    with mock.patch.object(
+        module, "ClipLoader", lambda feed, name, make_reader, make_pyav: make_reader
+    ):
         try:
             return module.open(SimpleNamespace(columns=columns))(columns)
         except UserError as error:

@@ -25,14 +25,21 @@ from dataset.coco.columns import Instances
 from dataset.coco.scan import open_coco
 
 CATEGORIES = {1: "person", 3: "box", 5: "triangle"}
-COLOURS = {"person": (40, 40, 255), "box": (255, 40, 40), "triangle": (40, 255, 40), "crowd": (0, 220, 220)}
+COLOURS = {
+    "person": (40, 40, 255),
+    "box": (255, 40, 40),
+    "triangle": (40, 255, 40),
+    "crowd": (0, 220, 220),
+}
 KEYPOINTS = ("nose", "left_eye", "right_eye", "left_hand", "right_hand")
 PLACES = np.array([(0.5, 0.5), (0.7, 0.25), (0.3, 0.25), (0.85, 0.8), (0.15, 0.8)])
 """Where a person's keypoints lie in the box: its left is the picture's right."""
 SPLITS = {"train2017": 8, "val2017": 5}
 
 
-def write_coco(root: Path, *, splits: Mapping[str, int] = SPLITS, size: tuple[int, int] = (96, 128)) -> Path:
+def write_coco(
+    root: Path, *, splits: Mapping[str, int] = SPLITS, size: tuple[int, int] = (96, 128)
+) -> Path:
     """Write root/<split>/*.jpg, root/annotations/instances_<split>.json and person_keypoints_<split>.json;
     returns root.
 
@@ -47,30 +54,62 @@ def write_coco(root: Path, *, splits: Mapping[str, int] = SPLITS, size: tuple[in
         for number in range(count):
             image_id = 1000 * (place + 1) + 7 * number
             height, width = size if number % 4 != 1 else size[::-1]
-            picture, drawn = _drawn(rng, height, width, empty=number % 4 == 3, crowd=number % 4 == 1)
+            picture, drawn = _drawn(
+                rng, height, width, empty=number % 4 == 3, crowd=number % 4 == 1
+            )
             if number % 4 == 2:
                 picture = picture.convert("L")
             name = f"{image_id:012d}.jpg"
             picture.save(root / split / name, quality=95, subsampling=0)
-            images.append({"id": image_id, "file_name": name, "height": height, "width": width, "license": 1})
+            images.append(
+                {
+                    "id": image_id,
+                    "file_name": name,
+                    "height": height,
+                    "width": width,
+                    "license": 1,
+                }
+            )
             annotations += [
-                {"id": 10 * image_id + 3 * i, "image_id": image_id, **each} for i, each in enumerate(drawn)
+                {"id": 10 * image_id + 3 * i, "image_id": image_id, **each}
+                for i, each in enumerate(drawn)
             ]
         rng.shuffle(images)
         rng.shuffle(annotations)
         plain = [
-            {key: value for key, value in each.items() if "keypoints" not in key} for each in annotations
+            {key: value for key, value in each.items() if "keypoints" not in key}
+            for each in annotations
         ]
         categories = [
-            {"id": key, "name": name, "supercategory": "shape"} for key, name in reversed(CATEGORIES.items())
+            {"id": key, "name": name, "supercategory": "shape"}
+            for key, name in reversed(CATEGORIES.items())
         ]
-        write(root, split, {"info": {}, "images": images, "annotations": plain, "categories": categories})
-        people = [each for each in annotations if "keypoints" in each]
-        person = {"id": 1, "name": "person", "keypoints": list(KEYPOINTS), "skeleton": [[1, 2], [1, 3]]}
         write(
             root,
             split,
-            {"info": {}, "images": images, "annotations": people, "categories": [person]},
+            {
+                "info": {},
+                "images": images,
+                "annotations": plain,
+                "categories": categories,
+            },
+        )
+        people = [each for each in annotations if "keypoints" in each]
+        person = {
+            "id": 1,
+            "name": "person",
+            "keypoints": list(KEYPOINTS),
+            "skeleton": [[1, 2], [1, 3]],
+        }
+        write(
+            root,
+            split,
+            {
+                "info": {},
+                "images": images,
+                "annotations": people,
+                "categories": [person],
+            },
             kind="person_keypoints",
         )
     return root
@@ -86,12 +125,18 @@ def write(root: Path, split: str, document: Any, kind: str = "instances") -> Pat
     return path
 
 
-def opened(root: Path, split: Any = "train", *, keypoints: bool = False, **how: Any) -> Instances:
+def opened(
+    root: Path, split: Any = "train", *, keypoints: bool = False, **how: Any
+) -> Instances:
     """A split, with its manifest beside the set."""
-    return open_coco(root, split, keypoints=keypoints, **{"cache": root.parent / "cache", **how})
+    return open_coco(
+        root, split, keypoints=keypoints, **{"cache": root.parent / "cache", **how}
+    )
 
 
-def changed(root: Path, change: Callable[[dict[str, Any]], Any], *, keypoints: bool = False) -> Instances:
+def changed(
+    root: Path, change: Callable[[dict[str, Any]], Any], *, keypoints: bool = False
+) -> Instances:
     """What is left of the training set when its annotation file has been changed."""
     kind = "person_keypoints" if keypoints else "instances"
     found = document(root, "train2017", kind)
@@ -122,14 +167,26 @@ def _drawn(
     if empty:
         return picture, []
     draw, found = ImageDraw.Draw(picture), []
-    for quarter, what in zip(rng.permutation(4), ("person", "box", "triangle", "crowd"), strict=True):
+    for quarter, what in zip(
+        rng.permutation(4), ("person", "box", "triangle", "crowd"), strict=True
+    ):
         if what == "crowd" and not crowd:
             continue
-        rows, columns = height // 2 - 4, width // 2 - 4  # two pixels are free between shapes
-        h, w = int(rng.integers(rows // 2, rows)), int(rng.integers(columns // 2, columns))
+        rows, columns = (
+            height // 2 - 4,
+            width // 2 - 4,
+        )  # two pixels are free between shapes
+        h, w = (
+            int(rng.integers(rows // 2, rows)),
+            int(rng.integers(columns // 2, columns)),
+        )
         y = int(quarter // 2 * (height // 2) + 2 + rng.integers(rows - h))
         x = int(quarter % 2 * (width // 2) + 2 + rng.integers(columns - w))
-        found.append(_shape(draw, what, (x, y, w, h), (height, width), hands=bool(rng.integers(2))))
+        found.append(
+            _shape(
+                draw, what, (x, y, w, h), (height, width), hands=bool(rng.integers(2))
+            )
+        )
     return picture, found
 
 
@@ -151,15 +208,26 @@ def _shape(
         "iscrowd": 0,
     }
     if what == "triangle":
-        draw.polygon([(x, y + h - 1), (x + w // 2, y), (x + w - 1, y + h - 1)], fill=COLOURS[what])
+        draw.polygon(
+            [(x, y + h - 1), (x + w // 2, y), (x + w - 1, y + h - 1)],
+            fill=COLOURS[what],
+        )
         corners = [x, y + h, x + w / 2, y, x + w, y + h]
-        return made | {"area": w * h / 2, "segmentation": [[float(value) for value in corners]]}
+        return made | {
+            "area": w * h / 2,
+            "segmentation": [[float(value) for value in corners]],
+        }
     draw.rectangle([x, y, x + w - 1, y + h - 1], fill=COLOURS[what])
     if what == "crowd":
         mask = np.zeros(size, bool)
         mask[y : y + h, x : x + w] = True
-        return made | {"iscrowd": 1, "segmentation": {"counts": counts(mask), "size": list(size)}}
-    made["segmentation"] = [[float(value) for value in (x, y, x + w, y, x + w, y + h, x, y + h)]]
+        return made | {
+            "iscrowd": 1,
+            "segmentation": {"counts": counts(mask), "size": list(size)},
+        }
+    made["segmentation"] = [
+        [float(value) for value in (x, y, x + w, y, x + w, y + h, x, y + h)]
+    ]
     if what == "person":
         points = (np.array([x, y]) + PLACES * [w, h]).astype(int)
         seen = [2, 2, 2, 2 * hands, 2 * hands]
@@ -167,7 +235,10 @@ def _shape(
             if visible:
                 draw.rectangle([px - 1, py - 1, px + 1, py + 1], fill=(255, 255, 255))
         values = np.column_stack([points, seen]) * (np.array(seen)[:, None] > 0)
-        made |= {"keypoints": values.ravel().tolist(), "num_keypoints": int(np.count_nonzero(seen))}
+        made |= {
+            "keypoints": values.ravel().tolist(),
+            "num_keypoints": int(np.count_nonzero(seen)),
+        }
     return made
 
 

@@ -19,7 +19,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """tests.unit.clip_kinds.Made of every kind, for reading only: they take seconds to encode."""
-    from tests.unit.clip_kinds import KINDS, Made  # with PyAV, which few of these tests need
+    from tests.unit.clip_kinds import (
+        KINDS,
+        Made,
+    )  # with PyAV, which few of these tests need
 
     return Made(tmp_path_factory.mktemp("kinds"), KINDS)
 
@@ -32,7 +35,9 @@ def prompt_ran(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.end_to_end.runs import importable
 
     def ran(command: list[str], log: Any, limit_s: float) -> int:
-        process = runner.python(*command[1:], env=importable(os.environ), cwd=Path.cwd())
+        process = runner.python(
+            *command[1:], env=importable(os.environ), cwd=Path.cwd()
+        )
         try:
             code: int = process.wait(limit_s)
         finally:
@@ -53,14 +58,18 @@ def coco_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.unit.coco_files import write_coco
 
     splits = {"train2017": 8, "val2017": COCO_IMAGES}
-    return write_coco(tmp_path_factory.mktemp("coco") / "set", splits=splits, size=(64, 80))
+    return write_coco(
+        tmp_path_factory.mktemp("coco") / "set", splits=splits, size=(64, 80)
+    )
 
 
 @pytest.fixture(scope="session")
 def columns(coco_root: Path) -> Any:
     from dataset.coco.scan import open_coco
 
-    return open_coco(coco_root, "val", keypoints=False, cache=coco_root.parent / "cache")
+    return open_coco(
+        coco_root, "val", keypoints=False, cache=coco_root.parent / "cache"
+    )
 
 
 @pytest.fixture(scope="session")

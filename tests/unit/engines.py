@@ -52,12 +52,20 @@ class Session:
     """
 
     def __init__(self, codec: Codec, name: str, most: tuple[int, int]) -> None:
-        self._codec, self._name, self._most, self._hidden = codec, name, most, set[int]()
+        self._codec, self._name, self._most, self._hidden = (
+            codec,
+            name,
+            most,
+            set[int](),
+        )
         self._labels: list[int] = []
         self._last = 0
         self._valid: list[torch.Tensor] = []
         self._size: tuple[int, int] | None = None  # that it was asked for
-        self._asked, self._scales = False, False  # the first: since it has heard of a size
+        self._asked, self._scales = (
+            False,
+            False,
+        )  # the first: since it has heard of a size
         self._coded = self._surface = (0, 0)
         self._begin()
 
@@ -81,28 +89,43 @@ class Session:
             try:
                 frames = self._context.decode(packet)
             except av.error.FFmpegError as error:
-                raise Exception("HandleVideoSequence : refused\nError code : 1") from error
+                raise Exception(
+                    "HandleVideoSequence : refused\nError code : 1"
+                ) from error
             if self._name == "vp9" and shows_again(memoryview(packet)):
                 frames = []
         else:
             frames = self._context.decode(None)
         for samples in self._valid:
             samples.fill_(77)
-        if any(frame.height > self._most[0] or frame.width > self._most[1] for frame in frames):
-            raise Exception("Reconfigure not supported when width/height > maxwidth/maxheight")
+        if any(
+            frame.height > self._most[0] or frame.width > self._most[1]
+            for frame in frames
+        ):
+            raise Exception(
+                "Reconfigure not supported when width/height > maxwidth/maxheight"
+            )
         labelled = [(heapq.heappop(self._labels), frame) for frame in frames]
-        shown = [(label, frame) for label, frame in labelled if label not in self._hidden]
+        shown = [
+            (label, frame) for label, frame in labelled if label not in self._hidden
+        ]
         self._hidden -= {label for label, _ in labelled}
         self._valid = [self._samples(frame) for _, frame in shown]
         if not data.bsl:
             self._begin()
-        return [Frame(label, samples) for (label, _), samples in zip(shown, self._valid, strict=True)]
+        return [
+            Frame(label, samples)
+            for (label, _), samples in zip(shown, self._valid, strict=True)
+        ]
 
     def _samples(self, frame: Any) -> torch.Tensor:
         displayed = frame.height, frame.width
         coded = displayed
         if self._name in ("h264", "hevc"):
-            coded = (-(-self._context.coded_height // 16) * 16, -(-self._context.coded_width // 16) * 16)
+            coded = (
+                -(-self._context.coded_height // 16) * 16,
+                -(-self._context.coded_width // 16) * 16,
+            )
         if coded != self._coded:
             self._scales = not (self._asked or self._coded == (0, 0))
             self._surface = self._surface if self._scales else displayed
@@ -129,7 +152,9 @@ def nv12(planes: np.ndarray) -> torch.Tensor:
     """uint8 [H * 3 / 2, W], the planes Y, U, V one behind the other -> Y, and U and V in turns."""
     height = len(planes) * 2 // 3
     chroma = planes[height:].reshape(2, -1).T
-    return torch.from_numpy(np.concatenate([planes[:height], chroma.reshape(height // 2, -1)]))
+    return torch.from_numpy(
+        np.concatenate([planes[:height], chroma.reshape(height // 2, -1)])
+    )
 
 
 class Codec:

@@ -23,7 +23,8 @@ JPEG, PNG = FILES["jpeg grey"], FILES["png rgb"]
 def root(tmp_path: Path) -> Path:
     """Two classes of two images."""
     return fill(
-        tmp_path / "train", {"ant/0.jpg": JPEG, "ant/1.jpg": PNG, "bee/0.jpg": JPEG, "bee/1.jpg": JPEG}
+        tmp_path / "train",
+        {"ant/0.jpg": JPEG, "ant/1.jpg": PNG, "bee/0.jpg": JPEG, "bee/1.jpg": JPEG},
     )
 
 
@@ -37,7 +38,11 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of what would have been brought to the disk."""
     names: list[str] = []
     monkeypatch.setattr(
-        os, "fsync", lambda file: names.append(os.path.basename(os.readlink(f"/proc/self/fd/{file}")))
+        os,
+        "fsync",
+        lambda file: names.append(
+            os.path.basename(os.readlink(f"/proc/self/fd/{file}"))
+        ),
     )
     return names
 
@@ -63,33 +68,48 @@ def samples(split: Split) -> dict[str, tuple[str, bytes]]:
     """Return name -> class and bytes, of every sample."""
     columns = split.columns
     return {
-        os.fsdecode(columns.entry(place)): (columns.classes[columns.label[place]], split.source.read(place))
+        os.fsdecode(columns.entry(place)): (
+            columns.classes[columns.label[place]],
+            split.source.read(place),
+        )
         for place in range(len(columns))
     }
 
 
 def left_out(split: Split) -> list[str]:
     """Return the lines of rejected.txt, with names below train/."""
-    lines = (split.columns.folder / "rejected.txt").read_text(encoding="utf-8").splitlines()
+    lines = (
+        (split.columns.folder / "rejected.txt").read_text(encoding="utf-8").splitlines()
+    )
     assert split.columns.rejected == len(lines)
     return [line.rpartition("/train/")[2] for line in lines]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Return relative path -> bytes, of every file below a folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def names(found: Manifest) -> list[str]:
     """Relative paths of all samples."""
-    return [os.fsdecode(found.path(i))[len(str(found.root)) + 1 :] for i in range(len(found))]
+    return [
+        os.fsdecode(found.path(i))[len(str(found.root)) + 1 :]
+        for i in range(len(found))
+    ]
 
 
 def reasons(found: Manifest) -> dict[str, str]:
     """rejected.txt: relative path -> reason."""
     lines = (found.folder / "rejected.txt").read_text().splitlines()
     assert len(lines) == found.rejected
-    return {path[len(str(found.root)) + 1 :]: why for path, why in (line.split("\t") for line in lines)}
+    return {
+        path[len(str(found.root)) + 1 :]: why
+        for path, why in (line.split("\t") for line in lines)
+    }
 
 
 def scanned(call: Any) -> tuple[Images, bool]:

@@ -48,7 +48,8 @@ def serving(root: Path) -> Iterator[Server]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # else the body waits 40 ms for the header's acknowledgement
+        # else the body waits 40 ms for the header's acknowledgement
+        disable_nagle_algorithm = True
 
         def log_message(self, *args: object) -> None:
             """Say nothing."""
@@ -92,7 +93,10 @@ def serving(root: Path) -> Iterator[Server]:
 
         def file(self, path: Path, name: str, *, body: bool) -> None:
             content = path.read_bytes()
-            told = {"ETag": server.etags.get(name, f'"{path.stat().st_mtime_ns}"'), "Accept-Ranges": "bytes"}
+            told = {
+                "ETag": server.etags.get(name, f'"{path.stat().st_mtime_ns}"'),
+                "Accept-Ranges": "bytes",
+            }
             status = 200
             fault = server.fault(name) if body else ""
             if fault == "reset":
@@ -113,7 +117,13 @@ def serving(root: Path) -> Iterator[Server]:
             self.send(status, content, told, body=body, cut=fault == "cut")
 
         def send(
-            self, status: int, content: bytes, told: dict[str, str], *, body: bool = True, cut: bool = False
+            self,
+            status: int,
+            content: bytes,
+            told: dict[str, str],
+            *,
+            body: bool = True,
+            cut: bool = False,
         ) -> None:
             self.send_response(status)
             for key, value in {**told, "Content-Length": str(len(content))}.items():
@@ -127,7 +137,9 @@ def serving(root: Path) -> Iterator[Server]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
         listening.daemon_threads = True
         server.url = f"http://127.0.0.1:{listening.server_address[1]}"
-        thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        thread = threading.Thread(
+            target=listening.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        )
         thread.start()
         try:
             yield server

@@ -46,7 +46,9 @@ class Counting:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_the_thread_goes_on_when_it_is_told_to_or_the_next_one_is_asked_for(depth: int) -> None:
+def test_the_thread_goes_on_when_it_is_told_to_or_the_next_one_is_asked_for(
+    depth: int,
+) -> None:
     source = Counting()
     ahead = Ahead(source, depth=depth, device=CPU)
     full = depth + 1  # those that wait, and one that has no place yet
@@ -78,7 +80,12 @@ def test_what_is_kept_of_a_batch_does_not_keep_the_others() -> None:
     kept = next(items), ahead.release
     ahead.close()
     del ahead, items
-    assert [item() is not None for item in alive] == [True, False, False, False] and kept
+    assert [item() is not None for item in alive] == [
+        True,
+        False,
+        False,
+        False,
+    ] and kept
 
 
 def test_a_signal_that_does_not_wake_the_consumer_is_heard() -> None:
@@ -117,7 +124,9 @@ def test_a_signal_that_does_not_wake_the_consumer_is_heard() -> None:
 
 def test_batches_say_it_to_their_thread() -> None:
     empty = torch.zeros(0)
-    batch = Batch(images=empty, sizes=empty, targets={}, valid=empty, ids=np.zeros(0, np.int64))
+    batch = Batch(
+        images=empty, sizes=empty, targets={}, valid=empty, ids=np.zeros(0, np.int64)
+    )
     said: list[Any] = []
     for given in hand_over(iter([Staged(batch)]), lambda: said.append(1)):
         given.launched()

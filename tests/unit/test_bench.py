@@ -19,7 +19,18 @@ from rich.console import Console
 
 from benchmarks import _process, _show, _suite
 from benchmarks._process import ending_on_signals
-from benchmarks._suite import ROOT, Column, Common, Point, Row, Suite, figures_of, merged, results, run
+from benchmarks._suite import (
+    ROOT,
+    Column,
+    Common,
+    Point,
+    Row,
+    Suite,
+    figures_of,
+    merged,
+    results,
+    run,
+)
 from contracts import UserError
 from scripts import bench
 
@@ -59,7 +70,10 @@ def suite(**changes: Any) -> Suite:
         Column(key="size", title="size"),
         Column(key="rate", title="img/s", form="{:,.1f}"),
     )
-    columns += (Column(key="bound", title="bound", detail=True), Column(key="power_w", title="W"))
+    columns += (
+        Column(key="bound", title="bound", detail=True),
+        Column(key="power_w", title="W"),
+    )
     fields: dict[str, Any] = {
         "name": "fake",
         "about": "about it",
@@ -70,7 +84,13 @@ def suite(**changes: Any) -> Suite:
     return Suite(
         **(
             fields
-            | {"read": figures_of, "columns": columns, "rate": "rate", "over": ("size",), "curves": ("rate",)}
+            | {
+                "read": figures_of,
+                "columns": columns,
+                "rate": "rate",
+                "over": ("size",),
+                "curves": ("rate",),
+            }
             | changes
         )
     )
@@ -78,7 +98,10 @@ def suite(**changes: Any) -> Suite:
 
 def ran(folder: Path, *names: str, limit_s: float = 30.0, **changes: Any) -> list[Row]:
     return run(
-        suite(**changes), Settings(names=names, output=folder, limit_s=limit_s), folder, lambda *_: None
+        suite(**changes),
+        Settings(names=names, output=folder, limit_s=limit_s),
+        folder,
+        lambda *_: None,
     )
 
 
@@ -94,14 +117,23 @@ def test_each_end_is_a_row(tmp_path: Path) -> None:
     }
     errors = {row["point"]["name"]: row["error"] for row in rows}
     assert errors["crash"] == "exit code 1: the last line"
-    assert errors["oom"].endswith("(CUDA out of memory)") and "left no figures" in errors["silent"]
+    assert (
+        errors["oom"].endswith("(CUDA out of memory)")
+        and "left no figures" in errors["silent"]
+    )
     assert errors["slow"] == "took longer than --limit-s 3"
     assert results(tmp_path) == json.loads(json.dumps(rows))
 
 
-@pytest.mark.parametrize("said", ["--data: no image in it", "train.py: --data: no image in it"])
+@pytest.mark.parametrize(
+    "said", ["--data: no image in it", "train.py: --data: no image in it"]
+)
 def test_data_that_no_point_can_use_ends_a_suite(said: str, tmp_path: Path) -> None:
-    refuses = lambda *_: [sys.executable, "-c", f"import sys; print('{said}', file=sys.stderr); sys.exit(2)"]  # noqa: E731
+    refuses = lambda *_: [  # noqa: E731
+        sys.executable,
+        "-c",
+        f"import sys; print('{said}', file=sys.stderr); sys.exit(2)",
+    ]
     with pytest.raises(UserError, match=r"^--data: no image in it$"):
         ran(tmp_path, "good", "crash", command=refuses)
     assert [row["status"] for row in results(tmp_path)] == ["failed"]
@@ -118,7 +150,9 @@ def test_data_that_no_point_can_use_ends_a_suite(said: str, tmp_path: Path) -> N
         "what():  std::bad_alloc",
     ],
 )
-def test_a_library_that_gets_no_memory_is_out_of_memory(said: str, tmp_path: Path) -> None:
+def test_a_library_that_gets_no_memory_is_out_of_memory(
+    said: str, tmp_path: Path
+) -> None:
     program = f'print("{said}"); print("the end"); exit(1)'
     (row,) = ran(tmp_path, "good", command=lambda *_: [sys.executable, "-c", program])
     assert (row["status"], row["error"]) == ("oom", said)
@@ -133,11 +167,16 @@ def test_a_library_that_gets_no_memory_is_out_of_memory(said: str, tmp_path: Pat
         "import os; print('an ordinary line', flush=True); os.kill(os.getpid(), 9)",
     ],
 )
-def test_no_thread_or_a_kill_is_out_of_memory_where_that_is_looked_for(ends: str, tmp_path: Path) -> None:
+def test_no_thread_or_a_kill_is_out_of_memory_where_that_is_looked_for(
+    ends: str, tmp_path: Path
+) -> None:
     """Elsewhere these have other reasons too, which must not be hidden."""
     (failed,), (oom,) = (
         ran(
-            tmp_path / str(asks), "good", command=lambda *_: [sys.executable, "-c", ends], asks_what_fits=asks
+            tmp_path / str(asks),
+            "good",
+            command=lambda *_: [sys.executable, "-c", ends],
+            asks_what_fits=asks,
         )
         for asks in (False, True)
     )
@@ -166,7 +205,9 @@ def test_a_short_one_is_measured_again_and_shown_nowhere(tmp_path: Path) -> None
     assert again["began"] > rows[0]["began"]
 
 
-def test_a_folder_where_nothing_was_measured_holds_the_next_command_alone(tmp_path: Path) -> None:
+def test_a_folder_where_nothing_was_measured_holds_the_next_command_alone(
+    tmp_path: Path,
+) -> None:
     ran(tmp_path, "crash")
     ran(tmp_path, "good")
     assert [row["point"]["name"] for row in results(tmp_path)] == ["good"]
@@ -174,7 +215,9 @@ def test_a_folder_where_nothing_was_measured_holds_the_next_command_alone(tmp_pa
 
 def test_an_error_is_no_markup(tmp_path: Path) -> None:
     rows = ran(tmp_path, "crash")
-    rows[0]["error"] = "exit code 1: [rank0]: [/__w/pytorch/pair.cc:561] Connection closed by peer"
+    rows[0]["error"] = (
+        "exit code 1: [rank0]: [/__w/pytorch/pair.cc:561] Connection closed by peer"
+    )
     said = io.StringIO()
     _show.show(suite(), rows, tmp_path, Console(file=said, width=300))
     assert "[rank0]: [/__w/pytorch/pair.cc:561]" in said.getvalue()
@@ -190,24 +233,41 @@ def test_ranks_end_too(tmp_path: Path) -> None:
         "import subprocess, sys; "
         f"subprocess.Popen([sys.executable, '-c', {rank!r}], start_new_session=True).wait()"
     )
-    (row,) = ran(tmp_path, "good", limit_s=2.0, command=lambda *_: [sys.executable, "-c", launcher])
+    (row,) = ran(
+        tmp_path,
+        "good",
+        limit_s=2.0,
+        command=lambda *_: [sys.executable, "-c", launcher],
+    )
     assert row["status"] == "timeout"
     pid = int((tmp_path / row["folder"] / "log.txt").read_text())
-    assert not os.path.exists(f"/proc/{pid}") or "zombie" in Path(f"/proc/{pid}/status").read_text()
+    assert (
+        not os.path.exists(f"/proc/{pid}")
+        or "zombie" in Path(f"/proc/{pid}/status").read_text()
+    )
 
 
 def test_a_folder_is_of_one_command(tmp_path: Path) -> None:
     ran(tmp_path, "good")
-    with pytest.raises(UserError, match=r"--names \['good'\], this is \['oom'\]; name another folder"):
+    with pytest.raises(
+        UserError, match=r"--names \['good'\], this is \['oom'\]; name another folder"
+    ):
         ran(tmp_path, "oom")
 
 
 def test_points_that_depend_on_rows(tmp_path: Path) -> None:
     def follow(settings: Any, rows: Sequence[Row]) -> list[Point]:
-        return [{"name": "good", "size": 9}] if any(row["status"] == "oom" for row in rows) else []
+        return (
+            [{"name": "good", "size": 9}]
+            if any(row["status"] == "oom" for row in rows)
+            else []
+        )
 
     rows = ran(tmp_path, "oom", follow=follow)
-    assert [(row["point"]["size"], row["status"]) for row in rows] == [(8, "oom"), (9, "ok")]
+    assert [(row["point"]["size"], row["status"]) for row in rows] == [
+        (8, "oom"),
+        (9, "ok"),
+    ]
 
 
 def test_an_interrupt_ends_the_point_and_keeps_the_rows(tmp_path: Path) -> None:
@@ -219,9 +279,13 @@ def test_an_interrupt_ends_the_point_and_keeps_the_rows(tmp_path: Path) -> None:
     )
     flags = ["--names", "good", "slow", "--output", str(tmp_path / "out")]
     command = [sys.executable, "-c", script, "fake", *flags]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     until = time.monotonic() + 60
-    while not list(tmp_path.glob("out/runs/slow-8/log.txt")) and time.monotonic() < until:
+    while (
+        not list(tmp_path.glob("out/runs/slow-8/log.txt")) and time.monotonic() < until
+    ):
         time.sleep(0.05)
     time.sleep(0.3)
     (child,) = subprocess.run(
@@ -246,12 +310,23 @@ def test_repeats_are_processes_in_turns(tmp_path: Path) -> None:
         row["figures"]["rate"] = rate
     good, crash = merged(rows)
     assert good["point"] == {"name": "good", "size": 8}
-    assert good["figures"].items() >= {"rate": 100.0, "repeats": 3, "bound": "compute"}.items()
+    assert (
+        good["figures"].items()
+        >= {"rate": 100.0, "repeats": 3, "bound": "compute"}.items()
+    )
     assert good["spread"]["rate"].items() >= {"n": 3, "min": 90.0, "max": 120.0}.items()
     assert crash["status"] == "failed"
     assert merged(rows[:3])[0]["status"] == "short"
-    with pytest.raises(UserError, match="--repeats 2: of fewer than 3 no figure is shown; 1, or 3 and more"):
-        run(suite(), settings.model_copy(update={"repeats": 2}), tmp_path / "other", lambda *_: None)
+    with pytest.raises(
+        UserError,
+        match="--repeats 2: of fewer than 3 no figure is shown; 1, or 3 and more",
+    ):
+        run(
+            suite(),
+            settings.model_copy(update={"repeats": 2}),
+            tmp_path / "other",
+            lambda *_: None,
+        )
     assert not (tmp_path / "other").exists()
     with pytest.raises(UserError, match="is a search"):
         run(suite(follow=lambda *_: []), settings, tmp_path / "other", lambda *_: None)
@@ -264,7 +339,9 @@ def repeated(folder: Path, *statuses: str) -> list[Row]:
         for number, status in enumerate(statuses)
     ]
     return [
-        row if row["status"] == "ok" else {**row, "error": "it broke", "figures": {}, "versions": {}}
+        row
+        if row["status"] == "ok"
+        else {**row, "error": "it broke", "figures": {}, "versions": {}}
         for row in named
     ]
 
@@ -272,7 +349,11 @@ def repeated(folder: Path, *statuses: str) -> list[Row]:
 def test_a_repeat_that_is_lost_is_shown(tmp_path: Path) -> None:
     rows = repeated(tmp_path, "ok", "oom", "ok", "ok")
     (row,) = merged(rows)
-    assert (row["status"], row["figures"]["repeats"], row["figures"]["lost"]) == ("ok", 3, 1)
+    assert (row["status"], row["figures"]["repeats"], row["figures"]["lost"]) == (
+        "ok",
+        3,
+        1,
+    )
     assert row["error"] == "1 of 4 processes without a figure: oom: it broke"
     _show.show(suite(), rows, tmp_path, Console(file=io.StringIO()))
     assert (
@@ -281,12 +362,17 @@ def test_a_repeat_that_is_lost_is_shown(tmp_path: Path) -> None:
     )
     _show.show(suite(), rows[:3], tmp_path, Console(file=io.StringIO()))
     text = (tmp_path / "table.md").read_text()
-    assert "| too short: no figure; 1 of 3 processes without a figure: oom: it broke |" in text
+    assert (
+        "| too short: no figure; 1 of 3 processes without a figure: oom: it broke |"
+        in text
+    )
     (whole,) = merged(repeated(tmp_path / "whole", "ok", "ok", "ok"))
     assert whole["error"] is None and whole["figures"]["lost"] == 0
 
 
-def test_the_commit_is_each_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commit_is_each_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_suite, "_commit", lambda: "one")
     (before,) = ran(tmp_path, "good")
     monkeypatch.setattr(_suite, "_commit", lambda: "other+")
@@ -299,7 +385,9 @@ def test_the_commit_is_each_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         {**row, "point": {**row["point"], "repeat": number}}
         for number, row in enumerate((before, after, before))
     ]
-    assert "- commit one / other+, torch 2\n" in _show.markdown(suite(), merged(turns), tmp_path)
+    assert "- commit one / other+, torch 2\n" in _show.markdown(
+        suite(), merged(turns), tmp_path
+    )
 
 
 def test_a_signal_that_is_ignored_stays_so() -> None:
@@ -317,7 +405,9 @@ def test_a_signal_while_a_point_is_ended_is_heard_once_it_is(tmp_path: Path) -> 
     """`timeout` sends a signal once, to a point that has its time to end. Under nohup, which ignores
     another.
     """
-    send = "[os.kill(os.getppid(), number) for number in (signal.SIGHUP, signal.SIGTERM)]"
+    send = (
+        "[os.kill(os.getppid(), number) for number in (signal.SIGHUP, signal.SIGTERM)]"
+    )
     deaf = f"import os, signal, time; signal.signal(signal.SIGTERM, lambda *_: {send}); time.sleep(60)"
     began, before = time.monotonic(), psutil.Process().children()
     with pytest.MonkeyPatch.context() as patched, (tmp_path / "log").open("wb") as log:
@@ -358,7 +448,9 @@ def test_without_a_figure_it_failed(
     monkeypatch.setattr(bench, "suite_of", lambda _: suite())
     monkeypatch.setattr(bench, "run", lambda *_: rows)
     assert bench.main(["fake", "--output", str(tmp_path)]) == code
-    assert ("bench: no point has a figure" in capsys.readouterr().err) == ("ok" not in statuses)
+    assert ("bench: no point has a figure" in capsys.readouterr().err) == (
+        "ok" not in statuses
+    )
 
 
 def test_damaged_results_are_passed_over(tmp_path: Path) -> None:

@@ -33,7 +33,10 @@ from tests.end_to_end.runs import draw
             "--precisions got 'fp17': input should be 'auto', 'fp16', 'bf16' or 'fp32'",
         ),
         ("train --seconds", "Missing value for argument '--seconds'"),
-        ("train --nothing 3", "unknown flag '--nothing'; bench train --help lists every setting"),
+        (
+            "train --nothing 3",
+            "unknown flag '--nothing'; bench train --help lists every setting",
+        ),
         ("nothing", "SUITE got 'nothing', which is unknown; known: train, max-batch"),
     ],
 )
@@ -42,17 +45,26 @@ def test_one_line_says_what_was_got_and_what_is_allowed(
 ) -> None:
     assert bench.main(argv.split()) == 2
     told = capsys.readouterr().err
-    assert said in told and told.startswith("bench: ") and told.count("\n") == 1 and len(told) < 200
+    assert (
+        said in told
+        and told.startswith("bench: ")
+        and told.count("\n") == 1
+        and len(told) < 200
+    )
     assert "pydantic" not in told and "[" not in told
 
 
 def test_positionals_behind_a_wrong_value(capsys: pytest.CaptureFixture[str]) -> None:
     assert report.main(["--fail-below", "x", "a", "b"]) == 2
-    assert capsys.readouterr().err.startswith("report: --fail-below got 'x': input should be a valid number")
+    assert capsys.readouterr().err.startswith(
+        "report: --fail-below got 'x': input should be a valid number"
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_more_ranks_than_gpus(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_ranks_than_gpus(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All suites that have ranks refuse them alike; on a CPU any number runs."""
     (tmp_path / "train").mkdir()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
@@ -61,11 +73,15 @@ def test_more_ranks_than_gpus(count: int, tmp_path: Path, monkeypatch: pytest.Mo
         lambda: loader.points(loader.Loader(data=tmp_path, gpus=(1, 4))),
     ):
         with pytest.raises(
-            UserError, match=rf"--gpus 4: there (is 1 GPU|are 2 GPUs) here.*at most --gpus {count}"
+            UserError,
+            match=rf"--gpus 4: there (is 1 GPU|are 2 GPUs) here.*at most --gpus {count}",
         ):
             points()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert {point["gpus"] for point in train.points(train.Train(data=str(tmp_path), gpus=(1, 4)))} == {1, 4}
+    assert {
+        point["gpus"]
+        for point in train.points(train.Train(data=str(tmp_path), gpus=(1, 4)))
+    } == {1, 4}
     require_gpus((), 2)  # a flag without a value is another mistake
 
 
@@ -76,9 +92,21 @@ def test_a_data_folder_whose_name_is_no_utf_8(
     """And a note of two lines: the table stays a table."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     odd = os.fsdecode(b"\xff x")
-    data, output = draw(tmp_path / odd, classes=("a", "b"), train=24, val=1), tmp_path / f"out {odd}"
+    data, output = (
+        draw(tmp_path / odd, classes=("a", "b"), train=24, val=1),
+        tmp_path / f"out {odd}",
+    )
     words = ["loader", "--data", str(data), "--output", str(output)]
-    words += ["--loaders", "torchvision", "--image-size", "32", "--batch-size", "8", "--workers", "0"]
+    words += [
+        "--loaders",
+        "torchvision",
+        "--image-size",
+        "32",
+        "--batch-size",
+        "8",
+        "--workers",
+        "0",
+    ]
     monkeypatch.setattr(sys, "argv", ["bench", *words])
     assert bench.main([*words, "--note", "one\n\n| two"]) == 0
     text = (output / "table.md").read_bytes().decode()
@@ -88,21 +116,28 @@ def test_a_data_folder_whose_name_is_no_utf_8(
     assert report.main([str(output)]) == 0
     other = tmp_path / "other"
     shutil.copytree(output, other)
-    (other / "suite.json").write_text((output / "suite.json").read_text().replace("\\udcff", "\\udcfe"))
+    (other / "suite.json").write_text(
+        (output / "suite.json").read_text().replace("\\udcff", "\\udcfe")
+    )
     assert report.main([str(output), str(other)]) == 0
     assert "\\udcff x / " in capsys.readouterr().out
 
 
 def test_no_suite_gives_a_common_flag_another_meaning() -> None:
     for name in bench.SUITES:
-        assert not {*bench.suite_of(name).settings.__annotations__} & {*Common.model_fields}, name
+        assert not {*bench.suite_of(name).settings.__annotations__} & {
+            *Common.model_fields
+        }, name
 
 
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
         (["--archs", "resnet81"], "--archs got 'resnet81' (did you mean"),
-        (["--loaders", "torchvison"], "--loaders got 'torchvison' (did you mean torchvision"),
+        (
+            ["--loaders", "torchvison"],
+            "--loaders got 'torchvison' (did you mean torchvision",
+        ),
         (["--archs"], "has none"),
         (["--flags=it's"], "No closing quotation"),
         (["--", "--arch", "alexnet"], "--arch behind -- is what the suite sets itself"),

@@ -23,8 +23,15 @@ def test_the_tables(tmp_path: Path) -> None:
     console = Console(width=200, record=True, file=io.StringIO())
     _show.show(suite(), rows, tmp_path, console)
     shown = console.export_text()
-    assert "100.0 (90.0 to 110.0, 5)" in shown and "out of memory" in shown and "too short" in shown
-    assert "More columns in table.md: bound." in shown and "bound" not in shown.partition("More columns")[0]
+    assert (
+        "100.0 (90.0 to 110.0, 5)" in shown
+        and "out of memory" in shown
+        and "too short" in shown
+    )
+    assert (
+        "More columns in table.md: bound." in shown
+        and "bound" not in shown.partition("More columns")[0]
+    )
     text = (tmp_path / "table.md").read_text()
     assert "| name | img/s | bound |" in text
     assert "| good | 100.0 (90.0 to 110.0, 5) | compute |" in text
@@ -40,7 +47,9 @@ def test_the_tables(tmp_path: Path) -> None:
         assert line in text
 
 
-def test_a_rate_that_never_got_steady_is_named_and_concludes_nothing(tmp_path: Path) -> None:
+def test_a_rate_that_never_got_steady_is_named_and_concludes_nothing(
+    tmp_path: Path,
+) -> None:
     steady, *_ = ran(tmp_path, "good")
     wild = steady | {
         "point": {**steady["point"], "name": "wild"},
@@ -52,21 +61,34 @@ def test_a_rate_that_never_got_steady_is_named_and_concludes_nothing(tmp_path: P
     )
     text = _show.markdown(telling, [steady, wild], tmp_path)
     assert (
-        "- 2 are there\n" in text and "- of good\n" in text and "of wild" not in text.partition("| wild")[2]
+        "- 2 are there\n" in text
+        and "- of good\n" in text
+        and "of wild" not in text.partition("| wild")[2]
     )
-    assert "Unsteady, so no conclusion is drawn from it; measure it again on a quiet machine: wild-8." in text
+    assert (
+        "Unsteady, so no conclusion is drawn from it; measure it again on a quiet machine: wild-8."
+        in text
+    )
 
 
 @pytest.mark.parametrize(
     ("number", "said", "told"),
     [
-        (signal.SIGKILL, "epoch 1, 100 img/s", "killed, as the system does when memory is short"),
+        (
+            signal.SIGKILL,
+            "epoch 1, 100 img/s",
+            "killed, as the system does when memory is short",
+        ),
         (signal.SIGABRT, "free(): invalid pointer", "SIGABRT; free(): invalid pointer"),
         (signal.SIGRTMIN + 1, "", f"signal {signal.SIGRTMIN + 1}"),
     ],
 )
-def test_a_point_that_a_signal_ended_names_it(number: int, said: str, told: str, tmp_path: Path) -> None:
-    program = f"import os; print({said!r}, flush=True); os.kill(os.getpid(), {int(number)})"
+def test_a_point_that_a_signal_ended_names_it(
+    number: int, said: str, told: str, tmp_path: Path
+) -> None:
+    program = (
+        f"import os; print({said!r}, flush=True); os.kill(os.getpid(), {int(number)})"
+    )
     (row,) = ran(tmp_path, "good", command=lambda *_: [sys.executable, "-c", program])
     assert row["error"] == f"exit code -{int(number)}: {told}"
 
@@ -74,7 +96,11 @@ def test_a_point_that_a_signal_ended_names_it(number: int, said: str, told: str,
 def test_titles_have_the_unit_of_the_rows(tmp_path: Path) -> None:
     (row,) = ran(tmp_path, "good")
     told = replace(
-        suite(), columns=(Column(key="name", title="name"), Column(key="rate", title="{unit} a GPU"))
+        suite(),
+        columns=(
+            Column(key="name", title="name"),
+            Column(key="rate", title="{unit} a GPU"),
+        ),
     )
     assert _show.cells(told, [row], detail=False)[0] == ["img/s a GPU"]
     row["figures"]["unit"] = "clip/s"
@@ -91,7 +117,9 @@ def test_tensorboard_has_rows_and_plots_and_curves(tmp_path: Path) -> None:
 
     def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
         series: _plots.Series = {"a": [1.0, None], "b": [2.0, 3.0]}
-        return [_plots.bars(folder / "own.png", ["x", "y"], series, title="t", unit="img/s")]
+        return [
+            _plots.bars(folder / "own.png", ["x", "y"], series, title="t", unit="img/s")
+        ]
 
     told = suite(plots=plots, over=("size", "name"))
     (good,) = ran(tmp_path, "good")
@@ -106,22 +134,34 @@ def test_tensorboard_has_rows_and_plots_and_curves(tmp_path: Path) -> None:
     assert images.Tags()["images"] == ["fake/rate", "fake/own"]
     assert all(len(images.Images(tag)) == 1 for tag in images.Tags()["images"])
     curve = EventAccumulator(str(tmp_path / "curves" / "fake")).Reload()
-    assert [(event.step, event.value) for event in curve.Scalars("fake over size/rate")] == [
+    assert [
+        (event.step, event.value) for event in curve.Scalars("fake over size/rate")
+    ] == [
         (8, 100.0),
         (16, 150.0),
     ]
     other = {**good, "point": {**good["point"], "name": "other"}}
     assert _show.series_of(told, [good, other]) == ("name", {"fake": [good, other]})
-    assert _show.series_of(told, [good, other, larger])[1] == {"good": [good, larger], "other": [other]}
+    assert _show.series_of(told, [good, other, larger])[1] == {
+        "good": [good, larger],
+        "other": [other],
+    }
     _show.show(told, [good, other], tmp_path, Console(file=io.StringIO()))
     assert not list((tmp_path / "curves").rglob("events*")), "names are no steps"
     assert (tmp_path / "plots" / "rate.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_ratio_is_to_the_point_that_differs_in_the_named_values_alone(tmp_path: Path) -> None:
+def test_a_ratio_is_to_the_point_that_differs_in_the_named_values_alone(
+    tmp_path: Path,
+) -> None:
     (good,) = ran(tmp_path, "good")
     rows = [
-        {**good, "point": {"name": name, "size": size}, "figures": {"rate": rate}, "status": status}
+        {
+            **good,
+            "point": {"name": name, "size": size},
+            "figures": {"rate": rate},
+            "status": status,
+        }
         for name, size, rate, status in (
             ("eager", 8, 50.0, "ok"),
             ("graphs", 8, 75.0, "ok"),
@@ -129,5 +169,8 @@ def test_a_ratio_is_to_the_point_that_differs_in_the_named_values_alone(tmp_path
             ("graphs", 16, 80.0, "ok"),
         )
     ]
-    found = [row["figures"].get("of") for row in of_baseline(rows, "rate", {"of": {"name": "eager"}})]
+    found = [
+        row["figures"].get("of")
+        for row in of_baseline(rows, "rate", {"of": {"name": "eager"}})
+    ]
     assert found == [1.0, 1.5, None, None]

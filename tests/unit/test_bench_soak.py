@@ -41,7 +41,9 @@ EPOCHS = np.arange(26.0)
 
 
 def told(values: Any, name: str = "host_mib") -> tuple[list[str], list[str]]:
-    return verdict({"rate": [100.0] * len(values), name: list(values)}, max_mib_an_epoch=0.5)
+    return verdict(
+        {"rate": [100.0] * len(values), name: list(values)}, max_mib_an_epoch=0.5
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,8 +64,16 @@ def test_what_is_no_leak(values: Any) -> None:
 
 GRANULES = 400 + 2.0 * (EPOCHS // 2)  # a device gives memory in pieces of 2 MiB
 LEAKS: dict[str, tuple[Any, str, str]] = {
-    "through noise": (400 + EPOCHS + RNG.normal(0, 1, 26), "host_mib", "host memory: +"),
-    "of a device": (400 + EPOCHS + RNG.normal(0, 1, 26), "device_mib", f"{_leaks.MIB['device_mib']}: +"),
+    "through noise": (
+        400 + EPOCHS + RNG.normal(0, 1, 26),
+        "host_mib",
+        "host memory: +",
+    ),
+    "of a device": (
+        400 + EPOCHS + RNG.normal(0, 1, 26),
+        "device_mib",
+        f"{_leaks.MIB['device_mib']}: +",
+    ),
     "in granules": (GRANULES, "device_mib", "allowed 0.5"),
     "in large granules": (400 + 16.0 * (EPOCHS // 5), "device_mib", ""),
     "few large steps": (
@@ -96,17 +106,30 @@ def test_a_single_step_is_never_a_leak(epochs: int) -> None:
         assert leaks == [] and rose == ["host memory rose in 1 step by 1,024 MiB"], at
 
 
-def measured(data: Path, folder: Path, mib: int, **changes: Any) -> tuple[str | None, dict[str, Any]]:
+def measured(
+    data: Path, folder: Path, mib: int, **changes: Any
+) -> tuple[str | None, dict[str, Any]]:
     folder.mkdir()
     settings = Soak(
-        **{"data": data, "epochs": 18, "batch_size": 8, "image_size": 32, "workers": 1, **changes}
+        **{
+            "data": data,
+            "epochs": 18,
+            "batch_size": 8,
+            "image_size": 32,
+            "workers": 1,
+            **changes,
+        }
     )
     (point,) = soak.points(settings.model_copy(update={"loaders": ("synthetic",)}))
     found = soak.measure(
         settings,
         point,
         folder,
-        open_=(lambda name, feed: Leaks(feed, partial(open_loader, name), mib, files=True)) if mib else None,
+        open_=(
+            lambda name, feed: Leaks(feed, partial(open_loader, name), mib, files=True)
+        )
+        if mib
+        else None,
     )
     return found.error, found.figures
 
@@ -152,12 +175,20 @@ def has_freed(*, block: bool = False) -> Iterator[int]:
 
 
 def held_mib(pid: int) -> float:
-    return float(psutil.Process(pid).memory_info().rss - psutil.Process(pid).memory_info().shared) / 2**20
+    return (
+        float(
+            psutil.Process(pid).memory_info().rss
+            - psutil.Process(pid).memory_info().shared
+        )
+        / 2**20
+    )
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="no glibc")
 def test_what_children_have_freed_is_not_counted() -> None:
-    other = subprocess.Popen(["sleep", "600"])  # without our handler the signal would end it
+    other = subprocess.Popen(
+        ["sleep", "600"]
+    )  # without our handler the signal would end it
     try:
         with soak.trimming(), has_freed() as child:
             before = held_mib(child)
@@ -200,13 +231,17 @@ def few_objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each reading collects garbage: among what it makes, not among all that this process has imported."""
     unfreeze = gc.unfreeze
     gc.freeze()
-    monkeypatch.setattr(gc, "unfreeze", lambda: None)  # system/processes.py does, after each fork
+    monkeypatch.setattr(
+        gc, "unfreeze", lambda: None
+    )  # system/processes.py does, after each fork
     yield
     unfreeze()
 
 
 @pytest.mark.usefixtures("few_objects")
-def test_a_planted_leak_of_1_mib_and_a_file_an_epoch_is_caught(data: Path, tmp_path: Path) -> None:
+def test_a_planted_leak_of_1_mib_and_a_file_an_epoch_is_caught(
+    data: Path, tmp_path: Path
+) -> None:
     error, figures = measured(data, tmp_path / "leaks", 1)
     assert (
         error
@@ -215,7 +250,10 @@ def test_a_planted_leak_of_1_mib_and_a_file_an_epoch_is_caught(data: Path, tmp_p
         and error.endswith("--warm-epochs 167 tells")
     )
     assert figures["host_mib_an_epoch"] == pytest.approx(1.0, abs=0.3)
-    assert len(json.loads((tmp_path / "leaks" / "series.json").read_text())["host_mib"]) == 18
+    assert (
+        len(json.loads((tmp_path / "leaks" / "series.json").read_text())["host_mib"])
+        == 18
+    )
     error, figures = measured(data, tmp_path / "flat", 0)
     assert (error, figures["verdict"]) == (None, "flat")
 
@@ -234,7 +272,9 @@ def videos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_planted_leak_beside_clips_is_caught(videos: Path, tmp_path: Path) -> None:
     asked: dict[str, Any] = {"task": "video", "batch_size": 4, "clip_frames": 2}
     error, figures = measured(videos, tmp_path / "leaks", 1, **asked)
-    assert error and "host memory: +1." in error and "open files: +1.00 an epoch" in error
+    assert (
+        error and "host memory: +1." in error and "open files: +1.00 an epoch" in error
+    )
     assert figures["unit"] == "clip/s"
 
 
@@ -243,19 +283,33 @@ def test_points_of_videos(videos: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("loaders.installed", lambda package: package == "decord")
     found = soak.points(Soak(task="video", data=videos, clip_stride=2))
     assert [point.pop("loader") for point in found] == ["pyav", "decord"]
-    assert found[0] == {"batch_size": 8, "image_size": 224, "clip_frames": 16, "clip_stride": 2, "clips": 0}
+    assert found[0] == {
+        "batch_size": 8,
+        "image_size": 224,
+        "clip_frames": 16,
+        "clip_stride": 2,
+        "clips": 0,
+    }
     (image,) = soak.points(Soak(data=videos, loaders=("synthetic",)))
     assert image == {"loader": "synthetic", "batch_size": 64, "image_size": 224}
-    with pytest.raises(UserError, match="got 'torchvision', which is for --task classification"):
+    with pytest.raises(
+        UserError, match="got 'torchvision', which is for --task classification"
+    ):
         soak.points(Soak(task="video", data=videos, loaders=("torchvision",)))
 
 
 def test_videos_of_a_list(videos: Path, tmp_path: Path) -> None:
-    (videos / "train.csv").write_text("".join(f"train/x/{i}.mp4 {i % 2}\n" for i in range(3)))
-    settings = Soak(task="video", data=videos, loaders=("pyav",), batch_size=1, workers=1)
+    (videos / "train.csv").write_text(
+        "".join(f"train/x/{i}.mp4 {i % 2}\n" for i in range(3))
+    )
+    settings = Soak(
+        task="video", data=videos, loaders=("pyav",), batch_size=1, workers=1
+    )
     (point,) = soak.points(settings)
     feed = soak.feed(settings, point, ProcessWorld(torch.device("cpu")))
-    assert (len(feed.columns), feed.columns.classes) == (3, ("0", "1")), "a list goes before a folder"
+    assert (len(feed.columns), feed.columns.classes) == (3, ("0", "1")), (
+        "a list goes before a folder"
+    )
 
 
 def test_what_leaks_fails_and_keeps_its_figures(tmp_path: Path) -> None:
@@ -266,10 +320,17 @@ def test_what_leaks_fails_and_keeps_its_figures(tmp_path: Path) -> None:
     )
     (tmp_path / "data").mkdir()
     (row,) = run(
-        suite, Soak(data=tmp_path / "data", loaders=("synthetic",)), tmp_path / "out", lambda *_: None
+        suite,
+        Soak(data=tmp_path / "data", loaders=("synthetic",)),
+        tmp_path / "out",
+        lambda *_: None,
     )
     # bench's exit code is then 1
-    assert (row["status"], row["error"], row["figures"]) == ("failed", "it grows", {"rate": 1.0})
+    assert (row["status"], row["error"], row["figures"]) == (
+        "failed",
+        "it grows",
+        {"rate": 1.0},
+    )
 
 
 def test_too_few_epochs_are_refused(tmp_path: Path) -> None:
@@ -287,19 +348,31 @@ def test_a_short_soak_ends_as_a_table_curves_and_hparams(
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     out = tmp_path / "out"
-    flags = (
-        "--loaders torchvision --epochs 14 --batch-size 8 --image-size 32 --workers 1 --max-mib-an-epoch 20"
+    flags = "--loaders torchvision --epochs 14 --batch-size 8 --image-size 32 --workers 1 --max-mib-an-epoch 20"
+    assert (
+        bench.main(["soak", "--data", str(data), *flags.split(), "--output", str(out)])
+        == 0
     )
-    assert bench.main(["soak", "--data", str(data), *flags.split(), "--output", str(out)]) == 0
-    (row,) = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
-    assert (row["status"], row["figures"]["processes"], row["spread"]["rate"]["n"]) == ("ok", 2, 10)
+    (row,) = [
+        json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()
+    ]
+    assert (row["status"], row["figures"]["processes"], row["spread"]["rate"]["n"]) == (
+        "ok",
+        2,
+        10,
+    )
     assert set(LOADS) <= set(row["figures"])
-    assert {path.name for path in (out / "plots").glob("*.png")} == {"host.png", "rate.png"}
+    assert {path.name for path in (out / "plots").glob("*.png")} == {
+        "host.png",
+        "rate.png",
+    }
     assert "| flat |" in (out / "table.md").read_text()
     events = EventAccumulator(str(out / row["folder"])).Reload()
     assert len(events.Scalars("epochs/host_mib")) == 14
     assert len(events.Scalars("soak/rate")) == 1
-    assert {"_hparams_/experiment", "_hparams_/session_start_info", "_hparams_/session_end_info"} <= set(
-        events.summary_metadata
-    )
+    assert {
+        "_hparams_/experiment",
+        "_hparams_/session_start_info",
+        "_hparams_/session_end_info",
+    } <= set(events.summary_metadata)
     assert "custom_scalars__config__" in events.summary_metadata

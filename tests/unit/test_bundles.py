@@ -29,7 +29,9 @@ SAMPLES = 75
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     """Images, of which the first four were damaged since they were scanned: each rank has some of them."""
     root = tmp_path_factory.mktemp("bundles")
-    made = scene(root, {f"{at:03d}": jpeg(photograph(at, 40, 48)) for at in range(SAMPLES)})
+    made = scene(
+        root, {f"{at:03d}": jpeg(photograph(at, 40, 48)) for at in range(SAMPLES)}
+    )
     for path in [path for path in sorted(made.folder.rglob("*")) if path.is_file()][:4]:
         data = path.read_bytes()
         path.write_bytes(data[:200] + bytes(len(data) - 200))
@@ -38,14 +40,25 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Scene:
 
 def feed(pictures: Scene, *, training: bool) -> Feed:
     labels = np.arange(SAMPLES) % 5
-    task = Classification(labels, mixing=Mixing(mixup=0.8, cutmix=1.0) if training else Mixing())
-    augment = Augment((Auto(auto_augment="rand-m9-mstd0.5-inc1"), Erase(erase=0.5, erase_mode="pixel")))
-    policy = ImagePolicy(window="random-resized", image_size=32, flip=0.5, augment=augment)
+    task = Classification(
+        labels, mixing=Mixing(mixup=0.8, cutmix=1.0) if training else Mixing()
+    )
+    augment = Augment(
+        (
+            Auto(auto_augment="rand-m9-mstd0.5-inc1"),
+            Erase(erase=0.5, erase_mode="pixel"),
+        )
+    )
+    policy = ImagePolicy(
+        window="random-resized", image_size=32, flip=0.5, augment=augment
+    )
     if not training:
         policy = ImagePolicy(window="center", image_size=32)
     # the second of two ranks
     ranks = {"world_size": 2, "rank": 1}
-    plan = ImagePlan.of(pictures.manifest, policy, seed=5, batch_size=2, training=training, **ranks)
+    plan = ImagePlan.of(
+        pictures.manifest, policy, seed=5, batch_size=2, training=training, **ranks
+    )
     return replace(pictures.feed(), plan=plan, targets=task.targets)
 
 
@@ -60,7 +73,9 @@ def same(one: Batch, other: Batch) -> None:
         np.testing.assert_array_equal(one.host[name], other.host[name])
     assert one.rows is not None and other.rows is not None
     for column in fields(Rows):
-        np.testing.assert_array_equal(getattr(one.rows, column.name), getattr(other.rows, column.name))
+        np.testing.assert_array_equal(
+            getattr(one.rows, column.name), getattr(other.rows, column.name)
+        )
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "validation"])
@@ -79,7 +94,10 @@ def test_batches_are_those_of_a_loader_without_bundles(
             assert isinstance(loader, _bundles.Bundles) == (rows > 1)
             # an epoch that was begun, and one that is abandoned
             found[rows] = [_kept(batch) for batch in loader.batches(1, 8)]
-            found[rows] += [_kept(batch) for _, batch in zip(range(3), loader.batches(2, 0), strict=False)]
+            found[rows] += [
+                _kept(batch)
+                for _, batch in zip(range(3), loader.batches(2, 0), strict=False)
+            ]
     assert len(found[512]) == len(found[1]) > 18
     assert any(batch.failed for batch in found[1])
     for one, other in zip(found[512], found[1], strict=True):
@@ -89,7 +107,9 @@ def test_batches_are_those_of_a_loader_without_bundles(
 def _kept(batch: Batch) -> Batch:
     """Return a copy: a batch is the loader's once the next one is asked for."""
     targets = {name: value.clone() for name, value in batch.targets.items()}
-    return replace(batch, images=batch.images.clone(), sizes=batch.sizes.clone(), targets=targets)
+    return replace(
+        batch, images=batch.images.clone(), sizes=batch.sizes.clone(), targets=targets
+    )
 
 
 def test_what_is_large_or_of_a_small_set_is_not_bundled(
@@ -97,7 +117,9 @@ def test_what_is_large_or_of_a_small_set_is_not_bundled(
 ) -> None:
     def count(image_size: int, batch_size: int = 2, **how: Any) -> int:
         policy = ImagePolicy(window="random-resized", image_size=image_size)
-        plan = ImagePlan.of(pictures.manifest, policy, seed=5, batch_size=batch_size, **how)
+        plan = ImagePlan.of(
+            pictures.manifest, policy, seed=5, batch_size=batch_size, **how
+        )
         return bundles.count(plan, plan.together, 1)
 
     assert count(32) == 1 and count(32, batch_size=1) == 2
@@ -110,10 +132,14 @@ def test_what_is_large_or_of_a_small_set_is_not_bundled(
 
 
 @pytest.mark.parametrize("name", ["dali-cpu", "dali-fed"])
-def test_a_header_that_dali_cannot_read_among_a_hundred(name: str, tmp_path: Path) -> None:
+def test_a_header_that_dali_cannot_read_among_a_hundred(
+    name: str, tmp_path: Path
+) -> None:
     """Without the shape that is asked for first its decoder (2.4) mostly ends the process there."""
     pytest.importorskip("nvidia.dali")
-    made = scene(tmp_path, {f"{at:03d}": jpeg(photograph(at, 40, 48)) for at in range(256)})
+    made = scene(
+        tmp_path, {f"{at:03d}": jpeg(photograph(at, 40, 48)) for at in range(256)}
+    )
     path = min(path for path in made.folder.rglob("*") if path.is_file())
     data = path.read_bytes()
     path.write_bytes(data[:200] + bytes(len(data) - 200))

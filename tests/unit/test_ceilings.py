@@ -43,14 +43,27 @@ def batch_of(size: int = SIZE, *, failed: int = 0, seed: int = 0) -> Batch:
 def net() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.Linear(144, 5)
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(0.2),
+        nn.Linear(144, 5),
     )
 
 
 def step_of(
-    module: nn.Module, *, optimizer: str = "sgd", precision: str = "fp32", accumulate: int = 1
+    module: nn.Module,
+    *,
+    optimizer: str = "sgd",
+    precision: str = "fp32",
+    accumulate: int = 1,
 ) -> Step:
-    settings: dict[str, Any] = {"optimizer": optimizer, "accumulate": accumulate, "weight_decay": 1e-3}
+    settings: dict[str, Any] = {
+        "optimizer": optimizer,
+        "accumulate": accumulate,
+        "weight_decay": 1e-3,
+    }
     task = Classification(np.zeros(SIZE, np.int64))
     return composed(module, task, Optimisation(**settings), precision=precision)
 
@@ -64,12 +77,16 @@ def sleep(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 class FakeStep:
-    def __init__(self, seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self, seconds: float, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         self.seconds, self.sleep, self.calls = seconds, sleep, 0
         self.phases = Phases(CPU)
         self.given: list[Batch] = []
 
-    def __call__(self, batches: Iterator[Batch], *, lr: float, epoch: int, position: int) -> None:
+    def __call__(
+        self, batches: Iterator[Batch], *, lr: float, epoch: int, position: int
+    ) -> None:
         self.given = list(batches)
         self.calls += 1
         self.sleep(self.seconds)
@@ -92,10 +109,16 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_the_rate_of_a_step_of_known_duration(accumulate: int, sleep: Callable[[float], None]) -> None:
+def test_the_rate_of_a_step_of_known_duration(
+    accumulate: int, sleep: Callable[[float], None]
+) -> None:
     step = FakeStep(0.02, sleep)
     found = ceilings.compute_ceiling(
-        step, [batch_of(failed=2)], accumulate=accumulate, world=alone(), synchronise=nothing
+        step,
+        [batch_of(failed=2)],
+        accumulate=accumulate,
+        world=alone(),
+        synchronise=nothing,
     )
     assert found["rate"] == pytest.approx(SIZE * accumulate / 0.02)
     assert (
@@ -104,11 +127,15 @@ def test_the_rate_of_a_step_of_known_duration(accumulate: int, sleep: Callable[[
     )
     assert found["steps"] * 0.02 >= 2.0
     assert step.calls == found["steps"] + 8
-    assert len(step.given) == accumulate and all(batch.valid.all() for batch in step.given)
+    assert len(step.given) == accumulate and all(
+        batch.valid.all() for batch in step.given
+    )
     assert step.phases.read() == {}
 
 
-def test_ranks_take_as_many_steps_and_share_one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_take_as_many_steps_and_share_one_figure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The steps meet in collectives: a rank that took one more would wait for ever."""
     monkeypatch.setattr(ceilings, "LEAST_S", 0.2)
 
@@ -125,7 +152,9 @@ def test_ranks_take_as_many_steps_and_share_one_figure(monkeypatch: pytest.Monke
 
 def test_resident_batches_stand_for_all_sizes() -> None:
     """The mean size over those that are chosen is the mean over the epoch."""
-    sides = np.sort(np.random.default_rng(0).integers(100, 1000, 3000))  # like sizes are neighbours
+    sides = np.sort(
+        np.random.default_rng(0).integers(100, 1000, 3000)
+    )  # like sizes are neighbours
     began: list[int] = []
 
     def batches(epoch: int, first: int) -> Iterator[Any]:
@@ -167,22 +196,36 @@ def asked_after(times: int) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "precision"), [("sgd", "fp32"), ("adamw", "fp32"), ("sgd", "fp16"), ("adamw", "bf16")]
+    ("optimizer", "precision"),
+    [("sgd", "fp32"), ("adamw", "fp32"), ("sgd", "fp16"), ("adamw", "bf16")],
 )
 def test_training_goes_on_bit_for_bit(
     optimizer: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ceilings, "LEAST_S", 0.05)
-    plain, measured = (step_of(net(), optimizer=optimizer, precision=precision) for _ in range(2))
+    plain, measured = (
+        step_of(net(), optimizer=optimizer, precision=precision) for _ in range(2)
+    )
     assert measured.scaler.is_enabled() == (precision == "fp16")
-    measured.scaler._growth_interval = plain.scaler._growth_interval = 5  # the measurement would grow it
+    measured.scaler._growth_interval = plain.scaler._growth_interval = (
+        5  # the measurement would grow it
+    )
     expected = train(plain, 0, 6)
     for first, last in ((0, 3), (3, 6)):  # at first the optimiser has no state yet
-        if first or precision != "fp16":  # no run measures with a scale that is not made yet
-            ceilings.compute_ceiling(measured, [batch_of()], accumulate=1, world=alone(), synchronise=nothing)
+        if (
+            first or precision != "fp16"
+        ):  # no run measures with a scale that is not made yet
+            ceilings.compute_ceiling(
+                measured, [batch_of()], accumulate=1, world=alone(), synchronise=nothing
+            )
         assert train(measured, first, last) == expected[first:last]
-    trained = plain.module.state_dict()  # statistics of batch norm too, which no loss shows
-    assert all(torch.equal(value, trained[name]) for name, value in measured.module.state_dict().items())
+    trained = (
+        plain.module.state_dict()
+    )  # statistics of batch norm too, which no loss shows
+    assert all(
+        torch.equal(value, trained[name])
+        for name, value in measured.module.state_dict().items()
+    )
 
 
 class Lazy(torch.optim.Optimizer):
@@ -196,7 +239,11 @@ class Lazy(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for parameter in group["params"]:
-                kept = {"state": self.state[parameter], "group": group, "itself": vars(self)}[self.place]
+                kept = {
+                    "state": self.state[parameter],
+                    "group": group,
+                    "itself": vars(self),
+                }[self.place]
                 kept["taken"] = kept.get("taken", 0) + 1
                 parameter -= group["lr"] * parameter.grad / kept["taken"]
 
@@ -221,15 +268,21 @@ class Assigning(nn.Module):
 
 
 @pytest.mark.parametrize("place", ["state", "group", "itself", "network"])
-def test_what_is_made_in_a_measured_step_is_taken_away(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_made_in_a_measured_step_is_taken_away(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ceilings, "LEAST_S", 0.01)
     if place != "network":
-        kind = optimizers.Kind(make=lambda groups, *_: Lazy(groups, place), capturable=False)
+        kind = optimizers.Kind(
+            make=lambda groups, *_: Lazy(groups, place), capturable=False
+        )
         monkeypatch.setitem(optimizers.OPTIMIZERS, "sgd", kind)
     expected = train(step_of(Assigning()), 0, 4)
     measured = step_of(Assigning())
     for first, last in ((0, 2), (2, 4)):
-        ceilings.compute_ceiling(measured, [batch_of()], accumulate=1, world=alone(), synchronise=nothing)
+        ceilings.compute_ceiling(
+            measured, [batch_of()], accumulate=1, world=alone(), synchronise=nothing
+        )
         assert train(measured, first, last) == expected[first:last]
 
 
@@ -242,7 +295,12 @@ def test_a_step_that_is_asked_to_stop_has_no_rate_and_is_put_back(
     step, stop = step_of(net(), optimizer="adamw"), asked_after(asked)
     with pytest.raises(ceilings.Stopped):
         ceilings.compute_ceiling(
-            step, [batch_of()], accumulate=1, world=alone(), synchronise=nothing, stop=stop
+            step,
+            [batch_of()],
+            accumulate=1,
+            world=alone(),
+            synchronise=nothing,
+            stop=stop,
         )
     assert train(step, 0, 2) == expected
 
@@ -251,9 +309,13 @@ def test_the_batch_itself_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None
     """It may be the loader's memory: the resident one is a copy."""
     monkeypatch.setattr(ceilings, "LEAST_S", 0.05)
     step, batch = FakeStep(0.001), batch_of(failed=1)
-    ceilings.compute_ceiling(step, [batch], accumulate=1, world=alone(), synchronise=nothing)
+    ceilings.compute_ceiling(
+        step, [batch], accumulate=1, world=alone(), synchronise=nothing
+    )
     (given,) = step.given
-    assert given.images.data_ptr() != batch.images.data_ptr() and torch.equal(given.images, batch.images)
+    assert given.images.data_ptr() != batch.images.data_ptr() and torch.equal(
+        given.images, batch.images
+    )
     assert batch.valid.tolist() == [False] + [True] * 7
 
 
@@ -309,14 +371,17 @@ def test_the_rate_of_a_loader_of_known_duration_without_what_was_prefetched(
     found = ceilings.loader_ceiling(loader, epoch=3, world=alone(), synchronise=nothing)
     assert found["rate"] == pytest.approx(SIZE / 0.01)
     assert found["spread"] == pytest.approx(
-        {"n": found["windows"], "min": SIZE / 0.01, "max": SIZE / 0.01, "iqr": 0.0}, abs=1e-6
+        {"n": found["windows"], "min": SIZE / 0.01, "max": SIZE / 0.01, "iqr": 0.0},
+        abs=1e-6,
     )
     assert found["windows"] >= 3
     assert -loader.ready * 0.01 >= 1.99
     assert loader.asked == [(3, 0)] and loader.abandoned == 1
 
 
-def test_a_small_data_set_is_passed_over_several_times(sleep: Callable[[float], None]) -> None:
+def test_a_small_data_set_is_passed_over_several_times(
+    sleep: Callable[[float], None],
+) -> None:
     loader = FakeLoader(0.01, sleep, in_flight=2, epoch_batches=7, failed=2)
     found = ceilings.loader_ceiling(loader, epoch=1, world=alone(), synchronise=nothing)
     assert loader.asked[:3] == [(1, 0), (2, 0), (3, 0)]
@@ -326,7 +391,9 @@ def test_a_small_data_set_is_passed_over_several_times(sleep: Callable[[float], 
 def test_each_batch_is_awaited_on_the_device(sleep: Callable[[float], None]) -> None:
     loader = FakeLoader(0.001, sleep)
     # the copy
-    found = ceilings.loader_ceiling(loader, epoch=0, world=alone(), synchronise=lambda: sleep(0.01))
+    found = ceilings.loader_ceiling(
+        loader, epoch=0, world=alone(), synchronise=lambda: sleep(0.01)
+    )
     assert found["rate"] == pytest.approx(SIZE / 0.011)
 
 
@@ -340,13 +407,17 @@ def test_the_loaders_of_all_ranks_add_up(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def work(world: Threads) -> Any:
         loader = FakeLoader(0.02 * (world.rank + 1), clock.sleep)
-        return ceilings.loader_ceiling(loader, epoch=0, world=world, synchronise=nothing)["rate"]
+        return ceilings.loader_ceiling(
+            loader, epoch=0, world=world, synchronise=nothing
+        )["rate"]
 
     one, other = on_ranks(2, work)
     assert one == other == pytest.approx(SIZE / 0.02 + SIZE / 0.04)
 
 
-def test_a_slow_loader_is_measured_by_one_round_of_what_is_in_flight(sleep: Callable[[float], None]) -> None:
+def test_a_slow_loader_is_measured_by_one_round_of_what_is_in_flight(
+    sleep: Callable[[float], None],
+) -> None:
     loader = FakeLoader(3.0, sleep, in_flight=8)
     found = ceilings.loader_ceiling(loader, epoch=0, world=alone(), synchronise=nothing)
     assert found["rate"] == pytest.approx(SIZE / 3.0)
@@ -359,12 +430,16 @@ def test_a_loader_that_is_asked_to_stop_hears_it_at_the_next_batch(
 ) -> None:
     loader = FakeLoader(3.0, sleep, in_flight=16)
     with pytest.raises(ceilings.Stopped):
-        ceilings.loader_ceiling(loader, epoch=0, world=alone(), synchronise=nothing, stop=asked_after(asked))
+        ceilings.loader_ceiling(
+            loader, epoch=0, world=alone(), synchronise=nothing, stop=asked_after(asked)
+        )
     assert -loader.ready == asked + 1 and loader.abandoned == 1
 
 
 @pytest.mark.parametrize("asked", [0, 3])
-def test_one_rank_that_is_asked_to_stop_ends_it_for_all(asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_rank_that_is_asked_to_stop_ends_it_for_all(
+    asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ceilings, "LEAST_S", 0.1)
 
     def work(world: Threads) -> Any:
@@ -372,10 +447,17 @@ def test_one_rank_that_is_asked_to_stop_ends_it_for_all(asked: int, monkeypatch:
         step, loader = FakeStep(0.001), FakeLoader(0.001)
         with pytest.raises(ceilings.Stopped):
             ceilings.compute_ceiling(
-                step, [batch_of()], accumulate=1, world=world, synchronise=nothing, stop=stop
+                step,
+                [batch_of()],
+                accumulate=1,
+                world=world,
+                synchronise=nothing,
+                stop=stop,
             )
         with pytest.raises(ceilings.Stopped):
-            ceilings.loader_ceiling(loader, epoch=0, world=world, synchronise=nothing, stop=stop)
+            ceilings.loader_ceiling(
+                loader, epoch=0, world=world, synchronise=nothing, stop=stop
+            )
         return step.calls
 
     one, other = on_ranks(2, work)

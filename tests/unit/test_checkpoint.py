@@ -23,7 +23,11 @@ from settings.run import Run
 from tests.end_to_end.runs import Runner, until
 
 ROOT = Path(__file__).resolve().parents[2]
-FITS: dict[str, Any] = {"arch": "resnet18", "classes": ["ant", "bee", "cow"], "manifest": "a1b2c3"}
+FITS: dict[str, Any] = {
+    "arch": "resnet18",
+    "classes": ["ant", "bee", "cow"],
+    "manifest": "a1b2c3",
+}
 CONTENT: dict[str, Any] = {
     **FITS,
     "model": {"weight": torch.arange(1000.0), "steps": torch.tensor(3)},
@@ -33,14 +37,21 @@ CONTENT: dict[str, Any] = {
     },
     "scaler": {},
     "progress": {"epoch": 2, "consumed": 640, "best": float("-inf")},
-    "config": {"optimizer": "sgd", "task": "classification", "max_pixels": 9999, "trust_list": False},
+    "config": {
+        "optimizer": "sgd",
+        "task": "classification",
+        "max_pixels": 9999,
+        "trust_list": False,
+    },
     "used": {"image_size": 224},
 }
 
 
 def read(path: Path, **fits: Any) -> dict[str, Any]:
     resume = Resume(path=path)
-    resume.fits(**{"task": "classification", "config": CONTENT["config"], **FITS, **fits})
+    resume.fits(
+        **{"task": "classification", "config": CONTENT["config"], **FITS, **fits}
+    )
     return resume.content
 
 
@@ -61,9 +72,9 @@ def written(tmp_path: Path) -> Path:
 def test_round_trip(written: Path) -> None:
     found = read(written)
     assert torch.equal(found["model"]["weight"], CONTENT["model"]["weight"])
-    assert {name: found[name] for name in ("progress", "arch", "classes", "manifest")} == {
-        name: CONTENT[name] for name in ("progress", "arch", "classes", "manifest")
-    }
+    assert {
+        name: found[name] for name in ("progress", "arch", "classes", "manifest")
+    } == {name: CONTENT[name] for name in ("progress", "arch", "classes", "manifest")}
     assert [path.name for path in written.parent.iterdir()] == ["last.pt"]
 
 
@@ -82,7 +93,9 @@ def _has_written(process: Any) -> bool:
     return "\n" in process.out
 
 
-def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path: Path, runner: Runner) -> None:
+def test_a_kill_at_any_moment_leaves_a_whole_file(
+    tmp_path: Path, runner: Runner
+) -> None:
     path, moments = tmp_path / "last.pt", random.Random(0)
     for _ in range(3):
         process = runner.python("-c", textwrap.dedent(WRITER), path)
@@ -91,13 +104,17 @@ def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path: Path, runner: Runner
         process.send(signal.SIGKILL)
         process.wait()
         content = torch.load(path, weights_only=True)
-        assert content["i"] >= int(process.out.split("\n")[-2]), "what was said to be written is"
+        assert content["i"] >= int(process.out.split("\n")[-2]), (
+            "what was said to be written is"
+        )
         assert (
             {float(content["i"])}
             == set(content["model"]["a"].tolist())
             == set(content["model"]["b"].tolist())
         )
-        assert len(list(tmp_path.iterdir())) <= 2, "what the kills left does not pile up"
+        assert len(list(tmp_path.iterdir())) <= 2, (
+            "what the kills left does not pile up"
+        )
     checkpoint.write(path, CONTENT)
     assert [left.name for left in tmp_path.iterdir()] == ["last.pt"]
 
@@ -117,13 +134,17 @@ FULL = """
 """
 
 
-def test_a_disk_that_fills_up_leaves_the_old_file_and_nothing_else(tmp_path: Path, runner: Runner) -> None:
+def test_a_disk_that_fills_up_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, runner: Runner
+) -> None:
     path = tmp_path / "last.pt"
     said = runner.python("-c", textwrap.dedent(FULL), path).done().out.splitlines()
     assert len(said) == 2
     for line in said:
         assert line.startswith(f"--output {tmp_path}: cannot write last.pt: ")
-        assert line.endswith("; the earlier last.pt is untouched: mend it, then --resume auto")
+        assert line.endswith(
+            "; the earlier last.pt is untouched: mend it, then --resume auto"
+        )
     assert torch.load(path, weights_only=True)["i"] == 1
     assert [left.name for left in tmp_path.iterdir()] == ["last.pt"]
 
@@ -149,14 +170,19 @@ def test_the_file_and_its_folder_are_synced_in_order(
         ({"arch": "resnet50"}, ("architecture", "resnet18", "resnet50")),
         ({"classes": ["ant", "bee"]}, ("number of classes", "3", "2")),
         ({"classes": ["ant", "bee", "dog"]}, ("class", "cow", "dog")),
-        ({"manifest": "d4e5f6"}, ("manifest fingerprint", "a1b2c3", "d4e5f6 in this run: files were added")),
+        (
+            {"manifest": "d4e5f6"},
+            ("manifest fingerprint", "a1b2c3", "d4e5f6 in this run: files were added"),
+        ),
         (
             {"manifest": "d4e5f6", "config": {"max_pixels": 64, "trust_list": False}},
             ("d4e5f6 in this run: --max-pixels 9999 -> 64 or files were added",),
         ),
     ],
 )
-def test_a_mismatch_prints_both_values(fits: dict[str, Any], both: tuple[str, ...], written: Path) -> None:
+def test_a_mismatch_prints_both_values(
+    fits: dict[str, Any], both: tuple[str, ...], written: Path
+) -> None:
     said = refusal(written, **fits)
     assert all(value in said for value in both), said
     assert "in the checkpoint" in said and "in this run" in said
@@ -164,11 +190,18 @@ def test_a_mismatch_prints_both_values(fits: dict[str, Any], both: tuple[str, ..
 
 def test_other_parameters_were_trained() -> None:
     def trained(*counts: int) -> torch.optim.Optimizer:
-        groups = [{"params": [torch.nn.Parameter(torch.ones(2)) for _ in range(count)]} for count in counts]
+        groups = [
+            {"params": [torch.nn.Parameter(torch.ones(2)) for _ in range(count)]}
+            for count in counts
+        ]
         return torch.optim.SGD(groups, lr=0.5, momentum=0.9)
 
     scaler = torch.amp.GradScaler("cpu", enabled=False)
-    content = {"config": {"optimizer": "sgd"}, "optimizer": trained(3).state_dict(), "scaler": {}}
+    content = {
+        "config": {"optimizer": "sgd"},
+        "optimizer": trained(3).state_dict(),
+        "scaler": {},
+    }
     checkpoint.load_optimizer(last := trained(3), scaler, content, "sgd")
     assert [group["lr"] for group in last.param_groups] == [0.5]
     with pytest.raises(
@@ -176,9 +209,13 @@ def test_other_parameters_were_trained() -> None:
         match=r"3 parameters were trained in the checkpoint, 2 are in this run: .*--weights-backbone",
     ):
         checkpoint.load_optimizer(trained(2), scaler, content, "sgd")
-    with pytest.raises(UserError, match=r"groups of \[3\] in the checkpoint, \[2, 1\] .*--no-decay"):
+    with pytest.raises(
+        UserError, match=r"groups of \[3\] in the checkpoint, \[2, 1\] .*--no-decay"
+    ):
         checkpoint.load_optimizer(trained(2, 1), scaler, content, "sgd")
-    with pytest.raises(UserError, match="--optimizer is sgd in the checkpoint, adamw in this run"):
+    with pytest.raises(
+        UserError, match="--optimizer is sgd in the checkpoint, adamw in this run"
+    ):
         checkpoint.load_optimizer(trained(3), scaler, content, "adamw")
 
 
@@ -187,22 +224,30 @@ class Evil:
         return (Path.touch, (Path("evil"),))
 
 
-def test_code_in_a_checkpoint_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_in_a_checkpoint_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    torch.save({"format": checkpoint_format.FORMAT, **FITS, "model": Evil()}, tmp_path / "a.pt")
+    torch.save(
+        {"format": checkpoint_format.FORMAT, **FITS, "model": Evil()}, tmp_path / "a.pt"
+    )
     assert "not a checkpoint that can be read" in refusal(tmp_path / "a.pt")
     assert not Path("evil").exists()
     torch.load(tmp_path / "a.pt", weights_only=False)
     assert Path("evil").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04 cut", b"\x80\x02", bytes(1000)])
+@pytest.mark.parametrize(
+    "content", [b"", b"garbage", b"PK\x03\x04 cut", b"\x80\x02", bytes(1000)]
+)
 def test_what_is_no_checkpoint(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.pt").write_bytes(content)
     assert "not a checkpoint" in refusal(tmp_path / "a.pt")
 
 
-@pytest.mark.parametrize("content", [{"weight": torch.zeros(1)}, [1], {"format": 99}, {"format": 1}, 3])
+@pytest.mark.parametrize(
+    "content", [{"weight": torch.zeros(1)}, [1], {"format": 99}, {"format": 1}, 3]
+)
 def test_what_is_anothers(content: Any, tmp_path: Path) -> None:
     torch.save(content, tmp_path / "a.pt")
     assert "--weights" in refusal(tmp_path / "a.pt")
@@ -215,7 +260,11 @@ def test_damage_is_one_line_or_harmless(written: Path) -> None:
         damaged = bytearray(whole)
         for _ in range(places.randint(1, 20)):
             damaged[places.randrange(len(whole))] = places.randrange(256)
-        written.write_bytes(damaged if places.random() < 0.7 else damaged[: places.randrange(len(whole))])
+        written.write_bytes(
+            damaged
+            if places.random() < 0.7
+            else damaged[: places.randrange(len(whole))]
+        )
         try:
             read(written)
         except UserError as mistake:
@@ -227,7 +276,11 @@ def test_damage_is_one_line_or_harmless(written: Path) -> None:
 def test_a_weight_that_changed_on_the_disk_is_seen(written: Path) -> None:
     """torch.load reads it without a word."""
     whole = written.read_bytes()
-    weight = next(iter(torch.load(written, weights_only=True)["model"].values())).numpy().tobytes()
+    weight = (
+        next(iter(torch.load(written, weights_only=True)["model"].values()))
+        .numpy()
+        .tobytes()
+    )
     at = whole.index(weight)
     written.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     torch.load(written, weights_only=True)
@@ -239,7 +292,12 @@ def test_the_best_is_of_the_folder_that_has_its_weights(written: Path) -> None:
     resume = Resume(path=written, content=read(written))
     resume.content["progress"] |= {"best": 0.5, "best_epoch": 3, "stale": 2, "step": 7}
     found = resume.progress_in(written.parent, world)
-    assert (found.best, found.best_epoch, found.stale, found.step) == (float("-inf"), -1, 0, 7)
+    assert (found.best, found.best_epoch, found.stale, found.step) == (
+        float("-inf"),
+        -1,
+        0,
+        7,
+    )
     (written.parent / "best.pt").touch()
     found = resume.progress_in(written.parent, world)
     assert (found.best, found.best_epoch, found.stale, found.step) == (0.5, 3, 2, 7)
@@ -264,7 +322,9 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 
 def test_what_a_resumed_run_has_otherwise_than_it_began() -> None:
-    before = parse(["--lr", "0.1", "--crop-scale", "0.1", "1", "--workers", "2", "--output", "a"]).flat()
+    before = parse(
+        ["--lr", "0.1", "--crop-scale", "0.1", "1", "--workers", "2", "--output", "a"]
+    ).flat()
     now = parse(
         [
             "--lr",

@@ -43,9 +43,18 @@ class Faulty(ImagePlan):
 
 def faulty(change: Change, *otherwise: str) -> Faulty:
     says: dict[str, Any] = {name: name != "filled" for name in otherwise}
-    heights, widths = np.arange(COUNT, dtype=np.int32) + 40, np.arange(COUNT, dtype=np.int32) + 50
+    heights, widths = (
+        np.arange(COUNT, dtype=np.int32) + 40,
+        np.arange(COUNT, dtype=np.int32) + 50,
+    )
     return Faulty(
-        heights=heights, widths=widths, policy=POLICY, seed=0, batch_size=BATCH, change=change, **says
+        heights=heights,
+        widths=widths,
+        policy=POLICY,
+        seed=0,
+        batch_size=BATCH,
+        change=change,
+        **says,
     )
 
 
@@ -105,9 +114,18 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         lambda framed: put("turns", framed["turns"][1:])(framed),
         r"turns .* shape \(5,\), .* \(6,\)",
     ),
-    "nothing to turn by": (lambda framed: framed.pop("turns"), "turns .*does not return it"),
-    "another field": (put("flips", np.zeros(BATCH, bool)), "flips .*`frame` returns regions, .*turns"),
-    "size 0": (put("sizes", SIZES * [1, 0]), r"sizes .*: row 0 .*\[16, 0\]; a side has at least a pixel"),
+    "nothing to turn by": (
+        lambda framed: framed.pop("turns"),
+        "turns .*does not return it",
+    ),
+    "another field": (
+        put("flips", np.zeros(BATCH, bool)),
+        "flips .*`frame` returns regions, .*turns",
+    ),
+    "size 0": (
+        put("sizes", SIZES * [1, 0]),
+        r"sizes .*: row 0 .*\[16, 0\]; a side has at least a pixel",
+    ),
     "size beyond the plan's": (
         put("sizes", SIZES + 1),
         r"sizes .*: row 0 .*\[17, 17\] on a canvas of \(16, 16\)",
@@ -141,13 +159,20 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         "places .*: row 0 .* in an output of \\[16, 16\\]",
         "filled",
     ),
-    "place before 0": (put("places", WHOLE - np.eye(4, dtype=int)[0]), "places .*: row 0", "filled"),
+    "place before 0": (
+        put("places", WHOLE - np.eye(4, dtype=int)[0]),
+        "places .*: row 0",
+        "filled",
+    ),
     "empty place": (put("places", WHOLE * [1, 1, 0, 1]), "places .*: row 0", "filled"),
     "places that leave room": (
         put("places", WHOLE - np.eye(4, dtype=int)[2]),
         "places .* `filled` is True",
     ),
-    "frames of an image": (put("frames", np.zeros((BATCH, 3), int)), "frames .* no plan of clips"),
+    "frames of an image": (
+        put("frames", np.zeros((BATCH, 3), int)),
+        "frames .* no plan of clips",
+    ),
     "operations that were not announced": (
         put("ops", DRAWN),
         "ops .*: rows have some, .* `operates` is False",
@@ -173,8 +198,16 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         "ops .*: operation 1 takes 6 numbers, and has 3",
         "operates",
     ),
-    "operations without slots": (put("ops", DRAWN[:, 0]), r"ops .* shape \(6, 7\)", "operates"),
-    "operations in fp64": (put("ops", DRAWN.astype(float)), "ops .* float64, .* float32", "operates"),
+    "operations without slots": (
+        put("ops", DRAWN[:, 0]),
+        r"ops .* shape \(6, 7\)",
+        "operates",
+    ),
+    "operations in fp64": (
+        put("ops", DRAWN.astype(float)),
+        "ops .* float64, .* float32",
+        "operates",
+    ),
 }
 """Fault -> what `frame` does, what the error says, what the plan says otherwise than `Faulty`."""
 
@@ -184,7 +217,9 @@ def test_a_faulty_plan_names_itself(fault: str) -> None:
     change, words, *otherwise = FAULTS[fault]
     with pytest.raises(FaultyPlan, match="^Faulty draws " + words) as caught:
         faulty(change, *otherwise).rows(1, 0)[0]
-    assert not isinstance(caught.value, UserError) and isinstance(caught.value, ValueError)
+    assert not isinstance(caught.value, UserError) and isinstance(
+        caught.value, ValueError
+    )
 
 
 GOOD: dict[str, tuple[Any, ...]] = {
@@ -194,7 +229,10 @@ GOOD: dict[str, tuple[Any, ...]] = {
     ),
     "places that fill": (put("places", WHOLE),),
     "places": (put("places", WHOLE // 2 + np.array([1, 2, 1, 2])), "filled"),
-    "sizes on a canvas": (lambda framed: framed.update(sizes=SIZES - 3, canvas=(16, 14)), "filled"),
+    "sizes on a canvas": (
+        lambda framed: framed.update(sizes=SIZES - 3, canvas=(16, 14)),
+        "filled",
+    ),
     "every turn": (put("turns", np.arange(2, 8, dtype=np.uint8)), "transposes"),
     "operations, two of them none": (
         put("ops", DRAWN * (np.arange(BATCH) > 1)[:, None, None].astype(np.float32)),
@@ -220,7 +258,10 @@ class Misplaced(ImagePlan):
 @pytest.mark.parametrize(
     ("order", "words"),
     [
-        ([0, 1, 2, 3, 4, COUNT], f"row 5 of 6, id {COUNT}: the columns have samples 0 to {COUNT - 1}"),
+        (
+            [0, 1, 2, 3, 4, COUNT],
+            f"row 5 of 6, id {COUNT}: the columns have samples 0 to {COUNT - 1}",
+        ),
         ([0, -1, 2, 3, 4, 5], "row 1 of 6, id -1"),
         ([0, 1, 2, 3, 4, 1], "sample 1 came 2 times, and has 1 views"),
         ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], r"it is float64 \[6\], and has to be int64"),
@@ -230,16 +271,27 @@ class Misplaced(ImagePlan):
 def test_ids_outside_and_twice(order: Any, words: str) -> None:
     good = faulty(lambda framed: None)
     plan = Misplaced(
-        heights=good.heights, widths=good.widths, policy=POLICY, seed=0, batch_size=BATCH, order=order
+        heights=good.heights,
+        widths=good.widths,
+        policy=POLICY,
+        seed=0,
+        batch_size=BATCH,
+        order=order,
     )
-    with pytest.raises(FaultyPlan, match=f"^Misplaced draws (ids|an order) that .*: {words}"):
+    with pytest.raises(
+        FaultyPlan, match=f"^Misplaced draws (ids|an order) that .*: {words}"
+    ):
         plan.rows(0, 0)[0]
 
 
 @pytest.mark.parametrize("framed", [None, [("regions", 0)]])
-def test_a_frame_that_is_no_mapping(framed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_that_is_no_mapping(
+    framed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Faulty, "frame", lambda *_: framed)
-    with pytest.raises(FaultyPlan, match=r"^Faulty draws a frame .* has to be a mapping of fields"):
+    with pytest.raises(
+        FaultyPlan, match=r"^Faulty draws a frame .* has to be a mapping of fields"
+    ):
         faulty(put("turns", 0)).rows(0, 0)[0]
 
 
@@ -255,7 +307,9 @@ class Own:
 
     def rows(self, epoch: int, first: int) -> list[Any]:
         drawn = list(self._plan.rows(epoch, first))
-        changes: dict[str, Any] = {name: getattr(drawn[1], name).copy() for name in ("ids", "windows")}
+        changes: dict[str, Any] = {
+            name: getattr(drawn[1], name).copy() for name in ("ids", "windows")
+        }
         self._change(changes)
         return [drawn[0], replace(drawn[1], **changes), *drawn[2:]]
 
@@ -265,10 +319,15 @@ class Own:
     [
         (at("windows", (2, 0), np.nan), r"windows .*row 2 of 6, id \d+"),
         (at("ids", 3, COUNT), f"ids .*row 3 of 6, id {COUNT}"),
-        (lambda framed: framed.update(ids=framed["ids"] + 0.0), "ids .*they are float64"),
+        (
+            lambda framed: framed.update(ids=framed["ids"] + 0.0),
+            "ids .*they are float64",
+        ),
     ],
 )
-def test_a_plan_that_derives_from_none_of_ours_is_checked_at_the_door(change: Change, words: str) -> None:
+def test_a_plan_that_derives_from_none_of_ours_is_checked_at_the_door(
+    change: Change, words: str
+) -> None:
     plan = faulty(lambda framed: None)
     columns = SimpleNamespace(height=plan.heights, width=plan.widths)
     feed = Feed(
@@ -290,7 +349,9 @@ def test_opening_refuses_a_plan_without_a_batch() -> None:
     """Else a loop of one's own would pass over nothing, and end well."""
     plan = replace(faulty(lambda framed: None), batch_size=COUNT + 1)
     feed: Any = SimpleNamespace(plan=plan, source=NoBytes(COUNT), transforms=None)
-    with pytest.raises(UserError, match=f"no batch: a step takes {COUNT + 1} samples, .* {COUNT};"):
+    with pytest.raises(
+        UserError, match=f"no batch: a step takes {COUNT + 1} samples, .* {COUNT};"
+    ):
         open_loader("synthetic", feed)
 
 
@@ -309,8 +370,14 @@ class FaultyClips(ClipPlan):
     ("change", "words"),
     [
         (lambda framed: framed.pop("frames"), "a plan of clips says which"),
-        (at("frames", (2, 1), -1), r"row 2 of 6, id \d+: \[.*-1.*\]; the first of a video is 0"),
-        (at("frames", (2, 1), 10**6), r"row 2 of 6, id \d+: \[.*1e\+06.*\]; the last is \d+"),
+        (
+            at("frames", (2, 1), -1),
+            r"row 2 of 6, id \d+: \[.*-1.*\]; the first of a video is 0",
+        ),
+        (
+            at("frames", (2, 1), 10**6),
+            r"row 2 of 6, id \d+: \[.*1e\+06.*\]; the last is \d+",
+        ),
         (
             lambda framed: put("frames", framed["frames"][:, 1:])(framed),
             r"shape \(6, 3\), and have to be \(6, 4\)",
@@ -319,14 +386,27 @@ class FaultyClips(ClipPlan):
     ],
 )
 def test_frames_of_clips(change: Change, words: str) -> None:
-    plan = FaultyClips(columns=Videos(COUNT), policy=clip_policy(), seed=3, batch_size=BATCH, change=change)
-    with pytest.raises(FaultyPlan, match=f"^FaultyClips draws frames that no loader can follow: .*{words}"):
+    plan = FaultyClips(
+        columns=Videos(COUNT),
+        policy=clip_policy(),
+        seed=3,
+        batch_size=BATCH,
+        change=change,
+    )
+    with pytest.raises(
+        FaultyPlan,
+        match=f"^FaultyClips draws frames that no loader can follow: .*{words}",
+    ):
         plan.rows(0, 0)[0]
 
 
 def test_views_of_a_video_may_meet_in_a_batch() -> None:
     plan = ClipPlan(
-        columns=Videos(3), policy=clip_policy(clips=2, crops=3), seed=3, batch_size=6, training=False
+        columns=Videos(3),
+        policy=clip_policy(clips=2, crops=3),
+        seed=3,
+        batch_size=6,
+        training=False,
     )
     assert [set(rows.ids.tolist()) for rows in plan.rows(0, 0)] == [{0}, {1}, {2}]
     with pytest.raises(FaultyPlan, match="came 7 times, and has 6 views"):

@@ -59,10 +59,14 @@ def bmp_claiming(width: int, height: int) -> bytes:
 CLAIMS: dict[str, Callable[[int, int], bytes]] = {
     "baseline JPEG": jpeg_claiming,
     "grey JPEG": lambda width, height: jpeg_claiming(width, height, "jpeg grey"),
-    "progressive JPEG": lambda width, height: jpeg_claiming(width, height, "jpeg progressive"),
+    "progressive JPEG": lambda width, height: jpeg_claiming(
+        width, height, "jpeg progressive"
+    ),
     "PNG": png_claiming,
     "BMP": bmp_claiming,
-    "PPM": lambda width, height: saved("PPM", 37, 23).replace(b"37 23", b"%d %d" % (width, height)),
+    "PPM": lambda width, height: saved("PPM", 37, 23).replace(
+        b"37 23", b"%d %d" % (width, height)
+    ),
 }
 
 
@@ -87,7 +91,9 @@ def test_more_than_its_bytes_can_hold(claiming: Callable[[int, int], bytes]) -> 
     ids=["baseline", "subsampled", "progressive", "png", "bmp", "ppm"],
 )
 @pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_a_blank_picture_is_kept(format: str, options: dict[str, int], mode: str) -> None:
+def test_a_blank_picture_is_kept(
+    format: str, options: dict[str, int], mode: str
+) -> None:
     """It has the fewest bytes that its pixels can have."""
     target = io.BytesIO()
     Image.new(mode, (3001, 2003)).save(target, format, **options)
@@ -106,12 +112,17 @@ def test_a_file_that_would_take_all_memory_does_not_end_a_run(tmp_path: Path) ->
     }
     data = fill(tmp_path / "data", content)
     splits = opened(data)
-    assert [names(splits[split]) for split in ("train", "val")] == [["1.jpg"], ["0.jpg", "1.gif"]]
+    assert [names(splits[split]) for split in ("train", "val")] == [
+        ["1.jpg"],
+        ["0.jpg", "1.gif"],
+    ]
     (why,) = reasons(splits["train"].columns).values()
     assert why.startswith("JPEG claims 65500 x 65500 pixels, more than its")
     (data / "train" / "ant" / "0.jpg").write_bytes(png_claiming(40, 23))
     few = opened(data, max_pixels=37 * 23, rescan=True)["train"].columns
-    assert list(reasons(few).values()) == ["claims 40 x 23 pixels, more than --max-pixels 851"]
+    assert list(reasons(few).values()) == [
+        "claims 40 x 23 pixels, more than --max-pixels 851"
+    ]
     assert len(opened(data, max_pixels=40 * 23)["train"].columns) == 2, (
         "the limit is a part of what a scan is found by"
     )
@@ -131,8 +142,18 @@ def webp_claiming(width: int, height: int) -> bytes:
 def tiff_of(tags: dict[int, int], strip: bytes) -> bytes:
     """Return a grey TIFF, deflated; 8 and 4 bytes of header, 12 a tag."""
     offset, length = (324, 325) if 322 in tags else (273, 279)
-    tags = {258: 8, 259: 8, 262: 1, 277: 1, offset: 14 + 12 * (len(tags) + 6), length: len(strip), **tags}
-    written = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(tags.items()))
+    tags = {
+        258: 8,
+        259: 8,
+        262: 1,
+        277: 1,
+        offset: 14 + 12 * (len(tags) + 6),
+        length: len(strip),
+        **tags,
+    }
+    written = b"".join(
+        struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(tags.items())
+    )
     return b"II*\0" + struct.pack("<IH", 8, len(tags)) + written + bytes(4) + strip
 
 
@@ -141,7 +162,9 @@ def tiff_claiming(width: int, height: int) -> bytes:
 
 
 def tiled_tiff(side: int) -> bytes:
-    return tiff_of({256: 8, 257: 8, 322: side, 323: side}, zlib.compress(bytes(side * 8)))
+    return tiff_of(
+        {256: 8, 257: 8, 322: side, 323: side}, zlib.compress(bytes(side * 8))
+    )
 
 
 BLANK = {"gif": gif_claiming, "webp": webp_claiming, "tiff": tiff_claiming}
@@ -150,10 +173,19 @@ BLANK = {"gif": gif_claiming, "webp": webp_claiming, "tiff": tiff_claiming}
 
 @pytest.mark.parametrize("source", ["folder", "list", "tar", "predict"])
 def test_some_hundred_bytes_are_no_huge_picture(source: str, tmp_path: Path) -> None:
-    traps = {f"train/ant/{name}": claiming(13_000, 13_000) for name, claiming in BLANK.items()}
-    small = {f"train/ant/small.{name}": claiming(4_000, 4_000) for name, claiming in BLANK.items()}
+    traps = {
+        f"train/ant/{name}": claiming(13_000, 13_000)
+        for name, claiming in BLANK.items()
+    }
+    small = {
+        f"train/ant/small.{name}": claiming(4_000, 4_000)
+        for name, claiming in BLANK.items()
+    }
     tiles = {"train/ant/tiles": tiled_tiff(16_384), "train/ant/tile": tiled_tiff(256)}
-    data = fill(tmp_path / "data", {**traps, **small, **tiles, "val/ant/0.jpg": FILES["jpeg rgb"]})
+    data = fill(
+        tmp_path / "data",
+        {**traps, **small, **tiles, "val/ant/0.jpg": FILES["jpeg rgb"]},
+    )
     assert all(len(content) < 2000 for content in traps.values())
     if source == "list":
         lines = [f"{name},ant" for name in sorted({**traps, **small, **tiles})]
@@ -168,10 +200,17 @@ def test_some_hundred_bytes_are_no_huge_picture(source: str, tmp_path: Path) -> 
                     label.size = 1
                     shard.addfile(label, io.BytesIO(b"0"))
     if source == "predict":
-        found = open_unlabelled(data / "train", Data(manifest_dir=tmp_path / "cache"), content="images")
-        kept, left_out = found.split.columns, [found.errors[place] for place in sorted(found.errors)]
+        found = open_unlabelled(
+            data / "train", Data(manifest_dir=tmp_path / "cache"), content="images"
+        )
+        kept, left_out = (
+            found.split.columns,
+            [found.errors[place] for place in sorted(found.errors)],
+        )
     else:
-        kept = opened(data, source="folder" if source == "folder" else source)["train"].columns
+        kept = opened(data, source="folder" if source == "folder" else source)[
+            "train"
+        ].columns
         left_out = [why for _, why in sorted(reasons(kept).items())]
     assert len(kept) == 4
     assert [re.sub(r"in \d+ bytes", "in N bytes", why) for why in left_out] == [
@@ -182,17 +221,27 @@ def test_some_hundred_bytes_are_no_huge_picture(source: str, tmp_path: Path) -> 
     ]
 
 
-def test_a_decoder_sees_the_size_that_the_scan_has_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decoder_sees_the_size_that_the_scan_has_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Where the two readers of a header do not agree nothing is decoded: not of a file, nor in a pair."""
     assert pillow_rgb(FILES["png rgb"]).size == (37, 23)
     with monkeypatch.context() as here:
-        here.setattr(PngImagePlugin.PngImageFile, "size", property(lambda _: (60_000, 60_000)))
-        with pytest.raises(Undecodable, match="60000 x 60000 pixels, its header 37 x 23"):
+        here.setattr(
+            PngImagePlugin.PngImageFile, "size", property(lambda _: (60_000, 60_000))
+        )
+        with pytest.raises(
+            Undecodable, match="60000 x 60000 pixels, its header 37 x 23"
+        ):
             pillow_rgb(FILES["png rgb"])
     pixels = np.zeros((4, 6, 3), np.uint8)
     whole = entry.encoded(pixels, pixels[::2, ::2], "png")
     trap = entry.encoded(np.zeros((4, 90, 3), np.uint8), pixels[::2, ::2], "png")
-    assert list(entry.read(len(whole), lambda at, n: whole[at : at + n], [], scale=2, small=False))
+    assert list(
+        entry.read(
+            len(whole), lambda at, n: whole[at : at + n], [], scale=2, small=False
+        )
+    )
     with pytest.raises(Rejected, match="its PNG has 90 x 4 pixels"):
         entry.read(len(trap), lambda at, n: trap[at : at + n], [], scale=2, small=False)
 
@@ -202,20 +251,32 @@ def test_cocos_images_too(tmp_path: Path) -> None:
     written = document(data, "train2017")
     written["images"][0] |= {"width": 65_500, "height": 65_500}
     write(data, "train2017", written)
-    (data / "train2017" / written["images"][0]["file_name"]).write_bytes(jpeg_claiming(65_500, 65_500))
+    (data / "train2017" / written["images"][0]["file_name"]).write_bytes(
+        jpeg_claiming(65_500, 65_500)
+    )
     columns = opened(data, content="instances")["train"].columns
     assert len(columns) == 1
-    assert "claims 65500 x 65500 pixels" in (columns.folder / "rejected.txt").read_text()
+    assert (
+        "claims 65500 x 65500 pixels" in (columns.folder / "rejected.txt").read_text()
+    )
 
 
 def test_videos_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    large = make(tmp_path / "data" / "train" / "run" / "large.mp4", frames=6, size=(64, 64))
+    large = make(
+        tmp_path / "data" / "train" / "run" / "large.mp4", frames=6, size=(64, 64)
+    )
     make(large.with_name("small.mp4"), frames=6, size=(32, 32))
     make(tmp_path / "data" / "val" / "run" / "small.mp4", frames=6, size=(32, 32))
-    columns = opened(tmp_path / "data", videos=True, max_pixels=64 * 64 - 1)["train"].columns
+    columns = opened(tmp_path / "data", videos=True, max_pixels=64 * 64 - 1)[
+        "train"
+    ].columns
     assert np.unique(columns.height).tolist() == [32]
-    assert list(reasons(columns).values()) == ["claims 64 x 64 pixels, more than --max-pixels 4095"]
+    assert list(reasons(columns).values()) == [
+        "claims 64 x 64 pixels, more than --max-pixels 4095"
+    ]
     monkeypatch.setattr(cache, "ANY_FILE", 1)
     monkeypatch.setattr(cache, "A_BYTE", 0)
-    with pytest.raises(UserError, match=r"claims 64 x 64 pixels in \d+ bytes, which is blank or a trap"):
+    with pytest.raises(
+        UserError, match=r"claims 64 x 64 pixels in \d+ bytes, which is blank or a trap"
+    ):
         opened(tmp_path / "data", videos=True, rescan=True)

@@ -44,7 +44,9 @@ def batch_of(labels: torch.Tensor, valid: torch.Tensor | None = None) -> Batch:
     )
 
 
-def random(count: int, classes: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def random(
+    count: int, classes: int, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(logits, labels, valid), a third of them not valid."""
     generator = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(count, classes, generator=generator)
@@ -55,8 +57,12 @@ def random(count: int, classes: int, seed: int = 0) -> tuple[torch.Tensor, torch
     )
 
 
-def measured(*batches: tuple[torch.Tensor, Batch], world: Any = None) -> dict[str, float]:
-    metric = Classification(LABELS, label_smoothing=0.3).metric(CPU)  # figures are of the plain loss
+def measured(
+    *batches: tuple[torch.Tensor, Batch], world: Any = None
+) -> dict[str, float]:
+    metric = Classification(LABELS, label_smoothing=0.3).metric(
+        CPU
+    )  # figures are of the plain loss
     for logits, batch in batches:
         metric.update(logits, batch)
     found = metric.result(world or alone())
@@ -68,9 +74,13 @@ def measured(*batches: tuple[torch.Tensor, Batch], world: Any = None) -> dict[st
 def test_one_loss_a_sample_in_single_precision(smoothing: float) -> None:
     logits, labels, valid = random(20, 1000)
     half = logits.half()
-    losses = Classification(LABELS, label_smoothing=smoothing).losses(half, batch_of(labels, valid))
+    losses = Classification(LABELS, label_smoothing=smoothing).losses(
+        half, batch_of(labels, valid)
+    )
     assert losses.dtype == torch.float32
-    expected = functional.cross_entropy(half.float(), labels, reduction="none", label_smoothing=smoothing)
+    expected = functional.cross_entropy(
+        half.float(), labels, reduction="none", label_smoothing=smoothing
+    )
     torch.testing.assert_close(losses, torch.where(valid, expected, 0.0))
 
 
@@ -80,14 +90,20 @@ def test_auxiliary_heads_count_with_their_weight_in_training_only() -> None:
     batch = batch_of(labels, valid)
     task = Classification(LABELS, auxiliary_weight=0.3)
     each = [task.losses(head, batch) for head in heads]
-    torch.testing.assert_close(task.losses(tuple(heads), batch), each[0] + 0.3 * each[1] + 0.3 * each[2])
+    torch.testing.assert_close(
+        task.losses(tuple(heads), batch), each[0] + 0.3 * each[1] + 0.3 * each[2]
+    )
     torch.testing.assert_close(task.losses([heads[0]], batch), each[0])
     assert measured((tuple(heads), batch)) == measured((heads[0], batch))  # type: ignore[arg-type]
 
 
-def naive(logits: torch.Tensor, labels: torch.Tensor, valid: torch.Tensor, k: int) -> int:
+def naive(
+    logits: torch.Tensor, labels: torch.Tensor, valid: torch.Tensor, k: int
+) -> int:
     count = 0
-    for row, label, counts in zip(logits.tolist(), labels.tolist(), valid.tolist(), strict=True):
+    for row, label, counts in zip(
+        logits.tolist(), labels.tolist(), valid.tolist(), strict=True
+    ):
         best = sorted(range(len(row)), key=lambda i: -row[i])[:k]
         count += counts and label in best
     return count
@@ -104,27 +120,44 @@ def test_top_1_and_top_5_are_exact_counts(classes: int) -> None:
         assert "top5" not in found, "it would be 1 whatever the network says"
     else:
         assert found["top5"] == naive(logits, labels, valid, 5) / samples
-    losses = functional.cross_entropy(logits[valid].double(), labels[valid], reduction="none")
+    losses = functional.cross_entropy(
+        logits[valid].double(), labels[valid], reduction="none"
+    )
     assert found["loss"] == pytest.approx(float(losses.mean()), abs=1e-6)
     assert found["losses_not_finite"] == 0
 
 
 @settings(max_examples=40)
-@given(st.permutations(range(24)), st.lists(st.integers(1, 23), max_size=5, unique=True))
-def test_neither_order_nor_batches_change_a_bit(permutation: list[int], cuts: list[int]) -> None:
+@given(
+    st.permutations(range(24)), st.lists(st.integers(1, 23), max_size=5, unique=True)
+)
+def test_neither_order_nor_batches_change_a_bit(
+    permutation: list[int], cuts: list[int]
+) -> None:
     """fp32 sums would: they depend on which is added first."""
     logits, labels, valid = random(24, 7)
     expected = measured((logits, batch_of(labels, valid)))
     edges = [0, *sorted(cuts), 24]
     places = [torch.tensor(permutation[a:b]) for a, b in pairwise(edges)]
-    assert measured(*[(logits[place], batch_of(labels[place], valid[place])) for place in places]) == expected
+    assert (
+        measured(
+            *[
+                (logits[place], batch_of(labels[place], valid[place]))
+                for place in places
+            ]
+        )
+        == expected
+    )
 
 
 def test_losses_that_are_no_number_or_huge_are_counted_apart() -> None:
     logits = torch.zeros(6, 3)
     logits[1], logits[2, 0], logits[3, 1] = math.nan, -math.inf, 2 * LARGEST_LOSS
     logits[4] = math.nan  # of a sample that is not valid: counts nowhere
-    labels, valid = torch.zeros(6, dtype=torch.int64), torch.tensor([True, True, True, True, False, True])
+    labels, valid = (
+        torch.zeros(6, dtype=torch.int64),
+        torch.tensor([True, True, True, True, False, True]),
+    )
     found = measured((logits, batch_of(labels, valid)))
     assert (found["samples"], found["losses_not_finite"]) == (5, 3)
     assert found["loss"] == pytest.approx(math.log(3), abs=LOSS_UNIT)
@@ -132,22 +165,37 @@ def test_losses_that_are_no_number_or_huge_are_counted_apart() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", [0, 1, 6])
-def test_a_sample_whose_output_is_no_number_is_wrong_and_counted(value: float, where: int) -> None:
+def test_a_sample_whose_output_is_no_number_is_wrong_and_counted(
+    value: float, where: int
+) -> None:
     """NaN is the largest value to topk: a network of NaNs was right for a class."""
     logits = torch.eye(7)[[0, 0, 0, 1, 2]]
-    labels, valid = torch.tensor([0, 0, 0, 1, 2]), torch.tensor([True, True, True, True, False])
+    labels, valid = (
+        torch.tensor([0, 0, 0, 1, 2]),
+        torch.tensor([True, True, True, True, False]),
+    )
     assert measured((logits, batch_of(labels, valid)))["top1"] == 1.0
     logits[1, where] = value
     logits[4] = value  # of a sample that is not valid
     found = measured((logits, batch_of(labels, valid)))
-    assert (found["top1"], found["top5"], found["samples"], found["outputs_not_finite"]) == (0.75, 0.75, 4, 1)
+    assert (
+        found["top1"],
+        found["top5"],
+        found["samples"],
+        found["outputs_not_finite"],
+    ) == (0.75, 0.75, 4, 1)
     dead = measured((torch.full((5, 7), value), batch_of(labels, valid)))
     assert (dead["top1"], dead["top5"], dead["outputs_not_finite"]) == (0.0, 0.0, 4)
 
 
 def test_no_sample_at_all() -> None:
     found = measured(
-        (torch.zeros(2, 3), batch_of(torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.bool)))
+        (
+            torch.zeros(2, 3),
+            batch_of(
+                torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.bool)
+            ),
+        )
     )
     assert found == measured() and set(found.values()) == {0}
 

@@ -23,7 +23,15 @@ from loaders import Undecodable, of_medium, open_loader
 from loaders._workers import part_of
 from loaders.videos._packets import Packets
 from loaders.videos._planes import Picture
-from loaders.videos._worker import LOST, REASON, REFUSED, ClipLoader, Decoding, passed, reason
+from loaders.videos._worker import (
+    LOST,
+    REASON,
+    REFUSED,
+    ClipLoader,
+    Decoding,
+    passed,
+    reason,
+)
 from loaders.videos.exact import exact, sort_of
 from loaders.videos.pyav import Pyav
 from tests.unit.clip_kinds import KINDS, Made, reader
@@ -68,7 +76,10 @@ class Clips:
         draws = np.random.default_rng(epoch)
         ids = np.tile(np.repeat(np.arange(len(self.videos)), self.views), 2)
         frames = np.array(
-            [draws.integers(0, self.videos.count[i] - T) + np.arange(T) for i in ids[:: self.views]]
+            [
+                draws.integers(0, self.videos.count[i] - T) + np.arange(T)
+                for i in ids[:: self.views]
+            ]
         ).repeat(self.views, axis=0)
         flips = draws.random(len(ids)) < 0.5
         return [
@@ -79,9 +90,14 @@ class Clips:
     def _batch(self, ids: np.ndarray, frames: np.ndarray, flips: np.ndarray) -> Rows:
         valid = np.arange(BATCH) < len(ids)
         ids, frames, flips = (
-            np.resize(column, (BATCH, *column.shape[1:])) for column in (ids, frames, flips)
+            np.resize(column, (BATCH, *column.shape[1:]))
+            for column in (ids, frames, flips)
         )
-        zero, width, height = np.zeros(BATCH), self.videos.width[ids], self.videos.height[ids]
+        zero, width, height = (
+            np.zeros(BATCH),
+            self.videos.width[ids],
+            self.videos.height[ids],
+        )
         whole = np.stack([zero, zero, width, height], axis=1)
         return Rows(
             ids=np.where(valid, ids, -1),
@@ -104,7 +120,12 @@ def feed(videos: Any, workers: int = 2, **changes: Any) -> Feed:
     source = Folder(videos)
     plan = Clips(videos, **changes)
     return Feed(
-        plan=plan, source=source, columns=videos, targets=targets, device=torch.device("cpu"), workers=workers
+        plan=plan,
+        source=source,
+        columns=videos,
+        targets=targets,
+        device=torch.device("cpu"),
+        workers=workers,
     )
 
 
@@ -116,11 +137,16 @@ def levels(images: torch.Tensor) -> np.ndarray:
     )
 
 
-def shown_and_asked(batch: Batch, kinds: Made, place: int) -> tuple[list[int], list[int]]:
+def shown_and_asked(
+    batch: Batch, kinds: Made, place: int
+) -> tuple[list[int], list[int]]:
     """Return the numbers on the frames of one clip, and those on the frames that were asked for."""
     rows: Any = batch.rows
     upright = levels(batch.images)[place][:, :, :: -1 if rows.turns[place] else 1]
-    asked = [kinds.shown(int(rows.ids[place]), frame) for frame in rows.frames[place].tolist()]
+    asked = [
+        kinds.shown(int(rows.ids[place]), frame)
+        for frame in rows.frames[place].tolist()
+    ]
     return [number(frame) for frame in upright], asked
 
 
@@ -128,19 +154,27 @@ def checked(loader: Any, given: Feed, epoch: int = 0) -> Iterator[Batch]:
     """Yield the batches of an epoch, which have the form, ids and targets of their rows; what failed is
     black.
     """
-    for batch, rows in zip(loader.batches(epoch, 0), given.plan.rows(epoch, 0), strict=True):
+    for batch, rows in zip(
+        loader.batches(epoch, 0), given.plan.rows(epoch, 0), strict=True
+    ):
         assert batch.images.shape == (BATCH, 3, T, SIZE, SIZE)
         assert batch.images.is_contiguous(memory_format=torch.channels_last_3d)
         np.testing.assert_array_equal(batch.ids, rows.ids)
-        np.testing.assert_array_equal(batch.valid.numpy(), rows.valid & ~np.isin(rows.ids, batch.failed))
+        np.testing.assert_array_equal(
+            batch.valid.numpy(), rows.valid & ~np.isin(rows.ids, batch.failed)
+        )
         labels = np.where(rows.valid, rows.ids, -1)[batch.valid.numpy()]
-        np.testing.assert_array_equal(batch.targets["labels"].numpy()[batch.valid.numpy()], labels)
+        np.testing.assert_array_equal(
+            batch.targets["labels"].numpy()[batch.valid.numpy()], labels
+        )
         assert not batch.images[~batch.valid].any()
         batch.rows = rows
         yield batch
 
 
-def shows_what_is_asked(loader: Any, given: Feed, kinds: Made, epoch: int = 0, reference: Any = None) -> None:
+def shows_what_is_asked(
+    loader: Any, given: Feed, kinds: Made, epoch: int = 0, reference: Any = None
+) -> None:
     """Every clip has the frames of its row and pixels close to the reference's; none has failed."""
     others = reference.batches(epoch, 0) if reference else itertools.repeat(None)
     for batch, other in zip(checked(loader, given, epoch), others, strict=False):
@@ -149,11 +183,15 @@ def shows_what_is_asked(loader: Any, given: Feed, kinds: Made, epoch: int = 0, r
             shown, asked = shown_and_asked(batch, kinds, place)
             assert shown == asked, kinds.names[batch.ids[place]]
         if other is not None:
-            apart = np.abs(levels(batch.images) - levels(other.images)).mean(axis=(1, 2, 3, 4))
+            apart = np.abs(levels(batch.images) - levels(other.images)).mean(
+                axis=(1, 2, 3, 4)
+            )
             assert apart.max() <= 2
 
 
-@pytest.mark.parametrize("backend", [name for name in of_medium("videos") if name != "synthetic"])
+@pytest.mark.parametrize(
+    "backend", [name for name in of_medium("videos") if name != "synthetic"]
+)
 def test_every_clip_of_every_kind(made: Made, backend: str) -> None:
     reader(backend, made.videos)  # or skip
     given = feed(made.videos)
@@ -161,11 +199,15 @@ def test_every_clip_of_every_kind(made: Made, backend: str) -> None:
         for epoch in (0, 1):
             shows_what_is_asked(loader, given, made, epoch, reference)
         claimed = exact(backend, made.videos, np.arange(len(made.videos)))
-        others = {sort_of(made.videos, sample) for sample in np.flatnonzero(~claimed).tolist()}
+        others = {
+            sort_of(made.videos, sample) for sample in np.flatnonzero(~claimed).tolist()
+        }
         told = dict(loader.counts.fallbacks)
         # decord refuses the one in fragments
         assert others <= set(told) and set(told) - others <= {"h264 in mp4, refused"}
-        assert set(loader.counts.refusals) == {words for words in told if words.endswith(REFUSED)}
+        assert set(loader.counts.refusals) == {
+            words for words in told if words.endswith(REFUSED)
+        }
         assert all(loader.counts.refusals.values())
         assert backend != "pyav" or not told
         assert all(told[words] >= 4 for words in others)
@@ -178,14 +220,18 @@ def test_a_backend_without_a_claim_leaves_everything_to_pyav(made: Made) -> None
         batch = next(iter(loader.batches(0, 0)))
         assert batch.failed == () and batch.valid.all()
         assert loader.counts.fallbacks.total() == BATCH
-    assert loader.notes and all("decoded by pyav, toy is not exact there" in note for note in loader.notes)
+    assert loader.notes and all(
+        "decoded by pyav, toy is not exact there" in note for note in loader.notes
+    )
 
 
 def test_views_of_a_clip_are_decoded_once(made: Made) -> None:
     given, asked = feed(made.videos, views=3), list[list[int]]()
 
     class Counted(Pyav):
-        def __call__(self, sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture]]:
+        def __call__(
+            self, sample: int, path: bytes, frames: list[int]
+        ) -> Iterator[tuple[int, Picture]]:
             asked.append(frames)
             return super().__call__(sample, path, frames)
 
@@ -195,10 +241,14 @@ def test_views_of_a_clip_are_decoded_once(made: Made) -> None:
     slot = np.empty(3 * T * SIZE * SIZE * 3, np.uint8)
     told = Decoding(given, "pyav", Counted, None)(one, slot)
     assert (told.lost, told.fallbacks, told.delivered) == ([], [], 3 * T)
-    assert told.decoded == passed(made.videos.keys(int(one.ids[0])), np.unique(rows.frames[0]))
+    assert told.decoded == passed(
+        made.videos.keys(int(one.ids[0])), np.unique(rows.frames[0])
+    )
     assert asked == [rows.frames[0].tolist()]
     instead = Decoding(given, "toy", Pyav, Counted)(one, slot)
-    assert instead.fallbacks == [sort_of(made.videos, int(one.ids[0]))] * 3, "clips are counted, not calls"
+    assert instead.fallbacks == [sort_of(made.videos, int(one.ids[0]))] * 3, (
+        "clips are counted, not calls"
+    )
     clips = slot.reshape(3, T, SIZE, SIZE, 3)
     for clip in clips:
         np.testing.assert_array_equal(clip, clips[0])
@@ -208,7 +258,13 @@ def test_what_a_decoder_goes_through() -> None:
     """A decoder begins at the last key frame, or goes on from the wanted frame before."""
     keys = np.zeros(100, bool)
     keys[[0, 60]] = True
-    for frames, expected in ([0], 1), ([59], 60), ([59, 60], 61), ([62, 63, 64], 5), ([10, 20, 90], 21 + 31):
+    for frames, expected in (
+        ([0], 1),
+        ([59], 60),
+        ([59, 60], 61),
+        ([62, 63, 64], 5),
+        ([10, 20, 90], 21 + 31),
+    ):
         assert passed(keys, np.array(frames)) == expected
 
 
@@ -222,7 +278,9 @@ def test_what_pyav_leaves_out_is_not_counted(made: Made) -> None:
     )
     for frames in patterns(len(made.videos.pts(sample))):
         assert len(list(read(sample, path, frames))) == len(frames) <= read.decoded
-        assert read.decoded <= sum(len(group.packets) for group in packets(sample, path, frames).about.groups)
+        assert read.decoded <= sum(
+            len(group.packets) for group in packets(sample, path, frames).about.groups
+        )
         spared += passed(made.videos.keys(sample), np.array(frames)) - read.decoded
     assert spared > 0
 
@@ -237,19 +295,24 @@ def test_a_reader_that_gives_fewer_frames_fills_no_clip(made: Made) -> None:
         )
 
     rows = given.plan.rows(0, 0)[0]
-    told = Decoding(given, "pyav", fewer, None)(part_of(rows, 0, 1), np.empty(T * SIZE * SIZE * 3, np.uint8))
+    told = Decoding(given, "pyav", fewer, None)(
+        part_of(rows, 0, 1), np.empty(T * SIZE * SIZE * 3, np.uint8)
+    )
     assert (told.lost, told.delivered) == ([0], 0)
     assert [why for why in told.refusals.values() if "frames came" in why]
 
 
-@pytest.mark.parametrize("backend", [name for name in of_medium("videos") if name != "synthetic"])
+@pytest.mark.parametrize(
+    "backend", [name for name in of_medium("videos") if name != "synthetic"]
+)
 def test_a_frame_of_another_size_is_none(made: Made, backend: str) -> None:
     """A stream may change its size; its windows are for the one in the manifest."""
     read = reader(backend, made.videos)
     given = feed(made.videos)
     names = (*(RECORD.names or ()), "file", "frame_pts", "frame_offsets")
     columns = SimpleNamespace(
-        **{name: getattr(made.videos, name) for name in names} | {"width": made.videos.width + 2}
+        **{name: getattr(made.videos, name) for name in names}
+        | {"width": made.videos.width + 2}
     )
     work = Decoding(replace(given, columns=columns), "pyav", lambda _: read, None)
     place, batch = next(
@@ -257,9 +320,13 @@ def test_a_frame_of_another_size_is_none(made: Made, backend: str) -> None:
         for batch in given.plan.rows(0, 0)
         for place in np.flatnonzero(batch.ids == made.names.index("h264.mp4")).tolist()
     )
-    told = work(part_of(batch, place, place + 1), np.empty(T * SIZE * SIZE * 3, np.uint8))
+    told = work(
+        part_of(batch, place, place + 1), np.empty(T * SIZE * SIZE * 3, np.uint8)
+    )
     assert (told.lost, told.delivered) == ([0], 0)
-    assert told.refusals and all("pixels, its file said" in why for why in told.refusals.values())
+    assert told.refusals and all(
+        "pixels, its file said" in why for why in told.refusals.values()
+    )
 
 
 def spoiled(folder: Path, spoil: Callable[[bytes], bytes]) -> Made:
@@ -268,7 +335,14 @@ def spoiled(folder: Path, spoil: Callable[[bytes], bytes]) -> Made:
         folder,
         {
             name: KINDS[name]
-            for name in ("h264.mp4", "h264.mkv", "h264.ts", "hevc.mp4", "mpeg4.mp4", "vp9.webm")
+            for name in (
+                "h264.mp4",
+                "h264.mkv",
+                "h264.ts",
+                "hevc.mp4",
+                "mpeg4.mp4",
+                "vp9.webm",
+            )
         },
     )
     for sample in range(0, len(kinds.videos), 2):
@@ -277,15 +351,25 @@ def spoiled(folder: Path, spoil: Callable[[bytes], bytes]) -> Made:
     return kinds
 
 
-@pytest.mark.parametrize("backend", [name for name in of_medium("videos") if name != "synthetic"])
+@pytest.mark.parametrize(
+    "backend", [name for name in of_medium("videos") if name != "synthetic"]
+)
 @pytest.mark.parametrize("damage", ["zeros", "noise"])
-def test_damage_that_is_noticed_is_masked(backend: str, damage: str, tmp_path: Path) -> None:
+def test_damage_that_is_noticed_is_masked(
+    backend: str, damage: str, tmp_path: Path
+) -> None:
     """Half of the files are damaged from their middle on, without a change of size."""
 
     def spoil(content: bytes) -> bytes:
         begin, end = len(content) * 4 // 10, len(content) * 8 // 10
-        noise = np.random.default_rng(0).integers(0, 256, end - begin, np.uint8).tobytes()
-        return content[:begin] + (bytes(end - begin) if damage == "zeros" else noise) + content[end:]
+        noise = (
+            np.random.default_rng(0).integers(0, 256, end - begin, np.uint8).tobytes()
+        )
+        return (
+            content[:begin]
+            + (bytes(end - begin) if damage == "zeros" else noise)
+            + content[end:]
+        )
 
     reader(backend, None)  # or skip
     kinds = spoiled(tmp_path, spoil)
@@ -302,18 +386,24 @@ def test_damage_that_is_noticed_is_masked(backend: str, damage: str, tmp_path: P
                     # torn at worst (-1); decord and torchcodec make up what they cannot decode
                     elif backend == "pyav":
                         pairs = zip(shown, asked, strict=True)
-                        assert all(found in (-1, frame) for found, frame in pairs), kinds.names[sample]
+                        assert all(found in (-1, frame) for found, frame in pairs), (
+                            kinds.names[sample]
+                        )
         told = loader.counts.fallbacks
         assert backend != "pyav" or not told
         lost = {sort_of(kinds.videos, sample) + LOST for sample in failed}
-        assert set(loader.counts.refusals) == lost | {words for words in told if words.endswith(REFUSED)}
+        assert set(loader.counts.refusals) == lost | {
+            words for words in told if words.endswith(REFUSED)
+        }
         assert all(loader.counts.refusals[words].startswith("pyav: ") for words in lost)
     assert failed and not any(sample % 2 for sample in failed)
 
 
 def test_a_reason_is_one_line_of_what_can_be_shown() -> None:
     assert (
-        reason("decord", Undecodable("\n  no frame\x1b[31m of \udcff.mp4 \n second line"))
+        reason(
+            "decord", Undecodable("\n  no frame\x1b[31m of \udcff.mp4 \n second line")
+        )
         == r"decord: no frame\x1b[31m of \xed\xb3\xbf.mp4"
     )
     assert reason("decord", Undecodable()) == "decord: Undecodable"
@@ -321,21 +411,29 @@ def test_a_reason_is_one_line_of_what_can_be_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"), [(lambda content: content[:-9], "changed size"), (None, "is gone")]
+    ("spoil", "said"),
+    [(lambda content: content[:-9], "changed size"), (None, "is gone")],
 )
-def test_a_file_that_changed_is_the_users_mistake(tmp_path: Path, spoil: Any, said: str) -> None:
+def test_a_file_that_changed_is_the_users_mistake(
+    tmp_path: Path, spoil: Any, said: str
+) -> None:
     kinds = Made(tmp_path, {"h264.mp4": {}, "vp9.webm": {"codec": "vp9"}})
     path = Path(os.fsdecode(kinds.videos.path(1)))
     if spoil is None:
         path.unlink()
     else:
         path.write_bytes(spoil(path.read_bytes()))
-    with open_loader("pyav", feed(kinds.videos)) as loader, pytest.raises(UserError, match=said) as caught:
+    with (
+        open_loader("pyav", feed(kinds.videos)) as loader,
+        pytest.raises(UserError, match=said) as caught,
+    ):
         list(loader.batches(0, 0))
     assert path.name in str(caught.value) and "--rescan" in str(caught.value)
 
 
-@pytest.mark.parametrize(("backend", "module"), [("decord", "decord"), ("torchcodec", "torchcodec.decoders")])
+@pytest.mark.parametrize(
+    ("backend", "module"), [("decord", "decord"), ("torchcodec", "torchcodec.decoders")]
+)
 def test_a_backend_that_is_not_installed(
     made: Made, backend: str, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,9 +45,12 @@ def patterns(count: int) -> Iterator[list[int]]:
 def upright(picture: Picture) -> np.ndarray:
     height, width = picture.shape
     out = np.empty((height, width, 3), np.uint8)
-    Fitter(picture, np.array([0, 0, width, height]), np.array([0.0, 0, width, height]), (height, width)).fill(
-        out, picture
-    )
+    Fitter(
+        picture,
+        np.array([0, 0, width, height]),
+        np.array([0.0, 0, width, height]),
+        (height, width),
+    ).fill(out, picture)
     return out
 
 
@@ -61,7 +64,9 @@ def wrong(made: Made, read: Any, sample: int) -> dict[str, int]:
                 for frame, picture in read(sample, made.videos.path(sample), frames)
             }
             assert sorted(came) == frames
-            found["wrong"] += sum(shown != made.shown(sample, frame) for frame, shown in came.items())
+            found["wrong"] += sum(
+                shown != made.shown(sample, frame) for frame, shown in came.items()
+            )
         except Undecodable:
             found["refused"] += 1
     return found
@@ -69,14 +74,28 @@ def wrong(made: Made, read: Any, sample: int) -> dict[str, int]:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_pyav_gives_the_frames_that_were_asked_for(made: Made, name: str) -> None:
-    assert wrong(made, Pyav(made.videos), made.names.index(name)) == {"wrong": 0, "refused": 0}
+    assert wrong(made, Pyav(made.videos), made.names.index(name)) == {
+        "wrong": 0,
+        "refused": 0,
+    }
 
 
 @pytest.mark.parametrize(
     "name",
-    ["h264.mp4", "h264.mkv", "h264.ts", "h264-cut.mp4", "hevc.mp4", "vp9.webm", "av1.mp4", "mpeg4-b.mp4"],
+    [
+        "h264.mp4",
+        "h264.mkv",
+        "h264.ts",
+        "h264-cut.mp4",
+        "hevc.mp4",
+        "vp9.webm",
+        "av1.mp4",
+        "mpeg4-b.mp4",
+    ],
 )
-def test_the_first_attempt_is_enough(made: Made, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_attempt_is_enough(
+    made: Made, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Later attempts, which are slower, are for files that are not as they should be."""
     opened, sample = [0], made.names.index(name)
     really = av.open
@@ -88,7 +107,9 @@ def test_the_first_attempt_is_enough(made: Made, name: str, monkeypatch: pytest.
     monkeypatch.setattr(av, "open", counted)
     asked = list(patterns(len(made.videos.pts(sample))))
     for frames in asked:
-        assert len(list(Pyav(made.videos)(sample, made.videos.path(sample), frames))) == len(frames)
+        assert len(
+            list(Pyav(made.videos)(sample, made.videos.path(sample), frames))
+        ) == len(frames)
     assert opened == [len(asked)]
 
 
@@ -105,7 +126,9 @@ def test_a_codec_that_damage_has_made_unknown(tmp_path: Path) -> None:
 def test_every_reader_claims_files() -> None:
     """Without a claim pyav would decode everything, and what the reader does would never be seen."""
     for name, spec in of_medium("videos").items():
-        assert name == "synthetic" or spec.exact or import_module(spec.module).EXACT.kinds
+        assert (
+            name == "synthetic" or spec.exact or import_module(spec.module).EXACT.kinds
+        )
 
 
 @pytest.mark.parametrize("backend", CLAIMED)
@@ -132,21 +155,33 @@ def test_the_table_is_true(made: Made, backend: str) -> None:
 
 def test_pyav_shows_no_other_frame_of_a_file_with_flipped_bits(tmp_path: Path) -> None:
     """FFmpeg, left to itself, makes up a frame that it cannot decode from the one before it."""
-    kinds = Made(tmp_path, {name: KINDS[name] for name in ("h264.mp4", "h264.mkv", "mpeg4.mp4")})
+    kinds = Made(
+        tmp_path, {name: KINDS[name] for name in ("h264.mp4", "h264.mkv", "mpeg4.mp4")}
+    )
     columns, shown, refused = kinds.videos, Counter[str](), 0
     for sample in range(len(columns)):
         path = Path(os.fsdecode(columns.path(sample)))
         whole = path.read_bytes()
         for seed in range(3):
             draws, spoiled = np.random.default_rng(seed), bytearray(whole)
-            for at in draws.integers(len(whole) * 3 // 10, len(whole) * 8 // 10, 12).tolist():
+            for at in draws.integers(
+                len(whole) * 3 // 10, len(whole) * 8 // 10, 12
+            ).tolist():
                 spoiled[at] ^= int(draws.integers(1, 256))
             path.write_bytes(spoiled)
             for frames in patterns(len(columns.pts(sample))):
                 try:
-                    for frame, picture in Pyav(columns)(sample, columns.path(sample), frames):
+                    for frame, picture in Pyav(columns)(
+                        sample, columns.path(sample), frames
+                    ):
                         found = number(upright(picture))
-                        shown["right" if found == frame else "torn" if found == -1 else "another"] += 1
+                        shown[
+                            "right"
+                            if found == frame
+                            else "torn"
+                            if found == -1
+                            else "another"
+                        ] += 1
                 except Undecodable:
                     refused += 1
     assert shown["right"] > 60 < refused and not shown["another"]
@@ -154,7 +189,9 @@ def test_pyav_shows_no_other_frame_of_a_file_with_flipped_bits(tmp_path: Path) -
 
 
 def with_columns(videos: Any, **changed: Any) -> Any:
-    columns = {name: getattr(videos, name) for name in dir(videos) if not name.startswith("_")}
+    columns = {
+        name: getattr(videos, name) for name in dir(videos) if not name.startswith("_")
+    }
     return SimpleNamespace(**columns | changed)
 
 
@@ -176,9 +213,16 @@ class Sent(bytes):
 
 def test_packets_that_a_demuxer_calls_damaged_are_refused() -> None:
     def frames(*packets: Any) -> list[int | None]:
-        run: Any = SimpleNamespace(seek=lambda frame: 0, packets=lambda sync, begin: iter(packets))
-        size: Any = SimpleNamespace(see=lambda packet: None, see_filtered=lambda packet: None)
-        return [frame for _, _, frame in chosen(run, "vp9", {0: 7}, lambda packet: [packet], size)]
+        run: Any = SimpleNamespace(
+            seek=lambda frame: 0, packets=lambda sync, begin: iter(packets)
+        )
+        size: Any = SimpleNamespace(
+            see=lambda packet: None, see_filtered=lambda packet: None
+        )
+        return [
+            frame
+            for _, _, frame in chosen(run, "vp9", {0: 7}, lambda packet: [packet], size)
+        ]
 
     packet = Sent(b"data")
     assert frames(packet) == [7]
@@ -187,7 +231,9 @@ def test_packets_that_a_demuxer_calls_damaged_are_refused() -> None:
         frames(packet)
 
 
-def test_pictures_that_ffmpeg_calls_damaged_are_refused(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_that_ffmpeg_calls_damaged_are_refused(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sample = made.names.index("h264.mp4")
     picture = int(made.videos.pts(sample)[14]), SimpleNamespace(is_corrupt=True)
     monkeypatch.setattr(pyav.OpenFile, "_timed", lambda *_: iter([picture]))
@@ -210,11 +256,15 @@ def test_decord_refuses_a_file_with_fewer_frames_than_its_manifest(made: Made) -
 
 def test_decord_refuses_what_does_not_begin_at_zero(made: Made) -> None:
     """It would read the whole file for each clip to find out."""
-    read, late = reader("decord", made.videos), [i for i in range(len(made.videos)) if made.videos.pts(i)[0]]
+    read, late = (
+        reader("decord", made.videos),
+        [i for i in range(len(made.videos)) if made.videos.pts(i)[0]],
+    )
     claimed = [
         i
         for i in late
-        if CODECS[made.videos.codec[i]] == "h264" and CONTAINERS[made.videos.container[i]] == "mp4"
+        if CODECS[made.videos.codec[i]] == "h264"
+        and CONTAINERS[made.videos.container[i]] == "mp4"
     ]
     assert {made.names[i] for i in claimed} >= {"h264-fragments.mp4"}
     for sample in claimed:
@@ -231,7 +281,9 @@ def test_a_file_that_begins_within_half_a_frame_is_not_late() -> None:
         "fps": np.full(3, 25.0),
     }
     columns = SimpleNamespace(
-        **files, time_base_num=np.ones(3, np.int32), time_base_den=np.full(3, 1000, np.int32)
+        **files,
+        time_base_num=np.ones(3, np.int32),
+        time_base_den=np.full(3, 1000, np.int32),
     )
     assert late(columns, np.arange(3)).tolist() == [False, False, True]
 
@@ -248,7 +300,9 @@ def test_real_files(backend: str, tmp_path: Path) -> None:
         count = min(len(videos.pts(sample)), 90)
         frames = sorted(set(draws.integers(0, count, 4).tolist()) | {0, count - 1})
         with av.open(os.fsdecode(videos.path(sample))) as container:
-            decoded: Any = container.decode(container.streams[int(videos.stream[sample])])
+            decoded: Any = container.decode(
+                container.streams[int(videos.stream[sample])]
+            )
             turns = int(videos.rotation[sample]) // 90
             expected = {
                 place: upright(planes(frame, turns))
@@ -257,14 +311,18 @@ def test_real_files(backend: str, tmp_path: Path) -> None:
             }
         name = os.path.basename(os.fsdecode(videos.path(sample)))
         try:
-            found = {frame: upright(picture) for frame, picture in read(sample, videos.path(sample), frames)}
+            found = {
+                frame: upright(picture)
+                for frame, picture in read(sample, videos.path(sample), frames)
+            }
         except Undecodable:
             # in fragments, whose times decord reads wrongly
             assert name == "rotate-buck-bunny.mp4" and backend == "decord"
             continue
         assert sorted(found) == frames
         apart[name] = max(
-            float(np.abs(found[frame].astype(int) - expected[frame]).mean()) for frame in frames
+            float(np.abs(found[frame].astype(int) - expected[frame]).mean())
+            for frame in frames
         )
     print(f"{backend}: {apart}")
     assert max(apart.values()) <= (0 if backend == "pyav" else 2.5)
@@ -272,9 +330,14 @@ def test_real_files(backend: str, tmp_path: Path) -> None:
 
 
 def test_kinds_are_said_as_a_person_would(made: Made) -> None:
-    words = {name: sort_of(made.videos, sample) for sample, name in enumerate(made.names)}
+    words = {
+        name: sort_of(made.videos, sample) for sample, name in enumerate(made.names)
+    }
     assert words["h264.mp4"] == "h264 in mp4"
     assert words["h264-refresh.ts"] == "h264 in ts, gradual refresh"
     assert words["h264-90.mp4"] == "h264 in mp4, rotated"
     assert words["h264-variable.mkv"] == "h264 in mkv, variable rate"
-    assert words["mpeg4-packed.avi"].startswith("mpeg4 in avi") and "packed b" in words["mpeg4-packed.avi"]
+    assert (
+        words["mpeg4-packed.avi"].startswith("mpeg4 in avi")
+        and "packed b" in words["mpeg4-packed.avi"]
+    )

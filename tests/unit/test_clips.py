@@ -22,7 +22,15 @@ from tests.conformance.plans import Videos, clip_policy
 
 
 def plan(n: int, **numbers: Any) -> ClipPlan:
-    return ClipPlan(**{"columns": Videos(n), "policy": clip_policy(), "seed": 3, "batch_size": 4, **numbers})
+    return ClipPlan(
+        **{
+            "columns": Videos(n),
+            "policy": clip_policy(),
+            "seed": 3,
+            "batch_size": 4,
+            **numbers,
+        }
+    )
 
 
 def places(rows: Rows) -> Any:
@@ -30,7 +38,12 @@ def places(rows: Rows) -> Any:
     return rows.windows + rows.regions[:, [0, 1, 0, 1]]
 
 
-@given(st.integers(1, 200), st.integers(1, 20), st.integers(1, 9), st.floats(0, 1, exclude_max=True))
+@given(
+    st.integers(1, 200),
+    st.integers(1, 20),
+    st.integers(1, 9),
+    st.floats(0, 1, exclude_max=True),
+)
 def test_a_clip_keeps_its_stride_and_repeats_only_the_last_frame(
     frames: int, count: int, stride: int, draw: float
 ) -> None:
@@ -49,13 +62,20 @@ def test_every_valid_start_is_as_likely() -> None:
     n = 60_000
     draws = uniforms(0, 0, Purpose.FRAMES, np.arange(n), 1)[:, 0]
     starts = clips.random_start(np.full(n, 5), draws)
-    assert np.bincount(starts, minlength=6) == pytest.approx(n / 6, abs=4 * np.sqrt(n * 5 / 36))
+    assert np.bincount(starts, minlength=6) == pytest.approx(
+        n / 6, abs=4 * np.sqrt(n * 5 / 36)
+    )
     assert len(np.bincount(starts)) == 6
 
 
 @given(st.integers(0, 500), st.integers(2, 12))
-def test_spaced_clips_begin_at_the_start_and_end_at_the_end(last: int, count: int) -> None:
-    starts = [int(clips.spaced_start(np.array([last]), np.array([clip]), count)[0]) for clip in range(count)]
+def test_spaced_clips_begin_at_the_start_and_end_at_the_end(
+    last: int, count: int
+) -> None:
+    starts = [
+        int(clips.spaced_start(np.array([last]), np.array([clip]), count)[0])
+        for clip in range(count)
+    ]
     assert (starts[0], starts[-1]) == (0, last)
     gaps = np.diff(starts)
     assert gaps.min() >= 0 and gaps.max() - gaps.min() <= 1
@@ -84,19 +104,28 @@ def test_a_clip_by_time_has_the_nearest_frames(
 
 
 @pytest.mark.parametrize(
-    ("step", "time_base"), [(512, (1, 12800)), (1, (1, 25)), (2, (512, 25600)), (1001, (1, 25025))]
+    ("step", "time_base"),
+    [(512, (1, 12800)), (1, (1, 25)), (2, (512, 25600)), (1001, (1, 25025))],
 )
-def test_time_at_the_own_rate_is_the_stride(step: int, time_base: tuple[int, int]) -> None:
+def test_time_at_the_own_rate_is_the_stride(
+    step: int, time_base: tuple[int, int]
+) -> None:
     """However a file counts it: a tick of avi is mostly a frame, of more than one unit."""
     columns = Videos(40, step=step, time_base=time_base)
     by_frames = plan(40, batch_size=40, columns=columns).rows(1, 0)[0]
-    by_time = plan(40, batch_size=40, columns=columns, policy=clip_policy(fps=25.0)).rows(1, 0)[0]
+    by_time = plan(
+        40, batch_size=40, columns=columns, policy=clip_policy(fps=25.0)
+    ).rows(1, 0)[0]
     assert by_frames.frames is not None and by_time.frames is not None
     assert (by_frames.frames == by_time.frames).all()
-    half = plan(40, batch_size=40, columns=columns, policy=clip_policy(fps=50.0)).rows(1, 0)[0]
+    half = plan(40, batch_size=40, columns=columns, policy=clip_policy(fps=50.0)).rows(
+        1, 0
+    )[0]
     assert half.frames is not None
     long = columns.frames[half.ids] > 10
-    assert (np.diff(half.frames[long]) == 1).all(), "2 frames of 50 a second are 1 of 25"
+    assert (np.diff(half.frames[long]) == 1).all(), (
+        "2 frames of 50 a second are 1 of 25"
+    )
 
 
 def test_the_shorter_side_is_uniform_and_corners_reach_every_place() -> None:
@@ -110,24 +139,32 @@ def test_the_shorter_side_is_uniform_and_corners_reach_every_place() -> None:
     assert np.abs(side - np.rint(side)).max() < 1e-6, "whole pixels"
     assert (side.min(), side.max()) == pytest.approx((256, 320))
     for quantile in (0.25, 0.5, 0.75):
-        assert np.quantile(side, quantile) == pytest.approx(256 + 64 * quantile, abs=1), (
-            "in size, not in 1 / size"
-        )
+        assert np.quantile(side, quantile) == pytest.approx(
+            256 + 64 * quantile, abs=1
+        ), "in size, not in 1 / size"
     smallest = np.rint(side) == 256
     top = np.rint(full[smallest, 1] * 256 / 480)
     assert set(top.tolist()) == set(range(33))
 
 
-def cropped(pixels: np.ndarray, height: int, width: int, left: int, top: int, crop: int) -> np.ndarray:
+def cropped(
+    pixels: np.ndarray, height: int, width: int, left: int, top: int, crop: int
+) -> np.ndarray:
     """What SlowFast does, with the antialiased filter: resize everything, then cut."""
     tensor = torch.from_numpy(pixels).permute(2, 0, 1)[None]
-    whole = torch.nn.functional.interpolate(tensor, size=(height, width), mode="bilinear", antialias=True)
+    whole = torch.nn.functional.interpolate(
+        tensor, size=(height, width), mode="bilinear", antialias=True
+    )
     return whole[0, :, top : top + crop, left : left + crop].permute(1, 2, 0).numpy()
 
 
-@pytest.mark.parametrize(("height", "width"), [(90, 160), (160, 90), (100, 100), (40, 30)])
+@pytest.mark.parametrize(
+    ("height", "width"), [(90, 160), (160, 90), (100, 100), (40, 30)]
+)
 def test_a_window_has_the_pixels_of_resize_then_crop(height: int, width: int) -> None:
-    pixels = np.random.default_rng(0).uniform(0, 255, (height, width, 3)).astype(np.float32)
+    pixels = (
+        np.random.default_rng(0).uniform(0, 255, (height, width, 3)).astype(np.float32)
+    )
     draws = uniforms(0, 0, Purpose.WINDOW, np.arange(6), clips.UNIFORMS)
     h, w = np.full(6, height), np.full(6, width)
     regions, inner = clips.random_window(h, w, draws, shorter=(52, 64), crop=48)
@@ -146,12 +183,16 @@ def test_a_window_has_the_pixels_of_resize_then_crop(height: int, width: int) ->
             )
             for c in range(3)
         ]
-        wanted = cropped(pixels, int(new_h[i]), int(new_w[i]), int(left[i]), int(top[i]), 48)
+        wanted = cropped(
+            pixels, int(new_h[i]), int(new_w[i]), int(left[i]), int(top[i]), 48
+        )
         assert np.abs(np.stack(planes, axis=2) - wanted).max() < 0.01
 
 
 @given(st.integers(60, 2000), st.floats(1, 3), st.booleans())
-def test_three_crops_cover_the_longer_side(short: int, shape: float, upright: bool) -> None:
+def test_three_crops_cover_the_longer_side(
+    short: int, shape: float, upright: bool
+) -> None:
     """SlowFast validates with crops as large as the shorter side; three of them cover videos up to 3 : 1."""
     long = int(short * shape)
     height, width = (long, short) if upright else (short, long)
@@ -159,7 +200,9 @@ def test_three_crops_cover_the_longer_side(short: int, shape: float, upright: bo
     regions, inner = clips.fixed_window(h, w, np.arange(3), resize=256, crop=256)
     full = inner + np.concatenate([regions[:, :2], regions[:, :2]], axis=1)
     begin, end = (full[:, 1], full[:, 3]) if upright else (full[:, 0], full[:, 2])
-    assert begin[0] == pytest.approx(0, abs=1e-6) and end[2] == pytest.approx(long, abs=1e-6)
+    assert begin[0] == pytest.approx(0, abs=1e-6) and end[2] == pytest.approx(
+        long, abs=1e-6
+    )
     assert end[0] >= begin[1] - 1e-6 and end[1] >= begin[2] - 1e-6
     across = full[:, [0, 2]] if upright else full[:, [1, 3]]
     assert across == pytest.approx(np.array([[0, short]] * 3), abs=1e-6)
@@ -170,9 +213,12 @@ def test_where_numbers_come_from() -> None:
     rows = plan(30, batch_size=30, columns=columns).rows(4, 0)[0]
     assert rows.frames is not None
     first, frames = columns.first[rows.ids], columns.frames[rows.ids]
-    assert (rows.frames >= first[:, None]).all() and (rows.frames < (first + frames)[:, None]).all()
+    assert (rows.frames >= first[:, None]).all() and (
+        rows.frames < (first + frames)[:, None]
+    ).all()
     starts = clips.random_start(
-        clips.last_start(frames, 4, 2), uniforms(3, 4, Purpose.FRAMES, rows.ids, 1)[:, 0]
+        clips.last_start(frames, 4, 2),
+        uniforms(3, 4, Purpose.FRAMES, rows.ids, 1)[:, 0],
     )
     assert (rows.frames[:, 0] == first + starts).all()
     assert (rows.turns == (uniforms(3, 4, Purpose.FLIP, rows.ids, 1)[:, 0] < 0.5)).all()
@@ -182,18 +228,30 @@ def test_where_numbers_come_from() -> None:
 def test_views_are_clips_times_crops() -> None:
     columns = Videos(9)
     rows = plan(
-        9, columns=columns, batch_size=9 * 12, training=False, policy=clip_policy(clips=4, crops=3, resize=16)
+        9,
+        columns=columns,
+        batch_size=9 * 12,
+        training=False,
+        policy=clip_policy(clips=4, crops=3, resize=16),
     ).rows(0, 0)[0]
     assert rows.frames is not None
     for sample in range(9):
         mine = rows.ids == sample
-        frames, crops = rows.frames[mine].reshape(4, 3, 4), places(rows)[mine].reshape(4, 3, 4)
+        frames, crops = (
+            rows.frames[mine].reshape(4, 3, 4),
+            places(rows)[mine].reshape(4, 3, 4),
+        )
         first, count = columns.first[sample], columns.frames[sample]
-        assert (frames[:, 0] == frames[:, 1]).all() and (frames[:, 0] == frames[:, 2]).all()
+        assert (frames[:, 0] == frames[:, 1]).all() and (
+            frames[:, 0] == frames[:, 2]
+        ).all()
         assert frames[0, 0, 0] == first
         assert frames[-1, 0, -1] == first + count - 1
         assert (crops[0] == crops[3]).all()
-        begins, longer = crops[0, :, :2].max(axis=1), max(columns.height[sample], columns.width[sample])
+        begins, longer = (
+            crops[0, :, :2].max(axis=1),
+            max(columns.height[sample], columns.width[sample]),
+        )
         assert (
             begins[0] == 0
             and begins[0] <= begins[1] <= begins[2]
@@ -201,7 +259,9 @@ def test_views_are_clips_times_crops() -> None:
         )
     one = plan(9, columns=columns, batch_size=9, training=False).rows(0, 0)[0]
     centre = (places(one)[:, :2] + places(one)[:, 2:]) / 2
-    assert np.abs(centre - np.stack([columns.width, columns.height], axis=1) / 2).max() < 4
+    assert (
+        np.abs(centre - np.stack([columns.width, columns.height], axis=1) / 2).max() < 4
+    )
 
 
 @pytest.mark.parametrize(
@@ -212,7 +272,9 @@ def test_views_are_clips_times_crops() -> None:
         ({"crops": 2}, "--val-crops 2: 1"),
     ],
 )
-def test_policies_that_cannot_be_are_mistakes(changes: dict[str, Any], said: str) -> None:
+def test_policies_that_cannot_be_are_mistakes(
+    changes: dict[str, Any], said: str
+) -> None:
     with pytest.raises(UserError, match=said) as caught:
         clip_policy(**changes)
     assert "\n" not in str(caught.value)

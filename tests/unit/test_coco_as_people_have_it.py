@@ -15,7 +15,16 @@ from dataset.coco.warnings import crowd_warning
 from tasks import _results
 from tasks._coco import Detections
 from tasks._results import Results
-from tests.unit.coco_files import changed, document, of, opened, put, reasons, write, write_coco
+from tests.unit.coco_files import (
+    changed,
+    document,
+    of,
+    opened,
+    put,
+    reasons,
+    write,
+    write_coco,
+)
 
 IMAGE = 1000
 NAME = "000000001000.jpg"
@@ -26,7 +35,9 @@ def data(tmp_path: Path) -> Path:
     return write_coco(tmp_path / "data")
 
 
-def each(key: str, change: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], None]:
+def each(
+    key: str, change: Callable[[dict[str, Any]], Any]
+) -> Callable[[dict[str, Any]], None]:
     """Return a change of a document: of every entry of a list."""
 
     def changed_each(written: dict[str, Any]) -> None:
@@ -50,14 +61,17 @@ def each(key: str, change: Callable[[dict[str, Any]], Any]) -> Callable[[dict[st
     ],
     ids=["missing", "all the same", "null", "by image", "text"],
 )
-def test_annotations_without_ids_of_their_own(change: Any, anew: int, data: Path) -> None:
+def test_annotations_without_ids_of_their_own(
+    change: Any, anew: int, data: Path
+) -> None:
     whole = opened(data)
     found = changed(data, each("annotations", change))
     assert (found.boxes == whole.boxes).all() and found.rejected == 0
     assert len(set(found.annotation_id.tolist())) == len(whole.annotation_id) == 20
-    assert ["numbered anew" in line and line.startswith(f"{anew} of 20 ") for line in found.warnings] == (
-        [True] * (anew > 0)
-    )
+    assert [
+        "numbered anew" in line and line.startswith(f"{anew} of 20 ")
+        for line in found.warnings
+    ] == ([True] * (anew > 0))
 
 
 def test_ids_that_are_text(data: Path, tmp_path: Path) -> None:
@@ -67,7 +81,9 @@ def test_ids_that_are_text(data: Path, tmp_path: Path) -> None:
         for image in written["images"]:
             image["id"] = f"img-{image['id']}" if image["id"] != IMAGE else str(IMAGE)
         for one in written["annotations"]:
-            one["image_id"] = f"img-{one['image_id']}" if one["image_id"] != IMAGE else str(IMAGE)
+            one["image_id"] = (
+                f"img-{one['image_id']}" if one["image_id"] != IMAGE else str(IMAGE)
+            )
             one["category_id"] = str(one["category_id"])
         for category in written["categories"]:
             category["id"] = str(category["id"])
@@ -85,9 +101,14 @@ def test_ids_that_are_text(data: Path, tmp_path: Path) -> None:
     path = tmp_path / "detections.json"
     path.write_bytes(_results.written(detections, "boxes", found.text_ids))
     entries = json.loads(path.read_text())
-    assert {one["image_id"] for one in entries} == {"1000", *(f"img-{1000 + 7 * i}" for i in range(1, 8))}
+    assert {one["image_id"] for one in entries} == {
+        "1000",
+        *(f"img-{1000 + 7 * i}" for i in range(1, 8)),
+    }
     assert {one["category_id"] for one in entries} == {"3"}
-    assert Results.read(path).checked(found).image_ids.tolist() == sorted(found.image_id.tolist())
+    assert Results.read(path).checked(found).image_ids.tolist() == sorted(
+        found.image_id.tolist()
+    )
 
 
 # --- boxes --------------------------------------------------------------------------------------------------
@@ -112,18 +133,24 @@ def half_of_them() -> Callable[[dict[str, Any]], None]:
     [
         (to_corners, "these may be x0 y0 x1 y1"),
         (to_shares, "20 of 20 boxes are not larger than a pixel"),
-        (half_of_them(), "10 of 20 annotations are crowds (iscrowd 1): no detector trains on them"),
+        (
+            half_of_them(),
+            "10 of 20 annotations are crowds (iscrowd 1): no detector trains on them",
+        ),
         (lambda one: None, ""),
     ],
     ids=["corners", "shares", "crowds", "as COCO"],
 )
 def test_boxes_that_may_be_meant_otherwise(change: Any, said: str, data: Path) -> None:
     warnings = changed(data, each("annotations", change)).warnings
-    assert len(warnings) == bool(said) and all(said in line for line in warnings), warnings
+    assert len(warnings) == bool(said) and all(said in line for line in warnings), (
+        warnings
+    )
 
 
 @pytest.mark.parametrize(
-    ("crowds", "said"), [(0, ""), (1, "1 of 20 annotations are crowds"), (4, "4 of 20"), (5, "")]
+    ("crowds", "said"),
+    [(0, ""), (1, "1 of 20 annotations are crowds"), (4, "4 of 20"), (5, "")],
 )
 def test_a_few_crowds_are_counted_and_no_warning(crowds: int, said: str) -> None:
     """COCO has them too; where there are more, a doubt has the count."""
@@ -142,20 +169,41 @@ def test_a_few_crowds_are_counted_and_no_warning(crowds: int, said: str) -> None
         (NAME, f"../../media/upload/1/{NAME}"),
         ("a b/1 2.jpg", "a%20b/1%202.jpg"),
         ("sub/1.jpg", "sub\\1.jpg"),
-        (unicodedata.normalize("NFC", "Mädchen.jpg"), unicodedata.normalize("NFD", "Mädchen.jpg")),
-        (unicodedata.normalize("NFD", "Mädchen.jpg"), unicodedata.normalize("NFC", "Mädchen.jpg")),
+        (
+            unicodedata.normalize("NFC", "Mädchen.jpg"),
+            unicodedata.normalize("NFD", "Mädchen.jpg"),
+        ),
+        (
+            unicodedata.normalize("NFD", "Mädchen.jpg"),
+            unicodedata.normalize("NFC", "Mädchen.jpg"),
+        ),
         ("50%20.jpg", "x/50%20.jpg"),
     ],
-    ids=["windows", "absolute", "upwards", "percent", "backslash", "nfd", "nfc", "percent in the name"],
+    ids=[
+        "windows",
+        "absolute",
+        "upwards",
+        "percent",
+        "backslash",
+        "nfd",
+        "nfc",
+        "percent in the name",
+    ],
 )
-def test_names_are_found_by_their_last_parts(stored: str, written: str, data: Path) -> None:
+def test_names_are_found_by_their_last_parts(
+    stored: str, written: str, data: Path
+) -> None:
     path = data / "train2017" / stored
     path.parent.mkdir(exist_ok=True)
     (data / "train2017" / NAME).rename(path)
     found = changed(data, put("images", IMAGE, file_name=written))
-    assert found.rejected == 0 and found.path(found.image_id.tolist().index(IMAGE)).endswith(stored.encode())
+    assert found.rejected == 0 and found.path(
+        found.image_id.tolist().index(IMAGE)
+    ).endswith(stored.encode())
     (line,) = found.warnings
-    assert line.startswith("1 of 8 file names are found by their last parts alone, first ")
+    assert line.startswith(
+        "1 of 8 file names are found by their last parts alone, first "
+    )
 
 
 def test_a_file_is_of_one_image(data: Path) -> None:
@@ -168,8 +216,13 @@ def test_a_file_is_of_one_image(data: Path) -> None:
 
     (data / "train2017" / NAME).rename(data / "train2017" / "1.jpg")
     found = changed(data, change)
-    assert found.image_id.tolist() == [1007, 1028, 1035, 1042, 1049] and found.warnings == []
-    assert ["and so may another image's" in line for line in reasons(found)] == [True] * 3
+    assert (
+        found.image_id.tolist() == [1007, 1028, 1035, 1042, 1049]
+        and found.warnings == []
+    )
+    assert ["and so may another image's" in line for line in reasons(found)] == [
+        True
+    ] * 3
 
 
 # --- keypoints ----------------------------------------------------------------------------------------------

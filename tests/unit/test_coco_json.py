@@ -21,7 +21,10 @@ ANY = st.recursive(
     | st.integers()
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=9),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -36,17 +39,27 @@ def read(text: str, piece: int) -> list[tuple[str, Any]]:
 
 
 DOCUMENT = st.tuples(
-    st.dictionaries(st.text(max_size=3), ANY, max_size=2), *(st.lists(ANY, max_size=3) for _ in KEYS)
+    st.dictionaries(st.text(max_size=3), ANY, max_size=2),
+    *(st.lists(ANY, max_size=3) for _ in KEYS),
 )
 
 
 @example(({"": 0.5}, [1.5e30, True], [-0.25], []), [3, 0, 1, 2, 4], 1, None, True)
-@given(DOCUMENT, st.permutations(range(5)), st.integers(1, 40), st.sampled_from([None, 0, 2]), st.booleans())
+@given(
+    DOCUMENT,
+    st.permutations(range(5)),
+    st.integers(1, 40),
+    st.sampled_from([None, 0, 2]),
+    st.booleans(),
+)
 def test_entries_are_those_of_the_whole_text(
     parts: Any, order: list[int], piece: int, indent: int | None, plain: bool
 ) -> None:
     other, *lists = parts
-    pairs = [*zip(KEYS, lists, strict=True), *((f"_{key}", value) for key, value in other.items())]
+    pairs = [
+        *zip(KEYS, lists, strict=True),
+        *((f"_{key}", value) for key, value in other.items()),
+    ]
     written = dict(pairs[place] for place in order if place < len(pairs))
     text = json.dumps(written, indent=indent, ensure_ascii=plain)
     assert read(text, piece) == [
@@ -73,7 +86,9 @@ def test_damaged_text_is_refused_where_json_is(
         with pytest.raises(NotCoco):
             read(damaged, piece)
         return
-    if isinstance(whole, dict) and all(isinstance(whole.get(key), list) for key in KEYS):
+    if isinstance(whole, dict) and all(
+        isinstance(whole.get(key), list) for key in KEYS
+    ):
         if len(set(re.findall(r'"(\w+)": ', damaged))) >= len(KEYS):
             assert read(damaged, piece) == [
                 (key, entry) for key in whole if key in KEYS for entry in whole[key]

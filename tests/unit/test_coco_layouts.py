@@ -22,8 +22,14 @@ def data(tmp_path: Path) -> Path:
 
 
 TWO = {
-    "roboflow": [("train", "train/_annotations.coco.json"), ("valid", "valid/_annotations.coco.json")],
-    "fiftyone": [("train/data", "train/labels.json"), ("validation/data", "validation/labels.json")],
+    "roboflow": [
+        ("train", "train/_annotations.coco.json"),
+        ("valid", "valid/_annotations.coco.json"),
+    ],
+    "fiftyone": [
+        ("train/data", "train/labels.json"),
+        ("validation/data", "validation/labels.json"),
+    ],
     "flat files": [("images", "train.json"), ("images", "val.json")],
     "subsets of CVAT": [
         ("images/train", "annotations/instances_train.json"),
@@ -33,7 +39,10 @@ TWO = {
         ("images/Train", "annotations/my_Train_coco.json"),
         ("images/Validation", "annotations/my_Validation_coco.json"),
     ],
-    "below data": [("data/train", "annotations/train.json"), ("data/val", "annotations/val.json")],
+    "below data": [
+        ("data/train", "annotations/train.json"),
+        ("data/val", "annotations/val.json"),
+    ],
 }
 ONE = {
     "CVAT": ("images", "annotations/instances_default.json"),
@@ -43,10 +52,14 @@ ONE = {
 """Whose export -> folder of the images and file of the annotations, of both splits or of each."""
 
 
-def export(coco: Path, root: Path, split: str, images: str, file: str, kind: str = "instances") -> None:
+def export(
+    coco: Path, root: Path, split: str, images: str, file: str, kind: str = "instances"
+) -> None:
     shutil.copytree(coco / split, root / images, dirs_exist_ok=True)
     written = document(coco, split, kind)
-    if file == "result.json":  # names begin with the folder of the images, ids of annotations with 0
+    if (
+        file == "result.json"
+    ):  # names begin with the folder of the images, ids of annotations with 0
         for image in written["images"]:
             image["file_name"] = f"images/{image['file_name']}"
         for number, one in enumerate(written["annotations"]):
@@ -68,7 +81,11 @@ def test_two_splits(name: str, data: Path, root: Path) -> None:
     val = opened(root, "val", classes=train.classes)
     assert (len(train), len(val)) == (TRAIN, VAL)
     assert train.rejected == val.rejected == 0 and train.warnings == val.warnings == []
-    assert all(Path(columns.path(i).decode()).is_file() for columns in (train, val) for i in range(VAL))
+    assert all(
+        Path(columns.path(i).decode()).is_file()
+        for columns in (train, val)
+        for i in range(VAL)
+    )
 
 
 @pytest.mark.parametrize("name", ONE)
@@ -79,14 +96,22 @@ def test_one_file_of_both_splits(name: str, data: Path, root: Path) -> None:
     train = opened(root, classes=val.classes)
     assert len(val) == 1 and len(train) == TRAIN - 1
     whole = opened(data)
-    assert sorted([*train.image_id.tolist(), *val.image_id.tolist()]) == whole.image_id.tolist()
+    assert (
+        sorted([*train.image_id.tolist(), *val.image_id.tolist()])
+        == whole.image_id.tolist()
+    )
     assert len(train.boxes) + len(val.boxes) == len(whole.boxes)
     for columns in (train, val):
         shared = "is of both splits: a tenth of its images validates"
-        assert sum(shared in line for line in columns.warnings) == 1 and columns.rejected == 0
+        assert (
+            sum(shared in line for line in columns.warnings) == 1
+            and columns.rejected == 0
+        )
 
 
-def test_a_split_that_is_missing_is_not_taken_from_the_other(data: Path, root: Path) -> None:
+def test_a_split_that_is_missing_is_not_taken_from_the_other(
+    data: Path, root: Path
+) -> None:
     export(data, root, "train2017", *TWO["flat files"][0])
     with pytest.raises(UserError, match="COCO's layout has val2017/"):
         opened(root, "val")
@@ -100,10 +125,15 @@ def test_a_split_that_is_missing_is_not_taken_from_the_other(data: Path, root: P
         (["train/images/1.jpg", "train/labels/1.txt"], "YOLO"),
         (["images/1.jpg", "labels/1.txt"], "YOLO"),
         (["obj_train_data/1.jpg", "obj_train_data/1.txt", "obj.names"], "YOLO"),
-        (["JPEGImages/1.jpg", "Annotations/1.xml", "ImageSets/Main/train.txt"], "Pascal VOC"),
+        (
+            ["JPEGImages/1.jpg", "Annotations/1.xml", "ImageSets/Main/train.txt"],
+            "Pascal VOC",
+        ),
     ],
 )
-def test_what_has_to_be_converted_is_named(files: list[str], tool: str, tmp_path: Path) -> None:
+def test_what_has_to_be_converted_is_named(
+    files: list[str], tool: str, tmp_path: Path
+) -> None:
     root = tmp_path / "my data"
     for name in files:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -117,12 +147,16 @@ def test_what_has_to_be_converted_is_named(files: list[str], tool: str, tmp_path
     assert "\n" not in said
 
 
-def test_pascal_voc_as_it_is_unpacked_is_named_by_its_own_folder(tmp_path: Path) -> None:
+def test_pascal_voc_as_it_is_unpacked_is_named_by_its_own_folder(
+    tmp_path: Path,
+) -> None:
     inner = tmp_path / "VOCdevkit" / "VOC2007"
     (inner / "Annotations").mkdir(parents=True)
     (inner / "Annotations" / "1.xml").write_text("")
     for root in (tmp_path, tmp_path / "VOCdevkit", inner):
-        with pytest.raises(UserError, match=f"python -m scripts.to_coco {inner} NEW_FOLDER"):
+        with pytest.raises(
+            UserError, match=f"python -m scripts.to_coco {inner} NEW_FOLDER"
+        ):
             find(root, "train", keypoints=False)
 
 
@@ -130,7 +164,9 @@ def test_many_files_are_no_annotation_file(tmp_path: Path) -> None:
     """Labelme writes one file an image."""
     for name in ("a", "b", "c", "d"):
         (tmp_path / f"{name}.json").write_text("{}")
-    with pytest.raises(UserError, match=r"has 4 JSON files \(a.json, b.json, c.json, ...\)"):
+    with pytest.raises(
+        UserError, match=r"has 4 JSON files \(a.json, b.json, c.json, ...\)"
+    ):
         find(tmp_path, "train", keypoints=False)
 
 

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.unit.coco_files import KEYPOINTS, changed, document, of, opened, put, reasons, write_coco
+from tests.unit.coco_files import (
+    KEYPOINTS,
+    changed,
+    document,
+    of,
+    opened,
+    put,
+    reasons,
+    write_coco,
+)
 
 ANNOTATION = 10000  # the id of an annotation of image 1000, 96 x 128 pixels
 IMAGE = 1000
@@ -23,7 +32,9 @@ def data(tmp_path: Path) -> Path:
     return write_coco(tmp_path / "data")
 
 
-def with_values(data: Path, key: str, number: int, values: dict[str, Any], **how: Any) -> Any:
+def with_values(
+    data: Path, key: str, number: int, values: dict[str, Any], **how: Any
+) -> Any:
     """The training set with these values of one entry."""
 
     def change(written: dict[str, Any]) -> None:
@@ -44,10 +55,19 @@ def with_values(data: Path, key: str, number: int, values: dict[str, Any], **how
         ({"category_id": [1]}, "category_id [1] is no whole"),
         ({"image_id": 77}, "unknown image 77"),
         ({"image_id": 1e30}, "is no whole number"),
-        ({"bbox": [128, 5, 9, 9]}, "box [128.0, 5.0, 9.0, 9.0] lies outside image 1000, which has 128 x 96"),
+        (
+            {"bbox": [128, 5, 9, 9]},
+            "box [128.0, 5.0, 9.0, 9.0] lies outside image 1000, which has 128 x 96",
+        ),
         ({"bbox": [5, 97, 9, 9]}, "box [5.0, 97.0, 9.0, 9.0] lies outside image 1000"),
-        ({"bbox": [-9, 5, 8.5, 9]}, "box [-9.0, 5.0, 8.5, 9.0] lies outside image 1000"),
-        ({"bbox": [5, -9, 9, 8.5]}, "box [5.0, -9.0, 9.0, 8.5] lies outside image 1000"),
+        (
+            {"bbox": [-9, 5, 8.5, 9]},
+            "box [-9.0, 5.0, 8.5, 9.0] lies outside image 1000",
+        ),
+        (
+            {"bbox": [5, -9, 9, 8.5]},
+            "box [5.0, -9.0, 9.0, 8.5] lies outside image 1000",
+        ),
         ({"bbox": [float("nan"), 5, 9, 9]}, "bbox holds NaN or infinity"),
         ({"bbox": [5, 5, -9, 9]}, "width, height and area cannot be negative"),
         ({"bbox": [5, 5, 9]}, "bbox has 3 numbers, not x y width height"),
@@ -61,13 +81,17 @@ def with_values(data: Path, key: str, number: int, values: dict[str, Any], **how
     ],
     ids=str,
 )
-def test_a_bad_annotation_is_left_out_by_its_id(values: dict[str, Any], why: str, data: Path) -> None:
+def test_a_bad_annotation_is_left_out_by_its_id(
+    values: dict[str, Any], why: str, data: Path
+) -> None:
     whole = opened(data).annotation_id.tolist()
     found = with_values(data, "annotations", ANNOTATION, values)
     (line,) = reasons(found)
     assert line.startswith(f"{FILE}: annotation {ANNOTATION}: ") and why in line, line
     assert len(found) == 8
-    assert found.annotation_id.tolist() == [number for number in whole if number != ANNOTATION]
+    assert found.annotation_id.tolist() == [
+        number for number in whole if number != ANNOTATION
+    ]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +115,9 @@ def test_a_bad_annotation_is_left_out_by_its_id(values: dict[str, Any], why: str
     ],
     ids=str,
 )
-def test_a_bad_segmentation_is_left_out_and_its_box_stays(segmentation: Any, why: str, data: Path) -> None:
+def test_a_bad_segmentation_is_left_out_and_its_box_stays(
+    segmentation: Any, why: str, data: Path
+) -> None:
     whole = opened(data)
     found = with_values(data, "annotations", ANNOTATION, {"segmentation": segmentation})
     (line,) = reasons(found)
@@ -111,10 +137,15 @@ def test_a_bad_segmentation_is_left_out_and_its_box_stays(segmentation: Any, why
 
 def test_annotations_without_an_id(data: Path) -> None:
     found = changed(
-        data, lambda written: written["annotations"].extend([[], {"bbox": [1, 2, 3, 4], "area": 1}, None])
+        data,
+        lambda written: written["annotations"].extend(
+            [[], {"bbox": [1, 2, 3, 4], "area": 1}, None]
+        ),
     )
     lines = reasons(found)
-    assert [line.startswith(f"{FILE}: annotation without an id: ") for line in lines] == [True] * 3
+    assert [
+        line.startswith(f"{FILE}: annotation without an id: ") for line in lines
+    ] == [True] * 3
     assert "has no image_id" in lines[1] and "None is no object" in lines[2]
 
 
@@ -129,9 +160,13 @@ def test_annotations_without_an_id(data: Path) -> None:
 )
 def test_bad_keypoints(values: Any, why: str, data: Path) -> None:
     number = document(data, "train2017", "person_keypoints")["annotations"][2]["id"]
-    found = with_values(data, "annotations", number, {"keypoints": values}, keypoints=True)
+    found = with_values(
+        data, "annotations", number, {"keypoints": values}, keypoints=True
+    )
     (line,) = reasons(found)
-    assert line.startswith(f"annotations/person_keypoints_train2017.json: annotation {number}: ")
+    assert line.startswith(
+        f"annotations/person_keypoints_train2017.json: annotation {number}: "
+    )
     assert why in line and number not in found.annotation_id
     assert found.keypoints.shape == (5, len(KEYPOINTS), 3)
 
@@ -143,23 +178,45 @@ NO_PATH = f"{FILE}: image 1000: file_name "
 @pytest.mark.parametrize(
     ("number", "values", "said"),
     [
-        (1000, {"file_name": "gone.jpg"}, "train2017/gone.jpg: image 1000: cannot be read: No such file or"),
-        (1021, {"file_name": "gone.jpg"}, "train2017/gone.jpg: image 1021: cannot be read: No such file or"),
+        (
+            1000,
+            {"file_name": "gone.jpg"},
+            "train2017/gone.jpg: image 1000: cannot be read: No such file or",
+        ),
+        (
+            1021,
+            {"file_name": "gone.jpg"},
+            "train2017/gone.jpg: image 1021: cannot be read: No such file or",
+        ),
         (
             *(1000, {"height": 128, "width": 96}),
             f"{PICTURE}has 128 x 96 pixels, its annotations are for 96 x 128; with 3 annotations",
         ),
-        (1000, {"file_name": "../val2017/000000002000.jpg"}, f"{NO_PATH}'../val2017/000000002000.jpg' is no"),
-        (1000, {"file_name": "/etc/passwd"}, f"{NO_PATH}'/etc/passwd' is no path below"),
+        (
+            1000,
+            {"file_name": "../val2017/000000002000.jpg"},
+            f"{NO_PATH}'../val2017/000000002000.jpg' is no",
+        ),
+        (
+            1000,
+            {"file_name": "/etc/passwd"},
+            f"{NO_PATH}'/etc/passwd' is no path below",
+        ),
         (1000, {"file_name": "\ud800.jpg"}, f"{NO_PATH}'\\ud800.jpg' is no path"),
         (1000, {"file_name": GONE}, f"{FILE}: image 1000: has no file_name"),
         (1000, {"height": 0}, f"{FILE}: image 1000: is 128 x 0 pixels large"),
         (1000, {"height": "96"}, f"{FILE}: image 1000: height '96' is no whole number"),
-        (1007, {"id": 1000}, f"{FILE}: image 1000: 2 images have this id; none of them is used"),
+        (
+            1007,
+            {"id": 1000},
+            f"{FILE}: image 1000: 2 images have this id; none of them is used",
+        ),
     ],
     ids=str,
 )
-def test_a_bad_image_is_left_out_by_its_id(number: int, values: Any, said: str, data: Path) -> None:
+def test_a_bad_image_is_left_out_by_its_id(
+    number: int, values: Any, said: str, data: Path
+) -> None:
     """With its annotations: counted in its line, or named one by one."""
     whole = opened(data)
     left = {number, *({values["id"]} if "id" in values else ())}
@@ -167,13 +224,20 @@ def test_a_bad_image_is_left_out_by_its_id(number: int, values: Any, said: str, 
     lost = np.isin(image_of, [*left])
     found = with_values(data, "images", number, values)
     first, *others = reasons(found)
-    assert first.startswith(said) and ("; with" in first) == (not others and lost.any()), first
+    assert first.startswith(said) and ("; with" in first) == (
+        not others and lost.any()
+    ), first
     why = {
-        image: "its image 1000 is left out" if image == 1000 else f"unknown image {image}" for image in left
+        image: "its image 1000 is left out"
+        if image == 1000
+        else f"unknown image {image}"
+        for image in left
     }
     named = [
         f"{FILE}: annotation {one}: {why[image]}"
-        for one, image in zip(whole.annotation_id[lost].tolist(), image_of[lost].tolist(), strict=True)
+        for one, image in zip(
+            whole.annotation_id[lost].tolist(), image_of[lost].tolist(), strict=True
+        )
     ]
     assert sorted(others) == ([] if "; with" in first else sorted(named))
     assert found.image_id.tolist() == [one for one in whole.image_id if one not in left]
@@ -185,7 +249,10 @@ def test_image_files_that_are_none(data: Path) -> None:
     (data / "train2017" / "000000001007.jpg").write_bytes(b"")
     first, second = reasons(opened(data))
     assert first.startswith(f"{PICTURE}no known image format")
-    assert second == "train2017/000000001007.jpg: image 1007: empty file; with 4 annotations"
+    assert (
+        second
+        == "train2017/000000001007.jpg: image 1007: empty file; with 4 annotations"
+    )
 
 
 def test_a_turned_image_is_named_so(data: Path) -> None:

@@ -13,7 +13,16 @@ import pytest
 
 from contracts import UserError
 from dataset.coco import scan
-from tests.unit.coco_files import changed, document, drop, of, opened, put, write, write_coco
+from tests.unit.coco_files import (
+    changed,
+    document,
+    drop,
+    of,
+    opened,
+    put,
+    write,
+    write_coco,
+)
 
 
 @pytest.fixture
@@ -40,7 +49,10 @@ def mistake(root: Path, split: Any = "train", **how: Any) -> str:
             "COCO's layout has train2017/ and annotations/instances_train2017.json",
         ),
         ("annotations/instances_train2017.json", "has no instances_train*.json"),
-        ("train2017", "has no folder train2017 for the images of annotations/instances_train2017.json"),
+        (
+            "train2017",
+            "has no folder train2017 for the images of annotations/instances_train2017.json",
+        ),
     ],
 )
 def test_a_layout_that_is_none(missing: str, said: str, data: Path) -> None:
@@ -50,9 +62,16 @@ def test_a_layout_that_is_none(missing: str, said: str, data: Path) -> None:
 
 def test_several_candidates(data: Path) -> None:
     annotations = data / "annotations"
-    (annotations / "instances_train2017.json").rename(annotations / "instances_train_a.json")
-    shutil.copy(annotations / "instances_train_a.json", annotations / "instances_train_b.json")
-    assert "has instances_train_a.json, instances_train_b.json; leave one of them" in mistake(data)
+    (annotations / "instances_train2017.json").rename(
+        annotations / "instances_train_a.json"
+    )
+    shutil.copy(
+        annotations / "instances_train_a.json", annotations / "instances_train_b.json"
+    )
+    assert (
+        "has instances_train_a.json, instances_train_b.json; leave one of them"
+        in mistake(data)
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,17 +104,24 @@ def test_a_file_that_is_none(text: str, said: str, data: Path) -> None:
 
 
 def test_a_file_that_is_no_text(data: Path) -> None:
-    (data / "annotations" / "instances_train2017.json").write_bytes(b'{"images": "\xff"}')
+    (data / "annotations" / "instances_train2017.json").write_bytes(
+        b'{"images": "\xff"}'
+    )
     assert "it must be UTF-8" in mistake(data)
 
 
-def test_errors_of_reading_and_of_writing(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_reading_and_of_writing(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(path: Path, mode: str) -> Any:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(scan, "open", full, raising=False)
-        with pytest.raises(UserError, match=r"the manifest cannot be written to .*: No space left on device"):
+        with pytest.raises(
+            UserError,
+            match=r"the manifest cannot be written to .*: No space left on device",
+        ):
             opened(data)
     path = data / "annotations" / "instances_train2017.json"
     path.unlink()
@@ -108,7 +134,10 @@ def test_errors_of_reading_and_of_writing(data: Path, monkeypatch: pytest.Monkey
     [
         (drop("categories", 3, "name"), "category 3: has no name"),
         (put("categories", 3, name=5), "category 3: name 5 is no text"),
-        (put("categories", 3, name=""), "category 3: name '' is empty or holds a control character"),
+        (
+            put("categories", 3, name=""),
+            "category 3: name '' is empty or holds a control character",
+        ),
         (
             put("categories", 3, name="a\nb"),
             "category 3: name 'a\\nb' is empty or holds a control character or a line's end; give it",
@@ -119,10 +148,15 @@ def test_errors_of_reading_and_of_writing(data: Path, monkeypatch: pytest.Monkey
             put("categories", 3, id=2**53),
             "the category id 9007199254740992 is beyond 2^53, where the figures would be wrong",
         ),
-        (lambda written: written["categories"].append([]), "category without an id: [] is no object"),
+        (
+            lambda written: written["categories"].append([]),
+            "category without an id: [] is no object",
+        ),
     ],
 )
-def test_bad_categories(change: Callable[[dict[str, Any]], Any], said: str, data: Path) -> None:
+def test_bad_categories(
+    change: Callable[[dict[str, Any]], Any], said: str, data: Path
+) -> None:
     written = document(data, "train2017")
     change(written)
     write(data, "train2017", written)
@@ -140,9 +174,14 @@ def test_categories_of_validation_must_be_those_of_training(data: Path) -> None:
 
 
 def test_many_categories_take_no_time(data: Path) -> None:
-    more = [{"id": number, "name": f"category {number}"} for number in range(10, 30_000)]
+    more = [
+        {"id": number, "name": f"category {number}"} for number in range(10, 30_000)
+    ]
     began = time.process_time()
-    assert len(changed(data, lambda written: written["categories"].extend(more)).classes) == 29_994
+    assert (
+        len(changed(data, lambda written: written["categories"].extend(more)).classes)
+        == 29_994
+    )
     assert time.process_time() - began < 5
 
 
@@ -190,4 +229,6 @@ def test_nothing_is_left(data: Path) -> None:
     for path in (data / "train2017").iterdir():
         path.unlink()
     line = mistake(data)
-    assert "no image of" in line and "left out: 8, first" in line and "image 1000" in line
+    assert (
+        "no image of" in line and "left out: 8, first" in line and "image 1000" in line
+    )

@@ -19,7 +19,10 @@ from tests.unit.test_coco_scoring import KINDS, Set, guesses
 def few(tmp_path_factory: pytest.TempPathFactory) -> Set:
     folder = tmp_path_factory.mktemp("few")
     return Set(
-        write_coco(folder / "set", splits={"train2017": 1, "val2017": 13}, size=(64, 80)), folder / "cache"
+        write_coco(
+            folder / "set", splits={"train2017": 1, "val2017": 13}, size=(64, 80)
+        ),
+        folder / "cache",
     )
 
 
@@ -39,17 +42,25 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("evaluator", _coco.EVALUATORS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_processes_with_a_part_of_the_categories_change_no_digit(
-    few: Set, kind: str, evaluator: str, asked: list[int], monkeypatch: pytest.MonkeyPatch
+    few: Set,
+    kind: str,
+    evaluator: str,
+    asked: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     columns = few.columns(kind)
     found = guesses(columns, kind, seed=2, each=4, digits=1)
     alone = _coco.score(columns, found, kind=kind, evaluator=evaluator, workers=2)
     monkeypatch.setattr(_coco, "MANY", 0)
     for workers in (2, 9):
-        together = _coco.score(columns, found, kind=kind, evaluator=evaluator, workers=workers)
+        together = _coco.score(
+            columns, found, kind=kind, evaluator=evaluator, workers=workers
+        )
         for name in ("precision", "recall", "category_ids"):
             np.testing.assert_array_equal(getattr(together, name), getattr(alone, name))
-    assert asked == ([2, min(9, len(columns.category_ids))] if len(columns.category_ids) > 1 else [])
+    assert asked == (
+        [2, min(9, len(columns.category_ids))] if len(columns.category_ids) > 1 else []
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

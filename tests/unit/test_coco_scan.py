@@ -18,7 +18,16 @@ from pycocotools import mask as coco_mask
 from dataset.coco import scan
 from dataset.coco.columns import Instances
 from tests.conformance.fixtures import sample_folder
-from tests.unit.coco_files import changed, counts, document, opened, put, reasons, write, write_coco
+from tests.unit.coco_files import (
+    changed,
+    counts,
+    document,
+    opened,
+    put,
+    reasons,
+    write,
+    write_coco,
+)
 
 
 @pytest.fixture
@@ -33,8 +42,12 @@ def as_written(found: Instances, sample: int) -> tuple[Any, ...]:
     """An image and its annotations as the file has them, from columns alone."""
 
     def annotation(place: int) -> tuple[Any, ...]:
-        ends = found.point_offsets[found.polygon_offsets[place] : found.polygon_offsets[place + 1] + 1]
-        runs = found.rle[found.rle_offsets[place] : found.rle_offsets[place + 1]].tolist()
+        ends = found.point_offsets[
+            found.polygon_offsets[place] : found.polygon_offsets[place + 1] + 1
+        ]
+        runs = found.rle[
+            found.rle_offsets[place] : found.rle_offsets[place + 1]
+        ].tolist()
         size = [found.height[sample], found.width[sample]]
         polygons = [found.points[a:b].ravel().tolist() for a, b in pairwise(ends)]
         return (
@@ -75,10 +88,14 @@ def test_columns_are_what_the_file_says(
         assert [as_written(found, sample) for sample in range(len(found))] == written
         assert (found.rejected, found.root) == (0, data)
         assert found.classes == (
-            ("__background__", "person") if keypoints else ("__background__", "person", "box", "triangle")
+            ("__background__", "person")
+            if keypoints
+            else ("__background__", "person", "box", "triangle")
         )
         assert {
-            name: column.dtype for name in found.COLUMNS if (column := getattr(found, name)) is not None
+            name: column.dtype
+            for name in found.COLUMNS
+            if (column := getattr(found, name)) is not None
         } == found.COLUMNS
 
 
@@ -90,7 +107,10 @@ def test_columns_of_the_image_are_those_of_its_file(data: Path) -> None:
             assert (found.width[sample], found.height[sample]) == image.size
             assert found.components[sample] == len(image.getbands())
         assert found.size[sample] == path.stat().st_size and found.whole[sample]
-    assert found.components.tolist() == [3, 3, 1, 3, 3, 3, 1, 3] and len({*found.height.tolist()}) == 2
+    assert (
+        found.components.tolist() == [3, 3, 1, 3, 3, 3, 1, 3]
+        and len({*found.height.tolist()}) == 2
+    )
 
 
 @pytest.mark.parametrize("keypoints", [False, True])
@@ -105,17 +125,30 @@ def test_real_annotations(keypoints: bool, tmp_path: Path) -> None:
         found = opened(root, split, keypoints=keypoints, cache=tmp_path)
         written = expected(document(root, f"{split}2017", kind), keypoints=keypoints)
         assert [as_written(found, sample) for sample in range(len(found))] == written
-        assert (len(found), len(found.boxes), found.crowd.sum(), found.rejected) == (images, boxes, crowds, 0)
-        assert len(found.classes) == (2 if keypoints else 91) and found.keypoints.shape[1:] == (
+        assert (len(found), len(found.boxes), found.crowd.sum(), found.rejected) == (
+            images,
+            boxes,
+            crowds,
+            0,
+        )
+        assert len(found.classes) == (2 if keypoints else 91) and found.keypoints.shape[
+            1:
+        ] == (
             17 * keypoints,
             3,
         )
-        assert (found.class_of == found.category_ids).all() and found.classes[1] == "person"
+        assert (found.class_of == found.category_ids).all() and found.classes[
+            1
+        ] == "person"
     if keypoints:
         twins = [0, 2, 1, 4, 3, 6, 5, 8, 7, 10, 9, 12, 11, 14, 13, 16, 15]
         assert found.keypoint_mirror.tolist() == twins
     else:
-        assert (found.classes[90], found.classes[12], found.classes[13]) == ("toothbrush", "N/A", "stop sign")
+        assert (found.classes[90], found.classes[12], found.classes[13]) == (
+            "toothbrush",
+            "N/A",
+            "stop sign",
+        )
 
 
 def test_what_is_trained_on(data: Path) -> None:
@@ -130,10 +163,19 @@ def test_what_is_trained_on(data: Path) -> None:
 
     def change(written: dict[str, Any]) -> None:
         written["annotations"] = [
-            {"id": i, "image_id": 1000, "category_id": 3, "area": 1.0, "iscrowd": 0, "bbox": box}
+            {
+                "id": i,
+                "image_id": 1000,
+                "category_id": 3,
+                "area": 1.0,
+                "iscrowd": 0,
+                "bbox": box,
+            }
             for i, box in enumerate(boxes.values())
         ]
-        written["annotations"].append({**written["annotations"][0], "id": 9, "iscrowd": 1, "image_id": 1021})
+        written["annotations"].append(
+            {**written["annotations"][0], "id": 9, "iscrowd": 1, "image_id": 1021}
+        )
 
     found = changed(data, change)
     assert found.usable.tolist() == [True, False, False, False, True, False]
@@ -145,7 +187,12 @@ def test_what_is_trained_on(data: Path) -> None:
 
 def test_a_set_without_annotations(data: Path) -> None:
     found = changed(data, lambda written: written["annotations"].clear())
-    assert (len(found), found.boxes.shape, found.points.shape, found.keypoints.shape) == (
+    assert (
+        len(found),
+        found.boxes.shape,
+        found.points.shape,
+        found.keypoints.shape,
+    ) == (
         8,
         (0, 4),
         (0, 2),
@@ -163,7 +210,9 @@ def test_the_only_file_of_a_split_may_have_another_name(data: Path) -> None:
         assert len(opened(data, split)) == (8 if split == "train" else 5)
 
 
-@pytest.mark.parametrize("written", ["train2017/{}", "{root}/train2017/{}", "{link}/train2017/{}"])
+@pytest.mark.parametrize(
+    "written", ["train2017/{}", "{root}/train2017/{}", "{link}/train2017/{}"]
+)
 def test_names_of_images_may_begin_with_their_folder(data: Path, written: str) -> None:
     """The folder may be written as it is called, or absolute, also by a link."""
     (data.parent / "link").symlink_to(data)
@@ -171,7 +220,9 @@ def test_names_of_images_may_begin_with_their_folder(data: Path, written: str) -
 
     named = document(data, "train2017")
     for each in named["images"]:
-        each["file_name"] = written.format(each["file_name"], root=data, link=data.parent / "link")
+        each["file_name"] = written.format(
+            each["file_name"], root=data, link=data.parent / "link"
+        )
     write(data, "train2017", named)
     found = opened(data.parent / "link")
     assert found.rejected == 0 and found.fingerprint == whole.fingerprint
@@ -182,14 +233,21 @@ def test_images_in_folders_below(data: Path, name: str) -> None:
     (data / "train2017" / name).parent.mkdir(parents=True)
     (data / "train2017" / "000000001000.jpg").rename(data / "train2017" / name)
     found = changed(data, put("images", 1000, file_name=name))
-    assert os.fsdecode(found.path(0)).endswith(f"/train2017/{name}") and found.rejected == 0
+    assert (
+        os.fsdecode(found.path(0)).endswith(f"/train2017/{name}")
+        and found.rejected == 0
+    )
 
 
 def test_whole_numbers_may_be_written_as_floats(data: Path) -> None:
     whole = opened(data)
 
     def change(written: dict[str, Any]) -> None:
-        for each in (*written["images"], *written["annotations"], *written["categories"]):
+        for each in (
+            *written["images"],
+            *written["annotations"],
+            *written["categories"],
+        ):
             each.update(
                 {
                     name: float(value)
@@ -210,12 +268,16 @@ def test_a_missing_area_is_that_of_the_box(data: Path, area: dict[str, Any]) -> 
             each.update(area)
 
     found = changed(data, change)
-    assert found.rejected == 0 and found.area.tolist() == (found.boxes[:, 2] * found.boxes[:, 3]).tolist()
+    assert (
+        found.rejected == 0
+        and found.area.tolist() == (found.boxes[:, 2] * found.boxes[:, 3]).tolist()
+    )
 
 
 def test_with_coco_s_own_name_others_do_not_matter(data: Path) -> None:
     shutil.copy(
-        data / "annotations" / "instances_val2017.json", data / "annotations" / "instances_train_small.json"
+        data / "annotations" / "instances_val2017.json",
+        data / "annotations" / "instances_train_small.json",
     )
     assert len(opened(data)) == 8
 
@@ -240,7 +302,9 @@ def segmentations(draw: st.DrawFn, height: int, width: int) -> Any:
         return {"counts": counts(mask), "size": [height, width]}
     if kind == "compressed":
         return {
-            "counts": coco_mask.encode(np.asfortranarray(mask, np.uint8))["counts"].decode(),
+            "counts": coco_mask.encode(np.asfortranarray(mask, np.uint8))[
+                "counts"
+            ].decode(),
             "size": [height, width],
         }
     return None
@@ -251,7 +315,9 @@ def segmentations(draw: st.DrawFn, height: int, width: int) -> Any:
 def test_any_annotations(data: Path, given_data: st.DataObject) -> None:
     """Each annotation comes back, at its image, in the order of the file."""
     images = {each["id"]: each for each in document(data, "train2017")["images"]}
-    ids = given_data.draw(st.lists(st.integers(-(2**63), 2**63 - 1), unique=True, max_size=20))
+    ids = given_data.draw(
+        st.lists(st.integers(-(2**63), 2**63 - 1), unique=True, max_size=20)
+    )
     annotations = []
     for number in ids:
         image = images[given_data.draw(st.sampled_from(sorted(images)))]
@@ -263,7 +329,9 @@ def test_any_annotations(data: Path, given_data: st.DataObject) -> None:
                 "bbox": given_data.draw(st.lists(NUMBER, min_size=4, max_size=4)),
                 "area": given_data.draw(NUMBER),
                 "iscrowd": given_data.draw(st.sampled_from([0, 1])),
-                "segmentation": given_data.draw(segmentations(image["height"], image["width"])),
+                "segmentation": given_data.draw(
+                    segmentations(image["height"], image["width"])
+                ),
             }
         )
     found = changed(data, lambda written: written.update(annotations=annotations))
@@ -272,7 +340,9 @@ def test_any_annotations(data: Path, given_data: st.DataObject) -> None:
         if isinstance(value, dict) and isinstance(value["counts"], str):
             mask = coco_mask.decode({**value, "counts": value["counts"].encode()})
             each["segmentation"] = {**value, "counts": counts(mask.astype(bool))}
-    written = expected({"images": list(images.values()), "annotations": annotations}, keypoints=False)
+    written = expected(
+        {"images": list(images.values()), "annotations": annotations}, keypoints=False
+    )
     assert [as_written(found, sample) for sample in range(len(found))] == written
 
 

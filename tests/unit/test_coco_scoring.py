@@ -35,7 +35,8 @@ class Set:
     def __init__(self, root: Path, cache: Path) -> None:
         self.root = root
         self._columns = {
-            keypoints: open_coco(root, "val", keypoints=keypoints, cache=cache) for keypoints in (False, True)
+            keypoints: open_coco(root, "val", keypoints=keypoints, cache=cache)
+            for keypoints in (False, True)
         }
 
     def columns(self, kind: str) -> Any:
@@ -46,7 +47,11 @@ class Set:
         which = "person_keypoints" if kind == "keypoints" else "instances"
         with contextlib.redirect_stdout(io.StringIO()):
             truth = COCO(str(self.root / "annotations" / f"{which}_val2017.json"))
-            run = COCOeval(truth, truth.loadRes(json.loads(_results.written(found, kind))), _coco.KINDS[kind])
+            run = COCOeval(
+                truth,
+                truth.loadRes(json.loads(_results.written(found, kind))),
+                _coco.KINDS[kind],
+            )
             keypoints = self.columns(kind).keypoints.shape[1]
             if kind == "keypoints" and keypoints != 17:
                 run.params.kpt_oks_sigmas = np.full(keypoints, _coco.SIGMA)
@@ -60,7 +65,10 @@ class Set:
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Set:
     folder = tmp_path_factory.mktemp("drawn")
     return Set(
-        write_coco(folder / "set", splits={"train2017": 1, "val2017": 13}, size=(64, 80)), folder / "cache"
+        write_coco(
+            folder / "set", splits={"train2017": 1, "val2017": 13}, size=(64, 80)
+        ),
+        folder / "cache",
     )
 
 
@@ -70,32 +78,51 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Set:
 
 
 def guesses(
-    columns: Any, kind: str, *, seed: int, each: int = 2, wrong: float = 0.2, digits: int = 1
+    columns: Any,
+    kind: str,
+    *,
+    seed: int,
+    each: int = 2,
+    wrong: float = 0.2,
+    digits: int = 1,
 ) -> Detections:
     """`each` shapes near every object, crowds too, other classes now and then, many tied scores."""
     rng = np.random.default_rng(seed)
     which = rng.permutation(np.repeat(np.arange(len(columns.area)), each))
     which = which[rng.random(len(which)) < 0.9]
-    image = np.repeat(np.arange(len(columns.image_id)), np.diff(columns.annotation_offsets))[which]
-    boxes = columns.boxes[which] + rng.normal(0, 0.08, (len(which), 4)) * np.tile(columns.boxes[which, 2:], 2)
+    image = np.repeat(
+        np.arange(len(columns.image_id)), np.diff(columns.annotation_offsets)
+    )[which]
+    boxes = columns.boxes[which] + rng.normal(0, 0.08, (len(which), 4)) * np.tile(
+        columns.boxes[which, 2:], 2
+    )
     boxes[:, 2:] = np.maximum(boxes[:, 2:], 1)
     categories = columns.category_ids[columns.category[which]]
     categories = np.where(
-        rng.random(len(which)) < wrong, rng.choice(columns.category_ids, len(which)), categories
+        rng.random(len(which)) < wrong,
+        rng.choice(columns.category_ids, len(which)),
+        categories,
     )
     masks = keypoints = None
     if kind == "masks":
         masks = []
         for height, width, box in zip(
-            columns.height[image], columns.width[image], boxes.round().astype(int), strict=True
+            columns.height[image],
+            columns.width[image],
+            boxes.round().astype(int),
+            strict=True,
         ):
             pixels = np.zeros((height, width), np.uint8, order="F")
-            x0, y0, x1, y1 = (max(int(value), 0) for value in (*box[:2], *(box[:2] + box[2:])))
+            x0, y0, x1, y1 = (
+                max(int(value), 0) for value in (*box[:2], *(box[:2] + box[2:]))
+            )
             pixels[y0:y1, x0:x1] = 1
             masks.append(coder.encode(pixels))
     if kind == "keypoints":
         keypoints = columns.keypoints[which].copy()
-        keypoints[:, :, :2] += rng.normal(0, 0.08, (len(which), 1, 1)) * columns.boxes[which, None, 2:]
+        keypoints[:, :, :2] += (
+            rng.normal(0, 0.08, (len(which), 1, 1)) * columns.boxes[which, None, 2:]
+        )
     scores = rng.random(len(which)).round(digits)
     images = np.asarray(columns.image_id)[image]
     found = Detections(
@@ -109,33 +136,45 @@ def guesses(
     return Detections.joined([found])
 
 
-def scored(columns: Any, found: Detections, kind: str, evaluator: str = "faster-coco-eval") -> Scores:
+def scored(
+    columns: Any, found: Detections, kind: str, evaluator: str = "faster-coco-eval"
+) -> Scores:
     return _coco.score(columns, found, kind=kind, evaluator=evaluator)
 
 
 def check_equal(own: Set, found: Detections, kind: str) -> dict[str, float]:
     """Both evaluators and pycocotools by hand, to 1e-12; the figures."""
     columns = own.columns(kind)
-    faster, plain = (scored(columns, found, kind, evaluator) for evaluator in _coco.EVALUATORS)
+    faster, plain = (
+        scored(columns, found, kind, evaluator) for evaluator in _coco.EVALUATORS
+    )
     np.testing.assert_allclose(faster.precision, plain.precision, rtol=0, atol=1e-12)
     np.testing.assert_allclose(faster.recall, plain.recall, rtol=0, atol=1e-12)
     assert faster.figures().keys() == plain.figures().keys()
     expected = own.by_hand(found, kind)
     assert len(expected) == (10 if kind == "keypoints" else 12)
-    np.testing.assert_allclose(list(plain.figures().values()), expected[expected > -1], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        list(plain.figures().values()), expected[expected > -1], rtol=0, atol=1e-12
+    )
     return faster.figures()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_figures_are_pycocotools_on_photographs(photographs: Set, kind: str) -> None:
-    figures = check_equal(photographs, guesses(photographs.columns(kind), kind, seed=1, digits=2), kind)
+    figures = check_equal(
+        photographs, guesses(photographs.columns(kind), kind, seed=1, digits=2), kind
+    )
     assert len(figures) == (10 if kind == "keypoints" else 12)
     assert all(0.01 < value < 0.99 for value in figures.values())
     scores = scored(
-        photographs.columns(kind), guesses(photographs.columns(kind), kind, seed=1, digits=2), kind
+        photographs.columns(kind),
+        guesses(photographs.columns(kind), kind, seed=1, digits=2),
+        kind,
     )
     prefix = _coco.PREFIXES[kind]
-    assert np.mean(list(scores.by_category().values())) == pytest.approx(figures[f"{prefix}ap"])
+    assert np.mean(list(scores.by_category().values())) == pytest.approx(
+        figures[f"{prefix}ap"]
+    )
     assert scores.curve(_coco.IOU50).mean() == pytest.approx(figures[f"{prefix}ap50"])
 
 
@@ -147,9 +186,15 @@ def test_figures_are_pycocotools_on_photographs(photographs: Set, kind: str) -> 
     wrong=st.sampled_from([0.0, 0.5]),
     digits=st.sampled_from([0, 1, 8]),
 )
-def test_evaluators_agree(drawn: Set, kind: str, seed: int, each: int, wrong: float, digits: int) -> None:
+def test_evaluators_agree(
+    drawn: Set, kind: str, seed: int, each: int, wrong: float, digits: int
+) -> None:
     check_equal(
-        drawn, guesses(drawn.columns(kind), kind, seed=seed, each=each, wrong=wrong, digits=digits), kind
+        drawn,
+        guesses(
+            drawn.columns(kind), kind, seed=seed, each=each, wrong=wrong, digits=digits
+        ),
+        kind,
     )
 
 
@@ -171,21 +216,33 @@ def test_nothing_found_is_0_and_nothing_to_find_is_no_figure(
     nothing = guesses(columns, "boxes", seed=0).taken(np.zeros(0, np.int64))
     figures = scored(columns, nothing, "boxes", evaluator).figures()
     assert set(figures.values()) == {0.0} and {"ap", "ap50", "ar100"} <= figures.keys()
-    assert "ap_large" not in figures and "ar_large" not in figures  # there is no object of 96 x 96 pixels
+    assert (
+        "ap_large" not in figures and "ar_large" not in figures
+    )  # there is no object of 96 x 96 pixels
     root = write_coco(tmp_path / "set", splits={"val2017": 4}, size=(64, 80))
     path = root / "annotations" / "instances_val2017.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"annotations": []}))
     scores = scored(
-        open_coco(root, "val", keypoints=False, cache=tmp_path / "cache"), nothing, "boxes", evaluator
+        open_coco(root, "val", keypoints=False, cache=tmp_path / "cache"),
+        nothing,
+        "boxes",
+        evaluator,
     )
     # best.pt is picked by it: it is always there
     assert scores.figures().keys() == {"ap"} and math.isnan(scores.figures()["ap"])
     assert scores.by_category() == {} and np.isnan(scores.curve(0)).all()
 
 
-def test_evaluators_print_nothing(drawn: Set, capfd: pytest.CaptureFixture[str]) -> None:
+def test_evaluators_print_nothing(
+    drawn: Set, capfd: pytest.CaptureFixture[str]
+) -> None:
     for evaluator in _coco.EVALUATORS:
-        scored(drawn.columns("boxes"), guesses(drawn.columns("boxes"), "boxes", seed=0), "boxes", evaluator)
+        scored(
+            drawn.columns("boxes"),
+            guesses(drawn.columns("boxes"), "boxes", seed=0),
+            "boxes",
+            evaluator,
+        )
     assert capfd.readouterr() == ("", "")
 
 
@@ -202,7 +259,9 @@ def test_an_evaluator_that_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_gives_the_same_detections(drawn: Set, kind: str, tmp_path: Path) -> None:
+def test_a_file_gives_the_same_detections(
+    drawn: Set, kind: str, tmp_path: Path
+) -> None:
     columns = drawn.columns(kind)
     found = guesses(columns, kind, seed=3, digits=8)
     path = tmp_path / "results.json"
@@ -212,11 +271,19 @@ def test_a_file_gives_the_same_detections(drawn: Set, kind: str, tmp_path: Path)
     again = results.checked(columns)
     for name in ("image_ids", "category_ids", "scores", kind):
         np.testing.assert_array_equal(getattr(again, name), getattr(found, name))
-    assert scored(columns, again, kind).figures() == scored(columns, found, kind).figures()
+    assert (
+        scored(columns, again, kind).figures() == scored(columns, found, kind).figures()
+    )
 
 
 def entry(**other: Any) -> dict[str, Any]:
-    return {"image_id": 2000, "category_id": 3, "bbox": [1.0, 2.0, 3.0, 4.0], "score": 0.5, **other}
+    return {
+        "image_id": 2000,
+        "category_id": 3,
+        "bbox": [1.0, 2.0, 3.0, 4.0],
+        "score": 0.5,
+        **other,
+    }
 
 
 BAD: list[tuple[Any, str]] = [
@@ -224,27 +291,53 @@ BAD: list[tuple[Any, str]] = [
     ("[" * 100_000, "is nested too deep"),
     ({"boxes": []}, "got dict, a results file is a list"),
     ([7], "entry 0 has no category_id and no image_id and no score"),
-    ([{"image_id": 2000, "category_id": 3, "score": 1}], "entry 0 has none of bbox, segmentation, keypoints"),
-    ([entry(), {"image_id": 2000, "category_id": 3, "score": 1}], "entry 1 has no bbox"),
-    ([entry(), entry(image_id=5)], "entry 1, image_id got 5: no image of the validation annotations"),
+    (
+        [{"image_id": 2000, "category_id": 3, "score": 1}],
+        "entry 0 has none of bbox, segmentation, keypoints",
+    ),
+    (
+        [entry(), {"image_id": 2000, "category_id": 3, "score": 1}],
+        "entry 1 has no bbox",
+    ),
+    (
+        [entry(), entry(image_id=5)],
+        "entry 1, image_id got 5: no image of the validation annotations",
+    ),
     ([entry(image_id="2000")], "entry 0, image_id got '2000': an id is a whole number"),
     ([entry(image_id=2**70)], "an id is a whole number"),
-    ([entry(category_id=2)], "entry 0, category_id got 2: no category of the validation annotations"),
+    (
+        [entry(category_id=2)],
+        "entry 0, category_id got 2: no category of the validation annotations",
+    ),
     ([entry(score=math.nan)], "entry 0, score got nan: it must be a number"),
-    ([entry(score=json.loads("[" * 800 + "]" * 800))], "entry 0, score got [[[[[[[...]]]]]]]: it must be a"),
-    ([entry(bbox=[1, 2, 3])], "entry 0, bbox got [1, 2, 3]: it must be 4 numbers, none of them NaN"),
-    ([entry(), entry(bbox=[1, 2, -3, 4])], "entry 1, bbox got [1, 2, -3, 4]: a box is x y width height"),
+    (
+        [entry(score=json.loads("[" * 800 + "]" * 800))],
+        "entry 0, score got [[[[[[[...]]]]]]]: it must be a",
+    ),
+    (
+        [entry(bbox=[1, 2, 3])],
+        "entry 0, bbox got [1, 2, 3]: it must be 4 numbers, none of them NaN",
+    ),
+    (
+        [entry(), entry(bbox=[1, 2, -3, 4])],
+        "entry 1, bbox got [1, 2, -3, 4]: a box is x y width height",
+    ),
     ([entry(bbox=[1, 2, 3, -(10**400)])], "entry 0, bbox got [1, 2, 3, -100000"),
     (
         [entry(segmentation=[[1, 2, 3, 4, 5, 6]])],
         "entry 0, segmentation got [[1, 2, 3, 4, 5, 6]]: run lengths",
     ),
-    ([entry(segmentation={"size": [9, 9], "counts": "0"})], "of an image of [64, 80] are due"),
+    (
+        [entry(segmentation={"size": [9, 9], "counts": "0"})],
+        "of an image of [64, 80] are due",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("content", "why"), BAD, ids=[why for _, why in BAD])
-def test_bad_files_get_one_line(drawn: Set, tmp_path: Path, content: Any, why: str) -> None:
+def test_bad_files_get_one_line(
+    drawn: Set, tmp_path: Path, content: Any, why: str
+) -> None:
     path = tmp_path / "results.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(UserError) as raised:
@@ -279,7 +372,12 @@ def test_bad_run_lengths_get_one_line(drawn: Set, tmp_path: Path, counts: Any) -
     path = tmp_path / "results.json"
     good = {"size": [64, 80], "counts": [5120]}
     path.write_text(
-        json.dumps([entry(segmentation=good), entry(segmentation={"size": [64, 80], "counts": counts})])
+        json.dumps(
+            [
+                entry(segmentation=good),
+                entry(segmentation={"size": [64, 80], "counts": counts}),
+            ]
+        )
     )
     with pytest.raises(
         UserError,
@@ -296,7 +394,9 @@ def test_bad_run_lengths_get_one_line(drawn: Set, tmp_path: Path, counts: Any) -
     width=st.integers(1, 300),
     share=st.sampled_from([0.0, 0.01, 0.5, 0.99, 1.0]),
 )
-def test_good_run_lengths_are_taken_as_they_are(seed: int, height: int, width: int, share: float) -> None:
+def test_good_run_lengths_are_taken_as_they_are(
+    seed: int, height: int, width: int, share: float
+) -> None:
     mask = np.random.default_rng(seed).random((height, width)) < share
     code = coder.encode(np.asfortranarray(mask.astype(np.uint8)))
     assert (
@@ -313,7 +413,10 @@ def test_an_image_that_the_scan_left_out_is_said(drawn: Set, tmp_path: Path) -> 
     columns = open_coco(root, "val", keypoints=False, cache=tmp_path / "cache")
     path = tmp_path / "results.json"
     for image, said in (
-        (int(gone.stem), rf"left out by the scan, see {columns.folder / 'rejected.txt'}"),
+        (
+            int(gone.stem),
+            rf"left out by the scan, see {columns.folder / 'rejected.txt'}",
+        ),
         (5, "no image of the validation"),
     ):
         path.write_text(json.dumps([entry(image_id=image)]))
@@ -324,20 +427,25 @@ def test_an_image_that_the_scan_left_out_is_said(drawn: Set, tmp_path: Path) -> 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_without_detections_is_0(drawn: Set, tmp_path: Path, kind: str) -> None:
     """A run writes such a file when nothing was found; its name tells the kind."""
-    path = tmp_path / ("detections.json" if kind == "boxes" else f"detections_{kind}.json")
+    path = tmp_path / (
+        "detections.json" if kind == "boxes" else f"detections_{kind}.json"
+    )
     nothing = guesses(drawn.columns(kind), kind, seed=0).taken(np.zeros(0, np.int64))
     path.write_bytes(_results.written(nothing, kind))
     assert json.loads(path.read_text()) == []
     results = Results.read(path)
     assert results.kinds == (kind,)
     for evaluator in _coco.EVALUATORS:
-        figures = scored(drawn.columns(kind), results.checked(drawn.columns(kind)), kind, evaluator).figures()
+        figures = scored(
+            drawn.columns(kind), results.checked(drawn.columns(kind)), kind, evaluator
+        ).figures()
         assert figures[f"{_coco.PREFIXES[kind]}ap"] == 0
 
 
 def test_a_missing_file_gets_one_line(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=r"^--score .*/none.json: No such file or directory; name a results file"
+        UserError,
+        match=r"^--score .*/none.json: No such file or directory; name a results file",
     ):
         Results.read(tmp_path / "none.json")
 

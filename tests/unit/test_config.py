@@ -38,11 +38,18 @@ def test_a_flag_that_another_one_makes_idle() -> None:
         other, *values = FACTS[name].needs
         assert other in GROUP_OF, name
         flag, needs = f"--{name.replace('_', '-')}", f"--{other.replace('_', '-')}"
-        assert f"{flag} is for {needs} {' or '.join(values)}, and this is {needs} " in mistake(
-            [*OTHERWISE[other], flag, *CHANGED[name]]
+        assert (
+            f"{flag} is for {needs} {' or '.join(values)}, and this is {needs} "
+            in mistake([*OTHERWISE[other], flag, *CHANGED[name]])
         )
-        given = [needs, values[0], *(("--task", "detection") if other == "augment" else ())]
-        assert parse([*given, flag, *CHANGED[name]]).flat()[name] != Config().flat()[name]
+        given = [
+            needs,
+            values[0],
+            *(("--task", "detection") if other == "augment" else ()),
+        ]
+        assert (
+            parse([*given, flag, *CHANGED[name]]).flat()[name] != Config().flat()[name]
+        )
 
 
 OTHERWISE = {
@@ -74,19 +81,26 @@ CHANGED = {
 def test_a_flag_may_make_idle_what_a_preset_has(tmp_path: Path) -> None:
     path = preset(tmp_path, "schedule: step\nlr_milestones: [3, 6]\n")
     found = parse(["--config", path, "--schedule", "cosine"])
-    assert parse(["--config", preset(tmp_path, as_yaml(found), "kept.yaml")]).optimisation.lr_milestones == (
+    assert parse(
+        ["--config", preset(tmp_path, as_yaml(found), "kept.yaml")]
+    ).optimisation.lr_milestones == (
         3,
         6,
     )
-    assert "--lr-gamma is for --schedule step, and this is --schedule cosine" in mistake(
-        ["--config", path, "--schedule", "cosine", "--lr-gamma", "0.5"]
+    assert (
+        "--lr-gamma is for --schedule step, and this is --schedule cosine"
+        in mistake(["--config", path, "--schedule", "cosine", "--lr-gamma", "0.5"])
     )
 
 
 def test_flags_over_preset_over_defaults(tmp_path: Path) -> None:
     path = preset(tmp_path, "batch_size: 32\nlr: 0.5\narch: alexnet\n")
     found = parse(["--config", path, "--lr", "0.25"])
-    assert (found.optimisation.lr, found.loading.batch_size, found.model.arch) == (0.25, 32, "alexnet")
+    assert (found.optimisation.lr, found.loading.batch_size, found.model.arch) == (
+        0.25,
+        32,
+        "alexnet",
+    )
     assert found.optimisation.momentum == 0.9 == Config().optimisation.momentum
     assert found.run.config == Path(path)
     assert parse([f"--config={path}", "--lr=0.25"]) == found
@@ -95,12 +109,20 @@ def test_flags_over_preset_over_defaults(tmp_path: Path) -> None:
 
 def test_a_flag_with_the_defaults_value_still_wins(tmp_path: Path) -> None:
     path = preset(tmp_path, "lr: 0.5\nceilings: false\nsteps: 7\n")
-    found = parse(["--config", path, "--lr", "0.1", "--ceilings", "true", "--steps", "None"])
-    assert (found.optimisation.lr, found.run.ceilings, found.optimisation.steps) == (0.1, True, None)
+    found = parse(
+        ["--config", path, "--lr", "0.1", "--ceilings", "true", "--steps", "None"]
+    )
+    assert (found.optimisation.lr, found.run.ceilings, found.optimisation.steps) == (
+        0.1,
+        True,
+        None,
+    )
 
 
 def test_keys_with_dashes_are_those_with_underscores(tmp_path: Path) -> None:
-    assert parse(["--config", preset(tmp_path, "batch-size: 3\n")]).loading.batch_size == 3
+    assert (
+        parse(["--config", preset(tmp_path, "batch-size: 3\n")]).loading.batch_size == 3
+    )
     assert parse(["--batch-size", "3"]) == parse(["--batch_size", "3"])
 
 
@@ -113,7 +135,9 @@ def test_true_and_false_in_both_cases(word: str, form: str) -> None:
 
 
 def test_tuples_take_their_values_one_by_one() -> None:
-    assert parse(["--crop-scale", "0.25", "1", "--mean", "0", "0", "0"]).augmentation.crop_scale == (
+    assert parse(
+        ["--crop-scale", "0.25", "1", "--mean", "0", "0", "0"]
+    ).augmentation.crop_scale == (
         0.25,
         1.0,
     )
@@ -137,9 +161,9 @@ def test_what_a_run_writes_is_the_preset_of_the_same_run(tmp_path: Path) -> None
         ],
     ):
         found = parse(argv)
-        assert parse(["--config", preset(tmp_path, as_yaml(found))]).flat() == found.flat() | {
-            "config": str(tmp_path / "preset.yaml")
-        }
+        assert parse(
+            ["--config", preset(tmp_path, as_yaml(found))]
+        ).flat() == found.flat() | {"config": str(tmp_path / "preset.yaml")}
 
 
 @settings(max_examples=50)
@@ -217,10 +241,22 @@ WRONG_FLAGS = [
     (["--clip-fps", "0", "--task", "video"], ["--clip-fps", "greater than 0"]),
     (["--short-side", "40", "30", "--task", "video"], ["--short-side", "40 30"]),
     (["--augment", "lsjj", "--task", "detection"], ["--augment", "'lsjj'", "lsj"]),
-    (["--short-side", "40", "--task", "video"], ["--short-side got 40; it takes INT INT"]),
-    (["--short-side", "32", "99999999999", "--task", "video"], ["--short-side got 99999999999: ", "65536"]),
-    (["--crop-scale", "nan", "1"], ["flags: --crop-scale got nan: input should be a finite number"]),
-    (["--val-resize", "1000000000000000000"], ["--val-resize got 1000000000000000000: ", "65536"]),
+    (
+        ["--short-side", "40", "--task", "video"],
+        ["--short-side got 40; it takes INT INT"],
+    ),
+    (
+        ["--short-side", "32", "99999999999", "--task", "video"],
+        ["--short-side got 99999999999: ", "65536"],
+    ),
+    (
+        ["--crop-scale", "nan", "1"],
+        ["flags: --crop-scale got nan: input should be a finite number"],
+    ),
+    (
+        ["--val-resize", "1000000000000000000"],
+        ["--val-resize got 1000000000000000000: ", "65536"],
+    ),
     (["--batch-size", "abc"], ["--batch-size got 'abc'; it takes a whole number"]),
     (["--epochs", "1.5"], ["--epochs got '1.5'; it takes a whole number"]),
     (["--lr", "x"], ["--lr got 'x'; it takes a number"]),
@@ -229,15 +265,24 @@ WRONG_FLAGS = [
         ["--clip-stride got 99999999999999999999", "1000000"],
     ),
     (["--graphs", "fast"], ["--graphs", "fast", "auto"]),
-    (["--graphs", "true", "--task", "detection"], ["--graphs auto", "--task detection"]),
-    (["--precision", "fp16-pure", "--task", "detection"], ["--precision fp16", "not for --task detection"]),
+    (
+        ["--graphs", "true", "--task", "detection"],
+        ["--graphs auto", "--task detection"],
+    ),
+    (
+        ["--precision", "fp16-pure", "--task", "detection"],
+        ["--precision fp16", "not for --task detection"],
+    ),
     (["--bach-size", "3"], ["--bach-size", "did you mean", "batch-size", "--help"]),
     (["--lr", "0.1", "stray"], ["stray"]),
     (["--seed", "-1"], ["--seed"]),
     (["--seed", str(2**63)], ["--seed"]),
     (["--workers", "-1"], ["--workers"]),
     (["--val-clips", "3"], ["--val-clips", "--task video", "--task classification"]),
-    (["--task", "video", "--augment", "lsj"], ["--augment", "--task detection", "--task video"]),
+    (
+        ["--task", "video", "--augment", "lsj"],
+        ["--augment", "--task detection", "--task video"],
+    ),
     (
         ["--task", "video", "--crop-scale", "0.5", "1"],
         ["--crop-scale", "--task classification", "--task video"],
@@ -245,18 +290,30 @@ WRONG_FLAGS = [
     (["--score", "found.json"], ["--score", "--task detection"]),
     (
         ["--task", "detection", "--label-smoothing", "0.1"],
-        ["--label-smoothing is for --task classification or video, and this is --task detection"],
+        [
+            "--label-smoothing is for --task classification or video, and this is --task detection"
+        ],
     ),
     (
         ["--task", "detections"],
-        ["--task", "detections", "did you mean detection", "classification, detection, superres"],
+        [
+            "--task",
+            "detections",
+            "did you mean detection",
+            "classification, detection, superres",
+        ],
     ),
-    (["--config", "/nowhere/x.yaml"], ["--config /nowhere/x.yaml", "No such file", "configs/"]),
+    (
+        ["--config", "/nowhere/x.yaml"],
+        ["--config /nowhere/x.yaml", "No such file", "configs/"],
+    ),
     (["--config", "/"], ["--config /", "directory"]),
 ]
 
 
-@pytest.mark.parametrize(("argv", "words"), WRONG_FLAGS, ids=lambda value: " ".join(value)[:30])
+@pytest.mark.parametrize(
+    ("argv", "words"), WRONG_FLAGS, ids=lambda value: " ".join(value)[:30]
+)
 def test_wrong_flags_get_one_line(argv: list[str], words: list[str]) -> None:
     said = mistake(argv)
     assert all(word in said for word in words), said
@@ -282,8 +339,12 @@ WRONG_PRESETS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "words"), WRONG_PRESETS, ids=lambda value: str(value)[:30])
-def test_wrong_presets_get_one_line_that_names_the_file(text: str, words: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "words"), WRONG_PRESETS, ids=lambda value: str(value)[:30]
+)
+def test_wrong_presets_get_one_line_that_names_the_file(
+    text: str, words: list[str], tmp_path: Path
+) -> None:
     path = preset(tmp_path, text)
     said = mistake(["--config", path])
     assert all(word in said for word in [*words, path]), said
@@ -293,13 +354,16 @@ PLACES = [
     name
     for cls in GROUPS.values()
     for name, info in cls.model_fields.items()
-    if "Path" in str(info.annotation) or name in ("resume", "weights", "lmdb_label", "transforms")
+    if "Path" in str(info.annotation)
+    or name in ("resume", "weights", "lmdb_label", "transforms")
 ]
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/x", "https://host/x?sig=secret"])
 @pytest.mark.parametrize("name", PLACES)
-def test_a_url_is_refused_where_none_is_taken(name: str, url: str, tmp_path: Path) -> None:
+def test_a_url_is_refused_where_none_is_taken(
+    name: str, url: str, tmp_path: Path
+) -> None:
     """Path would make a folder s3:/bucket below the current one of it."""
     flag = f"--{name.replace('_', '-')}"
     where = " is a URL; name a file or folder of this machine"
@@ -329,12 +393,15 @@ def test_nearest_names() -> None:
     ):
         with pytest.raises(UserError, match=re.escape(words)) as caught:
             one_of("--arch", name, known)
-        assert str(caught.value).startswith(f"--arch got '{name}'") and "\n" not in str(caught.value)
+        assert str(caught.value).startswith(f"--arch got '{name}'") and "\n" not in str(
+            caught.value
+        )
     with pytest.raises(UserError) as caught:
         one_of("--arch", "zzz", [f"net{i}" for i in range(80)])
     assert len(str(caught.value)) < 80, "a list of 80 names is no help"
     with pytest.raises(
-        UserError, match=r"^--arch got 'fcos_tiny', which is for --task detection; known: resnet18,"
+        UserError,
+        match=r"^--arch got 'fcos_tiny', which is for --task detection; known: resnet18,",
     ):
         one_of("--arch", "fcos_tiny", known, elsewhere=task_with_arch)
     with pytest.raises(UserError, match=r"^--arch got 'zzz', which is unknown"):
@@ -366,9 +433,10 @@ def test_help_lists_every_setting_in_groups(
             assert said.strip().endswith((".", "?")) and len(said) > 10, name
             flag = f"--{name.replace('_', '-')} "
             assert flag in part, f"{flag} is not among the {group} options"
-            assert " ".join(said.split()) in part.replace("- ", "-") or " ".join(said.split()) in part, (
-                f"{flag} is not explained"
-            )
+            assert (
+                " ".join(said.split()) in part.replace("- ", "-")
+                or " ".join(said.split()) in part
+            ), f"{flag} is not explained"
 
 
 STABLE = """config task data source arch loader reader batch-size val-batch-size accumulate epochs steps
@@ -384,5 +452,12 @@ def test_which_settings_the_user_gave(tmp_path: Path) -> None:
     preset = tmp_path / "own.yaml"
     preset.write_text("batch_size: 8\nval-resize: 40\n")
     argv = ["--config", str(preset), "--image-size", "32", "--lr=0.1", "--evaluate"]
-    assert config.given(argv) == {"config", "batch_size", "val_resize", "image_size", "lr", "evaluate"}
+    assert config.given(argv) == {
+        "config",
+        "batch_size",
+        "val_resize",
+        "image_size",
+        "lr",
+        "evaluate",
+    }
     assert config.given([]) == frozenset()

@@ -18,20 +18,24 @@ def test_what_a_container_says_of_its_length(tmp_path: Path) -> None:
         content = make(tmp_path / name, codec=codec).read_bytes()
         assert declared_bytes(content) == len(content) - 8 * (name == "a.avi"), name
     live = make(tmp_path / "live.mkv", muxer={"live": "1"})
-    assert declared_bytes(live.read_bytes()) is None and len(read(os.fsencode(live)).pts), (
-        "a stream does not know it"
-    )
+    assert declared_bytes(live.read_bytes()) is None and len(
+        read(os.fsencode(live)).pts
+    ), "a stream does not know it"
     avi = tmp_path / "a.avi"
     content = avi.read_bytes()
     for length in (0, 0xFFFFFFFF, len(content)):
         avi.write_bytes(content[:4] + length.to_bytes(4, "little") + content[8:])
-        assert len(read(os.fsencode(avi)).pts), "not known yet, not known, and of the whole file"
+        assert len(read(os.fsencode(avi)).pts), (
+            "not known yet, not known, and of the whole file"
+        )
     assert declared_bytes(make(tmp_path / "a.mp4").read_bytes()) is None
 
 
 @given(
     st.binary(max_size=64),
-    st.sampled_from([b"", b"RIFF", bytes.fromhex("1a45dfa3"), bytes.fromhex("1a45dfa38018538067")]),
+    st.sampled_from(
+        [b"", b"RIFF", bytes.fromhex("1a45dfa3"), bytes.fromhex("1a45dfa38018538067")]
+    ),
 )
 def test_any_bytes_may_stand_at_the_beginning(content: bytes, start: bytes) -> None:
     found = declared_bytes(start + content)

@@ -32,7 +32,9 @@ def refusal(path: Path) -> str:
     with pytest.raises(UserError) as caught:
         checkpoint_format.read(path)
     said = str(caught.value)
-    assert "\n" not in said and said.startswith(f"--resume {path}: ") and len(said) < 400
+    assert (
+        "\n" not in said and said.startswith(f"--resume {path}: ") and len(said) < 400
+    )
     return said
 
 
@@ -42,11 +44,23 @@ def written(path: Path, content: Any) -> Path:
 
 
 def test_what_is_good_is_read(tmp_path: Path) -> None:
-    assert checkpoint_format.read(written(tmp_path / "a.pt", GOOD))["config"] == GOOD["config"]
-    with_average = {**GOOD, "ema": {"module.weight": torch.zeros(2)}, "best_of": "average"}
-    assert checkpoint_format.read(written(tmp_path / "c.pt", with_average))["best_of"] == "average"
+    assert (
+        checkpoint_format.read(written(tmp_path / "a.pt", GOOD))["config"]
+        == GOOD["config"]
+    )
+    with_average = {
+        **GOOD,
+        "ema": {"module.weight": torch.zeros(2)},
+        "best_of": "average",
+    }
+    assert (
+        checkpoint_format.read(written(tmp_path / "c.pt", with_average))["best_of"]
+        == "average"
+    )
     assert "'ema' is" in refusal(written(tmp_path / "d.pt", {**GOOD, "ema": 3}))
-    first = {name: value for name, value in GOOD.items() if name != "used"} | {"format": 1}
+    first = {name: value for name, value in GOOD.items() if name != "used"} | {
+        "format": 1
+    }
     assert checkpoint_format.read(written(tmp_path / "b.pt", first))["format"] == 1
 
 
@@ -91,7 +105,10 @@ def test_a_part_that_is_missing(name: str, tmp_path: Path) -> None:
 )
 def test_a_part_of_another_type(name: str, value: Any, tmp_path: Path) -> None:
     said = refusal(written(tmp_path / "a.pt", GOOD | {name: value}))
-    assert f"a damaged checkpoint: '{name}' is " in said and checkpoint_format.CHECKED[name][1] in said
+    assert (
+        f"a damaged checkpoint: '{name}' is " in said
+        and checkpoint_format.CHECKED[name][1] in said
+    )
 
 
 @pytest.mark.parametrize("number", [3, 1.5, None, "2"])
@@ -107,24 +124,34 @@ def test_an_optimizer_of_other_tensors_is_one_line() -> None:
     broken = optimizer.state_dict() | {"param_groups": [{"params": [0]}]}
     broken["state"] = {0: 3}
     content = {"config": {}, "optimizer": broken, "scaler": {"scale": "x"}}
-    with pytest.raises(UserError, match="a damaged checkpoint: its optimiser's state is not one"):
+    with pytest.raises(
+        UserError, match="a damaged checkpoint: its optimiser's state is not one"
+    ):
         load_optimizer(optimizer, torch.amp.GradScaler("cpu"), content, "adamw")
 
 
 @pytest.mark.parametrize(
     ("path", "is_a"),
-    [("/dev/zero", "a device or a pipe"), ("pipe", "a device or a pipe"), ("folder", "a folder")],
+    [
+        ("/dev/zero", "a device or a pipe"),
+        ("pipe", "a device or a pipe"),
+        ("folder", "a folder"),
+    ],
 )
 def test_what_is_no_file_is_not_read(path: str, is_a: str, tmp_path: Path) -> None:
     """A device never ends, and a pipe without a writer never begins."""
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    assert f"not a checkpoint that can be read ({is_a}, and not " in refusal(tmp_path / path)
+    assert f"not a checkpoint that can be read ({is_a}, and not " in refusal(
+        tmp_path / path
+    )
 
 
 def test_stored_bytes_that_are_counted_twice_are_not_read(tmp_path: Path) -> None:
     """The directory of an archive may name one record many times."""
-    whole = written(tmp_path / "a.pt", GOOD | {"model": {"weight": torch.zeros(1 << 16)}})
+    whole = written(
+        tmp_path / "a.pt", GOOD | {"model": {"weight": torch.zeros(1 << 16)}}
+    )
     with zipfile.ZipFile(whole, "a") as archive:
         large = max(archive.infolist(), key=lambda entry: entry.file_size)
         archive.infolist().extend([large] * 5)

@@ -40,29 +40,48 @@ def made(folder: Path, webp: int, jpeg: int) -> Scene:
 
 
 @pytest.mark.parametrize(("webp", "said"), [(0, False), (1, False), (2, True)])
-def test_many_files_that_pil_decodes_are_said(webp: int, said: bool, tmp_path: Path) -> None:
+def test_many_files_that_pil_decodes_are_said(
+    webp: int, said: bool, tmp_path: Path
+) -> None:
     prepare = PathPreparer(made(tmp_path, webp, 100 - webp).feed())
     assert len(prepare.notes) == said
     if said:
-        assert prepare.notes[0].startswith("2 of 100 images are no plain JPEG or 8-bit PNG")
+        assert prepare.notes[0].startswith(
+            "2 of 100 images are no plain JPEG or 8-bit PNG"
+        )
         assert "--loader dali-fed" in prepare.notes[0]
     prepare.close()
 
 
 def test_the_largest_images_come_first_and_whole(tmp_path: Path) -> None:
     """DALI decodes as many images first as it has threads, and none that PIL would decode."""
-    files = {f"small-{i}": pictures.jpeg(pictures.photograph(i, 30 + i, 40), quality=80) for i in range(20)}
-    files |= {f"large-{i}": pictures.jpeg(pictures.photograph(i, 300, 200 + i), quality=80) for i in range(3)}
+    files = {
+        f"small-{i}": pictures.jpeg(pictures.photograph(i, 30 + i, 40), quality=80)
+        for i in range(20)
+    }
+    files |= {
+        f"large-{i}": pictures.jpeg(pictures.photograph(i, 300, 200 + i), quality=80)
+        for i in range(3)
+    }
     shown = scene(tmp_path, files | {"odd": encoded("WEBP")})
     feed = shown.feed(batch_size=8, image_size=24)
     rows = largest_rows(feed, 2)
-    assert rows is not None and [shown.names[i] for i in rows.ids[:2]] == ["large-2", "large-1"]
+    assert rows is not None and [shown.names[i] for i in rows.ids[:2]] == [
+        "large-2",
+        "large-1",
+    ]
     assert rows.regions[0].tolist() == rows.windows[0].tolist() == [0, 0, 202, 300]
     assert len(rows) == 8 and rows.sizes.tolist() == [[24, 24]] * 8
-    assert len(set(rows.ids[2:].tolist())) >= 5 and "odd" not in {shown.names[i] for i in rows.ids}
+    assert len(set(rows.ids[2:].tolist())) >= 5 and "odd" not in {
+        shown.names[i] for i in rows.ids
+    }
     prepare = PathPreparer(feed)
     prepared = prepare(rows, Known())
-    assert not prepared.files and prepared.own_bytes is not None and prepared.own_bytes.all()
+    assert (
+        not prepared.files
+        and prepared.own_bytes is not None
+        and prepared.own_bytes.all()
+    )
     assert prepared.shapes[0].tolist() == [300, 202]
     prepare.close()
     few = largest_rows(shown.feed(batch_size=2), 9)
@@ -119,7 +138,9 @@ def test_bytes_that_are_others_than_the_scan_has_seen(tmp_path: Path) -> None:
         assert batch.failed == (3,)
 
 
-def test_storage_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_that_fails_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     feed = made(tmp_path, 4, 0).feed()
     rows = feed.plan.rows(0, 0)[0]
     prepare = PathPreparer(feed)
@@ -129,12 +150,16 @@ def test_storage_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(feed.source, "read", fails)
     monkeypatch.setattr(storage, "PAUSES_S", ())
-    with pytest.raises(UserError, match=r"I/O error: .* cannot be read: Input/output error"):
+    with pytest.raises(
+        UserError, match=r"I/O error: .* cannot be read: Input/output error"
+    ):
         prepare(rows, Known())
     prepare.close()
 
 
-def test_substitutes_do_not_outlast_their_sequence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_substitutes_do_not_outlast_their_sequence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bundles, "ROWS", 1)
     with open_loader("dali-cpu", made(tmp_path, 12, 0).feed(batch_size=2)) as loader:
         folder = Path(loader._prepare._folder.name)  # type: ignore[attr-defined]
@@ -162,7 +187,10 @@ class Failing:
     def feed_input(self, name: str, value: Any) -> None:
         if name == "data":
             self._outputs.append(
-                all(b"placeholder" in bytes(path) or b".png" in bytes(path) for path in value)
+                all(
+                    b"placeholder" in bytes(path) or b".png" in bytes(path)
+                    for path in value
+                )
             )
 
     def schedule_run(self) -> None: ...
@@ -178,7 +206,11 @@ class Failing:
     ("error", "said", "tries"),
     [
         (MemoryError("CUDA allocation failed"), "ran out of the GPU's memory", 0),
-        (MemoryError("Can't allocate 4096 bytes on device 0."), "ran out of the GPU's memory", 0),
+        (
+            MemoryError("Can't allocate 4096 bytes on device 0."),
+            "ran out of the GPU's memory",
+            0,
+        ),
         (
             RuntimeError("nvImageCodec failure: '#4'"),
             "none of 5 files in a row that PIL does .*#4.*smaller --batch-size",

@@ -38,14 +38,22 @@ CLAIMED = [
     ),
     *("h264-709.mp4", "h264-full.mp4", "hevc-709.mp4"),
     *("h264-cut.mp4", "h264-parts.mp4", "h264-two.mp4"),
-    *("hevc.mp4", "hevc-layers.mp4", "hevc-variable.mkv", "hevc-cut.mp4", "hevc-two.mkv", *VP9),
+    *(
+        "hevc.mp4",
+        "hevc-layers.mp4",
+        "hevc-variable.mkv",
+        "hevc-cut.mp4",
+        "hevc-two.mkv",
+        *VP9,
+    ),
 ]
 
 
 def open_video_of(read: Read, *, known: bool = False) -> Any:
     """`known`: by what the container says alone."""
     return av.open(
-        io.BytesIO(read.data.tobytes()), container_options={"codec_whitelist": "none"} if known else {}
+        io.BytesIO(read.data.tobytes()),
+        container_options={"codec_whitelist": "none"} if known else {},
     )
 
 
@@ -63,19 +71,30 @@ def test_windows_of_the_frames_that_were_asked_for(made: Made, name: str) -> Non
         ids=np.full(3, sample),
         frames=np.tile(frames, (3, 1)),
         regions=np.array([[0, 0, width, height], [8, 6, 100, 90], [8, 6, 100, 90]]),
-        windows=np.array([[0.0, 0, width, height], [3.2, 4.7, 80.1, 77.7], [0.0, 0.0, 60.0, 84.0]]),
+        windows=np.array(
+            [[0.0, 0, width, height], [3.2, 4.7, 80.1, 77.7], [0.0, 0.0, 60.0, 84.0]]
+        ),
         sizes=np.array([[height, width], [48, 56], [40, 40]]),
         turns=np.zeros(3, np.uint8),
         valid=np.ones(3, bool),
     )
     out = torch.zeros((3, len(frames), height, width, 3), dtype=torch.uint8)
-    fill(Cutting(made.videos)(sample, made.videos.path(sample), sorted(set(frames))), rows, np.arange(3), out)
+    fill(
+        Cutting(made.videos)(sample, made.videos.path(sample), sorted(set(frames))),
+        rows,
+        np.arange(3),
+        out,
+    )
     assert [number(frame.numpy()) for frame in out[0]] == frames
     for place in range(3):
         size = tuple(rows.sizes[place].tolist())
-        for frame, picture in Pyav(made.videos)(sample, made.videos.path(sample), sorted(set(frames))):
+        for frame, picture in Pyav(made.videos)(
+            sample, made.videos.path(sample), sorted(set(frames))
+        ):
             expected = np.empty((*size, 3), np.uint8)
-            Fitter(picture, rows.regions[place], rows.windows[place], size).fill(expected, picture)
+            Fitter(picture, rows.regions[place], rows.windows[place], size).fill(
+                expected, picture
+            )
             found = out[place, frames.index(frame), : size[0], : size[1]].numpy()
             assert np.abs(found.astype(int) - expected).mean() < 0.5
     fill.close()
@@ -94,9 +113,9 @@ def test_a_small_file_shows_the_frames(made: Made, name: str) -> None:
         assert shown[0].pts is not None and shown[0].pts >= 0
         for frame in frames:
             picture = shown[read.about.places[frame]].to_ndarray(format="rgb24")
-            assert number(picture[: made.videos.height[sample], : made.videos.width[sample]]) == made.shown(
-                sample, frame
-            )
+            assert number(
+                picture[: made.videos.height[sample], : made.videos.width[sample]]
+            ) == made.shown(sample, frame)
 
 
 @pytest.mark.parametrize(
@@ -141,11 +160,15 @@ def test_a_file_damaged_since_the_scan_is_refused(one: Made) -> None:
         Cutting(one.videos)(0, one.videos.path(0), [3])
 
 
-def test_packets_of_one_time_are_refused(one: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packets_of_one_time_are_refused(
+    one: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """DALI finds a picture by the time of its packet."""
     chosen = dali_video.chosen
     monkeypatch.setattr(
-        dali_video, "chosen", lambda *given: ((packet, 0, frame) for packet, _, frame in chosen(*given))
+        dali_video,
+        "chosen",
+        lambda *given: ((packet, 0, frame) for packet, _, frame in chosen(*given)),
     )
     with pytest.raises(Undecodable, match="one time"):
         Cutting(one.videos)(0, one.videos.path(0), [3, 4])
@@ -158,14 +181,29 @@ def test_every_clip_of_every_kind(made: Made) -> None:
         shows_what_is_asked(loading, given, made)
         told = loading.counts.fallbacks
         assert told["h264 in mp4, refused"] >= 2 and told["h264 in mp4, rotated"] >= 2
-        assert not any("vp9" in sort and "odd" not in sort and "refused" in sort for sort in told)
-        assert set(loading.counts.refusals) == {sort for sort in told if sort.endswith(REFUSED)}
-        assert "Failed to create video decoder" in loading.counts.refusals["h264 in mp4" + REFUSED]
+        assert not any(
+            "vp9" in sort and "odd" not in sort and "refused" in sort for sort in told
+        )
+        assert set(loading.counts.refusals) == {
+            sort for sort in told if sort.endswith(REFUSED)
+        }
+        assert (
+            "Failed to create video decoder"
+            in loading.counts.refusals["h264 in mp4" + REFUSED]
+        )
 
 
-def test_hevc_that_dali_takes_for_another_size_is_decoded_by_pyav(tmp_path: Path) -> None:
+def test_hevc_that_dali_takes_for_another_size_is_decoded_by_pyav(
+    tmp_path: Path,
+) -> None:
     """NVIDIA's parser rounds 152 rows up to 160, and DALI takes the decoder of a file that has 160."""
-    sizes = [((152, 256), 8), ((152, 256), 16), ((160, 248), 8), ((160, 248), 16), ((160, 256), 8)]
+    sizes = [
+        ((152, 256), 8),
+        ((152, 256), 16),
+        ((160, 248), 8),
+        ((160, 248), 16),
+        ((160, 256), 8),
+    ]
     files = {
         f"{at}-hevc.mp4": KINDS["hevc.mp4"] | {"size": size, "unit": unit}
         for at, (size, unit) in enumerate(sizes)
@@ -173,5 +211,13 @@ def test_hevc_that_dali_takes_for_another_size_is_decoded_by_pyav(tmp_path: Path
     kinds = Made(tmp_path, files)
     with DaliVideo(feed(kinds.videos)) as loading:
         (note,) = loading.notes
-        assert note.startswith("2 of 5 videos are hevc in mp4, unaligned: decoded by pyav")
-        assert exact("dali-video", kinds.videos, np.arange(5)).tolist() == [False, True, False, True, True]
+        assert note.startswith(
+            "2 of 5 videos are hevc in mp4, unaligned: decoded by pyav"
+        )
+        assert exact("dali-video", kinds.videos, np.arange(5)).tolist() == [
+            False,
+            True,
+            False,
+            True,
+            True,
+        ]

@@ -19,7 +19,16 @@ import pytest
 from contracts import Rows, UserError
 from loaders._workers import died
 from loaders.videos._pool import QUEUED, SLOTS, Pool
-from loaders.videos._scheduler import AHEAD, AT_ONCE, EARLY, GUESS_COUNTS, RECENT, Deal, Pace, Unit
+from loaders.videos._scheduler import (
+    AHEAD,
+    AT_ONCE,
+    EARLY,
+    GUESS_COUNTS,
+    RECENT,
+    Deal,
+    Pace,
+    Unit,
+)
 from loaders.videos.exact import exact
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.test_clip_loaders import feed
@@ -95,26 +104,40 @@ class Even(Pace):
 @pytest.mark.parametrize("views", [1, 3])
 @pytest.mark.parametrize("pace", [None, Even(0, 1), Even(5, 2.5), Even(1000, 1)])
 @pytest.mark.parametrize("pulled", [0, 1, 5])
-def test_every_row_is_dealt_once(made: Made, views: int, pace: Pace | None, pulled: int) -> None:
+def test_every_row_is_dealt_once(
+    made: Made, views: int, pace: Pace | None, pulled: int
+) -> None:
     rows = batches(made, 30, views)
     able = exact("nvdec", made.videos, np.arange(len(made.videos)))
     assert able.any() and not able.all()
-    deal, given, begun = Deal(rows, views, able, pace), list[tuple[Rows, Unit]](), list[Unit]()
+    deal, given, begun = (
+        Deal(rows, views, able, pace),
+        list[tuple[Rows, Unit]](),
+        list[Unit](),
+    )
     for its in rows:
         given += [found for _ in range(pulled) if (found := deal.unit())]
         dealt = deal.batch()
         assert dealt is not None and dealt.rows is its
-        places = np.concatenate([unit.places for unit in (*dealt.workers, *dealt.device)])
-        assert len(places) == len(set(places)) and set(np.flatnonzero(its.valid)) <= set(places)
+        places = np.concatenate(
+            [unit.places for unit in (*dealt.workers, *dealt.device)]
+        )
+        assert len(places) == len(set(places)) and set(
+            np.flatnonzero(its.valid)
+        ) <= set(places)
         for unit in dealt.device:
             assert able[its.ids[unit.places][its.valid[unit.places]]].all()
         begun += dealt.workers
     assert deal.batch() is None
     given += everything(deal)
-    assert [unit for _, unit in given] == begun, "each that was left to the workers comes, in order"
+    assert [unit for _, unit in given] == begun, (
+        "each that was left to the workers comes, in order"
+    )
     for its, unit in given:
         assert len(its) == len(unit.places) and its.valid.any()
-        assert len(set(its.ids.tolist())) == 1, "of one clip, also where a batch begins in the middle of one"
+        assert len(set(its.ids.tolist())) == 1, (
+            "of one clip, also where a batch begins in the middle of one"
+        )
         assert pace is not None or not able[its.ids].any(), (
             "where they are to have no share, only what the device cannot decode"
         )
@@ -123,7 +146,9 @@ def test_every_row_is_dealt_once(made: Made, views: int, pace: Pace | None, pull
 
 def test_workers_begin_ahead_of_the_device_and_leave_it_the_rest(made: Made) -> None:
     rows = batches(made, 40)
-    order = [(id(its), place) for its in rows for place in np.flatnonzero(its.valid).tolist()]
+    order = [
+        (id(its), place) for its in rows for place in np.flatnonzero(its.valid).tolist()
+    ]
     deal = Deal(rows, 1, np.ones(len(made.videos), bool), Even(lead=20, apart=3))
     first = [deal.unit() for _ in range(4)]
     assert all(first)
@@ -150,7 +175,9 @@ def test_workers_get_their_share_to_the_fraction(made: Made, apart: float) -> No
 
 def test_who_lags_behind_is_given_what_still_lies_ahead(made: Made) -> None:
     rows = batches(made, 40)
-    order = [(id(its), place) for its in rows for place in np.flatnonzero(its.valid).tolist()]
+    order = [
+        (id(its), place) for its in rows for place in np.flatnonzero(its.valid).tolist()
+    ]
     deal = Deal(rows, 1, np.ones(len(made.videos), bool), Even(lead=7, apart=1))
     begun = [deal.batch() for _ in range(10)]
     assert deal.unit()
@@ -299,7 +326,9 @@ def test_what_goes_wrong_reaches_whoever_waits() -> None:
         units[1].done.result(20)
     assert units[2].done.result(20)[1] == 2, "and the others go on"
     units = serve(pool, [1, 666, *[1] * 30])
-    with pytest.raises(UserError, match=r"was ended by signal 9, Killed, busy with .*fewer --workers"):
+    with pytest.raises(
+        UserError, match=r"was ended by signal 9, Killed, busy with .*fewer --workers"
+    ):
         [pool.result(unit) for unit in units]
     with pytest.raises(UserError, match="was ended by signal 9"):
         pool.result(units[-1])  # which no worker had begun
@@ -309,9 +338,14 @@ def test_what_goes_wrong_reaches_whoever_waits() -> None:
 def test_a_bus_error_is_blamed_on_a_mapped_store_and_on_no_sample() -> None:
     ended = SimpleNamespace(pid=7, exitcode=-signal.SIGBUS)
     said = died(ended, "train.lmdb:a/x.jpg")
-    assert "was ended by signal 7" in said and "a store that it has mapped, an LMDB, was cut short" in said
+    assert (
+        "was ended by signal 7" in said
+        and "a store that it has mapped, an LMDB, was cut short" in said
+    )
     assert "take that file away" not in said
-    assert "take that file away" in died(SimpleNamespace(pid=7, exitcode=-signal.SIGSEGV), "x.jpg")
+    assert "take that file away" in died(
+        SimpleNamespace(pid=7, exitcode=-signal.SIGSEGV), "x.jpg"
+    )
 
 
 def test_what_the_source_raises_reaches_whoever_waits() -> None:

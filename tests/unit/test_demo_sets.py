@@ -21,7 +21,14 @@ from PIL import Image, ImageFilter
 from pycocotools import mask as masks
 from pycocotools.coco import COCO
 
-from scripts import _sets, demo_coco, demo_set, demo_superres, demo_textures, demo_videos
+from scripts import (
+    _sets,
+    demo_coco,
+    demo_set,
+    demo_superres,
+    demo_textures,
+    demo_videos,
+)
 from tests.unit.folders import contents
 
 ROOT = Path(__file__).parents[2]
@@ -36,11 +43,16 @@ def program(request: pytest.FixtureRequest) -> Any:
 # --- folders ------------------------------------------------------------------------------------------------
 
 
-def test_a_finished_set_is_reused_and_another_seed_replaces_it(program: Any, tmp_path: Path) -> None:
+def test_a_finished_set_is_reused_and_another_seed_replaces_it(
+    program: Any, tmp_path: Path
+) -> None:
     dest = tmp_path / "set"
     dest.mkdir()  # an empty folder is welcome
     assert program.write(dest, 1, 1, progress=False)
-    first, times = contents(dest), {path: path.stat().st_mtime_ns for path in dest.rglob("*")}
+    first, times = (
+        contents(dest),
+        {path: path.stat().st_mtime_ns for path in dest.rglob("*")},
+    )
     assert not program.write(dest, 1, 1, progress=False)
     assert times == {path: path.stat().st_mtime_ns for path in dest.rglob("*")}
     assert program.write(dest, 1, 1, seed=1, progress=False)
@@ -81,7 +93,9 @@ def test_an_interrupted_set_leaves_nothing(
 def test_one_starts_as_a_file_too(tmp_path: Path) -> None:
     few = ["--train-per-class", "1", "--val-per-class", "1"]
     command = [sys.executable, "scripts/demo_set.py", str(tmp_path / "set"), *few]
-    result = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(
+        command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert result.returncode == 0, result.stderr
     assert len(contents(tmp_path / "set")) == 21
 
@@ -94,7 +108,11 @@ def test_bytes_depend_on_neither_processes_nor_counts_and_no_two_files_are_alike
     assert program.write(tmp_path / "one", 1, 1, seed=3, progress=False, processes=2)
     assert program.write(tmp_path / "more", 2, 1, seed=3, progress=False, processes=1)
     one, more = (
-        {name: data for name, data in contents(folder).items() if not name.endswith(".json")}
+        {
+            name: data
+            for name, data in contents(folder).items()
+            if not name.endswith(".json")
+        }
         for folder in (tmp_path / "one", tmp_path / "more")
     )
     assert len({*more.values()}) == len(more) == 3 * len(program.SET.classes)
@@ -117,13 +135,24 @@ def pictures() -> dict[str, np.ndarray]:
         return np.random.default_rng([7, number])
 
     seconds = demo_videos.times(rng(0), variable=True)
-    videos = [[*demo_videos.frames(rng(n), n, seconds, demo_videos.shape(rng(n)))] for n in range(8)]
+    videos = [
+        [*demo_videos.frames(rng(n), n, seconds, demo_videos.shape(rng(n)))]
+        for n in range(8)
+    ]
     return {
         "set": np.array([moments(demo_set.image(rng(n), n)) for n in range(10)]),
-        "textures": np.array([moments(demo_textures.image(rng(n), n)) for n in range(0, 50, 6)]),
-        "superres": np.array([moments(demo_superres.picture(rng(n))) for n in range(3)]),
-        "coco": np.array([moments(demo_coco.drawn(rng(n), crowd=n == 1)[0]) for n in range(3)]),
-        "videos": np.array([moments(video[index]) for video in videos for index in (0, 20)]),
+        "textures": np.array(
+            [moments(demo_textures.image(rng(n), n)) for n in range(0, 50, 6)]
+        ),
+        "superres": np.array(
+            [moments(demo_superres.picture(rng(n))) for n in range(3)]
+        ),
+        "coco": np.array(
+            [moments(demo_coco.drawn(rng(n), crowd=n == 1)[0]) for n in range(3)]
+        ),
+        "videos": np.array(
+            [moments(video[index]) for video in videos for index in (0, 20)]
+        ),
     }
 
 
@@ -167,8 +196,12 @@ def test_every_class_has_every_oddity_of_imagenet(tmp_path: Path) -> None:
             sizes.append(picture.size)
     assert modes == {"RGB", "L", "CMYK"} and kinds == {"JPEG", "PNG"}
     assert None in orientations and orientations & {3, 6, 8}
-    assert any(width > height for width, height in sizes) and any(width < height for width, height in sizes)
-    assert len(set(sizes)) > 5 and 250 <= np.median([min(size) for size in sizes]) <= 450
+    assert any(width > height for width, height in sizes) and any(
+        width < height for width, height in sizes
+    )
+    assert (
+        len(set(sizes)) > 5 and 250 <= np.median([min(size) for size in sizes]) <= 450
+    )
 
 
 # --- annotations --------------------------------------------------------------------------------------------
@@ -191,14 +224,22 @@ def test_it_has_what_coco_has(coco_set: Path) -> None:
     whole = [one for one in coco.anns.values() if not one["iscrowd"]]
     crowds = [one for one in coco.anns.values() if one["iscrowd"]]
     counts = np.array([len(coco.imgToAnns[image]) for image in coco.imgs])
-    assert len(counts) == 60 and (counts == 0).sum() == 5 and counts.max() >= 5 and len(crowds) >= 6
+    assert (
+        len(counts) == 60
+        and (counts == 0).sum() == 5
+        and counts.max() >= 5
+        and len(crowds) >= 6
+    )
     assert all(isinstance(one["segmentation"]["counts"], list) for one in crowds)
     assert {one["category_id"] for one in whole} == set(demo_coco.CATEGORIES)
     assert max(one["area"] for one in val.anns.values()) > 96**2
     modes = set()
     for image in coco.imgs.values():
         with Image.open(coco_set / "train2017" / image["file_name"]) as picture:
-            assert picture.size == (image["width"], image["height"]) and 160 <= max(picture.size) <= 200
+            assert (
+                picture.size == (image["width"], image["height"])
+                and 160 <= max(picture.size) <= 200
+            )
             modes.add((picture.format, picture.mode))
     assert modes == {("JPEG", "RGB"), ("JPEG", "L")}
     assert np.diff(sorted(coco.imgs)).min() > 1 and np.diff(sorted(coco.anns)).max() > 1
@@ -211,23 +252,33 @@ def test_boxes_and_areas_are_those_of_the_masks(coco_set: Path) -> None:
         x, y, width, height = one["bbox"]
         mask = coco.annToMask(one)
         ys, xs = np.nonzero(mask)
-        slack = 0 if one["iscrowd"] else 3  # a polygon's tip may cover no pixel's middle
+        slack = (
+            0 if one["iscrowd"] else 3
+        )  # a polygon's tip may cover no pixel's middle
         np.testing.assert_allclose(
-            [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1], [x, y, x + width, y + height], atol=slack
+            [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1],
+            [x, y, x + width, y + height],
+            atol=slack,
         )
-        np.testing.assert_allclose(mask.sum(), one["area"], rtol=0 if one["iscrowd"] else 0.1)
+        np.testing.assert_allclose(
+            mask.sum(), one["area"], rtol=0 if one["iscrowd"] else 0.1
+        )
 
 
 def test_what_is_annotated_is_what_is_painted_and_nothing_touches() -> None:
     for index in range(20):
-        pixels, annotations = demo_coco.drawn(np.random.default_rng([5, index]), crowd=index % 2 == 0)
+        pixels, annotations = demo_coco.drawn(
+            np.random.default_rng([5, index]), crowd=index % 2 == 0
+        )
         height, width = pixels.shape[:2]
         covered = np.zeros((height, width), int)
         for one in annotations:
             parts = masks.frPyObjects(one["segmentation"], height, width)
             painted = masks.decode(parts if one["iscrowd"] else masks.merge(parts))
             covered += painted
-            if one["iscrowd"]:  # its shapes are too small for an inner and an outer part
+            if one[
+                "iscrowd"
+            ]:  # its shapes are too small for an inner and an outer part
                 continue
             mask = Image.fromarray(painted * np.uint8(255))
             inner = np.asarray(mask.filter(ImageFilter.MinFilter(5))) > 0
@@ -278,9 +329,17 @@ def test_a_class_has_every_oddity_of_videos(videos: Path) -> None:
             shapes.add(round(stream.width / stream.height, 1))
             constant.add(bool(gaps.max() < 1.1 * gaps.min()))
         with av.open(str(path)) as file:
-            keys = [at for at, packet in enumerate(file.demux(video=0)) if packet.size and packet.is_keyframe]
+            keys = [
+                at
+                for at, packet in enumerate(file.demux(video=0))
+                if packet.size and packet.is_keyframe
+            ]
             groups |= {*np.diff(keys).tolist()}
-    assert codecs == {"h264", "hevc", "vp9"} and constant == {True, False} and {12, 24} <= groups
+    assert (
+        codecs == {"h264", "hevc", "vp9"}
+        and constant == {True, False}
+        and {12, 24} <= groups
+    )
     assert 0 in rotations and rotations & {90, 180, 270}
     assert len(rates) >= 3 and len(shapes) >= 3
 
@@ -293,11 +352,15 @@ def test_a_player_shows_what_was_drawn(videos: Path, index: int) -> None:
     (path,) = videos.glob(f"up_{index:05d}.*")
     # encode() draws before the first frame is; without pictures it draws the same and writes nothing.
     empty = videos.parent / f"none{path.suffix}"
-    demo_videos.encode(rng, empty, seconds[:0], [], size, demo_videos.ODDITIES.get(index))
+    demo_videos.encode(
+        rng, empty, seconds[:0], [], size, demo_videos.ODDITIES.get(index)
+    )
     drawn = list(demo_videos.frames(rng, label, seconds, size))
     with av.open(str(path)) as file:
         shown: list[Any] = list(file.decode(video=0))
-    np.testing.assert_allclose([float(frame.pts * frame.time_base) for frame in shown], seconds, atol=1e-3)
+    np.testing.assert_allclose(
+        [float(frame.pts * frame.time_base) for frame in shown], seconds, atol=1e-3
+    )
     for frame, picture in zip(shown, drawn, strict=True):
         got = np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
         assert np.abs(got.astype(int) - picture).mean() < 12

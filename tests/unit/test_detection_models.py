@@ -30,7 +30,10 @@ from models.detection import (
 TORCHVISION = [name for name in names() if name not in OWN]
 SMALL = "fasterrcnn_mobilenet_v3_large_320_fpn"
 FAMILIES = [
-    *(f"{name}_resnet50_fpn" for name in ("fasterrcnn", "maskrcnn", "keypointrcnn", "retinanet", "fcos")),
+    *(
+        f"{name}_resnet50_fpn"
+        for name in ("fasterrcnn", "maskrcnn", "keypointrcnn", "retinanet", "fcos")
+    ),
     *("ssd300_vgg16", "ssdlite320_mobilenet_v3_large"),
 ]
 CLASSES, KEYPOINTS = 5, 3
@@ -39,7 +42,11 @@ Targets = list[dict[str, torch.Tensor]]
 
 def shape_of(arch: str, batch_size: int = 2) -> tuple[int, ...]:
     made = native(arch)
-    return (batch_size, 3, *((made.size, made.size) if made.longer is None else (64, 96)))
+    return (
+        batch_size,
+        3,
+        *((made.size, made.size) if made.longer is None else (64, 96)),
+    )
 
 
 def options(arch: str) -> dict[str, int]:
@@ -49,7 +56,13 @@ def options(arch: str) -> dict[str, int]:
 def made(
     arch: str, *, batch_size: int = 2, classes: int = CLASSES, **chosen: Any
 ) -> tuple[nn.Module, Loaded]:
-    return build(arch, classes=classes, shape=shape_of(arch, batch_size), keypoints=KEYPOINTS, **chosen)
+    return build(
+        arch,
+        classes=classes,
+        shape=shape_of(arch, batch_size),
+        keypoints=KEYPOINTS,
+        **chosen,
+    )
 
 
 def outline(arch: str, **chosen: Any) -> nn.Module:
@@ -59,26 +72,32 @@ def outline(arch: str, **chosen: Any) -> nn.Module:
 
 def stock_of(arch: str, **chosen: Any) -> Any:
     return torchvision.models.get_model(
-        arch, **{"weights": None, "weights_backbone": None, "num_classes": CLASSES} | options(arch) | chosen
+        arch,
+        **{"weights": None, "weights_backbone": None, "num_classes": CLASSES}
+        | options(arch)
+        | chosen,
     )
 
 
-def examples(sizes: list[tuple[int, int]], seed: int = 0) -> tuple[list[torch.Tensor], Targets]:
+def examples(
+    sizes: list[tuple[int, int]], seed: int = 0
+) -> tuple[list[torch.Tensor], Targets]:
     """Pictures in [0, 1] of these heights and widths, with two boxes each, masks and keypoints; the last one
     has none.
     """
     generator = torch.Generator().manual_seed(seed)
     images, targets = [], []
     for place, (height, width) in enumerate(sizes):
-        corners = torch.tensor([[0.1, 0.2, 0.6, 0.8], [0.4, 0.1, 0.9, 0.7]]) * torch.tensor(
-            [width, height, width, height]
-        )
+        corners = torch.tensor(
+            [[0.1, 0.2, 0.6, 0.8], [0.4, 0.1, 0.9, 0.7]]
+        ) * torch.tensor([width, height, width, height])
         count = 0 if place and place == len(sizes) - 1 else 2
         masks = torch.zeros(2, height, width, dtype=torch.uint8)
         masks[:, height // 4 : height // 2, width // 4 : width // 2] = 1
         points = torch.cat(
             [
-                (corners[:, None, :2] + corners[:, None, 2:]) / 2 + torch.arange(KEYPOINTS)[:, None],
+                (corners[:, None, :2] + corners[:, None, 2:]) / 2
+                + torch.arange(KEYPOINTS)[:, None],
                 torch.ones(2, 3, 1),
             ],
             2,
@@ -96,7 +115,11 @@ def examples(sizes: list[tuple[int, int]], seed: int = 0) -> tuple[list[torch.Te
 
 def of_parts(arch: str, targets: Targets) -> Targets:
     """What the architecture learns from: torchvision's transform resizes whatever is there."""
-    kept = ["boxes", "labels", *(part for part in ("masks", "keypoints") if part[:-1] in arch)]
+    kept = [
+        "boxes",
+        "labels",
+        *(part for part in ("masks", "keypoints") if part[:-1] in arch),
+    ]
     return [{name: target[name] for name in kept} for target in targets]
 
 
@@ -105,7 +128,10 @@ def quick(detector: Any) -> Any:
     random weights.
     """
     if hasattr(detector, "rpn"):
-        detector.rpn._pre_nms_top_n = detector.rpn._post_nms_top_n = {"training": 20, "testing": 10}
+        detector.rpn._pre_nms_top_n = detector.rpn._post_nms_top_n = {
+            "training": 20,
+            "testing": 10,
+        }
         detector.roi_heads.fg_bg_sampler.batch_size_per_image = 8
         detector.roi_heads.detections_per_img = 4
     detector.score_thresh, detector.topk_candidates = 0.001, 20
@@ -120,70 +146,95 @@ def whole(detector: nn.Module) -> Any:
 def test_every_detector_of_torchvision_and_ours() -> None:
     theirs = torchvision.models.list_models(module=torchvision.models.detection)
     assert set(FAMILIES) < set(TORCHVISION) == set(theirs)
-    assert set(names()) - set(TORCHVISION) == {"fcos_tiny"} and len(set(names())) == len(names())
+    assert set(names()) - set(TORCHVISION) == {"fcos_tiny"} and len(
+        set(names())
+    ) == len(names())
     assert set(STAGES) == {_backbone(arch) for arch in TORCHVISION}
 
 
 @pytest.mark.parametrize("arch", names())
 def test_native_is_what_its_own_transform_does(arch: str) -> None:
     with torch.device("meta"):
-        transform: Any = (OWN[arch](CLASSES) if arch in OWN else stock_of(arch)).transform
+        transform: Any = (
+            OWN[arch](CLASSES) if arch in OWN else stock_of(arch)
+        ).transform
     longer = None if transform.fixed_size else transform.max_size
     assert native(arch) == Native(
-        transform.min_size[-1], tuple(transform.image_mean), tuple(transform.image_std), longer
+        transform.min_size[-1],
+        tuple(transform.image_mean),
+        tuple(transform.image_std),
+        longer,
     )
     assert transform.fixed_size in (None, (native(arch).size, native(arch).size))
 
 
 @pytest.mark.parametrize("arch", TORCHVISION)
-def test_parameters_have_torchvisions_names_and_are_all_trained_from_scratch(arch: str) -> None:
+def test_parameters_have_torchvisions_names_and_are_all_trained_from_scratch(
+    arch: str,
+) -> None:
     with torch.device("meta"):
-        wanted = {name: value.shape for name, value in stock_of(arch).state_dict().items()}
+        wanted = {
+            name: value.shape for name, value in stock_of(arch).state_dict().items()
+        }
     module = outline(arch)
     assert {name: value.shape for name, value in module.state_dict().items()} == wanted
     assert all(one.requires_grad for one in module.parameters())  # from scratch
 
 
 @pytest.mark.parametrize("arch", FAMILIES)
-def test_losses_and_detections_are_the_stock_models(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_and_detections_are_the_stock_models(
+    arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(1)
     small = {} if native(arch).longer is None else {"min_size": 64, "max_size": 96}
     stock = quick(stock_of(arch, **small))
     # the same weights, without a second start
-    monkeypatch.setattr(torchvision.models, "get_model", lambda *_, **__: copy.deepcopy(stock))
+    monkeypatch.setattr(
+        torchvision.models, "get_model", lambda *_, **__: copy.deepcopy(stock)
+    )
     ours, _ = made(arch)
     images, targets = examples([(40, 52), (48, 70)][: 1 if "vgg" in arch else 2])
     targets = of_parts(arch, targets)
     transform = copy.deepcopy(stock.transform)
     # what is sampled are the first ones of both
-    monkeypatch.setattr(torch, "randperm", lambda count, device: torch.arange(count, device=device))
+    monkeypatch.setattr(
+        torch, "randperm", lambda count, device: torch.arange(count, device=device)
+    )
     monkeypatch.setattr(
         _rcnn,
         "keys",
-        lambda like: torch.linspace(0.9, 0.1, like.shape[1], dtype=torch.float64).expand(like.shape),
+        lambda like: torch.linspace(
+            0.9, 0.1, like.shape[1], dtype=torch.float64
+        ).expand(like.shape),
     )
 
     prepared, resized = transform.train()([image.clone() for image in images], targets)
     wanted = stock.train()([image.clone() for image in images], targets)
     got = ours.train()(prepared.tensors, prepared.image_sizes, resized)
     assert got.keys() == wanted.keys() and all(loss.ndim == 0 for loss in got.values())
-    assert {name: pytest.approx(loss.item(), rel=1e-5, abs=1e-7) for name, loss in wanted.items()} == {
-        k: v.item() for k, v in got.items()
-    }
+    assert {
+        name: pytest.approx(loss.item(), rel=1e-5, abs=1e-7)
+        for name, loss in wanted.items()
+    } == {k: v.item() for k, v in got.items()}
     assert sum(got.values()).item() > 0.1
 
     with torch.inference_mode():
         wanted = stock.eval()([image.clone() for image in images])
         prepared, _ = transform.eval()([image.clone() for image in images])
         found = ours.eval()(prepared.tensors, prepared.image_sizes)
-    assert all(len(one["boxes"]) > 0 and one["boxes"].dtype == torch.float32 for one in found)
+    assert all(
+        len(one["boxes"]) > 0 and one["boxes"].dtype == torch.float32 for one in found
+    )
     if "mask" in arch:
         assert all(
-            one["masks"].shape == (len(one["boxes"]), 1, 28, 28) and 0 < one["masks"].mean() < 1
+            one["masks"].shape == (len(one["boxes"]), 1, 28, 28)
+            and 0 < one["masks"].mean() < 1
             for one in found
         )
     found = transform.postprocess(
-        found, prepared.image_sizes, [(image.shape[1], image.shape[2]) for image in images]
+        found,
+        prepared.image_sizes,
+        [(image.shape[1], image.shape[2]) for image in images],
     )
     for one, other in zip(found, wanted, strict=True):
         assert one.pop("finite")
@@ -207,31 +258,50 @@ def test_trains_in_bf16_and_channels_last(arch: str) -> None:
     module: Any = made(arch)[0]
     module.to(memory_format=torch.channels_last).train()
     stock, seen = quick(whole(module)), dict[str, Any]()
-    generator = stock.rpn.anchor_generator if hasattr(stock, "rpn") else stock.anchor_generator
+    generator = (
+        stock.rpn.anchor_generator if hasattr(stock, "rpn") else stock.anchor_generator
+    )
     head = stock.rpn.head if hasattr(stock, "rpn") else stock.head.regression_head.conv
     generator.register_forward_hook(
-        lambda _m, inputs, outputs: seen.update(features=inputs[1][0].dtype, anchors=outputs[0])
+        lambda _m, inputs, outputs: seen.update(
+            features=inputs[1][0].dtype, anchors=outputs[0]
+        )
     )
     images, sizes = (
-        torch.randn(shape_of(arch)).bfloat16().contiguous(memory_format=torch.channels_last),
+        torch.randn(shape_of(arch))
+        .bfloat16()
+        .contiguous(memory_format=torch.channels_last),
         [(64, 96), (64, 90)],
     )
     _, targets = examples([*sizes, (8, 8)])
     with torch.autocast("cpu", torch.bfloat16):
         losses = module(images, sizes, of_parts(arch, targets[:2]))
     torch.stack(list(losses.values())).sum().backward()
-    assert all(loss.dtype == torch.float32 and torch.isfinite(loss) for loss in losses.values())
-    assert all(torch.isfinite(one.grad).all() for one in module.parameters() if one.grad is not None)
-    assert seen["features"] == torch.bfloat16 and next(head.parameters()).grad is not None
+    assert all(
+        loss.dtype == torch.float32 and torch.isfinite(loss) for loss in losses.values()
+    )
+    assert all(
+        torch.isfinite(one.grad).all()
+        for one in module.parameters()
+        if one.grad is not None
+    )
+    assert (
+        seen["features"] == torch.bfloat16 and next(head.parameters()).grad is not None
+    )
     assert seen["anchors"].dtype == torch.float32
     exact = generator.generator(
         ImageList(images, sizes),
-        [torch.empty(one.shape[-2:]) for one in stock.backbone(images.float()).values()],
+        [
+            torch.empty(one.shape[-2:])
+            for one in stock.backbone(images.float()).values()
+        ],
     )
     assert torch.equal(seen["anchors"], exact[0])
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         found = module.eval()(images, sizes)
-    assert all(one["boxes"].dtype == one["scores"].dtype == torch.float32 for one in found)
+    assert all(
+        one["boxes"].dtype == one["scores"].dtype == torch.float32 for one in found
+    )
 
 
 def test_what_heads_say_of_boxes_is_fp32() -> None:
@@ -242,10 +312,14 @@ def test_what_heads_say_of_boxes_is_fp32() -> None:
         scores, boxes = stock.roi_heads.box_predictor(torch.randn(2, 1024))
         raw = stock.rpn.head.cls_logits(features[0])
     assert raw.dtype == torch.bfloat16
-    assert {one.dtype for one in (*objectness, *deltas, scores, boxes)} == {torch.float32}
+    assert {one.dtype for one in (*objectness, *deltas, scores, boxes)} == {
+        torch.float32
+    }
 
 
-def test_anchors_are_made_once_for_a_shape_and_serve_training_after_validation() -> None:
+def test_anchors_are_made_once_for_a_shape_and_serve_training_after_validation() -> (
+    None
+):
     module, _ = made("fcos_tiny")
     stock, calls = whole(module), list[int]()
     stock.anchor_generator.generator.register_forward_hook(lambda *_: calls.append(1))
@@ -256,13 +330,17 @@ def test_anchors_are_made_once_for_a_shape_and_serve_training_after_validation()
     losses = module.train()(batch, sizes, of_parts("fcos_tiny", targets[:2]))
     torch.stack(list(losses.values())).sum().backward()
     assert len(calls) == 1
-    module(batch[..., :64].contiguous(), [(64, 64)] * 2, of_parts("fcos_tiny", targets[:2]))
+    module(
+        batch[..., :64].contiguous(), [(64, 64)] * 2, of_parts("fcos_tiny", targets[:2])
+    )
     assert len(calls) == 2
 
 
 @pytest.fixture
 def one_rank(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+    )
     yield
     dist.destroy_process_group()
 
@@ -274,7 +352,9 @@ def test_ddp_wraps_it_and_takes_lists_of_dicts() -> None:
     images, targets = examples([(64, 96), (64, 96), (8, 8)])
     # nor is a parameter left out where there is no box
     for kept in (targets[:2], [targets[0], targets[2]], [targets[2], targets[2]]):
-        losses = wrapped(torch.stack(images[:2]), [(64, 96), (60, 90)], of_parts("fcos_tiny", kept))
+        losses = wrapped(
+            torch.stack(images[:2]), [(64, 96), (60, 90)], of_parts("fcos_tiny", kept)
+        )
         torch.stack(list(losses.values())).sum().backward()
     assert all(one.grad is not None for one in module.parameters())
 
@@ -297,9 +377,15 @@ def test_images_whose_heads_say_no_number_are_told(arch: str, module: str) -> No
     images = torch.rand(2, 3, *shape_of(arch)[-2:])
     sizes = [tuple(images.shape[-2:])] * 2
     with torch.inference_mode():
-        assert [bool(found["finite"]) for found in detector(images, sizes)] == [True, True]
+        assert [bool(found["finite"]) for found in detector(images, sizes)] == [
+            True,
+            True,
+        ]
         images[1] = math.nan
-        assert [bool(found["finite"]) for found in detector(images, sizes)] == [True, False]
+        assert [bool(found["finite"]) for found in detector(images, sizes)] == [
+            True,
+            False,
+        ]
         images[1] = 0.5
         value = next(iter(detector.get_submodule(module).parameters()))
         value.flatten()[0] = math.nan

@@ -24,7 +24,9 @@ from tests.unit.annotated import coco_like, columns
 GREY = (0.5, 0.5, 0.5)
 FLIP = DetectionPolicy(augment="flip", size=800, longer=1333, flip=0.5)
 STRETCH = replace(FLIP, size=300, longer=None)
-MULTISCALE = DetectionPolicy(augment="multiscale", size=800, longer=1333, short_sides=SHORT_SIDES, flip=0.5)
+MULTISCALE = DetectionPolicy(
+    augment="multiscale", size=800, longer=1333, short_sides=SHORT_SIDES, flip=0.5
+)
 LSJ = DetectionPolicy(augment="lsj", size=1024, longer=1333, flip=0.5)
 SSD = DetectionPolicy(augment="ssd", size=300, flip=0.5)
 SSDLITE = DetectionPolicy(augment="ssdlite", size=320, flip=0.5)
@@ -39,20 +41,33 @@ POLICIES = {
 
 
 def plan(
-    n: int, *, policy: DetectionPolicy = FLIP, seed: int = 3, batch_size: int = 4, **numbers: Any
+    n: int,
+    *,
+    policy: DetectionPolicy = FLIP,
+    seed: int = 3,
+    batch_size: int = 4,
+    **numbers: Any,
 ) -> DetectionPlan:
-    return DetectionPlan.of(boxed(n), policy, seed=seed, batch_size=batch_size, **numbers)
+    return DetectionPlan.of(
+        boxed(n), policy, seed=seed, batch_size=batch_size, **numbers
+    )
 
 
 def test_a_stretched_image_has_one_size_and_no_canvas() -> None:
     rows = plan(20, policy=STRETCH).rows(0, 0)[0]
-    assert (rows.sizes == 300).all() and rows.canvas is None and rows.places is None and rows.ops is None
+    assert (
+        (rows.sizes == 300).all()
+        and rows.canvas is None
+        and rows.places is None
+        and rows.ops is None
+    )
     assert (rows.windows[:, 2:] == rows.regions[:, 2:]).all()
 
 
 def test_a_flipped_place_is_counted_from_the_right() -> None:
     plain, turned = (
-        plan(40, policy=replace(LSJ, flip=flip), batch_size=30).rows(0, 0)[0] for flip in (0.0, 1.0)
+        plan(40, policy=replace(LSJ, flip=flip), batch_size=30).rows(0, 0)[0]
+        for flip in (0.0, 1.0)
     )
     assert plain.places is not None and turned.places is not None
     assert (plain.places[:, 0] == 0).all() and (turned.places[:, 2] == 1024).all()
@@ -66,15 +81,26 @@ def test_training_rows_are_the_grouped_order(keep_empty: bool) -> None:
     source = boxed(61)
     used = np.arange(61) if keep_empty else source.with_boxes
     ids = used[order(3, 2, len(used))]
-    ids = ids[grouped(*FLIP.outputs(3, 2, ids, source.height[ids], source.width[ids]).T, seed=3, epoch=2)]
+    ids = ids[
+        grouped(
+            *FLIP.outputs(3, 2, ids, source.height[ids], source.width[ids]).T,
+            seed=3,
+            epoch=2,
+        )
+    ]
     mine = plan(61, keep_empty=keep_empty, batch_size=1)
-    assert mine.samples == len(used) and [int(row.ids[0]) for row in mine.rows(2, 0)] == ids.tolist()
+    assert (
+        mine.samples == len(used)
+        and [int(row.ids[0]) for row in mine.rows(2, 0)] == ids.tolist()
+    )
 
 
 def test_validation_is_by_size() -> None:
     val = plan(61, policy=replace(FLIP, flip=0.0), training=False, batch_size=61)
     sizes = val.rows(0, 0)[0].sizes.tolist()
-    assert all((a[0] > a[1]) <= (b[0] > b[1]) for a, b in pairwise(sizes)), "upright ones last"
+    assert all((a[0] > a[1]) <= (b[0] > b[1]) for a, b in pairwise(sizes)), (
+        "upright ones last"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -82,20 +108,35 @@ def coco() -> SimpleNamespace:
     return coco_like(16_000)
 
 
-@pytest.mark.parametrize(("policy", "most"), [(FLIP, 0.05), (MULTISCALE, 0.10)], ids=["flip", "multiscale"])
+@pytest.mark.parametrize(
+    ("policy", "most"), [(FLIP, 0.05), (MULTISCALE, 0.10)], ids=["flip", "multiscale"]
+)
 @pytest.mark.parametrize(("world_size", "batch_size"), [(1, 16), (4, 2), (8, 8)])
 def test_padding_is_small(
-    coco: SimpleNamespace, policy: DetectionPolicy, most: float, world_size: int, batch_size: int
+    coco: SimpleNamespace,
+    policy: DetectionPolicy,
+    most: float,
+    world_size: int,
+    batch_size: int,
 ) -> None:
-    here = DetectionPlan.of(coco, policy, seed=1, batch_size=batch_size, world_size=world_size)
+    here = DetectionPlan.of(
+        coco, policy, seed=1, batch_size=batch_size, world_size=world_size
+    )
     assert padding(here.rows(0, 0)[:400]) < most
     assert here.resident == 8
 
 
-def test_padding_in_validation_is_small_and_in_the_plain_order_is_not(coco: SimpleNamespace) -> None:
-    here = DetectionPlan.of(coco, replace(FLIP, flip=0.0), seed=1, batch_size=16, training=False)
+def test_padding_in_validation_is_small_and_in_the_plain_order_is_not(
+    coco: SimpleNamespace,
+) -> None:
+    here = DetectionPlan.of(
+        coco, replace(FLIP, flip=0.0), seed=1, batch_size=16, training=False
+    )
     assert padding(here.rows(0, 0)) < 0.03
-    drawn = [here.draw(0, order(1, 0, 16_000)[start : start + 16]) for start in range(0, 1600, 16)]
+    drawn = [
+        here.draw(0, order(1, 0, 16_000)[start : start + 16])
+        for start in range(0, 1600, 16)
+    ]
     assert padding(drawn) > 0.2, "what the grouping is for"
 
 
@@ -124,7 +165,11 @@ def test_the_largest_shape_holds_every_batch(coco: SimpleNamespace) -> None:
     ssd = DetectionPlan.of(coco, SSD, seed=1, batch_size=3)
     assert ssd.sample_shape == (3, 300, 300) and ssd.resident == 1
     landscapes = columns([(480, 640), (400, 640)], [[(0.0, 0.0, 9.0, 9.0)]] * 2)
-    assert DetectionPlan.of(landscapes, FLIP, seed=1, batch_size=1).sample_shape == (3, 800, 1280)
+    assert DetectionPlan.of(landscapes, FLIP, seed=1, batch_size=1).sample_shape == (
+        3,
+        800,
+        1280,
+    )
 
 
 def test_policies_read_their_settings() -> None:
@@ -142,13 +187,16 @@ def test_policies_read_their_settings() -> None:
         assert detection_policies(settings, detection, stretched)[0] == DetectionPolicy(
             augment=name, size=300, flip=0.25
         )
-        assert detection_policies(Augmentation(), detection, stretched)[1] == DetectionPolicy(
-            augment="flip", size=300
-        )
-    assert detection_policies(Augmentation(), Detection(longer_side=900), made)[1] == DetectionPolicy(
-        augment="flip", size=640, longer=900
-    )
-    assert {name for name, policy in POLICIES.items() if policy.centred} == {"ssd", "ssdlite"}
+        assert detection_policies(Augmentation(), detection, stretched)[
+            1
+        ] == DetectionPolicy(augment="flip", size=300)
+    assert detection_policies(Augmentation(), Detection(longer_side=900), made)[
+        1
+    ] == DetectionPolicy(augment="flip", size=640, longer=900)
+    assert {name for name, policy in POLICIES.items() if policy.centred} == {
+        "ssd",
+        "ssdlite",
+    }
 
 
 @pytest.mark.parametrize(
@@ -158,17 +206,26 @@ def test_policies_read_their_settings() -> None:
             lambda: DetectionPolicy(augment="multiscale", size=300, short_sides=(1,)),
             "--augment multiscale: .* 300 x 300",
         ),
-        (lambda: DetectionPolicy(augment="ssd", size=800, longer=1333), "--augment ssd stretches images"),
-        (lambda: DetectionPolicy(augment="flip", size=1600, longer=1333), "--image-size 1600 .* 1333"),
+        (
+            lambda: DetectionPolicy(augment="ssd", size=800, longer=1333),
+            "--augment ssd stretches images",
+        ),
+        (
+            lambda: DetectionPolicy(augment="flip", size=1600, longer=1333),
+            "--image-size 1600 .* 1333",
+        ),
         (lambda: replace(MULTISCALE, short_sides=()), "--short-sides, which has none"),
         (lambda: replace(MULTISCALE, longer=700), "--short-sides up to 800 .* 700"),
         (
-            lambda: detection_policies(Augmentation(), Detection(longer_side=500), Native(300, GREY, GREY))[
-                1
-            ],
+            lambda: detection_policies(
+                Augmentation(), Detection(longer_side=500), Native(300, GREY, GREY)
+            )[1],
             "--longer-side 500.* --image-size 300; leave",
         ),
-        (lambda: plan(10, batch_size=64).require_a_step(), "there are 8 training samples.*--batch-size 8"),
+        (
+            lambda: plan(10, batch_size=64).require_a_step(),
+            "there are 8 training samples.*--batch-size 8",
+        ),
         (lambda: plan(0).require_a_step(), "none of the 0 training images has a box"),
     ],
 )

@@ -29,14 +29,24 @@ from tasks.detection import KIND as kind
 from tasks.detection import Detection
 from tests.unit.coco_files import CATEGORIES, document, write, write_coco
 from tests.unit.conftest import COCO_IMAGES
-from tests.unit.test_detection_task import NATIVE, batch_of, measured, noisy, plan_of, seen_in
+from tests.unit.test_detection_task import (
+    NATIVE,
+    batch_of,
+    measured,
+    noisy,
+    plan_of,
+    seen_in,
+)
 
 pytest.importorskip("faster_coco_eval")
 Columns = Any
 
 
 def seen_noisily(task: Detection, columns: Columns) -> list[Any]:
-    return [(noisy(columns, rows), batch_of(task, rows)) for rows in plan_of(columns).rows(0, 0)]
+    return [
+        (noisy(columns, rows), batch_of(task, rows))
+        for rows in plan_of(columns).rows(0, 0)
+    ]
 
 
 def test_extras_are_files_scalars_and_pictures(columns: Columns) -> None:
@@ -45,7 +55,9 @@ def test_extras_are_files_scalars_and_pictures(columns: Columns) -> None:
     assert list(extras["files"]) == ["detections.json"]
     found = json.loads(extras["files"]["detections.json"])
     assert found[0].keys() == {"image_id", "category_id", "bbox", "score"}
-    assert extras["scalars"].keys() == {f"val_ap/{name}" for name in CATEGORIES.values()}
+    assert extras["scalars"].keys() == {
+        f"val_ap/{name}" for name in CATEGORIES.values()
+    }
     assert extras["images"].keys() == {"val/predictions", "val/precision_recall"}
     for images in extras["images"].values():
         assert images.dtype == np.uint8 and images.ndim == 4 and images.shape[3] == 3
@@ -66,7 +78,9 @@ def test_pictures_do_without_files(columns: Columns, tmp_path: Path) -> None:
 def test_pictures_are_of_all_the_validation(length: int, count: int) -> None:
     ids = np.arange(length) + 100
     taken = spread(ids, count)
-    assert len(taken) == len(set(taken)) == min(count, length) and set(taken) <= set(ids.tolist())
+    assert len(taken) == len(set(taken)) == min(count, length) and set(taken) <= set(
+        ids.tolist()
+    )
     if 1 < count <= length:
         assert taken[0] == ids[0] and taken[-1] == ids[-1]
         assert np.ptp(np.diff(taken)) <= 1
@@ -74,7 +88,13 @@ def test_pictures_are_of_all_the_validation(length: int, count: int) -> None:
 
 @pytest.mark.parametrize(
     ("scores", "count"),
-    [([0.9] + [0.4] * 5, 1), ([0.4] * 5, 3), ([0.4], 1), ([0.9] * 30, 20), ([0.5, 0.6], 2)],
+    [
+        ([0.9] + [0.4] * 5, 1),
+        ([0.4] * 5, 3),
+        ([0.4], 1),
+        ([0.9] * 30, 20),
+        ([0.5, 0.6], 2),
+    ],
 )
 def test_pictures_hold_what_is_likely(
     columns: Columns, monkeypatch: pytest.MonkeyPatch, scores: list[float], count: int
@@ -119,7 +139,8 @@ def test_curves_are_of_overlaps_that_one_looks_for(
     )
     _plots.curves(_coco.score(people, none, kind=of, evaluator="pycocotools"))
     assert [label.partition(":")[0] for label in labels] == [
-        f"{overlap} {value}" for value in ("0.50", "0.60", "0.70", "0.75", "0.85", "0.95")
+        f"{overlap} {value}"
+        for value in ("0.50", "0.60", "0.70", "0.75", "0.85", "0.95")
     ]
 
 
@@ -130,7 +151,11 @@ def console() -> tuple[Console, io.StringIO]:
 
 
 def config_of(root: Path | None, **flat: Any) -> Config:
-    where = {} if root is None else {"data": str(root), "manifest_dir": str(root.parent / "cache")}
+    where = (
+        {}
+        if root is None
+        else {"data": str(root), "manifest_dir": str(root.parent / "cache")}
+    )
     return build({"task": "detection", "batch_size": 2, **where, **flat})
 
 
@@ -142,29 +167,49 @@ def config_of(root: Path | None, **flat: Any) -> Config:
         ("keypointrcnn_resnet50_fpn", {"boxes", "keypoints"}),
     ],
 )
-def test_what_a_run_is_made_of(coco_root: Path, console: Any, arch: str | None, parts: set[str]) -> None:
+def test_what_a_run_is_made_of(
+    coco_root: Path, console: Any, arch: str | None, parts: set[str]
+) -> None:
     config = config_of(coco_root, arch=arch, trainable_layers=2, val_batch_size=3)
     splits = kind.splits(config, "torchvision", console[0])
     plan, val_plan = kind.plans(config, splits, NATIVE, seed=3, world_size=1, rank=0)
-    assert (plan.batch_size, val_plan.batch_size, plan.training, val_plan.training) == (2, 3, True, False)
-    assert val_plan.samples == COCO_IMAGES and plan.samples == len(splits["train"].columns.with_boxes)
+    assert (plan.batch_size, val_plan.batch_size, plan.training, val_plan.training) == (
+        2,
+        3,
+        True,
+        False,
+    )
+    assert val_plan.samples == COCO_IMAGES and plan.samples == len(
+        splits["train"].columns.with_boxes
+    )
     train, val = kind.tasks(config, splits, 0.0)
     rows = plan.rows(0, 0)[0]
     assert train.targets(rows).keys() == {"offsets", "labels", *parts}
     assert val.inputs(batch_of(val, val_plan.rows(0, 0)[0]))[2] is None  # type: ignore[arg-type]
     person = arch is not None and "keypoint" in arch
-    built: dict[str, Any] = {"classes": 2, "keypoints": 5} if person else {"classes": 4, "keypoints": 0}
+    built: dict[str, Any] = (
+        {"classes": 2, "keypoints": 5} if person else {"classes": 4, "keypoints": 0}
+    )
     built |= {"weights_backbone": None, "trainable_layers": 2}
     assert kind.building(config, splits["train"].columns) == built
     told = kind.facts(plan)
-    assert told["instances_per_image"] == splits["train"].columns.usable.sum() / plan.samples
-    assert told["padding"] == pytest.approx(padding(plan.rows(0, 0))) and 0 < told["padding"] < 0.5
     assert (
-        kind.bytes_read(splits["train"].columns, np.array([0, 1])) == splits["train"].columns.size[:2].sum()
+        told["instances_per_image"]
+        == splits["train"].columns.usable.sum() / plan.samples
+    )
+    assert (
+        told["padding"] == pytest.approx(padding(plan.rows(0, 0)))
+        and 0 < told["padding"] < 0.5
+    )
+    assert (
+        kind.bytes_read(splits["train"].columns, np.array([0, 1]))
+        == splits["train"].columns.size[:2].sum()
     )
 
 
-def test_crops_by_overlap_drop_boxes_by_their_middle(coco_root: Path, console: Any) -> None:
+def test_crops_by_overlap_drop_boxes_by_their_middle(
+    coco_root: Path, console: Any
+) -> None:
     native = NATIVE._replace(longer=None)
     for augment in ("flip", "ssd", "ssdlite"):
         config = config_of(coco_root, augment=augment)
@@ -172,11 +217,15 @@ def test_crops_by_overlap_drop_boxes_by_their_middle(coco_root: Path, console: A
         plan, _ = kind.plans(config, splits, native, seed=3, world_size=1, rank=0)
         train, _ = kind.tasks(config, splits, 0.0)
         assert train._centred == plan.policy.centred  # type: ignore[attr-defined]
-        assert (kind.facts(plan)["padding"] > 0) == (augment == "ssd")  # the field around an image zoomed out
+        assert (kind.facts(plan)["padding"] > 0) == (
+            augment == "ssd"
+        )  # the field around an image zoomed out
 
 
 def without_segmentation(folder: Path, keep: Callable[[dict[str, Any]], bool]) -> Path:
-    root = write_coco(folder / "set", splits={"train2017": 4, "val2017": 4}, size=(64, 80))
+    root = write_coco(
+        folder / "set", splits={"train2017": 4, "val2017": 4}, size=(64, 80)
+    )
     content = document(root, "train2017")
     for annotation in content["annotations"]:
         if not keep(annotation):
@@ -189,15 +238,21 @@ def test_masks_that_no_box_has_are_a_mistake(tmp_path: Path, console: Any) -> No
     # which is not trained on
     root = without_segmentation(tmp_path, lambda annotation: annotation["iscrowd"] == 1)
     masks, boxes = "maskrcnn_resnet50_fpn_v2", "fasterrcnn_resnet50_fpn_v2"
-    with pytest.raises(UserError, match=rf"^--arch {masks} .* none of the 9 boxes .* --arch {boxes} does"):
+    with pytest.raises(
+        UserError,
+        match=rf"^--arch {masks} .* none of the 9 boxes .* --arch {boxes} does",
+    ):
         kind.splits(config_of(root, arch=masks), "torchvision", console[0])
     kind.splits(config_of(root, arch=boxes), "torchvision", console[0])
     assert "warning" not in console[1].getvalue()
 
 
-def test_boxes_without_a_mask_are_left_out_of_training_masks(tmp_path: Path, console: Any) -> None:
+def test_boxes_without_a_mask_are_left_out_of_training_masks(
+    tmp_path: Path, console: Any
+) -> None:
     root = without_segmentation(
-        tmp_path, lambda annotation: annotation["category_id"] != 5 or annotation["iscrowd"] == 1
+        tmp_path,
+        lambda annotation: annotation["category_id"] != 5 or annotation["iscrowd"] == 1,
     )
     for arch, boxes in (("fasterrcnn_resnet50_fpn", 9), ("maskrcnn_resnet50_fpn", 6)):
         config = config_of(root, arch=arch, batch_size=3)
@@ -206,9 +261,14 @@ def test_boxes_without_a_mask_are_left_out_of_training_masks(tmp_path: Path, con
         train, _ = kind.tasks(config, splits, 0.0)
         (rows,) = plan.rows(0, 0)
         targets = train.targets(rows)
-        assert len(targets["boxes"]) == boxes and kind.facts(plan)["instances_per_image"] == boxes / 3
+        assert (
+            len(targets["boxes"]) == boxes
+            and kind.facts(plan)["instances_per_image"] == boxes / 3
+        )
         if boxes == 6:
-            assert targets["masks"].any(axis=(1, 2)).all() and 5 not in targets["labels"]
+            assert (
+                targets["masks"].any(axis=(1, 2)).all() and 5 not in targets["labels"]
+            )
     said = console[1].getvalue()
     assert said.count("warning") == 1
     assert (
@@ -218,15 +278,21 @@ def test_boxes_without_a_mask_are_left_out_of_training_masks(tmp_path: Path, con
 
 
 def test_run_lengths_of_nothing_are_no_mask(tmp_path: Path, console: Any) -> None:
-    root = write_coco(tmp_path / "set", splits={"train2017": 1, "val2017": 1}, size=(64, 80))
+    root = write_coco(
+        tmp_path / "set", splits={"train2017": 1, "val2017": 1}, size=(64, 80)
+    )
     content = document(root, "train2017")
     first, second, third = content["annotations"]
     first["segmentation"] = {"size": [64, 80], "counts": [64 * 80]}
     second["segmentation"] = {"size": [64, 80], "counts": [0, 64 * 80]}
     write(root, "train2017", content)
-    splits = kind.splits(config_of(root, arch="maskrcnn_resnet50_fpn"), "torchvision", console[0])
+    splits = kind.splits(
+        config_of(root, arch="maskrcnn_resnet50_fpn"), "torchvision", console[0]
+    )
     columns = splits["train"].columns
-    assert dict(zip(columns.annotation_id.tolist(), columns.usable.tolist(), strict=True)) == {
+    assert dict(
+        zip(columns.annotation_id.tolist(), columns.usable.tolist(), strict=True)
+    ) == {
         first["id"]: False,
         second["id"]: True,
         third["id"]: True,
@@ -234,22 +300,40 @@ def test_run_lengths_of_nothing_are_no_mask(tmp_path: Path, console: Any) -> Non
 
 
 @pytest.mark.parametrize("crowds", [True, False])
-def test_a_validation_without_annotations_is_said_once(tmp_path: Path, console: Any, crowds: bool) -> None:
-    root = write_coco(tmp_path / "set", splits={"train2017": 4, "val2017": 2}, size=(64, 80))
+def test_a_validation_without_annotations_is_said_once(
+    tmp_path: Path, console: Any, crowds: bool
+) -> None:
+    root = write_coco(
+        tmp_path / "set", splits={"train2017": 4, "val2017": 2}, size=(64, 80)
+    )
     content = document(root, "val2017")
-    content["annotations"] = [one for one in content["annotations"] if crowds and one["iscrowd"]]
+    content["annotations"] = [
+        one for one in content["annotations"] if crowds and one["iscrowd"]
+    ]
     write(root, "val2017", content)
     splits = kind.splits(config_of(root), "torchvision", console[0])
-    assert console[1].getvalue().count("warning: val: no image has an annotation to find, so AP is nan") == 1
+    assert (
+        console[1]
+        .getvalue()
+        .count("warning: val: no image has an annotation to find, so AP is nan")
+        == 1
+    )
     columns = splits["val"].columns
     task, rows = Detection(columns, training=False), plan_of(columns).rows(0, 0)[0]
-    assert np.isnan(measured(task, (seen_in(columns, rows), batch_of(task, rows)))["ap"])
+    assert np.isnan(
+        measured(task, (seen_in(columns, rows), batch_of(task, rows)))["ap"]
+    )
 
 
 def test_synthetic_data_will_do(console: Any) -> None:
     splits: dict[str, Split] = kind.splits(config_of(None), "synthetic", console[0])
     plan, _ = kind.plans(
-        config_of(None), splits, Native(800, (0.5,) * 3, (0.5,) * 3, 1333), seed=0, world_size=1, rank=0
+        config_of(None),
+        splits,
+        Native(800, (0.5,) * 3, (0.5,) * 3, 1333),
+        seed=0,
+        world_size=1,
+        rank=0,
     )
     told = kind.facts(plan)
     assert 5 < told["instances_per_image"] < 9 and 0 < told["padding"] < 0.1
@@ -260,13 +344,19 @@ def test_synthetic_data_will_do(console: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "points", [["right_eye", "left_eye", "nose"], ["nose", "left_eye", "right_eye", "chin"]]
+    "points",
+    [["right_eye", "left_eye", "nose"], ["nose", "left_eye", "right_eye", "chin"]],
 )
 def test_keypoints_of_validation_must_be_those_of_training(
     tmp_path: Path, console: Any, points: list[str]
 ) -> None:
-    root = write_coco(tmp_path / "set", splits={"train2017": 4, "val2017": 4}, size=(64, 80))
-    for split, names in (("train2017", ["nose", "left_eye", "right_eye"]), ("val2017", points)):
+    root = write_coco(
+        tmp_path / "set", splits={"train2017": 4, "val2017": 4}, size=(64, 80)
+    )
+    for split, names in (
+        ("train2017", ["nose", "left_eye", "right_eye"]),
+        ("val2017", points),
+    ):
         path = root / "annotations" / f"person_keypoints_{split}.json"
         told = json.loads(path.read_text())
         for category in told["categories"]:
@@ -275,9 +365,12 @@ def test_keypoints_of_validation_must_be_those_of_training(
             one["keypoints"] = [5, 5, 2] * len(names)
         path.write_text(json.dumps(told))
     with pytest.raises(
-        UserError, match="validation name other keypoints than those of training, or in another order"
+        UserError,
+        match="validation name other keypoints than those of training, or in another order",
     ):
-        kind.splits(config_of(root, arch="keypointrcnn_resnet50_fpn"), "torchvision", console[0])
+        kind.splits(
+            config_of(root, arch="keypointrcnn_resnet50_fpn"), "torchvision", console[0]
+        )
 
 
 def test_keypoints_are_scored_against_people(
@@ -285,10 +378,18 @@ def test_keypoints_are_scored_against_people(
 ) -> None:
     task = Detection(people, keypoints=True, training=False)
     batches = [
-        (seen_in(people, rows, keypoints=True), batch_of(task, rows)) for rows in plan_of(people).rows(0, 0)
+        (seen_in(people, rows, keypoints=True), batch_of(task, rows))
+        for rows in plan_of(people).rows(0, 0)
     ]
     path = tmp_path / "detections.json"
-    path.write_bytes(measured(task, *batches)["extras"]["files"]["detections_keypoints.json"])
+    path.write_bytes(
+        measured(task, *batches)["extras"]["files"]["detections_keypoints.json"]
+    )
     assert kind.score(config_of(coco_root, score=str(path)), console[0]) == 0
     said = console[1].getvalue()
-    assert "keypoint_ap " in said and "100.00%" in said and "\n  ap " not in said and os.linesep in said
+    assert (
+        "keypoint_ap " in said
+        and "100.00%" in said
+        and "\n  ap " not in said
+        and os.linesep in said
+    )

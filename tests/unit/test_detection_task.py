@@ -36,12 +36,20 @@ Columns = Any
 
 
 def plan_of(
-    columns: Columns, *, training: bool = False, batch_size: int = 4, augment: str = "flip"
+    columns: Columns,
+    *,
+    training: bool = False,
+    batch_size: int = 4,
+    augment: str = "flip",
 ) -> DetectionPlan:
     settings = build({"augment": augment})
     native = NATIVE if augment == "flip" else NATIVE._replace(longer=None)
-    policy = detection_policies(settings.augmentation, settings.detection, native)[not training]
-    return DetectionPlan(columns=columns, policy=policy, seed=1, batch_size=batch_size, training=training)
+    policy = detection_policies(settings.augmentation, settings.detection, native)[
+        not training
+    ]
+    return DetectionPlan(
+        columns=columns, policy=policy, seed=1, batch_size=batch_size, training=training
+    )
 
 
 def batch_of(task: Detection, rows: Rows, lost: Any = ()) -> Batch:
@@ -51,7 +59,9 @@ def batch_of(task: Detection, rows: Rows, lost: Any = ()) -> Batch:
     valid = rows.valid & ~np.isin(np.arange(len(rows)), lost)
     host = task.targets(rows)
     return Batch(
-        images=torch.arange(len(rows) * 3.0).reshape(-1, 3, 1, 1).expand(-1, -1, *rows.padded),
+        images=torch.arange(len(rows) * 3.0)
+        .reshape(-1, 3, 1, 1)
+        .expand(-1, -1, *rows.padded),
         sizes=torch.from_numpy(rows.sizes),
         targets={name: torch.from_numpy(value) for name, value in host.items()},
         valid=torch.from_numpy(valid),
@@ -63,15 +73,27 @@ def batch_of(task: Detection, rows: Rows, lost: Any = ()) -> Batch:
 
 
 def seen_in(
-    columns: Columns, rows: Rows, *, masks: bool = False, keypoints: bool = False, score: float = 1.0
+    columns: Columns,
+    rows: Rows,
+    *,
+    masks: bool = False,
+    keypoints: bool = False,
+    score: float = 1.0,
 ) -> list[dict[str, Any]]:
     """Detections that are right, in the batch's pixels: those of training's targets, of padding too."""
     task = Detection(columns, masks=masks, keypoints=keypoints)
-    known = replace(rows, valid=np.ones(len(rows), bool), ids=np.where(rows.ids < 0, 0, rows.ids))
-    packed = {name: torch.from_numpy(value) for name, value in task.targets(known).items()}
+    known = replace(
+        rows, valid=np.ones(len(rows), bool), ids=np.where(rows.ids < 0, 0, rows.ids)
+    )
+    packed = {
+        name: torch.from_numpy(value) for name, value in task.targets(known).items()
+    }
     found = []
     for a, b in zip(packed["offsets"][:-1], packed["offsets"][1:], strict=True):
-        own = {name: packed[name][a:b] for name in ("boxes", "labels", *(["keypoints"] if keypoints else []))}
+        own = {
+            name: packed[name][a:b]
+            for name in ("boxes", "labels", *(["keypoints"] if keypoints else []))
+        }
         own["scores"] = torch.full((len(own["labels"]),), score)
         if masks:
             own["masks"] = torch.ones(len(own["labels"]), 1, 28, 28)
@@ -79,11 +101,15 @@ def seen_in(
     return found
 
 
-def measured(task: Detection, *batches: tuple[Any, Batch], world: Any = None) -> dict[str, Any]:
+def measured(
+    task: Detection, *batches: tuple[Any, Batch], world: Any = None
+) -> dict[str, Any]:
     metric = task.metric(CPU)
     for outputs, batch in batches:
         metric.update(outputs, batch)
-    outcome = Outcome(metric.result(world or alone()), failed=[], pass_s=0.0, score_s=0.0)
+    outcome = Outcome(
+        metric.result(world or alone()), failed=[], pass_s=0.0, score_s=0.0
+    )
     return {
         name: value
         for name, value in outcome.result(cast(Any, world or alone())).items()
@@ -95,7 +121,9 @@ def figures(result: dict[str, Any]) -> dict[str, float]:
     return {name: value for name, value in result.items() if name != "extras"}
 
 
-def test_scoring_is_no_work_of_this_process(columns: Columns, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scoring_is_no_work_of_this_process(
+    columns: Columns, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_coco, "score", Mock(side_effect=ZeroDivisionError))
     later = Detection(columns, training=False).metric(CPU).result(alone())
     assert not isinstance(later, dict)
@@ -104,7 +132,10 @@ def test_scoring_is_no_work_of_this_process(columns: Columns, monkeypatch: pytes
 
 
 def test_each_image_gets_its_own_targets(columns: Columns) -> None:
-    task, rows = Detection(columns, masks=True), plan_of(columns, training=True).rows(0, 0)[0]
+    task, rows = (
+        Detection(columns, masks=True),
+        plan_of(columns, training=True).rows(0, 0)[0],
+    )
     batch = batch_of(task, rows)
     images, sizes, targets = task.inputs(batch)
     assert images is batch.images
@@ -115,7 +146,9 @@ def test_each_image_gets_its_own_targets(columns: Columns) -> None:
         assert len(target["boxes"]) == len(target["labels"]) == count
         assert target["masks"].shape == (count, *rows.padded)
     for name in ("boxes", "labels", "masks"):
-        torch.testing.assert_close(torch.cat([target[name] for target in targets]), batch.targets[name])
+        torch.testing.assert_close(
+            torch.cat([target[name] for target in targets]), batch.targets[name]
+        )
 
 
 def test_validation_gets_no_targets(columns: Columns, people: Columns) -> None:
@@ -141,8 +174,13 @@ def test_what_was_not_decoded_is_left_out_of_training(columns: Columns) -> None:
         torch.testing.assert_close(target, expected)
 
 
-def test_a_batch_of_which_nothing_was_decoded_is_one_image_without_a_box(columns: Columns) -> None:
-    task, rows = Detection(columns, masks=True), plan_of(columns, training=True).rows(0, 0)[0]
+def test_a_batch_of_which_nothing_was_decoded_is_one_image_without_a_box(
+    columns: Columns,
+) -> None:
+    task, rows = (
+        Detection(columns, masks=True),
+        plan_of(columns, training=True).rows(0, 0)[0],
+    )
     images, sizes, targets = task.inputs(batch_of(task, rows, lost=range(len(rows))))
     assert len(images) == len(sizes) == len(targets) == 1
     assert {name: tuple(value.shape) for name, value in targets[0].items()} == {
@@ -152,7 +190,9 @@ def test_a_batch_of_which_nothing_was_decoded_is_one_image_without_a_box(columns
     }
 
 
-def test_boxes_whose_middle_is_cut_off_are_dropped_by_crops_alone(columns: Columns) -> None:
+def test_boxes_whose_middle_is_cut_off_are_dropped_by_crops_alone(
+    columns: Columns,
+) -> None:
     sample = int(columns.with_boxes[0])
     rows = plan_of(columns, batch_size=1).draw(0, np.array([sample]))
     box = columns.boxes[columns.annotations(sample)][0]
@@ -174,16 +214,19 @@ def test_probes_are_what_the_module_takes(people: Columns, part: Any) -> None:
     _, real_sizes, real = task.inputs(batch_of(task, rows))
     assert asked is images and sizes == [rows.padded] * 4 and len(real_sizes) == 4
     for target, expected in zip(targets, real, strict=True):
-        assert {name: (value.dtype, value.shape[1:]) for name, value in target.items()} == {
-            name: (value.dtype, value.shape[1:]) for name, value in expected.items()
-        }
+        assert {
+            name: (value.dtype, value.shape[1:]) for name, value in target.items()
+        } == {name: (value.dtype, value.shape[1:]) for name, value in expected.items()}
         assert len(target["boxes"]) == 1
     assert Detection(people, training=False, **part).probe(images)[2] is None
 
 
 def test_losses_are_the_sum_where_valid(columns: Columns) -> None:
     task, rows = Detection(columns), plan_of(columns, training=True).rows(0, 0)[0]
-    outputs = {"a": torch.tensor(1.5, dtype=torch.float16, requires_grad=True), "b": torch.tensor(0.25)}
+    outputs = {
+        "a": torch.tensor(1.5, dtype=torch.float16, requires_grad=True),
+        "b": torch.tensor(0.25),
+    }
     losses = task.losses(outputs, batch_of(task, rows, lost=[2]))
     assert losses.dtype == torch.float32 and losses.tolist() == [1.75, 1.75, 0.0, 1.75]
     losses.sum().backward()
@@ -191,20 +234,27 @@ def test_losses_are_the_sum_where_valid(columns: Columns) -> None:
     assert task.losses(outputs, batch_of(task, rows, lost=range(4))).sum() == 0
 
 
-def test_an_image_of_whose_output_a_part_is_no_number_has_found_nothing(columns: Columns) -> None:
+def test_an_image_of_whose_output_a_part_is_no_number_has_found_nothing(
+    columns: Columns,
+) -> None:
     task = Detection(columns, training=False)
     plan = plan_of(columns)
     whole = [(seen_in(columns, rows), batch_of(task, rows)) for rows in plan.rows(0, 0)]
     right = measured(task, *whole)
     assert right["ap"] == right["ap75"] == right["ar100"] == pytest.approx(1)
     assert (right["samples"], right["outputs_not_finite"]) == (COCO_IMAGES, 0)
-    assert right["detections"] == int(columns.usable.sum()) and (whole[-1][1].ids < 0).any()
+    assert (
+        right["detections"] == int(columns.usable.sum())
+        and (whole[-1][1].ids < 0).any()
+    )
     assert not any(name.startswith(("mask", "keypoint")) for name in right)
     outputs, _ = whole[0]
     kept = [place for place in range(2) if len(outputs[place]["scores"])]
     assert kept == [0, 1]
     outputs[0]["scores"][0] = math.nan
-    outputs[1]["finite"] = torch.tensor(False)  # its head was no number, and what is left of it looks well
+    outputs[1]["finite"] = torch.tensor(
+        False
+    )  # its head was no number, and what is left of it looks well
     found = measured(task, *whole)
     lost = sum(len(outputs[place]["scores"]) for place in kept)
     assert found["outputs_not_finite"] == 2 and found["samples"] == COCO_IMAGES
@@ -220,7 +270,8 @@ def test_masks_are_pasted_into_their_boxes(columns: Columns) -> None:
     """Full ones are right for rectangles, and not for triangles."""
     task = Detection(columns, masks=True, training=False)
     batches = [
-        (seen_in(columns, rows, masks=True), batch_of(task, rows)) for rows in plan_of(columns).rows(0, 0)
+        (seen_in(columns, rows, masks=True), batch_of(task, rows))
+        for rows in plan_of(columns).rows(0, 0)
     ]
     result = measured(task, *batches)
     assert result["ap"] == pytest.approx(1)
@@ -229,7 +280,11 @@ def test_masks_are_pasted_into_their_boxes(columns: Columns) -> None:
         for name, value in result["extras"]["scalars"].items()
         if "mask" in name
     }
-    assert by_class["box"] > 0.9 and by_class["person"] > 0.9 and by_class["triangle"] < 0.5
+    assert (
+        by_class["box"] > 0.9
+        and by_class["person"] > 0.9
+        and by_class["triangle"] < 0.5
+    )
     found = json.loads(result["extras"]["files"]["detections_masks.json"])
     sides = np.stack([columns.height, columns.width], axis=1).tolist()
     sizes = dict(zip(columns.image_id.tolist(), sides, strict=True))
@@ -240,14 +295,16 @@ def test_masks_are_pasted_into_their_boxes(columns: Columns) -> None:
 def test_keypoints_go_back_to_the_image(people: Columns) -> None:
     task = Detection(people, keypoints=True, training=False)
     batches = [
-        (seen_in(people, rows, keypoints=True), batch_of(task, rows)) for rows in plan_of(people).rows(0, 0)
+        (seen_in(people, rows, keypoints=True), batch_of(task, rows))
+        for rows in plan_of(people).rows(0, 0)
     ]
     result = measured(task, *batches)
     assert result["ap"] == pytest.approx(1) and result["keypoint_ap"] == result[
         "keypoint_ar75"
     ] == pytest.approx(1)
     moved = [
-        ([{**one, "keypoints": one["keypoints"] + 9} for one in outputs], batch) for outputs, batch in batches
+        ([{**one, "keypoints": one["keypoints"] + 9} for one in outputs], batch)
+        for outputs, batch in batches
     ]
     assert measured(task, *moved)["keypoint_ap"] < 0.5
 
@@ -268,7 +325,9 @@ def noisy(columns: Columns, rows: Rows, **parts: bool) -> list[dict[str, Any]]:
     for sample, own in zip(rows.ids.tolist(), found, strict=True):
         rng = torch.Generator().manual_seed(max(sample, 0))
         own["boxes"] = own["boxes"] + 6 * torch.randn(own["boxes"].shape, generator=rng)
-        own["scores"] = torch.rand(len(own["scores"]), generator=rng).mul(4).round().div(4)
+        own["scores"] = (
+            torch.rand(len(own["scores"]), generator=rng).mul(4).round().div(4)
+        )
     return found
 
 
@@ -276,7 +335,10 @@ def as_stored(columns: Columns, order: Any, batch_size: int) -> dict[str, Any]:
     """Score images as large as they are stored: resized, the last bit of a box depends on the size of the
     others.
     """
-    task, plan = Detection(columns, training=False), plan_of(columns, batch_size=batch_size)
+    task, plan = (
+        Detection(columns, training=False),
+        plan_of(columns, batch_size=batch_size),
+    )
     rows = [
         plan.draw(0, np.array(order[first : first + batch_size]))
         for first in range(0, COCO_IMAGES, batch_size)
@@ -291,7 +353,9 @@ def one_by_one(columns: Columns) -> dict[str, Any]:
 
 
 @settings(max_examples=6)
-@given(order=st.permutations(range(COCO_IMAGES)), batch_size=st.integers(2, COCO_IMAGES))
+@given(
+    order=st.permutations(range(COCO_IMAGES)), batch_size=st.integers(2, COCO_IMAGES)
+)
 def test_neither_order_nor_batches_change_a_bit(
     columns: Columns, one_by_one: Any, order: list[int], batch_size: int
 ) -> None:
@@ -320,7 +384,10 @@ def test_what_was_not_decoded_is_not_detected(columns: Columns) -> None:
     lost = int(np.argmax(np.diff(columns.annotation_offsets)[rows.ids]))
     result = measured(task, (seen_in(columns, rows), batch_of(task, rows, lost=[lost])))
     assert result["samples"] == COCO_IMAGES - 1 and result["ap"] < 1
-    images = {one["image_id"] for one in json.loads(result["extras"]["files"]["detections.json"])}
+    images = {
+        one["image_id"]
+        for one in json.loads(result["extras"]["files"]["detections.json"])
+    }
     assert columns.image_id[rows.ids[lost]] not in images
 
 
@@ -333,12 +400,19 @@ def test_classes_that_are_no_category_are_left_out(columns: Columns) -> None:
     )
     task, rows = Detection(columns, training=False), plan_of(columns).rows(0, 0)[0]
     assert columns.classes[12] == "N/A"
-    found = [{**own, "labels": torch.full_like(own["labels"], 12)} for own in seen_in(columns, rows)]
+    found = [
+        {**own, "labels": torch.full_like(own["labels"], 12)}
+        for own in seen_in(columns, rows)
+    ]
     assert measured(task, (found, batch_of(task, rows)))["detections"] == 0
 
 
 def test_nothing_found_at_all(columns: Columns, people: Columns) -> None:
-    none = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64), "scores": torch.zeros(0)}
+    none = {
+        "boxes": torch.zeros(0, 4),
+        "labels": torch.zeros(0, dtype=torch.int64),
+        "scores": torch.zeros(0),
+    }
     for task, own in (
         (Detection(columns, masks=True, training=False), columns),
         (Detection(people, keypoints=True, training=False), people),
@@ -351,15 +425,36 @@ def test_nothing_found_at_all(columns: Columns, people: Columns) -> None:
 
 
 @settings(max_examples=60)
-@given(seed=st.integers(0, 2**32), height=st.integers(1, 40), width=st.integers(1, 40), wide=st.floats(0, 40))
-def test_masks_are_torchvisions_and_pycocotools(seed: int, height: int, width: int, wide: float) -> None:
+@given(
+    seed=st.integers(0, 2**32),
+    height=st.integers(1, 40),
+    width=st.integers(1, 40),
+    wide=st.floats(0, 40),
+)
+def test_masks_are_torchvisions_and_pycocotools(
+    seed: int, height: int, width: int, wide: float
+) -> None:
     rng = np.random.default_rng(seed)
-    masks = torch.from_numpy(rng.random((4, 1, 7, 7)).round(int(rng.integers(2)))).float()
+    masks = torch.from_numpy(
+        rng.random((4, 1, 7, 7)).round(int(rng.integers(2)))
+    ).float()
     masks[0] = 1
-    corner, size = rng.uniform(-0.2, 1, (4, 2)) * [width, height], rng.uniform(0, 1, (4, 2)) * wide
+    corner, size = (
+        rng.uniform(-0.2, 1, (4, 2)) * [width, height],
+        rng.uniform(0, 1, (4, 2)) * wide,
+    )
     limits = np.tile([width, height], 2)
-    boxes = np.clip(np.concatenate([corner, corner + size], axis=1), 0, limits).astype(np.float64)
+    boxes = np.clip(np.concatenate([corner, corner + size], axis=1), 0, limits).astype(
+        np.float64
+    )
     boxes[1] = [0, 0, width, height]
-    pasted = paste_masks_in_image(masks, torch.from_numpy(boxes).float(), (height, width))[:, 0] > 0.5
-    expected = coder.encode(np.asfortranarray(pasted.permute(1, 2, 0).to(torch.uint8).numpy()))
+    pasted = (
+        paste_masks_in_image(masks, torch.from_numpy(boxes).float(), (height, width))[
+            :, 0
+        ]
+        > 0.5
+    )
+    expected = coder.encode(
+        np.asfortranarray(pasted.permute(1, 2, 0).to(torch.uint8).numpy())
+    )
     assert encoded(masks, boxes, height, width) == expected

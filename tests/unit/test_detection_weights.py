@@ -12,7 +12,15 @@ import torch
 import torchvision
 from torch import nn
 from torchvision.models._api import WeightsEnum
-from torchvision.models.detection import faster_rcnn, fcos, keypoint_rcnn, mask_rcnn, retinanet, ssd, ssdlite
+from torchvision.models.detection import (
+    faster_rcnn,
+    fcos,
+    keypoint_rcnn,
+    mask_rcnn,
+    retinanet,
+    ssd,
+    ssdlite,
+)
 from torchvision.ops.misc import FrozenBatchNorm2d
 
 from models import Unusable
@@ -53,14 +61,21 @@ def frozen(module: nn.Module) -> tuple[set[str], dict[str, tuple[type, float]]]:
         if isinstance(one, FrozenBatchNorm2d | nn.BatchNorm2d)
     }
     kinds = {
-        name: (FrozenBatchNorm2d if isinstance(one, FrozenBatchNorm2d) else nn.BatchNorm2d, one.eps)
+        name: (
+            FrozenBatchNorm2d if isinstance(one, FrozenBatchNorm2d) else nn.BatchNorm2d,
+            one.eps,
+        )
         for name, one in norms.items()
     }
-    return {name for name, one in module.named_parameters() if not one.requires_grad}, kinds
+    return {
+        name for name, one in module.named_parameters() if not one.requires_grad
+    }, kinds
 
 
 @pytest.mark.parametrize("arch", TORCHVISION)
-def test_the_same_layers_are_frozen_as_in_torchvision(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_layers_are_frozen_as_in_torchvision(
+    arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     classifier = _backbone(arch)
     with torch.device("meta"):
         states = {
@@ -69,9 +84,13 @@ def test_the_same_layers_are_frozen_as_in_torchvision(arch: str, monkeypatch: py
         }
     if arch == "keypointrcnn_resnet50_fpn":
         with torch.device("meta"):
-            states["COCO"] = stock_of(arch, num_classes=2, num_keypoints=17).state_dict()
+            states["COCO"] = stock_of(
+                arch, num_classes=2, num_keypoints=17
+            ).state_dict()
     monkeypatch.setattr(
-        WeightsEnum, "get_state_dict", lambda self, **_: dict(states[self.name.split("_")[0]])
+        WeightsEnum,
+        "get_state_dict",
+        lambda self, **_: dict(states[self.name.split("_")[0]]),
     )
     name = "IMAGENET1K_FEATURES" if classifier == "vgg16" else "IMAGENET1K_V1"
     backbone = torchvision.models.get_model_weights(classifier)[name]
@@ -82,7 +101,9 @@ def test_the_same_layers_are_frozen_as_in_torchvision(arch: str, monkeypatch: py
         else (None,)
     ):
         with torch.device("meta"):
-            wanted = stock_of(arch, weights_backbone=backbone, trainable_backbone_layers=trained)
+            wanted = stock_of(
+                arch, weights_backbone=backbone, trainable_backbone_layers=trained
+            )
         got = outline(arch, weights_backbone=name, trainable_layers=trained)
         assert frozen(got) == frozen(wanted), trained
         assert got.state_dict().keys() == wanted.state_dict().keys()
@@ -102,13 +123,25 @@ def test_the_same_layers_are_frozen_as_in_torchvision(arch: str, monkeypatch: py
 
 
 @pytest.mark.parametrize("arch", TORCHVISION)
-def test_each_tensor_of_the_trunk_has_its_place(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_tensor_of_the_trunk_has_its_place(
+    arch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with torch.device("meta"):
         classifier = torchvision.models.get_model(_backbone(arch))
-        for module in (faster_rcnn, fcos, keypoint_rcnn, mask_rcnn, retinanet, ssd, ssdlite):
+        for module in (
+            faster_rcnn,
+            fcos,
+            keypoint_rcnn,
+            mask_rcnn,
+            retinanet,
+            ssd,
+            ssdlite,
+        ):
             if hasattr(module, _backbone(arch)):
                 monkeypatch.setattr(module, _backbone(arch), lambda **_: classifier)
-        theirs = {id(one): name for name, one in classifier.state_dict(keep_vars=True).items()}
+        theirs = {
+            id(one): name for name, one in classifier.state_dict(keep_vars=True).items()
+        }
         kept = {
             theirs[id(one)]: name
             for name, one in stock_of(arch).state_dict(keep_vars=True).items()
@@ -127,9 +160,16 @@ def test_backbone_from_a_file(tmp_path: Path) -> None:
     path = save(tmp_path / "mobilenet.pt", {"model": state})
     module, new = made("ssdlite320_mobilenet_v3_large", weights_backbone=path)
     own = module.state_dict()
-    assert new.anew == [] and torch.equal(own["backbone.features.0.0.0.weight"], state["features.0.0.weight"])
-    assert torch.equal(own["backbone.features.1.3.1.running_var"], state["features.16.1.running_var"])
-    again, new = made("ssdlite320_mobilenet_v3_large", weights=save(tmp_path / "ours.pt", {"model": own}))
+    assert new.anew == [] and torch.equal(
+        own["backbone.features.0.0.0.weight"], state["features.0.0.weight"]
+    )
+    assert torch.equal(
+        own["backbone.features.1.3.1.running_var"], state["features.16.1.running_var"]
+    )
+    again, new = made(
+        "ssdlite320_mobilenet_v3_large",
+        weights=save(tmp_path / "ours.pt", {"model": own}),
+    )
     assert new.anew == [] and alike(again.state_dict(), own)
 
 
@@ -143,7 +183,11 @@ def test_heads_of_other_classes_start_anew(tmp_path: Path) -> None:
         for layer in ("cls_score", "bbox_pred")
         for part in ("weight", "bias")
     ]
-    kept = {name: value for name, value in other.state_dict().items() if name not in new.anew}
+    kept = {
+        name: value
+        for name, value in other.state_dict().items()
+        if name not in new.anew
+    }
     assert alike(kept, state_of(SMALL))
 
 
@@ -160,7 +204,10 @@ def test_heads_of_other_classes_start_anew(tmp_path: Path) -> None:
         ),
         ("retinanet_resnet50_fpn_v2", {"head.classification_head.cls_logits"}),
         ("fcos_resnet50_fpn", {"head.classification_head.cls_logits"}),
-        ("ssd300_vgg16", {f"head.classification_head.module_list.{level}" for level in range(6)}),
+        (
+            "ssd300_vgg16",
+            {f"head.classification_head.module_list.{level}" for level in range(6)},
+        ),
         (
             "ssdlite320_mobilenet_v3_large",
             {f"head.classification_head.module_list.{level}.1" for level in range(6)},
@@ -183,7 +230,9 @@ def test_other_keypoints_start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
         state = stock_of("keypointrcnn_resnet50_fpn", num_keypoints=9).state_dict()
         monkeypatch.setattr("models.detection.read", lambda *_: Weights(state=state))
         _, new = made("keypointrcnn_resnet50_fpn", weights="some.pt")
-    assert new.anew and all(name.startswith("roi_heads.keypoint_predictor.") for name in new.anew)
+    assert new.anew and all(
+        name.startswith("roi_heads.keypoint_predictor.") for name in new.anew
+    )
 
 
 def test_names_of_the_time_of_publication_load(tmp_path: Path) -> None:
@@ -213,17 +262,26 @@ def test_published_norms_without_eps_keep_their_meaning(
     }
     for value in variances.values():
         value[0] = 5e-45  # dead: a scale of 1e22 in fp32, which fp16 does not have
-    published = torchvision.models.get_model_weights(SMALL)["COCO_V1"].url.rpartition("/")[2]
+    published = torchvision.models.get_model_weights(SMALL)["COCO_V1"].url.rpartition(
+        "/"
+    )[2]
     for file, eps in ((published, 0.0), ("mine.pt", 1e-5)):
         module, _ = made(SMALL, weights=save(tmp_path / file, state | variances))
         norms: dict[str, Any] = {
-            name: one for name, one in module.named_modules() if isinstance(one, _FrozenNorm)
+            name: one
+            for name, one in module.named_modules()
+            if isinstance(one, _FrozenNorm)
         }
-        assert len(norms) == len(variances) and all(one.eps == 1e-5 for one in norms.values())
+        assert len(norms) == len(variances) and all(
+            one.eps == 1e-5 for one in norms.values()
+        )
         for name, norm in norms.items():
             scale = (norm.running_var + norm.eps).rsqrt()
             torch.testing.assert_close(
-                scale[1:], (variances[f"{name}.running_var"][1:] + eps).rsqrt(), rtol=1e-5, atol=0
+                scale[1:],
+                (variances[f"{name}.running_var"][1:] + eps).rsqrt(),
+                rtol=1e-5,
+                atol=0,
             )
             assert scale[0] < torch.finfo(torch.float16).max
 
@@ -246,13 +304,21 @@ def test_published_norms_without_eps_keep_their_meaning(
             {"weights": "DEFAULT", "weights_backbone": "DEFAULT"},
             "--weights DEFAULT has a backbone already; give either",
         ),
-        (SMALL, {"trainable_layers": 7}, "--trainable-layers got 7; .* has 6 stages: 0 to 6"),
+        (
+            SMALL,
+            {"trainable_layers": 7},
+            "--trainable-layers got 7; .* has 6 stages: 0 to 6",
+        ),
         (
             "retinanet_resnet50_fpn",
             {"trainable_layers": -1},
             "--trainable-layers got -1; .* has 5 stages: 0 to 5",
         ),
-        (SMALL, {"trainable_layers": 2}, "--trainable-layers 2 needs --weights or --weights-backbone"),
+        (
+            SMALL,
+            {"trainable_layers": 2},
+            "--trainable-layers 2 needs --weights or --weights-backbone",
+        ),
         (
             "keypointrcnn_resnet50_fpn",
             {"keypoints": 0},
@@ -268,7 +334,11 @@ def test_published_norms_without_eps_keep_their_meaning(
             {"weights_backbone": "DEFAULT"},
             "--weights-backbone DEFAULT: the backbone of --arch fcos_tiny is no classifier's",
         ),
-        ("fcos_tiny", {"trainable_layers": 3}, "--trainable-layers 3: the backbone of --arch fcos_tiny"),
+        (
+            "fcos_tiny",
+            {"trainable_layers": 3},
+            "--trainable-layers 3: the backbone of --arch fcos_tiny",
+        ),
         (
             "ssd300_vgg16",
             {"shape": (2, 3, 512, 512)},
@@ -283,7 +353,11 @@ def test_published_norms_without_eps_keep_their_meaning(
 )
 def test_misuse_gets_one_line(arch: str, chosen: dict[str, Any], said: str) -> None:
     with torch.device("meta"), pytest.raises(Unusable, match=said) as caught:
-        build(arch, **dict[str, Any](classes=CLASSES, shape=shape_of(arch), keypoints=KEYPOINTS) | chosen)
+        build(
+            arch,
+            **dict[str, Any](classes=CLASSES, shape=shape_of(arch), keypoints=KEYPOINTS)
+            | chosen,
+        )
     assert "\n" not in str(caught.value)
 
 
@@ -293,22 +367,27 @@ def test_files_that_do_not_fit_get_one_line(tmp_path: Path) -> None:
     cases = {
         f"has no '{name}'": {key: value for key, value in state.items() if key != name},
         "has an extra 'stray.weight'": state | {"stray.weight": torch.zeros(1)},
-        f"'{name}' is \\(2,\\) there, \\(256, 256, 3, 3\\) here": state | {name: torch.zeros(2)},
+        f"'{name}' is \\(2,\\) there, \\(256, 256, 3, 3\\) here": state
+        | {name: torch.zeros(2)},
     }
     for said, content in cases.items():
         path = save(tmp_path / "odd.pt", content)
         with pytest.raises(Unusable, match=said) as caught:
             made(SMALL, weights=path)
-        assert "\n" not in str(caught.value) and f"--weights {path} does not fit --arch {SMALL}" in str(
+        assert "\n" not in str(
             caught.value
-        )
+        ) and f"--weights {path} does not fit --arch {SMALL}" in str(caught.value)
     with torch.device("meta"):
         trunk = {
             key: torch.empty(value.shape, device="cpu")
             for key, value in torchvision.models.resnet18().state_dict().items()
         }
-    with pytest.raises(Unusable, match="is not resnet50's, as --arch fcos_resnet50_fpn needs: '") as caught:
-        outline("fcos_resnet50_fpn", weights_backbone=save(tmp_path / "resnet18.pt", trunk))
+    with pytest.raises(
+        Unusable, match="is not resnet50's, as --arch fcos_resnet50_fpn needs: '"
+    ) as caught:
+        outline(
+            "fcos_resnet50_fpn", weights_backbone=save(tmp_path / "resnet18.pt", trunk)
+        )
     assert "\n" not in str(caught.value)
     with pytest.raises(Unusable, match=r"--weights-backbone .* holds no state dict"):
         outline(SMALL, weights_backbone=save(tmp_path / "list.pt", [1]))

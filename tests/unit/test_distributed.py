@@ -43,7 +43,9 @@ def work(world: ProcessWorld) -> dict[str, Any]:
     found: dict[str, Any] = {"rank": world.rank}
     vote = Vote(world)
     found["votes"] = [
-        vote.exchange(stop=world.rank == 1 and k == STOP_AT, save=world.rank == 0 and k == SAVE_AT)
+        vote.exchange(
+            stop=world.rank == 1 and k == STOP_AT, save=world.rank == 0 and k == SAVE_AT
+        )
         for k in range(8)
     ]
     found["drained"] = vote.drain()
@@ -59,7 +61,9 @@ def work(world: ProcessWorld) -> dict[str, Any]:
 
     world.agree({"arch": "a", "manifest": "m"})
     try:
-        world.agree({"arch": "a", "classes": ["x"] * 1000, "manifest": f"m{world.rank // 2}"})
+        world.agree(
+            {"arch": "a", "classes": ["x"] * 1000, "manifest": f"m{world.rank // 2}"}
+        )
         found["agree"] = "agreed"
     except UserError as mistake:
         found["agree"] = str(mistake)
@@ -80,9 +84,17 @@ def train(world: ProcessWorld) -> dict[str, Any]:
     step.module = world.wrap(net, compiled=False)
     outcomes = []
     for k, counted in enumerate(VALID):
-        micro = [batch_of(10 * k + m, counted[m]) for m in range(world.rank, len(counted), world.size)]
-        outcomes.append(step(iter(micro), lr=0.1, epoch=0, position=k, want_norm=True).tolist())
-    return {"outcomes": outcomes, "weights": [p.detach().numpy() for p in net.parameters()]}
+        micro = [
+            batch_of(10 * k + m, counted[m])
+            for m in range(world.rank, len(counted), world.size)
+        ]
+        outcomes.append(
+            step(iter(micro), lr=0.1, epoch=0, position=k, want_norm=True).tolist()
+        )
+    return {
+        "outcomes": outcomes,
+        "weights": [p.detach().numpy() for p in net.parameters()],
+    }
 
 
 def main(size: int, results: Path) -> None:
@@ -116,7 +128,9 @@ def run(size: int, folder: Path, runner: Runner) -> list[dict[str, Any]]:
         f"main({size}, pathlib.Path({str(folder)!r}))"
     )
     runner.python("-c", code, env=common).done()
-    return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(size)]
+    return [
+        pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(size)
+    ]
 
 
 @pytest.fixture(scope="module", params=[2, 3])
@@ -131,33 +145,47 @@ def ranks(
     return run(request.param, folder, Runner(folder, environment, zygote))
 
 
-def test_a_flag_of_any_rank_is_seen_by_all_one_step_later(ranks: list[dict[str, Any]]) -> None:
+def test_a_flag_of_any_rank_is_seen_by_all_one_step_later(
+    ranks: list[dict[str, Any]],
+) -> None:
     for found in ranks:
         assert found["votes"] == [
-            {**NOTHING, "stop": k == STOP_AT + 1, "save": k == SAVE_AT + 1} for k in range(8)
+            {**NOTHING, "stop": k == STOP_AT + 1, "save": k == SAVE_AT + 1}
+            for k in range(8)
         ]
         assert found["drained"] == NOTHING
         assert found["drained raised"] == {**NOTHING, "window": True}
 
 
-def test_integers_are_summed_exactly_and_the_own_array_is_left_alone(ranks: list[dict[str, Any]]) -> None:
+def test_integers_are_summed_exactly_and_the_own_array_is_left_alone(
+    ranks: list[dict[str, Any]],
+) -> None:
     size = len(ranks)
     for found in ranks:
         assert found["sum"] == [size * HUGE, -size, sum(range(size))]
-        assert found["sum of floats"] == [size * 1.0, size * 2.0] and found["own array"] == [1.0, 2.0]
+        assert found["sum of floats"] == [size * 1.0, size * 2.0] and found[
+            "own array"
+        ] == [1.0, 2.0]
 
 
 def test_gather_is_in_rank_order_on_every_rank(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
-        assert found["gather"] == [{"rank": rank, "bytes": bytes(rank)} for rank in range(len(ranks))]
+        assert found["gather"] == [
+            {"rank": rank, "bytes": bytes(rank)} for rank in range(len(ranks))
+        ]
 
 
-def test_every_rank_learns_that_one_sees_other_data_and_what(ranks: list[dict[str, Any]]) -> None:
+def test_every_rank_learns_that_one_sees_other_data_and_what(
+    ranks: list[dict[str, Any]],
+) -> None:
     for found in ranks:
         if len(ranks) == 2:
             assert found["agree"] == "agreed"
         else:
-            assert "manifest is m0 on rank 0, m1 on rank 2" in found["agree"] and "\n" not in found["agree"]
+            assert (
+                "manifest is m0 on rank 0, m1 on rank 2" in found["agree"]
+                and "\n" not in found["agree"]
+            )
             assert "classes" not in found["agree"], "which are alike"
 
 
@@ -165,10 +193,14 @@ def test_statistics_are_rank_0s(ranks: list[dict[str, Any]]) -> None:
     norm = nn.BatchNorm1d(2)
     norm(torch.zeros(4, 2) + torch.arange(4.0)[:, None])
     for found in ranks:
-        assert found["buffers"] == {name: buffer.tolist() for name, buffer in norm.named_buffers()}
+        assert found["buffers"] == {
+            name: buffer.tolist() for name, buffer in norm.named_buffers()
+        }
 
 
-def test_training_on_several_ranks_is_training_on_one(ranks: list[dict[str, Any]]) -> None:
+def test_training_on_several_ranks_is_training_on_one(
+    ranks: list[dict[str, Any]],
+) -> None:
     size = len(ranks)
     used = len(VALID[0]) // size * size
     net = Net()
@@ -184,20 +216,31 @@ def test_training_on_several_ranks_is_training_on_one(ranks: list[dict[str, Any]
         outcomes = [found["training"]["outcomes"][k] for found in ranks]
         assert sum(outcome[0] for outcome in outcomes) == pytest.approx(loss, rel=1e-4)
         assert sum(outcome[1] for outcome in outcomes) == valid
-        assert [outcome[2] for outcome in outcomes] == [pytest.approx(norm, rel=1e-3)] * size
+        assert [outcome[2] for outcome in outcomes] == [
+            pytest.approx(norm, rel=1e-3)
+        ] * size
     for found in ranks:
         other = Net()
         with torch.no_grad():
-            for p, value in zip(other.parameters(), found["training"]["weights"], strict=True):
+            for p, value in zip(
+                other.parameters(), found["training"]["weights"], strict=True
+            ):
                 p.copy_(torch.from_numpy(value))
         assert_alike(other, net)
-        for mine, first in zip(found["training"]["weights"], ranks[0]["training"]["weights"], strict=True):
+        for mine, first in zip(
+            found["training"]["weights"], ranks[0]["training"]["weights"], strict=True
+        ):
             assert (mine == first).all()
 
 
-@pytest.mark.parametrize(("rank", "waited"), [(0, []), (1, [distributed.ALONE_AFTER_S])])
+@pytest.mark.parametrize(
+    ("rank", "waited"), [(0, []), (1, [distributed.ALONE_AFTER_S])]
+)
 def test_a_mistake_is_said_by_rank_0_or_by_who_is_still_there(
-    rank: int, waited: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    rank: int,
+    waited: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("RANK", str(rank))
     slept: list[float] = []
@@ -230,12 +273,24 @@ print(device.type, connections, torch.get_num_threads(), cores(), policy, regist
 """
 
 
-OURS = ("CUDA_", "GLIBC_", "GOMP_", "KMP_", "MALLOC_", "OMP_", "LOCAL_", "NCCL_", "PYTORCH_")
+OURS = (
+    "CUDA_",
+    "GLIBC_",
+    "GOMP_",
+    "KMP_",
+    "MALLOC_",
+    "OMP_",
+    "LOCAL_",
+    "NCCL_",
+    "PYTORCH_",
+)
 """How the names of variables begin that decide what a process is given."""
 
 
 def printed(program: str, **environment: str) -> list[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+    clean = {
+        name: value for name, value in os.environ.items() if not name.startswith(OURS)
+    }
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=ROOT,
@@ -252,7 +307,9 @@ def prepared(**environment: str) -> list[str]:
 
 
 def test_a_process_is_prepared_before_cuda_starts() -> None:
-    device, connections, threads, room, policy, _, allocator = prepared(OMP_NUM_THREADS="1")
+    device, connections, threads, room, policy, _, allocator = prepared(
+        OMP_NUM_THREADS="1"
+    )
     assert (device, connections, policy) == ("cpu", "32", "ACTIVE:1000:1")
     assert allocator == "expandable_segments:True"
     assert int(threads) == max(1, int(float(room))), (
@@ -273,7 +330,8 @@ def test_what_the_user_has_set_stays_and_ranks_share_the_cores() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("PYTORCH_ALLOC_CONF", "backend:native"), ("PYTORCH_CUDA_ALLOC_CONF", "-")]
+    ("name", "expected"),
+    [("PYTORCH_ALLOC_CONF", "backend:native"), ("PYTORCH_CUDA_ALLOC_CONF", "-")],
 )
 def test_an_allocator_that_the_user_has_set_up_stays(name: str, expected: str) -> None:
     assert prepared(**{name: "backend:native"})[-2:] == ["-", expected]
@@ -283,7 +341,12 @@ def test_an_allocator_that_the_user_has_set_up_stays(name: str, expected: str) -
     ("given", "expected"),
     [
         ({}, "0"),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128,expandable_segments:True"}, "0"),
+        (
+            {
+                "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128,expandable_segments:True"
+            },
+            "0",
+        ),
         ({"NCCL_GRAPH_REGISTER": "1"}, "1"),
     ],
 )
@@ -307,9 +370,13 @@ print(sorted(faults)[len(faults) // 2])
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="no glibc")
 @pytest.mark.parametrize(
-    ("given", "kept"), [({}, True), ({"MALLOC_MMAP_THRESHOLD_": "131072"}, False)], ids=["ours", "the user's"]
+    ("given", "kept"),
+    [({}, True), ({"MALLOC_MMAP_THRESHOLD_": "131072"}, False)],
+    ids=["ours", "the user's"],
 )
-def test_memory_that_a_step_frees_is_kept_for_the_next(given: dict[str, str], kept: bool) -> None:
+def test_memory_that_a_step_frees_is_kept_for_the_next(
+    given: dict[str, str], kept: bool
+) -> None:
     (faults,) = printed(FAULTS, **given)
     assert (int(faults) < 1000) is kept
 
@@ -326,7 +393,10 @@ def test_memory_that_a_step_frees_is_kept_for_the_next(given: dict[str, str], ke
     ],
 )
 def test_cores_respect_the_containers_quota(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: float
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    files: dict[str, str],
+    expected: float,
 ) -> None:
     monkeypatch.setattr(resources, "CGROUP", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
@@ -337,12 +407,21 @@ def test_cores_respect_the_containers_quota(
     world = ProcessWorld(CPU)
     assert world.workers(None) == max(1, int(expected) - 1)
     world.local_size = 3
-    assert world.workers(None) == (1 if expected < 6 else max(1, int(expected) // 3 - 1))
+    assert world.workers(None) == (
+        1 if expected < 6 else max(1, int(expected) // 3 - 1)
+    )
 
 
 @pytest.mark.parametrize(
     ("count", "gpu", "expected"),
-    [(1.0, True, 1), (2.0, True, 2), (2.0, False, 1), (2.9, True, 2), (3.0, True, 2), (16.0, True, 15)],
+    [
+        (1.0, True, 1),
+        (2.0, True, 2),
+        (2.0, False, 1),
+        (2.9, True, 2),
+        (3.0, True, 2),
+        (16.0, True, 15),
+    ],
 )
 def test_with_two_cores_a_gpu_has_both(
     monkeypatch: pytest.MonkeyPatch, count: float, gpu: bool, expected: int
@@ -383,6 +462,7 @@ def test_workers_as_asked_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None
         world = ProcessWorld(CPU)
         assert [world.workers(asked) for asked in (0, 1, most)] == [0, 1, most]
         with pytest.raises(
-            UserError, match=f"--workers {most + 1}: at most {most} a rank on {count:.0f} cores"
+            UserError,
+            match=f"--workers {most + 1}: at most {most} a rank on {count:.0f} cores",
         ):
             world.workers(most + 1)

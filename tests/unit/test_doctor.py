@@ -45,7 +45,9 @@ from scripts._probes import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-H200 = Driver(names=("NVIDIA H200",) * 2, version="580.159.04", cuda=(13, 0), compute_modes=(0, 0))
+H200 = Driver(
+    names=("NVIDIA H200",) * 2, version="580.159.04", cuda=(13, 0), compute_modes=(0, 0)
+)
 ONE = ["NVIDIA H200, 140 GiB"]
 SLICE = ["NVIDIA H200 MIG 1g.18gb, 16 GiB"]
 DALI = {"nvidia-dali-cuda120": "2.4.0"}
@@ -67,8 +69,12 @@ MOUNTS = [
 def readings() -> dict[str, list[Row]]:
     """Return rows by a pattern of their state and consequence."""
     return {
-        "absent .*docker run --gpus all": [judge_gpu(Driver(), [], "RuntimeError: no driver", "13.2")],
-        "ok one rank each: torchrun --nproc-per-node 2$": [judge_gpu(H200, ONE * 2, "", "13.0")],
+        "absent .*docker run --gpus all": [
+            judge_gpu(Driver(), [], "RuntimeError: no driver", "13.2")
+        ],
+        "ok one rank each: torchrun --nproc-per-node 2$": [
+            judge_gpu(H200, ONE * 2, "", "13.0")
+        ],
         "ok .* --nproc-per-node 1$": [judge_gpu(Driver(), ONE, "", "13.0")],
         "ok .*1 of 2 are visible": [
             judge_gpu(nvml, ONE, "", "13.0")
@@ -87,20 +93,32 @@ def readings() -> dict[str, list[Row]]:
             judge_gpu(H200, [], "RuntimeError: unknown error", "13.0"),
             judge_gpu(H200, ONE, "RuntimeError: no kernel image", "13.0"),
         ],
-        "bad .*--compute-mode 0": [judge_gpu(replace(H200, compute_modes=(2, 0)), [], "busy", "13.0")],
-        "warn .*one process a GPU": [judge_gpu(replace(H200, compute_modes=(3, 3)), ONE * 2, "", "13.0")],
+        "bad .*--compute-mode 0": [
+            judge_gpu(replace(H200, compute_modes=(2, 0)), [], "busy", "13.0")
+        ],
+        "warn .*one process a GPU": [
+            judge_gpu(replace(H200, compute_modes=(3, 3)), ONE * 2, "", "13.0")
+        ],
         "warn MIG is on": [
-            judge_gpu(replace(H200, mig=True), visible, "", "13.0") for visible in (ONE * 2, SLICE)
+            judge_gpu(replace(H200, mig=True), visible, "", "13.0")
+            for visible in (ONE * 2, SLICE)
         ],
         "ok not tried": [judge_nccl("2.30.7", 0, [])],
         "ok needed from two GPUs on": [judge_nccl("2.30.7", 1, [1.0])],
         "ok .*--shm-size=1g": [judge_nccl("2.30.7", 4, [10.0] * 4)],
         "warn .*less than 1 GiB free": [judge_nccl("2.30.7", 4, [])],
         "bad .*wrong gradients": [judge_nccl("2.30.7", 4, [10.0, 10.0, 10.0, 4.0])],
-        "bad .*NCCL": [judge_nccl("", 8, []), judge_nccl("2.30.7", 2, "RuntimeError: NCCL Error 2")],
-        "warn .*NCCL_DEBUG=INFO": [judge_nccl("2.30.7", 1, "RuntimeError: NCCL Error 2")],
+        "bad .*NCCL": [
+            judge_nccl("", 8, []),
+            judge_nccl("2.30.7", 2, "RuntimeError: NCCL Error 2"),
+        ],
+        "warn .*NCCL_DEBUG=INFO": [
+            judge_nccl("2.30.7", 1, "RuntimeError: NCCL Error 2")
+        ],
         "absent .*two GPUs": [judge_nccl("", 1, [])],
-        "ok .*dali-.* loaders can run": [judge_dali(builds, True, 1, 13) for builds in (DALI, NEW_DALI, {})],
+        "ok .*dali-.* loaders can run": [
+            judge_dali(builds, True, 1, 13) for builds in (DALI, NEW_DALI, {})
+        ],
         "absent .*pip install nvidia-dali-cuda120": [judge_dali({}, False, 0, 0)],
         "bad .*pip install nvidia-dali-cuda120": [
             judge_dali({}, False, 1, 13),
@@ -112,7 +130,8 @@ def readings() -> dict[str, list[Row]]:
         ],
         "ok x works": [judge_pixels((200.0, 100.5, 49.0), "x", "y")],
         "bad x fails: y": [
-            judge_pixels(got, "x", "y") for got in ((50.0, 100.0, 200.0), "RuntimeError: mixed")
+            judge_pixels(got, "x", "y")
+            for got in ((50.0, 100.0, 200.0), "RuntimeError: mixed")
         ],
         "ok .*with PyAV": [judge_nvdec(True, "2.0")],
         "ok .*nvdec.pyav work": [judge_nvdec(True, "2.0", LUMA + 1)],
@@ -131,31 +150,52 @@ def readings() -> dict[str, list[Row]]:
         "warn .*GiB a rank": [judge_memory(16.0, 512.0, 8)],
         "ok enough also for NCCL": [judge_shm(24_000.0, 16.0, 8)],
         "warn .*--shm-size=1g": [judge_shm(64.0, 16.0, 1)],
-        "bad .*--shm-size=1g, or --workers 0": [judge_shm(64.0, 16.0, 8), judge_shm(0.0, 16.0, 0)],
-        "ok enough for any": [judge_open_files(65536, 65536), judge_open_files(UNLIMITED, UNLIMITED)],
+        "bad .*--shm-size=1g, or --workers 0": [
+            judge_shm(64.0, 16.0, 8),
+            judge_shm(0.0, 16.0, 0),
+        ],
+        "ok enough for any": [
+            judge_open_files(65536, 65536),
+            judge_open_files(UNLIMITED, UNLIMITED),
+        ],
         "warn .*ulimit -n 4096": [judge_open_files(512, 4096)],
         "bad .*nofile=65536": [judge_open_files(64, 64)],
-        "ok .*InfiniBand": [judge_locked_memory(UNLIMITED, 8, True), judge_locked_memory(8 << 20, 8, False)],
+        "ok .*InfiniBand": [
+            judge_locked_memory(UNLIMITED, 8, True),
+            judge_locked_memory(8 << 20, 8, False),
+        ],
         "warn .*memlock=-1": [judge_locked_memory(8 << 20, 8, True)],
         "ok nothing works against": [
             judge_environment(
-                {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "ACTIVE", "OMP_PROC_BIND": "false"}
+                {
+                    "OMP_NUM_THREADS": "1",
+                    "OMP_WAIT_POLICY": "ACTIVE",
+                    "OMP_PROC_BIND": "false",
+                }
             ),
-            judge_environment({"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_LAUNCH_BLOCKING": "0"}),
+            judge_environment(
+                {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_LAUNCH_BLOCKING": "0"}
+            ),
             judge_environment({"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
         ],
-        "warn unset CUDA_DEVICE_MAX_CONNECTIONS": [judge_environment({"CUDA_DEVICE_MAX_CONNECTIONS": "1"})],
+        "warn unset CUDA_DEVICE_MAX_CONNECTIONS": [
+            judge_environment({"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
+        ],
         "warn unset OMP_PROC_BIND OMP_WAIT_POLICY": [
             judge_environment({"OMP_PROC_BIND": "close", "OMP_WAIT_POLICY": "PASSIVE"})
         ],
-        "warn unset NCCL_GRAPH_REGISTER": [judge_environment({"NCCL_GRAPH_REGISTER": "1"})],
+        "warn unset NCCL_GRAPH_REGISTER": [
+            judge_environment({"NCCL_GRAPH_REGISTER": "1"})
+        ],
         "warn unset PYTORCH_CUDA_ALLOC_CONF": [
             judge_environment({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"})
         ],
         "ok .*scanned once": [judge_cache(Path("c"), 40_000.0, True)],
         "warn .*--manifest-dir": [judge_cache(Path("c"), 10.0, True)],
         "bad .*XDG_CACHE_HOME": [judge_cache(Path("c"), 40_000.0, False)],
-        "ok on this machine": [judge_mount(folder, MOUNTS) for folder in ("/srv", "/database", "/ntfs/x")],
+        "ok on this machine": [
+            judge_mount(folder, MOUNTS) for folder in ("/srv", "/database", "/ntfs/x")
+        ],
         "warn a network": [
             judge_mount(folder, MOUNTS)
             for folder in ("/data", "/data/train", "/data sets/train", "/scratch/x")
@@ -163,7 +203,9 @@ def readings() -> dict[str, list[Row]]:
         "ok it is memory": [judge_mount("/dev/shm/x", MOUNTS)],
         "warn its speed": [judge_mount("/x", [])],
         "ok n workers": [judge_reading(replace(WARM, seconds=0.1, cached=0), WARM)],
-        "warn 10.0 ms a file: --loader dali-fed": [judge_reading(replace(WARM, seconds=2.0, cached=0), WARM)],
+        "warn 10.0 ms a file: --loader dali-fed": [
+            judge_reading(replace(WARM, seconds=2.0, cached=0), WARM)
+        ],
         "ok the disk's speed is unknown": [
             judge_reading(replace(WARM, cached=each), WARM) for each in (200, None)
         ],
@@ -173,22 +215,39 @@ def readings() -> dict[str, list[Row]]:
 def test_what_a_reading_means() -> None:
     for pattern, rows in readings().items():
         for row in rows:
-            assert row.found and re.match(pattern, f"{row.state} {row.consequence}"), row
+            assert row.found and re.match(pattern, f"{row.state} {row.consequence}"), (
+                row
+            )
 
 
 def test_a_speed_names_disk_and_page_cache() -> None:
     found = judge_reading(replace(WARM, seconds=0.1, cached=0), WARM).found
-    assert "page cache: 10,000 files/s, 1,049 MiB/s" in found and "disk: 2,000 files/s" in found
+    assert (
+        "page cache: 10,000 files/s, 1,049 MiB/s" in found
+        and "disk: 2,000 files/s" in found
+    )
 
 
 @pytest.mark.parametrize(
     ("value", "hidden"),
-    [("", True), ("-1", True), ("7", True), ("0", False), ("1,0", False), ("2,0", True), ("GPU-5a", False)],
+    [
+        ("", True),
+        ("-1", True),
+        ("7", True),
+        ("0", False),
+        ("1,0", False),
+        ("2,0", True),
+        ("GPU-5a", False),
+    ],
 )
-def test_which_gpus_a_variable_hides(value: str, hidden: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_gpus_a_variable_hides(
+    value: str, hidden: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     row = judge_gpu(H200, [], "RuntimeError: No CUDA GPUs are available", "13.0")
-    assert (row.state, "unset it" in row.consequence) == (("warn", True) if hidden else ("bad", False))
+    assert (row.state, "unset it" in row.consequence) == (
+        ("warn", True) if hidden else ("bad", False)
+    )
 
 
 def test_a_torchvision_of_another_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +259,11 @@ def test_a_torchvision_of_another_torch(monkeypatch: pytest.MonkeyPatch) -> None
     assert _probes.torch_and_torchvision().state == "ok"
     monkeypatch.setattr(torchvision.ops, "nms", refuse)
     row = _probes.torch_and_torchvision()
-    assert row.state == "bad" and "nms does not exist" in row.found and "from one index" in row.consequence
+    assert (
+        row.state == "bad"
+        and "nms does not exist" in row.found
+        and "from one index" in row.consequence
+    )
 
 
 def test_a_video_made_in_memory_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +293,9 @@ def test_numbers_are_summed_over_all_gpus(monkeypatch: pytest.MonkeyPatch) -> No
 
     full, free = torch.full, [4 << 30] * 4
     monkeypatch.setattr(torch, "full", lambda size, value, device: full(size, value))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (free[index], 8 << 30))
+    monkeypatch.setattr(
+        torch.cuda, "mem_get_info", lambda index: (free[index], 8 << 30)
+    )
     monkeypatch.setattr(torch.cuda.nccl, "all_reduce", all_reduce)
     assert _probes.summed(4) == [10.0] * 4
 
@@ -254,7 +319,9 @@ def test_dali_that_does_not_decode_is_a_row(monkeypatch: pytest.MonkeyPatch) -> 
     assert _probes.dali_gpu() == _probes.nvdec() == _probes.NO_GPU
 
 
-def test_files_are_taken_from_everywhere_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_taken_from_everywhere_and_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert _probes.reading(tmp_path).state == "bad", "no file"
     _probes.some_files.cache_clear()
     for folder in range(5):
@@ -290,7 +357,9 @@ def test_links_to_one_file_are_one(symbolic: bool, tmp_path: Path) -> None:
     assert len(paths) == len(files) > 30, "of 200 links drawn in one folder"
 
 
-def test_the_file_system_is_that_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_system_is_that_of_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import psutil
 
     for name in ("near", "far", "empty"):
@@ -298,7 +367,10 @@ def test_the_file_system_is_that_of_the_files(tmp_path: Path, monkeypatch: pytes
     for name in ("near", "far"):
         (tmp_path / name / "a.JPEG").write_bytes(b"x")
     far = str(tmp_path.resolve() / "far")
-    parts = [psutil._ntuples.sdiskpart(*part, "") for part in (("d", "/", "ext4"), ("s", far, "nfs4"))]
+    parts = [
+        psutil._ntuples.sdiskpart(*part, "")
+        for part in (("d", "/", "ext4"), ("s", far, "nfs4"))
+    ]
     monkeypatch.setattr(psutil, "disk_partitions", lambda all: parts)
     assert _probes.file_system(tmp_path / "near").found.startswith("ext4 ")
     (tmp_path / "near" / "link.JPEG").symlink_to(tmp_path / "far" / "a.JPEG")
@@ -335,7 +407,9 @@ def leave_in_an_answer() -> Row:
     return Row(found="here", state="ok", consequence="")
 
 
-def test_a_probe_that_fails_is_a_row_and_not_the_end(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_probe_that_fails_is_a_row_and_not_the_end(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     probes: dict[str, Any] = {
         "a": fine,
         "b": raise_an_error,
@@ -345,18 +419,37 @@ def test_a_probe_that_fails_is_a_row_and_not_the_end(capfd: pytest.CaptureFixtur
     }
     rows = doctor.ask(probes | {"f": fine, "g": leave_in_an_answer})
     assert "".join(row.what for row in rows) == "abcdefg"
-    assert [row.state for row in rows] == ["ok", "warn", "bad", "ok", "bad", "ok", "bad"]
+    assert [row.state for row in rows] == [
+        "ok",
+        "warn",
+        "bad",
+        "ok",
+        "bad",
+        "ok",
+        "bad",
+    ]
     found = {row.what: row.found for row in rows}
     assert found["b"] == "LookupError: no such"
-    assert found["c"].startswith("its process was ended by SIGSEGV: ") and "last words" in found["c"]
+    assert (
+        found["c"].startswith("its process was ended by SIGSEGV: ")
+        and "last words" in found["c"]
+    )
     assert found["e"] == found["g"] == "its process ended with exit code 7"
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_probe_that_hangs_is_a_row() -> None:
-    rows = doctor.ask({"a": fine, "NCCL": partial(time.sleep, 600), "c": fine}, limit_s=3.0)  # type: ignore[dict-item]
-    assert [(row.what, row.state) for row in rows] == [("a", "ok"), ("NCCL", "bad"), ("c", "ok")]
-    assert rows[1].found.startswith("no answer within 3 s") and "NCCL_P2P_DISABLE=1" in rows[1].consequence
+    probes: Any = {"a": fine, "NCCL": partial(time.sleep, 600), "c": fine}
+    rows = doctor.ask(probes, limit_s=3.0)
+    assert [(row.what, row.state) for row in rows] == [
+        ("a", "ok"),
+        ("NCCL", "bad"),
+        ("c", "ok"),
+    ]
+    assert (
+        rows[1].found.startswith("no answer within 3 s")
+        and "NCCL_P2P_DISABLE=1" in rows[1].consequence
+    )
 
 
 ROWS = [
@@ -411,14 +504,21 @@ def test_it_runs_here(tmp_path: Path) -> None:
     for name in ("torch, torchvision", "DALI", "DALI decodes, CPU", "CPU reader"):
         assert rows[name]["state"] == "ok", rows[name]
     for row in rows.values():
-        assert row["consequence"] and "could not be looked at" not in row["consequence"], row
+        assert (
+            row["consequence"] and "could not be looked at" not in row["consequence"]
+        ), row
     assert "3 files of 1 KiB" in rows["--data: reading"]["found"]
 
 
 def test_this_process_imports_nothing_that_could_be_broken() -> None:
     heavy = ("torch", "numpy", "nvidia", "cv2", "pynvml", "rich")
     code = f"import sys, scripts.doctor; print([name for name in {heavy} if name in sys.modules])"
-    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True).strip() == "[]"
+    assert (
+        subprocess.check_output(
+            [sys.executable, "-c", code], cwd=ROOT, text=True
+        ).strip()
+        == "[]"
+    )
 
 
 def test_a_start_warns_of_a_set_that_is_larger_than_memory() -> None:

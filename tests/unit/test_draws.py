@@ -20,7 +20,9 @@ def distance(sample: np.ndarray) -> float:
     ordered = np.sort(sample)
     n = len(ordered)
     steps = np.arange(n + 1) / n
-    return float(np.maximum(steps[1:] - ordered, ordered - steps[:-1]).max() * math.sqrt(n))
+    return float(
+        np.maximum(steps[1:] - ordered, ordered - steps[:-1]).max() * math.sqrt(n)
+    )
 
 
 def correlation(a: np.ndarray, b: np.ndarray) -> float:
@@ -50,7 +52,15 @@ GOLDEN_UNIFORMS = [
 
 def test_golden_values() -> None:
     """What was drawn for a run of last year is drawn today."""
-    assert [key(), key(0), key(1), key(1, 0), key(0, 1), key(2**64 - 1), key(7, 3, 2)] == GOLDEN_KEYS
+    assert [
+        key(),
+        key(0),
+        key(1),
+        key(1, 0),
+        key(0, 1),
+        key(2**64 - 1),
+        key(7, 3, 2),
+    ] == GOLDEN_KEYS
     assert bits(0, np.arange(3)).tolist() == GOLDEN_BITS[0]
     assert bits(key(7, 3), np.array([0, 1, 1281166])).tolist() == GOLDEN_BITS[1]
     drawn = uniforms(7, 3, Purpose.WINDOW, np.array([0, 1, 49999]), 2)
@@ -70,11 +80,17 @@ def test_seeds_are_combined_as_keys() -> None:
     small = range(25)
     keys = {key(*words) for words in product(small, small, range(1, 5), small)}
     assert len(keys) == 25 * 25 * 4 * 25
-    assert key(1, 0) != key(0, 1) and key(2, 1) != key(1, 2) and key(0, 0) != key(0) != key(0, 0, 0)
+    assert (
+        key(1, 0) != key(0, 1)
+        and key(2, 1) != key(1, 2)
+        and key(0, 0) != key(0) != key(0, 0, 0)
+    )
 
 
 @given(WORDS, WORDS, WORDS, WORDS)
-def test_two_words_are_not_their_sum_product_or_exclusive_or(a: int, b: int, c: int, d: int) -> None:
+def test_two_words_are_not_their_sum_product_or_exclusive_or(
+    a: int, b: int, c: int, d: int
+) -> None:
     assert (key(a, b) == key(c, d)) == ((a, b) == (c, d))
 
 
@@ -109,13 +125,18 @@ def test_a_row_depends_on_its_id_alone(
     assert together.shape == (len(ids), count)
     assert ((together >= 0) & (together < 1)).all()
     for row, sample in zip(together, ids, strict=True):
-        assert (row == uniforms(seed, epoch, purpose, np.array([sample]), count + 2)[0, :count]).all()
+        assert (
+            row
+            == uniforms(seed, epoch, purpose, np.array([sample]), count + 2)[0, :count]
+        ).all()
 
 
 def test_the_integer_type_of_ids_does_not_matter() -> None:
     expected = uniforms(1, 2, Purpose.FLIP, np.arange(100, dtype=np.int64), 1)
     for kind in (np.uint64, np.int32, np.uint16):
-        assert (uniforms(1, 2, Purpose.FLIP, np.arange(100, dtype=kind), 1) == expected).all()
+        assert (
+            uniforms(1, 2, Purpose.FLIP, np.arange(100, dtype=kind), 1) == expected
+        ).all()
 
 
 N = 100_000
@@ -129,14 +150,26 @@ def test_uniform_over_ids(seed: int, purpose: Purpose) -> None:
 
 def test_uniform_over_epochs_seeds_and_columns() -> None:
     one, flip = np.zeros(1, np.int64), Purpose.FLIP
-    assert distance(np.array([uniforms(0, epoch, flip, one, 1)[0, 0] for epoch in range(5000)])) < 1.95
-    assert distance(np.array([uniforms(seed, 0, flip, one, 1)[0, 0] for seed in range(5000)])) < 1.95
+    assert (
+        distance(
+            np.array([uniforms(0, epoch, flip, one, 1)[0, 0] for epoch in range(5000)])
+        )
+        < 1.95
+    )
+    assert (
+        distance(
+            np.array([uniforms(seed, 0, flip, one, 1)[0, 0] for seed in range(5000)])
+        )
+        < 1.95
+    )
     assert distance(uniforms(0, 0, Purpose.FLIP, one, 5000)[0]) < 1.95
 
 
 def test_every_bit_is_fair() -> None:
     words = bits(key(3, 4), np.arange(N))
-    ones = np.array([int(((words >> np.uint64(place)) & np.uint64(1)).sum()) for place in range(64)])
+    ones = np.array(
+        [int(((words >> np.uint64(place)) & np.uint64(1)).sum()) for place in range(64)]
+    )
     assert np.abs(ones - N / 2).max() < 4 * math.sqrt(N) / 2
 
 

@@ -77,7 +77,7 @@ def ran(tree: Path, *words: str) -> str:
 
 
 def add_line(path: Path, before: str, line: str) -> None:
-    """Write `line` above the first line that has `before`."""
+    """Write `line` above the first place that has `before`."""
     text = path.read_text(encoding="utf-8")
     assert text.count(before) >= 1
     path.write_text(text.replace(before, f"{line}\n{before}", 1), encoding="utf-8")
@@ -85,13 +85,21 @@ def add_line(path: Path, before: str, line: str) -> None:
 
 def test_a_loader_is_one_file_and_one_line(tree: Path, tmp_path: Path) -> None:
     (tree / "loaders/images/toy.py").write_text(TOY_LOADER, encoding="utf-8")
-    add_line(tree / "loaders/__init__.py", 'LoaderSpec(name="synthetic"', TOY_SPEC)
+    add_line(
+        tree / "loaders/__init__.py",
+        '        LoaderSpec(\n            name="synthetic"',
+        TOY_SPEC,
+    )
     data = draw(tmp_path / "data", classes=("a", "b"), train=4, val=2)
     small = "--arch resnet18 --image-size 32 --batch-size 4 --epochs 1 --ceilings false --seed 3"
     of = {}
     for loader in ("toy", "torchvision --reader pil"):
         run = tmp_path / loader[:3]
-        ran(tree, "train.py", *f"--data {data} --output {run} --loader {loader} {small}".split())
+        ran(
+            tree,
+            "train.py",
+            *f"--data {data} --output {run} --loader {loader} {small}".split(),
+        )
         of[loader] = losses(run)
     assert len(of["toy"]) == 2 and of["toy"] == of["torchvision --reader pil"]
     # the tables that others read: --help-all, what auto tries first, the doctor, bench
@@ -147,7 +155,8 @@ def test_an_augmentation_is_a_setting_a_class_and_an_operation(tree: Path) -> No
         add_line(tree / name, before, text)
     table = tree / "plan/augment.py"
     table.write_text(
-        table.read_text(encoding="utf-8").replace("(Auto, ", "(Halved, Auto, "), encoding="utf-8"
+        table.read_text(encoding="utf-8").replace("(Auto, ", "(Halved, Auto, "),
+        encoding="utf-8",
     )
     drawn = """
 import numpy as np, torch

@@ -26,7 +26,10 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a copy of the project with one file and one line more."""
     copy = tmp_path_factory.mktemp("drill") / "tree"
     for path in files():
-        if path.suffix in (".py", ".yaml", ".toml", ".txt") and path.parts[0] not in ("tests", "docs"):
+        if path.suffix in (".py", ".yaml", ".toml", ".txt") and path.parts[0] not in (
+            "tests",
+            "docs",
+        ):
             (copy / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / path, copy / path)
     (copy / "dataset/stores/toy.py").write_text(TOY)
@@ -47,7 +50,10 @@ def data(tree: Path) -> Path:
             lines = [b"empty%d.jpg 0 a\n" % shard]
             for number, content in enumerate(IMAGES):
                 label = "ab"[number % 2]
-                lines.append(f"{label}/{shard}-{number}.jpg {len(content)} {label}\n".encode() + content)
+                lines.append(
+                    f"{label}/{shard}-{number}.jpg {len(content)} {label}\n".encode()
+                    + content
+                )
             (folder / split / f"{shard}.toy").write_bytes(b"".join(lines))
     return folder
 
@@ -56,22 +62,61 @@ def ran(tree: Path, *command: object) -> str:
     """Return what a program of the copy prints, without an error."""
     here = {**os.environ, "PYTHONPATH": str(tree), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        [sys.executable, *map(str, command)], cwd=tree, env=here, capture_output=True, text=True, check=False
+        [sys.executable, *map(str, command)],
+        cwd=tree,
+        env=here,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
 
-def test_it_trains_from_toy_shards_and_says_what_is_left_out(tree: Path, data: Path) -> None:
+def test_it_trains_from_toy_shards_and_says_what_is_left_out(
+    tree: Path, data: Path
+) -> None:
     cache, out = tree.parent / "cache", tree.parent / "runs"
-    small = ("--arch", "shufflenet_v2_x0_5", "--image-size", 32, "--precision", "fp32", "--batch-size", 8)
-    where = ("--data", data, "--manifest-dir", cache, "--output", out, "--loader", "torchvision")
-    ran(tree, "train.py", *where, *small, "--workers", 1, "--epochs", 1, "--ceilings", False)
+    small = (
+        "--arch",
+        "shufflenet_v2_x0_5",
+        "--image-size",
+        32,
+        "--precision",
+        "fp32",
+        "--batch-size",
+        8,
+    )
+    where = (
+        "--data",
+        data,
+        "--manifest-dir",
+        cache,
+        "--output",
+        out,
+        "--loader",
+        "torchvision",
+    )
+    ran(
+        tree,
+        "train.py",
+        *where,
+        *small,
+        "--workers",
+        1,
+        "--epochs",
+        1,
+        "--ceilings",
+        False,
+    )
     (record,) = out.rglob("last.pt")
     assert record.stat().st_size
     rejected = [path.read_text() for path in cache.rglob("rejected.txt")]
     assert sorted(rejected) == sorted(
-        "".join(f"{data / split / f'{shard}.toy'}:empty{shard}.jpg\tno bytes\n" for shard in range(2))
+        "".join(
+            f"{data / split / f'{shard}.toy'}:empty{shard}.jpg\tno bytes\n"
+            for shard in range(2)
+        )
         for split in ("train", "val")
     )
 
@@ -80,10 +125,23 @@ def test_help_and_messages_know_its_name(tree: Path) -> None:
     assert "toy, tar, arrow" in " ".join(ran(tree, "train.py", "--help-all").split())
 
 
-def test_it_is_packed_and_its_packed_form_is_the_same_data(tree: Path, data: Path) -> None:
+def test_it_is_packed_and_its_packed_form_is_the_same_data(
+    tree: Path, data: Path
+) -> None:
     """Detection reads it by names as well: `entries` is shared."""
     cache, target = tree.parent / "cache", tree.parent / "packed"
-    ran(tree, "-m", "scripts.pack", target, "--from", data, "--format", "tar", "--manifest-dir", cache)
+    ran(
+        tree,
+        "-m",
+        "scripts.pack",
+        target,
+        "--from",
+        data,
+        "--format",
+        "tar",
+        "--manifest-dir",
+        cache,
+    )
     code = """
 import json, sys
 from pathlib import Path
@@ -97,5 +155,7 @@ with source_named("toy").entries(data, cache).opened(b"train/a/1-0.jpg") as (siz
 print(json.dumps([toy.columns.fingerprint == tar.columns.fingerprint, sizes, content.hex()]))
 """
     same, sizes, content = json.loads(ran(tree, "-c", code, data, target, cache))
-    assert same and sizes == [len(image) for label in (0, 1) for _ in range(2) for image in IMAGES[label::2]]
+    assert same and sizes == [
+        len(image) for label in (0, 1) for _ in range(2) for image in IMAGES[label::2]
+    ]
     assert bytes.fromhex(content) == IMAGES[0]

@@ -32,9 +32,18 @@ ROOT = Path(__file__).parents[2]
         (RuntimeError("can't start new thread"), "ulimit -u"),
         (OSError(errno.EMFILE, "Too many open files"), "ulimit -n"),
         (ImportError("libx.so: failed to map segment from shared object"), "ulimit -v"),
-        (OSError(errno.EIO, "Input/output error", "/data"), "/data: Input/output error"),
-        (RuntimeError("x\nInvalidCxxCompiler: No working C++ compiler found"), "C++ compiler"),
-        (RuntimeError("Failed to find C compiler. Please specify via CC"), "C compiler"),
+        (
+            OSError(errno.EIO, "Input/output error", "/data"),
+            "/data: Input/output error",
+        ),
+        (
+            RuntimeError("x\nInvalidCxxCompiler: No working C++ compiler found"),
+            "C++ compiler",
+        ),
+        (
+            RuntimeError("Failed to find C compiler. Please specify via CC"),
+            "C compiler",
+        ),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
@@ -44,13 +53,21 @@ def test_errors_that_are_the_machines(error: Exception, said: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["task", "data", "resume"])
-def test_a_preset_of_a_megabyte_is_not_echoed(key: str, tmp_path: Path, runner: Runner) -> None:
-    rest = {"data": str(tmp_path), "arch": "resnet18", "loader": "torchvision"} | {key: 900_000 * "x"}
-    (tmp_path / "a.yaml").write_text("".join(f"{name}: {value}\n" for name, value in rest.items()))
+def test_a_preset_of_a_megabyte_is_not_echoed(
+    key: str, tmp_path: Path, runner: Runner
+) -> None:
+    rest = {"data": str(tmp_path), "arch": "resnet18", "loader": "torchvision"} | {
+        key: 900_000 * "x"
+    }
+    (tmp_path / "a.yaml").write_text(
+        "".join(f"{name}: {value}\n" for name, value in rest.items())
+    )
     assert "characters) ..." in runner("--config", tmp_path / "a.yaml").mistake()
 
 
-@pytest.mark.parametrize("error", [RuntimeError("shapes differ"), ValueError("x"), OSError("no number")])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("shapes differ"), ValueError("x"), OSError("no number")]
+)
 def test_what_nobody_has_thought_of_keeps_its_traceback(error: Exception) -> None:
     assert line_of(error) is None
 
@@ -63,7 +80,9 @@ def test_a_program_whose_streams_are_closed(tmp_path: Path) -> None:
         "print('said', file=sys.stderr, flush=True); print(file.fileno() > 2, sys.stdin.read(), file=file)"
     )
     closed = f'"{sys.executable}" -c "$0" "$1" <&- >&- 2>&-'
-    subprocess.run(["sh", "-c", closed, code, str(tmp_path / "a")], check=True, cwd=ROOT)
+    subprocess.run(
+        ["sh", "-c", closed, code, str(tmp_path / "a")], check=True, cwd=ROOT
+    )
     assert (tmp_path / "a").read_text() == "True \n"
 
 

@@ -27,12 +27,23 @@ def shared(tmp_path: Path) -> Path:
 
 
 def started(shared: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-    inherited = {name: value for name, value in os.environ.items() if name not in entry_point.CACHES}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in entry_point.CACHES
+    }
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**inherited, "PATH": path, "SATURATE_CACHES": str(shared), **variables}
+    environment = {
+        **inherited,
+        "PATH": path,
+        "SATURATE_CACHES": str(shared),
+        **variables,
+    }
     command = [sys.executable, str(ENTRY), *arguments]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, env=environment, text=True, stdout=pipe, stderr=pipe)
+    return subprocess.Popen(
+        command, env=environment, text=True, stdout=pipe, stderr=pipe
+    )
 
 
 def test_the_folder_is_the_users_own_and_is_kept(shared: Path) -> None:
@@ -97,14 +108,18 @@ def test_a_command_of_the_image_has_the_caches(shared: Path) -> None:
     show = "import os; print(*(os.environ[name] for name in ('XDG_CACHE_HOME', 'TRITON_CACHE_DIR', 'USER')))"
     own = shared / str(os.getuid())
     python = Path(sys.executable).name
-    said, _ = started(shared, python, "-c", show, TRITON_CACHE_DIR="elsewhere").communicate()
+    said, _ = started(
+        shared, python, "-c", show, TRITON_CACHE_DIR="elsewhere"
+    ).communicate()
     assert said.split() == [str(own), "elsewhere", f"uid-{os.getuid()}"]
 
 
 def test_a_signal_is_the_exit_code(shared: Path, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     program = tmp_path / "program.py"
-    program.write_text(f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(60)")
+    program.write_text(
+        f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(60)"
+    )
     process = started(shared, "--nproc-per-node", "1", str(program))
     deadline = time.monotonic() + 60
     while not begun.exists() and time.monotonic() < deadline:

@@ -11,14 +11,23 @@ from engine.failures import Failures
 
 
 @pytest.mark.parametrize(
-    ("samples", "most"), [(8, 7), (1, 0), (50, 10), (5000, 50)], ids=["few", "one", "ten", "a hundredth"]
+    ("samples", "most"),
+    [(8, 7), (1, 0), (50, 10), (5000, 50)],
+    ids=["few", "one", "ten", "a hundredth"],
 )
 def test_how_many_end_a_run(samples: int, most: int) -> None:
     """More than max(10, 1 %), or all: an epoch without a sample has no figure."""
     report = MagicMock()
-    failures = Failures(split="val", samples=samples, name_of=lambda sample: f"{sample}.jpg", report=report)
+    failures = Failures(
+        split="val",
+        samples=samples,
+        name_of=lambda sample: f"{sample}.jpg",
+        report=report,
+    )
     failures.check(set(range(most)))
-    with pytest.raises(UserError, match=rf"{most + 1} samples of val cannot be decoded .*0\.jpg"):
+    with pytest.raises(
+        UserError, match=rf"{most + 1} samples of val cannot be decoded .*0\.jpg"
+    ):
         failures.check(set(range(most + 1)))
 
 

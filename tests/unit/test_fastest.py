@@ -35,7 +35,13 @@ class Delays:
     """A loader of `batches` an epoch, each of which takes a while. It must be closed."""
 
     def __init__(
-        self, name: str, clock: Clock, *, refuses: str = "", broken: str = "", batches: int = 3
+        self,
+        name: str,
+        clock: Clock,
+        *,
+        refuses: str = "",
+        broken: str = "",
+        batches: int = 3,
     ) -> None:
         if name == refuses:
             raise UserError("not on this machine")
@@ -114,12 +120,22 @@ def step_of(world: Any = None, **settings: Any) -> Step:
 def chosen(opener: Any, folder: Path, step: Any = None, **asked: Any) -> Choice:
     step = step or CountedStep(alone(), lambda batches, **_: next(batches))
     of = {"manifest": "of-pictures", **asked.pop("of", {})}
-    how: dict[str, Any] = {"step": step, "samples": SIZE, "epoch": 0, "say": lambda _: None, **asked}
+    how: dict[str, Any] = {
+        "step": step,
+        "samples": SIZE,
+        "epoch": 0,
+        "say": lambda _: None,
+        **asked,
+    }
     names = how.pop("names", list(SECONDS))
-    return autotune.choose(names, opener, answers=Answers(folder, of, step.world), **how)
+    return autotune.choose(
+        names, opener, answers=Answers(folder, of, step.world), **how
+    )
 
 
-def test_the_fastest_is_found_and_the_step_is_as_it_was(clock: Clock, tmp_path: Path) -> None:
+def test_the_fastest_is_found_and_the_step_is_as_it_was(
+    clock: Clock, tmp_path: Path
+) -> None:
     """An epoch is shorter than a measurement, and begins anew."""
     accumulate = 2
     step = step_of(alone(), accumulate=accumulate, optimizer="adamw")
@@ -131,37 +147,63 @@ def test_the_fastest_is_found_and_the_step_is_as_it_was(clock: Clock, tmp_path: 
     assert choice.measured["b"]["rate"] == pytest.approx(SIZE / 0.1, rel=0.02)
     assert choice.measured["a"]["rate"] == pytest.approx(SIZE / 0.2, rel=0.02)
     assert choice.measured["c"] == {"why": "cannot run here: not on this machine"}
-    assert 2 * (autotune.SECONDS + autotune.WARM_UP_S) <= clock() - began < 12, "3 s each after a warm-up"
+    assert 2 * (autotune.SECONDS + autotune.WARM_UP_S) <= clock() - began < 12, (
+        "3 s each after a warm-up"
+    )
     assert opener.names == ["a", "b"]
-    assert all(torch.equal(a, b) for a, b in zip(step.state_tensors(), before, strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(step.state_tensors(), before, strict=True)
+    )
     assert step.optimizer.param_groups[0]["lr"] == 0.1 and step.phases.read() == {}
-    assert choice.told("img/s")[0].startswith("--loader auto: b 80 img/s with the step (")
-    assert choice.told("img/s")[2] == "--loader auto: c cannot run here: not on this machine"
+    assert choice.told("img/s")[0].startswith(
+        "--loader auto: b 80 img/s with the step ("
+    )
+    assert (
+        choice.told("img/s")[2]
+        == "--loader auto: c cannot run here: not on this machine"
+    )
     json.dumps(choice.facts())
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.103, "a"), (0.106, "b")])
 def test_of_loaders_about_as_fast_the_first_is_taken(
-    seconds: float, expected: str, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seconds: float,
+    expected: str,
+    clock: Clock,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(SECONDS, "a", seconds)
     for how in ("measured", "kept"):
         choice = chosen(Opener(clock), tmp_path)
         assert (choice.loader, choice.how) == (expected, how)
-        said = [("rates within 4% count as equal" in line) for line in choice.told("img/s")]
+        said = [
+            ("rates within 4% count as equal" in line) for line in choice.told("img/s")
+        ]
         assert said == [expected == "a", False, False]
 
 
-def test_an_answer_is_kept_for_the_same_machine_and_settings(clock: Clock, tmp_path: Path) -> None:
+def test_an_answer_is_kept_for_the_same_machine_and_settings(
+    clock: Clock, tmp_path: Path
+) -> None:
     first = chosen(Opener(clock), tmp_path)
     again = Opener(clock)
     kept = chosen(again, tmp_path)
-    assert (kept.loader, kept.how, kept.measured, again.names) == ("b", "kept", first.measured, [])
+    assert (kept.loader, kept.how, kept.measured, again.names) == (
+        "b",
+        "kept",
+        first.measured,
+        [],
+    )
     assert kept.told("img/s")[0].startswith("--loader auto, as measured before: b ")
     other = Opener(clock)
-    assert chosen(other, tmp_path, of={"batch_size": 9}).how == "measured" and other.names == ["a", "b", "c"]
+    assert chosen(
+        other, tmp_path, of={"batch_size": 9}
+    ).how == "measured" and other.names == ["a", "b", "c"]
     gone = Opener(clock)
-    assert chosen(gone, tmp_path, names=["a", "c"]).loader == "a", "b cannot run here any more"
+    assert chosen(gone, tmp_path, names=["a", "c"]).loader == "a", (
+        "b cannot run here any more"
+    )
     files = {path: path.read_text() for path in tmp_path.rglob("*.json")}
     damaged: tuple[dict[str, Any], ...] = (
         {"measured": ["b"]},
@@ -170,8 +212,14 @@ def test_an_answer_is_kept_for_the_same_machine_and_settings(clock: Clock, tmp_p
     )
     for content in ("{", *damaged):
         for path, whole in files.items():
-            path.write_text(content if isinstance(content, str) else json.dumps(json.loads(whole) | content))
-        assert chosen(Opener(clock), tmp_path).how == "measured", "a damaged answer is none"
+            path.write_text(
+                content
+                if isinstance(content, str)
+                else json.dumps(json.loads(whole) | content)
+            )
+        assert chosen(Opener(clock), tmp_path).how == "measured", (
+            "a damaged answer is none"
+        )
     (tmp_path / "file").touch()
     assert chosen(Opener(clock), tmp_path / "file").how == "measured", (
         "and no folder to keep it is none either"
@@ -200,7 +248,9 @@ def test_an_answer_is_kept_for_the_same_machine_and_settings(clock: Clock, tmp_p
 def test_what_an_answer_is_kept_for(flags: str, alike: bool) -> None:
     """All that changes the rate of the step or the loader, and no more."""
     plan: Any = SimpleNamespace(first_epochs=(0,))
-    plain, other = (autotune.timed(parse(words).flat(), plan) for words in ([], flags.split()))
+    plain, other = (
+        autotune.timed(parse(words).flat(), plan) for words in ([], flags.split())
+    )
     assert (plain == other) is alike
 
 
@@ -209,7 +259,9 @@ def test_loaders_are_measured_with_the_images_that_the_run_ends_with(
     epochs: int, epoch: int, clock: Clock, tmp_path: Path
 ) -> None:
     plan: Any = SimpleNamespace(first_epochs=(0, 12, 13))
-    assert autotune.timed(parse(["--epochs", str(epochs)]).flat(), plan)["epoch"] == epoch
+    assert (
+        autotune.timed(parse(["--epochs", str(epochs)]).flat(), plan)["epoch"] == epoch
+    )
     opener = Opener(clock)
     chosen(opener, tmp_path, epoch=epoch)
     assert [loader.epochs[0] for _, loader in opener.opened] == [epoch] * 3
@@ -234,13 +286,17 @@ def test_nothing_is_measured_without_a_choice(
     assert (choice.facts()["loader_auto"] is None) is (how == "given")
 
 
-def test_time_and_failures(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_and_failures(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(autotune, "ALL_S", 9.5)
     choice = chosen(Opener(clock), tmp_path)
     assert choice.measured["c"]["why"] == "was not measured: 9.5 s were over"
     one = chosen(Opener(clock, broken="b"), tmp_path / "broken", names=["b", "c"])
     assert one.loader == "c" and "no memory" in one.measured["b"]["why"]
-    with pytest.raises(UserError, match="--loader auto: b cannot run here: it gives no batch; c cannot"):
+    with pytest.raises(
+        UserError, match="--loader auto: b cannot run here: it gives no batch; c cannot"
+    ):
         chosen(Opener(clock, batches=0), tmp_path / "none", names=["b", "c"])
 
 
@@ -248,7 +304,9 @@ def test_ranks_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 cannot open the fastest, and is slow by its own clock: all take what all can, by rank 0's."""
     clocks: dict[int, Clock] = {}
     monkeypatch.setattr(
-        autotune, "time", SimpleNamespace(perf_counter=lambda: clocks[threading.get_ident()]())
+        autotune,
+        "time",
+        SimpleNamespace(perf_counter=lambda: clocks[threading.get_ident()]()),
     )
     steps = [0, 0]
 
@@ -284,4 +342,6 @@ def test_candidates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert names("--evaluate", "true", "--weights", "x", gpu=True) == ("dali-gpu",)
     here.clear()
     assert names(gpu=True) == ("torchvision",), "nothing to measure"
-    assert not loaders.usable("synthetic", gpu=True) and not loaders.usable("dali-cpu", gpu=True, files=False)
+    assert not loaders.usable("synthetic", gpu=True) and not loaders.usable(
+        "dali-cpu", gpu=True, files=False
+    )

@@ -44,7 +44,9 @@ def differences(device: torch.device) -> list[tuple[float, float]]:
     generator = torch.Generator().manual_seed(0)
     found = []
     for dtype, shape in SHAPES.items():
-        levels = torch.randint(0, 256, (BATCH, *shape, 3), generator=generator, dtype=torch.uint8).to(device)
+        levels = torch.randint(
+            0, 256, (BATCH, *shape, 3), generator=generator, dtype=torch.uint8
+        ).to(device)
         rows = rows_of(shape, exif=dtype == "float16")
         valid = rows.valid & (np.arange(BATCH) != 2)  # it could not be decoded
         images = []
@@ -55,7 +57,9 @@ def differences(device: torch.device) -> list[tuple[float, float]]:
             assert batch.valid.tolist() == valid.tolist() and batch.failed == (2,)
             assert batch.targets["ids"].tolist() == rows.ids.tolist()
             images.append(batch.images)
-        found.append((float((images[0] != images[1]).sum()), float(images[0].count_nonzero())))
+        found.append(
+            (float((images[0] != images[1]).sum()), float(images[0].count_nonzero()))
+        )
     return found
 
 
@@ -94,17 +98,25 @@ def test_the_kernel_does_what_torch_does(runner: Runner) -> None:
     ("dtype", "changes", "one"),
     [
         (torch.uint8, {}, True),
-        (torch.uint8, {"places": np.array([[0, 0, 30, 8]]).repeat(BATCH, axis=0)}, False),
+        (
+            torch.uint8,
+            {"places": np.array([[0, 0, 30, 8]]).repeat(BATCH, axis=0)},
+            False,
+        ),
         (torch.uint8, {"ops": np.zeros((BATCH, 1, 3), np.float32)}, False),
         (torch.uint8, {"turns": np.full(BATCH, TRANSPOSE, np.uint8)}, False),
         (torch.float32, {}, False),
     ],
     ids=["fills", "places", "ops", "transposed", "levels in fp32"],
 )
-def test_what_is_one_launch(dtype: torch.dtype, changes: dict[str, Any], one: bool) -> None:
+def test_what_is_one_launch(
+    dtype: torch.dtype, changes: dict[str, Any], one: bool
+) -> None:
     called: list[Any] = []
     finish = Finish(feed(torch.device("cpu"), "float32"))
-    finish._kernel = SimpleNamespace(LOST=8, finished=lambda *given: called.append(given))
+    finish._kernel = SimpleNamespace(
+        LOST=8, finished=lambda *given: called.append(given)
+    )
     rows = replace(rows_of((9, 30)), **changes)
     shape = (30, 9) if (rows.turns & TRANSPOSE).any() else (9, 30)
     finish(torch.zeros(BATCH, *shape, 3, dtype=dtype), rows, rows.valid)

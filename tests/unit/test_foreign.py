@@ -51,7 +51,8 @@ def test_a_format_that_no_loader_reads_is_named(name: str) -> None:
     content = FOREIGN[name] + bytes(40)
     family = next(known for known in CONVERTS if name.startswith(known))
     with pytest.raises(
-        Rejected, match=f"^{family}, which no loader reads: {CONVERTS[family]} .* converts it$"
+        Rejected,
+        match=f"^{family}, which no loader reads: {CONVERTS[family]} .* converts it$",
     ):
         parse(content, len(content))
 
@@ -59,7 +60,13 @@ def test_a_format_that_no_loader_reads_is_named(name: str) -> None:
 def of_kind(code: int, depth: int = 8) -> bytes:
     """A JPEG whose frame header has another code."""
     at = JPEG.index(b"\xff\xc0")
-    return JPEG[: at + 1] + bytes([code]) + JPEG[at + 2 : at + 4] + bytes([depth]) + JPEG[at + 5 :]
+    return (
+        JPEG[: at + 1]
+        + bytes([code])
+        + JPEG[at + 2 : at + 4]
+        + bytes([depth])
+        + JPEG[at + 5 :]
+    )
 
 
 def preview() -> bytes:
@@ -71,7 +78,10 @@ def preview() -> bytes:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (of_kind(0xC3), "JPEG is lossless, which no loader reads: ffmpeg -i IN OUT.png converts it"),
+        (
+            of_kind(0xC3),
+            "JPEG is lossless, which no loader reads: ffmpeg -i IN OUT.png converts it",
+        ),
         (of_kind(0xC5), "JPEG is hierarchical, which"),
         (of_kind(0xF7), "JPEG is JPEG-LS, which"),
         (of_kind(0xC1, 12), "JPEG has 12 bits a component, which"),
@@ -88,7 +98,9 @@ def test_kinds_of_jpeg_and_tiff_that_no_loader_reads(content: bytes, said: str) 
     assert str(caught.value).startswith(said)
 
 
-@pytest.mark.parametrize("head", [HEIF % (b"isom", b"iso2avc1mp41"), b"\0\0\0\x0cABCD", b"<html>"])
+@pytest.mark.parametrize(
+    "head", [HEIF % (b"isom", b"iso2avc1mp41"), b"\0\0\0\x0cABCD", b"<html>"]
+)
 def test_what_is_no_image_is_not_named_so(head: bytes) -> None:
     with pytest.raises(Rejected, match=r"^no known image format \(starts with"):
         parse(head, len(head))

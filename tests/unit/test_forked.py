@@ -105,7 +105,9 @@ def half_a_message(connection: Connection, data: memoryview, *_: Any) -> None:
 
 
 def read_workers() -> None:
-    workers = Workers(DieInAMessage, workers=2, batch_size=1, part_bytes=lambda rows: rows)
+    workers = Workers(
+        DieInAMessage, workers=2, batch_size=1, part_bytes=lambda rows: rows
+    )
     try:
         list(workers.run([rows_of(1)] * 4))
     finally:
@@ -173,7 +175,9 @@ def test_processes_that_hang_end_when_nobody_waits_for_them() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EAGAIN, errno.ENOMEM])
-def test_processes_that_cannot_be_started_are_one_line(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_cannot_be_started_are_one_line(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     children, forks, whole = alive(), [0], os.fork
 
     def fork() -> int:
@@ -183,14 +187,24 @@ def test_processes_that_cannot_be_started_are_one_line(number: int, monkeypatch:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "fork", fork)
-    said = {errno.EMFILE: "ulimit -n", errno.EAGAIN: "ulimit -u", errno.ENOMEM: "memory"}[number]
+    said = {
+        errno.EMFILE: "ulimit -n",
+        errno.EAGAIN: "ulimit -u",
+        errno.ENOMEM: "memory",
+    }[number]
     for start, who in (
-        (lambda: Workers(Collect, workers=4, batch_size=1, part_bytes=lambda rows: rows), "--workers 4"),
+        (
+            lambda: Workers(
+                Collect, workers=4, batch_size=1, part_bytes=lambda rows: rows
+            ),
+            "--workers 4",
+        ),
         (lambda: Pool(Collect, workers=4, slot_bytes=1, pinned=False), "--workers 4"),
         (lambda: list(processes.results(abs, range(9), 4)), "4 processes"),
     ):
         with pytest.raises(
-            UserError, match=rf"^{who} cannot all be started \({re.escape(os.strerror(number))}\): .*{said}"
+            UserError,
+            match=rf"^{who} cannot all be started \({re.escape(os.strerror(number))}\): .*{said}",
         ):
             start()
     until(lambda: alive() <= children)
@@ -223,17 +237,34 @@ serve(pool, [10**9] * 3)
 print("end", flush=True)
 """
     left = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
     assert (left.returncode, left.stdout, left.stderr) == (0, "end\n", "")
 
 
-@pytest.mark.parametrize("script", ["demo_set --train-per-class 9999", "video_set --count 9999"])
+@pytest.mark.parametrize(
+    "script", ["demo_set --train-per-class 9999", "video_set --count 9999"]
+)
 def test_processes_of_a_script_that_was_killed_end(script: str, tmp_path: Path) -> None:
     name, *options = script.split()
-    command = [sys.executable, "-m", f"scripts.{name}", str(tmp_path / "made"), *options]
-    with psutil.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as program:
-        until(lambda: any(path.is_file() for path in tmp_path.rglob("*")))  # the processes have begun
+    command = [
+        sys.executable,
+        "-m",
+        f"scripts.{name}",
+        str(tmp_path / "made"),
+        *options,
+    ]
+    with psutil.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as program:
+        until(
+            lambda: any(path.is_file() for path in tmp_path.rglob("*"))
+        )  # the processes have begun
         children = program.children()
         program.kill()
     assert children and not psutil.wait_procs(children, timeout=20)[1]
@@ -250,13 +281,18 @@ def test_work_beside_is_done_in_another_process() -> None:
     assert not told.done()
     begin[0] = 1
     process, nice = told.result()
-    assert process != os.getpid() and nice == min(os.nice(0) + processes.NICE, 19) and told.done()
+    assert (
+        process != os.getpid()
+        and nice == min(os.nice(0) + processes.NICE, 19)
+        and told.done()
+    )
     assert not psutil.pid_exists(process), "it has ended, and left nothing to end later"
 
 
 def test_work_beside_forks_too_while_this_process_does() -> None:
     found = [
-        processes.Beside(lambda: processes.gathered(lambda item: item**2, range(5), 2)) for _ in range(3)
+        processes.Beside(lambda: processes.gathered(lambda item: item**2, range(5), 2))
+        for _ in range(3)
     ]
     assert processes.gathered(lambda item: item**3, range(3), 2) == [0, 1, 8]
     assert [one.result() for one in found] == [[0, 1, 4, 9, 16]] * 3
@@ -268,7 +304,9 @@ def test_what_work_beside_raises_is_raised_where_it_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("what", ["process", "file", "thread"])
-def test_work_without_a_process_for_it_is_done_here(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_without_a_process_for_it_is_done_here(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home, whole, children = os.getpid(), threading.Thread.start, alive()
 
     def start(self: threading.Thread) -> None:

@@ -27,13 +27,16 @@ def drawn_rows(seed: int, count: int = 6, *, places: bool = True) -> Rows:
     def spans(limit: Any) -> Any:
         """Two different whole numbers in 0..limit, in order."""
         low = np.floor(rng.random(limit.shape) * limit).astype(np.int64)
-        return low, low + 1 + np.floor(rng.random(limit.shape) * (limit - low)).astype(np.int64)
+        return low, low + 1 + np.floor(rng.random(limit.shape) * (limit - low)).astype(
+            np.int64
+        )
 
     low, high = spans(rng.integers(1, 3000, (count, 2)))
     extent = high - low
     start = rng.random((count, 2)) * extent * 0.9
     windows = np.concatenate(
-        [start, start + (0.01 + 0.99 * rng.random((count, 2))) * (extent - start)], axis=1
+        [start, start + (0.01 + 0.99 * rng.random((count, 2))) * (extent - start)],
+        axis=1,
     )
     sizes = rng.integers(1, 1500, (count, 2))
     place = np.concatenate(spans(sizes[:, ::-1] - 1), axis=1)
@@ -53,10 +56,15 @@ def test_back_and_forth_is_where_it_was(seed: int, places: bool) -> None:
     rows = drawn_rows(seed, places=places)
     rng = np.random.default_rng(seed)
     which = rng.integers(0, len(rows), 40)
-    for points in (rng.uniform(-500, 4000, (40, 2)), rng.uniform(-500, 4000, (40, 7, 2))):
+    for points in (
+        rng.uniform(-500, 4000, (40, 2)),
+        rng.uniform(-500, 4000, (40, 7, 2)),
+    ):
         there = geometry.to_output(rows, which, points)
         assert there.shape == points.shape and there.dtype == np.float64
-        np.testing.assert_allclose(geometry.to_image(rows, which, there), points, rtol=1e-9, atol=1e-6)
+        np.testing.assert_allclose(
+            geometry.to_image(rows, which, there), points, rtol=1e-9, atol=1e-6
+        )
 
 
 @given(SEEDS, st.booleans())
@@ -64,11 +72,15 @@ def test_the_windows_corners_are_the_places_corners(seed: int, places: bool) -> 
     rows = geometry.upright(drawn_rows(seed, places=places))
     which = np.arange(len(rows))
     if not places:
-        assert (rows.placed[:, :2] == 0).all() and (rows.placed[:, 2:] == rows.sizes[:, ::-1]).all()
+        assert (rows.placed[:, :2] == 0).all() and (
+            rows.placed[:, 2:] == rows.sizes[:, ::-1]
+        ).all()
     corner = rows.regions[:, :2]
     first = geometry.to_output(rows, which, corner + rows.windows[:, :2])
     last = geometry.to_output(rows, which, corner + rows.windows[:, 2:])
-    np.testing.assert_allclose(np.concatenate([first, last], axis=1), rows.placed, rtol=1e-9, atol=1e-6)
+    np.testing.assert_allclose(
+        np.concatenate([first, last], axis=1), rows.placed, rtol=1e-9, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("turn", range(geometry.TURNS))
@@ -84,7 +96,9 @@ def test_a_point_goes_where_its_pixel_is_turned_to(turn: int, places: bool) -> N
         pixels = np.zeros((3, 4, 1), int)
         pixels[0:2, 1:3] = 1
         ys, xs = np.nonzero(turned(pixels, turn)[..., 0])
-        assert rows.placed.tolist() == [[xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]]
+        assert rows.placed.tolist() == [
+            [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]
+        ]
     before, numbers = geometry.upright(rows), np.arange(12).reshape(3, 4, 1)
     assert before.padded == (3, 4) and not before.turns.any()
     after = turned(numbers, turn)[..., 0]
@@ -94,13 +108,17 @@ def test_a_point_goes_where_its_pixel_is_turned_to(turn: int, places: bool) -> N
         ((row, column),) = np.argwhere(after == number)
         there = geometry.to_output(rows, np.array([0]), here)
         np.testing.assert_allclose(there, [[column + 0.5, row + 0.5]], atol=1e-6)
-        np.testing.assert_allclose(geometry.to_image(rows, np.array([0]), there), here, rtol=1e-9)
+        np.testing.assert_allclose(
+            geometry.to_image(rows, np.array([0]), there), here, rtol=1e-9
+        )
 
 
 def test_two_reflections_are_none() -> None:
     letter = np.array([[1, 1, 0], [1, 0, 1], [1, 1, 0], [1, 0, 1]])[..., None]
     rotations = [np.rot90(letter, quarter).tolist() for quarter in range(4)]
-    found = [turned(letter, turn).tolist() not in rotations for turn in range(geometry.TURNS)]
+    found = [
+        turned(letter, turn).tolist() not in rotations for turn in range(geometry.TURNS)
+    ]
     assert geometry.reflected(np.arange(geometry.TURNS)).tolist() == found
 
 
@@ -117,11 +135,15 @@ def test_boxes_keep_their_corners_in_order(seed: int) -> None:
     boxes = np.concatenate([corner, corner + rng.uniform(0.5, 500, (30, 2))], axis=1)
     moved = geometry.boxes_to_output(rows, which, boxes)
     assert (moved[:, 2:] > moved[:, :2]).all()
-    np.testing.assert_allclose(geometry.boxes_to_image(rows, which, moved), boxes, rtol=1e-9, atol=1e-6)
+    np.testing.assert_allclose(
+        geometry.boxes_to_image(rows, which, moved), boxes, rtol=1e-9, atol=1e-6
+    )
 
 
 def test_boxes_are_cut_at_the_edges() -> None:
-    boxes = np.array([[-5.0, -6.0, 3.0, 4.0], [2.0, 3.0, 50.0, 60.0], [30.0, 1.0, 40.0, 2.0]])
+    boxes = np.array(
+        [[-5.0, -6.0, 3.0, 4.0], [2.0, 3.0, 50.0, 60.0], [30.0, 1.0, 40.0, 2.0]]
+    )
     cut = geometry.clipped(boxes, np.array([10, 20, 20]), np.array([20, 10, 10]))
     assert cut.tolist() == [[0, 0, 3, 4], [2, 3, 10, 20], [10, 1, 10, 2]]
 
@@ -132,12 +154,19 @@ def test_rows_turned_together_are_those_turned_one_by_one(
 ) -> None:
     """A GPU turns a batch by a few launches, a CPU row by row; equal squares, and canvases with room."""
     drawn = drawn_rows(seed, places=False)
-    sizes = np.random.default_rng(seed).integers(sides[0], sides[1] + 1, (len(drawn), 2)) * 2
+    sizes = (
+        np.random.default_rng(seed).integers(sides[0], sides[1] + 1, (len(drawn), 2))
+        * 2
+    )
     rows = replace(drawn, sizes=sizes, canvas=(8, 8) if canvas else None)
     height, width = geometry.upright(rows).padded
-    pixels = torch.arange(len(rows) * height * width * 3).view(len(rows), height, width, 3)
+    pixels = torch.arange(len(rows) * height * width * 3).view(
+        len(rows), height, width, 3
+    )
     alone = _flips._turned_by_row(pixels, rows)
-    together = _flips._turned_together(pixels, rows, lambda values: to_device(values, pixels.device))
+    together = _flips._turned_together(
+        pixels, rows, lambda values: to_device(values, pixels.device)
+    )
     assert together.shape == alone.shape
     for row, (high, wide) in enumerate(sizes):
         assert torch.equal(together[row, :high, :wide], alone[row, :high, :wide])

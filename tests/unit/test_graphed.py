@@ -30,11 +30,15 @@ def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def made() -> Step:
     torch.manual_seed(0)
-    return composed(net(), Classification(np.zeros(SIZE, np.int64)), Optimisation(lr=0.1))
+    return composed(
+        net(), Classification(np.zeros(SIZE, np.int64)), Optimisation(lr=0.1)
+    )
 
 
 @pytest.mark.parametrize(
-    ("fails", "said"), [("", ""), ("capture", WHY), ("warm-up", WHY)], ids=["none", "capture", "warm-up"]
+    ("fails", "said"),
+    [("", ""), ("capture", WHY), ("warm-up", WHY)],
+    ids=["none", "capture", "warm-up"],
 )
 def test_one_rank_that_cannot_capture_keeps_all_eager(
     fails: str, said: str, monkeypatch: pytest.MonkeyPatch
@@ -67,7 +71,9 @@ def test_one_rank_that_cannot_capture_keeps_all_eager(
     assert [step.graphs is None for step in steps] == [bool(fails)] * 2
     assert sorted(captures) == ([] if fails == "warm-up" else [0, 1])
     for step in steps:
-        assert all(torch.equal(a, b) for a, b in zip(step.state_tensors(), before, strict=True))
+        assert all(
+            torch.equal(a, b) for a, b in zip(step.state_tensors(), before, strict=True)
+        )
 
 
 @pytest.mark.parametrize(
@@ -80,7 +86,11 @@ def test_one_rank_that_cannot_capture_keeps_all_eager(
     ids=["shapes", "optimizer", "nobody asked"],
 )
 def test_a_step_that_stays_eager_says_why_in_one_line(
-    one_shape: bool, capturable: bool, asked: bool | str, said: str, monkeypatch: pytest.MonkeyPatch
+    one_shape: bool,
+    capturable: bool,
+    asked: bool | str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     step: Any = SimpleNamespace(capturable=capturable)
@@ -125,11 +135,15 @@ def test_a_replay_reads_the_batch_it_is_given(monkeypatch: pytest.MonkeyPatch) -
         "current_stream": lambda: None,
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    step: Any = SimpleNamespace(clips=False, accumulate=1, micro_batch=lambda static, **_: static)
+    step: Any = SimpleNamespace(
+        clips=False, accumulate=1, micro_batch=lambda static, **_: static
+    )
 
     def batch(side: int, **targets: float) -> Batch:
         return Batch(
-            images=torch.full((2, 3, side, side), 1.5 * side).to(memory_format=torch.channels_last),
+            images=torch.full((2, 3, side, side), 1.5 * side).to(
+                memory_format=torch.channels_last
+            ),
             sizes=torch.full((2, 2), side),
             targets={name: torch.full((2,), value) for name, value in targets.items()},
             valid=torch.tensor([True, side == 4]),
@@ -139,9 +153,17 @@ def test_a_replay_reads_the_batch_it_is_given(monkeypatch: pytest.MonkeyPatch) -
     statics = [batch(side, labels=0.0, weights=0.0) for side in (4, 8)]
     graphs = graphed.Graphs(step, statics)
     statics[0].images.zero_()
-    static: Any = graphs.replay(batch(4, weights=3.0, labels=2.0), last=True, want_norm=True)
-    assert static is statics[0] and bool((static.images == 6.0).all()) and static.valid.all()
-    assert static.targets["labels"].tolist() == [2.0, 2.0] and static.targets["weights"].tolist() == [
+    static: Any = graphs.replay(
+        batch(4, weights=3.0, labels=2.0), last=True, want_norm=True
+    )
+    assert (
+        static is statics[0]
+        and bool((static.images == 6.0).all())
+        and static.valid.all()
+    )
+    assert static.targets["labels"].tolist() == [2.0, 2.0] and static.targets[
+        "weights"
+    ].tolist() == [
         3.0,
         3.0,
     ]

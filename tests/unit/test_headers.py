@@ -19,8 +19,21 @@ from dataset.images.headers import FOLLOWED, parse, read_header
 from dataset.scan.byte_ranges import Files
 from dataset.scan.manifest import Rejected
 
-SAMPLES = Path(os.environ.get("SATURATE_SAMPLES") or Path(__file__).parents[3] / "shared" / "data")
-COMPONENTS = {"1": 1, "L": 1, "P": 1, "I": 1, "I;16": 1, "I;16B": 1, "LA": 2, "RGB": 3, "RGBA": 4, "CMYK": 4}
+SAMPLES = Path(
+    os.environ.get("SATURATE_SAMPLES") or Path(__file__).parents[3] / "shared" / "data"
+)
+COMPONENTS = {
+    "1": 1,
+    "L": 1,
+    "P": 1,
+    "I": 1,
+    "I;16": 1,
+    "I;16B": 1,
+    "LA": 2,
+    "RGB": 3,
+    "RGBA": 4,
+    "CMYK": 4,
+}
 ORIENTATION = 0x0112
 
 
@@ -30,10 +43,15 @@ def header(path: bytes) -> Header:
 
 
 def encoded(
-    mode: str = "RGB", size: tuple[int, int] = (37, 23), format: str = "JPEG", **options: Any
+    mode: str = "RGB",
+    size: tuple[int, int] = (37, 23),
+    format: str = "JPEG",
+    **options: Any,
 ) -> bytes:
     """An image file of width, height `size`."""
-    noise = np.random.default_rng(7).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
+    noise = np.random.default_rng(7).integers(
+        0, 255, (size[1], size[0], 3), dtype=np.uint8
+    )
     image = Image.fromarray(noise)
     if mode == "I;16":
         image = Image.fromarray(noise[..., 0].astype(np.uint16) * 257)
@@ -46,7 +64,9 @@ def encoded(
 
 def exif(orientation: int, order: str = ">") -> bytes:
     mark = b"MM" if order == ">" else b"II"
-    tags = struct.pack(order + "HIHHHIHHI", 42, 8, 1, ORIENTATION, 3, 1, orientation, 0, 0)
+    tags = struct.pack(
+        order + "HIHHHIHHI", 42, 8, 1, ORIENTATION, 3, 1, orientation, 0, 0
+    )
     return b"Exif\0\0" + mark + tags
 
 
@@ -62,7 +82,9 @@ FILES = {
     "jpeg exif big endian": encoded(exif=exif(6)),
     "jpeg exif little endian": encoded(exif=exif(8, "<")),
     "jpeg exif of no meaning": encoded(exif=exif(0)),
-    "jpeg behind a profile of 300 kB": encoded(icc_profile=bytes(300_000), exif=exif(3)),
+    "jpeg behind a profile of 300 kB": encoded(
+        icc_profile=bytes(300_000), exif=exif(3)
+    ),
     "jpeg tall": encoded(size=(1, 1999)),
     "png rgb": encoded(format="PNG"),
     "png rgba": encoded("RGBA", format="PNG"),
@@ -101,7 +123,9 @@ FILES = {
 def assert_like_pillow(found: Header, content: bytes) -> None:
     with Image.open(io.BytesIO(content)) as image:
         assert (found.height, found.width) == (image.height, image.width)
-        assert FORMATS[found.format].upper() == ("JPEG" if image.format == "MPO" else image.format)
+        assert FORMATS[found.format].upper() == (
+            "JPEG" if image.format == "MPO" else image.format
+        )
         assert found.components == COMPONENTS[image.mode]
         # Pillow opens a GIF or BMP whose colour table is grey as L
         if image.mode == "P" or image.format in ("PNG", "TIFF"):
@@ -122,8 +146,14 @@ def test_header_is_pillows(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("folder", ["imagenet_sample", "coco_sample"])
 def test_header_is_pillows_on_real_images(folder: str) -> None:
     if not SAMPLES.is_dir():
-        pytest.skip(f"no real images in {SAMPLES}; set SATURATE_SAMPLES to a folder that holds {folder}")
-    paths = [path for path in (SAMPLES / folder).rglob("*") if path.suffix in (".JPEG", ".jpg")]
+        pytest.skip(
+            f"no real images in {SAMPLES}; set SATURATE_SAMPLES to a folder that holds {folder}"
+        )
+    paths = [
+        path
+        for path in (SAMPLES / folder).rglob("*")
+        if path.suffix in (".JPEG", ".jpg")
+    ]
     assert len(paths) == {"imagenet_sample": 200, "coco_sample": 72}[folder]
     for path in paths:
         found = header(os.fsencode(path))
@@ -140,24 +170,38 @@ def test_header_is_pillows_on_real_images(folder: str) -> None:
 
 
 def test_depth_is_bits_a_component() -> None:
-    depths = {"png 16 bit": 16, "png 1 bit": 1, "pgm 16 bit": 16, "pbm": 1, "tiff 16 bit": 16, "jpeg rgb": 8}
-    assert {name: parse(FILES[name], len(FILES[name])).depth for name in depths} == depths
+    depths = {
+        "png 16 bit": 16,
+        "png 1 bit": 1,
+        "pgm 16 bit": 16,
+        "pbm": 1,
+        "tiff 16 bit": 16,
+        "jpeg rgb": 8,
+    }
+    assert {
+        name: parse(FILES[name], len(FILES[name])).depth for name in depths
+    } == depths
 
 
 @pytest.mark.parametrize(
-    ("marker", "stored_as_rgb"), [("adobe", True), ("none", True), ("jfif", False), ("adobe ycc", False)]
+    ("marker", "stored_as_rgb"),
+    [("adobe", True), ("none", True), ("jfif", False), ("adobe ycc", False)],
 )
 def test_jpegs_stored_as_rgb(marker: str, stored_as_rgb: bool) -> None:
     """libjpeg decides: flat red stays red, or is taken for YCbCr."""
     buffer = io.BytesIO()
-    Image.new("RGB", (16, 16), (200, 30, 20)).save(buffer, "JPEG", quality=100, keep_rgb=True)
+    Image.new("RGB", (16, 16), (200, 30, 20)).save(
+        buffer, "JPEG", quality=100, keep_rgb=True
+    )
     content = buffer.getvalue()
     begin = content.index(b"\xff\xee")
     adobe, rest = content[begin : begin + 16], content[begin + 16 :]
     jfif = b"\xff\xe0\0\x10JFIF\0\1\1\0\0\1\0\1\0\0"
     content = (
         content[:begin]
-        + {"adobe": adobe, "none": b"", "jfif": jfif, "adobe ycc": adobe[:15] + b"\1"}[marker]
+        + {"adobe": adobe, "none": b"", "jfif": jfif, "adobe ycc": adobe[:15] + b"\1"}[
+            marker
+        ]
         + rest
     )
     pixel = np.asarray(Image.open(io.BytesIO(content)))[8, 8]
@@ -177,7 +221,9 @@ def test_jpegs_stored_as_rgb(marker: str, stored_as_rgb: bool) -> None:
         ((0x22, 0x11, 0x21), "other"),
     ],
 )
-def test_chroma_from_sampling_factors(factors: tuple[int, int, int], chroma: str) -> None:
+def test_chroma_from_sampling_factors(
+    factors: tuple[int, int, int], chroma: str
+) -> None:
     frame = struct.pack(">BHHB", 8, 5, 9, 3) + b"".join(
         bytes([i, factor, 0]) for i, factor in enumerate(factors)
     )
@@ -188,14 +234,22 @@ def test_chroma_from_sampling_factors(factors: tuple[int, int, int], chroma: str
 
 def test_stray_and_fill_bytes_before_a_marker_are_skipped() -> None:
     content = FILES["jpeg rgb"]
-    odd = content[:2] + b"\xff\xff\xff" + content[3:20] + b"\x00\x13\xff\x00" + content[20:]
+    odd = (
+        content[:2]
+        + b"\xff\xff\xff"
+        + content[3:20]
+        + b"\x00\x13\xff\x00"
+        + content[20:]
+    )
     assert parse(odd, len(odd)).width == parse(content, len(content)).width
 
 
 def chunks(content: bytes) -> list[int]:
     found = [8]
     while content[found[-1] + 4 : found[-1] + 8] != b"IEND":
-        found.append(found[-1] + 12 + int.from_bytes(content[found[-1] : found[-1] + 4], "big"))
+        found.append(
+            found[-1] + 12 + int.from_bytes(content[found[-1] : found[-1] + 4], "big")
+        )
     return found
 
 
@@ -205,21 +259,35 @@ def test_what_is_whole() -> None:
     assert len(chunks(png)) > 3
     whole = [jpeg, jpeg + bytes(30), png, png + b"more"]
     whole += [jpeg[:scan] + b"\xff\xff" + jpeg[scan:], jpeg[:2] + b"\xff" + jpeg[2:]]
-    assert [parse(content, len(content)).whole for content in whole] == [True] * len(whole)
+    assert [parse(content, len(content)).whole for content in whole] == [True] * len(
+        whole
+    )
     odd = [jpeg[:-2], jpeg[:-2] + bytes(2)]
     odd += [jpeg[:20] + between + jpeg[20:] for between in (b"\0", b"\xff\xd0")]
     odd += [
         jpeg[:scan] + between + jpeg[scan:]
-        for between in (b"\0", b"\xff\0", b"\xff\xd8", b"\xff\xd9", b"\xff\xfe\0\1", b"\xff\xfe\x7f\0")
+        for between in (
+            b"\0",
+            b"\xff\0",
+            b"\xff\xd8",
+            b"\xff\xd9",
+            b"\xff\xfe\0\1",
+            b"\xff\xfe\x7f\0",
+        )
     ]
     odd += [jpeg[: scan + 1] + b"\xff\xd9", png[:-1], png[:end], png[: end - 20]]
     odd += [png[:data] + b"\0" + png[data:], png[: data + 20] + png[data + 21 :]]
     table = jpeg.index(b"\xff\xc4")
-    odd += [jpeg[:table] + b"\xff\xc5" + jpeg[table + 2 :], png[:8] + b"\0\0\0\5" + png[12:]]
+    odd += [
+        jpeg[:table] + b"\xff\xc5" + jpeg[table + 2 :],
+        png[:8] + b"\0\0\0\5" + png[12:],
+    ]
     assert [parse(content, len(content)).whole for content in odd] == [False] * len(odd)
 
 
-def test_a_large_png_is_not_read_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_png_is_not_read_from_end_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """libpng writes 8 KiB a chunk: a scan would read the whole data set."""
     whole = encoded(size=(400, 400), format="PNG")
     data = chunks(whole)[1]
@@ -227,7 +295,9 @@ def test_a_large_png_is_not_read_from_end_to_end(tmp_path: Path, monkeypatch: py
     parts = [pixels[at : at + 2000] for at in range(0, len(pixels), 2000)]
     content = (
         whole[:data]
-        + b"".join(struct.pack(">I", len(part)) + b"IDAT" + part + bytes(4) for part in parts)
+        + b"".join(
+            struct.pack(">I", len(part)) + b"IDAT" + part + bytes(4) for part in parts
+        )
         + whole[-12:]
     )
     assert len(parts) > 200
@@ -243,9 +313,10 @@ def test_a_large_png_is_not_read_from_end_to_end(tmp_path: Path, monkeypatch: py
         reads[0] = 0
         assert header(os.fsencode(tmp_path / "a.png")).whole is expected
         assert reads[0] <= FOLLOWED + 2
-    assert not parse(content[:-500], len(content) - 500).whole and parse(content, len(content)).whole, (
-        "at hand it costs nothing"
-    )
+    assert (
+        not parse(content[:-500], len(content) - 500).whole
+        and parse(content, len(content)).whole
+    ), "at hand it costs nothing"
 
 
 def test_damaged_exif_costs_no_sample() -> None:
@@ -277,10 +348,16 @@ def test_first_frame_of_a_gif_may_be_larger_than_its_screen() -> None:
         (b"P5 is how this text begins", "PPM header is cut short"),
         (FILES["jpeg rgb"][:40], "JPEG header is cut short"),
         (b"\xff\xd8\xff\xd9", "JPEG has no frame header"),
-        (b"\xff\xd8" + segment(0xC0, struct.pack(">BHHB", 8, 0, 9, 1) + b"\0\x11\0"), "JPEG of 9 x 0 pixels"),
+        (
+            b"\xff\xd8" + segment(0xC0, struct.pack(">BHHB", 8, 0, 9, 1) + b"\0\x11\0"),
+            "JPEG of 9 x 0 pixels",
+        ),
         (FILES["png rgb"][:33], "PNG header is cut short"),
         (FILES["tiff rgb"][:9], "TIFF header is cut short"),
-        (encoded("F", format="TIFF"), "TIFF has 32 bits a component, which say no range; save it with 8 or"),
+        (
+            encoded("F", format="TIFF"),
+            "TIFF has 32 bits a component, which say no range; save it with 8 or",
+        ),
     ],
 )
 def test_reason_is_said(content: bytes, reason: str) -> None:
@@ -317,11 +394,20 @@ def test_any_damage_gives_a_header_or_a_reason(
     survives(bytes(content[:end]))
 
 
-BEGINS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"RIFF\0\0\0\0WEBPVP8X")
+BEGINS = (
+    b"\xff\xd8\xff",
+    b"\x89PNG\r\n\x1a\n",
+    b"GIF89a",
+    b"BM",
+    b"RIFF\0\0\0\0WEBPVP8X",
+)
 
 
 @settings(max_examples=250)
-@given(magic=st.sampled_from([*BEGINS, b"II*\0", b"MM\0+", b"P6 ", b""]), rest=st.binary(max_size=300))
+@given(
+    magic=st.sampled_from([*BEGINS, b"II*\0", b"MM\0+", b"P6 ", b""]),
+    rest=st.binary(max_size=300),
+)
 def test_random_bytes_give_a_header_or_a_reason(magic: bytes, rest: bytes) -> None:
     survives(magic + rest)
 

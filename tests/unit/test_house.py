@@ -25,7 +25,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"system"},
     "dataset": {"contracts", "system", "plan.draws"},
     "loaders": {"contracts", "system", "dataset", "plan"},
-    "tasks": {"contracts", "system", "settings", "models", "dataset", "plan", "loaders"},
+    "tasks": {
+        "contracts",
+        "system",
+        "settings",
+        "models",
+        "dataset",
+        "plan",
+        "loaders",
+    },
     "engine": {"contracts", "system", "settings"},
     "report": {"contracts", "system", "settings"},
 }
@@ -41,10 +49,17 @@ def files(folder: Path = ROOT) -> Iterator[Path]:
     is hidden or left by runs.
     """
     listed = subprocess.run(
-        ["git", "-C", str(folder), "ls-files", "-z"], capture_output=True, text=True, check=False
+        ["git", "-C", str(folder), "ls-files", "-z"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if (folder / ".git").exists() and listed.returncode == 0:
-        yield from (Path(name) for name in listed.stdout.split("\0") if name and (folder / name).is_file())
+        yield from (
+            Path(name)
+            for name in listed.stdout.split("\0")
+            if name and (folder / name).is_file()
+        )
         return
     for place, folders, names in os.walk(folder):
         top = Path(place) == folder
@@ -55,7 +70,11 @@ def files(folder: Path = ROOT) -> Iterator[Path]:
             and name != "__pycache__"
             and not (top and name in {"runs", "shared"})
         ]
-        yield from (Path(place, name).relative_to(folder) for name in sorted(names) if name != ".venv.lock")
+        yield from (
+            Path(place, name).relative_to(folder)
+            for name in sorted(names)
+            if name != ".venv.lock"
+        )
 
 
 def python() -> list[Path]:
@@ -89,7 +108,9 @@ def names_no_test(pattern: str) -> bool:
     path, _, name = pattern.partition("::")
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     tests = [
-        node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
     ]
     return not any(fnmatchcase(test, name.partition("[")[0]) for test in tests)
 
@@ -102,9 +123,18 @@ def test_sweeps_are_of_tests_that_are_there() -> None:
 @pytest.mark.parametrize(
     ("test", "sweep"),
     [
-        ("tests/conformance/test_signals.py::test_ctrl_c_to_the_program_alone[pyav]", True),
-        ("tests/conformance/test_signals.py::test_ctrl_c_to_the_program_alone[dali-fed]", False),
-        ("tests/gpu/test_conformance.py::test_ctrl_c_to_the_program_alone[pyav]", False),
+        (
+            "tests/conformance/test_signals.py::test_ctrl_c_to_the_program_alone[pyav]",
+            True,
+        ),
+        (
+            "tests/conformance/test_signals.py::test_ctrl_c_to_the_program_alone[dali-fed]",
+            False,
+        ),
+        (
+            "tests/gpu/test_conformance.py::test_ctrl_c_to_the_program_alone[pyav]",
+            False,
+        ),
         ("tests/unit/test_settings_read.py::test_compile", False),
     ],
 )
@@ -119,8 +149,16 @@ def imported(source: str) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield "." * node.level + (node.module or "")
-        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        elif (
+            isinstance(node, ast.Call)
+            and node.args
+            and isinstance(node.args[0], ast.Constant)
+        ):
+            called = (
+                node.func.attr
+                if isinstance(node.func, ast.Attribute)
+                else getattr(node.func, "id", "")
+            )
             if called in ("import_module", "__import__"):
                 yield str(node.args[0].value)
 
@@ -130,10 +168,16 @@ def trespasses(path: Path, source: str) -> list[str]:
     found = []
     for module in imported(source):
         other = module.partition(".")[0]
-        allowed = EVERYTHING | ROOMS if room in EVERYTHING else MAY_IMPORT[room] | {room}
+        allowed = (
+            EVERYTHING | ROOMS if room in EVERYTHING else MAY_IMPORT[room] | {room}
+        )
         if module.startswith("."):
             found.append(f"{path} imports {module}: imports name the room")
-        elif other in ROOMS and not {other, module} & allowed and (str(path), other) not in FOR_HELP:
+        elif (
+            other in ROOMS
+            and not {other, module} & allowed
+            and (str(path), other) not in FOR_HELP
+        ):
             found.append(f"{path} imports {module}")
     return found
 
@@ -143,7 +187,9 @@ def test_imports_run_one_way() -> None:
         "a new room needs a line in MAY_IMPORT"
     )
     found = [
-        line for path in python() for line in trespasses(path, (ROOT / path).read_text(encoding="utf-8"))
+        line
+        for path in python()
+        for line in trespasses(path, (ROOT / path).read_text(encoding="utf-8"))
     ]
     assert not found, "\n".join(found)
 
@@ -152,9 +198,17 @@ def test_imports_run_one_way() -> None:
     ("path", "source", "wrong"),
     [
         ("engine/loop.py", "from plan.epoch import ImagePlan", True),
-        ("engine/loop.py", "def f():\n    import loaders.images.torchvision as x", True),
+        (
+            "engine/loop.py",
+            "def f():\n    import loaders.images.torchvision as x",
+            True,
+        ),
         ("models/x.py", "if TYPE_CHECKING:\n    from contracts import Batch", True),
-        ("loaders/x.py", "import importlib\nimportlib.import_module('tasks.classification')", True),
+        (
+            "loaders/x.py",
+            "import importlib\nimportlib.import_module('tasks.classification')",
+            True,
+        ),
         ("dataset/sources/x.py", "from ..manifest import Images", True),
         ("report/x.py", "import os, engine", True),
         ("contracts.py", "from settings import config", True),
@@ -173,8 +227,12 @@ def test_a_planted_import_is_caught(path: str, source: str, wrong: bool) -> None
 
 def test_contracts_import_torch_for_types_alone() -> None:
     tree = ast.parse((ROOT / "contracts.py").read_text(encoding="utf-8"))
-    at_run_time = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    assert "torch" not in {name for node in at_run_time for name in imported(ast.unparse(node))}
+    at_run_time = [
+        node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    assert "torch" not in {
+        name for node in at_run_time for name in imported(ast.unparse(node))
+    }
     assert "torch" in set(imported(ast.unparse(tree)))
 
 
@@ -194,9 +252,13 @@ def made_paths(source: str) -> list[str]:
 
 
 def test_only_a_source_turns_a_sample_into_a_path() -> None:
-    there = [path for path in python() if path.parts[0].removesuffix(".py") in OF_SAMPLES]
+    there = [
+        path for path in python() if path.parts[0].removesuffix(".py") in OF_SAMPLES
+    ]
     found = [
-        f"{path}: {call}" for path in there for call in made_paths((ROOT / path).read_text(encoding="utf-8"))
+        f"{path}: {call}"
+        for path in there
+        for call in made_paths((ROOT / path).read_text(encoding="utf-8"))
     ]
     assert not found, "\n".join(found)
     assert made_paths(
@@ -213,15 +275,17 @@ def bare_folders(paths: list[Path]) -> set[Path]:
 
 def test_every_folder_is_a_package() -> None:
     assert not bare_folders(python())
-    assert bare_folders([Path("train.py"), Path("a/__init__.py"), Path("a/x.py"), Path("a/b/y.py")]) == {
-        Path("a/b")
-    }
+    assert bare_folders(
+        [Path("train.py"), Path("a/__init__.py"), Path("a/x.py"), Path("a/b/y.py")]
+    ) == {Path("a/b")}
 
 
 def backwards(source: str) -> int:
     nodes = ast.walk(ast.parse(source))
     return sum(
-        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "backward"
         for node in nodes
     )
 
@@ -241,7 +305,9 @@ def test_one_training_step_in_the_repository() -> None:
 
 
 # Written in pieces, so that this file does not break its own rule.
-LEFT_OVER = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X"]) + r")\b")
+LEFT_OVER = re.compile(
+    r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X"]) + r")\b"
+)
 OF_A_MACHINE = re.compile(
     r"(?<![\w.~$}])/("
     + "|".join(["wo" + "rk", "ro" + "ot", "Us" + "ers", "ho" + r"me/(?!saturate\b)\w+"])
@@ -279,20 +345,26 @@ def test_nothing_is_left_over_and_no_path_is_one_machines() -> None:
         (OF_A_MACHINE, "https://example.org/wo" + "rk/x and docs/wo" + "rk/y", False),
     ],
 )
-def test_a_planted_word_is_caught(rule: re.Pattern[str], text: str, wrong: bool) -> None:
+def test_a_planted_word_is_caught(
+    rule: re.Pattern[str], text: str, wrong: bool
+) -> None:
     assert bool(rule.search(text)) is wrong
 
 
 def test_the_map_is_what_its_program_writes() -> None:
     page = make_map.page(sorted(str(path) for path in files()))
-    assert (ROOT / "docs" / "map.md").read_text(encoding="utf-8") == page, "python -m scripts.make_map"
+    assert (ROOT / "docs" / "map.md").read_text(encoding="utf-8") == page, (
+        "python -m scripts.make_map"
+    )
 
 
 def test_the_map_is_made_of_first_sentences(tmp_path: Path) -> None:
     for name in make_map.ROOMS:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f'"""Room {name}."""')
-    (tmp_path / "plan" / "order.py").write_text('"""The order\nof a.py; must not know. And more."""')
+    (tmp_path / "plan" / "order.py").write_text(
+        '"""The order\nof a.py; must not know. And more."""'
+    )
     (tmp_path / "scripts" / "run.sh").write_text("#!/bin/sh\n# Runs it. Twice.\n")
     names = ["plan/__init__.py", "plan/order.py", "scripts/run.sh", "tests/test_x.py"]
     page = make_map.page(names, tmp_path)

@@ -39,14 +39,19 @@ def left_out(columns: Images) -> list[str]:
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "txt"])
 def test_samples_are_the_lines_in_their_order(ending: str, data: Path) -> None:
-    text = f"train/bee/1.jpg 3\n{data}/train/ant/0.jpg 0\n./other/2.jpg 3\nother/2.jpg 3\n"
+    text = (
+        f"train/bee/1.jpg 3\n{data}/train/ant/0.jpg 0\n./other/2.jpg 3\nother/2.jpg 3\n"
+    )
     split = opened(data, text, at=f"train.{ending}")
     wanted = ["train/bee/1.jpg", "train/ant/0.jpg", "other/2.jpg", "other/2.jpg"]
     assert paths(split) == [f"{data}/{name}" for name in wanted]
     assert [split.columns.entry(i).decode() for i in range(4)] == wanted, (
         "as those of a folder, wherever it lies"
     )
-    assert (split.columns.label.tolist(), split.columns.classes) == ([3, 0, 3, 3], ("0", "1", "2", "3"))
+    assert (split.columns.label.tolist(), split.columns.classes) == (
+        [3, 0, 3, 3],
+        ("0", "1", "2", "3"),
+    )
     assert split.columns.rejected == 0, "classes between numbers are not told"
     assert [split.source.read(sample) for sample in range(4)] == [PNG, JPEG, JPEG, JPEG]
 
@@ -58,7 +63,9 @@ def test_samples_are_the_lines_in_their_order(ending: str, data: Path) -> None:
         *(("../train.csv", begin) for begin in ("train/", "", "data/train/")),
     ],
 )
-def test_paths_begin_at_the_list_the_data_or_the_split(begin: str, at: str, data: Path) -> None:
+def test_paths_begin_at_the_list_the_data_or_the_split(
+    begin: str, at: str, data: Path
+) -> None:
     split = opened(data, f"{begin}ant/0.jpg cat\n{begin}bee/1.jpg dog\n", at=at)
     assert [os.path.realpath(path) for path in paths(split)] == [
         f"{data}/train/ant/0.jpg",
@@ -70,14 +77,19 @@ def test_one_stray_file_does_not_say_where_paths_begin(data: Path) -> None:
     fill(data, {"ant/0.jpg": PNG, "train/classes.txt": b"cat\ndog\n"})
     split = opened(data, "ant/0.jpg 0\nbee/1.jpg 1\n")
     assert paths(split) == [f"{data}/train/ant/0.jpg", f"{data}/train/bee/1.jpg"]
-    assert split.columns.classes == ("cat", "dog"), "classes.txt may lie in train/ alone"
+    assert split.columns.classes == ("cat", "dog"), (
+        "classes.txt may lie in train/ alone"
+    )
 
 
 @pytest.mark.parametrize(
     ("line", "why"),
     [
         ("cat,other/2.jpg", "has its labels before its paths; a line is 'path label'"),
-        ("other\\2.jpg,cat", "No such file or directory; folders are separated by '/' here"),
+        (
+            "other\\2.jpg,cat",
+            "No such file or directory; folders are separated by '/' here",
+        ),
         ("C:\\set\\other\\2.jpg,cat", "it is a path of Windows"),
         ("cafe\u0301/2.jpg,cat", "its accents are in another form of Unicode"),
         ("caf\udce9/2.jpg,cat", "the list is not in UTF-8, and names there are"),
@@ -108,7 +120,9 @@ def test_files_elsewhere_keep_their_absolute_path(data: Path, tmp_path: Path) ->
 def test_what_is_left_out_is_told_and_classes_stay(data: Path) -> None:
     fill(data, {"other/x.jpg": b"no image"})
     split = opened(data, "file,class\nother/2.jpg,cat\nother/x.jpg,dog\ngone.jpg,eel\n")
-    assert split.columns.classes == ("cat", "dog", "eel") and paths(split) == [f"{data}/other/2.jpg"]
+    assert split.columns.classes == ("cat", "dog", "eel") and paths(split) == [
+        f"{data}/other/2.jpg"
+    ]
     assert left_out(split.columns) == [
         "train.csv\tline 1 is a heading: file,class",
         "x.jpg\tno known image format (starts with 6e 6f 20 69 6d 61 67 65)",
@@ -131,7 +145,9 @@ def test_it_is_found_again_and_a_change_is_seen(data: Path) -> None:
             (data / "train.csv").write_text(text)
         cache = data.parent / "cache"
         found, new = scanned(
-            lambda say: image_list.open(data, "train", cache=cache, progress=say).columns,
+            lambda say: (
+                image_list.open(data, "train", cache=cache, progress=say).columns
+            ),
         )
         return len(found), new
 
@@ -147,9 +163,18 @@ def test_it_is_found_again_and_a_change_is_seen(data: Path) -> None:
     ("text", "said"),
     [
         ("", "train.csv is empty; a line is 'path label'"),
-        ("path,label", "train.csv has no row behind its heading; a line is 'path label'"),
-        ("a.jpg,0\nb.jpg\nc.jpg,1", "train.csv line 2 is 'b.jpg'; a line is 'path label'"),
-        ("a.jpg 0", "no image in .*train.csv; left out: 1, first .*a.jpg: cannot be read"),
+        (
+            "path,label",
+            "train.csv has no row behind its heading; a line is 'path label'",
+        ),
+        (
+            "a.jpg,0\nb.jpg\nc.jpg,1",
+            "train.csv line 2 is 'b.jpg'; a line is 'path label'",
+        ),
+        (
+            "a.jpg 0",
+            "no image in .*train.csv; left out: 1, first .*a.jpg: cannot be read",
+        ),
         ("a.jpg 0\nb.jpg x", "line 1 has the label '0' and line 2 'x'"),
     ],
 )
@@ -161,14 +186,21 @@ def test_mistakes(text: str, said: str, data: Path) -> None:
 
 def test_two_lists_of_a_split(data: Path) -> None:
     (data / "train.tsv").write_text("other/2.jpg\t0")
-    with pytest.raises(UserError, match=r"train\.csv and train\.tsv are both lists of train; remove one"):
+    with pytest.raises(
+        UserError,
+        match=r"train\.csv and train\.tsv are both lists of train; remove one",
+    ):
         opened(data, "other/2.jpg 0")
 
 
 def test_classes_of_validation_are_those_of_training(data: Path) -> None:
     split = opened(data, "other/2.jpg dog\n", classes=("cat", "dog"))
-    assert (split.columns.label.tolist(), split.columns.classes) == ([1], ("cat", "dog"))
+    assert (split.columns.label.tolist(), split.columns.classes) == (
+        [1],
+        ("cat", "dog"),
+    )
     with pytest.raises(
-        UserError, match="line 1 has the label 'eel', which is none of the 2 classes of the train"
+        UserError,
+        match="line 1 has the label 'eel', which is none of the 2 classes of the train",
     ):
         opened(data, "other/2.jpg eel\n", classes=("cat", "dog"))

@@ -52,35 +52,56 @@ def devkit() -> bytes:
     data = "ILSVRC2012_devkit_t12/data"
     numbers = b"1\n2\n"
     return tar(
-        {f"{data}/meta.mat": made.getvalue(), f"{data}/ILSVRC2012_validation_ground_truth.txt": numbers},
+        {
+            f"{data}/meta.mat": made.getvalue(),
+            f"{data}/ILSVRC2012_validation_ground_truth.txt": numbers,
+        },
         mode="w:gz",
     )
 
 
 def archives(folder: Path, train: dict[str, bytes] = TRAIN, link: str = "") -> None:
     inner = {
-        f"{wnid}.tar": tar({name[10:]: content for name, content in train.items() if name[:9] == wnid}, link)
+        f"{wnid}.tar": tar(
+            {name[10:]: content for name, content in train.items() if name[:9] == wnid},
+            link,
+        )
         for wnid in CLASSES
     }
     val = tar({name[10:]: content for name, content in VAL.items()})
-    fill(folder, {"ILSVRC2012_img_train.tar": tar(inner), "ILSVRC2012_img_val.tar": val})
+    fill(
+        folder, {"ILSVRC2012_img_train.tar": tar(inner), "ILSVRC2012_img_val.tar": val}
+    )
 
 
 def kaggle(folder: Path) -> None:
-    train = {f"{imagenet.KAGGLE}/train/{name}": content for name, content in TRAIN.items()}
-    val = {f"{imagenet.KAGGLE}/val/{name[10:]}": content for name, content in VAL.items()}
+    train = {
+        f"{imagenet.KAGGLE}/train/{name}": content for name, content in TRAIN.items()
+    }
+    val = {
+        f"{imagenet.KAGGLE}/val/{name[10:]}": content for name, content in VAL.items()
+    }
     lines = [f"{name[10:-5]},{name[:9]} 1 2 3 4 {name[:9]} 5 6 7 8" for name in VAL]
     solution = "\n".join(["ImageId,PredictionString", *lines]).encode()
     fill(folder, train | val | {imagenet.SOLUTION: solution})
 
 
 def run(folder: Path, target: Path, *more: str) -> int:
-    command = [str(target), "--from", str(folder), "--manifest-dir", str(folder.parent / "cache"), *more]
+    command = [
+        str(target),
+        "--from",
+        str(folder),
+        "--manifest-dir",
+        str(folder.parent / "cache"),
+        *more,
+    ]
     return imagenet.main(command)
 
 
 @pytest.mark.parametrize(
-    ("truth", "form"), [("devkit", "folder"), ("synsets", "tar"), ("kaggle", "folder")], ids=str
+    ("truth", "form"),
+    [("devkit", "folder"), ("synsets", "tar"), ("kaggle", "folder")],
+    ids=str,
 )
 def test_all_forms_give_the_same_images(truth: str, form: str, tmp_path: Path) -> None:
     folder = tmp_path / "published"
@@ -99,10 +120,13 @@ def test_all_forms_give_the_same_images(truth: str, form: str, tmp_path: Path) -
         assert columns.classes == CLASSES
         names = [columns.entry(sample).decode() for sample in range(len(columns))]
         images = {
-            name.removeprefix(f"{split}/"): found.source.read(sample) for sample, name in enumerate(names)
+            name.removeprefix(f"{split}/"): found.source.read(sample)
+            for sample, name in enumerate(names)
         }
         assert images == expected
-        assert [CLASSES[label] for label in columns.label] == [name.split("/")[-2] for name in names]
+        assert [CLASSES[label] for label in columns.label] == [
+            name.split("/")[-2] for name in names
+        ]
 
 
 @pytest.mark.parametrize("form", ["archives", "kaggle"])
@@ -122,19 +146,25 @@ def test_images_that_are_left_out_are_counted_and_named(
         names.append(f"{CLASSES[0]}/{CLASSES[0]}_9.JPEG\ta link")
     assert run(folder, tmp_path / "to", "--any-count", "true") == 0
     said = capsys.readouterr()
-    (line,) = [line for line in (said.out + said.err).splitlines() if "left out" in line]
+    (line,) = [
+        line for line in (said.out + said.err).splitlines() if "left out" in line
+    ]
     assert f"train: {len(names)} left out" in line
     rejected = Path(line.partition("named in ")[2]).read_text()
     assert all(name in rejected for name in names)
     assert len(opened(tmp_path / "to")["train"].columns) == len(TRAIN)
 
 
-def test_counts_and_names_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_counts_and_names_are_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "published"
     kaggle(folder)
     assert run(folder, tmp_path / "to") == 2
     assert "train has 4 images, and ILSVRC2012 has 1,281,167" in capsys.readouterr().err
-    fill(folder, {f"{imagenet.KAGGLE}/train/{CLASSES[0]}/{CLASSES[1]}_7.JPEG": IMAGES[0]})
+    fill(
+        folder, {f"{imagenet.KAGGLE}/train/{CLASSES[0]}/{CLASSES[1]}_7.JPEG": IMAGES[0]}
+    )
     assert run(folder, tmp_path / "to", "--any-count", "true") == 2
     assert "which is no image of ILSVRC2012" in capsys.readouterr().err
     (folder / imagenet.SOLUTION).unlink()

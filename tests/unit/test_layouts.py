@@ -20,7 +20,9 @@ SPLITS = ("train", "val")
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    return make(tmp_path_factory.mktemp("clip") / "a.mp4", frames=6, size=(32, 32)).read_bytes()
+    return make(
+        tmp_path_factory.mktemp("clip") / "a.mp4", frames=6, size=(32, 32)
+    ).read_bytes()
 
 
 @pytest.fixture(params=["image", "video"])
@@ -38,21 +40,31 @@ def good(wanted: str, clip: bytes) -> tuple[str, bytes]:
 def data(tmp_path: Path, good: tuple[str, bytes]) -> Path:
     """Two classes of one file in each split."""
     ending, content = good
-    files = {f"{split}/{name}/0{ending}": content for split in SPLITS for name in ("ant", "bee")}
+    files = {
+        f"{split}/{name}/0{ending}": content
+        for split in SPLITS
+        for name in ("ant", "bee")
+    }
     return fill(tmp_path / "data", files)
 
 
-def reasons(data: Path, wanted: str, console: Console | None = None) -> dict[str, dict[str, str]]:
+def reasons(
+    data: Path, wanted: str, console: Console | None = None
+) -> dict[str, dict[str, str]]:
     """What is left out of each split: path below the split -> why; two samples are always kept."""
     found: dict[str, dict[str, str]] = {}
     for split, one in opened(data, videos=wanted == "video", console=console).items():
         assert len(names(one)) == 2 and one.columns.classes == ("ant", "bee")
         lines = (one.columns.folder / "rejected.txt").read_text().splitlines()
-        found[split] = dict(line[len(str(data / split)) + 1 :].split("\t") for line in lines)
+        found[split] = dict(
+            line[len(str(data / split)) + 1 :].split("\t") for line in lines
+        )
     return found
 
 
-def test_what_the_storage_puts_there_is_no_class(data: Path, wanted: str, good: tuple[str, bytes]) -> None:
+def test_what_the_storage_puts_there_is_no_class(
+    data: Path, wanted: str, good: tuple[str, bytes]
+) -> None:
     ending, content = good
     places = ("@eaDir/0", "lost+found", "ant/@eaDir/0", "$RECYCLE.BIN/S-1-5")
     for split in SPLITS:
@@ -62,7 +74,9 @@ def test_what_the_storage_puts_there_is_no_class(data: Path, wanted: str, good: 
     assert reasons(data, wanted) == dict.fromkeys(SPLITS, wrong)
 
 
-def test_links_to_storage_that_is_not_there(data: Path, wanted: str, good: tuple[str, bytes]) -> None:
+def test_links_to_storage_that_is_not_there(
+    data: Path, wanted: str, good: tuple[str, bytes]
+) -> None:
     """They are named, a class folder too, and are found again when it is there."""
     away, (ending, content) = data.parent / "away", good
     (data / "train" / "cat").symlink_to(away)
@@ -75,21 +89,33 @@ def test_links_to_storage_that_is_not_there(data: Path, wanted: str, good: tuple
     assert [len(one.columns) for one in found.values()] == [3, 3]
 
 
-def test_loose_files_are_named(data: Path, wanted: str, good: tuple[str, bytes]) -> None:
+def test_loose_files_are_named(
+    data: Path, wanted: str, good: tuple[str, bytes]
+) -> None:
     ending, content = good
     loose = {f"{number}{ending}": content for number in range(20)}
     for split in SPLITS:
-        fill(data / split, {**loose, "README.txt": b"text", "labels.csv": b"", ".DS_Store": b""})
-    assert reasons(data, wanted) == dict.fromkeys(SPLITS, dict.fromkeys(loose, "lies in no class folder"))
+        fill(
+            data / split,
+            {**loose, "README.txt": b"text", "labels.csv": b"", ".DS_Store": b""},
+        )
+    assert reasons(data, wanted) == dict.fromkeys(
+        SPLITS, dict.fromkeys(loose, "lies in no class folder")
+    )
 
 
-def test_an_empty_class_folder_is_a_note(data: Path, wanted: str, good: tuple[str, bytes]) -> None:
+def test_an_empty_class_folder_is_a_note(
+    data: Path, wanted: str, good: tuple[str, bytes]
+) -> None:
     for split in SPLITS:
         (data / split / "cat" / "deep").mkdir(parents=True)
     said = {"image": "class without an image", "video": "class without a video"}[wanted]
     assert reasons(data, wanted) == {split: {"cat": said} for split in SPLITS}
     fill(data / "val" / "cat" / "deep", {f"0{good[0]}": good[1]})
-    with pytest.raises(UserError, match=r"class folder 'cat' \(1 such\), which is none of the 2 classes"):
+    with pytest.raises(
+        UserError,
+        match=r"class folder 'cat' \(1 such\), which is none of the 2 classes",
+    ):
         reasons(data, wanted)
 
 
@@ -111,26 +137,36 @@ def test_a_folder_too_many(data: Path, wanted: str, good: tuple[str, bytes]) -> 
     with pytest.raises(UserError, match="class folder 'ant'"):  # of val
         opened(data, videos=wanted == "video", console=console)
     said = "train: one class alone, 'train', so there is nothing to learn; all files lie in folders below, "
-    assert console.warnings == [f"{said}as train/ant/0{good[0]}: is there a folder too many?"]
+    assert console.warnings == [
+        f"{said}as train/ant/0{good[0]}: is there a folder too many?"
+    ]
 
 
 def test_a_folder_too_many_in_val(data: Path, wanted: str) -> None:
     (data / "val").rename(data / "old")
     (data / "val").mkdir()
     (data / "old").rename(data / "val" / "val")
-    with pytest.raises(UserError, match=r"one class folder alone, 'val', and .* is there a folder too many"):
+    with pytest.raises(
+        UserError,
+        match=r"one class folder alone, 'val', and .* is there a folder too many",
+    ):
         opened(data, videos=wanted == "video")
 
 
 def test_parts_in_place_of_classes_are_told(tmp_path: Path) -> None:
     files = {
-        f"{split}/{part}/{name}/0.jpg": JPEG for split in SPLITS for part in "12" for name in ("ant", "bee")
+        f"{split}/{part}/{name}/0.jpg": JPEG
+        for split in SPLITS
+        for part in "12"
+        for name in ("ant", "bee")
     }
     console = Console()
     data = fill(tmp_path / "data", files)
     opened(data, console=console)
     said = "its own folders are the classes; all files lie in folders below, as 1/ant/0.jpg"
-    assert console.said == [f"{split}: {said}: is there a folder too many?" for split in SPLITS]
+    assert console.said == [
+        f"{split}: {said}: is there a folder too many?" for split in SPLITS
+    ]
     fill(data, {"train/2/0.jpg": JPEG})
     console = Console()
     opened(data, console=console)

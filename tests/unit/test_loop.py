@@ -34,7 +34,12 @@ class Slow:
     """contracts.Pending whose figure is there from `arrived` on, or when it is waited for."""
 
     def __init__(self, figure: float) -> None:
-        self.figure, self.arrived, self.dropped, self.waited = figure, threading.Event(), False, 0
+        self.figure, self.arrived, self.dropped, self.waited = (
+            figure,
+            threading.Event(),
+            False,
+            0,
+        )
         self.files: dict[str, bytes] = {}
 
     def done(self) -> bool:
@@ -59,7 +64,11 @@ class Toy:
         figures: list[float],
         at: dict[int, Callable[[], None]] | None = None,
     ) -> None:
-        self.folder, self.at, self.later = folder, at or {}, [Slow(figure) for figure in figures]
+        self.folder, self.at, self.later = (
+            folder,
+            at or {},
+            [Slow(figure) for figure in figures],
+        )
         # of a step; samples of the validation that cannot be decoded
         self.outcome, self.failing = torch.zeros(4), range(0)
         self.module = nn.Linear(1, 1, bias=False)
@@ -67,14 +76,20 @@ class Toy:
         # steps done, step validated, figure
         self.report, self.told = MagicMock(), list[tuple[int, int, float]]()
         self.report.above_ceiling.return_value = False
-        self.report.validated.side_effect = lambda result, step, **_: self.hear(step, result["ap"])
+        self.report.validated.side_effect = lambda result, step, **_: self.hear(
+            step, result["ap"]
+        )
         outstanding = iter(self.later)
-        metric = SimpleNamespace(update=lambda outputs, batch: None, result=lambda world: next(outstanding))
+        metric = SimpleNamespace(
+            update=lambda outputs, batch: None, result=lambda world: next(outstanding)
+        )
         loader = MagicMock(notes=(), counts=Counts(), reader="")
         loader.batches = self.batches
         loader.__enter__.return_value = loader
         validating = MagicMock(notes=(), counts=Counts(), reader="")
-        validating.batches = lambda *_: self.batches(0, SAMPLES - BATCH, failed=list(self.failing))
+        validating.batches = lambda *_: self.batches(
+            0, SAMPLES - BATCH, failed=list(self.failing)
+        )
         validating.__enter__.return_value = validating
         meter = MagicMock(**{"due.return_value": False, "pause.return_value": None})
         plan: Any = SimpleNamespace(
@@ -91,14 +106,26 @@ class Toy:
             loss_terms=(),
             masters=None,
             ema=None,
-            **{"optimizer.state_dict.return_value": {}, "scaler.state_dict.return_value": {}},
+            **{
+                "optimizer.state_dict.return_value": {},
+                "scaler.state_dict.return_value": {},
+            },
         )
         world = ProcessWorld(torch.device("cpu"))
-        task: Any = SimpleNamespace(metric=lambda device: metric, inputs=lambda batch: (batch.images,))
-        checkpoints = Checkpoints(folder=folder, world=world, module=self.module, step=step, about={})
+        task: Any = SimpleNamespace(
+            metric=lambda device: metric, inputs=lambda batch: (batch.images,)
+        )
+        checkpoints = Checkpoints(
+            folder=folder, world=world, module=self.module, step=step, about={}
+        )
 
         def failures(split: str) -> Failures:
-            return Failures(split=split, samples=SAMPLES, name_of=lambda sample: "", report=self.report)
+            return Failures(
+                split=split,
+                samples=SAMPLES,
+                name_of=lambda sample: "",
+                report=self.report,
+            )
 
         self.training = Training(
             world=world,
@@ -133,11 +160,20 @@ class Toy:
     def hear(self, validated: int, figure: float) -> None:
         self.told.append((self.training.progress.step, validated, figure))
 
-    def batches(self, epoch: int, consumed: int, failed: Sequence[int] = ()) -> Iterator[Any]:
+    def batches(
+        self, epoch: int, consumed: int, failed: Sequence[int] = ()
+    ) -> Iterator[Any]:
         for first in range(consumed, SAMPLES, BATCH):
             images, none = torch.full((BATCH, 1), float(epoch)), torch.zeros(0)
             ids = np.arange(first, first + BATCH)
-            yield Batch(images=images, sizes=none, targets={}, valid=none, ids=ids, failed=tuple(failed))
+            yield Batch(
+                images=images,
+                sizes=none,
+                targets={},
+                valid=none,
+                ids=ids,
+                failed=tuple(failed),
+            )
 
     def step(self, batches: Iterator[Any], **_: Any) -> torch.Tensor:
         next(batches)
@@ -164,7 +200,12 @@ def test_training_goes_on_until_the_figures_come(tmp_path: Path) -> None:
         assert STEPS + 2 <= weight == progress["step"] < 2 * STEPS
         assert (progress["epoch"], progress["best"]) == (1, 0.25)
 
-    toy = Toy(tmp_path, epochs=2, figures=[0.25, 0.125], at={STEPS + 2: arrive, 2 * STEPS: look})
+    toy = Toy(
+        tmp_path,
+        epochs=2,
+        figures=[0.25, 0.125],
+        at={STEPS + 2: arrive, 2 * STEPS: look},
+    )
     assert toy.training.fit()
     (done, validated, figure), second = toy.told
     assert STEPS + 2 <= done < 2 * STEPS
@@ -188,7 +229,10 @@ def test_pictures_are_what_the_network_is_given(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("second", "steps", "best", "best_of"),
-    [((0.375, 0.25), STEPS, 0.5, "average"), ((0.75, 0.25), 2 * STEPS, 0.75, "network")],
+    [
+        ((0.375, 0.25), STEPS, 0.5, "average"),
+        ((0.75, 0.25), 2 * STEPS, 0.75, "network"),
+    ],
 )
 def test_best_is_of_the_network_or_of_its_average(
     second: tuple[float, float], steps: int, best: float, best_of: str, tmp_path: Path
@@ -206,7 +250,11 @@ def test_best_is_of_the_network_or_of_its_average(
 def test_figures_that_take_longer_than_an_epoch_are_waited_for(tmp_path: Path) -> None:
     toy = Toy(tmp_path, epochs=3, figures=[0.1, 0.3, 0.2])
     assert toy.training.fit() and [later.waited for later in toy.later] == [1, 1, 1]
-    assert toy.told == [(2 * STEPS, STEPS, 0.1), (3 * STEPS, 2 * STEPS, 0.3), (3 * STEPS, 3 * STEPS, 0.2)]
+    assert toy.told == [
+        (2 * STEPS, STEPS, 0.1),
+        (3 * STEPS, 2 * STEPS, 0.3),
+        (3 * STEPS, 3 * STEPS, 0.2),
+    ]
     assert toy.kept("best.pt")[0] == 2 * STEPS
     (warned,) = toy.report.warn.call_args_list
     assert "the warm-up of 5 epochs fills the run of 3" in warned.args[0]
@@ -214,12 +262,21 @@ def test_figures_that_take_longer_than_an_epoch_are_waited_for(tmp_path: Path) -
 
 def test_a_signal_meanwhile_loses_neither_steps_nor_figures(tmp_path: Path) -> None:
     toy = Toy(
-        tmp_path, epochs=2, figures=[0.25], at={STEPS + 1: lambda: setattr(toy.training.stop, "signal", 15)}
+        tmp_path,
+        epochs=2,
+        figures=[0.25],
+        at={STEPS + 1: lambda: setattr(toy.training.stop, "signal", 15)},
     )
     assert not toy.training.fit()
-    assert [told[1:] for told in toy.told] == [(STEPS, 0.25)] and toy.later[0].waited == 1
+    assert [told[1:] for told in toy.told] == [(STEPS, 0.25)] and toy.later[
+        0
+    ].waited == 1
     weight, progress = toy.kept("last.pt")
-    assert weight == progress["step"] > STEPS and progress["epoch"] == 1 and progress["best"] == 0.25
+    assert (
+        weight == progress["step"] > STEPS
+        and progress["epoch"] == 1
+        and progress["best"] == 0.25
+    )
     assert toy.kept("best.pt")[0] == STEPS
 
 
@@ -237,17 +294,23 @@ def test_an_error_meanwhile_ends_the_scoring(tmp_path: Path) -> None:
     )
 
 
-def test_a_loss_that_is_not_finite_keeps_what_was_validated_before(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_keeps_what_was_validated_before(
+    tmp_path: Path,
+) -> None:
     toy = Toy(tmp_path, epochs=2, figures=[0.25])
     toy.at[STEPS + 2] = lambda: setattr(toy, "outcome", torch.tensor([np.nan, 0, 0, 0]))
     with pytest.raises(NotFinite):
         toy.training.fit()
-    assert [figure for _, _, figure in toy.told] == [0.25] and toy.kept("best.pt")[0] == STEPS
+    assert [figure for _, _, figure in toy.told] == [0.25] and toy.kept("best.pt")[
+        0
+    ] == STEPS
     assert toy.kept("last.pt")[0] == STEPS
 
 
 @pytest.mark.parametrize("evaluated", [False, True])
-def test_a_validation_that_ends_the_run_ends_its_scoring(evaluated: bool, tmp_path: Path) -> None:
+def test_a_validation_that_ends_the_run_ends_its_scoring(
+    evaluated: bool, tmp_path: Path
+) -> None:
     toy = Toy(tmp_path, epochs=1, figures=[0.25])
     toy.failing = range(12)
     with pytest.raises(UserError, match="samples of val cannot be decoded"):
@@ -257,11 +320,16 @@ def test_a_validation_that_ends_the_run_ends_its_scoring(evaluated: bool, tmp_pa
 
 def test_what_is_otherwise_than_in_the_checkpoint_is_said(tmp_path: Path) -> None:
     toy = Toy(tmp_path, epochs=1, figures=[])
-    for before, said in (({"lr": 0.1, "steps": 3}, ["lr 0.1 -> 0.2"]), ({"lr": 0.2, "steps": 3}, [])):
+    for before, said in (
+        ({"lr": 0.1, "steps": 3}, ["lr 0.1 -> 0.2"]),
+        ({"lr": 0.2, "steps": 3}, []),
+    ):
         toy.report.info.reset_mock()
         resume = Resume(content={"progress": asdict(Progress()), "config": before})
         resume.tell(toy.report, config={"lr": 0.2, "steps": 5}, ordering="one")
-        assert [call.args[0].rpartition(": ")[2] for call in toy.report.info.call_args_list] == said
+        assert [
+            call.args[0].rpartition(": ")[2] for call in toy.report.info.call_args_list
+        ] == said
 
 
 def test_seconds_of_a_validation_are_told_apart() -> None:
@@ -270,10 +338,16 @@ def test_seconds_of_a_validation_are_told_apart() -> None:
             time.sleep(0.2)
             return super().result()
 
-    told = Outcome(Slept(0.25), failed=[3], pass_s=7.0, score_s=0.5).result(ProcessWorld(torch.device("cpu")))
-    assert told["ap"] == 0.25 and told["failed"] == [3] and told["extras"] == {"files": {}}
+    told = Outcome(Slept(0.25), failed=[3], pass_s=7.0, score_s=0.5).result(
+        ProcessWorld(torch.device("cpu"))
+    )
+    assert (
+        told["ap"] == 0.25 and told["failed"] == [3] and told["extras"] == {"files": {}}
+    )
     seconds = told["seconds"]
-    assert (seconds["pass"], seconds["score"]) == (7.0, 1.5) and 0.7 <= seconds["waited"] < 5
+    assert (seconds["pass"], seconds["score"]) == (7.0, 1.5) and 0.7 <= seconds[
+        "waited"
+    ] < 5
 
 
 def test_a_validation_that_does_not_fit_names_its_batch(tmp_path: Path) -> None:
@@ -299,10 +373,16 @@ def test_a_worker_that_dies_in_mid_step_leaves_no_hole(tmp_path: Path) -> None:
     seen = torch.zeros(())
     toy.module.register_buffer("seen", seen)
     toy.training.plan.batch_size = BATCH // 2  # type: ignore[misc]
-    toy.training.rescue = EmergencySave(toy.training.checkpoints, toy.training.world, accumulate=2)
+    toy.training.rescue = EmergencySave(
+        toy.training.checkpoints, toy.training.world, accumulate=2
+    )
     with pytest.raises(UserError, match="a worker was killed"):
         toy.training.fit()
-    assert [point["step"] for told in toy.report.train.call_args_list for point in told.args[0]] == [1, 2]
+    assert [
+        point["step"]
+        for told in toy.report.train.call_args_list
+        for point in told.args[0]
+    ] == [1, 2]
     content = torch.load(tmp_path / "last.pt", weights_only=True)
     assert (content["progress"]["step"], float(content["model"]["seen"])) == (2, 0.0)
 
@@ -319,7 +399,9 @@ def test_files_are_of_the_weights_of_best(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("of_average", [False, True])
-def test_an_evaluation_leaves_files_of_the_checkpoints_weights(of_average: bool, tmp_path: Path) -> None:
+def test_an_evaluation_leaves_files_of_the_checkpoints_weights(
+    of_average: bool, tmp_path: Path
+) -> None:
     """Whichever of the two has the better figure on these data."""
     toy = Toy(tmp_path, epochs=1, figures=[0.25, 0.5])
     for number, later in enumerate(toy.later):
@@ -340,7 +422,9 @@ def test_a_checkpoint_is_asked_for_once(tmp_path: Path) -> None:
     toy.training._saved_at = 0.0
     saved = noted(toy)
     toy.training.fit()
-    assert [step for step in saved if step % STEPS] == [2, STEPS + 2], "asked for in the step before"
+    assert [step for step in saved if step % STEPS] == [2, STEPS + 2], (
+        "asked for in the step before"
+    )
 
 
 def test_an_epoch_without_validation_or_ceilings_is_saved_once(tmp_path: Path) -> None:
@@ -370,7 +454,13 @@ def test_an_evaluation_takes_no_optimiser(tmp_path: Path) -> None:
     toy = Toy(tmp_path, epochs=1, figures=[])
     weights = {"weight": torch.full((1, 1), 3.0)}
     progress = asdict(Progress(step=7))
-    resume = Resume(content={"model": weights, "progress": progress, "config": {"optimizer": "adamw"}})
+    resume = Resume(
+        content={
+            "model": weights,
+            "progress": progress,
+            "config": {"optimizer": "adamw"},
+        }
+    )
     with pytest.raises(UserError, match="--optimizer is adamw"):
         resume.into(toy.module, toy.training.step, optimizer="sgd")
     resume = replace(resume, evaluate=True)
@@ -380,7 +470,11 @@ def test_an_evaluation_takes_no_optimiser(tmp_path: Path) -> None:
 
 def test_an_evaluation_tells_its_figures_and_keeps_nothing(tmp_path: Path) -> None:
     toy = Toy(tmp_path, epochs=1, figures=[0.25])
-    assert toy.training.validate() and toy.told == [(0, 0, 0.25)] and not [*tmp_path.iterdir()]
+    assert (
+        toy.training.validate()
+        and toy.told == [(0, 0, 0.25)]
+        and not [*tmp_path.iterdir()]
+    )
     assert toy.training.progress.best == float("-inf"), "of training"
 
 
@@ -437,7 +531,9 @@ def test_bytes_of_smaller_images_are_in_no_window(tmp_path: Path) -> None:
 
     toy.training.meter.pause.side_effect = in_the_second_epoch  # type: ignore[attr-defined]
     assert toy.training.fit()
-    assert [call.kwargs["mib_per_s"] for call in toy.report.window.call_args_list] == [SAMPLES]
+    assert [call.kwargs["mib_per_s"] for call in toy.report.window.call_args_list] == [
+        SAMPLES
+    ]
 
 
 @pytest.mark.parametrize(
@@ -451,7 +547,11 @@ def test_bytes_of_smaller_images_are_in_no_window(tmp_path: Path) -> None:
     ],
 )
 def test_ceilings_are_of_the_last_size(
-    first_epochs: tuple[int, ...], settings: Any, measured: list[tuple[int, int]], anew: int, tmp_path: Path
+    first_epochs: tuple[int, ...],
+    settings: Any,
+    measured: list[tuple[int, int]],
+    anew: int,
+    tmp_path: Path,
 ) -> None:
     """The step's with a batch of that size, the loader's in an epoch of that size, whose samples nobody has
     read where there is one; the rate is of no other size.
@@ -462,6 +562,9 @@ def test_ceilings_are_of_the_last_size(
     fake.training.optimisation = fake.training.optimisation.model_copy(update=settings)
     fake.training.fit()
     calls: Any = fake.training.measure_ceilings
-    assert [(int(call.args[0].images[0]), call.kwargs["epoch"]) for call in calls.call_args_list] == measured
+    assert [
+        (int(call.args[0].images[0]), call.kwargs["epoch"])
+        for call in calls.call_args_list
+    ] == measured
     meter: Any = fake.training.meter
     assert meter.begin_anew.call_count == anew

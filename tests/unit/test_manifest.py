@@ -37,7 +37,10 @@ def test_everything_is_on_disk_before_it_is_named(
     monkeypatch.setattr(os, "rename", rename)
     monkeypatch.setattr(os, "replace", rename)
     found = open_folder(root, cache=cache)
-    named, current = synced.index(f"now {found.folder.name}"), synced.index("now current")
+    named, current = (
+        synced.index(f"now {found.folder.name}"),
+        synced.index("now current"),
+    )
     assert {path.name for path in found.folder.iterdir()} <= set(synced[:named])
     assert named < current
     assert synced[current - 1] == f"tmp-{found.folder.name}.current"
@@ -50,13 +53,17 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "class added": lambda root: fill(root, {"cat/new.jpg": JPEG}),
     "removed": lambda root: (root / "bee/1.jpg").unlink(),
     "renamed": lambda root: (root / "bee/1.jpg").rename(root / "bee/2.jpg"),
-    "replaced": lambda root: (fill(root, {"other": PNG}) / "other").rename(root / "ant/sub/0.jpg"),
+    "replaced": lambda root: (fill(root, {"other": PNG}) / "other").rename(
+        root / "ant/sub/0.jpg"
+    ),
     "class renamed": lambda root: (root / "bee").rename(root / "wasp"),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_of_a_folder_is_seen_at_once(change: str, root: Path, cache: Path) -> None:
+def test_a_change_of_a_folder_is_seen_at_once(
+    change: str, root: Path, cache: Path
+) -> None:
     fill(root, {"ant/sub/0.jpg": JPEG})
     before, _ = scanned(lambda say: open_folder(root, cache=cache, progress=say))
     same, again = scanned(lambda say: open_folder(root, cache=cache, progress=say))
@@ -70,7 +77,9 @@ def test_a_change_of_a_folder_is_seen_at_once(change: str, root: Path, cache: Pa
     assert names(before)[0] == "ant/0.jpg"
 
 
-def test_fingerprint_is_that_of_the_content(root: Path, cache: Path, tmp_path: Path) -> None:
+def test_fingerprint_is_that_of_the_content(
+    root: Path, cache: Path, tmp_path: Path
+) -> None:
     before = open_folder(root, cache=cache)
     os.utime(root / "ant", (1, 1))
     after, again = scanned(lambda say: open_folder(root, cache=cache, progress=say))
@@ -87,7 +96,9 @@ def test_mistakes_about_the_cache(
 ) -> None:
     (tmp_path / "file").write_text("")
     other = "choose another folder with --manifest-dir"
-    with pytest.raises(UserError, match=rf"cannot be written to .*file: Not a directory; {other}"):
+    with pytest.raises(
+        UserError, match=rf"cannot be written to .*file: Not a directory; {other}"
+    ):
         open_folder(root, cache=tmp_path / "file")
     with pytest.raises(UserError, match="lies inside the data"):
         open_folder(root, cache=root / "cache")
@@ -120,7 +131,11 @@ def test_a_manifest_pickles_as_its_folder(root: Path, cache: Path) -> None:
     copy = pickle.loads(packed)
     assert copy.read_delay_s == 0.25
     assert np.array_equal(copy.manifest.path_bytes, reader.manifest.path_bytes)
-    assert (len(copy), copy.path(2), copy.manifest.classes) == (4, reader.path(2), reader.manifest.classes)
+    assert (len(copy), copy.path(2), copy.manifest.classes) == (
+        4,
+        reader.path(2),
+        reader.manifest.classes,
+    )
 
 
 def test_a_scan_is_kept_while_somebody_has_it_open(root: Path, cache: Path) -> None:
@@ -145,9 +160,12 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize(
-    "file", ["path_bytes.npy", "label.npy", "manifest.json", "visited.json", "../current"]
+    "file",
+    ["path_bytes.npy", "label.npy", "manifest.json", "visited.json", "../current"],
 )
-def test_a_damaged_manifest_is_made_anew(file: str, damage: str, root: Path, cache: Path) -> None:
+def test_a_damaged_manifest_is_made_anew(
+    file: str, damage: str, root: Path, cache: Path
+) -> None:
     found = open_folder(root, cache=cache)
     good, folder = names(found), found.folder
     del found
@@ -170,7 +188,9 @@ def test_a_copied_or_older_manifest(root: Path, cache: Path) -> None:
     assert scanned(lambda say: open_folder(root, cache=cache, progress=say))[1]
 
 
-def test_a_thousand_class_folders_open_in_milliseconds(cache: Path, tmp_path: Path) -> None:
+def test_a_thousand_class_folders_open_in_milliseconds(
+    cache: Path, tmp_path: Path
+) -> None:
     one = fill(tmp_path, {"one": JPEG}) / "one"
     for label in range(1000):
         (tmp_path / f"data/{label:04}").mkdir(parents=True)
@@ -204,11 +224,21 @@ SLOW = """
 
 
 def start(root: Path, cache: Path, **how: Any) -> subprocess.Popen[str]:
-    code = textwrap.dedent(SLOW).format(**{"each": 0.002, "few": 10**9, "rescan": False, **how})
+    code = textwrap.dedent(SLOW).format(
+        **{"each": 0.002, "few": 10**9, "rescan": False, **how}
+    )
     here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+    }
     return subprocess.Popen(
-        [sys.executable, "-c", code, root, cache], text=True, start_new_session=True, env=here, **pipes
+        [sys.executable, "-c", code, root, cache],
+        text=True,
+        start_new_session=True,
+        env=here,
+        **pipes,
     )  # type: ignore[call-overload]
 
 
@@ -220,7 +250,10 @@ def test_of_two_processes_one_scans(rescan: bool, cache: Path, tmp_path: Path) -
     first, second = (start(root, cache, each=0.01, rescan=rescan) for _ in range(2))
     with first, second:
         assert first.stdout and second.stdout and first.stdin and second.stdin
-        assert [second.stdout.readline(), first.stdout.readline()] == ["ready\n", "ready\n"]
+        assert [second.stdout.readline(), first.stdout.readline()] == [
+            "ready\n",
+            "ready\n",
+        ]
         first.stdin.write("\n")
         first.stdin.flush()
         while first.stdout.readline() != "reading headers\n":

@@ -31,7 +31,9 @@ class Activations:
         MemoryError("Unable to allocate 9 MiB"),
     ],
 )
-def test_the_failed_step_is_forgotten_first(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_failed_step_is_forgotten_first(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held: list[weakref.ref[Activations]] = []
 
     def step() -> None:
@@ -57,7 +59,9 @@ def test_the_failed_step_is_forgotten_first(error: Exception, monkeypatch: pytes
         step()
 
 
-@pytest.mark.parametrize("said", ["Caught ValueError in DataLoader worker process 0.\nTraceback", "shape"])
+@pytest.mark.parametrize(
+    "said", ["Caught ValueError in DataLoader worker process 0.\nTraceback", "shape"]
+)
 def test_another_error_stays_what_it_is(said: str) -> None:
     with (
         pytest.raises(RuntimeError, match=said),

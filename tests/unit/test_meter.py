@@ -19,7 +19,9 @@ class Threads:
 
     device = torch.device("cpu")
 
-    def __init__(self, rank: int, size: int, meeting: threading.Barrier, board: list[Any]) -> None:
+    def __init__(
+        self, rank: int, size: int, meeting: threading.Barrier, board: list[Any]
+    ) -> None:
         self.rank, self.size = rank, size
         self._meeting, self._board = meeting, board
 
@@ -73,13 +75,23 @@ class Clock:
 
 
 def meter_of(
-    world: Any = None, *, min_window_s: float = 2.0, synchronise: Callable[[], None] = lambda: None
+    world: Any = None,
+    *,
+    min_window_s: float = 2.0,
+    synchronise: Callable[[], None] = lambda: None,
 ) -> tuple[Meter, Clock]:
     clock = Clock()
-    return Meter(world or alone(), min_window_s=min_window_s, synchronise=synchronise, clock=clock), clock
+    return Meter(
+        world or alone(),
+        min_window_s=min_window_s,
+        synchronise=synchronise,
+        clock=clock,
+    ), clock
 
 
-def train(meter: Meter, clock: Clock, steps: int, *, samples: int = 10, seconds: float = 0.5) -> None:
+def train(
+    meter: Meter, clock: Clock, steps: int, *, samples: int = 10, seconds: float = 0.5
+) -> None:
     """Steps as the loop does them: count, then close the window when it is due."""
     for _ in range(steps):
         clock.sleep(seconds)
@@ -92,7 +104,9 @@ def test_windows_of_at_least_two_seconds() -> None:
     meter, clock = meter_of()
     meter.resume(0)
     train(meter, clock, 12)
-    assert [(w.samples, w.own_samples, w.seconds, w.epoch) for w in meter.windows] == [(40, 40, 2.0, 0)] * 3
+    assert [(w.samples, w.own_samples, w.seconds, w.epoch) for w in meter.windows] == [
+        (40, 40, 2.0, 0)
+    ] * 3
     assert {w.rate for w in meter.windows} == {20.0}
     assert meter.total_samples() == 120
 
@@ -112,7 +126,9 @@ def test_paused_time_is_not_counted() -> None:
     clock.sleep(1.0)
     assert meter.pause() is None
     meter.flush()
-    assert len(meter.windows) == 2, "what is left over is no window: its rate would be all error"
+    assert len(meter.windows) == 2, (
+        "what is left over is no window: its rate would be all error"
+    )
     assert meter.result()["steady"] == 20.0
 
 
@@ -122,13 +138,19 @@ def test_a_pause_closes_a_window_that_is_long_enough() -> None:
     clock.sleep(5)
     meter.add(50)
     window = meter.pause()
-    assert window is not None and (window.samples, window.seconds, window.rate) == (50, 5.0, 10.0)
+    assert window is not None and (window.samples, window.seconds, window.rate) == (
+        50,
+        5.0,
+        10.0,
+    )
     assert not meter.due() and meter.point() is None, "the clock stands"
 
 
 def test_windows_leave_no_gap() -> None:
     clock = Clock()
-    meter = Meter(alone(), min_window_s=1.0, synchronise=lambda: clock.sleep(0.25), clock=clock)
+    meter = Meter(
+        alone(), min_window_s=1.0, synchronise=lambda: clock.sleep(0.25), clock=clock
+    )
     meter.resume(0)
     began = clock.now
     train(meter, clock, 20)
@@ -138,7 +160,10 @@ def test_windows_leave_no_gap() -> None:
 
 def windows(*rates: float, epoch: int = 0) -> list[RateWindow]:
     return [
-        RateWindow(samples=int(rate * 2), own_samples=int(rate), seconds=2.0, epoch=epoch) for rate in rates
+        RateWindow(
+            samples=int(rate * 2), own_samples=int(rate), seconds=2.0, epoch=epoch
+        )
+        for rate in rates
     ]
 
 
@@ -149,13 +174,24 @@ def windows(*rates: float, epoch: int = 0) -> list[RateWindow]:
         ((100,), 0),
         ((10, 60, 95, 100, 102, 98), 2),
         ((89, 91, 100, 100, 100, 100), 1),  # within 10 %
-        ((100, 100, 100, 50, 100, 100), 0),  # a slow window after warm-up stays: it was slow
-        ((300, 100, 100, 100), 1),  # a first window fed by what was prefetched is no rate either
+        (
+            (100, 100, 100, 50, 100, 100),
+            0,
+        ),  # a slow window after warm-up stays: it was slow
+        (
+            (300, 100, 100, 100),
+            1,
+        ),  # a first window fed by what was prefetched is no rate either
         ((1, 2, 4, 8, 16, 32), 4),  # never steady: the later half's median
-        ((10, 30, 10, 30), 2),  # never near its own median: the later half, whose spread says so
+        (
+            (10, 30, 10, 30),
+            2,
+        ),  # never near its own median: the later half, whose spread says so
     ],
 )
-def test_warm_up_ends_near_the_median_of_the_later_half(rates: tuple[float, ...], warm_up: int) -> None:
+def test_warm_up_ends_near_the_median_of_the_later_half(
+    rates: tuple[float, ...], warm_up: int
+) -> None:
     assert len(rates) - len(steady(windows(*rates))) == warm_up
 
 
@@ -195,7 +231,11 @@ def test_a_run_too_short_for_a_window_still_has_a_rate() -> None:
     found = meter.result()
     assert (found["steady"], found["short"], found["first_epoch"]) == (20.0, True, None)
     assert bound_of(found, 40.0, 21.0) == (None, None)
-    assert bound_of(found | {"short": False}, 40.0, 21.0) == bound(20.0, 40.0, 21.0) == (20 / 21, "loader")
+    assert (
+        bound_of(found | {"short": False}, 40.0, 21.0)
+        == bound(20.0, 40.0, 21.0)
+        == (20 / 21, "loader")
+    )
 
 
 def test_a_run_without_a_step_has_none() -> None:
@@ -217,12 +257,22 @@ def test_samples_of_all_ranks_over_the_clock_of_rank_0() -> None:
 
     results = on_ranks(3, work)
     for rank, (made, result, total) in enumerate(results):
-        assert [(w.samples, w.own_samples, w.seconds) for w in made] == [(60, 10 * (rank + 1), 2.0)]
-        assert result["steady"] == 30.0 and result["per_rank"] == [5.0, 10.0, 15.0] and total == 60
+        assert [(w.samples, w.own_samples, w.seconds) for w in made] == [
+            (60, 10 * (rank + 1), 2.0)
+        ]
+        assert (
+            result["steady"] == 30.0
+            and result["per_rank"] == [5.0, 10.0, 15.0]
+            and total == 60
+        )
 
 
-@pytest.mark.parametrize(("seconds", "closed"), [((2.5, 0.1), True), ((0.1, 2.5), False)])
-def test_ranks_close_a_window_together_or_not_at_all(seconds: tuple[float, float], closed: bool) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "closed"), [((2.5, 0.1), True), ((0.1, 2.5), False)]
+)
+def test_ranks_close_a_window_together_or_not_at_all(
+    seconds: tuple[float, float], closed: bool
+) -> None:
     def work(world: Threads) -> Any:
         meter, clock = meter_of(world)
         meter.resume(0)
@@ -279,8 +329,13 @@ def test_a_resume_meets_the_other_ranks_first() -> None:
         (0.0, 100.0, 100.0, None, None),
     ],
 )
-def test_bound(rate: Any, compute: Any, loader: Any, efficiency: float | None, name: str | None) -> None:
-    assert bound(rate, compute, loader) == (efficiency and pytest.approx(efficiency), name)
+def test_bound(
+    rate: Any, compute: Any, loader: Any, efficiency: float | None, name: str | None
+) -> None:
+    assert bound(rate, compute, loader) == (
+        efficiency and pytest.approx(efficiency),
+        name,
+    )
 
 
 def test_a_rate_that_begins_anew_is_of_what_follows() -> None:
@@ -301,7 +356,11 @@ def test_a_rate_that_begins_anew_is_of_what_follows() -> None:
     for epoch in (7, 8):
         train(epoch, 40, 2.0)
     found = meter.result()
-    assert (found["steady"], found["warmup_windows"], found["first_epoch"]) == (40, 6, 100)
+    assert (found["steady"], found["warmup_windows"], found["first_epoch"]) == (
+        40,
+        6,
+        100,
+    )
     meter.begin_anew()
     train(9, 10, 1.0)
     meter.flush()

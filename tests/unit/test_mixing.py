@@ -27,7 +27,9 @@ LABELS = np.arange(10) % 5
 EITHER = Mixing(mixup=0.8, cutmix=1.0)
 
 
-def drawn(key: int, ids: Any = range(6), mixing: Mixing = EITHER) -> tuple[Rows, dict[str, Any]]:
+def drawn(
+    key: int, ids: Any = range(6), mixing: Mixing = EITHER
+) -> tuple[Rows, dict[str, Any]]:
     made = rows(list(ids))
     size = np.full((len(made), 2), SIDE)
     made = replace(made, sizes=size, keys=np.full(len(made), key, np.uint64))
@@ -35,12 +37,20 @@ def drawn(key: int, ids: Any = range(6), mixing: Mixing = EITHER) -> tuple[Rows,
 
 
 def batch_of(made: Rows, task: Any, seed: int = 0) -> Batch:
-    noise = torch.randn(len(made), SIDE, SIDE, 3, generator=torch.Generator().manual_seed(seed))
-    targets = {name: torch.from_numpy(value) for name, value in task.targets(made).items()}
+    noise = torch.randn(
+        len(made), SIDE, SIDE, 3, generator=torch.Generator().manual_seed(seed)
+    )
+    targets = {
+        name: torch.from_numpy(value) for name, value in task.targets(made).items()
+    }
     valid = torch.from_numpy(made.valid)
     images = noise.movedim(-1, 1)
     return Batch(
-        images=images, sizes=torch.from_numpy(made.sizes), targets=targets, valid=valid, ids=made.ids
+        images=images,
+        sizes=torch.from_numpy(made.sizes),
+        targets=targets,
+        valid=valid,
+        ids=made.ids,
     )
 
 
@@ -81,7 +91,9 @@ def test_partners_are_cyclic_and_what_is_not_valid_mixes_with_nobody() -> None:
     shifts = set()
     for key in KEYS[:200]:
         _, targets = drawn(int(key))
-        shift = {(partner - i) % 6 for i, partner in enumerate(targets["partners"].tolist())}
+        shift = {
+            (partner - i) % 6 for i, partner in enumerate(targets["partners"].tolist())
+        }
         assert len(shift) == 1
         shifts |= shift
     assert shifts == {1, 2, 3, 4, 5}
@@ -95,7 +107,9 @@ def test_partners_are_cyclic_and_what_is_not_valid_mixes_with_nobody() -> None:
     assert one["partners"].tolist() == [0]
 
 
-@pytest.mark.parametrize("mixing", [Mixing(mixup=0.8), Mixing(cutmix=1.0)], ids=["mixup", "cutmix"])
+@pytest.mark.parametrize(
+    "mixing", [Mixing(mixup=0.8), Mixing(cutmix=1.0)], ids=["mixup", "cutmix"]
+)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_images_and_targets_are_mixed_alike(mixing: Mixing, smoothing: float) -> None:
     task = Classification(LABELS, label_smoothing=smoothing, mixing=mixing)
@@ -117,9 +131,13 @@ def test_images_and_targets_are_mixed_alike(mixing: Mixing, smoothing: float) ->
                 assert losses[i] == 0 and torch.equal(images[i], batch.images[i])
                 continue
             share = own.mean()
-            own_label, other_label = functional.one_hot(torch.tensor(LABELS), 5)[[i, partner]]
+            own_label, other_label = functional.one_hot(torch.tensor(LABELS), 5)[
+                [i, partner]
+            ]
             soft = share * own_label + (1 - share) * other_label
-            wanted = functional.cross_entropy(logits[i], soft, label_smoothing=smoothing)
+            wanted = functional.cross_entropy(
+                logits[i], soft, label_smoothing=smoothing
+            )
             torch.testing.assert_close(losses[i], wanted)
 
 
@@ -133,16 +151,22 @@ def test_settings_reach_the_task_of_training_alone(name: str) -> None:
     training, validation = kind.tasks(config, sets, 0.0)
     mixing = Mixing(mixup=0.8, cutmix=1.0, probability=0.9, switch=0.3)
     labels = sets["train"].columns.label
-    wanted = Classification(labels, label_smoothing=0.1, binary=True, threshold=0.2, mixing=mixing)
+    wanted = Classification(
+        labels, label_smoothing=0.1, binary=True, threshold=0.2, mixing=mixing
+    )
     logits = torch.randn(6, 1000, generator=torch.Generator().manual_seed(0))
     for key in KEYS[:20].tolist():
         made, _ = drawn(key)
         found, expected = batch_of(made, training), batch_of(made, wanted)
         assert torch.equal(training.inputs(found)[0], wanted.inputs(expected)[0])
-        assert torch.equal(training.losses(logits, found), wanted.losses(logits, expected))
+        assert torch.equal(
+            training.losses(logits, found), wanted.losses(logits, expected)
+        )
     assert "partners" not in validation.targets(made)
     of_sets, _ = KIND_OF_SETS.tasks(config, sets, 0.0)
-    assert torch.equal(of_sets.inputs(batch_of(made, of_sets))[0], wanted.inputs(expected)[0])
+    assert torch.equal(
+        of_sets.inputs(batch_of(made, of_sets))[0], wanted.inputs(expected)[0]
+    )
 
 
 def test_without_mixing_nothing_travels() -> None:
@@ -172,8 +196,14 @@ def plan(**numbers: Any) -> ImagePlan:
 
 def test_a_key_is_of_seed_epoch_place_and_rank() -> None:
     keys = [plan().rows(epoch, 0)[i].keys for epoch in (0, 1) for i in range(16)]
-    keys += [plan(seed=3).rows(0, 0)[0].keys, plan(world_size=2, rank=1).rows(0, 0)[0].keys]
-    assert all(key is not None and key.dtype == np.uint64 and len(set(key.tolist())) == 1 for key in keys)
+    keys += [
+        plan(seed=3).rows(0, 0)[0].keys,
+        plan(world_size=2, rank=1).rows(0, 0)[0].keys,
+    ]
+    assert all(
+        key is not None and key.dtype == np.uint64 and len(set(key.tolist())) == 1
+        for key in keys
+    )
     assert len({int(key[0]) for key in keys if key is not None}) == len(keys)
     resumed, whole = plan().rows(0, 12), plan().rows(0, 0)
     np.testing.assert_array_equal(resumed[2].keys, whole[5].keys)

@@ -18,7 +18,14 @@ from settings.augmentation import Augmentation
 from tasks._plans import image_policies
 
 FAMILIES = [
-    *("alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "googlenet", "inception_v3"),
+    *(
+        "alexnet",
+        "convnext_tiny",
+        "densenet121",
+        "efficientnet_b0",
+        "googlenet",
+        "inception_v3",
+    ),
     *("maxvit_t", "mnasnet0_5", "mobilenet_v2", "mobilenet_v3_small", "resnet18"),
     *("resnext50_32x4d", "shufflenet_v2_x0_5", "squeezenet1_1", "swin_t"),
     *("swin_v2_t", "vgg11", "vit_b_32", "wide_resnet50_2"),
@@ -30,9 +37,13 @@ def of(side: int, batch_size: int = 2) -> tuple[int, ...]:
 
 
 @lru_cache
-def shapes(arch: str, classes: int, image_size: int | None = None) -> dict[str, tuple[int, ...]]:
+def shapes(
+    arch: str, classes: int, image_size: int | None = None
+) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
-        module, fresh = build(arch, classes=classes, shape=of(image_size or native(arch).size))
+        module, fresh = build(
+            arch, classes=classes, shape=of(image_size or native(arch).size)
+        )
     assert fresh.anew == []
     return {name: tuple(value.shape) for name, value in module.state_dict().items()}
 
@@ -40,7 +51,12 @@ def shapes(arch: str, classes: int, image_size: int | None = None) -> dict[str, 
 def small(
     classes: int = 10, *, weights: Path | None = None, arch: str = "squeezenet1_1"
 ) -> tuple[nn.Module, Loaded]:
-    return build(arch, classes=classes, shape=of(64), weights=None if weights is None else str(weights))
+    return build(
+        arch,
+        classes=classes,
+        shape=of(64),
+        weights=None if weights is None else str(weights),
+    )
 
 
 def save(path: Path, content: Any) -> Path:
@@ -49,7 +65,9 @@ def save(path: Path, content: Any) -> Path:
 
 
 def assert_equal(one: nn.Module, other: nn.Module, *, but: list[str]) -> None:
-    for (name, a), b in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
+    for (name, a), b in zip(
+        one.state_dict().items(), other.state_dict().values(), strict=True
+    ):
         assert (name in but) or torch.equal(a, b), name
 
 
@@ -80,14 +98,19 @@ def test_auxiliary_heads_speak_in_training_and_have_a_weight() -> None:
         assert [tuple(out.shape) for out in outputs] == [(2, 3)] * 3
         assert isinstance(module.eval()(images), torch.Tensor)
     assert set(AUXILIARY_WEIGHTS) == {
-        arch for arch in FAMILIES if any("aux" in name.lower() for name in shapes(arch, 7))
+        arch
+        for arch in FAMILIES
+        if any("aux" in name.lower() for name in shapes(arch, 7))
     }
 
 
 @pytest.mark.parametrize(
-    ("arch", "size", "name"), [("vit_b_32", 96, "encoder.pos_embedding"), ("maxvit_t", 448, None)]
+    ("arch", "size", "name"),
+    [("vit_b_32", 96, "encoder.pos_embedding"), ("maxvit_t", 448, None)],
 )
-def test_architectures_with_a_fixed_size_are_built_for_it(arch: str, size: int, name: str | None) -> None:
+def test_architectures_with_a_fixed_size_are_built_for_it(
+    arch: str, size: int, name: str | None
+) -> None:
     if name:
         assert shapes(arch, 5, size)[name] == (1, 1 + (size // 32) ** 2, 768)
     with torch.device("meta"):
@@ -97,7 +120,9 @@ def test_architectures_with_a_fixed_size_are_built_for_it(arch: str, size: int, 
 
 @pytest.mark.parametrize(("arch", "size"), [("vit_b_32", 100), ("maxvit_t", 100)])
 def test_a_size_that_cannot_be_taken_is_one_line(arch: str, size: int) -> None:
-    with pytest.raises(Unusable, match=f"--image-size {size} .*--arch {arch}") as caught:
+    with pytest.raises(
+        Unusable, match=f"--image-size {size} .*--arch {arch}"
+    ) as caught:
         build(arch, classes=5, shape=of(size))
     assert "\n" not in str(caught.value)
 
@@ -105,16 +130,26 @@ def test_a_size_that_cannot_be_taken_is_one_line(arch: str, size: int) -> None:
 def test_what_older_versions_of_torchvision_have_written(tmp_path: Path) -> None:
     module, _ = small(arch="resnet18")
     before = {
-        name: value for name, value in module.state_dict().items() if not name.endswith("num_batches_tracked")
+        name: value
+        for name, value in module.state_dict().items()
+        if not name.endswith("num_batches_tracked")
     }
-    assert_equal(small(arch="resnet18", weights=save(tmp_path / "a.pt", before))[0], module, but=[])
+    assert_equal(
+        small(arch="resnet18", weights=save(tmp_path / "a.pt", before))[0],
+        module,
+        but=[],
+    )
     dense, _ = small(arch="densenet121")
     older = {
         re.sub(r"(denselayer\d+\.(?:norm|conv))([12])\.", r"\1.\2.", name): value
         for name, value in dense.state_dict().items()
     }
     assert "features.denseblock1.denselayer1.norm.1.weight" in older
-    assert_equal(small(arch="densenet121", weights=save(tmp_path / "b.pt", older))[0], dense, but=[])
+    assert_equal(
+        small(arch="densenet121", weights=save(tmp_path / "b.pt", older))[0],
+        dense,
+        but=[],
+    )
     mnas, _ = small(arch="mnasnet0_5")
     unversioned = save(tmp_path / "c.pt", dict(mnas.state_dict()))
     assert_equal(small(arch="mnasnet0_5", weights=unversioned)[0], mnas, but=[])
@@ -125,7 +160,12 @@ def test_what_older_versions_of_torchvision_have_written(tmp_path: Path) -> None
     }
     assert any("linear_1" in name for name in older)
     assert_equal(
-        build("vit_b_32", classes=10, shape=of(64), weights=str(save(tmp_path / "d.pt", older)))[0],
+        build(
+            "vit_b_32",
+            classes=10,
+            shape=of(64),
+            weights=str(save(tmp_path / "d.pt", older)),
+        )[0],
         transformer,
         but=[],
     )
@@ -138,26 +178,40 @@ def test_how_weights_were_measured() -> None:
             found = native(arch, weights.name)
             _, policy = image_policies(Augmentation(), found)
             theirs = weights.transforms()
-            assert [policy.image_size, policy.resize] == [*theirs.crop_size, *theirs.resize_size], weights
+            assert [policy.image_size, policy.resize] == [
+                *theirs.crop_size,
+                *theirs.resize_size,
+            ], weights
     swag = native("regnet_y_16gf", "IMAGENET1K_SWAG_E2E_V1")
     assert (swag.size, swag.interpolation) == (384, "bicubic")
     assert native("regnet_y_16gf").interpolation == "bilinear"
-    assert native("resnet50", "last.pt") == native("resnet50") and native("resnet50").crop_share == 0.875
+    assert (
+        native("resnet50", "last.pt") == native("resnet50")
+        and native("resnet50").crop_share == 0.875
+    )
 
 
 HEADS = {
     "squeezenet1_1": ["classifier.1.weight", "classifier.1.bias"],
     "resnet18": ["fc.weight", "fc.bias"],
     "mobilenet_v3_small": ["classifier.3.weight", "classifier.3.bias"],
-    "googlenet": [f"{head}.{part}" for head in ("aux1.fc2", "aux2.fc2", "fc") for part in ("weight", "bias")],
+    "googlenet": [
+        f"{head}.{part}"
+        for head in ("aux1.fc2", "aux2.fc2", "fc")
+        for part in ("weight", "bias")
+    ],
     "shufflenet_v2_x0_5": ["fc.weight", "fc.bias"],
 }
 
 
 @pytest.mark.parametrize("arch", HEADS)
-def test_for_other_classes_the_head_alone_starts_anew_and_is_named(arch: str, tmp_path: Path) -> None:
+def test_for_other_classes_the_head_alone_starts_anew_and_is_named(
+    arch: str, tmp_path: Path
+) -> None:
     module, _ = small(10, arch=arch)
-    loaded, fresh = small(7, arch=arch, weights=save(tmp_path / "a.pt", module.state_dict()))
+    loaded, fresh = small(
+        7, arch=arch, weights=save(tmp_path / "a.pt", module.state_dict())
+    )
     assert fresh.anew == HEADS[arch]
     assert_equal(loaded, module, but=fresh.anew)
     assert loaded.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 7)
@@ -173,7 +227,16 @@ def refusal(path: Path, **how: Any) -> str:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"garbage", b"PK\x03\x04 cut", b"\x80\x02", bytes(1000), [1, 2], {"model": 3}, {"lr": 0.1}],
+    [
+        b"",
+        b"garbage",
+        b"PK\x03\x04 cut",
+        b"\x80\x02",
+        bytes(1000),
+        [1, 2],
+        {"model": 3},
+        {"lr": 0.1},
+    ],
 )
 def test_a_file_that_holds_no_weights(content: Any, tmp_path: Path) -> None:
     path = tmp_path / "a.pt"

@@ -19,7 +19,10 @@ from tests.unit.triton_programs import interpreted
 def groups(seed: int, count: int, number: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     corners = torch.rand(number, count, 2, generator=generator) * 20
-    boxes = torch.cat([corners, corners + 4 + 16 * torch.rand(number, count, 2, generator=generator)], -1)
+    boxes = torch.cat(
+        [corners, corners + 4 + 16 * torch.rand(number, count, 2, generator=generator)],
+        -1,
+    )
     return boxes, torch.rand(number, count, generator=generator) > 0.2
 
 

@@ -36,7 +36,9 @@ def shown(picture: Picture, surface: torch.Tensor) -> int:
     height, width = picture.shape
     whole = np.array([0, 0, width, height])
     return number(
-        Fit(picture, whole, whole.astype(float), (height // 2, width // 2))(surface[None])[0].numpy()
+        Fit(picture, whole, whole.astype(float), (height // 2, width // 2))(
+            surface[None]
+        )[0].numpy()
     )
 
 
@@ -48,9 +50,15 @@ class Reading:
     """Frames of files by one Nvdec, with its packets read right before."""
 
     def __init__(self, videos: Any, codec: Codec) -> None:
-        self.nvdec, self._packets, self._videos = Nvdec(videos, codec, 0, 0), Packets(videos), videos
+        self.nvdec, self._packets, self._videos = (
+            Nvdec(videos, codec, 0, 0),
+            Packets(videos),
+            videos,
+        )
 
-    def __call__(self, sample: int, frames: list[int]) -> Iterator[tuple[int, Picture, torch.Tensor]]:
+    def __call__(
+        self, sample: int, frames: list[int]
+    ) -> Iterator[tuple[int, Picture, torch.Tensor]]:
         return self.nvdec(self._packets(sample, self._videos.path(sample), frames))
 
 
@@ -76,9 +84,14 @@ def test_only_codecs_of_the_set_are_asked_for(tmp_path: Path) -> None:
     for names, asked in (
         (["hevc.mp4"], ["HEVC"]),
         (["vp9.webm", "h264.mp4"], ["H264", "VP9"]),
-        (["vp9.webm"], ["VP9", "H264", "HEVC"]),  # VP9 is what the stand-in does not decode
+        (
+            ["vp9.webm"],
+            ["VP9", "H264", "HEVC"],
+        ),  # VP9 is what the stand-in does not decode
     ):
-        videos = Made(tmp_path / "-".join(names), {name: KINDS[name] for name in names}).videos
+        videos = Made(
+            tmp_path / "-".join(names), {name: KINDS[name] for name in names}
+        ).videos
         codec = Codec()
         with loader(feed(videos), codec, ""):
             assert codec.asked == asked
@@ -89,7 +102,9 @@ def test_frames_that_were_asked_for(made: Made, name: str) -> None:
     codec, sample = Codec(), made.names.index(name)
     read = Reading(made.videos, codec)
     for frames in patterns(len(made.videos.pts(sample))):
-        assert numbers(read(sample, frames)) == {frame: made.shown(sample, frame) for frame in frames}
+        assert numbers(read(sample, frames)) == {
+            frame: made.shown(sample, frame) for frame in frames
+        }
     assert codec.made == 1
 
 
@@ -101,7 +116,11 @@ def fed(made: Made, name: str, frames: list[int]) -> tuple[list[int], list[int]]
     list(Reading(made.videos, codec)(sample, frames))
     pts = made.videos.pts(sample).tolist()
     places = [pts.index(label % CLIP_TICKS + pts[0]) for label, _ in codec.packets]
-    return places, [place for place, (_, hidden) in zip(places, codec.packets, strict=True) if not hidden]
+    return places, [
+        place
+        for place, (_, hidden) in zip(places, codec.packets, strict=True)
+        if not hidden
+    ]
 
 
 def test_packets_from_the_key_frame_to_the_last_wanted_one(made: Made) -> None:
@@ -109,9 +128,11 @@ def test_packets_from_the_key_frame_to_the_last_wanted_one(made: Made) -> None:
     left out.
     """
     places, asked = fed(made, "h264.mkv", [20, 21])
-    assert places[0] == 12 and sorted(asked) == [20, 21, 23] and not set(places) - set(range(12, 25)), (
-        "23 comes before them"
-    )
+    assert (
+        places[0] == 12
+        and sorted(asked) == [20, 21, 23]
+        and not set(places) - set(range(12, 25))
+    ), "23 comes before them"
     assert 16 in places and not set(places) & {13, 15}, "those are disposable"
     places, asked = fed(made, "h264.mkv", [24])
     assert (places, asked) == ([24], [24])
@@ -144,14 +165,19 @@ class Losing(Codec):
 
 @pytest.mark.parametrize("wanted", [[7, 8, 9], [7], [5, 40]])
 @pytest.mark.parametrize("name", ["hevc.mp4", "vp9.webm"])
-def test_a_missing_picture_is_no_reason_to_show_others(made: Made, name: str, wanted: list[int]) -> None:
+def test_a_missing_picture_is_no_reason_to_show_others(
+    made: Made, name: str, wanted: list[int]
+) -> None:
     """Those behind it would have had the labels of the ones before them, or their places."""
     sample = made.names.index(name)
     pts, codec = made.videos.pts(sample), Losing()
     read = Reading(made.videos, codec)
     codec.lost = int(pts[5] - pts[0])  # no picture is made from it
     with pytest.raises(
-        Undecodable, match="label of another" if name == "hevc.mp4" and 5 not in wanted else "is missing"
+        Undecodable,
+        match="label of another"
+        if name == "hevc.mp4" and 5 not in wanted
+        else "is missing",
     ):
         list(read(sample, wanted))
     codec.lost = -1
@@ -172,21 +198,29 @@ def test_parts_in_another_order_are_refused(made: Made) -> None:
     sample = made.names.index("h264-parts.mp4")
     read = Reading(made.videos, Codec())
     for frames in ([0, 3, 4], [9, 12], [20, 22, 30], [44]):
-        assert numbers(read(sample, frames)) == {frame: made.shown(sample, frame) for frame in frames}
+        assert numbers(read(sample, frames)) == {
+            frame: made.shown(sample, frame) for frame in frames
+        }
     for frames in ([7, 9], [5, 12, 13]):
         with pytest.raises(Undecodable, match="parts in another order"):
             list(read(sample, frames))
 
 
-def test_a_key_frame_without_parameter_sets_is_refused(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_frame_without_parameter_sets_is_refused(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("loaders.videos._packets.FILTERS", {})
     sample = made.names.index("h264.mp4")
     with pytest.raises(Undecodable, match="parameter sets"):
         list(Reading(made.videos, Codec())(sample, [20]))
 
 
-def test_a_surface_of_another_size_is_none(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "cut", lambda surface, size: torch.zeros(12, 16, dtype=torch.uint8))
+def test_a_surface_of_another_size_is_none(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        engines, "cut", lambda surface, size: torch.zeros(12, 16, dtype=torch.uint8)
+    )
     sample = made.names.index("h264.mp4")
     with pytest.raises(Undecodable, match="surface"):
         list(Reading(made.videos, Codec())(sample, [20]))
@@ -201,5 +235,7 @@ def test_a_surface_of_another_size_is_none(made: Made, monkeypatch: pytest.Monke
         ([(5, 1), (6, 0)], [(5, 1, 1), (6, 0, 1)]),
     ],
 )
-def test_runs(pairs: list[tuple[int, int]], expected: list[tuple[int, int, int]]) -> None:
+def test_runs(
+    pairs: list[tuple[int, int]], expected: list[tuple[int, int, int]]
+) -> None:
     assert list(runs(pairs)) == expected

@@ -60,7 +60,9 @@ def test_every_clip_of_every_kind(made: Made, beside: str, views: int) -> None:
         told = dict(loading.counts.fallbacks)
         assert sum(told.values()) >= 4 * views * (~able).sum()
         refused = {words for words in told if "refused" in words and beside != "decord"}
-        assert refused <= {"h264 in mp4, edit list, refused"}, "clips of two parts of h264-parts.mp4"
+        assert refused <= {"h264 in mp4, edit list, refused"}, (
+            "clips of two parts of h264-parts.mp4"
+        )
         assert loading.counts.delivered == 2 * given.plan.samples * T
         assert loading.counts.decoded > loading.counts.delivered // views // 2
         assert any("mpeg4 in avi" in line and "nvdec" in line for line in loading.notes)
@@ -70,7 +72,9 @@ def test_the_share_of_the_workers_is_by_what_both_sides_took(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learnt, met = Counter[str](), list[bool]()
-    monkeypatch.setattr(Pace, "learn", lambda self, side, seconds: learnt.update({side: seconds > 0}))
+    monkeypatch.setattr(
+        Pace, "learn", lambda self, side, seconds: learnt.update({side: seconds > 0})
+    )
     monkeypatch.setattr(Pace, "met", lambda self, *, late: met.append(late))
     given = feed(made.videos)
     with loader(given, Codec(), "pyav") as loading:
@@ -88,12 +92,17 @@ def test_who_decodes_changes_pixels_little_and_resuming_nothing(made: Made) -> N
             whole[name] = torch.cat([batch.images for batch in loading.batches(2, 0)])
             next(iter(loading.batches(2, 0)))  # abandoned
             tail = torch.cat([batch.images for batch in loading.batches(2, 8)])
-            apart = np.abs(levels(tail) - levels(whole[name][8:])).mean(axis=(1, 2, 3, 4))
+            apart = np.abs(levels(tail) - levels(whole[name][8:])).mean(
+                axis=(1, 2, 3, 4)
+            )
             assert apart.max() <= (0 if name == "" else 0.5)
     with open_loader("pyav", given) as reference:
         by_pyav = torch.cat([batch.images for batch in reference.batches(2, 0)])
     for images in whole.values():
-        assert np.abs(levels(images) - levels(by_pyav)).mean(axis=(1, 2, 3, 4)).max() <= 0.5
+        assert (
+            np.abs(levels(images) - levels(by_pyav)).mean(axis=(1, 2, 3, 4)).max()
+            <= 0.5
+        )
 
 
 class Refusing(Codec):
@@ -106,16 +115,24 @@ def test_what_an_engine_refuses_pyav_decodes(tmp_path: Path) -> None:
     given = feed(kinds.videos)
     loading = loader(given, Refusing(), "")
     with loading:
-        assert loading._pool is None, "all files are such that the engines can decode them"
+        assert loading._pool is None, (
+            "all files are such that the engines can decode them"
+        )
         shows_what_is_asked(loading, given, kinds)
-        assert loading.counts.fallbacks == {"h264 in mp4, refused": 2, "hevc in mp4, refused": 2}
+        assert loading.counts.fallbacks == {
+            "h264 in mp4, refused": 2,
+            "hevc in mp4, refused": 2,
+        }
         assert loading.counts.refusals == dict.fromkeys(
             loading.counts.fallbacks, "nvdec: cuvidCreateDecoder : no"
         )
 
 
 def test_damage_is_failed_once_pyav_has_said_so(tmp_path: Path) -> None:
-    kinds = spoiled(tmp_path, lambda content: content[: len(content) // 5].ljust(len(content), b"\0"))
+    kinds = spoiled(
+        tmp_path,
+        lambda content: content[: len(content) // 5].ljust(len(content), b"\0"),
+    )
     given, failed = feed(kinds.videos), set[int]()
     loading = loader(given, Codec(), "pyav")
     able, by_pyav = loading._able, Counter[str]()
@@ -127,24 +144,35 @@ def test_damage_is_failed_once_pyav_has_said_so(tmp_path: Path) -> None:
                 by_pyav[sort_of(kinds.videos, sample)] += not able[sample]
                 shown, asked = shown_and_asked(batch, kinds, place)
                 assert shown == asked or not sample % 2
-        told = {sort: why for sort, why in loading.counts.refusals.items() if sort.endswith(LOST)}
+        told = {
+            sort: why
+            for sort, why in loading.counts.refusals.items()
+            if sort.endswith(LOST)
+        }
         fallbacks = {
-            sort: clips for sort, clips in loading.counts.fallbacks.items() if not sort.endswith(REFUSED)
+            sort: clips
+            for sort, clips in loading.counts.fallbacks.items()
+            if not sort.endswith(REFUSED)
         }
     assert fallbacks == +by_pyav, "clips that it decoded, not those that it lost"
     assert failed and not any(sample % 2 for sample in failed)
-    assert {*told} == {sort_of(kinds.videos, sample) + LOST for sample in failed} and all(
-        why.startswith("pyav: ") for why in told.values()
-    )
+    assert {*told} == {
+        sort_of(kinds.videos, sample) + LOST for sample in failed
+    } and all(why.startswith("pyav: ") for why in told.values())
     assert not able[sorted(failed)].all(), "one that the engines were not asked for"
 
 
 def test_of_a_damaged_video_the_clips_that_are_whole_are_shown(tmp_path: Path) -> None:
-    kinds = spoiled(tmp_path, lambda content: content[: len(content) * 6 // 10].ljust(len(content), b"\0"))
+    kinds = spoiled(
+        tmp_path,
+        lambda content: content[: len(content) * 6 // 10].ljust(len(content), b"\0"),
+    )
     given = replace(feed(kinds.videos), workers=0)
     rows = given.plan.rows(0, 0)[0]
     first = np.zeros(BATCH, int)
-    whole = np.tile([0, 0, int(kinds.videos.width[0]), int(kinds.videos.height[0])], (BATCH, 1))
+    whole = np.tile(
+        [0, 0, int(kinds.videos.width[0]), int(kinds.videos.height[0])], (BATCH, 1)
+    )
     late = len(kinds.videos.pts(0)) - T
     rows = replace(
         rows,
@@ -158,16 +186,23 @@ def test_of_a_damaged_video_the_clips_that_are_whole_are_shown(tmp_path: Path) -
     with loading:
         out = torch.zeros((BATCH, T, SIZE, SIZE, 3), dtype=torch.uint8)
         told = [
-            loading._all[0]._decode(rows, Unit(np.array(places), able=True), out) for places in ([0, 1], [2])
+            loading._all[0]._decode(rows, Unit(np.array(places), able=True), out)
+            for places in ([0, 1], [2])
         ]
-        assert [its.lost for its in told] == [[], [2]] and told[0].fallbacks == ["h264 in mkv, refused"] * 2
+        assert [its.lost for its in told] == [[], [2]] and told[0].fallbacks == [
+            "h264 in mkv, refused"
+        ] * 2
         shown = [[number(frame) for frame in out[place].numpy()] for place in (0, 1)]
-        assert shown == [[kinds.shown(0, t) for t in range(T)]] * 2 and not out[2:].any()
+        assert (
+            shown == [[kinds.shown(0, t) for t in range(T)]] * 2 and not out[2:].any()
+        )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_clips_are_turned_and_operated_on(tmp_path: Path, workers: int) -> None:
-    kinds = Made(tmp_path, {name: KINDS[name] for name in ("h264.mp4", "hevc.mp4", "mpeg4.avi")})
+    kinds = Made(
+        tmp_path, {name: KINDS[name] for name in ("h264.mp4", "hevc.mp4", "mpeg4.avi")}
+    )
     for codec in (Codec(), Refusing()):
         given = replace(feed(kinds.videos), workers=workers)
         rows_are_changed(partial(loader, codec=codec, beside=""), given)
@@ -185,7 +220,10 @@ def test_a_file_that_is_gone_is_the_users_mistake(tmp_path: Path, beside: str) -
 
 
 def test_nothing_is_left_and_nothing_grows(made: Made) -> None:
-    children, threads = {child.pid for child in psutil.Process().children()}, threading.active_count()
+    children, threads = (
+        {child.pid for child in psutil.Process().children()},
+        threading.active_count(),
+    )
     codec = Codec()
     loading = loader(feed(made.videos), codec, "pyav")
     for epoch in range(4):
@@ -201,13 +239,17 @@ def test_nothing_is_left_and_nothing_grows(made: Made) -> None:
 def test_workers_beside_the_engines_leave_cores_to_the_threads(made: Made) -> None:
     def processes(beside: str, workers: int) -> int:
         before = len(psutil.Process().children())
-        with loader(replace(feed(made.videos), workers=workers), Codec(engines=4), beside):
+        with loader(
+            replace(feed(made.videos), workers=workers), Codec(engines=4), beside
+        ):
             return len(psutil.Process().children()) - before
 
     assert [processes("pyav", workers) for workers in (7, 2, 0)] == [4 + 5, 2 + 1, 0], (
         "that read, one for each engine, and that decode"
     )
-    assert processes("", 6) == 6 + 6, "of which the second ones decode only what engines cannot"
+    assert processes("", 6) == 6 + 6, (
+        "of which the second ones decode only what engines cannot"
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -221,14 +263,18 @@ def test_packets_that_have_no_room_in_a_slot(
         large.append(len(data) > mmap.PAGESIZE)
         return made_read(data, about)
 
-    monkeypatch.setattr(_reading, "Read", noted)  # which this process makes of what came
+    monkeypatch.setattr(
+        _reading, "Read", noted
+    )  # which this process makes of what came
     given = replace(feed(made.videos), workers=workers)
     with loader(given, Codec(), "") as loading:
         shows_what_is_asked(loading, given, made)
     assert {*large} == ({True, False} if workers else set()), "clips of both sorts"
 
 
-def test_closing_does_not_wait_for_a_read_that_hangs(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_does_not_wait_for_a_read_that_hangs(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_packets, "open_video", lambda *_, **__: time.sleep(60))
     loading = loader(feed(made.videos), Codec(), "")
     loading.batches(0, 0)
@@ -245,9 +291,16 @@ def test_a_gpu_without_engines(made: Made) -> None:
 
 def test_what_auto_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    for codec, auto in ((None, "pyav"), (Codec(), "nvdec+pyav"), (Codec(engines=0), "pyav")):
+    for codec, auto in (
+        (None, "pyav"),
+        (Codec(), "nvdec+pyav"),
+        (Codec(engines=0), "pyav"),
+    ):
         monkeypatch.setitem(sys.modules, "PyNvVideoCodec", codec)
-        assert [default_loader("videos", gpu=gpu) for gpu in (False, True)] == ["pyav", auto]
+        assert [default_loader("videos", gpu=gpu) for gpu in (False, True)] == [
+            "pyav",
+            auto,
+        ]
 
 
 @pytest.fixture(autouse=True)
@@ -256,6 +309,8 @@ def no_module(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_the_module(made: Made) -> None:
-    with pytest.raises(UserError, match=r"pip install PyNvVideoCodec.*--loader pyav") as caught:
+    with pytest.raises(
+        UserError, match=r"pip install PyNvVideoCodec.*--loader pyav"
+    ) as caught:
         open_loader("nvdec", replace(feed(made.videos), device=torch.device("cuda", 0)))
     assert "\n" not in str(caught.value)

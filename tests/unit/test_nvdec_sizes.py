@@ -29,21 +29,32 @@ SIZES = [(96, 128), (128, 96), (192, 64), (64, 192), (160, 160), (96, 128), (130
 
 
 def test_one_decoder_for_files_of_many_sizes(tmp_path: Path) -> None:
-    kinds = Made(tmp_path, {f"{at}.mp4": {"size": size, "frames": 12} for at, size in enumerate(SIZES)})
+    kinds = Made(
+        tmp_path,
+        {f"{at}.mp4": {"size": size, "frames": 12} for at, size in enumerate(SIZES)},
+    )
     codec = Codec()
     read = Reading(kinds.videos, codec)
     for sample in [*range(len(SIZES)), *reversed(range(len(SIZES)))]:
         assert numbers(read(sample, [3, 7])) == {3: 3, 7: 7}
     assert codec.made == 4, "for 128 x 128, 192 x 128, 192 x 192 and 192 x 256"
-    assert [(decoder.height, decoder.width) for decoder in read.nvdec._decoders.values()] == [(192, 256)]
+    assert [
+        (decoder.height, decoder.width) for decoder in read.nvdec._decoders.values()
+    ] == [(192, 256)]
     read.nvdec.close()
     assert not read.nvdec._decoders
 
 
 ALIKE: list[tuple[str, dict[str, Any]]] = [
-    *(("h264.mp4", {"size": size}) for size in [(88, 120), (96, 128), (88, 128), (96, 120), (80, 112)]),
+    *(
+        ("h264.mp4", {"size": size})
+        for size in [(88, 120), (96, 128), (88, 128), (96, 120), (80, 112)]
+    ),
     *(("hevc.mp4", {"size": (88, 120), "unit": unit}) for unit in (8, 16, 32)),
-    *(("hevc.mp4", {"size": size, "unit": 8}) for size in [(96, 128), (88, 128), (96, 120), (80, 112)]),
+    *(
+        ("hevc.mp4", {"size": size, "unit": 8})
+        for size in [(96, 128), (88, 128), (96, 120), (80, 112)]
+    ),
     *(("vp9.webm", {"size": size}) for size in [(88, 120), (96, 128), (90, 120)]),
     ("h264-90.mp4", {"size": (88, 120)}),
 ]
@@ -51,12 +62,21 @@ ALIKE: list[tuple[str, dict[str, Any]]] = [
 
 
 def test_sizes_that_are_coded_alike(tmp_path: Path) -> None:
-    kinds = Made(tmp_path, {f"{at:02}-{kind}": KINDS[kind] | more for at, (kind, more) in enumerate(ALIKE)})
+    kinds = Made(
+        tmp_path,
+        {
+            f"{at:02}-{kind}": KINDS[kind] | more
+            for at, (kind, more) in enumerate(ALIKE)
+        },
+    )
     pyav, codec = Pyav(kinds.videos), Codec()
     read = Reading(kinds.videos, codec)
     order = np.random.default_rng(0).integers(0, len(ALIKE), 120).tolist()
     for sample in order:
-        height, width = int(kinds.videos.height[sample]), int(kinds.videos.width[sample])
+        height, width = (
+            int(kinds.videos.height[sample]),
+            int(kinds.videos.width[sample]),
+        )
         whole, wanted = np.array([0, 0, width, height]), [1, 2]
         right = {}
         for frame, picture in pyav(sample, kinds.videos.path(sample), wanted):
@@ -64,26 +84,41 @@ def test_sizes_that_are_coded_alike(tmp_path: Path) -> None:
             Fitter(picture, whole, whole, (height, width)).fill(right[frame], picture)
         for frame, picture, surface in read(sample, wanted):
             assert picture.shape == (height, width)
-            found = Fit(picture, whole, whole, (height, width))(surface[None])[0].numpy()
-            assert np.abs(found.astype(int) - right[frame]).max() <= 1, kinds.names[sample]
-    assert codec.made <= 1 + 4 + 1 + 3, "of H.264, HEVC and VP9, and as many again for larger ones"
+            found = Fit(picture, whole, whole, (height, width))(surface[None])[
+                0
+            ].numpy()
+            assert np.abs(found.astype(int) - right[frame]).max() <= 1, kinds.names[
+                sample
+            ]
+    assert codec.made <= 1 + 4 + 1 + 3, (
+        "of H.264, HEVC and VP9, and as many again for larger ones"
+    )
 
 
 @pytest.mark.parametrize("name", ["h264.mp4", "hevc.mp4"])
 @pytest.mark.parametrize("side", ["crop_left=2", "crop_top=2"])
-def test_a_picture_that_begins_elsewhere_is_refused(tmp_path: Path, name: str, side: str) -> None:
+def test_a_picture_that_begins_elsewhere_is_refused(
+    tmp_path: Path, name: str, side: str
+) -> None:
     whole, codec = make(tmp_path / name, **KINDS[name]), name.partition(".")[0]
     (tmp_path / "data" / "x").mkdir(parents=True)
-    with av.open(str(whole)) as file, av.open(str(tmp_path / "data" / "x" / name), "w") as output:
+    with (
+        av.open(str(whole)) as file,
+        av.open(str(tmp_path / "data" / "x" / name), "w") as output,
+    ):
         stream = file.streams.video[0]
         out = output.add_stream_from_template(stream)
-        cropped = BitStreamFilterContext(f"{codec}_metadata={side}", in_stream=stream, out_stream=out)
+        cropped = BitStreamFilterContext(
+            f"{codec}_metadata={side}", in_stream=stream, out_stream=out
+        )
         for packet in file.demux(stream):
             for single in cropped.filter(packet if packet.size else None):
                 single.stream = out
                 output.mux(single)
     videos = open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=1)
-    assert (videos.height[0] % 16, videos.width[0] % 16) == ((0, 14) if "left" in side else (14, 0))
+    assert (videos.height[0] % 16, videos.width[0] % 16) == (
+        (0, 14) if "left" in side else (14, 0)
+    )
     assert exact("nvdec", videos, np.arange(1)).all()
     for reading in (Packets(videos), Cutting(videos)):
         with pytest.raises(Undecodable, match="cropped at the left or the top"):
@@ -92,7 +127,9 @@ def test_a_picture_that_begins_elsewhere_is_refused(tmp_path: Path, name: str, s
 
 @pytest.mark.parametrize("name", ["h264.mp4", "hevc.mp4", "vp9.webm"])
 @pytest.mark.parametrize("size", [(96, 96), (64, 128), (192, 256)])
-def test_pictures_of_another_size_are_refused(tmp_path: Path, name: str, size: tuple[int, int]) -> None:
+def test_pictures_of_another_size_are_refused(
+    tmp_path: Path, name: str, size: tuple[int, int]
+) -> None:
     """A file was overwritten since the scan, or its pictures change in the middle: what is shown would lie
     beside them.
     """
@@ -100,7 +137,9 @@ def test_pictures_of_another_size_are_refused(tmp_path: Path, name: str, size: t
     path = kinds.videos.path(0)
     make(Path(path.decode()), **KINDS[name], size=size)
     for reading in (Packets(kinds.videos), Cutting(kinds.videos)):
-        with pytest.raises(Undecodable, match=r"pictures are of .* its file said \(96, 128\)"):
+        with pytest.raises(
+            Undecodable, match=r"pictures are of .* its file said \(96, 128\)"
+        ):
             reading(0, path, [3, 4])
 
 
@@ -115,7 +154,8 @@ def test_a_size_that_changes_in_the_middle_is_refused(
     path = tmp_path / "data" / "x" / "both.mkv"
     path.parent.mkdir(parents=True)
     first, second = (
-        make(tmp_path / f"{size}.mp4", **KINDS[name], size=size, frames=24) for size in ((96, 128), other)
+        make(tmp_path / f"{size}.mp4", **KINDS[name], size=size, frames=24)
+        for size in ((96, 128), other)
     )
     joined(first, first, path)
     videos = open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=1)
@@ -125,21 +165,31 @@ def test_a_size_that_changes_in_the_middle_is_refused(
     assert numbers(read(0, [3, 20])) == {3: 3, 20: 20}
     for frames in ([22, 23, 25], [3, 4, 40], [30, 31]):
         for reading in (Packets(videos), Cutting(videos)):
-            with pytest.raises(Undecodable, match=r"pictures (are of|change their size)"):
+            with pytest.raises(
+                Undecodable, match=r"pictures (are of|change their size)"
+            ):
                 reading(0, videos.path(0), frames)
 
 
 def test_every_picture_of_a_packet_is_as_large_as_its_file_says(made: Made) -> None:
     def packet(*sizes: tuple[int, int]) -> Any:
         heads = [
-            f"10000010{0x498342:024b}0010{width - 1:016b}{height - 1:016b}".ljust(96, "0")
+            f"10000010{0x498342:024b}0010{width - 1:016b}{height - 1:016b}".ljust(
+                96, "0"
+            )
             for height, width in sizes
         ]
         marker = bytes([0b11000000 + len(sizes) - 1])
         index = marker + bytes([12] * len(sizes)) + marker if len(sizes) > 1 else b""
-        return av.Packet(b"".join(int(head, 2).to_bytes(12, "big") for head in heads) + index)
+        return av.Packet(
+            b"".join(int(head, 2).to_bytes(12, "big") for head in heads) + index
+        )
 
-    size = Size(made.videos, made.names.index("vp9-hidden.webm"), SimpleNamespace(height=96, width=128))
+    size = Size(
+        made.videos,
+        made.names.index("vp9-hidden.webm"),
+        SimpleNamespace(height=96, width=128),
+    )
     size.see(packet((96, 128)))
     size.see(packet((96, 128), (96, 128)))
     assert size.coded == (96, 128)
@@ -149,7 +199,9 @@ def test_every_picture_of_a_packet_is_as_large_as_its_file_says(made: Made) -> N
         [(96, 128), (64, 48)],
         [(96, 128), (96, 128), (96, 112)],
     ):
-        with pytest.raises(Undecodable, match=r"pictures are of .* its file said \(96, 128\)"):
+        with pytest.raises(
+            Undecodable, match=r"pictures are of .* its file said \(96, 128\)"
+        ):
             size.see(packet(*other))
 
 
@@ -157,7 +209,12 @@ def test_heads_of_many_entry_points(tmp_path: Path) -> None:
     """HEVC of many rows, as x265 codes it left to itself: the head of a slice says where each row of blocks
     begins, and is long.
     """
-    tall = {"size": (2160, 512), "frames": 14, "wavefronts": True, "options": {"crf": "1"}}
+    tall = {
+        "size": (2160, 512),
+        "frames": 14,
+        "wavefronts": True,
+        "options": {"crf": "1"},
+    }
     kinds = Made(tmp_path, {"hevc.mp4": KINDS["hevc.mp4"] | tall})
     assert Packets(kinds.videos)(0, kinds.videos.path(0), [2, 13]).about.height == 2160
     assert Cutting(kinds.videos)(0, kinds.videos.path(0), [2, 13]).about.packets >= 2

@@ -40,7 +40,16 @@ def pixels(seed: int = 0, shape: tuple[int, ...] = (7, 9)) -> Any:
     rng = np.random.default_rng(seed)
     out = rng.random((*shape, 3))
     special = np.array(
-        [[0, 0, 0], [1, 1, 1], [0.5, 0.5, 0.5], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [0.2, 0.7, 0.7]]
+        [
+            [0, 0, 0],
+            [1, 1, 1],
+            [0.5, 0.5, 0.5],
+            [1, 0, 0],
+            [0, 1, 0],
+            [0, 0, 1],
+            [1, 1, 0],
+            [0.2, 0.7, 0.7],
+        ]
     )
     flat = out.reshape(-1, 3)
     flat[: min(len(flat), 8)] = special[: len(flat)]
@@ -49,7 +58,9 @@ def pixels(seed: int = 0, shape: tuple[int, ...] = (7, 9)) -> Any:
 
 def distorted(image: Any, given: Any) -> Any:
     """One image, RGB in 0..1, in 64 bits."""
-    return distort(torch.from_numpy(image)[None], torch.from_numpy(given.astype(np.float64))[None])[0].numpy()
+    return distort(
+        torch.from_numpy(image)[None], torch.from_numpy(given.astype(np.float64))[None]
+    )[0].numpy()
 
 
 def test_numbers_come_with_their_probability_and_range_and_apart() -> None:
@@ -69,7 +80,9 @@ def test_numbers_come_with_their_probability_and_range_and_apart() -> None:
     assert set(np.unique(drawn[:, CONTRAST_FIRST])) == {0, 1}
     assert drawn[:, CONTRAST_FIRST].mean() == pytest.approx(0.5, abs=0.01)
     shares = np.bincount(drawn[:, PERMUTATION].astype(int), minlength=6) / 40_000
-    assert shares == pytest.approx([0.5 + 0.5 / 6] + [0.5 / 6] * 5, abs=0.01)  # the first leaves all in place
+    assert shares == pytest.approx(
+        [0.5 + 0.5 / 6] + [0.5 / 6] * 5, abs=0.01
+    )  # the first leaves all in place
     assert np.abs(np.corrcoef(drawn, rowvar=False) - np.eye(len(NONE))).max() < 0.02
     applied = (drawn != NONE)[:, [BRIGHTNESS, CONTRAST, SATURATION, HUE]]
     assert np.abs(np.corrcoef(applied, rowvar=False) - np.eye(4)).max() < 0.02
@@ -80,7 +93,9 @@ def test_brightness_adds_and_contrast_multiplies() -> None:
     np.testing.assert_allclose(distorted(here, NONE), here, atol=1e-12)
     for value in (0.1, -0.1):
         got = distorted(here, numbers(brightness=value))
-        np.testing.assert_allclose(got, np.clip(here + np.float32(value), 0, 1), atol=1e-9)
+        np.testing.assert_allclose(
+            got, np.clip(here + np.float32(value), 0, 1), atol=1e-9
+        )
     for first in (0, 1):
         got = distorted(here, numbers(contrast=1.5, contrast_first=first))
         np.testing.assert_allclose(got, np.clip(here * 1.5, 0, 1), atol=1e-9)
@@ -88,8 +103,16 @@ def test_brightness_adds_and_contrast_multiplies() -> None:
 
 def test_saturation_and_hue_are_those_of_hsv() -> None:
     here = pixels().reshape(-1, 3)
-    for factor, turn in ((0.5, 0.0), (1.0, 0.05), (1.0, -0.05), (0.8, 0.031), (1.4, -0.02)):
-        for pixel, got in zip(here, distorted(here, numbers(saturation=factor, hue=turn)), strict=True):
+    for factor, turn in (
+        (0.5, 0.0),
+        (1.0, 0.05),
+        (1.0, -0.05),
+        (0.8, 0.031),
+        (1.4, -0.02),
+    ):
+        for pixel, got in zip(
+            here, distorted(here, numbers(saturation=factor, hue=turn)), strict=True
+        ):
             h, s, v = colorsys.rgb_to_hsv(*pixel.tolist())
             if s * factor <= 1:
                 expected = colorsys.hsv_to_rgb((h + turn) % 1, s * factor, v)
@@ -99,9 +122,13 @@ def test_saturation_and_hue_are_those_of_hsv() -> None:
 def test_only_the_result_is_clipped() -> None:
     """0.95 + 0.12 is above 1, and comes back; a high saturation takes a channel below 0, and it ends at 0."""
     white = np.full((1, 3), 0.95)
-    assert distorted(white, numbers(brightness=0.12, contrast=0.5)) == pytest.approx(np.full((1, 3), 0.535))
+    assert distorted(white, numbers(brightness=0.12, contrast=0.5)) == pytest.approx(
+        np.full((1, 3), 0.535)
+    )
     red = np.array([[0.9, 0.1, 0.1]])
-    assert distorted(red, numbers(saturation=1.5)) == pytest.approx(np.array([[0.9, 0.0, 0.0]]))
+    assert distorted(red, numbers(saturation=1.5)) == pytest.approx(
+        np.array([[0.9, 0.0, 0.0]])
+    )
     assert distorted(red, numbers(saturation=1.5, brightness=0.2)) == pytest.approx(
         np.array([[1.0, 0.0, 0.0]])
     )
@@ -111,7 +138,9 @@ def test_only_the_result_is_clipped() -> None:
 def test_channels_change_places_last(index: int) -> None:
     here = pixels()
     plain = distorted(here, numbers(brightness=0.05, saturation=0.7, hue=0.02))
-    got = distorted(here, numbers(brightness=0.05, saturation=0.7, hue=0.02, permutation=index))
+    got = distorted(
+        here, numbers(brightness=0.05, saturation=0.7, hue=0.02, permutation=index)
+    )
     for channel in range(3):
         assert (got[..., channel] == plain[..., PERMUTATIONS[index][channel]]).all()
 
@@ -125,13 +154,18 @@ def test_a_batch_is_its_images_one_by_one(seed: int, count: int, clips: bool) ->
     assert together.dtype == np.float32 and together.shape == here.shape
     assert together.min() >= 0 and together.max() <= 1
     for image, own, got in zip(here, drawn, together, strict=True):
-        np.testing.assert_allclose(distorted(image.astype(np.float64), own), got, atol=5e-6)
+        np.testing.assert_allclose(
+            distorted(image.astype(np.float64), own), got, atol=5e-6
+        )
 
 
 def slots(*numbers: np.ndarray) -> np.ndarray:
     """`Rows.ops`, with a slot for each float32 [B, 6]; a row of zeros has no operation there."""
     each = [
-        np.where((its != 0).any(axis=1).reshape(-1, 1, 1), ops.alone(Op.DISTORT, its), 0) for its in numbers
+        np.where(
+            (its != 0).any(axis=1).reshape(-1, 1, 1), ops.alone(Op.DISTORT, its), 0
+        )
+        for its in numbers
     ]
     return np.concatenate(each, axis=1).astype(np.float32)
 
@@ -147,7 +181,9 @@ def test_rows_without_an_operation_keep_their_bits() -> None:
     found = operated(given, slots(numbers), on_host).numpy()
     np.testing.assert_array_equal(found[::3], levels[::3].astype(np.float32))
     for row in (1, 2, 4, 5):
-        np.testing.assert_allclose(found[row], 255 * distorted(levels[row] / 255, numbers[row]), atol=0.005)
+        np.testing.assert_allclose(
+            found[row], 255 * distorted(levels[row] / 255, numbers[row]), atol=0.005
+        )
     np.testing.assert_array_equal(given.numpy(), before)
     floats = torch.from_numpy(levels.astype(np.float32))
     assert np.array_equal(operated(floats, slots(0 * numbers), on_host).numpy(), levels)
@@ -161,5 +197,7 @@ def test_slots_act_in_their_order() -> None:
     one = np.where(np.arange(4)[:, None] < 2, bright, half)
     other = np.where(np.arange(4)[:, None] < 2, half, bright)
     other[3] = 0
-    found = operated(torch.full((4, 1, 1, 3), 255, dtype=torch.uint8), slots(one, other), on_host)
+    found = operated(
+        torch.full((4, 1, 1, 3), 255, dtype=torch.uint8), slots(one, other), on_host
+    )
     assert found[:, 0, 0, 0].tolist() == pytest.approx([127.5, 127.5, 153, 127.5])

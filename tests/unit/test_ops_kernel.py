@@ -41,7 +41,14 @@ TABLE: list[tuple[float, ...]] = [
     (Op.ERASE, 3.5, -2, 40, 15, 9, 8, 7, 50, 40, 30, 2**24 - 1, 2),
     (0,),
 ]
-ALONE = [Op.GREYSCALE, Op.INVERT, Op.GREYSCALE, Op.AUTOCONTRAST, Op.EQUALIZE, Op.GREYSCALE]
+ALONE = [
+    Op.GREYSCALE,
+    Op.INVERT,
+    Op.GREYSCALE,
+    Op.AUTOCONTRAST,
+    Op.EQUALIZE,
+    Op.GREYSCALE,
+]
 """Operations that take no number."""
 
 
@@ -51,7 +58,9 @@ def slots() -> Any:
     for row, given in enumerate(TABLE):
         numbers[row, 0, : len(given)] = given
     # what leaves the levels comes last
-    first = [row for row, given in enumerate(TABLE) if given[0] not in (Op.NOISE, Op.ERASE)]
+    first = [
+        row for row, given in enumerate(TABLE) if given[0] not in (Op.NOISE, Op.ERASE)
+    ]
     before = np.resize(np.roll(first, 5), len(TABLE))
     return np.concatenate([numbers[before], numbers], axis=1)
 
@@ -63,19 +72,27 @@ def narrow() -> Any:
 
 def apart(device: torch.device) -> list[tuple[float, float]]:
     """Return by how much the kernels' levels differ from torch's, a row each: at most, and how many do."""
-    return [row for numbers in (slots(), narrow()) for row in rows_apart(device, numbers)]
+    return [
+        row for numbers in (slots(), narrow()) for row in rows_apart(device, numbers)
+    ]
 
 
 def rows_apart(device: torch.device, numbers: Any) -> list[tuple[float, float]]:
     from loaders import _ops_kernel
 
     frames = [photograph(seed, HEIGHT, WIDTH) for seed in range(2 * len(numbers))]
-    levels = torch.from_numpy(np.stack(frames)).view(len(numbers), 2, HEIGHT, WIDTH, 3).to(device)
+    levels = (
+        torch.from_numpy(np.stack(frames))
+        .view(len(numbers), 2, HEIGHT, WIDTH, 3)
+        .to(device)
+    )
     found = []
     for kernel in (_ops_kernel, None):
         ways = _ops._ways(kernel)
         with patch.object(_ops, "_ways", lambda _, ways=ways: ways):
-            found.append(_ops.operated(levels, numbers, partial(to_device, device=device)))
+            found.append(
+                _ops.operated(levels, numbers, partial(to_device, device=device))
+            )
     rows = (found[0] - found[1]).abs().flatten(1)
     return [(float(row.max()), float((row > 0.01).float().mean())) for row in rows]
 

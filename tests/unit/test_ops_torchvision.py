@@ -19,7 +19,9 @@ from plan.ops import Op
 Change = Callable[[torch.Tensor], torch.Tensor]
 HEIGHT, WIDTH = 23, 30
 SMOOTH, NEAREST = InterpolationMode.BILINEAR, InterpolationMode.NEAREST
-ON_DEVICE = lambda values: [torch.from_numpy(np.ascontiguousarray(value)) for value in values]  # noqa: E731
+ON_DEVICE = lambda values: [  # noqa: E731
+    torch.from_numpy(np.ascontiguousarray(value)) for value in values
+]
 
 
 def pictures(count: int = 4) -> torch.Tensor:
@@ -30,7 +32,9 @@ def pictures(count: int = 4) -> torch.Tensor:
     few = 60 * rng.integers(0, 4, (HEIGHT, WIDTH, 3)) + 20
     flat = np.broadcast_to([90, 120, 30], (HEIGHT, WIDTH, 3))
     return torch.from_numpy(
-        np.stack([soft, few, rng.integers(0, 256, (HEIGHT, WIDTH, 3)), flat]).astype(np.uint8)[:count]
+        np.stack([soft, few, rng.integers(0, 256, (HEIGHT, WIDTH, 3)), flat]).astype(
+            np.uint8
+        )[:count]
     )
 
 
@@ -63,12 +67,23 @@ def of(change: Callable[..., Any], *numbers: Any, **options: Any) -> Change:
 
 
 def rotated(angle: float) -> Callable[[bool], Change]:
-    return lambda smooth: of(tv.rotate, angle, interpolation=SMOOTH if smooth else NEAREST)
+    return lambda smooth: of(
+        tv.rotate, angle, interpolation=SMOOTH if smooth else NEAREST
+    )
 
 
 def affined(**said: Any) -> Callable[[bool], Change]:
-    given = {"angle": 0.0, "translate": [0, 0], "scale": 1.0, "shear": [0.0, 0.0], "center": [0, 0], **said}
-    return lambda smooth: of(tv.affine, interpolation=SMOOTH if smooth else NEAREST, **given)
+    given = {
+        "angle": 0.0,
+        "translate": [0, 0],
+        "scale": 1.0,
+        "shear": [0.0, 0.0],
+        "center": [0, 0],
+        **said,
+    }
+    return lambda smooth: of(
+        tv.affine, interpolation=SMOOTH if smooth else NEAREST, **given
+    )
 
 
 SINGLE: dict[str, tuple[Any, Change]] = {
@@ -82,10 +97,19 @@ SINGLE: dict[str, tuple[Any, Change]] = {
         )
         for factor in (0.1, 0.73, 1.9)
     },
-    **{f"hue {turn}": (one(Op.HUE, turn), of(tv.adjust_hue, turn)) for turn in (-0.3, 0.05, 0.5)},
+    **{
+        f"hue {turn}": (one(Op.HUE, turn), of(tv.adjust_hue, turn))
+        for turn in (-0.3, 0.05, 0.5)
+    },
     "greyscale": (one(Op.GREYSCALE), of(tv.rgb_to_grayscale, num_output_channels=3)),
-    **{f"posterize {bits}": (one(Op.POSTERIZE, bits), of(tv.posterize, bits)) for bits in (0, 3, 8)},
-    **{f"solarize {level}": (one(Op.SOLARIZE, level), of(tv.solarize, level)) for level in (0, 128, 178.5)},
+    **{
+        f"posterize {bits}": (one(Op.POSTERIZE, bits), of(tv.posterize, bits))
+        for bits in (0, 3, 8)
+    },
+    **{
+        f"solarize {level}": (one(Op.SOLARIZE, level), of(tv.solarize, level))
+        for level in (0, 128, 178.5)
+    },
     "solarize_add": (
         one(Op.SOLARIZE_ADD, 40),  # which torchvision does not have; as timm says it
         lambda image: torch.where(image < 128, (image.int() + 40).clamp(0, 255), image),
@@ -94,14 +118,26 @@ SINGLE: dict[str, tuple[Any, Change]] = {
     "equalize": (one(Op.EQUALIZE), of(tv.equalize)),
     "invert": (one(Op.INVERT), of(tv.invert)),
     **{
-        f"blur {sigma}": (one(Op.BLUR, sigma), of(tv.gaussian_blur, [ops.BLUR_SIDE] * 2, [sigma] * 2))
+        f"blur {sigma}": (
+            one(Op.BLUR, sigma),
+            of(tv.gaussian_blur, [ops.BLUR_SIDE] * 2, [sigma] * 2),
+        )
         for sigma in (0.1, 0.8, 2.0)
     },
 }
 MOVED: dict[str, tuple[Any, Callable[[bool], Change]]] = {
-    **{f"rotated {angle}": (affine.rotation(A([angle])), rotated(angle)) for angle in (27.3, -131.0)},
-    "sheared along x": (affine.shear_x(A([0.23]), HEIGHT), affined(shear=[degrees(0.23), 0.0])),
-    "sheared along y": (affine.shear_y(A([-0.31]), WIDTH), affined(shear=[0.0, degrees(-0.31)])),
+    **{
+        f"rotated {angle}": (affine.rotation(A([angle])), rotated(angle))
+        for angle in (27.3, -131.0)
+    },
+    "sheared along x": (
+        affine.shear_x(A([0.23]), HEIGHT),
+        affined(shear=[degrees(0.23), 0.0]),
+    ),
+    "sheared along y": (
+        affine.shear_y(A([-0.31]), WIDTH),
+        affined(shear=[0.0, degrees(-0.31)]),
+    ),
     "translated": (affine.translation(A([5.0]), A([-3.0])), affined(translate=[5, -3])),
 }
 
@@ -118,27 +154,41 @@ def test_one_operation_is_torchvisions(name: str) -> None:
 @pytest.mark.parametrize("name", MOVED)
 def test_one_map_is_torchvisions(name: str, smooth: bool) -> None:
     map_, change = MOVED[name]
-    off = np.abs(done(pictures(), of_map(map_, smooth)) - by_torchvision(pictures(), change(smooth))) > 1
+    off = (
+        np.abs(
+            done(pictures(), of_map(map_, smooth))
+            - by_torchvision(pictures(), change(smooth))
+        )
+        > 1
+    )
     # nearest: a pixel that is half-way between two may be either
     assert off.mean() <= (0 if smooth else 0.002)
 
 
 def test_outside_is_the_colour_that_was_asked_for() -> None:
-    slot = one(Op.AFFINE, 1, 0, -WIDTH / 2, 0, 1, 0, 1, 124, 116, 104)  # moved to the right by half
+    slot = one(
+        Op.AFFINE, 1, 0, -WIDTH / 2, 0, 1, 0, 1, 124, 116, 104
+    )  # moved to the right by half
     found = done(pictures(), slot)
     assert (found[:, :, : WIDTH // 2] == [124, 116, 104]).all()
     assert (found[:, :, WIDTH // 2 :] == pictures()[:, :, : WIDTH // 2].numpy()).all()
 
 
 def test_a_chain_is_one_after_another() -> None:
-    slots = one(Op.SOLARIZE, 100), of_map(affine.rotation(A([20.0])), True), one(Op.POSTERIZE, 4)
+    slots = (
+        one(Op.SOLARIZE, 100),
+        of_map(affine.rotation(A([20.0])), True),
+        one(Op.POSTERIZE, 4),
+    )
     levels = pictures()
     expected = levels.numpy().astype(np.float32)
     for slot in slots:
         expected = done(torch.from_numpy(expected), slot)
     np.testing.assert_array_equal(done(levels, *slots), expected)
     other = done(levels, *slots[::-1])
-    assert np.abs(other - expected).mean() > 1  # their order matters, or this would show nothing
+    assert (
+        np.abs(other - expected).mean() > 1
+    )  # their order matters, or this would show nothing
 
 
 def test_maps_that_follow_one_another_are_one_map() -> None:
@@ -150,12 +200,16 @@ def test_maps_that_follow_one_another_are_one_map() -> None:
     )
     empty, tint = one(0), one(Op.INVERT)
     maps = [of_map(map_, True) for map_ in (first, then, last)]
-    joined = affine.composed(np.concatenate([maps[0], empty, maps[1], tint, maps[2]], axis=1))
+    joined = affine.composed(
+        np.concatenate([maps[0], empty, maps[1], tint, maps[2]], axis=1)
+    )
     assert joined[0, :, 0].tolist() == [0, 0, Op.AFFINE, Op.INVERT, Op.AFFINE]
     point = A([3.0, -4.0, 1.0])
     shown = then[0].reshape(2, 3) @ point
     shown = first[0].reshape(2, 3) @ A([*shown, 1.0])
-    np.testing.assert_allclose(joined[0, 2, 1:7].reshape(2, 3) @ point, shown, rtol=1e-5)
+    np.testing.assert_allclose(
+        joined[0, 2, 1:7].reshape(2, 3) @ point, shown, rtol=1e-5
+    )
     np.testing.assert_array_equal(joined[:, 4], maps[2][:, 0])
 
 
@@ -163,7 +217,9 @@ def test_a_map_and_its_inverse_lose_nothing() -> None:
     there, back = (of_map(affine.rotation(A([sign * 40.0])), True) for sign in (1, -1))
     levels = pictures()
     np.testing.assert_array_equal(
-        operated(levels, affine.composed(np.concatenate([there, back], axis=1)), ON_DEVICE).numpy(),
+        operated(
+            levels, affine.composed(np.concatenate([there, back], axis=1)), ON_DEVICE
+        ).numpy(),
         levels.numpy(),
     )
 
@@ -185,9 +241,12 @@ def reference_normal(first: int, second: int, count: int) -> Any:
         word = (word ^ word >> np.uint32(15)) * np.uint32(0x846CA68B)
         return word ^ word >> np.uint32(16)
 
-    word = mixed(mixed(np.arange(count, dtype=np.uint32) + np.uint32(first)) ^ np.uint32(second))
+    word = mixed(
+        mixed(np.arange(count, dtype=np.uint32) + np.uint32(first)) ^ np.uint32(second)
+    )
     one_, other = (
-        (w >> np.uint32(8)).astype(np.float64) for w in (word, mixed(word ^ np.uint32(0x5BD1E995)))
+        (w >> np.uint32(8)).astype(np.float64)
+        for w in (word, mixed(word ^ np.uint32(0x5BD1E995)))
     )
     return np.sqrt(-2 * np.log((one_ + 1) / 2**24)) * np.cos(2 * np.pi * other / 2**24)
 
@@ -197,7 +256,9 @@ def test_noise_is_a_hash_of_keys_and_place() -> None:
     slot = ops.slot(Op.NOISE, np.ones(3, bool), 1.0, keys[:, 0], keys[:, 1])
     found = done(torch.zeros(3, 100, 110, 3), slot).reshape(3, -1)
     for noise, (first, second) in zip(found, keys.astype(int).tolist(), strict=True):
-        np.testing.assert_allclose(noise, reference_normal(first, second, noise.size), atol=2e-4)
+        np.testing.assert_allclose(
+            noise, reference_normal(first, second, noise.size), atol=2e-4
+        )
         assert abs(noise.mean()) < 0.02 and noise.std() == pytest.approx(1, abs=0.02)
     assert np.abs(np.corrcoef(found) - np.eye(3)).max() < 0.03
 
@@ -224,4 +285,6 @@ def test_a_rectangle_is_erased() -> None:
     np.testing.assert_array_equal(found[:, outside], levels.numpy()[:, outside])
     assert (found[0, 3:20, 4:9] == [10, 20, 30]).all()
     noisy = found[1, 3:20, 4:9]
-    assert noisy.std() == pytest.approx(60, rel=0.2) and noisy.min() < 0  # a share of the normalised image
+    assert (
+        noisy.std() == pytest.approx(60, rel=0.2) and noisy.min() < 0
+    )  # a share of the normalised image

@@ -18,7 +18,9 @@ from settings.optimisation import Optimisation
 
 def net() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+    return nn.Sequential(
+        nn.Linear(4, 6), nn.LayerNorm(6), nn.BatchNorm1d(6), nn.Linear(6, 2)
+    )
 
 
 def test_masters_are_what_the_optimiser_moves() -> None:
@@ -68,7 +70,10 @@ def test_no_gpu_no_fp16_weights() -> None:
     [
         ({}, "it is not installed"),
         ({"__init__.py": "raise SystemExit"}, "is another project of that name"),
-        ({"__init__.py": "", "optimizers/__init__.py": "import not_here"}, "No module named 'not_here'"),
+        (
+            {"__init__.py": "", "optimizers/__init__.py": "import not_here"},
+            "No module named 'not_here'",
+        ),
     ],
 )
 def test_apex_is_nvidias(

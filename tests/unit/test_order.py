@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from plan.order import BLOCK, CHUNK, block_size, by_size, grouped, order
 
-COUNTS = st.one_of(st.integers(0, 200), st.sampled_from([2, 3, 5, 7, 31, 127, 251, 256, 509, 1021]))
+COUNTS = st.one_of(
+    st.integers(0, 200), st.sampled_from([2, 3, 5, 7, 31, 127, 251, 256, 509, 1021])
+)
 SEEDS = st.integers(0, 2**63 - 1)
 
 
@@ -22,11 +24,33 @@ def test_golden_orders() -> None:
     ordered = order(42, 5, 1_281_167)  # as many as ImageNet
     assert ordered[:4].tolist() == [278232, 1151434, 1081936, 1185125]
     assert ordered[-2:].tolist() == [337823, 165603]
-    assert order(7, 3, 19).tolist() == [13, 4, 11, 9, 12, 1, 6, 0, 17, 10, 14, 3, 8, 5, 18, 15, 16, 2, 7]
+    assert order(7, 3, 19).tolist() == [
+        13,
+        4,
+        11,
+        9,
+        12,
+        1,
+        6,
+        0,
+        17,
+        10,
+        14,
+        3,
+        8,
+        5,
+        18,
+        15,
+        16,
+        2,
+        7,
+    ]
 
 
 def test_no_order_repeats_over_a_grid_of_seeds_and_epochs() -> None:
-    orders = {tuple(order(seed, epoch, 31)) for seed, epoch in product(range(40), range(40))}
+    orders = {
+        tuple(order(seed, epoch, 31)) for seed, epoch in product(range(40), range(40))
+    }
     assert len(orders) == 1600
 
 
@@ -58,7 +82,9 @@ TOGETHER = CHUNK * BLOCK
 @given(
     SEEDS,
     st.integers(0, 2**31),
-    st.one_of(COUNTS, st.sampled_from([TOGETHER, TOGETHER + 1, 2 * TOGETHER + BLOCK + 5])),
+    st.one_of(
+        COUNTS, st.sampled_from([TOGETHER, TOGETHER + 1, 2 * TOGETHER + BLOCK + 5])
+    ),
 )
 def test_grouping_is_a_permutation(seed: int, epoch: int, n: int) -> None:
     heights, widths = pixels(seed % 1000, n)
@@ -79,13 +105,15 @@ def test_a_block_has_like_sizes_and_blocks_are_shuffled() -> None:
     places = grouped(heights, widths, seed=0, epoch=0)
     # axes: [blocks, BLOCK]
     tall, wide = (side[places].reshape(-1, BLOCK) for side in (heights, widths))
-    assert ((tall > wide).all(axis=1) | (tall <= wide).all(axis=1)).sum() >= len(tall) - 4, (
-        "one block of a chunk may hold both"
-    )
+    assert ((tall > wide).all(axis=1) | (tall <= wide).all(axis=1)).sum() >= len(
+        tall
+    ) - 4, "one block of a chunk may hold both"
     shorter = np.minimum(tall, wide)
     assert np.median(np.ptp(shorter, axis=1)) <= 8 < 100 < np.ptp(shorter)
     means = shorter.mean(axis=1)
-    assert abs(np.corrcoef(means[1:], means[:-1])[0, 1]) < 0.2, "the next block says nothing of its neighbour"
+    assert abs(np.corrcoef(means[1:], means[:-1])[0, 1]) < 0.2, (
+        "the next block says nothing of its neighbour"
+    )
     assert (grouped(heights, widths, seed=0, epoch=1) != places).mean() > 0.9
 
 
@@ -104,7 +132,8 @@ def test_what_is_less_than_a_block_stays_at_the_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "size"), [(0, 8), (46, 8), (255, 8), (256, 16), (1000, 32), (4096, 256), (118_287, 256)]
+    ("n", "size"),
+    [(0, 8), (46, 8), (255, 8), (256, 16), (1000, 32), (4096, 256), (118_287, 256)],
 )
 def test_small_sets_have_small_blocks(n: int, size: int) -> None:
     assert block_size(n) == size
@@ -120,7 +149,8 @@ def test_every_image_of_a_small_set_is_met(batch: int) -> None:
         ids = ids[grouped(heights[ids], widths[ids], seed=0, epoch=epoch)]
         met |= set(ids[: 46 // batch * batch].tolist())
         batches |= {
-            tuple(sorted(ids[at : at + batch].tolist())) for at in range(0, 46 // batch * batch, batch)
+            tuple(sorted(ids[at : at + batch].tolist()))
+            for at in range(0, 46 // batch * batch, batch)
         }
     assert len(met) == 46 and len(batches) > 0.6 * 40 * (46 // batch)
 
@@ -128,7 +158,9 @@ def test_every_image_of_a_small_set_is_met(batch: int) -> None:
 def test_one_size_keeps_blocks_of_the_order() -> None:
     same = np.full(16 * BLOCK, 480)
     blocks = grouped(same, same, seed=1, epoch=0).reshape(-1, BLOCK)
-    assert (np.diff(blocks, axis=1) == 1).all() and not (np.diff(blocks[:, 0]) > 0).all()
+    assert (np.diff(blocks, axis=1) == 1).all() and not (
+        np.diff(blocks[:, 0]) > 0
+    ).all()
 
 
 def test_by_size_puts_landscapes_first_and_small_ones_first() -> None:

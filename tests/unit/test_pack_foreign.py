@@ -24,12 +24,18 @@ Write = Callable[[Path, Sequence[bytes], Sequence[int]], None]
 def parquet(folder: Path, images: Sequence[bytes], labels: Sequence[int]) -> None:
     arrow = pytest.importorskip("pyarrow")
     store = pytest.importorskip("pyarrow.parquet")
-    features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": ["cat", "dog"]}}
+    features = {
+        "image": {"_type": "Image"},
+        "label": {"_type": "ClassLabel", "names": ["cat", "dog"]},
+    }
     metadata = {"huggingface": json.dumps({"info": {"features": features}})}
     rows = [
-        {"bytes": image or None, "path": f"{place}.jpg" * bool(image)} for place, image in enumerate(images)
+        {"bytes": image or None, "path": f"{place}.jpg" * bool(image)}
+        for place, image in enumerate(images)
     ]
-    table = arrow.table({"image": rows, "label": labels}).replace_schema_metadata(metadata)
+    table = arrow.table({"image": rows, "label": labels}).replace_schema_metadata(
+        metadata
+    )
     store.write_table(table, folder / "train-00000-of-00001.parquet", row_group_size=2)
 
 
@@ -75,7 +81,9 @@ def test_pixels_in_hdf5_become_png(tmp_path: Path) -> None:
             file["labels"] = [2, 0, 1]
     assert packed(tmp_path / "data") == 0
     source = opened(tmp_path / "to")["train"].source
-    shown = [np.asarray(Image.open(io.BytesIO(source.read(sample)))) for sample in range(3)]
+    shown = [
+        np.asarray(Image.open(io.BytesIO(source.read(sample)))) for sample in range(3)
+    ]
     np.testing.assert_array_equal(shown, pixels)
 
 
@@ -112,7 +120,10 @@ def test_labels_of_hdf5(labels: Any, classes: str, tmp_path: Path) -> None:
     ("held", "said"),
     [
         ({"images/x": PIXELS, "labels": [0, 1, 2]}, "/images is a group"),
-        ({"images": PIXELS, "labels": np.zeros((3, 1, 1))}, "labels are float64 (3, 1, 1); they must be"),
+        (
+            {"images": PIXELS, "labels": np.zeros((3, 1, 1))},
+            "labels are float64 (3, 1, 1); they must be",
+        ),
         ({"images": PIXELS, "labels": 1}, "labels are int64 ()"),
     ],
 )
@@ -129,14 +140,18 @@ def test_a_link_of_hdf5_that_leads_nowhere_is_refused(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     h5py = pytest.importorskip("h5py")
-    held = {"images": PIXELS, "labels": [0, 1, 2]} | {name: h5py.ExternalLink("moved.h5", "/x")}
+    held = {"images": PIXELS, "labels": [0, 1, 2]} | {
+        name: h5py.ExternalLink("moved.h5", "/x")
+    }
     both_hdf5(tmp_path / "data", **held)
     assert packed(tmp_path / "data") == 2
     assert f"/{name} leads nowhere" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["train.parquet", "train.h5"])
-def test_a_damaged_file_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_file_is_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("h5py" if name.endswith("h5") else "pyarrow.parquet")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / name).write_bytes(b"PAR1 cut off")
@@ -146,15 +161,26 @@ def test_a_damaged_file_is_refused(name: str, tmp_path: Path, capsys: pytest.Cap
     assert "--lmdb-label is for another source" in capsys.readouterr().err
 
 
-def test_parquet_of_other_classes_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parquet_of_other_classes_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     both(tmp_path / "data", parquet)
     arrow = pytest.importorskip("pyarrow.parquet")
     one = tmp_path / "data" / "train" / "train-00000-of-00001.parquet"
     table = arrow.read_table(one)
-    other = {b"huggingface": table.schema.metadata[b"huggingface"].replace(b'"cat", "dog"', b'"dog", "cat"')}
-    arrow.write_table(table.replace_schema_metadata(other), one.with_name("train-00001-of-00002.parquet"))
+    other = {
+        b"huggingface": table.schema.metadata[b"huggingface"].replace(
+            b'"cat", "dog"', b'"dog", "cat"'
+        )
+    }
+    arrow.write_table(
+        table.replace_schema_metadata(other),
+        one.with_name("train-00001-of-00002.parquet"),
+    )
     assert packed(tmp_path / "data") == 2
-    assert "has other columns or classes than the first shard" in capsys.readouterr().err
+    assert (
+        "has other columns or classes than the first shard" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("write", [parquet, hdf5])
@@ -166,18 +192,27 @@ def test_rows_that_are_left_out_are_counted_and_named(
     assert packed(data) == 0
     said = capsys.readouterr()
     for split in ("train", "val"):
-        (line,) = [line for line in (said.out + said.err).splitlines() if f"warning: {split}: 2 left" in line]
+        (line,) = [
+            line
+            for line in (said.out + said.err).splitlines()
+            if f"warning: {split}: 2 left" in line
+        ]
         rejected = Path(line.partition("named in ")[2]).read_text()
         assert "000000001" in rejected and "000000002" in rejected
         assert len(opened(tmp_path / "to")[split].columns) == 3
 
 
-def test_two_kinds_of_files_are_not_chosen_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_kinds_of_files_are_not_chosen_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = tmp_path / "data"
     both(data, parquet)
     hdf5(data / "train", IMAGES, LABELS)
     assert packed(data) == 2
-    assert "parquet and hdf5 files of train; --source says which" in capsys.readouterr().err
+    assert (
+        "parquet and hdf5 files of train; --source says which"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("name", ["train-00000-of-00001.tfrecord", "train.rec"])
@@ -189,4 +224,7 @@ def test_other_formats_are_refused_in_one_line(
     data.mkdir()
     (data / name).write_bytes(bytes(100))
     assert packed(data, "--source", source) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1 and not (tmp_path / "to").exists()
+    assert (
+        len(capsys.readouterr().err.splitlines()) == 1
+        and not (tmp_path / "to").exists()
+    )

@@ -30,7 +30,15 @@ def data_of(tmp_path: Path) -> Path:
 
 def packed(tmp_path: Path, coding: str, form: str) -> Path:
     target = tmp_path / "packed"
-    command = [str(target), "--from", str(data_of(tmp_path)), "--format", form, "--pairs", coding]
+    command = [
+        str(target),
+        "--from",
+        str(data_of(tmp_path)),
+        "--format",
+        form,
+        "--pairs",
+        coding,
+    ]
     assert pack.main([*command, "--manifest-dir", str(tmp_path / "cache")]) == 0
     return target
 
@@ -40,9 +48,12 @@ def delivered(split: Split, **how: Any) -> list[Batch]:
 
 
 @pytest.mark.parametrize(
-    ("coding", "form"), [("raw", "tar"), ("raw", "lmdb"), ("lz4", "lmdb"), ("png", "arrow")]
+    ("coding", "form"),
+    [("raw", "tar"), ("raw", "lmdb"), ("lz4", "lmdb"), ("png", "arrow")],
 )
-def test_pairs_give_the_patches_of_their_files(coding: str, form: str, tmp_path: Path) -> None:
+def test_pairs_give_the_patches_of_their_files(
+    coding: str, form: str, tmp_path: Path
+) -> None:
     """Training and validation show the small images that were stored, with several patches of each."""
     if not sources.here(form) or (coding == "lz4" and not sources.here("arrow")):
         pytest.skip("without its package")
@@ -53,7 +64,9 @@ def test_pairs_give_the_patches_of_their_files(coding: str, form: str, tmp_path:
         for workers in (0, 2):
             pairs = opened(target, split, patches=patches)
             assert not pairs.columns.made
-            for one, other in zip(files, delivered(pairs, workers=workers, **how), strict=True):
+            for one, other in zip(
+                files, delivered(pairs, workers=workers, **how), strict=True
+            ):
                 assert torch.equal(one.images, other.images)
                 assert torch.equal(one.targets[HIGH], other.targets[HIGH])
 
@@ -87,7 +100,9 @@ def test_a_damaged_pair_keeps_its_place_masked(coding: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("coding", ["raw", "png"])
 def test_a_pair_that_is_smaller_than_it_was_is_rejected(coding: str) -> None:
     """Height and width have changed places: there are as many bytes, and other pixels in a region."""
-    high = entry.encoded(np.zeros((4, 12, 3), np.uint8), np.zeros((2, 6, 3), np.uint8), coding)
+    high = entry.encoded(
+        np.zeros((4, 12, 3), np.uint8), np.zeros((2, 6, 3), np.uint8), coding
+    )
 
     def read_at(offset: int, length: int) -> bytes:
         return high[offset : offset + length]
@@ -97,9 +112,13 @@ def test_a_pair_that_is_smaller_than_it_was_is_rejected(coding: str) -> None:
         entry.read(len(high), read_at, [(0, 0, 4, 12)], scale=2, small=False)
 
 
-def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     target = packed(tmp_path, "raw", "tar")
-    with pytest.raises(UserError, match=r"pairs/0000.pair is a pair at a scale of 2; --scale is 4"):
+    with pytest.raises(
+        UserError, match=r"pairs/0000.pair is a pair at a scale of 2; --scale is 4"
+    ):
         opened(target, scale=4)
     os.rename(tmp_path / "data/train/LR", tmp_path / "LR")
     command = [str(tmp_path / "to"), "--from", str(tmp_path / "data"), "--pairs", "raw"]
@@ -107,12 +126,24 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "train has no small images beside its large ones" in capsys.readouterr().err
     assert pack.main([*command, "--format", "folder"]) == 2
     for flags, said in (
-        (["--pairs", "raw", "--scale", "0"], "--scale got 0: input should be greater than or equal to 2\n"),
+        (
+            ["--pairs", "raw", "--scale", "0"],
+            "--scale got 0: input should be greater than or equal to 2\n",
+        ),
         (["--scale", "3"], "--scale is of --pairs; give both, or neither\n"),
-        (["--pairs", "raw", "--from", "s3://key@there/x"], "copy s3://there/x here first\n"),
+        (
+            ["--pairs", "raw", "--from", "s3://key@there/x"],
+            "copy s3://there/x here first\n",
+        ),
         (["--pairs", "raw", "--from", str(target)], f"and {target} has train as tar\n"),
-        (["--pairs", "raw", "--source", "lmdb"], "or --pairs out where it has one image an entry\n"),
+        (
+            ["--pairs", "raw", "--source", "lmdb"],
+            "or --pairs out where it has one image an entry\n",
+        ),
     ):
         capsys.readouterr()
-        assert pack.main([str(tmp_path / "to"), "--from", str(tmp_path / "data"), *flags]) == 2
+        assert (
+            pack.main([str(tmp_path / "to"), "--from", str(tmp_path / "data"), *flags])
+            == 2
+        )
         assert capsys.readouterr().err.endswith(said)

@@ -30,7 +30,17 @@ DISTRIBUTION = {
 }
 # Imported only where a user has installed it; never in requirements.txt.
 OPTIONAL = {
-    *("albumentations", "apex", "h5py", "mlflow", "onnx", "onnxruntime", "scipy", "timm", "torchcodec"),
+    *(
+        "albumentations",
+        "apex",
+        "h5py",
+        "mlflow",
+        "onnx",
+        "onnxruntime",
+        "scipy",
+        "timm",
+        "torchcodec",
+    ),
     "wandb",
 }
 
@@ -61,7 +71,10 @@ def third_party(source: str, ours: set[str]) -> Iterator[str]:
                 continue
             parts = module.split(".")
             prefixes = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
-            found = next((DISTRIBUTION[prefix] for prefix in prefixes if prefix in DISTRIBUTION), top)
+            found = next(
+                (DISTRIBUTION[prefix] for prefix in prefixes if prefix in DISTRIBUTION),
+                top,
+            )
             yield found.lower().replace("_", "-")
 
 
@@ -69,17 +82,28 @@ def python_files() -> list[Path]:
     folders = [
         path
         for path in ROOT.iterdir()
-        if path.is_dir() and not path.name.startswith(".") and path.name not in {"runs", "shared"}
+        if path.is_dir()
+        and not path.name.startswith(".")
+        and path.name not in {"runs", "shared"}
     ]
-    return [*ROOT.glob("*.py"), *(path for folder in folders for path in folder.rglob("*.py"))]
+    return [
+        *ROOT.glob("*.py"),
+        *(path for folder in folders for path in folder.rglob("*.py")),
+    ]
 
 
 def test_every_requirement_has_a_floor():
     for name, specifiers in requirements("requirements.txt").items():
-        assert re.fullmatch(r">=[0-9.]+", specifiers), f"{name}: wanted '>=version', got {specifiers!r}"
-    assert all(specifiers for specifiers in requirements("requirements-dev.txt").values())
+        assert re.fullmatch(r">=[0-9.]+", specifiers), (
+            f"{name}: wanted '>=version', got {specifiers!r}"
+        )
+    assert all(
+        specifiers for specifiers in requirements("requirements-dev.txt").values()
+    )
     # the index's apex is a web toolkit by another author
-    assert "apex" not in requirements("requirements.txt") | requirements("requirements-dev.txt")
+    assert "apex" not in requirements("requirements.txt") | requirements(
+        "requirements-dev.txt"
+    )
 
 
 def test_every_import_is_required():
@@ -112,30 +136,43 @@ def test_the_import_check_finds_a_plant():
 def instructions() -> list[tuple[str, str]]:
     """(instruction, argument) of the Dockerfile, continued lines joined as Docker joins them."""
     lines = (ROOT / "Dockerfile").read_text().splitlines()
-    said = "\n".join(line for line in lines if line.strip() and not line.lstrip().startswith("#"))
+    said = "\n".join(
+        line for line in lines if line.strip() and not line.lstrip().startswith("#")
+    )
     parts = [line.partition(" ") for line in said.replace("\\\n", "").splitlines()]
     return [(word, rest.strip()) for word, _, rest in parts]
 
 
 def steps(containing: str) -> list[str]:
-    found = [argument for word, argument in instructions() if word == "RUN" and containing in argument]
+    found = [
+        argument
+        for word, argument in instructions()
+        if word == "RUN" and containing in argument
+    ]
     assert found, f"no RUN with {containing!r}"
     return found
 
 
 def test_dockerfile_passes_hadolint():
-    done = subprocess.run([program("hadolint"), ROOT / "Dockerfile"], capture_output=True, text=True)
+    done = subprocess.run(
+        [program("hadolint"), ROOT / "Dockerfile"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_dockerfile_has_what_a_gpu_and_any_user_need():
     found = instructions()
     words = [word for word, _ in found]
-    assert re.fullmatch(r"BASE=nvcr\.io/nvidia/pytorch:\d\d\.\d\d-py3", dict(found)["ARG"])
+    assert re.fullmatch(
+        r"BASE=nvcr\.io/nvidia/pytorch:\d\d\.\d\d-py3", dict(found)["ARG"]
+    )
     assert words.index("ARG") < words.index("FROM")
     assert dict(found)["FROM"] == "${BASE}"
     variables = dict(
-        re.findall(r"(\w+)=(\S+)", " ".join(argument for word, argument in found if word == "ENV"))
+        re.findall(
+            r"(\w+)=(\S+)",
+            " ".join(argument for word, argument in found if word == "ENV"),
+        )
     )
     assert variables["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility,video"
     assert dict(found)["USER"] not in ("0", "root")
@@ -146,20 +183,24 @@ def test_dockerfile_has_what_a_gpu_and_any_user_need():
     assert "${SATURATE_CACHES}" in steps("install -d -m 1777")[0]
     assert f"-v saturate-cache:{shared} " in (ROOT / "README.md").read_text()
     assert not Path(shared).is_relative_to(variables["HOME"])
-    assert not [name for name, value in variables.items() if value.startswith(f"{shared}/")]
+    assert not [
+        name for name, value in variables.items() if value.startswith(f"{shared}/")
+    ]
 
 
 def test_dockerfile_checks_every_import():
-    checked = " ".join(re.findall(r"import ([\w., ]+)", " ".join(steps("import torch, torchvision"))))
+    checked = " ".join(
+        re.findall(r"import ([\w., ]+)", " ".join(steps("import torch, torchvision")))
+    )
     modules = {
         distribution: module
         for module, distribution in DISTRIBUTION.items()
         if module not in ("triton", "typing_extensions")
     }
     names = requirements("requirements.txt")
-    assert names.pop("pynvvideocodec") and "PyNvVideoCodec" in "".join(steps("import decord")), (
-        "it is looked for: without a driver none imports it"
-    )
+    assert names.pop("pynvvideocodec") and "PyNvVideoCodec" in "".join(
+        steps("import decord")
+    ), "it is looked for: without a driver none imports it"
     for name in names:
         assert re.search(rf"(^|[ ,]){re.escape(modules.get(name, name))}\b", checked), (
             f"{name} is not imported at build"
@@ -169,7 +210,9 @@ def test_dockerfile_checks_every_import():
 def test_dockerignore_keeps_history_environments_and_results_out() -> None:
     ignored = {*(ROOT / ".dockerignore").read_text().split()}
     by_name = {
-        line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines() if line.startswith("/")
+        line.strip("/")
+        for line in (ROOT / ".gitignore").read_text().splitlines()
+        if line.startswith("/")
     }
     assert {".git", ".venv", "runs", ".gpu", "**/__pycache__"} | by_name <= ignored
     assert "requirements.txt" not in ignored
@@ -202,7 +245,11 @@ class Image:
         }
         clean["PATH"] = f"{self.prefix / 'bin'}:{os.environ['PATH']}"
         return subprocess.run(
-            ["bash", "-o", "pipefail", "-c", line], cwd=self.work, env=clean, capture_output=True, text=True
+            ["bash", "-o", "pipefail", "-c", line],
+            cwd=self.work,
+            env=clean,
+            capture_output=True,
+            text=True,
         )
 
     def filtered(self) -> list[str]:
@@ -210,29 +257,49 @@ class Image:
         done = self.run(*steps("> requirements.image.txt"))
         assert done.returncode == 0, done.stderr
         lines = (self.work / "requirements.image.txt").read_text().splitlines()
-        return [re.split(r"[^A-Za-z0-9-]", line)[0] for line in lines if line and not line.startswith("#")]
+        return [
+            re.split(r"[^A-Za-z0-9-]", line)[0]
+            for line in lines
+            if line and not line.startswith("#")
+        ]
 
 
-@pytest.mark.parametrize("bundled", [[], ["nvidia.dali"], ["nvidia.dali", "nvidia.nvimgcodec"]])
-def test_what_the_image_brings_is_not_installed(tmp_path: Path, bundled: list[str]) -> None:
+@pytest.mark.parametrize(
+    "bundled", [[], ["nvidia.dali"], ["nvidia.dali", "nvidia.nvimgcodec"]]
+)
+def test_what_the_image_brings_is_not_installed(
+    tmp_path: Path, bundled: list[str]
+) -> None:
     image = Image(tmp_path)
     for name in bundled:
         image.module(name)
     owned = {"torch", "torchvision", *(DISTRIBUTION[name] for name in bundled)}
-    assert image.filtered() == [name for name in requirements("requirements.txt") if name not in owned]
+    assert image.filtered() == [
+        name for name in requirements("requirements.txt") if name not in owned
+    ]
 
 
 def test_the_filter_takes_whole_names(tmp_path: Path) -> None:
     image = Image(tmp_path)
     image.module("nvidia.dali")
-    ours = ["torch", "Torch>=2", "torch==2.11 ; python_version>'3'", "torchvision", "nvidia-dali-cuda130"]
+    ours = [
+        "torch",
+        "Torch>=2",
+        "torch==2.11 ; python_version>'3'",
+        "torchvision",
+        "nvidia-dali-cuda130",
+    ]
     others = ["torch-other", "torchmetrics", "nvidia-ml-py"]
     (image.work / "requirements.txt").write_text("\n".join([*ours, *others]) + "\n")
     assert image.filtered() == others
 
 
-@pytest.mark.parametrize(("version", "code"), [("2.1.1", 1), ("2.2.0", 0), ("2.10.0", 0)])
-def test_an_image_whose_dali_is_too_old_is_refused(tmp_path: Path, version: str, code: int):
+@pytest.mark.parametrize(
+    ("version", "code"), [("2.1.1", 1), ("2.2.0", 0), ("2.10.0", 0)]
+)
+def test_an_image_whose_dali_is_too_old_is_refused(
+    tmp_path: Path, version: str, code: int
+):
     image = Image(tmp_path)
     image.module("nvidia.dali", version)
     parts = steps("import nvidia.dali as d")[0].split("; python ")

@@ -54,12 +54,24 @@ def programs(text: str) -> Iterator[tuple[str, list[str]]]:
         line = re.sub(r"\[(--[^\]]*)\]", r"\1", value[1] if value else line)
         for command in BETWEEN.split(re.sub(r"\s#\s.*", "", line)):
             try:
-                words = ["8" if NUMBER.fullmatch(word) else word for word in shlex.split(command)]
-            except ValueError:  # a quote that goes on in the next line: no program of ours has one
+                words = [
+                    "8" if NUMBER.fullmatch(word) else word
+                    for word in shlex.split(command)
+                ]
+            except (
+                ValueError
+            ):  # a quote that goes on in the next line: no program of ours has one
                 continue
             for at, word in enumerate(words):
-                if word == "train.py" or (at > 0 and words[at - 1] == "-m") or (word, at) == ("bench", 0):
-                    yield word.replace("bench", "scripts.bench", word == "bench"), words[at + 1 :]
+                if (
+                    word == "train.py"
+                    or (at > 0 and words[at - 1] == "-m")
+                    or (word, at) == ("bench", 0)
+                ):
+                    yield (
+                        word.replace("bench", "scripts.bench", word == "bench"),
+                        words[at + 1 :],
+                    )
                     break
 
 
@@ -129,7 +141,10 @@ def test_modules_that_blocks_import_are_there() -> None:
 
 def test_all_programs_are_found() -> None:
     found = [program for text in PAGES.values() for program, _ in programs(text)]
-    for program in ("train.py", *(f"scripts.{name}" for name in ("bench", "published", "tune", "link_set"))):
+    for program in (
+        "train.py",
+        *(f"scripts.{name}" for name in ("bench", "published", "tune", "link_set")),
+    ):
         assert found.count(program) > 3, program
 
 

@@ -41,15 +41,25 @@ DURATIONS = {"data_wait": 0.010, "forward": 0.020, "backward": 0.040, "update": 
 
 def test_the_time_of_each_step(measured: Phases, clock: list[float]) -> None:
     for slower in (1, 2, 4):
-        step(measured, clock, {name: slower * seconds for name, seconds in DURATIONS.items()})
+        step(
+            measured,
+            clock,
+            {name: slower * seconds for name, seconds in DURATIONS.items()},
+        )
     measured.read()
-    assert [sum(step.values()) for step in measured.steps] == pytest.approx([75.0, 150.0, 300.0])
-    assert [step["forward"] for step in measured.steps] == pytest.approx([20.0, 40.0, 80.0])
+    assert [sum(step.values()) for step in measured.steps] == pytest.approx(
+        [75.0, 150.0, 300.0]
+    )
+    assert [step["forward"] for step in measured.steps] == pytest.approx(
+        [20.0, 40.0, 80.0]
+    )
     measured.read()
     assert measured.steps == []
 
 
-def test_data_wait_begins_at_the_end_of_the_step_before(measured: Phases, clock: list[float]) -> None:
+def test_data_wait_begins_at_the_end_of_the_step_before(
+    measured: Phases, clock: list[float]
+) -> None:
     """Also what the host does between two steps, such as logging: the device waits whatever the cause."""
     step(measured, clock, DURATIONS)
     measured.read()
@@ -58,7 +68,9 @@ def test_data_wait_begins_at_the_end_of_the_step_before(measured: Phases, clock:
     assert measured.read()["data_wait"] == pytest.approx(510.0)
 
 
-def test_micro_batches_of_a_step_are_summed(measured: Phases, clock: list[float]) -> None:
+def test_micro_batches_of_a_step_are_summed(
+    measured: Phases, clock: list[float]
+) -> None:
     for name in ("data_wait", "forward", "backward") * 2 + ("update",):
         clock[0] += 0.010
         measured.mark(name)
@@ -68,13 +80,17 @@ def test_micro_batches_of_a_step_are_summed(measured: Phases, clock: list[float]
     )
 
 
-def test_an_interruption_belongs_to_no_phase(measured: Phases, clock: list[float]) -> None:
+def test_an_interruption_belongs_to_no_phase(
+    measured: Phases, clock: list[float]
+) -> None:
     step(measured, clock, DURATIONS)
     clock[0] += 60.0  # validation
     measured.interrupt()
     step(measured, clock, DURATIONS)
     found = measured.read()
-    assert found == pytest.approx({name: seconds * 1e3 for name, seconds in DURATIONS.items()})
+    assert found == pytest.approx(
+        {name: seconds * 1e3 for name, seconds in DURATIONS.items()}
+    )
     assert "interrupted" not in found
 
 
@@ -132,4 +148,6 @@ def test_on_a_device_only_what_it_has_passed_is_read_and_events_are_used_again(
     before = Event.made
     for _ in range(50):
         one_step()
-    assert Event.made - before == 100, "marks take old events, only this test's own transfers make new ones"
+    assert Event.made - before == 100, (
+        "marks take old events, only this test's own transfers make new ones"
+    )

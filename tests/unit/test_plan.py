@@ -36,9 +36,16 @@ def sizes(n: int) -> dict[str, Any]:
 
 
 def plan(
-    n: int, *, policy: ImagePolicy = RANDOM, seed: int = 3, batch_size: int = 4, **numbers: Any
+    n: int,
+    *,
+    policy: ImagePolicy = RANDOM,
+    seed: int = 3,
+    batch_size: int = 4,
+    **numbers: Any,
 ) -> ImagePlan:
-    return ImagePlan(**sizes(n), policy=policy, seed=seed, batch_size=batch_size, **numbers)
+    return ImagePlan(
+        **sizes(n), policy=policy, seed=seed, batch_size=batch_size, **numbers
+    )
 
 
 def test_numbers_are_those_of_the_policy() -> None:
@@ -46,42 +53,76 @@ def test_numbers_are_those_of_the_policy() -> None:
     rows = plan(30, batch_size=30).rows(4, 0)[0]
     assert (rows.ids == order(3, 4, 30)).all()
     draws = uniforms(3, 4, Purpose.WINDOW, rows.ids, windows.UNIFORMS)
-    assert (rows.regions == windows.random_resized(heights[rows.ids], widths[rows.ids], draws)).all()
+    assert (
+        rows.regions
+        == windows.random_resized(heights[rows.ids], widths[rows.ids], draws)
+    ).all()
     assert (rows.windows == windows.filling(rows.regions)).all()
     assert (rows.turns == (uniforms(3, 4, Purpose.FLIP, rows.ids, 1)[:, 0] < 0.5)).all()
 
     rows = plan(30, policy=CENTER, batch_size=30, training=False).rows(0, 0)[0]
     regions, inner = windows.resize_then_center(heights, widths, resize=18, crop=16)
-    assert (rows.regions == regions).all() and (rows.windows == inner).all() and not rows.turns.any()
+    assert (
+        (rows.regions == regions).all()
+        and (rows.windows == inner).all()
+        and not rows.turns.any()
+    )
 
     stretch = ImagePolicy(window="stretch", image_size=16)
     rows = plan(30, policy=stretch, batch_size=30, training=False).rows(0, 0)[0]
-    assert (rows.regions == np.stack([0 * widths, 0 * heights, widths, heights], axis=1)).all()
+    assert (
+        rows.regions == np.stack([0 * widths, 0 * heights, widths, heights], axis=1)
+    ).all()
     assert (rows.windows == rows.regions).all()
 
 
 def test_policies_read_their_settings() -> None:
     settings = Augmentation(
-        crop_scale=(0.3, 0.9), crop_ratio=(0.5, 2.0), flip=0.25, train_window="stretch", val_window="stretch"
+        crop_scale=(0.3, 0.9),
+        crop_ratio=(0.5, 2.0),
+        flip=0.25,
+        train_window="stretch",
+        val_window="stretch",
     )
     assert image_policies(settings, Native(128, MEAN, STD))[0] == ImagePolicy(
-        window="stretch", image_size=128, resize=146, scale=(0.3, 0.9), ratio=(0.5, 2.0), flip=0.25
+        window="stretch",
+        image_size=128,
+        resize=146,
+        scale=(0.3, 0.9),
+        ratio=(0.5, 2.0),
+        flip=0.25,
     )
     assert image_policies(settings, Native(224, MEAN, STD))[1] == ImagePolicy(
         window="stretch", image_size=224, resize=256
     )
-    assert image_policies(Augmentation(val_resize=232), Native(224, MEAN, STD))[1].resize == 232
-    assert image_policies(Augmentation(), Native(224, MEAN, STD, crop_share=224 / 232))[1].resize == 232
+    assert (
+        image_policies(Augmentation(val_resize=232), Native(224, MEAN, STD))[1].resize
+        == 232
+    )
+    assert (
+        image_policies(Augmentation(), Native(224, MEAN, STD, crop_share=224 / 232))[
+            1
+        ].resize
+        == 232
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "training", "validation"),
     [
-        ({"val_image_size": 224, "val_resize": 232}, (176, 182), (224, 232)),  # torchvision's V2
+        (
+            {"val_image_size": 224, "val_resize": 232},
+            (176, 182),
+            (224, 232),
+        ),  # torchvision's V2
         ({"val_image_size": 384, "val_resize": 384}, (176, 176), (384, 384)),
         ({"val_image_size": 224}, (176, 201), (224, 256)),
         ({"val_crop_share": 0.95}, (176, 185), (176, 185)),
-        ({"val_image_size": 224, "val_crop_share": 0.95}, (176, 185), (224, 235)),  # timm rounds down
+        (
+            {"val_image_size": 224, "val_crop_share": 0.95},
+            (176, 185),
+            (224, 235),
+        ),  # timm rounds down
     ],
 )
 def test_validation_has_a_size_of_its_own(
@@ -90,18 +131,27 @@ def test_validation_has_a_size_of_its_own(
     """(image size, length before the crop). Growing images end at the training's."""
     settings |= {"image_size_start": 96, "image_size_ramp": (1, 3)}
     train, val = image_policies(Augmentation(**settings), Native(176, MEAN, STD))
-    assert ((train.image_size, train.resize), (val.image_size, val.resize)) == (training, validation)
+    assert ((train.image_size, train.resize), (val.image_size, val.resize)) == (
+        training,
+        validation,
+    )
     assert [train.size(epoch) for epoch in (0, 2, 9)] == [96, 128, 176]
     assert [val.size(epoch) for epoch in (0, 9)] == [validation[0]] * 2
 
 
 def test_a_crops_share_and_its_length_are_one_setting() -> None:
-    with pytest.raises(UserError, match="--val-resize and --val-crop-share say the same; leave one out"):
-        image_policies(Augmentation(val_resize=232, val_crop_share=0.9), Native(224, MEAN, STD))
+    with pytest.raises(
+        UserError, match="--val-resize and --val-crop-share say the same; leave one out"
+    ):
+        image_policies(
+            Augmentation(val_resize=232, val_crop_share=0.9), Native(224, MEAN, STD)
+        )
 
 
 def test_a_crop_larger_than_the_resize_is_a_mistake() -> None:
-    with pytest.raises(UserError, match="--val-resize 200 is smaller than the image size, 224") as caught:
+    with pytest.raises(
+        UserError, match="--val-resize 200 is smaller than the image size, 224"
+    ) as caught:
         ImagePolicy(window="center", image_size=224, resize=200)
     assert "\n" not in str(caught.value)
     ImagePolicy(window="stretch", image_size=224, resize=200)  # does not read it
@@ -130,35 +180,59 @@ def test_no_step_at_all_is_a_mistake_that_names_what_fits(
     n: int, world_size: int, accumulate: int, said: str
 ) -> None:
     with pytest.raises(UserError, match=said) as caught:
-        plan(n, batch_size=64, world_size=world_size, accumulate=accumulate).require_a_step()
-    assert "\n" not in str(caught.value) and f"{n} training samples" in str(caught.value)
+        plan(
+            n, batch_size=64, world_size=world_size, accumulate=accumulate
+        ).require_a_step()
+    assert "\n" not in str(caught.value) and f"{n} training samples" in str(
+        caught.value
+    )
     if "--batch-size" in said:
         fits = int(said.split()[1])
-        plan(n, batch_size=fits, world_size=world_size, accumulate=accumulate).require_a_step()
+        plan(
+            n, batch_size=fits, world_size=world_size, accumulate=accumulate
+        ).require_a_step()
     plan(n, batch_size=64, policy=CENTER, training=False).require_a_step()
 
 
 @pytest.mark.parametrize(("also", "code"), [("", 0), ("torch, ", 1)])
-def test_importing_the_plan_imports_neither_torch_nor_pycocotools(also: str, code: int) -> None:
+def test_importing_the_plan_imports_neither_torch_nor_pycocotools(
+    also: str, code: int
+) -> None:
     """Workers that only draw rows start in a tenth of a second instead of seconds."""
     program = f"import sys, {also}plan.epoch, plan.images, plan.clips, plan.targets, plan.boxes"
     ends = "sys.exit(not {'torch', 'pycocotools'}.isdisjoint(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", f"{program}; {ends}"], cwd=ROOT).returncode == code
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", f"{program}; {ends}"], cwd=ROOT
+        ).returncode
+        == code
+    )
 
 
 @pytest.mark.parametrize("repeats", [2, 3])
 def test_repeats_are_drawn_apart_and_an_epoch_keeps_its_length(repeats: int) -> None:
     """The samples at the end of the order are left out, and the first repeat is as if it were alone."""
     augment = Augment((Jitter(color_jitter=0.4),))
-    policy = ImagePolicy(window="random-resized", image_size=16, flip=0.5, augment=augment)
-    plain, repeated = (plan(50, policy=policy, batch_size=5, repeats=count) for count in (1, repeats))
+    policy = ImagePolicy(
+        window="random-resized", image_size=16, flip=0.5, augment=augment
+    )
+    plain, repeated = (
+        plan(50, policy=policy, batch_size=5, repeats=count) for count in (1, repeats)
+    )
     assert plain.steps() == repeated.steps() == 10
     batches = list(repeated.rows(2, 0))
     ids = np.concatenate([rows.ids for rows in batches])
     shown = -(-50 // repeats)
     assert ids.tolist() == np.repeat(order(3, 2, 50)[:shown], repeats)[:50].tolist()
-    alone = {int(rows.ids[i]): (rows.regions[i], rows.ops[i]) for rows in plain.rows(2, 0) for i in range(5)}  # type: ignore[index]
-    regions, ops = (np.concatenate([getattr(rows, name) for rows in batches]) for name in ("regions", "ops"))
+    alone = {
+        int(rows.ids[i]): (rows.regions[i], rows.ops[i])  # type: ignore[index]
+        for rows in plain.rows(2, 0)
+        for i in range(5)
+    }
+    regions, ops = (
+        np.concatenate([getattr(rows, name) for rows in batches])
+        for name in ("regions", "ops")
+    )
     for place in range(0, 50, repeats):
         wanted = alone[int(ids[place])]
         assert (regions[place] == wanted[0]).all() and (ops[place] == wanted[1]).all()
@@ -167,16 +241,36 @@ def test_repeats_are_drawn_apart_and_an_epoch_keeps_its_length(repeats: int) -> 
     rest = np.concatenate([rows.ids for rows in repeated.rows(2, 20)])
     assert rest.tolist() == ids[20:].tolist()
     assert plain.ordering != repeated.ordering
-    assert plan(50, training=False, repeats=repeats).rows(0, 0)[0].ids.tolist() == [0, 1, 2, 3]
+    assert plan(50, training=False, repeats=repeats).rows(0, 0)[0].ids.tolist() == [
+        0,
+        1,
+        2,
+        3,
+    ]
 
 
 @pytest.mark.parametrize(
     ("growth", "full", "sizes", "begins"),
     [
         # ffcv-imagenet's get_resolution for its presets of 16 and 88 epochs
-        (Growth(start=160, begin=11, end=13), 192, {0: 160, 11: 160, 12: 192, 13: 192, 99: 192}, (0, 12)),
-        (Growth(start=160, begin=65, end=76), 192, {65: 160, 70: 160, 71: 192, 76: 192}, (0, 71)),
-        (Growth(start=128, begin=0, end=4), 300, {0: 128, 1: 160, 2: 224, 3: 256, 4: 300}, (0, 1, 2, 3, 4)),
+        (
+            Growth(start=160, begin=11, end=13),
+            192,
+            {0: 160, 11: 160, 12: 192, 13: 192, 99: 192},
+            (0, 12),
+        ),
+        (
+            Growth(start=160, begin=65, end=76),
+            192,
+            {65: 160, 70: 160, 71: 192, 76: 192},
+            (0, 71),
+        ),
+        (
+            Growth(start=128, begin=0, end=4),
+            300,
+            {0: 128, 1: 160, 2: 224, 3: 256, 4: 300},
+            (0, 1, 2, 3, 4),
+        ),
         (Growth(start=20, begin=0, end=2), 36, {0: 20, 1: 32, 2: 36}, (0, 1, 2)),
     ],
     ids=["16", "88", "stages", "no multiples"],
@@ -198,16 +292,26 @@ def test_a_centre_crop_that_grows_shows_the_same_part() -> None:
     policy = ImagePolicy(window="center", image_size=64, resize=80, growth=growth)
     growing = plan(8, policy=policy, batch_size=8, shuffled=False)
     small, large = (growing.rows(epoch, 0)[0] for epoch in (0, 1))
-    first, second = (rows.windows + np.tile(rows.regions[:, :2], 2) for rows in (small, large))
-    np.testing.assert_allclose(first, second, atol=0.5)  # places are rounded to whole pixels of the output
+    first, second = (
+        rows.windows + np.tile(rows.regions[:, :2], 2) for rows in (small, large)
+    )
+    np.testing.assert_allclose(
+        first, second, atol=0.5
+    )  # places are rounded to whole pixels of the output
 
 
 def test_classes_come_alike_on_any_number_of_ranks() -> None:
     """Each of three classes of 30, 7 and 2 samples has 13 items; a fourth has no sample."""
     labels = np.random.default_rng(0).permutation(np.repeat([0, 1, 3], [30, 7, 2]))
     augment = Augment((Jitter(color_jitter=0.4),))
-    policy = ImagePolicy(window="random-resized", image_size=16, flip=0.5, augment=augment)
-    how: dict[str, Any] = {"policy": policy, "batch_size": 3, "balance": Balance.of(labels)}
+    policy = ImagePolicy(
+        window="random-resized", image_size=16, flip=0.5, augment=augment
+    )
+    how: dict[str, Any] = {
+        "policy": policy,
+        "batch_size": 3,
+        "balance": Balance.of(labels),
+    }
     alone = plan(39, **how)
     seen: list[set[int]] = []
     for epoch in range(4):
@@ -216,13 +320,23 @@ def test_classes_come_alike_on_any_number_of_ranks() -> None:
         assert np.bincount(labels[ids]).tolist() == [13, 13, 0, 13]
         times = np.bincount(ids, minlength=39)
         for label, (least, most) in {0: (0, 1), 1: (1, 2), 3: (6, 7)}.items():
-            assert (times[labels == label].min(), times[labels == label].max()) == (least, most)
+            assert (times[labels == label].min(), times[labels == label].max()) == (
+                least,
+                most,
+            )
         ops = np.concatenate([np.asarray(one.ops) for one in rows])
-        assert len(np.unique(ops.reshape(39, -1), axis=0)) == 39, "repeats are drawn apart"
-        ranks = [list(plan(39, **how, world_size=3, rank=rank).rows(epoch, 0)) for rank in range(3)]
+        assert len(np.unique(ops.reshape(39, -1), axis=0)) == 39, (
+            "repeats are drawn apart"
+        )
+        ranks = [
+            list(plan(39, **how, world_size=3, rank=rank).rows(epoch, 0))
+            for rank in range(3)
+        ]
         dealt = [one.ids for step in zip(*ranks, strict=True) for one in step]
         assert np.array_equal(np.concatenate(dealt), ids[: 9 * 4])
         seen.append(set(ids[labels[ids] == 0].tolist()))
-    assert seen[0] != seen[1] and len(set.union(*seen)) > 20, "another part of a large class each epoch"
+    assert seen[0] != seen[1] and len(set.union(*seen)) > 20, (
+        "another part of a large class each epoch"
+    )
     assert alone.ordering != plan(39).ordering
     assert plan(39, **how, training=False).rows(0, 0)[0].ids.tolist() == [0, 1, 2]

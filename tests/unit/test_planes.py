@@ -19,7 +19,9 @@ def photograph(height: int, width: int) -> np.ndarray:
         (width, height), Image.Resampling.BICUBIC
     )
     return np.clip(
-        np.asarray(coarse).astype(int) + draws.integers(-12, 13, (height, width, 3)), 0, 255
+        np.asarray(coarse).astype(int) + draws.integers(-12, 13, (height, width, 3)),
+        0,
+        255,
     ).astype(np.uint8)
 
 
@@ -40,7 +42,11 @@ def test_the_resize_is_pillows(
     picture = rgb(pixels)
     Fitter(picture, np.array(region), np.array(window), size).fill(out, picture)
     x0, y0, x1, y1 = region
-    cut = Image.fromarray(pixels[y0:y1, x0:x1]).resize(size[::-1], Image.Resampling.BILINEAR, box=window)  # type: ignore[arg-type]
+    cut = Image.fromarray(pixels[y0:y1, x0:x1]).resize(
+        size[::-1],
+        Image.Resampling.BILINEAR,
+        box=window,  # type: ignore[arg-type]
+    )
     expected = np.asarray(cut).astype(int)
     assert np.abs(out - expected).mean() < 0.2  # Pillow rounds twice
     assert np.abs(out - expected).max() <= 2
@@ -50,7 +56,11 @@ def test_the_resize_is_pillows(
 def test_a_turned_picture_is_cut_where_it_is_displayed(turns: int) -> None:
     pixels = photograph(120, 160)
     turned = np.ascontiguousarray(np.rot90(pixels, turns))
-    region, window, size = np.array([8, 12, 100, 96]), np.array([2.5, 3.25, 80.0, 71.5]), (40, 56)
+    region, window, size = (
+        np.array([8, 12, 100, 96]),
+        np.array([2.5, 3.25, 80.0, 71.5]),
+        (40, 56),
+    )
     stored = replace(rgb(pixels), turns=turns)
     assert stored.shape == turned.shape[:2]
     found, expected = np.empty((*size, 3), np.uint8), np.empty((*size, 3), np.uint8)
@@ -63,7 +73,8 @@ SUBSAMPLED = ("yuv420p", "yuvj420p", "yuv422p", "yuv420p10le", "nv12")
 
 
 @pytest.mark.parametrize(
-    "pixels", [*SUBSAMPLED, "yuv444p", "yuv444p12le", "gray", "gray10le", "gbrp", "monob"]
+    "pixels",
+    [*SUBSAMPLED, "yuv444p", "yuv444p12le", "gray", "gray10le", "gbrp", "monob"],
 )
 @pytest.mark.parametrize("colours", ["ITU601", "ITU709", "BT2020"])
 def test_resized_planes_are_resized_rgb(pixels: str, colours: str) -> None:
@@ -78,7 +89,9 @@ def test_resized_planes_are_resized_rgb(pixels: str, colours: str) -> None:
     ).astype(int)
     found = np.empty((*size, 3), np.uint8)
     picture = planes(frame, 0)
-    Fitter(picture, np.array([0, 0, 320, 240]), np.array(window), size).fill(found, picture)
+    Fitter(picture, np.array([0, 0, 320, 240]), np.array(window), size).fill(
+        found, picture
+    )
     apart = np.abs(found - expected)
     assert apart.mean() < 0.6
     assert abs((found - expected).mean()) < 0.3
@@ -96,7 +109,10 @@ def test_nothing_outside_the_region_is_seen() -> None:
         chroma[10:50, 20:70] = 128
         shapes = [(luma, 120, 160), (chroma, 60, 80), (chroma, 60, 80)]
         picture = Picture(
-            tuple(Plane(data.reshape(-1), width, height, width) for data, height, width in shapes),
+            tuple(
+                Plane(data.reshape(-1), width, height, width)
+                for data, height, width in shapes
+            ),
             matrix=BT601,
         )
         found.append(np.empty((*size, 3), np.uint8))

@@ -47,22 +47,35 @@ def config(*flags: str) -> Config:
         (["--batch-size", "64"], 1, 50),
     ],
 )
-def test_a_validation_batch_is_no_larger_than_the_set(flags: list[str], ranks: int, size: int) -> None:
+def test_a_validation_batch_is_no_larger_than_the_set(
+    flags: list[str], ranks: int, size: int
+) -> None:
     splits: dict[str, Any] = {"train": columns(200), "val": columns(30)}
     seen: list[int] = []
     for rank in range(ranks):
         train, val = pair(
-            ImagePlan.of, config(*flags), splits, POLICY, POLICY, seed=0, world_size=ranks, rank=rank
+            ImagePlan.of,
+            config(*flags),
+            splits,
+            POLICY,
+            POLICY,
+            seed=0,
+            world_size=ranks,
+            rank=rank,
         )
         assert train.training and not val.training
         assert val.batch_size == size
-        seen += [int(place) for rows in val.rows(0, 0) for place in rows.ids[rows.valid]]
+        seen += [
+            int(place) for rows in val.rows(0, 0) for place in rows.ids[rows.valid]
+        ]
     assert sorted(seen) == list(range(30))
 
 
 def test_a_views_place_counts() -> None:
     """A validation of videos counts clips x crops."""
-    policy = ClipPolicy(frames=4, image_size=8, shorter=(9, 9), clips=2, crops=3, resize=9)
+    policy = ClipPolicy(
+        frames=4, image_size=8, shorter=(9, 9), clips=2, crops=3, resize=9
+    )
     splits: dict[str, Any] = {"train": columns(8), "val": columns(2)}
     flags = config("--batch-size", "8", "--val-batch-size", "100")
     _, val = pair(ClipPlan.of, flags, splits, policy, policy, **ALONE)
@@ -74,7 +87,14 @@ def test_no_step_is_a_mistake_unless_there_is_none_to_take() -> None:
     flags = ("--batch-size", "8", "--accumulate", "4")
     with pytest.raises(UserError, match="there are 3 training samples; too few"):
         pair(ImagePlan.of, config(*flags), splits, POLICY, POLICY, **ALONE)
-    pair(ImagePlan.of, config(*flags, "--evaluate", "true"), splits, POLICY, POLICY, **ALONE)
+    pair(
+        ImagePlan.of,
+        config(*flags, "--evaluate", "true"),
+        splits,
+        POLICY,
+        POLICY,
+        **ALONE,
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,10 +120,16 @@ def test_a_set_of_few_steps_loses_no_sample(
         own: dict[str, Any] = {"seed": 0, "world_size": ranks, "rank": rank}
         train, _ = pair(ImagePlan.of, flags, splits, POLICY, POLICY, **own)
         drawn = list(train.rows(0, 0))
-        assert (train.batch_size, train.steps(), len(drawn)) == (fitted, steps, steps * accumulate)
+        assert (train.batch_size, train.steps(), len(drawn)) == (
+            fitted,
+            steps,
+            steps * accumulate,
+        )
         assert {len(rows) for rows in drawn} == {fitted}, "the last one is padded"
         seen += [int(sample) for rows in drawn for sample in rows.ids[rows.valid]]
         # behind the first step, as a resume begins
         rest = train.rows(0, train.global_batch_size)
-        assert [rows.ids.tolist() for rows in rest] == [rows.ids.tolist() for rows in drawn[accumulate:]]
+        assert [rows.ids.tolist() for rows in rest] == [
+            rows.ids.tolist() for rows in drawn[accumulate:]
+        ]
     assert len(seen) == len({*seen}) == (count if count < 400 else 400)

@@ -34,9 +34,15 @@ def test_levels(size: tuple[int, int], interpolation: str, window: str) -> None:
         long = 32 * max(size) // shorter
         begin = round((long - 32) / 2) * max(size) / long
         end = begin + 32 * max(size) / long
-        box = (0.0, begin, float(width), end) if height > width else (begin, 0.0, end, float(height))
+        box = (
+            (0.0, begin, float(width), end)
+            if height > width
+            else (begin, 0.0, end, float(height))
+        )
     resampling = Image.Resampling[interpolation.upper()]
-    expected = np.asarray(Image.fromarray(pixels).resize((32, 32), resampling, box=box), np.float64)
+    expected = np.asarray(
+        Image.fromarray(pixels).resize((32, 32), resampling, box=box), np.float64
+    )
     difference = np.abs(255 * got.permute(1, 2, 0).numpy() - expected)
     # Pillow begins with the axis that shrinks the more, and what is rounded between the passes is another
     assert difference.max() <= 1.01 and difference.mean() < 0.3

@@ -14,7 +14,9 @@ from tasks._results import Results
 
 @pytest.mark.parametrize("key", ["lr", "mean", "short_sides", "data"])
 @pytest.mark.parametrize(
-    "nest", ["[N, N, N, N, N, N, N, N]", "{a: N, b: N, c: N, d: N}"], ids=["lists", "mappings"]
+    "nest",
+    ["[N, N, N, N, N, N, N, N]", "{a: N, b: N, c: N, d: N}"],
+    ids=["lists", "mappings"],
 )
 def test_aliases_are_not_written_out(key: str, nest: str, tmp_path: Path) -> None:
     """Each of them has several of the one before: the last one, written out, fills any memory."""
@@ -52,7 +54,14 @@ def test_a_preset_that_would_fill_a_screen_or_the_memory(
 
 @pytest.mark.parametrize(
     "value",
-    ["2024-02-30", "9" * 5000, "!!float abc", "!!bool abc", "!!timestamp abc", "!!int ''"],
+    [
+        "2024-02-30",
+        "9" * 5000,
+        "!!float abc",
+        "!!bool abc",
+        "!!timestamp abc",
+        "!!int ''",
+    ],
     ids=lambda value: value[:12],
 )
 def test_a_value_that_is_none_is_one_line(value: str, tmp_path: Path) -> None:

@@ -22,13 +22,20 @@ ROOT = Path(__file__).resolve().parents[2]
     ("before", "behind", "code", "out"),
     [
         ("", "", 130, ""),
-        ("", "main = print", 0, ""),  # behind the imports it is KeyboardInterrupt, for the program to catch
+        (
+            "",
+            "main = print",
+            0,
+            "",
+        ),  # behind the imports it is KeyboardInterrupt, for the program to catch
         # a shell starts what is behind its & so
         ("signal.signal(signal.SIGINT, signal.SIG_IGN)", "", 0, "on\n"),
     ],
     ids=["importing", "imported", "ignored"],
 )
-def test_ctrl_c_while_imports_run_says_nothing(before: str, behind: str, code: int, out: str) -> None:
+def test_ctrl_c_while_imports_run_says_nothing(
+    before: str, behind: str, code: int, out: str
+) -> None:
     program = f"""
 import os, signal, sys
 {before}
@@ -42,7 +49,11 @@ except KeyboardInterrupt:
     pass
 """
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert (done.returncode, done.stdout, done.stderr) == (code, out, "")
 
@@ -57,12 +68,18 @@ def test_who_imports_a_program_keeps_its_signals(runner: Runner) -> None:
 
 def test_doctor_ends_with_its_children() -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "scripts.doctor"], cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE
+        [sys.executable, "-m", "scripts.doctor"],
+        cwd=ROOT,
+        start_new_session=True,
+        stderr=subprocess.PIPE,
     )
     try:
         tasks, deadline = Path(f"/proc/{process.pid}/task"), time.monotonic() + 100
         # the first is multiprocessing's own
-        while not any(map(_hears, (begun := _children(tasks))[1:])) and time.monotonic() < deadline:
+        while (
+            not any(map(_hears, (begun := _children(tasks))[1:]))
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.01)
         assert begun[1:], "no child began"
         os.killpg(process.pid, signal.SIGINT)
@@ -96,7 +113,10 @@ def test_doctor_ends_with_its_children() -> None:
     ],
 )
 def test_a_url_that_a_program_does_not_take_is_refused_in_a_line(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photos").mkdir()
@@ -124,7 +144,10 @@ def test_a_url_that_a_program_does_not_take_is_refused_in_a_line(
     ],
 )
 def test_a_word_of_any_length_is_refused_in_a_short_line(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A file whose name is that long cannot be asked for."""
     monkeypatch.chdir(tmp_path)
@@ -139,7 +162,11 @@ def test_a_word_of_any_length_is_refused_in_a_short_line(
 
 
 def _children(tasks: Path) -> list[int]:
-    return [int(word) for file in tasks.glob("*/children") for word in file.read_text().split()]
+    return [
+        int(word)
+        for file in tasks.glob("*/children")
+        for word in file.read_text().split()
+    ]
 
 
 def _hears(pid: int) -> bool:
@@ -152,6 +179,8 @@ def _hears(pid: int) -> bool:
 
 def _alive(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return (
+            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        )
     except OSError:
         return False

@@ -18,7 +18,11 @@ from torch._subclasses import FakeTensorMode
 from torchvision.models.detection import FasterRCNN, KeypointRCNN, MaskRCNN
 from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
 from torchvision.models.detection.anchor_utils import AnchorGenerator
-from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.faster_rcnn import (
+    FastRCNNConvFCHead,
+    FastRCNNPredictor,
+    TwoMLPHead,
+)
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.keypoint_rcnn import KeypointRCNNHeads
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
@@ -52,7 +56,9 @@ class Backbone(nn.Module):
 def small(kind: str = "boxes", **options: Any) -> Any:
     torch.manual_seed(0)
     options = {
-        "rpn_anchor_generator": AnchorGenerator(((12,), (24,), (48,), (96,)), ((0.5, 1.0, 2.0),) * 4),
+        "rpn_anchor_generator": AnchorGenerator(
+            ((12,), (24,), (48,), (96,)), ((0.5, 1.0, 2.0),) * 4
+        ),
         "rpn_pre_nms_top_n_train": 60,
         "rpn_post_nms_top_n_train": 100,
         "rpn_batch_size_per_image": 40,
@@ -62,11 +68,15 @@ def small(kind: str = "boxes", **options: Any) -> Any:
         **options,
     }
     if kind == "batch norm":
-        options["box_head"] = FastRCNNConvFCHead((CHANNELS, 7, 7), [8], [16], norm_layer=nn.BatchNorm2d)
+        options["box_head"] = FastRCNNConvFCHead(
+            (CHANNELS, 7, 7), [8], [16], norm_layer=nn.BatchNorm2d
+        )
     model: Any
     if kind == "masks":
         options["mask_head"] = MaskRCNNHeads(CHANNELS, [8], 1)
-        model = MaskRCNN(Backbone(), mask_predictor=MaskRCNNPredictor(8, 8, CLASSES), **options)
+        model = MaskRCNN(
+            Backbone(), mask_predictor=MaskRCNNPredictor(8, 8, CLASSES), **options
+        )
     elif kind == "keypoints":
         options["keypoint_head"] = KeypointRCNNHeads(CHANNELS, [512])
         model = KeypointRCNN(Backbone(), num_keypoints=KEYPOINTS, **options)
@@ -93,17 +103,24 @@ def anchors_of() -> torch.Tensor:
     )[0]
 
 
-def targets_from(seed: int, images: list[tuple[int, str]], kind: str = "boxes") -> Targets:
+def targets_from(
+    seed: int, images: list[tuple[int, str]], kind: str = "boxes"
+) -> Targets:
     generator, targets = torch.Generator().manual_seed(seed), []
     for count, where in images:
         boxes = boxes_from(generator, count, where, anchors_of(), 64)
-        target = {"boxes": boxes, "labels": torch.randint(1, CLASSES, (count,), generator=generator)}
+        target = {
+            "boxes": boxes,
+            "labels": torch.randint(1, CLASSES, (count,), generator=generator),
+        }
         if kind == "masks":
-            target["masks"] = (torch.rand(count, HEIGHT, WIDTH, generator=generator) > 0.5).to(torch.uint8)
+            target["masks"] = (
+                torch.rand(count, HEIGHT, WIDTH, generator=generator) > 0.5
+            ).to(torch.uint8)
         if kind == "keypoints":
-            spots = boxes[:, None, :2] + torch.rand(count, KEYPOINTS, 2, generator=generator) * (
-                boxes[:, None, 2:] - boxes[:, None, :2]
-            )
+            spots = boxes[:, None, :2] + torch.rand(
+                count, KEYPOINTS, 2, generator=generator
+            ) * (boxes[:, None, 2:] - boxes[:, None, :2])
             target["keypoints"] = torch.cat([spots, torch.ones(count, KEYPOINTS, 1)], 2)
         targets.append(target)
     return targets
@@ -116,12 +133,14 @@ def truth_of(targets: Targets) -> _rcnn.Truth:
 @contextmanager
 def first_ones() -> Iterator[None]:
     def falling(like: torch.Tensor) -> torch.Tensor:
-        return torch.linspace(0.9, 0.1, like.shape[1], dtype=torch.float64, device=like.device).expand(
-            like.shape
-        )
+        return torch.linspace(
+            0.9, 0.1, like.shape[1], dtype=torch.float64, device=like.device
+        ).expand(like.shape)
 
     with (
-        patch.object(torch, "randperm", lambda count, device: torch.arange(count, device=device)),
+        patch.object(
+            torch, "randperm", lambda count, device: torch.arange(count, device=device)
+        ),
         patch.object(_rcnn, "keys", falling),
     ):
         yield
@@ -134,26 +153,41 @@ def as_on_a_gpu(*, waits: bool = False, kernel: bool = True) -> Iterator[None]:
     `kernel`: a stand-in for the one that needs a GPU keeps all boxes.
     """
     with ExitStack() as stack:
-        stack.enter_context(patch.object(_rcnn, "_waits_cost_nothing", lambda device: waits))
+        stack.enter_context(
+            patch.object(_rcnn, "_waits_cost_nothing", lambda device: waits)
+        )
         if kernel:
-            stack.enter_context(patch.object(_rcnn, "survivors", lambda boxes, alive, _: alive.clone()))
+            stack.enter_context(
+                patch.object(_rcnn, "survivors", lambda boxes, alive, _: alive.clone())
+            )
         yield
 
 
 # boxes of an image, and where they are
 IMAGES = st.lists(
-    st.tuples(st.integers(0, 9), st.sampled_from(["anywhere", "grid", "defaults", "same"])),
+    st.tuples(
+        st.integers(0, 9), st.sampled_from(["anywhere", "grid", "defaults", "same"])
+    ),
     min_size=1,
     max_size=5,
 )
 
 
 @settings(max_examples=20)
-@given(seed=st.integers(0, 999), images=IMAGES, most=st.sampled_from([1, 5, 1000]), low=st.booleans())
+@given(
+    seed=st.integers(0, 999),
+    images=IMAGES,
+    most=st.sampled_from([1, 5, 1000]),
+    low=st.booleans(),
+)
 def test_anchors_find_what_they_find_in_torchvision(
     seed: int, images: list[tuple[int, str]], most: int, low: bool
 ) -> None:
-    targets, anchors, rpn = targets_from(seed, images), anchors_of(), copy.copy(SMALL.rpn)
+    targets, anchors, rpn = (
+        targets_from(seed, images),
+        anchors_of(),
+        copy.copy(SMALL.rpn),
+    )
     rpn.proposal_matcher = copy.copy(rpn.proposal_matcher)
     rpn.proposal_matcher.allow_low_quality_matches = low
     labels, boxes = rpn.assign_targets_to_anchors([anchors] * len(targets), targets)
@@ -167,23 +201,35 @@ def test_anchors_find_what_they_find_in_torchvision(
 
 def test_a_box_that_no_anchor_overlaps_is_everyones_best() -> None:
     targets: Targets = [
-        {"boxes": torch.tensor([[900.0, 900.0, 910.0, 910.0]]), "labels": torch.ones(1, dtype=torch.int64)}
+        {
+            "boxes": torch.tensor([[900.0, 900.0, 910.0, 910.0]]),
+            "labels": torch.ones(1, dtype=torch.int64),
+        }
     ]
     labels, _ = SMALL.rpn.assign_targets_to_anchors([anchors_of()], targets)
-    _, got = _rcnn.match_anchors(anchors_of(), truth_of(targets), SMALL.rpn.proposal_matcher)
+    _, got = _rcnn.match_anchors(
+        anchors_of(), truth_of(targets), SMALL.rpn.proposal_matcher
+    )
     assert (labels[0] == 1).all() and (got == 1).all()
 
 
 @settings(max_examples=100)
 @given(
     labels=st.lists(
-        st.lists(st.sampled_from([-1, 0, 0, 1, 3]), min_size=7, max_size=7), min_size=1, max_size=4
+        st.lists(st.sampled_from([-1, 0, 0, 1, 3]), min_size=7, max_size=7),
+        min_size=1,
+        max_size=4,
     ),
     wanted=st.integers(1, 12),
     share=st.sampled_from([0.25, 0.5, 1.0]),
 )
-def test_as_many_are_drawn_as_by_torchvision(labels: list[list[int]], wanted: int, share: float) -> None:
-    sampler, given_labels = BalancedPositiveNegativeSampler(wanted, share), torch.tensor(labels)
+def test_as_many_are_drawn_as_by_torchvision(
+    labels: list[list[int]], wanted: int, share: float
+) -> None:
+    sampler, given_labels = (
+        BalancedPositiveNegativeSampler(wanted, share),
+        torch.tensor(labels),
+    )
     places, filled = _rcnn.draw(given_labels, sampler)
     assert places.shape == filled.shape == (len(labels), min(wanted, 7))
     for own, there, kinds, objects, background in zip(
@@ -191,7 +237,9 @@ def test_as_many_are_drawn_as_by_torchvision(labels: list[list[int]], wanted: in
     ):
         drawn = kinds[own[there]]
         assert len(set(own.tolist())) == len(own)
-        assert (drawn > 0).sum() == objects.sum() and (drawn == 0).sum() == background.sum()
+        assert (drawn > 0).sum() == objects.sum() and (
+            drawn == 0
+        ).sum() == background.sum()
         assert len(drawn) == objects.sum() + background.sum()  # nothing that is neither
         order = torch.where(there, torch.where(kinds[own] > 0, 0, 1), 2).tolist()
         assert order == sorted(order)
@@ -199,8 +247,13 @@ def test_as_many_are_drawn_as_by_torchvision(labels: list[list[int]], wanted: in
 
 def test_each_is_drawn_as_often_as_any_other_and_with_any_other() -> None:
     torch.manual_seed(0)
-    rounds, labels = 20_000, torch.tensor([1, 0, -1, 0, 2, 0, 0, 1, -1, 0, 0, 1, 0, 0, 3, 0, 0, 1, 0, 0])
-    places, filled = _rcnn.draw(labels.expand(rounds, -1), BalancedPositiveNegativeSampler(10, 0.4))
+    rounds, labels = (
+        20_000,
+        torch.tensor([1, 0, -1, 0, 2, 0, 0, 1, -1, 0, 0, 1, 0, 0, 3, 0, 0, 1, 0, 0]),
+    )
+    places, filled = _rcnn.draw(
+        labels.expand(rounds, -1), BalancedPositiveNegativeSampler(10, 0.4)
+    )
     assert filled.all()
     drawn = torch.zeros(rounds, len(labels)).scatter_(1, places, 1.0)
     together = drawn.T @ drawn / rounds
@@ -209,14 +262,18 @@ def test_each_is_drawn_as_often_as_any_other_and_with_any_other() -> None:
         own = together[its][:, its]
         once, twice = taken / count, taken * (taken - 1) / (count * (count - 1))
         wanted = torch.full_like(own, twice).fill_diagonal_(once)
-        assert ((own - wanted).abs() < 5 * (wanted * (1 - wanted) / rounds).sqrt()).all()
+        assert (
+            (own - wanted).abs() < 5 * (wanted * (1 - wanted) / rounds).sqrt()
+        ).all()
     assert together[labels == -1].sum() == 0
 
 
 @settings(max_examples=20)
 @given(
     seed=st.integers(0, 999),
-    sharpness=st.sampled_from([1.0, 30.0]),  # of the latter many probabilities are exactly 1
+    sharpness=st.sampled_from(
+        [1.0, 30.0]
+    ),  # of the latter many probabilities are exactly 1
     # of the deltas: many overlap, or few; many are cut to nothing at the edge
     spread=st.sampled_from([0.1, 1.0, 5.0]),
     before=st.sampled_from([10, 60, 100_000]),
@@ -227,7 +284,11 @@ def test_proposals_are_torchvisions(
     seed: int, sharpness: float, spread: float, before: int, after: int, score: float
 ) -> None:
     """In its order; the last level has 36 anchors, fewer than are kept of others."""
-    generator, rpn, anchors = torch.Generator().manual_seed(seed), copy.copy(SMALL.rpn), anchors_of()
+    generator, rpn, anchors = (
+        torch.Generator().manual_seed(seed),
+        copy.copy(SMALL.rpn),
+        anchors_of(),
+    )
     rpn._pre_nms_top_n, rpn._post_nms_top_n = {"training": before}, {"training": after}
     rpn.score_thresh = score
     counts = [2304, 576, 144, 36]
@@ -235,11 +296,18 @@ def test_proposals_are_torchvisions(
     deltas = spread * torch.randn(3, len(anchors), 4, generator=generator)
     decoded = rpn.box_coder.decode(deltas.view(-1, 4), [anchors] * 3).view(3, -1, 4)
     with patch("torchvision.ops.boxes.batched_nms", _by_level):
-        wanted, _ = rpn.filter_proposals(decoded, logits.flatten()[:, None], SIZES, counts)
-    limits = torch.tensor([[[width, height, width, height]] for height, width in SIZES], dtype=torch.float32)
+        wanted, _ = rpn.filter_proposals(
+            decoded, logits.flatten()[:, None], SIZES, counts
+        )
+    limits = torch.tensor(
+        [[[width, height, width, height]] for height, width in SIZES],
+        dtype=torch.float32,
+    )
     boxes, real = _rcnn.proposals(rpn, logits, deltas, anchors, counts, limits)
     for own, there, other in zip(boxes, real, wanted, strict=True):
-        assert len(other) > 0 and there.sum() == len(other) and there[: len(other)].all()
+        assert (
+            len(other) > 0 and there.sum() == len(other) and there[: len(other)].all()
+        )
         torch.testing.assert_close(own[there], other, rtol=1e-6, atol=1e-5)
 
 
@@ -257,10 +325,14 @@ def _by_level(
     return places[scores[places].sort(descending=True, stable=True).indices]
 
 
-def check_losses(stock: Any, counts: list[int], seed: int, kind: str) -> dict[str, torch.Tensor]:
+def check_losses(
+    stock: Any, counts: list[int], seed: int, kind: str
+) -> dict[str, torch.Tensor]:
     targets = targets_from(seed, [(count, "anywhere") for count in counts], kind)
     images, sizes = (
-        torch.randn(len(counts), 3, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(seed)),
+        torch.randn(
+            len(counts), 3, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(seed)
+        ),
         SIZES[: len(counts)],
     )
     other = copy.deepcopy(stock)
@@ -273,10 +345,16 @@ def check_losses(stock: Any, counts: list[int], seed: int, kind: str) -> dict[st
         torch.testing.assert_close(got[name], loss, rtol=1e-5, atol=1e-6)
     for one in (got, wanted):
         torch.stack(list(one.values())).sum().backward()
-    for (name, one), two in zip(stock.named_parameters(), other.parameters(), strict=True):
+    for (name, one), two in zip(
+        stock.named_parameters(), other.parameters(), strict=True
+    ):
         assert one.grad is not None and two.grad is not None, name
         torch.testing.assert_close(
-            one.grad, two.grad, rtol=1e-3, atol=1e-5 * float(two.grad.abs().max()) + 1e-6, msg=name
+            one.grad,
+            two.grad,
+            rtol=1e-3,
+            atol=1e-5 * float(two.grad.abs().max()) + 1e-6,
+            msg=name,
         )
     for (name, one), two in zip(stock.named_buffers(), other.buffers(), strict=True):
         torch.testing.assert_close(one, two, msg=name)
@@ -286,7 +364,9 @@ def check_losses(stock: Any, counts: list[int], seed: int, kind: str) -> dict[st
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("counts", [[3, 0, 14], [1], [0]], ids=str)
 @pytest.mark.parametrize("waits", [True, False])
-def test_losses_and_gradients_are_torchvisions(kind: str, counts: list[int], waits: bool) -> None:
+def test_losses_and_gradients_are_torchvisions(
+    kind: str, counts: list[int], waits: bool
+) -> None:
     with as_on_a_gpu(waits=waits, kernel=False):
         got = check_losses(small(kind), counts, 3, kind)
     assert all(torch.isfinite(loss) for loss in got.values())
@@ -295,7 +375,9 @@ def test_losses_and_gradients_are_torchvisions(kind: str, counts: list[int], wai
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_losses_where_places_are_left_over(waits: bool) -> None:
-    stock = small("batch norm", rpn_post_nms_top_n_train=5, rpn_batch_size_per_image=5000)
+    stock = small(
+        "batch norm", rpn_post_nms_top_n_train=5, rpn_batch_size_per_image=5000
+    )
     with as_on_a_gpu(waits=waits, kernel=False):
         check_losses(stock, [1, 0, 2], 4, "batch norm")
 
@@ -305,7 +387,10 @@ def test_training_waits_for_no_value_on_the_device() -> None:
     targets = targets_from(1, [(3, "anywhere"), (0, "anywhere"), (5, "anywhere")])
     with FakeTensorMode() as mode:
         stock = small()
-        fake: Targets = [{name: mode.from_tensor(value) for name, value in one.items()} for one in targets]
+        fake: Targets = [
+            {name: mode.from_tensor(value) for name, value in one.items()}
+            for one in targets
+        ]
         images, detector = torch.zeros(3, 3, HEIGHT, WIDTH), Detector(stock)
         with as_on_a_gpu():
             out: Any = detector(images, SIZES, fake)

@@ -17,7 +17,9 @@ CPU = torch.device("cpu")
 
 def test_a_step_without_a_valid_sample_has_no_loss() -> None:
     recent = LossLog(4, ProcessWorld(CPU), precision="fp32")
-    for step, (loss_sum, valid) in enumerate(((6.0, 4.0), (0.0, 0.0), (0.0, 2.0)), start=1):
+    for step, (loss_sum, valid) in enumerate(
+        ((6.0, 4.0), (0.0, 0.0), (0.0, 2.0)), start=1
+    ):
         recent.add(step, torch.tensor([loss_sum, valid, math.nan, 1.0]), [np.arange(4)])
     first, second, third = (point["loss"] for point in recent.read())
     assert (first, third) == (1.5, 0.0)
@@ -33,7 +35,9 @@ def test_parts_of_the_loss_are_means_too() -> None:
             [np.arange(4)],
             ("classes", "boxes"),
         )
-    assert [(point["loss"], point["classes"], point["boxes"]) for point in recent.read()] == [
+    assert [
+        (point["loss"], point["classes"], point["boxes"]) for point in recent.read()
+    ] == [
         (1.5, 0.5, 1.0),
         (3.0, 1.0, 1.0),
     ]
@@ -41,7 +45,11 @@ def test_parts_of_the_loss_are_means_too() -> None:
 
 @pytest.mark.parametrize(
     ("precision", "advised"),
-    [("fp32", "--clip-grad-norm"), ("bf16", "--precision fp32"), ("fp16", "--precision fp32/bf16")],
+    [
+        ("fp32", "--clip-grad-norm"),
+        ("bf16", "--precision fp32"),
+        ("fp16", "--precision fp32/bf16"),
+    ],
 )
 def test_a_loss_that_is_not_finite_names_the_step(precision: str, advised: str) -> None:
     recent = LossLog(4, ProcessWorld(CPU), precision=precision)

@@ -37,7 +37,8 @@ from tests.unit.test_splits import Console
 pytest.importorskip("aiohttp")
 fsspec = pytest.importorskip("fsspec")
 FILES = {
-    f"{'ab'[place % 2]}/{name}.jpg": content for place, (name, content) in enumerate(scenes.small(8).items())
+    f"{'ab'[place % 2]}/{name}.jpg": content
+    for place, (name, content) in enumerate(scenes.small(8).items())
 }
 
 
@@ -56,13 +57,19 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def opened(
-    data: object, tmp_path: Path, console: Any = None, read_threads: int | None = None, **how: Any
+    data: object,
+    tmp_path: Path,
+    console: Any = None,
+    read_threads: int | None = None,
+    **how: Any,
 ) -> dict[str, Split]:
     bucket._stands_for.cache_clear()
     bucket._described.cache_clear()
     settings = build({"data": data, "manifest_dir": tmp_path / "cache", **how}).data
     console = console or Console()
-    return open_splits(settings, loader="torchvision", console=console, read_threads=read_threads)
+    return open_splits(
+        settings, loader="torchvision", console=console, read_threads=read_threads
+    )
 
 
 def shards(root: Path) -> None:
@@ -103,9 +110,16 @@ class Bucket:
 
     def info(self, url: str, **_: Any) -> dict[str, Any]:
         data = self._found(url)
-        return {"name": url, "size": len(data), "type": "file", "ETag": str(zlib.crc32(data))}
+        return {
+            "name": url,
+            "size": len(data),
+            "type": "file",
+            "ETag": str(zlib.crc32(data)),
+        }
 
-    def cat_file(self, url: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+    def cat_file(
+        self, url: str, start: int | None = None, end: int | None = None, **_: Any
+    ) -> bytes:
         return self._found(url)[start:end]
 
     def ls(self, url: str, detail: bool = True, **_: Any) -> list[dict[str, Any]]:
@@ -114,10 +128,16 @@ class Bucket:
         if not self.lists:
             raise PermissionError(url)
         below = url.removeprefix("s3://")
-        inside = {key.removeprefix(below) for key in self.objects if key.startswith(below)}
+        inside = {
+            key.removeprefix(below) for key in self.objects if key.startswith(below)
+        }
         names = {name[: name.find("/") + 1] or name for name in inside}
         return [
-            {"name": below + name, "type": "directory" if name.endswith("/") else "file"} for name in names
+            {
+                "name": below + name,
+                "type": "directory" if name.endswith("/") else "file",
+            }
+            for name in names
         ]
 
 
@@ -148,7 +168,10 @@ def test_a_bucket_that_may_not_be_listed(pets: type[Bucket], tmp_path: Path) -> 
     """Its shards.txt, or its lists, say what there is; where there are none the line names the rights."""
     pets.lists = False
     said = refused(lambda: opened("s3://pets/set", tmp_path))
-    assert "access is denied (PermissionError); give credentials with the right to read it; " in said
+    assert (
+        "access is denied (PermissionError); give credentials with the right to read it; "
+        in said
+    )
     assert "train/shards.txt or train.csv" in said
     old = list(pets.objects)
     for place, key in enumerate(old):
@@ -158,8 +181,12 @@ def test_a_bucket_that_may_not_be_listed(pets: type[Bucket], tmp_path: Path) -> 
         names = [key for key in pets.objects if f"/{split}/" in key]
         lines = "".join(f"{name.rpartition('/')[2]}\n" for name in names)
         pets.objects[f"pets/set/{split}/shards.txt"] = lines.encode()
-        pets.objects |= {f"pets/listed/{name}": content for name, content in FILES.items()}
-        pets.objects[f"pets/listed/{split}.csv"] = "".join(f"{name},{name[0]}\n" for name in FILES).encode()
+        pets.objects |= {
+            f"pets/listed/{name}": content for name, content in FILES.items()
+        }
+        pets.objects[f"pets/listed/{split}.csv"] = "".join(
+            f"{name},{name[0]}\n" for name in FILES
+        ).encode()
     for data in ("s3://pets/set", "s3://pets/listed"):
         source = opened(data, tmp_path)["train"].source
         assert sorted(all_read(source)) == sorted(FILES.values())
@@ -186,7 +213,10 @@ def denied() -> PermissionError:
     ("error", "said"),
     [
         (ClientError(), "s3://pets/set: there is no such bucket"),
-        (NoCredentialsError(), "no credentials are found (NoCredentialsError); docs/data.md"),
+        (
+            NoCredentialsError(),
+            "no credentials are found (NoCredentialsError); docs/data.md",
+        ),
         (denied(), "access is denied (ExpiredToken); give credentials"),
         (ConnectionError(), "ConnectionError; start again once it answers"),
     ],
@@ -203,7 +233,9 @@ FAULTS = ("500", "503", "reset", "cut", "429")
 
 
 @pytest.mark.parametrize("form", ["shards", "list"])
-def test_no_sample_is_lost_doubled_or_changed(form: str, server: Server, tmp_path: Path) -> None:
+def test_no_sample_is_lost_doubled_or_changed(
+    form: str, server: Server, tmp_path: Path
+) -> None:
     """By a server that fails in every way, from the first head to the last sample; and the scan is kept."""
     server.fails_each = 3
     server.how = FAULTS
@@ -216,7 +248,9 @@ def test_no_sample_is_lost_doubled_or_changed(form: str, server: Server, tmp_pat
     server.fails_each = 0
     before = server.asked.total()
     console = Console()
-    assert opened(data, tmp_path, console)["train"].columns.folder == split.columns.folder
+    assert (
+        opened(data, tmp_path, console)["train"].columns.folder == split.columns.folder
+    )
     assert server.asked.total() - before == 3, "whose latency is told, and nothing else"
     assert "so 16 at once give at most" in console.said[0]
     settings = build({"data": data, "manifest_dir": tmp_path / "cache"}).data
@@ -224,15 +258,26 @@ def test_no_sample_is_lost_doubled_or_changed(form: str, server: Server, tmp_pat
 
 
 @pytest.mark.parametrize("loader", ["dali-fed", "torchvision"])
-def test_reads_of_50_ms_are_waited_for_together(loader: str, server: Server, tmp_path: Path) -> None:
+def test_reads_of_50_ms_are_waited_for_together(
+    loader: str, server: Server, tmp_path: Path
+) -> None:
     """By one worker, `--read-threads` at once and not more; and the images are those of the local files."""
     data = listed(server, tmp_path / "own")
     local = tmp_path / "local"
-    fill(local, {f"{split}/{name}": FILES[name] for split in ("train", "val") for name in FILES})
+    fill(
+        local,
+        {
+            f"{split}/{name}": FILES[name]
+            for split in ("train", "val")
+            for name in FILES
+        },
+    )
     server.latency_s = 0.05
     found = {}
     for threads in (1, 8, 0):  # 0: local files
-        split = opened(data if threads else local, tmp_path, read_threads=threads)["train"]
+        split = opened(data if threads else local, tmp_path, read_threads=threads)[
+            "train"
+        ]
         columns = split.columns
         policy = ImagePolicy(window="center", image_size=24)
         sizes = {"heights": columns.height, "widths": columns.width}
@@ -251,7 +296,11 @@ def test_reads_of_50_ms_are_waited_for_together(loader: str, server: Server, tmp
         found[threads] = torch.cat(batches)
         least, most = {0: (0, 0), 1: (1, 1), 8: (5, 8)}[threads]
         assert least <= server.most_under_way <= most
-    assert len(found[0]) == 8 and torch.equal(found[1], found[0]) and torch.equal(found[8], found[0])
+    assert (
+        len(found[0]) == 8
+        and torch.equal(found[1], found[0])
+        and torch.equal(found[8], found[0])
+    )
 
 
 def test_a_list_behind_a_url_has_names_below_it(server: Server, tmp_path: Path) -> None:
@@ -262,29 +311,45 @@ def test_a_list_behind_a_url_has_names_below_it(server: Server, tmp_path: Path) 
     assert sorted(all_read(split.source)) == sorted(FILES.values())
 
 
-def test_a_server_that_lists_nothing_is_asked_by_name(server: Server, tmp_path: Path) -> None:
+def test_a_server_that_lists_nothing_is_asked_by_name(
+    server: Server, tmp_path: Path
+) -> None:
     shards(server.root)
     server.lists = False
-    assert "nothing is there that can be read" in refused(lambda: opened(server.url, tmp_path))
+    assert "nothing is there that can be read" in refused(
+        lambda: opened(server.url, tmp_path)
+    )
     (server.root / "train" / "1.tar").rename(server.root / "train" / "my shard.tar")
     names = b"\xef\xbb\xbf# made by me\r\n0.tar\r\n\r\n my shard.tar\r\n"
     fill(server.root, {"train/shards.txt": names, "val/shards.txt": b"0.tar\n1.tar"})
     fill(server.root, {"train/classes.txt": b"b\na\n"})
     splits = opened(server.url, tmp_path)
     assert [len(splits[split].columns) for split in ("train", "val")] == [8, 8]
-    assert splits["val"].columns.classes == ("b", "a"), "train/classes.txt is asked for too"
+    assert splits["val"].columns.classes == ("b", "a"), (
+        "train/classes.txt is asked for too"
+    )
 
 
 def test_images_of_detection(server: Server, tmp_path: Path) -> None:
     """The annotations are copied, the images stay in shards."""
-    data = write_coco(server.root / "coco", splits={"train2017": 3, "val2017": 2}, size=(64, 80))
+    data = write_coco(
+        server.root / "coco", splits={"train2017": 3, "val2017": 2}, size=(64, 80)
+    )
     for place in ("train2017", "val2017"):
-        files = {file.name: file.read_bytes() for file in sorted((data / place).iterdir())}
+        files = {
+            file.name: file.read_bytes() for file in sorted((data / place).iterdir())
+        }
         (data / place).rename(tmp_path / place)
         write_tar(data / place / "0.tar", files)
-    settings = build({"data": f"{server.url}/coco", "manifest_dir": tmp_path / "cache"}).data
-    split = open_splits(settings, content="instances", loader="torchvision", console=Console())["train"]
-    expected = [file.read_bytes() for file in sorted((tmp_path / "train2017").iterdir())]
+    settings = build(
+        {"data": f"{server.url}/coco", "manifest_dir": tmp_path / "cache"}
+    ).data
+    split = open_splits(
+        settings, content="instances", loader="torchvision", console=Console()
+    )["train"]
+    expected = [
+        file.read_bytes() for file in sorted((tmp_path / "train2017").iterdir())
+    ]
     assert sorted(all_read(split.source)) == sorted(expected)
 
 
@@ -304,7 +369,18 @@ def test_a_packed_set_opens_without_a_walk(
 ) -> None:
     for place in ("train", "val"):
         fill(tmp_path / "origin" / place, FILES)
-    assert pack.main([str(server.root / "set"), "--from", str(tmp_path / "origin"), "--format", "tar"]) == 0
+    assert (
+        pack.main(
+            [
+                str(server.root / "set"),
+                "--from",
+                str(tmp_path / "origin"),
+                "--format",
+                "tar",
+            ]
+        )
+        == 0
+    )
     monkeypatch.setattr("dataset.stores.tar.walk", None)
     monkeypatch.setattr("dataset.images.scan.read_headers", None)
     split = opened(f"{server.url}/set", tmp_path)["train"]
@@ -325,7 +401,11 @@ def test_a_signature_is_in_no_message(
         split.source.read(0)
     said = [str(caught.value), split.source.name(0), *console.said, *capfd.readouterr()]
     said += [refused(lambda: opened(data, tmp_path, rescan=True))]
-    said += [path.read_text(errors="replace") for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    said += [
+        path.read_text(errors="replace")
+        for path in (tmp_path / "cache").rglob("*")
+        if path.is_file()
+    ]
     assert not any("secret" in each for each in said)
 
 
@@ -351,7 +431,9 @@ def test_what_is_missing_or_cannot_be_read_ends_in_a_line(
     assert "samples are read by ranges" in refused(lambda: opened(data, tmp_path))
     server.ranges = True
     (server.root / "train" / "1.tar").unlink()
-    assert f"there is no {server.url}/train/1.tar" in refused(lambda: opened(data, tmp_path))
+    assert f"there is no {server.url}/train/1.tar" in refused(
+        lambda: opened(data, tmp_path)
+    )
     server.forbids = True
     assert "access is denied (HTTP 403)" in refused(lambda: opened(data, tmp_path))
     monkeypatch.setitem(sys.modules, "fsspec", None)
@@ -370,7 +452,9 @@ class Answered(Exception):
         self.response = {"ResponseMetadata": {"HTTPStatusCode": status}}
 
 
-@pytest.mark.parametrize(("status", "asked"), [(404, 1), (503, 4)], ids=["gone", "not-now"])
+@pytest.mark.parametrize(
+    ("status", "asked"), [(404, 1), (503, 4)], ids=["gone", "not-now"]
+)
 def test_an_object_that_is_gone_is_named_at_once(
     status: int, asked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -384,12 +468,18 @@ def test_an_object_that_is_gone_is_named_at_once(
 
     made = type("Bucket", (fsspec.AbstractFileSystem,), {"cat_file": cat_file})
     fsspec.register_implementation(f"bucket{status}", made)
-    with pytest.raises(OSError, match="no such object" if status == 404 else "HTTP 503") as caught:
+    with pytest.raises(
+        OSError, match="no such object" if status == 404 else "HTTP 503"
+    ) as caught:
         remote.read(f"bucket{status}://pets/train/0.tar", 0, 9)
-    assert len(times) == asked and isinstance(caught.value, FileNotFoundError) == (status == 404)
+    assert len(times) == asked and isinstance(caught.value, FileNotFoundError) == (
+        status == 404
+    )
 
 
-def test_a_shard_that_is_gone_while_it_is_read_is_named(server: Server, tmp_path: Path) -> None:
+def test_a_shard_that_is_gone_while_it_is_read_is_named(
+    server: Server, tmp_path: Path
+) -> None:
     shards(server.root)
     source = opened(server.url, tmp_path)["train"].source
     source.read(0)
@@ -411,16 +501,22 @@ def test_nothing_is_open_before_a_fork(server: Server, tmp_path: Path) -> None:
             assert sorted(found.result(60)) == sorted(FILES.values())
     all_read(split.source)  # now it has: children begin anew all the same
     with ProcessPoolExecutor(1, get_context("fork")) as forked:
-        assert sorted(forked.submit(_read_of, split.source).result(60)) == sorted(FILES.values())
+        assert sorted(forked.submit(_read_of, split.source).result(60)) == sorted(
+            FILES.values()
+        )
 
 
-def test_programs_take_the_url_that_training_takes(server: Server, tmp_path: Path, monkeypatch: Any) -> None:
+def test_programs_take_the_url_that_training_takes(
+    server: Server, tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     shards(server.root)
     settings = Train(data=server.url, archs=("resnet18",), loaders=("torchvision",))
     words = command(settings, points(settings)[0], tmp_path)
     assert words[words.index("--data") + 1] == server.url
-    assert "--by-hand" in refused(lambda: points(settings.model_copy(update={"by_hand": ("torchvision",)})))
+    assert "--by-hand" in refused(
+        lambda: points(settings.model_copy(update={"by_hand": ("torchvision",)}))
+    )
     assert max_batch.training_samples(server.url) == len(FILES)
     recipe, _ = tune.recipe_of(tune.Tune(data=server.url))
     assert recipe.data.data == server.url
@@ -445,7 +541,9 @@ def test_what_is_kept_is_read_once(server: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("counter", [bytes(20), b"%020d" % 250], ids=["zeros", "full"])
-def test_a_cache_that_was_emptied_is_filled_again(counter: bytes, tmp_path: Path) -> None:
+def test_a_cache_that_was_emptied_is_filled_again(
+    counter: bytes, tmp_path: Path
+) -> None:
     """Whatever is left of the file in which an earlier version counted."""
     kept = Kept(tmp_path / "kept", 250)
     for key in (b"a", b"b", b"c"):
@@ -455,11 +553,17 @@ def test_a_cache_that_was_emptied_is_filled_again(counter: bytes, tmp_path: Path
     (tmp_path / "kept" / "used-bytes").write_bytes(counter)
     again = Kept(tmp_path / "kept", 250)
     for fetched in (b"1" * 100, b"2" * 100):
-        assert [again.get(key, partial(bytes, fetched)) for key in (b"x", b"y")] == [b"1" * 100] * 2
-    assert again.get(b"z", lambda: b"3" * 100) == b"3" * 100 and not again.get(b"z", bytes)
+        assert [again.get(key, partial(bytes, fetched)) for key in (b"x", b"y")] == [
+            b"1" * 100
+        ] * 2
+    assert again.get(b"z", lambda: b"3" * 100) == b"3" * 100 and not again.get(
+        b"z", bytes
+    )
 
 
-def test_a_part_of_the_room_is_taken_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_of_the_room_is_taken_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So that several processes, or runs, stay within the bound together."""
     monkeypatch.setattr("dataset.stores.disk_cache.cores", lambda: 2.0)
     several = [Kept(tmp_path / "kept", 100_000) for _ in range(4)]
@@ -486,7 +590,10 @@ def test_an_object_that_was_replaced_is_not_mixed_with_what_is_kept(
     source = opened(data, tmp_path, **with_cache)["train"].source
     assert source.read(0) == FILES[first], "as it was scanned, and kept"
     said = refused(lambda: source.read(1))
-    assert f"a file of --data has changed: {server.url}/images/{second}; " in said and "--rescan" in said
+    assert (
+        f"a file of --data has changed: {server.url}/images/{second}; " in said
+        and "--rescan" in said
+    )
     split = opened(data, tmp_path, rescan=True, **with_cache)["train"]
     if how:
         split.columns.fetch(np.arange(8), np.arange(0))
@@ -497,8 +604,19 @@ def test_nothing_is_evicted_and_the_bound_holds(tmp_path: Path) -> None:
     kept = Kept(tmp_path / "kept", 250)
     for key in (b"a", b"b", b"c", b"a"):
         assert kept.get(key, partial(bytes.__mul__, key, 100)) == key * 100
-    assert sum(path.stat().st_size for path in (tmp_path / "kept").rglob("*") if path.is_file()) == 208
+    assert (
+        sum(
+            path.stat().st_size
+            for path in (tmp_path / "kept").rglob("*")
+            if path.is_file()
+        )
+        == 208
+    )
     other = Kept(tmp_path / "kept", 250)
-    assert [other.get(key, lambda: b"fetched")[:1] for key in (b"a", b"b", b"c")] == [b"a", b"b", b"f"]
+    assert [other.get(key, lambda: b"fetched")[:1] for key in (b"a", b"b", b"c")] == [
+        b"a",
+        b"b",
+        b"f",
+    ]
     (tmp_path / "file").write_bytes(b"")
     assert "--cache-dir" in refused(lambda: Kept(tmp_path / "file" / "x", 9))

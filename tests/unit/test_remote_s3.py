@@ -17,7 +17,9 @@ from tests.unit.test_remote import FILES, opened, refused
 
 pytest.importorskip("s3fs", reason="without s3fs: pip install s3fs")
 boto3 = pytest.importorskip("boto3", reason="without boto3: pip install boto3")
-moto = pytest.importorskip("moto.server", reason="without moto: pip install 'moto[server]'")
+moto = pytest.importorskip(
+    "moto.server", reason="without moto: pip install 'moto[server]'"
+)
 
 
 @pytest.fixture
@@ -26,7 +28,10 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    told = {"AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_DEFAULT_REGION": "us-east-1"}
+    told = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
     told |= {"AWS_ACCESS_KEY_ID": "some-key", "AWS_SECRET_ACCESS_KEY": "some-secret"}
     for name, value in told.items():
         monkeypatch.setenv(name, value)
@@ -40,10 +45,14 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def put(bucket: Any, folder: Path, below: str) -> None:
     for path in folder.rglob("*"):
         if path.is_file():
-            bucket.put_object(Key=f"{below}/{path.relative_to(folder)}", Body=path.read_bytes())
+            bucket.put_object(
+                Key=f"{below}/{path.relative_to(folder)}", Body=path.read_bytes()
+            )
 
 
-def test_a_bucket(bucket: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_bucket(
+    bucket: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Shards and lists below a prefix, byte for byte; an object that is put again is walked again."""
     for split in ("train", "val"):
         write_shards(tmp_path / "set", split, FILES)
@@ -54,13 +63,17 @@ def test_a_bucket(bucket: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
     smaller = dict(list(FILES.items())[:6])
     write_shards(tmp_path / "set", "train", smaller)
     put(bucket, tmp_path / "set", "set")
-    assert sorted(all_read(opened("s3://pets/set", tmp_path)["train"].source)) == sorted(smaller.values())
+    assert sorted(
+        all_read(opened("s3://pets/set", tmp_path)["train"].source)
+    ) == sorted(smaller.values())
     lines = [f"images/{name},{name[0]}\n" for name in FILES]
     for name, content in FILES.items():
         bucket.put_object(Key=f"listed/images/{name}", Body=content)
     for split in ("train", "val"):
         bucket.put_object(Key=f"listed/{split}.csv", Body="".join(lines).encode())
-    assert sorted(all_read(opened("s3://pets/listed", tmp_path)["val"].source)) == sorted(FILES.values())
+    assert sorted(
+        all_read(opened("s3://pets/listed", tmp_path)["val"].source)
+    ) == sorted(FILES.values())
     assert "some-secret" not in "".join(capfd.readouterr())
 
 
@@ -70,20 +83,29 @@ def ask_for_rights(after: bytes) -> None:
     urlopen(Request(url, after, {"Content-Type": "text/plain"}, method="POST")).close()
 
 
-def test_what_a_bucket_refuses_is_named(bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_bucket_refuses_is_named(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By real errors of botocore; a user who may read, and not list, trains from shards.txt."""
     for split in ("train", "val"):
         write_shards(tmp_path / "set", split, FILES)
         names = sorted(path.name for path in (tmp_path / "set" / split).iterdir())
-        (tmp_path / "set" / split / "shards.txt").write_text("".join(f"{name}\n" for name in names))
+        (tmp_path / "set" / split / "shards.txt").write_text(
+            "".join(f"{name}\n" for name in names)
+        )
     put(bucket, tmp_path / "set", "set")
     for split in ("train", "val"):
         for name in ("0.tar", "1.tar"):
             bucket.put_object(
-                Key=f"odd/{split}/a?#{name}", Body=(tmp_path / "set" / split / name).read_bytes()
+                Key=f"odd/{split}/a?#{name}",
+                Body=(tmp_path / "set" / split / name).read_bytes(),
             )
-    assert sorted(all_read(opened("s3://pets/odd", tmp_path)["train"].source)) == sorted(FILES.values())
-    assert "there is no such bucket" in refused(lambda: opened("s3://cats/set", tmp_path))
+    assert sorted(
+        all_read(opened("s3://pets/odd", tmp_path)["train"].source)
+    ) == sorted(FILES.values())
+    assert "there is no such bucket" in refused(
+        lambda: opened("s3://cats/set", tmp_path)
+    )
     client = boto3.client("iam")
     client.create_user(UserName="reader")
     key = client.create_access_key(UserName="reader")["AccessKey"]
@@ -97,8 +119,12 @@ def test_what_a_bucket_refuses_is_named(bucket: Any, tmp_path: Path, monkeypatch
     try:
         found = opened("s3://pets/set", tmp_path)["train"]
         assert sorted(all_read(found.source)) == sorted(FILES.values())
-        assert "access is denied (AccessDenied)" in refused(lambda: opened("s3://pets/none", tmp_path))
+        assert "access is denied (AccessDenied)" in refused(
+            lambda: opened("s3://pets/none", tmp_path)
+        )
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
-        assert "(SignatureDoesNotMatch)" in refused(lambda: opened("s3://pets/set", tmp_path))
+        assert "(SignatureDoesNotMatch)" in refused(
+            lambda: opened("s3://pets/set", tmp_path)
+        )
     finally:
         ask_for_rights(b"inf")

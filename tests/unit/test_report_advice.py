@@ -24,7 +24,10 @@ CPU = {"gpu": None, "cores": 2}
 
 
 def summary(
-    bound: str | None, hardware: dict[str, Any] = GPU, busy: float | None = None, **more: Any
+    bound: str | None,
+    hardware: dict[str, Any] = GPU,
+    busy: float | None = None,
+    **more: Any,
 ) -> dict[str, Any]:
     return {
         "rate": {"steady": 100.0},
@@ -81,9 +84,15 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (summary("compute", compile=True, graphs_off=None, memory=None), "more GPUs"),
     (summary("compute", CPU, precision="fp32"), "a GPU, a smaller --image-size"),
     (summary("compute", task="detection"), "more GPUs"),
-    (summary("compute", task="detection", gpu={"utilisation": 0.2}), "launches: a larger --batch-size."),
+    (
+        summary("compute", task="detection", gpu={"utilisation": 0.2}),
+        "launches: a larger --batch-size.",
+    ),
     # the storage is
-    (summary("storage", busy=0.2, loader="torchvision"), "80% of the cores are idle: --read-threads"),
+    (
+        summary("storage", busy=0.2, loader="torchvision"),
+        "80% of the cores are idle: --read-threads",
+    ),
     # the loader is
     (summary("loader", loader="torchvision"), "--loader dali-gpu"),
     (summary("loader", busy=0.97, loader="dali-cpu"), "--loader dali-gpu"),
@@ -95,7 +104,10 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (summary("loader", busy=0.2), "--loader dali-fed if the storage is slow"),
     (summary("loader", busy=0.2, loader="dali-fed"), "more --workers, each hides"),
     (summary("loader", busy=0.97), "97% of 16 cores are busy: more cores"),
-    (summary("loader", CPU, busy=1.0, loader="torchvision"), "100% of 2 cores are busy: more cores"),
+    (
+        summary("loader", CPU, busy=1.0, loader="torchvision"),
+        "100% of 2 cores are busy: more cores",
+    ),
     (summary("loader", {"gpu": None}, busy=1.0, loader="torchvision"), "100% are busy"),
     (summary("loader", busy=0.7), "try other --workers"),
     (summary("loader", cpu=None), "try other --workers"),
@@ -104,15 +116,31 @@ CASES: list[tuple[dict[str, Any], str]] = [
         summary("loader", loader="torchvision", loaders=["torchvision", "dali-fed"]),
         "--loader dali-fed decodes",
     ),
-    (summary("loader", loader="paired", loaders=["paired"], busy=0.2), "the storage is slow to answer."),
-    (summary("loader", loader="torchvision", loaders=["torchvision"]), "try other --workers"),
-    (summary("loader", busy=0.2, loaders=["dali-gpu"]), "more --workers if the storage is slow"),
     (
-        summary("contention", busy=0.3, graphs_off=None, loader_auto={"measured": {"dali-cpu": {"rate": 9}}}),
+        summary("loader", loader="paired", loaders=["paired"], busy=0.2),
+        "the storage is slow to answer.",
+    ),
+    (
+        summary("loader", loader="torchvision", loaders=["torchvision"]),
+        "try other --workers",
+    ),
+    (
+        summary("loader", busy=0.2, loaders=["dali-gpu"]),
+        "more --workers if the storage is slow",
+    ),
+    (
+        summary(
+            "contention",
+            busy=0.3,
+            graphs_off=None,
+            loader_auto={"measured": {"dali-cpu": {"rate": 9}}},
+        ),
         "--profile true",
     ),
     (
-        summary("loader", clips=CLIPS, loader="pyav", loaders=["pyav", "decord"], busy=0.97),
+        summary(
+            "loader", clips=CLIPS, loader="pyav", loaders=["pyav", "decord"], busy=0.97
+        ),
         "with a key frame more often",
     ),
     # of clips
@@ -120,23 +148,34 @@ CASES: list[tuple[dict[str, Any], str]] = [
         summary("loader", clips=CLIPS, loader="nvdec", busy=0.09),
         "91% of the CPU cores are idle: --loader nvdec+pyav gives them a share",
     ),
-    (summary("loader", clips=CLIPS, loader="nvdec"), "The loader is the limit: --loader nvdec+pyav gives"),
+    (
+        summary("loader", clips=CLIPS, loader="nvdec"),
+        "The loader is the limit: --loader nvdec+pyav gives",
+    ),
     (
         summary("loader", clips=CLIPS, loader="nvdec+pyav", busy=0.5),
         "50% of the CPU cores are idle: more --workers",
     ),
-    (summary("loader", clips=CLIPS, loader="nvdec+pyav", busy=0.8), "with a key frame more often"),
+    (
+        summary("loader", clips=CLIPS, loader="nvdec+pyav", busy=0.8),
+        "with a key frame more often",
+    ),
     (
         summary("loader", clips=CLIPS, loader="decord", busy=0.95),
         "--loader nvdec+pyav decodes on the GPU's video engines",
     ),
-    (summary("loader", CPU, clips=CLIPS, loader="pyav", busy=0.97), "with a key frame more often"),
+    (
+        summary("loader", CPU, clips=CLIPS, loader="pyav", busy=0.97),
+        "with a key frame more often",
+    ),
     (
         summary("loader", CPU, clips=CLIPS, loader="pyav", busy=0.3),
         "70% of the CPU cores are idle: more --workers",
     ),
     (
-        summary("contention", busy=0.1, clips=CLIPS, loader="nvdec", ceiling=SLOW_LOADER),
+        summary(
+            "contention", busy=0.1, clips=CLIPS, loader="nvdec", ceiling=SLOW_LOADER
+        ),
         "90% of the CPU cores are idle: --loader nvdec+pyav",
     ),
     (
@@ -145,7 +184,10 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ),
     # neither, but both together
     (summary("contention", CPU, busy=1.0), "fewer --workers, then more cores"),
-    (summary("contention", CPU, busy=1.0, workers=1), "they share the CPU cores, so try more cores"),
+    (
+        summary("contention", CPU, busy=1.0, workers=1),
+        "they share the CPU cores, so try more cores",
+    ),
     (
         summary("contention", busy=0.95, workers=0),
         "so try --graphs true (few launches), then more cores",
@@ -154,16 +196,30 @@ CASES: list[tuple[dict[str, Any], str]] = [
         summary("contention", busy=0.95, workers=16),
         "fewer --workers and --graphs true (few launches",
     ),
-    (summary("contention", busy=0.95, compile=True, graphs_off=None), "fewer --workers, then more cores"),
-    (summary("contention", busy=0.95, graphs_off="many shapes"), "fewer --workers, then more cores"),
+    (
+        summary("contention", busy=0.95, compile=True, graphs_off=None),
+        "fewer --workers, then more cores",
+    ),
+    (
+        summary("contention", busy=0.95, graphs_off="many shapes"),
+        "fewer --workers, then more cores",
+    ),
     (summary("contention", busy=0.3), "--graphs true leaves few launches"),
     (
         summary("contention", busy=0.3, compile=True),
         "--graphs true leaves few launches",
     ),
-    (summary("contention", busy=0.3, compile=True, graphs_off=None), "--loader dali-cpu"),
+    (
+        summary("contention", busy=0.3, compile=True, graphs_off=None),
+        "--loader dali-cpu",
+    ),
     (summary("contention", busy=0.3, graphs_off="many shapes"), "--loader dali-cpu"),
-    (summary("contention", busy=0.3, compile=True, graphs_off=None, loader="torchvision"), "--profile true"),
+    (
+        summary(
+            "contention", busy=0.3, compile=True, graphs_off=None, loader="torchvision"
+        ),
+        "--profile true",
+    ),
 ]
 
 
@@ -178,7 +234,9 @@ def test_advice(case: dict[str, Any], said: str) -> None:
 def test_advice_names_only_flags_that_exist() -> None:
     from settings.config import GROUP_OF
 
-    named = {flag for case, _ in CASES for flag in re.findall(r"--([a-z-]+)", advice(case))}
+    named = {
+        flag for case, _ in CASES for flag in re.findall(r"--([a-z-]+)", advice(case))
+    }
     assert named and {flag.replace("-", "_") for flag in named} <= set(GROUP_OF)
 
 
@@ -191,13 +249,26 @@ RAN = {pair for row in ROWS for pair in itertools.pairwise(row)}
 
 
 def test_what_is_advised_is_a_row_of_the_table_that_a_gpu_runs() -> None:
-    said = " ".join(advice(case) for case, _ in CASES).replace("fp16 or bf16", "fp16 --precision bf16")
-    advised = re.findall(r"(--(?:loader|graphs|compile|precision|profile|ceilings)) ([\w+-]+)", said)
+    said = " ".join(advice(case) for case, _ in CASES).replace(
+        "fp16 or bf16", "fp16 --precision bf16"
+    )
+    advised = re.findall(
+        r"(--(?:loader|graphs|compile|precision|profile|ceilings)) ([\w+-]+)", said
+    )
     assert len({*advised}) > 8 and {*advised} <= RAN
     # to compile the step is advised whatever the loader is
     compiled = [row for row in ROWS if ("--compile", "true") in itertools.pairwise(row)]
-    for loader in ("dali-cpu", "dali-gpu", "dali-fed", "torchvision", "nvdec+pyav", "paired"):
-        assert any(("--loader", loader) in itertools.pairwise(row) for row in compiled), loader
+    for loader in (
+        "dali-cpu",
+        "dali-gpu",
+        "dali-fed",
+        "torchvision",
+        "nvdec+pyav",
+        "paired",
+    ):
+        assert any(
+            ("--loader", loader) in itertools.pairwise(row) for row in compiled
+        ), loader
 
 
 def test_what_readme_and_help_name_is_a_row_too() -> None:
@@ -206,13 +277,27 @@ def test_what_readme_and_help_name_is_a_row_too() -> None:
     firsts = re.findall(r"^\| `([\w+-]+)`", readme, re.MULTILINE)
     named = {("--loader", name) for name in firsts if name in of_medium("images")}
     named |= {("--task", name) for name in firsts if name in TASKS}
-    known = {"--precision": get_args(Model.model_fields["precision"].annotation), "--optimizer": OPTIMIZERS}
+    known = {
+        "--precision": get_args(Model.model_fields["precision"].annotation),
+        "--optimizer": OPTIMIZERS,
+    }
     for flag, names in known.items():
         (line,) = re.findall(rf"^ +{flag} .*$", HELP, re.MULTILINE)
         named |= {(flag, name) for name in re.findall(r"[\w-]+", line) if name in names}
-    named |= {("--freeze", re.findall(r"'(.*)'", HELP)[0]), ("--config", "configs/finetune.yaml")}
-    assert {("--task", "superres"), ("--loader", "dali-fed"), ("--precision", "bf16")} < named
-    by_default = {("--task", "classification"), ("--optimizer", "sgd"), ("--precision", "auto")}
+    named |= {
+        ("--freeze", re.findall(r"'(.*)'", HELP)[0]),
+        ("--config", "configs/finetune.yaml"),
+    }
+    assert {
+        ("--task", "superres"),
+        ("--loader", "dali-fed"),
+        ("--precision", "bf16"),
+    } < named
+    by_default = {
+        ("--task", "classification"),
+        ("--optimizer", "sgd"),
+        ("--precision", "auto"),
+    }
     assert named - by_default <= RAN
 
 

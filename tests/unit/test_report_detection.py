@@ -62,18 +62,28 @@ def test_the_table_has_ap(nan: Any) -> None:
 
 def test_extras_are_written_once_and_are_no_figures(tmp_path: Path) -> None:
     """Also where a resumed run repeats the validation of its checkpoint."""
-    result = {**RESULT, "failed": [], "seconds": {"pass": 2.0, "score": 1.5, "waited": 0.5}}
+    result = {
+        **RESULT,
+        "failed": [],
+        "seconds": {"pass": 2.0, "score": 1.5, "waited": 0.5},
+    }
     for resumed_at, steps in ((None, (10, 20)), (20, (20,))):
         told = Told(tmp_path, resumed_at, KIND)
         for step in steps:
             more = extras(step // 10)
-            told.reporter.validated({**result, "extras": more}, files=more["files"], step=step, epoch=step)
+            told.reporter.validated(
+                {**result, "extras": more}, files=more["files"], step=step, epoch=step
+            )
         told.reporter.close()
     assert (tmp_path / "detections.json").read_bytes() == b"[2]\n", "the last one"
     line = {"kind": "val", **RESULT, "failed": []}
     assert told.points() == [{**line, "step": step, "epoch": step} for step in (10, 20)]
-    board = EventAccumulator(str(tmp_path), size_guidance={"images": 0, "scalars": 0}).Reload()
-    scalars = [(event.step, round(event.value, 3)) for event in board.Scalars("val_ap/person")]
+    board = EventAccumulator(
+        str(tmp_path), size_guidance={"images": 0, "scalars": 0}
+    ).Reload()
+    scalars = [
+        (event.step, round(event.value, 3)) for event in board.Scalars("val_ap/person")
+    ]
     assert scalars == [(10, 0.1), (20, 0.2)]
     assert [event.step for event in board.Images("val/predictions")] == [10, 20]
     assert {"val/ap", "val/ap_small", "val/mask_ar_small"} <= {*board.Tags()["scalars"]}
@@ -93,14 +103,23 @@ def test_how_long_a_validation_took(score: float, waited: float, said: str) -> N
 
 def test_the_summary_has_instances(tmp_path: Path) -> None:
     told = Told(tmp_path, None, KIND, instances_per_image=7.25, padding=0.0625)
-    told.meter.windows.append(RateWindow(samples=40, own_samples=40, seconds=1.0, epoch=0))
+    told.meter.windows.append(
+        RateWindow(samples=40, own_samples=40, seconds=1.0, epoch=0)
+    )
     told.meter.add(40)
     summary = told.finish()
     told.reporter.close()
-    assert summary["detection"] == {"instances_per_image": 7.25, "padding": 0.0625, "instances_per_s": 290.0}
+    assert summary["detection"] == {
+        "instances_per_image": 7.25,
+        "padding": 0.0625,
+        "instances_per_s": 290.0,
+    }
     assert not {"padding", "instances_per_image"} & summary.keys()
     lines = dict(rows(summary, KIND))
-    assert lines["instances"] == "290 box/s   (7.2 an image, 6.2% of the pixels show no image)"
+    assert (
+        lines["instances"]
+        == "290 box/s   (7.2 an image, 6.2% of the pixels show no image)"
+    )
     (tmp_path / "other").mkdir()
     other = Told(tmp_path / "other", None, KIND)
     assert "detection" not in other.finish()
@@ -111,7 +130,12 @@ def batch_of(images: torch.Tensor, **host: Any) -> Batch:
     count = len(images)
     sizes, ids = torch.ones(count, 2, dtype=torch.int64), np.arange(count)
     return Batch(
-        images=images, sizes=sizes, targets={}, valid=torch.ones(count, dtype=torch.bool), ids=ids, host=host
+        images=images,
+        sizes=sizes,
+        targets={},
+        valid=torch.ones(count, dtype=torch.bool),
+        ids=ids,
+        host=host,
     )
 
 
@@ -122,7 +146,10 @@ def shown(batch: Batch) -> Any:
 def test_boxes_are_outlined_where_they_are() -> None:
     boxes = np.array([[2, 3, 10, 8], [0, 0, 20, 12], [-5, -5, 100, 100]], np.float32)
     batch = batch_of(
-        torch.zeros(3, 3, 12, 20), boxes=boxes, labels=np.array([1, 2, 1]), offsets=np.array([0, 2, 2, 3])
+        torch.zeros(3, 3, 12, 20),
+        boxes=boxes,
+        labels=np.array([1, 2, 1]),
+        offsets=np.array([0, 2, 2, 3]),
     )
     first, second, third = (shown(batch) != 128).any(axis=3)
     inner = np.zeros((12, 20), bool)
@@ -136,7 +163,11 @@ def test_boxes_are_outlined_where_they_are() -> None:
 
 def test_a_box_outside_or_without_a_size_does_no_harm() -> None:
     boxes = np.array([[30, 30, 40, 40], [5, 5, 5, 5]], np.float32)
-    packed: dict[str, Any] = {"boxes": boxes, "labels": np.array([1, 2]), "offsets": np.array([0, 2])}
+    packed: dict[str, Any] = {
+        "boxes": boxes,
+        "labels": np.array([1, 2]),
+        "offsets": np.array([0, 2]),
+    }
     batch = batch_of(torch.zeros(1, 3, 12, 20), **packed)
     assert shown(batch).shape == (1, 12, 20, 3)
 
@@ -144,7 +175,10 @@ def test_a_box_outside_or_without_a_size_does_no_harm() -> None:
 def test_large_images_are_shrunk_with_their_boxes() -> None:
     images = torch.zeros(1, 3, 800, 1344)
     batch = batch_of(
-        images, boxes=np.array([[0, 0, 672, 400]], np.float32), labels=np.array([1]), offsets=np.array([0, 1])
+        images,
+        boxes=np.array([[0, 0, 672, 400]], np.float32),
+        labels=np.array([1]),
+        offsets=np.array([0, 1]),
     )
     (picture,) = shown(batch)
     assert max(picture.shape) == pictures.SIDE
@@ -156,7 +190,11 @@ def test_images_without_boxes_and_clips_are_as_they_were() -> None:
     images = torch.randn(20, 3, 8, 9)
     still = shown(batch_of(images))
     expected = (
-        ((images[:16] * 0.25 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
+        ((images[:16] * 0.25 + 0.5).clamp(0, 1) * 255)
+        .round()
+        .to(torch.uint8)
+        .permute(0, 2, 3, 1)
+        .numpy()
     )
     np.testing.assert_array_equal(still, expected)
     clips = torch.stack([images - 9, images, images + 9], dim=2)

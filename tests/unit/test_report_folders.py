@@ -17,13 +17,41 @@ HARDWARE = {"gpu": None, "cpu": "a CPU", "cores": 2, "ram_gib": 4.0}
 
 
 def row(
-    rate: float | None, low: float = 0.0, high: float = 0.0, arch: str = "resnet18", **changes: Any
+    rate: float | None,
+    low: float = 0.0,
+    high: float = 0.0,
+    arch: str = "resnet18",
+    **changes: Any,
 ) -> Row:
-    point = {"arch": arch, "batch_size": 8, "loader": "torchvision", "precision": "fp32", "gpus": 1}
-    spread = {"rate": {"n": 5, "min": low or rate, "max": high or rate, "iqr": 1.0}} if rate else {}
-    found: Row = {"suite": "train", "point": point, "error": None, "folder": ".", "began": 0.0, "took_s": 1.0}
-    found |= {"status": "ok" if rate else "failed", "figures": {"rate": rate, "repeats": 5}}
-    return found | {"spread": spread, "versions": {"torch": "2"}, "hardware": HARDWARE} | changes
+    point = {
+        "arch": arch,
+        "batch_size": 8,
+        "loader": "torchvision",
+        "precision": "fp32",
+        "gpus": 1,
+    }
+    spread = (
+        {"rate": {"n": 5, "min": low or rate, "max": high or rate, "iqr": 1.0}}
+        if rate
+        else {}
+    )
+    found: Row = {
+        "suite": "train",
+        "point": point,
+        "error": None,
+        "folder": ".",
+        "began": 0.0,
+        "took_s": 1.0,
+    }
+    found |= {
+        "status": "ok" if rate else "failed",
+        "figures": {"rate": rate, "repeats": 5},
+    }
+    return (
+        found
+        | {"spread": spread, "versions": {"torch": "2"}, "hardware": HARDWARE}
+        | changes
+    )
 
 
 def folder(path: Path, *rows: Row) -> Path:
@@ -53,7 +81,9 @@ def test_ratio_and_noise(a: Any, b: Any, speed: float | None, beyond: bool) -> N
 def test_without_repeats_nothing_is_beyond_noise() -> None:
     (pair,) = report.pairs(TRAIN, [row(100, spread={})], [row(10, spread={})])
     assert pair.speed == pytest.approx(0.1) and not pair.beyond_noise
-    one: Any = {"figures": {"rate": 100.0}}  # windows of one process say nothing of how runs differ
+    one: Any = {
+        "figures": {"rate": 100.0}
+    }  # windows of one process say nothing of how runs differ
     (pair,) = report.pairs(TRAIN, [row(100, 99, 101, **one)], [row(10, 9, 11)])
     assert not pair.beyond_noise and not pair.judged
 
@@ -69,12 +99,15 @@ def test_fail_below_refuses_what_nothing_tells_from_noise(
     said = capsys.readouterr().err
     assert "1 of 1 points ran fewer than 3 times in A or B" in said
     assert "bench --repeats 3" in said and said.count("\n") == 1
-    assert report.main([str(a), str(b), "--fail-below", "0.95"]) == 1, "alexnet has no figure in B"
+    assert report.main([str(a), str(b), "--fail-below", "0.95"]) == 1, (
+        "alexnet has no figure in B"
+    )
     assert report.main([str(b), str(b)]) == 0
 
 
 @pytest.mark.parametrize(
-    ("in_a", "in_b", "code"), [(None, None, 2), (None, 100, 2), (100, None, 1), (100, 100, 0)]
+    ("in_a", "in_b", "code"),
+    [(None, None, 2), (None, 100, 2), (100, None, 1), (100, 100, 0)],
 )
 def test_fail_below_compares_something(
     in_a: Any, in_b: Any, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -82,11 +115,18 @@ def test_fail_below_compares_something(
     a, b = folder(tmp_path / "a", row(in_a)), folder(tmp_path / "b", row(in_b))
     assert report.main([str(a), str(b), "--fail-below", "0.95"]) == code
     said = capsys.readouterr().err
-    assert said.count("\n") == (code == 2) and ("no point has a figure in A and B" in said) == (code == 2)
+    assert said.count("\n") == (code == 2) and (
+        "no point has a figure in A and B" in said
+    ) == (code == 2)
 
 
 def trial(batch: int, status: str) -> Row:
-    point = {"arch": "resnet18", "loader": "torchvision", "precision": "fp16", "batch_size": batch}
+    point = {
+        "arch": "resnet18",
+        "loader": "torchvision",
+        "precision": "fp16",
+        "batch_size": batch,
+    }
     nothing: Row = {"figures": {}, "spread": {}, "versions": {}}
     return row(1.0) | nothing | {"suite": "max-batch", "point": point, "status": status}
 
@@ -100,9 +140,13 @@ def trial(batch: int, status: str) -> Row:
         (1100, None, 0),
     ],
 )
-def test_a_search_is_judged_by_its_tolerance(fits: int, fails: int | None, code: int, tmp_path: Path) -> None:
+def test_a_search_is_judged_by_its_tolerance(
+    fits: int, fails: int | None, code: int, tmp_path: Path
+) -> None:
     a = folder(tmp_path / "a", trial(992, "ok"), trial(1024, "oom"))
-    b = folder(tmp_path / "b", trial(fits, "ok"), *([trial(fails, "oom")] if fails else []))
+    b = folder(
+        tmp_path / "b", trial(fits, "ok"), *([trial(fails, "oom")] if fails else [])
+    )
     assert report.main([str(a), str(b), "--fail-below", "0.98"]) == code
 
 
@@ -114,14 +158,24 @@ def test_a_search_is_judged_by_its_tolerance(fits: int, fails: int | None, code:
         ([row(90, 89, 100), row(50, arch="alexnet")], 0),  # slower, within noise
         ([row(99, 98, 100), row(None, arch="alexnet")], 1),  # a point is lost
         ([row(99, 98, 100)], 1),
-        ([row(200, 199, 201), row(60, arch="alexnet"), row(None, arch="vgg11")], 0),  # A has no vgg11
+        (
+            [row(200, 199, 201), row(60, arch="alexnet"), row(None, arch="vgg11")],
+            0,
+        ),  # A has no vgg11
     ],
 )
-def test_fail_below(b: list[Row], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fail_below(
+    b: list[Row], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     a = folder(tmp_path / "a", row(100, 98, 102), row(50, arch="alexnet"))
-    assert report.main([str(a), str(folder(tmp_path / "b", *b)), "--fail-below", "0.95"]) == code
+    assert (
+        report.main([str(a), str(folder(tmp_path / "b", *b)), "--fail-below", "0.95"])
+        == code
+    )
     assert ("fail --fail-below 0.95" in capsys.readouterr().out) == bool(code)
-    assert report.main([str(a), str(tmp_path / "b")]) == 0, "without the flag it only tells"
+    assert report.main([str(a), str(tmp_path / "b")]) == 0, (
+        "without the flag it only tells"
+    )
 
 
 def test_one_folder_is_shown_again(tmp_path: Path) -> None:
@@ -129,13 +183,17 @@ def test_one_folder_is_shown_again(tmp_path: Path) -> None:
     assert "| 100.0 (98.0 to 102.0, 5) |" in (tmp_path / "a" / "table.md").read_text()
 
 
-@pytest.mark.parametrize("names", [("none",), ("empty",), ("other",), ("a", "b", "c"), ()])
+@pytest.mark.parametrize(
+    "names", [("none",), ("empty",), ("other",), ("a", "b", "c"), ()]
+)
 def test_mistakes_get_one_line(
     names: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "summary.json").write_text('{"rate": {}, "validation": {}, "efficiency": 1}')
+    (tmp_path / "other" / "summary.json").write_text(
+        '{"rate": {}, "validation": {}, "efficiency": 1}'
+    )
     assert report.main([str(tmp_path / name) for name in names]) == 2
     said = capsys.readouterr().err
     assert said.startswith("report: ") and said.count("\n") == 1
@@ -154,13 +212,22 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
     (b / "suite.json").write_text(
         json.dumps({"suite": "train", "command": "another", "flags": "--image-size 64"})
     )
-    (a / "suite.json").write_text(json.dumps({"suite": "train", "command": "one", "flags": ""}))
+    (a / "suite.json").write_text(
+        json.dumps({"suite": "train", "command": "one", "flags": ""})
+    )
     assert report.settings_apart(a, b) == ["settings differ: flags  / --image-size 64"]
 
 
-def test_the_events_of_a_short_run_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_events_of_a_short_run_are_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
-        report, "read", lambda folder: ("train", [{**row(100, 98, 102), "status": "short", "folder": "."}])
+        report,
+        "read",
+        lambda folder: (
+            "train",
+            [{**row(100, 98, 102), "status": "short", "folder": "."}],
+        ),
     )
     (tmp_path / "events.out.tfevents.1.here").write_bytes(b"the run's")
     assert report.main([str(tmp_path)]) == 0

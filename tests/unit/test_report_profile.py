@@ -31,7 +31,10 @@ def test_ten_steps_are_traced(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "profile" / "trace-rank0.json.gz") as file:
         events = json.load(file)["traceEvents"]
     assert (
-        sum(event.get("name") == "one_step" and event.get("cat") == "user_annotation" for event in events)
+        sum(
+            event.get("name") == "one_step" and event.get("cat") == "user_annotation"
+            for event in events
+        )
         == STEPS
     )
     assert "aten::mm" in (tmp_path / "profile" / "operators-rank0.txt").read_text()
@@ -40,7 +43,11 @@ def test_ten_steps_are_traced(tmp_path: Path) -> None:
 def test_a_run_shorter_than_the_trace_says_so(tmp_path: Path) -> None:
     for steps in (0, 3, SKIPPED + WARMUP - 1):
         (line,) = run(tmp_path, steps=steps)
-        assert "not written" in line and "takes 18 steps" in line and f"there were {steps};" in line
+        assert (
+            "not written" in line
+            and "takes 18 steps" in line
+            and f"there were {steps};" in line
+        )
     assert not list(tmp_path.iterdir())
     (line,) = run(tmp_path, steps=SKIPPED + WARMUP + 4)
     assert "cut short" in line and "there were 12;" in line

@@ -44,21 +44,44 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
     monkeypatch.setattr(f"report.record.{name}", fails)
 
 
-def test_points_are_there_at_once_bit_for_bit_and_what_is_not_finite_is_valid_json(tmp_path: Path) -> None:
+def test_points_are_there_at_once_bit_for_bit_and_what_is_not_finite_is_valid_json(
+    tmp_path: Path,
+) -> None:
     record = Record(tmp_path)
-    values = {"loss": 0.1 + 0.2, "tiny": 5e-324, "third": np.float32(1 / 3), "n": np.int64(2**62)}
-    values |= {"path": Path("x"), "none": None, "nan": math.nan, "in": {"deep": [math.inf, -math.inf]}}
+    values = {
+        "loss": 0.1 + 0.2,
+        "tiny": 5e-324,
+        "third": np.float32(1 / 3),
+        "n": np.int64(2**62),
+    }
+    values |= {
+        "path": Path("x"),
+        "none": None,
+        "nan": math.nan,
+        "in": {"deep": [math.inf, -math.inf]},
+    }
     record.point("train", 7, values)
     (point,) = lines(tmp_path)  # not closed yet
-    floats = {"third": np.float32(1 / 3).item(), "path": "x", "nan": "nan", "in": {"deep": ["inf", "-inf"]}}
+    floats = {
+        "third": np.float32(1 / 3).item(),
+        "path": "x",
+        "nan": "nan",
+        "in": {"deep": ["inf", "-inf"]},
+    }
     assert point == {"kind": "train", "step": 7, **values, **floats}
     record.summary({"rate": {"steady": np.float32("nan")}})
     record.close()
-    assert json.loads((tmp_path / "summary.json").read_text()) == {"rate": {"steady": "nan"}}
+    assert json.loads((tmp_path / "summary.json").read_text()) == {
+        "rate": {"steady": "nan"}
+    }
 
 
-@pytest.mark.parametrize("torn", ["", '{"kind": "train", "st', '{"kind": "train", "step": 5}', "null\n"])
-def test_resume_keeps_each_step_once_whatever_the_kill_left(tmp_path: Path, torn: str) -> None:
+@pytest.mark.parametrize(
+    "torn", ["", '{"kind": "train", "st', '{"kind": "train", "step": 5}', "null\n"]
+)
+def test_resume_keeps_each_step_once_whatever_the_kill_left(
+    tmp_path: Path, torn: str
+) -> None:
     record = Record(tmp_path)
     for step in range(1, 11):
         record.point("train", step, {"loss": step / 3})
@@ -68,13 +91,19 @@ def test_resume_keeps_each_step_once_whatever_the_kill_left(tmp_path: Path, torn
         file.write(torn)
 
     resumed = Record(tmp_path, resume_step=6)
-    resumed.point("val", 6, {"top1": 0.5})  # repeated: the checkpoint came before the validation
+    resumed.point(
+        "val", 6, {"top1": 0.5}
+    )  # repeated: the checkpoint came before the validation
     resumed.point("window", 6, {"rate": 1.0})
     for step in range(7, 13):
         resumed.point("train", step, {"loss": step / 3})
     resumed.close()
     trained = [point for point in lines(tmp_path) if point["kind"] == "train"]
-    others = [(point["kind"], point["step"]) for point in lines(tmp_path) if point["kind"] != "train"]
+    others = [
+        (point["kind"], point["step"])
+        for point in lines(tmp_path)
+        if point["kind"] != "train"
+    ]
     assert [(point["step"], point["loss"]) for point in trained] == [
         (step, step / 3) for step in range(1, 13)
     ]
@@ -89,11 +118,18 @@ def test_a_fresh_run_does_not_mix_with_another_or_touch_it(tmp_path: Path) -> No
         with pytest.raises(UserError) as caught:
             claim(folder, resuming=False)
         said = str(caught.value)
-        assert all(part in said for part in (str(folder), name, "--resume auto", "another folder"))
+        assert all(
+            part in said
+            for part in (str(folder), name, "--resume auto", "another folder")
+        )
         assert "\n" not in said
-        assert {path.name: path.read_text() for path in folder.iterdir()} == {name: "precious"}
+        assert {path.name: path.read_text() for path in folder.iterdir()} == {
+            name: "precious"
+        }
         claim(folder, resuming=True)
-        assert {path.name for path in folder.iterdir()} == {name, "left"}, "the probe is gone"
+        assert {path.name for path in folder.iterdir()} == {name, "left"}, (
+            "the probe is gone"
+        )
 
 
 @pytest.mark.parametrize("name", LEFT_BY_A_RUN[:-1])
@@ -103,7 +139,9 @@ def test_what_is_no_file_in_a_files_place_is_not_waited_for(
 ) -> None:
     make(tmp_path / name)
     for resuming in (True, False):
-        with pytest.raises(UserError, match=f"^--output .*: {name} there is .* take it away"):
+        with pytest.raises(
+            UserError, match=f"^--output .*: {name} there is .* take it away"
+        ):
             with claimed(tmp_path, resuming=resuming):
                 raise AssertionError
 
@@ -138,7 +176,8 @@ def test_a_folder_is_one_runs_at_a_time(tmp_path: Path) -> None:
     with claimed(tmp_path / "run", resuming=False):
         for resuming in (False, True):
             with pytest.raises(
-                UserError, match="another run is writing there; wait for its end, or name another folder"
+                UserError,
+                match="another run is writing there; wait for its end, or name another folder",
             ):
                 claim(tmp_path / "run", resuming=resuming)
         claim(tmp_path / "other", resuming=False)
@@ -163,9 +202,13 @@ with claimed(Path(sys.argv[1]), resuming=False):
 """
 
 
-def test_a_worker_that_outlives_a_killed_run_does_not_hold_its_folder(tmp_path: Path) -> None:
+def test_a_worker_that_outlives_a_killed_run_does_not_hold_its_folder(
+    tmp_path: Path,
+) -> None:
     program, pipe = [sys.executable, "-c", ORPHAN, str(tmp_path)], subprocess.PIPE
-    with subprocess.Popen(program, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as killed:
+    with subprocess.Popen(
+        program, cwd=ROOT, stdin=pipe, stdout=pipe, text=True
+    ) as killed:
         assert killed.stdout is not None and killed.stdin is not None
         worker = int(killed.stdout.readline())
         killed.stdin.close()
@@ -177,7 +220,9 @@ def test_a_worker_that_outlives_a_killed_run_does_not_hold_its_folder(tmp_path: 
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
-def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_a_file_system_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     fail_with(monkeypatch, "fcntl.flock", number)
     claim(tmp_path / "run", resuming=False)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["left"]
@@ -186,14 +231,19 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_new_folder_that_stays_empty_goes_again(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     for name in ("new", "new/deep", "old", "old/deep"):
-        with pytest.raises(UserError, match="refused"), claimed(tmp_path / name, resuming=False):
+        with (
+            pytest.raises(UserError, match="refused"),
+            claimed(tmp_path / name, resuming=False),
+        ):
             raise UserError("refused")
     assert [path.name for path in tmp_path.rglob("*")] == ["old"]
     claim(tmp_path / "new" / "deep", resuming=False)
     assert (tmp_path / "new" / "deep" / "left").exists()
 
 
-def test_a_full_disk_loses_nothing_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_loses_nothing_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record = Record(tmp_path)
     record.point("train", 1, {"loss": 1.0})
     record.summary({"steps": 1})
@@ -226,15 +276,25 @@ def test_a_full_disk_loses_nothing_that_was_there(tmp_path: Path, monkeypatch: p
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-@pytest.mark.parametrize("saved", ["step,a\n1,é\n".encode("latin-1"), "step,a\n1,b\n".encode("utf-16")])
-def test_a_table_that_a_spreadsheet_saved_is_gone_on_with(saved: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "saved", ["step,a\n1,é\n".encode("latin-1"), "step,a\n1,b\n".encode("utf-16")]
+)
+def test_a_table_that_a_spreadsheet_saved_is_gone_on_with(
+    saved: bytes, tmp_path: Path
+) -> None:
     (tmp_path / "results.csv").write_bytes(saved)
     Record(tmp_path, resume_step=1).row("results.csv", {"step": 2, "a": "c"})
     assert (tmp_path / "results.csv").read_text().endswith("\n2,c\n")
 
 
 def test_a_summary_of_another_program_is_none(tmp_path: Path) -> None:
-    for content in ("{}", '{"arch": 1}', "[1]", "cut", '{"rate": {}, "validation": {}}'):
+    for content in (
+        "{}",
+        '{"arch": 1}',
+        "[1]",
+        "cut",
+        '{"rate": {}, "validation": {}}',
+    ):
         (tmp_path / "summary.json").write_text(content)
         assert Record(tmp_path, enabled=False).earlier_summary() is None
 
@@ -249,9 +309,13 @@ def test_other_ranks_write_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("resumed_at", "untold"), [(7, [5, 6, 7]), (4, []), (3, [3]), (0, [])], ids=["rescued", "", "cut", "anew"]
+    ("resumed_at", "untold"),
+    [(7, [5, 6, 7]), (4, []), (3, [3]), (0, [])],
+    ids=["rescued", "", "cut", "anew"],
 )
-def test_steps_without_a_line_are_known(resumed_at: int, untold: list[int], tmp_path: Path) -> None:
+def test_steps_without_a_line_are_known(
+    resumed_at: int, untold: list[int], tmp_path: Path
+) -> None:
     """Rank 0 may save steps alone whose losses the ranks could not add up."""
     first = Record(tmp_path)
     for step in (2, 4):
@@ -263,8 +327,12 @@ def test_steps_without_a_line_are_known(resumed_at: int, untold: list[int], tmp_
 
 
 def test_lines_are_added_once(tmp_path: Path) -> None:
-    Record(tmp_path, resume_step=0).lines("failed.txt", ["train\ta\udcff.mp4", "train\tb\n\u2028c.mp4"])
-    Record(tmp_path, resume_step=0).lines("failed.txt", ["val\ta.mp4", "train\ta\udcff.mp4"])
+    Record(tmp_path, resume_step=0).lines(
+        "failed.txt", ["train\ta\udcff.mp4", "train\tb\n\u2028c.mp4"]
+    )
+    Record(tmp_path, resume_step=0).lines(
+        "failed.txt", ["val\ta.mp4", "train\ta\udcff.mp4"]
+    )
     Record(tmp_path, enabled=False).lines("failed.txt", ["val\tother.mp4"])
     assert (
         tmp_path / "failed.txt"

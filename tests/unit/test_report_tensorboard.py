@@ -13,7 +13,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.context import RequestContext
 from tensorboard.plugins import base_plugin
 from tensorboard.plugins.custom_scalar import layout_pb2
-from tensorboard.plugins.hparams import api_pb2, backend_context, get_experiment, list_session_groups
+from tensorboard.plugins.hparams import (
+    api_pb2,
+    backend_context,
+    get_experiment,
+    list_session_groups,
+)
 
 from contracts import UserError
 from report.tensorboard import FIRST, SETTINGS, Board, layout, metrics
@@ -22,7 +27,12 @@ from tasks.classification import KIND
 
 METRICS = metrics(compared())
 Settings = dict[str, str | int | float | bool]
-ROW: Settings = {"arch": "resnet18", "loader": "dali-gpu", "batch_size": 512, "precision": "fp16"}
+ROW: Settings = {
+    "arch": "resnet18",
+    "loader": "dali-gpu",
+    "batch_size": 512,
+    "precision": "fp16",
+}
 ROW |= {"world_size": 1, "compile": True, "lr": 0.5}
 
 
@@ -31,7 +41,9 @@ def points(folder: Path, tag: str) -> list[tuple[int, float]]:
 
 
 def read(folder: Path) -> EventAccumulator:
-    accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0, "images": 0})
+    accumulator = EventAccumulator(
+        str(folder), size_guidance={"scalars": 0, "tensors": 0, "images": 0}
+    )
     accumulator.Reload()
     return accumulator
 
@@ -45,18 +57,27 @@ def provider(parent: Path) -> data_provider.MultiplexerDataProvider:
 
 def table(
     parent: Path,
-) -> tuple[api_pb2.Experiment, dict[str, tuple[dict[str, object], dict[str, float], int]]]:
+) -> tuple[
+    api_pb2.Experiment, dict[str, tuple[dict[str, object], dict[str, float], int]]
+]:
     """The HPARAMS page as its own backend makes it: columns, and (settings, metrics, status) a run."""
-    backend = backend_context.Context(base_plugin.TBContext(data_provider=provider(parent)))
+    backend = backend_context.Context(
+        base_plugin.TBContext(data_provider=provider(parent))
+    )
     ctx = RequestContext()
-    columns = get_experiment.Handler(ctx, backend, "", api_pb2.GetExperimentRequest()).run()
+    columns = get_experiment.Handler(
+        ctx, backend, "", api_pb2.GetExperimentRequest()
+    ).run()
     request = api_pb2.ListSessionGroupsRequest(
         start_index=0, slice_size=100, allowed_statuses=list(api_pb2.Status.values())
     )
     groups = list_session_groups.Handler(ctx, backend, "", request).run().session_groups
     return columns, {
         group.name: (
-            {name: getattr(value, value.WhichOneof("kind")) for name, value in group.hparams.items()},
+            {
+                name: getattr(value, value.WhichOneof("kind"))
+                for name, value in group.hparams.items()
+            },
             {value.name.tag: value.value for value in group.metric_values},
             group.sessions[0].status,
         )
@@ -64,7 +85,9 @@ def table(
     }
 
 
-def write(board: Board, first: int, end: int, value: float, *, window: int = 77) -> None:
+def write(
+    board: Board, first: int, end: int, value: float, *, window: int = 77
+) -> None:
     board.hparams(ROW, METRICS)
     board.layout(layout(KIND))
     board.images("train/images", np.full((5, 4, 6, 3), 7, np.uint8), 0)
@@ -74,7 +97,9 @@ def write(board: Board, first: int, end: int, value: float, *, window: int = 77)
         board.scalars({"throughput/samples_per_s": value}, step)
 
 
-def test_scalars_are_read_back_and_what_is_no_number_is_left_out(tmp_path: Path) -> None:
+def test_scalars_are_read_back_and_what_is_no_number_is_left_out(
+    tmp_path: Path,
+) -> None:
     board = Board(tmp_path)
     none = {"train/grad_norm": None, "train/loss_scale": math.inf, "val/loss": math.nan}
     board.scalars({"train/loss": 2.5, "train/lr": 1, **none}, 3)
@@ -83,7 +108,9 @@ def test_scalars_are_read_back_and_what_is_no_number_is_left_out(tmp_path: Path)
     board.close()
     assert points(tmp_path, "train/lr") == [(3, 1.0)]
     assert sorted(read(tmp_path).Tags()["scalars"]) == ["train/loss", "train/lr"]
-    assert [*tmp_path.iterdir()] == [*tmp_path.glob("events*")], "no sub-run, no other file"
+    assert [*tmp_path.iterdir()] == [*tmp_path.glob("events*")], (
+        "no sub-run, no other file"
+    )
 
 
 def test_a_disabled_board_writes_nothing(tmp_path: Path) -> None:
@@ -133,11 +160,15 @@ def test_a_run_killed_in_mid_write_resumes(tmp_path: Path) -> None:
     resumed = Board(tmp_path, purge_step=31)
     write(resumed, 40, 80, 2.0)
     resumed.close()
-    assert points(tmp_path, "train/loss") == [(step, 1.0 if step <= 30 else 2.0) for step in range(0, 80, 10)]
+    assert points(tmp_path, "train/loss") == [
+        (step, 1.0 if step <= 30 else 2.0) for step in range(0, 80, 10)
+    ]
     assert not list(tmp_path.glob(".unfinished*"))
 
 
-def test_a_full_disk_leaves_whole_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_whole_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     board = Board(tmp_path)
     board.scalars({"train/loss": 1.0}, 1)
     really_write, room = os.write, [20, 0]
@@ -161,18 +192,35 @@ def test_files_are_read_in_the_order_they_were_written(
 ) -> None:
     monkeypatch.setattr("report.tensorboard.time.time", lambda: 2_000_000_000.0)
     Board(tmp_path).close()
-    monkeypatch.setattr("report.tensorboard.time.time", lambda: 1_900_000_000.0)  # the clock was set back
+    monkeypatch.setattr(
+        "report.tensorboard.time.time", lambda: 1_900_000_000.0
+    )  # the clock was set back
     monkeypatch.setattr("report.tensorboard.os.getpid", lambda: 1)
     Board(tmp_path, purge_step=0).close()
-    assert [path.name.split(".")[3] for path in sorted(tmp_path.iterdir())] == ["2000000000", "2000000001"]
+    assert [path.name.split(".")[3] for path in sorted(tmp_path.iterdir())] == [
+        "2000000000",
+        "2000000001",
+    ]
 
 
 def test_hparams_is_one_row_a_run_and_no_column_is_lost(tmp_path: Path) -> None:
     first = {name: ROW[name] for name in FIRST}
     rows: dict[str, Settings] = {
         "a": {**ROW, "arch": "resnet18"},
-        "b": {**ROW, "arch": "resnet50", "reader": "pil", "gpu": "H200", "world_size": 4, "compile": False},
-        "c": {**first, "arch": "alexnet", "loader": "torchvision", "read_delay_ms": 10.0},
+        "b": {
+            **ROW,
+            "arch": "resnet50",
+            "reader": "pil",
+            "gpu": "H200",
+            "world_size": 4,
+            "compile": False,
+        },
+        "c": {
+            **first,
+            "arch": "alexnet",
+            "loader": "torchvision",
+            "read_delay_ms": 10.0,
+        },
     }
     for index, (name, settings) in enumerate(rows.items()):
         (tmp_path / name).mkdir()
@@ -183,7 +231,10 @@ def test_hparams_is_one_row_a_run_and_no_column_is_lost(tmp_path: Path) -> None:
         board = Board(tmp_path / name, purge_step=0 if name == "b" else None)
         board.hparams(settings, METRICS)
         board.scalars({"throughput/samples_per_s": 5.0}, 1)
-        board.scalars({"throughput/samples_per_s": 1000.0 + index, "throughput/efficiency": 0.5}, 2)
+        board.scalars(
+            {"throughput/samples_per_s": 1000.0 + index, "throughput/efficiency": 0.5},
+            2,
+        )
         if name == "b":
             board.scalars({"val/top1": 0.75}, 2)
         board.close(finished=name != "c")
@@ -196,11 +247,19 @@ def test_hparams_is_one_row_a_run_and_no_column_is_lost(tmp_path: Path) -> None:
     for index, (name, settings) in enumerate(rows.items()):
         shown, metrics, status = found[name]
         assert shown == {
-            key: str(value).lower() if isinstance(value, bool) else value for key, value in settings.items()
+            key: str(value).lower() if isinstance(value, bool) else value
+            for key, value in settings.items()
         }
-        expected = {"throughput/samples_per_s": 1000.0 + index, "throughput/efficiency": 0.5}
-        assert metrics == pytest.approx(expected | ({"val/top1": 0.75} if name == "b" else {}))
-        assert status == (api_pb2.STATUS_UNKNOWN if name == "c" else api_pb2.STATUS_SUCCESS)
+        expected = {
+            "throughput/samples_per_s": 1000.0 + index,
+            "throughput/efficiency": 0.5,
+        }
+        assert metrics == pytest.approx(
+            expected | ({"val/top1": 0.75} if name == "b" else {})
+        )
+        assert status == (
+            api_pb2.STATUS_UNKNOWN if name == "c" else api_pb2.STATUS_SUCCESS
+        )
 
 
 def test_a_setting_without_a_column_is_refused(tmp_path: Path) -> None:
@@ -214,7 +273,13 @@ def test_layout_names_tags_that_match_themselves_only(tmp_path: Path) -> None:
     board.close()
     (event,) = read(tmp_path).Tensors("custom_scalars__config__")
     found = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
-    assert [category.title for category in found.category] == ["throughput", "time", "memory", "val", "gpu"]
+    assert [category.title for category in found.category] == [
+        "throughput",
+        "time",
+        "memory",
+        "val",
+        "gpu",
+    ]
     first = found.category[0].chart[0].multiline.tag
     names = ("samples_per_s", "compute_ceiling", "loader_ceiling")
     assert list(first) == [f"^throughput/{name}$" for name in names]
@@ -225,7 +290,9 @@ def test_images_become_one_grid_in_reading_order(tmp_path: Path) -> None:
 
     from PIL import Image
 
-    images = np.stack([np.full((4, 6, 3), value, np.uint8) for value in (10, 20, 30, 40, 50)])
+    images = np.stack(
+        [np.full((4, 6, 3), value, np.uint8) for value in (10, 20, 30, 40, 50)]
+    )
     board = Board(tmp_path)
     board.images("train/images", images, 0)
     board.images("train/images", images + 1, 5)  # once a run
@@ -235,4 +302,11 @@ def test_images_become_one_grid_in_reading_order(tmp_path: Path) -> None:
     (event,) = read(tmp_path).Images("train/images")
     grid = np.asarray(Image.open(io.BytesIO(event.encoded_image_string)))
     assert grid.shape == (4 * 2 + 2, 6 * 3 + 2 * 2, 3)
-    assert [int(grid[y, x, 0]) for y in (0, 6) for x in (0, 8, 16)] == [10, 20, 30, 40, 50, 255]
+    assert [int(grid[y, x, 0]) for y in (0, 6) for x in (0, 8, 16)] == [
+        10,
+        20,
+        30,
+        40,
+        50,
+        255,
+    ]

@@ -44,7 +44,13 @@ def test_columns(root: Path, cache: Path) -> None:
 
 
 def test_any_name_a_file_can_have(cache: Path, tmp_path: Path) -> None:
-    odd = ["n/potter's wheel.JPEG", "n/two\nlines.jpg", "n/caf\udce9.jpg", "n/no ending", "n/tab\there"]
+    odd = [
+        "n/potter's wheel.JPEG",
+        "n/two\nlines.jpg",
+        "n/caf\udce9.jpg",
+        "n/no ending",
+        "n/tab\there",
+    ]
     odd += ["\udcff/x.jpg", "n/日本.jpg", "n/back\\slash"]
     root = fill(tmp_path / "odd\udcfe", dict.fromkeys(odd, JPEG))
     found = open_folder(root, cache=cache)
@@ -59,20 +65,38 @@ def test_order_is_that_of_the_paths_bytes_and_classes_are_those_of_image_folder(
 ) -> None:
     root = fill(
         tmp_path / "data",
-        dict.fromkeys(["a/z", "a-b/x", "a/b.c", "a/b/d", "a/b/c/d", "a/b-/x", "B/x", "a/b+"], JPEG),
+        dict.fromkeys(
+            ["a/z", "a-b/x", "a/b.c", "a/b/d", "a/b/c/d", "a/b-/x", "B/x", "a/b+"], JPEG
+        ),
     )
     found = open_folder(root, cache=cache)
     assert found.classes == ("B", "a", "a-b")
-    assert [os.fsencode(name) for name in names(found)] == sorted(os.fsencode(name) for name in names(found))
+    assert [os.fsencode(name) for name in names(found)] == sorted(
+        os.fsencode(name) for name in names(found)
+    )
     assert len(found) == 8
-    assert {name: found.classes[label] for name, label in zip(names(found), found.label, strict=True)} == {
-        name: name.split("/")[0] for name in names(found)
-    }
+    assert {
+        name: found.classes[label]
+        for name, label in zip(names(found), found.label, strict=True)
+    } == {name: name.split("/")[0] for name in names(found)}
 
 
-def test_what_is_left_out_is_named(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(root, {"ant/empty.jpg": b"", "ant/page.jpg": b"<html>", "ant/cut.jpg": JPEG[:30]})
-    fill(root, {"ant/locked.jpg": JPEG, "cat/notes\n.txt": b"none", "stray.jpg": JPEG, ".git/x": b"x"})
+def test_what_is_left_out_is_named(
+    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(
+        root,
+        {"ant/empty.jpg": b"", "ant/page.jpg": b"<html>", "ant/cut.jpg": JPEG[:30]},
+    )
+    fill(
+        root,
+        {
+            "ant/locked.jpg": JPEG,
+            "cat/notes\n.txt": b"none",
+            "stray.jpg": JPEG,
+            ".git/x": b"x",
+        },
+    )
     fill(root, {"ant/.DS_Store": b"x", "ant/._0.jpg": b"x", "ant/.deep/x.jpg": JPEG})
     (root / "ant/gone.jpg").symlink_to(root / "nowhere")
     (root / "ant/self.jpg").symlink_to(root / "ant/self.jpg")
@@ -113,11 +137,15 @@ def test_a_folder_that_may_not_be_listed_ends_the_scan(
         return real(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(UserError, match=f"{root / 'bee'} cannot be read: Permission denied"):
+    with pytest.raises(
+        UserError, match=f"{root / 'bee'} cannot be read: Permission denied"
+    ):
         open_folder(root, cache=cache)
 
 
-def test_links_are_followed_and_loops_are_not(root: Path, cache: Path, tmp_path: Path) -> None:
+def test_links_are_followed_and_loops_are_not(
+    root: Path, cache: Path, tmp_path: Path
+) -> None:
     fill(tmp_path / "elsewhere", {"c/0.jpg": JPEG, "one.jpg": JPEG})
     (root / "cat").symlink_to(tmp_path / "elsewhere/c")
     (root / "ant/one.jpg").symlink_to(tmp_path / "elsewhere/one.jpg")
@@ -128,24 +156,42 @@ def test_links_are_followed_and_loops_are_not(root: Path, cache: Path, tmp_path:
     (root / "bee/other").symlink_to(root / "ant")
     found = open_folder(root, cache=cache)
     ant = [f"ant/{name}.jpg" for name in ("0", "1", "one", "other/0", "other/1")]
-    assert [name for name in names(found) if not name.startswith("bee/")] == [*ant, "cat/0.jpg"]
+    assert [name for name in names(found) if not name.startswith("bee/")] == [
+        *ant,
+        "cat/0.jpg",
+    ]
     loops = {f"ant/{name}" for name in ("deep/up", "top", "other/other")}
     loops |= {f"bee/other/{name}" for name in ("deep/up", "top", "other")}
     assert reasons(found) == dict.fromkeys(loops, "link to a folder that it lies in")
 
 
-def test_links_to_the_system_are_not_followed(root: Path, cache: Path, tmp_path: Path) -> None:
+def test_links_to_the_system_are_not_followed(
+    root: Path, cache: Path, tmp_path: Path
+) -> None:
     """As classes, in a class, and by way of another link; a data set's other disk is."""
     fill(tmp_path / "disk", {"more/0.jpg": JPEG})
     (tmp_path / "disk/more/sys").symlink_to("/sys/kernel")
-    links = {"all": "/", "etc": "/etc", "ant/sys": "/sys/kernel", "ant/usr": "/usr", "bee/bin": "/bin"}
+    links = {
+        "all": "/",
+        "etc": "/etc",
+        "ant/sys": "/sys/kernel",
+        "ant/usr": "/usr",
+        "bee/bin": "/bin",
+    }
     for name, leads_to in links.items():
         (root / name).symlink_to(leads_to)
     (root / "cat").symlink_to(tmp_path / "disk/more")
     found = open_folder(root, cache=cache)
     assert found.classes == ("ant", "bee", "cat") and len(found) == 5
-    left_out = [line.split("\t") for line in (found.folder / "rejected.txt").read_text().splitlines()]
-    why = {os.path.relpath(path, root): said for path, said in left_out if said != "class without an image"}
+    left_out = [
+        line.split("\t")
+        for line in (found.folder / "rejected.txt").read_text().splitlines()
+    ]
+    why = {
+        os.path.relpath(path, root): said
+        for path, said in left_out
+        if said != "class without an image"
+    }
     assert why.pop("all") == "link to a folder that it lies in"
     assert why == dict.fromkeys({*links, "cat/sys"} - {"all"}, file_tree.SYSTEM)
 
@@ -191,7 +237,9 @@ def test_mistakes_about_the_data(tmp_path: Path, cache: Path) -> None:
     with pytest.raises(UserError, match="has no class folders; images are expected in"):
         open_folder(flat, cache=cache)
     empty = fill(tmp_path / "empty", {"a/0.jpg": b"", "b/1.jpg": b"no"})
-    with pytest.raises(UserError, match=r"no image in .*; left out: 2, first .*/a/0\.jpg: empty file"):
+    with pytest.raises(
+        UserError, match=r"no image in .*; left out: 2, first .*/a/0\.jpg: empty file"
+    ):
         open_folder(empty, cache=cache)
     (tmp_path / "bare/a").mkdir(parents=True)
     with pytest.raises(UserError, match="no image in"):
@@ -217,26 +265,45 @@ def test_processes_find_what_threads_find(
     kinds = list(FILES.values())
     root = fill(
         tmp_path / "data",
-        {f"{i % 7}/{i:03}": kinds[i % len(kinds)] if i % 11 else b"no image" for i in range(300)},
+        {
+            f"{i % 7}/{i:03}": kinds[i % len(kinds)] if i % 11 else b"no image"
+            for i in range(300)
+        },
     )
     alone = open_folder(root, cache=cache)
     monkeypatch.setattr(scan, "FEW", 10)
     monkeypatch.setattr(scan, "CHUNK", 16)
     monkeypatch.setattr(scan, "PIECE", 13)
     said: list[tuple[int, int, str]] = []
-    shared = open_folder(root, cache=cache, rescan=True, workers=2, progress=lambda *what: said.append(what))
+    shared = open_folder(
+        root,
+        cache=cache,
+        rescan=True,
+        workers=2,
+        progress=lambda *what: said.append(what),
+    )
     for name in COLUMNS:
         assert np.array_equal(getattr(alone, name), getattr(shared, name)), name
     assert reasons(alone) == reasons(shared)
-    assert (len(shared), shared.rejected, shared.fingerprint) == (272, 28, alone.fingerprint)
+    assert (len(shared), shared.rejected, shared.fingerprint) == (
+        272,
+        28,
+        alone.fingerprint,
+    )
     assert said[-1] == (300, 300, "reading headers")
 
 
 @pytest.mark.parametrize(
-    ("cores", "asked", "processes"), [(0.5, 0, 2), (2.0, 0, 8), (64.0, 0, 32), (2.0, 3, 3)]
+    ("cores", "asked", "processes"),
+    [(0.5, 0, 2), (2.0, 0, 8), (64.0, 0, 32), (2.0, 3, 3)],
 )
 def test_how_many_read_headers(
-    cores: float, asked: int, processes: int, root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    cores: float,
+    asked: int,
+    processes: int,
+    root: Path,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     counts: list[int] = []
 
@@ -268,12 +335,18 @@ def test_a_process_that_is_killed_is_one_line(
     assert not list(cache.glob("*/tmp-*"))
 
 
-def test_settle_waits_out_the_tick_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settle_waits_out_the_tick_of_the_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = time.time_ns()
     file_tree.settle(now)
     assert time.time_ns() - now >= 20_000_000
     slept: list[float] = []
     monkeypatch.setattr(file_tree.time, "sleep", slept.append)
-    for changed in (now - 10**9, now + 10**12, 0):  # old, from a clock ahead of ours, never
+    for changed in (
+        now - 10**9,
+        now + 10**12,
+        0,
+    ):  # old, from a clock ahead of ours, never
         file_tree.settle(changed)
     assert slept == []

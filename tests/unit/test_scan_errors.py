@@ -45,7 +45,10 @@ def broken(made: Path) -> None:
 @pytest.mark.parametrize(
     ("listed", "said"),
     [
-        (broken, "^I/O error: --data: .*data cannot be read: Input/output error; nothing"),
+        (
+            broken,
+            "^I/O error: --data: .*data cannot be read: Input/output error; nothing",
+        ),
         (
             lambda made: file_tree.write_labelled({b"a/1.jpg": 0}, NO_ROOM),
             "^the manifest cannot be written to",
@@ -53,7 +56,9 @@ def broken(made: Path) -> None:
     ],
     ids=["reading", "writing"],
 )
-def test_an_error_while_names_are_listed(listed: Callable[[Path], None], said: str, tmp_path: Path) -> None:
+def test_an_error_while_names_are_listed(
+    listed: Callable[[Path], None], said: str, tmp_path: Path
+) -> None:
     def list_files(
         made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
     ) -> dict[str, int]:
@@ -62,7 +67,9 @@ def test_an_error_while_names_are_listed(listed: Callable[[Path], None], said: s
 
     data = fill(tmp_path / "data", {"a/1.jpg": JPEG})
     with pytest.raises(UserError, match=said):
-        open_images(data, Files(data), list_files, key=[], where="", cache=tmp_path / "cache")
+        open_images(
+            data, Files(data), list_files, key=[], where="", cache=tmp_path / "cache"
+        )
 
 
 def test_an_entry_that_the_storage_does_not_give_ends_the_scan(tmp_path: Path) -> None:
@@ -74,15 +81,23 @@ def test_an_entry_that_the_storage_does_not_give_ends_the_scan(tmp_path: Path) -
 
     data = fill(tmp_path / "data", {"a/0.jpg": JPEG, "a/1.jpg": JPEG, "b/0.jpg": JPEG})
     with pytest.raises(
-        UserError, match=r"^I/O error: --data: .*a/0\.jpg cannot be read: .*; tried 4 times in 0 s; nothing"
+        UserError,
+        match=r"^I/O error: --data: .*a/0\.jpg cannot be read: .*; tried 4 times in 0 s; nothing",
     ):
-        open_images(data, Flaky(data), list_files, key=[], where="", cache=tmp_path / "cache")
+        open_images(
+            data, Flaky(data), list_files, key=[], where="", cache=tmp_path / "cache"
+        )
 
 
-def test_annotations_and_images_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_annotations_and_images_that_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     data = write_coco(tmp_path / "coco")
-    monkeypatch.setattr("dataset.stores.folder.entries", lambda data, cache: Flaky(data))
+    monkeypatch.setattr(
+        "dataset.stores.folder.entries", lambda data, cache: Flaky(data)
+    )
     with pytest.raises(
-        UserError, match=r"^I/O error: --data: .*coco cannot be read: Input/output error; nothing"
+        UserError,
+        match=r"^I/O error: --data: .*coco cannot be read: Input/output error; nothing",
     ):
         open_coco(data, "train", keypoints=False, cache=tmp_path / "cache")

@@ -29,7 +29,9 @@ from tests.unit.video_files import make
 Open = Callable[[Path, Path], Any]
 
 
-def failing(call: str, part: bytes, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def failing(
+    call: str, part: bytes, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Let a call of os fail for every path with that part, and pread for all files."""
     real = getattr(os, call)
 
@@ -58,7 +60,11 @@ def failing_for_a_moment(
     asked: list[str] = []
 
     def fails(path: Any, *more: Any, **named: Any) -> Any:
-        where = os.readlink(f"/proc/self/fd/{path}") if isinstance(path, int) else os.fsdecode(path)
+        where = (
+            os.readlink(f"/proc/self/fd/{path}")
+            if isinstance(path, int)
+            else os.fsdecode(path)
+        )
         if where.startswith(str(data)):
             asked.append(where)
             if first < len(asked) <= first + 2:
@@ -69,23 +75,35 @@ def failing_for_a_moment(
     return asked
 
 
-@pytest.mark.parametrize("form", [name for name in LAYOUTS if name != "toy" and here(name)])
+@pytest.mark.parametrize(
+    "form", [name for name in LAYOUTS if name != "toy" and here(name)]
+)
 def test_a_moment_of_failing_storage_changes_nothing(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it is scanned and while it is read, in every source: what failed is tried again."""
     data = tmp_path.resolve() / "data"
-    files = {f"{'ab'[place % 2]}/{name}.jpg": one for place, (name, one) in enumerate(small(5).items())}
+    files = {
+        f"{'ab'[place % 2]}/{name}.jpg": one
+        for place, (name, one) in enumerate(small(5).items())
+    }
     LAYOUTS[form].write(data, "train", files)
     failed = 0
-    for number, call in enumerate(("open", "pread", "stat", "fstat", "listdir", "scandir", "read")):
+    for number, call in enumerate(
+        ("open", "pread", "stat", "fstat", "listdir", "scandir", "read")
+    ):
         error = (errno.EIO, errno.ESTALE)[number % 2]
         for first in (0, 2, 5):
             with monkeypatch.context() as sick:
                 asked = failing_for_a_moment(call, first, error, data, sick)
-                split = open_split(data / "train", source=form, cache=tmp_path / f"{call}-{first}")
+                split = open_split(
+                    data / "train", source=form, cache=tmp_path / f"{call}-{first}"
+                )
                 failed += len(asked) > first
-            assert sorted(all_read(split.source)) == sorted(files.values()) and not split.columns.rejected
+            assert (
+                sorted(all_read(split.source)) == sorted(files.values())
+                and not split.columns.rejected
+            )
             again = pickle.loads(pickle.dumps(split.source))
             with monkeypatch.context() as sick:
                 asked = failing_for_a_moment(call, first, error, data, sick)
@@ -102,42 +120,66 @@ def test_storage_that_fails_for_good_ends_a_read_with_words_of_a_read(
     LAYOUTS["tar"].write(data, "train", {"a/x.jpg": next(iter(small(1).values()))})
     source = open_split(data / "train", source="tar", cache=tmp_path / "cache").source
     failing("pread", b"", errno.ESTALE, monkeypatch)
-    with pytest.raises(UserError, match=r"x\.jpg cannot be read: Stale file handle; tried 4 times") as caught:
+    with pytest.raises(
+        UserError, match=r"x\.jpg cannot be read: Stale file handle; tried 4 times"
+    ) as caught:
         read(source, 0)
-    assert str(caught.value).endswith("go on with --resume auto once the storage is well")
+    assert str(caught.value).endswith(
+        "go on with --resume auto once the storage is well"
+    )
 
 
 @pytest.mark.parametrize(
     ("call", "number"),
-    [("open", errno.EMFILE), ("pread", errno.EIO), ("stat", errno.ETIMEDOUT), ("scandir", errno.ESTALE)],
+    [
+        ("open", errno.EMFILE),
+        ("pread", errno.EIO),
+        ("stat", errno.ETIMEDOUT),
+        ("scandir", errno.ESTALE),
+    ],
     ids=["open", "pread", "stat", "scandir"],
 )
-def test_images(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
+def test_images(
+    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
     whole = len(open_folder(root, cache=cache / "before"))
     with monkeypatch.context() as sick:
         failing(call, b"bee", number, sick)
-        ends_without_a_trace(lambda data, where: open_folder(data, cache=where), root, cache / "now", "")
+        ends_without_a_trace(
+            lambda data, where: open_folder(data, cache=where), root, cache / "now", ""
+        )
     assert len(open_folder(root, cache=cache / "now")) == whole
 
 
 @pytest.mark.parametrize("call", ["scandir", "open"])
-def test_what_may_not_be_entered(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_what_may_not_be_entered(
+    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
     """EACCES of a folder; of files it is the folder's where they may not even be looked at."""
     failing(call, b"bee", errno.EACCES, monkeypatch)
     if call == "open":
         failing("stat", b"bee/", errno.EACCES, monkeypatch)
-    ends_without_a_trace(lambda data, where: open_folder(data, cache=where), root, cache, "bee")
+    ends_without_a_trace(
+        lambda data, where: open_folder(data, cache=where), root, cache, "bee"
+    )
 
 
-def test_a_file_that_may_be_read_later(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_may_be_read_later(
+    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its folder does not change when it may."""
     whole = len(open_folder(root, cache=cache / "before"))
     with monkeypatch.context() as sick:
         failing("open", b"bee/", errno.EACCES, sick)
         first = open_folder(root, cache=cache / "now")
-        assert first.rejected and len(open_folder(root, cache=cache / "now")) == len(first) < whole
+        assert (
+            first.rejected
+            and len(open_folder(root, cache=cache / "now")) == len(first) < whole
+        )
         assert len(list(cache.glob("now/*/scan-*"))) == 1
-        assert open_folder(root, cache=cache / "now").folder == first.folder, "there was no other scan"
+        assert open_folder(root, cache=cache / "now").folder == first.folder, (
+            "there was no other scan"
+        )
     assert len(open_folder(root, cache=cache / "now")) == whole
 
 
@@ -145,10 +187,17 @@ def test_videos(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) ->
     make(tmp_path / "data/ant/0.mp4")
     make(tmp_path / "data/bee/0.mp4")
     failing("stat", b"bee/0", errno.ESTALE, monkeypatch)
-    ends_without_a_trace(lambda data, where: open_videos(data, cache=where), tmp_path / "data", cache, "bee")
+    ends_without_a_trace(
+        lambda data, where: open_videos(data, cache=where),
+        tmp_path / "data",
+        cache,
+        "bee",
+    )
 
 
-def test_videos_of_which_ffmpeg_says_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_videos_of_which_ffmpeg_says_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It takes an error for the end of a file; where the storage is well again there is nothing to say."""
     path = os.fsencode(make(tmp_path / "0.mp4"))
     ends = [packets.Rejected("cut short")]

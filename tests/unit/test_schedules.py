@@ -27,10 +27,13 @@ DROPS: dict[str, Any] = {"lr": 0.1, "epochs": 26, "schedule": "step", "lr_gamma"
 
 
 @pytest.mark.parametrize(
-    ("epoch", "expected"), [(0, 0.001), (0.25, 0.0505), (0.5, 0.1), (15.99, 0.1), (16, 0.01), (22, 0.001)]
+    ("epoch", "expected"),
+    [(0, 0.001), (0.25, 0.0505), (0.5, 0.1), (15.99, 0.1), (16, 0.01), (22, 0.001)],
 )
 def test_drops_at_milestones(epoch: float, expected: float) -> None:
-    optimisation = Optimisation(warmup_epochs=0.5, lr_step_epochs=1, lr_milestones=(16.0, 22.0), **DROPS)
+    optimisation = Optimisation(
+        warmup_epochs=0.5, lr_step_epochs=1, lr_milestones=(16.0, 22.0), **DROPS
+    )
     assert learning_rate(epoch, optimisation) == pytest.approx(expected)
 
 
@@ -38,7 +41,9 @@ EPOCHS = 90
 PUBLISHED: dict[str, tuple[dict[str, Any], Callable[..., LRScheduler]]] = {
     "cosineannealinglr": (
         {"schedule": "cosine", "final_lr": 0.01},
-        lambda optimizer, warmup: CosineAnnealingLR(optimizer, EPOCHS - warmup, eta_min=0.01),
+        lambda optimizer, warmup: CosineAnnealingLR(
+            optimizer, EPOCHS - warmup, eta_min=0.01
+        ),
     ),
     "a line": (
         {"schedule": "linear"},
@@ -50,17 +55,26 @@ PUBLISHED: dict[str, tuple[dict[str, Any], Callable[..., LRScheduler]]] = {
     ),
     "multisteplr": (
         {"schedule": "step", "lr_milestones": (16, 22)},
-        lambda optimizer, warmup: MultiStepLR(optimizer, [at - warmup for at in (16, 22)], gamma=0.1),
+        lambda optimizer, warmup: MultiStepLR(
+            optimizer, [at - warmup for at in (16, 22)], gamma=0.1
+        ),
     ),
-    "constant": ({"schedule": "constant"}, lambda optimizer, warmup: LambdaLR(optimizer, lambda _: 1.0)),
+    "constant": (
+        {"schedule": "constant"},
+        lambda optimizer, warmup: LambdaLR(optimizer, lambda _: 1.0),
+    ),
 }
 """Schedules of torchvision's references: ours, and torch's behind a warm-up of so many epochs."""
 
 
 @pytest.mark.parametrize("warmup", [0, 5])
 @pytest.mark.parametrize("name", PUBLISHED)
-@pytest.mark.filterwarnings("ignore:.*lr_scheduler.step:UserWarning")  # no step is taken here
-@pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")  # SequentialLR's own call
+@pytest.mark.filterwarnings(
+    "ignore:.*lr_scheduler.step:UserWarning"
+)  # no step is taken here
+@pytest.mark.filterwarnings(
+    "ignore:The epoch parameter in:UserWarning"
+)  # SequentialLR's own call
 def test_schedules_are_torchvisions(name: str, warmup: int) -> None:
     """Epoch by epoch: by torch's own schedulers, put together as in torchvision's references."""
     settings, theirs = PUBLISHED[name]
@@ -69,7 +83,9 @@ def test_schedules_are_torchvisions(name: str, warmup: int) -> None:
     if warmup:
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
         rising = LinearLR(optimizer, start_factor=0.01, total_iters=warmup)
-        scheduler = SequentialLR(optimizer, [rising, theirs(optimizer, warmup)], milestones=[warmup])
+        scheduler = SequentialLR(
+            optimizer, [rising, theirs(optimizer, warmup)], milestones=[warmup]
+        )
     optimisation = Optimisation(lr=0.1, epochs=EPOCHS, warmup_epochs=warmup, **settings)
     for epoch in range(EPOCHS):
         wanted = optimizer.param_groups[0]["lr"]
@@ -91,16 +107,28 @@ def test_schedules_are_torchvisions(name: str, warmup: int) -> None:
         ({"steps": 20, "warmup_epochs": 0}, None),
     ],
 )
-def test_a_warmup_longer_than_the_run_is_told(settings: dict[str, Any], said: str | None) -> None:
+def test_a_warmup_longer_than_the_run_is_told(
+    settings: dict[str, Any], said: str | None
+) -> None:
     found = warmup_warning(Optimisation(**settings), epoch_steps=10)
-    assert (said is None and found is None) or (said is not None and found is not None and said in found)
+    assert (said is None and found is None) or (
+        said is not None and found is not None and said in found
+    )
 
 
 @pytest.mark.parametrize(
     ("samples", "a_step", "wanted"),
-    [(500, 256, 10), (1000, 300, 10), (1000, 128, 50), (2000, 512, 20), (1_281_167, 1024, 1000)],
+    [
+        (500, 256, 10),
+        (1000, 300, 10),
+        (1000, 128, 50),
+        (2000, 512, 20),
+        (1_281_167, 1024, 1000),
+    ],
 )
-def test_a_warmup_of_steps_lasts_as_many(samples: int, a_step: int, wanted: int) -> None:
+def test_a_warmup_of_steps_lasts_as_many(
+    samples: int, a_step: int, wanted: int
+) -> None:
     """Also where epochs drop a tail, whether `samples` are those of the data or those that are trained on."""
     steps = samples // a_step
     asked = Optimisation(epochs=400, warmup_steps=wanted, lr=1.0, schedule="constant")
@@ -114,16 +142,42 @@ def test_a_warmup_of_steps_lasts_as_many(samples: int, a_step: int, wanted: int)
         ]
         assert next(step for step, rate in enumerate(rates) if rate >= 1) == wanted
     ramp = [0.01 + 0.99 * step / wanted for step in range(wanted)]
-    assert rates[:wanted] == pytest.approx(ramp), "a line over the steps that are trained"
+    assert rates[:wanted] == pytest.approx(ramp), (
+        "a line over the steps that are trained"
+    )
 
 
 @pytest.mark.parametrize(
     ("samples", "views", "batch", "asked", "said"),
     [
-        (57, 1, 29, 32, "--batch-size 32 -> 29, in whose 2 steps an epoch has all 57 samples"),
-        (57, 3, 29, 32, "--batch-size 32 -> 29, in whose 2 steps an epoch has all 57 rows"),
-        (653, 1, 32, 32, "an epoch is 20 whole steps of 32 samples, and leaves out 13 of 653 (1.99%)"),
-        (653, 3, 32, 32, "an epoch is 20 whole steps of 32 rows, and leaves out 13 of 653 (1.99%)"),
+        (
+            57,
+            1,
+            29,
+            32,
+            "--batch-size 32 -> 29, in whose 2 steps an epoch has all 57 samples",
+        ),
+        (
+            57,
+            3,
+            29,
+            32,
+            "--batch-size 32 -> 29, in whose 2 steps an epoch has all 57 rows",
+        ),
+        (
+            653,
+            1,
+            32,
+            32,
+            "an epoch is 20 whole steps of 32 samples, and leaves out 13 of 653 (1.99%)",
+        ),
+        (
+            653,
+            3,
+            32,
+            32,
+            "an epoch is 20 whole steps of 32 rows, and leaves out 13 of 653 (1.99%)",
+        ),
         (640, 1, 32, 32, None),
         (653, 1, 32, 0, None),
     ],
@@ -133,7 +187,11 @@ def test_what_an_epoch_leaves_out_is_told(
 ) -> None:
     steps = samples // batch + (batch != asked)
     plan: Any = SimpleNamespace(
-        samples=samples, views=views, batch_size=batch, global_batch_size=batch, steps=lambda first=0: steps
+        samples=samples,
+        views=views,
+        batch_size=batch,
+        global_batch_size=batch,
+        steps=lambda first=0: steps,
     )
     _, told = of_plan(Optimisation(), plan, asked)
     assert [line.removeprefix("train: ") for line in told] == ([said] if said else [])
@@ -145,11 +203,15 @@ def test_what_an_epoch_leaves_out_is_told(
     [
         (
             {"schedule": "cosine", "final_lr": 0.01},
-            lambda optimizer, **how: CosineLRScheduler(optimizer, how["length"], 0.01, **how["warmup"]),
+            lambda optimizer, **how: CosineLRScheduler(
+                optimizer, how["length"], 0.01, **how["warmup"]
+            ),
         ),
         (
             {"schedule": "step", "lr_step_epochs": 30},
-            lambda optimizer, **how: StepLRScheduler(optimizer, 30, 0.1, **how["warmup"]),
+            lambda optimizer, **how: StepLRScheduler(
+                optimizer, 30, 0.1, **how["warmup"]
+            ),
         ),
         (
             {"schedule": "step", "lr_milestones": (15, 21)},
@@ -160,7 +222,9 @@ def test_what_an_epoch_leaves_out_is_told(
     ],
     ids=["cosine", "step", "multistep"],
 )
-def test_schedules_are_timms(settings: dict[str, Any], theirs: Any, warmup: int) -> None:
+def test_schedules_are_timms(
+    settings: dict[str, Any], theirs: Any, warmup: int
+) -> None:
     """As docs/recipes.md says: with timm's --warmup-prefix, and its milestones an epoch later."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     rising = {"warmup_t": warmup, "warmup_lr_init": 0.001, "warmup_prefix": True}

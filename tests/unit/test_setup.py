@@ -18,7 +18,16 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = [*sorted((ROOT / "scripts").glob("*.sh")), ROOT / ".ci" / "run"]
 
 # All that the scripts call besides a Python and uv.
-COREUTILS: tuple[str, ...] = ("bash", "cat", "cp", "date", "dirname", "env", "mkdir", "mv")
+COREUTILS: tuple[str, ...] = (
+    "bash",
+    "cat",
+    "cp",
+    "date",
+    "dirname",
+    "env",
+    "mkdir",
+    "mv",
+)
 COREUTILS += ("nproc", "realpath", "rm", "sed", "sha256sum", "sleep", "tail")
 
 
@@ -33,7 +42,9 @@ def program(name: str) -> str:
 
 def test_scripts_pass_shellcheck_and_are_executable() -> None:
     assert all(os.access(script, os.X_OK) for script in SCRIPTS)
-    done = subprocess.run([program("shellcheck"), *SCRIPTS], capture_output=True, text=True)
+    done = subprocess.run(
+        [program("shellcheck"), *SCRIPTS], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout
 
 
@@ -93,16 +104,25 @@ class Machine:
             assert found, tool
             (self.bin / tool).symlink_to(found)
         for name, text in (("python3", FAKE_PYTHON), ("uv", FAKE_UV)):
-            (spare / name).write_text(text.format(bash=shutil.which("bash"), python=sys.executable))
+            (spare / name).write_text(
+                text.format(bash=shutil.which("bash"), python=sys.executable)
+            )
             (spare / name).chmod(0o755)
         (self.bin / "python3").symlink_to(spare / "python3")
         if uv:
             (self.bin / "uv").symlink_to(spare / "uv")
         self.python = self.root / ".venv" / "bin" / "python"
-        self.environment = {"PATH": str(self.bin), "HOME": str(folder), "LOG": str(self.log), "FAKES": ""}
+        self.environment = {
+            "PATH": str(self.bin),
+            "HOME": str(folder),
+            "LOG": str(self.log),
+            "FAKES": "",
+        }
         self.environment |= {"UV": str(spare / "uv"), "PYTHON": str(spare / "python3")}
 
-    def start(self, script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    def start(
+        self, script: str, *arguments: str, **environment: str
+    ) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [self.root / script, *arguments],
             env=self.environment | environment,
@@ -114,7 +134,9 @@ class Machine:
             start_new_session=True,
         )
 
-    def run(self, script: str, *arguments: str, **environment: str) -> tuple[int, str, str]:
+    def run(
+        self, script: str, *arguments: str, **environment: str
+    ) -> tuple[int, str, str]:
         with self.start(script, *arguments, **environment) as process:
             out, err = process.communicate(timeout=60)
         return process.returncode, out, err
@@ -141,7 +163,13 @@ def test_setup_makes_the_environment_once(machine: Machine):
     assert machine.run("scripts/setup.sh")[:2] == (0, f"{machine.python}\n")
     now = os.times()
     # seconds of the processor
-    assert now.children_user + now.children_system - before.children_user - before.children_system < 1
+    assert (
+        now.children_user
+        + now.children_system
+        - before.children_user
+        - before.children_system
+        < 1
+    )
     assert machine.calls() == []
     machine.run("scripts/setup.sh", "--dev")
     assert machine.calls() == ["uv pip install requirements-dev.txt"]
@@ -165,7 +193,9 @@ def test_a_failed_installation_leaves_no_stamp_and_is_tried_again(machine: Machi
     before = (machine.root / "requirements.txt").read_text()
     (machine.root / "requirements.txt").write_text(before + "another>=1\n")
     assert machine.run("scripts/setup.sh", FAKES="uv-fails pip-fails")[0] == 1
-    (machine.root / "requirements.txt").write_text(before)  # half of the update may be in .venv
+    (machine.root / "requirements.txt").write_text(
+        before
+    )  # half of the update may be in .venv
     machine.calls()
     machine.run("scripts/setup.sh")
     assert machine.calls() == ["uv pip install requirements.txt"]
@@ -175,13 +205,22 @@ def test_a_failed_installation_leaves_no_stamp_and_is_tried_again(machine: Machi
     ("uv", "fakes", "calls"),
     [
         (True, "uv-fails", ["uv venv", "uv pip install", "pip install"]),
-        (False, "pip-has-uv", ["python -m venv --clear .venv", "pip install uv", "uv pip install"]),
+        (
+            False,
+            "pip-has-uv",
+            ["python -m venv --clear .venv", "pip install uv", "uv pip install"],
+        ),
         (False, "", ["python -m venv --clear .venv", "pip install uv", "pip install"]),
     ],
 )
-def test_pip_stands_in_for_uv(uv: bool, fakes: str, calls: list[str], tmp_path: Path) -> None:
+def test_pip_stands_in_for_uv(
+    uv: bool, fakes: str, calls: list[str], tmp_path: Path
+) -> None:
     machine = Machine(tmp_path, uv=uv)
-    assert machine.run("scripts/setup.sh", FAKES=fakes)[:2] == (0, f"{machine.python}\n")
+    assert machine.run("scripts/setup.sh", FAKES=fakes)[:2] == (
+        0,
+        f"{machine.python}\n",
+    )
     assert [call.removesuffix(" requirements.txt") for call in machine.calls()] == calls
 
 
@@ -193,7 +232,9 @@ def test_pip_stands_in_for_uv(uv: bool, fakes: str, calls: list[str], tmp_path: 
         ("venv-fails", "could not make"),
     ],
 )
-def test_what_the_machine_lacks_is_said_in_one_line(tmp_path: Path, fakes: str, said: str):
+def test_what_the_machine_lacks_is_said_in_one_line(
+    tmp_path: Path, fakes: str, said: str
+):
     machine = Machine(tmp_path, uv=False)
     code, out, err = machine.run("scripts/setup.sh", FAKES=fakes)
     assert (code, out) == (1, "")
@@ -214,7 +255,9 @@ def test_two_calls_at_once_install_once(machine: Machine):
 def test_ctrl_c_during_the_installation_ends_it_without_a_stamp(machine: Machine):
     with machine.start("scripts/setup.sh", UV_TENTHS="3000") as process:
         deadline = time.monotonic() + 60
-        while "uv pip install" not in (machine.log.read_text() if machine.log.exists() else ""):
+        while "uv pip install" not in (
+            machine.log.read_text() if machine.log.exists() else ""
+        ):
             assert time.monotonic() < deadline
             time.sleep(0.02)
         os.killpg(process.pid, signal.SIGINT)
@@ -224,22 +267,33 @@ def test_ctrl_c_during_the_installation_ends_it_without_a_stamp(machine: Machine
     assert machine.calls() == ["uv venv", "uv pip install requirements.txt"]
 
 
-def test_an_environment_that_has_torch_is_used_as_it_is(machine: Machine, tmp_path: Path):
+def test_an_environment_that_has_torch_is_used_as_it_is(
+    machine: Machine, tmp_path: Path
+):
     given = tmp_path / "python"
-    given.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}/site exec {sys.executable} -S "$@"\n')
+    given.write_text(
+        f'#!/bin/sh\nPYTHONPATH={tmp_path}/site exec {sys.executable} -S "$@"\n'
+    )
     given.chmod(0o755)
     code, out, err = machine.run("scripts/setup.sh", SATURATE_PYTHON=str(given))
     assert (code, out) == (1, "")
     assert "has no torch" in err
     (tmp_path / "site" / "torch").mkdir(parents=True)
-    assert machine.run("scripts/setup.sh", "--dev", SATURATE_PYTHON=str(given)) == (0, f"{given}\n", "")
+    assert machine.run("scripts/setup.sh", "--dev", SATURATE_PYTHON=str(given)) == (
+        0,
+        f"{given}\n",
+        "",
+    )
     assert machine.calls() == []
 
 
 def test_demo_of_another_task_says_so_in_one_line(machine: Machine) -> None:
     code, out, err = machine.run("scripts/demo.sh", "videos")
     assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert "unknown task 'videos': choose classification, detection, superres or video" in err
+    assert (
+        "unknown task 'videos': choose classification, detection, superres or video"
+        in err
+    )
     assert machine.calls() == []
 
 
@@ -258,7 +312,11 @@ def test_demo_makes_its_data_and_trains(
 ) -> None:
     # Relative to where the user stands, like every path on a command line.
     code, _, err = machine.run(
-        "scripts/demo.sh", *task.split(), "--epochs", "1", SATURATE_DEMO_DIR="../my runs"
+        "scripts/demo.sh",
+        *task.split(),
+        "--epochs",
+        "1",
+        SATURATE_DEMO_DIR="../my runs",
     )
     assert code == 0, err
     data = tmp_path / "my runs" / name
@@ -277,7 +335,8 @@ def test_demo_ends_with_the_exit_code_of_what_failed(machine: Machine):
 
 @pytest.mark.parametrize("script", ["scripts/test.sh", ".ci/run"])
 @pytest.mark.parametrize(
-    ("fakes", "code", "last"), [("", 0, "all checks passed"), ("fails:mypy ", 1, "failed: [mypy]")]
+    ("fakes", "code", "last"),
+    [("", 0, "all checks passed"), ("fails:mypy ", 1, "failed: [mypy]")],
 )
 def test_checks_all_run_and_the_failed_are_named(
     machine: Machine, script: str, fakes: str, code: int, last: str
@@ -285,10 +344,20 @@ def test_checks_all_run_and_the_failed_are_named(
     done, out, _ = machine.run(script, FAKES=fakes)
     assert (done, out.splitlines()[-1]) == (code, last)
     calls = [call for call in machine.calls() if call.startswith("-m ")]
-    assert calls[:2] == ["-m ruff check .", "-m ruff format --check ."] and "-m mypy" in calls
-    assert [call for call in calls if re.fullmatch(r"-m pytest -n [1-8] --dist worksteal", call)]
+    assert (
+        calls[:2] == ["-m ruff check .", "-m ruff format --check ."]
+        and "-m mypy" in calls
+    )
+    assert [
+        call
+        for call in calls
+        if re.fullmatch(r"-m pytest -n [1-8] --dist worksteal", call)
+    ]
 
 
 def test_arguments_of_the_checks_go_to_pytest(machine: Machine):
     machine.run("scripts/test.sh", "-k", "plan", FAKES="fails:pytest ")
-    assert any(call.startswith("-m pytest") and call.endswith(" -k plan") for call in machine.calls())
+    assert any(
+        call.startswith("-m pytest") and call.endswith(" -k plan")
+        for call in machine.calls()
+    )

@@ -35,8 +35,12 @@ class Heard:
         return nullcontext(lambda *_: None)
 
 
-def opened(root: Path, share: float, **more: Any) -> tuple[dict[str, set[str]], list[str], Any]:
-    settings = Data(data=str(root), val_share=share, manifest_dir=root.parent / "cache", **more)
+def opened(
+    root: Path, share: float, **more: Any
+) -> tuple[dict[str, set[str]], list[str], Any]:
+    settings = Data(
+        data=str(root), val_share=share, manifest_dir=root.parent / "cache", **more
+    )
     heard = Heard()
     splits = open_splits(settings, loader="torchvision", console=heard)
     names = {
@@ -47,25 +51,39 @@ def opened(root: Path, share: float, **more: Any) -> tuple[dict[str, set[str]], 
 
 
 def test_a_new_file_moves_no_other(tmp_path: Path) -> None:
-    root = fill(tmp_path / "photos", {f"{c}/{c}{i:03}.jpg": JPEG for c in ("ant", "bee") for i in range(60)})
+    root = fill(
+        tmp_path / "photos",
+        {f"{c}/{c}{i:03}.jpg": JPEG for c in ("ant", "bee") for i in range(60)},
+    )
     before, said, splits = opened(root, 0.2)
     assert before["train"].isdisjoint(before["val"]) and 10 <= len(before["val"]) <= 40
     match = re.search(
-        r"--val-share 0.2: (\d+) images train, (\d+) validate \(ant (\d+) \+ (\d+), bee", said[-1]
+        r"--val-share 0.2: (\d+) images train, (\d+) validate \(ant (\d+) \+ (\d+), bee",
+        said[-1],
     )
-    assert match and [len(before["train"]), len(before["val"])] == [int(match[1]), int(match[2])]
+    assert match and [len(before["train"]), len(before["val"])] == [
+        int(match[1]),
+        int(match[2]),
+    ]
     fill(root, {"ant/new.jpg": JPEG, "cat/one.jpg": JPEG})
     after, said, _ = opened(root, 0.2)
     for split in ("train", "val"):
         assert before[split] <= after[split]
     assert any("class 'cat' has no image in" in line for line in said)
     fill(root, {"a\nb/one.jpg": JPEG})
-    assert not any("\n" in line for line in opened(root, 0.2)[1]), "names are printed as they can be"
+    assert not any("\n" in line for line in opened(root, 0.2)[1]), (
+        "names are printed as they can be"
+    )
     (root / "a\nb" / "one.jpg").unlink()
     (root / "a\nb").rmdir()
     assert opened(root, 0.2, val_seed=1)[0]["val"] != after["val"]
-    assert before["val"] < opened(root, 0.5)[0]["val"], "a larger share keeps those of a smaller one"
-    evaluated = replace(splits["val"], columns=splits["val"].columns.numbered(np.arange(2), ("ant", "bee")))
+    assert before["val"] < opened(root, 0.5)[0]["val"], (
+        "a larger share keeps those of a smaller one"
+    )
+    evaluated = replace(
+        splits["val"],
+        columns=splits["val"].columns.numbered(np.arange(2), ("ant", "bee")),
+    )
     again = pickle.loads(pickle.dumps(evaluated))
     for sample in (0, len(again.columns) - 1):
         assert again.source.path(sample) == splits["val"].source.path(sample)
@@ -74,7 +92,10 @@ def test_a_new_file_moves_no_other(tmp_path: Path) -> None:
 
 def test_class_folders_without_splits_are_pointed_to_the_share(tmp_path: Path) -> None:
     root = fill(tmp_path / "photos", {"ant/0.jpg": JPEG, "bee/0.jpg": JPEG})
-    with pytest.raises(UserError, match=r"no train/ folder; where its folders are classes add --val-share"):
+    with pytest.raises(
+        UserError,
+        match=r"no train/ folder; where its folders are classes add --val-share",
+    ):
         open_splits(Data(data=str(root)), loader="torchvision", console=Heard())
     (root / "val").mkdir()
     with pytest.raises(UserError, match=r"no train/ folder; it must be"):
@@ -82,7 +103,9 @@ def test_class_folders_without_splits_are_pointed_to_the_share(tmp_path: Path) -
 
 
 def test_what_is_parted_already_is_refused(tmp_path: Path) -> None:
-    root = fill(tmp_path / "data", {f"{split}/ant/0.jpg": JPEG for split in ("train", "val")})
+    root = fill(
+        tmp_path / "data", {f"{split}/ant/0.jpg": JPEG for split in ("train", "val")}
+    )
     with pytest.raises(UserError, match="has train and val; leave it out"):
         opened(root, 0.2)
 
@@ -90,14 +113,28 @@ def test_what_is_parted_already_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"source": "lmdb"}, "--val-share parts a folder .* leave it or --source lmdb out"),
-        ({"trust_list": True}, "--val-share parts a folder .* leave it or --trust-list out"),
-        ({"lmdb_label": "prefix"}, "--lmdb-label is for another source, .* leave it out"),
+        (
+            {"source": "lmdb"},
+            "--val-share parts a folder .* leave it or --source lmdb out",
+        ),
+        (
+            {"trust_list": True},
+            "--val-share parts a folder .* leave it or --trust-list out",
+        ),
+        (
+            {"lmdb_label": "prefix"},
+            "--lmdb-label is for another source, .* leave it out",
+        ),
         ({"label_key": "cls"}, "--label-key is for another source, .* leave it out"),
     ],
 )
-def test_settings_of_another_source_are_refused(more: dict[str, Any], said: str, tmp_path: Path) -> None:
-    root = fill(tmp_path / "photos", {f"{c}/{c}{i:03}.jpg": JPEG for c in ("ant", "bee") for i in range(9)})
+def test_settings_of_another_source_are_refused(
+    more: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    root = fill(
+        tmp_path / "photos",
+        {f"{c}/{c}{i:03}.jpg": JPEG for c in ("ant", "bee") for i in range(9)},
+    )
     with pytest.raises(UserError, match=said):
         opened(root, 0.3, **more)
 
@@ -105,7 +142,9 @@ def test_settings_of_another_source_are_refused(more: dict[str, Any], said: str,
 def test_what_may_be_a_mistake_is_told_as_of_other_folders(tmp_path: Path) -> None:
     root = tmp_path / "photos"
     for folder in (root, tmp_path / "above" / "photos"):
-        fill(folder, {f"{c}/{i:03}.jpg": JPEG for c in ("ant", "bee") for i in range(9)})
+        fill(
+            folder, {f"{c}/{i:03}.jpg": JPEG for c in ("ant", "bee") for i in range(9)}
+        )
     assert len(opened(root, 0.3)[1]) == 1
     _, said, _ = opened(tmp_path / "above", 0.3)
     assert said[0].startswith("warning: images: one class alone, 'photos'"), said

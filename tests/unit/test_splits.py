@@ -66,7 +66,9 @@ def opened(
     **settings: Any,
 ) -> dict[str, Split]:
     cache = (data.parent if data else Path()) / "cache"
-    config = build({"data": data, "manifest_dir": cache, "read_delay_ms": 500.0, **settings})
+    config = build(
+        {"data": data, "manifest_dir": cache, "read_delay_ms": 500.0, **settings}
+    )
     return open_splits(
         config.data,
         content=content or ("videos" if videos else "images"),
@@ -93,7 +95,10 @@ def put(video: Path, *paths: Path) -> None:
 
 
 def names(split: Split) -> list[str]:
-    return [os.path.basename(split.source.name(sample)) for sample in range(len(split.columns))]
+    return [
+        os.path.basename(split.source.name(sample))
+        for sample in range(len(split.columns))
+    ]
 
 
 def test_folders_of_images(data: Path) -> None:
@@ -105,31 +110,53 @@ def test_folders_of_images(data: Path) -> None:
     assert list(splits) == ["train", "val"]
     for found in splits.values():
         assert isinstance(found.columns, Images)
-        assert (found.columns.classes, found.columns.label.tolist()) == (("ant", "bee"), [0, 0, 1])
-        assert names(found) == ["0.jpg", "1.jpg", "0.jpg"] and found.source.read_delay_s == 0.5
+        assert (found.columns.classes, found.columns.label.tolist()) == (
+            ("ant", "bee"),
+            [0, 0, 1],
+        )
+        assert (
+            names(found) == ["0.jpg", "1.jpg", "0.jpg"]
+            and found.source.read_delay_s == 0.5
+        )
     assert console.counted == ["train", "val"]
     (warning,) = console.warnings
-    assert warning.startswith("val: 1 left out, named in ") and warning.endswith("rejected.txt")
+    assert warning.startswith("val: 1 left out, named in ") and warning.endswith(
+        "rejected.txt"
+    )
 
 
 @pytest.mark.parametrize("ending", [".csv", ".txt"])
 @pytest.mark.parametrize("labels", [("0", "1"), ("run", "walk")])
-def test_lists_of_videos(data: Path, video: Path, ending: str, labels: tuple[str, str]) -> None:
+def test_lists_of_videos(
+    data: Path, video: Path, ending: str, labels: tuple[str, str]
+) -> None:
     put(video, data / "clips" / "a.mp4", data / "clips" / "b.mp4")
-    (data / f"train{ending}").write_text(f"clips/a.mp4 {labels[0]}\nclips/b.mp4 {labels[1]}\n")
-    (data / f"val{ending}").write_text(f"clips/b.mp4,{labels[1]}\nclips/a.mp4,{labels[0]},0.0,0.1\n")
+    (data / f"train{ending}").write_text(
+        f"clips/a.mp4 {labels[0]}\nclips/b.mp4 {labels[1]}\n"
+    )
+    (data / f"val{ending}").write_text(
+        f"clips/b.mp4,{labels[1]}\nclips/a.mp4,{labels[0]},0.0,0.1\n"
+    )
     splits = opened(data, videos=True)
-    assert [splits[name].columns.classes for name in ("train", "val")] == [labels, labels]
+    assert [splits[name].columns.classes for name in ("train", "val")] == [
+        labels,
+        labels,
+    ]
     assert splits["val"].columns.label.tolist() == [1, 0]
     assert names(splits["val"]) == ["b.mp4", "a.mp4"]
-    assert (splits["train"].columns.frames.tolist(), splits["val"].columns.frames.tolist()) == (
+    assert (
+        splits["train"].columns.frames.tolist(),
+        splits["val"].columns.frames.tolist(),
+    ) == (
         [6, 6],
         [6, 3],
     )
 
 
 @pytest.mark.parametrize("content", ["images", "instances"])
-def test_a_training_that_never_validates_needs_no_val(data: Path, content: Content) -> None:
+def test_a_training_that_never_validates_needs_no_val(
+    data: Path, content: Content
+) -> None:
     if content == "instances":
         write_coco(data, splits={"train2017": 4})
     else:
@@ -144,7 +171,9 @@ def test_a_training_that_never_validates_needs_no_val(data: Path, content: Conte
 
 
 @pytest.mark.parametrize("content", ["images", "videos", "instances"])
-def test_an_evaluation_needs_no_training_data(data: Path, video: Path, content: Content) -> None:
+def test_an_evaluation_needs_no_training_data(
+    data: Path, video: Path, content: Content
+) -> None:
     if content == "instances":
         write_coco(data, splits={"val2017": 4})
     else:
@@ -154,7 +183,10 @@ def test_an_evaluation_needs_no_training_data(data: Path, video: Path, content: 
     splits = opened(data, content=content, evaluate=True, console=console)
     assert splits["train"] is splits["val"]
     assert len(splits["val"].columns) == (4 if content == "instances" else 2)
-    assert any(line.startswith("train: not read, the classes are those of val;") for line in console.warnings)
+    assert any(
+        line.startswith("train: not read, the classes are those of val;")
+        for line in console.warnings
+    )
     assert console.counted == ["val"]
     mistake(data, content=content)
     shutil.rmtree(data / ("val2017" if content == "instances" else "val"))
@@ -162,14 +194,28 @@ def test_an_evaluation_needs_no_training_data(data: Path, video: Path, content: 
 
 
 def test_a_list_and_a_folder(data: Path, video: Path) -> None:
-    put(video, data / "train" / "a.mp4", data / "train" / "b.mp4", data / "val" / "walk" / "c.mp4")
+    put(
+        video,
+        data / "train" / "a.mp4",
+        data / "train" / "b.mp4",
+        data / "val" / "walk" / "c.mp4",
+    )
     (data / "train.csv").write_text("train/a.mp4 run\ntrain/b.mp4 walk\n")
     splits = opened(data, videos=True)
-    assert splits["train"].columns.classes == splits["val"].columns.classes == ("run", "walk")
-    assert (splits["train"].columns.label.tolist(), splits["val"].columns.label.tolist()) == ([0, 1], [1])
+    assert (
+        splits["train"].columns.classes
+        == splits["val"].columns.classes
+        == ("run", "walk")
+    )
+    assert (
+        splits["train"].columns.label.tolist(),
+        splits["val"].columns.label.tolist(),
+    ) == ([0, 1], [1])
 
 
-@pytest.mark.parametrize(("videos", "columns"), [(False, SyntheticImages), (True, SyntheticVideos)])
+@pytest.mark.parametrize(
+    ("videos", "columns"), [(False, SyntheticImages), (True, SyntheticVideos)]
+)
 def test_no_data(videos: bool, columns: type) -> None:
     splits = opened(None, videos=videos, loader="synthetic")
     assert all(len(split.source) == len(split.columns) for split in splits.values())
@@ -186,10 +232,15 @@ def test_annotated_images(data: Path, content: Content) -> None:
     for split, images in (("train", 8), ("val", 4)):
         columns = splits[split].columns
         assert isinstance(columns, Instances) and len(columns) == images
-        assert columns.classes == splits["train"].columns.classes and columns.keypoints.shape[1] == (
+        assert columns.classes == splits[
+            "train"
+        ].columns.classes and columns.keypoints.shape[1] == (
             5 if content == "keypoints" else 0
         )
-        assert splits[split].source.read(1) == Path(os.fsdecode(columns.path(1))).read_bytes()
+        assert (
+            splits[split].source.read(1)
+            == Path(os.fsdecode(columns.path(1))).read_bytes()
+        )
     assert console.counted == ["train", "val"]
     (warning,) = console.warnings
     assert warning.startswith("val: 1 left out, named in ")
@@ -201,7 +252,10 @@ def test_no_annotated_images(content: Content) -> None:
     assert [len(split.columns) for split in splits.values()] == [118_287, 5_000]
     for split in splits.values():
         columns: Any = split.columns
-        assert type(columns) is SyntheticInstances and split.source.name(7) == "synthetic-7"
+        assert (
+            type(columns) is SyntheticInstances
+            and split.source.name(7) == "synthetic-7"
+        )
         assert columns.keypoints.shape[1] == (17 if content == "keypoints" else 0)
     line = mistake(None, content=content)
     assert "--data is missing" in line
@@ -213,10 +267,14 @@ def test_mistakes_with_annotated_images(data: Path) -> None:
     written = document(data, "val2017")
     written["categories"][-1]["name"] = "people"
     write(data, "val2017", written)
-    assert "missing: 1 person; not in training: 1 people" in mistake(data, content="instances")
+    assert "missing: 1 person; not in training: 1 people" in mistake(
+        data, content="instances"
+    )
     (data / "annotations" / "instances_val2017.json").unlink()
     console = Console()
-    assert "has no instances_val*.json" in mistake(data, content="instances", console=console)
+    assert "has no instances_val*.json" in mistake(
+        data, content="instances", console=console
+    )
     assert console.counted == [], "nothing is scanned before both are there"
 
 
@@ -224,18 +282,29 @@ def test_a_validation_of_fewer_categories(data: Path) -> None:
     """It has training's class numbers, and its own category ids."""
     write_coco(data)
     written = document(data, "val2017")
-    written["categories"] = [one for one in written["categories"] if one["name"] != "box"]
+    written["categories"] = [
+        one for one in written["categories"] if one["name"] != "box"
+    ]
     write(data, "val2017", written)
     splits = opened(data, content="instances")
     train, val = (splits[name].columns for name in ("train", "val"))
-    assert train.classes == val.classes == ("__background__", "person", "box", "triangle")
+    assert (
+        train.classes == val.classes == ("__background__", "person", "box", "triangle")
+    )
     assert val.category_ids.tolist() == [1, 5] and val.class_of.tolist() == [1, 3]
-    assert val.category_of.tolist() == [-1, 0, -1, 1], "who finds a box there finds no category"
+    assert val.category_of.tolist() == [-1, 0, -1, 1], (
+        "who finds a box there finds no category"
+    )
 
 
-def test_where_manifests_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_where_manifests_are_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder(None) == tmp_path / "saturate" and cache_folder(tmp_path / "own") == tmp_path / "own"
+    assert (
+        cache_folder(None) == tmp_path / "saturate"
+        and cache_folder(tmp_path / "own") == tmp_path / "own"
+    )
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder(None) == Path.home() / ".cache" / "saturate"
 
@@ -245,7 +314,10 @@ def test_no_folder_and_no_split_of_videos(data: Path, video: Path) -> None:
 
     def said() -> str:
         line = mistake(data, videos=True)
-        assert "train/<class>/* and val/<class>/*" in line and "the lists train.csv and val.csv" in line
+        assert (
+            "train/<class>/* and val/<class>/*" in line
+            and "the lists train.csv and val.csv" in line
+        )
         return line
 
     missing = mistake(None, videos=True)
@@ -260,16 +332,28 @@ def test_no_folder_and_no_split_of_videos(data: Path, video: Path) -> None:
 
 
 def test_images_of_a_folder_and_of_a_list(data: Path) -> None:
-    fill(data, {"train/ant/0.jpg": JPEG, "train/bee/0.jpg": JPEG, "val.csv": b"train/bee/0.jpg bee\n"})
+    fill(
+        data,
+        {
+            "train/ant/0.jpg": JPEG,
+            "train/bee/0.jpg": JPEG,
+            "val.csv": b"train/bee/0.jpg bee\n",
+        },
+    )
     console = Console()
     splits = opened(data, console=console)
-    assert (names(splits["train"]), splits["val"].columns.label.tolist()) == (["0.jpg", "0.jpg"], [1])
+    assert (names(splits["train"]), splits["val"].columns.label.tolist()) == (
+        ["0.jpg", "0.jpg"],
+        [1],
+    )
     assert console.warnings == [
         "val: one class alone, 'bee', so there is nothing to learn; is --data a folder too high?"
     ]
 
 
-def test_a_folder_that_may_not_be_entered(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_may_not_be_entered(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("os.access", lambda path, mode: False)
     assert f"--data {data}: may not be entered" in mistake(data)
 
@@ -292,12 +376,16 @@ def test_images_where_videos_should_be_and_the_reverse(data: Path, video: Path) 
     put(video, data / "train" / "ant" / "a.mp4")
     (data / "train" / "ant" / "0.jpg").unlink()
     line = mistake(data, videos=False, loader="torchvision")
-    assert "no image in" in line and line.endswith("; videos are read with --task video")
+    assert "no image in" in line and line.endswith(
+        "; videos are read with --task video"
+    )
 
 
 def test_a_folder_in_the_place_of_a_list(data: Path, video: Path) -> None:
     put(video, data / "train.csv" / "a.mp4")
-    assert "train.csv: is a folder, and would be the list of train" in mistake(data, videos=True)
+    assert "train.csv: is a folder, and would be the list of train" in mistake(
+        data, videos=True
+    )
 
 
 def test_classes_that_were_not_meant(data: Path, video: Path) -> None:
@@ -322,16 +410,24 @@ def test_classes_that_were_not_meant(data: Path, video: Path) -> None:
     fill(data, {"train/ant/0.jpg": JPEG, "val/ant/0.jpg": JPEG})
     console = Console()
     opened(data, source="folder", console=console)
-    assert len(console.warnings) == 1 and "one class alone, 'ant'" in console.warnings[0]
+    assert (
+        len(console.warnings) == 1 and "one class alone, 'ant'" in console.warnings[0]
+    )
 
 
 @pytest.mark.parametrize("rate", [{}, {"clip_fps": 5.0}])
-def test_videos_that_are_shorter_than_a_clip(data: Path, video: Path, rate: dict[str, float]) -> None:
+def test_videos_that_are_shorter_than_a_clip(
+    data: Path, video: Path, rate: dict[str, float]
+) -> None:
     """One frame has no rate; where val is train too, it is said once."""
     make(data / "val" / "run" / "one.mp4", frames=1, size=(32, 32))
     put(video, data / "val" / "walk" / "a.mp4")
     console = Console()
     clips = {"clip_frames": 2, "clip_stride": 1, "evaluate": True, **rate}
-    KIND.splits(build({"data": data, "manifest_dir": data.parent / "cache", **clips}), "pyav", console)
+    KIND.splits(
+        build({"data": data, "manifest_dir": data.parent / "cache", **clips}),
+        "pyav",
+        console,
+    )
     (said,) = [line for line in console.warnings if "shorter than a clip" in line]
     assert said.startswith("val: 1 of 2 videos are shorter than a clip")

@@ -43,7 +43,10 @@ class Backbone(nn.Module):
 def small() -> Any:
     torch.manual_seed(0)
     stock = SSD(
-        Backbone(), DefaultBoxGenerator([[2], [2]], min_ratio=0.15, max_ratio=0.6), (SIDE, SIDE), CLASSES
+        Backbone(),
+        DefaultBoxGenerator([[2], [2]], min_ratio=0.15, max_ratio=0.6),
+        (SIDE, SIDE),
+        CLASSES,
     )
     return stock.train()
 
@@ -55,7 +58,9 @@ SMALL = small()
 @cache
 def defaults() -> torch.Tensor:
     stock, images = small(), torch.zeros(1, 3, SIDE, SIDE)
-    return stock.anchor_generator(ImageList(images, [(SIDE, SIDE)]), list(stock.backbone(images).values()))[0]
+    return stock.anchor_generator(
+        ImageList(images, [(SIDE, SIDE)]), list(stock.backbone(images).values())
+    )[0]
 
 
 def boxes_from(
@@ -68,16 +73,24 @@ def boxes_from(
     if kind == "grid":
         corners = (corners / 16).floor() * 16
     low, high = corners.min(1).values, corners.max(1).values
-    boxes = torch.cat([low, torch.maximum(high, low + (16 if kind == "grid" else 1))], 1)
+    boxes = torch.cat(
+        [low, torch.maximum(high, low + (16 if kind == "grid" else 1))], 1
+    )
     if kind == "defaults":
         boxes = among[torch.randint(len(among), (count,), generator=generator)]
     return boxes[:1].repeat(count, 1) if kind == "same" else boxes
 
 
 def targets_from(
-    seed: int, images: list[tuple[int, str]], among: torch.Tensor | None = None, side: int = SIDE
+    seed: int,
+    images: list[tuple[int, str]],
+    among: torch.Tensor | None = None,
+    side: int = SIDE,
 ) -> Targets:
-    generator, among = torch.Generator().manual_seed(seed), defaults() if among is None else among
+    generator, among = (
+        torch.Generator().manual_seed(seed),
+        defaults() if among is None else among,
+    )
     return [
         {
             "boxes": boxes_from(generator, count, kind, among, side),
@@ -87,33 +100,50 @@ def targets_from(
     ]
 
 
-def outputs_from(seed: int, images: int, places: int, sharpness: float = 1.0) -> dict[str, torch.Tensor]:
+def outputs_from(
+    seed: int, images: int, places: int, sharpness: float = 1.0
+) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     regression = torch.randn(images, places, 4, generator=generator)
     logits = sharpness * torch.randn(images, places, CLASSES, generator=generator)
-    return {"bbox_regression": regression.requires_grad_(), "cls_logits": logits.requires_grad_()}
+    return {
+        "bbox_regression": regression.requires_grad_(),
+        "cls_logits": logits.requires_grad_(),
+    }
 
 
-def stock_matches(stock: Any, among: torch.Tensor, targets: Targets) -> list[torch.Tensor]:
+def stock_matches(
+    stock: Any, among: torch.Tensor, targets: Targets
+) -> list[torch.Tensor]:
     nothing = torch.full((len(among),), -1)
     return [
-        stock.proposal_matcher(box_iou(one["boxes"], among)) if len(one["boxes"]) else nothing
+        stock.proposal_matcher(box_iou(one["boxes"], among))
+        if len(one["boxes"])
+        else nothing
         for one in targets
     ]
 
 
-def our_matches(stock: Any, among: torch.Tensor, targets: Targets) -> list[torch.Tensor]:
-    counts, boxes = [len(one["boxes"]) for one in targets], torch.cat([one["boxes"] for one in targets])
+def our_matches(
+    stock: Any, among: torch.Tensor, targets: Targets
+) -> list[torch.Tensor]:
+    counts, boxes = (
+        [len(one["boxes"]) for one in targets],
+        torch.cat([one["boxes"] for one in targets]),
+    )
     matched = _ssd.match(among, boxes, counts, stock.proposal_matcher.high_threshold)
     starts = [sum(counts[:place]) for place in range(len(counts))]
     return [
-        torch.where(one == len(boxes), -1, one - start) for one, start in zip(matched, starts, strict=True)
+        torch.where(one == len(boxes), -1, one - start)
+        for one, start in zip(matched, starts, strict=True)
     ]
 
 
 # boxes of an image, and where they are
 IMAGES = st.lists(
-    st.tuples(st.integers(0, 12), st.sampled_from(["anywhere", "grid", "defaults", "same"])),
+    st.tuples(
+        st.integers(0, 12), st.sampled_from(["anywhere", "grid", "defaults", "same"])
+    ),
     min_size=1,
     max_size=6,
 )
@@ -121,7 +151,9 @@ IMAGES = st.lists(
 
 @settings(max_examples=50)
 @given(seed=st.integers(0, 999), images=IMAGES, most=st.sampled_from([1, 5, 1000]))
-def test_matches_are_torchvisions(seed: int, images: list[tuple[int, str]], most: int) -> None:
+def test_matches_are_torchvisions(
+    seed: int, images: list[tuple[int, str]], most: int
+) -> None:
     stock, targets = SMALL, targets_from(seed, images)
     with patch.object(_ssd, "CHUNK_BYTES", most * 4 * len(defaults())):
         got = our_matches(stock, defaults(), targets)
@@ -130,19 +162,25 @@ def test_matches_are_torchvisions(seed: int, images: list[tuple[int, str]], most
 
 
 def test_an_overlap_of_the_threshold_is_enough() -> None:
-    among = torch.tensor([[0.0, 0.0, 8.0, 8.0], [0.0, 0.0, 4.0, 8.0], [0.0, 0.0, 8.0, 9.0]])
+    among = torch.tensor(
+        [[0.0, 0.0, 8.0, 8.0], [0.0, 0.0, 4.0, 8.0], [0.0, 0.0, 8.0, 9.0]]
+    )
     assert _ssd.match(among, among[1:2], [1], 0.5).tolist() == [[0, 0, 1]]
 
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 999), images=IMAGES)
-def test_losses_and_gradients_are_torchvisions(seed: int, images: list[tuple[int, str]]) -> None:
+def test_losses_and_gradients_are_torchvisions(
+    seed: int, images: list[tuple[int, str]]
+) -> None:
     stock, targets = SMALL, targets_from(seed, images)
     outputs = outputs_from(seed, len(images), len(defaults()))
     check_losses(stock, outputs, defaults(), targets)
 
 
-def check_losses(stock: Any, outputs: dict[str, torch.Tensor], among: torch.Tensor, targets: Targets) -> None:
+def check_losses(
+    stock: Any, outputs: dict[str, torch.Tensor], among: torch.Tensor, targets: Targets
+) -> None:
     wanted = stock.compute_loss(
         targets, outputs, [among] * len(targets), stock_matches(stock, among, targets)
     )
@@ -151,7 +189,9 @@ def check_losses(stock: Any, outputs: dict[str, torch.Tensor], among: torch.Tens
     for name, loss in wanted.items():
         torch.testing.assert_close(got[name], loss, rtol=1e-5, atol=1e-6)
     ours, theirs = (
-        torch.autograd.grad(torch.stack(list(one.values())).sum(), list(outputs.values()))
+        torch.autograd.grad(
+            torch.stack(list(one.values())).sum(), list(outputs.values())
+        )
         for one in (got, wanted)
     )
     for one, other in zip(ours, theirs, strict=True):
@@ -160,7 +200,12 @@ def check_losses(stock: Any, outputs: dict[str, torch.Tensor], among: torch.Tens
 
 @pytest.mark.parametrize(
     "images",
-    [[(0, "anywhere")], [(0, "anywhere")] * 3, [(1, "anywhere")], [(0, "anywhere"), (60, "defaults")]],
+    [
+        [(0, "anywhere")],
+        [(0, "anywhere")] * 3,
+        [(1, "anywhere")],
+        [(0, "anywhere"), (60, "defaults")],
+    ],
 )
 def test_losses_without_boxes_with_one_and_with_more_than_a_quarter_of_the_default_boxes(
     images: list[tuple[int, str]],
@@ -174,7 +219,9 @@ def test_losses_without_boxes_with_one_and_with_more_than_a_quarter_of_the_defau
         targets[-1]["labels"] = torch.randint(1, CLASSES, (64,))
         foreground = _ssd.match(defaults(), targets[-1]["boxes"], [64], 0.5)[0] < 64
         assert 4 * foreground.sum() > len(defaults())
-    check_losses(small(), outputs_from(4, len(images), len(defaults())), defaults(), targets)
+    check_losses(
+        small(), outputs_from(4, len(images), len(defaults())), defaults(), targets
+    )
 
 
 def test_training_waits_for_no_value_on_the_device() -> None:
@@ -182,8 +229,13 @@ def test_training_waits_for_no_value_on_the_device() -> None:
     targets = targets_from(1, [(3, "anywhere"), (0, "anywhere"), (5, "anywhere")])
     with FakeTensorMode() as mode:
         stock = small()
-        fake: Targets = [{name: mode.from_tensor(value) for name, value in one.items()} for one in targets]
-        out: Any = Detector(stock)(torch.zeros(3, 3, SIDE, SIDE), [(SIDE, SIDE)] * 3, fake)
+        fake: Targets = [
+            {name: mode.from_tensor(value) for name, value in one.items()}
+            for one in targets
+        ]
+        out: Any = Detector(stock)(
+            torch.zeros(3, 3, SIDE, SIDE), [(SIDE, SIDE)] * 3, fake
+        )
         torch.stack(list(out.values())).sum().backward()
     gradients = [one.grad for one in stock.parameters()]
     assert len(gradients) == 12 and all(one is not None for one in gradients)
@@ -197,7 +249,9 @@ def test_training_without_targets_is_refused() -> None:
 @settings(max_examples=40)
 @given(
     seed=st.integers(0, 999),
-    sizes=st.lists(st.tuples(st.integers(20, SIDE), st.integers(20, SIDE)), min_size=1, max_size=4),
+    sizes=st.lists(
+        st.tuples(st.integers(20, SIDE), st.integers(20, SIDE)), min_size=1, max_size=4
+    ),
     # nearly all classes of a default box are candidates, or one or two
     sharpness=st.sampled_from([0.5, 3.0]),
     score=st.sampled_from([0.001, 0.3, 2.0]),  # the last is reached by none
@@ -205,11 +259,20 @@ def test_training_without_targets_is_refused() -> None:
     at_once=st.sampled_from([1, 3]),
 )
 def test_detections_are_torchvisions(
-    seed: int, sizes: list[tuple[int, int]], sharpness: float, score: float, candidates: int, at_once: int
+    seed: int,
+    sizes: list[tuple[int, int]],
+    sharpness: float,
+    score: float,
+    candidates: int,
+    at_once: int,
 ) -> None:
     """In its order, but for those of one score, and with more than 1,000 boxes too."""
     stock = small().eval()
-    stock.score_thresh, stock.topk_candidates, stock.detections_per_img = score, candidates, 50
+    stock.score_thresh, stock.topk_candidates, stock.detections_per_img = (
+        score,
+        candidates,
+        50,
+    )
     with torch.inference_mode():
         outputs = outputs_from(seed, len(sizes), len(defaults()), sharpness)
         wanted = stock.postprocess_detections(outputs, [defaults()] * len(sizes), sizes)
@@ -218,16 +281,26 @@ def test_detections_are_torchvisions(
     assert len(found) == len(wanted) and all(len(one["boxes"]) <= 50 for one in found)
     assert score > 1 or len(found[0]["boxes"]) > 0
     for one, other in zip(found, wanted, strict=True):
-        assert one.keys() == other.keys() and torch.equal(one["scores"], other["scores"])
+        assert one.keys() == other.keys() and torch.equal(
+            one["scores"], other["scores"]
+        )
         mine, its = (
             sorted(
-                zip((-each["scores"]).tolist(), each["labels"].tolist(), each["boxes"].tolist(), strict=True)
+                zip(
+                    (-each["scores"]).tolist(),
+                    each["labels"].tolist(),
+                    each["boxes"].tolist(),
+                    strict=True,
+                )
             )
             for each in (one, other)
         )
         assert [label for _, label, _ in mine] == [label for _, label, _ in its]
         np.testing.assert_allclose(
-            [box for _, _, box in mine], [box for _, _, box in its], rtol=1e-6, atol=1e-5
+            [box for _, _, box in mine],
+            [box for _, _, box in its],
+            rtol=1e-6,
+            atol=1e-5,
         )
 
 
@@ -255,7 +328,10 @@ def check_norm(ours: Any, images: torch.Tensor) -> None:
     theirs: Any = FrozenBatchNorm2d(4, ours.eps).to(ours.weight.dtype)
     theirs.load_state_dict(ours.state_dict())
     torch.testing.assert_close(
-        ours(images), theirs(images.to(ours.weight.dtype)).to(images.dtype), rtol=1e-2, atol=1e-2
+        ours(images),
+        theirs(images.to(ours.weight.dtype)).to(images.dtype),
+        rtol=1e-2,
+        atol=1e-2,
     )
 
 
@@ -270,7 +346,9 @@ def test_a_frozen_norm_makes_its_scale_and_shift_once() -> None:
 
 
 def doubled(ours: Any, *, assign: bool = False) -> None:
-    ours.load_state_dict({name: 2 * value for name, value in ours.state_dict().items()}, assign=assign)
+    ours.load_state_dict(
+        {name: 2 * value for name, value in ours.state_dict().items()}, assign=assign
+    )
 
 
 CHANGES: dict[str, Callable[[Any], Any]] = {

@@ -45,7 +45,12 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Said:
     def inside(_: Any) -> AbstractContextManager[None]:
         return nullcontext()
 
-    fakes = {"Event": Event, "Stream": Stream, "stream": inside, "current_stream": lambda *_: Stream()}
+    fakes = {
+        "Event": Event,
+        "Stream": Stream,
+        "stream": inside,
+        "current_stream": lambda *_: Stream(),
+    }
     for name, fake in (fakes | {"synchronize": lambda *_: None}).items():
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
@@ -96,4 +101,6 @@ def test_a_transfer_does_not_wait_for_a_step(said: Said, feed: Feed) -> None:
         at = of_stream.index(("record", begin))
         inside = of_stream[at : of_stream.index(("record", end))]
         assert of_stream[at - 1][0] == "wait"
-        assert {event for what, event in inside if what == "wait"} <= {of_stream[at - 1][1]}
+        assert {event for what, event in inside if what == "wait"} <= {
+            of_stream[at - 1][1]
+        }

@@ -9,28 +9,51 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from loaders._memory import ALIGNED, fitted, pack, packed_bytes, to_device, too_small, unpacked
+from loaders._memory import (
+    ALIGNED,
+    fitted,
+    pack,
+    packed_bytes,
+    to_device,
+    too_small,
+    unpacked,
+)
 
 DTYPES = [torch.bool, torch.uint8, torch.int64, torch.float32, torch.float64]
 SHAPES = st.lists(st.integers(0, 5), min_size=1, max_size=3)
 
 
 @given(st.lists(st.tuples(SHAPES, st.sampled_from(DTYPES)), max_size=6))
-@example([([0, 4], torch.float32), ([3], torch.bool), ([2], torch.int64), ([0], torch.int64)])
-def test_what_is_packed_is_what_comes_out(asked: list[tuple[list[int], torch.dtype]]) -> None:
+@example(
+    [([0, 4], torch.float32), ([3], torch.bool), ([2], torch.int64), ([0], torch.int64)]
+)
+def test_what_is_packed_is_what_comes_out(
+    asked: list[tuple[list[int], torch.dtype]],
+) -> None:
     generator = torch.Generator().manual_seed(0)
-    given_ = [torch.randint(0, 2, shape, generator=generator).to(dtype) for shape, dtype in asked]
+    given_ = [
+        torch.randint(0, 2, shape, generator=generator).to(dtype)
+        for shape, dtype in asked
+    ]
     memory = torch.full((packed_bytes(given_),), 255, dtype=torch.uint8)
     pack(memory.numpy(), [tensor.numpy() for tensor in given_])
     found = unpacked(memory.clone(), given_)
     assert all(
-        torch.equal(one, other) and one.dtype == other.dtype for one, other in zip(found, given_, strict=True)
+        torch.equal(one, other) and one.dtype == other.dtype
+        for one, other in zip(found, given_, strict=True)
     )
-    assert len(memory) % ALIGNED == 0 and len(memory) < sum(tensor.nbytes + ALIGNED for tensor in given_) + 1
+    assert (
+        len(memory) % ALIGNED == 0
+        and len(memory) < sum(tensor.nbytes + ALIGNED for tensor in given_) + 1
+    )
 
 
 def test_on_the_cpu_nothing_is_copied() -> None:
-    values: list[Any] = [np.arange(3), np.zeros((0, 4), np.float32), np.arange(12).reshape(3, 4)[:, ::2]]
+    values: list[Any] = [
+        np.arange(3),
+        np.zeros((0, 4), np.float32),
+        np.arange(12).reshape(3, 4)[:, ::2],
+    ]
     found = to_device(values, torch.device("cpu"))
     assert [tensor.tolist() for tensor in found] == [value.tolist() for value in values]
     values[0][1] = 7

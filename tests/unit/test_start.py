@@ -36,38 +36,72 @@ USED = {"image_size": 224, "val_resize": 235}  # what a validation with these ha
     ],
 )
 def test_validation_sizes(flags: dict[str, Any], size: int, resize: int) -> None:
-    checkpoint = {"config": ASKED, "used": USED, "arch": "resnet50", "classes": ["a", "b"]}
+    checkpoint = {
+        "config": ASKED,
+        "used": USED,
+        "arch": "resnet50",
+        "classes": ["a", "b"],
+    }
     config = build({"evaluate": True, **flags}, origin="flags")
-    start = Start.of(config, {"evaluate", *flags}, checkpoint, path=None, origin="--resume last.pt")
+    start = Start.of(
+        config, {"evaluate", *flags}, checkpoint, path=None, origin="--resume last.pt"
+    )
     augmentation = start.config.augmentation
     native = Native(augmentation.image_size or 0, (0, 0, 0), (1, 1, 1))
     _, policy = image_policies(augmentation, native)
     assert (policy.image_size, policy.resize) == (size, resize)
-    told = [name for name, value in flags.items() if value != {**ASKED, **USED}.get(name)]
+    told = [
+        name for name, value in flags.items() if value != {**ASKED, **USED}.get(name)
+    ]
     assert len(start.told) == len(told)
 
 
 @pytest.mark.parametrize("arch", ["helper:net", "os:system", "timm/hf-hub:someone/net"])
 def test_a_function_that_builds_the_network_is_the_users_word(arch: str) -> None:
-    checkpoint = {"config": {"arch": arch}, "used": {}, "arch": arch, "classes": ["a", "b"]}
-    with pytest.raises(UserError, match=f"^--resume a.pt: .* a function, '{arch}', and no .* as --arch "):
-        Start.of(build({"evaluate": True}), {"evaluate"}, checkpoint, path=None, origin="--resume a.pt")
+    checkpoint = {
+        "config": {"arch": arch},
+        "used": {},
+        "arch": arch,
+        "classes": ["a", "b"],
+    }
+    with pytest.raises(
+        UserError,
+        match=f"^--resume a.pt: .* a function, '{arch}', and no .* as --arch ",
+    ):
+        Start.of(
+            build({"evaluate": True}),
+            {"evaluate"},
+            checkpoint,
+            path=None,
+            origin="--resume a.pt",
+        )
     config = build({"evaluate": True, "arch": arch})
-    start = Start.of(config, {"evaluate", "arch"}, checkpoint, path=None, origin="--resume a.pt")
+    start = Start.of(
+        config, {"evaluate", "arch"}, checkpoint, path=None, origin="--resume a.pt"
+    )
     assert start.config.model.arch == arch
 
 
 @pytest.mark.parametrize("where", ["config", "used"])
 def test_a_checkpoint_sets_nothing_that_runs_or_writes(where: str) -> None:
     """Whatever of its entries a stranger has written it in."""
-    named = {"transforms": "helper:f", "weights": "theirs.pt", "output": "elsewhere", "log": ["wandb"]}
+    named = {
+        "transforms": "helper:f",
+        "weights": "theirs.pt",
+        "output": "elsewhere",
+        "log": ["wandb"],
+    }
     checkpoint = {"config": {}, "used": USED, "arch": "resnet50", "classes": ["a"]}
     checkpoint[where] = {**USED, **named}
     config = build({"evaluate": True})
-    start = Start.of(config, {"evaluate"}, checkpoint, path=None, origin="--resume a.pt")
+    start = Start.of(
+        config, {"evaluate"}, checkpoint, path=None, origin="--resume a.pt"
+    )
     before = config.flat()
     after = start.config.flat()
-    assert {name: after[name] for name in named} == {name: before[name] for name in named}
+    assert {name: after[name] for name in named} == {
+        name: before[name] for name in named
+    }
 
 
 @pytest.mark.parametrize("use", [{"evaluate": True}, {"predict": "photos"}])
@@ -80,45 +114,72 @@ def test_photos_are_turned_as_they_were_trained(exif: str, use: dict[str, Any]) 
         "arch": "resnet18",
         "classes": ["a"],
     }
-    start = Start.of(build(use), set(use), checkpoint, path=None, origin="--resume best.pt")
+    start = Start.of(
+        build(use), set(use), checkpoint, path=None, origin="--resume best.pt"
+    )
     assert start.config.data.exif == exif
     assert parse(["--config", str(PRESETS / "finetune.yaml")]).data.exif == "shown"
 
 
 @pytest.mark.parametrize(
     ("arch", "flag", "used"),
-    [("resnet50", None, "bilinear"), ("swin_t", None, "bicubic"), ("swin_t", "nearest", "nearest")],
+    [
+        ("resnet50", None, "bilinear"),
+        ("swin_t", None, "bicubic"),
+        ("swin_t", "nearest", "nearest"),
+    ],
 )
-def test_images_are_resized_as_the_flag_or_the_weights_say(arch: str, flag: str | None, used: str) -> None:
+def test_images_are_resized_as_the_flag_or_the_weights_say(
+    arch: str, flag: str | None, used: str
+) -> None:
     config = build({"arch": arch, "interpolation": flag})
     start = Start.of(config, (), {}, path=None, origin="flags")
     native = start.native(*architecture(kind_of(config), arch))
     assert start.pixels(native, "float32").interpolation == used
-    assert {policy.interpolation for policy in image_policies(config.augmentation, native)} == {used}
+    assert {
+        policy.interpolation for policy in image_policies(config.augmentation, native)
+    } == {used}
 
 
 def test_batch_norm_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     config = build({"arch": "resnet18", "sync_bn": True})
     start = Start.of(config, (), {}, path=None, origin="flags")
-    given: Any = (*architecture(kind_of(config), "resnet18"), (2, 3, 32, 32), {"classes": 2}, MagicMock())
+    given: Any = (
+        *architecture(kind_of(config), "resnet18"),
+        (2, 3, 32, 32),
+        {"classes": 2},
+        MagicMock(),
+    )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match="--sync-bn is for GPUs"):
         start.network(*given)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    norms = [layer for layer in start.network(*given).modules() if isinstance(layer, _BatchNorm)]
+    norms = [
+        layer
+        for layer in start.network(*given).modules()
+        if isinstance(layer, _BatchNorm)
+    ]
     assert len(norms) == 20 and {type(layer) for layer in norms} == {nn.SyncBatchNorm}
 
 
 def test_depth_and_blocks_that_compute_again_reach_the_network() -> None:
-    config = build({"arch": "swin_t", "stochastic_depth": 0.4, "grad_checkpointing": True})
+    config = build(
+        {"arch": "swin_t", "stochastic_depth": 0.4, "grad_checkpointing": True}
+    )
     kind = kind_of(config)
     start = Start.of(config, (), {}, path=None, origin="flags")
     heads = kind.building(config, SimpleNamespace(classes=("a", "b")))
-    module = start.network(*architecture(kind, "swin_t"), (2, 3, 32, 32), heads, MagicMock())
-    depths: list[Any] = [one.p for one in module.modules() if type(one).__name__ == "StochasticDepth"]
+    module = start.network(
+        *architecture(kind, "swin_t"), (2, 3, 32, 32), heads, MagicMock()
+    )
+    depths: list[Any] = [
+        one.p for one in module.modules() if type(one).__name__ == "StochasticDepth"
+    ]
     assert max(depths) == pytest.approx(0.4)
     # blocks and the merging of patches between stages
-    assert start.told == ["--grad-checkpointing: 15 blocks compute again in the backward pass"]
+    assert start.told == [
+        "--grad-checkpointing: 15 blocks compute again in the backward pass"
+    ]
 
 
 class Labelled:
@@ -135,8 +196,16 @@ class Labelled:
 @pytest.mark.parametrize(
     ("task", "trained", "flags"),
     [
-        ("classification", {"image_size": 48, "image_size_start": 32, "image_size_ramp": (0, 1)}, 32),
-        ("classification", {"image_size": 48, "train_window": "center", "val_window": "stretch"}, 64),
+        (
+            "classification",
+            {"image_size": 48, "image_size_start": 32, "image_size_ramp": (0, 1)},
+            32,
+        ),
+        (
+            "classification",
+            {"image_size": 48, "train_window": "center", "val_window": "stretch"},
+            64,
+        ),
         ("classification", {"balance": "sampler", "repeats": 1}, None),
         ("video", {"image_size": 32, "short_side": (36, 40)}, 48),
     ],
@@ -151,12 +220,18 @@ def test_settings_of_training_are_checked_where_something_is_trained(
     arch = "r3d_18" if task == "video" else "resnet18"
     checkpoint = {"config": asked, "used": {}, "arch": arch, "classes": ["a", "b"]}
     more = {"image_size": flags} if flags else {"repeats": 3}
-    config = build({use: "files" if use == "predict" else True, **more, **asked, **more})
-    start = Start.of(config, {use, *asked, *more}, checkpoint, path=None, origin="--resume last.pt")
+    config = build(
+        {use: "files" if use == "predict" else True, **more, **asked, **more}
+    )
+    start = Start.of(
+        config, {use, *asked, *more}, checkpoint, path=None, origin="--resume last.pt"
+    )
     kind = kind_of(start.config)
     split: Any = SimpleNamespace(columns=Labelled(), source=None)
     native = start.native(*architecture(kind, arch))
-    plan: Any = kind.plans(start.config, {"train": split, "val": split}, native, seed=0)[1]
+    plan: Any = kind.plans(
+        start.config, {"train": split, "val": split}, native, seed=0
+    )[1]
     assert flags in (None, plan.image_size)
     kind.tasks(start.config, {"train": split, "val": split}, 0.0)
 
@@ -167,13 +242,34 @@ def test_what_only_trains_is_not_built_where_nothing_is_trained(
 ) -> None:
     """Optimisers of packages that are not here, and weights that a GPU trains; the loss and --ema stay."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    optimised = {"optimizer": "apex-lamb", "clip_grad_agc": 0.1, "layer_decay": 0.5, "warmup_steps": 9}
-    asked = {"precision": "fp16-pure", "loss": "bce", "ema": 0.9, "mixup": 0.2, **optimised}
-    checkpoint = {"config": asked, "used": {}, "arch": "resnet18", "classes": ["a", "b"]}
+    optimised = {
+        "optimizer": "apex-lamb",
+        "clip_grad_agc": 0.1,
+        "layer_decay": 0.5,
+        "warmup_steps": 9,
+    }
+    asked = {
+        "precision": "fp16-pure",
+        "loss": "bce",
+        "ema": 0.9,
+        "mixup": 0.2,
+        **optimised,
+    }
+    checkpoint = {
+        "config": asked,
+        "used": {},
+        "arch": "resnet18",
+        "classes": ["a", "b"],
+    }
     given = build({use: "files" if use == "predict" else True})
     start = Start.of(given, {use}, checkpoint, path=None, origin="--resume last.pt")
     own = start.config.optimisation
     assert (own.optimizer, own.clip_grad_agc, own.warmup_steps) == ("sgd", 0.0, 0)
     assert (own.loss, own.ema, start.config.model.precision) == ("bce", 0.9, "auto")
-    preset = build({use: "files" if use == "predict" else True, "weights": "DEFAULT", **optimised})
-    assert Start.of(preset, (), {}, path=None, origin="").config.optimisation.optimizer == "sgd"
+    preset = build(
+        {use: "files" if use == "predict" else True, "weights": "DEFAULT", **optimised}
+    )
+    assert (
+        Start.of(preset, (), {}, path=None, origin="").config.optimisation.optimizer
+        == "sgd"
+    )

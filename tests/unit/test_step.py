@@ -44,7 +44,11 @@ class Net(nn.Module):
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.Linear(4 * 16, CLASSES)
+        self.conv, self.norm, self.head = (
+            nn.Conv2d(3, 4, 3),
+            nn.GroupNorm(2, 4),
+            nn.Linear(4 * 16, CLASSES),
+        )
         self.dropout = dropout
         self.masks: list[torch.Tensor] = []
 
@@ -91,7 +95,9 @@ def step_of(
     seed: int = 0,
     **more: Any,
 ) -> Step:
-    optimisation = Optimisation(**SETTINGS | {"accumulate": accumulate, "clip_grad_norm": clip} | more)
+    optimisation = Optimisation(
+        **SETTINGS | {"accumulate": accumulate, "clip_grad_norm": clip} | more
+    )
     return Step(
         module=net,
         task=Classification(
@@ -115,7 +121,9 @@ class ByHand:
 
     def __init__(self, net: Net, *, clip: float = 0.0, smoothing: float = 0.0) -> None:
         self.net, self.clip, self.smoothing = net, clip, smoothing
-        self.momentum = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
+        self.momentum = {
+            name: torch.zeros_like(p) for name, p in net.named_parameters()
+        }
 
     def __call__(self, batches: list[Batch], lr: float) -> tuple[float, int, float]:
         losses: list[torch.Tensor] = []
@@ -125,7 +133,9 @@ class ByHand:
             labels = batch.targets["labels"][keep]
             likelihoods = -functional.log_softmax(outputs, dim=1)
             right = likelihoods[torch.arange(len(labels)), labels]
-            losses += ((1 - self.smoothing) * right + self.smoothing * likelihoods.mean(dim=1)).unbind()
+            losses += (
+                (1 - self.smoothing) * right + self.smoothing * likelihoods.mean(dim=1)
+            ).unbind()
         self.net.zero_grad()
         loss = torch.stack(losses).sum()
         (loss / len(losses)).backward()
@@ -135,7 +145,9 @@ class ByHand:
                 assert p.grad is not None
                 gradient = p.grad * (min(1.0, self.clip / norm) if self.clip else 1.0)
                 gradient = gradient + p * (
-                    SETTINGS["weight_decay"] if p.ndim > 1 else SETTINGS["norm_weight_decay"]
+                    SETTINGS["weight_decay"]
+                    if p.ndim > 1
+                    else SETTINGS["norm_weight_decay"]
                 )
                 self.momentum[name] = 0.9 * self.momentum[name] + gradient
                 p.sub_(lr * (gradient + 0.9 * self.momentum[name]))
@@ -144,7 +156,9 @@ class ByHand:
 
 def assert_alike(one: nn.Module, other: nn.Module) -> None:
     for (name, a), b in zip(one.named_parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-6, msg=f"{name} is {a}, not {b}")
+        torch.testing.assert_close(
+            a, b, rtol=2e-5, atol=2e-6, msg=f"{name} is {a}, not {b}"
+        )
 
 
 PARTLY = [None, [0, 1, 2], [5], [0, 1, 2, 3, 4], [2, 4], None]
@@ -162,22 +176,34 @@ def test_the_same_weights_as_a_loop_by_hand(
     by_hand = ByHand(reference, clip=clip, smoothing=smoothing)
     for k in range(6):
         batches = [
-            batch_of(k * accumulate + m, PARTLY[(k + m) % 6] if invalid else None) for m in range(accumulate)
+            batch_of(k * accumulate + m, PARTLY[(k + m) % 6] if invalid else None)
+            for m in range(accumulate)
         ]
         lr = 0.1 / (k + 1)
-        loss, valid, norm, scale = step(iter(batches), lr=lr, epoch=0, position=k, want_norm=True).tolist()
+        loss, valid, norm, scale = step(
+            iter(batches), lr=lr, epoch=0, position=k, want_norm=True
+        ).tolist()
         expected = by_hand(batches, lr)
         assert (loss, valid, norm) == pytest.approx(expected, rel=1e-4) and scale == 1.0
     assert_alike(net, reference)
 
 
-def test_a_whole_batch_is_scaled_by_exactly_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_batch_is_scaled_by_exactly_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The factor is applied without asking the device, and changes no bit where every row has a sample."""
     factors: list[float] = []
-    monkeypatch.setattr(torch, "_foreach_mul_", lambda gradients, factor: factors.append(float(factor)))
+    monkeypatch.setattr(
+        torch, "_foreach_mul_", lambda gradients, factor: factors.append(float(factor))
+    )
     step = step_of(Net(), accumulate=3)
     step(iter([batch_of(0), batch_of(1), batch_of(2)]), lr=0.1, epoch=0, position=0)
-    step(iter([batch_of(0), batch_of(1, [0, 1, 2]), batch_of(2)]), lr=0.1, epoch=0, position=1)
+    step(
+        iter([batch_of(0), batch_of(1, [0, 1, 2]), batch_of(2)]),
+        lr=0.1,
+        epoch=0,
+        position=1,
+    )
     assert factors == [1.0, pytest.approx(18 / 15)]
 
 
@@ -195,13 +221,20 @@ def test_a_step_without_a_valid_sample_only_decays_and_coasts() -> None:
     net = Net()
     step = step_of(net, weight_decay=0.0, norm_weight_decay=0.0)
     start = [p.clone() for p in net.parameters()]
-    loss, valid, norm, _ = step(iter([batch_of(0, [])]), lr=0.1, epoch=0, position=0, want_norm=True).tolist()
+    loss, valid, norm, _ = step(
+        iter([batch_of(0, [])]), lr=0.1, epoch=0, position=0, want_norm=True
+    ).tolist()
     assert (loss, valid, norm) == (0.0, 0.0, 0.0)
-    assert all(torch.equal(p, before) for p, before in zip(net.parameters(), start, strict=True))
+    assert all(
+        torch.equal(p, before)
+        for p, before in zip(net.parameters(), start, strict=True)
+    )
 
     step(iter([batch_of(1)]), lr=0.1, epoch=0, position=1)
     before = [p.clone() for p in net.parameters()]
-    momenta = [step.optimizer.state[p]["momentum_buffer"].clone() for p in net.parameters()]
+    momenta = [
+        step.optimizer.state[p]["momentum_buffer"].clone() for p in net.parameters()
+    ]
     step(iter([batch_of(2, [])]), lr=0.1, epoch=0, position=2)
     for p, old, momentum in zip(net.parameters(), before, momenta, strict=True):
         torch.testing.assert_close(p.detach(), old - 0.1 * 0.9 * 0.9 * momentum)
@@ -229,7 +262,9 @@ def test_a_frozen_parameter_stays() -> None:
     assert torch.equal(net.conv.weight, before)
 
 
-def mask(*, seed: int = 0, epoch: int = 0, position: int = 0, rank: int = 0, micro: int = 0) -> bytes:
+def mask(
+    *, seed: int = 0, epoch: int = 0, position: int = 0, rank: int = 0, micro: int = 0
+) -> bytes:
     net = Net(dropout=0.5)
     step = step_of(net, seed=seed, accumulate=2)
     step.world.rank = rank
@@ -242,7 +277,13 @@ def test_dropout_is_keyed_by_seed_epoch_position_and_rank() -> None:
     first = mask()
     torch.rand(17)  # the generator's state is not looked at
     assert mask() == first
-    others = [mask(seed=1), mask(epoch=1), mask(position=64), mask(rank=1), mask(micro=1)]
+    others = [
+        mask(seed=1),
+        mask(epoch=1),
+        mask(position=64),
+        mask(rank=1),
+        mask(micro=1),
+    ]
     others += [mask(seed=1, epoch=1), mask(epoch=1, position=64)]
     assert len({first, *others}) == 8
 
@@ -253,12 +294,19 @@ def test_a_scale_that_is_too_high_skips_the_step_and_says_so() -> None:
     step = step_of(net)
     step.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
     before = [p.clone() for p in net.parameters()]
-    scales = [float(step(iter([batch_of(i)]), lr=0.1, epoch=0, position=i)[3]) for i in range(2)]
+    scales = [
+        float(step(iter([batch_of(i)]), lr=0.1, epoch=0, position=i)[3])
+        for i in range(2)
+    ]
     assert scales == [2.0**127, 2.0**126], "before its update"
-    assert all(torch.equal(p, old) for p, old in zip(net.parameters(), before, strict=True))
+    assert all(
+        torch.equal(p, old) for p, old in zip(net.parameters(), before, strict=True)
+    )
 
 
-@pytest.mark.parametrize("clip", [{}, {"clip": 0.3}, {"clip_grad_value": 0.01}, {"clip_grad_agc": 0.02}])
+@pytest.mark.parametrize(
+    "clip", [{}, {"clip": 0.3}, {"clip_grad_value": 0.01}, {"clip_grad_agc": 0.02}]
+)
 def test_the_scale_leaves_no_trace_in_the_weights(clip: dict[str, float]) -> None:
     net, scaled = Net(), Net()
     plain_step, scaled_step = step_of(net, **clip), step_of(scaled, **clip)  # type: ignore[arg-type]
@@ -277,7 +325,10 @@ def test_adamw_follows_pytorchs() -> None:
         [p for p in reference.parameters() if p.ndim < 2],
     )
     decays = SETTINGS["weight_decay"], SETTINGS["norm_weight_decay"]
-    groups = [{"params": its, "weight_decay": decay} for its, decay in zip(parts, decays, strict=True)]
+    groups = [
+        {"params": its, "weight_decay": decay}
+        for its, decay in zip(parts, decays, strict=True)
+    ]
     optimizer = torch.optim.AdamW(groups, lr=0.1)
     for k in range(3):
         batch = batch_of(k)
@@ -285,7 +336,9 @@ def test_adamw_follows_pytorchs() -> None:
         for group in optimizer.param_groups:
             group["lr"] = 0.01
         optimizer.zero_grad()
-        functional.cross_entropy(reference(batch.images), batch.targets["labels"]).backward()
+        functional.cross_entropy(
+            reference(batch.images), batch.targets["labels"]
+        ).backward()
         optimizer.step()
     assert_alike(net, reference)
 
@@ -301,7 +354,9 @@ def test_zero_momentum_is_plain_sgd() -> None:
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Let a step wrap its network as one of two ranks does, in a group of this process alone."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1
+    )
     monkeypatch.setenv("WORLD_SIZE", "2")
     yield
     dist.destroy_process_group()
@@ -326,13 +381,17 @@ def test_a_backward_pass_that_broke_off_is_forgotten() -> None:
 
 
 @pytest.mark.usefixtures("ranks")
-def test_the_search_for_a_batch_that_fits_asks_no_other_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_for_a_batch_that_fits_asks_no_other_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its gradients are of black images: a rank that waits in its own step must not get them."""
     step = step_of(Net())
     step.module(batch_of(0).images)  # memory runs out behind this, in the backward pass
     shared: list[object] = []
 
-    def share(_, bucket):  # torch compares annotations with the type itself, and here they are words
+    def share(
+        _, bucket
+    ):  # torch compares annotations with the type itself, and here they are words
         shared.append(bucket)
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         done.set_result(bucket.buffer())

@@ -34,12 +34,18 @@ def passed(feed: Feed, epoch: int = 0, first: int = 0) -> list[Batch]:
         return list(loader.batches(epoch, first))
 
 
-def check(batches: list[Batch], large: list[Any], small: list[Any], patches: int = 1) -> int:
+def check(
+    batches: list[Batch], large: list[Any], small: list[Any], patches: int = 1
+) -> int:
     """Compare every row with whole images; return how many there were."""
     count = 0
     for batch in batches:
         rows: Any = batch.rows
-        assert batch.valid.all() and not batch.failed and batch.targets["ids"].tolist() == rows.ids.tolist()
+        assert (
+            batch.valid.all()
+            and not batch.failed
+            and batch.targets["ids"].tolist() == rows.ids.tolist()
+        )
         for i, sample in enumerate(rows.ids.tolist()):
             image = sample // patches
             low, high = expected(rows, i, large[image], small[image])
@@ -56,7 +62,12 @@ def test_patches_are_cut_out_of_pillows_images(
     ending: str, patches: int, stored: bool, tmp_path: Path
 ) -> None:
     """Made small and cut is cut and made small; stored small images are read, one level darker here."""
-    images = write(tmp_path / "data/train" / ("HR" if stored else ""), 8, ending=ending, even=stored)
+    images = write(
+        tmp_path / "data/train" / ("HR" if stored else ""),
+        8,
+        ending=ending,
+        even=stored,
+    )
     large = list(images.values())
     small = [halved(pixels, 2) for pixels in large]
     if stored:
@@ -65,26 +76,42 @@ def test_patches_are_cut_out_of_pillows_images(
     split = opened(tmp_path / "data", patches=patches)
     batches = passed(feed_of(split))
     assert check(batches, large, small, patches) == 8 * patches
-    turns = {int(turn) for batch in batches if batch.rows is not None for turn in batch.rows.turns}
+    turns = {
+        int(turn)
+        for batch in batches
+        if batch.rows is not None
+        for turn in batch.rows.turns
+    }
     assert turns - {0, 1, 2, 3}, "none is transposed"
 
 
 def test_a_validation_is_whole_images_one_a_batch(tmp_path: Path) -> None:
     large = list(write(tmp_path / "data/val", 5).values())
-    batches = passed(feed_of(opened(tmp_path / "data", "val"), patch=None, batch_size=1))
+    batches = passed(
+        feed_of(opened(tmp_path / "data", "val"), patch=None, batch_size=1)
+    )
     assert check(batches, large, [halved(pixels, 2) for pixels in large]) == 5
     shapes = {tuple(batch.images.shape[2:]) for batch in batches}
-    assert len(shapes) > 1 and {(h // 2, w // 2) for h, w, _ in (i.shape for i in large)} == shapes
+    assert (
+        len(shapes) > 1
+        and {(h // 2, w // 2) for h, w, _ in (i.shape for i in large)} == shapes
+    )
 
 
 def test_worker_processes_deliver_the_same(tmp_path: Path) -> None:
     write(tmp_path / "data/train", 6)
     split = opened(tmp_path / "data", patches=4)
-    for one, other in zip(passed(feed_of(split)), passed(feed_of(split, workers=2)), strict=True):
-        assert torch.equal(one.images, other.images) and torch.equal(one.targets[HIGH], other.targets[HIGH])
+    for one, other in zip(
+        passed(feed_of(split)), passed(feed_of(split, workers=2)), strict=True
+    ):
+        assert torch.equal(one.images, other.images) and torch.equal(
+            one.targets[HIGH], other.targets[HIGH]
+        )
 
 
-def test_several_patches_of_an_image_are_decoded_once_and_spread(tmp_path: Path) -> None:
+def test_several_patches_of_an_image_are_decoded_once_and_spread(
+    tmp_path: Path,
+) -> None:
     write(tmp_path / "data/train", 12)
     split = opened(tmp_path / "data", patches=6)
     feed = feed_of(split)
@@ -101,10 +128,16 @@ def test_several_patches_of_an_image_are_decoded_once_and_spread(tmp_path: Path)
     batches = passed(feed, epoch=1)
     assert reads == Counter(range(12))
     images = [batch.ids // 6 for batch in batches]
-    assert len(images) == 18 and all(len(set(its.tolist())) == 4 for its in images), "twice in a batch"
+    assert len(images) == 18 and all(len(set(its.tolist())) == 4 for its in images), (
+        "twice in a batch"
+    )
     tail = passed(feed, epoch=1, first=20)
-    assert [batch.ids.tolist() for batch in tail] == [batch.ids.tolist() for batch in batches[5:]]
-    assert all(torch.equal(a.images, b.images) for a, b in zip(tail, batches[5:], strict=True))
+    assert [batch.ids.tolist() for batch in tail] == [
+        batch.ids.tolist() for batch in batches[5:]
+    ]
+    assert all(
+        torch.equal(a.images, b.images) for a, b in zip(tail, batches[5:], strict=True)
+    )
 
 
 def test_of_a_raw_file_the_rows_of_a_patch_alone_are_read(
@@ -129,7 +162,9 @@ def test_a_sample_is_valid_when_both_files_are(which: str, tmp_path: Path) -> No
     content[60:90] = bytes(30)  # pixels, behind a header that can be read
     broken.write_bytes(content)
     (batch,) = passed(feed_of(opened(data)))
-    assert batch.failed == (2,) and sorted(batch.ids[~batch.valid.numpy()].tolist()) == [2]
+    assert batch.failed == (2,) and sorted(
+        batch.ids[~batch.valid.numpy()].tolist()
+    ) == [2]
     lost = batch.ids.tolist().index(2)
     assert not batch.images[lost].any() and not batch.targets[HIGH][lost].any()
     assert batch.images[batch.valid].any() and batch.targets[HIGH][batch.valid].any()
@@ -140,12 +175,19 @@ def test_synthetic_pairs_have_both(tmp_path: Path) -> None:
     feed = feed_of(opened(tmp_path / "data"))
     with open_loader("synthetic", feed) as loader:
         batch = next(iter(loader.batches(0, 0)))
-    assert batch.images.shape == (4, 3, 8, 8) and batch.targets[HIGH].shape == (4, 3, 16, 16)
+    assert batch.images.shape == (4, 3, 8, 8) and batch.targets[HIGH].shape == (
+        4,
+        3,
+        16,
+        16,
+    )
 
 
 def test_close_in_the_middle_of_an_epoch_leaves_nothing(tmp_path: Path) -> None:
     write(tmp_path / "data/train", 6)
-    feed = replace(feed_of(opened(tmp_path / "data", patches=4), workers=2), pixels=PLAIN)
+    feed = replace(
+        feed_of(opened(tmp_path / "data", patches=4), workers=2), pixels=PLAIN
+    )
     (tmp_path / "temporary").mkdir()
     before = Traces.now(tmp_path / "temporary")
     with open_loader("paired", feed) as loader:

@@ -20,8 +20,15 @@ def test_outputs_are_larger_by_the_scale(arch: str, scale: int) -> None:
     small = torch.rand(1, 3, 7, 9)
     large = module(small)
     channels = 3 if arch.startswith("edsr") else 1
-    assert large.shape == (1, channels, 7 * scale, 9 * scale) and large.dtype == torch.float32
-    assert not loaded.anew and native(arch).mean == (0, 0, 0) and native(arch).std == (1, 1, 1)
+    assert (
+        large.shape == (1, channels, 7 * scale, 9 * scale)
+        and large.dtype == torch.float32
+    )
+    assert (
+        not loaded.anew
+        and native(arch).mean == (0, 0, 0)
+        and native(arch).std == (1, 1, 1)
+    )
     assert classes(arch, "x") == ()
 
 
@@ -31,12 +38,25 @@ def test_outputs_are_larger_by_the_scale(arch: str, scale: int) -> None:
         ("srcnn", 3, 8_032),  # the paper's count for 9-1-5, without biases
         ("srcnn_955", 3, 57_184),  # and for 9-5-5
         ("espcn", 3, 5 * 5 * 64 + 3 * 3 * 64 * 32 + 3 * 3 * 32 * 9),
-        ("edsr_baseline", 2, 1_369_859 - 64 * 34 - 256 - 3),  # "1.37 M" of the published baseline
+        (
+            "edsr_baseline",
+            2,
+            1_369_859 - 64 * 34 - 256 - 3,
+        ),  # "1.37 M" of the published baseline
     ],
 )
-def test_there_are_as_many_weights_as_published(arch: str, scale: int, count: int) -> None:
+def test_there_are_as_many_weights_as_published(
+    arch: str, scale: int, count: int
+) -> None:
     module, _ = build(arch, scale=scale, shape=(1, 3, 8, 8))
-    assert sum(value.numel() for name, value in module.named_parameters() if name.endswith("weight")) == count
+    assert (
+        sum(
+            value.numel()
+            for name, value in module.named_parameters()
+            if name.endswith("weight")
+        )
+        == count
+    )
 
 
 @pytest.mark.parametrize("arch", ["srcnn", "srcnn_955", "espcn"])
@@ -55,24 +75,34 @@ def test_the_interpolation_is_pillows() -> None:
     """Values in the middle: Pillow clips between its two passes, which is no part of the kernel."""
     levels = np.random.default_rng(0).integers(96, 160, (9, 11, 3), np.uint8)
     images = torch.from_numpy(levels).permute(2, 0, 1)[None] / 255
-    expected = np.asarray(Image.fromarray(levels).resize((33, 27), Image.Resampling.BICUBIC))
+    expected = np.asarray(
+        Image.fromarray(levels).resize((33, 27), Image.Resampling.BICUBIC)
+    )
     found = (255 * enlarged(images, 3))[0].permute(1, 2, 0).numpy()
-    assert np.abs(found - expected).max() < 1.2  # rounded twice there, with weights of up to 1.25 between
+    assert (
+        np.abs(found - expected).max() < 1.2
+    )  # rounded twice there, with weights of up to 1.25 between
 
 
 def test_luma_is_matlabs() -> None:
     """Black is 16, white 235; the primaries are those of rgb2ycbcr's matrix."""
     colours = torch.tensor([[0.0, 0, 0], [1, 1, 1], [1, 0, 0], [0, 1, 0], [0, 0, 1]])
     levels = 255 * luma(colours.double()[:, :, None, None]).flatten()
-    assert levels.tolist() == pytest.approx([16, 235, 81.481, 144.553, 40.966], abs=1e-9)
+    assert levels.tolist() == pytest.approx(
+        [16, 235, 81.481, 144.553, 40.966], abs=1e-9
+    )
 
 
 def test_weights_are_a_file(tmp_path: Path) -> None:
-    with pytest.raises(Unusable, match="no such file, and espcn has no published weights"):
+    with pytest.raises(
+        Unusable, match="no such file, and espcn has no published weights"
+    ):
         build("espcn", scale=2, shape=(1, 3, 8, 8), weights="DEFAULT")
     module, _ = build("espcn", scale=2, shape=(1, 3, 8, 8))
     torch.save(module.state_dict(), tmp_path / "w.pt")
-    again, loaded = build("espcn", scale=2, shape=(1, 3, 8, 8), weights=str(tmp_path / "w.pt"))
+    again, loaded = build(
+        "espcn", scale=2, shape=(1, 3, 8, 8), weights=str(tmp_path / "w.pt")
+    )
     assert not loaded.anew
     for name, value in again.state_dict().items():
         assert torch.equal(value, module.state_dict()[name]), name

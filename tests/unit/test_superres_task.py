@@ -26,7 +26,9 @@ def keys(x: Array) -> Array:
     """Return the cubic kernel with a = -0.5 (Keys 1981)."""
     x = np.abs(x)
     return np.where(
-        x <= 1, 1.5 * x**3 - 2.5 * x**2 + 1, np.where(x < 2, -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2, 0)
+        x <= 1,
+        1.5 * x**3 - 2.5 * x**2 + 1,
+        np.where(x < 2, -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2, 0),
     )
 
 
@@ -37,7 +39,11 @@ def twice(levels: Array) -> Array:
         centres = (np.arange(2 * levels.shape[axis]) + 0.5) / 2 - 0.5
         weights = keys(centres[:, None] - places)
         levels = np.moveaxis(
-            np.tensordot(weights / weights.sum(axis=1, keepdims=True), levels, (1, axis)), 0, axis
+            np.tensordot(
+                weights / weights.sum(axis=1, keepdims=True), levels, (1, axis)
+            ),
+            0,
+            axis,
         )
     return levels
 
@@ -67,10 +73,18 @@ def ssim(one: Array, other: Array) -> float:
         return (views * window).sum(axis=(-2, -1))
 
     x, y = weighted(one), weighted(other)
-    xx, yy, xy = weighted(one * one) - x * x, weighted(other * other) - y * y, weighted(one * other) - x * y
+    xx, yy, xy = (
+        weighted(one * one) - x * x,
+        weighted(other * other) - y * y,
+        weighted(one * other) - x * y,
+    )
     first, second = (0.01 * 255) ** 2, (0.03 * 255) ** 2
     return float(
-        np.mean((2 * x * y + first) * (2 * xy + second) / ((x * x + y * y + first) * (xx + yy + second)))
+        np.mean(
+            (2 * x * y + first)
+            * (2 * xy + second)
+            / ((x * x + y * y + first) * (xx + yy + second))
+        )
     )
 
 
@@ -82,8 +96,12 @@ def output(sample: int, high: torch.Tensor, channels: int) -> torch.Tensor:
 
 def share(split: Split, world: World) -> list[Batch]:
     """Return a rank's batches of a validation."""
-    feed = feed_of(split, patch=None, batch_size=1, world_size=world.size, rank=world.rank)
-    with open_loader("paired", replace(feed, pixels=Pixels(mean=(0.0,) * 3, std=(1.0,) * 3))) as loader:
+    feed = feed_of(
+        split, patch=None, batch_size=1, world_size=world.size, rank=world.rank
+    )
+    with open_loader(
+        "paired", replace(feed, pixels=Pixels(mean=(0.0,) * 3, std=(1.0,) * 3))
+    ) as loader:
         return list(loader.batches(0, 0))
 
 
@@ -100,20 +118,31 @@ def test_figures_are_the_references_on_any_number_of_ranks(
             said = output(int(batch.ids[0]), batch.targets[HIGH], channels)
             metric.update(said if batch.valid.all() else said * torch.nan, batch)
         found = metric.result(world)
-        shown = found.pop("extras", {"images": {"val/crops": None}})["images"]["val/crops"]
-        assert (shown is None) == (world.rank > 0) and (shown is None or shown.shape[1:] == (128, 128, 3))
+        shown = found.pop("extras", {"images": {"val/crops": None}})["images"][
+            "val/crops"
+        ]
+        assert (shown is None) == (world.rank > 0) and (
+            shown is None or shown.shape[1:] == (128, 128, 3)
+        )
         return found
 
     whole = figures(alone())
     for size in (2, 3):
         assert on_ranks(size, figures) == [whole] * size
-    expected: dict[str, list[float]] = {"psnr": [], "psnr_bicubic": [], "ssim": [], "ssim_bicubic": []}
+    expected: dict[str, list[float]] = {
+        "psnr": [],
+        "psnr_bicubic": [],
+        "ssim": [],
+        "ssim_bicubic": [],
+    }
     inside = slice(SHAVE, -SHAVE)
     for sample, pixels in enumerate(images):
         small = halved(pixels, 2)
         large = pixels[: 2 * small.shape[0], : 2 * small.shape[1]].astype(np.float64)
         high = torch.from_numpy(large / 255).float().permute(2, 0, 1)[None]
-        ours = rounded(255 * output(sample, high, channels)[0].double().permute(1, 2, 0).numpy())
+        ours = rounded(
+            255 * output(sample, high, channels)[0].double().permute(1, 2, 0).numpy()
+        )
         bicubic = rounded(twice(small.astype(np.float64)))
         if of_luma:
             large, bicubic = y_of(large), y_of(bicubic)
@@ -133,23 +162,35 @@ def test_an_output_that_is_no_number_counts_as_black_for_white(tmp_path: Path) -
     for batch in share(opened(tmp_path / "data", "val"), alone()):
         metric.update(batch.targets[HIGH] * (torch.nan if batch.ids[0] else 1), batch)
     found = metric.result(alone())
-    assert (found["psnr"], found["outputs_not_finite"], found["samples"]) == (50.0, 1, 2)
+    assert (found["psnr"], found["outputs_not_finite"], found["samples"]) == (
+        50.0,
+        1,
+        2,
+    )
 
 
 def test_losses_are_those_of_the_papers() -> None:
     high = torch.rand(2, 3, 4, 4)
     valid, ids = torch.tensor([True, False]), np.array([0, -1])
-    batch = Batch(images=high, sizes=torch.zeros(2, 2), targets={HIGH: high}, valid=valid, ids=ids)
+    batch = Batch(
+        images=high, sizes=torch.zeros(2, 2), targets={HIGH: high}, valid=valid, ids=ids
+    )
 
     def losses(arch: str, outputs: torch.Tensor, **settings: Any) -> list[float]:
-        config = build({"task": "superres", "arch": arch, "loader": "synthetic", **settings})
+        config = build(
+            {"task": "superres", "arch": arch, "loader": "synthetic", **settings}
+        )
         task = KIND.tasks(config, KIND.splits(config, "synthetic", Console()), 0.0)[0]
         assert isinstance(task, Superres)
         return [float(loss) for loss in task.losses(outputs, batch)]
 
     assert losses("edsr_baseline", high + 0.5) == pytest.approx([0.5, 0])
-    assert losses("edsr_baseline", high + 0.5, pixel_loss="mse") == pytest.approx([0.25, 0])
-    y = (16 + 65.481 * high[:, :1] + 128.553 * high[:, 1:2] + 24.966 * high[:, 2:]) / 255
+    assert losses("edsr_baseline", high + 0.5, pixel_loss="mse") == pytest.approx(
+        [0.25, 0]
+    )
+    y = (
+        16 + 65.481 * high[:, :1] + 128.553 * high[:, 1:2] + 24.966 * high[:, 2:]
+    ) / 255
     assert losses("espcn", y + 0.5) == pytest.approx([0.25, 0])
     assert losses("srcnn_955", y - 0.5) == pytest.approx([0.25, 0])
 
@@ -166,9 +207,18 @@ def made(config: Config) -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"arch": "srcnn", "psnr": "rgb"}, "--psnr rgb: --arch srcnn gives the luma alone; --psnr y"),
-        ({"scale": 3, "patch_size": 32}, "--patch-size 32 is no multiple of --scale 3; 30 or 33"),
-        ({"loader": "paired"}, "--data is missing: --loader paired reads files; a folder with DIV2K"),
+        (
+            {"arch": "srcnn", "psnr": "rgb"},
+            "--psnr rgb: --arch srcnn gives the luma alone; --psnr y",
+        ),
+        (
+            {"scale": 3, "patch_size": 32},
+            "--patch-size 32 is no multiple of --scale 3; 30 or 33",
+        ),
+        (
+            {"loader": "paired"},
+            "--data is missing: --loader paired reads files; a folder with DIV2K",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(settings: dict[str, Any], said: str) -> None:
@@ -178,7 +228,11 @@ def test_a_mistake_is_one_line(settings: dict[str, Any], said: str) -> None:
 
 
 def test_the_patch_is_the_papers_unless_said_otherwise() -> None:
-    for settings, small in (({}, 17), ({"arch": "srcnn", "scale": 3}, 11), ({"patch_size": 64}, 32)):
+    for settings, small in (
+        ({}, 17),
+        ({"arch": "srcnn", "scale": 3}, 11),
+        ({"patch_size": 64}, 32),
+    ):
         config = build({"task": "superres", "loader": "synthetic", **settings})
         plan, val = made(config)
         assert (plan.rows(0, 0)[0].sizes == small).all() and val.batch_size == 1

@@ -22,7 +22,9 @@ CPU = torch.device("cpu")
 HEIGHT, WIDTH = 120, 200
 
 
-def frame_of(turns: int, colours: tuple[int, bool]) -> tuple[Picture, Picture, torch.Tensor]:
+def frame_of(
+    turns: int, colours: tuple[int, bool]
+) -> tuple[Picture, Picture, torch.Tensor]:
     """Noise, as planes and as a surface. `colours`: the matrix by its number, whether the range is full."""
     draws = np.random.default_rng(turns)
     frame: Any = av.VideoFrame(WIDTH, HEIGHT, "yuv420p")
@@ -30,7 +32,11 @@ def frame_of(turns: int, colours: tuple[int, bool]) -> tuple[Picture, Picture, t
         plane.update(draws.integers(16, 235, plane.buffer_size, np.uint8).tobytes())
     frame.colorspace, frame.color_range = colours[0], 2 if colours[1] else 1
     on_cpu, surface = planes(frame, turns), engines.nv12(frame.to_ndarray())
-    return on_cpu, nv12(HEIGHT, WIDTH, matrix=on_cpu.matrix, full_range=colours[1], turns=turns), surface
+    return (
+        on_cpu,
+        nv12(HEIGHT, WIDTH, matrix=on_cpu.matrix, full_range=colours[1], turns=turns),
+        surface,
+    )
 
 
 def windows(picture: Picture) -> Iterator[tuple[Any, Any, tuple[int, int]]]:
@@ -66,7 +72,10 @@ def levels_apart(device: torch.device, turns: int) -> tuple[int, float]:
     found = []
     for region, window, size in windows(picture):
         fit = Fit(picture, region, window, size)
-        one, other = fit.by_kernel(surfaces, _surfaces._kernel(device)), fit.by_matrices(surfaces)
+        one, other = (
+            fit.by_kernel(surfaces, _surfaces._kernel(device)),
+            fit.by_matrices(surfaces),
+        )
         assert one.shape == other.shape and one.dtype == other.dtype
         found.append((one.int() - other.int()).abs().float().flatten())
     every = torch.cat(found)

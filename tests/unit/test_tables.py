@@ -38,14 +38,21 @@ if __name__ == "__main__":
 """
 
 
-def test_a_loader_that_opens_files_asks_validation_too(tmp_path: Path, runner: Runner) -> None:
+def test_a_loader_that_opens_files_asks_validation_too(
+    tmp_path: Path, runner: Runner
+) -> None:
     data = draw(tmp_path / "data", classes=("a", "b"), train=2, val=1)
     (data / "val").rename(data / "unpacked")
     (data / "val.toy").touch()
     flags = f"--data {data} --manifest-dir {tmp_path / 'cache'} --output {tmp_path / 'run'} --workers 1"
     small = "--arch resnet18 --image-size 32 --batch-size 2 --epochs 1 --ceilings false"
-    said = runner.python("-c", PROGRAM, *f"{flags} {small} --loader dali-cpu".split()).mistake()
-    assert "--loader dali-cpu opens each sample's own file, and toy:a/000.jpg is none; choose" in said
+    said = runner.python(
+        "-c", PROGRAM, *f"{flags} {small} --loader dali-cpu".split()
+    ).mistake()
+    assert (
+        "--loader dali-cpu opens each sample's own file, and toy:a/000.jpg is none; choose"
+        in said
+    )
     assert not (tmp_path / "run/metrics.jsonl").exists(), "nothing was trained before"
 
 
@@ -81,7 +88,9 @@ def test_auto_asks_for_what_would_be_opened(
 
 
 @pytest.mark.parametrize("source", ["auto", "toy"])
-def test_a_split_of_an_own_loop_is_of_any_source(source: str, toy_source: None, tmp_path: Path) -> None:
+def test_a_split_of_an_own_loop_is_of_any_source(
+    source: str, toy_source: None, tmp_path: Path
+) -> None:
     data = fill(tmp_path / "data", {"train.toy": b""})
     toy.STORED[data.resolve(), "train"] = {b"b/0.jpg": JPEG, b"a/0.jpg": JPEG}
     split = open_split(data / "train", source=source, cache=tmp_path / "cache")
@@ -94,20 +103,32 @@ def test_a_split_of_an_own_loop_is_of_any_source(source: str, toy_source: None, 
 
 def test_suites_of_files_refuse_what_is_none(toy_source: None, tmp_path: Path) -> None:
     data = fill(tmp_path / "data", {"train.toy": b"", "val.toy": b""})
-    with pytest.raises(UserError, match="train is read as toy, and what is written by hand reads files"):
+    with pytest.raises(
+        UserError, match="train is read as toy, and what is written by hand reads files"
+    ):
         data_folder(data)
-    with pytest.raises(UserError, match="train is read as tar, and what is written by hand"):
+    with pytest.raises(
+        UserError, match="train is read as tar, and what is written by hand"
+    ):
         data_folder(fill(tmp_path / "tars", {"train/0.tar": b""}))
     require_data(str(data), ["torchvision"], config=build({"source": "toy"}))
-    with pytest.raises(UserError, match="has no train/ folder; it must be a folder with train/<class>"):
+    with pytest.raises(
+        UserError, match="has no train/ folder; it must be a folder with train/<class>"
+    ):
         require_data(str(data), ["torchvision"], config=build({"source": "folder"}))
     row = _probes.reading(data)
     assert (row.state, row.found) == ("ok", "train is read as toy: not timed")
 
 
 def test_suites_of_loaders_ask_the_task() -> None:
-    assert [medium_of(task) for task in ("classification", "video")] == ["images", "videos"]
-    for task, said in (("detection", "a label alone"), ("video2", "did you mean video")):
+    assert [medium_of(task) for task in ("classification", "video")] == [
+        "images",
+        "videos",
+    ]
+    for task, said in (
+        ("detection", "a label alone"),
+        ("video2", "did you mean video"),
+    ):
         with pytest.raises(UserError, match=said):
             medium_of(task)
 

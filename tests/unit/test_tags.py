@@ -20,35 +20,46 @@ from tests.unit.test_shares import Heard
 
 def test_average_precision_is_the_precision_at_each_sample_of_the_class() -> None:
     assert average_precision(np.arange(4.0), np.zeros(4, bool)) is None
-    assert average_precision(np.array([0.9, 0.8, 0.7, 0.6]), np.array([1, 0, 1, 0], bool)) == pytest.approx(
-        (1 + 2 / 3) / 2
-    )
+    assert average_precision(
+        np.array([0.9, 0.8, 0.7, 0.6]), np.array([1, 0, 1, 0], bool)
+    ) == pytest.approx((1 + 2 / 3) / 2)
     rng = np.random.default_rng(0)
     for _ in range(20):
         scores = rng.integers(0, 6, 30).astype(float)  # many are the same
         wanted = rng.random(30) < 0.4
-        expected = [(wanted & (scores >= one)).sum() / (scores >= one).sum() for one in scores[wanted]]
+        expected = [
+            (wanted & (scores >= one)).sum() / (scores >= one).sum()
+            for one in scores[wanted]
+        ]
         assert average_precision(scores, wanted) == pytest.approx(np.mean(expected))
 
 
 def test_a_list_of_sets(tmp_path: Path) -> None:
     root = fill(tmp_path / "data", {f"{name}.jpg": JPEG for name in "abcd"})
-    (root / "train.csv").write_text("path,labels\na.jpg,10;2\nb.jpg,2\nc.jpg,\nd.jpg,2; 10\n")
+    (root / "train.csv").write_text(
+        "path,labels\na.jpg,10;2\nb.jpg,2\nc.jpg,\nd.jpg,2; 10\n"
+    )
     (root / "val.csv").write_text("a.jpg,2\nb.jpg,10\n")
     settings = Data(data=str(root), multi_label=True, manifest_dir=tmp_path / "cache")
     splits = open_splits(settings, loader="torchvision", console=Heard())
     found = {
         name: [
-            [columns.classes[at] for at in np.flatnonzero(columns.several[label])] for label in columns.label
+            [columns.classes[at] for at in np.flatnonzero(columns.several[label])]
+            for label in columns.label
         ]
         for name, split in splits.items()
         for columns in [split.columns]
     }
-    assert found == {"train": [["2", "10"], ["2"], [], ["2", "10"]], "val": [["2"], ["10"]]}
+    assert found == {
+        "train": [["2", "10"], ["2"], [], ["2", "10"]],
+        "val": [["2"], ["10"]],
+    }
     turned = splits["train"].columns.numbered(np.array([2, 0]), ("ten", "other", "two"))
     assert turned.several[turned.label[1]].tolist() == [False, False, True]
     (root / "val.csv").write_text("a.jpg,2;3\nb.jpg,10\n")
-    with pytest.raises(UserError, match="the label '3' is none of the 2 classes of the training data"):
+    with pytest.raises(
+        UserError, match="the label '3' is none of the 2 classes of the training data"
+    ):
         open_splits(settings, loader="torchvision", console=Heard())
 
 
@@ -61,7 +72,9 @@ def test_the_loss_is_of_each_class_and_the_figure_of_all() -> None:
     made = task.targets(rows([0, 1, 2, 3]))
     batch.targets |= {name: torch.from_numpy(value) for name, value in made.items()}
     wanted = torch.from_numpy(several[labels]).float()
-    expected = torch.nn.functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none").mean(1)
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(
+        logits, wanted, reduction="none"
+    ).mean(1)
     torch.testing.assert_close(task.losses(logits, batch), expected, equal_nan=True)
     metric = task.metric(torch.device("cpu"))
     metric.update(logits, batch)
@@ -69,5 +82,9 @@ def test_the_loss_is_of_each_class_and_the_figure_of_all() -> None:
     assert isinstance(told, dict)
     # of the third class one sample is the first, and one, whose output is no number, the last
     assert told["map"] == pytest.approx((1 + 1 + (1 + 2 / 4) / 2) / 3)
-    assert (told["samples"], told["losses_not_finite"], told["outputs_not_finite"]) == (4, 1, 1)
+    assert (told["samples"], told["losses_not_finite"], told["outputs_not_finite"]) == (
+        4,
+        1,
+        1,
+    )
     assert told["loss"] == pytest.approx(float(expected[:3].mean()), abs=1e-5)

@@ -52,36 +52,71 @@ def test_members_of_a_sample_are_grouped_wherever_they_are(tmp_path: Path) -> No
         "v1.0/y.JPG": ("ant", TWO),
         "m.jpg": ("cat", THREE),
     }
-    assert left_out(split) == ["0.tar:m.mask.png\tnot read: the image of its sample is m.jpg"]
+    assert left_out(split) == [
+        "0.tar:m.mask.png\tnot read: the image of its sample is m.jpg"
+    ]
 
 
-def test_images_with_dots_in_their_names_are_samples_by_their_own_labels(tmp_path: Path) -> None:
+def test_images_with_dots_in_their_names_are_samples_by_their_own_labels(
+    tmp_path: Path,
+) -> None:
     """scale_0.png and scale_0.5.png have one key to WebDataset, which keeps one of them."""
-    own = {"s_0.png": ONE, "s_0.cls": b"a", "s_0.5.png": TWO, "s_0.5.cls": b"b", "d/v1.2.jpg": THREE}
-    split = opened(shards(tmp_path, {**own, "d/v1.2.cls": b"a", "d/v1.3.jpg": FOUR, "d/v1.txt": b""}))
-    assert samples(split) == {"s_0.png": ("a", ONE), "s_0.5.png": ("b", TWO), "d/v1.2.jpg": ("a", THREE)}
+    own = {
+        "s_0.png": ONE,
+        "s_0.cls": b"a",
+        "s_0.5.png": TWO,
+        "s_0.5.cls": b"b",
+        "d/v1.2.jpg": THREE,
+    }
+    split = opened(
+        shards(
+            tmp_path, {**own, "d/v1.2.cls": b"a", "d/v1.3.jpg": FOUR, "d/v1.txt": b""}
+        )
+    )
+    assert samples(split) == {
+        "s_0.png": ("a", ONE),
+        "s_0.5.png": ("b", TWO),
+        "d/v1.2.jpg": ("a", THREE),
+    }
     assert left_out(split) == ["0.tar:d/v1.3.jpg\tno label: no .cls beside it"]
 
 
 def test_images_with_dots_by_a_key_of_json(tmp_path: Path) -> None:
     """A .cls is not read where --label-key is given."""
-    json_of = {"x.json": b'{"class": "cat"}', "x.1.json": b'{"class": "ant"}', "x.cls": b"0", "y.cls": b"1"}
+    json_of = {
+        "x.json": b'{"class": "cat"}',
+        "x.1.json": b'{"class": "ant"}',
+        "x.cls": b"0",
+        "y.cls": b"1",
+    }
     split = opened(
-        shards(tmp_path, {"x.jpg": ONE, "x.1.jpg": TWO, "y.jpg": THREE, **json_of}), labels="class"
+        shards(tmp_path, {"x.jpg": ONE, "x.1.jpg": TWO, "y.jpg": THREE, **json_of}),
+        labels="class",
     )
     assert samples(split) == {"x.jpg": ("cat", ONE), "x.1.jpg": ("ant", TWO)}
     assert left_out(split) == ["0.tar:y.jpg\tno label: no class in its .json"]
 
 
 def test_names_with_a_dot_as_a_folder_are_those_without(tmp_path: Path) -> None:
-    own = {"./a.jpg": ONE, "./a.cls": b"0", "d/./b.jpg": TWO, "d/b.cls": b"1", "././d/./c.jpg": THREE}
+    own = {
+        "./a.jpg": ONE,
+        "./a.cls": b"0",
+        "d/./b.jpg": TWO,
+        "d/b.cls": b"1",
+        "././d/./c.jpg": THREE,
+    }
     split = opened(shards(tmp_path, {**own, "../d/c.jpg": FOUR, "d/.hidden.jpg": ONE}))
     assert samples(split) == {"a.jpg": ("0", ONE), "d/b.jpg": ("1", TWO)}
-    assert [line.partition("\t")[0] for line in left_out(split)] == ["0.tar:../d/c.jpg", "0.tar:d/c.jpg"]
+    assert [line.partition("\t")[0] for line in left_out(split)] == [
+        "0.tar:../d/c.jpg",
+        "0.tar:d/c.jpg",
+    ]
 
 
 def test_a_key_in_two_shards_is_two_samples(tmp_path: Path) -> None:
-    split = opened(shards(tmp_path, {"x.jpg": ONE, "x.cls": b"a"}, {"x.jpg": TWO, "x.cls": b"b"}))
+    split = opened(
+        shards(tmp_path, {"x.jpg": ONE, "x.cls": b"a"}, {"x.jpg": TWO, "x.cls": b"b"})
+    )
     assert samples(split) == {"0.tar/x.jpg": ("a", ONE), "1.tar/x.jpg": ("b", TWO)}
     assert split.source.name(1).endswith("/train/1.tar:x.jpg")
 
@@ -94,7 +129,9 @@ def test_of_a_name_twice_in_a_shard_the_last_one_is_taken(tmp_path: Path) -> Non
         file.addfile(member, io.BytesIO(TWO))
     split = opened(data)
     assert samples(split) == {"x.jpg": ("a", TWO)}
-    assert left_out(split) == ["0.tar:x.jpg\tcomes again in this shard; the last one is taken"]
+    assert left_out(split) == [
+        "0.tar:x.jpg\tcomes again in this shard; the last one is taken"
+    ]
 
 
 def test_what_is_no_sample_is_left_out_by_name(tmp_path: Path) -> None:
@@ -108,9 +145,14 @@ def test_what_is_no_sample_is_left_out_by_name(tmp_path: Path) -> None:
         "w.jpg": b"",
         "w.cls": b"a",
     }
-    path = write_tar(data / "train" / "1.tar", {**own, "c.jpg": ONE, "c.cls": b"two\nlines"})
+    path = write_tar(
+        data / "train" / "1.tar", {**own, "c.jpg": ONE, "c.cls": b"two\nlines"}
+    )
     with tarfile.open(path, "a") as file:
-        for name, kind in (("l.jpg", tarfile.LNKTYPE), ("s.jpg", tarfile.GNUTYPE_SPARSE)):
+        for name, kind in (
+            ("l.jpg", tarfile.LNKTYPE),
+            ("s.jpg", tarfile.GNUTYPE_SPARSE),
+        ):
             member = tarfile.TarInfo(name)
             member.type = kind
             member.linkname = "u.jpg"
@@ -130,15 +172,21 @@ def test_what_is_no_sample_is_left_out_by_name(tmp_path: Path) -> None:
 
 
 def test_integers_are_numbers_of_classes(tmp_path: Path) -> None:
-    data = shards(tmp_path, {"x.jpg": ONE, "x.cls": b"3", "y.jpg": TWO, "y.cls": b"1\n"})
+    data = shards(
+        tmp_path, {"x.jpg": ONE, "x.cls": b"3", "y.jpg": TWO, "y.cls": b"1\n"}
+    )
     assert samples(opened(data)) == {"x.jpg": ("3", ONE), "y.jpg": ("1", TWO)}
     assert opened(data).columns.classes == ("0", "1", "2", "3")
     (data / "classes.txt").write_text("w\nx\ny\nz\n")
     assert samples(opened(data)) == {"x.jpg": ("z", ONE), "y.jpg": ("x", TWO)}
     write_tar(data / "train" / "1.tar", {"z.jpg": THREE, "z.cls": b"9"})
-    assert "/train/1.tar:z.jpg has the label '9', and classes.txt names 4" in refused(lambda: opened(data))
+    assert "/train/1.tar:z.jpg has the label '9', and classes.txt names 4" in refused(
+        lambda: opened(data)
+    )
     write_tar(data / "train" / "1.tar", {"z.jpg": THREE, "z.cls": b"cat"})
-    assert "0.tar:x.jpg has the label '3' and " in (said := refused(lambda: opened(data)))
+    assert "0.tar:x.jpg has the label '3' and " in (
+        said := refused(lambda: opened(data))
+    )
     assert "1.tar:z.jpg 'cat'" in said
 
 
@@ -160,14 +208,23 @@ def test_labels_by_a_key_of_json(tmp_path: Path) -> None:
 def test_a_label_key_goes_before_what_cls_holds(tmp_path: Path) -> None:
     """A sample without it is left out by name, and does not get another kind of label."""
     own = {"x.jpg": ONE, "x.cls": b"3", "x.json": b'{"breed": "pug"}'}
-    split = opened(shards(tmp_path, {**own, "y.jpg": TWO, "y.cls": b"4"}), labels="breed")
+    split = opened(
+        shards(tmp_path, {**own, "y.jpg": TWO, "y.cls": b"4"}), labels="breed"
+    )
     assert samples(split) == {"x.jpg": ("pug", ONE)}
     assert left_out(split) == ["0.tar:y.jpg\tno label: no breed in its .json"]
 
 
 def test_labels_stay_apart_whatever_they_hold(tmp_path: Path) -> None:
-    words = {"a": b"caf\xe9", "b": b"caf\xe8", "c": b"great\xc2\xa0dane\n", "d": b"great dane"}
-    own = {f"{name}.jpg": ONE for name in words} | {f"{name}.cls": word for name, word in words.items()}
+    words = {
+        "a": b"caf\xe9",
+        "b": b"caf\xe8",
+        "c": b"great\xc2\xa0dane\n",
+        "d": b"great dane",
+    }
+    own = {f"{name}.jpg": ONE for name in words} | {
+        f"{name}.cls": word for name, word in words.items()
+    }
     found = samples(opened(shards(tmp_path, own)))
     assert [label for label, _ in found.values()] == [
         "caf\udce9",
@@ -189,7 +246,10 @@ def test_names_of_classes_may_lie_in_train_alone(tmp_path: Path) -> None:
 
 def test_shards_without_an_image_are_told(tmp_path: Path) -> None:
     data = shards(tmp_path, {"x.txt": b""})
-    assert "no image in " in (said := refused(lambda: opened(data))) and "0.tar:x: no image among" in said
+    assert (
+        "no image in " in (said := refused(lambda: opened(data)))
+        and "0.tar:x: no image among" in said
+    )
 
 
 def damaged(offset: int) -> Callable[[bytes], bytes]:
@@ -199,12 +259,24 @@ def damaged(offset: int) -> Callable[[bytes], bytes]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (gzip.compress, "is compressed, so that no sample can be read without all before it; unpack it"),
-        (lambda content: content[: len(content) // 2], "is cut short, or still being written"),
+        (
+            gzip.compress,
+            "is compressed, so that no sample can be read without all before it; unpack it",
+        ),
+        (
+            lambda content: content[: len(content) // 2],
+            "is cut short, or still being written",
+        ),
         (lambda content: content.rstrip(b"\0"), "is cut short, or still being written"),
-        (lambda content: content[: -(-len(content.rstrip(b"\0")) // 512) * 512], "its end mark is missing"),
+        (
+            lambda content: content[: -(-len(content.rstrip(b"\0")) // 512) * 512],
+            "its end mark is missing",
+        ),
         (lambda content: b"", "its end mark is missing"),
-        (lambda content: content * 2, "behind its end mark, as tars that were joined by cat do"),
+        (
+            lambda content: content * 2,
+            "behind its end mark, as tars that were joined by cat do",
+        ),
         (lambda content: b"<html>" * 99, "is no tar file"),
         (damaged(512 + -(-len(ONE) // 512) * 512 + 9), "is damaged at byte"),
     ],
@@ -223,18 +295,28 @@ def test_compressed_shards_are_refused_with_the_command(tmp_path: Path) -> None:
     shard = tmp_path / "data" / "train" / "0.tar.gz"
     shard.parent.mkdir(parents=True)
     shard.write_bytes(gzip.compress(b""))
-    assert f"gunzip -k {shard}" in refused(lambda: open_split(shard.parent, cache=tmp_path / "cache"))
+    assert f"gunzip -k {shard}" in refused(
+        lambda: open_split(shard.parent, cache=tmp_path / "cache")
+    )
 
 
-@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize(
+    "form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
+)
 def test_the_walk_finds_what_tarfile_finds(form: int, tmp_path: Path) -> None:
     names = ["a.jpg", f"{'d' * 90}/{'e' * 60}.jpg", "é\n.jpg"]
     names += [] if form == tarfile.USTAR_FORMAT else [f"{'long' * 80}.jpg"]
-    path = write_tar(tmp_path / "x.tar", {name: name.encode() * 99 for name in names}, form=form)
+    path = write_tar(
+        tmp_path / "x.tar", {name: name.encode() * 99 for name in names}, form=form
+    )
     with tarfile.open(path) as file, open(path, "rb") as raw:
-        expected = [(os.fsencode(member.name), member.offset_data, member.size) for member in file]
+        expected = [
+            (os.fsencode(member.name), member.offset_data, member.size)
+            for member in file
+        ]
         found = [
-            (member.name, member.offset, member.size) for member in members(raw, path, path.stat().st_size)
+            (member.name, member.offset, member.size)
+            for member in members(raw, path, path.stat().st_size)
         ]
     assert found == expected and len(found) == len(names)
 
@@ -246,12 +328,19 @@ def test_sizes_in_base_256_and_of_extended_headers(tmp_path: Path) -> None:
         member.size = 9 << 30
         path = tmp_path / "x.tar"
         path.write_bytes(member.tobuf(form))
-        with open(path, "rb") as file, pytest.raises(UserError, match=r"a member ends at byte 9,663,67\d,"):
+        with (
+            open(path, "rb") as file,
+            pytest.raises(UserError, match=r"a member ends at byte 9,663,67\d,"),
+        ):
             list(members(file, path, path.stat().st_size))
 
 
-def test_a_shard_that_changes_is_refused_by_name_and_a_new_one_is_seen(tmp_path: Path) -> None:
-    data = shards(tmp_path, {"x.jpg": ONE, "x.cls": b"a"}, {"y.jpg": TWO, "y.cls": b"a"})
+def test_a_shard_that_changes_is_refused_by_name_and_a_new_one_is_seen(
+    tmp_path: Path,
+) -> None:
+    data = shards(
+        tmp_path, {"x.jpg": ONE, "x.cls": b"a"}, {"y.jpg": TWO, "y.cls": b"a"}
+    )
     before = opened(data)
     os.utime(data / "train" / "1.tar", ns=(1, 1))
     assert before.source.read(0) == ONE
@@ -261,6 +350,8 @@ def test_a_shard_that_changes_is_refused_by_name_and_a_new_one_is_seen(tmp_path:
     date = shard.stat().st_mtime_ns
     shard.write_bytes(shard.read_bytes() + bytes(512))
     os.utime(shard, ns=(date, date))
-    assert "its shard has changed" in refused(lambda: before.source.read(0)), "its size tells too"
+    assert "its shard has changed" in refused(lambda: before.source.read(0)), (
+        "its size tells too"
+    )
     write_tar(data / "train" / "2.tar", {"z.jpg": THREE, "z.cls": b"a"})
     assert len(opened(data).columns) == 3

@@ -50,7 +50,10 @@ def drawn(seed: int, *, runs: bool = False, images: int = 12) -> SimpleNamespace
     boxes, codes = [], []
     for h, w in sizes:
         x0, y0 = int(rng.integers(0, w * 7 // 10)), int(rng.integers(0, h * 7 // 10))
-        x1, y1 = (int(rng.integers(low + side // 5, side + 1)) for low, side in ((x0, w), (y0, h)))
+        x1, y1 = (
+            int(rng.integers(low + side // 5, side + 1))
+            for low, side in ((x0, w), (y0, h))
+        )
         boxes.append([(float(x0), float(y0), float(x1 - x0), float(y1 - y0))])
         mask = np.zeros((h, w), np.uint8)
         mask[y0:y1, x0:x1] = 1
@@ -59,17 +62,23 @@ def drawn(seed: int, *, runs: bool = False, images: int = 12) -> SimpleNamespace
 
 
 def rows_of(source: Any, policy: DetectionPolicy, seed: int, epoch: int = 0) -> Rows:
-    return DetectionPlan.of(source, policy, seed=seed, batch_size=len(source.height), keep_empty=True).rows(
-        epoch, 0
-    )[0]
+    return DetectionPlan.of(
+        source, policy, seed=seed, batch_size=len(source.height), keep_empty=True
+    ).rows(epoch, 0)[0]
 
 
 def in_all_turns(rows: Rows) -> Rows:
     """Give rows the eight turns one after the other; plans of detection draw only mirrored ones."""
     before = geometry.upright(rows)
     turns = (np.arange(len(rows)) % geometry.TURNS).astype(np.uint8)
-    sizes = np.where(geometry.transposed(turns)[:, None], before.sizes[:, ::-1], before.sizes)
-    places = None if before.places is None else geometry.turned_places(before.places, turns, sizes)
+    sizes = np.where(
+        geometry.transposed(turns)[:, None], before.sizes[:, ::-1], before.sizes
+    )
+    places = (
+        None
+        if before.places is None
+        else geometry.turned_places(before.places, turns, sizes)
+    )
     canvas = int(sizes[:, 0].max()), int(sizes[:, 1].max())
     return replace(rows, turns=turns, sizes=sizes, places=places, canvas=canvas)
 
@@ -78,10 +87,14 @@ def shown(rows: Rows, row: int, image: Any) -> Any:
     """uint8 [H, W], the canvas of a row, of a grey image: what a loader makes of it."""
     x0, y0, x1, y1 = rows.regions[row].tolist()
     px0, py0, px1, py1 = rows.placed[row].tolist()
-    wide, high = geometry.upright(rows).placed[row, 2:] - geometry.upright(rows).placed[row, :2]
+    wide, high = (
+        geometry.upright(rows).placed[row, 2:] - geometry.upright(rows).placed[row, :2]
+    )
     region = Image.fromarray(image[y0:y1, x0:x1])
     window = tuple(rows.windows[row].tolist())
-    resized = np.asarray(region.resize((wide, high), Image.Resampling.BILINEAR, box=window))
+    resized = np.asarray(
+        region.resize((wide, high), Image.Resampling.BILINEAR, box=window)
+    )
     canvas = np.zeros(rows.padded, np.uint8)
     canvas[py0:py1, px0:px1] = turned(resized[..., None], int(rows.turns[row]))[..., 0]
     return canvas
@@ -95,11 +108,15 @@ def around(pixels: Any) -> Any:
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=12)
 @given(SEEDS, st.booleans())
-def test_a_drawn_rectangle_is_found_where_its_box_is(name: str, seed: int, turns: bool) -> None:
+def test_a_drawn_rectangle_is_found_where_its_box_is(
+    name: str, seed: int, turns: bool
+) -> None:
     source = drawn(seed)
     rows = rows_of(source, POLICIES[name], seed)
     rows = in_all_turns(rows) if turns else rows
-    found = packed(source, rows, masks=False, keypoints=False, centred=POLICIES[name].centred)
+    found = packed(
+        source, rows, masks=False, keypoints=False, centred=POLICIES[name].centred
+    )
     for row, sample in enumerate(rows.ids.tolist()):
         image = np.zeros((source.height[sample], source.width[sample]), np.uint8)
         x, y, w, h = source.boxes[sample].astype(int)
@@ -113,12 +130,19 @@ def test_a_drawn_rectangle_is_found_where_its_box_is(name: str, seed: int, turns
 @pytest.mark.parametrize("runs", [False, True], ids=["polygons", "run lengths"])
 @settings(max_examples=8)
 @given(SEEDS, st.booleans())
-def test_a_box_is_the_box_of_its_mask(name: str, runs: bool, seed: int, turns: bool) -> None:
+def test_a_box_is_the_box_of_its_mask(
+    name: str, runs: bool, seed: int, turns: bool
+) -> None:
     source = drawn(seed, runs=runs)
     rows = rows_of(source, POLICIES[name], seed)
     rows = in_all_turns(rows) if turns else rows
-    found = packed(source, rows, masks=True, keypoints=False, centred=POLICIES[name].centred)
-    assert found["masks"].shape == (len(found["boxes"]), *rows.padded) and found["masks"].dtype == np.uint8
+    found = packed(
+        source, rows, masks=True, keypoints=False, centred=POLICIES[name].centred
+    )
+    assert (
+        found["masks"].shape == (len(found["boxes"]), *rows.padded)
+        and found["masks"].dtype == np.uint8
+    )
     assert found["masks"].max(initial=0) <= 1
     for mask, box in zip(found["masks"], found["boxes"], strict=True):
         if (box[2:] - box[:2] > 2).all():
@@ -148,9 +172,15 @@ def test_masks_of_polygons_and_of_run_lengths_are_one_shape(name: str) -> None:
     polygons.point_offsets = np.concatenate([[0], np.cumsum([3, 4] * 8)])
     polygons.polygon_offsets = np.arange(0, 17, 2)
     rows = rows_of(coded, POLICIES[name], 4)
-    one, other = (packed(source, rows, masks=True, keypoints=False)["masks"] for source in (coded, polygons))
+    one, other = (
+        packed(source, rows, masks=True, keypoints=False)["masks"]
+        for source in (coded, polygons)
+    )
     assert len(one) == len(other) and other.sum() > 5000
-    outlines = np.abs(np.diff(one.astype(int), axis=1)).sum() + np.abs(np.diff(one.astype(int), axis=2)).sum()
+    outlines = (
+        np.abs(np.diff(one.astype(int), axis=1)).sum()
+        + np.abs(np.diff(one.astype(int), axis=2)).sum()
+    )
     assert (one != other).sum() < 0.75 * outlines
 
 
@@ -166,7 +196,9 @@ def test_nothing_of_a_mask_is_outside_of_its_image() -> None:
 
 @pytest.mark.parametrize("turns", [False, True], ids=["as drawn", "all turns"])
 @pytest.mark.parametrize("name", POLICIES)
-def test_keypoints_follow_the_pixels_and_change_sides_when_reflected(name: str, turns: bool) -> None:
+def test_keypoints_follow_the_pixels_and_change_sides_when_reflected(
+    name: str, turns: bool
+) -> None:
     rng = np.random.default_rng(2)
     sizes, count = [(200, 240)] * 30, 30
     points = np.zeros((count, 3, 3))
@@ -177,21 +209,31 @@ def test_keypoints_follow_the_pixels_and_change_sides_when_reflected(name: str, 
     source = columns(sizes, boxes, keypoints=points, mirror=[0, 2, 1])
     rows = rows_of(source, POLICIES[name], 9)
     rows = in_all_turns(rows) if turns else rows
-    found = packed(source, rows, masks=False, keypoints=True, centred=POLICIES[name].centred)
-    assert found["keypoints"].dtype == np.float32 and found["keypoints"].shape == (len(found["boxes"]), 3, 3)
+    found = packed(
+        source, rows, masks=False, keypoints=True, centred=POLICIES[name].centred
+    )
+    assert found["keypoints"].dtype == np.float32 and found["keypoints"].shape == (
+        len(found["boxes"]),
+        3,
+        3,
+    )
     seen = hidden = 0
     for row, sample in enumerate(rows.ids.tolist()):
         for place in range(found["offsets"][row], found["offsets"][row + 1]):
             for slot in range(3):
                 name_of = [0, 2, 1][slot] if rows.turns[row] in (1, 2, 4, 7) else slot
                 x, y, visible = found["keypoints"][place, slot]
-                there = geometry.to_output(rows, np.array([row]), points[sample, name_of, None, :2])[0]
+                there = geometry.to_output(
+                    rows, np.array([row]), points[sample, name_of, None, :2]
+                )[0]
                 inside = (there >= 0).all() and (there < rows.sizes[row, ::-1]).all()
                 if points[sample, name_of, 2] and inside:
                     assert visible == 2 and (x, y) == pytest.approx(there, abs=1e-3)
                     image = np.zeros((200, 240), np.uint8)
                     centre = points[sample, name_of].astype(int)
-                    image[centre[1] - 12 : centre[1] + 13, centre[0] - 12 : centre[0] + 13] = 255
+                    image[
+                        centre[1] - 12 : centre[1] + 13, centre[0] - 12 : centre[0] + 13
+                    ] = 255
                     assert shown(rows, row, image)[int(y), int(x)] > 100
                     seen += 1
                 else:
@@ -201,7 +243,9 @@ def test_keypoints_follow_the_pixels_and_change_sides_when_reflected(name: str, 
     assert rows.turns.any() and not rows.turns.all()
 
 
-def plain_rows(ids: list[int], valid: list[bool], mirrored: list[bool], size: int = 100) -> Rows:
+def plain_rows(
+    ids: list[int], valid: list[bool], mirrored: list[bool], size: int = 100
+) -> Rows:
     count = len(ids)
     return Rows(
         ids=np.where(valid, ids, -1),
@@ -216,14 +260,21 @@ def plain_rows(ids: list[int], valid: list[bool], mirrored: list[bool], size: in
 BOXES = [
     [(10.0, 20.0, 30.0, 40.0), (0.0, 0.0, 5.0, 5.0)],
     [],
-    [(90.0, 90.0, 30.0, 30.0), (50.0, 50.0, 10.0, 10.0), (-20.0, 4.0, 30.0, 5.0), (1.0, 1.0, 2.0, 2.0)],
+    [
+        (90.0, 90.0, 30.0, 30.0),
+        (50.0, 50.0, 10.0, 10.0),
+        (-20.0, 4.0, 30.0, 5.0),
+        (1.0, 1.0, 2.0, 2.0),
+    ],
 ]
 
 
 def test_by_hand() -> None:
     source = columns([(100, 100)] * 3, BOXES)
     source.usable[3] = False
-    rows = plain_rows([2, 0, 1, 0], [True, True, True, False], [False, True, False, False])
+    rows = plain_rows(
+        [2, 0, 1, 0], [True, True, True, False], [False, True, False, False]
+    )
     found = packed(source, rows, masks=False, keypoints=False)
     assert {name: (value.dtype, value.shape) for name, value in found.items()} == {
         "offsets": (np.int64, (5,)),
@@ -231,39 +282,66 @@ def test_by_hand() -> None:
         "labels": (np.int64, (5,)),
     }
     assert found["offsets"].tolist() == [0, 3, 5, 5, 5]
-    boxes = [[90, 90, 100, 100], [0, 4, 10, 9], [1, 1, 3, 3], [60, 20, 90, 60], [95, 0, 100, 5]]
+    boxes = [
+        [90, 90, 100, 100],
+        [0, 4, 10, 9],
+        [1, 1, 3, 3],
+        [60, 20, 90, 60],
+        [95, 0, 100, 5],
+    ]
     assert found["boxes"].tolist() == boxes
     assert found["labels"].tolist() == [9, 4, 9, 1, 4]
 
 
 def test_a_batch_of_nothing_has_every_array() -> None:
-    source = columns([(100, 100)] * 3, BOXES, keypoints=np.zeros((6, 2, 3)), mirror=[1, 0])
+    source = columns(
+        [(100, 100)] * 3, BOXES, keypoints=np.zeros((6, 2, 3)), mirror=[1, 0]
+    )
     for ids, valid in (([1, 1], [True, True]), ([0, 0], [False, False])):
-        found = packed(source, plain_rows(ids, valid, [False, True]), masks=True, keypoints=True)
+        found = packed(
+            source, plain_rows(ids, valid, [False, True]), masks=True, keypoints=True
+        )
         assert found["offsets"].tolist() == [0, 0, 0]
         assert found["boxes"].shape == (0, 4) and found["labels"].shape == (0,)
-        assert found["masks"].shape == (0, 100, 100) and found["keypoints"].shape == (0, 2, 3)
+        assert found["masks"].shape == (0, 100, 100) and found["keypoints"].shape == (
+            0,
+            2,
+            3,
+        )
 
 
 def test_boxes_that_are_not_shown_are_left_out() -> None:
     """The rest of the image is cut off: 40..60 of it fills the output."""
     source = columns(
         [(100, 100)],
-        [[(30.0, 45.0, 13.0, 8.0), (0.0, 0.0, 40.0, 100.0), (50.0, 41.0, 2.0, 2.0), (61.0, 50.0, 3.0, 3.0)]],
+        [
+            [
+                (30.0, 45.0, 13.0, 8.0),
+                (0.0, 0.0, 40.0, 100.0),
+                (50.0, 41.0, 2.0, 2.0),
+                (61.0, 50.0, 3.0, 3.0),
+            ]
+        ],
     )
     region, window = np.array([[35, 35, 70, 70]]), np.array([[5.0, 5.0, 25.0, 25.0]])
-    rows = replace(plain_rows([0], [True], [False], size=40), regions=region, windows=window)
+    rows = replace(
+        plain_rows([0], [True], [False], size=40), regions=region, windows=window
+    )
     assert packed(source, rows, masks=False, keypoints=False)["boxes"].tolist() == [
         [0, 10, 6, 26],
         [20, 2, 24, 6],
     ]
     centred = packed(source, rows, masks=False, keypoints=False, centred=True)
-    assert centred["boxes"].tolist() == [[20, 2, 24, 6]], "the first one's middle is at 36.5"
+    assert centred["boxes"].tolist() == [[20, 2, 24, 6]], (
+        "the first one's middle is at 36.5"
+    )
 
 
 def test_a_box_that_is_rounded_away_is_left_out() -> None:
     source = columns([(100, 100)], [[(50.0, 50.0, 1e-9, 1.0), (50.0, 50.0, 1e-3, 1.0)]])
-    boxes = packed(source, plain_rows([0], [True], [False]), masks=False, keypoints=False)["boxes"]
+    boxes = packed(
+        source, plain_rows([0], [True], [False]), masks=False, keypoints=False
+    )["boxes"]
     assert len(boxes) == 1 and (boxes[:, 2:] > boxes[:, :2]).all()
 
 
@@ -272,7 +350,9 @@ def test_real_masks_fill_their_boxes(tmp_path: Path) -> None:
     folder = (Path(given) if given else ROOT.parent / "shared" / "data") / "coco_sample"
     if not folder.is_dir():
         assert not given, f"SATURATE_SAMPLES={given} has no folder coco_sample"
-        pytest.skip(f"no real annotations: SATURATE_SAMPLES is not set and there is no {folder}")
+        pytest.skip(
+            f"no real annotations: SATURATE_SAMPLES is not set and there is no {folder}"
+        )
     real = open_coco(folder, "train", keypoints=False, cache=tmp_path)
     plan = DetectionPlan.of(real, POLICIES["flip"], seed=0, batch_size=16)
     off = []

@@ -30,26 +30,47 @@ STD = (0.229, 0.224, 0.225)
         (
             "resnet50.a1_in1k",
             None,
-            Native(224, MEAN, STD, crop_share=0.95, interpolation="bicubic", tested=(288, 1.0)),
+            Native(
+                224,
+                MEAN,
+                STD,
+                crop_share=0.95,
+                interpolation="bicubic",
+                tested=(288, 1.0),
+            ),
         ),
-        ("resnet50", "tv_in1k", Native(224, MEAN, STD, interpolation="bilinear", tested=(224, 0.875))),
+        (
+            "resnet50",
+            "tv_in1k",
+            Native(224, MEAN, STD, interpolation="bilinear", tested=(224, 0.875)),
+        ),
         (
             "vit_small_patch16_224",
             None,
             Native(
-                *(224, (0.5,) * 3, (0.5,) * 3), crop_share=0.9, interpolation="bicubic", tested=(224, 0.9)
+                *(224, (0.5,) * 3, (0.5,) * 3),
+                crop_share=0.9,
+                interpolation="bicubic",
+                tested=(224, 0.9),
             ),
         ),
     ],
 )
-def test_what_a_network_was_made_for(arch: str, weights: str | None, native: Native) -> None:
+def test_what_a_network_was_made_for(
+    arch: str, weights: str | None, native: Native
+) -> None:
     found, name = architecture(IMAGES, f"timm/{arch}")
     assert found is registry
     assert registry.native(name, weights) == native
 
 
 CROPS = [
-    *("resnet50.tv_in1k", "resnet50.a1_in1k", "convnext_tiny.fb_in22k_ft_in1k", "mobilenetv3_large_100"),
+    *(
+        "resnet50.tv_in1k",
+        "resnet50.a1_in1k",
+        "convnext_tiny.fb_in22k_ft_in1k",
+        "mobilenetv3_large_100",
+    ),
     *("efficientnet_b1", "efficientnet_b4", "vit_small_patch16_224", "regnety_160"),
     *(
         "swin_tiny_patch4_window7_224",
@@ -73,21 +94,29 @@ def test_the_validations_crop_is_timms(arch: str, evaluated: bool) -> None:
         native = start.native(registry, f"timm/{arch}")
         _, policy = image_policies(config.augmentation, native)
         theirs = resolve_data_config(
-            {"img_size": size} if size else {}, pretrained_cfg=published, use_test_size=evaluated
+            {"img_size": size} if size else {},
+            pretrained_cfg=published,
+            use_test_size=evaluated,
         )
         resize, crop, *_ = create_transform(**theirs).transforms
         length = resize.size
         if policy.window == "stretch":
             assert length == crop.size == (policy.image_size,) * 2
         else:
-            assert (policy.resize, (policy.image_size,) * 2) == (length, crop.size), size
+            assert (policy.resize, (policy.image_size,) * 2) == (length, crop.size), (
+                size
+            )
         found = (*native.mean, *native.std, native.interpolation)
         assert found == (*theirs["mean"], *theirs["std"], theirs["interpolation"])
 
 
 def test_a_file_of_weights_is_evaluated_at_the_size_of_training(tmp_path: Path) -> None:
     (tmp_path / "best.pt").touch()
-    flags = {"arch": "timm/resnet50", "weights": str(tmp_path / "best.pt"), "evaluate": True}
+    flags = {
+        "arch": "timm/resnet50",
+        "weights": str(tmp_path / "best.pt"),
+        "evaluate": True,
+    }
     start = Start.of(build(flags), flags, {}, path=None, origin="flags")
     assert start.native(registry, "timm/resnet50").size == 224
 
@@ -99,7 +128,9 @@ def test_a_window_that_is_not_here_is_refused(window: str) -> None:
     said = r"was made for the validation window '(squash at 0\.9|border)', .*; --val-window center, stretch"
     with pytest.raises(UserError, match=said):
         start.native(registry, arch)
-    start = Start.of(build({"arch": arch, "val_window": "center"}), (), {}, path=None, origin="flags")
+    start = Start.of(
+        build({"arch": arch, "val_window": "center"}), (), {}, path=None, origin="flags"
+    )
     assert start.native(registry, arch).size > 0
 
 
@@ -116,17 +147,24 @@ def test_weights_of_a_file(arch: str, size: int, head: str, tmp_path: Path) -> N
     shape = (2, 3, size, size)
     module, _ = registry.build(f"timm/{arch}", classes=5, shape=shape)
     torch.save(module.state_dict(), tmp_path / "a.pt")
-    again, loaded = registry.build(f"timm/{arch}", classes=7, shape=shape, weights=str(tmp_path / "a.pt"))
+    again, loaded = registry.build(
+        f"timm/{arch}", classes=7, shape=shape, weights=str(tmp_path / "a.pt")
+    )
     assert loaded.anew == [f"{head}.weight", f"{head}.bias"]
     for name, value in again.state_dict().items():
-        assert name in loaded.anew or torch.equal(value, module.state_dict()[name]), name
+        assert name in loaded.anew or torch.equal(value, module.state_dict()[name]), (
+            name
+        )
     assert again(torch.zeros(shape)).shape == (2, 7)
 
 
 @pytest.mark.parametrize(
-    ("arch", "weights"), [("resnet18", "fb_ssl_yfcc100m_ft_in1k"), ("resnet18.tv_in1k", "DEFAULT")]
+    ("arch", "weights"),
+    [("resnet18", "fb_ssl_yfcc100m_ft_in1k"), ("resnet18.tv_in1k", "DEFAULT")],
 )
-def test_published_weights_by_name(arch: str, weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_weights_by_name(
+    arch: str, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are asked for by the tag, and all but the head of other classes is theirs."""
     package = registry._timm()
     create = package.create_model
@@ -137,7 +175,9 @@ def test_published_weights_by_name(arch: str, weights: str, monkeypatch: pytest.
         return published.setdefault(name, made) if pretrained else made
 
     monkeypatch.setattr(package, "create_model", create_model)
-    module, loaded = registry.build(f"timm/{arch}", classes=5, shape=(2, 3, 64, 64), weights=weights)
+    module, loaded = registry.build(
+        f"timm/{arch}", classes=5, shape=(2, 3, 64, 64), weights=weights
+    )
     ((name, theirs),) = published.items()
     assert name == f"resnet18.{'tv_in1k' if weights == 'DEFAULT' else weights}"
     assert loaded.anew == ["fc.weight", "fc.bias"] and torch.equal(
@@ -172,17 +212,36 @@ def test_published_weights_name_their_classes() -> None:
             "nope",
             r"--weights nope: no such file, and timm's weights of timm/resnet18 are .*a1_in1k",
         ),
-        ("timm/resnet18", "a1_in1k", r"--weights a1_in1k cannot be downloaded by timm .*; or name a file"),
-        ("timm/vit_tiny_patch16_224", None, "--image-size 9 with --batch-size 2 does not suit"),
+        (
+            "timm/resnet18",
+            "a1_in1k",
+            r"--weights a1_in1k cannot be downloaded by timm .*; or name a file",
+        ),
+        (
+            "timm/vit_tiny_patch16_224",
+            None,
+            "--image-size 9 with --batch-size 2 does not suit",
+        ),
     ],
 )
 def test_what_cannot_be_built(
-    arch: str, weights: str | None, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    arch: str,
+    weights: str | None,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(registry._timm(), "create_model", _offline(registry._timm().create_model))
+    monkeypatch.setattr(
+        registry._timm(), "create_model", _offline(registry._timm().create_model)
+    )
     with pytest.raises(Unusable, match=said) as caught:
-        registry.build(arch, classes=5, shape=(2, 3, 64, 64) if weights else (2, 3, 9, 9), weights=weights)
+        registry.build(
+            arch,
+            classes=5,
+            shape=(2, 3, 64, 64) if weights else (2, 3, 9, 9),
+            weights=weights,
+        )
     assert "\n" not in str(caught.value)
 
 
@@ -205,7 +264,8 @@ def test_names() -> None:
 def test_timm_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(
-        Unusable, match=r"--arch timm/NAME is of timm, which cannot be imported .*: pip install timm"
+        Unusable,
+        match=r"--arch timm/NAME is of timm, which cannot be imported .*: pip install timm",
     ):
         architecture(IMAGES, "timm/resnet50")
     assert architecture(IMAGES, "resnet50")[0] is IMAGES.registry
@@ -248,7 +308,9 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [("classification", "images", (2, 3, 9, 9)), ("video", "clips", (2, 3, 4, 9, 9))],
 )
 @pytest.mark.usefixtures("own")
-def test_a_function_of_ones_own(task: str, name: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_a_function_of_ones_own(
+    task: str, name: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
     kind = kind_named(task)
     found, arch = architecture(kind, f"own_networks:{name}")
     assert found.native(arch) == kind.registry.native(kind.arch)
@@ -267,13 +329,19 @@ def test_a_detector_of_ones_own() -> None:
     with torch.device("meta"):
         module, _ = found.build(arch, classes=3, shape=(2, 3, 64, 64), **heads)
     stock = kind.registry.build("fcos_resnet50_fpn", classes=3, shape=(2, 3, 64, 64))[0]
-    assert type(module) is type(stock) and module.state_dict().keys() == stock.state_dict().keys()
+    assert (
+        type(module) is type(stock)
+        and module.state_dict().keys() == stock.state_dict().keys()
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("own_networks:nothing", r"cannot be imported \(module 'own_networks' has no attribute 'nothing'\)"),
+        (
+            "own_networks:nothing",
+            r"cannot be imported \(module 'own_networks' has no attribute 'nothing'\)",
+        ),
         (
             "no_such_package:f",
             r"cannot be imported \(No module named 'no_such_package'\); it is package.module",

@@ -27,13 +27,19 @@ def coco(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def of_image(told: dict[str, Any], image: dict[str, Any]) -> list[dict[str, Any]]:
-    return [one for one in told["annotations"] if one["image_id"] == image["id"] and not one["iscrowd"]]
+    return [
+        one
+        for one in told["annotations"]
+        if one["image_id"] == image["id"] and not one["iscrowd"]
+    ]
 
 
 def to_yolo(coco: Path, root: Path, kind: str, *, splits: bool = True) -> None:
     """`kind`: boxes, polygons or keypoints."""
     for split, name in (("train2017", "train"), ("val2017", "val")):
-        told = document(coco, split, "person_keypoints" if kind == "keypoints" else "instances")
+        told = document(
+            coco, split, "person_keypoints" if kind == "keypoints" else "instances"
+        )
         place = name if splits else ""
         (root / "images" / place).mkdir(parents=True, exist_ok=True)
         (root / "labels" / place).mkdir(parents=True, exist_ok=True)
@@ -42,19 +48,32 @@ def to_yolo(coco: Path, root: Path, kind: str, *, splits: bool = True) -> None:
             lines = []
             for one in of_image(told, image):
                 x, y, w, h = one["bbox"]
-                values = [*((np.array([x, y]) + np.array([w, h]) / 2) / scale), *(np.array([w, h]) / scale)]
+                values = [
+                    *((np.array([x, y]) + np.array([w, h]) / 2) / scale),
+                    *(np.array([w, h]) / scale),
+                ]
                 if kind == "polygons":
-                    values = (np.array(one["segmentation"][0]).reshape(-1, 2) / scale).ravel().tolist()
+                    values = (
+                        (np.array(one["segmentation"][0]).reshape(-1, 2) / scale)
+                        .ravel()
+                        .tolist()
+                    )
                 elif kind == "keypoints":
                     points = np.array(one["keypoints"], float).reshape(-1, 3)
                     points[:, :2] /= scale
                     values += points.ravel().tolist()
                 lines.append(" ".join(map(str, [CLASS[one["category_id"]], *values])))
-            (root / "labels" / place / image["file_name"]).with_suffix(".txt").write_text("\n".join(lines))
+            (root / "labels" / place / image["file_name"]).with_suffix(
+                ".txt"
+            ).write_text("\n".join(lines))
             shutil.copy(coco / split / image["file_name"], root / "images" / place)
     told = {"names": dict(enumerate(NAMES))}
     if splits:  # as exports write it, though the folder is beside the file
-        told |= {"path": "../datasets/mine", "train": "../images/train", "val": "images/val"}
+        told |= {
+            "path": "../datasets/mine",
+            "train": "../images/train",
+            "val": "images/val",
+        }
     if kind == "keypoints":
         told |= {"kpt_shape": [5, 3], "flip_idx": FLIPS, "names": ["person"]}
     (root / "data.yaml").write_text(yaml.safe_dump(told))
@@ -67,7 +86,9 @@ def to_voc(coco: Path, root: Path) -> None:
         told = document(coco, split)
         for image in told["images"]:
             objects = ""
-            for one in [each for each in told["annotations"] if each["image_id"] == image["id"]]:
+            for one in [
+                each for each in told["annotations"] if each["image_id"] == image["id"]
+            ]:
                 x, y, w, h = map(int, one["bbox"])
                 objects += (
                     f"<object><name>{CATEGORIES[one['category_id']]}</name>"
@@ -80,7 +101,9 @@ def to_voc(coco: Path, root: Path) -> None:
             (root / "Annotations" / f"{stem}.xml").write_text(text)
             shutil.copy(coco / split / image["file_name"], root / "JPEGImages")
         stems = [Path(image["file_name"]).stem for image in told["images"]]
-        (root / "ImageSets" / "Main" / f"{name}.txt").write_text("\n".join(stems) + "\n")
+        (root / "ImageSets" / "Main" / f"{name}.txt").write_text(
+            "\n".join(stems) + "\n"
+        )
 
 
 def told_of(columns: Instances) -> list[tuple[Any, ...]]:
@@ -88,10 +111,21 @@ def told_of(columns: Instances) -> list[tuple[Any, ...]]:
     image = np.repeat(np.arange(len(columns)), np.diff(columns.annotation_offsets))
     names = [Path(columns.path(int(i)).decode()).name for i in image]
     own = zip(
-        names, columns.category, columns.crowd, columns.boxes.round(3).tolist(), columns.area, strict=True
+        names,
+        columns.category,
+        columns.crowd,
+        columns.boxes.round(3).tolist(),
+        columns.area,
+        strict=True,
     )
     return sorted(
-        (name, columns.classes[columns.class_of[category]], bool(crowd), box, round(float(area), 2))
+        (
+            name,
+            columns.classes[columns.class_of[category]],
+            bool(crowd),
+            box,
+            round(float(area), 2),
+        )
         for name, category, crowd, box, area in own
     )
 
@@ -117,7 +151,12 @@ def test_yolo(kind: str, coco: Path, tmp_path: Path) -> None:
         assert (len(found.points) > 0) == (kind == "polygons")
         if keypoints:
             assert found.keypoint_mirror.tolist() == FLIPS and len(KEYPOINTS) == 5
-            assert np.abs(np.sort(found.keypoints.ravel()) - np.sort(wanted.keypoints.ravel())).max() < 1e-3
+            assert (
+                np.abs(
+                    np.sort(found.keypoints.ravel()) - np.sort(wanted.keypoints.ravel())
+                ).max()
+                < 1e-3
+            )
 
 
 def test_yolo_without_splits(coco: Path, tmp_path: Path) -> None:
@@ -134,20 +173,29 @@ def test_voc(coco: Path, tmp_path: Path) -> None:
     for split in ("train", "val"):
         found = opened(target, split)
         wanted = told_of(opened(coco, split, cache=tmp_path / "cache"))
-        assert told_of(found) == [(*one[:4], round(one[3][2] * one[3][3], 2)) for one in wanted]
+        assert told_of(found) == [
+            (*one[:4], round(one[3][2] * one[3][3], 2)) for one in wanted
+        ]
         assert found.rejected == 0 and sorted(found.classes[1:]) == sorted(NAMES)
 
 
-def test_what_cannot_be_read_is_counted(coco: Path, tmp_path: Path, capsys: Any) -> None:
+def test_what_cannot_be_read_is_counted(
+    coco: Path, tmp_path: Path, capsys: Any
+) -> None:
     root = tmp_path / "set"
     to_yolo(coco, root, "boxes")
     label, other, *_ = sorted((root / "labels" / "train").glob("*.txt"))
-    label.write_text("0 0.5 0.5 0.1\n9 0.5 0.5 0.1 0.1\n0 x 0.5 0.1 0.1\n0 0.5 0.5 0.1 0.1\n")
+    label.write_text(
+        "0 0.5 0.5 0.1\n9 0.5 0.5 0.1 0.1\n0 x 0.5 0.1 0.1\n0 0.5 0.5 0.1 0.1\n"
+    )
     (root / "images" / "train" / other.with_suffix(".jpg").name).write_bytes(b"text")
     target = converted(root)
     said = capsys.readouterr()
     assert f"{target}: train 7 images, " in said.out
-    assert f"4 left out, first labels/train/{label.name}: line 1: 3 numbers behind the class" in said.err
+    assert (
+        f"4 left out, first labels/train/{label.name}: line 1: 3 numbers behind the class"
+        in said.err
+    )
 
 
 def test_boxes_are_of_what_is_shown(coco: Path, tmp_path: Path, capsys: Any) -> None:
@@ -157,7 +205,9 @@ def test_boxes_are_of_what_is_shown(coco: Path, tmp_path: Path, capsys: Any) -> 
     with Image.open(path) as image:
         path.write_bytes(turned(np.asarray(image.convert("RGB")), 6))
     target = converted(root)
-    told = "EXIF turns 1 images; where boxes are of what is shown, train with --exif shown"
+    told = (
+        "EXIF turns 1 images; where boxes are of what is shown, train with --exif shown"
+    )
     assert told in capsys.readouterr().out
     assert (len(opened(target)), len(opened(target, exif="shown"))) == (7, 8)
 
@@ -167,7 +217,10 @@ def test_boxes_are_of_what_is_shown(coco: Path, tmp_path: Path, capsys: Any) -> 
     [
         ({}, "has no data.yaml with names, and no classes.txt"),
         ({"data.yaml": "names: [a]"}, "no image of default can be used; there is none"),
-        ({"data.yaml": "names: [a]\ntrain: nowhere"}, "nowhere, which data.yaml names, is not in"),
+        (
+            {"data.yaml": "names: [a]\ntrain: nowhere"},
+            "nowhere, which data.yaml names, is not in",
+        ),
         ({"data.yaml": "names: [a"}, "does not parse as YAML"),
         ({"Annotations/1.xml": "<annotation>"}, "is no XML"),
     ],

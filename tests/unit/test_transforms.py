@@ -55,7 +55,10 @@ def leaving(image: Array, rng: np.random.Generator) -> Array:
 @pytest.fixture(scope="module")
 def split(tmp_path_factory: pytest.TempPathFactory) -> Split:
     folder = tmp_path_factory.mktemp("transforms")
-    fill(folder / "train" / "a", {f"{name}.jpg": content for name, content in scenes.small(8).items()})
+    fill(
+        folder / "train" / "a",
+        {f"{name}.jpg": content for name, content in scenes.small(8).items()},
+    )
     return open_split(folder / "train", cache=folder / "cache")
 
 
@@ -68,7 +71,11 @@ def feed_of(split: Split, batch_size: int, workers: int, **transforms: Any) -> F
     columns = split.columns
     policy = ImagePolicy(window="random-resized", image_size=24, flip=0.5)
     plan = ImagePlan(
-        heights=columns.height, widths=columns.width, policy=policy, seed=5, batch_size=batch_size
+        heights=columns.height,
+        widths=columns.width,
+        policy=policy,
+        seed=5,
+        batch_size=batch_size,
     )
     return Feed(
         plan=plan,
@@ -81,9 +88,13 @@ def feed_of(split: Split, batch_size: int, workers: int, **transforms: Any) -> F
     )
 
 
-def images(split: Split, epoch: int, batch_size: int, workers: int, **transforms: Any) -> Array:
+def images(
+    split: Split, epoch: int, batch_size: int, workers: int, **transforms: Any
+) -> Array:
     """Return the images of an epoch in the order of their samples."""
-    with open_loader("torchvision", feed_of(split, batch_size, workers, **transforms)) as loader:
+    with open_loader(
+        "torchvision", feed_of(split, batch_size, workers, **transforms)
+    ) as loader:
         found = {
             int(sample): batch.images[place].numpy().copy()
             for batch in loader.batches(epoch, 0)
@@ -98,12 +109,16 @@ def test_the_plan_alone_says_what_is_drawn(name: str, what: str, split: Split) -
     """With any number of workers and samples in a batch, and other images in another epoch."""
     if name == "albumentations" and not find_spec(name):
         pytest.skip("without albumentations")
-    transforms = {what: Transform(name if ":" in name else f"loaders.images.presets:{name}")}
+    transforms = {
+        what: Transform(name if ":" in name else f"loaders.images.presets:{name}")
+    }
     random.seed(1)
     first = images(split, 0, 4, 2, **transforms)
     random.seed(2)
     np.testing.assert_array_equal(first, images(split, 0, 2, 0, **transforms))
-    assert random.random() == random.Random(2).random(), "the run's own generators are as they were"
+    assert random.random() == random.Random(2).random(), (
+        "the run's own generators are as they were"
+    )
     assert (first != images(split, 0, 4, 0)).any()
     assert (images(split, 1, 4, 0, **transforms) != first).any()
 
@@ -115,7 +130,10 @@ def test_the_plan_alone_says_what_is_drawn(name: str, what: str, split: Split) -
         ("no.such:own", "No module named 'no'"),
         (f"{HERE}:other", f"{HERE} has no function 'other'"),
         (f"{HERE}:smaller", r"returned uint8 \(23, 24, 3\) for uint8 \(24, 24, 3\)"),
-        (f"{HERE}:failing", r"raised ValueError: no such colour \(test_transforms.py, line \d+\)"),
+        (
+            f"{HERE}:failing",
+            r"raised ValueError: no such colour \(test_transforms.py, line \d+\)",
+        ),
         (f"{HERE}:leaving", r"raised SystemExit: 3 \(test_transforms.py, line \d+\)"),
     ],
     ids=["no-colon", "no-module", "no-function", "shape", "raises", "exits"],
@@ -130,22 +148,33 @@ def test_its_cost_is_a_row_of_the_steps_split(workers: int, split: Split) -> Non
     """A step of four samples that sleep 20 ms each, shared by the workers; no part of its duration."""
     network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 24 * 24, 2))
     step = composed(network, Classification(split.columns.label), Optimisation())
-    with open_loader("torchvision", feed_of(split, 4, workers, output=Transform(f"{HERE}:slow"))) as loader:
+    with open_loader(
+        "torchvision", feed_of(split, 4, workers, output=Transform(f"{HERE}:slow"))
+    ) as loader:
         batches = iter(loader.batches(0, 0))
         for position in (0, 4):
             step(batches, lr=0.1, epoch=0, position=position)
             step.phases.step()
     step.phases.read()
-    steps = {name: np.array([one.get(name, np.nan) for one in step.phases.steps]) for name in PHASES}
+    steps = {
+        name: np.array([one.get(name, np.nan) for one in step.phases.steps])
+        for name in PHASES
+    }
     expected = 4 * 20 / max(workers, 1)
     assert expected <= split_of(steps)["transforms"] < 3 * expected
-    assert (durations(steps) == durations({**steps, "transforms": steps["transforms"] * 0})).all()
+    assert (
+        durations(steps) == durations({**steps, "transforms": steps["transforms"] * 0})
+    ).all()
 
 
-def test_micro_batches_of_a_bundle_share_its_time(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_micro_batches_of_a_bundle_share_its_time(
+    split: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bundles, "LEAST_BUNDLES", 1)
     monkeypatch.setattr(bundles, "ROWS", 4)
-    with open_loader("torchvision", feed_of(split, 2, 1, output=Transform(f"{HERE}:slow"))) as loader:
+    with open_loader(
+        "torchvision", feed_of(split, 2, 1, output=Transform(f"{HERE}:slow"))
+    ) as loader:
         took = [batch.transforms_ms or 0.0 for batch in loader.batches(0, 0)]
     assert len(took) == 4 and min(took) >= 2 * 20
 
@@ -154,10 +183,19 @@ def test_a_repeat_of_a_sample_has_its_own_draws(split: Split) -> None:
     columns = split.columns
     policy = ImagePolicy(window="random-resized", image_size=24)
     plan = ImagePlan(
-        heights=columns.height, widths=columns.width, policy=policy, seed=5, batch_size=8, repeats=2
+        heights=columns.height,
+        widths=columns.width,
+        policy=policy,
+        seed=5,
+        batch_size=8,
+        repeats=2,
     )
     (rows,) = plan.rows(0, 0)
-    assert len({*rows.ids.tolist()}) == 4 and rows.seeds is not None and len({*rows.seeds.tolist()}) == 8
+    assert (
+        len({*rows.ids.tolist()}) == 4
+        and rows.seeds is not None
+        and len({*rows.seeds.tolist()}) == 8
+    )
 
 
 def test_other_loaders_and_tasks_refuse_it(tmp_path: Path) -> None:

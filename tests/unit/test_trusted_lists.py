@@ -44,8 +44,14 @@ def data(tmp_path: Path) -> Path:
     return fill(tmp_path / "data", FILES)
 
 
-def opened(data: Path, lines: list[str] | None = None, *, trust: bool = True, **how: Any) -> Split:
-    names = [f"{name},{place % 3}" for place, name in enumerate(FILES)] if lines is None else lines
+def opened(
+    data: Path, lines: list[str] | None = None, *, trust: bool = True, **how: Any
+) -> Split:
+    names = (
+        [f"{name},{place % 3}" for place, name in enumerate(FILES)]
+        if lines is None
+        else lines
+    )
     text = "\n".join(names)
     if not (data / "train.csv").exists() or (data / "train.csv").read_text() != text:
         (data / "train.csv").write_text(text)
@@ -54,7 +60,9 @@ def opened(data: Path, lines: list[str] | None = None, *, trust: bool = True, **
 
 
 def plan_of(split: Split, **numbers: Any) -> ImagePlan:
-    return ImagePlan.of(split.columns, POLICY, **{"seed": 3, "batch_size": 2, **numbers})
+    return ImagePlan.of(
+        split.columns, POLICY, **{"seed": 3, "batch_size": 2, **numbers}
+    )
 
 
 def known(split: Split) -> Array:
@@ -64,7 +72,10 @@ def known(split: Split) -> Array:
 def test_nothing_is_opened_before_a_plan_comes_to_it(data: Path) -> None:
     split = opened(data, [f"gone/{i}.jpg {i % 5}" for i in range(3 * AHEAD)])
     assert len(split.source) == 3 * AHEAD and not len(known(split))
-    assert split.columns.label.tolist()[:6] == [0, 1, 2, 3, 4, 0] and split.columns.rejected == 0
+    assert (
+        split.columns.label.tolist()[:6] == [0, 1, 2, 3, 4, 0]
+        and split.columns.rejected == 0
+    )
 
 
 def test_headers_are_read_a_few_thousand_ahead_in_the_plans_order(data: Path) -> None:
@@ -76,7 +87,13 @@ def test_headers_are_read_a_few_thousand_ahead_in_the_plans_order(data: Path) ->
 
     sizes = np.full(20_000, 32, np.int32)
     plan = ImagePlan(
-        heights=sizes, widths=sizes, policy=POLICY, seed=0, batch_size=500, world_size=2, fetch=fetch
+        heights=sizes,
+        widths=sizes,
+        policy=POLICY,
+        seed=0,
+        batch_size=500,
+        world_size=2,
+        fetch=fetch,
     )
     rows = plan.rows(0, 0)
     first = rows[0].ids
@@ -112,7 +129,11 @@ def test_headers_stay_and_are_no_part_of_the_fingerprint(data: Path) -> None:
     split = opened(data)
     fingerprint = split.columns.fingerprint
     digest = hashlib.blake2b(json.dumps(split.columns.classes).encode(), digest_size=16)
-    for column in (split.columns.path_bytes, split.columns.path_offsets, split.columns.label):
+    for column in (
+        split.columns.path_bytes,
+        split.columns.path_offsets,
+        split.columns.label,
+    ):
         digest.update(column.tobytes())
     assert fingerprint == digest.hexdigest(), "of names and labels alone"
     list(plan_of(split).rows(0, 0))
@@ -135,7 +156,9 @@ def test_what_cannot_be_read_is_masked_and_named(name: str, data: Path) -> None:
         plan=plan_of(split, batch_size=5, training=False),
         source=split.source,
         columns=split.columns,
-        targets=lambda rows: {"label": np.where(rows.valid, split.columns.label[rows.ids], -1)},
+        targets=lambda rows: {
+            "label": np.where(rows.valid, split.columns.label[rows.ids], -1)
+        },
         device=CPU,
         workers=2,
     )
@@ -146,13 +169,21 @@ def test_what_cannot_be_read_is_masked_and_named(name: str, data: Path) -> None:
     assert failed == [3, 5]
     labels = np.concatenate([batch.targets["label"].numpy() for batch in batches])
     assert labels.tolist() == [0, 0, 0, -1, 0, -1, 0, 0, 0, 0, 0, 0, -1, -1, -1]
-    assert [os.path.basename(split.source.name(sample)) for sample in failed] == ["gone.jpg", "text.jpg"]
+    assert [os.path.basename(split.source.name(sample)) for sample in failed] == [
+        "gone.jpg",
+        "text.jpg",
+    ]
 
 
-def test_storage_that_does_not_answer_is_named(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_that_does_not_answer_is_named(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lazy_headers, "PATIENCE_S", 0.2)
     monkeypatch.setattr(lazy_headers.headers, "read_header", lambda *_: time.sleep(5))
-    with pytest.raises(UserError, match=r"the storage has not answered for 0\.2 s: .*\.jpg is waited for"):
+    with pytest.raises(
+        UserError,
+        match=r"the storage has not answered for 0\.2 s: .*\.jpg is waited for",
+    ):
         plan_of(opened(data)).rows(0, 0)[0]
 
 
@@ -162,7 +193,8 @@ def test_storage_that_fails_ends_a_run_and_leaves_no_mark(
     with monkeypatch.context() as sick:
         failing("open", b".jpg", errno.EIO, sick)
         with pytest.raises(
-            UserError, match=r"I/O error: .*\.jpg cannot be read: .*; tried 4 times .*; go on"
+            UserError,
+            match=r"I/O error: .*\.jpg cannot be read: .*; tried 4 times .*; go on",
         ):
             plan_of(opened(data)).rows(0, 0)[0]
     split = opened(data)
@@ -182,19 +214,28 @@ def test_settings_of_lists(data: Path) -> None:
     console = Console()
     found = splits(data, console, trust_list=True, order="sequential")
     assert (
-        not len(known(found["train"])) and found["train"].columns.fetch is not None and not console.warnings
+        not len(known(found["train"]))
+        and found["train"].columns.fetch is not None
+        and not console.warnings
     )
-    (data / "train.csv").write_text("\n".join(f"{name} {place // 4}" for place, name in enumerate(FILES)))
+    (data / "train.csv").write_text(
+        "\n".join(f"{name} {place // 4}" for place, name in enumerate(FILES))
+    )
     splits(data, console, trust_list=True)
     splits(data, console, trust_list=True, order="sequential")
-    assert len(console.warnings) == 1 and "the 12 samples are sorted by label" in console.warnings[0]
+    assert (
+        len(console.warnings) == 1
+        and "the 12 samples are sorted by label" in console.warnings[0]
+    )
     with pytest.raises(UserError, match="--exif shown takes the headers of all images"):
         splits(data, console, trust_list=True, exif="shown")
     folders = fill(
-        data.parent / "folders", {f"{place}/a/0.jpg": FILES["small-000.jpg"] for place in ("train", "val")}
+        data.parent / "folders",
+        {f"{place}/a/0.jpg": FILES["small-000.jpg"] for place in ("train", "val")},
     )
     with pytest.raises(
-        UserError, match=r"is for a list of images, and train of .*is read by --source folder"
+        UserError,
+        match=r"is for a list of images, and train of .*is read by --source folder",
     ):
         splits(folders, console, trust_list=True)
 
@@ -223,16 +264,22 @@ def test_sequential_is_the_order_of_the_list(data: Path, world_size: int) -> Non
 )
 def test_it_keeps_the_contract_of_a_source(check: Any, tmp_path: Path) -> None:
     """Once headers are there."""
-    files = {f"{'ab'[place % 2]}/{name}": content for place, (name, content) in enumerate(FILES.items())}
+    files = {
+        f"{'ab'[place % 2]}/{name}": content
+        for place, (name, content) in enumerate(FILES.items())
+    }
     (tmp_path / "data").mkdir()
     sources.write_list(tmp_path / "data", "train", files)
-    split = image_list.open_trusted(tmp_path / "data", "train", cache=tmp_path / "cache")
+    split = image_list.open_trusted(
+        tmp_path / "data", "train", cache=tmp_path / "cache"
+    )
     split.columns.fetch(np.arange(len(files)), np.zeros(0, np.int64))
     check(split, files)
 
 
 @pytest.mark.parametrize(
-    ("shuffled", "world_size", "workers"), [(True, 1, 2), (True, 2, 1), (False, 1, 1), (False, 2, 2)]
+    ("shuffled", "world_size", "workers"),
+    [(True, 1, 2), (True, 2, 1), (False, 1, 1), (False, 2, 2)],
 )
 def test_ranks_and_workers_have_each_sample_once(
     shuffled: bool, world_size: int, workers: int, data: Path
@@ -240,7 +287,9 @@ def test_ranks_and_workers_have_each_sample_once(
     split = opened(data)
     ids: list[Array] = []
     for rank in range(world_size):
-        plan = plan_of(split, batch_size=3, world_size=world_size, rank=rank, shuffled=shuffled)
+        plan = plan_of(
+            split, batch_size=3, world_size=world_size, rank=rank, shuffled=shuffled
+        )
         feed = Feed(
             plan=plan,
             source=split.source,

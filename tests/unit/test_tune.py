@@ -20,7 +20,13 @@ RATES = {"torchvision": 100.0, "dali-cpu": 90.0, "dali-gpu": 200.0, "dali-fed": 
 RECIPE = parse(["--data", "photos"])
 
 
-def machine(gains: dict[str, float], *, fails: str = "", drift: float = 1.0, slowest: float = 0.99) -> Any:
+def machine(
+    gains: dict[str, float],
+    *,
+    fails: str = "",
+    drift: float = 1.0,
+    slowest: float = 0.99,
+) -> Any:
     """Return a `measure` of a machine on which settings multiply a loader's rate by `gains`.
 
     It is cold at first, and has become faster by `drift` when something is measured again.
@@ -31,11 +37,20 @@ def machine(gains: dict[str, float], *, fails: str = "", drift: float = 1.0, slo
         loader = choice.get("loader", "torchvision")
         if loader == fails:
             return Trial(lever=lever, choice=choice, why="not here")
-        rate = RATES[loader] * (0.1 if cold else 1.0) * (drift if lever == tune.AGAIN else 1.0)
+        rate = (
+            RATES[loader]
+            * (0.1 if cold else 1.0)
+            * (drift if lever == tune.AGAIN else 1.0)
+        )
         cold.clear()
         for name, value in choice.items():
             rate *= gains.get(f"{name}={value}", 1.0)
-        used = {"loader": loader, "workers": 1, "compile": False, "graphs": True} | choice
+        used = {
+            "loader": loader,
+            "workers": 1,
+            "compile": False,
+            "graphs": True,
+        } | choice
         figures: Choice = {"rate": rate, "least": slowest * rate, "most": rate}
         return Trial(lever=lever, choice=choice, unit="img/s", used=used, **figures)
 
@@ -76,25 +91,49 @@ def test_a_loader_that_cannot_run_is_a_row() -> None:
 
 def test_without_a_gpu_and_without_time() -> None:
     trials, _ = searched(machine({}), gpu=False)
-    assert {trial.lever for trial in trials} <= {"as it is", "again", "loader", "workers", "decode_threads"}
+    assert {trial.lever for trial in trials} <= {
+        "as it is",
+        "again",
+        "loader",
+        "workers",
+        "decode_threads",
+    }
     assert not any(trial.choice.get("loader") == "dali-gpu" for trial in trials)
     trials, best = searched(machine({}), may_begin=lambda: False)
     assert (trials[0], best.choice) == (best, {})
-    assert {trial.why for trial in trials[1:]} == {tune.LATE}, "what was left out is a row"
+    assert {trial.why for trial in trials[1:]} == {tune.LATE}, (
+        "what was left out is a row"
+    )
     assert {"compile", "graphs", "pin_memory"} <= {trial.lever for trial in trials}
-    lines = tune.left_out(RECIPE, {"loader": "torchvision"}, gpu=False, fixed=("workers", "graphs"))
+    lines = tune.left_out(
+        RECIPE, {"loader": "torchvision"}, gpu=False, fixed=("workers", "graphs")
+    )
     assert lines[0] == "not tried, since flags behind -- set them: workers"
-    assert "loader dali-gpu" in lines[1] and lines[2] == "not tried, without a GPU: compile, pin_memory"
+    assert (
+        "loader dali-gpu" in lines[1]
+        and lines[2] == "not tried, without a GPU: compile, pin_memory"
+    )
 
 
 def test_a_batch_grows_until_it_gains_nothing() -> None:
-    gains = {"batch_size=128": 1.5, "batch_size=256": 1.7, "batch_size=512": 1.71, "batch_size=1024": 9.0}
+    gains = {
+        "batch_size=128": 1.5,
+        "batch_size=256": 1.7,
+        "batch_size=512": 1.71,
+        "batch_size=1024": 9.0,
+    }
     trials, best = searched(machine(gains), any_batch=True, fixed=("loader",))
     assert best.choice == {"batch_size": 256}
-    tried = [trial.choice["batch_size"] for trial in trials if trial.lever == "batch_size"]
+    tried = [
+        trial.choice["batch_size"] for trial in trials if trial.lever == "batch_size"
+    ]
     assert tried == [128, 256, 512]
-    assert trials[1].over == 100.0 and "+50.0%" in list(tune.table(trials, best).columns[3].cells)
-    assert not any(trial.lever == "batch_size" for trial in searched(machine(gains))[0]), "it stays"
+    assert trials[1].over == 100.0 and "+50.0%" in list(
+        tune.table(trials, best).columns[3].cells
+    )
+    assert not any(
+        trial.lever == "batch_size" for trial in searched(machine(gains))[0]
+    ), "it stays"
     recipe, _ = tune.recipe_of(tune.Tune(batch_size="auto"))
     assert recipe.loading.batch_size == 64
 
@@ -106,7 +145,14 @@ def test_two_cores_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     found = dict(tune.levers(RECIPE, {"loader": "dali-fed", "workers": 1}, gpu=True))
     assert found["workers"] == [{"workers": 2}]
     assert found["decode_threads"] == [{"decode_threads": 2}]
-    assert [*found] == ["loader", "workers", "decode_threads", "compile", "graphs", "pin_memory"]
+    assert [*found] == [
+        "loader",
+        "workers",
+        "decode_threads",
+        "compile",
+        "graphs",
+        "pin_memory",
+    ]
 
 
 def test_a_search_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +176,9 @@ def test_a_search_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_trials_do_not_measure_loaders() -> None:
     assert tune.trial_of(RECIPE, {}, 3.0).loading.loader in ("torchvision", "dali-gpu")
-    assert tune.trial_of(RECIPE, {"loader": "dali-cpu"}, 3.0).loading.loader == "dali-cpu"
+    assert (
+        tune.trial_of(RECIPE, {"loader": "dali-cpu"}, 3.0).loading.loader == "dali-cpu"
+    )
     best = Trial(lever="as it is", choice={}, rate=1.0, used={"loader": "dali-fed"})
     assert "loader: dali-fed" in tune.preset(RECIPE, best, [best])
 
@@ -142,8 +190,12 @@ def test_the_first_trial_has_to_run() -> None:
 
 def test_the_preset_is_the_recipe_and_what_was_kept(tmp_path: Path) -> None:
     base = tmp_path / "base.yaml"
-    base.write_text("arch: alexnet\nbatch_size: 256\nepochs: 7\nlr: 0.3\nseed: 5\nworkers: 3\nsteps: 9\n")
-    settings = tune.Tune(batch_size=8, flags=f"--optimizer adamw --crop-scale 0.2 1 --config {base}")
+    base.write_text(
+        "arch: alexnet\nbatch_size: 256\nepochs: 7\nlr: 0.3\nseed: 5\nworkers: 3\nsteps: 9\n"
+    )
+    settings = tune.Tune(
+        batch_size=8, flags=f"--optimizer adamw --crop-scale 0.2 1 --config {base}"
+    )
     recipe, fixed = tune.recipe_of(settings)
     assert "optimizer" in fixed and "workers" not in fixed
     trials, best = searched(machine({}))
@@ -152,43 +204,82 @@ def test_the_preset_is_the_recipe_and_what_was_kept(tmp_path: Path) -> None:
     path = tmp_path / "tuned.yaml"
     path.write_text(written)
     flat = parse(["--config", str(path)]).flat()
-    wanted = {"arch": "alexnet", "batch_size": 8, "epochs": 7, "lr": 0.3, "optimizer": "adamw"}
+    wanted = {
+        "arch": "alexnet",
+        "batch_size": 8,
+        "epochs": 7,
+        "lr": 0.3,
+        "optimizer": "adamw",
+    }
     wanted |= {"crop_scale": [0.2, 1.0], "workers": 3, "loader": "dali-gpu"}
     assert {name: flat[name] for name in wanted} == wanted
-    assert not {*Run.model_fields, "steps", "seconds", "data"} & yaml.safe_load(written).keys()
+    assert (
+        not {*Run.model_fields, "steps", "seconds", "data"}
+        & yaml.safe_load(written).keys()
+    )
     trial = tune.trial_of(recipe, {"compile": True}, 3.0)
-    assert (trial.optimisation.lr, trial.optimisation.steps, trial.model.compile) == (1e-3, None, True)
-    assert tune.trial_of(parse(["--task", "detection"]), {}, 3.0).optimisation.lr == 1e-5
+    assert (trial.optimisation.lr, trial.optimisation.steps, trial.model.compile) == (
+        1e-3,
+        None,
+        True,
+    )
+    assert (
+        tune.trial_of(parse(["--task", "detection"]), {}, 3.0).optimisation.lr == 1e-5
+    )
 
 
 @pytest.mark.usefixtures("prompt_ran")
 def test_a_real_trial_and_one_without_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = parse(["--arch", "squeezenet1_1", "--batch-size", "2", "--image-size", "32"])
-    trial = tune.measured(recipe, 0.2, "as it is", {"loader": "synthetic", "workers": 1, "pin_memory": False})
+    recipe = parse(
+        ["--arch", "squeezenet1_1", "--batch-size", "2", "--image-size", "32"]
+    )
+    trial = tune.measured(
+        recipe,
+        0.2,
+        "as it is",
+        {"loader": "synthetic", "workers": 1, "pin_memory": False},
+    )
     assert trial.rate and trial.used["loader"] == "synthetic", trial.why
 
     def short(command: list[str], *_: Any) -> int:
         output = Path(command[-1])
         output.mkdir()
-        (output / "summary.json").write_text(json.dumps({"rate": {"steady": None, "short": False}}))
+        (output / "summary.json").write_text(
+            json.dumps({"rate": {"steady": None, "short": False}})
+        )
         return 0
 
     monkeypatch.setattr(_trials, "ran", short)
-    assert tune.measured(recipe, 0.2, "loader", {}).why == "the run was shorter than a window of 0.1 s"
+    assert (
+        tune.measured(recipe, 0.2, "loader", {}).why
+        == "the run was shorter than a window of 0.1 s"
+    )
 
 
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
         (["--", "--steps", "3"], "--steps behind -- is what this program sets itself"),
-        (["--", "--batch_size=3"], "--batch-size behind -- is what this program sets itself"),
-        (["--batch-size", "0"], "flags: --batch-size got 0: input should be greater than 0\n"),
-        (["--output", "no/such/folder.yaml"], "--output no/such/folder.yaml: No such file"),
+        (
+            ["--", "--batch_size=3"],
+            "--batch-size behind -- is what this program sets itself",
+        ),
+        (
+            ["--batch-size", "0"],
+            "flags: --batch-size got 0: input should be greater than 0\n",
+        ),
+        (
+            ["--output", "no/such/folder.yaml"],
+            "--output no/such/folder.yaml: No such file",
+        ),
     ],
     ids=["steps", "batch-size", "one-of-two-kinds", "output"],
 )
 def test_mistakes_are_told_before_a_trial(
-    argv: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    argv: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tune, "require_data", lambda *_: None)
     monkeypatch.setattr(tune, "measured", lambda *_: pytest.fail("a trial"))
@@ -197,7 +288,9 @@ def test_mistakes_are_told_before_a_trial(
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(KeyboardInterrupt(), 130), (OSError(28, "disk full"), 2)], ids=["ctrl-c", "disk"]
+    ("error", "code"),
+    [(KeyboardInterrupt(), 130), (OSError(28, "disk full"), 2)],
+    ids=["ctrl-c", "disk"],
 )
 def test_an_end_in_the_middle(
     error: BaseException,
@@ -206,7 +299,9 @@ def test_an_end_in_the_middle(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def measured(recipe: Any, seconds: float, lever: str, choice: Choice, limit_s: float) -> Trial:
+    def measured(
+        recipe: Any, seconds: float, lever: str, choice: Choice, limit_s: float
+    ) -> Trial:
         if choice:
             raise error
         return Trial(lever=lever, choice=choice, rate=123.0, used={"workers": -1})

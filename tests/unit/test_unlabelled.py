@@ -15,7 +15,9 @@ def test_what_is_no_file_has_a_place_and_a_reason(tmp_path: Path) -> None:
     fill(folder, {"a.jpg": JPEG, "sub/b.jpg": JPEG, "@eaDir/c.jpg": JPEG})
     os.mkfifo(folder / "pipe.jpg")
     (folder / "sub" / "back").symlink_to(folder)
-    found = open_unlabelled(folder, Data(manifest_dir=tmp_path / "cache"), content="images")
+    found = open_unlabelled(
+        folder, Data(manifest_dir=tmp_path / "cache"), content="images"
+    )
     names = ["a.jpg", "pipe.jpg", "sub/b.jpg", "sub/back"]
     assert [os.path.relpath(name, folder) for name in found.names] == names
     assert found.samples.tolist() == [0, -1, 1, -1]

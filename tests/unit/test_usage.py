@@ -55,7 +55,11 @@ def test_help_shows_twenty_flags_before_anything_is_imported() -> None:
 def test_every_setting_is_explained_before_torch_is_imported() -> None:
     words = [sys.executable, "-X", "importtime", "train.py", "--help-all"]
     told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    assert told.returncode == 0 and "--predict-format" in told.stdout and "classification" in told.stdout
+    assert (
+        told.returncode == 0
+        and "--predict-format" in told.stdout
+        and "classification" in told.stdout
+    )
     groups = ("run", "data", "augmentation", "loading", "model", "optimisation")
     assert all(f"{group} options" in told.stdout for group in groups)
     imported = {line.split("|")[-1].strip() for line in told.stderr.splitlines()}
@@ -63,15 +67,27 @@ def test_every_setting_is_explained_before_torch_is_imported() -> None:
 
 
 def test_flags_that_are_named_are_there() -> None:
-    texts = [help.HELP, *help.OURS.values(), *help.NEEDLESS.values(), help.answer("photos")]
+    texts = [
+        help.HELP,
+        *help.OURS.values(),
+        *help.NEEDLESS.values(),
+        help.answer("photos"),
+    ]
     named = {flag for text in texts for flag in FLAG.findall(text)} - OF_TORCHRUN
     assert {flag.replace("-", "_") for flag in named} <= GROUP_OF.keys()
-    assert not {name.replace("-", "_") for name in (*help.OURS, *help.NEEDLESS)} & GROUP_OF.keys()
+    assert (
+        not {name.replace("-", "_") for name in (*help.OURS, *help.NEEDLESS)}
+        & GROUP_OF.keys()
+    )
 
 
 def rows() -> list[list[str]]:
     """Return the cells of the tables of recipes.md that have their flags first and ours last."""
-    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    lines = [
+        line
+        for line in PAGE.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| ")
+    ]
     cells = [line.strip("|").split("|") for line in lines]
     return [row for row in cells if len(row) == 3 and "`--" in row[-1]]
 
@@ -82,7 +98,11 @@ def test_the_dictionary_has_our_flags_and_knows_theirs() -> None:
     ours = {flag for row in found for flag in FLAG.findall(row[-1])}
     assert not {flag for flag in ours if flag.replace("-", "_") not in GROUP_OF}
     theirs = {flag for row in found for cell in row[:2] for flag in FLAG.findall(cell)}
-    known = {flag for flag in theirs if flag.replace("-", "_") in GROUP_OF or help.answer(f"--{flag}")}
+    known = {
+        flag
+        for flag in theirs
+        if flag.replace("-", "_") in GROUP_OF or help.answer(f"--{flag}")
+    }
     assert not theirs - known
 
 
@@ -98,7 +118,10 @@ def test_the_dictionary_has_every_flag_of_timm() -> None:
         (["--model", "resnet18"], "flags: --model is --arch NAME here"),
         (["--aa", "ra"], "flags: --aa is --auto-augment NAME here"),
         (["-b", "32"], "flags: -b is --batch-size N here"),
-        (["--num_classes=5"], "flags: --num_classes=5: the classes are counted in --data; leave it out"),
+        (
+            ["--num_classes=5"],
+            "flags: --num_classes=5: the classes are counted in --data; leave it out",
+        ),
         (["photos"], "flags: photos: a path needs a flag, --data FOLDER"),
         (["--lrr", "1"], "flags: unknown flag '--lrr' (did you mean --lr"),
     ],

@@ -37,7 +37,13 @@ OWN = {
 
 
 def _coco(path: Path) -> object:
-    return open_coco(path.parents[1], "train", keypoints=False, images=False, cache=path.parents[2] / "cache")
+    return open_coco(
+        path.parents[1],
+        "train",
+        keypoints=False,
+        images=False,
+        cache=path.parents[2] / "cache",
+    )
 
 
 def _listed(path: Path) -> object:
@@ -47,7 +53,9 @@ def _listed(path: Path) -> object:
 
 
 def _tar(path: Path) -> object:
-    return source_named("tar").open(path.parents[1], "train", cache=path.parents[2] / "cache")
+    return source_named("tar").open(
+        path.parents[1], "train", cache=path.parents[2] / "cache"
+    )
 
 
 READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
@@ -55,7 +63,10 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "score": ("val_boxes.json", Results.read),
     "coco": ("coco/annotations/instances_train2017.json", _coco),
     "tar": ("data/train/a.tar", _tar),
-    "lmdb": ("train.lmdb", lambda path: lmdb.open(path.parent, "train", cache=path.parent / "cache")),
+    "lmdb": (
+        "train.lmdb",
+        lambda path: lmdb.open(path.parent, "train", cache=path.parent / "cache"),
+    ),
     "classInd": ("classInd.txt", _listed),
     "classes": ("classes.txt", lambda path: class_names(path.parent)),
     "list": ("val.txt", lambda path: read_list(path, None, Rejects(io.StringIO()))),
@@ -70,7 +81,9 @@ def test_a_pipe_in_place_of_a_file_is_said(kind: str, tmp_path: Path) -> None:
     pipe = tmp_path / name
     pipe.parent.mkdir(parents=True, exist_ok=True)
     os.mkfifo(pipe)
-    held = os.open(pipe, os.O_RDWR)  # a reader that waits for a writer reads on without an end, and times out
+    held = os.open(
+        pipe, os.O_RDWR
+    )  # a reader that waits for a writer reads on without an end, and times out
     os.write(held, b"{}")
     try:
         with pytest.raises((UserError, Unusable), match="a device or a pipe") as said:
@@ -84,25 +97,49 @@ def test_a_pipe_in_place_of_a_file_is_said(kind: str, tmp_path: Path) -> None:
 def opens(source: str) -> Iterator[int]:
     """The lines of calls that read a file without user_files: open(a), a.open("rb"), a.read_text(), ..."""
     tree = ast.parse(source)
-    own = any(isinstance(node, ast.FunctionDef) and node.name == "open" for node in tree.body)
+    own = any(
+        isinstance(node, ast.FunctionDef) and node.name == "open" for node in tree.body
+    )
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
         method = isinstance(node.func, ast.Attribute)
-        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        called = (
+            node.func.attr
+            if isinstance(node.func, ast.Attribute)
+            else getattr(node.func, "id", "")
+        )
         modes = [one.value for one in node.args if isinstance(one, ast.Constant)]
-        reads = modes == ["rb"] if method else not (own or {"w", "wb", "ab"} & set(modes))
-        waits = "O_RDONLY" in ast.unparse(node) and "O_NONBLOCK" not in ast.unparse(node)
+        reads = (
+            modes == ["rb"] if method else not (own or {"w", "wb", "ab"} & set(modes))
+        )
+        waits = "O_RDONLY" in ast.unparse(node) and "O_NONBLOCK" not in ast.unparse(
+            node
+        )
         reads = reads or (method and waits)
-        if (method and called in ("read_text", "read_bytes")) or (called == "open" and reads):
+        if (method and called in ("read_text", "read_bytes")) or (
+            called == "open" and reads
+        ):
             yield node.lineno
 
 
 def test_files_of_users_are_opened_at_one_place() -> None:
-    mine = [path for path in python() if str(path).startswith(ROOMS) and str(path) not in OWN]
-    found = [f"{path}:{line}" for path in mine for line in opens((ROOT / path).read_text(encoding="utf-8"))]
+    mine = [
+        path
+        for path in python()
+        if str(path).startswith(ROOMS) and str(path) not in OWN
+    ]
+    found = [
+        f"{path}:{line}"
+        for path in mine
+        for line in opens((ROOT / path).read_text(encoding="utf-8"))
+    ]
     assert found == []
-    assert list(opens('open(a)\nb.open("rb")\nc.read_text()\nos.open(f, O_RDONLY)\nread_text(e)')) == [
+    assert list(
+        opens(
+            'open(a)\nb.open("rb")\nc.read_text()\nos.open(f, O_RDONLY)\nread_text(e)'
+        )
+    ) == [
         1,
         2,
         3,

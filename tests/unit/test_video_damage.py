@@ -32,7 +32,9 @@ def damaged(folder: Path) -> dict[str, tuple[bytes, str]]:
     sound = folder / "sound.mp4"
     with av.open(str(sound), "w") as file:
         stream = file.add_stream("aac", rate=8000)
-        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        frame = av.AudioFrame.from_ndarray(
+            np.zeros((1, 1024), np.float32), format="fltp", layout="mono"
+        )
         frame.rate = 8000
         file.mux(stream.encode(frame))
         file.mux(stream.encode(None))
@@ -42,14 +44,32 @@ def damaged(folder: Path) -> dict[str, tuple[bytes, str]]:
         "text.txt": (b"hello\n" * 100, "no known video container"),
         "cut.mp4": (plain[: len(plain) // 2], "cannot be read: Invalid data"),
         "cut-fast.mp4": (fast[: len(fast) * 7 // 10], "cut short or damaged"),
-        "cut.mkv": (make(folder / "m.mkv").read_bytes()[:-1], r"cut short: [\d,]+ of [\d,]+ bytes"),
-        "cut.webm": (make(folder / "m.webm", codec="vp9").read_bytes()[:2000], "cut short: 2,000 of"),
-        "cut.avi": (make(folder / "m.avi", codec="mpeg4").read_bytes()[:6000], "cut short: 6,000 of"),
+        "cut.mkv": (
+            make(folder / "m.mkv").read_bytes()[:-1],
+            r"cut short: [\d,]+ of [\d,]+ bytes",
+        ),
+        "cut.webm": (
+            make(folder / "m.webm", codec="vp9").read_bytes()[:2000],
+            "cut short: 2,000 of",
+        ),
+        "cut.avi": (
+            make(folder / "m.avi", codec="mpeg4").read_bytes()[:6000],
+            "cut short: 6,000 of",
+        ),
         "sound.mp4": (sound.read_bytes(), "has no video"),
-        "b-frames.avi": (make(folder / "b.avi", b_frames=2).read_bytes(), "its times are those of decoding"),
-        "b-frames.wmv": (make(folder / "b.wmv", b_frames=2).read_bytes(), "its times are those of decoding"),
+        "b-frames.avi": (
+            make(folder / "b.avi", b_frames=2).read_bytes(),
+            "its times are those of decoding",
+        ),
+        "b-frames.wmv": (
+            make(folder / "b.wmv", b_frames=2).read_bytes(),
+            "its times are those of decoding",
+        ),
         "mirrored.mp4": (mirrored, "is to be shown mirrored"),
-        "torn.mp4": (mirrored[:first] + bytes(1500) + mirrored[first + 1500 :], "is to be shown mirrored"),
+        "torn.mp4": (
+            mirrored[:first] + bytes(1500) + mirrored[first + 1500 :],
+            "is to be shown mirrored",
+        ),
         "turned.mp4": (
             make(folder / "r90.mp4", mirrored=True, rotation=90).read_bytes(),
             "is to be shown mirrored",
@@ -77,7 +97,9 @@ def test_what_is_no_video_says_why(tmp_path: Path) -> None:
 
 def test_a_video_without_a_key_frame_shows_nothing(tmp_path: Path) -> None:
     path = remuxed(
-        make(tmp_path / "a.mkv", gop=60), tmp_path / "b.mkv", lambda place, packet: packet if place else None
+        make(tmp_path / "a.mkv", gop=60),
+        tmp_path / "b.mkv",
+        lambda place, packet: packet if place else None,
     )
     with pytest.raises(Rejected, match="has no key frame"):
         read(os.fsencode(path))
@@ -85,17 +107,29 @@ def test_a_video_without_a_key_frame_shows_nothing(tmp_path: Path) -> None:
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_damage_of_any_kind_is_rejected_or_read(data: Any, made: Made, tmp_path: Path) -> None:
+def test_damage_of_any_kind_is_rejected_or_read(
+    data: Any, made: Made, tmp_path: Path
+) -> None:
     """Never another exception, and never columns that contradict each other."""
-    kinds = ["h264.mp4", "h264-fragments.mp4", "hevc-open.mp4", "mpeg4-packed.avi", "h264.ts"]
+    kinds = [
+        "h264.mp4",
+        "h264-fragments.mp4",
+        "hevc-open.mp4",
+        "mpeg4-packed.avi",
+        "h264.ts",
+    ]
     path = made.folder / data.draw(st.sampled_from(kinds))
     content = bytearray(path.read_bytes())
     for at, byte in data.draw(
-        st.lists(st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255)), max_size=8)
+        st.lists(
+            st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255)), max_size=8
+        )
     ):
         content[at] = byte
     bad = tmp_path / f"bad{path.suffix}"
-    bad.write_bytes(content[: data.draw(st.integers(0, len(content)) | st.just(len(content)))])
+    bad.write_bytes(
+        content[: data.draw(st.integers(0, len(content)) | st.just(len(content)))]
+    )
     try:
         times = read(os.fsencode(bad))
     except Rejected:
@@ -106,7 +140,9 @@ def test_damage_of_any_kind_is_rejected_or_read(data: Any, made: Made, tmp_path:
 
 
 @pytest.mark.parametrize("codec", ["flv", "h263p", "msmpeg4", "wmv2"])
-def test_key_frames_that_only_a_container_tells_of_are_looked_at(codec: str, tmp_path: Path) -> None:
+def test_key_frames_that_only_a_container_tells_of_are_looked_at(
+    codec: str, tmp_path: Path
+) -> None:
     """The scan does not know the codec: a picture that is made from others is no beginning."""
     whole = make(tmp_path / "whole.avi", codec=codec)
     (tmp_path / "data/a").mkdir(parents=True)

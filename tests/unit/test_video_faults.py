@@ -62,7 +62,10 @@ def compared(path: Path, videos: Videos) -> tuple[int, list[int]]:
     reader = Pyav(videos)
     for frames in [[place] for place in range(count)] + list(patterns(count)):
         try:
-            came = {frame: number(upright(picture)) for frame, picture in reader(0, videos.path(0), frames)}
+            came = {
+                frame: number(upright(picture))
+                for frame, picture in reader(0, videos.path(0), frames)
+            }
         except Undecodable:
             lost += frames if len(frames) == 1 else []
             continue
@@ -114,7 +117,12 @@ def as_decoded(place: int, packet: Any) -> Any:
             for kind in ("h264", "h264-pyramid", "hevc-open")
             for ending in ("mp4", "mkv", "ts")
         ),
-        *(("h264", "flv"), ("h264-open", "mkv"), ("h264-one-group", "mp4"), ("hevc", "mkv")),
+        *(
+            ("h264", "flv"),
+            ("h264-open", "mkv"),
+            ("h264-one-group", "mp4"),
+            ("hevc", "mkv"),
+        ),
         *(("mpeg4-b", "mp4"), ("mpeg4-b", "mkv"), ("mpeg2", "ts"), ("mpeg2", "mp4")),
     ],
 )
@@ -125,14 +133,24 @@ def test_times_in_the_order_of_decoding_are_none_of_display(
     right = remuxed(whole, tmp_path / f"right.{ending}", lambda place, packet: packet)
     assert len(read(os.fsencode(right)).pts) == 40
     said = rejected(remuxed(whole, tmp_path / f"wrong.{ending}", as_decoded))
-    assert said.startswith("its times are those of decoding, not of display, at packets 0 to ")
+    assert said.startswith(
+        "its times are those of decoding, not of display, at packets 0 to "
+    )
     assert "`ffmpeg -i FILE -vf setpts=N/FR/TB NEW.mp4`" in said
 
 
 def test_some_times_that_are_wrong(coded: Coded, tmp_path: Path) -> None:
     for about, change, said in (
-        ({"b_frames": 2}, lambda at, packet: as_decoded(at, packet) if at >= 24 else packet, "24 to 35:"),
-        ({}, later(130, lambda place: place == 15), "not in the order of display at packets 12 to 23"),
+        (
+            {"b_frames": 2},
+            lambda at, packet: as_decoded(at, packet) if at >= 24 else packet,
+            "24 to 35:",
+        ),
+        (
+            {},
+            later(130, lambda place: place == 15),
+            "not in the order of display at packets 12 to 23",
+        ),
     ):
         assert said in rejected(remuxed(coded(**about), tmp_path / "b.mkv", change))
 
@@ -169,8 +187,18 @@ FRAGMENTS = {"movflags": "frag_every_frame+empty_moov"}
 @pytest.mark.parametrize(
     ("kind", "ending"),
     [
-        *((kind, ending) for kind in ("h264", "h264-open", "hevc", "mpeg4-b") for ending in ("mp4", "mkv")),
-        *(("h264", "fragments"), ("hevc", "fragments"), ("vp9", "mp4"), ("vp8", "mkv"), ("av1", "mkv")),
+        *(
+            (kind, ending)
+            for kind in ("h264", "h264-open", "hevc", "mpeg4-b")
+            for ending in ("mp4", "mkv")
+        ),
+        *(
+            ("h264", "fragments"),
+            ("hevc", "fragments"),
+            ("vp9", "mp4"),
+            ("vp8", "mkv"),
+            ("av1", "mkv"),
+        ),
         *(("mpeg4", "mp4"), ("mpeg4", "avi"), ("mpeg4-b", "avi"), ("mpeg2", "mkv")),
     ],
 )
@@ -179,17 +207,29 @@ def test_key_frames_are_those_of_the_codec(
 ) -> None:
     right = read(os.fsencode(coded(**KINDS[kind])))
     path = tmp_path / f"wrong.{'mp4' if ending == 'fragments' else ending}"
-    remuxed(coded(**KINDS[kind]), path, marked(marks), FRAGMENTS if ending == "fragments" else {})
+    remuxed(
+        coded(**KINDS[kind]),
+        path,
+        marked(marks),
+        FRAGMENTS if ending == "fragments" else {},
+    )
     times = read(os.fsencode(path))
-    recovery_points = marks == "first" and kind == "h264-open"  # containers need not mark them
+    recovery_points = (
+        marks == "first" and kind == "h264-open"
+    )  # containers need not mark them
     assert not flags(right) & Flags.WRONG_KEYS
     assert bool(flags(times) & Flags.WRONG_KEYS) != recovery_points
     assert np.array_equal(times.keys, right.keys)
     videos = scanned(path, tmp_path / "s")
-    assert recovery_points or not any(exact(backend, videos, np.arange(1))[0] for backend in CLAIMED)
+    assert recovery_points or not any(
+        exact(backend, videos, np.arange(1))[0] for backend in CLAIMED
+    )
     reader = Pyav(videos)
     for frames in patterns(len(times.pts)):
-        shown = {frame: number(upright(each)) for frame, each in reader(0, videos.path(0), frames)}
+        shown = {
+            frame: number(upright(each))
+            for frame, each in reader(0, videos.path(0), frames)
+        }
         assert shown == {frame: frame for frame in frames}
     reader.decoded = 0
     list(reader(0, videos.path(0), [35]))
@@ -226,23 +266,37 @@ def joined(first: Path, second: Path, target: Path) -> Path:
             with av.open(str(path)) as old:
                 stream = old.streams.video[0]
                 copy = copy or copied(new, stream)
-                packets: list[Any] = [packet for packet in old.demux(stream) if packet.size]
+                packets: list[Any] = [
+                    packet for packet in old.demux(stream) if packet.size
+                ]
                 if stream.codec_context.name in ("h264", "hevc"):
                     name = f"{stream.codec_context.name}_mp4toannexb"
                     annex_b = BitStreamFilterContext(name, in_stream=stream)
-                    packets = [each for packet in packets for each in annex_b.filter(packet)]
-                    packets = [with_lengths_of(each) if target.suffix == ".mkv" else each for each in packets]
+                    packets = [
+                        each for packet in packets for each in annex_b.filter(packet)
+                    ]
+                    packets = [
+                        with_lengths_of(each) if target.suffix == ".mkv" else each
+                        for each in packets
+                    ]
                 step = packets[0].duration
                 for packet in packets:
                     packet.pts += begin
-                    packet.dts = packet.dts if packet.dts is None else packet.dts + begin
+                    packet.dts = (
+                        packet.dts if packet.dts is None else packet.dts + begin
+                    )
                     packet.stream = copy
                 begin += len(packets) * step
                 new.mux(packets)
     return target
 
 
-PIXELS = {"mjpeg": "yuvj420p", "prores_ks": "yuv422p10le", "png": "rgb24", "jpeg2000": "rgb24"}
+PIXELS = {
+    "mjpeg": "yuvj420p",
+    "prores_ks": "yuv422p10le",
+    "png": "rgb24",
+    "jpeg2000": "rgb24",
+}
 
 
 @pytest.mark.parametrize(
@@ -256,17 +310,30 @@ PIXELS = {"mjpeg": "yuvj420p", "prores_ks": "yuv422p10le", "png": "rgb24", "jpeg
 def test_pictures_that_change_their_size_are_left_out(
     codec: str, ending: str, coded: Coded, tmp_path: Path
 ) -> None:
-    about: dict[str, Any] = {"codec": codec, "frames": 24, "ending": "avi" if ending == "avi" else "mkv"}
+    about: dict[str, Any] = {
+        "codec": codec,
+        "frames": 24,
+        "ending": "avi" if ending == "avi" else "mkv",
+    }
     about["pixels"] = PIXELS.get(codec, "yuv420p")
     first, smaller = coded(**about), coded(size=(64, 96), **about)
     said = rejected(joined(first, smaller, tmp_path / f"changes.{ending}"))
     assert said.startswith("its pictures change their size at packet 24: ")
-    assert len(read(os.fsencode(joined(first, first, tmp_path / f"stays.{ending}"))).pts) == 48
+    assert (
+        len(read(os.fsencode(joined(first, first, tmp_path / f"stays.{ending}"))).pts)
+        == 48
+    )
 
 
 def test_parameters_that_change_and_leave_the_size_as_it_was(tmp_path: Path) -> None:
     first = make(tmp_path / "a.mkv", frames=24)
-    other = make(tmp_path / "b.mkv", frames=24, b_frames=0, options={"level": "40"}, full_range=True)
+    other = make(
+        tmp_path / "b.mkv",
+        frames=24,
+        b_frames=0,
+        options={"level": "40"},
+        full_range=True,
+    )
     assert len(read(os.fsencode(joined(first, other, tmp_path / "c.ts"))).pts) == 48
 
 
@@ -285,8 +352,14 @@ def noisy(path: Path, frames: int = 90) -> Path:
         stream.width, stream.height, stream.pix_fmt = 160, 120, "yuv420p"
         stream.options = {"x264-params": "open-gop=1:bframes=3:keyint=15:threads=1"}
         for place in range(frames):
-            pixels = np.roll(still, 3 * place, axis=1) // 2 + draws.integers(0, 60, still.shape, np.uint8)
-            file.mux(stream.encode(av.VideoFrame.from_ndarray(pixels.astype(np.uint8), format="rgb24")))
+            pixels = np.roll(still, 3 * place, axis=1) // 2 + draws.integers(
+                0, 60, still.shape, np.uint8
+            )
+            file.mux(
+                stream.encode(
+                    av.VideoFrame.from_ndarray(pixels.astype(np.uint8), format="rgb24")
+                )
+            )
         file.mux(stream.encode(None))
     return path
 
@@ -325,7 +398,9 @@ def needs_lenience(path: Path) -> bool:
 
 
 @pytest.mark.parametrize("place", [0.25, 0.75])
-def test_a_lost_transport_packet_loses_clips_and_no_file(place: float, tmp_path: Path) -> None:
+def test_a_lost_transport_packet_loses_clips_and_no_file(
+    place: float, tmp_path: Path
+) -> None:
     packets = transport_packets(make(tmp_path / "whole.ts", b_frames=2, frames=96))
     del packets[int(len(packets) * place)]
     path = tmp_path / "lost.ts"
@@ -339,13 +414,19 @@ def test_a_lost_transport_packet_loses_clips_and_no_file(place: float, tmp_path:
 
 def test_many_lost_packets_lose_the_file(tmp_path: Path) -> None:
     packets = transport_packets(make(tmp_path / "whole.ts", b_frames=2, frames=48))
-    (tmp_path / "lost.ts").write_bytes(b"".join(each for at, each in enumerate(packets) if at % 9 or at < 9))
+    (tmp_path / "lost.ts").write_bytes(
+        b"".join(each for at, each in enumerate(packets) if at % 9 or at < 9)
+    )
     assert "packets are not whole" in rejected(tmp_path / "lost.ts")
 
 
 @pytest.mark.parametrize("kind", ["h264", "mpeg4", "vp9"])
-def test_a_doubled_time_loses_its_frames_and_no_others(kind: str, coded: Coded, tmp_path: Path) -> None:
-    path = remuxed(coded(**KINDS[kind]), tmp_path / "b.mkv", later(0, lambda place: place == 20))
+def test_a_doubled_time_loses_its_frames_and_no_others(
+    kind: str, coded: Coded, tmp_path: Path
+) -> None:
+    path = remuxed(
+        coded(**KINDS[kind]), tmp_path / "b.mkv", later(0, lambda place: place == 20)
+    )
     times = read(os.fsencode(path))
     assert flags(times) & Flags.DAMAGED and (np.diff(times.pts) > 0).all()
     wrong, lost = compared(path, scanned(path, tmp_path / "s"))
@@ -358,17 +439,28 @@ def test_many_doubled_times_lose_the_file(coded: Coded, tmp_path: Path) -> None:
 
 
 def test_files_one_behind_the_other(tmp_path: Path) -> None:
-    parts = [make(tmp_path / f"{frames}.ts", b_frames=2, frames=frames) for frames in (60, 48)]
+    parts = [
+        make(tmp_path / f"{frames}.ts", b_frames=2, frames=frames)
+        for frames in (60, 48)
+    ]
     for order in (parts, parts[::-1]):
-        (tmp_path / "both.ts").write_bytes(b"".join(part.read_bytes() for part in order))
+        (tmp_path / "both.ts").write_bytes(
+            b"".join(part.read_bytes() for part in order)
+        )
         said = rejected(tmp_path / "both.ts")
-        assert said.startswith(f"its times go back at packet {60 if order is parts else 48}, ")
+        assert said.startswith(
+            f"its times go back at packet {60 if order is parts else 48}, "
+        )
         assert "`ffmpeg -i FILE -c copy NEW.mp4`" in said
 
 
 def test_hevc_that_was_cut_at_an_open_group(tmp_path: Path) -> None:
     """Matroska has no times below 0: those of frames that need the group before are none."""
-    late: dict[str, Any] = {"from_key": 2, "cut": 24, "muxer": {"avoid_negative_ts": "disabled"}}
+    late: dict[str, Any] = {
+        "from_key": 2,
+        "cut": 24,
+        "muxer": {"avoid_negative_ts": "disabled"},
+    }
     path = make(tmp_path / "b.mkv", frames=60, **KINDS["hevc-open"], **late)
     with av.open(str(path)) as file:
         assert any(packet.size and packet.pts is None for packet in file.demux(video=0))
@@ -377,10 +469,15 @@ def test_hevc_that_was_cut_at_an_open_group(tmp_path: Path) -> None:
 
 def with_message(path: Path, orientation: str) -> Path:
     """H.264 whose units say how it is to be shown."""
-    with av.open(str(make(path.parent / "whole.mp4", frames=24))) as old, av.open(str(path), "w") as new:
+    with (
+        av.open(str(make(path.parent / "whole.mp4", frames=24))) as old,
+        av.open(str(path), "w") as new,
+    ):
         stream = old.streams.video[0]
         copy = new.add_stream_from_template(stream)
-        name = f"h264_mp4toannexb,h264_metadata=display_orientation=insert:{orientation}"
+        name = (
+            f"h264_mp4toannexb,h264_metadata=display_orientation=insert:{orientation}"
+        )
         insert = BitStreamFilterContext(name, in_stream=stream, out_stream=copy)
         for packet in old.demux(stream):
             for each in insert.filter(packet if packet.size else None):
@@ -390,7 +487,9 @@ def with_message(path: Path, orientation: str) -> Path:
 
 
 @pytest.mark.parametrize("ending", ["mp4", "mkv", "ts"])
-def test_pictures_that_a_message_turns_are_left_out(ending: str, tmp_path: Path) -> None:
+def test_pictures_that_a_message_turns_are_left_out(
+    ending: str, tmp_path: Path
+) -> None:
     for orientation in ("rotate=90", "flip=horizontal", "rotate=180:flip=vertical"):
         said = rejected(with_message(tmp_path / f"a.{ending}", orientation))
         assert said.startswith("is to be shown turned, by a message in its h264")
@@ -414,22 +513,33 @@ def test_a_message_of_hevc(body: str, turned: bool) -> None:
 def test_pixels_that_are_not_square_are_told(tmp_path: Path) -> None:
     path = make(tmp_path / "a.mp4", options={"aspect": "4:3"})
     assert flags(read(os.fsencode(path))) == Flags.OBLONG_PIXELS
-    assert flags(read(os.fsencode(make(tmp_path / "b.mp4", options={"aspect": "1:1"})))) == Flags(0)
+    assert flags(
+        read(os.fsencode(make(tmp_path / "b.mp4", options={"aspect": "1:1"})))
+    ) == Flags(0)
     videos = scanned(path, tmp_path / "s")
-    assert exact("decord", videos, np.arange(1)).all(), "all readers take pictures as they are stored"
+    assert exact("decord", videos, np.arange(1)).all(), (
+        "all readers take pictures as they are stored"
+    )
     (said,) = notes("decord", videos, np.ones(1, bool))
-    assert said.startswith("1 of 1 videos have pixels that are not square: trained on as stored")
+    assert said.startswith(
+        "1 of 1 videos have pixels that are not square: trained on as stored"
+    )
 
 
-@pytest.mark.parametrize(("kind", "size", "frames"), [("P", 7, 3), ("B", 30, 4), ("B", 14, 0)])
-def test_a_placeholder_in_packed_mpeg4_is_no_b_frame(kind: str, size: int, frames: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "size", "frames"), [("P", 7, 3), ("B", 30, 4), ("B", 14, 0)]
+)
+def test_a_placeholder_in_packed_mpeg4_is_no_b_frame(
+    kind: str, size: int, frames: int
+) -> None:
     """FFmpeg's filter drops B-frames of a few bytes, and the frames behind it would be those of others."""
 
     def vop(kind: str, size: int = 40) -> bytes:
         return b"\0\0\1\xb6" + bytes(["IPB".index(kind) << 6 | 1]) + b"\1" * (size - 5)
 
     packets: list[Any] = [
-        av.Packet(each) for each in (vop("I"), vop("P") + vop("B"), vop(kind, size), vop("P", 7))
+        av.Packet(each)
+        for each in (vop("I"), vop("P") + vop("B"), vop(kind, size), vop("P", 7))
     ]
     for place, packet in enumerate(packets):
         packet.pts = place
@@ -454,7 +564,9 @@ def test_damage_of_mpeg2_loses_clips_and_no_file(fault: str, tmp_path: Path) -> 
     path = make(tmp_path / "whole.ts", codec="mpeg2video", b_frames=2, frames=96)
     packets = transport_packets(path)
     half = len(packets) // 2
-    packets[half : half + 20 if fault == "twenty lost" else half] = [] if "lost" in fault else [packets[half]]
+    packets[half : half + 20 if fault == "twenty lost" else half] = (
+        [] if "lost" in fault else [packets[half]]
+    )
     path.write_bytes(b"".join(packets))
     assert 80 < len(read(os.fsencode(path)).pts) < 100
 
@@ -469,9 +581,15 @@ def test_a_doubled_time_among_b_frames(codec: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("codec", "pixels", "ending"),
-    [("msvideo1", "rgb555le", "avi"), ("qtrle", "rgb24", "mov"), ("flashsv", "bgr24", "flv")],
+    [
+        ("msvideo1", "rgb555le", "avi"),
+        ("qtrle", "rgb24", "mov"),
+        ("flashsv", "bgr24", "flv"),
+    ],
 )
-def test_key_frames_that_no_decoder_confirms(codec: str, pixels: str, ending: str, tmp_path: Path) -> None:
+def test_key_frames_that_no_decoder_confirms(
+    codec: str, pixels: str, ending: str, tmp_path: Path
+) -> None:
     whole = make(tmp_path / f"a.{ending}", codec=codec, pixels=pixels, frames=18)
     path = remuxed(whole, tmp_path / f"b.{ending}", marked("all"))
     assert compared(path, scanned(path, tmp_path / "s")) == (0, [])

@@ -16,6 +16,11 @@ def test_numbers_survive_coding_resizing_and_nothing_else() -> None:
         assert number(np.rot90(pixels, 2)) != value
     assert number(np.zeros((96, 128, 3), np.uint8)) == -1
     for value in range(100):
-        assert number(np.mean([picture(value, (96, 128)), picture(value + 1, (96, 128))], axis=0)) == -1, (
-            "mixed of two"
-        )
+        assert (
+            number(
+                np.mean(
+                    [picture(value, (96, 128)), picture(value + 1, (96, 128))], axis=0
+                )
+            )
+            == -1
+        ), "mixed of two"

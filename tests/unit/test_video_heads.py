@@ -68,13 +68,21 @@ def test_sides_of_pictures(
         for at, sides in enumerate([size, (192, 256)])
     ]
     expected = size, coded if codec == "hevc" else (96, 112 if size[1] == 100 else 128)
-    with open_video(os.fsencode(paths[0])) as file, open_video(os.fsencode(paths[1])) as other:
-        stream, extradata = file.streams.video[0], other.streams.video[0].codec_context.extradata
+    with (
+        open_video(os.fsencode(paths[0])) as file,
+        open_video(os.fsencode(paths[1])) as other,
+    ):
+        stream, extradata = (
+            file.streams.video[0],
+            other.streams.video[0].codec_context.extradata,
+        )
         head = stream.codec_context.extradata
         assert head is not None and extradata is not None
         (packet,) = [packet for packet in file.demux(stream) if packet.size]
         assert sides(codec, head, memoryview(packet)) == expected
-        (in_band,) = BitStreamFilterContext(f"{codec}_mp4toannexb", in_stream=stream).filter(packet)
+        (in_band,) = BitStreamFilterContext(
+            f"{codec}_mp4toannexb", in_stream=stream
+        ).filter(packet)
         assert sides(codec, None, memoryview(in_band)) == expected
         lengths = memoryview(with_lengths(bytes(in_band)))
         assert sides(codec, extradata, lengths) == expected
@@ -86,7 +94,9 @@ def test_sides_of_pictures(
 
 
 def test_sizes_that_vp9_says(tmp_path: Path) -> None:
-    with open_video(os.fsencode(make(tmp_path / "a.webm", codec="vp9", size=(120, 162), frames=24))) as file:
+    with open_video(
+        os.fsencode(make(tmp_path / "a.webm", codec="vp9", size=(120, 162), frames=24))
+    ) as file:
         packets = [packet for packet in file.demux(video=0) if packet.size]
         assert [vp9_size(memoryview(packet)) for packet in packets] == [
             (120, 162) if packet.is_keyframe else None for packet in packets
@@ -100,16 +110,31 @@ SYNC = f"{0x498342:024b}"
 @pytest.mark.parametrize(
     ("bits", "size"),
     [
-        ("10 00 0 0 1 0" + SYNC + "001 0" + SIDES, (120, 162)),  # a key frame, in BT.601
+        (
+            "10 00 0 0 1 0" + SYNC + "001 0" + SIDES,
+            (120, 162),
+        ),  # a key frame, in BT.601
         ("10 00 1 010", None),  # one that is shown again
         # from others, of a size of its own
-        ("10 00 0 1 1 0 00" + "00000001" + "0000 0010 0100" + "000" + SIDES, (120, 162)),
-        ("10 00 0 1 1 1" + "00000001" + "0000 0010 0100" + "000" + SIDES, (120, 162)),  # that may be lost
+        (
+            "10 00 0 1 1 0 00" + "00000001" + "0000 0010 0100" + "000" + SIDES,
+            (120, 162),
+        ),
+        (
+            "10 00 0 1 1 1" + "00000001" + "0000 0010 0100" + "000" + SIDES,
+            (120, 162),
+        ),  # that may be lost
         # that is not shown
-        ("10 00 0 1 0 0 0 00" + "00000001" + "0000 0010 0100" + "000" + SIDES, (120, 162)),
+        (
+            "10 00 0 1 0 0 0 00" + "00000001" + "0000 0010 0100" + "000" + SIDES,
+            (120, 162),
+        ),
         # as large as the second reference
         ("10 00 0 1 1 0 00" + "00000001" + "0000 0010 0100" + "01" + SIDES, None),
-        ("10 00 0 1 0 0 1 00" + SYNC + "00000001" + SIDES, (120, 162)),  # from no other, not shown
+        (
+            "10 00 0 1 0 0 1 00" + SYNC + "00000001" + SIDES,
+            (120, 162),
+        ),  # from no other, not shown
     ],
 )
 def test_heads_of_vp9(bits: str, size: tuple[int, int] | None) -> None:
@@ -148,7 +173,9 @@ def test_pictures_of_a_packet(packet: str, expected: list[str]) -> None:
         ("1000 0100", False, True),
     ],
 )
-def test_packets_without_a_picture_that_is_new_and_shown(byte: str, again: bool, nothing: bool) -> None:
+def test_packets_without_a_picture_that_is_new_and_shown(
+    byte: str, again: bool, nothing: bool
+) -> None:
     """VP9, 6.2: show_existing_frame behind the frame marker and the profile, show_frame."""
     packet = memoryview(bytes([int(byte.replace(" ", ""), 2)]))
     assert (shows_again(packet), shows_nothing(packet)) == (again, nothing)
@@ -159,7 +186,9 @@ def test_a_hidden_picture_in_a_packet_of_its_own(tmp_path: Path) -> None:
     path = make(tmp_path / "a.webm", codec="vp9", frames=24)
     with open_video(os.fsencode(path)) as file:
         packet = [bytes(packet) for packet in file.demux(video=0) if packet.size][5]
-    path.write_bytes(path.read_bytes().replace(packet, bytes([packet[0] & ~2]) + packet[1:]))
+    path.write_bytes(
+        path.read_bytes().replace(packet, bytes([packet[0] & ~2]) + packet[1:])
+    )
     with pytest.raises(Rejected, match="hidden frames in packets of their own"):
         read(os.fsencode(path))
 
@@ -168,7 +197,9 @@ def test_a_hidden_picture_in_a_packet_of_its_own(tmp_path: Path) -> None:
 def test_hevc_that_may_hide_pictures_is_left_out(ending: str, tmp_path: Path) -> None:
     path = make(tmp_path / f"a.{ending}", codec="hevc", frames=24)
     found = re.compile(rb"\x44\x01([\xc0\xc1])")
-    path.write_bytes(found.sub(lambda unit: bytes([0x44, 1, unit[1][0] | 0x10]), path.read_bytes()))
+    path.write_bytes(
+        found.sub(lambda unit: bytes([0x44, 1, unit[1][0] | 0x10]), path.read_bytes())
+    )
     with pytest.raises(Rejected, match="may be hidden"):
         read(os.fsencode(path))
 
@@ -190,7 +221,11 @@ def test_hevc_that_may_hide_pictures_is_left_out(ending: str, tmp_path: Path) ->
 )
 def test_hevc_that_may_hide_pictures(unit: str, expected: bool) -> None:
     """H.265, 7.3.2.3.1, in hvcC, with start codes, and in a packet before its slice."""
-    plain, other, slice_ = bytes.fromhex(unit), bytes.fromhex("40 01 0c"), bytes.fromhex("26 01 af")
+    plain, other, slice_ = (
+        bytes.fromhex(unit),
+        bytes.fromhex("40 01 0c"),
+        bytes.fromhex("26 01 af"),
+    )
     empty = memoryview(b"")
     sets = [
         bytes([160 + kind]) + b"\0\1" + len(each).to_bytes(2, "big") + each
@@ -200,5 +235,10 @@ def test_hevc_that_may_hide_pictures(unit: str, expected: bool) -> None:
     annex_b = b"".join(b"\0\0\0\1" + each for each in (other, plain, slice_))
     assert may_hide(annex_b, empty) == expected
     assert may_hide(None, memoryview(annex_b)) == expected
-    assert may_hide(b"\1" + bytes(20) + b"\3\0", memoryview(with_lengths(annex_b))) == expected
-    assert not may_hide(b"\1" + bytes(20) + b"\3\xff\xa2\xff\xff", empty), "a head that is cut short"
+    assert (
+        may_hide(b"\1" + bytes(20) + b"\3\0", memoryview(with_lengths(annex_b)))
+        == expected
+    )
+    assert not may_hide(b"\1" + bytes(20) + b"\3\xff\xa2\xff\xff", empty), (
+        "a head that is cut short"
+    )

@@ -48,13 +48,21 @@ def test_heads_are_fitted_to_the_classes(arch: str) -> None:
     seven, eleven = shapes(arch, 7), shapes(arch, 11)
     assert seven.keys() == eleven.keys()
     head = HEADS[arch]
-    assert {name for name in seven if seven[name] != eleven[name]} == {f"{head}.weight", f"{head}.bias"}
+    assert {name for name in seven if seven[name] != eleven[name]} == {
+        f"{head}.weight",
+        f"{head}.bias",
+    }
     assert (seven[f"{head}.bias"], eleven[f"{head}.bias"]) == ((7,), (11,))
 
 
 @pytest.mark.parametrize(
     ("arch", "side", "frames"),
-    [("r3d_18", 32, 4), ("mc3_18", 48, 1), ("r2plus1d_18", 112, 8), ("swin3d_t", 64, 7)],
+    [
+        ("r3d_18", 32, 4),
+        ("mc3_18", 48, 1),
+        ("r2plus1d_18", 112, 8),
+        ("swin3d_t", 64, 7),
+    ],
 )
 def test_other_sizes_and_lengths(arch: str, side: int, frames: int) -> None:
     with torch.device("meta"):
@@ -63,8 +71,18 @@ def test_other_sizes_and_lengths(arch: str, side: int, frames: int) -> None:
 
 
 REFUSED = [
-    ("mvit_v2_s", clips(112), "--clip-frames 16 of --image-size 112", "224 pixels and 16 frames"),
-    ("mvit_v2_s", clips(224, frames=8), "--clip-frames 8 of --image-size 224", "224 pixels and 16 frames"),
+    (
+        "mvit_v2_s",
+        clips(112),
+        "--clip-frames 16 of --image-size 112",
+        "224 pixels and 16 frames",
+    ),
+    (
+        "mvit_v2_s",
+        clips(224, frames=8),
+        "--clip-frames 8 of --image-size 224",
+        "224 pixels and 16 frames",
+    ),
     ("s3d", clips(224, frames=4), "--clip-frames 4", "224 pixels"),
     ("s3d", clips(64), "--image-size 64", "224 pixels"),
     (
@@ -77,7 +95,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(
-    ("arch", "shape", "got", "made_for"), REFUSED, ids=[f"{arch}-{got}" for arch, _, got, _ in REFUSED]
+    ("arch", "shape", "got", "made_for"),
+    REFUSED,
+    ids=[f"{arch}-{got}" for arch, _, got, _ in REFUSED],
 )
 def test_clips_that_cannot_be_taken_are_one_line(
     arch: str, shape: tuple[int, ...], got: str, made_for: str
@@ -85,12 +105,24 @@ def test_clips_that_cannot_be_taken_are_one_line(
     with pytest.raises(Unusable) as caught, torch.device("meta"):
         build(arch, classes=3, shape=shape)
     said = str(caught.value)
-    assert "\n" not in said and got in said and f"--arch {arch}" in said and made_for in said
+    assert (
+        "\n" not in said
+        and got in said
+        and f"--arch {arch}" in said
+        and made_for in said
+    )
 
 
-def small(arch: str, classes: int, weights: Path | str | None = None) -> tuple[nn.Module, Loaded]:
+def small(
+    arch: str, classes: int, weights: Path | str | None = None
+) -> tuple[nn.Module, Loaded]:
     shape = clips(224) if arch == "s3d" else clips(32, frames=4)
-    return build(arch, classes=classes, shape=shape, weights=None if weights is None else str(weights))
+    return build(
+        arch,
+        classes=classes,
+        shape=shape,
+        weights=None if weights is None else str(weights),
+    )
 
 
 @pytest.mark.parametrize("arch", ["s3d", "mc3_18"])
@@ -101,6 +133,10 @@ def test_weights_from_a_file(arch: str, tmp_path: Path) -> None:
     for classes in (5, 3):
         loaded, fresh = small(arch, classes, path)
         head = HEADS[arch]
-        assert fresh.anew == ([] if classes == 5 else [f"{head}.weight", f"{head}.bias"])
+        assert fresh.anew == (
+            [] if classes == 5 else [f"{head}.weight", f"{head}.bias"]
+        )
         for name, value in loaded.state_dict().items():
-            assert name in fresh.anew or torch.equal(value, module.state_dict()[name]), name
+            assert name in fresh.anew or torch.equal(
+                value, module.state_dict()[name]
+            ), name

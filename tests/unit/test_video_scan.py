@@ -30,8 +30,12 @@ FLAGS_PLACE = (RECORD.names or ()).index("flags")
 MORE: dict[str, dict[str, Any]] = {
     "h264-270.mov": {"rotation": 270},
     "h264-interlaced.ts": {"interlaced": True},
-    "h264-ntsc.mkv": {"fps": Fraction(30_000, 1001)},  # times are rounded to milliseconds
-    "h264-two-turned.mp4": {"other": Video(size=(64, 48), numbers_from=1000, rotation=90)},
+    "h264-ntsc.mkv": {
+        "fps": Fraction(30_000, 1001)
+    },  # times are rounded to milliseconds
+    "h264-two-turned.mp4": {
+        "other": Video(size=(64, 48), numbers_from=1000, rotation=90)
+    },
     "h264-422.mkv": {"pixels": "yuv422p", "matrix": 1},
     "h264-444.mp4": {"pixels": "yuv444p10le"},
     "h264-slices.mkv": {"options": {"aud": "1", "slices": "4"}},
@@ -67,8 +71,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def found(path: Path) -> dict[str, Any]:
     """Fields of RECORD by their names, indices as names."""
-    fields: dict[str, Any] = dict(zip(RECORD.names or (), read(os.fsencode(path)).record, strict=True))
-    for name, names in (("codec", CODECS), ("container", CONTAINERS), ("pixels", PIXELS)):
+    fields: dict[str, Any] = dict(
+        zip(RECORD.names or (), read(os.fsencode(path)).record, strict=True)
+    )
+    for name, names in (
+        ("codec", CODECS),
+        ("container", CONTAINERS),
+        ("pixels", PIXELS),
+    ):
         fields[name] = names[fields[name]]
     return fields | {"flags": Flags(fields["flags"])}
 
@@ -79,20 +89,29 @@ def shown(path: Path) -> tuple[list[int], list[int]]:
         stream = file.streams.best("video")
         assert isinstance(stream, av.VideoStream)
         pictures = [
-            (frame.pts, np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90))
+            (
+                frame.pts,
+                np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90),
+            )
             for frame in file.decode(stream)
         ]
-    return [pts or 0 for pts, _ in pictures], [number(np.asarray(picture)) for _, picture in pictures]
+    return [pts or 0 for pts, _ in pictures], [
+        number(np.asarray(picture)) for _, picture in pictures
+    ]
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *MORE])
-def test_what_is_read_is_what_a_player_shows(kind: str, made: Made, folder: Path) -> None:
+def test_what_is_read_is_what_a_player_shows(
+    kind: str, made: Made, folder: Path
+) -> None:
     video = Video(**{"frames": FRAMES, **KINDS[kind]} if kind in KINDS else MORE[kind])
     path = made.folder / kind if kind in KINDS else make(folder / kind, video)
     flags = reduce(or_, (its for part, its in FLAGS.items() if part in kind), Flags(0))
     times, about = read(os.fsencode(path)), found(path)
     pts, numbers = shown(path)
-    parts = [number for first, count in video.parts for number in range(first, first + count)]
+    parts = [
+        number for first, count in video.parts for number in range(first, first + count)
+    ]
     assert numbers == (parts or sorted([*range(video.cut, video.frames), *video.again]))
     assert times.pts.tolist() == (sorted(pts) if flags & Flags.PACKED_B else pts)
     assert (times.pts.dtype, times.keys.dtype) == (np.int64, np.bool_)
@@ -100,16 +119,24 @@ def test_what_is_read_is_what_a_player_shows(kind: str, made: Made, folder: Path
     keys = {*range(0, video.frames, 1 if video.codec == "mjpeg" else video.gop)}
     if video.codec.startswith("mpeg") and video.b_frames:
         keys.add(video.frames - 1)  # these encoders end a group early
-    assert np.flatnonzero(times.keys).tolist() == sorted(numbers.index(key) for key in keys & {*numbers})
+    assert np.flatnonzero(times.keys).tolist() == sorted(
+        numbers.index(key) for key in keys & {*numbers}
+    )
     assert about["flags"] == flags
-    assert (about["height"], about["width"], about["rotation"]) == (*video.size, video.rotation)
+    assert (about["height"], about["width"], about["rotation"]) == (
+        *video.size,
+        video.rotation,
+    )
     assert (about["codec"], about["size"]) == (video.codec, path.stat().st_size)
     suffixes = {"webm": "mkv", "m2ts": "ts", "mov": "mp4"}
     assert about["container"] == suffixes.get(path.suffix[1:], path.suffix[1:])
     pixels = "yuvj420p" if video.full_range and video.codec != "vp9" else video.pixels
     assert (about["pixels"], about["depth"]) == (pixels, 10 if "10" in pixels else 8)
     assert about["stream"] == (1 if video.other else 0)
-    assert about["matrix"] in (video.matrix, 5 if video.codec == "mjpeg" else video.matrix)
+    assert about["matrix"] in (
+        video.matrix,
+        5 if video.codec == "mjpeg" else video.matrix,
+    )
     tick = Fraction(about["time_base_num"], about["time_base_den"])
     seconds = [float((value - times.pts[0]) * tick) for value in times.pts.tolist()]
     wanted = [float(i / video.fps) for i in range(len(pts))]
@@ -117,15 +144,23 @@ def test_what_is_read_is_what_a_player_shows(kind: str, made: Made, folder: Path
         wanted = [(tick - STEPS[0]) / 90_000 for tick in STEPS]
     assert seconds == pytest.approx(wanted, abs=float(tick))
     if video.ticks:
-        assert about["fps"] == pytest.approx(90_000 / np.median(np.diff(STEPS)), rel=0.02)
-        assert about["duration"] == pytest.approx(wanted[-1] + 1 / about["fps"], abs=0.002)
+        assert about["fps"] == pytest.approx(
+            90_000 / np.median(np.diff(STEPS)), rel=0.02
+        )
+        assert about["duration"] == pytest.approx(
+            wanted[-1] + 1 / about["fps"], abs=0.002
+        )
     else:
         assert about["fps"] == pytest.approx(float(video.fps), rel=1e-3)
         assert about["duration"] == pytest.approx(len(pts) / float(video.fps), rel=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["h264.mp4", "h264-open.mp4", "h264-90.mp4", "h264-ten.mp4", "vp9.webm"])
-def test_no_whole_picture_is_decoded(kind: str, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "kind", ["h264.mp4", "h264-open.mp4", "h264-90.mp4", "h264-ten.mp4", "vp9.webm"]
+)
+def test_no_whole_picture_is_decoded(
+    kind: str, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """FFmpeg would, to find out what pictures are like: the head of the first one tells it, and its turn."""
     times = 0
 
@@ -137,7 +172,9 @@ def test_no_whole_picture_is_decoded(kind: str, made: Made, monkeypatch: pytest.
 
     monkeypatch.setattr(packets, "open_video", counted)
     assert len(read(os.fsencode(made.folder / kind)).pts) == FRAMES
-    assert times == 1 + ("90" in kind), "once for the packets, and for the matrix of a turned picture"
+    assert times == 1 + ("90" in kind), (
+        "once for the packets, and for the matrix of a turned picture"
+    )
 
 
 def test_a_file_that_begins_without_a_picture(tmp_path: Path) -> None:
@@ -163,13 +200,22 @@ def copied(file: Any, stream: Any) -> Any:
 
 
 def remuxed(
-    source: Path, target: Path, change: Callable[[int, Any], Any], muxer: dict[str, str] | None = None
+    source: Path,
+    target: Path,
+    change: Callable[[int, Any], Any],
+    muxer: dict[str, str] | None = None,
 ) -> Path:
     """The packets of a file in a new one: those that `change(place, packet)` gives back."""
-    with own_schedule(), av.open(str(source)) as old, av.open(str(target), "w", options=muxer) as new:
+    with (
+        own_schedule(),
+        av.open(str(source)) as old,
+        av.open(str(target), "w", options=muxer) as new,
+    ):
         stream = old.streams.video[0]
         copy = copied(new, stream)
-        for place, packet in enumerate(packet for packet in old.demux(stream) if packet.size):
+        for place, packet in enumerate(
+            packet for packet in old.demux(stream) if packet.size
+        ):
             changed = change(place, packet)
             if changed is not None:
                 changed.stream = copy
@@ -185,7 +231,11 @@ def test_what_a_recording_that_began_too_late_cannot_show_is_not_counted(
     """It begins in the middle of a group, or at the key frame of an open one with frames before it."""
     whole = make(tmp_path / "whole.mp4", codec=codec, b_frames=2, open_gop=True)
     for first in (5, 10):
-        late = remuxed(whole, tmp_path / f"late.{ending}", lambda at, packet: packet if at >= first else None)  # noqa: B023
+        late = remuxed(
+            whole,
+            tmp_path / f"late.{ending}",
+            lambda at, packet: packet if at >= first else None,  # noqa: B023
+        )
         pts, numbers = shown(late)
         assert numbers == list(range(12, 40))
         times = read(os.fsencode(late))
@@ -198,10 +248,16 @@ def test_a_vp8_packet_that_shows_nothing_is_no_frame(tmp_path: Path) -> None:
         if place != 20:
             return packet
         hidden = av.Packet(bytes([bytes(packet)[0] & ~16]) + bytes(packet)[1:])
-        hidden.pts, hidden.dts, hidden.time_base = packet.pts, packet.dts, packet.time_base
+        hidden.pts, hidden.dts, hidden.time_base = (
+            packet.pts,
+            packet.dts,
+            packet.time_base,
+        )
         return hidden
 
-    path = remuxed(make(tmp_path / "all.webm", codec="vp8"), tmp_path / "hidden.webm", hide)
+    path = remuxed(
+        make(tmp_path / "all.webm", codec="vp8"), tmp_path / "hidden.webm", hide
+    )
     pts, numbers = shown(path)
     assert numbers == [i for i in range(40) if i != 20]
     assert read(os.fsencode(path)).pts.tolist() == pts
@@ -222,12 +278,24 @@ def test_an_edit_list_that_cuts_the_end(tmp_path: Path) -> None:
 
 def test_one_frame_has_no_rate(tmp_path: Path) -> None:
     about = found(make(tmp_path / "one.mp4", frames=1))
-    assert (about["count"], about["fps"], about["duration"], about["flags"]) == (1, 0.0, 0.0, Flags(0))
+    assert (about["count"], about["fps"], about["duration"], about["flags"]) == (
+        1,
+        0.0,
+        0.0,
+        Flags(0),
+    )
 
 
 def test_any_name_that_a_file_can_have(tmp_path: Path) -> None:
     plain = make(tmp_path / "plain.mp4")
-    for name in (b"caf\xe9.mp4", b"two\nlines.mp4", b"pipe:0", b"http:x.mp4", b"%d.mp4", b"concat:a|b"):
+    for name in (
+        b"caf\xe9.mp4",
+        b"two\nlines.mp4",
+        b"pipe:0",
+        b"http:x.mp4",
+        b"%d.mp4",
+        b"concat:a|b",
+    ):
         path = os.fsencode(tmp_path) + b"/" + name
         shutil.copy(plain, os.fsdecode(path))
         assert len(read(path).pts) == 40
@@ -237,17 +305,35 @@ def test_short_videos_are_named(tmp_path: Path) -> None:
     for name, frames in (("long", 9), ("short", 4), ("one", 1)):
         make(tmp_path / "data" / "a" / f"{name}\n.mp4", frames=frames)
     videos = open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=1)
-    assert [os.path.basename(videos.path(i)) for i in videos.shorter(5)] == [b"one\n.mp4", b"short\n.mp4"]
+    assert [os.path.basename(videos.path(i)) for i in videos.shorter(5)] == [
+        b"one\n.mp4",
+        b"short\n.mp4",
+    ]
     named = Folder(videos).name
     assert videos.name_shorter(1, "short.txt", named) == (0, None)
     count, path = videos.name_shorter(5, "short.txt", named)
-    assert count == 2 and path == videos.folder / "short.txt" and not list(videos.folder.glob("short.txt.*"))
+    assert (
+        count == 2
+        and path == videos.folder / "short.txt"
+        and not list(videos.folder.glob("short.txt.*"))
+    )
     one, short = path.read_text().splitlines()
-    assert one.endswith("/a/one\\n.mp4\t1 of 5 frames") and short.endswith("4 of 5 frames")
+    assert one.endswith("/a/one\\n.mp4\t1 of 5 frames") and short.endswith(
+        "4 of 5 frames"
+    )
     count, path = videos.name_shorter(np.array([9.0, 1.0, 4.5]), "short.txt", named)
-    assert count == 1 and path is not None and path.read_text().endswith("/a/short\\n.mp4\t4 of 4.5 frames\n")
-    assert videos.name_shorter(5, "no/such/folder", named)[0] == 2, "no file, and no failure"
-    assert open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=1).folder == videos.folder
+    assert (
+        count == 1
+        and path is not None
+        and path.read_text().endswith("/a/short\\n.mp4\t4 of 4.5 frames\n")
+    )
+    assert videos.name_shorter(5, "no/such/folder", named)[0] == 2, (
+        "no file, and no failure"
+    )
+    assert (
+        open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=1).folder
+        == videos.folder
+    )
 
 
 # frames that decode, flags, displayed height and width, rotation
@@ -271,11 +357,16 @@ REAL: dict[str, tuple[int, Flags, tuple[int, int], int]] = {
 def test_real_files(name: str) -> None:
     path = SAMPLES / "video_sample" / name
     if not path.exists():
-        pytest.skip(f"no real videos in {SAMPLES}; set SATURATE_SAMPLES to a folder that holds video_sample")
+        pytest.skip(
+            f"no real videos in {SAMPLES}; set SATURATE_SAMPLES to a folder that holds video_sample"
+        )
     about = found(path)
-    assert (about["count"], about["flags"], (about["height"], about["width"]), about["rotation"]) == REAL[
-        name
-    ]
+    assert (
+        about["count"],
+        about["flags"],
+        (about["height"], about["width"]),
+        about["rotation"],
+    ) == REAL[name]
     times: Times = read(os.fsencode(path))
     assert times.keys[0]
     with av.open(str(path)) as file:

@@ -33,7 +33,9 @@ def batch_of(videos: Any, valid: Any = None) -> Batch:
         images=torch.zeros(len(ids), 3, 1, 1, 1),
         sizes=torch.ones(len(ids), 2, dtype=torch.int64),
         targets={
-            "labels": torch.where(valid, torch.from_numpy(LABELS[ids].astype(np.int64)), IGNORE),
+            "labels": torch.where(
+                valid, torch.from_numpy(LABELS[ids].astype(np.int64)), IGNORE
+            ),
             "videos": torch.from_numpy(ids),
         },
         valid=valid,
@@ -41,7 +43,9 @@ def batch_of(videos: Any, valid: Any = None) -> Batch:
     )
 
 
-def measured(*batches: tuple[torch.Tensor, Batch], world: Any = None) -> dict[str, float]:
+def measured(
+    *batches: tuple[torch.Tensor, Batch], world: Any = None
+) -> dict[str, float]:
     metric = Video(LABELS).metric(CPU)
     for logits, batch in batches:
         metric.update(logits, batch)
@@ -55,7 +59,10 @@ def epoch(seed: int = 0) -> tuple[torch.Tensor, np.ndarray]:
     single ones are exact there.
     """
     logits = 3 * torch.randn(
-        VIDEOS * VIEWS, CLASSES, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        VIDEOS * VIEWS,
+        CLASSES,
+        generator=torch.Generator().manual_seed(seed),
+        dtype=torch.float64,
     )
     return logits, np.repeat(np.arange(VIDEOS), VIEWS)
 
@@ -75,14 +82,25 @@ def test_a_videos_logits_are_the_mean_over_its_views() -> None:
     few = torch.tensor([view for view in range(len(videos)) if view not in (4, 5, 9)])
     found = measured((logits[few], batch_of(videos[few])))
     means = torch.stack(
-        [logits[few][torch.from_numpy(videos[few] == video)].double().mean(dim=0) for video in range(VIDEOS)]
+        [
+            logits[few][torch.from_numpy(videos[few] == video)].double().mean(dim=0)
+            for video in range(VIDEOS)
+        ]
     )
     labels = torch.from_numpy(LABELS.astype(np.int64))
     ranked = means.argsort(dim=1, descending=True)
     assert found["top1"] == (ranked[:, 0] == labels).double().mean()
-    assert found["top5"] == (ranked[:, :5] == labels[:, None]).any(dim=1).double().mean()
-    assert found["loss"] == pytest.approx(float(functional.cross_entropy(means, labels)), abs=1e-5)
-    assert (found["samples"], found["views"], found["losses_not_finite"]) == (VIDEOS, len(few), 0)
+    assert (
+        found["top5"] == (ranked[:, :5] == labels[:, None]).any(dim=1).double().mean()
+    )
+    assert found["loss"] == pytest.approx(
+        float(functional.cross_entropy(means, labels)), abs=1e-5
+    )
+    assert (found["samples"], found["views"], found["losses_not_finite"]) == (
+        VIDEOS,
+        len(few),
+        0,
+    )
 
 
 @settings(max_examples=40)
@@ -101,7 +119,12 @@ def test_neither_order_nor_batches_nor_padding_change_a_bit(
     for a, b in pairwise([0, *sorted(cuts), len(videos)]):
         places, padded = permutation[a:b], data.draw(st.integers(0, 2))
         given = torch.cat(
-            [logits[places], torch.full((padded, CLASSES), data.draw(st.sampled_from([7.0, math.nan])))]
+            [
+                logits[places],
+                torch.full(
+                    (padded, CLASSES), data.draw(st.sampled_from([7.0, math.nan]))
+                ),
+            ]
         )
         batches.append((given, batch_of([*videos[places], *[-1] * padded])))
     assert measured(*batches) == expected
@@ -109,18 +132,27 @@ def test_neither_order_nor_batches_nor_padding_change_a_bit(
 
 def test_failed_views_and_videos() -> None:
     logits, videos = epoch()
-    valid = ~np.isin(np.arange(len(videos)), [0, 7, *range(9, 12)])  # one of video 0, one of 2, all of 3
+    valid = ~np.isin(
+        np.arange(len(videos)), [0, 7, *range(9, 12)]
+    )  # one of video 0, one of 2, all of 3
     kept = np.flatnonzero(valid)
     logits[0] = math.nan  # what a network makes of a black clip does not matter
     found = measured((logits, batch_of(videos, valid)))
     assert found == measured((logits[kept], batch_of(videos[kept])))
-    assert (found["samples"], found["views"], found["losses_not_finite"]) == (VIDEOS - 1, len(kept), 0)
+    assert (found["samples"], found["views"], found["losses_not_finite"]) == (
+        VIDEOS - 1,
+        len(kept),
+        0,
+    )
 
 
 @pytest.mark.parametrize(
-    "values", [(math.nan,), (math.inf, -math.inf), (math.nan, -math.inf, 2 * LARGEST_LOGIT)]
+    "values",
+    [(math.nan,), (math.inf, -math.inf), (math.nan, -math.inf, 2 * LARGEST_LOGIT)],
 )
-def test_a_video_of_which_a_view_is_no_number_is_wrong_and_counted(values: tuple[float, ...]) -> None:
+def test_a_video_of_which_a_view_is_no_number_is_wrong_and_counted(
+    values: tuple[float, ...],
+) -> None:
     logits, videos = epoch()
     others = measured((logits[VIEWS:], batch_of(videos[VIEWS:])))
     assert set(videos[:VIEWS]) == {0} and 0 not in videos[VIEWS:]
@@ -147,7 +179,11 @@ def test_a_video_whose_logits_are_all_too_large_is_wrong() -> None:
     logits, videos = epoch()
     logits[:VIEWS] = 2 * LARGEST_LOGIT * torch.eye(CLASSES)[LABELS[0]]
     found = measured((logits, batch_of(videos)))
-    assert (found["samples"], found["losses_not_finite"], found["outputs_not_finite"]) == (VIDEOS, VIEWS, 0)
+    assert (
+        found["samples"],
+        found["losses_not_finite"],
+        found["outputs_not_finite"],
+    ) == (VIDEOS, VIEWS, 0)
     assert found["top1"] <= (VIDEOS - 1) / VIDEOS
 
 
@@ -156,27 +192,47 @@ def test_the_largest_logits_have_room() -> None:
     logits = torch.full((4, CLASSES), -LARGEST_LOGIT)
     logits[:, 1] = LARGEST_LOGIT
     found = measured((logits, batch_of([0] * 4)))
-    assert (found["top1"], found["loss"], found["losses_not_finite"]) == (0.0, LARGEST_LOSS, 0)
+    assert (found["top1"], found["loss"], found["losses_not_finite"]) == (
+        0.0,
+        LARGEST_LOSS,
+        0,
+    )
 
 
 def test_half_precision_is_averaged_exactly() -> None:
     logits, videos = epoch()
     half = logits.half()
-    assert measured((half, batch_of(videos))) == measured((half.double(), batch_of(videos)))
+    assert measured((half, batch_of(videos))) == measured(
+        (half.double(), batch_of(videos))
+    )
 
 
 def test_no_view_at_all() -> None:
-    names = ("top1", "loss", "ece", "samples", "views", "losses_not_finite", "outputs_not_finite")
+    names = (
+        "top1",
+        "loss",
+        "ece",
+        "samples",
+        "views",
+        "losses_not_finite",
+        "outputs_not_finite",
+    )
     nothing = dict.fromkeys(names, 0)
     assert measured() == nothing
-    assert measured((torch.zeros(2, CLASSES), batch_of([-1, -1]))) == nothing | {"top5": 0}
+    assert measured((torch.zeros(2, CLASSES), batch_of([-1, -1]))) == nothing | {
+        "top5": 0
+    }
     whole = epoch()[0], batch_of(epoch()[1])
-    found = on_ranks(3, lambda world: measured(*[whole] * (world.rank == 1), world=world))
+    found = on_ranks(
+        3, lambda world: measured(*[whole] * (world.rank == 1), world=world)
+    )
     assert found == [measured(whole)] * 3, "on some ranks"
 
 
 @pytest.mark.parametrize("classes", [1, 3, 5, 7, 400])
-def test_any_number_of_classes_and_logits_that_are_all_the_same_are_no_success(classes: int) -> None:
+def test_any_number_of_classes_and_logits_that_are_all_the_same_are_no_success(
+    classes: int,
+) -> None:
     """A network that died says the same of every class: one video is right by chance, not every one."""
     labels = np.arange(classes)
     metric = ViewMean(labels, CPU)

@@ -42,7 +42,11 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def videos(tmp_path: Path, clips: dict[str, Path]) -> Path:
     return place(
         tmp_path / "train",
-        {"ant/a b.mp4": clips["long"], "ant/z.mkv": clips["short"], "bee/x,1.mp4": clips["turned"]},
+        {
+            "ant/a b.mp4": clips["long"],
+            "ant/z.mkv": clips["short"],
+            "bee/x,1.mp4": clips["turned"],
+        },
     )
 
 
@@ -63,7 +67,11 @@ def scanned(*call: Any, **how: Any) -> tuple[Videos, bool]:
 def test_columns_are_those_of_the_files(videos: Path, cache: Path) -> None:
     found = open_videos(videos, cache=cache)
     assert names(found) == ["ant/a b.mp4", "ant/z.mkv", "bee/x,1.mp4"]
-    assert (found.classes, found.rejected, found.root) == (("ant", "bee"), 0, videos.resolve())
+    assert (found.classes, found.rejected, found.root) == (
+        ("ant", "bee"),
+        0,
+        videos.resolve(),
+    )
     assert found.label.tolist() == [0, 0, 1]
     assert (found.first.tolist(), found.frames.tolist()) == ([0, 0, 0], [40, 10, 12])
     assert found.file.tolist() == [0, 1, 2]
@@ -71,19 +79,29 @@ def test_columns_are_those_of_the_files(videos: Path, cache: Path) -> None:
         times = read(found.path(sample))
         assert found.pts(sample).tolist() == times.pts.tolist()
         assert found.keys(sample).tolist() == times.keys.tolist()
-        assert [getattr(found, name)[sample] for name in RECORD.names or ()] == list(times.record)
+        assert [getattr(found, name)[sample] for name in RECORD.names or ()] == list(
+            times.record
+        )
     ids = np.array([2, 0])
-    assert (found.height[ids].tolist(), found.width[ids].tolist()) == ([96, 96], [128, 128])
+    assert (found.height[ids].tolist(), found.width[ids].tolist()) == (
+        [96, 96],
+        [128, 128],
+    )
     assert found.rotation[ids].tolist() == [90, 0]
     for name, dtype in Videos.COLUMNS.items():
-        assert getattr(found, name).dtype == dtype and not getattr(found, name).flags.writeable
+        assert (
+            getattr(found, name).dtype == dtype
+            and not getattr(found, name).flags.writeable
+        )
     for sample in (-1, 3):
         for ask in (found.path, found.pts, found.keys):
             with pytest.raises(IndexError):
                 ask(sample)
 
 
-def test_it_is_found_again_and_a_change_is_seen(videos: Path, cache: Path, clips: dict[str, Path]) -> None:
+def test_it_is_found_again_and_a_change_is_seen(
+    videos: Path, cache: Path, clips: dict[str, Path]
+) -> None:
     first, new = scanned(videos, cache=cache)
     again, newer = scanned(videos, cache=cache)
     assert (new, newer) == (True, False) and again.folder == first.folder
@@ -94,22 +112,31 @@ def test_it_is_found_again_and_a_change_is_seen(videos: Path, cache: Path, clips
     assert first.pts(0).tolist() == after.pts(0).tolist(), "the old one is still mapped"
 
 
-def test_images_of_the_same_folder_are_another_manifest(videos: Path, cache: Path) -> None:
+def test_images_of_the_same_folder_are_another_manifest(
+    videos: Path, cache: Path
+) -> None:
     (videos / "ant/0.jpg").write_bytes(JPEG)
     assert len(open_folder(videos, cache=cache)) == 1
     found = open_videos(videos, cache=cache)
     assert len(found) == 3 and len(open_folder(videos, cache=cache)) == 1
-    assert ("ant/0.jpg", "no known video container (read as jpeg_pipe)") in reasons(found).items()
+    assert ("ant/0.jpg", "no known video container (read as jpeg_pipe)") in reasons(
+        found
+    ).items()
 
 
-def test_what_is_left_out_is_named(videos: Path, cache: Path, clips: dict[str, Path]) -> None:
+def test_what_is_left_out_is_named(
+    videos: Path, cache: Path, clips: dict[str, Path]
+) -> None:
     (videos / "ant/broken.mp4").write_bytes(clips["long"].read_bytes()[:2000])
     (videos / "cat").mkdir()
     (videos / "cat/notes.txt").write_text("hello\n" * 100)
     place(videos, {"dog/x.mp4": clips["long"]})
     found = open_videos(videos, cache=cache)
     assert names(found) == ["ant/a b.mp4", "ant/z.mkv", "bee/x,1.mp4", "dog/x.mp4"]
-    assert (found.classes, found.label.tolist()) == (("ant", "bee", "dog"), [0, 0, 1, 2])
+    assert (found.classes, found.label.tolist()) == (
+        ("ant", "bee", "dog"),
+        [0, 0, 1, 2],
+    )
     assert [*reasons(found).items()] == [
         ("ant/broken.mp4", "cannot be read: Invalid data found when processing input"),
         ("cat/notes.txt", "no known video container (read as tty)"),
@@ -119,7 +146,9 @@ def test_what_is_left_out_is_named(videos: Path, cache: Path, clips: dict[str, P
     assert found.pts(3).tolist() == read(found.path(3)).pts.tolist()
 
 
-def test_a_list_in_the_order_of_its_lines(videos: Path, cache: Path, clips: dict[str, Path]) -> None:
+def test_a_list_in_the_order_of_its_lines(
+    videos: Path, cache: Path, clips: dict[str, Path]
+) -> None:
     lines = [
         "bee/x,1.mp4 2",
         "ant/a b.mp4 0",
@@ -147,7 +176,9 @@ def test_a_list_in_the_order_of_its_lines(videos: Path, cache: Path, clips: dict
     assert scanned(videos / "list.csv", cache=cache)[1]
 
 
-def test_segments_are_seconds_from_the_first_frame(videos: Path, cache: Path, clips: dict[str, Path]) -> None:
+def test_segments_are_seconds_from_the_first_frame(
+    videos: Path, cache: Path, clips: dict[str, Path]
+) -> None:
     shutil.copy(clips["variable"], videos / "v.mp4")
     lines = [
         "ant/a b.mp4 run 0 0.4",
@@ -171,14 +202,18 @@ def test_segments_are_seconds_from_the_first_frame(videos: Path, cache: Path, cl
     assert (found.first.tolist(), found.frames.tolist()) == ([10], [10])
 
 
-def test_times_of_a_segment_are_rounded_as_those_of_the_file(cache: Path, tmp_path: Path) -> None:
+def test_times_of_a_segment_are_rounded_as_those_of_the_file(
+    cache: Path, tmp_path: Path
+) -> None:
     make(tmp_path / "a.mkv", fps=Fraction(30), frames=10)  # 0, 33, 67, 100 ms
     (tmp_path / "list.txt").write_text("a.mkv 0 0.033333 0.1")
     found = open_videos(tmp_path / "list.txt", cache=cache)
     assert (found.first.tolist(), found.frames.tolist()) == ([1], [2])
     (tmp_path / "list.txt").write_text("a.mkv 0 0.06 0.1")
     # another part is other data
-    assert open_videos(tmp_path / "list.txt", cache=cache).fingerprint != found.fingerprint
+    assert (
+        open_videos(tmp_path / "list.txt", cache=cache).fingerprint != found.fingerprint
+    )
 
 
 def test_what_is_left_out_of_a_list_is_named(videos: Path, cache: Path) -> None:
@@ -191,7 +226,9 @@ def test_what_is_left_out_of_a_list_is_named(videos: Path, cache: Path) -> None:
         ("ant/a b.mp4", "from 7 to 9 s: no frame (the video has 40 in 1.6 s)"),
     ]
     assert names(found) == ["ant/a b.mp4", "bee/x,1.mp4", "ant/z.mkv"]
-    assert found.classes == tuple("012345"), "labels of a list are numbers of the head: none moves up"
+    assert found.classes == tuple("012345"), (
+        "labels of a list are numbers of the head: none moves up"
+    )
 
 
 def test_what_changes_above_a_list_is_no_matter(videos: Path, cache: Path) -> None:
@@ -212,7 +249,9 @@ def test_a_file_of_a_list_that_comes_later_is_seen(
     assert names(open_videos(videos / "list.txt", cache=cache)) == ["ant/z.mkv", late]
 
 
-def test_a_list_at_another_place_is_the_same_data(videos: Path, cache: Path, tmp_path: Path) -> None:
+def test_a_list_at_another_place_is_the_same_data(
+    videos: Path, cache: Path, tmp_path: Path
+) -> None:
     (videos / "list.txt").write_text(f"ant/a b.mp4 1\n{videos}/ant/z.mkv 0\n")
     before = open_videos(videos / "list.txt", cache=cache).fingerprint
     moved = videos.rename(tmp_path / "moved")
@@ -226,11 +265,23 @@ def test_a_list_at_another_place_is_the_same_data(videos: Path, cache: Path, tmp
         ("", "is empty; a line is 'path label'"),
         ("ant/z.mkv 0\nant/z.mkv\n", "line 2 is 'ant/z.mkv'"),
         ("ant/z.mkv 0 5 3", "line 1 has a segment that ends at 3 s and starts at 5 s"),
-        ("ant/a b.mp4 1 5", "line 1 has '1 5' behind ant/a b.mp4; a line is 'path label' or"),
+        (
+            "ant/a b.mp4 1 5",
+            "line 1 has '1 5' behind ant/a b.mp4; a line is 'path label' or",
+        ),
         ("ant/z.mkv 1\nant/z.mkv 0 -1 2", "line 2 has '0 -1 2' behind ant/z.mkv"),
-        ("ant/c, d.mp4,1", "line 1 is 'ant/c,d.mp4,1'; .* commas .then quote a path that holds one."),
-        ('"' + 200_000 * "x" + '" 0', "no video in .*cannot be read: File name too long"),
-        ("gone.mp4 0", "no video in .*left out: 1, first .*gone.mp4: cannot be read: No such file"),
+        (
+            "ant/c, d.mp4,1",
+            "line 1 is 'ant/c,d.mp4,1'; .* commas .then quote a path that holds one.",
+        ),
+        (
+            '"' + 200_000 * "x" + '" 0',
+            "no video in .*cannot be read: File name too long",
+        ),
+        (
+            "gone.mp4 0",
+            "no video in .*left out: 1, first .*gone.mp4: cannot be read: No such file",
+        ),
     ],
 )
 def test_mistakes_in_a_list(lines: str, said: str, videos: Path, cache: Path) -> None:
@@ -240,13 +291,20 @@ def test_mistakes_in_a_list(lines: str, said: str, videos: Path, cache: Path) ->
     assert "\n" not in str(caught.value)
 
 
-def test_a_class_of_a_list_without_a_video_has_no_label(videos: Path, cache: Path) -> None:
+def test_a_class_of_a_list_without_a_video_has_no_label(
+    videos: Path, cache: Path
+) -> None:
     gone = "gone.mp4 bee\n# a comment\ngone/too.mp4 up -1 0.5\n"
-    (videos / "list.txt").write_text(f"ant/z.mkv zebra\n{gone}ant/a b.mp4 cat\nant/z.mkv zebra\n")
+    (videos / "list.txt").write_text(
+        f"ant/z.mkv zebra\n{gone}ant/a b.mp4 cat\nant/z.mkv zebra\n"
+    )
     found = open_videos(videos / "list.txt", cache=cache)
     assert (list(found.classes), found.label.tolist()) == (["cat", "zebra"], [1, 0, 1])
     said = (found.folder / "rejected.txt").read_text()
-    assert "list.txt\tclass 'bee' has no video that can be read" in said and "class 'comment' has" in said
+    assert (
+        "list.txt\tclass 'bee' has no video that can be read" in said
+        and "class 'comment' has" in said
+    )
     (videos / "val.txt").write_text("gone.mp4 zebra\nant/z.mkv cat\n")
     again = open_videos(videos / "val.txt", cache=cache, classes=found.classes)
     assert (again.classes, again.label.tolist()) == (found.classes, [0])
@@ -257,11 +315,15 @@ def test_a_class_of_a_list_without_a_video_has_no_label(videos: Path, cache: Pat
 
 
 @pytest.mark.parametrize("heading", ["path;label;start;end", "ant;class"])
-def test_a_heading_is_left_out_and_told(heading: str, videos: Path, cache: Path) -> None:
+def test_a_heading_is_left_out_and_told(
+    heading: str, videos: Path, cache: Path
+) -> None:
     (videos / "list.csv").write_text(f"{heading}\nant/z.mkv;run;0;1\nant/a b.mp4;run\n")
     found = open_videos(videos / "list.csv", cache=cache)
     assert (names(found), found.classes) == (["ant/z.mkv", "ant/a b.mp4"], ("run",))
-    assert [*reasons(found).items()] == [("list.csv", f"line 1 is a heading: {heading}")]
+    assert [*reasons(found).items()] == [
+        ("list.csv", f"line 1 is a heading: {heading}")
+    ]
 
 
 def test_a_path_out_of_a_linked_folder_is_where_the_file_system_says(
@@ -269,13 +331,19 @@ def test_a_path_out_of_a_linked_folder_is_where_the_file_system_says(
 ) -> None:
     place(
         videos,
-        {"other/deep/b.mp4": clips["short"], "other/a b.mp4": clips["short"], "a b.mp4": clips["short"]},
+        {
+            "other/deep/b.mp4": clips["short"],
+            "other/a b.mp4": clips["short"],
+            "a b.mp4": clips["short"],
+        },
     )
     (videos / "link").symlink_to("other/deep")
     (videos / "list.txt").write_text(
         f"link/../a b.mp4 0\nother/./deep/../a b.mp4 0\n{videos}/link/../a b.mp4 0\nant/../a b.mp4 0\n"
     )
-    assert names(open_videos(videos / "list.txt", cache=cache)) == ["other/a b.mp4"] * 3 + ["a b.mp4"]
+    assert names(open_videos(videos / "list.txt", cache=cache)) == [
+        "other/a b.mp4"
+    ] * 3 + ["a b.mp4"]
 
 
 def test_a_list_that_is_a_dangling_link_is_no_folder(videos: Path) -> None:
@@ -286,8 +354,12 @@ def test_a_list_that_is_a_dangling_link_is_no_folder(videos: Path) -> None:
 
 def test_labels_of_validation_are_those_of_training(videos: Path, cache: Path) -> None:
     (videos / "val.txt").write_text("ant/z.mkv 02\nant/a b.mp4 1\n")
-    assert open_videos(videos / "val.txt", cache=cache, classes=["0", "1", "2"]).label.tolist() == [2, 1]
-    with pytest.raises(UserError, match="line 1 has the label '2', which is none of the 2 classes"):
+    assert open_videos(
+        videos / "val.txt", cache=cache, classes=["0", "1", "2"]
+    ).label.tolist() == [2, 1]
+    with pytest.raises(
+        UserError, match="line 1 has the label '2', which is none of the 2 classes"
+    ):
         open_videos(videos / "val.txt", cache=cache, classes=["0", "1"])
 
 
@@ -300,7 +372,12 @@ def test_mistakes_about_the_data(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "flat/a").mkdir()
     with pytest.raises(UserError, match="no video in"):
         open_videos(tmp_path / "flat", cache=cache)
-    assert not [path for home in cache.iterdir() for path in home.iterdir() if path.name != "lock"]
+    assert not [
+        path
+        for home in cache.iterdir()
+        for path in home.iterdir()
+        if path.name != "lock"
+    ]
 
 
 def test_opening_imports_neither_torch_nor_pyav(videos: Path, cache: Path) -> None:
@@ -310,4 +387,6 @@ def test_opening_imports_neither_torch_nor_pyav(videos: Path, cache: Path) -> No
         "assert len(Videos.open(pathlib.Path(sys.argv[1]))) == 3\n"
         "sys.exit('torch' in sys.modules or 'av' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code, folder], cwd=ROOT).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", code, folder], cwd=ROOT).returncode == 0
+    )

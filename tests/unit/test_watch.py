@@ -52,7 +52,13 @@ def watched(monkeypatch: pytest.MonkeyPatch, size: int = 1) -> tuple[Watch, list
     world.size = size
     codes: list[int] = []
     lock = threading.Lock()
-    made = Watch(world=world, stop=StopRequest(), rescue=lambda: True, writing=lock, leave=codes.append)
+    made = Watch(
+        world=world,
+        stop=StopRequest(),
+        rescue=lambda: True,
+        writing=lock,
+        leave=codes.append,
+    )
     return made, codes
 
 
@@ -81,11 +87,15 @@ def test_a_batch_that_does_not_come(
     assert len(said) == 2 and not codes
 
 
-def test_who_was_asked_to_stop_before_the_watch_began_gives_up_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_was_asked_to_stop_before_the_watch_began_gives_up_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made, codes = watched(monkeypatch)
     monkeypatch.setattr(watch, "LEAVES_S", 3.0)
     loader: Any = Hanging()
-    ends = threading.Timer(5.0, os.kill, (os.getpid(), signal.SIGINT))  # a second Ctrl-C, were it not heard
+    ends = threading.Timer(
+        5.0, os.kill, (os.getpid(), signal.SIGINT)
+    )  # a second Ctrl-C, were it not heard
     with made.stop.listening():
         os.kill(os.getpid(), signal.SIGTERM)
         until(made.stop)
@@ -115,7 +125,9 @@ def test_other_ranks_that_do_not_come(
     line = capfd.readouterr().err.splitlines()[-1]
     assert codes[0] == (128 + signal.SIGTERM if asked else 2)
     assert HERE in line and line.endswith("its last whole step is saved")
-    assert ("cannot meet the others" if asked else "rank 1 on b does not answer") in line
+    assert (
+        "cannot meet the others" if asked else "rank 1 on b does not answer"
+    ) in line
 
 
 @contextmanager
@@ -189,7 +201,9 @@ class Steps:
         step: Any = SimpleNamespace(
             optimizer=self.optimizer, scaler=scaler, masters=None, ema=None, graphs=None
         )
-        checkpoints = Checkpoints(folder=folder, world=world, module=self.net, step=step, about={})
+        checkpoints = Checkpoints(
+            folder=folder, world=world, module=self.net, step=step, about={}
+        )
         self.rescue = EmergencySave(checkpoints, world, accumulate=1)
         self.progress = Progress()
 
@@ -227,7 +241,9 @@ def test_the_last_whole_step_is_saved(tmp_path: Path) -> None:
     later = threading.Thread(target=run.update, daemon=True)
     later.start()
     later.join(0.3)
-    assert later.is_alive() and same(found["model"], whole), "the optimiser waits from then on"
+    assert later.is_alive() and same(found["model"], whole), (
+        "the optimiser waits from then on"
+    )
     run.rescue._moving.release()
     later.join()
 
@@ -273,7 +289,9 @@ def test_a_store_that_has_gone_ends_the_run(
     """Else a rank would go on with nobody to watch it."""
     made, codes = watched(monkeypatch, size=2)
     peers = Peers.__new__(Peers)
-    peers.__dict__.update(rank=1, size=2, hosts=["a", "b"], store=Gone(), _of_thread=Gone(), _beats=0)
+    peers.__dict__.update(
+        rank=1, size=2, hosts=["a", "b"], store=Gone(), _of_thread=Gone(), _beats=0
+    )
     made.world._peers = peers
     with made.stop.listening(), made.running(), made.steps():
         until(lambda: codes)
@@ -284,16 +302,22 @@ def test_a_store_that_has_gone_ends_the_run(
 
 @pytest.mark.parametrize("lives", [True, False], ids=["all-live", "one-is-dead"])
 @pytest.mark.parametrize("where", ["first-step", "slow"])
-def test_ranks_that_may_be_slow(monkeypatch: pytest.MonkeyPatch, where: str, lives: bool) -> None:
+def test_ranks_that_may_be_slow(
+    monkeypatch: pytest.MonkeyPatch, where: str, lives: bool
+) -> None:
     made, codes = watched(monkeypatch, size=2)
     made.world.timeout_s = 0.3
-    monkeypatch.setattr(made.world, "silent", lambda: "" if lives else "rank 1 on b does not answer")
+    monkeypatch.setattr(
+        made.world, "silent", lambda: "" if lives else "rank 1 on b does not answer"
+    )
     with made.running(), made.slow() if where == "slow" else made.steps():
         time.sleep(1.2)
     assert bool(codes) == (not lives)
 
 
-def test_the_watchs_own_signal_is_no_second_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watchs_own_signal_is_no_second_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It may come when the wait that it should end has just ended."""
     made, _ = watched(monkeypatch)
     monkeypatch.setattr(stop, "ECHO_S", 0.0)
@@ -341,7 +365,9 @@ def test_a_replay_is_not_saved_in_its_middle(tmp_path: Path) -> None:
     other = Steps(tmp_path)
     other.rescue._checkpoints.step.graphs = SimpleNamespace()
     other.forward()
-    saving = threading.Thread(target=other.rescue.save, kwargs={"best": 0.5}, daemon=True)
+    saving = threading.Thread(
+        target=other.rescue.save, kwargs={"best": 0.5}, daemon=True
+    )
     saving.start()
     saving.join(5.0)
     assert torch.load(tmp_path / "last.pt", weights_only=True)["progress"]["step"] == 0

@@ -27,9 +27,14 @@ ARCH = "shufflenet_v2_x0_5"
 State = Mapping[str, Any]
 
 
-def network(classes: int = 10, *, weights: Path | str | None = None) -> tuple[nn.Module, Loaded]:
+def network(
+    classes: int = 10, *, weights: Path | str | None = None
+) -> tuple[nn.Module, Loaded]:
     return build(
-        ARCH, classes=classes, shape=(2, 3, 64, 64), weights=None if weights is None else str(weights)
+        ARCH,
+        classes=classes,
+        shape=(2, 3, 64, 64),
+        weights=None if weights is None else str(weights),
     )
 
 
@@ -61,7 +66,9 @@ def lightning(state: State, **more: Any) -> dict[str, Any]:
         "pytorch-lightning_version": "2.5.1",
         "state_dict": state,
         "loops": {"fit_loop": {"state_dict": {}}},
-        "callbacks": {"ModelCheckpoint{'monitor': None}": {"best_model_score": torch.tensor(0.5)}},
+        "callbacks": {
+            "ModelCheckpoint{'monitor': None}": {"best_model_score": torch.tensor(0.5)}
+        },
         "optimizer_states": [{"state": {}, "param_groups": [{"lr": 0.1}]}],
         "lr_schedulers": [],
         "hparams_name": "kwargs",
@@ -73,7 +80,13 @@ def lightning(state: State, **more: Any) -> dict[str, Any]:
 def of_references(model: State, **more: Any) -> dict[str, Any]:
     """What torchvision's references/classification/train.py writes; `args` is an argparse.Namespace."""
     args = argparse.Namespace(model=ARCH, lr=0.1, device="cuda", output_dir="out")
-    return {"model": model, "optimizer": {"state": {}, "param_groups": []}, "epoch": 4, "args": args, **more}
+    return {
+        "model": model,
+        "optimizer": {"state": {}, "param_groups": []},
+        "epoch": 4,
+        "args": args,
+        **more,
+    }
 
 
 def of_timm(state: State, **more: Any) -> dict[str, Any]:
@@ -106,14 +119,22 @@ LAYOUTS: dict[str, Callable[[State], Any]] = {
         "optimizer_state_dict": {},
         "loss": 0.1,
     },
-    "nested": lambda state: {"state": {"model": after("model.", state), "rank_zero_seed": 1}},
+    "nested": lambda state: {
+        "state": {"model": after("model.", state), "rank_zero_seed": 1}
+    },
     "DDP": lambda state: after("module.", state),
     "compiled": lambda state: after("_orig_mod.", state),
     "DDP of compiled": lambda state: {"model": after("module._orig_mod.", state)},
-    "compiled DDP in Lightning": lambda state: lightning(after("model._orig_mod.module.", state)),
-    "stages compiled": lambda state: {compiled(name): value for name, value in state.items()},
+    "compiled DDP in Lightning": lambda state: lightning(
+        after("model._orig_mod.module.", state)
+    ),
+    "stages compiled": lambda state: {
+        compiled(name): value for name, value in state.items()
+    },
     "Lightning": lambda state: lightning(after("model.", state)),
-    "Lightning with a loss": lambda state: lightning({"loss.weight": torch.ones(10), **after("net.", state)}),
+    "Lightning with a loss": lambda state: lightning(
+        {"loss.weight": torch.ones(10), **after("net.", state)}
+    ),
     "references": of_references,
     "timm": of_timm,
     "timm with other classes of settings": lambda state: of_timm(
@@ -126,7 +147,13 @@ LAYOUTS: dict[str, Callable[[State], Any]] = {
         "classes": ["a"],
         "progress": {},
     },
-    "ours, format 2": lambda state: {"format": 2, "model": state, "arch": ARCH, "classes": ["a"], "used": {}},
+    "ours, format 2": lambda state: {
+        "format": 2,
+        "model": state,
+        "arch": ARCH,
+        "classes": ["a"],
+        "used": {},
+    },
 }
 
 
@@ -153,7 +180,10 @@ def assert_equal(one: State, other: State) -> None:
 
 def under(key: str) -> tuple[Callable[[State, State], Any], str]:
     """Averaged weights beside the trained ones, and what is said of them."""
-    return lambda state, average: {"model": state, key: average}, f"'{key}', not 'model'"
+    return lambda state, average: {
+        "model": state,
+        key: average,
+    }, f"'{key}', not 'model'"
 
 
 AVERAGES: dict[str, tuple[Callable[[State, State], Any], str | None]] = {
@@ -163,7 +193,8 @@ AVERAGES: dict[str, tuple[Callable[[State, State], Any], str | None]] = {
     ),
     "references": (
         lambda state, average: of_references(
-            state, model_ema={**after("module.", average), "n_averaged": torch.tensor(2)}
+            state,
+            model_ema={**after("module.", average), "n_averaged": torch.tensor(2)},
         ),
         "'model_ema', not 'model'",
     ),
@@ -176,25 +207,36 @@ AVERAGES: dict[str, tuple[Callable[[State, State], Any], str | None]] = {
         "'state_dict', not 'current_model_state'",
     ),
     "Lightning, two networks": (
-        lambda state, average: lightning(after("model.", state) | after("model_ema.", average)),
+        lambda state, average: lightning(
+            after("model.", state) | after("model_ema.", average)
+        ),
         "took 'model_ema.', not 'model.'",
     ),
     "AveragedModel": (lambda state, average: averaged().state_dict(), None),
-    "ema of others": (lambda state, average: {"model": state, "ema": average}, "'ema', not 'model'"),
+    "ema of others": (
+        lambda state, average: {"model": state, "ema": average},
+        "'ema', not 'model'",
+    ),
     "ema.shadow": (lambda state, average: {"ema": {"shadow": average}}, "'ema.shadow'"),
     "params": (
         lambda state, average: {"model": state, "model_ema": {"params": average}},
         "'model_ema.params', not 'model'",
     ),
     "swa_state_dict": (
-        lambda state, average: {"model": state, "swa_state_dict": averaged().state_dict()},
+        lambda state, average: {
+            "model": state,
+            "swa_state_dict": averaged().state_dict(),
+        },
         "'swa_state_dict', not 'model'",
     ),
     "raw of DDP": (
         lambda state, average: {"model": after("module.", state), "ema_model": average},
         "'ema_model', not 'model'",
     ),
-    **{key: under(key) for key in ("ema_weights", "ema_params", "averaged", "shadow", "ema_network")},
+    **{
+        key: under(key)
+        for key in ("ema_weights", "ema_params", "averaged", "shadow", "ema_network")
+    },
 }
 
 
@@ -213,15 +255,26 @@ def test_the_average_is_taken_and_said(layout: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("best_of", "takes", "said"),
     [
-        ("network", "model", "took the weights 'model', whose figure made it the best, not 'ema'"),
-        ("average", "ema", "took the averaged weights 'ema', whose figure made it the best, not 'model'"),
+        (
+            "network",
+            "model",
+            "took the weights 'model', whose figure made it the best, not 'ema'",
+        ),
+        (
+            "average",
+            "ema",
+            "took the averaged weights 'ema', whose figure made it the best, not 'model'",
+        ),
         (None, "ema", "took the averaged weights 'ema', not 'model'"),  # a last.pt
     ],
 )
 def test_ours_is_of_the_weights_that_it_says(
     best_of: str | None, takes: str, said: str, tmp_path: Path
 ) -> None:
-    average = {**after("module.", averaged().module.state_dict()), "n_averaged": torch.tensor(2)}
+    average = {
+        **after("module.", averaged().module.state_dict()),
+        "n_averaged": torch.tensor(2),
+    }
     states = {"model": trained().state_dict(), "ema": average}
     about = {"format": 2, "arch": ARCH, "classes": ["a"], "manifest": ""}
     of = {"best_of": best_of} if best_of else {}
@@ -236,12 +289,17 @@ def test_ours_is_of_the_weights_that_it_says(
     ("more", "said"),
     [
         ({"best": trained().state_dict()}, "took the weights 'model', not 'best'"),
-        ({"ema": dict(averaged().module.named_parameters())}, "took the weights 'model', not 'ema'"),
+        (
+            {"ema": dict(averaged().module.named_parameters())},
+            "took the weights 'model', not 'ema'",
+        ),
         ({"average_meters": {"loss": torch.ones(1)}}, None),
     ],
     ids=["a second one", "an average without buffers", "no network"],
 )
-def test_a_second_state_dict_is_said(more: dict[str, Any], said: str | None, tmp_path: Path) -> None:
+def test_a_second_state_dict_is_said(
+    more: dict[str, Any], said: str | None, tmp_path: Path
+) -> None:
     torch.save({"model": trained().state_dict(), **more}, tmp_path / "a.pth")
     module, loaded = network(weights=tmp_path / "a.pth")
     assert_equal(module.state_dict(), trained().state_dict())
@@ -250,7 +308,9 @@ def test_a_second_state_dict_is_said(more: dict[str, Any], said: str | None, tmp
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_precisions_become_the_networks(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_other_precisions_become_the_networks(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
     state = copy.deepcopy(trained()).to(dtype).state_dict()
     torch.save({"state_dict": state}, tmp_path / "half.pth")
     module, loaded = network(weights=tmp_path / "half.pth")
@@ -261,7 +321,9 @@ def test_other_precisions_become_the_networks(dtype: torch.dtype, tmp_path: Path
 
 
 @pytest.mark.parametrize("other", [torch.int8, "sparse", "meta"])
-def test_numbers_that_mean_something_else_are_refused(other: Any, tmp_path: Path) -> None:
+def test_numbers_that_mean_something_else_are_refused(
+    other: Any, tmp_path: Path
+) -> None:
     state = dict(trained().state_dict())
     name = "conv5.0.weight"
     value = state[name].to_sparse() if other == "sparse" else state[name].to(other)
@@ -277,7 +339,9 @@ def safetensors(path: Path, state: State) -> Path:
     data = bytearray()
     for name, value in state.items():
         numbers = (
-            value.contiguous().view(torch.uint8).numpy().tobytes() if value.ndim else value.numpy().tobytes()
+            value.contiguous().view(torch.uint8).numpy().tobytes()
+            if value.ndim
+            else value.numpy().tobytes()
         )
         header[name] = {
             "dtype": kinds[value.dtype],
@@ -294,15 +358,22 @@ def test_safetensors(tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     state = trained().state_dict()
     for name in ("a.safetensors", "a.bin"):  # by its bytes, not by its name
-        module, loaded = network(weights=safetensors(tmp_path / name, after("model.", state)))
+        module, loaded = network(
+            weights=safetensors(tmp_path / name, after("model.", state))
+        )
         assert loaded == Loaded()
         assert_equal(module.state_dict(), state)
-    halves = {name: value.bfloat16() if value.is_floating_point() else value for name, value in state.items()}
+    halves = {
+        name: value.bfloat16() if value.is_floating_point() else value
+        for name, value in state.items()
+    }
     module, _ = network(weights=safetensors(tmp_path / "half.safetensors", halves))
     assert torch.equal(module.state_dict()["fc.weight"], halves["fc.weight"].float())
     whole = (tmp_path / "a.bin").read_bytes()
     (tmp_path / "cut.safetensors").write_bytes(whole[: len(whole) // 2])
-    assert "no safetensors file that can be read" in refusal(tmp_path / "cut.safetensors")
+    assert "no safetensors file that can be read" in refusal(
+        tmp_path / "cut.safetensors"
+    )
 
 
 def test_without_the_package_safetensors_are_one_line(
@@ -326,14 +397,20 @@ class Touch:
 
 def test_objects_in_a_file_are_never_made(tmp_path: Path) -> None:
     mark = tmp_path / "executed"
-    torch.save({"model": trained().state_dict(), "args": Touch(mark)}, tmp_path / "a.pth")
+    torch.save(
+        {"model": trained().state_dict(), "args": Touch(mark)}, tmp_path / "a.pth"
+    )
     module, _ = network(weights=tmp_path / "a.pth")
     assert_equal(module.state_dict(), trained().state_dict())
     torch.save({"model": Touch(mark)}, tmp_path / "b.pth")
-    assert "'model' is an object of class builtins.exec; save its state_dict()" in refusal(tmp_path / "b.pth")
+    assert (
+        "'model' is an object of class builtins.exec; save its state_dict()"
+        in refusal(tmp_path / "b.pth")
+    )
     torch.save(trained(), tmp_path / "c.pth")
-    assert "an object of class torchvision.models.shufflenetv2.ShuffleNetV2; save" in refusal(
-        tmp_path / "c.pth"
+    assert (
+        "an object of class torchvision.models.shufflenetv2.ShuffleNetV2; save"
+        in refusal(tmp_path / "c.pth")
     )
     assert not mark.exists()
     torch.load(tmp_path / "a.pth", weights_only=False)
@@ -342,9 +419,13 @@ def test_objects_in_a_file_are_never_made(tmp_path: Path) -> None:
 
 def test_archives_of_old_versions_of_torch(tmp_path: Path) -> None:
     torch.save(
-        of_references(trained().state_dict()), tmp_path / "a.pth", _use_new_zipfile_serialization=False
+        of_references(trained().state_dict()),
+        tmp_path / "a.pth",
+        _use_new_zipfile_serialization=False,
     )
-    assert_equal(network(weights=tmp_path / "a.pth")[0].state_dict(), trained().state_dict())
+    assert_equal(
+        network(weights=tmp_path / "a.pth")[0].state_dict(), trained().state_dict()
+    )
 
 
 def test_compressed_archives_are_not_read(tmp_path: Path) -> None:
@@ -365,7 +446,9 @@ def refusal(path: Path) -> str:
     with pytest.raises(Unusable) as caught:
         network(weights=path)
     said = str(caught.value)
-    assert said.startswith(f"--weights {path} ") and "\n" not in said and len(said) < 600
+    assert (
+        said.startswith(f"--weights {path} ") and "\n" not in said and len(said) < 600
+    )
     return said
 
 
@@ -384,15 +467,25 @@ def test_another_networks_names_are_said_beside_ones_own(tmp_path: Path) -> None
     assert [part for part in parts if part not in said] == [], said
 
 
-def test_for_other_classes_the_head_of_a_wrapped_network_starts_anew(tmp_path: Path) -> None:
-    torch.save(of_references(after("module.", trained().state_dict())), tmp_path / "a.pth")
+def test_for_other_classes_the_head_of_a_wrapped_network_starts_anew(
+    tmp_path: Path,
+) -> None:
+    torch.save(
+        of_references(after("module.", trained().state_dict())), tmp_path / "a.pth"
+    )
     module, loaded = network(7, weights=tmp_path / "a.pth")
     assert loaded.anew == ["fc.weight", "fc.bias"]
-    assert loaded.notes == ["--weights are for other classes: fc.weight, fc.bias start anew"]
-    assert torch.equal(module.state_dict()["conv1.0.weight"], trained().state_dict()["conv1.0.weight"])
+    assert loaded.notes == [
+        "--weights are for other classes: fc.weight, fc.bias start anew"
+    ]
+    assert torch.equal(
+        module.state_dict()["conv1.0.weight"], trained().state_dict()["conv1.0.weight"]
+    )
 
 
 def test_a_checkpoint_of_ours_is_read_without_any_foreign_class(tmp_path: Path) -> None:
     torch.save({"model": {}, "args": argparse.Namespace(lr=1)}, tmp_path / "a.pt")
-    with pytest.raises(torch_files.Unreadable, match=r"an object, GLOBAL argparse\.Namespace"):
+    with pytest.raises(
+        torch_files.Unreadable, match=r"an object, GLOBAL argparse\.Namespace"
+    ):
         torch_files.load(tmp_path / "a.pt")

@@ -16,13 +16,22 @@ from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms import functional as torchvision_functional
 
 from plan.draws import Purpose, uniforms
-from plan.windows import SUPPORT, UNIFORMS, filling, random_resized, resize_then_center, whole
+from plan.windows import (
+    SUPPORT,
+    UNIFORMS,
+    filling,
+    random_resized,
+    resize_then_center,
+    whole,
+)
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 SIDES = st.integers(1, 4000)
 
 
-def crops(height: int, width: int, count: int, *, seed: int = 0, **how: Any) -> np.ndarray:
+def crops(
+    height: int, width: int, count: int, *, seed: int = 0, **how: Any
+) -> np.ndarray:
     draws = uniforms(seed, 0, Purpose.WINDOW, np.arange(count), UNIFORMS)
     return random_resized(np.full(count, height), np.full(count, width), draws, **how)
 
@@ -55,19 +64,25 @@ def torchvisions(
     image = torch.empty(1).expand(3, height, width)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        drawn = [RandomResizedCrop.get_params(image, list(scale), list(ratio)) for _ in range(COUNT)]
+        drawn = [
+            RandomResizedCrop.get_params(image, list(scale), list(ratio))
+            for _ in range(COUNT)
+        ]
     top, left, h, w = np.array(drawn).T
     return np.stack([left, top, left + w, top + h], axis=1)
 
 
-def distances(ours: np.ndarray, theirs: np.ndarray, height: int, width: int) -> dict[str, float]:
+def distances(
+    ours: np.ndarray, theirs: np.ndarray, height: int, width: int
+) -> dict[str, float]:
     """Figure -> Kolmogorov-Smirnov distance times sqrt(n / 2)."""
     a, b = figures(ours, height, width), figures(theirs, height, width)
     found = {}
     for name in a:
         everything = np.unique(np.concatenate([a[name], b[name]]))
         below = [
-            np.searchsorted(np.sort(values[name]), everything, side="right") / len(values[name])
+            np.searchsorted(np.sort(values[name]), everything, side="right")
+            / len(values[name])
             for values in (a, b)
         ]
         found[name] = float(np.abs(below[0] - below[1]).max() * math.sqrt(COUNT / 2))
@@ -84,9 +99,14 @@ SIZES = [
     ("height", "width", "scale"),
     [(*size, SCALE) for size in SIZES] + [(*size, (0.5, 1.0)) for size in SIZES[::4]],
 )
-def test_the_distribution_is_torchvisions(height: int, width: int, scale: tuple[float, float]) -> None:
+def test_the_distribution_is_torchvisions(
+    height: int, width: int, scale: tuple[float, float]
+) -> None:
     far = distances(
-        crops(height, width, COUNT, scale=scale), torchvisions(height, width, scale, RATIO), height, width
+        crops(height, width, COUNT, scale=scale),
+        torchvisions(height, width, scale, RATIO),
+        height,
+        width,
     )
     assert max(far.values()) < LIMIT, far
 
@@ -125,11 +145,17 @@ def test_a_planted_distribution_is_rejected(plant: str) -> None:
     assert far[figure] > LIMIT, far
 
 
-@given(SIDES, SIDES, st.lists(st.floats(0, 1, exclude_max=True), min_size=UNIFORMS, max_size=UNIFORMS))
+@given(
+    SIDES,
+    SIDES,
+    st.lists(st.floats(0, 1, exclude_max=True), min_size=UNIFORMS, max_size=UNIFORMS),
+)
 @example(1, 1, [0.0] * UNIFORMS)
 @example(4000, 1, [1 - 2**-53] * UNIFORMS)
 @example(3, 4000, [1 - 2**-53] * UNIFORMS)
-def test_inside_the_image_and_at_least_a_pixel(height: int, width: int, draws: list[float]) -> None:
+def test_inside_the_image_and_at_least_a_pixel(
+    height: int, width: int, draws: list[float]
+) -> None:
     ((left, top, right, bottom),) = random_resized(
         np.array([height]), np.array([width]), np.array([draws])
     ).tolist()
@@ -139,7 +165,9 @@ def test_inside_the_image_and_at_least_a_pixel(height: int, width: int, draws: l
 @given(SIDES, SIDES, st.floats(0.01, 20), st.floats(1, 20), st.floats(0.001, 1))
 @example(10, 1, 2.0, 1.5, 1.0)
 @example(1, 10, 0.1, 3.0, 1.0)
-def test_inside_for_any_setting(height: int, width: int, low: float, factor: float, smallest: float) -> None:
+def test_inside_for_any_setting(
+    height: int, width: int, low: float, factor: float, smallest: float
+) -> None:
     regions = crops(height, width, 20, ratio=(low, low * factor), scale=(smallest, 1.0))
     assert (regions[:, :2] >= 0).all() and (regions[:, :2] < regions[:, 2:]).all()
     assert (regions[:, 2:] <= np.array([width, height])).all()
@@ -165,8 +193,26 @@ def test_whole_and_filling() -> None:
 
 
 SHAPES = [
-    *[(375, 500), (500, 375), (256, 256), (257, 255), (1201, 1803), (48, 64), (31, 97), (5, 7)],
-    *[(1, 1), (1, 300), (300, 1), (500, 501), (224, 224), (225, 1000), (1000, 223), (2, 3)],
+    *[
+        (375, 500),
+        (500, 375),
+        (256, 256),
+        (257, 255),
+        (1201, 1803),
+        (48, 64),
+        (31, 97),
+        (5, 7),
+    ],
+    *[
+        (1, 1),
+        (1, 300),
+        (300, 1),
+        (500, 501),
+        (224, 224),
+        (225, 1000),
+        (1000, 223),
+        (2, 3),
+    ],
 ]
 
 
@@ -175,18 +221,29 @@ def noise(height: int, width: int) -> Image.Image:
         0, 256, (height, width, 3)
     )
     y, x = np.mgrid[0:height, 0:width]
-    ramps = np.stack([x * 255 / max(width - 1, 1), y * 255 / max(height - 1, 1), (x + y) % 256], axis=-1)
+    ramps = np.stack(
+        [x * 255 / max(width - 1, 1), y * 255 / max(height - 1, 1), (x + y) % 256],
+        axis=-1,
+    )
     return Image.fromarray(((random + ramps) / 2).astype(np.uint8))
 
 
 def difference(
-    image: Image.Image, resize: int, crop: int, shift: float = 0.0, interpolation: str = "bilinear"
+    image: Image.Image,
+    resize: int,
+    crop: int,
+    shift: float = 0.0,
+    interpolation: str = "bilinear",
 ) -> np.ndarray:
     """Grey levels between Pillow's resize of our window and torchvision's Resize + CenterCrop, pixel by
     pixel.
     """
-    resized = torchvision_functional.resize(image, [resize], InterpolationMode(interpolation))
-    expected = np.asarray(torchvision_functional.center_crop(resized, [crop, crop]), np.float64)
+    resized = torchvision_functional.resize(
+        image, [resize], InterpolationMode(interpolation)
+    )
+    expected = np.asarray(
+        torchvision_functional.center_crop(resized, [crop, crop]), np.float64
+    )
     regions, inner = resize_then_center(
         np.array([image.height]),
         np.array([image.width]),
@@ -196,8 +253,16 @@ def difference(
     )
     seen = image.crop(tuple(regions[0].tolist()))
     left, top, right, bottom = inner[0].tolist()
-    assert 0 <= left < right <= seen.width + 1e-9 and 0 <= top < bottom <= seen.height + 1e-9
-    box = (max(left - shift, 0.0), top, min(right, seen.width) - shift, min(bottom, seen.height))
+    assert (
+        0 <= left < right <= seen.width + 1e-9
+        and 0 <= top < bottom <= seen.height + 1e-9
+    )
+    box = (
+        max(left - shift, 0.0),
+        top,
+        min(right, seen.width) - shift,
+        min(bottom, seen.height),
+    )
     resample = Image.Resampling[interpolation.upper()]
     ours = np.asarray(seen.resize((crop, crop), resample, box=box), np.float64)
     return np.abs(ours - expected)
@@ -214,7 +279,9 @@ def test_the_preimage_has_the_pixels_of_resize_then_center_crop(
     # Pillow resizes long images down first, then across, and rounds to whole levels between; ours across
     # first, as it is square.
     assert rounded.max() <= 1
-    assert rounded.mean() < (0.05 if max(height, width) < 2.5 * min(height, width) else 0.3)
+    assert rounded.mean() < (
+        0.05 if max(height, width) < 2.5 * min(height, width) else 0.3
+    )
 
 
 @pytest.mark.parametrize(("resize", "crop"), [(256, 224), (73, 64)])
@@ -228,7 +295,9 @@ def test_a_window_out_of_place_is_seen() -> None:
 
 
 def test_nothing_outside_the_region_is_needed_and_little_of_it_is_spare() -> None:
-    regions, inner = resize_then_center(np.array([1000, 375]), np.array([2000, 500]), resize=256, crop=224)
+    regions, inner = resize_then_center(
+        np.array([1000, 375]), np.array([2000, 500]), resize=256, crop=224
+    )
     for (left, top, right, bottom), (x0, y0, x1, y1), step in zip(
         regions, inner, (1000 / 256, 375 / 256), strict=True
     ):

@@ -37,7 +37,9 @@ class Fatal:
             if sample == self.sample:
                 if sample == HANGS:
                     time.sleep(1000)
-                os.kill(os.getpid(), signal.SIGKILL if sample == DEADLY else signal.SIGSTOP)
+                os.kill(
+                    os.getpid(), signal.SIGKILL if sample == DEADLY else signal.SIGSTOP
+                )
 
 
 def workers(sample: int, marks: bool = True) -> Workers:
@@ -59,12 +61,15 @@ def pool(sample: int) -> Pool:
 
 
 @pytest.mark.parametrize(
-    ("marks", "named"), [(True, "/data/3.jpg;"), (False, "/data/0.jpg, .* or another of 4 files;")]
+    ("marks", "named"),
+    [(True, "/data/3.jpg;"), (False, "/data/0.jpg, .* or another of 4 files;")],
 )
 def test_a_worker_that_is_killed_names_its_file(marks: bool, named: str) -> None:
     killed = workers(DEADLY, marks)
     began = time.monotonic()
-    with pytest.raises(UserError, match=f"signal 9, Killed, busy with {named} .*fewer --workers"):
+    with pytest.raises(
+        UserError, match=f"signal 9, Killed, busy with {named} .*fewer --workers"
+    ):
         list(killed.run([rows_of([(1, 1)] * BATCH)]))
     assert time.monotonic() - began < 3
     killed.close()
@@ -73,7 +78,9 @@ def test_a_worker_that_is_killed_names_its_file(marks: bool, named: str) -> None
 def test_a_worker_for_clips_that_is_killed_names_its_file() -> None:
     killed = pool(DEADLY)
     units = serve(killed, [1, DEADLY, 2])
-    with pytest.raises(UserError, match=r"signal 9, Killed, busy with /data/3\.jpg; .*fewer --workers"):
+    with pytest.raises(
+        UserError, match=r"signal 9, Killed, busy with /data/3\.jpg; .*fewer --workers"
+    ):
         [killed.result(unit) for unit in units]
     killed.close()
 
@@ -89,7 +96,10 @@ def test_a_worker_that_does_not_answer(make: Callable[[int], Any], sample: int) 
         slow._sampler.start([rows_of([(1, 1)] * BATCH)])
         iter(slow._loader)
     until = time.monotonic() + 10
-    while f"busy with /data/{sample}.jpg" not in slow.awaited() and time.monotonic() < until:
+    while (
+        f"busy with /data/{sample}.jpg" not in slow.awaited()
+        and time.monotonic() < until
+    ):
         time.sleep(0.05)
     assert f"busy with /data/{sample}.jpg" in slow.awaited()
     began = time.monotonic()
@@ -111,7 +121,9 @@ def test_a_worker_that_does_not_come_to_the_next_epoch() -> None:
     waits = threading.Thread(target=next_epoch)
     waits.start()
     until = time.monotonic() + 10
-    while not (said := slow.awaited()).startswith("workers (pid ") or "/data/" not in said:
+    while (
+        not (said := slow.awaited()).startswith("workers (pid ") or "/data/" not in said
+    ):
         assert time.monotonic() < until, said
         time.sleep(0.05)
     assert said.endswith(f"busy with /data/{HANGS}.jpg")

@@ -21,7 +21,9 @@ from loaders.images.torchvision import TorchvisionLoader
 from system.resources import memory_bytes
 
 
-def test_too_little_shared_memory_is_said_with_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_shared_memory_is_said_with_what_is_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked = []
 
     def usage(path: str) -> Any:
@@ -31,7 +33,9 @@ def test_too_little_shared_memory_is_said_with_what_is_needed(monkeypatch: pytes
     monkeypatch.setattr(shutil, "disk_usage", usage)
     with pytest.raises(UserError, match="/dev/shm has 5 MiB free") as caught:
         require_shared_memory(QUEUES_BYTES)
-    assert f"need {QUEUES_BYTES >> 20} MiB there" in str(caught.value) and "--shm-size" in str(caught.value)
+    assert f"need {QUEUES_BYTES >> 20} MiB there" in str(
+        caught.value
+    ) and "--shm-size" in str(caught.value)
     require_shared_memory(5 << 20)
     require_shared_memory(0)
     assert asked == ["/dev/shm"] * 3
@@ -52,7 +56,9 @@ def test_more_slots_than_there_is_memory_are_refused() -> None:
     few.close()
 
 
-def rows_of(sizes: list[tuple[int, int]], canvas: tuple[int, int] | None = None) -> Rows:
+def rows_of(
+    sizes: list[tuple[int, int]], canvas: tuple[int, int] | None = None
+) -> Rows:
     count = len(sizes)
     return Rows(
         ids=np.arange(count),
@@ -92,7 +98,9 @@ def test_batches_of_any_canvas_lie_dense_in_their_slot(workers: int) -> None:
         row_bytes=lambda rows: 3 * rows.padded[0] * rows.padded[1],
     )
     try:
-        for (slot, rows, said), given in zip(pool.run(batches * 3), batches * 3, strict=True):
+        for (slot, rows, said), given in zip(
+            pool.run(batches * 3), batches * 3, strict=True
+        ):
             assert said == [given.padded] * 3
             height, width = given.padded
             pixels = slot[: 5 * height * width * 3].reshape(5, -1)
@@ -104,7 +112,9 @@ def test_batches_of_any_canvas_lie_dense_in_their_slot(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_closed_pool_that_somebody_holds_holds_no_memory(workers: int) -> None:
-    pool = Workers(Numbers, workers=workers, batch_size=4, part_bytes=lambda count: 12 * count)
+    pool = Workers(
+        Numbers, workers=workers, batch_size=4, part_bytes=lambda count: 12 * count
+    )
     deque(pool.run([rows_of([(2, 2)] * 4)] * 3), maxlen=0)
     slots = weakref.ref(mapped(pool._memory.slots))
     pool.close()
@@ -124,16 +134,33 @@ def mapped(array: np.ndarray) -> Any:
 def feed_of(size: tuple[int, int], *, batch_size: int, workers: int) -> Any:
     nothing: Any = None
     source: Any = SimpleNamespace(name=str)
-    plan: Any = SimpleNamespace(batch_size=batch_size, sample_shape=(3, *size), transposes=False)
+    plan: Any = SimpleNamespace(
+        batch_size=batch_size, sample_shape=(3, *size), transposes=False
+    )
     device = torch.device("cpu")
-    return Feed(plan=plan, source=source, columns=nothing, targets=nothing, device=device, workers=workers)
+    return Feed(
+        plan=plan,
+        source=source,
+        columns=nothing,
+        targets=nothing,
+        device=device,
+        workers=workers,
+    )
 
 
 @pytest.mark.parametrize(
     ("size", "rows"),
-    [((224, 224), PART), ((64, 64), PART), ((300, 300), 17), ((1344, 1344), 1), ((1500, 1500), 1)],
+    [
+        ((224, 224), PART),
+        ((64, 64), PART),
+        ((300, 300), 17),
+        ((1344, 1344), 1),
+        ((1500, 1500), 1),
+    ],
 )
-def test_parts_of_larger_images_have_fewer_rows(size: tuple[int, int], rows: int) -> None:
+def test_parts_of_larger_images_have_fewer_rows(
+    size: tuple[int, int], rows: int
+) -> None:
     """About as many pixels a part as at 224; at 224 and below as many rows as ever."""
     loader = TorchvisionLoader(feed_of(size, batch_size=32, workers=0))
     with loader:

@@ -32,7 +32,9 @@ from tests.unit.test_meter import alone
 
 CLASSES = ("ant", "bee", "cat")
 LABELS = torch.tensor([0, 0, 1, 1, 2, 2])
-LOGITS = torch.tensor([[4.0, 0, 0], [0, 3, 0], [0, 5, 0], [0, 1, 0], [0, 9, 0], [0, torch.nan, 0]])
+LOGITS = torch.tensor(
+    [[4.0, 0, 0], [0, 3, 0], [0, 5, 0], [0, 1, 0], [0, 9, 0], [0, torch.nan, 0]]
+)
 
 
 class Pictures:
@@ -56,9 +58,19 @@ class Pictures:
         pass
 
 
-def answers(logits: torch.Tensor = LOGITS, labels: torch.Tensor = LABELS, *, binary: bool = False) -> Answers:
+def answers(
+    logits: torch.Tensor = LOGITS,
+    labels: torch.Tensor = LABELS,
+    *,
+    binary: bool = False,
+) -> Answers:
     collected = Collected(binary=binary)
-    collected.add(np.arange(len(labels)), logits, labels, torch.ones(len(labels), dtype=torch.bool))
+    collected.add(
+        np.arange(len(labels)),
+        logits,
+        labels,
+        torch.ones(len(labels), dtype=torch.bool),
+    )
     return collected.answers(alone())
 
 
@@ -67,7 +79,8 @@ def table(content: bytes) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize(
-    "name", ["=cmd|' /C calc'!A0", "+1+cmd", "-2+3", "@SUM(A1)", "\t=1", "\r\n=1", "\uff1d1"]
+    "name",
+    ["=cmd|' /C calc'!A0", "+1+cmd", "-2+3", "@SUM(A1)", "\t=1", "\r\n=1", "\uff1d1"],
 )
 def test_a_name_is_no_formula_of_a_spreadsheet(name: str) -> None:
     """In a CSV alone: what programs read has names as they are. A number is a number, also of a class."""
@@ -75,10 +88,21 @@ def test_a_name_is_no_formula_of_a_spreadsheet(name: str) -> None:
     quoted = [{"path": "a.jpg", f"'{name}": f"'{name}", "share": -0.5, "class": "-1"}]
     assert _tables.written(rows, "csv") == _tables.written(quoted, "csv")
     assert json.loads(_tables.written(rows, "jsonl")) == rows[0]
-    assert pyarrow.parquet.read_table(io.BytesIO(_tables.written(rows, "parquet"))).to_pylist() == rows
-    files = Validated(classes=("ant", name, "cat"), source=Pictures()).extras(answers())["files"]
+    assert (
+        pyarrow.parquet.read_table(
+            io.BytesIO(_tables.written(rows, "parquet"))
+        ).to_pylist()
+        == rows
+    )
+    files = Validated(classes=("ant", name, "cat"), source=Pictures()).extras(
+        answers()
+    )["files"]
     for file in ("confusion.csv", "classes.csv", "val_predictions.csv"):
-        cells = [cell for row in csv.reader(io.StringIO(files[file].decode(), newline="")) for cell in row]
+        cells = [
+            cell
+            for row in csv.reader(io.StringIO(files[file].decode(), newline=""))
+            for cell in row
+        ]
         assert name not in cells and f"'{name}" in cells, file
 
 
@@ -98,17 +122,25 @@ def test_files_say_what_went_wrong() -> None:
         )
     ]
     rows = table(extras["files"]["val_predictions.csv"])
-    assert [row["path"] for row in rows] == [f"/photos/{sample}.png" for sample in range(6)]
+    assert [row["path"] for row in rows] == [
+        f"/photos/{sample}.png" for sample in range(6)
+    ]
     assert (rows[1]["label"], rows[1]["class"], rows[1]["error"]) == ("ant", "bee", "")
     assert rows[5]["class"] == "" and "no number" in rows[5]["error"]
     assert extras["images"].keys() == {"val/confusion", "val/mistakes"}
     # as viewers show them: of 30 x 40 pixels, higher than wide
-    turned = Validated(classes=CLASSES, source=Pictures(), turns=np.full(6, 7, np.uint8)).extras(answers())
+    turned = Validated(
+        classes=CLASSES, source=Pictures(), turns=np.full(6, 7, np.uint8)
+    ).extras(answers())
     tall = turned["images"]["val/mistakes"][0]
     assert (tall[62, 84, 0], tall[80, 66, 0]) == (160, 255)
     # two mistakes, the surest first: sample 4 at 99.9 %, then sample 1
     picture = extras["images"]["val/mistakes"][0]
-    assert picture.shape[1] == 2 * 168 and picture[80, 84, 0] == 160 and picture[80, 168 + 84, 0] == 40
+    assert (
+        picture.shape[1] == 2 * 168
+        and picture[80, 84, 0] == 160
+        and picture[80, 168 + 84, 0] == 40
+    )
 
 
 def test_with_binary_cross_entropy_each_class_has_a_probability_of_its_own() -> None:
@@ -122,15 +154,21 @@ def test_with_binary_cross_entropy_each_class_has_a_probability_of_its_own() -> 
     assert told["extras"]["answers"] == found
 
 
-SATURATED = torch.tensor([[18.0, 25, -3, -4, -5, -6], [30, 19, -3, -4, -5, -6], [17.5, 17, 40, -1, -1, -1]])
+SATURATED = torch.tensor(
+    [[18.0, 25, -3, -4, -5, -6], [30, 19, -3, -4, -5, -6], [17.5, 17, 40, -1, -1, -1]]
+)
 """Several probabilities of a row are 1 once they are rounded to float32."""
-UNDERFLOWN = torch.tensor([[200.0, 0, 50, 20, 10, 90], [0, 200, 130, 20, 10, 90], [0, 1, 2, 300, 4, 5]])
+UNDERFLOWN = torch.tensor(
+    [[200.0, 0, 50, 20, 10, 90], [0, 200, 130, 20, 10, 90], [0, 1, 2, 300, 4, 5]]
+)
 """All probabilities but one of a row are 0 once they are rounded to float32."""
 
 
 @pytest.mark.parametrize("kind", ["images", "sets", "videos"])
 @pytest.mark.parametrize(("logits", "binary"), [(SATURATED, True), (UNDERFLOWN, False)])
-def test_answers_are_in_the_order_of_logits(logits: torch.Tensor, binary: bool, kind: str) -> None:
+def test_answers_are_in_the_order_of_logits(
+    logits: torch.Tensor, binary: bool, kind: str
+) -> None:
     """Also where their probabilities are alike: files, matrix and ECE are of the class that top-1 counts."""
     labels = logits.argmax(dim=1)
     batch = batch_of(labels)
@@ -160,8 +198,12 @@ def test_the_example_of_serving_names_the_class_of_the_largest_logit(
     session = MagicMock()
     session.get_modelmeta.return_value.custom_metadata_map = about
     session.run.return_value = [SATURATED[:1].numpy()]
-    monkeypatch.setitem(sys.modules, "onnxruntime", MagicMock(InferenceSession=lambda *_, **__: session))
-    example = runpy.run_path(str(Path(__file__).parents[2] / "scripts/serve_example.py"))
+    monkeypatch.setitem(
+        sys.modules, "onnxruntime", MagicMock(InferenceSession=lambda *_, **__: session)
+    )
+    example = runpy.run_path(
+        str(Path(__file__).parents[2] / "scripts/serve_example.py")
+    )
     (tmp_path / "a.png").write_bytes(Pictures().read(1))
     example["main"]("a.onnx", str(tmp_path / "a.png"))
     assert capsys.readouterr().out.splitlines()[1].endswith("a.png,b,1.000000,")
@@ -169,8 +211,12 @@ def test_the_example_of_serving_names_the_class_of_the_largest_logit(
 
 def test_calibration_is_how_far_probabilities_are_from_being_right() -> None:
     certain = 20 * torch.eye(3)[[0, 1, 2, 0]]
-    assert calibration_error(answers(certain, torch.tensor([0, 1, 2, 0]))) == pytest.approx(0, abs=1e-6)
-    assert calibration_error(answers(certain, torch.tensor([0, 1, 2, 1]))) == pytest.approx(0.25, abs=1e-6)
+    assert calibration_error(
+        answers(certain, torch.tensor([0, 1, 2, 0]))
+    ) == pytest.approx(0, abs=1e-6)
+    assert calibration_error(
+        answers(certain, torch.tensor([0, 1, 2, 1]))
+    ) == pytest.approx(0.25, abs=1e-6)
     logits = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(200) % 3
     found = answers(logits, labels)
@@ -178,7 +224,11 @@ def test_calibration_is_how_far_probabilities_are_from_being_right() -> None:
     for lower in range(BINS):
         inside = (found.shares[:, 0] * BINS).astype(int) == lower
         right = (found.classes[:, 0] == labels.numpy())[inside]
-        expected += inside.mean() * abs(right.mean() - found.shares[inside, 0].mean()) if inside.any() else 0
+        expected += (
+            inside.mean() * abs(right.mean() - found.shares[inside, 0].mean())
+            if inside.any()
+            else 0
+        )
     assert calibration_error(found) == pytest.approx(expected, abs=1e-6)
 
 
@@ -188,8 +238,13 @@ def test_a_row_an_epoch_also_after_a_resume(tmp_path: Path) -> None:
         kept.row("results.csv", {"epoch": step // 5, "step": step, "top1": step / 100})
     kept.row("results.csv", {"epoch": 2, "step": 10, "top1": 0.5})
     rows = table((tmp_path / "results.csv").read_bytes())
-    assert [(row["epoch"], row["top1"]) for row in rows] == [("1", "0.05"), ("2", "0.5")]
-    kept.row("results.csv", {"epoch": 2, "step": 10, "top1": None})  # behind the last step, resumed
+    assert [(row["epoch"], row["top1"]) for row in rows] == [
+        ("1", "0.05"),
+        ("2", "0.5"),
+    ]
+    kept.row(
+        "results.csv", {"epoch": 2, "step": 10, "top1": None}
+    )  # behind the last step, resumed
     assert table((tmp_path / "results.csv").read_bytes())[1] == rows[1]
     kept.close()
 
@@ -201,7 +256,12 @@ def test_the_best_is_told_where_there_is_one(tmp_path: Path) -> None:
     assert summary.best(progress, FIGURES[0], tmp_path) == {}
     (tmp_path / "best.pt").touch()
     told = summary.best(progress, FIGURES[0], tmp_path)["best"]
-    assert told == {"figure": "top1", "value": 0.75, "epoch": 4, "checkpoint": str(tmp_path / "best.pt")}
+    assert told == {
+        "figure": "top1",
+        "value": 0.75,
+        "epoch": 4,
+        "checkpoint": str(tmp_path / "best.pt"),
+    }
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # those of the packages
@@ -210,25 +270,41 @@ def test_trackers_get_what_tensorboard_gets(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if name != "csv" and importlib.util.find_spec(name) is None:
-        with pytest.raises(UserError, match=f"needs the package {name}: pip install {name}"):
+        with pytest.raises(
+            UserError, match=f"needs the package {name}: pip install {name}"
+        ):
             sinks.require([name])
         pytest.skip(f"{name} is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    board = sinks.Boards(tmp_path, {"log": [name], "settings": {"lr": 0.1}}, enabled=True, warn=pytest.fail)
+    board = sinks.Boards(
+        tmp_path,
+        {"log": [name], "settings": {"lr": 0.1}},
+        enabled=True,
+        warn=pytest.fail,
+    )
     board.scalars({"train/loss": 0.5, "train/lr": None, "val/loss": float("nan")}, 7)
     board.close()
     board.close()
     if name == "csv":
-        assert (tmp_path / "scalars.csv").read_text() == "step,tag,value\n7,train/loss,0.5\n"
+        assert (
+            tmp_path / "scalars.csv"
+        ).read_text() == "step,tag,value\n7,train/loss,0.5\n"
     elif name == "wandb":
         (kept,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-        assert b"train/loss" in kept.read_bytes() and b"val/loss" not in kept.read_bytes()
+        assert (
+            b"train/loss" in kept.read_bytes() and b"val/loss" not in kept.read_bytes()
+        )
     else:
         import mlflow
 
-        (run,) = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").search_runs(["0"])
-        assert (run.data.metrics, run.data.params) == ({"train/loss": 0.5}, {"lr": "0.1"})
+        (run,) = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").search_runs(
+            ["0"]
+        )
+        assert (run.data.metrics, run.data.params) == (
+            {"train/loss": 0.5},
+            {"lr": "0.1"},
+        )
         assert run.info.status == "FINISHED"
 
 
@@ -250,16 +326,22 @@ def test_a_tracker_that_fails_ends_no_run(
         called.append(what)
         if what == when:
             raise ConnectionError("the server is away\nand more lines")
-        return SimpleNamespace(scalars=partial(call, "scalars"), close=partial(call, "close"))
+        return SimpleNamespace(
+            scalars=partial(call, "scalars"), close=partial(call, "close")
+        )
 
     monkeypatch.setitem(sinks.SINKS, "csv", partial(call, "begin"))
-    board = sinks.Boards(tmp_path, {"log": ["csv"], "settings": {}}, enabled=True, warn=warned.append)
+    board = sinks.Boards(
+        tmp_path, {"log": ["csv"], "settings": {}}, enabled=True, warn=warned.append
+    )
     for step in (1, 2):
         board.scalars({"train/loss": 0.5}, step)
     board.close()
     assert called == calls
     (line,) = warned
-    assert line.startswith("--log csv: ConnectionError: the server is away; the run goes on without it")
+    assert line.startswith(
+        "--log csv: ConnectionError: the server is away; the run goes on without it"
+    )
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # those of the packages
@@ -273,11 +355,20 @@ def test_a_resumed_run_goes_on_in_mlflow_with_other_settings(
     monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
     mlflow.set_tracking_uri(uri)
     for step in (1, 2):
-        settings = {"epochs": step, "lr": 0.1, **({"resume": "auto"} if step > 1 else {})}
+        settings = {
+            "epochs": step,
+            "lr": 0.1,
+            **({"resume": "auto"} if step > 1 else {}),
+        }
         folder = tmp_path / (f"run{step}" if named else "run")
         folder.mkdir(exist_ok=True)
-        how: dict[str, Any] = {"purge_step": None if step == 1 or named else 2, "warn": pytest.fail}
-        board = sinks.Boards(folder, {"log": ["mlflow"], "settings": settings}, enabled=True, **how)
+        how: dict[str, Any] = {
+            "purge_step": None if step == 1 or named else 2,
+            "warn": pytest.fail,
+        }
+        board = sinks.Boards(
+            folder, {"log": ["mlflow"], "settings": settings}, enabled=True, **how
+        )
         board.scalars({"train/loss": 1 / step}, step)
         board.close()
         (run,) = mlflow.MlflowClient().search_runs(["0"])
@@ -289,19 +380,25 @@ def test_a_resumed_run_goes_on_in_mlflow_with_other_settings(
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # those of the packages
-def test_a_resumed_run_goes_on_in_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_goes_on_in_wandb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     ids = []
     for step in (None, 2, None):
         description = {"log": ["wandb"], "settings": {"lr": step}}
-        board = sinks.Boards(tmp_path, description, enabled=True, purge_step=step, warn=pytest.fail)
+        board = sinks.Boards(
+            tmp_path, description, enabled=True, purge_step=step, warn=pytest.fail
+        )
         ids.append(wandb.run.id)
         board.close()
     assert ids[0] == ids[1] != ids[2], "the last run begins anew"
 
 
-def test_a_folder_of_a_trackers_name_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_a_trackers_name_is_no_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "wandb").mkdir()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
@@ -310,9 +407,21 @@ def test_a_folder_of_a_trackers_name_is_no_package(tmp_path: Path, monkeypatch: 
 
 
 def test_the_whole_command_goes_on(tmp_path: Path) -> None:
-    argv = ["train.py", "--data", "my photos", "--output", "x", "--resume=auto", "--lr", "0.1"]
+    argv = [
+        "train.py",
+        "--data",
+        "my photos",
+        "--output",
+        "x",
+        "--resume=auto",
+        "--lr",
+        "0.1",
+    ]
     alone = record.again(Path("runs/a"), argv, {})
-    assert alone == "python train.py --data 'my photos' --lr 0.1 --output runs/a --resume auto"
+    assert (
+        alone
+        == "python train.py --data 'my photos' --lr 0.1 --output runs/a --resume auto"
+    )
     ranks = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}
     assert record.again(Path("r"), argv, ranks).startswith(
         "torchrun --standalone --nproc-per-node 8 train.py "

@@ -21,4 +21,6 @@ def interpreted(program: str, runner: Runner) -> list[list[float]]:
     """
     pytest.importorskip("triton", reason="Triton comes with builds of torch for GPUs")
     done = runner.python("-c", ANEW + program, env={"TRITON_INTERPRET": "1"}).done()
-    return [[float(number) for number in line.split()] for line in done.out.splitlines()]
+    return [
+        [float(number) for number in line.split()] for line in done.out.splitlines()
+    ]

@@ -54,7 +54,9 @@ class Video:
     codec: str = "h264"  # of ENCODERS, or an encoder's own name
     size: tuple[int, int] = (96, 128)  # height and width as displayed, pixels
     fps: Fraction = Fraction(25)
-    ticks: Sequence[int] = ()  # for a variable rate: the time of each frame, in 1/90000 s; avi has none
+    ticks: Sequence[
+        int
+    ] = ()  # for a variable rate: the time of each frame, in 1/90000 s; avi has none
     gop: int = 12  # frames from one key frame to the next
     b_frames: int = 0  # H.264, HEVC, MPEG-4 and MPEG-2
     open_gop: bool = False  # H.264 and HEVC, with b_frames
@@ -62,11 +64,13 @@ class Video:
     interlaced: bool = False  # H.264 of two fields a frame
     # MPEG-4 with one B-frame in avi: packed into the packet of the frame behind it, as DivX does
     packed: bool = False
-    rotation: int = 0  # degrees counter-clockwise that a player turns the stored picture by; mp4
+    # degrees counter-clockwise that a player turns the stored picture by; mp4
+    rotation: int = 0
     mirrored: bool = False  # after that, left and right are swapped; mp4
     # key frames that are left out with all packets before this one, as a copy that is not encoded again does
     from_key: int = 0
-    cut: int = 0  # frames at the start that an edit list hides; they have numbers too, mp4
+    # frames at the start that an edit list hides; they have numbers too, mp4
+    cut: int = 0
     # (first frame, frames) of the parts that an edit list shows, in its order; mp4
     parts: Sequence[tuple[int, int]] = ()
     unit: int = 8  # HEVC's smallest coding unit: sides are stored as multiples of it
@@ -75,10 +79,12 @@ class Video:
     # VP9: frames that a packet of its own shows once more, as libvpx's two passes do with hidden ones
     again: Sequence[int] = ()
     pixels: str = "yuv420p"
-    matrix: int = 2  # of the colours, as ITU-T H.273 numbers them: 1 is BT.709's, 2 does not say
+    # of the colours, as ITU-T H.273 numbers them: 1 is BT.709's, 2 does not say
+    matrix: int = 2
     full_range: bool = False
     numbers_from: int = 0
-    other: Video | None = None  # a second video stream, before this one, which players prefer
+    # a second video stream, before this one, which players prefer
+    other: Video | None = None
     options: dict[str, str] = field(default_factory=dict)  # of the encoder
     muxer: dict[str, str] = field(default_factory=dict)  # options of the container
 
@@ -87,10 +93,16 @@ def picture(number: int, size: tuple[int, int]) -> Array:
     """uint8 [H, W, 3]: the number as cells, in colours that grow to the right and to the bottom."""
     digits = (number >> 8 & 15, number >> 4 & 15, number & 15)
     word = number << 4 | _check(digits)
-    bits = np.array([word >> place & 1 for place in reversed(range(GRID * GRID))], bool).reshape(GRID, GRID)
+    bits = np.array(
+        [word >> place & 1 for place in reversed(range(GRID * GRID))], bool
+    ).reshape(GRID, GRID)
     height, width = size
     rows, columns = np.arange(height) * GRID // height, np.arange(width) * GRID // width
-    pixels = np.where(bits[rows][:, columns], 200, 30).astype(np.int64)[..., None].repeat(3, axis=2)
+    pixels = (
+        np.where(bits[rows][:, columns], 200, 30)
+        .astype(np.int64)[..., None]
+        .repeat(3, axis=2)
+    )
     pixels[..., 0] += np.linspace(-15, 50, width).astype(np.int64)
     pixels[..., 2] += np.linspace(50, -15, height).astype(np.int64)[:, None]
     return pixels.astype(np.uint8)
@@ -112,12 +124,17 @@ def number(pixels: Array) -> int:
                 return -1
             word = word << 1 | int(level > 127)
     found = word >> 4
-    return found if word & 15 == _check((found >> 8, found >> 4 & 15, found & 15)) else -1
+    return (
+        found if word & 15 == _check((found >> 8, found >> 4 & 15, found & 15)) else -1
+    )
 
 
 def with_lengths(annex_b: bytes) -> bytes:
     """NAL units behind their lengths, of four bytes, as mp4 and Matroska have them."""
-    units = [unit.rstrip(b"\0") if place else unit for place, unit in enumerate(annex_b.split(b"\0\0\1"))][1:]
+    units = [
+        unit.rstrip(b"\0") if place else unit
+        for place, unit in enumerate(annex_b.split(b"\0\0\1"))
+    ][1:]
     return b"".join(len(unit).to_bytes(4, "big") + unit for unit in units)
 
 
@@ -144,15 +161,22 @@ def make(path: Path, video: Video | None = None, **changes: Any) -> Path:
 
 def _code(path: Path, video: Video) -> None:
     format_name = {".m2ts": "mpegts", ".mpg": "mpeg", ".m4v": "mp4"}.get(path.suffix)
-    with own_schedule(), av.open(str(path), "w", format=format_name, options=video.muxer) as file:
+    with (
+        own_schedule(),
+        av.open(str(path), "w", format=format_name, options=video.muxer) as file,
+    ):
         wanted = [each for each in (video.other, video) if each is not None]
         streams = [_stream(file, each) for each in wanted]
         packets = []
         for stream, each in zip(streams, wanted, strict=True):
-            stream.disposition = Disposition.default if each is video else Disposition.dub
+            stream.disposition = (
+                Disposition.default if each is video else Disposition.dub
+            )
             coded = list(_encoded(stream, each))
             coded = coded[
-                [place for place, packet in enumerate(coded) if packet.is_keyframe][each.from_key] :
+                [place for place, packet in enumerate(coded) if packet.is_keyframe][
+                    each.from_key
+                ] :
             ]
             packets += _packed(coded) if each.packed else _again(coded, each)
         for packet in sorted(packets, key=lambda packet: packet.dts * packet.time_base):
@@ -179,10 +203,14 @@ def _show_parts(path: Path, video: Video) -> None:
         for first, count in video.parts
     ]
     list_ = struct.pack(">I4sII", 16 + 12 * len(entries), b"elst", 0, len(entries))
-    list_ += b"".join(struct.pack(">IiI", duration, time, 1 << 16) for duration, time in entries)
+    list_ += b"".join(
+        struct.pack(">IiI", duration, time, 1 << 16) for duration, time in entries
+    )
     changed = bytearray(data[: begins[-1]] + list_ + data[begins[-1] + size :])
     for at in begins[:-1]:
-        struct.pack_into(">I", changed, at, struct.unpack_from(">I", data, at)[0] + len(list_) - size)
+        struct.pack_into(
+            ">I", changed, at, struct.unpack_from(">I", data, at)[0] + len(list_) - size
+        )
     path.write_bytes(changed)
 
 
@@ -191,24 +219,34 @@ def _stream(file: Any, video: Video) -> Any:
     stream = file.add_stream(encoder, rate=video.fps)
     height, width = video.size if video.rotation % 180 == 0 else video.size[::-1]
     stream.height, stream.width, stream.pix_fmt = height, width, video.pixels
-    stream.codec_context.time_base = Fraction(1, 90_000) if video.ticks else 1 / video.fps
+    stream.codec_context.time_base = (
+        Fraction(1, 90_000) if video.ticks else 1 / video.fps
+    )
     stream.codec_context.gop_size = video.gop
     stream.codec_context.colorspace = video.matrix
     if _range(video) == 2:
         stream.codec_context.color_range = 2  # else it is not said
     stream.codec_context.thread_count = 0 if video.wavefronts else 1
-    stream.codec_context.bit_rate = 2_000_000 if encoder in ("mpeg4", "mpeg2video", "mjpeg", "libvpx") else 0
+    stream.codec_context.bit_rate = (
+        2_000_000 if encoder in ("mpeg4", "mpeg2video", "mjpeg", "libvpx") else 0
+    )
     options = {**FAST.get(encoder, {}), **video.options}
     if encoder == "libx264":
         options["x264-params"] = (
             f"scenecut=0:bframes={video.b_frames}:b-adapt=0:open-gop={int(video.open_gop)}:keyint={video.gop}"
         )
-        options["x264-params"] += f":intra-refresh={int(video.refresh)}:tff={int(video.interlaced)}"
+        options["x264-params"] += (
+            f":intra-refresh={int(video.refresh)}:tff={int(video.interlaced)}"
+        )
     elif encoder == "libx265":
         params = f"scenecut=0:bframes={video.b_frames}:b-adapt=0:open-gop={int(video.open_gop)}"
         params += f":keyint={video.gop}:min-keyint={video.gop}"
         params += f":min-cu-size={video.unit}"
-        params += f":temporal-layers={video.layers}:b-pyramid=1:rc-lookahead=20" if video.layers else ""
+        params += (
+            f":temporal-layers={video.layers}:b-pyramid=1:rc-lookahead=20"
+            if video.layers
+            else ""
+        )
         params += ":wpp=1" if video.wavefronts else ":pools=none"
         options["x265-params"] = params + ":log-level=none:frame-threads=1"
     elif encoder in ("mpeg4", "mpeg2video"):
@@ -229,7 +267,8 @@ def _encoded(stream: Any, video: Video) -> Any:
     for place in range(video.frames):
         shown = picture((video.numbers_from + place) % NUMBERS, video.size)
         frame = av.VideoFrame.from_ndarray(
-            np.ascontiguousarray(np.rot90(shown, -(video.rotation // 90))), format="rgb24"
+            np.ascontiguousarray(np.rot90(shown, -(video.rotation // 90))),
+            format="rgb24",
         )
         frame = frame.reformat(format=video.pixels, dst_color_range=_range(video))
         frame.time_base = stream.codec_context.time_base
@@ -271,7 +310,11 @@ def _packed(packets: list[Any]) -> list[Any]:
             data = told + data
         new = av.Packet(data)
         new.pts = new.dts = packet.dts
-        new.time_base, new.stream, new.is_keyframe = packet.time_base, packet.stream, packet.is_keyframe
+        new.time_base, new.stream, new.is_keyframe = (
+            packet.time_base,
+            packet.stream,
+            packet.is_keyframe,
+        )
         made.append(new)
     return made
 
