@@ -9,9 +9,8 @@ pages that were written, also copies of its parent's; and its share of `shared` 
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator
 from contextlib import closing, suppress
 from importlib import metadata
 from pathlib import Path
@@ -21,7 +20,7 @@ import numpy as np
 import psutil
 import torch
 
-from benchmarks._suite import Absent, Column, Measured, Point, Row, crossed, grouped
+from benchmarks._suite import Absent, Measured, Point, crossed
 from benchmarks.baselines import lists as by_hand
 from contracts import Array, FileSource, Rows, Split, UserError
 from dataset.stores import list as image_list
@@ -37,74 +36,61 @@ METHODS = (OURS, *by_hand.DATASETS)
 CLASSES = 1_000
 BATCH_SIZE = 250
 """Samples a batch, where none is asked for."""
-KINDS = {"own": "Private_Dirty", "shared": "Pss_Shmem"}
-"""Kind of memory -> line of smaps_rollup."""
-MOST_MIB = 20.0
-"""What a worker may grow by over an empty one."""
+KINDS = {"own_mib": "Private_Dirty", "shared_mib": "Pss_Shmem"}
+"""Figure of a worker -> line of smaps_rollup."""
 EMPTY_BATCHES = 200
 WINDOWS = 50
 """Parts of an epoch that are timed on their own."""
 EVERY_S = 0.25
-COLUMNS = (
-    Column(key="read_s", title="read the list, s", form="{:.1f}"),
-    Column(key="epoch_s", title="epoch, s", form="{:.1f}"),
-    Column(key="share", title="of the epoch", form="{:.0%}"),
-    Column(key="own_mib", title="own, MiB", form="{:,.1f}"),
-    Column(key="shared_mib", title="shared, MiB", form="{:,.1f}"),
-    Column(key="total_mib", title="all processes, MiB", form="{:,.0f}"),
-)
+COLUMNS = {
+    "read_s": ("read the list, s", "{:.1f}"),
+    "epoch_s": ("epoch, s", "{:.1f}"),
+    "share": ("of the epoch", "{:.0%}"),
+    "own_mib": ("own, MiB", "{:,.1f}"),
+    "shared_mib": ("shared, MiB", "{:,.1f}"),
+}
+Epoch = Callable[[], Generator[Array]]
+"""-> an iterator over int64 [B], which is closed to end its workers."""
 
 
 def points(settings: Any) -> list[Point]:
     """Return the points of settings of `loader`. Raises UserError."""
     asked = METHODS if settings.loaders == ("auto",) else settings.loaders
     names = [one_of("--loaders", name, METHODS) for name in asked]
-    batch_size = settings.batch_size or BATCH_SIZE
-    if settings.lines % batch_size:
-        raise UserError(
-            f"--lines {settings.lines} are no whole batches of --batch-size {batch_size}"
-        )
-    return [
-        point | {"lines": settings.lines, "batch_size": batch_size}
-        for point in crossed(workers=settings.workers, loader=names)
-    ]
+    size = settings.batch_size or BATCH_SIZE
+    if settings.lines % size:
+        raise UserError(f"--lines {settings.lines}: no whole batches of {size}")
+    same = {"lines": [settings.lines], "batch_size": [size]}
+    return crossed(workers=settings.workers, loader=names, **same)
+
+
+def line(number: int) -> str:
+    """Return a line of the list, about 33 bytes."""
+    label = number * 7919 % CLASSES
+    return f"c{label:03d}/image_{number:09d}.jpg,{label}\n"
 
 
 def write_list(path: Path, lines: int) -> None:
-    """Write a list of that many lines, about 33 bytes each, unless it is there."""
-    if path.exists():
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(f".{time.time_ns()}")
-    with fresh.open("w") as file:
-        for first in range(0, lines, 100_000):
-            ids = range(first, min(first + 100_000, lines))
-            file.write(
-                "".join(
-                    f"c{i * 7919 % CLASSES:03d}/image_{i:09d}.jpg,{i * 7919 % CLASSES}\n"
-                    for i in ids
-                )
-            )
-    fresh.replace(path)
+    """Write a list of that many lines unless it is there."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(".fresh")
+        with fresh.open("w") as file:
+            file.writelines(map(line, range(lines)))
+        fresh.replace(path)
 
 
 def expected_sum(lines: int) -> int:
     """Return the sum over all samples of their number: whether an epoch had each of them once."""
-    return lines * len("c000/image_000000000.jpg") + int(
-        (np.arange(lines) * 7919 % CLASSES).sum()
-    )
-
-
-Epoch = Callable[[], Generator[Array]]
-"""-> an iterator over int64 [B], which is closed to end its workers."""
+    labels = np.arange(lines) * 7919 % CLASSES
+    return lines * line(0).index(",") + int(labels.sum())
 
 
 def ours(path: Path, cache: Path, *, batch_size: int, workers: int) -> Epoch:
     """Return an epoch over the list as train.py reads it with --trust-list, in its own worker processes."""
     split = image_list.open_trusted(path.parent, "train", cache=cache)
-    sizes = np.broadcast_to(
-        np.int32(64), len(split.columns)
-    )  # no file is opened, so there is no header
+    # no file is opened, so there is no header
+    sizes = np.broadcast_to(np.int32(64), len(split.columns))
     policy = ImagePolicy(window="stretch", image_size=8)
     plan = ImagePlan(
         heights=sizes, widths=sizes, policy=policy, seed=0, batch_size=batch_size
@@ -150,72 +136,49 @@ def hand_made(dataset: Any, *, batch_size: int, workers: int) -> Epoch:
     return epoch
 
 
-class Watch:
-    """Looks at the memory of all child processes until it is closed, and keeps the largest of each."""
+Peaks = dict[int, dict[str, float]]
+"""Process -> the largest of each of KINDS so far, MiB."""
 
-    def __init__(self, reserve_gib: float) -> None:
-        self.peaks: dict[int, dict[str, float]] = {}  # process -> KINDS, MiB
-        # of this process and all children at a time: each page once
-        self.total_mib = 0.0
-        self.short = False  # the machine has less than the reserve left
-        self._reserve = reserve_gib * 2**30
-        self._over = threading.Event()
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
 
-    def close(self) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._over.wait(EVERY_S):
-            self.look()
-
-    def look(self) -> None:
-        """Look now: workers may end before the next time comes."""
-        this = psutil.Process()
-        with self._lock:
-            self.short = self.short or psutil.virtual_memory().available < self._reserve
-            total = 0.0
-            for process in [this, *this.children()]:
-                with suppress(OSError, psutil.Error):
-                    memory = rollup(process.pid)
-                    total += memory["Pss_Anon"] + memory["Pss_Shmem"]
-                    if process.pid != this.pid:
-                        peak = self.peaks.setdefault(
-                            process.pid, dict.fromkeys(KINDS, 0.0)
-                        )
-                        for kind, line in KINDS.items():
-                            peak[kind] = max(peak[kind], memory[line])
-            self.total_mib = max(self.total_mib, total)
+def look(peaks: Peaks) -> None:
+    """Look at the memory of all child processes."""
+    for process in psutil.Process().children():
+        with suppress(OSError, psutil.Error):  # it has ended
+            memory = rollup(process.pid)
+            peak = peaks.setdefault(process.pid, dict.fromkeys(KINDS, 0.0))
+            for kind, name in KINDS.items():
+                peak[kind] = max(peak[kind], memory[name])
 
 
 def rollup(pid: int) -> dict[str, float]:
     """Return the lines of /proc/PID/smaps_rollup, MiB. Raises OSError."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-    return {line.partition(":")[0]: int(line.split()[1]) / 1024 for line in lines}
+    return {each.partition(":")[0]: int(each.split()[1]) / 1024 for each in lines}
 
 
 def passed(
-    epoch: Epoch, *, lines: int, batch_size: int, most_s: float, watch: Watch
+    epoch: Epoch, lines: int, peaks: Peaks, *, most_s: float, reserve_gib: float = 0.0
 ) -> tuple[int, int, list[float]]:
-    """Return (samples, their sum, samples a second in each window) of an epoch, or of the begin of one."""
+    """Return (samples, their sum, samples a second in each window) of an epoch; of the begin of one where it
+    takes longer than `most_s`, or where the machine has less memory than the reserve.
+    """
     samples = total = marked = 0
-    window = max(lines // WINDOWS, batch_size)
     rates = []
-    began = mark = time.perf_counter()
+    began = mark = looked = time.perf_counter()
     with closing(epoch()) as batches:
         for batch in batches:
             samples += len(batch)
             total += int(batch.sum())
-            if samples - marked >= window or samples == lines:
-                watch.look()
-                now = time.perf_counter()
+            now = time.perf_counter()
+            if now - looked > EVERY_S or samples == lines:
+                look(peaks)
+                looked = now
+                free_gib = psutil.virtual_memory().available / 2**30
+                if free_gib < reserve_gib or now - began > most_s:
+                    break
+            if samples - marked >= lines // WINDOWS:
                 rates.append((samples - marked) / (now - mark))
                 mark, marked = now, samples
-                if watch.short or now - began > most_s:
-                    break
     return samples, total, rates
 
 
@@ -223,46 +186,31 @@ def measure(settings: Any, point: Point, folder: Path) -> Measured:
     """Measure one point: an epoch by one way of holding the list."""
     prepare_process()
     name, lines = point["loader"], point["lines"]
-    batch_size, workers = point["batch_size"], point["workers"]
+    how = {key: point[key] for key in ("batch_size", "workers")}
     path = folder.parents[1] / f"list-{lines}" / "train.csv"
     write_list(path, lines)
-    empty = Watch(settings.reserve_gib)
-    samples = EMPTY_BATCHES * batch_size
-    nothing = hand_made(
-        by_hand.Nothing(samples), batch_size=batch_size, workers=workers
-    )
-    passed(nothing, lines=samples, batch_size=batch_size, most_s=60.0, watch=empty)
-    empty.close()
+    empty: Peaks = {}
+    peaks: Peaks = {}
+    samples = EMPTY_BATCHES * how["batch_size"]
+    passed(hand_made(range(samples), **how), samples, empty, most_s=60.0)
     began = time.perf_counter()
     try:
         epoch = (
-            ours(
-                path,
-                folder.parents[1] / "cache",
-                batch_size=batch_size,
-                workers=workers,
-            )
+            ours(path, folder.parents[1] / "cache", **how)
             if name == OURS
-            else hand_made(
-                by_hand.DATASETS[name](path), batch_size=batch_size, workers=workers
-            )
+            else hand_made(by_hand.DATASETS[name](path), **how)
         )
     except ImportError as error:
-        raise Absent(f"--loaders {name}: {error}: pip install {name}") from None
+        raise Absent(f"--loaders {name}: {error}") from None
     read_s = time.perf_counter() - began
-    watch = Watch(settings.reserve_gib)
+    limits = {"most_s": settings.epoch_s, "reserve_gib": settings.reserve_gib}
     began = time.perf_counter()
-    samples, total, rates = passed(
-        epoch, lines=lines, batch_size=batch_size, most_s=settings.epoch_s, watch=watch
-    )
+    samples, total, rates = passed(epoch, lines, peaks, **limits)
     epoch_s = time.perf_counter() - began
-    watch.close()
     whole = samples == lines
-    grown = growth(watch.peaks, empty.peaks)
-    repeated = {
-        "rate": rates,
-        **{f"{kind}_mib": values for kind, values in grown.items()},
-    }
+    repeated = {kind: growth(peaks, empty, kind) for kind in KINDS}
+    wrong = whole and total != expected_sum(lines)
+    packages = {name: metadata.version(name)} if name == "pandas" else {}
     return Measured(
         figures={
             "rate": float(np.median(rates)),
@@ -270,47 +218,20 @@ def measure(settings: Any, point: Point, folder: Path) -> Measured:
             "read_s": read_s,
             "epoch_s": epoch_s if whole else None,
             "share": samples / lines,
-            **{f"{kind}_mib": max(values) for kind, values in grown.items()},
-            "total_mib": watch.total_mib,
+            **{kind: max(values) for kind, values in repeated.items()},
         },
         spread={
-            key: its for key, values in repeated.items() if (its := spread(values))
+            kind: its
+            for kind, values in {"rate": rates, **repeated}.items()
+            if (its := spread(values))
         },
-        versions=hardware.versions()
-        | ({name: metadata.version(name)} if name == "pandas" else {}),
+        versions=hardware.versions() | packages,
         hardware=hardware.hardware(torch.device("cpu"), cores()),
-        error="an epoch did not have each sample once"
-        if whole and total != expected_sum(lines)
-        else None,
+        error="an epoch did not have each sample once" if wrong else None,
     )
 
 
-def growth(
-    peaks: Mapping[int, Mapping[str, float]], empty: Mapping[int, Mapping[str, float]]
-) -> dict[str, list[float]]:
-    """Return MiB that each worker has more than an empty one has in the median, by kind of memory."""
-    return {
-        kind: [
-            peak[kind] - float(np.median([one[kind] for one in empty.values()]))
-            for peak in peaks.values()
-        ]
-        for kind in KINDS
-    }
-
-
-def remarks(rows: Sequence[Row]) -> list[str]:
-    """Say whether a worker of ours keeps the bound."""
-    told = []
-    for workers, its in grouped(rows, lambda row: row["point"]["workers"]).items():
-        grown = {
-            row["point"]["loader"]: row["figures"]["own_mib"]
-            + row["figures"]["shared_mib"]
-            for row in its
-        }
-        if OURS in grown:
-            keeps = "keeps" if grown[OURS] <= MOST_MIB else "does not keep"
-            told.append(
-                f"Own and shared memory of a worker over an empty one, --workers {workers}: {OURS} "
-                f"{grown[OURS]:,.1f} MiB {keeps} the bound of {MOST_MIB:g} MiB."
-            )
-    return told
+def growth(peaks: Peaks, empty: Peaks, kind: str) -> list[float]:
+    """Return MiB that each worker has more than an empty one has in the median."""
+    base = float(np.median([peak[kind] for peak in empty.values()]))
+    return [peak[kind] - base for peak in peaks.values()]

@@ -11,10 +11,9 @@ import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, cast
@@ -23,8 +22,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks._suite import Absent
-from benchmarks.baselines import dali, nvdec, peers, pytorch
+from benchmarks._suite import Absent, Point
+from benchmarks.baselines import dali, nvdec, pytorch
 from contracts import Array, Feed, FileSource, Pixels, Split, UserError, World
 from dataset.open import cache_folder, list_of, open_split
 from dataset.stores import choose_source, source_named
@@ -39,54 +38,9 @@ from tasks import TASKS, kind_named, task_with_loader
 from tasks.classification import Classification
 from tasks.video import KIND, Video
 
-BY_HAND: dict[Medium, tuple[str, ...]] = {
-    "images": ("pytorch", "pytorch+opencv", "dali", "dali-by-hand"),
-    "videos": ("pytorch", "pytorch+decord", "dali", "dali-experimental"),
-}
-"""Medium -> loops by hand: benchmarks/baselines/pytorch.py, with PIL (with PyAV), and with OpenCV and pixels
-that stay uint8 (with decord); baselines/dali.py with DALI's own readers, and fed by a Python source."""
-PEERS = (peers.LOOSE, *peers.PEERS)
-"""Other libraries' stores of the same images, written below --output (baselines/peers.py)."""
-
-
-def _simplejpeg() -> Callable[[bytes], Array]:
-    return cast(Callable[[bytes], Array], import_module("simplejpeg").decode_jpeg)
-
-
-def _kornia_rs() -> Callable[[bytes], Array]:
-    return partial(import_module("kornia_rs.io").decode_image_jpegturbo, mode="rgb")
-
-
-def _imagecodecs() -> Callable[[bytes], Array]:
-    return partial(import_module("imagecodecs").jpeg8_decode, outcolorspace="RGB")
-
-
-def _av() -> Callable[[bytes], Array]:
-    av = import_module("av")
-    decoder = av.CodecContext.create("mjpeg", "r")
-    decoder.thread_count = 1
-    return lambda content: cast(
-        Array, decoder.decode(av.Packet(content))[0].to_ndarray(format="rgb24")
-    )
-
-
-DECODERS = {
-    "simplejpeg": _simplejpeg,
-    "kornia-rs": _kornia_rs,
-    "imagecodecs": _imagecodecs,
-    "av": _av,
-}
-"""Name on PyPI of a decoder that our loaders do not use -> what makes it."""
-ALONE: dict[Medium, tuple[str, ...]] = {
-    "images": tuple(f"{name}-alone" for name in (*READERS, *DECODERS)),
-    "videos": ("decord-alone", "pyav-alone", "nvdec-alone"),
-}
-"""Medium -> decoding alone, which a loader is held against: whole images to RGB, one thread a worker; clips
-in full size, to RGB or to NVDEC's own NV12."""
-
-Epochs = Callable[..., Iterator[int]]
-"""epoch -> valid samples of this rank's batches, one after the other; each is awaited by who asks. Of our
-loaders also (epoch, batches): the last `batches` of them."""
+Decode = Callable[[bytes], Array]
+Epochs = Callable[[int], Iterator[int]]
+"""epoch -> valid samples of this rank's batches, one after the other; each is awaited by who asks."""
 Figures = Callable[[float], dict[str, Any]]
 """samples a second -> the figures that only clips have."""
 
@@ -94,7 +48,8 @@ Figures = Callable[[float], dict[str, Any]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What a pass has. `delay_s` is added to each read; `batches`: so many a pass instead of all; `threads`
-    are DALI's, where they are not as many as the workers. The last line is of clips alone."""
+    are DALI's, where they are not as many as the workers. The last line is of clips alone.
+    """
 
     medium: Medium
     batch_size: int
@@ -109,6 +64,14 @@ class Asked:
     clip_frames: int = 16
     clip_stride: int = 1
     clips: int = 0
+
+
+def asked_of(medium: Medium, point: Point, **more: Any) -> Asked:
+    """Return what a point of a suite asks for, and `more`."""
+    known = {one.name for one in fields(Asked)}
+    told = {name: each for name, each in point.items() if name in known}
+    told["delay_s"] = point.get("delay_ms", 0.0) / 1e3
+    return Asked(medium=medium, batches=point.get("steps"), **{**told, **more})
 
 
 # --- data ---------------------------------------------------------------------------------------------------
@@ -131,26 +94,22 @@ def data_folder(
     root: Path | None, *, medium: Medium = "images", files: bool = True
 ) -> Path:
     """Return the split that is passed over: root/train or the root itself; of videos also a list, the root
-    itself or in it. Raises UserError; with `files` also for data that lies in other forms than files."""
-    if (
-        root is not None
-        and medium == "videos"
-        and (csv := root if root.is_file() else list_of(root, "train"))
-    ):
+    itself or in it. Raises UserError; with `files` also for data that lies in other forms than files.
+    """
+    csv = root if root is None or root.is_file() else list_of(root, "train")
+    if csv is not None and medium == "videos":
         return csv.resolve()
     if root is None or not root.is_dir():
-        wanted = "name one with <class>/* or train/<class>/*"
-        wanted += ", or with the list train.csv" if medium == "videos" else ""
         raise UserError(
-            f"--data {'is missing' if root is None else f'{root}: no such folder'}; {wanted}"
+            f"--data {root or 'is missing'}: name a folder with <class>/* or train/<class>/*"
         )
     source = choose_source("auto", root, "train")
-    if files and not source_named(source).FILES:
+    of_files = source_named(source).FILES
+    if files and not of_files:
         raise UserError(
-            f"--data {root}: train is read as {source}, and what is written by hand reads files: unpack it "
-            "into folders"
+            f"--data {root}: train is read as {source}, and what is written by hand reads files"
         )
-    below = (root / "train").is_dir() or not source_named(source).FILES
+    below = (root / "train").is_dir() or not of_files
     return (root / "train" if below else root).resolve()
 
 
@@ -164,6 +123,12 @@ def open_data(folder: Path, medium: Medium) -> Split:
     return Split(columns=columns, source=Folder(columns))
 
 
+def paths(data: Split) -> list[str]:
+    """Return the files of a data set, for loading by hand."""
+    source = cast(FileSource, data.source)
+    return [os.fsdecode(source.path(sample)) for sample in range(len(data.columns))]
+
+
 def expanded(
     flag: str,
     names: Sequence[str],
@@ -173,52 +138,34 @@ def expanded(
     by_hand: bool = False,
 ) -> list[str]:
     """Return loaders by name, each once; auto: those that can run here with so many GPUs, but nvdec+ANOTHER.
-    Raises UserError for an unknown name. With `by_hand` also what is written by hand has names."""
+    Raises UserError for an unknown name. With `by_hand` also what is written by hand has names.
+    """
     kind = kind_named(task)
-    loops = BY_HAND[kind.medium] if by_hand else ()
-    peers_ = (
-        (*ALONE[kind.medium], *(PEERS if kind.medium == "images" else ()))
-        if by_hand
-        else ()
-    )
-    auto = [name for name in loops if _runs(name, kind.medium, gpu=devices > 0)]
-    auto += [
-        name
-        for name in kind.loaders
-        if "nvdec+" not in name and usable(name, gpu=devices > 0)
-    ]
-    known = (*loops, *peers_, *kind.loaders)
-    chosen = [
-        one_of(flag, name, (*known, "auto"), elsewhere=task_with_loader)
-        for name in names
-    ]
-    return list(
-        dict.fromkeys(
-            each for name in chosen for each in (auto if name == "auto" else [name])
-        )
-    )
+    own = [name for name in kind.loaders if usable(name, gpu=devices > 0)]
+    auto = [name for name in own if "nvdec+" not in name]
+    known = [*kind.loaders, "auto"]
+    if by_hand:
+        known += BY_HAND[kind.medium]
+        needs = {"images": "dali-cpu", "videos": "dali-video"}[kind.medium]
+        auto = ["pytorch", *(["dali"] if needs in own else []), *auto]
+    chosen = [one_of(flag, name, known, elsewhere=task_with_loader) for name in names]
+    found = (auto if name == "auto" else [name] for name in chosen)
+    return list(dict.fromkeys(chain.from_iterable(found)))
 
 
-def _runs(name: str, medium: Medium, *, gpu: bool) -> bool:
-    """Whether what a loop by hand needs is here. Fed by Python, DALI is asked for by name alone."""
-    package, _, module = name.partition("+")
-    if package.startswith("dali"):
-        here = gpu if medium == "videos" else name != "dali-by-hand"
-        return bool(here and find_spec("nvidia") and find_spec("nvidia.dali"))
-    return not module or find_spec({"opencv": "cv2"}.get(module, module)) is not None
-
-
-# --- plans and feeds ----------------------------------------------------------------------------------------
+# --- our loaders ------------------------------------------------------------------------------------------------
 
 
 def plan_of(asked: Asked, columns: Any, world: World) -> ImagePlan | ClipPlan:
     """Plan the images in a drawn order; or one random clip of each video in a drawn order, or `clips` evenly
-    spaced ones in the order of the files. Raises UserError where it has no whole batch."""
+    spaced ones in the order of the files. Raises UserError where it has no whole batch.
+    """
+    side = pytorch.shorter_side(asked.image_size)
     if asked.medium == "images":
         policy = ImagePolicy(
             window=cast(Any, asked.window),
             image_size=asked.image_size,
-            resize=pytorch.shorter_side(asked.image_size),
+            resize=side,
             flip=asked.flip,
         )
         plan: ImagePlan | ClipPlan = ImagePlan.of(
@@ -230,19 +177,17 @@ def plan_of(asked: Asked, columns: Any, world: World) -> ImagePlan | ClipPlan:
             rank=world.rank,
         )
     else:
-        side = pytorch.shorter_side(asked.image_size)
-        clips = ClipPolicy(
-            frames=asked.clip_frames
-            or -(-int(columns.frames.max()) // asked.clip_stride),
-            stride=asked.clip_stride,
-            image_size=asked.image_size,
-            shorter=(side, side),
-            resize=side,
-            clips=max(asked.clips, 1),
-        )
+        longest = -(-int(columns.frames.max()) // asked.clip_stride)
         plan = ClipPlan(
             columns=columns,
-            policy=clips,
+            policy=ClipPolicy(
+                frames=asked.clip_frames or longest,
+                stride=asked.clip_stride,
+                image_size=asked.image_size,
+                shorter=(side, side),
+                resize=side,
+                clips=max(asked.clips, 1),
+            ),
             seed=0,
             batch_size=asked.batch_size,
             training=not asked.clips,
@@ -251,8 +196,7 @@ def plan_of(asked: Asked, columns: Any, world: World) -> ImagePlan | ClipPlan:
         )
     if len(columns) < (wanted := (asked.batches or 0) * plan.global_batch_size):
         raise UserError(
-            f"--data has {len(columns)} files and {wanted} are asked for; python -m scripts.link_set makes "
-            "more files of few"
+            f"--data has {len(columns)} files and {wanted} are asked for; scripts.link_set makes more of few"
         )
     plan.require_a_step()
     return plan
@@ -261,17 +205,13 @@ def plan_of(asked: Asked, columns: Any, world: World) -> ImagePlan | ClipPlan:
 def feed_of(asked: Asked, name: str, data: Split, world: World) -> Feed:
     """Return the Feed that a loader of ours is opened with. Raises UserError."""
     columns = data.columns
-    targets = (
-        Classification(columns.label).targets
-        if asked.medium == "images"
-        else Video(columns.label).targets
-    )
+    task = Classification if asked.medium == "images" else Video
     of_dali = asked.threads and name in ("dali-cpu", "dali-gpu")
     return Feed(
         plan=plan_of(asked, columns, world),
         source=Folder(columns, asked.delay_s) if asked.delay_s else data.source,
         columns=columns,
-        targets=targets,
+        targets=task(columns.label).targets,
         device=world.device,
         workers=asked.threads if of_dali else asked.workers,
         threads=asked.threads,
@@ -280,290 +220,229 @@ def feed_of(asked: Asked, name: str, data: Split, world: World) -> Feed:
     )
 
 
-# --- what gives the batches ---------------------------------------------------------------------------------
-
-
 @contextmanager
 def opened(
-    asked: Asked, name: str, data: Split, world: World, stores: Path
+    asked: Asked, name: str, data: Split, world: World
 ) -> Iterator[tuple[Epochs, Figures]]:
-    """Open a loader, or a loop by hand, that is ready to give this rank's batches. Stores of other libraries
-    are kept in `stores`. Raises UserError."""
-    clips = asked.medium == "videos"
-    by_hand = (
-        name in BY_HAND[asked.medium]
-        or name in ALONE[asked.medium]
-        or (not clips and name in PEERS)
-    )
+    """Open a loader, or a loop by hand, that is ready to give this rank's batches. Raises UserError,
+    Absent.
+    """
+    plan = plan_of(asked, data.columns, world)
     frames = 0.0
-    if clips:
-        policy = cast(ClipPlan, plan_of(asked, data.columns, world)).policy
+    if isinstance(plan, ClipPlan):
         # different frames of a clip: a video that ends before its clip shows its last frame again
-        lengths = -(-np.asarray(data.columns.frames) // policy.stride)
-        frames = float(np.minimum(lengths, policy.frames).mean())
-    if by_hand:
-        loop = _clips_by_hand if clips else _images_by_hand
-        epochs = loop(asked, name, data, world, stores)
-        yield (
-            epochs,
-            lambda rate: (
-                {"unit": KIND.unit, "frames_per_s": rate * frames} if clips else {}
-            ),
-        )
+        lengths = -(-np.asarray(data.columns.frames) // plan.policy.stride)
+        frames = float(np.minimum(lengths, plan.policy.frames).mean())
+
+    def of_clips(rate: float) -> dict[str, Any]:
+        return {"unit": KIND.unit, "frames_per_s": rate * frames} if frames else {}
+
+    if name in BY_HAND[asked.medium]:
+        loop = BY_HAND[asked.medium][name]
+        try:
+            epochs = loop(Loop(asked, name, data, world, plan))
+        except (ImportError, OSError) as error:
+            raise Absent(f"--loaders {name}: not installed ({error})") from None
+        yield epochs, of_clips
         return
     with open_loader(name, feed_of(asked, name, data, world)) as loader:
-        plan = plan_of(asked, data.columns, world)
+        # the last --steps batches of an epoch, or all
+        left_out = max(plan.steps() - asked.batches, 0) if asked.batches else 0
 
-        def passes(epoch: int, batches: int | None = asked.batches) -> Iterator[int]:
-            first = (
-                0
-                if batches is None
-                else max(plan.steps() - batches, 0) * plan.global_batch_size
-            )
-            for batch in loader.batches(epoch, first):
+        def passes(epoch: int) -> Iterator[int]:
+            for batch in loader.batches(epoch, left_out * plan.global_batch_size):
                 batch.launched()
                 yield batch.delivered
 
         def figures(rate: float) -> dict[str, Any]:
-            if not clips:
-                return {}
+            told = of_clips(rate)
             counts = loader.counts
-            fallbacks = sum(counts.fallbacks.values())
-            return {
-                "unit": KIND.unit,
-                "frames_per_s": rate * frames,
-                "decoded_per_frame": counts.decoded / counts.delivered
-                if counts.delivered
-                else None,
-                "fallbacks": fallbacks * policy.frames / counts.delivered
-                if fallbacks
-                else None,
-                "fallback_kinds": "; ".join(sorted(counts.fallbacks)) or None,
-            }
+            if isinstance(plan, ClipPlan) and counts.delivered:
+                told["decoded_per_frame"] = counts.decoded / counts.delivered
+                by_pyav = sum(counts.fallbacks.values()) * plan.policy.frames
+                told["fallbacks"] = by_pyav / counts.delivered or None
+            return told
 
         yield passes, figures
 
 
-def paths(data: Split) -> list[str]:
-    """Return the files of a data set, for loading by hand."""
-    source = cast(FileSource, data.source)
-    return [os.fsdecode(source.path(sample)) for sample in range(len(data.columns))]
+# --- loops by hand ----------------------------------------------------------------------------------------------
 
 
-def _require(flag: str, module: str) -> None:
-    """Raise Absent where a module that a loop by hand needs cannot be imported."""
-    try:
-        import_module(module)
-    except (ImportError, OSError) as error:
-        raise Absent(
-            f"--loaders {flag}: {module} cannot be imported ({error})"
-        ) from None
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """What a loop by hand is made of."""
+
+    asked: Asked
+    name: str
+    data: Split
+    world: World
+    plan: Any
+
+    def files(self) -> tuple[list[str], list[int]]:
+        """Return the paths of the samples and their labels."""
+        return paths(self.data), self.data.columns.label.tolist()
+
+    def shared(self) -> dict[str, Any]:
+        """Return the arguments that all makers of loaders take."""
+        world = self.world
+        same = {"batch_size": self.asked.batch_size, "device": world.device}
+        return same | {"world_size": world.size, "rank": world.rank}
 
 
-def whole_decoder(name: str) -> Callable[[bytes], Array]:
-    """Return what decodes a whole file to uint8 [H, W, 3]. Raises ImportError."""
-    if name in DECODERS:
-        return DECODERS[name]()
-    decode = READERS[name]()
-
-    def whole(content: bytes) -> Array:
-        with Image.open(io.BytesIO(content)) as header:
-            size = header.size
-        return decode(content, (0, 0, *size))
-
-    return whole
-
-
-def _length_of_decoded(name: str) -> Callable[[str], int]:
-    """Return a function that decodes a file, in a worker that imports the decoder: few can be forked."""
-    decoders: list[Callable[[bytes], Array]] = []
-
-    def load(file: str) -> int:
-        if not decoders:
-            torch.set_num_threads(1)
-            decoders.append(whole_decoder(name))
-        return len(decoders[0](Path(file).read_bytes()))
-
-    return load
-
-
-def _images_by_hand(
-    asked: Asked, name: str, data: Split, world: World, stores: Path
-) -> Epochs:
-    labels = data.columns.label.tolist()
-    plan = plan_of(asked, data.columns, world)
-    samples = None if asked.batches is None else asked.batches * asked.batch_size
-    if name in PEERS:
-        return _by_peer(
-            asked, name, list(zip(paths(data), labels, strict=True)), world, stores
-        )
-    if name.startswith("dali"):
-        if name == "dali" and (asked.delay_s or samples):
-            raise UserError(
-                "--loaders dali: its reader reads all, and cannot be slowed down; use dali-by-hand"
-            )
-        return _by_dali(asked, name, data, plan, world)
-    size = asked.image_size
-    if name == "pytorch+opencv" and asked.window != "stretch":
-        raise UserError(
-            f"--loaders {name} stretches the whole image: --window stretch, or leave it out"
-        )
-    if name.endswith("-alone"):
-        reader = name.removesuffix("-alone")
-        try:
-            whole_decoder(reader)
-        except (ImportError, OSError, RuntimeError) as error:
-            raise Absent(f"--loaders {name}: not installed ({error})") from None
-        load: Callable[[str], Any] = _length_of_decoded(reader)
-    else:
-        load = (
-            pytorch.by_opencv(size)
-            if name == "pytorch+opencv"
-            else pytorch.by_pil(asked.window, size)
-        )
+def _pytorch(loop: Loop, dataset: Any) -> Epochs:
+    asked = loop.asked
+    samples = asked.batches and asked.batches * asked.batch_size
     loader = pytorch.loader(
-        pytorch.Images(paths(data), labels, load, asked.delay_s),
+        dataset, workers=asked.workers, samples=samples, **loop.shared()
+    )
+    batches = partial(pytorch.batches, loader, loop.world.device)
+    return lambda epoch: (len(labels) for _, labels in batches(epoch))
+
+
+def _images(loop: Loop) -> Epochs:
+    asked = loop.asked
+    if loop.name == "pytorch":
+        load = pytorch.by_pil(asked.window, asked.image_size)
+    elif loop.name in READER_OF:
+        whole_decoder(READER_OF[loop.name])  # that it is installed
+        load = partial(_decoded_length, READER_OF[loop.name])
+    elif asked.window == "stretch":
+        load = pytorch.by_opencv(asked.image_size)
+    else:
+        raise UserError(f"--loaders {loop.name} needs --window stretch")
+    return _pytorch(loop, pytorch.Images(*loop.files(), load, asked.delay_s))
+
+
+def _dali_by_hand(loop: Loop) -> Epochs:
+    asked = loop.asked
+    source = dali.Files(
+        *loop.files(),
         batch_size=asked.batch_size,
-        workers=asked.workers,
-        pinned=world.device.type == "cuda",
-        world_size=world.size,
-        rank=world.rank,
-        samples=samples,
+        samples=(asked.batches or loop.plan.steps()) * asked.batch_size,
+        read_delay_s=asked.delay_s,
     )
-    return lambda epoch: (
-        len(labels) for _, labels in pytorch.batches(loader, world.device, epoch)
+    threads = max(asked.threads or asked.workers, 1)
+    fed = dali.loader(
+        source, size=asked.image_size, threads=threads, device=loop.world.device
     )
+    return lambda epoch: (len(batch["images"]) for (batch,) in fed)
 
 
-def _by_peer(
-    asked: Asked, name: str, files: list[tuple[str, int]], world: World, stores: Path
-) -> Epochs:
-    if asked.window != "random-resized":
-        raise UserError(
-            f"--loaders {name} crops as in training: --window random-resized, or leave it out"
-        )
-    try:
-        loader = peers.loader(
-            name,
-            stores,
-            files,
-            size=asked.image_size,
-            batch_size=asked.batch_size,
-            workers=asked.workers,
-            pinned=world.device.type == "cuda",
-        )
-    except ImportError as error:
-        raise Absent(f"--loaders {name}: {error}") from None
-    return lambda epoch: (len(images) for images in peers.batches(loader, world.device))
-
-
-def _by_dali(asked: Asked, name: str, data: Split, plan: Any, world: World) -> Epochs:
+def _dali(loop: Loop) -> Epochs:
     """Return DALI's batches, of which a pass has as many as a loader's. DALI reads on from pass to pass,
-    ahead of them; a loader begins each anew."""
-    _require(name, "nvidia.dali")
-    labels = data.columns.label.tolist()
-    if name == "dali-by-hand":
-        source = dali.Files(
-            paths(data),
-            labels,
-            batch_size=asked.batch_size,
-            samples=(asked.batches or plan.steps()) * asked.batch_size,
-            read_delay_s=asked.delay_s,
-        )
-        threads = max(asked.threads or asked.workers, 1)
-        fed = dali.loader(
-            source, size=asked.image_size, threads=threads, device=world.device
-        )
-        return lambda epoch: (len(batch["images"]) for (batch,) in fed)
-    loader = dali.images(
-        window=asked.window,
-        size=asked.image_size,
-        batch_size=asked.batch_size,
-        threads=asked.workers,
-        device=world.device,
-        world_size=world.size,
-        rank=world.rank,
-        files=paths(data),
-        labels=labels,
-    )
-    batches = chain.from_iterable(repeat(loader))  # epoch after epoch
-    return lambda epoch: (
-        len(batch[0]["images"]) for batch in islice(batches, plan.steps())
-    )
-
-
-def _clips_by_hand(
-    asked: Asked, name: str, data: Split, world: World, _stores: Path
-) -> Epochs:
-    plan = cast(ClipPlan, plan_of(asked, data.columns, world))
-    files = paths(data)[: plan.samples]
-    labels = data.columns.label.tolist()
-    frames, stride = plan.policy.frames, plan.policy.stride
-    on_gpu = name.startswith(("dali", "nvdec"))
-    if on_gpu and world.device.type != "cuda":
+    ahead of them; a loader begins each anew.
+    """
+    asked, plan = loop.asked, loop.plan
+    files, labels = loop.files()
+    same = {"size": asked.image_size, "threads": asked.workers, **loop.shared()}
+    if asked.delay_s or asked.batches:
         raise UserError(
-            f"--loaders {name} needs an NVIDIA GPU; pytorch and pyav-alone run on the CPU"
+            "--loaders dali reads all, and is not slowed down: dali-by-hand"
         )
-    if name == "nvdec-alone":
-        from loaders.videos._engines import capabilities, import_codec
-
-        codec = import_codec()
-        gpu = world.device.index or 0
-        stream = nvdec.clips(
-            codec,
-            files,
-            frames=0 if asked.clip_frames == 0 else frames,
-            stride=stride,
-            clips=asked.clips,
-            threads=capabilities(codec, gpu, ("h264",))["h264"].engines,
-            gpu=gpu,
-        )
-        return lambda epoch: (
-            sum(1 for _ in islice(stream, asked.batch_size))
-            for _ in range(plan.steps())
-        )
-    if name.startswith("dali"):
-        _require(name, "nvidia.dali")
+    if asked.medium == "images":
+        loader = dali.images(window=asked.window, files=files, labels=labels, **same)
+    else:
+        require_gpu(loop)
+        frames, stride = plan.policy.frames, plan.policy.stride
+        longest = int(loop.data.columns.frames.max())
         loader = dali.clips(
-            files,
+            files[: plan.samples],
             labels,
             frames=frames,
             stride=stride,
             # of `--clips 0` they are sequences that lie back to back: they begin anywhere in a video
-            step=dali.step(asked.clips, frames, stride, int(data.columns.frames.max())),
-            size=asked.image_size,
+            step=dali.step(asked.clips, frames, stride, longest),
             shorter=plan.policy.resize,
-            batch_size=asked.batch_size,
-            threads=asked.workers,
-            device=world.device,
-            experimental=name.endswith("experimental"),
-            world_size=world.size,
-            rank=world.rank,
+            experimental=loop.name.endswith("experimental"),
+            **same,
         )
-        batches = chain.from_iterable(repeat(loader))  # epoch after epoch
-        return lambda epoch: (
-            len(batch[0]["clips"]) for batch in islice(batches, plan.steps())
-        )
-    by_decord = "decord" in name
-    if by_decord:
-        _require(name, "decord")
-    kind = pytorch.Alone if name.endswith("-alone") else pytorch.Clips
-    loader = pytorch.loader(
-        kind(
-            files,
-            labels,
-            decode=pytorch.decord_clip if by_decord else pytorch.pyav_clip,
-            frames=frames,
-            stride=stride,
-            clips=asked.clips,
-            size=asked.image_size,
-        ),
-        batch_size=asked.batch_size,
-        workers=asked.workers,
-        pinned=world.device.type == "cuda",
-        world_size=world.size,
-        rank=world.rank,
-    )
+    batches = chain.from_iterable(repeat(loader))  # epoch after epoch
     return lambda epoch: (
-        len(clips) for clips, _ in pytorch.batches(loader, world.device, epoch)
+        len(one[0]["labels"]) for one in islice(batches, plan.steps())
     )
+
+
+def _clips(loop: Loop) -> Epochs:
+    asked, policy = loop.asked, loop.plan.policy
+    files, labels = loop.files()
+    by_decord = "decord" in loop.name
+    import_module("decord" if by_decord else "av")
+    kind = pytorch.Alone if loop.name.endswith("-alone") else pytorch.Clips
+    dataset = kind(
+        files[: loop.plan.samples],
+        labels,
+        decode=pytorch.decord_clip if by_decord else pytorch.pyav_clip,
+        frames=policy.frames,
+        stride=policy.stride,
+        clips=asked.clips,
+        size=asked.image_size,
+    )
+    return _pytorch(loop, dataset)
+
+
+def _nvdec(loop: Loop) -> Epochs:
+    from loaders.videos._engines import capabilities, import_codec
+
+    require_gpu(loop)
+    asked, gpu = loop.asked, loop.world.device.index or 0
+    codec = import_codec()
+    stream = nvdec.clips(
+        codec,
+        loop.files()[0],
+        frames=asked.clip_frames,
+        stride=asked.clip_stride,
+        clips=asked.clips,
+        threads=capabilities(codec, gpu, ("h264",))["h264"].engines,
+        gpu=gpu,
+    )
+    steps = range(loop.plan.steps())
+    return lambda epoch: (len([*islice(stream, asked.batch_size)]) for _ in steps)
+
+
+def require_gpu(loop: Loop) -> None:
+    """Raise UserError without a GPU."""
+    if loop.world.device.type != "cuda":
+        raise UserError(f"--loaders {loop.name} needs an NVIDIA GPU")
+
+
+READER_OF = {f"{name}-alone": name for name in (*READERS, "simplejpeg")}
+"""Decoding alone, whole images to RGB with one thread a worker -> the decoder."""
+BY_HAND: dict[Medium, dict[str, Callable[[Loop], Epochs]]] = {
+    "images": {
+        **dict.fromkeys(("pytorch", "pytorch+opencv", *READER_OF), _images),
+        "dali": _dali,
+        "dali-by-hand": _dali_by_hand,
+    },
+    "videos": {
+        **dict.fromkeys(("pytorch", "pytorch+decord"), _clips),
+        **dict.fromkeys(("pyav-alone", "decord-alone"), _clips),
+        **dict.fromkeys(("dali", "dali-experimental"), _dali),
+        "nvdec-alone": _nvdec,
+    },
+}
+"""Medium -> loops by hand, by the name that --loaders has."""
+
+
+def whole_decoder(name: str) -> Decode:
+    """Return what decodes a whole file to uint8 [H, W, 3]. Raises ImportError."""
+    if name == "simplejpeg":
+        return cast(Decode, import_module(name).decode_jpeg)
+    decode = READERS[name]()
+
+    def whole(content: bytes) -> Array:
+        with Image.open(io.BytesIO(content)) as header:
+            return decode(content, (0, 0, *header.size))
+
+    return whole
+
+
+_decoders: dict[str, Decode] = {}
+
+
+def _decoded_length(name: str, file: str) -> int:
+    """Decode a file, in a worker that imports the decoder: few can be forked."""
+    if name not in _decoders:
+        torch.set_num_threads(1)
+        _decoders[name] = whole_decoder(name)
+    return len(_decoders[name](Path(file).read_bytes()))

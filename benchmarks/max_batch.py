@@ -10,68 +10,58 @@ the training loader is open.
 
 from __future__ import annotations
 
-import itertools
+import ctypes
 import json
-import math
-import os
+import resource
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from engine.distributed import (
-    ALLOCATOR,
-    cores,
-    default_workers,
-)  # before torch: see there
-
-# isort: split
 import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
-from benchmarks import _memory
 from benchmarks._loaders import expanded
+from benchmarks._process import ending_on_signals, ran
+from benchmarks._reasons import reason
 from benchmarks._suite import (
-    Column,
+    ROOT,
     Common,
     Measured,
     Point,
     Row,
     Suite,
+    crossed,
     figures_of,
     in_own_process,
     measuring,
-    versions_of,
+    ratio,
 )
-from benchmarks.baselines import train as loop_by_hand
 from benchmarks.train import (
     BY_HAND,
     MEASURED_ONLY,
+    SET_HERE,
+    by_hand_flags,
     check,
     require_data,
-    require_same_pixels,
     words,
 )
 from contracts import UserError
+from engine.distributed import cores
 from engine.precision import choose
 from report import hardware
-from report.console import Console
 from settings.cli import FolderOrUrl
-from settings.config import Config, parse
 from settings.types import Share
 from tasks import architecture
 from tasks.classification import KIND
 
 GRID = 8
 """Batches above it are multiples of it."""
-NAMED = ("arch", "loader", "precision", "graphs")
-"""The keys that name a search; the rest of a trial's point is its batch. `graphs` is there in eager ones."""
-AGAINST = ("torchvision", "dali-gpu", BY_HAND + "dali", BY_HAND + "dali-cpu")
-"""The loaders that the others are compared with: no memory of DALI on the GPU, ours with the most of it, and
-plain DALI."""
+UNBOUNDED = 1 << 30
+"""The largest batch of a search that memory did not end."""
 
 
 class MaxBatch(Common):
@@ -89,7 +79,7 @@ class MaxBatch(Common):
     start: PositiveInt = 64
     """First batch that is tried; near the answer the search is short."""
     largest: PositiveInt = 16384
-    """Largest that is tried. Never more than there are training samples."""
+    """Largest that is tried; one that is larger than the data set does not train."""
     tolerance: Share = 0.05
     """End when the largest that fits and the smallest that does not are this close, as a share; or 8 samples
     apart."""
@@ -107,43 +97,61 @@ class MaxBatch(Common):
     """More flags of train.py, for every trial; better written last, after a bare --."""
 
 
-# --- the search ---------------------------------------------------------------------------------------------
+def points(settings: MaxBatch) -> list[Point]:
+    """Return a point for each search; no precision is `auto`, or nothing by hand would have the same."""
+    for arch in settings.archs:
+        architecture(KIND, arch, "--archs")
+    by_hand = bool(settings.by_hand)
+    taken = {*SET_HERE, "val_batch_size"}
+    config = check(settings.flags, taken=taken, by_hand=by_hand)
+    require_data(
+        settings.data, settings.loaders, config, validates=True, by_hand=by_hand
+    )
+    gpu = torch.cuda.is_available()
+    device = torch.device("cuda" if gpu else "cpu")
+    precisions = [
+        choose(name, device, on_cpu=KIND.cpu_precision) for name in settings.precisions
+    ]
+    loaders = expanded("--loaders", settings.loaders, torch.cuda.device_count())
+    graphs = [{}, {"graphs": False}] if settings.eager else [{}]
+    theirs = [BY_HAND + library for library in settings.by_hand]
+    return [
+        {"arch": arch, **point}
+        for arch in settings.archs
+        for point in (
+            *(
+                point | how
+                for point in crossed(loader=loaders, precision=precisions)
+                for how in graphs
+            ),
+            *({"loader": loader, "precision": "fp16"} for loader in theirs),
+        )
+    ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
-    """How far a search is: what was tried, in order, and what is to be tried next (None: it is over)."""
-
-    tried: tuple[int, ...]
-    after: int | None
-    fits: int  # the largest that trains, 0 for none
-    fails: int | None  # the smallest that does not
+# --- a search -----------------------------------------------------------------------------------------------
 
 
 def search(
-    outcomes: Mapping[int, str], *, start: int, largest: int, tolerance: float
-) -> Search:
-    """Replay a search from the status of each batch. Where one trains, a larger one that fails for any reason
-    is too large.
+    outcome: Callable[[int], str], *, start: int, largest: int, tolerance: float
+) -> tuple[int, int | None]:
+    """Return the largest batch that trains, 0 for none, and the smallest that does not, of what was tried.
 
-    A failure other than for memory before any batch has trained is a mistake, and ends it.
+    `outcome` tries a batch and returns its status. Where one trains, a larger one that fails for any reason
+    is too large. A failure other than for memory before any batch has trained is a mistake, and ends it.
     """
-    tried: list[int] = []
-    fits = 0
-    fails = None
+    fits, fails = 0, None
     batch: int | None = min(start, largest)
     while batch is not None:
-        if batch not in outcomes:
-            return Search(tried=tuple(tried), after=batch, fits=fits, fails=fails)
-        tried.append(batch)
-        if outcomes[batch] == "ok":
+        status = outcome(batch)
+        if status == "ok":
             fits = batch
         else:
             fails = batch
-            if not fits and outcomes[batch] != "oom":
+            if not fits and status != "oom":
                 break  # a smaller batch would fail for the same reason
         batch = _following(fits, fails, largest, tolerance)
-    return Search(tried=tuple(tried), after=None, fits=fits, fails=fails)
+    return fits, fails
 
 
 def _following(
@@ -158,292 +166,157 @@ def _following(
     return middle if middle < fails else None
 
 
-@cache
-def training_samples(data: str | None) -> int:
-    """Return how many training samples there are, scanned once; without --data, those of the synthetic set.
-
-    Raises UserError.
-    """
-    from dataset.open import open_splits
-
-    loader = "torchvision" if data else "synthetic"
-    settings = Config().data.model_copy(update={"data": data})
-    splits = open_splits(
-        settings, loader=loader, validates=False, console=Console(enabled=False)
-    )
-    return len(splits["train"].columns)
-
-
-def points(settings: MaxBatch) -> list[Point]:
-    for arch in settings.archs:
-        architecture(KIND, arch, "--archs")
-    flags = check(
-        settings.flags,
-        by_hand=bool(settings.by_hand),
-        more=("--workers",),
-        own=("--val-batch-size",),
-    )
-    by_hand = bool(settings.by_hand)
-    require_data(
-        settings.data, settings.loaders, flags, validates=True, by_hand=by_hand
-    )
-    if settings.by_hand and settings.data is None:
-        raise UserError("--by-hand reads files: --data is missing")
-    if settings.by_hand:
-        require_same_pixels("classification", settings.archs)
-    return follow(settings, [])
-
-
-def searches(settings: MaxBatch) -> Iterator[Point]:
-    """Yield what NAMED has of each search, in the order of the table; no precision is `auto`, or nothing by
-    hand would have the same."""
-    loaders = expanded("--loaders", settings.loaders, torch.cuda.device_count())
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    precisions = dict.fromkeys(
-        choose(name, device, on_cpu=KIND.cpu_precision) for name in settings.precisions
-    )
-    for arch in settings.archs:
-        for loader, precision in itertools.product(loaders, precisions):
-            named = {"arch": arch, "loader": loader, "precision": precision}
-            yield named
-            if settings.eager:
-                yield named | {"graphs": "false"}
-        for how in settings.by_hand:
-            yield {"arch": arch, "loader": BY_HAND + how, "precision": "fp16"}
-
-
-def _searched(
-    settings: MaxBatch, rows: Sequence[Row]
-) -> Iterator[tuple[Point, Search]]:
-    """Yield the point of each search, without its batch, and how far the search is."""
-    limits: dict[str, Any] = {
-        "start": settings.start,
-        "largest": min(settings.largest, training_samples(settings.data)),
-        "tolerance": settings.tolerance,
-    }
-    for named in searches(settings):
-        outcomes = {
-            row["point"]["batch_size"]: row["status"]
-            for row in rows
-            if row["point"] == named | {"batch_size": row["point"]["batch_size"]}
-        }
-        yield named, search(outcomes, **limits)
-
-
-def follow(settings: MaxBatch, rows: Sequence[Row]) -> list[Point]:
-    """Return the trials so far, one search after the other, and the next one."""
-    found: list[Point] = []
-    for named, its in _searched(settings, rows):
-        found += [{**named, "batch_size": batch} for batch in its.tried]
-        if its.after is not None:
-            return [*found, {**named, "batch_size": its.after}]
-    return found
-
-
-def over(settings: MaxBatch, rows: Sequence[Row]) -> tuple[int, int]:
-    """Return how many searches are over, and how many there are."""
-    ended = [its.after is None for _, its in _searched(settings, rows)]
-    return sum(ended), len(ended)
-
-
-# --- a trial ------------------------------------------------------------------------------------------------
+def command(settings: MaxBatch, point: Point, folder: Path) -> list[str]:
+    """Return the command of a trial: train.py, or the loop by hand, for a few steps."""
+    flags: dict[str, Any] = {"data": settings.data} if settings.data else {}
+    flags["steps"] = settings.steps
+    if point["loader"].startswith(BY_HAND):
+        flags |= by_hand_flags("classification", settings.flags, point)
+        return [sys.executable, "-m", "benchmarks.baselines.train", *words(flags)]
+    flags |= {**point, "val_batch_size": point["batch_size"], "val_every": 1}
+    flags |= {"ceilings": False, **MEASURED_ONLY, "output": folder}
+    more = shlex.split(settings.flags)
+    return [sys.executable, str(ROOT / "train.py"), *words(flags), *more]
 
 
 def measure(settings: MaxBatch, point: Point, folder: Path) -> Measured:
-    """Run train.py in this process with the device's memory watched. Exits as it does if it ends badly."""
-    if point["loader"].startswith(BY_HAND):
-        keep_allocator(os.environ)
-    import train
-
-    held_gib = (
-        0.0
-        if settings.memory_limit_gib is None
-        else _memory.limit(train.DEVICE, settings.memory_limit_gib)
+    """Search in this process, which holds the memory that a trial may not have."""
+    device = (
+        torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     )
-    with _memory.peak(train.DEVICE) as peak_gib, _memory.loads(train.DEVICE) as loads:
-        if point["loader"].startswith(BY_HAND):
-            return _by_hand(settings, point, train.DEVICE, peak_gib, held_gib, loads)
-        sys.argv = ["train.py", *_flags(settings, point, folder)]
-        try:
-            code = train.main()
-        finally:
-            for weights in folder.glob("*.pt"):
-                weights.unlink()  # of a network that has learned nothing
-    if code:
-        sys.exit(code)
-    told = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    reasons = {
-        settings.largest: "all of --largest",
-        training_samples(settings.data): "all training samples",
-    }
+    if settings.memory_limit_gib:
+        limit(device, settings.memory_limit_gib)
+    beside_gib = hardware.device_gib(device) or 0.0
+    tried: dict[int, tuple[str, str]] = {}
+    figures: dict[int, dict[str, Any]] = {}
+
+    def outcome(batch: int) -> str:
+        trial, log_path = folder / str(batch), folder / f"{batch}.txt"
+        words = command(settings, point | {"batch_size": batch}, trial)
+        with peak(device) as peak_gib, log_path.open("wb") as log:
+            code = ran(words, log, settings.limit_s)
+        text = log_path.read_text(encoding="utf-8", errors="replace")
+        tried[batch] = ("timeout", f"took longer than {settings.limit_s:g} s")
+        if code is not None:
+            tried[batch] = reason(code, text, asks_what_fits=True)
+        path = trial / "summary.json"
+        told = json.loads(path.read_text()) if path.exists() else {}
+        # which a small set makes a little smaller, so that no sample is left out
+        size = told.get("batch_size", batch)
+        if code == 0 and size > 0.8 * batch:
+            tried[batch] = ("ok", "")
+            figures[batch] = dict(told.get("memory", {}))
+            figures[batch]["device_gib"] = (
+                max(peak_gib) - beside_gib if peak_gib else None
+            )
+        elif code == 0:
+            tried[batch] = ("failed", f"too few samples, batches were {size},")
+        for weights in trial.glob("*.pt"):
+            weights.unlink()  # of a network that has learned nothing
+        print(f"{batch}: {tried[batch]}", flush=True)
+        return tried[batch][0]
+
+    how = {name: getattr(settings, name) for name in ("start", "largest", "tolerance")}
+    with ending_on_signals():
+        fits, fails = search(outcome, **how)
+    status, why = tried[fails] if fails else ("", f"all of --largest {fits:,}")
+    if not fits:
+        # the suite tells running out of memory from mistakes by this line
+        sys.exit(f"batch {fails}: {why}")
+    ended = f"{'out of memory' if status == 'oom' else why} at {fails:,}"
     return Measured(
         figures={
-            "largest": point["batch_size"],  # so far
-            "device_gib": max(peak_gib) - held_gib if peak_gib else None,
-            **{name: told["memory"][name] for name in ("allocated_gib", "host_gib")},
-            "reached": reasons.get(point["batch_size"]),
-            **loads(),
+            **figures[fits],
+            "largest": fits,
+            "ended": ended if fails else why,
+            "trials": len(tried),
+            "limited_to": fits if status == "oom" else None,
         },
-        versions=told["versions"],
-        hardware=told["hardware"],
-    )
-
-
-def keep_allocator(environment: MutableMapping[str, str]) -> None:
-    """Let a loop by hand have torch's allocator as torch sets it up, unless the caller has set it up.
-
-    Importing train.py sets it up for the process otherwise.
-    """
-    if not any(name in environment for name in ALLOCATOR):
-        environment[ALLOCATOR[0]] = "expandable_segments:False"
-
-
-def _flags(settings: MaxBatch, point: Point, folder: Path) -> list[str]:
-    flags: dict[str, Any] = {
-        **point,
-        "val_batch_size": point["batch_size"],
-        "steps": settings.steps,
-    }
-    flags |= {"val_every": 1, "ceilings": "false", **MEASURED_ONLY, "output": folder}
-    if settings.data:
-        flags["data"] = settings.data
-    return [*words(flags), *shlex.split(settings.flags)]
-
-
-def _by_hand(
-    settings: MaxBatch,
-    point: Point,
-    device: torch.device,
-    peak_gib: list[float],
-    held_gib: float,
-    loads: Callable[[], _memory.Loads],
-) -> Measured:
-    flags = {
-        "data": settings.data,
-        "loader": point["loader"].removeprefix(BY_HAND),
-        **{name: point[name] for name in ("arch", "batch_size")},
-        "steps": settings.steps,
-    }
-    asked = parse(shlex.split(settings.flags)).loading.workers
-    flags["workers"] = (
-        default_workers(gpu=torch.cuda.is_available()) if asked is None else asked
-    )
-    sys.argv = ["train.py", *words(flags)]
-    loop_by_hand.main()
-    figures = {
-        "largest": point["batch_size"],
-        "device_gib": max(peak_gib) - held_gib if peak_gib else None,
-        **loads(),
-    }
-    figures["allocated_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
-    return Measured(
-        figures=figures,
+        # in which the answer lies for certain
+        spread={
+            "largest": {"n": len(tried), "min": fits, "max": (fails or UNBOUNDED) - 1}
+        },
         versions=hardware.versions(),
         hardware=hardware.hardware(device, cores()),
     )
 
 
+def limit(device: torch.device, gib: float) -> None:
+    """Leave so much memory to a trial, its CUDA context included. Raises UserError when there is less."""
+    if device.type == "cpu":
+        # which trials inherit; not the address space: libraries map far more of it than they use
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (int(gib * 2**30), most))
+        return
+    free, _ = torch.cuda.mem_get_info(device)
+    # by the driver: PyTorch would take whole segments
+    place, size = ctypes.c_void_p(), ctypes.c_size_t(max(free - int(gib * 2**30), 0))
+    if ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(ctypes.byref(place), size):
+        raise UserError(f"--memory-limit-gib {gib:g}: {free / 2**30:.1f} GiB are free")
+
+
+@contextmanager
+def peak(device: Any, every_s: float = 0.05) -> Iterator[list[float]]:
+    """Note GiB in use on the device whenever that was more than before, whoever uses it; nothing on a CPU.
+    The validation is in it.
+    """
+    peaks: list[float] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(every_s):
+            now = hardware.device_gib(device)
+            if now is not None and now > max(peaks, default=0.0):
+                peaks.append(now)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield peaks
+    finally:
+        over.set()
+        thread.join()
+
+
 # --- what is told -------------------------------------------------------------------------------------------
 
+AGAINST: dict[str, Point] = {
+    "of_torchvision": {"loader": "torchvision"},
+    "of_dali_gpu": {"loader": "dali-gpu"},
+    "of_dali_by_hand": {"loader": BY_HAND + "dali"},
+    "of_eager": {"graphs": False},
+}
+"""Ratio -> how the point that it is over differs: no memory of DALI on the GPU, ours with the most of it,
+plain DALI, eager steps.
+"""
 
-def summarise(rows: Sequence[Row]) -> list[Row]:
-    """Turn trials into one row a search: the largest batch that trains, the memory there, what ended it, and
-    the ratio to other loaders.
 
-    There is a ratio only between two batches that memory has limited.
-    """
-    groups: dict[tuple[str | None, ...], list[Row]] = {}
+def derive(rows: Sequence[Row]) -> list[Row]:
+    """Add ratios between batches that memory has limited."""
+    derived = []
     for row in rows:
-        groups.setdefault(tuple(row["point"].get(name) for name in NAMED), []).append(
-            row
-        )
-    found = [
-        _summary(
-            {name: value for name, value in zip(NAMED, values, strict=True) if value},
-            its,
-        )
-        for values, its in groups.items()
-    ]
-    limited = {
-        values: row["figures"]["largest"]
-        for values, row in zip(groups, found, strict=True)
-        if row["status"] == "ok" and row["figures"]["limited"]
-    }
-    for values, row in zip(groups, found, strict=True):
-        arch, own_loader, precision, graphs = values
-        against: dict[str, tuple[str | None, ...]] = {}
-        against |= {loader: (arch, loader, precision, graphs) for loader in AGAINST}
-        if graphs is None:
-            against["eager"] = (arch, own_loader, precision, "false")
-        for name, others in against.items() if values in limited else ():
-            other = limited.get(others)
-            row["figures"][f"of_{name}"] = limited[values] / other if other else None
-    return found
+        figures = {
+            name: ratio(rows, row, "limited_to", **changed)
+            for name, changed in AGAINST.items()
+        }
+        derived.append(row | {"figures": row["figures"] | figures})
+    return derived
 
 
-def _summary(point: Point, trials: Sequence[Row]) -> Row:
-    def batch(row: Row) -> int:
-        return int(row["point"]["batch_size"])
-
-    good = [row for row in trials if row["status"] == "ok"]
-    best = max(good, key=batch, default=None)
-    failed = min(
-        (row for row in trials if row["status"] != "ok"), key=batch, default=None
-    )
-    took_s = sum(row["took_s"] for row in trials)
-    if best is None:
-        assert failed is not None
-        why = f"batch {batch(failed)}: {failed['error']}"
-        return {**failed, "point": point, "took_s": took_s, "error": why}
-    if failed is None:
-        ended = f">= {batch(best):,}: {best['figures'].get('reached') or 'the search was not finished'}"
-    else:
-        why = {"oom": "out of memory"}.get(
-            failed["status"]
-        ) or f"{failed['status']} ({failed['error']})"[:120]
-        ended = f"{why} at {batch(failed):,}"
-    figures = {
-        name: best["figures"].get(name)
-        for name in ("device_gib", "allocated_gib", "host_gib", *hardware.LOADS)
-    }
-    figures |= {
-        "largest": batch(best),
-        "ended": ended,
-        "fails": None if failed is None else batch(failed),
-        "limited": int(failed is not None and failed["status"] == "oom"),
-        "trials": len(trials),
-    }
-    return {
-        **best,
-        "point": point,
-        "took_s": took_s,
-        "figures": figures,
-        "versions": versions_of(trials),
-    }
-
-
-def bounds(row: Row) -> tuple[float, float]:
-    """Return the least and the most that the largest batch that trains can be, from the trials."""
-    return row["figures"]["largest"], (row["figures"]["fails"] or math.inf) - 1
-
-
-COLUMNS = (
-    *(Column(key=name, title=name) for name in NAMED),
-    Column(key="largest", title="largest batch", form="{:,}"),
-    Column(key="ended", title="limit"),
-    Column(key="of_torchvision", title="to torchvision", form="{:.2f} x"),
-    Column(key="of_dali-gpu", title="to dali-gpu", form="{:.2f} x"),
-    Column(key=f"of_{BY_HAND}dali", title="to DALI by hand", form="{:.2f} x"),
-    Column(
-        key=f"of_{BY_HAND}dali-cpu", title="to DALI by hand on the CPU", form="{:.2f} x"
-    ),
-    Column(key="of_eager", title="to eager", form="{:.2f} x"),
-    Column(key="device_gib", title="GPU GiB", form="{:.1f}"),
-    Column(key="allocated_gib", title="PyTorch's GiB", form="{:.1f}", detail=True),
-    Column(key="host_gib", title="host GiB", form="{:.1f}", detail=True),
-    Column(key="trials", title="trials", detail=True),
-    Column(key="took_s", title="search, s", form="{:.0f}", detail=True),
-)
+COLUMNS = {
+    "largest": ("largest batch", "{:,}"),
+    "ended": ("limit", "{}"),
+    "of_torchvision": ("to torchvision", "{:.2f} x"),
+    "of_dali_gpu": ("to dali-gpu", "{:.2f} x"),
+    "of_dali_by_hand": ("to DALI by hand", "{:.2f} x"),
+    "of_eager": ("to eager", "{:.2f} x"),
+    "device_gib": ("GPU GiB", "{:.1f}"),
+}
+DETAILS = {
+    "allocated_gib": ("PyTorch's GiB", "{:.1f}"),
+    "host_gib": ("host GiB", "{:.1f}"),
+    "trials": ("trials", "{}"),
+}
 
 SUITE = Suite(
     name="max-batch",
@@ -454,19 +327,10 @@ SUITE = Suite(
     command=in_own_process("benchmarks.max_batch"),
     read=figures_of,
     columns=COLUMNS,
+    details=DETAILS,
     rate="largest",
-    over=(
-        "batch_size",
-        "arch",
-        "loader",
-        "precision",
-    ),  # a trial has a batch, a search has none
-    curves=("largest", "device_gib", "allocated_gib", "host_gib"),
-    follow=follow,
-    searches=over,
-    bounds=bounds,
-    asks_what_fits=True,
-    derive=summarise,
+    searches=True,
+    derive=derive,
 )
 
 if __name__ == "__main__":

@@ -6,16 +6,16 @@ What grows by more than it may is a failed point: exit code 1.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import gc
+import itertools
 import json
 import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,10 +24,8 @@ import psutil
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from benchmarks import _plots, _show
-from benchmarks._leaks import COUNTS, MIB, margin, slope, verdict, warmer
 from benchmarks._loaders import (
-    Asked,
+    asked_of,
     data_folder,
     expanded,
     feed_of,
@@ -35,22 +33,21 @@ from benchmarks._loaders import (
     open_data,
 )
 from benchmarks._suite import (
-    Column,
     Common,
     Measured,
     Point,
-    Row,
     Suite,
-    axis_columns,
+    crossed,
     figures_of,
     in_own_process,
     measuring,
 )
 from contracts import Feed, Loader, UserError
+from engine.distributed import ProcessWorld, cores, prepare_process
+from loaders import open_loader
 from report.hardware import LOADS, Sampler, device_gib, hardware, host_gib, versions
-from report.meter import Meter
+from report.meter import Meter, spread
 from report.record import replace as write
-from report.tensorboard import Board
 from settings.types import NotNegative
 from tasks import kind_named
 
@@ -60,16 +57,19 @@ TRIM = signal.SIGUSR1
 """The signal that asks a process to give freed memory back to the system."""
 TRIM_S = 1.0
 """Seconds in which a process has to answer TRIM."""
-LAYOUT = {
-    "epochs": {
-        **{f"{words}, MiB": [name] for name, words in MIB.items()},
-        "left open": [*COUNTS],
-        "rate": ["rate"],
-    }
-}
 BATCH_SIZES = {"images": 64, "videos": 8}
 CLIPS = ("clip_frames", "clip_stride", "clips")
 """Settings of videos alone."""
+STEPS = 3
+STEPS_AN_EPOCH = 0.1
+"""So many rises that lasted (the larger: STEPS, or this share of the epochs) are no leak yet, while they are
+small: a leak shows in more of the epochs.
+"""
+MIB = ("host_mib", "device_mib")
+COUNTS = ("files", "threads", "processes")
+"""Readings that are numbers; of these none may be added."""
+MOST_IN_STEPS = {**dict.fromkeys(MIB, 256.0), **dict.fromkeys(COUNTS, 3.0)}
+"""Reading -> what such rises may come to in all."""
 
 
 class Soak(Common):
@@ -85,7 +85,8 @@ class Soak(Common):
     epochs: PositiveInt = 30
     """Passes with each loader."""
     warm_epochs: NonNegativeInt = 4
-    """Epochs at the start that are not judged, because allocators and pools still fill."""
+    """Epochs at the start that are not judged, because allocators and pools still fill: 500 batches are
+    enough for DALI's."""
     batch_size: PositiveInt | None = None
     """Samples a batch. Default: 64; of clips 8."""
     image_size: Annotated[int, Field(ge=8)] = 224
@@ -116,8 +117,7 @@ def trimming() -> Iterator[None]:
     """Let processes that are forked inside give back what they have freed too, whenever `host_mib` reads."""
     global _answers
     outer = _answers
-    ends = os.pipe()
-    _answers = ends
+    ends = _answers = os.pipe()
     before = signal.signal(TRIM, _trim_and_answer)
     try:
         yield
@@ -137,24 +137,23 @@ def host_mib() -> float:
     inside `trimming`, and those that are busy for TRIM_S keep it. A worker that decodes 1080p keeps 2 to 25
     MiB of it, by chance.
     """
-    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    this = psutil.Process()
+    children = [child.pid for child in this.children(recursive=True)]
     _trim()
-    _trim_others([process.pid for process in processes[1:]])
+    trim_others(children)
     total = 0
-    for process in processes:
-        try:
-            lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
-        except OSError:  # it has ended
-            continue
-        kib = {line.split()[0]: int(line.split()[1]) for line in lines[1:]}
-        if "Pss_Anon:" not in kib:  # Linux before 5.3
-            return 1024 * host_gib()
-        total += kib["Pss_Anon:"] + kib["Pss_Shmem:"]
+    for pid in (this.pid, *children):
+        with suppress(OSError):  # it has ended
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+            kib = {line.split()[0]: int(line.split()[1]) for line in lines}
+            if "Pss_Anon:" not in kib:  # Linux before 5.3
+                return 1024 * host_gib()
+            total += kib["Pss_Anon:"] + kib["Pss_Shmem:"]
     return total / 1024
 
 
 def _trim() -> None:
-    with contextlib.suppress(AttributeError):  # no glibc
+    with suppress(AttributeError):  # no glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
@@ -164,9 +163,10 @@ def _trim_and_answer(*_: object) -> None:
         os.write(_answers[1], b".")
 
 
-def _trim_others(pids: Sequence[int]) -> None:
+def trim_others(pids: Sequence[int]) -> None:
     """Ask the children that have a handler for it, as forked ones have ours, to trim, and wait for their
-    answers."""
+    answers.
+    """
     if _answers is None:
         return
     answer = _answers[0]
@@ -176,11 +176,9 @@ def _trim_others(pids: Sequence[int]) -> None:
     while came.poll(0):
         os.read(answer, 4096)  # those that came too late
     for pid in pids:
-        with contextlib.suppress(OSError):  # it has ended
-            status = dict(
-                line.split(":", 1)
-                for line in Path(f"/proc/{pid}/status").read_text().splitlines()
-            )
+        with suppress(OSError):  # it has ended
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            status = dict(line.split(":", 1) for line in lines)
             if int(status["SigCgt"], 16) >> (TRIM - 1) & 1:  # else it would end it
                 os.kill(pid, TRIM)
                 asked += 1
@@ -189,8 +187,8 @@ def _trim_others(pids: Sequence[int]) -> None:
         asked -= len(os.read(answer, asked))
 
 
-def reading(device: Any) -> dict[str, float | None]:
-    """Return host_mib, device_mib (None on a CPU; of all that use the device), and of the process tree files,
+def reading(device: Any) -> dict[str, float]:
+    """Return host_mib, device_mib (of all that use the device; none on a CPU), and of the process tree files,
     threads, processes.
 
     Garbage is collected first. The first time that writes to all objects, so that pages are copied which this
@@ -200,17 +198,72 @@ def reading(device: Any) -> dict[str, float | None]:
     gc.collect()
     counted = []
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
-        with contextlib.suppress(psutil.Error):  # it has ended
+        with suppress(psutil.Error):  # it has ended
             counted.append((process.num_fds(), process.num_threads(), 1))
-    on_device = device_gib(device)
-    return {
-        "host_mib": host_mib(),
-        "device_mib": None if on_device is None else 1024 * on_device,
-        **{
-            name: sum(its)
-            for name, its in zip(COUNTS, zip(*counted, strict=True), strict=True)
-        },
-    }
+    found = {"host_mib": host_mib()}
+    if (on_device := device_gib(device)) is not None:
+        found["device_mib"] = 1024 * on_device
+    return found | dict(zip(COUNTS, np.sum(counted, axis=0).tolist(), strict=True))
+
+
+# --- what grows ---------------------------------------------------------------------------------------------
+
+
+def slope(values: Sequence[float]) -> float:
+    """Return the median of the slopes between all pairs (Theil and Sen): a single jump does not move it."""
+    pairs = itertools.combinations(enumerate(values), 2)
+    return float(np.median([(b - a) / (j - i) for (i, a), (j, b) in pairs]))
+
+
+def margin(values: Sequence[float]) -> float:
+    """Return two standard errors of the slope, from how far the values lie from the line (median)."""
+    epochs = np.arange(len(values))
+    off = np.asarray(values) - slope(values) * epochs
+    # 1.4826: of normal noise the median deviation, times this, is the standard deviation
+    deviation = 1.4826 * np.median(np.abs(off - np.median(off)))
+    return float(2 * deviation / np.sqrt(np.sum((epochs - epochs.mean()) ** 2)))
+
+
+def steps_up(values: Sequence[float]) -> tuple[int, float]:
+    """Return number and sum of the rises that lasted; (0, 0.0) unless they are few and all that there is.
+
+    A pool grows by such steps: whenever it meets a larger batch than ever before, which is ever more rare.
+    """
+    before = np.maximum.accumulate(values)[:-1]
+    after = np.minimum.accumulate(values[::-1])[::-1][1:]
+    rises = np.maximum(after - before, 0.0)
+    number, total = int(np.count_nonzero(rises)), float(rises.sum())
+    few = number <= max(STEPS, STEPS_AN_EPOCH * len(values))
+    return (number, total) if few and total >= 0.8 * np.ptp(values) else (0, 0.0)
+
+
+def verdict(
+    series: Mapping[str, Sequence[float]], max_mib_an_epoch: float
+) -> tuple[list[str], list[str]]:
+    """Return, in words, (what grows by more than it may, what rose in a few steps, or varies too much to
+    tell). `series` has one value an epoch, warm-up left out.
+
+    It grows where an epoch adds more than it may, beyond noise, and still does in the later half: a pool that
+    fills is no leak.
+    """
+    leaks, notes = list[str](), list[str]()
+    for name in MIB + COUNTS:
+        if name not in series:
+            continue
+        values = series[name]
+        most = max_mib_an_epoch if name in MIB else 0.0
+        number, total = steps_up(values)
+        an_epoch, noise = slope(values), margin(values)
+        grows = an_epoch - noise > most and slope(values[len(values) // 2 :]) > most
+        said = f"{name} {an_epoch:+.2f} ± {noise:.2f} an epoch, allowed {most:g}"
+        rose = f"{name} rose in {number} steps by {total:,.0f}"
+        if grows and not 0 < total <= MOST_IN_STEPS[name] and number != 1:
+            leaks.append(said)
+        elif number and (grows or total > most * len(values)):
+            notes.append(rose)
+        elif name in MIB and noise > most:
+            notes.append(f"{said}: it varies too much to tell, more --epochs tell more")
+    return leaks, notes
 
 
 # --- a point ------------------------------------------------------------------------------------------------
@@ -220,32 +273,25 @@ def points(settings: Soak) -> list[Point]:
     medium = medium_of(settings.task)
     data_folder(settings.data, medium=medium, files=False)
     if (judged := settings.epochs - settings.warm_epochs) < JUDGED:
-        got = f"--epochs {settings.epochs} with --warm-epochs {settings.warm_epochs}"
         raise UserError(
-            f"{got} leaves {judged} epochs to judge, it takes {JUDGED}; more --epochs"
+            f"--epochs less --warm-epochs is {judged}, to judge takes {JUDGED}"
         )
-    loaders = expanded(
-        "--loaders", settings.loaders, torch.cuda.device_count(), task=settings.task
+    devices = torch.cuda.device_count()
+    names = expanded("--loaders", settings.loaders, devices, task=settings.task)
+    same = CLIPS if medium == "videos" else ()
+    return crossed(
+        loader=names,
+        batch_size=[settings.batch_size or BATCH_SIZES[medium]],
+        image_size=[settings.image_size],
+        **{name: [getattr(settings, name)] for name in same},
     )
-    same: Point = {
-        "batch_size": settings.batch_size or BATCH_SIZES[medium],
-        "image_size": settings.image_size,
-    }
-    if medium == "videos":
-        same |= {name: getattr(settings, name) for name in CLIPS}
-    return [{"loader": loader, **same} for loader in loaders]
 
 
 def feed(settings: Soak, point: Point, world: Any) -> Feed:
     """Return the folder's images with the windows of training, or clips of its videos. Raises UserError."""
     medium = medium_of(settings.task)
-    asked = Asked(
-        medium=medium,
-        workers=world.workers(settings.workers),
-        window="random-resized",
-        flip=0.5,
-        **{name: value for name, value in point.items() if name != "loader"},
-    )
+    workers = world.workers(settings.workers)
+    asked = asked_of(medium, point, workers=workers, window="random-resized", flip=0.5)
     data = open_data(data_folder(settings.data, medium=medium, files=False), medium)
     return feed_of(asked, point["loader"], data, world)
 
@@ -254,23 +300,17 @@ def measure(
     settings: Soak,
     point: Point,
     folder: Path,
-    open_: Callable[[str, Feed], Loader] | None = None,
+    open_: Callable[[str, Feed], Loader] = open_loader,
 ) -> Measured:
-    """Pass over the data --epochs times with one open loader, and read after each. `open_` stands in for
-    loaders.open_loader."""
-    from engine.distributed import ProcessWorld, cores, prepare_process
-    from loaders import open_loader
-
+    """Pass over the data --epochs times with one open loader, and read after each."""
     device = prepare_process()
     world = ProcessWorld(device)
     batches = feed(settings, point, world)
     meter = Meter(world, min_window_s=0.0, synchronise=world.synchronise)
     series: dict[str, list[float]] = {}
-    board = Board(folder)
-    board.layout(LAYOUT)
     with ExitStack() as stack:
         stack.enter_context(trimming())
-        loader = stack.enter_context((open_ or open_loader)(point["loader"], batches))
+        loader = stack.enter_context(open_(point["loader"], batches))
         load = Sampler(device, cores=cores(), host=False).start()
         stack.callback(load.stop)
         for epoch in range(settings.epochs):
@@ -282,122 +322,52 @@ def measure(
             window = meter.pause()
             assert window is not None
             now = {"rate": window.rate, **reading(device)}
-            for one, value in now.items():
-                if value is not None:
-                    series.setdefault(one, []).append(value)
-            board.scalars({f"epochs/{one}": value for one, value in now.items()}, epoch)
+            for name, each in now.items():
+                series.setdefault(name, []).append(each)
         busy = load.read()
     write(folder / "series.json", json.dumps(series).encode())
-    warm = {one: values[settings.warm_epochs :] for one, values in series.items()}
-    said, rose = verdict(warm, max_mib_an_epoch=settings.max_mib_an_epoch)
-    said += warmer(said, batches.plan.steps(), settings.warm_epochs)
-    # no leak was found, but one of this size could hide in the noise
-    unclear = [
-        f"{words} varies too much to tell: {slope(warm[one]):+.2f} ± {spread:.2f} MiB an epoch, more "
-        "--epochs tell more"
-        for one, words in MIB.items()
-        if one in warm and (spread := margin(warm[one])) > settings.max_mib_an_epoch
-    ]
-    low, rate, high = (
-        float(part) for part in np.percentile(warm["rate"], (25, 50, 75))
-    )
-    figures: dict[str, float | int | str | None] = {
+    warm = {name: each[settings.warm_epochs :] for name, each in series.items()}
+    leaks, notes = verdict(warm, settings.max_mib_an_epoch)
+    rates = warm.pop("rate")
+    rate = float(np.median(rates))
+    told = spread(rates)
+    figures: dict[str, Any] = {
         "rate": rate,
-        "rate_an_epoch": slope(warm["rate"]) / rate,
-        **{
-            f"{one}_an_epoch": slope(values)
-            for one, values in warm.items()
-            if one != "rate"
-        },
-        **{f"{one}_margin": margin(warm[one]) for one in MIB if one in warm},
-        **{one: values[-1] for one, values in warm.items() if one != "rate"},
-        **{one: busy[one] for one in LOADS},
-        "epochs": settings.epochs,
-        **(
-            {"unit": kind_named("video").unit}
-            if medium_of(settings.task) == "videos"
-            else {}
-        ),
+        "unit": kind_named(settings.task).unit,
+        "rate_an_epoch": slope(rates) / rate,
+        **{f"{name}_an_epoch": slope(values) for name, values in warm.items()},
+        **{f"{name}_margin": margin(values) for name, values in warm.items()},
+        **{name: values[-1] for name, values in warm.items()},
+        **{name: busy[name] for name in LOADS},
+        "verdict": "; ".join([*leaks, *notes]) or "flat",
     }
-    _show.hparams(board, SUITE.name, point, figures)
-    board.close(finished=not said)
     return Measured(
-        figures={**figures, "verdict": "; ".join([*said, *rose] or unclear) or "flat"},
-        spread={
-            "rate": {
-                "n": len(warm["rate"]),
-                "min": min(warm["rate"]),
-                "max": max(warm["rate"]),
-                "iqr": high - low,
-            }
-        },
+        figures=figures,
+        spread={"rate": told} if told else {},
         versions=versions(),
         hardware=hardware(device, cores()),
-        error="; ".join(said) or None,
+        error="; ".join(leaks) or None,
     )
 
 
-# --- what is told -------------------------------------------------------------------------------------------
-
-
-def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Draw curves over the epochs, warm-up included; memory above its lowest reading after the first epoch,
-    for a leak is small beside it."""
-    series = {
-        row["point"]["loader"]: json.loads(
-            (folder.parent / row["folder"] / "series.json").read_text()
-        )
-        for row in rows
-    }
-    drawn = []
-    for name, title, unit in (
-        ("host_mib", "host memory of the process tree, above its lowest", "MiB"),
-        ("device_mib", "device memory, above its lowest", "MiB"),
-        ("rate", "rate", _show.unit_of(rows)),
-    ):
-        curves: dict[str, Sequence[tuple[float, float]]] = {
-            loader: [
-                (float(epoch), value - (min(its[name][1:]) if name in MIB else 0.0))
-                for epoch, value in enumerate(its[name])
-                if epoch
-            ]
-            for loader, its in series.items()
-            if name in its
-        }
-        if curves:
-            drawn.append(
-                _plots.lines(
-                    folder / f"{name.removesuffix('_mib')}.png",
-                    curves,
-                    title=title,
-                    x="epoch",
-                    y=unit,
-                )
-            )
-    return drawn
-
-
-COLUMNS = (
-    *axis_columns("loader", "batch_size", "image_size", *CLIPS),
-    Column(key="rate", title="{unit}", form="{:,.0f}"),
-    Column(key="rate_an_epoch", title="rate an epoch", form="{:+.2%}"),
-    Column(key="host_mib_an_epoch", title="host MiB an epoch", form="{:+.2f}"),
-    Column(key="host_mib_margin", title="±", form="{:.2f}"),
-    Column(key="device_mib_an_epoch", title="GPU MiB an epoch", form="{:+.2f}"),
-    Column(key="device_mib_margin", title="±", form="{:.2f}"),
-    *(
-        Column(key=f"{key}_an_epoch", title=f"{key} an epoch", form="{:+.2f}")
-        for key in COUNTS
-    ),
-    Column(key="host_mib", title="host MiB", form="{:,.0f}"),
-    Column(key="device_mib", title="GPU MiB", form="{:,.0f}"),
-    *(Column(key=key, title=key, form="{:.0f}", detail=True) for key in COUNTS),
-    Column(key="cpu_utilisation", title="CPU busy", form="{:.0%}", detail=True),
-    Column(key="gpu_utilisation", title="GPU busy", form="{:.0%}", detail=True),
-    Column(key="power_w", title="W", form="{:.0f}", detail=True),
-    Column(key="epochs", title="epochs", detail=True),
-    Column(key="verdict", title="verdict"),
-)
+COLUMNS = {
+    "rate": ("{unit}", "{:,.0f}"),
+    "rate_an_epoch": ("rate an epoch", "{:+.2%}"),
+    "host_mib_an_epoch": ("host MiB an epoch", "{:+.2f}"),
+    "host_mib_margin": ("±", "{:.2f}"),
+    "device_mib_an_epoch": ("GPU MiB an epoch", "{:+.2f}"),
+    "device_mib_margin": ("±", "{:.2f}"),
+    **{f"{name}_an_epoch": (f"{name} an epoch", "{:+.2f}") for name in COUNTS},
+    "host_mib": ("host MiB", "{:,.0f}"),
+    "device_mib": ("GPU MiB", "{:,.0f}"),
+    "verdict": ("verdict", "{}"),
+}
+DETAILS = {
+    **{name: (name, "{:.0f}") for name in COUNTS},
+    "cpu_utilisation": ("CPU busy", "{:.0%}"),
+    "gpu_utilisation": ("GPU busy", "{:.0%}"),
+    "power_w": ("W", "{:.0f}"),
+}
 
 SUITE = Suite(
     name="soak",
@@ -407,10 +377,7 @@ SUITE = Suite(
     command=in_own_process("benchmarks.soak"),
     read=figures_of,
     columns=COLUMNS,
-    rate="rate",
-    plots=plots,
-    over=("loader",),
-    curves=(),
+    details=DETAILS,
 )
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def prepare_process() -> torch.device:
     first.
     """
     # CUDA maps streams onto 8 hardware queues by default, and a decoder's stream that shares a queue with
-    # training makes it wait; docs/benchmarks/image.md has what a loop without this loses
+    # training makes it wait; docs/benchmarks/train.md has what a loop without this loses
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     # torch otherwise keeps each large tensor's memory as a piece of its own: what a graph holds and what
     # validation needs do not fit each other's pieces; docs/benchmarks/max-batch.md has what that cost

@@ -626,7 +626,7 @@ def package(module: str) -> Row:
 # --- what the system and the container grant ----------------------------------------------------------------
 
 CORES_FOR_CPU_LOADERS = 12
-"""Cores for each GPU that loaders on the CPU need, a rule of thumb from docs/benchmarks/image.md: 16 cores
+"""Cores for each GPU that loaders on the CPU need, a rule of thumb from docs/benchmarks/train.md: 16 cores
 feed a ResNet-50 on one H200."""
 CORES_FOR_DALI_GPU = 4
 """Cores for each GPU that dali-gpu needs, by the same rule of thumb."""

@@ -17,6 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from rich.progress import track
 
 from scripts import Parser, exit_code
@@ -25,6 +26,11 @@ Key = tuple[int, int, int]
 """Split, label and index of a drawn file: with the seed, all that its bytes depend on."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+def rng_of(seed: int, *key: int) -> np.random.Generator:
+    """Return the random numbers of one file."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,28 +42,17 @@ class DrawnSet:
     classes: tuple[str, ...]  # "" for files that lie in the split's own folder
     # (folder, seed, key) -> what `finish` gets; writes one file
     draw: Callable[[Path, int, Key], Any]
-    counts: tuple[
-        int, int
-    ]  # files a class, of training and of validation, where the user names none
-    stamp_keys: tuple[str, str] = ("train_per_class", "val_per_class")  # of the counts
+    # files a class, of training and of validation, where the user names none
+    counts: tuple[int, int]
     splits: tuple[str, str] = ("train", "val")
     # (folder, what was drawn): writes what tells of all files, into the folder `annotations`
     finish: Callable[[Path, list[Any]], None] | None = None
-    version: int = 1  # of the drawing: a set of another version is made anew
 
-    @property
-    def stamp_name(self) -> str:
-        """The file in DEST that names the set's version, seed and counts."""
-        return f"{self.name}.json"
-
-    @property
-    def flags(self) -> tuple[str, str]:
-        """The program's flags of the counts."""
-        return (
-            ("--train", "--val")
-            if self.classes == ("",)
-            else ("--train-per-class", "--val-per-class")
-        )
+    def path(self, folder: Path, key: Key, ending: str) -> Path:
+        """Return the path of a drawn file."""
+        split, label, index = key
+        name = self.classes[label]
+        return folder / self.splits[split] / name / f"{name}_{index:05d}.{ending}"
 
     def write(
         self,
@@ -74,29 +69,20 @@ class DrawnSet:
         The bytes never depend on `processes` (None: one a core). ValueError for counts below one,
         FileExistsError for a folder with anything else in it.
         """
-        counts = (
-            self.counts[0] if train is None else train,
-            self.counts[1] if val is None else val,
-        )
+        asked = zip((train, val), self.counts, strict=True)
+        counts = [count if own is None else own for own, count in asked]
         if min(counts) < 1 or seed < 0:
             raise ValueError(
-                f"needs at least one file a class and a seed >= 0, got {counts[0]} and {counts[1]} files, "
-                f"seed {seed}"
+                f"needs at least one file a class and a seed >= 0: {counts}"
             )
-        stamp = {
-            "version": self.version,
-            "seed": seed,
-            **dict(zip(self.stamp_keys, counts, strict=True)),
-        }
-        with replacing(
-            dest, self.stamp_name, stamp, (*self.splits, "annotations")
-        ) as fresh:
+        stamp = {"seed": seed, "train": counts[0], "val": counts[1]}
+        inside = (*self.splits, "annotations")
+        with replacing(dest, f"{self.name}.json", stamp, inside) as fresh:
             if fresh is None:
                 return False
-            for folder in (
-                fresh / split / name for split in self.splits for name in self.classes
-            ):
-                folder.mkdir(parents=True, exist_ok=True)
+            for split in self.splits:
+                for name in self.classes:
+                    (fresh / split / name).mkdir(parents=True, exist_ok=True)
             keys = [
                 (split, label, index)
                 for split, count in enumerate(counts)
@@ -117,27 +103,20 @@ class DrawnSet:
         """Run the program; return its exit code."""
         parser = Parser(self.name, self.about)
         parser.add_argument("dest", type=Path, help="folder to make")
-        unit = "files" if self.classes == ("",) else "files of a class"
-        for flag, split, count in zip(
-            self.flags, self.splits, self.counts, strict=True
-        ):
-            what = f"{unit} in {split}/ (%(default)s)"
+        per_class = "" if self.classes == ("",) else "-per-class"
+        for split, count in zip(("train", "val"), self.counts, strict=True):
             parser.add_argument(
-                flag, dest=split, metavar="N", type=int, default=count, help=what
+                f"--{split}{per_class}",
+                dest=split,
+                metavar="N",
+                type=int,
+                default=count,
+                help="files, of each class where there are some (%(default)s)",
             )
-        parser.add_argument(
-            "--seed",
-            type=int,
-            default=0,
-            help="another seed, other files (%(default)s)",
-        )
-        options = parser.parse_args(arguments)
-        train, val = (getattr(options, split) for split in self.splits)
-        return make(
-            self.name,
-            options.dest,
-            lambda: self.write(options.dest, train, val, options.seed),
-        )
+        parser.add_argument("--seed", type=int, default=0, help="another, other files")
+        asked = parser.parse_args(arguments)
+        write = partial(self.write, asked.dest, asked.train, asked.val, asked.seed)
+        return make(self.name, asked.dest, write)
 
 
 def in_processes(
@@ -158,9 +137,8 @@ def in_processes(
             results = pool.map(work, items, chunksize=min(8, -(-len(items) // count)))
             return list(track(results, label, total=len(items), disable=not progress))
         finally:
-            pool.shutdown(
-                cancel_futures=True
-            )  # an interrupt does not wait for the files still to come
+            # an interrupt does not wait for the files still to come
+            pool.shutdown(cancel_futures=True)
 
 
 def _follow(parent: int) -> None:
@@ -209,8 +187,8 @@ def replacing(
     if stamp_name in names and json.loads((dest / stamp_name).read_text()) == stamp:
         yield None
         return
-    foreign = names - {stamp_name, *inside} if stamp_name in names else names
-    if foreign or (dest.exists() and not dest.is_dir()):
+    ours = {stamp_name, *inside} if stamp_name in names else set()
+    if names - ours or (dest.exists() and not dest.is_dir()):
         raise FileExistsError(
             f"{dest} holds something else than a demo set; name a new or an empty folder"
         )

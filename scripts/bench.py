@@ -15,12 +15,13 @@ sys.path.insert(
     0, str(Path(__file__).resolve().parents[1])
 )  # also when it is started as a file
 
-from benchmarks import _show
-from benchmarks._flags import asked
+from rich.console import Console
+
 from benchmarks._process import ending_on_signals
-from benchmarks._suite import Suite, merged, run, value
+from benchmarks._show import show
+from benchmarks._suite import Suite, run
 from contracts import UserError, one_line
-from settings.cli import one_of
+from settings.cli import flags, one_of
 
 SUITES = {
     "train": "benchmarks.train",
@@ -33,69 +34,52 @@ SUITES = {
 
 def suite_of(name: str) -> Suite:
     """Return the suite of that name. Raises UserError with the known names."""
-    found: Suite = import_module(SUITES[one_of("SUITE", name, SUITES)]).SUITE
-    return found
+    suite: Suite = import_module(SUITES[one_of("SUITE", name, SUITES)]).SUITE
+    return suite
 
 
-def _own(argv: list[str]) -> list[str]:
+def with_flags(argv: list[str]) -> list[str]:
     """Return the arguments with all that follows a bare '--', flags of train.py, as the one value of
-    --flags."""
+    --flags.
+    """
     at = argv.index("--") if "--" in argv else len(argv)
-    return argv[:at] + [f"--flags={shlex.join(argv[at + 1 :])}"] * (at + 1 < len(argv))
+    behind = argv[at + 1 :]
+    return argv[:at] + ([f"--flags={shlex.join(behind)}"] if behind else [])
 
 
 def main(argv: list[str]) -> int:
     """Return 0; 1 when a point failed or none has a figure; 2 for a user's mistake; 130 on an interrupt."""
-    folder: Path | None = None
+    if not argv or argv[0] in ("-h", "--help"):
+        print(f"{__doc__}\n")
+        for name in SUITES:
+            print(f"  {name:14}{suite_of(name).about}")
+        return 0
+    date = time.strftime("%Y%m%d-%H%M%S")
+    folder = Path("runs") / f"bench-{argv[0]}-{date}"
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    console = Console(width=None if sys.stdout.isatty() else 200)
     try:
-        from rich.console import Console
-
-        if not argv or argv[0] in ("-h", "--help"):
-            print(f"{__doc__}\n")
-            for name in SUITES:
-                print(f"  {name:14}{suite_of(name).about}")
-            return 0
-        console = Console(width=None if sys.stdout.isatty() else 200)
         suite = suite_of(argv[0])
-        settings = asked(suite.settings, _own(argv[1:]), prog=f"bench {suite.name}")
-        folder = (
-            settings.output
-            or Path("runs") / f"bench-{suite.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        settings = flags(
+            suite.settings, with_flags(argv[1:]), prog=f"bench {suite.name}"
         )
-        with ending_on_signals(), _show.progress(console, suite.name) as progress:
-            rows = run(suite, settings, folder, progress)
-        _show.show(suite, rows, folder, console)
-        shown = suite.derive(merged(rows))
-        if not any(
-            row["status"] == "ok" and value(row, suite.rate) is not None
-            for row in shown
-        ):
-            print(
-                f"bench: no point has a figure ({', '.join(dict.fromkeys(row['status'] for row in shown))})",
-                file=sys.stderr,
-            )
-            return 1
-        return int(any(row["status"] in ("failed", "timeout") for row in rows))
+        folder = settings.output or folder
+        with ending_on_signals():
+            rows = run(suite, settings, folder, lambda line: print(line, flush=True))
+        show(suite, rows, folder, console)
     except (UserError, OSError) as mistake:
         print(one_line(f"bench: {mistake}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        if folder is None:
-            print("bench: interrupted before anything was measured", file=sys.stderr)
-            return 130
-        name = shlex.quote(str(folder))
-        file = folder / "results.jsonl"
-        some = file.exists() and file.stat().st_size
-        table = (
-            f"; python -m scripts.report {name} makes the table of what is there"
-            if some
-            else ""
-        )
         print(
-            f"bench: interrupted; the same command with --output {name} goes on{table}",
+            f"bench: interrupted; the same command with --output {shlex.quote(str(folder))} goes on",
             file=sys.stderr,
         )
         return 130
+    ends = {row["status"] for row in rows}
+    if "ok" not in ends:
+        print("bench: no point has a figure", file=sys.stderr)
+    return int("ok" not in ends or bool(ends & {"failed", "timeout"}))
 
 
 if __name__ == "__main__":

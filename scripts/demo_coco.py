@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from scripts._sets import DrawnSet, Key
-from scripts.demo_set import background
+from scripts._sets import DrawnSet, Key, rng_of
+from scripts.demo_set import background, finished
 
 CATEGORIES = {10: "circle", 20: "cross", 30: "square", 40: "star", 50: "triangle"}
 SUPERSAMPLING = 4  # a shape's edge is drawn at this scale and averaged
@@ -57,15 +57,13 @@ def drawn(
     height, width = _size(rng)
     canvas, ink = background(rng, height, width)
     canvas = canvas.copy()
-    taken: list[
-        tuple[np.ndarray, float]
-    ] = []  # discs (centre, radius) that nothing else may touch
+    # discs (centre, radius) that nothing else may touch
+    taken: list[tuple[np.ndarray, float]] = []
     annotations: list[dict[str, Any]] = []
     if crowd and not empty:
         annotations.append(_crowd(rng, canvas, ink, taken))
-    smallest = np.log(8)
     largest = np.log(0.4 * min(height, width))
-    radii = np.exp(rng.uniform(smallest, largest, rng.integers(2, 9)))
+    radii = np.exp(rng.uniform(np.log(8), largest, rng.integers(2, 9)))
     # the largest first: it needs the most room
     for radius in [] if empty else sorted(map(float, radii), reverse=True):
         if (centre := _free(rng, canvas, radius, taken)) is not None:
@@ -73,10 +71,7 @@ def drawn(
             outline = _turned(rng, category, centre, radius)
             _paint(canvas, outline, _colour(rng, ink))
             annotations.append(_instance(outline, category))
-    canvas += rng.uniform(0, 0.05) * (
-        rng.random((height, width, 1), dtype=np.float32) - 0.5
-    )  # grain
-    return (canvas.clip(0, 1) * 255 + 0.5).astype(np.uint8), annotations
+    return finished(rng, canvas, 0.05), annotations
 
 
 def _size(rng: np.random.Generator) -> tuple[int, int]:
@@ -212,7 +207,7 @@ def _draw(
 ) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
     """Write one image; return its split, its entry and its annotations."""
     split, _, index = key
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(split, index)))
+    rng = rng_of(seed, split, index)
     pixels, annotations = drawn(rng, empty=index % 12 == 5, crowd=index % 8 == 3)
     picture = Image.fromarray(pixels).convert("L" if index % 25 == 14 else "RGB")
     image_id = 100_000 * (split + 1) + 3 * index
@@ -255,7 +250,7 @@ def _annotate(
             ],
         }
         path = folder / "annotations" / f"instances_{name}.json"
-        path.write_text(json.dumps(whole, separators=(",", ":")))
+        path.write_text(json.dumps(whole))
 
 
 SET = DrawnSet(
@@ -264,7 +259,6 @@ SET = DrawnSet(
     classes=("",),
     draw=_draw,
     counts=(600, 150),
-    stamp_keys=("train", "val"),
     splits=("train2017", "val2017"),
     finish=_annotate,
 )

@@ -19,7 +19,7 @@ sys.path.insert(
     0, str(Path(__file__).resolve().parents[1])
 )  # also when it is started as a file
 
-from scripts._sets import DrawnSet, Key
+from scripts._sets import DrawnSet, Key, rng_of
 
 # Centres (x, y) of the five shapes of a motif, in half cells from its middle, y downwards. Always five, never
 # touching: the share of painted pixels says nothing about the class. All are drawn mirrored half the time,
@@ -37,9 +37,8 @@ MOTIFS = {
     "vee": ((-0.9, -0.8), (-0.45, 0), (0, 0.8), (0.45, 0), (0.9, -0.8)),
     "zigzag": ((-1, -0.4), (-0.5, 0.4), (0, -0.4), (0.5, 0.4), (1, -0.4)),
 }
-CLASSES = tuple(
-    sorted(MOTIFS)
-)  # the label is the index in this tuple, as in a scan of the folder
+# the label is the index in this tuple, as in a scan of the folder
+CLASSES = tuple(sorted(MOTIFS))
 
 # index % 25 -> what is odd about the file, so that every class has the same share and 25 images a class have
 # all of it.
@@ -50,18 +49,21 @@ def image(rng: np.random.Generator, label: int) -> np.ndarray:
     """Draw one image of a class, uint8 [height, width, 3]."""
     height, width = _size(rng)
     canvas, ink = background(rng, height, width)
+    centres = np.array(MOTIFS[CLASSES[label]])
     cell = min(height, width) / rng.uniform(1.8, 3.2)
     rows, columns = max(1, round(height / cell)), max(1, round(width / cell))
     reach = 0.5 * min(height / rows, width / columns)  # half a cell, in pixels
     for row in range(rows):
         for column in range(columns):
-            middle = np.array(
-                [(column + 0.5) * width / columns, (row + 0.5) * height / rows]
-            )
-            motif(rng, canvas, np.array(MOTIFS[CLASSES[label]]), middle, reach, ink)
-    canvas += rng.uniform(0, 0.05) * (
-        rng.random((height, width, 1), dtype=np.float32) - 0.5
-    )  # grain
+            x, y = (column + 0.5) * width / columns, (row + 0.5) * height / rows
+            motif(rng, canvas, centres, np.array([x, y]), reach, ink)
+    return finished(rng, canvas, 0.05)
+
+
+def finished(rng: np.random.Generator, canvas: np.ndarray, most: float) -> np.ndarray:
+    """Return the canvas as uint8, with grain of at most that strength."""
+    grain = rng.uniform(0, most)
+    canvas += grain * (rng.random((*canvas.shape[:2], 1), dtype=np.float32) - 0.5)
     return (canvas.clip(0, 1) * 255 + 0.5).astype(np.uint8)
 
 
@@ -86,25 +88,15 @@ def background(
     y, x = np.mgrid[: height // 4, : width // 4]
     angle = rng.uniform(0, np.pi)
     wavelength = rng.uniform(0.03, 0.5) * max(x.shape)
-    stripes = (
-        0.5
-        + 0.5
-        * np.sin(
-            (x * np.cos(angle) + y * np.sin(angle)) * (2 * np.pi / wavelength)
-            + rng.uniform(0, 2 * np.pi)
-        )[..., None]
-    )
-    clouds = np.asarray(
-        Image.fromarray(rng.random((6, 6), dtype=np.float32)).resize(
-            x.shape[::-1], Image.Resampling.BICUBIC
-        )
-    )[..., None]
-    small = (stripes * ground[0] + (1 - stripes) * ground[1]) * clouds + ground[2] * (
-        1 - clouds
-    )
-    large = Image.fromarray((small.clip(0, 1) * 255).astype(np.uint8)).resize(
-        (width, height), Image.Resampling.BICUBIC
-    )
+    along = (x * np.cos(angle) + y * np.sin(angle)) * (2 * np.pi / wavelength)
+    stripes = 0.5 + 0.5 * np.sin(along + rng.uniform(0, 2 * np.pi))[..., None]
+    bicubic = Image.Resampling.BICUBIC
+    noise = Image.fromarray(rng.random((6, 6), dtype=np.float32))
+    clouds = np.asarray(noise.resize(x.shape[::-1], bicubic))[..., None]
+    striped = stripes * ground[0] + (1 - stripes) * ground[1]
+    small = striped * clouds + ground[2] * (1 - clouds)
+    picture = Image.fromarray((small.clip(0, 1) * 255).astype(np.uint8))
+    large = picture.resize((width, height), bicubic)
     return np.asarray(large) / np.float32(255), ink
 
 
@@ -159,9 +151,8 @@ def encode(rng: np.random.Generator, pixels: np.ndarray, oddity: str | None) -> 
         picture = picture.convert("CMYK")
     elif oddity == "rotated":
         tags = Image.Exif()
-        tags[0x0112] = int(
-            rng.choice((3, 6, 8))
-        )  # half a turn, a quarter turn either way
+        # half a turn, a quarter turn either way
+        tags[0x0112] = int(rng.choice((3, 6, 8)))
         exif = tags.tobytes()
     buffer = io.BytesIO()
     if oddity == "png":
@@ -174,15 +165,9 @@ def encode(rng: np.random.Generator, pixels: np.ndarray, oddity: str | None) -> 
 
 
 def _draw(folder: Path, seed: int, key: Key) -> None:
-    split, label, index = key
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
-    path = (
-        folder
-        / SET.splits[split]
-        / CLASSES[label]
-        / f"{CLASSES[label]}_{index:05d}.JPEG"
-    )
-    path.write_bytes(encode(rng, image(rng, label), ODDITIES.get(index % 25)))
+    rng = rng_of(seed, *key)
+    content = encode(rng, image(rng, key[1]), ODDITIES.get(key[2] % 25))
+    SET.path(folder, key, "JPEG").write_bytes(content)
 
 
 SET = DrawnSet(

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from scripts._sets import DrawnSet, Key
+from scripts._sets import DrawnSet, Key, rng_of
 from scripts.demo_set import background, paint
 
 SIDES = (192, 289)  # of the pictures, pixels: smallest, and one more than the largest
@@ -43,19 +43,15 @@ def _grating(rng: np.random.Generator, canvas: np.ndarray, colour: np.ndarray) -
     angle = rng.uniform(0, np.pi)
     length = rng.uniform(*WAVES)
     wave = np.sin((x * np.cos(angle) + y * np.sin(angle)) * 2 * np.pi / length)
-    sharpness = rng.choice(
-        (1.0, length / 3)
-    )  # of stripes an edge is about a pixel wide
+    # of stripes an edge is about a pixel wide
+    sharpness = rng.choice((1.0, length / 3))
     cover = (0.5 + 0.5 * sharpness * wave).clip(0, 1)[..., None]
     box += cover * (colour - box)
 
 
 def _draw(folder: Path, seed: int, key: Key) -> None:
-    split, _, index = key
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
-    Image.fromarray(picture(rng)).save(
-        folder / SET.splits[split] / f"{index:04d}.png", compress_level=1
-    )
+    path = folder / SET.splits[key[0]] / f"{key[2]:04d}.png"
+    Image.fromarray(picture(rng_of(seed, *key))).save(path, compress_level=1)
 
 
 SET = DrawnSet(

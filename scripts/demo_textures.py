@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from scripts._sets import DrawnSet, Key
-from scripts.demo_set import MOTIFS, encode, motif
+from scripts._sets import DrawnSet, Key, rng_of
+from scripts.demo_set import MOTIFS, encode, finished, motif
 
 TEXTURES = ("checks", "dots", "rings", "stripes", "waves")
 CLASSES = tuple(
@@ -37,10 +37,7 @@ def image(rng: np.random.Generator, label: int) -> np.ndarray:
     room = np.array([width, height]) / 2 - reach
     centre = np.array([width, height]) / 2 + rng.uniform(-1, 1, 2) * room
     motif(rng, canvas, np.array(MOTIFS[shape]), centre, reach, ink.astype(np.float32))
-    canvas += rng.uniform(0, 0.1) * (
-        rng.random((height, width, 1), dtype=np.float32) - 0.5
-    )  # grain
-    return (canvas.clip(0, 1) * 255 + 0.5).astype(np.uint8)
+    return finished(rng, canvas, 0.1)
 
 
 def texture(rng: np.random.Generator, kind: str, height: int, width: int) -> np.ndarray:
@@ -68,15 +65,9 @@ def texture(rng: np.random.Generator, kind: str, height: int, width: int) -> np.
 
 
 def _draw(folder: Path, seed: int, key: Key) -> None:
-    split, label, index = key
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
-    path = (
-        folder
-        / SET.splits[split]
-        / CLASSES[label]
-        / f"{CLASSES[label]}_{index:05d}.JPEG"
-    )
-    path.write_bytes(encode(rng, image(rng, label), None))
+    rng = rng_of(seed, *key)
+    content = encode(rng, image(rng, key[1]), None)
+    SET.path(folder, key, "JPEG").write_bytes(content)
 
 
 SET = DrawnSet(

@@ -1,7 +1,6 @@
-"""Make the sets of `bench train --task superres`: the same patches as PNG files, as raw PPM files and in an
-LMDB.
+"""Make the sets of `bench train --task superres`: the same patches as PNG files and in an LMDB.
 
-    TO/png-16/train/a/000000.png ...    TO/raw-16/train/a/000000.ppm ...    TO/lmdb-16/train.lmdb
+    TO/png-16/train/a/000000.png ...    TO/lmdb-16/train.lmdb
 
 They are cut out of drawn textures, or of the images of a folder. Knows nothing of training.
 """
@@ -11,7 +10,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +20,6 @@ from scripts import Parser, pack
 from scripts._sets import make, replacing
 from scripts.demo_superres import picture
 
-STAMP = "patch_set.json"
-VERSION = 1
-STORES = ("png", "raw", "lmdb")
 OF_A_PICTURE = 50
 """Patches that are cut out of a picture before the next one is drawn or opened."""
 
@@ -32,42 +28,18 @@ def pictures(images: Path | None, side: int, seed: int) -> Iterator[np.ndarray]:
     """Yield pictures for ever, uint8 [H, W, 3]: drawn ones, or again and again those of a folder that are
     `side` pixels wide and high at least. Raises ValueError where it has none.
     """
-    files = (
-        []
-        if images is None
-        else [path for path in sorted(images.rglob("*")) if _holds(path, side)]
-    )
-    if images is not None and not files:
-        raise ValueError(
-            f"--images {images}: no picture of {side} x {side} pixels or more is there"
-        )
     rng = np.random.default_rng(seed)
-    at = 0
+    while images is None:
+        yield picture(rng)
     while True:
-        yield _pixels(files[at % len(files)]) if files else picture(rng)
-        at += 1
-
-
-def _holds(path: Path, side: int) -> bool:
-    """Whether it is a picture of that size, as far as its header says."""
-    if not path.is_file():
-        return False
-    try:
-        with Image.open(path) as opened:
-            return min(opened.size) >= side
-    except UnidentifiedImageError:  # a text, or a list of the pictures
-        return False
-
-
-def _pixels(path: Path) -> np.ndarray:
-    """Return uint8 [H, W, 3]. Raises ValueError where the picture is damaged."""
-    try:
-        with Image.open(path) as opened:
-            return np.asarray(opened.convert("RGB"))
-    except (OSError, SyntaxError) as error:
-        raise ValueError(
-            f"--images: {path} cannot be decoded ({error}); take it away"
-        ) from None
+        large = False
+        for path in filter(Path.is_file, sorted(images.rglob("*"))):
+            with suppress(UnidentifiedImageError), Image.open(path) as opened:
+                if min(opened.size) >= side:
+                    large = True
+                    yield np.asarray(opened.convert("RGB"))
+        if not large:
+            raise ValueError(f"--images {images} has no picture of {side} x {side}")
 
 
 def patches(
@@ -80,7 +52,7 @@ def patches(
         height, width = whole.shape[:2]
         if min(height, width) < side:
             raise ValueError(
-                f"--patches {side}: drawn pictures have {width} x {height} pixels; give --images"
+                f"--patches {side}: larger than what is drawn; give --images"
             )
         for _ in range(min(OF_A_PICTURE, count - made)):
             y, x = rng.integers(0, (height - side + 1, width - side + 1))
@@ -98,38 +70,25 @@ def write(
     images: Path | None = None,
 ) -> bool:
     """Make the sets; False when they are there already. Raises ValueError and OSError."""
-    stamp = {
-        "version": VERSION,
-        "seed": seed,
-        "count": count,
-        "patches": [*sides],
-        "images": str(images),
-    }
-    if min(sides) < 1:
-        raise ValueError(f"--patches {min(sides)}: at least 1 pixel")
-    if count < 2:
-        raise ValueError(f"--count {count}: at least two, one of them to validate")
-    with replacing(
-        target, STAMP, stamp, [f"{store}-{side}" for store in STORES for side in sides]
-    ) as fresh:
+    if min(sides) < 1 or count < 2:
+        raise ValueError(f"--patches {min(sides)} --count {count}: at least 1 px and 2")
+    stamp = {"seed": seed, "count": count, "patches": [*sides], "images": str(images)}
+    folders = [f"{store}-{side}" for store in ("png", "lmdb") for side in sides]
+    with replacing(target, "patch_set.json", stamp, folders) as fresh:
         if fresh is None:
             return False
         for side in sides:
             for number, patch in enumerate(patches(images, side, count, seed)):
                 split = "train" if number else "val"
-                for store, ending in (("png", "png"), ("raw", "ppm")):
-                    folder = fresh / f"{store}-{side}" / split / "a"
-                    folder.mkdir(parents=True, exist_ok=True)
-                    Image.fromarray(patch).save(folder / f"{number:06d}.{ending}")
+                folder = fresh / f"png-{side}" / split / "a"
+                folder.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(patch).save(folder / f"{number:06d}.png")
             # it tells of one class alone, and how to train on a folder that is renamed in the end
             with redirect_stdout(io.StringIO()) as output, redirect_stderr(output):
-                failed = pack.main(
-                    [str(fresh / f"lmdb-{side}"), "--from", str(fresh / f"png-{side}")]
-                )
+                to, of = fresh / f"lmdb-{side}", fresh / f"png-{side}"
+                failed = pack.main([str(to), "--from", str(of)])
             if failed:
-                raise ValueError(
-                    f"the LMDB could not be made: {output.getvalue().strip()}"
-                )
+                raise ValueError(f"no LMDB could be made: {output.getvalue().strip()}")
     return True
 
 

@@ -1,8 +1,12 @@
 """`python -m scripts.published` NAME: the table of a published report, by hand here, and ours.
 
-A report is a file of configs/published/: its figures, its hardware, and for each row the point of a suite of
-`python -m scripts.bench` that is the same by hand, and the one that is ours. Nothing is timed here. Machines
-differ, so rows are compared by their ratios: the report's to its own baseline, those of here to the same
+A report is a file of configs/published/: title, source, hardware, what differs, and tables. A table names a
+suite of `python -m scripts.bench` and its `flags` (those of `without_gpu` where there is none), the `set` that
+is its --data and the `count` of files in it, the `figures` that are compared, with their titles and `units`,
+the `baseline` of the ratios (`apart`: each column has its own), and `lines`. A line has the report's figures,
+the point of the suite that is the same `by_hand`, the one that is `ours`, and the `gpus` that it needs.
+
+Machines differ, so rows are compared by their ratios: the report's to its own baseline, those of here to the same
 baseline by hand, in the same run. What follows a bare -- are flags of the suite that replace the report's.
 """
 
@@ -12,94 +16,35 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 sys.path.insert(
     0, str(Path(__file__).resolve().parents[1])
 )  # also when it is started as a file
 
+import torch
 import yaml
 from PIL import Image
-from pydantic import Field, PositiveInt, ValidationError
 
-from benchmarks import _show
-from benchmarks._flags import asked
 from benchmarks._process import ending_on_signals
-from benchmarks._suite import Common, Row, merged, run, said_of, value
-from contracts import UserError
+from benchmarks._suite import Common, Point, Row, merged, run, said_of, value
+from contracts import UserError, one_line
 from report import record
 from scripts import demo_set, demo_textures, link_set, patch_set, video_set
 from scripts.bench import suite_of
+from settings import cli
 from settings.cli import Settings, one_of
 
 REPORTS = Path(__file__).resolve().parents[1] / "configs" / "published"
-HERE = ("by hand here", "ours")
-"""Columns of what is measured."""
 LEFT_OUT = "not measured: the flags of the suite leave it out here"
 """Why a point that a line names is not among the suite's."""
 PATCHES = (16, 64)
 """Sides of patches that are cut, pixels."""
-Point = dict[str, Any]
-
-
-class Line(Settings):
-    """One row of a report: what was published, and the points of the suite that are the same here."""
-
-    name: str
-    published: dict[str, float] = Field(default_factory=dict)
-    """The report's figures, by the names that they have in the suite; none where it has no such row."""
-    by_hand: Point | None = None
-    """What the point of the loop by hand has; none where there is none to write."""
-    ours: Point | None = None
-    """What our point has."""
-    gpus: int = 0
-    """GPUs that the row needs to be of any meaning."""
-
-
-class Table(Settings):
-    """One table of a report, measured by one suite."""
-
-    name: str
-    """Names its folder of results."""
-    about: str
-    """What the figures are, for the title."""
-    suite: str
-    """Suite of `python -m scripts.bench` that measures it."""
-    set: Literal["images", "png", "training", "videos", "patches", "textures", "none"]
-    """What --data of the suite is: <class>/*, these as PNG files, train/ and val/ of these, videos, or what
-    scripts.patch_set and scripts.demo_textures make."""
-    count: PositiveInt
-    """Files that one pass of the report has."""
-    flags: dict[str, Any]
-    """Flags of the suite, as the report's setting has them."""
-    without_gpu: dict[str, Any] = Field(default_factory=dict)
-    """Flags that are others where there is no GPU: smaller sets, fewer steps; `count` may be here too."""
-    gpus: int = 0
-    """GPUs without which the table means nothing."""
-    figures: dict[str, str]
-    """Figure of the suite that is compared -> what it is, with the report's unit."""
-    units: dict[str, float] = Field(default_factory=dict)
-    """Figure -> the report's unit in that of the suite, where they differ: 60 for minutes of seconds."""
-    baseline: str
-    """Name of the line that the ratios are to."""
-    apart: bool = False
-    """Whether ratios of ours are to our own figure of that line, and not to that by hand."""
-    lines: tuple[Line, ...]
-
-
-class Report(Settings):
-    """A published report: a file of configs/published/."""
-
-    title: str
-    source: str
-    """Where it was published."""
-    hardware: str
-    """What its figures were measured on."""
-    differs: tuple[str, ...] = ()
-    """Sentences on what is not as in the report, here or there."""
-    tables: tuple[Table, ...]
+HERE = ("by_hand", "ours")
+"""Columns of what is measured."""
+Table = dict[str, Any]
 
 
 class Published(Settings):
@@ -116,18 +61,7 @@ class Published(Settings):
     tables: tuple[str, ...] = ()
     """Tables of the report, by name. Default: all."""
     limit_s: float = 900.0
-    """Longest that one point may take, seconds."""
-
-
-def read(name: str) -> Report:
-    """Return a report by its name. Raises UserError for one that is not there, or that lacks something."""
-    path = REPORTS / f"{one_of('REPORT', name, names())}.yaml"
-    try:
-        return Report.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UserError(f"{path}: {where}: {first['msg']}") from None
+    """Longest that one process may take, seconds."""
 
 
 def names() -> list[str]:
@@ -135,73 +69,62 @@ def names() -> list[str]:
     return sorted(path.stem for path in REPORTS.glob("*.yaml"))
 
 
-# --- data ---------------------------------------------------------------------------------------------------
+def read(name: str) -> dict[str, Any]:
+    """Return a report by its name. Raises UserError for one that is not there."""
+    path = REPORTS / f"{one_of('REPORT', name, names())}.yaml"
+    report: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return report
 
 
 def data_for(
-    table: Table, count: int, settings: Published, folder: Path
+    kind: str, count: int, settings: Published, folder: Path
 ) -> tuple[Path | None, str]:
     """Return the --data of a table's suite, made below `folder` where it is not given, and what to say of it.
 
-    Raises UserError.
+    `kind` is images (<class>/*), png (these as PNG files), training (train/ and val/ of these), videos,
+    patches or textures (which scripts.patch_set and scripts.demo_textures make), or none. Raises UserError.
     """
-    target = folder / f"{table.set}-{count}"
+    target = folder / f"{kind}-{count}"
+    root, said = settings.data, f"the images of {settings.data}"
     try:
-        if table.set == "none":
+        if kind == "none":
             return None, "the suite makes what it reads"
-        if table.set == "textures":
+        if kind == "textures":
             demo_textures.write(target)
-            return target, f"drawn textures, version {demo_textures.SET.version}"
-        if table.set == "patches":
-            patch_set.write(target, PATCHES, count, images=settings.data)
-            source = (
-                f"the images of {settings.data}"
-                if settings.data
-                else "--data is not given: drawn textures"
-            )
-            return target, f"{source}, cut into {count:,} patches"
-        if table.set == "videos":
-            if settings.videos:
-                return settings.videos, f"the videos of {settings.videos}"
-            kind = video_set.Kind()
-            video_set.write(target, count, kind, progress=False)
-            return (
-                target,
-                f"--videos is not given: {count} coded ones of {kind.frames} frames",
-            )
-        root, what = settings.data, f"the images of {settings.data}"
+            return target, "drawn textures"
+        if kind == "videos":
+            if settings.videos is None:
+                video_set.write(target, count, progress=False)
+            return settings.videos or target, f"{settings.videos or 'coded videos'}"
+        if kind == "patches":
+            patch_set.write(target, PATCHES, count, images=root)
+            said = said if root else "drawn textures, since --data is not given"
+            return target, f"{said}, cut into {count:,} patches"
         if root is None:
-            root, what = (
-                folder / "drawn",
-                "--data is not given: drawn images, smaller than photographs",
-            )
+            root, said = folder / "drawn", "drawn images, since --data is not given"
             demo_set.write(root, 50, 5, progress=False)
-        if table.set == "png":
-            return (
-                target,
-                f"{what}, {_as_png(root, target, count):,} of them as PNG files",
-            )
-        for below in ("train", "val") if table.set == "training" else ("",):
-            target.mkdir(parents=True, exist_ok=True) if below else None
-            if not (target / below).exists():
-                number = max(count, len(link_set.sources(root)))
-                link_set.link(root, target / below, number, symbolic=True)
-        return target, f"{what}, linked to {count:,} names"
+        splits = ("train", "val") if kind == "training" else ("",)
+        for place in [target / split for split in splits]:
+            if place.exists():
+                continue
+            if kind == "png":
+                _as_png(root, place, count)
+            else:
+                names = max(count, len(link_set.sources(root)))
+                link_set.link(root, place, names, symbolic=True)
+        return target, f"{said}, as {count:,} names"
     except (ValueError, OSError) as error:
         raise UserError(f"--data: {error}") from None
 
 
-def _as_png(root: Path, target: Path, count: int) -> int:
-    """Write the first `count` images as PNG files, unless they are there; return their number."""
-    files = link_set.sources(root)[:count]
-    if not target.exists():
-        with link_set.filled(target, root) as fresh:
-            for number, file in enumerate(files):
-                png = fresh / file.parent.name / f"{number:04d}.png"
-                png.parent.mkdir(parents=True, exist_ok=True)
-                with Image.open(file) as image:
-                    image.convert("RGB").save(png)
-    return len(files)
+def _as_png(root: Path, target: Path, count: int) -> None:
+    """Write the first `count` images as PNG files."""
+    with link_set.filled(target, root) as fresh:
+        for number, file in enumerate(link_set.sources(root)[:count]):
+            png = fresh / file.parent.name / f"{number:04d}.png"
+            png.parent.mkdir(parents=True, exist_ok=True)
+            with Image.open(file) as image:
+                image.convert("RGB").save(png)
 
 
 # --- a table ------------------------------------------------------------------------------------------------
@@ -210,125 +133,82 @@ def _as_png(root: Path, target: Path, count: int) -> int:
 def words(flags: Mapping[str, Any]) -> list[str]:
     """Return flags of a suite as a command line has them; None leaves a flag out."""
     found: list[str] = []
-    for name, its in flags.items():
+    for name, each in flags.items():
         flag = f"--{name.replace('_', '-')}"
-        if isinstance(its, str):
-            found.append(f"{flag}={its}")  # --flags has words that begin like flags
-        elif its is not None:
-            several = its if isinstance(its, list) else [its]
-            found += [
-                flag,
-                *(
-                    str(each).lower() if isinstance(each, bool) else str(each)
-                    for each in several
-                ),
-            ]
+        if isinstance(each, list):
+            found += [flag, *map(str, each)]
+        elif each is not None:
+            found.append(f"{flag}={each}")  # --flags has words that begin like flags
     return found
 
 
 def settled(table: Table, gpus: int) -> tuple[dict[str, Any], int]:
     """Return the flags of a table's suite and the count of files, as this machine has GPUs."""
-    flags = dict(table.flags) if gpus else table.flags | table.without_gpu
-    count = int(flags.pop("count", table.count))
+    flags = table["flags"] | ({} if gpus else table.get("without_gpu", {}))
+    count = int(flags.pop("count", table["count"]))
     if gpus and "gpus" in flags:
         flags["gpus"] = [number for number in flags["gpus"] if number <= gpus]
     return flags, count
 
 
-def row_of(rows: Sequence[Row], point: Point) -> Row | None:
-    """Return the row whose point has these values."""
-    return next((row for row in rows if point.items() <= row["point"].items()), None)
+def holds(point: Point, part: Point | None) -> bool:
+    """Whether a point has these values."""
+    return part is not None and part.items() <= point.items()
 
 
-def named(table: Table, points: Sequence[Point], gpus: int) -> list[Point]:
+def shown(table: Table, points: Sequence[Point], gpus: int) -> list[Point]:
     """Return the points that a line of the table shows on a machine with so many GPUs: of a suite's loaders
-    times its GPUs few are."""
-    lines = [line for line in table.lines if line.gpus <= gpus]
-    shown = [
-        point
-        for line in lines
-        for point in (line.by_hand, line.ours)
-        if point is not None
-    ]
-    return [
-        point for point in points if any(one.items() <= point.items() for one in shown)
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A cell: a figure and the smallest and largest of its repeats, or why there is none."""
-
-    figure: float | None
-    why: str = "-"
-    between: tuple[float, float] | None = None
-    exact: bool = False  # to be shown as it was published
-
-
-def found_here(
-    table: Table,
-    line: Line,
-    point: Point | None,
-    rows: Sequence[Row],
-    figure: str,
-    gpus: int,
-) -> Found:
-    """Return the figure of a point in the report's unit, or why there is none here."""
-    if point is None:
-        return Found(None)
-    if line.gpus > gpus:
-        return Found(
-            None, f"cannot run here: it needs {line.gpus} GPU{'s' * (line.gpus > 1)}"
-        )
-    row = row_of(rows, point)
-    if row is None:
-        return Found(None, LEFT_OUT)
-    if row["status"] == "absent":
-        return Found(None, f"cannot run here: {row['error']}")
-    if row["status"] != "ok":
-        return Found(None, f"not measured: {said_of(row)}")
-    found = value(row, figure)
-    if found is None:
-        return Found(None, "not measured")
-    unit = table.units.get(figure, 1.0)
-    its = row["spread"].get(figure)
-    return Found(
-        found / unit, between=(its["min"] / unit, its["max"] / unit) if its else None
-    )
+    times its GPUs few are.
+    """
+    lines = [line for line in table["lines"] if line.get("gpus", 0) <= gpus]
+    parts = [line.get(column) for line in lines for column in HERE]
+    return [point for point in points if any(holds(point, part) for part in parts)]
 
 
 def cells(table: Table, figure: str, rows: Sequence[Row], gpus: int) -> list[list[str]]:
     """Return a list a line: its name, theirs, by hand here, ours; each a figure with its ratio to the
-    baseline, and its spread where it was repeated.
+    baseline, and its spread where it was repeated, or why there is none.
 
     The baseline here is the one by hand, or ours where nothing by hand is measured; of a table whose columns
     are `apart`, each has its own.
     """
-    found = {
-        line.name: [
-            Found(line.published.get(figure), exact=True),
-            *(
-                found_here(table, line, point, rows, figure, gpus)
-                for point in (line.by_hand, line.ours)
-            ),
-        ]
-        for line in table.lines
-    }
-    theirs, by_hand, ours = (each.figure for each in found[table.baseline])
-    here = by_hand if by_hand is not None else ours
-    baselines = (theirs, here, ours if table.apart else here)
+    unit = table.get("units", {}).get(figure, 1.0)
 
-    def said(cell: Found, baseline: float | None) -> str:
-        if cell.figure is None:
-            return cell.why
-        more = [f"{cell.figure / baseline:.2f} x"] if baseline else []
-        more += [" to ".join(map(_digits, cell.between))] if cell.between else []
-        shown = f"{cell.figure:,.6g}" if cell.exact else _digits(cell.figure)
-        return shown + (f" ({'; '.join(more)})" if more else "")
+    def here(line: Table, column: str) -> tuple[float | None, str, str]:
+        """Return a figure, as text or why there is none, and its spread."""
+        part = line.get(column)
+        row = next((row for row in rows if holds(row["point"], part)), None)
+        if part is None:
+            return None, "-", ""
+        if line.get("gpus", 0) > gpus:
+            return None, f"cannot run here: it needs {line['gpus']} GPUs", ""
+        if row is None:
+            return None, LEFT_OUT, ""
+        known = value(row, figure)
+        if row["status"] != "ok" or known is None:
+            return None, f"not measured: {said_of(row)}", ""
+        its = row["spread"].get(figure)
+        ends = [_digits(its[end] / unit) for end in ("min", "max")] if its else []
+        return known / unit, _digits(known / unit), " to ".join(ends)
+
+    lines = {}
+    for line in table["lines"]:
+        known = line.get("published", {}).get(figure)
+        theirs = (known, f"{known:,.6g}" if known else "-", "")
+        lines[line["name"]] = [theirs, here(line, "by_hand"), here(line, "ours")]
+    theirs, by_hand, ours = (first for first, *_ in lines[table["baseline"]])
+    baselines = [theirs, by_hand or ours, by_hand or ours]
+    if table.get("apart"):
+        baselines[2] = ours
+
+    def cell(known: float | None, text: str, between: str, base: float | None) -> str:
+        more = [f"{known / base:.2f} x"] if known and base else []
+        more += [between] if between else []
+        return f"{text} ({'; '.join(more)})" if more else text
 
     return [
-        [name, *(said(*pair) for pair in zip(its, baselines, strict=True))]
-        for name, its in found.items()
+        [name, *(cell(*one, base) for one, base in zip(its, baselines, strict=True))]
+        for name, its in lines.items()
     ]
 
 
@@ -336,145 +216,85 @@ def _digits(figure: float) -> str:
     return f"{figure:,.0f}" if figure >= 1000 else f"{figure:.4g}"
 
 
-def markdown(
-    table: Table, told: Mapping[str, Sequence[Sequence[str]]], data: str, command: str
-) -> str:
-    """Return the tables of a suite, one a figure, with what was run for them."""
-    to = (
-        "each column's to its own"
-        if table.apart
-        else "theirs to their own, those of here to that of here"
-    )
-    lines = [
-        f"## {table.about}",
-        "",
-        f"Ratios are to *{table.baseline}*: {to}. Data: {data}.",
-        "",
-        f"```bash\n{command}\n```",
-        "",
-    ]
-    for title, rows in told.items():
-        whole = [[title, "theirs", *HERE], ["---"] * 4, *rows]
-        lines += [*(f"| {' | '.join(row)} |" for row in whole), ""]
-    return "\n".join(lines)
-
-
 def measured(
-    table: Table, settings: Published, more: Sequence[str], folder: Path, console: Any
+    table: Table, settings: Published, more: Sequence[str], folder: Path
 ) -> str:
-    """Measure a table with `more` flags of its suite, print it, and return it as Markdown. Raises
-    UserError."""
-    import torch
-
+    """Measure a table with `more` flags of its suite, and return it as Markdown. Raises UserError."""
     gpus = torch.cuda.device_count()
-    if table.gpus > gpus:
-        console.print(
-            f"{table.about}\ncannot run here: it needs a GPU", highlight=False
-        )
-        return f"## {table.about}\n\nCannot run here: it needs a GPU.\n"
-    whole = suite_of(table.suite)
+    head = f"## {table['about']}\n"
+    if table.get("gpus", 0) > gpus:
+        return f"{head}\nCannot run here: it needs a GPU.\n"
+    whole = suite_of(table["suite"])
 
     def points(flagged: Common) -> list[Point]:
-        every = whole.points(flagged)
-        found = named(table, every, gpus)
-        if every and not found:
+        found = shown(table, whole.points(flagged), gpus)
+        if not found:
             raise UserError(
-                f"--tables {table.name}: no line for this machine has what the flags behind -- measure"
+                f"{table['name']}: the flags leave nothing that a line shows"
             )
         return found
 
-    suite = replace(whole, points=points)
     flags, count = settled(table, gpus)
-    asked(
-        suite.settings, [*words(flags), *more], prog=f"bench {suite.name}"
+    prog = f"bench {whole.name}"
+    cli.flags(
+        whole.settings, [*words(flags), *more], prog=prog
     )  # before a set is drawn
-    data, said = data_for(table, count, settings, folder)
-    if not gpus and (
-        others := {name: flags[name] for name in table.without_gpu if name in flags}
-    ):
-        said += f"; {shlex.join(words(others))} in place of the report's, for no GPU is here"
-    said += f"; {shlex.join(more)} in place of the report's" if more else ""
-    own = {"data": str(data)} if data else {}
-    argv = [*words({**own, **flags, "limit_s": settings.limit_s}), *more]
-    results = folder / table.name
-    with _show.progress(console, f"{table.name} ({table.suite})") as progress:
-        rows = run(
-            suite,
-            asked(suite.settings, argv, prog=f"bench {suite.name}"),
-            results,
-            progress,
-        )
-    shown_rows = suite.derive(merged(rows))
-    for row in shown_rows:  # of as many samples as the table has
+    data, said = data_for(table["set"], count, settings, folder)
+    place = {"data": str(data)} if data else {}
+    argv = [*words({**place, **flags, "limit_s": settings.limit_s}), *more]
+    asked = cli.flags(whole.settings, argv, prog=prog)
+    suite = replace(whole, points=points)
+    rows = suite.derive(merged(run(suite, asked, folder / table["name"], print)))
+    for row in rows:  # of as many samples as the table has
         if row["status"] == "ok" and row["figures"].get("rate"):
             row["figures"].setdefault("epoch_s", count / row["figures"]["rate"])
-    told = {
-        title: cells(table, figure, shown_rows, gpus)
-        for figure, title in table.figures.items()
-    }
-    place = ["--data", "DATA"] if data else []
-    command = shlex.join(
-        ["python", "-m", "scripts.bench", table.suite, *place, *words(flags), *more]
-    )
-    text = markdown(table, told, said, command)
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
-    return text
+    command = ["python", "-m", "scripts.bench", whole.name, *words(flags), *more]
+    apart = ", each column's to its own" if table.get("apart") else ""
+    lines = [
+        head,
+        f"Ratios are to *{table['baseline']}*{apart}. Data: {said}.\n",
+        f"```bash\n{shlex.join(command)}\n```\n",
+    ]
+    for figure, title in table["figures"].items():
+        titles = [[title, "theirs", "by hand here", "ours"], ["---"] * 4]
+        body = cells(table, figure, rows, gpus)
+        lines += [*(f"| {' | '.join(row)} |" for row in titles + body), ""]
+    return "\n".join(lines)
 
 
 def main(argv: list[str]) -> int:
     """Return 0; 2 for a user's mistake, 130 on an interrupt."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(f"{__doc__}\n")
+        for name in names():
+            print(f"  {name:16}{read(name)['title']}")
+        return 0
     try:
-        from rich.console import Console
-
-        if not argv or argv[0] in ("-h", "--help"):
-            print(f"{__doc__}\n")
-            for name in names():
-                print(f"  {name:16}{read(name).title}")
-            return 0
         report = read(argv[0])
         at = argv.index("--") if "--" in argv else len(argv)
-        settings = asked(Published, argv[1:at], prog=f"published {argv[0]}")
-        folder = (
-            settings.output
-            or Path("runs") / f"published-{argv[0]}-{time.strftime('%Y%m%d-%H%M%S')}"
-        )
-        console = Console(width=None if sys.stdout.isatty() else 200)
-        console.print(
-            f"{report.title}\n{report.source}\ntheirs: {report.hardware}",
-            *report.differs,
-            sep="\n",
-            highlight=False,
-        )
-        known = {table.name: table for table in report.tables}
+        settings = cli.flags(Published, argv[1:at], prog=f"published {argv[0]}")
+        known = {table["name"]: table for table in report["tables"]}
         chosen = [one_of("--tables", name, known) for name in settings.tables or known]
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise record.unwritable(folder, error) from None
+        date = time.strftime("%Y%m%d-%H%M%S")
+        folder = settings.output or Path("runs") / f"published-{argv[0]}-{date}"
+        head = (
+            f"# {report['title']}\n\n{report['source']} Theirs: {report['hardware']}.\n"
+        )
+        parts = [head, *(f"- {line}" for line in report["differs"]), ""]
+        folder.mkdir(parents=True, exist_ok=True)
         with ending_on_signals():
-            made = [
-                measured(known[name], settings, argv[at + 1 :], folder, console)
-                for name in chosen
-            ]
-        head = [
-            f"# {report.title}",
-            "",
-            f"{report.source} Theirs: {report.hardware}.",
-            "",
-        ]
-        head += [*(f"- {line}" for line in report.differs), ""]
-        record.replace(folder / "published.md", "\n".join([*head, *made]).encode())
-        console.print(f"published: {folder / 'published.md'}", highlight=False)
-        return 0
-    except UserError as mistake:
-        print(f"published: {mistake}", file=sys.stderr)
+            for name in chosen:
+                parts.append(measured(known[name], settings, argv[at + 1 :], folder))
+                print(parts[-1], flush=True)
+        record.replace(folder / "published.md", "\n".join(parts).encode())
+        print(f"published: {folder / 'published.md'}")
+    except (UserError, OSError) as mistake:
+        print(one_line(f"published: {mistake}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(
-            "published: interrupted; the same command with --output goes on",
-            file=sys.stderr,
-        )
+        print("published: interrupted; --output goes on", file=sys.stderr)
         return 130
+    return 0
 
 
 if __name__ == "__main__":

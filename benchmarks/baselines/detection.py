@@ -29,56 +29,46 @@ CLASSES = 91
 
 
 class Coco(Dataset[Any]):
-    """(fp32 [3, H, W] in 0..1, {"boxes": fp32 [n, 4] x0 y0 x1 y1, "labels", and "masks" where asked for}) of
-    images that have a box."""
+    """(fp32 [3, H, W] in 0..1, {"boxes": fp32 [n, 4] x0 y0 x1 y1, "labels"}) of images that have a box."""
 
-    def __init__(self, root: Path, *, masks: bool) -> None:
-        self.data = torchvision.datasets.CocoDetection(
-            str(root / "train2017"),
-            str(root / "annotations" / "instances_train2017.json"),
-        )
+    def __init__(self, root: Path) -> None:
+        annotations = root / "annotations" / "instances_train2017.json"
+        folder = str(root / "train2017")
+        self.data = torchvision.datasets.CocoDetection(folder, str(annotations))
         coco = self.data.coco
-        self.kept = [
-            place
-            for place, image in enumerate(self.data.ids)
-            if _boxes(coco.loadAnns(coco.getAnnIds(image)))
+        self.with_boxes = [
+            index
+            for index, image in enumerate(self.data.ids)
+            if boxes_of(coco.loadAnns(coco.getAnnIds(image)))
         ]
-        self.masks = masks
 
     def __len__(self) -> int:
-        return len(self.kept)
+        return len(self.with_boxes)
 
     def shapes(self) -> list[float]:
         """Return width / height of each image."""
-        images = self.data.coco.loadImgs([self.data.ids[place] for place in self.kept])
+        images = self.data.coco.loadImgs([self.data.ids[i] for i in self.with_boxes])
         return [image["width"] / image["height"] for image in images]
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, Target]:
-        picture, annotations = self.data[self.kept[index]]
-        found = _boxes(annotations)
-        corners = torch.tensor([one["bbox"] for one in found], dtype=torch.float32)
-        corners[:, 2:] += corners[:, :2]
+        picture, annotations = self.data[self.with_boxes[index]]
+        known = boxes_of(annotations)
+        boxes = torch.tensor([one["bbox"] for one in known], dtype=torch.float32)
+        labels = torch.tensor([one["category_id"] for one in known])
+        boxes[:, 2:] += boxes[:, :2]
         width, height = picture.size
-        corners[:, 0::2].clamp_(0, width)
-        corners[:, 1::2].clamp_(0, height)
-        whole = (corners[:, 2] > corners[:, 0]) & (corners[:, 3] > corners[:, 1])
-        target = {
-            "boxes": corners[whole],
-            "labels": torch.tensor([one["category_id"] for one in found])[whole],
-        }
-        if self.masks:
-            target["masks"] = torch.stack(
-                [torch.from_numpy(self.data.coco.annToMask(one)) for one in found]
-            )[whole]
+        boxes[:, 0::2].clamp_(0, width)
+        boxes[:, 1::2].clamp_(0, height)
+        whole = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
+        boxes = boxes[whole]
         if random.random() < 0.5:
             picture = functional.hflip(picture)
-            target["boxes"][:, [0, 2]] = width - target["boxes"][:, [2, 0]]
-            if self.masks:
-                target["masks"] = target["masks"].flip(-1)
+            boxes[:, [0, 2]] = width - boxes[:, [2, 0]]
+        target = {"boxes": boxes, "labels": labels[whole]}
         return functional.to_tensor(picture), target
 
 
-def _boxes(annotations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def boxes_of(annotations: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the boxes that one learns from: no crowd, and wider and higher than a pixel."""
     return [
         one
@@ -103,24 +93,20 @@ class Grouped(Sampler[list[int]]):
                 yield waiting.pop(self.groups[index])
 
 
-def loader(root: Path, arch: str, batch_size: int, workers: int) -> DataLoader[Any]:
+def loader(root: Path, batch_size: int, workers: int) -> DataLoader[Any]:
     """Return the DataLoader; a batch is ([images], [targets])."""
-    data = Coco(root, masks="maskrcnn" in arch)
-    grouped = Grouped(data.shapes(), batch_size)
+    data = Coco(root)
     return DataLoader(
         data,
-        batch_sampler=grouped,
+        batch_sampler=Grouped(data.shapes(), batch_size),
         num_workers=workers,
         collate_fn=_listed,
         persistent_workers=workers > 0,
     )
 
 
-def _listed(
-    samples: list[tuple[torch.Tensor, Target]],
-) -> tuple[tuple[torch.Tensor, ...], tuple[Target, ...]]:
-    images, targets = zip(*samples, strict=True)
-    return images, targets
+def _listed(samples: list[tuple[torch.Tensor, Target]]) -> tuple[Any, ...]:
+    return tuple(zip(*samples, strict=True))
 
 
 def batches(
@@ -131,34 +117,32 @@ def batches(
         empty = True
         for images, targets in loader:
             empty = False
-            yield (
-                [image.to(device) for image in images],
-                [
-                    {name: one.to(device) for name, one in target.items()}
-                    for target in targets
-                ],
-            )
+            moved = [
+                {name: one.to(device) for name, one in target.items()}
+                for target in targets
+            ]
+            yield [image.to(device) for image in images], moved
         if empty:
             raise ValueError(
-                "no batch of images of about the same shape can be filled: a smaller --batch-size, or more "
-                "images"
+                "images of like shape fill no batch; a smaller --batch-size"
             )
 
 
 def model(arch: str) -> nn.Module:
     """Return a model without weights, in training mode."""
-    found: nn.Module = torchvision.models.get_model(
+    made: nn.Module = torchvision.models.get_model(
         arch, weights=None, weights_backbone=None, num_classes=CLASSES
     )
-    return found.train()
+    return made.train()
 
 
 def loss_of(
-    found: nn.Module, images: list[torch.Tensor], targets: list[Target]
+    model: nn.Module, images: list[torch.Tensor], targets: list[Target]
 ) -> torch.Tensor:
     """Return the sum of the module's losses. It is read back each step, as such loops do, to stop when it is
-    no number."""
-    total = torch.stack(list(found(images, targets).values())).sum()
+    no number.
+    """
+    total = torch.stack(list(model(images, targets).values())).sum()
     if not math.isfinite(total.item()):
         raise ValueError("the loss is no number")
     return total

@@ -1,4 +1,4 @@
-"""Datasets over a list of paths and labels as one writes them by hand: what the suite `lists` compares with.
+"""Datasets over a list of paths and labels as one writes them by hand: what `loader --lines` compares with.
 
 Uses nothing of ours on purpose. A sample is the length of its path plus its label: a number that needs both.
 """
@@ -15,15 +15,18 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 
+def parsed(line: str) -> tuple[str, int]:
+    """Return path and label of a line."""
+    name, _, label = line.rpartition(",")
+    return name, int(label)
+
+
 class PythonList(Dataset[int]):
     """A list of (path, label), as torchvision's ImageFolder keeps it."""
 
     def __init__(self, path: Path) -> None:
-        self.samples: list[tuple[str, int]] = []
         with path.open() as file:
-            for line in file:
-                name, _, label = line.rpartition(",")
-                self.samples.append((name, int(label)))
+            self.samples = [parsed(line) for line in file]
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -37,9 +40,9 @@ class NumPyStrings(Dataset[int]):
     """Two arrays, one of them of strings: the remedy that pytorch#13246 recommends."""
 
     def __init__(self, path: Path) -> None:
-        listed = PythonList(path)
-        self.names = np.array([name for name, _ in listed.samples])
-        self.labels = np.array([label for _, label in listed.samples])
+        names, labels = zip(*PythonList(path).samples, strict=True)
+        self.names = np.array(names)
+        self.labels = np.array(labels)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -74,21 +77,8 @@ class Walk(IterableDataset[int]):
         with self.path.open() as file:
             for at, line in enumerate(file):
                 if at % workers == number:
-                    name, _, label = line.rpartition(",")
-                    yield len(name) + int(label)
-
-
-class Nothing(Dataset[int]):
-    """So many samples, and nothing behind them: an empty worker."""
-
-    def __init__(self, samples: int) -> None:
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, index: int) -> int:
-        return index
+                    name, label = parsed(line)
+                    yield len(name) + label
 
 
 DATASETS: dict[str, Any] = {
@@ -107,13 +97,8 @@ def loader(dataset: Any, *, batch_size: int, workers: int) -> DataLoader[Any]:
         batch_size=batch_size,
         shuffle=not isinstance(dataset, IterableDataset),
         num_workers=workers,
-        collate_fn=_array,
+        # through a pipe: less of /dev/shm, which is not what is measured
+        collate_fn=np.array,
         multiprocessing_context="fork",
         generator=torch.Generator().manual_seed(0),
     )
-
-
-def _array(samples: list[int]) -> Any:
-    return np.array(
-        samples, np.int64
-    )  # through a pipe: less of /dev/shm, which is not what is measured

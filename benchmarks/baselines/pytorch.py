@@ -1,7 +1,7 @@
 """The loading that one writes by hand with PyTorch on the CPU: PIL (clips: PyAV or decord), torchvision's
 transforms, a DataLoader.
 
-Uses nothing of ours on purpose: it is what `loader` and `slow-storage` compare with.
+Uses nothing of ours on purpose: it is what `loader` compares with.
 """
 
 from __future__ import annotations
@@ -15,20 +15,17 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    RandomSampler,
-    Sampler,
-)
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler
 
 MEAN = [0.485, 0.456, 0.406]
 STD = [0.229, 0.224, 0.225]
-
-
+Array = np.ndarray[Any, Any]
 Load = Callable[[str], Any]
 """file -> its pixels, as a DataLoader collates them."""
+Decode = Callable[[str, int, int, float], Array]
+"""(file, frames, stride, place of the clip from 0 to 1) -> uint8 [T, H, W, 3], fewer than `frames` where the
+video ends before.
+"""
 
 
 class Images(Dataset[Any]):
@@ -55,11 +52,6 @@ class Images(Dataset[Any]):
         return self.load(self.files[index]), self.labels[index]
 
 
-Decode = Callable[[str, int, int, float], "np.ndarray[Any, Any]"]
-"""(file, frames, stride, place of the clip from 0 to 1) -> uint8 [T, H, W, 3], fewer than `frames` where the
-video ends before."""
-
-
 class Clips(Dataset[Any]):
     """(normalised fp32 [3, T, size, size], label) of video files: `clips` evenly spaced ones of each, or one
     at random for 0.
@@ -79,9 +71,8 @@ class Clips(Dataset[Any]):
         clips: int,
         size: int,
     ) -> None:
-        from torchvision import (
-            transforms,
-        )  # two seconds, of a suite that may not need it
+        # two seconds, of a suite that may not need it
+        from torchvision import transforms
 
         self.files = files
         self.labels = labels
@@ -89,46 +80,45 @@ class Clips(Dataset[Any]):
         self.frames = frames
         self.stride = stride
         self.clips = clips
-        self.crop = transforms.Compose(
-            [
-                transforms.Resize(shorter_side(size), antialias=True),
-                transforms.RandomCrop(size),
-            ]
-        )
+        resize = transforms.Resize(shorter_side(size), antialias=True)
+        self.crop = transforms.Compose([resize, transforms.RandomCrop(size)])
         self.normalise = transforms.Normalize(MEAN, STD)
 
     def __len__(self) -> int:
         return len(self.files) * max(self.clips, 1)
 
     def __getitem__(self, index: int) -> Any:
-        pixels = self.decoded(index)
-        pixels = np.concatenate(
-            [pixels, np.repeat(pixels[-1:], self.frames - len(pixels), axis=0)]
-        )
+        pixels, label = self.decoded(index)
+        missing = self.frames - len(pixels)
+        pixels = np.concatenate([pixels, np.repeat(pixels[-1:], missing, axis=0)])
         small = self.crop(torch.from_numpy(pixels).permute(0, 3, 1, 2))  # [T, 3, H, W]
-        return self.normalise(small.float() / 255).transpose(0, 1), self.labels[
-            index // max(self.clips, 1)
-        ]
+        return self.normalise(small.float() / 255).transpose(0, 1), label
 
-    def decoded(self, index: int) -> np.ndarray[Any, Any]:
-        """Return the frames of a clip, uint8 [T, H, W, 3], at most `frames` of them."""
+    def decoded(self, index: int) -> tuple[Array, int]:
+        """Return the frames of a clip, uint8 [T, H, W, 3], at most `frames` of them, and its label."""
         video, clip = divmod(index, max(self.clips, 1))
         place = clip / max(self.clips - 1, 1) if self.clips else random.random()
-        return self.decode(self.files[video], self.frames, self.stride, place)
+        pixels = self.decode(self.files[video], self.frames, self.stride, place)
+        return pixels, self.labels[video]
 
 
 class Alone(Clips):
     """(frames that were decoded, label): no pixels are resized, and none travel."""
 
     def __getitem__(self, index: int) -> Any:
-        return len(self.decoded(index)), self.labels[index // max(self.clips, 1)]
+        pixels, label = self.decoded(index)
+        return len(pixels), label
 
 
-def pyav_clip(
-    path: str, frames: int, stride: int, place: float
-) -> np.ndarray[Any, Any]:
+def start_of(place: float, length: int, frames: int, stride: int) -> int:
+    """Return the first frame of a clip of a video of so many frames."""
+    return int(place * max(length - (frames - 1) * stride - 1, 0))
+
+
+def pyav_clip(path: str, frames: int, stride: int, place: float) -> Array:
     """Decode a clip with PyAV, as Decode says: seek by time to the key frame before, and decode from
-    there."""
+    there.
+    """
     import av
 
     with av.open(path) as container:
@@ -136,35 +126,31 @@ def pyav_clip(
         rate = stream.average_rate or Fraction(30)
         base = stream.time_base or Fraction(1, av.time_base)
         count = stream.frames or int((container.duration or 0) * rate / av.time_base)
-        start = int(place * max(count - (frames - 1) * stride - 1, 0))
+        start = start_of(place, count, frames, stride)
         begin = (stream.start_time or 0) + int(start / rate / base)
         container.seek(begin, stream=stream)
-        kept: list[Any] = []
+        taken: list[Any] = []
         passed = 0
         for frame in container.decode(stream):
             if frame.pts is None or frame.pts < begin:
                 continue
             if passed % stride == 0:
-                kept.append(frame.to_ndarray(format="rgb24"))
+                taken.append(frame.to_ndarray(format="rgb24"))
             passed += 1
-            if len(kept) == frames:
+            if len(taken) == frames:
                 break
-    return np.stack(kept)
+    return np.stack(taken)
 
 
-def decord_clip(
-    path: str, frames: int, stride: int, place: float
-) -> np.ndarray[Any, Any]:
+def decord_clip(path: str, frames: int, stride: int, place: float) -> Array:
     """Decode a clip with decord, as Decode says."""
     import decord
 
     reader = decord.VideoReader(path, num_threads=1)
-    start = int(place * max(len(reader) - (frames - 1) * stride - 1, 0))
-    wanted = [
-        at for at in range(start, start + frames * stride, stride) if at < len(reader)
-    ]
-    found: np.ndarray[Any, Any] = reader.get_batch(wanted).asnumpy()
-    return found
+    start = start_of(place, len(reader), frames, stride)
+    wanted = range(start, min(start + frames * stride, len(reader)), stride)
+    pixels: Array = reader.get_batch([*wanted]).asnumpy()
+    return pixels
 
 
 def shorter_side(size: int) -> int:
@@ -184,9 +170,8 @@ def by_pil(window: str, size: int) -> Load:
         "random-resized": [transforms.RandomResizedCrop(size)],
         "center": [transforms.Resize(shorter_side(size)), transforms.CenterCrop(size)],
     }
-    transform = transforms.Compose(
-        [*first[window], transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
-    )
+    normal = transforms.Normalize(MEAN, STD)
+    transform = transforms.Compose([*first[window], transforms.ToTensor(), normal])
 
     def load(file: str) -> Any:
         with Image.open(file) as image:
@@ -197,13 +182,11 @@ def by_pil(window: str, size: int) -> Load:
 
 def by_opencv(size: int) -> Load:
     """Return what gives uint8 [size, size, 3], the whole image stretched, as two of the published reports
-    load: BGR, not normalised."""
+    load: BGR, not normalised.
+    """
     import cv2
 
-    def load(file: str) -> Any:
-        return cv2.resize(cv2.imread(file), (size, size))
-
-    return load
+    return lambda file: cv2.resize(cv2.imread(file), (size, size))
 
 
 def loader(
@@ -211,25 +194,23 @@ def loader(
     *,
     batch_size: int,
     workers: int,
-    pinned: bool,
+    device: torch.device,
     world_size: int = 1,
     rank: int = 0,
     samples: int | None = None,
 ) -> DataLoader[Any]:
     """Return a loader of whole batches in an order drawn for each epoch; `samples`: so many of them an epoch
-    instead of all."""
-    share: Sampler[int] | None = (
-        DistributedSampler(data, world_size, rank, drop_last=True)
-        if world_size > 1
-        else None
-    )
-    sampler = share or RandomSampler(data, num_samples=samples)  # type: ignore[arg-type]
+    instead of all.
+    """
+    sampler: Any = RandomSampler(data, num_samples=samples)  # type: ignore[arg-type]
+    if world_size > 1:
+        sampler = DistributedSampler(data, world_size, rank, drop_last=True)
     return DataLoader(
         data,
         batch_size,
         sampler=sampler,
         num_workers=workers,
-        pin_memory=pinned,
+        pin_memory=device.type == "cuda",
         drop_last=True,
         persistent_workers=workers > 0,
     )

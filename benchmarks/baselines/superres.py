@@ -27,10 +27,9 @@ class Patches(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         with Image.open(self.files[index]) as file:
             luma = file.convert("YCbCr").getchannel(0)
-        small = luma.resize(
-            (luma.width // SCALE, luma.height // SCALE), Image.Resampling.BICUBIC
-        )
-        return _tensor(small.resize(luma.size, Image.Resampling.BICUBIC)), _tensor(luma)
+        bicubic = Image.Resampling.BICUBIC
+        small = luma.resize((luma.width // SCALE, luma.height // SCALE), bicubic)
+        return _tensor(small.resize(luma.size, bicubic)), _tensor(luma)
 
 
 def _tensor(luma: Image.Image) -> torch.Tensor:
@@ -52,15 +51,11 @@ def batches(
         persistent_workers=workers > 0,
     )
     if not len(loader):
-        raise ValueError(
-            f"no batch of {batch_size} can be filled: there are {len(patches)} patches"
-        )
+        raise ValueError(f"{len(patches)} patches fill no batch of {batch_size}")
     while True:
-        for inputs, targets in loader:
-            yield (
-                inputs.to(device, non_blocking=True),
-                targets.to(device, non_blocking=True),
-            )
+        for pair in loader:
+            inputs, targets = (each.to(device, non_blocking=True) for each in pair)
+            yield inputs, targets
 
 
 def model() -> nn.Module:

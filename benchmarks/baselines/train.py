@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -24,52 +24,42 @@ from torch import nn
 
 from benchmarks.baselines import dali, detection, superres
 
-SIDE = 224
-"""Height and width of the images of classifiers, pixels."""
 NOT_HERE = 77
 """Exit code: nothing was measured, and nothing failed."""
+Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 
 
 def dali_batches(
     root: Path,
-    batch_size: int,
-    threads: int,
+    asked: argparse.Namespace,
     device: torch.device,
     *,
     training: bool = True,
-    decode_on_cpu: bool = False,
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+) -> Batches:
     """Yield normalised images, fp16 on a GPU and fp32 on a CPU, and labels, for ever."""
     made = dali.images(
         window="random-resized" if training else "center",
-        size=SIDE,
-        batch_size=batch_size,
-        threads=threads,
+        size=asked.image_size,
+        batch_size=asked.batch_size,
+        threads=asked.workers,
         device=device,
         flip=training,
         shuffle=training,
-        decode_on_cpu=decode_on_cpu,
+        decode_on_cpu=asked.loader == "dali-cpu",
         file_root=str(root),
     )
     while True:
         for (batch,) in made:
-            yield (
-                batch["images"].contiguous(memory_format=torch.channels_last),
-                batch["labels"].squeeze(-1).long(),
-            )
+            images = batch["images"].contiguous(memory_format=torch.channels_last)
+            yield images, batch["labels"].squeeze(-1).long()
 
 
 def torchvision_batches(
-    root: Path,
-    batch_size: int,
-    workers: int,
-    device: torch.device,
-    *,
-    recipe: bool = False,
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    root: Path, asked: argparse.Namespace, device: torch.device
+) -> Batches:
     """Yield normalised fp32 images and labels, for ever. Raises ValueError where no batch can be filled.
 
-    A `recipe` adds what torchvision's references do in the workers: RandAugment, random erasing, and mixup or
+    --recipe adds what torchvision's references do in the workers: RandAugment, random erasing, and mixup or
     cutmix, with which labels are shares of 1,000 classes.
     """
     from torchvision import transforms
@@ -79,34 +69,31 @@ def torchvision_batches(
         [v2.MixUp(alpha=0.2, num_classes=1000), v2.CutMix(num_classes=1000)]
     )
     steps = [
-        transforms.RandomResizedCrop(SIDE),
+        transforms.RandomResizedCrop(asked.image_size),
         transforms.RandomHorizontalFlip(),
-        *([transforms.RandAugment()] if recipe else []),
+        *([transforms.RandAugment()] if asked.recipe else []),
         transforms.ToTensor(),
         transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
-        *([transforms.RandomErasing(0.25)] if recipe else []),
+        *([transforms.RandomErasing(0.25)] if asked.recipe else []),
     ]
     data = torchvision.datasets.ImageFolder(str(root), transforms.Compose(steps))
     loader = torch.utils.data.DataLoader(
         data,
-        batch_size,
+        asked.batch_size,
         shuffle=True,
-        num_workers=workers,
+        num_workers=asked.workers,
         pin_memory=device.type == "cuda",
         drop_last=True,
-        persistent_workers=workers > 0,
-        collate_fn=partial(_mixed, mixing) if recipe else None,
+        persistent_workers=asked.workers > 0,
+        collate_fn=partial(_mixed, mixing) if asked.recipe else None,
     )
     if not len(loader):
-        raise ValueError(
-            f"no batch of {batch_size} can be filled: there are {len(data)} images"
-        )
+        raise ValueError(f"{len(data)} images fill no batch of {asked.batch_size}")
     while True:
         for images, labels in loader:
+            moved = images.to(device, non_blocking=True)
             yield (
-                images.to(device, non_blocking=True).contiguous(
-                    memory_format=torch.channels_last
-                ),
+                moved.contiguous(memory_format=torch.channels_last),
                 labels.to(device, non_blocking=True),
             )
 
@@ -119,62 +106,38 @@ def _mixed(
     return images, labels
 
 
-LOADERS: dict[
-    str,
-    Callable[
-        [Path, int, int, torch.device], Iterator[tuple[torch.Tensor, torch.Tensor]]
-    ],
-] = {
-    "dali": dali_batches,
-    "dali-cpu": partial(dali_batches, decode_on_cpu=True),
-    "torchvision": torchvision_batches,
-}
-"""--loader -> what makes its batches; dali decodes on the GPU, dali-cpu on the CPU."""
-
-
 def of_images(
-    arguments: argparse.Namespace, device: torch.device
+    asked: argparse.Namespace, device: torch.device
 ) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
     """Return a classifier and a function that gives the loss of its next batch."""
-    make = (
-        partial(torchvision_batches, recipe=True)
-        if arguments.recipe
-        else LOADERS[arguments.loader]
-    )
-    batches = make(
-        arguments.data / "train", arguments.batch_size, arguments.workers, device
-    )
-    model: nn.Module = torchvision.models.get_model(arguments.arch)
-    model = model.to(device).to(memory_format=torch.channels_last)
-    criterion = nn.CrossEntropyLoss()
+    make = torchvision_batches if asked.loader == "torchvision" else dali_batches
+    batches = make(asked.data / "train", asked, device)
+    model: nn.Module = torchvision.models.get_model(asked.arch).to(device)
+    model = model.to(memory_format=torch.channels_last)
 
     def loss() -> torch.Tensor:
         images, labels = next(batches)
-        found: torch.Tensor = criterion(model(images), labels)
-        return found
+        return nn.functional.cross_entropy(model(images), labels)
 
     return model, loss
 
 
 def of_detectors(
-    arguments: argparse.Namespace, device: torch.device
+    asked: argparse.Namespace, device: torch.device
 ) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
     """Return a detector and a function that gives the loss of its next batch."""
-    loader = detection.loader(
-        arguments.data, arguments.arch, arguments.batch_size, arguments.workers
-    )
+    loader = detection.loader(asked.data, asked.batch_size, asked.workers)
     batches = detection.batches(loader, device)
-    model = detection.model(arguments.arch).to(device)
+    model = detection.model(asked.arch).to(device)
     return model, lambda: detection.loss_of(model, *next(batches))
 
 
 def of_patches(
-    arguments: argparse.Namespace, device: torch.device
+    asked: argparse.Namespace, device: torch.device
 ) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
     """Return SRCNN and a function that gives the loss of its next batch."""
-    batches = superres.batches(
-        arguments.data / "train", arguments.batch_size, arguments.workers, device
-    )
+    train = asked.data / "train"
+    batches = superres.batches(train, asked.batch_size, asked.workers, device)
     model = superres.model().to(device)
 
     def loss() -> torch.Tensor:
@@ -192,65 +155,43 @@ OF_TASK = {
 """--task -> what makes the model and its losses."""
 
 
-def main() -> None:
+def asked_of(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the flags."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--task", choices=tuple(OF_TASK), default="classification")
-    parser.add_argument(
-        "--data",
-        type=Path,
-        required=True,
-        help="folder with train/<class>/*; of detectors COCO's layout",
-    )
-    parser.add_argument("--arch", default="resnet18")
-    parser.add_argument("--loader", choices=tuple(LOADERS), default="dali")
-    parser.add_argument(
-        "--recipe",
-        action="store_true",
-        help="augment as torchvision's references, with its loader",
-    )
-    parser.add_argument("--batch-size", type=int, default=512)
-    parser.add_argument(
-        "--workers", type=int, default=max(len(os.sched_getaffinity(0)) - 1, 1)
-    )
-    parser.add_argument("--output", type=Path, help="write the figures there, as JSON")
-    parser.add_argument(
-        "--steps",
-        type=int,
-        help="with DALI on a GPU: so many steps and as many batches of validation instead, and nothing timed",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=20.0,
-        help="timed, after as long a warm-up (at most 15 s)",
-    )
-    arguments = parser.parse_args()
-    if arguments.recipe and (arguments.task, arguments.loader) != (
-        "classification",
-        "torchvision",
-    ):
-        parser.error("--recipe: only with --task classification --loader torchvision")
-    if not arguments.data.is_dir():
-        parser.error(f"--data {arguments.data} is no folder")
+    add = parser.add_argument
+    cores = len(os.sched_getaffinity(0))
+    add("--task", choices=tuple(OF_TASK), default="classification")
+    add("--data", type=Path, required=True, help="folder with train/; COCO's layout")
+    add("--arch", default="resnet18")
+    add("--loader", choices=("dali", "dali-cpu", "torchvision"), default="dali")
+    add("--recipe", action="store_true", help="augment as torchvision's references")
+    add("--batch-size", type=int, default=512)
+    add("--image-size", type=int, default=224, help="of classifiers, pixels")
+    add("--workers", type=int, default=max(cores - 1, 1))
+    add("--output", type=Path, help="write the figures there, as JSON")
+    add("--steps", type=int, help="with DALI: so many, and a validation; times nothing")
+    add("--seconds", type=float, default=20.0, help="timed, after a warm-up")
+    return parser.parse_args(argv)
 
+
+def main(argv: Sequence[str] | None = None) -> None:
+    asked = asked_of(argv)
     gpu = torch.cuda.is_available()
-    if not gpu and (arguments.loader == "dali" or arguments.steps):
+    if not gpu and (asked.loader == "dali" or asked.steps):
         print("by hand: no GPU is here")
         sys.exit(NOT_HERE)
     device = torch.device("cuda", 0) if gpu else torch.device("cpu")
-    torch.backends.cudnn.benchmark = (
-        arguments.task == "classification"
-    )  # detectors' images have many shapes
-    model, loss = OF_TASK[arguments.task](arguments, device)
+    # detectors' images have many shapes
+    torch.backends.cudnn.benchmark = asked.task == "classification"
+    model, loss = OF_TASK[asked.task](asked, device)
     # as benchmarks/train.py's GENTLER, so that both train alike
-    rate = 1e-5 if arguments.task == "detection" else 0.01
+    rate = 1e-5 if asked.task == "detection" else 0.01
     optimizer = torch.optim.SGD(
         model.parameters(), lr=rate, momentum=0.9, weight_decay=1e-4
     )
     scaler = torch.amp.GradScaler(device.type, enabled=gpu)
-    ends_s = list[float]()  # of each step, by the host's clock
 
     def step() -> None:
         with torch.autocast(device.type, dtype=torch.float16, enabled=gpu):
@@ -259,16 +200,12 @@ def main() -> None:
         scaler.scale(found).backward()
         scaler.step(optimizer)
         scaler.update()
-        # without waiting for the device: the loss scale does, when it asks whether gradients are finite
-        ends_s.append(time.perf_counter())
-
-    def synchronise() -> None:
-        if gpu:
-            torch.cuda.synchronize()
 
     def run(seconds: float) -> tuple[int, float]:
         """Train for so long and return (samples, seconds) between two points at which the device was
-        synchronised."""
+        synchronised.
+        """
+        synchronise = torch.cuda.synchronize if gpu else lambda: None
         synchronise()
         began = time.perf_counter()
         steps = 0
@@ -276,38 +213,29 @@ def main() -> None:
             step()
             steps += 1
         synchronise()
-        return steps * arguments.batch_size, time.perf_counter() - began
+        return steps * asked.batch_size, time.perf_counter() - began
 
-    if arguments.steps:
-        validation = dali_batches(
-            arguments.data / "val",
-            arguments.batch_size,
-            arguments.workers,
-            device,
-            training=False,
-            decode_on_cpu=arguments.loader == "dali-cpu",
-        )
-        for _ in range(arguments.steps):
+    if asked.steps:
+        validation = dali_batches(asked.data / "val", asked, device, training=False)
+        for _ in range(asked.steps):
             step()
         model.eval()
         with torch.no_grad(), torch.autocast("cuda", dtype=torch.float16):
-            for _ in range(arguments.steps):
+            for _ in range(asked.steps):
                 images, labels = next(validation)
                 nn.functional.cross_entropy(model(images), labels)
         torch.cuda.synchronize()
         return
 
     # not measured: DALI's buffers grow, and kernels are picked, in the first seconds
-    run(min(arguments.seconds, 15.0))
-    windows = [run(max(2.0, arguments.seconds / 5)) for _ in range(5)]
+    run(min(asked.seconds, 15.0))
+    windows = [run(max(2.0, asked.seconds / 5)) for _ in range(5)]
+    if asked.output:
+        steps = sum(samples for samples, _ in windows) // asked.batch_size
+        asked.output.write_text(json.dumps({"windows": windows, "steps": steps}))
     rates = sorted(samples / seconds for samples, seconds in windows)
-    if arguments.output:
-        steps = sum(samples for samples, _ in windows) // arguments.batch_size
-        told = {"windows": windows, "steps": steps, "step_ends_s": ends_s}
-        arguments.output.write_text(json.dumps(told))
     print(
-        f"by hand: {arguments.arch} {arguments.loader} {rates[2]:,.0f} img/s ({rates[0]:,.0f} to "
-        f"{rates[-1]:,.0f} in 5 windows)"
+        f"by hand: {asked.arch} {asked.loader} {rates[2]:,.0f} img/s ({rates[0]:,.0f} to {rates[-1]:,.0f})"
     )
 
 

@@ -22,7 +22,7 @@ from loaders.images._dali_rows import Known, Prepared
 DEPTH = 2
 """Batches that DALI has under way."""
 HARDWARE_SHARE = 0.65
-"""Share of the JPEGs for nvJPEG's hardware engine, the rest is decoded by the SMs: docs/benchmarks/image.md.
+"""Share of the JPEGs for nvJPEG's hardware engine, the rest is decoded by the SMs: docs/benchmarks/train.md.
 """
 FANCY_UPSAMPLING = False
 """Whether nvJPEG smooths chroma as libjpeg does."""

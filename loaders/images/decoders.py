@@ -156,7 +156,7 @@ def _make_imageio() -> Decode:
 
 
 class _NvImageCodec:
-    """Decodes the region alone, with one thread. docs/benchmarks/image.md: 1.8x PIL a core."""
+    """Decodes the region alone, with one thread. docs/benchmarks/loader.md has its rates beside PIL."""
 
     def __init__(self) -> None:
         from nvidia import nvimgcodec

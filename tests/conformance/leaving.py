@@ -11,8 +11,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from benchmarks._leaks import slope
-from benchmarks.soak import host_mib, trimming
+from benchmarks.soak import host_mib, slope, trimming
 from contracts import Feed
 from report.hardware import device_gib
 from tests.conformance.scenes import Open

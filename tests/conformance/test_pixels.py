@@ -1,4 +1,4 @@
-"""Pixels of every loader against torchvision's own transforms and Pillow; docs/benchmarks/image.md has the
+"""Pixels of every loader against torchvision's own transforms and Pillow; docs/benchmarks/train.md has the
 figures.
 """
 

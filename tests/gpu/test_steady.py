@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import _memory
+from benchmarks.max_batch import peak
 from contracts import Batch
 from engine import graphed
 from engine.distributed import ProcessWorld
@@ -62,59 +62,27 @@ def test_no_memory_is_taken_later(large: Scene, device: torch.device) -> None:
             for _ in loader.batches(epoch, 0):
                 pass
         last = device_mib()
-    print(
-        f"dali-gpu: {first:.0f} MiB with the first batch, {last:.0f} MiB after four epochs"
-    )
     assert last <= GROWTH * first
 
 
 def test_no_growth_phase(mixed: Path, tmp_path: Path) -> None:
     """Medians of steps 10-29 and of the last 100 of 400 are within 5 %; where all is slow, look again."""
-    flags = (
-        "--loader",
-        "dali-gpu",
-        "--arch",
-        "resnet18",
-        "--batch-size",
-        "32",
-        "--steps",
-        "400",
-    )
-    more = (
-        "--ceilings",
-        "false",
-        "--val-every",
-        "0",
-        "--epochs",
-        "1000",
-        "--log-every",
-        "50",
-    )
+    flags = "--loader dali-gpu --arch resnet18 --batch-size 32 --steps 400"
+    more = "--ceilings false --val-every 0 --epochs 1000 --log-every 50"
     ratios = []
     for attempt in range(3):
         output = tmp_path / f"run-{attempt}"
-        trained(mixed, output, *flags, *more)
-        points = [
-            json.loads(line)
-            for line in (output / "metrics.jsonl").read_text().splitlines()
-        ]
+        trained(mixed, output, *flags.split(), *more.split())
+        lines = (output / "metrics.jsonl").read_text().splitlines()
         # a point is without steps when none had passed the device since the one before
         timed = [
-            point["steps_ms"]
-            for point in points
+            {name: np.array(its) for name, its in point["steps_ms"].items()}
+            for point in map(json.loads, lines)
             if point["kind"] == "train" and point["steps_ms"]
         ]
-        ms = np.concatenate(
-            [
-                durations({name: np.array(its) for name, its in one.items()})
-                for one in timed
-            ]
-        )
+        ms = np.concatenate([durations(one) for one in timed])
         early, late = float(np.median(ms[EARLY])), float(np.median(ms[-100:]))
         ratios.append(early / late)
-        print(
-            f"steps 10-29: {early:.2f} ms, the last 100: {late:.2f} ms, {early / late:.3f}"
-        )
         if 1 / GROWTH <= early / late <= GROWTH:
             return
     pytest.fail(f"steps 10-29 over the last 100: {ratios}")
@@ -124,28 +92,19 @@ def test_training_and_validation_beside_a_graph(
     mixed: Path, tmp_path: Path, device: torch.device
 ) -> None:
     """Their memory together, at its peak, is at most 5 % over that of eager steps."""
-    flags = (
-        "--loader",
-        "torchvision",
-        "--arch",
-        "resnet18",
-        "--batch-size",
-        "96",
-        "--val-batch-size",
-        "96",
-    )
-    more = ("--ceilings", "false", "--val-every", "1")
+    flags = "--loader torchvision --arch resnet18 --batch-size 96 --val-batch-size 96"
+    more = "--ceilings false --val-every 1 --graphs"
     peaks = {}
     for graphs in ("false", "true"):
         torch.cuda.empty_cache()
         before = device_mib()
-        with _memory.peak(device, every_s=0.005) as found:
-            told = trained(mixed, tmp_path / graphs, *flags, *more, "--graphs", graphs)
+        with peak(device, every_s=0.005) as found:
+            words = f"{flags} {more} {graphs}".split()
+            told = trained(mixed, tmp_path / graphs, *words)
         assert told["graphs"] is (graphs == "true")
         peaks[graphs] = 1024 * max(found) - before
     share = peaks["true"] / peaks["false"]
-    print(f"eager {peaks['false']:.0f} MiB, graph {peaks['true']:.0f} MiB: {share:.3f}")
-    assert share <= 1.05
+    assert share <= 1.05, peaks
 
 
 class Keeps(torch.nn.Module):

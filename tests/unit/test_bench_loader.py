@@ -1,8 +1,9 @@
-"""The suite `loader` with images: its points, passes, waits, cold files, other libraries, lists; links."""
+"""The suite `loader`: its points, passes of images and of clips, waits, lists; sets of links and of videos."""
 
 from __future__ import annotations
 
 import errno
+import itertools
 import mmap
 import os
 import shutil
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -20,34 +21,33 @@ from benchmarks import _lists, _loaders, loader
 from benchmarks._loaders import Asked, data_folder, expanded, open_data, opened
 from benchmarks._suite import Absent, Suite, results, run
 from benchmarks.baselines import lists as lists_by_hand
-from benchmarks.baselines import peers
-from benchmarks.loader import (
-    SUITE,
-    Loader,
-    Pass,
-    conclude,
-    consume,
-    derive,
-    points,
-    remarks,
-)
+from benchmarks.baselines import nvdec, pytorch
+from benchmarks.loader import SUITE, Loader, consume, derive, points
 from contracts import UserError
-from scripts import bench, link_set
-from tests.disk import synced
+from dataset.videos.columns import CODECS, RECORD
+from dataset.videos.packets import read
+from scripts import bench, link_set, video_set
 from tests.end_to_end.runs import draw
+from tests.unit.video_files import make, number
 
 # a test has one core where several run side by side
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+ALONE: Any = SimpleNamespace(rank=0, size=1, device=torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return draw(
-        tmp_path_factory.mktemp("pictures") / "data",
-        classes=("a", "b", "c"),
-        train=24,
-        val=1,
-    )
+    folder = tmp_path_factory.mktemp("pictures") / "data"
+    return draw(folder, classes=("a", "b", "c"), train=24, val=1)
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("videos") / "data"
+    kind = video_set.Kind(frames=24, height=64, width=96, gop=8)
+    assert video_set.write(folder, 9, kind, progress=False, processes=1)
+    make(folder / "train" / "odd" / "short.avi", frames=6, codec="mpeg4", size=(64, 96))
+    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -61,33 +61,16 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_auto_is_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = lambda name: SimpleNamespace()  # noqa: E731
-    for module in ("benchmarks._loaders", "loaders"):
-        monkeypatch.setattr(f"{module}.find_spec", known)
-    images = [
-        "pytorch",
-        "pytorch+opencv",
-        "dali",
-        "torchvision",
-        "dali-cpu",
-        "dali-gpu",
-        "dali-fed",
-    ]
-    assert expanded("--x", ["auto"], 2, by_hand=True) == images
+    monkeypatch.setattr("loaders.find_spec", lambda name: SimpleNamespace())
+    on_gpu = ["pytorch", "dali", "torchvision", "dali-cpu", "dali-gpu", "dali-fed"]
+    assert expanded("--x", ["auto"], 2, by_hand=True) == on_gpu
     assert expanded("--x", ["auto"], 0) == ["torchvision", "dali-cpu", "dali-fed"]
-    assert (
-        expanded("--x", ["dali-gpu", "auto", "webdataset"], 0, by_hand=True)[0]
-        == "dali-gpu"
-    )
+    named = expanded("--x", ["dali-gpu", "auto", "pil-alone"], 0, by_hand=True)
+    assert named[0] == "dali-gpu" and named[-1] == "pil-alone"
     assert "dali" not in expanded("--x", ["auto"], 0, task="video", by_hand=True)
-    for module in ("benchmarks._loaders", "loaders"):
-        monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
-    assert expanded("--x", ["auto", "torchvision"], 2, by_hand=True) == [
-        "pytorch",
-        "torchvision",
-    ]
-    with pytest.raises(UserError, match="--x got 'torchvison'"):
-        expanded("--x", ["torchvison"], 0)
+    monkeypatch.setattr("loaders.find_spec", lambda name: None)
+    here = expanded("--x", ["auto", "torchvision"], 2, by_hand=True)
+    assert here == ["pytorch", "torchvision"]
 
 
 def test_points_are_every_combination(pictures: Path) -> None:
@@ -98,42 +81,29 @@ def test_points_are_every_combination(pictures: Path) -> None:
         readers=("pil", "opencv"),
         workers=(1, 2),
     )
-    assert [
-        (one["workers"], one["loader"], one["reader"]) for one in points(asked)
-    ] == [
-        (workers, *pair)
-        for workers in (1, 2)
-        for pair in (
-            ("torchvision", "pil"),
-            ("torchvision", "opencv"),
-            ("dali-fed", "pil"),
-        )
-    ]
+    found = [(one["loader"], one["workers"], one["reader"]) for one in points(asked)]
+    of_readers = itertools.product(("torchvision",), (1, 2), ("pil", "opencv"))
+    assert found == [*of_readers, ("dali-fed", 1, "pil"), ("dali-fed", 2, "pil")]
     (point,) = points(Loader(data=pictures, loaders=("torchvision",)))
-    assert point == {
-        "loader": "torchvision",
-        "gpus": 1,
-        "workers": 8,
-        "batch_size": 32,
-        "image_size": 640,
-        "window": "stretch",
+    small = {"batch_size": 32, "image_size": 640, "window": "stretch"}
+    assert point == {"loader": "torchvision", "gpus": 1, "workers": 8, **small}
+    slow = Loader(data=pictures, loaders=("pytorch", "auto"), delays=(0, 10), steps=20)
+    assert {(one["loader"], one["delay_ms"]) for one in points(slow)} >= {
+        ("pytorch", 10)
     }
+    assert "dali" not in {one["loader"] for one in points(slow)}
 
 
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"data": None}, "--data is missing; name one with <class>"),
-        ({"data": Path("nowhere")}, "--data nowhere: no such folder"),
-        ({"steps": 5}, "--steps got 5; it must be 0, or 20 and more"),
-        ({"cold": True, "gpus": (2,)}, "--cold true: of images, and of one rank"),
+        ({"data": None}, "--data is missing: name a folder with <class>"),
+        ({"data": Path("nowhere")}, "--data nowhere: name a folder"),
+        ({"steps": 5}, "--steps 5: 0, or 20 and more"),
         ({"readers": ("cv",)}, "--readers got 'cv'"),
         ({"loaders": ("ffcv",)}, "--loaders got 'ffcv'"),
-        (
-            {"task": "detection"},
-            "--task detection: this suite loads images or videos with a label alone",
-        ),
-        ({"lines": 2001}, "--lines 2001 are no whole batches"),
+        ({"task": "detection"}, "--task detection: this suite loads images or videos"),
+        ({"lines": 2001}, "--lines 2001: no whole batches"),
         ({"lines": 2000, "loaders": ("panda",)}, "--loaders got 'panda'"),
     ],
 )
@@ -143,60 +113,39 @@ def test_mistakes(asked: dict[str, Any], said: str, pictures: Path) -> None:
 
 
 def test_data_is_the_folder_or_its_train(pictures: Path, tmp_path: Path) -> None:
-    assert (
-        data_folder(pictures)
-        == data_folder(pictures / "train")
-        == (pictures / "train").resolve()
-    )
+    train = (pictures / "train").resolve()
+    assert data_folder(pictures) == data_folder(pictures / "train") == train
     (tmp_path / "train.lmdb").touch()
     with pytest.raises(
-        UserError,
-        match="train is read as lmdb, and what is written by hand reads files",
+        UserError, match="train is read as lmdb, and what is written by"
     ):
         data_folder(tmp_path)
     assert data_folder(tmp_path, files=False) == (tmp_path / "train").resolve()
 
 
-# --- passes -------------------------------------------------------------------------------------------------
+# --- passes of images ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # webdataset leaves files open
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(
-            "pytorch",
-            "pytorch+opencv",
-            "dali",
-            "dali-by-hand",
-            "dali-cpu",
-            "torchvision",
-        ),
-        *("pil-alone", "opencv-alone", "loose", *peers.PEERS),
-    ],
-)
-def test_a_pass_over_images_has_as_many_for_ours_and_for_others(
-    name: str, pictures: Path, tmp_path: Path
+def asked_for(**changes: Any) -> Asked:
+    small: dict[str, Any] = {"medium": "images", "batch_size": 8, "image_size": 32}
+    return Asked(**small | {"workers": 0, "window": "random-resized"} | changes)
+
+
+IMAGES = ("pytorch", "dali", "dali-by-hand", "dali-cpu", "torchvision", "pil-alone")
+
+
+@pytest.mark.parametrize("name", [*IMAGES, "pytorch+opencv"])
+def test_a_pass_over_images_has_as_many_for_ours_and_by_hand(
+    name: str, pictures: Path
 ) -> None:
     if name.startswith("dali"):
         pytest.importorskip("nvidia.dali", reason="DALI is not installed")
-    if name in peers.PEERS:
-        pytest.importorskip(name, reason=f"without {peers.PEERS[name].package}")
-    ranks = (
-        [(0, 2), (1, 2)]
-        if name in ("pytorch", "dali", "dali-cpu", "torchvision")
-        else [(0, 1)]
-    )
-    for rank, size in ranks:
+    of_one = name in ("dali-by-hand", "pil-alone", "pytorch+opencv")
+    window = "stretch" if name == "pytorch+opencv" else "random-resized"
+    data = open_data(data_folder(pictures), "images")
+    for rank, size in [(0, 1)] if of_one else [(0, 2), (1, 2)]:
         world: Any = SimpleNamespace(rank=rank, size=size, device=torch.device("cpu"))
-        window = "stretch" if name == "pytorch+opencv" else "random-resized"
-        asked = Asked(
-            medium="images", batch_size=8, image_size=32, workers=0, window=window
-        )
-        data = open_data(data_folder(pictures), "images")
-        with opened(asked, name, data, world, tmp_path) as (epochs, _):
+        with opened(asked_for(window=window), name, data, world) as (epochs, _):
             for epoch in range(2):
                 assert sum(epochs(epoch)) == 72 // size // 8 * 8
 
@@ -206,47 +155,33 @@ def test_a_pass_over_images_has_as_many_for_ours_and_for_others(
     [
         ("pytorch", {"batches": 10}, "72 files and 80 are asked for"),
         ("torchvision", {"batches": 10}, "72 files and 80 are asked for"),
-        ("dali", {"delay_s": 0.1}, "cannot be slowed down"),
-        ("pytorch+opencv", {"window": "center"}, "stretches the whole image"),
-        ("webdataset", {}, "crops as in training"),
+        ("dali", {"delay_s": 0.1}, "reads all, and is not slowed down"),
+        ("pytorch+opencv", {"window": "center"}, "needs --window stretch"),
+        ("pil-alone", {}, "--loaders pil-alone: not installed"),
     ],
 )
 def test_a_pass_that_cannot_be(
-    name: str, asked: dict[str, Any], said: str, pictures: Path, tmp_path: Path
+    name: str,
+    asked: dict[str, Any],
+    said: str,
+    pictures: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world: Any = SimpleNamespace(rank=0, size=1, device=torch.device("cpu"))
-    small: dict[str, Any] = {
-        "medium": "images",
-        "batch_size": 8,
-        "image_size": 32,
-        "workers": 0,
-    }
-    whole = Asked(**small | asked)
-    with (
-        pytest.raises(UserError, match=said),
-        opened(whole, name, open_data(pictures / "train", "images"), world, tmp_path),
-    ):
-        pass
+    def missing() -> Any:
+        raise ImportError(name)
 
-
-def test_a_library_that_is_not_installed_is_named(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(peers.PEERS, "nobody", peers.PEERS["litdata"])
-    monkeypatch.setattr(_loaders, "PEERS", ("nobody",))
-    world: Any = SimpleNamespace(rank=0, size=1, device=torch.device("cpu"))
-    asked = Asked(
-        medium="images", batch_size=8, image_size=32, workers=0, window="random-resized"
-    )
+    monkeypatch.setitem(_loaders.READERS, "pil", missing)
     data = open_data(pictures / "train", "images")
     with (
-        pytest.raises(Absent, match="--loaders nobody: No module named 'nobody'"),
-        opened(asked, "nobody", data, world, tmp_path),
+        pytest.raises(Absent if name == "pil-alone" else UserError, match=said),
+        opened(asked_for(**asked), name, data, ALONE),
     ):
         pass
 
 
-def test_waits_are_counted_apart_from_steps_and_from_the_first_batch() -> None:
+def test_waits_are_counted_apart_from_steps_and_from_the_first_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = 100.0
 
     def sleep(seconds: float) -> None:
@@ -259,21 +194,17 @@ def test_waits_are_counted_apart_from_steps_and_from_the_first_batch() -> None:
             yield 4
         sleep(9.0)  # the end of an epoch is nobody's wait
 
+    clock = SimpleNamespace(perf_counter=lambda: now, sleep=sleep)
+    monkeypatch.setattr(loader, "time", clock)
     counts: list[int] = []
-    found, steps = consume(
-        batches(),
-        step_s=2.0,
-        wait=lambda: sleep(0.125),
-        count=counts.append,
-        clock=lambda: now,
-        sleep=sleep,
-    )
+    found, steps = consume(batches(), 2.0, lambda: sleep(0.125), counts.append)
     assert (steps, counts) == (4, [4] * 4)
-    assert found == Pass(
-        first_batch_s=4.125,
-        total_s=4 * 2.0 + 0.75 + 3 * 0.125,
-        waited_s=0.75 + 3 * 0.125,
-    )
+    waited_s = 0.75 + 3 * 0.125
+    assert found == {
+        "first_batch_s": 4.125,
+        "total_s": 4 * 2.0 + waited_s,
+        "waited_s": waited_s,
+    }
 
 
 def brief(folder: Path, least_s: float) -> Suite:
@@ -285,44 +216,43 @@ def brief(folder: Path, least_s: float) -> Suite:
     )
 
     def command(*asked: Any) -> list[str]:
-        *words, _, _, settings, point, folder = SUITE.command(
-            *asked
-        )  # between them -m benchmarks.loader
+        # between them -m benchmarks.loader
+        *words, _, _, settings, point, folder = SUITE.command(*asked)
         return [*words, str(script), settings, point, folder]
 
     return replace(SUITE, command=command)
 
 
 @pytest.mark.usefixtures("prompt_ran")
-@pytest.mark.parametrize("loader", ["torchvision", "dali-gpu"])
+@pytest.mark.parametrize("name", ["torchvision", "dali-gpu"])
 def test_two_ranks_pass_over_the_files_and_a_loader_that_cannot_is_a_row(
-    loader: str, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.loader.SUITE", brief(tmp_path, 0.5))
-    words = f"--loaders {loader} --gpus 2 --image-size 32 --batch-size 8 --workers 1".split()
+    words = (
+        f"--loaders {name} --gpus 2 --image-size 32 --batch-size 8 --workers 1".split()
+    )
     where = ["--data", str(pictures), "--output", str(tmp_path / "out")]
+    monkeypatch.setattr("sys.stdout.reconfigure", lambda **_: None, raising=False)
     code = bench.main(["loader", *where, *words])
     (row,) = results(tmp_path / "out")
-    if loader == "dali-gpu":
+    if name == "dali-gpu":
         assert (code, row["status"]) == (1, "failed")
-        assert "dali-gpu needs an NVIDIA GPU" in row["error"], (
-            "what the rank said, not what torchrun says"
-        )
+        assert "dali-gpu needs an NVIDIA GPU" in row["error"], "not what torchrun says"
         return
     assert (code, row["status"]) == (0, "ok"), row["error"]
     figures = row["figures"]
     assert figures["samples"] == 64
     assert figures["files"] == figures["unique_files"] == 72
     assert figures["pass_s"] == pytest.approx(72 / figures["rate"])
-    assert figures["per_gpu"] == pytest.approx(figures["rate"] / 2)
     assert row["spread"]["rate"]["n"] == row["spread"]["pass_s"]["n"] == 3
-    assert "72 files, 72 of them unique" in (tmp_path / "out" / "table.md").read_text()
-    assert (tmp_path / "out" / "plots" / "rate.png").is_file()
 
 
 @pytest.mark.usefixtures("prompt_ran")
-def test_steps_delays_and_cold_files(pictures: Path, tmp_path: Path) -> None:
-    """Reads in the consumer's thread are waited for; small sets are passed over for 20 batches."""
+def test_reads_in_the_consumers_thread_are_waited_for(
+    pictures: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("nvidia.dali", reason="DALI is not installed")
     settings = Loader(
         data=pictures,
         loaders=("torchvision", "dali-by-hand"),
@@ -332,172 +262,160 @@ def test_steps_delays_and_cold_files(pictures: Path, tmp_path: Path) -> None:
         workers=(4,),
         step_ms=20.0,
         steps=24,
-        cold=True,
-        output=tmp_path / "out",
     )
-    if not _loaders.find_spec("nvidia.dali"):
-        settings = settings.model_copy(update={"loaders": ("torchvision",)})
-    ours, *others = run(
-        brief(tmp_path, 0.0), settings, tmp_path / "out", lambda *_: None
-    )
-    for row in (ours, *others):
+    ours, other = run(brief(tmp_path, 0.0), settings, tmp_path / "out", lambda _: None)
+    for row in (ours, other):
         figures = row["figures"]
         assert row["status"] == "ok", row["error"]
         assert figures["floor_s"] == pytest.approx(0.48) and figures["steps"] == 72
         assert figures["total_s"] >= figures["floor_s"] + figures["waited_s"]
-        assert row["spread"]["total_s"]["n"] == 3
-    assert ours["figures"]["cold"] > 0 and "cold" not in others[0]["figures"]
     assert ours["figures"]["first_batch_s"] >= 0.010
     # twenty-four batches, three of them ahead of the consumer: twenty times two reads
-    assert all(row["figures"]["waited_s"] >= 20 * 2 * 0.010 for row in others)
+    assert other["figures"]["waited_s"] >= 20 * 2 * 0.010
 
 
-def test_a_store_that_is_dropped_is_not_in_the_page_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_rows_are_compared_with_pytorch_with_dali_and_with_one_gpu() -> None:
+    def row(name: str, gpus: int, rate: float) -> dict[str, Any]:
+        point = {"loader": name, "gpus": gpus}
+        return {"point": point, "status": "ok", "figures": {"rate": rate}}
+
+    rates = [("pytorch", 1, 10.0), ("dali", 1, 80.0), ("nvdec", 1, 100.0)]
+    rows = derive([row(*one) for one in (*rates, ("nvdec", 2, 180.0))])
+    ratios = [(one["figures"]["speed_up"], one["figures"]["of_dali"]) for one in rows]
+    assert ratios == [(1, 1 / 8), (8, 1), (10, 10 / 8), (None, None)]
+    assert rows[3]["figures"]["scaling"] == pytest.approx(0.9)
+    assert "scaling" not in rows[2]["figures"]
+
+
+# --- clips --------------------------------------------------------------------------------------------------
+
+
+def passed(
+    name: str, videos: Path, epochs: int = 1, **changes: Any
+) -> tuple[list[int], dict[str, Any]]:
+    small = {"medium": "videos", "batch_size": 2, "image_size": 16, "clip_frames": 4}
+    data = open_data(videos / "train", "videos")
+    with opened(asked_for(**small | changes), name, data, ALONE) as (passes, tell):
+        found = [samples for epoch in range(epochs) for samples in passes(epoch)]
+        return found, tell(10.0)
+
+
+CLIPS = ("pytorch", "pytorch+decord", "pyav", "synthetic", "pyav-alone", "decord-alone")
+
+
+@pytest.mark.parametrize("name", CLIPS)
+def test_a_pass_over_clips(name: str, videos: Path) -> None:
+    if "decord" in name:
+        pytest.importorskip("decord")
+    found, told = passed(name, videos, epochs=2)
+    assert found == [2] * 10
+    assert (told["unit"], told["frames_per_s"]) == ("clip/s", 40.0)
+    assert sum(passed(name, videos, clips=3)[0]) == 30
+    if name != "synthetic" and "alone" not in name:
+        found, told = passed(name, videos, clip_frames=0, clip_stride=2)
+        assert sum(found) == 10 and told["frames_per_s"] == pytest.approx(9 * 12 + 3)
+
+
+def test_whole_files_are_decoded_once_from_end_to_end(videos: Path) -> None:
+    _, told = passed("pyav", videos, clip_frames=0)
+    shown_again = (9 * 24 + 6) / (10 * 24)
+    assert told["decoded_per_frame"] == pytest.approx(shown_again)
+    assert told["fallbacks"] is None
+
+
+@pytest.mark.parametrize("decode", [pytorch.pyav_clip, pytorch.decord_clip])
+def test_clips_by_hand_have_the_frames_that_were_asked_for(
+    decode: pytorch.Decode, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(os, "fsync", synced)
-    (tmp_path / "a").write_bytes(b"x" * 10_000)
-    assert loader.dropped(tmp_path) == 10_000
-    file = os.open(tmp_path / "a", os.O_RDONLY)
-    try:
-        os.preadv(file, [bytearray(10)], 0, os.RWF_NOWAIT)
-    except BlockingIOError:
-        return  # it would have to be read from the disk
-    except OSError as error:
-        if error.errno != errno.EOPNOTSUPP:
-            raise
-        pytest.skip("the file system does not say what is cached")
-    finally:
-        os.close(file)
-    pytest.fail("it is still in the page cache")
+    if decode is pytorch.decord_clip:
+        pytest.importorskip("decord")
+    path = str(make(tmp_path / "a.mp4", frames=30, gop=12))
+
+    def shown(*clip: Any) -> list[int]:
+        return [number(frame) for frame in decode(path, *clip)]
+
+    assert shown(4, 1, 0.0) == [0, 1, 2, 3] and shown(4, 2, 1.0) == [23, 25, 27, 29]
+    assert shown(4, 3, 0.5) == [10, 13, 16, 19] and shown(40, 1, 0.7) == list(range(30))
 
 
-@pytest.mark.parametrize(("longest_s", "taken"), [(60.0, 3), (1e-9, 1)])
-def test_a_cold_pass_ends_with_its_time(
-    longest_s: float, taken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_clip_by_hand_that_is_too_short_repeats_its_last_frame(
+    tmp_path: Path,
 ) -> None:
-    (tmp_path / "a").write_bytes(b"x" * 1200)
-    counts = iter([0, 400 * taken])
-    monkeypatch.setattr(loader, "disk_bytes", lambda: next(counts))
-    world: Any = SimpleNamespace(synchronise=lambda: None)
-    _, share = loader.cold(
-        lambda epoch, batches=3: iter([4] * batches), tmp_path, world, longest_s, 12
-    )
-    assert share == 1, "a third of the store a batch"
+    path = str(make(tmp_path / "a.mp4", frames=3))
+    sizes = {"frames": 5, "stride": 1, "clips": 1, "size": 64}
+    pixels, label = pytorch.Clips([path], [7], decode=pytorch.pyav_clip, **sizes)[0]
+    assert pixels.shape == (3, 5, 64, 64) and pixels.dtype == torch.float32
+    assert label == 7 and torch.equal(pixels[:, 2], pixels[:, 4])
 
 
-def test_pixels_are_compared_with_pils(pictures: Path) -> None:
-    files = [str(path) for path in sorted(pictures.rglob("*.jpg"))]
-    assert loader.compared("pil", files) == {"mad": 0.0, "worst": 0.0}
-    other = loader.compared("opencv", files)
-    assert 0 <= other["mad"] <= other["worst"] < 2
+class SimpleDecoder:
+    """Stands in for PyNvVideoCodec's: files have 40 frames, and `short.mp4` fewer than it says."""
+
+    log: ClassVar[list[tuple[str, int]]] = []
+
+    def __init__(self, file: str, gpu_id: int, use_device_memory: bool) -> None:
+        assert use_device_memory and gpu_id == 3
+        self.reconfigure_decoder(file)
+
+    def reconfigure_decoder(self, file: str) -> None:
+        self.file, self.left = file, 20 if file == "short.mp4" else 40
+
+    def __len__(self) -> int:
+        return 40
+
+    def get_batch_frames(self, count: int) -> list[int]:
+        came = min(count, self.left)
+        self.left -= came
+        self.log.append((self.file, came))
+        return [0] * came
+
+    def get_batch_frames_by_index(self, wanted: list[int]) -> list[int]:
+        self.log.append((self.file, len(wanted)))
+        return [at for at in wanted if at < self.left]
 
 
-# --- what is told -------------------------------------------------------------------------------------------
+def test_the_engines_by_hand_take_every_file_in_turn_and_miss_no_frame() -> None:
+    codec, log = SimpleNamespace(SimpleDecoder=SimpleDecoder), SimpleDecoder.log
+
+    def first(files: list[str], count: int, **asked: Any) -> list[int]:
+        given = {"frames": 4, "stride": 2, "clips": 0, "threads": 2, "gpu": 3} | asked
+        log.clear()
+        return list(itertools.islice(nvdec.clips(codec, files, **given), count))
+
+    assert first(["a", "b", "c"], 6) == [4] * 6
+    assert {file for file, _ in log[:9]} == {"a", "b", "c"}
+    assert first(["a"], 3, clips=5) == [4] * 3
+    assert first(["a", "b"], 2, frames=0) == [40, 40] and log[0][1] == 16
+    for frames in (0, 40):
+        with pytest.raises(ValueError, match="20 of 40 frames came"):
+            first(["short.mp4"], 1, frames=frames, stride=1)
 
 
-def row(
-    name: str,
-    gpus: int,
-    rate: float,
-    *,
-    files: int = 1000,
-    links: int = 10,
-    status: str = "ok",
-) -> dict[str, Any]:
-    figures = {
-        "rate": rate,
-        "pass_s": files / rate,
-        "files": files,
-        "unique_files": links,
-        "samples": files,
-    }
-    return {
-        "point": {"loader": name, "gpus": gpus},
-        "status": status,
-        "figures": figures if status == "ok" else {},
-        "spread": {},
-    }
+@pytest.mark.parametrize("name", ["nvdec", "dali", "dali-experimental", "nvdec-alone"])
+def test_a_loader_of_clips_that_cannot_run_here_says_so(
+    name: str, videos: Path
+) -> None:
+    with pytest.raises(UserError, match=f"{name} needs an NVIDIA GPU"):
+        passed(name, videos)
 
 
-def test_rows_are_compared_with_pytorch_and_with_dalis_own_reader_apart() -> None:
-    """The fastest loop by hand is what a speed-up is over."""
-    named = {
-        "pytorch": 10.0,
-        "pytorch+decord": 20.0,
-        "dali": 80.0,
-        "dali-experimental": 40.0,
-        "nvdec": 100.0,
-    }
-    rows = [row(name, 1, rate) for name, rate in named.items()]
-    ratios = [
-        (one["figures"]["speed_up"], one["figures"]["of_dali"]) for one in derive(rows)
-    ]
-    assert ratios == [
-        pytest.approx(pair)
-        for pair in ((1 / 2, 1 / 8), (1, 1 / 4), (4, 1), (2, 1 / 2), (5, 10 / 8))
-    ]
-    assert "speed_up" not in rows[0]["figures"]
-    failed, other = derive(
-        [row("pytorch", 2, 100.0, status="failed"), row("dali-gpu", 2, 1800.0)]
-    )
-    assert failed["figures"] == {}
-    assert {other["figures"][name] for name in ("speed_up", "scaling", "of_dali")} == {
-        None
-    }
-    assert (
-        conclude([failed, other])[0]
-        == "2 processes: dali-gpu passes over all files in 0.556 s."
-    )
-
-
-def test_scaling_is_over_one_gpu() -> None:
-    one, two = derive([row("dali-gpu", 1, 1000.0), row("dali-gpu", 2, 1800.0)])
-    assert (one["figures"]["scaling"], two["figures"]["scaling"]) == (
-        None,
-        pytest.approx(0.9),
-    )
-
-
-def test_a_conclusion_is_over_the_baselines_that_it_names() -> None:
-    """The fastest one may have been unsteady; then no conclusion is drawn from it."""
-    pytorch, dali, nvdec = rows = derive(
-        [row("pytorch", 1, 10.0), row("dali", 1, 80.0), row("nvdec", 1, 100.0)]
-    )
-    begin = "1 process: nvdec passes over all files in 10 s"
-    assert conclude([pytorch, nvdec]) == [f"{begin}, 10.0 times as fast as pytorch."]
-    nvdec["figures"] |= {"frames_per_s": 16_000.0, "fallback_kinds": "mjpeg in avi"}
-    assert conclude([pytorch, dali, nvdec]) == [
-        f"{begin} (16,000 frames/s), 10.0 times as fast as pytorch and 1.2 times as fast as dali."
-    ]
-    assert remarks(rows) == [
-        "1,000 files, 10 of them unique: the others are links to these.",
-        "nvdec: clips of some files were decoded by pyav (mjpeg in avi).",
-    ]
-    beside = [*rows, row("nvdec-alone", 1, 100.0), row("decord-alone", 1, 25.0)]
-    assert (
-        conclude(beside)[1]
-        == "nvdec gives 80% of what nvdec-alone and decord-alone decode together."
-    )
-
-
-def test_who_keeps_up_with_the_steps() -> None:
-    rows = []
-    for name, delay, waited_s in (
-        ("pytorch", 10, 1.1),
-        ("dali-fed", 10, 0.25),
-        ("dali-fed", 50, 0.5),
-    ):
-        one = row(name, 1, 100.0)
-        one["point"]["delay_ms"] = delay
-        one["figures"] |= {"floor_s": 10.0, "waited_s": waited_s}
-        rows.append(one)
-    assert conclude([*rows, row("dali-cpu", 1, 1.0, status="failed")])[1:] == [
-        "10 ms a read, steps of 10 s in all: kept by dali-fed 0.25 s; lost by pytorch 1.10 s.",
-        "50 ms a read, steps of 10 s in all: kept by none; lost by dali-fed 0.50 s.",
-        "Kept: waited for at most 3% of that time, the first batch apart.",
-    ]
-    assert conclude([]) == []
+def test_a_set_of_videos_is_as_asked(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = videos / "train" / "video"
+    found = [read(os.fsencode(path)) for path in sorted(folder.iterdir())]
+    assert len(found) == 9
+    wanted = {"height": 64, "width": 96, "count": 24, "fps": 30.0, "flags": 0}
+    for times in found:
+        about = dict(zip(RECORD.names or (), times.record, strict=True))
+        assert about.items() >= wanted.items() and CODECS[about["codec"]] == "h264"
+        assert times.keys.nonzero()[0].tolist() == [0, 8, 16]
+    assert len({times.record for times in found}) > 1, "no two are alike"
+    assert not video_set.write(videos, 9)
+    for words in (["--count", "0"], ["--size", "65", "96"], ["--frames", "0"]):
+        assert video_set.main([str(tmp_path / "new"), *words]) == 2
+    assert video_set.main([str(videos), "--count", "3"]) == 2
+    assert capsys.readouterr().err.count("\n") == 4 and not (tmp_path / "new").exists()
 
 
 # --- lists --------------------------------------------------------------------------------------------------
@@ -517,95 +435,61 @@ def test_every_way_gives_each_line_once(
     name: str, listed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # a look at processes forked from one that has imported all of this takes a tenth of a second each
-    monkeypatch.setattr(_lists, "WINDOWS", 4)
     monkeypatch.setattr(_lists, "EVERY_S", 5.0)
-    epoch = (
-        _lists.ours(listed, listed.parents[1] / "cache", batch_size=50, workers=2)
-        if name == _lists.OURS
-        else _lists.hand_made(
-            lists_by_hand.DATASETS[name](listed), batch_size=50, workers=2
-        )
-    )
-    watch = _lists.Watch(reserve_gib=0.0)
-    samples, total, rates = _lists.passed(
-        epoch, lines=LINES, batch_size=50, most_s=60.0, watch=watch
-    )
-    watch.close()
-    assert (samples, total, len(rates)) == (
-        LINES,
-        _lists.expected_sum(LINES),
-        _lists.WINDOWS,
-    )
-    assert len(watch.peaks) >= 2, "other tests' processes may not have ended yet"
-    assert all(peak["own"] > 0.1 for peak in watch.peaks.values())
+    how: dict[str, Any] = {"batch_size": 50, "workers": 2}
+    if name == _lists.OURS:
+        epoch = _lists.ours(listed, listed.parents[1] / "cache", **how)
+    else:
+        epoch = _lists.hand_made(lists_by_hand.DATASETS[name](listed), **how)
+    peaks: _lists.Peaks = {}
+    found = _lists.passed(epoch, LINES, peaks, most_s=60.0)
+    assert found[:2] == (LINES, _lists.expected_sum(LINES))
+    assert len(found[2]) == _lists.WINDOWS
+    assert len(peaks) >= 2, "other tests' processes may not have ended yet"
+    assert all(peak["own_mib"] > 0.1 for peak in peaks.values())
 
 
-@pytest.mark.parametrize("short", [False, True])
-def test_an_epoch_is_broken_off(short: bool, listed: Path) -> None:
+@pytest.mark.parametrize(
+    "limits", [{"most_s": 0.0}, {"most_s": 60.0, "reserve_gib": 1e6}]
+)
+def test_an_epoch_is_broken_off(
+    limits: dict[str, float], listed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When it takes too long, or where memory is short."""
-    epoch = _lists.hand_made(lists_by_hand.PythonList(listed), batch_size=50, workers=1)
-    watch = _lists.Watch(reserve_gib=1e6 if short else 0.0)
-    most_s = 60.0 if short else 0.0
-    samples, *_ = _lists.passed(
-        epoch, lines=LINES, batch_size=50, most_s=most_s, watch=watch
-    )
-    watch.close()
-    assert (samples, watch.short) == (LINES // _lists.WINDOWS, short)
+    monkeypatch.setattr(_lists, "EVERY_S", 0.0)
+    data = lists_by_hand.PythonList(listed)
+    epoch = _lists.hand_made(data, batch_size=50, workers=1)
+    assert _lists.passed(epoch, LINES, {}, **limits)[0] == 50
 
 
 def test_memory_is_what_the_kernel_says() -> None:
-    content = b"x" * (
-        96 << 20
-    )  # made first: an allocator that was told to keeps what is freed
+    # made first: an allocator that was told to keeps what is freed
+    content = b"x" * (96 << 20)
     before = _lists.rollup(os.getpid())
-    own = mmap.mmap(
-        -1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    )  # not from freed memory
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # not from freed memory
+    own = mmap.mmap(-1, 64 << 20, flags=private)
     own.write(memoryview(content)[: 64 << 20])
     between = _lists.rollup(os.getpid())
     shared = mmap.mmap(-1, 96 << 20)
     shared.write(content)
     after = _lists.rollup(os.getpid())
-    assert between["Private_Dirty"] - before["Private_Dirty"] == pytest.approx(
-        64, abs=12
-    )
+    grown = between["Private_Dirty"] - before["Private_Dirty"]
+    assert grown == pytest.approx(64, abs=12)
     assert after["Pss_Shmem"] - between["Pss_Shmem"] == pytest.approx(96, abs=12)
 
 
-def test_growth_is_over_an_empty_worker_and_the_bound_is_told() -> None:
-    workers = [
-        {pid: {"own": own, "shared": 0.0}}
-        for pid, own in enumerate((30.0, 12.0, 9.0, 11.0))
-    ]
-    grown = _lists.growth({**workers[0], **workers[1]}, {**workers[2], **workers[3]})
-    assert grown["own"] == [20.0, 2.0]
-    rows: Any = [
-        {
-            "point": {"loader": name, "workers": count},
-            "figures": {"own_mib": own, "shared_mib": 0.5},
-        }
-        for name, own, count in (
-            ("ours", 2.0, 1),
-            ("python-list", 900.0, 1),
-            ("ours", 20.0, 16),
-        )
-    ]
-    begin = "Own and shared memory of a worker over an empty one, --workers"
-    assert _lists.remarks(rows) == [
-        f"{begin} 1: ours 2.5 MiB keeps the bound of 20 MiB.",
-        f"{begin} 16: ours 20.5 MiB does not keep the bound of 20 MiB.",
-    ]
-
-
-def test_a_point_of_a_list_has_all_figures(
+def test_a_point_of_a_list_has_all_figures_over_an_empty_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    peaks = [{pid: {"own_mib": own}} for pid, own in enumerate((30.0, 12.0, 9.0, 11.0))]
+    grown = _lists.growth(peaks[0] | peaks[1], peaks[2] | peaks[3], "own_mib")
+    assert grown == [20.0, 2.0]
     monkeypatch.setattr(_lists, "prepare_process", lambda: None)
     settings = Loader(lines=2_000, workers=(2,), loaders=("ours",))
     (point,) = points(settings)
     found = loader.measure(settings, point, tmp_path / "runs" / "point")
     assert found.error is None and found.spread["rate"]["n"] >= 3
-    assert {"rate", *(column.key for column in _lists.COLUMNS)} <= {*found.figures}
+    assert {"rate", *_lists.COLUMNS} <= {*found.figures}
 
 
 # --- links --------------------------------------------------------------------------------------------------
@@ -617,28 +501,16 @@ def test_a_set_of_links_keeps_the_classes(
 ) -> None:
     source = tmp_path / "source"
     shutil.copytree(pictures, source)
-    words = [
-        str(source),
-        str(tmp_path / "made"),
-        "--count",
-        "100",
-        *(["--symbolic"] * symbolic),
-    ]
-    assert link_set.main(words) == 0
+    words = [str(source), str(tmp_path / "made"), "--count", "100"]
+    assert link_set.main([*words, *(["--symbolic"] * symbolic)]) == 0
     made = sorted((tmp_path / "made").rglob("*.jpg"))
-    assert len(made) == 100
     assert {*Counter(path.parent.name for path in made).values()} == {33, 34}
-    assert all(path.is_symlink() is symbolic for path in made)
-    split = open_data(tmp_path / "made", "images")
-    assert loader._different(split) == 72
-    shares = Counter(
-        path.resolve() if symbolic else path.stat().st_ino for path in made
-    )
-    assert set(shares.values()) == {1, 2}
+    assert len(made) == 100 and all(path.is_symlink() is symbolic for path in made)
+    shares = Counter(path.stat().st_ino for path in made)
+    assert len(shares) == 72 and {*shares.values()} == {1, 2}
     for path in made:
-        assert path.samefile(
-            source / "train" / path.parent.name / path.name.partition("-")[2]
-        )
+        name = path.name.partition("-")[2]
+        assert path.samefile(source / "train" / path.parent.name / name)
 
 
 def test_a_set_of_links_refuses_in_one_line(

@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 
 import pytest
 
-from benchmarks._flags import asked
 from scripts import bench, published, report, tune
 from settings import config
 from settings.cli import flags
@@ -83,19 +82,21 @@ def read(program: str, words: list[str]) -> None:
     if program == "train.py":
         config.parse(words)
     elif program == "scripts.bench":
-        asked(bench.suite_of(words[0]).settings, bench._own(words[1:]), prog="bench")
+        flags(
+            bench.suite_of(words[0]).settings, bench.with_flags(words[1:]), prog="bench"
+        )
     elif program == "scripts.report":
-        asked(report.Report, words, prog="report")
+        flags(report.Report, words, prog="report")
     elif program == "scripts.tune":
         behind = [f"--flags={shlex.join(words[at + 1 :])}"] if at < len(words) else []
         tune.recipe_of(flags(tune.Tune, [*words[:at], *behind], prog="tune"))
     elif program == "scripts.published":
-        chosen = asked(published.Published, words[1:at], prog="published").tables
-        tables = {table.name: table for table in published.read(words[0]).tables}
+        chosen = flags(published.Published, words[1:at], prog="published").tables
+        tables = {table["name"]: table for table in published.read(words[0])["tables"]}
         for table in [tables[name] for name in chosen] or tables.values():
-            suite = bench.suite_of(table.suite)
+            suite = bench.suite_of(table["suite"])
             given = [*published.words(published.settled(table, 0)[0]), *words[at + 1 :]]
-            asked(suite.settings, given, prog=suite.name)
+            flags(suite.settings, given, prog=suite.name)
     elif program.startswith(("scripts.", "benchmarks.")):
         main = import_module(program).main
         with pytest.MonkeyPatch.context() as patch:

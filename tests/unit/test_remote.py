@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import max_batch
 from benchmarks.train import Train, command, points
 from contracts import Feed, Split
 from dataset.open import are_files, open_splits
@@ -517,7 +516,6 @@ def test_programs_take_the_url_that_training_takes(
     assert "--by-hand" in refused(
         lambda: points(settings.model_copy(update={"by_hand": ("torchvision",)}))
     )
-    assert max_batch.training_samples(server.url) == len(FILES)
     recipe, _ = tune.recipe_of(tune.Tune(data=server.url))
     assert recipe.data.data == server.url
     row = _probes.behind_url(server.url)

@@ -240,11 +240,7 @@ def test_advice_names_only_flags_that_exist() -> None:
     assert named and {flag.replace("-", "_") for flag in named} <= set(GROUP_OF)
 
 
-ROWS = [
-    row
-    for table in (on_gpu.COMBINATIONS, on_gpu.CLIPS, on_gpu.PATCHES, on_gpu.DETECTORS)
-    for row in table.values()
-]
+ROWS = on_gpu.ROWS
 RAN = {pair for row in ROWS for pair in itertools.pairwise(row)}
 
 

@@ -152,7 +152,7 @@ def test_a_process_with_many_open_files(monkeypatch: pytest.MonkeyPatch) -> None
             os.kill(os.getpid(), signal.SIGTERM)
             until(lambda: codes)
         with soak.trimming():
-            soak._trim_others([])
+            soak.trim_others([])
 
 
 def test_who_goes_on_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
