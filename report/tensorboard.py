@@ -16,9 +16,8 @@ import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 
 from contracts import Array, Reported
@@ -49,34 +48,42 @@ SETTINGS: dict[str, type] = {
     "read_delay_ms": float,
     "gpu": str,
 }
-RATES = tuple(
-    f"throughput/{name}"
-    for name in ("samples_per_s", "compute_ceiling", "loader_ceiling", "efficiency")
-)
-MACHINE = (
-    "throughput/per_gpu",
-    "time/data_wait_ms",
-    "gpu/utilisation",
-    "memory/device_gib",
-    "memory/host_gib",
-)
 GAP = 2
 """Pixels between two images of a grid."""
-LAYOUT: dict[str, dict[str, list[str]]] = {
-    "throughput": {
-        "rate and its ceilings": ["samples_per_s", "compute_ceiling", "loader_ceiling"],
-        "efficiency": ["efficiency"],
-        "per GPU": ["per_gpu"],
-    },
-    "time": {"one step, ms": [f"{phase}_ms" for phase in PHASES]},
-    "memory": {"GiB": ["allocated_gib", "reserved_gib", "device_gib", "host_gib"]},
-    "val": {},  # the task's figures
-    "gpu": {
-        "utilisation": ["utilisation"],
-        "power, W": ["power_w"],
-        "SM clock, MHz": ["sm_mhz"],
-    },
-}
+
+
+class Scalar(NamedTuple):
+    """A curve of the rate or the machine: its tag, and the title of the chart that shows it with others.
+
+    `column`: it is a column of the HPARAMS page, before those of the validation or behind them.
+    """
+
+    tag: str
+    chart: str
+    column: Literal["", "first", "last"] = ""
+
+
+SCALARS = (
+    Scalar("throughput/samples_per_s", "rate and its ceilings", "first"),
+    Scalar("throughput/compute_ceiling", "rate and its ceilings", "first"),
+    Scalar("throughput/loader_ceiling", "rate and its ceilings", "first"),
+    Scalar("throughput/efficiency", "efficiency", "first"),
+    Scalar("throughput/per_gpu", "per GPU", "last"),
+    *(
+        Scalar(
+            f"time/{phase}_ms", "one step, ms", "last" if phase == "data_wait" else ""
+        )
+        for phase in PHASES
+    ),
+    Scalar("gpu/utilisation", "utilisation", "last"),
+    Scalar("gpu/power_w", "power, W"),
+    Scalar("gpu/sm_mhz", "SM clock, MHz"),
+    Scalar("memory/allocated_gib", "GiB"),
+    Scalar("memory/reserved_gib", "GiB"),
+    Scalar("memory/device_gib", "GiB", "last"),
+    Scalar("memory/host_gib", "GiB", "last"),
+)
+"""In the order of their charts and columns."""
 
 
 def metrics(compared: Sequence[str]) -> tuple[str, ...]:
@@ -84,17 +91,26 @@ def metrics(compared: Sequence[str]) -> tuple[str, ...]:
 
     `compared`: figures of every task, whichever is run.
     """
-    return (*RATES, *(f"val/{name}" for name in compared), *MACHINE)
+    first, last = (
+        [scalar.tag for scalar in SCALARS if scalar.column == column]
+        for column in ("first", "last")
+    )
+    return (*first, *(f"val/{name}" for name in compared), *last)
 
 
 def layout(task: Reported) -> dict[str, dict[str, list[str]]]:
-    """Return the charts of a task's runs, as Board.layout takes them: LAYOUT and those of its figures."""
-    charts: dict[str, list[str]] = {}
+    """Return the charts of a task's runs: {group of tags: {title of a chart: names in the group}}."""
+    charts: dict[str, dict[str, list[str]]] = {}
+    for scalar in SCALARS:
+        group, _, name = scalar.tag.partition("/")
+        charts.setdefault(group, {}).setdefault(scalar.chart, []).append(name)
     for figure in task.figures:
         if figure.chart:
-            charts.setdefault(figure.chart, []).append(figure.name)
-    terms = {"loss": {"parts of the loss": [".*"]}} if task.loss_parts else {}
-    return {**LAYOUT, "val": charts, **terms}
+            names = charts.setdefault("val", {}).setdefault(figure.chart, [])
+            names.append(figure.name)
+    if task.loss_parts:
+        charts["loss"] = {"parts of the loss": [".*"]}
+    return charts
 
 
 class Board:
@@ -155,15 +171,10 @@ class Board:
         metrics: Sequence[str],
         columns: Mapping[str, type] = SETTINGS,
     ) -> None:
-        """Write the run's row of the HPARAMS page: settings named in `columns`, metrics by their scalar's
-        tag.
+        """Write the run's row of the HPARAMS page: settings, each one of `columns`, and the tags of metrics.
 
         What is left out is an empty cell.
         """
-        unknown = sorted(set(settings) - set(columns))
-        if unknown:
-            remedy = "a column is added in SETTINGS, so that every run has it"
-            raise ValueError(f"no HPARAMS column for {', '.join(unknown)}; {remedy}")
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
         from torch.utils.tensorboard.summary import hparams
 
@@ -191,7 +202,8 @@ class Board:
         charts = {}
         for group, its_charts in layout.items():
             charts[group] = {
-                title: _chart(group, names) for title, names in its_charts.items()
+                title: ["Multiline", [f"^{group}/{name}$" for name in names]]
+                for title, names in its_charts.items()
             }
         self._event(summary=custom_scalars(charts))
 
@@ -204,7 +216,6 @@ class Board:
                 from torch.utils.tensorboard.summary import hparams
 
                 self._event(summary=hparams({}, {})[2])
-            self._file.sync()
         finally:
             self._file.close()
             self._file = None
@@ -247,10 +258,6 @@ class Board:
             replace(path, after)
 
 
-def _chart(group: str, names: Sequence[str]) -> list[Any]:
-    return ["Multiline", [f"^{group}/{name}$" for name in names]]
-
-
 def _cell(value: Any) -> Any:
     return (
         str(value).lower() if isinstance(value, bool) else value
@@ -283,16 +290,6 @@ def _name_after(earlier: Sequence[Path]) -> str:
 
 
 def _grid(images: Array) -> Array:
-    if (
-        images.ndim != 4
-        or images.shape[3] != 3
-        or images.dtype != np.uint8
-        or not len(images)
-    ):
-        got = f"{images.dtype} {list(images.shape)}"
-        raise ValueError(
-            f"an image grid takes uint8 [N, H, W, 3] with N > 0, got {got}"
-        )
     from torchvision.utils import make_grid
 
     channels_first = torch.tensor(images).permute(0, 3, 1, 2)
