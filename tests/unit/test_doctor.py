@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from scripts import _probes, doctor
-from scripts._probes import LUMA, PROBES, Probe, Row, least
+from scripts._probes import PROBES, Probe, Row, least
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -74,49 +74,6 @@ def test_a_torchvision_of_another_torch(monkeypatch: pytest.MonkeyPatch) -> None
     assert _row("torch, torchvision").state == "ok"
     monkeypatch.setattr("torchvision.ops.nms", refuse)
     assert _row("torch, torchvision").state == "bad"
-
-
-def test_a_video_made_in_memory_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("av", reason="PyAV is not installed")
-    from loaders.videos import _engines
-    from tests.unit import engines
-
-    monkeypatch.setattr(_engines, "import_module", lambda name: engines.Codec())
-    assert abs(_probes.decoded_luma() - LUMA) < 2
-    monkeypatch.setattr(_probes, "driver", lambda: (1, "580"))
-    monkeypatch.setattr("ctypes.CDLL", lambda name: None)
-    monkeypatch.setattr(_probes, "builds", lambda prefix: ["pynvvideocodec 2.0"])
-    assert _row("NVDEC").state == "ok"
-    monkeypatch.setattr(_probes, "decoded_luma", lambda: 16.0)
-    row = _row("NVDEC")
-    assert row.state == "warn" and "is 16" in row.found
-
-
-def test_numbers_are_summed_over_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    lost: list[int] = []
-
-    def all_reduce(each: list[torch.Tensor]) -> None:
-        total = torch.stack(each).sum(0)
-        for index, one in enumerate(each):
-            if index not in lost:
-                one.copy_(total)
-
-    full, free = torch.full, [4 << 30] * 4
-    monkeypatch.setattr(torch, "full", lambda size, value, device: full(size, value))
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda index: (free[index], 8 << 30))
-    monkeypatch.setattr("torch.cuda.nccl.version", lambda: (2, 30, 7))
-    monkeypatch.setattr("torch.cuda.nccl.all_reduce", all_reduce)
-    assert _row("NCCL") == Row("ok", "2.30.7", PROBES["NCCL"].ask().consequence)
-    lost.append(3)
-    row = _row("NCCL")
-    assert row.state == "bad" and "a sum that is 10 is [10.0, 10.0, 10.0, 4.0]" in (
-        row.found
-    )
-    free[1] = 1 << 20
-    assert _row("NCCL").state == "warn", "a training fills it"
 
 
 def test_dali_that_does_not_decode_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:

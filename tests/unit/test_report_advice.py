@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from engine.optimizers import OPTIMIZERS
-from loaders import of_medium
 from report.advice import advice, told_bound
-from settings.help import HELP
-from settings.model import Model
-from tasks import TASKS
 from tests.gpu import test_combinations as on_gpu
-
-ROOT = Path(__file__).parents[2]
 
 GPU = {"gpu": "H200", "gpu_gib": 139.0, "cores": 16}
 CPU = {"gpu": None, "cores": 2}
@@ -269,36 +261,6 @@ def test_what_is_advised_is_a_row_of_the_table_that_a_gpu_runs() -> None:
         assert any(
             ("--loader", loader) in itertools.pairwise(row) for row in compiled
         ), loader
-
-
-def test_what_readme_and_help_name_is_a_row_too() -> None:
-    """Loaders and tasks of README's tables, its presets of one's own images, and what --help names."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    firsts = re.findall(r"^\| `([\w+-]+)`", readme, re.MULTILINE)
-    named = {("--loader", name) for name in firsts if name in of_medium("images")}
-    named |= {("--task", name) for name in firsts if name in TASKS}
-    known = {
-        "--precision": get_args(Model.model_fields["precision"].annotation),
-        "--optimizer": OPTIMIZERS,
-    }
-    for flag, names in known.items():
-        (line,) = re.findall(rf"^ +{flag} .*$", HELP, re.MULTILINE)
-        named |= {(flag, name) for name in re.findall(r"[\w-]+", line) if name in names}
-    named |= {
-        ("--freeze", re.findall(r"'(.*)'", HELP)[0]),
-        ("--config", "configs/finetune.yaml"),
-    }
-    assert {
-        ("--task", "superres"),
-        ("--loader", "dali-fed"),
-        ("--precision", "bf16"),
-    } < named
-    by_default = {
-        ("--task", "classification"),
-        ("--optimizer", "sgd"),
-        ("--precision", "auto"),
-    }
-    assert named - by_default <= RAN
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from report.console import Bar, Console, duration, number, rows
+from report.console import Bar, Console, rows
 from tasks.classification import KIND
 
 END = b"<end of what was written>"
@@ -267,20 +267,3 @@ def test_a_text_that_cannot_be_shown_ends_no_talking(terminal: tuple[Any, Any]) 
     console.info("bild-ä.jpg")
     console.result(SUMMARY, KIND, folder=Path("läufe/x"))
     assert b"bild-?.jpg" in raw.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("say", "value", "said"),
-    [
-        (number, None, "-"),
-        (number, 0.1234, "0.123"),
-        (number, 99.94, "99.9"),
-        (number, 17907.2, "17,907"),
-        (duration, 0.2, "0:00"),
-        (duration, 59.6, "1:00"),
-        (duration, 3600, "1:00:00"),
-        (duration, 36061, "10:01:01"),
-    ],
-)
-def test_figures_as_people_read_them(say: Any, value: float | None, said: str) -> None:
-    assert say(value) == said

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,6 @@ from tensorboard.plugins.hparams import (
     list_session_groups,
 )
 
-from contracts import UserError
 from report.tensorboard import FIRST, SETTINGS, Board, layout, metrics
 from tasks import compared
 from tasks.classification import KIND
@@ -145,27 +143,6 @@ def test_a_resumed_curve_has_every_step_once_in_both_readers(tmp_path: Path) -> 
     )["run"]
     assert [datum.step for datum in served["train/loss"]] == list(range(0, 1001, 10))
     assert [datum.step for datum in served["throughput/samples_per_s"]] == windows
-
-
-def test_a_full_disk_leaves_whole_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    board = Board(tmp_path)
-    board.scalars({"train/loss": 1.0}, 1)
-    really_write, room = os.write, [20, 0]
-
-    def fails(file: int, content: bytes) -> int:
-        if part := room.pop(0):  # a part still fits
-            return really_write(file, content[:part])
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("report.record.os.write", fails)
-    with pytest.raises(UserError, match="no space left"):
-        board.scalars({"train/loss": 2.0}, 2)
-    monkeypatch.undo()
-    board.scalars({"train/loss": 3.0}, 3)  # space was freed
-    board.close()
-    assert points(tmp_path, "train/loss") == [(1, 1.0), (3, 3.0)]
 
 
 def test_files_are_read_in_the_order_they_were_written(

@@ -106,15 +106,6 @@ def test_a_batch_grows_until_it_gains_nothing() -> None:
     assert recipe.loading.batch_size == 64
 
 
-def test_two_cores_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tuner tries as many workers as there are cores, as under `taskset -c 0,1`, and one less."""
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    monkeypatch.setattr("system.resources.CGROUP", Path("nowhere"))
-    trials, _ = searched(machine({"loader=dali-fed": 2.0}))
-    for name in ("workers", "decode_threads"):
-        assert [t.choice[name] for t in trials if t.lever == name] == [2]
-
-
 def test_a_search_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trial begins only if it and its comparison would be over by then; a scan before does not count."""
     now = [0.0]
