@@ -24,30 +24,22 @@ GIB = 1 << 30
 SAME_NAME = "torchvision triton numpy tensorboard decord av torchcodec pycocotools pillow pillow-simd"
 DISTRIBUTIONS = {
     **{name: name for name in SAME_NAME.split()},
-    # a prefix: these names go on with the CUDA version, or with a variant
-    "opencv": "opencv-python*",
-    "dali": "nvidia-dali-cuda*",
-    "nccl": "nvidia-nccl-cu*",
-    "nvimgcodec": "nvidia-nvimgcodec-cu*",
-    "nvjpeg": "nvidia-nvjpeg-cu*",
+    "opencv": "opencv-python-headless opencv-python",
+    "dali": "nvidia-dali-cuda120 nvidia-dali-cuda130",
+    "nccl": "nvidia-nccl-cu12 nvidia-nccl-cu13",
+    "nvimgcodec": "nvidia-nvimgcodec-cu12 nvidia-nvimgcodec-cu13",
+    "nvjpeg": "nvidia-nvjpeg-cu12 nvidia-nvjpeg",
 }
-"""Name in `versions` -> distribution, the first of several."""
+"""Name in `versions` -> its distributions, of which the first that is installed counts."""
 
 
 def versions() -> dict[str, str]:
     """Return the versions of what is installed and can change a figure; imports none of it."""
-    installed = {
-        str(one["Name"]).lower().replace("_", "-"): str(one["Version"])
-        for distribution in metadata.distributions()
-        if (one := distribution.metadata)
-    }
     result: dict[str, str | None] = {"python": platform.python_version()}
-    for name, wanted in DISTRIBUTIONS.items():
-        prefix = wanted.removesuffix("*")
-        for distribution in sorted(installed):
-            of_family = wanted.endswith("*") and distribution.startswith(prefix)
-            if distribution == prefix or of_family:
-                result.setdefault(name, installed[distribution])
+    for name, distributions in DISTRIBUTIONS.items():
+        for distribution in reversed(distributions.split()):
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                result[name] = metadata.version(distribution)
     result["torch"] = torch.__version__
     result["cuda"] = torch.version.cuda
     if torch.backends.cudnn.is_available():

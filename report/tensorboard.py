@@ -18,8 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import torch
-
 from contracts import Array, Reported
 from report.record import Appender, replace
 from report.summary import PHASES
@@ -48,8 +46,6 @@ SETTINGS: dict[str, type] = {
     "read_delay_ms": float,
     "gpu": str,
 }
-GAP = 2
-"""Pixels between two images of a grid."""
 
 
 class Scalar(NamedTuple):
@@ -152,7 +148,7 @@ class Board:
             self._event(step=step, summary=Summary(value=points))
 
     def images(self, tag: str, images: Array, step: int, *, once: bool = True) -> None:
-        """Write uint8 [N, H, W, 3] as one grid, row by row.
+        """Write uint8 [N, H, W, 3] as one grid, eight in a row.
 
         `once`: a run, also a resumed one, keeps the first; else one each step.
         """
@@ -163,7 +159,7 @@ class Board:
         from torch.utils.tensorboard.summary import image
 
         self._images.add(tag)
-        self._event(step=step, summary=image(tag, _grid(images), dataformats="HWC"))
+        self._event(step=step, summary=image(tag, images, dataformats="NHWC"))
 
     def hparams(
         self,
@@ -199,12 +195,13 @@ class Board:
         """Write the CUSTOM SCALARS page: {group of tags: {title of a chart: names in the group}}."""
         from torch.utils.tensorboard.summary import custom_scalars
 
-        charts = {}
-        for group, its_charts in layout.items():
-            charts[group] = {
+        charts = {
+            group: {
                 title: ["Multiline", [f"^{group}/{name}$" for name in names]]
                 for title, names in its_charts.items()
             }
+            for group, its_charts in layout.items()
+        }
         self._event(summary=custom_scalars(charts))
 
     def close(self, *, finished: bool = True) -> None:
@@ -282,19 +279,6 @@ def _name_after(earlier: Sequence[Path]) -> str:
 
     TensorBoard reads a folder's files in the order of their names.
     """
-    seconds = int(time.time())
-    for path in earlier:
-        digits = path.name.split(".")[3]
-        seconds = max(seconds, int(digits) + 1 if digits.isdigit() else 0)
+    numbers = [int(path.name.split(".")[3]) + 1 for path in earlier]
+    seconds = max([int(time.time()), *numbers])
     return f"events.out.tfevents.{seconds:010d}.{socket.gethostname()}.{os.getpid()}"
-
-
-def _grid(images: Array) -> Array:
-    from torchvision.utils import make_grid
-
-    channels_first = torch.tensor(images).permute(0, 3, 1, 2)
-    columns = math.ceil(math.sqrt(len(images)))
-    grid = make_grid(channels_first, nrow=columns, padding=GAP, pad_value=255)
-    if len(images) > 1:  # one image has no padding
-        grid = grid[:, GAP:-GAP, GAP:-GAP]
-    return grid.permute(1, 2, 0).numpy()
