@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TextColumn
@@ -291,39 +291,22 @@ def rows(summary: Summary, task: Reported) -> list[tuple[str, str]]:
         after = f" after epoch {best['epoch']}" if best.get("epoch") else ""
         metric = _metric(titled[0], best["value"])
         lines.append(("best", f"{metric}{after}: {best['checkpoint']}"))
-    lines += [(name, say(summary)) for name, say in LINES]
+    lines += [(line.name, line.text(summary)) for line in LINES]
     return [(name, value) for name, value in lines if value]
 
 
-def _rate(summary: Summary) -> str:
-    spread = None if look_up(summary, "rate.short") else "rate.spread"
-    return _with_spread(summary, "rate.steady", spread)
-
-
-def _with_spread(summary: Summary, value: str, spread: str | None) -> str:
-    if (rate := look_up(summary, value)) is None:
+def _with_spread(summary: Summary, path: str, name: str) -> str:
+    """Say a rate of the section at `path`, and between which rates of its windows it lies."""
+    section = look_up(summary, path) or {}
+    if section.get(name) is None:
         return "-"
-    said = f"{number(rate)} {look_up(summary, 'rate.unit') or 'img/s'}"
-    if not spread or not (of := look_up(summary, spread)):
+    said = f"{number(section[name])} {look_up(summary, 'rate.unit') or 'img/s'}"
+    spread = section.get("spread")
+    if not spread or section.get("short"):
         return said
-    windows = "1 window" if of["n"] == 1 else f"{of['n']} windows"
-    return f"{said}   ({number(of['min'])} to {number(of['max'])} in {windows})"
-
-
-def _efficiency(summary: Summary) -> str:
-    efficiency = summary.get("efficiency")
-    return "-" if efficiency is None else f"{efficiency:.1%} of the lower ceiling"
-
-
-def _bound(summary: Summary) -> str:
-    return str(summary.get("bound") or "-")
-
-
-def _wait(summary: Summary) -> str:
-    wait = summary.get("data_wait")
-    return (
-        f"{wait['ms']:.2f} ms a step, {wait['share']:.1%} of the time" if wait else "-"
-    )
+    windows = "1 window" if spread["n"] == 1 else f"{spread['n']} windows"
+    low, high = number(spread["min"]), number(spread["max"])
+    return f"{said}   ({low} to {high} in {windows})"
 
 
 def _steal(summary: Summary) -> str:
@@ -369,34 +352,44 @@ def _not_decoded(summary: Summary) -> str:
     return f"{len(failed)} samples, see failed.txt" if failed else ""
 
 
-LINES: tuple[tuple[str, Callable[[Summary], str]], ...] = (
-    ("rate", _rate),
-    (
-        "compute ceiling",
-        partial(
-            _with_spread, value="ceiling.compute.rate", spread="ceiling.compute.spread"
-        ),
-    ),
-    (
-        "loader ceiling",
-        partial(
-            _with_spread, value="ceiling.loader.rate", spread="ceiling.loader.spread"
-        ),
-    ),
-    ("efficiency", _efficiency),
-    ("bound by", _bound),
-    ("data wait", _wait),
-    ("CPU steal", _steal),
-    ("frames", _frames),
-    ("fallback", _fallback),
-    ("undecoded", _refusals),
-    ("instances", _instances),
-    ("not decoded", _not_decoded),
-    ("change first", advice),
+class Line(NamedTuple):
+    """A line of the final table: what lies at `path` of a summary, said by a format, or by a function of the
+    summary. A format without a value is a dash; a function leaves the line out by "".
+    """
+
+    name: str
+    say: str | Callable[[Summary], str]
+    path: str = ""
+
+    def text(self, summary: Summary) -> str:
+        """Return what to say of a summary."""
+        if not isinstance(self.say, str):
+            return self.say(summary)
+        value = look_up(summary, self.path)
+        if value is None:
+            return "-"
+        named = value if isinstance(value, Mapping) else {}
+        return self.say.format(value, **named)
+
+
+COMPUTE = partial(_with_spread, path="ceiling.compute", name="rate")
+LOADER = partial(_with_spread, path="ceiling.loader", name="rate")
+LINES = (
+    Line("rate", partial(_with_spread, path="rate", name="steady")),
+    Line("compute ceiling", COMPUTE),
+    Line("loader ceiling", LOADER),
+    Line("efficiency", "{:.1%} of the lower ceiling", "efficiency"),
+    Line("bound by", "{}", "bound"),
+    Line("data wait", "{ms:.2f} ms a step, {share:.1%} of the time", "data_wait"),
+    Line("CPU steal", _steal),
+    Line("frames", _frames),
+    Line("fallback", _fallback),
+    Line("undecoded", _refusals),
+    Line("instances", _instances),
+    Line("not decoded", _not_decoded),
+    Line("change first", advice),
 )
-"""The lines of the final table behind the validation's: a name, and what to say of a summary, "" to leave out
-the line.
-"""
+"""The lines of the final table behind the validation's, in their order."""
 
 
 # --- figures as people read them ----------------------------------------------

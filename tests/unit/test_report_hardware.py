@@ -118,20 +118,26 @@ def test_a_gpu_is_found_by_uuid_and_clocks_are_those_of_a_busy_one(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     watts = iter([100_000, 300_000, 200_000, 200_000, 500_000])
     shares = iter([0, 50, 0, 100, 97])
-    clocks, reasons = iter([1980, 1500]), iter([0x4, 0])
+    at = [0]
+    # of an idle GPU too; the last reading is refused
+    clocks, reasons = {0: 210, 50: 1980, 100: 1500}, {0: 0x1, 50: 0x4, 100: 0x1}
 
-    def next_or_refuse(values: Iterator[int]) -> int:
-        if (value := next(values, None)) is None:
+    def utilisation(_: Any) -> Any:
+        at[0] = next(shares)
+        return SimpleNamespace(gpu=at[0])
+
+    def known(values: dict[int, int]) -> int:
+        if at[0] not in values:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return value
+        return values[at[0]]
 
     for name, read in {
         "nvmlInit": lambda: None,
         "nvmlDeviceGetHandleByUUID": {uuid: handle}.__getitem__,
         "nvmlDeviceGetPowerUsage": lambda asked: next(watts) if asked == handle else 0,
-        "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=next(shares)),
-        "nvmlDeviceGetClockInfo": lambda *_: next_or_refuse(clocks),
-        "nvmlDeviceGetCurrentClocksEventReasons": lambda _: next_or_refuse(reasons),
+        "nvmlDeviceGetUtilizationRates": utilisation,
+        "nvmlDeviceGetClockInfo": lambda *_: known(clocks),
+        "nvmlDeviceGetCurrentClocksEventReasons": lambda _: known(reasons),
         "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(used=3 * GIB),
     }.items():
         monkeypatch.setattr(pynvml, name, read)
