@@ -235,7 +235,8 @@ class Sampler:
         import pynvml as nvml
 
         gpu = self._gpu
-        refused = contextlib.suppress(nvml.NVMLError)  # a GPU need not have a reading
+        # a GPU need not have a reading, nor an older package its name
+        refused = contextlib.suppress(nvml.NVMLError, AttributeError)
         with refused:
             load["power_w"] = nvml.nvmlDeviceGetPowerUsage(gpu) / 1000
         with refused:
