@@ -17,7 +17,7 @@ IDLE = 0.6
 FAR_BELOW = 0.5
 NEARLY = 0.75
 """Raise a loader ceiling below FAR_BELOW of the compute ceiling if the rate is above NEARLY of it."""
-DECODE_ON_GPU = ("dali-gpu", "dali-fed")
+DECODE_ON_GPU = ("dali-gpu", "dali-fed", "nvdec+pyav")
 MANY_SHAPES = ("detection",)
 """Tasks whose batches have many shapes: each would be a graph, or be compiled, of its own."""
 Summary = Mapping[str, Any]
@@ -59,12 +59,9 @@ def advice(summary: Summary) -> str:
     nearly_all = look_up(summary, "rate.steady") > NEARLY * loader
     if bound == "contention" and loader < FAR_BELOW * compute and nearly_all:
         bound = "loader"
-    if bound == "loader" and summary.get("clips"):
-        bound = "clips"
     sentence = {
         "compute": _compute,
         "loader": _loader,
-        "clips": _clips,
         "storage": _storage,
         "contention": _contention,
     }[bound](summary)
@@ -104,32 +101,24 @@ def _compute(summary: Summary) -> str:
 def _loader(summary: Summary) -> str:
     loader = summary.get("loader")
     busy = look_up(summary, "cpu.utilisation")
-    cores = look_up(summary, "hardware.cores")
-    of_cores = f" of {cores:.0f} cores" if cores else ""
-    fed = _may_try(summary, "dali-fed")
-    if busy is not None and busy < IDLE:
-        finding = f"The loader is the limit and {1 - busy:.0%}{of_cores} are idle, so it waits:"
-        if loader == "dali-fed":
-            return f"{finding} more --workers, each hides one read's latency; then faster storage."
-        if loader == "dali-gpu":
-            first = "--loader dali-fed" if fed else "more --workers"
-            return (
-                f"{finding} {first} if the storage is slow to answer, else smaller images on disk for the GPU's "
-                "JPEG decoder."
-            )
-        then = ", --loader dali-fed" if fed else ""
+    others = [name for name in DECODE_ON_GPU if _may_try(summary, name)]
+    idle = busy is not None and busy < IDLE
+    if loader == "nvdec" and "nvdec+pyav" in others and (idle or busy is None):
+        return "The loader is the limit: --loader nvdec+pyav gives the CPU cores a share of the clips."
+    if idle:
+        fed = ", --loader dali-fed" if "dali-fed" in others else ""
         return (
-            f"{finding} more --workers; if that changes nothing the storage is slow to answer"
-            f"{then}."
+            f"The loader is the limit and {1 - busy:.0%} of the CPU cores are idle, so it waits: more "
+            f"--workers{fed}; then faster storage."
         )
-    if loader not in DECODE_ON_GPU and _gpu(summary):
-        for other in DECODE_ON_GPU:
-            if _may_try(summary, other):
-                return f"The loader is the limit: --loader {other} decodes on the GPU instead of the CPU cores."
-    remedy = "more cores, or images stored smaller"
+    if others and _gpu(summary) and loader not in (*DECODE_ON_GPU, "nvdec"):
+        return f"The loader is the limit: --loader {others[0]} decodes on the GPU, beside the CPU cores."
     if busy is not None and busy >= BUSY:
-        return f"The loader is the limit and {busy:.0%}{of_cores} are busy: {remedy}."
-    return f"The loader is the limit: try other --workers, then {remedy}."
+        return (
+            f"The loader is the limit and {busy:.0%} of the CPU cores are busy: more cores, or files stored "
+            "smaller, so that decoding is cheaper."
+        )
+    return "The loader is the limit: try other --workers, then more cores, or files stored smaller."
 
 
 def _storage(summary: Summary) -> str:
@@ -138,23 +127,6 @@ def _storage(summary: Summary) -> str:
         f"The storage is the limit: the loader waits for servers and {idle:.0%} of the cores are idle: "
         "--read-threads or more --workers put more reads in flight, --cache-dir keeps what was read on a disk."
     )
-
-
-def _clips(summary: Summary) -> str:
-    loader = str(summary.get("loader"))
-    busy = look_up(summary, "cpu.utilisation")
-    idle = "" if busy is None else f" and {1 - busy:.0%} of the CPU cores are idle"
-    mixed = _may_try(summary, "nvdec+pyav")
-    if _gpu(summary) and not loader.startswith("nvdec") and mixed:
-        return (
-            "The loader is the limit: --loader nvdec+pyav decodes on the GPU's video engines, beside the CPU "
-            "cores."
-        )
-    if loader == "nvdec" and mixed and (busy is None or busy < BUSY):
-        return f"The loader is the limit{idle}: --loader nvdec+pyav gives them a share of the clips."
-    if busy is not None and busy < IDLE:
-        return f"The loader is the limit{idle}: more --workers; then the storage is slow to answer."
-    return "The loader is the limit: more cores, or videos stored smaller or with a key frame more often."
 
 
 def _contention(summary: Summary) -> str:
@@ -183,7 +155,8 @@ def _graphs(summary: Summary) -> bool:
 def _may_try(summary: Summary, loader: str) -> bool:
     """Whether another loader can run here on these data, and was not found to be slower by --loader auto."""
     measured = look_up(summary, f"loader_auto.measured.{loader}.rate")
-    return loader in summary.get("loaders", (loader,)) and measured is None
+    able = loader in summary.get("loaders", ())
+    return able and measured is None and loader != summary.get("loader")
 
 
 def _gpu(summary: Summary) -> bool:

@@ -117,7 +117,7 @@ def test_a_resumed_curve_has_every_step_once_in_both_readers(tmp_path: Path) -> 
     first = Board(run)
     write(first, 0, 751, 1.0)
     first.scalars({"val/top1": 0.1}, 600)
-    first.scalars({"val/top1": 0.9}, 700)
+    first.scalars({"val/top1": 0.9}, 601)
     # killed in mid-write
     (path,) = run.glob("events*")
     with path.open("r+b") as file:
