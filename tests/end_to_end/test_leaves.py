@@ -246,9 +246,7 @@ def test_tensorboard(run: Runner) -> None:
         assert steps == sorted(set(steps)), tag
     assert sorted(tags["images"]) == ["augmented", "val/confusion", "val/mistakes"]
     (grid,) = board.Images("augmented")
-    assert (grid.width, grid.height) == (4 * 32 + 3 * 2, 3 * 32 + 2 * 2), (
-        "ten images in rows of four, two pixels apart"
-    )
+    assert (grid.width, grid.height) == (8 * 32, 2 * 32), "ten images, eight in a row"
     plugins = board.summary_metadata
     assert (
         "_hparams_/session_start_info" in plugins
