@@ -167,14 +167,14 @@ class Meter:
         # their median is the rate: one window beside another load moves it little
         rates = [window.rate for window in windows]
         first = [w for w in self.windows if w.epoch == self._first_epoch]
-        local_rate = (
-            sum(w.own_samples for w in windows) / sum(w.seconds for w in windows)
-            if windows
-            else None
-        )
+        local_rate = None
+        if windows:
+            seconds = sum(window.seconds for window in windows)
+            local_rate = sum(window.own_samples for window in windows) / seconds
         first_rate = None
         if first and not short:
-            first_rate = sum(w.samples for w in first) / sum(w.seconds for w in first)
+            seconds = sum(window.seconds for window in first)
+            first_rate = sum(window.samples for window in first) / seconds
         return {
             "steady": float(np.median(rates)) if rates else None,
             "spread": spread(rates),

@@ -27,7 +27,8 @@ def augmented(batch: Batch, mean: torch.Tensor, std: torch.Tensor) -> Array:
     Boxes are drawn where the batch's host arrays have some.
     """
     images = batch.images[:MOST].float()
-    images = images if images.ndim == 4 else images[:, :, images.shape[2] // 2]
+    if images.ndim == 5:  # clips: N C T H W
+        images = images[:, :, images.shape[2] // 2]
     height, width = images.shape[2:]
     scale = min(1.0, SIDE / max(height, width))
     if scale < 1:
@@ -38,26 +39,20 @@ def augmented(batch: Batch, mean: torch.Tensor, std: torch.Tensor) -> Array:
     if {"boxes", "labels", "offsets"} <= batch.host.keys():
         offsets = batch.host["offsets"]
         for index, picture in enumerate(shown):
-            rows = slice(offsets[index], offsets[index + 1])
-            for box, label in zip(
-                batch.host["boxes"][rows] * scale,
-                batch.host["labels"][rows],
-                strict=True,
-            ):
-                _outline(picture, box, int(label))
+            for row in range(offsets[index], offsets[index + 1]):
+                box = batch.host["boxes"][row] * scale
+                _outline(picture, box, int(batch.host["labels"][row]))
     return shown
 
 
 def _outline(picture: Array, box: Array, label: int) -> None:
     """Draw a line of one pixel along the inside of `box`, x0 y0 x1 y1, in the colour of the class."""
     height, width = picture.shape[:2]
-    x0 = min(max(int(box[0]), 0), width - 1)
-    y0 = min(max(int(box[1]), 0), height - 1)
-    x1 = min(max(int(np.ceil(box[2])) - 1, x0), width - 1)
-    y1 = min(max(int(np.ceil(box[3])) - 1, y0), height - 1)
-    colour = [
-        round(255 * channel)
-        for channel in colorsys.hsv_to_rgb(label * GOLDEN % 1, 0.7, 1.0)
-    ]
-    picture[[y0, y1], x0 : x1 + 1] = colour
-    picture[y0 : y1 + 1, [x0, x1]] = colour
+    x0, y0 = np.clip(box[:2].astype(int), 0, (width - 1, height - 1))
+    # the last row and column inside, and never before the first
+    last = np.ceil(box[2:]).astype(int) - 1
+    x1, y1 = np.clip(last, (x0, y0), (width - 1, height - 1))
+    colour = colorsys.hsv_to_rgb(label * GOLDEN % 1, 0.7, 1.0)
+    pixel = [round(255 * channel) for channel in colour]
+    picture[[y0, y1], x0 : x1 + 1] = pixel
+    picture[y0 : y1 + 1, [x0, x1]] = pixel

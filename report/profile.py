@@ -29,9 +29,11 @@ class Steps(Protocol):
         """Count one training step."""
 
 
-class _Off:
+class Off:
+    """A profiler that is not asked for."""
+
     def step(self) -> None:
-        pass
+        """Do nothing."""
 
 
 @contextlib.contextmanager
@@ -44,7 +46,7 @@ def profiler(
     `warn` gets a line when there were too few steps for a whole trace.
     """
     if not enabled:
-        yield _Off()
+        yield Off()
         return
     cuda = torch.cuda.is_available()
 

@@ -54,20 +54,18 @@ def folder(run: Run, resume: Path | None, *, name: str) -> Path:
     Evaluating a run's checkpoint (`resume`) goes below that run's own folder, whose files stay as they are.
     """
     now = time.strftime("%Y%m%d-%H%M%S")
-    name = name.replace("/", "-").replace(
-        ":", "-"
-    )  # of timm/NAME and package.module:function
     if run.output is None:
-        new = Path("runs") / f"{now}-{name}"
+        # timm/NAME and package.module:function have letters that no folder should
+        new = Path("runs") / f"{now}-{name.replace('/', '-').replace(':', '-')}"
     elif run.uses and resume and resume.parent == run.output:
         new = run.output / f"{'predict' if run.predict else 'evaluate'}-{now}"
     else:
         return run.output
-    names = (
-        new.with_name(new.name + more)
-        for more in ("", *(f"-{n}" for n in range(2, 100)))
-    )
+    names = [new, *(new.with_name(f"{new.name}-{n}") for n in range(2, 100))]
     return next((path for path in names if not path.exists()), new)
+
+
+# --- the folder is one run's --------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -108,9 +106,8 @@ def _in_child() -> None:
         os.close(_locks.pop())
 
 
-os.register_at_fork(
-    after_in_child=_in_child
-)  # a worker that outlives a killed run must not hold its folder
+# a worker that outlives a killed run must not hold its folder
+os.register_at_fork(after_in_child=_in_child)
 
 
 @contextlib.contextmanager
@@ -134,15 +131,10 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _check(folder: Path, resuming: bool) -> None:
+    """Refuse a folder that holds a run, unless it is resumed, or that cannot be written."""
     held = sorted(
         path.name for pattern in LEFT_BY_A_RUN for path in folder.glob(pattern)
     )
-    for name in held:
-        if not (folder / name).is_file():  # a run would wait for a pipe
-            raise UserError(
-                f"--output {folder}: {name} there is a folder, a pipe or a device, and no file of a run; "
-                "take it away, or name another folder"
-            )
     if held and not resuming:
         remedy = "continue it with --resume auto, or name another folder"
         raise UserError(f"--output {folder} holds a run ({held[0]}); {remedy}")
@@ -154,27 +146,42 @@ def _check(folder: Path, resuming: bool) -> None:
             file.flush()
             os.fsync(file.fileno())
     finally:
-        with contextlib.suppress(OSError):
-            probe.unlink()
+        probe.unlink(missing_ok=True)
 
 
 def unwritable(folder: Path, error: OSError) -> UserError:
-    """Return the one line for a write into the run folder that failed; what the folder held before is
-    unharmed.
-    """
+    """Return the one line for a failed write into the run folder, whose files are unharmed."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = "free some, then --resume auto, or name another folder"
         return UserError(
             f"--output {folder}: no space left; what is there is complete: {remedy}"
         )
-    if error.errno in (errno.EEXIST, errno.ENOTDIR):
-        return UserError(
-            f"--output {folder}: this, or a part of it, is a file; name a folder"
-        )
     reason = (error.strerror or str(error)).lower()
     return UserError(
         f"--output {folder}: cannot be written ({reason}); name a folder that can"
     )
+
+
+def again(folder: Path, argv: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return the command that goes on with a run, as a shell takes it."""
+    words: list[str] = []
+    skip = False
+    for word in argv:
+        flag, equals, _ = word.partition("=")
+        replaced = flag in ("--output", "--resume")
+        if not skip and not replaced:
+            words.append(word)
+        # the value of a flag that is replaced may be a word of its own
+        skip = replaced and not equals
+    ranks = environment.get("LOCAL_WORLD_SIZE", "1")
+    start = ["python"]
+    # on several machines torchrun had more flags, which are not known here
+    if "TORCHELASTIC_RUN_ID" in environment and environment.get("WORLD_SIZE") == ranks:
+        start = ["torchrun", "--standalone", "--nproc-per-node", ranks]
+    return shlex.join([*start, *words, "--output", str(folder), "--resume", "auto"])
+
+
+# --- files that are whole at any time -----------------------------------------
 
 
 class Appender:
@@ -201,21 +208,19 @@ class Appender:
             raise unwritable(self.path.parent, error) from None
         self._end += written
 
-    def sync(self) -> None:
-        """Bring all pieces onto the disk, where the file system can."""
-        with contextlib.suppress(OSError):
-            os.fsync(self._file)
-
     def close(self) -> None:
-        """Close the file; again without effect."""
+        """Bring all pieces onto the disk and close the file; again without effect."""
         if self._file >= 0:
+            with contextlib.suppress(OSError):  # not every file system can
+                os.fsync(self._file)
             os.close(self._file)
             self._file = -1
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Write to a new name, sync, rename: `path` is the old or the new content, never a part. Raises
-    UserError.
+    """Write to a new name, sync, rename: `path` is the old or the new content, never a part.
+
+    Raises UserError.
     """
     # TensorBoard reads every name with "tfevents" in it; and ranks may write beside each other
     new = path.with_name(f".unfinished-{zlib.crc32(os.fsencode(path.name)):08x}")
@@ -253,40 +258,6 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, os.PathLike) else value
 
 
-def again(folder: Path, argv: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return the command that goes on with a run, as a shell takes it."""
-    words = list(argv)
-    for flag in ("--output", "--resume"):
-        while flag in words:
-            at = words.index(flag)
-            del words[at : at + 2]
-        words = [word for word in words if not word.startswith(f"{flag}=")]
-    ranks = environment.get("LOCAL_WORLD_SIZE")
-    several = (
-        "TORCHELASTIC_RUN_ID" in environment and environment.get("WORLD_SIZE") == ranks
-    )
-    start = (
-        ["torchrun", "--standalone", "--nproc-per-node", str(ranks)]
-        if several
-        else ["python"]
-    )
-    return shlex.join([*start, *words, "--output", str(folder), "--resume", "auto"])
-
-
-def _whole(text: str | None) -> int:
-    """Return the whole number that a cell is; -1 where it is none."""
-    return int(text) if text and text.isdecimal() else -1
-
-
-def _figures_of(point: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of a validation's line in metrics.jsonl, where what is not finite is a word."""
-    figures = {name: value for name, value in point.items() if name not in NO_FIGURES}
-    return {
-        name: float(value) if isinstance(value, str) else value
-        for name, value in figures.items()
-    }
-
-
 class Record:
     """The run's files in a folder that is `claimed`, written by rank 0; elsewhere `enabled` is False and
     nothing happens.
@@ -300,15 +271,15 @@ class Record:
     ) -> None:
         self.folder = folder
         self.enabled = enabled
+        # kind and step of the points that are there already
         self._kept: set[tuple[str, int]] = set()
         self._points: Appender | None = None
-        self.kept_metrics = ""  # where those of a run are that lost its checkpoint
-        self.validation: dict[
-            str, Any
-        ] = {}  # figures of the last one that metrics.jsonl keeps
-        self.untold = range(
-            0
-        )  # steps of a checkpoint that rank 0 saved alone: their losses are not known
+        # the new name of the metrics of a run that lost its checkpoint
+        self.kept_metrics = ""
+        # figures of the last validation that metrics.jsonl keeps
+        self.validation: dict[str, Any] = {}
+        # steps of a checkpoint that rank 0 saved alone: their losses are not known
+        self.untold = range(0)
         if enabled:
             if resume_step == 0:
                 self._keep()
@@ -321,36 +292,30 @@ class Record:
         """Say what to do where the run was stopped: the whole command."""
         return f"go on with: {again(self.folder, sys.argv, os.environ)}"
 
-    def config(self, text: str) -> None:
-        """Write config.yaml."""
-        if self.enabled:
-            replace(self.folder / "config.yaml", text.encode())
-
     def point(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl, complete there when this returns; floats read back bit for bit."""
         if self._points is not None and (kind, step) not in self._kept:
-            line = json.dumps(
-                {"kind": kind, "step": step, **plain(values)}, allow_nan=False
-            )
-            self._points.append(line.encode() + b"\n")
+            line = {"kind": kind, "step": step, **plain(values)}
+            self._points.append(json.dumps(line, allow_nan=False).encode() + b"\n")
 
     def file(self, name: str, content: bytes) -> None:
         """Write a file of the run's folder, complete or as it was before."""
         if self.enabled:
             replace(self.folder / name, content)
 
+    def summary(self, values: Mapping[str, Any]) -> None:
+        """Write summary.json."""
+        text = json.dumps(plain(values), indent=2, allow_nan=False)
+        self.file("summary.json", f"{text}\n".encode())
+
     def lines(self, name: str, lines: Sequence[str]) -> None:
         """Add those lines to a file of the run's folder that it has not."""
-        if self.enabled:
-            path = self.folder / name
-            before = path.read_bytes().splitlines() if path.exists() else []
-            plain_lines = [
-                line.replace("\n", "\\n").replace("\r", "\\r") for line in lines
-            ]
-            new = [line.encode("utf-8", "surrogateescape") for line in plain_lines]
-            replace(
-                path, b"".join(line + b"\n" for line in dict.fromkeys([*before, *new]))
-            )
+        path = self.folder / name
+        known = path.read_bytes().splitlines() if path.exists() else []
+        for line in lines:
+            line = line.replace("\n", "\\n").replace("\r", "\\r")
+            known.append(line.encode("utf-8", "surrogateescape"))
+        self.file(name, b"".join(line + b"\n" for line in dict.fromkeys(known)))
 
     def row(self, name: str, cells: Mapping[str, Any]) -> None:
         """Write a row of a table, whose `step` takes the place of that step's and of all later ones.
@@ -358,41 +323,29 @@ class Record:
         What it does not know (None) stays as that step's row had it: a run that is resumed behind its last
         step validates again, and knows no learning rate.
         """
-        if not self.enabled:
-            return
         path = self.folder / name
-        earlier: list[dict[str, Any]] = []
+        rows: list[Mapping[str, Any]] = []
         if path.exists():
             # a spreadsheet may have saved it in another encoding
-            with (
-                path.open(newline="", encoding="utf-8", errors="replace") as file,
-                contextlib.suppress(csv.Error),
-            ):
-                rows = list(csv.DictReader(file))
-                earlier = [
-                    row for row in rows if 0 <= _whole(row.get("step")) < cells["step"]
-                ]
-                before = next(
-                    (row for row in rows if _whole(row.get("step")) == cells["step"]),
-                    {},
-                )
-                cells = {
-                    key: before.get(key) if cell is None else cell
-                    for key, cell in cells.items()
-                }
+            with path.open(newline="", encoding="utf-8", errors="replace") as file:
+                for row in csv.DictReader(file):
+                    step = row.get("step") or ""
+                    if not step.isdecimal() or int(step) > cells["step"]:
+                        continue
+                    if int(step) < cells["step"]:
+                        rows.append(row)
+                    else:
+                        cells = {
+                            key: row.get(key) if cell is None else cell
+                            for key, cell in cells.items()
+                        }
         text = io.StringIO(newline="")
         table = csv.DictWriter(
             text, list(cells), extrasaction="ignore", lineterminator="\n"
         )
         table.writeheader()
-        table.writerows([*earlier, cells])
-        replace(path, text.getvalue().encode())
-
-    def summary(self, values: Mapping[str, Any]) -> None:
-        """Write summary.json."""
-        if self.enabled:
-            text = json.dumps(plain(values), indent=2, allow_nan=False) + "\n"
-            replace(self.folder / "summary.json", text.encode())
+        table.writerows([*rows, cells])
+        self.file(name, text.getvalue().encode())
 
     def earlier_summary(self) -> dict[str, Any] | None:
         """Return the summary that an earlier part of the run has left, None where there is none to read."""
@@ -402,16 +355,12 @@ class Record:
             )
         except (OSError, ValueError):
             return None
-        return (
-            content
-            if isinstance(content, dict) and content.keys() >= OF_A_RUN
-            else None
-        )
+        is_a_run = isinstance(content, dict) and content.keys() >= OF_A_RUN
+        return content if is_a_run else None
 
     def close(self) -> None:
         """Close metrics.jsonl; again without effect."""
         if self._points is not None:
-            self._points.sync()
             self._points.close()
             self._points = None
 
@@ -434,18 +383,23 @@ class Record:
         for line in before.splitlines(keepends=True):
             try:
                 point = json.loads(line)
-                step = point["step"]
-                figures = _figures_of(point) if point["kind"] == "val" else None
+                kind, step = point["kind"], point["step"]
             except (ValueError, TypeError, KeyError):
                 continue  # half a line, left by a kill in mid-write
-            if step <= resume_step and line.endswith(b"\n"):
-                lines.append(line)
-                if figures is not None:
-                    self.validation = figures
-                if point["kind"] == "train":
-                    trained = step
-                if step == resume_step:
-                    self._kept.add((point["kind"], step))
+            if step > resume_step or not line.endswith(b"\n"):
+                continue
+            lines.append(line)
+            if kind == "val":
+                # what is not finite is a word there
+                self.validation = {
+                    name: float(value) if isinstance(value, str) else value
+                    for name, value in point.items()
+                    if name not in NO_FIGURES
+                }
+            if kind == "train":
+                trained = step
+            if step == resume_step:
+                self._kept.add((kind, step))
         self.untold = range(trained + 1, resume_step + 1)
         after = b"".join(lines)
         if after != before:

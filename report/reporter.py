@@ -21,7 +21,7 @@ from report import pictures, summary
 from report.advice import told_bound
 from report.console import Bar, Console, figures, number, took
 from report.hardware import (
-    READINGS,
+    OF_A_GPU,
     Sampler,
     device_memory,
     host_gib,
@@ -75,26 +75,6 @@ class Reporter:
         `resumed_at` the step of the checkpoint, None for a fresh run.
         """
         here = world.rank == 0
-        self._record = record = Record(output, enabled=here, resume_step=resumed_at)
-        record.config(description["config"])
-        if rejected := description.get("rejected"):
-            record.file(REJECTED, rejected)
-        if kept := record.kept_metrics:
-            console.warn(
-                f"--resume auto: no last.pt is there, and the run begins anew; its metrics: {kept}"
-            )
-        if untold := record.untold:
-            steps = (
-                f"steps {untold[0]} to {untold[-1]}"
-                if len(untold) > 1
-                else f"step {untold[0]}"
-            )
-            why = "the ranks could not meet to add them up before last.pt was saved"
-            console.warn(f"metrics.jsonl has no losses of {steps}: {why}")
-        first_new = None if resumed_at is None else resumed_at + 1
-        self._board = Boards(
-            output, description, enabled=here, purge_step=first_new, warn=console.warn
-        )
         self._world = world
         self._console = console
         self._meter = meter
@@ -102,11 +82,29 @@ class Reporter:
         self._task = task
         self._pixels = pixels
         self._resumed_at = resumed_at or 0
-        self._rate_unit = self._description.get("unit", "img/s")
-        self._item = self._rate_unit.removesuffix("/s")  # what is counted: img, clip
+        self._record = Record(output, enabled=here, resume_step=resumed_at)
+        self._record.file("config.yaml", description["config"].encode())
+        if rejected := description.get("rejected"):
+            self._record.file(REJECTED, rejected)
+        self._warn_of_lost_metrics()
+        self._board = Boards(
+            output,
+            description,
+            enabled=here,
+            purge_step=None if resumed_at is None else resumed_at + 1,
+            warn=console.warn,
+        )
+        settings = description["settings"]
+        shown = {
+            name: settings[name] for name in SETTINGS if settings.get(name) is not None
+        }
+        self._board.layout(layout(task))
+        self._board.hparams(shown, metrics(compared))
         self._sampler = Sampler(
             world.device, cores=description["hardware"]["cores"]
         ).start()
+        self._rate_unit = description.get("unit", "img/s")
+        self._item = self._rate_unit.removesuffix("/s")  # what is counted: img, clip
         self._bar: Bar | None = None  # of the epoch
         self._rate: float | None = None  # of the last window
         self._ceilings: dict[str, dict[str, Any] | None] = {
@@ -120,23 +118,27 @@ class Reporter:
         self._steps = {name: array("d") for name in PHASES}
         self._train_losses: list[float] = []  # since the last validation
         self._lr: float | None = None
-        self._validation = (
-            record.validation
-        )  # of a resumed run, until it validates again
+        # of a resumed run, until it validates again
+        self._validation = self._record.validation
         self._validation_reader = ""
         self._validation_counts = Counts()
         self._validation_s: Mapping[str, float] | None = None
         self._early_stop: dict[str, int] | None = None
         self._finished = False
-        settings = self._description["settings"]
-        self._board.layout(layout(task))
-        shown = {
-            name: settings[name] for name in SETTINGS if settings.get(name) is not None
-        }
-        self._board.hparams(shown, metrics(compared))
-        console.info(self._description["title"])
+        console.info(description["title"])
 
-    # -- called by the loop ----------------------------------------------------------------------------------
+    def _warn_of_lost_metrics(self) -> None:
+        if kept := self._record.kept_metrics:
+            self.warn(
+                f"--resume auto: no last.pt is there, and the run begins anew; its metrics: {kept}"
+            )
+        if untold := self._record.untold:
+            self.warn(
+                f"metrics.jsonl has no losses of steps {untold[0]} to {untold[-1]}: the ranks could not meet "
+                "to add them up before last.pt was saved"
+            )
+
+    # -- called by the loop ----------------------------------------------------
 
     @contextmanager
     def epoch(
@@ -164,10 +166,8 @@ class Reporter:
             def add(count: int) -> None:
                 nonlocal done
                 done += count * self._world.size
-                bar.update(
-                    samples=min(done, samples),
-                    rate=done / (time.perf_counter() - began),
-                )
+                rate = done / (time.perf_counter() - began)
+                bar.update(samples=min(done, samples), rate=rate)
 
             yield add
 
@@ -191,47 +191,38 @@ class Reporter:
         step = int(last["step"])
         means, norm = summary.of_points(points)
         loss = means.pop("loss")
+        self._lr = last["lr"]
         self._train_losses += [
             point["loss"] for point in points if not np.isnan(point["loss"])
         ]
-        self._lr = last["lr"]
         if self._world.rank == 0:
             for name, column in self._steps.items():
                 column.extend(one.get(name, np.nan) for one in steps)
+        state = {
+            "lr": last["lr"],
+            "grad_norm": norm,
+            "loss_scale": last["loss_scale"],
+            "skipped_steps": skipped_steps,
+        }
         timed = [name for name in PHASES if any(name in one for one in steps)]
-        self._record.point(
-            "train",
-            step,
-            {
-                "epoch": progress["epoch"],
-                "consumed": progress["consumed"],
-                "losses": [point["loss"] for point in points],
-                **({"parts": means} if means else {}),
-                "lr": last["lr"],
-                "lrs": [point["lr"] for point in points],
-                "grad_norm": norm,
-                "loss_scale": last["loss_scale"],
-                "skipped_steps": skipped_steps,
-                "ms": phases,
-                "steps_ms": {
-                    name: [one.get(name, 0.0) for one in steps] for name in timed
-                },
-            },
-        )
-        self._board.scalars(
-            {
-                "train/loss": loss,
-                **{f"loss/{name}": mean for name, mean in sorted(means.items())},
-                "train/lr": last["lr"],
-                "train/grad_norm": norm,
-                "train/loss_scale": last["loss_scale"],
-                "train/skipped_steps": skipped_steps,
-                **{
-                    f"time/{name}_ms": phases[name] for name in PHASES if name in phases
-                },
-            },
-            step,
-        )
+        line = {
+            "epoch": progress["epoch"],
+            "consumed": progress["consumed"],
+            "losses": [point["loss"] for point in points],
+            **({"parts": means} if means else {}),
+            "lrs": [point["lr"] for point in points],
+            **state,
+            "ms": phases,
+            "steps_ms": {name: [one.get(name, 0.0) for one in steps] for name in timed},
+        }
+        self._record.point("train", step, line)
+        tags = {
+            "train/loss": loss,
+            **{f"loss/{name}": mean for name, mean in sorted(means.items())},
+            **{f"train/{name}": value for name, value in state.items()},
+            **{f"time/{name}_ms": phases[name] for name in PHASES if name in phases},
+        }
+        self._board.scalars(tags, step)
         if self._bar is not None:
             self._bar.update(
                 samples=progress["consumed"],
@@ -250,7 +241,7 @@ class Reporter:
         compute = self._ceiling("compute")
         loader = self._ceiling("loader")
         efficiency, _ = bound(window.rate, compute, loader)
-        values = {
+        tags = {
             "throughput/samples_per_s": window.rate,
             "throughput/per_gpu": window.rate / self._world.size,
             "throughput/compute_ceiling": compute,
@@ -262,28 +253,27 @@ class Reporter:
             "gpu/sm_mhz": load["sm_mhz"],
             **{f"memory/{name}": value for name, value in self._memory.items()},
         }
-        self._board.scalars(values, step)
-        figures_of_window = {
+        self._board.scalars(tags, step)
+        line = {
             "samples": window.samples,
             "seconds": window.seconds,
             "rate": window.rate,
             "epoch": window.epoch,
+            **load,
         }
-        self._record.point("window", step, {**figures_of_window, **load})
+        self._record.point("window", step, line)
 
     def ceilings(
         self, *, compute: dict[str, Any], loader: dict[str, Any], step: int
     ) -> None:
         """Tell measured ceilings; where they are measured again, the larger one stands."""
-        for name, ceiling in (("compute", compute), ("loader", loader)):
+        measured = {"compute": compute, "loader": loader}
+        for name, ceiling in measured.items():
             if (self._ceiling(name) or 0.0) < ceiling["rate"]:
                 self._ceilings[name] = ceiling
-        tags = {
-            f"throughput/{name}_ceiling": self._ceiling(name)
-            for name in ("compute", "loader")
-        }
+        tags = {f"throughput/{name}_ceiling": self._ceiling(name) for name in measured}
         self._board.scalars(tags, step)
-        self._record.point("ceilings", step, {"compute": compute, "loader": loader})
+        self._record.point("ceilings", step, measured)
         rates = (
             f"compute {number(compute['rate'])}/s, loader {number(loader['rate'])}/s"
         )
@@ -293,10 +283,7 @@ class Reporter:
         """Whether the rate is higher than a ceiling can allow: the machine's speed has changed since that was
         measured.
         """
-        efficiency, _ = bound_of(
-            self._meter.result(), self._ceiling("compute"), self._ceiling("loader")
-        )
-        return too_high(efficiency)
+        return too_high(self._bound()[0])
 
     def validated(
         self,
@@ -316,10 +303,10 @@ class Reporter:
         `files`: what is written into the run's folder. `extras` of rank 0's result: {"scalars": {tag:
         number}, "images": {tag: uint8 [N, H, W, 3]}}.
         """
-        own_figures = summary.figures_of(result)
-        of_ema = summary.figures_of(averaged or {})
-        self._validation = own_figures | {
-            f"ema_{name}": value for name, value in of_ema.items()
+        of_weights = summary.figures_of(result)
+        of_average = summary.figures_of(averaged or {})
+        self._validation = of_weights | {
+            f"ema_{name}": value for name, value in of_average.items()
         }
         self._validation_s = result.get("seconds")
         self._validation_reader = reader
@@ -327,34 +314,30 @@ class Reporter:
         extras: Mapping[str, Mapping[str, Any]] = result.get("extras", {})
         tags = {f"val/{name}": value for name, value in self._validation.items()}
         self._board.scalars({**tags, **extras.get("scalars", {})}, step)
-        self._record.point(
-            "val",
-            step,
-            {"epoch": epoch, **self._validation, "failed": result["failed"]},
-        )
-        trained = {
+        for tag, images in extras.get("images", {}).items():
+            self._board.images(tag, images, step, once=False)
+        line = {"epoch": epoch, **self._validation, "failed": result["failed"]}
+        self._record.point("val", step, line)
+        names = [figure.name for figure in self._task.figures]
+        names += [f"ema_{name}" for name in names] if averaged else []
+        row = {
+            "epoch": epoch,
+            "step": step,
             "train_loss": summary.mean(self._train_losses),
             "lr": self._lr,
             "rate": self._rate,
+            **{name: self._validation.get(name) for name in names},
         }
-        names = [figure.name for figure in self._task.figures]
-        names += [f"ema_{name}" for name in names] if averaged else []
-        figures_of_row = {name: self._validation.get(name) for name in names}
-        self._record.row(
-            RESULTS, {"epoch": epoch, "step": step, **trained, **figures_of_row}
-        )
+        self._record.row(RESULTS, row)
         self._train_losses.clear()
         for name, content in (files or {}).items():
             self._record.file(name, content)
-        for tag, images in extras.get("images", {}).items():
-            self._board.images(tag, images, step, once=False)
         which = "" if epoch is None else f" epoch {epoch + 1}"
-        line = figures(own_figures, self._task.figures)
-        self._console.info(f"validated{which}: {line}{took(self._validation_s)}")
-        if of_ema:
-            self._console.info(
-                f"validated its average: {figures(of_ema, self._task.figures)}"
-            )
+        said = figures(of_weights, self._task.figures)
+        self._console.info(f"validated{which}: {said}{took(self._validation_s)}")
+        if of_average:
+            said = figures(of_average, self._task.figures)
+            self._console.info(f"validated its average: {said}")
 
     def images(self, batch: Batch) -> None:
         """Show a grid of augmented training images, or of the middle frames of clips, once a run."""
@@ -387,12 +370,11 @@ class Reporter:
         for name in names[:SAID]:
             self.warn(f"cannot be decoded, left out: {name}")
         if len(names) > SAID:
-            self.warn(
-                f"and {len(names) - SAID} more, in {self._record.folder / FAILED}"
-            )
+            more = len(names) - SAID
+            self.warn(f"and {more} more, in {self._record.folder / FAILED}")
         self._record.lines(FAILED, [f"{split}\t{name}" for name in names])
 
-    # -- the end ---------------------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------
 
     def finish(
         self,
@@ -407,142 +389,128 @@ class Reporter:
         `progress` is the loop's, `failed` the ids of training samples that could not be decoded, `loader` the
         training's.
         """
-        validation = self._validation
-        early = self._early_stop
-        if (
-            finished
-            and not self._meter.total_samples()
-            and (earlier := self._record.earlier_summary())
-        ):
-            remedy = f"{'a larger --patience goes' if early else 'more --epochs or --steps go'} on from here"
-            until = earlier.get("steps")
-            whose = (
-                ""
-                if until == progress["step"]
-                else f" of the part that ended at step {until}"
-            )
-            self._console.info(
-                f"nothing was left to train, its rates{whose} stay as they were: {remedy}"
-            )
-            values = {
-                **earlier,
-                "finished": True,
-                **summary.trained(progress, failed),
-                "early_stop": early,
-            }
-            values |= summary.best(progress, self._task.figures[0], self._record.folder)
-            if (
-                validation and validation != earlier["validation"]
-            ):  # of a part that was killed before its end
-                values |= {"validation": validation, "validation_s": self._validation_s}
-            self._record.summary(values)
-            # the events were cut behind that step
-            self._tell_rate(
-                earlier["rate"]["steady"], earlier["efficiency"], step=progress["step"]
-            )
-            self._finished = True
-            return values
-        rate = self._meter.result(self._rate_unit)
-        clips = self._clips(loader, rate["steady"])
-        detection = summary.detection(self._description, rate["steady"])
-        efficiency, bound_by = bound_of(
-            rate, self._ceiling("compute"), self._ceiling("loader")
-        )
-        if (
-            self._memory.get("host_gib") is None
-        ):  # the run was over before the sampler's first reading
-            self._measure_memory(host_gib())
-        # what is said of the machine and of a step is of the same windows as the rate
-        warm = rate["warmup_windows"]
-        first = (
-            self._ended_with[warm - 1] - self._resumed_at
-            if 0 < warm <= len(self._ended_with)
-            else 0
-        )
-        steps = {name: np.array(column) for name, column in self._steps.items()}
-        steady_steps = {name: column[first:] for name, column in steps.items()}
-        host_gib_of_all = self._world.sum(np.array([self._memory["host_gib"] or 0.0]))[
-            0
-        ]
-        own_gpu = {
-            name: summary.mean_load(self._load, reading, warm)
-            for name, reading in READINGS.items()
-        }
-        busy = summary.mean_load(self._load, "cpu_utilisation", warm)
-        values = {
-            **{
-                name: value
-                for name, value in self._description.items()
-                if name not in NOT_IN_SUMMARY
-            },
-            "reader": self._description.get("reader") or self._validation_reader,
+        self._finished = finished
+        step = progress["step"]
+        trained = {
             "finished": finished,
             **summary.trained(progress, failed),
-            "early_stop": early,
+            "early_stop": self._early_stop,
             **summary.best(progress, self._task.figures[0], self._record.folder),
+        }
+        if finished and not self._meter.total_samples():
+            earlier = self._record.earlier_summary()
+            if earlier is not None:
+                return self._finish_again(earlier, trained, step)
+        values = self._summary(trained, loader)
+        self._record.summary(values)
+        if finished:
+            efficiency = values["efficiency"]
+            self._tell_rate(values["rate"]["steady"], efficiency, step=step)
+            self._console.result(values, self._task, folder=self._record.folder)
+            if too_high(efficiency):
+                self.warn(
+                    f"check failed: efficiency {efficiency:.1%} is above 103 %, so the rate or a ceiling is "
+                    "wrong"
+                )
+        else:
+            remedy = "run it again" if loader is None else self._record.how_to_resume
+            self._console.info(f"stopped at step {step}; {remedy}")
+        return values
+
+    def _summary(
+        self, trained: Mapping[str, Any], loader: Loader | None
+    ) -> dict[str, Any]:
+        """Return the content of summary.json, with figures of all ranks."""
+        rate = self._meter.result(self._rate_unit)
+        efficiency, bound_by = self._bound()
+        # what is said of the machine and of a step is of the same windows as the rate
+        warm = rate["warmup_windows"]
+        first = 0
+        if 0 < warm <= len(self._ended_with):
+            first = self._ended_with[warm - 1] - self._resumed_at
+        steps = {name: np.array(column) for name, column in self._steps.items()}
+        steady_steps = {name: column[first:] for name, column in steps.items()}
+        gpu = {
+            name: summary.mean_load(self._load, reading, warm)
+            for name, reading in OF_A_GPU.items()
+        }
+        busy = summary.mean_load(self._load, "cpu_utilisation", warm)
+        steal = summary.mean_load(self._load, "cpu_steal", warm)
+        if self._memory.get("host_gib") is None:
+            # the run was over before the sampler's first reading
+            self._measure_memory(host_gib())
+        host = self._world.sum(np.array([self._memory["host_gib"] or 0.0]))
+        about = {
+            name: value
+            for name, value in self._description.items()
+            if name not in NOT_IN_SUMMARY
+        }
+        remote = bool(self._description.get("remote"))
+        values = {
+            **about,
+            "reader": about.get("reader") or self._validation_reader,
+            **trained,
             "versions": versions(),
             "rate": rate,
             "ceiling": self._ceilings,
             "efficiency": efficiency,
-            "bound": told_bound(
-                bound_by, remote=bool(self._description.get("remote")), busy=busy
-            ),
+            "bound": told_bound(bound_by, remote=remote, busy=busy),
             "check": summary.check(efficiency),
             "data_wait": summary.data_wait(steady_steps),
             "step_ms": summary.step_times(steps, warmup=first),
             "split_ms": summary.split(steady_steps),
-            "validation": validation,
+            "validation": self._validation,
             "validation_s": self._validation_s,  # of the last one
-            "memory": self._memory | {"host_gib": float(host_gib_of_all)},
-            "gpu": over_ranks(self._world.gather(own_gpu)),
-            "cpu": {
-                "utilisation": busy,
-                "steal": summary.mean_load(self._load, "cpu_steal", warm),
-            },
-            **({"clips": clips} if clips else {}),
-            **({"detection": detection} if detection else {}),
+            "memory": self._memory | {"host_gib": float(host[0])},
+            "gpu": over_ranks(self._world.gather(gpu)),
+            "cpu": {"utilisation": busy, "steal": steal},
         }
+        if clips := self._clips(loader, rate["steady"]):
+            values["clips"] = clips
+        if detection := summary.detection(self._description, rate["steady"]):
+            values["detection"] = detection
+        return values
+
+    def _finish_again(
+        self, earlier: dict[str, Any], trained: Mapping[str, Any], step: int
+    ) -> dict[str, Any]:
+        """Write the summary of a run that was over before: its rates stay those of the part that trained."""
+        until = earlier.get("steps")
+        part = "" if until == step else f" of the part that ended at step {until}"
+        flag = "a larger --patience" if self._early_stop else "more --epochs or --steps"
+        self._console.info(
+            f"nothing was left to train, its rates{part} stay as they were: {flag} to go on from here"
+        )
+        values = {**earlier, **trained}
+        if self._validation and self._validation != earlier["validation"]:
+            # of a part that was killed before its end
+            values["validation"] = self._validation
+            values["validation_s"] = self._validation_s
         self._record.summary(values)
-        self._finished = finished
-        if not finished:
-            remedy = "run it again" if loader is None else self._record.how_to_resume
-            self._console.info(f"stopped at step {progress['step']}; {remedy}")
-        if finished:
-            self._tell_rate(rate["steady"], efficiency, step=progress["step"])
-            self._console.result(values, self._task, folder=self._record.folder)
-            if too_high(efficiency):
-                why = "so the rate or a ceiling is wrong"
-                self._console.warn(
-                    f"check failed: efficiency {efficiency:.1%} is above 103 %, {why}"
-                )
+        # the events were cut behind that step
+        self._tell_rate(earlier["rate"]["steady"], earlier["efficiency"], step=step)
         return values
 
     def _tell_rate(
         self, rate: float | None, efficiency: float | None, *, step: int
     ) -> None:
         """Write the last point of each throughput, which is what HPARAMS shows."""
-        throughput = {
-            "samples_per_s": rate,
-            "per_gpu": rate and rate / self._world.size,
-            "efficiency": efficiency,
+        tags = {
+            "throughput/samples_per_s": rate,
+            "throughput/per_gpu": rate and rate / self._world.size,
+            "throughput/efficiency": efficiency,
         }
-        self._board.scalars(
-            {f"throughput/{name}": value for name, value in throughput.items()},
-            step + 1,
-        )
+        self._board.scalars(tags, step + 1)
 
     def _clips(
         self, loader: Loader | None, rate: float | None
     ) -> dict[str, Any] | None:
-        """Sum over all ranks what loaders of clips have done; None for another task.
-
-        That is frames/s, frames decoded for one delivered, and what another decoder had to do.
-        """
+        """Sum over all ranks what loaders of clips have done; None for another task."""
         frames = self._description.get("clip_frames")
         if not frames:
             return None
-        local = loader.counts if loader else Counts(), self._validation_counts
-        training, validation = zip(*self._world.gather(local), strict=True)
+        of_rank = loader.counts if loader else Counts(), self._validation_counts
+        training, validation = zip(*self._world.gather(of_rank), strict=True)
         return summary.clips(training, validation, frames=frames, rate=rate)
 
     def close(self) -> None:
@@ -551,18 +519,18 @@ class Reporter:
         self._board.close(finished=self._finished)
         self._record.close()
 
+    def _bound(self) -> tuple[float | None, str | None]:
+        rate = self._meter.result()
+        return bound_of(rate, self._ceiling("compute"), self._ceiling("loader"))
+
     def _ceiling(self, name: str) -> float | None:
         ceiling = self._ceilings[name]
         return None if ceiling is None else float(ceiling["rate"])
 
     def _measure_memory(self, host: float | None) -> None:
-        for name, value in {
-            **device_memory(self._world.device),
-            "host_gib": host,
-        }.items():
-            known = [
-                reading
-                for reading in (self._memory.get(name), value)
-                if reading is not None
-            ]
-            self._memory[name] = max(known, default=None)
+        now = device_memory(self._world.device) | {"host_gib": host}
+        for name, value in now.items():
+            highest = self._memory.get(name)
+            if value is None or (highest is not None and highest > value):
+                value = highest
+            self._memory[name] = value

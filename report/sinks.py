@@ -1,6 +1,6 @@
 """Trackers beside TensorBoard: each gets the scalars that TensorBoard gets, and the settings of the run.
 
-Must not know how a figure came about. A tracker whose package is not installed is named in one line.
+A tracker whose package is not installed is named in one line; one that fails is left out, and the run goes on.
 """
 
 from __future__ import annotations
@@ -25,10 +25,14 @@ TRACKED = "trackers.json"
 
 
 class Sink(Protocol):
-    """Where scalars go beside TensorBoard. Rank 0 alone has one."""
+    """Where finite scalars go beside TensorBoard. Rank 0 alone has one.
+
+    A sink is made of the run's folder, its settings, and the tracker's id of the run, None for a new run.
+    One with such an id has it as `id`.
+    """
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Keep one point a tag; all values are finite."""
+        """Keep one point a tag."""
 
     def close(self, *, finished: bool) -> None:
         """Bring everything where it belongs."""
@@ -37,51 +41,48 @@ class Sink(Protocol):
 class Csv:
     """scalars.csv: a line a point, step, tag, value."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, settings: Mapping[str, Any], run: str | None
+    ) -> None:
         new = not (folder / "scalars.csv").exists()
         self._file = Appender(folder / "scalars.csv")
         if new:
             self._file.append(b"step,tag,value\n")
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Add a line a tag."""
         text = io.StringIO(newline="")
-        csv.writer(text, lineterminator="\n").writerows(
-            [step, tag, value] for tag, value in values.items()
-        )
+        lines = csv.writer(text, lineterminator="\n")
+        lines.writerows([step, tag, value] for tag, value in values.items())
         self._file.append(text.getvalue().encode())
 
     def close(self, *, finished: bool) -> None:
-        """Close the file; again without effect."""
         self._file.close()
 
 
 class Wandb:
     """A run of Weights & Biases, in the folder; WANDB_MODE=offline and its other variables hold."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, settings: Mapping[str, Any], run: str | None
+    ) -> None:
         import wandb
 
-        again = None if "WANDB_RUN_ID" in os.environ else _tracked(folder).get("wandb")
         self._run = wandb.init(
             dir=str(folder),
             project=os.environ.get("WANDB_PROJECT", "saturate"),
             name=folder.name,
-            id=again,
+            id=None if "WANDB_RUN_ID" in os.environ else run,
             resume=os.environ.get("WANDB_RESUME", "allow"),
         )
-        _track(folder, "wandb", self._run.id)
-        given = {name: value for name, value in settings.items() if value is not None}
-        self._run.config.update(
-            given, allow_val_change=True
-        )  # a resumed run may have other settings
+        self.id = self._run.id
+        # a resumed run may have other settings
+        self._run.config.update(dict(settings), allow_val_change=True)
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Log the points; `step` is an axis of its own, since some come later than others."""
+        # `step` is an axis of its own, since some points come later than others
         self._run.log({**values, "step": step})
 
     def close(self, *, finished: bool) -> None:
-        """Finish the run."""
         self._run.finish(exit_code=0 if finished else 1)
 
 
@@ -91,59 +92,43 @@ class MlFlow:
     MLFLOW_RUN_ID names a run that goes on.
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, settings: Mapping[str, Any], run: str | None
+    ) -> None:
         import mlflow
 
         if "MLFLOW_TRACKING_URI" not in os.environ:
             mlflow.set_tracking_uri(f"sqlite:///{(folder / 'mlflow.db').absolute()}")
-        self._client = mlflow
-        again = (
-            None if "MLFLOW_RUN_ID" in os.environ else _tracked(folder).get("mlflow")
+        self._mlflow = mlflow
+        started = mlflow.start_run(
+            run_id=None if "MLFLOW_RUN_ID" in os.environ else run, run_name=folder.name
         )
-        run = mlflow.start_run(run_id=again, run_name=folder.name)
-        _track(folder, "mlflow", run.info.run_id)
-        given = {
-            name: str(value) for name, value in settings.items() if value is not None
-        }
-        mlflow.log_params(
-            {name: given[name] for name in given.keys() - run.data.params.keys()}
-        )
+        self.id = started.info.run_id
+        known = started.data.params
         # MLflow refuses another value of a parameter: it is a tag of that name, as it is now
+        texts = {name: str(value) for name, value in settings.items()}
+        mlflow.log_params({name: texts[name] for name in texts.keys() - known.keys()})
         mlflow.set_tags(
             {
-                name: value
-                for name, value in given.items()
-                if run.data.params.get(name, value) != value
+                name: text
+                for name, text in texts.items()
+                if known.get(name, text) != text
             }
         )
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Log the points."""
-        self._client.log_metrics(dict(values), step=step)
+        self._mlflow.log_metrics(dict(values), step=step)
 
     def close(self, *, finished: bool) -> None:
-        """End the run."""
-        self._client.end_run("FINISHED" if finished else "KILLED")
+        self._mlflow.end_run("FINISHED" if finished else "KILLED")
 
 
-def _tracked(folder: Path) -> dict[str, str]:
-    """Return the run of each tracker that this folder's run has begun, by its name."""
-    with contextlib.suppress(OSError, ValueError):
-        known = json.loads((folder / TRACKED).read_text(encoding="utf-8"))
-        return {str(name): str(run) for name, run in known.items()}
-    return {}
-
-
-def _track(folder: Path, name: str, run: str) -> None:
-    replace(folder / TRACKED, json.dumps({**_tracked(folder), name: run}).encode())
-
-
-SINKS: dict[str, Callable[[Path, Mapping[str, Any]], Sink]] = {
+SINKS: dict[str, Callable[[Path, Mapping[str, Any], str | None], Sink]] = {
     "csv": Csv,
     "wandb": Wandb,
     "mlflow": MlFlow,
 }
-"""--log -> (folder, settings) -> Sink."""
+"""--log -> its class."""
 
 
 def require(names: Sequence[str]) -> None:
@@ -178,13 +163,26 @@ class Boards(Board):
         super().__init__(folder, enabled=enabled, purge_step=purge_step)
         self._warn = warn
         self._sinks: dict[str, Sink] = {}
-        if not enabled:
+        if not enabled or not names:
             return
-        if purge_step is None:  # a run that begins anew is another run to its trackers
-            (folder / TRACKED).unlink(missing_ok=True)
+        settings = {
+            name: value
+            for name, value in description["settings"].items()
+            if value is not None
+        }
+        path = folder / TRACKED
+        runs: dict[str, str] = {}
+        # a run that begins anew is another run to its trackers
+        with contextlib.suppress(OSError, ValueError):
+            if purge_step is not None:
+                runs = json.loads(path.read_text(encoding="utf-8"))
         for name in names:
             with self._guarded(name):
-                self._sinks[name] = SINKS[name](folder, description["settings"])
+                sink = self._sinks[name] = SINKS[name](folder, settings, runs.get(name))
+                if run := getattr(sink, "id", None):
+                    runs[name] = run
+        if runs or path.exists():
+            replace(path, json.dumps(runs).encode())
 
     @contextlib.contextmanager
     def _guarded(self, name: str) -> Iterator[None]:
@@ -201,10 +199,11 @@ class Boards(Board):
     def scalars(self, values: Mapping[str, float | int | None], step: int) -> None:
         """Write one point a tag, everywhere; None and what is not finite is left out."""
         super().scalars(values, step)
-        known = {
-            tag: float(value) for tag, value in values.items() if value is not None
+        finite = {
+            tag: float(value)
+            for tag, value in values.items()
+            if value is not None and math.isfinite(value)
         }
-        finite = {tag: value for tag, value in known.items() if math.isfinite(value)}
         for name, sink in [*self._sinks.items()] if finite else ():
             with self._guarded(name):
                 sink.scalars(finite, step)

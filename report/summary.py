@@ -8,7 +8,6 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -56,29 +55,24 @@ def describe(
 
     `settings` is its row of the HPARAMS page, `title` the first line that it says, `config` its preset.
     """
-    batch_size = chosen["batch_size"]
     accumulate = config.optimisation.accumulate
-    device = _device_name(world.device)
+    cuda = world.device.type == "cuda"
+    device = torch.cuda.get_device_name(world.device) if cuda else "CPU"
     about = {
         "task": config.model.task,
         **chosen,
         "reader": loader.reader if loader else "",
         "world_size": world.size,
     }
-    factors = [world.size, batch_size]
+    step = f"{world.size} x {about['batch_size']}"
     if accumulate > 1:
-        factors.append(accumulate)
-    words = [
-        about["arch"],
-        about["loader"],
-        about["precision"],
-        f"{about['image_size']} px",
-        f"{' x '.join(str(factor) for factor in factors)} samples a step",
-        device,
-    ]
+        step += f" x {accumulate}"
+    words = [about["arch"], about["loader"], about["precision"]]
+    words += [f"{about['image_size']} px", f"{step} samples a step", device]
+    remote = {"remote": True} if "://" in (config.data.data or "") else {}
     return {
         **about,
-        **({"remote": True} if "://" in (config.data.data or "") else {}),
+        **remote,
         "compile": config.model.compile,
         "accumulate": accumulate,
         "command": shlex.join(sys.argv),
@@ -88,10 +82,6 @@ def describe(
         "config": as_yaml(config),
         "log": config.run.log,
     }
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
 def clips(
@@ -107,15 +97,21 @@ def clips(
     """
     decoded = sum(counts.decoded for counts in training)
     delivered = sum(counts.delivered for counts in training)
-    return {
+    result: dict[str, Any] = {
         "frames": frames,
         "frames_per_s": rate and rate * frames,
         "decoded_per_delivered": decoded / delivered if delivered else None,
-        "fallbacks": _fallbacks(training),
-        "val_fallbacks": _fallbacks(validation),
-        "refusals": _refusals(training),
-        "val_refusals": _refusals(validation),
     }
+    for prefix, ranks in (("", training), ("val_", validation)):
+        fallbacks: Counter[str] = Counter()
+        refusals: dict[str, str] = {}
+        for counts in ranks:
+            fallbacks += counts.fallbacks
+            # by sort of file; where several ranks have a reason, the first rank's stands
+            refusals = counts.refusals | refusals
+        result[f"{prefix}fallbacks"] = dict(fallbacks)
+        result[f"{prefix}refusals"] = refusals
+    return result
 
 
 def detection(
@@ -125,25 +121,11 @@ def detection(
 
     None for another task. `rate` is in images a second.
     """
-    if not all(name in description for name in DETECTION):
+    result = {name: description[name] for name in DETECTION if name in description}
+    if not result:
         return None
-    of_plan = {name: description[name] for name in DETECTION}
-    return {
-        **of_plan,
-        "instances_per_s": rate and rate * of_plan["instances_per_image"],
-    }
-
-
-def _fallbacks(ranks: Sequence[Counts]) -> dict[str, int]:
-    """Sum the clips that another decoder did, by sort of file."""
-    return dict(sum((counts.fallbacks for counts in ranks), Counter[str]()))
-
-
-def _refusals(ranks: Sequence[Counts]) -> dict[str, str]:
-    """Merge the reasons, by sort of file; where several ranks have one, the first rank's stands."""
-    return dict(
-        chain.from_iterable(counts.refusals.items() for counts in reversed(ranks))
-    )
+    boxes = result["instances_per_image"]
+    return {**result, "instances_per_s": rate and rate * boxes}
 
 
 def of_points(
@@ -154,13 +136,11 @@ def of_points(
     `points` are the steps that engine.protocols.Report.train gets. A step whose loss is nan, since no
     sample of it was valid, is left out of the means; a value is None where no step has one.
     """
-    names = points[-1].keys() - NO_LOSS
     counted = [point for point in points if not np.isnan(point["loss"])]
-    means: dict[str, float | None] = dict.fromkeys(names)
-    if counted:
-        means = {
-            name: float(np.mean([point[name] for point in counted])) for name in names
-        }
+    means = {
+        name: mean([point[name] for point in counted])
+        for name in points[-1].keys() - NO_LOSS
+    }
     norms = [point["grad_norm"] for point in points if not np.isnan(point["grad_norm"])]
     return means, norms[-1] if norms else None
 
@@ -189,15 +169,12 @@ def figures_of(result: Mapping[str, Any]) -> dict[str, Any]:
 def best(progress: Mapping[str, Any], figure: Figure, folder: Path) -> dict[str, Any]:
     """Return the best validation of a run as `best`: figure, value, epoch from 1, path; {} without one."""
     path = folder / "best.pt"
-    if not np.isfinite(progress.get("best", -np.inf)) or not path.exists():
+    value = progress.get("best", -np.inf)
+    if not np.isfinite(value) or not path.exists():
         return {}
-    epoch = progress.get("best_epoch", -1)
-    figures = {
-        "figure": figure.name,
-        "value": progress["best"],
-        "epoch": epoch + 1 if epoch >= 0 else None,
-    }
-    return {"best": {**figures, "checkpoint": str(path)}}
+    epoch = progress.get("best_epoch", -1) + 1
+    found = {"figure": figure.name, "value": value, "epoch": epoch or None}
+    return {"best": {**found, "checkpoint": str(path)}}
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -227,10 +204,8 @@ def mean_load(
 
     `load` is one mapping for each window; None where no window has the reading.
     """
-    values = [
-        value for window in load[warm:] or load if (value := window[name]) is not None
-    ]
-    return float(np.mean(values)) if values else None
+    readings = [window[name] for window in load[warm:] or load]
+    return mean([value for value in readings if value is not None])
 
 
 def durations(steps: Mapping[str, Array]) -> Array:
@@ -254,14 +229,13 @@ def step_times(steps: Mapping[str, Array], *, warmup: int) -> dict[str, float] |
         return None
     times = {
         "n": len(steady),
-        **{f"p{p}": float(np.percentile(steady, p)) for p in (50, 99)},
+        "p50": float(np.median(steady)),
+        "p99": float(np.percentile(steady, 99)),
     }
-    if len(total) < LATE.stop:
-        return times
-    return times | {
-        "early": float(np.median(total[EARLY])),
-        "late": float(np.median(total[LATE])),
-    }
+    if len(total) >= LATE.stop:
+        times["early"] = float(np.median(total[EARLY]))
+        times["late"] = float(np.median(total[LATE]))
+    return times
 
 
 def data_wait(steps: Mapping[str, Array]) -> dict[str, float] | None:

@@ -16,10 +16,7 @@ import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import torch
+from typing import Any, Literal, NamedTuple
 
 from contracts import Array, Reported
 from report.record import Appender, replace
@@ -49,34 +46,40 @@ SETTINGS: dict[str, type] = {
     "read_delay_ms": float,
     "gpu": str,
 }
-RATES = tuple(
-    f"throughput/{name}"
-    for name in ("samples_per_s", "compute_ceiling", "loader_ceiling", "efficiency")
+
+
+class Scalar(NamedTuple):
+    """A curve of the rate or the machine: its tag, and the title of the chart that shows it with others.
+
+    `column`: it is a column of the HPARAMS page, before those of the validation or behind them.
+    """
+
+    tag: str
+    chart: str
+    column: Literal["", "first", "last"] = ""
+
+
+SCALARS = (
+    Scalar("throughput/samples_per_s", "rate and its ceilings", "first"),
+    Scalar("throughput/compute_ceiling", "rate and its ceilings", "first"),
+    Scalar("throughput/loader_ceiling", "rate and its ceilings", "first"),
+    Scalar("throughput/efficiency", "efficiency", "first"),
+    Scalar("throughput/per_gpu", "per GPU", "last"),
+    *(
+        Scalar(
+            f"time/{phase}_ms", "one step, ms", "last" if phase == "data_wait" else ""
+        )
+        for phase in PHASES
+    ),
+    Scalar("gpu/utilisation", "utilisation", "last"),
+    Scalar("gpu/power_w", "power, W"),
+    Scalar("gpu/sm_mhz", "SM clock, MHz"),
+    Scalar("memory/allocated_gib", "GiB"),
+    Scalar("memory/reserved_gib", "GiB"),
+    Scalar("memory/device_gib", "GiB", "last"),
+    Scalar("memory/host_gib", "GiB", "last"),
 )
-MACHINE = (
-    "throughput/per_gpu",
-    "time/data_wait_ms",
-    "gpu/utilisation",
-    "memory/device_gib",
-    "memory/host_gib",
-)
-GAP = 2
-"""Pixels between two images of a grid."""
-LAYOUT: dict[str, dict[str, list[str]]] = {
-    "throughput": {
-        "rate and its ceilings": ["samples_per_s", "compute_ceiling", "loader_ceiling"],
-        "efficiency": ["efficiency"],
-        "per GPU": ["per_gpu"],
-    },
-    "time": {"one step, ms": [f"{phase}_ms" for phase in PHASES]},
-    "memory": {"GiB": ["allocated_gib", "reserved_gib", "device_gib", "host_gib"]},
-    "val": {},  # the task's figures
-    "gpu": {
-        "utilisation": ["utilisation"],
-        "power, W": ["power_w"],
-        "SM clock, MHz": ["sm_mhz"],
-    },
-}
+"""In the order of their charts and columns."""
 
 
 def metrics(compared: Sequence[str]) -> tuple[str, ...]:
@@ -84,17 +87,26 @@ def metrics(compared: Sequence[str]) -> tuple[str, ...]:
 
     `compared`: figures of every task, whichever is run.
     """
-    return (*RATES, *(f"val/{name}" for name in compared), *MACHINE)
+    first, last = (
+        [scalar.tag for scalar in SCALARS if scalar.column == column]
+        for column in ("first", "last")
+    )
+    return (*first, *(f"val/{name}" for name in compared), *last)
 
 
 def layout(task: Reported) -> dict[str, dict[str, list[str]]]:
-    """Return the charts of a task's runs, as Board.layout takes them: LAYOUT and those of its figures."""
-    charts: dict[str, list[str]] = {}
+    """Return the charts of a task's runs: {group of tags: {title of a chart: names in the group}}."""
+    charts: dict[str, dict[str, list[str]]] = {}
+    for scalar in SCALARS:
+        group, _, name = scalar.tag.partition("/")
+        charts.setdefault(group, {}).setdefault(scalar.chart, []).append(name)
     for figure in task.figures:
         if figure.chart:
-            charts.setdefault(figure.chart, []).append(figure.name)
-    terms = {"loss": {"parts of the loss": [".*"]}} if task.loss_parts else {}
-    return {**LAYOUT, "val": charts, **terms}
+            names = charts.setdefault("val", {}).setdefault(figure.chart, [])
+            names.append(figure.name)
+    if task.loss_parts:
+        charts["loss"] = {"parts of the loss": [".*"]}
+    return charts
 
 
 class Board:
@@ -136,7 +148,7 @@ class Board:
             self._event(step=step, summary=Summary(value=points))
 
     def images(self, tag: str, images: Array, step: int, *, once: bool = True) -> None:
-        """Write uint8 [N, H, W, 3] as one grid, row by row.
+        """Write uint8 [N, H, W, 3] as one grid, eight in a row.
 
         `once`: a run, also a resumed one, keeps the first; else one each step.
         """
@@ -147,7 +159,7 @@ class Board:
         from torch.utils.tensorboard.summary import image
 
         self._images.add(tag)
-        self._event(step=step, summary=image(tag, _grid(images), dataformats="HWC"))
+        self._event(step=step, summary=image(tag, images, dataformats="NHWC"))
 
     def hparams(
         self,
@@ -155,15 +167,10 @@ class Board:
         metrics: Sequence[str],
         columns: Mapping[str, type] = SETTINGS,
     ) -> None:
-        """Write the run's row of the HPARAMS page: settings named in `columns`, metrics by their scalar's
-        tag.
+        """Write the run's row of the HPARAMS page: settings, each one of `columns`, and the tags of metrics.
 
         What is left out is an empty cell.
         """
-        unknown = sorted(set(settings) - set(columns))
-        if unknown:
-            remedy = "a column is added in SETTINGS, so that every run has it"
-            raise ValueError(f"no HPARAMS column for {', '.join(unknown)}; {remedy}")
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
         from torch.utils.tensorboard.summary import hparams
 
@@ -188,11 +195,13 @@ class Board:
         """Write the CUSTOM SCALARS page: {group of tags: {title of a chart: names in the group}}."""
         from torch.utils.tensorboard.summary import custom_scalars
 
-        charts = {}
-        for group, its_charts in layout.items():
-            charts[group] = {
-                title: _chart(group, names) for title, names in its_charts.items()
+        charts = {
+            group: {
+                title: ["Multiline", [f"^{group}/{name}$" for name in names]]
+                for title, names in its_charts.items()
             }
+            for group, its_charts in layout.items()
+        }
         self._event(summary=custom_scalars(charts))
 
     def close(self, *, finished: bool = True) -> None:
@@ -204,7 +213,6 @@ class Board:
                 from torch.utils.tensorboard.summary import hparams
 
                 self._event(summary=hparams({}, {})[2])
-            self._file.sync()
         finally:
             self._file.close()
             self._file = None
@@ -247,10 +255,6 @@ class Board:
             replace(path, after)
 
 
-def _chart(group: str, names: Sequence[str]) -> list[Any]:
-    return ["Multiline", [f"^{group}/{name}$" for name in names]]
-
-
 def _cell(value: Any) -> Any:
     return (
         str(value).lower() if isinstance(value, bool) else value
@@ -275,29 +279,6 @@ def _name_after(earlier: Sequence[Path]) -> str:
 
     TensorBoard reads a folder's files in the order of their names.
     """
-    seconds = int(time.time())
-    for path in earlier:
-        digits = path.name.split(".")[3]
-        seconds = max(seconds, int(digits) + 1 if digits.isdigit() else 0)
+    numbers = [int(path.name.split(".")[3]) + 1 for path in earlier]
+    seconds = max([int(time.time()), *numbers])
     return f"events.out.tfevents.{seconds:010d}.{socket.gethostname()}.{os.getpid()}"
-
-
-def _grid(images: Array) -> Array:
-    if (
-        images.ndim != 4
-        or images.shape[3] != 3
-        or images.dtype != np.uint8
-        or not len(images)
-    ):
-        got = f"{images.dtype} {list(images.shape)}"
-        raise ValueError(
-            f"an image grid takes uint8 [N, H, W, 3] with N > 0, got {got}"
-        )
-    from torchvision.utils import make_grid
-
-    channels_first = torch.tensor(images).permute(0, 3, 1, 2)
-    columns = math.ceil(math.sqrt(len(images)))
-    grid = make_grid(channels_first, nrow=columns, padding=GAP, pad_value=255)
-    if len(images) > 1:  # one image has no padding
-        grid = grid[:, GAP:-GAP, GAP:-GAP]
-    return grid.permute(1, 2, 0).numpy()

@@ -96,15 +96,11 @@ def _run(recipe: Config, gpu: bool, length: dict[str, Any]) -> _trials.Trial:
         # once the loss has diverged, bf16 takes a CPU 25 times as long
         length["precision"] = "fp32"
     trial = _trials.run(_trials.config_of(recipe, RISING | length), LIMIT_S)
-    if trial.code not in (
-        0,
-        3,
-    ):  # 3: the loss is no number any more, which is what a test may end with
-        raise UserError(
-            f"a step takes too long: {LIMIT_S:.0f} s"
-            if trial.code is None
-            else trial.said
-        )
+    if trial.code is None:
+        raise UserError(f"a step takes too long: {LIMIT_S:.0f} s")
+    # 3: the loss is no number any more, which is what a test may end with
+    if trial.code not in (0, 3):
+        raise UserError(trial.said)
     return trial
 
 
@@ -174,27 +170,13 @@ def draw(found: Range, path: Path) -> None:
     figure = Figure(figsize=(6.4, 4), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.semilogx(
-        found.rates[: len(found.losses)],
-        found.losses,
-        color="#c0c8d8",
-        label="loss of a step",
-    )
-    axes.semilogx(
-        found.rates[: len(found.smoothed)],
-        found.smoothed,
-        color="#2060c0",
-        label="smoothed",
-    )
+    curves = {"loss of a step": found.losses, "smoothed": found.smoothed}
+    for label, losses in curves.items():
+        axes.semilogx(found.rates[: len(losses)], losses, label=label)
     if found.advised is not None:
-        axes.axvline(
-            found.advised,
-            color="#c04020",
-            linestyle="--",
-            label=f"--lr {found.advised:g}",
-        )
+        label = f"--lr {found.advised:g}"
+        axes.axvline(found.advised, color="black", linestyle="--", label=label)
     top = max(found.smoothed[0] if found.smoothed else 1.0, 1e-9)
     axes.set(xlabel="learning rate", ylabel="loss", ylim=(0, DIVERGED * top))
-    axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path)

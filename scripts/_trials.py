@@ -48,38 +48,34 @@ def config_of(recipe: Config, changes: Mapping[str, Any]) -> Config:
     """
     flat = {**recipe.flat(), **ONLY_TRAINS, **changes}
     if flat["loader"] == "auto":
-        flat["loader"] = kind_of(recipe).may_open(
-            recipe, gpu=torch.cuda.is_available()
-        )[0]
+        gpu = torch.cuda.is_available()
+        flat["loader"] = kind_of(recipe).may_open(recipe, gpu=gpu)[0]
     return build(flat)
 
 
 def run(config: Config, limit_s: float) -> Trial:
     """Run train.py with these settings; it is ended after `limit_s` seconds."""
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "run"
-        asked = Path(scratch) / "trial.yaml"
-        asked.write_text(as_yaml(config), encoding="utf-8")
-        log = Path(scratch) / "log.txt"
-        command = [
-            sys.executable,
-            str(ROOT / "train.py"),
-            *words({"config": asked, "output": folder}),
-        ]
-        with log.open("w") as file:
+        folder = Path(scratch)
+        (folder / "trial.yaml").write_text(as_yaml(config), encoding="utf-8")
+        flags = words({"config": folder / "trial.yaml", "output": folder / "run"})
+        with (folder / "log.txt").open("w") as file:
+            command = [sys.executable, str(ROOT / "train.py"), *flags]
             code = ran(command, file, limit_s)
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        summary, metrics = folder / "summary.json", folder / "metrics.jsonl"
-        told = (
-            metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
-        )
-        return Trial(
-            code=code,
-            said=(lines or [""])[-1].removeprefix("train.py: "),
-            summary=json.loads(summary.read_text(encoding="utf-8"))
-            if summary.exists()
-            else {},
-            points=[
-                point for point in map(json.loads, told) if point["kind"] == "train"
-            ],
-        )
+        log = _lines(folder / "log.txt")
+        summary = "".join(_lines(folder / "run/summary.json")) or "{}"
+        points = [json.loads(line) for line in _lines(folder / "run/metrics.jsonl")]
+    return Trial(
+        code=code,
+        said=log[-1].removeprefix("train.py: ") if log else "",
+        summary=json.loads(summary),
+        points=[point for point in points if point["kind"] == "train"],
+    )
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the lines of a file that are not empty; none where it is missing."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [line for line in lines if line.strip()]

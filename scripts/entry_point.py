@@ -38,25 +38,15 @@ def own_folder(shared: Path) -> Path:
         rights = shared.stat().st_mode
         status = folder.lstat()
     except OSError as error:
-        raise ValueError(
-            f"{folder}: {error.strerror}; mount a folder there that this user may write"
-        ) from None
-    # Else another user could put a folder of theirs in this one's place, once it was looked at.
+        raise ValueError(f"{folder}: {error.strerror}; mount one to write in") from None
+    # else another user could put a folder of theirs in this one's place, once it was looked at
     if rights & stat.S_IWOTH and not rights & stat.S_ISVTX:
+        raise ValueError(f"{shared}: anyone may rename what is in it; chmod +t")
+    alone = stat.S_ISDIR(status.st_mode) and not stat.S_IMODE(status.st_mode) & 0o077
+    if status.st_uid != os.getuid() or not alone:
         raise ValueError(
-            f"{shared}: anyone may rename what is in it; set its sticky bit (chmod +t)"
-        )
-    if not stat.S_ISDIR(status.st_mode):
-        raise ValueError(
-            f"{folder}: no folder, but another user may have put it there; remove it"
-        )
-    if status.st_uid != os.getuid():
-        raise ValueError(
-            f"{folder}: made by uid {status.st_uid}, who could plant code in it; remove it"
-        )
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        raise ValueError(
-            f"{folder}: others may enter it (mode {stat.S_IMODE(status.st_mode):o}); remove it"
+            f"{folder}: made by uid {status.st_uid} with mode {status.st_mode:o}: others could plant code in "
+            "it; remove it"
         )
     return folder
 

@@ -14,20 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "map.md"
-ROOMS = (
-    *(
-        "settings",
-        "system",
-        "dataset",
-        "plan",
-        "loaders",
-        "models",
-        "tasks",
-        "engine",
-        "report",
-    ),
-    *("benchmarks", "scripts", "configs", "tests", "docs"),
-)
+ORDER = "settings system dataset plan loaders models tasks engine report benchmarks scripts configs tests docs"
+ROOMS = tuple(ORDER.split())
 """Top-level folders in the order in which a sample meets them."""
 FOLDERS_ONLY = {
     "configs": "Presets; the header of each has command, hardware, expected accuracy and source.",
@@ -71,27 +59,25 @@ def first_sentence(path: Path) -> str:
 
 def lines(names: Sequence[str], root: Path = ROOT) -> Iterator[str]:
     """Yield the lines of the page for these files. Raises ValueError for a file without a docstring."""
-    programs = [
-        name
-        for name in names
-        if name.endswith((".py", ".sh")) and not name.endswith("__init__.py")
-    ]
-
-    def line(name: str) -> str:
-        sentence = first_sentence(root / name)
-        if not sentence:
-            raise ValueError(f"{name} has no docstring, which the map is made of")
-        return f"- `{name}` {sentence}"
-
-    yield from map(line, (name for name in programs if "/" not in name))
-    for room in ROOMS:
-        yield f"\n## {room}/\n"
+    for room in ("", *ROOMS):
+        if room:
+            yield f"\n## {room}/\n"
         if room in FOLDERS_ONLY:
             yield FOLDERS_ONLY[room]
             continue
-        if sentence := first_sentence(root / room / "__init__.py"):
-            yield f"{sentence}\n"
-        yield from map(line, (name for name in programs if name.startswith(f"{room}/")))
+        for name in names:
+            if name.partition("/")[0] != room and (room or "/" in name):
+                continue
+            if not name.endswith((".py", ".sh")):
+                continue
+            sentence = first_sentence(root / name)
+            if name.endswith("/__init__.py"):
+                if name == f"{room}/__init__.py" and sentence:
+                    yield f"{sentence}\n"
+            elif sentence:
+                yield f"- `{name}` {sentence}"
+            else:
+                raise ValueError(f"{name} has no docstring, which the map is made of")
 
 
 def page(names: Sequence[str], root: Path = ROOT) -> str:

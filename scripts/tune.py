@@ -1,10 +1,9 @@
 """`python -m scripts.tune --data DATA --arch ARCH`: find the fastest settings that keep the recipe.
 
-Each trial is a run of train.py of a few seconds. One lever after the other (loader, with `--batch-size auto`
-the batch, workers, threads that decode, torch.compile, CUDA graphs, pinned memory) is tried on top of the
+Each trial is a run of train.py of a few seconds. One lever of LEVERS after the other is tried on top of the
 best so far; a change is kept where it gains more than the noise, also over a second run of what was best
-before. The answer is a table of what each gave, and a preset that `--config` reads. What follows a bare `--`
-are flags of train.py, for every trial and for the preset: a lever that they set is not tried, and what their
+before. Every trial is a line, and the answer is a preset that `--config` reads. What follows a bare `--` are
+flags of train.py, for every trial and for the preset: a lever that they set is not tried, and what their
 `--config` sets is where the search begins. Cores are those that this process may use: `taskset -c 0,1` tunes
 for two. `--lr` finds a learning rate instead.
 """
@@ -15,21 +14,16 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[1])
-)  # also when it is started as a file
+# also when it is started as a file
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from pydantic import Field, FiniteFloat, PositiveInt
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from benchmarks._process import ending_on_signals
 from benchmarks.train import GENTLER, MEASURED_ONLY, require_data, words
@@ -39,6 +33,7 @@ from loaders import usable
 from scripts import _lr_range, _trials
 from settings.cli import FolderOrUrl, Settings, flags
 from settings.config import FACTS, Config, as_yaml, build, parse
+from settings.run import Run
 from system.resources import cores
 from tasks import kind_of
 
@@ -47,9 +42,6 @@ GAIN = 0.03
 TRIAL_LIMIT_S = 120.0
 FIRST_LIMIT_S = 3600.0
 """Longest that the first run may take, which is not counted and may have to scan a large data set."""
-LARGER = (2, 4, 8, 16)
-"""Times the batch that is begun with, which --batch-size auto tries until one gains nothing."""
-AUTO: Final = "auto"
 TAKEN = (
     "task",
     "data",
@@ -63,13 +55,9 @@ TAKEN = (
     "score",
 )
 """Settings of train.py that are this program's own flags, or would end a trial early."""
-LEFT_OUT = {name for name, facts in FACTS.items() if not facts.recipe}
-"""Settings that are no part of a recipe."""
+OF_ONE_RUN = ("config", "output", "resume", "evaluate", "predict", "profile")
+"""Settings of a run's files that no preset should have; it keeps others of theirs, such as log_every."""
 AGAIN = "again"
-OF_A_GPU = ("compile", "graphs", "pin_memory")
-"""Levers that are tried with a GPU alone."""
-LATE = "not tried"
-"""What a row says whose trial did not begin, since the time was over."""
 Choice = dict[str, Any]
 
 
@@ -104,170 +92,152 @@ class Trial:
 
     lever: str
     choice: Choice  # all settings on top of the recipe
-    rate: float | None = None  # samples a second; None where it failed
+    rate: float = 0.0  # samples a second; 0 where it failed
     unit: str = ""
-    least: float | None = None  # the slowest window
-    most: float | None = None
-    used: Choice = field(
-        default_factory=dict
-    )  # what train.py chose where nothing was asked
+    least: float = 0.0  # the slowest window
+    most: float = 0.0
+    # what train.py chose where nothing was asked
+    used: Choice = field(default_factory=dict)
     why: str = ""  # it failed, or was not tried
-    # the best rate when it was tried, which it is compared with
-    over: float | None = None
+    over: float = 0.0  # the best rate when it was tried
+
+    def __str__(self) -> str:
+        changes = [f"{name} {value}".lower() for name, value in self.choice.items()]
+        what = ", ".join(changes) or "as it is"
+        if self.lever == AGAIN:
+            what += ", again"
+        if self.why:
+            return f"{what}: {self.why}"
+        line = f"{what}: {self.rate:,.0f} {self.unit}"
+        if self.most:
+            line += f" ({self.least:,.0f} to {self.most:,.0f})"
+        if self.over:
+            line += f", the lever gave {self.rate / self.over - 1:+.1%}"
+        return line
+
+    def beats(self, base: Trial) -> bool:
+        """Whether it gains more than the noise: also its slowest window is faster than any of `base`."""
+        gains = self.rate > base.rate * (1 + GAIN)
+        return gains and self.least > (base.most or base.rate)
 
 
 def recipe_of(settings: Tune) -> tuple[Config, frozenset[str]]:
-    """Return the recipe, and the names of the settings that flags behind -- fix. Raises UserError for a flag
-    that does not parse, or that this program sets itself."""
+    """Return the recipe, and the names of the settings that flags behind -- fix. Raises UserError."""
     try:
         given = shlex.split(settings.flags)
     except ValueError as error:
         raise UserError(f"--flags {settings.flags}: {error}") from None
-    flagged = (word.partition("=")[0] for word in given if word.startswith("--"))
-    fixed = frozenset(flag.removeprefix("--").replace("-", "_") for flag in flagged)
+    names = [word[2:].partition("=")[0] for word in given if word.startswith("--")]
+    fixed = frozenset(name.replace("-", "_") for name in names)
     for name in TAKEN:
         if name in fixed:
-            raise UserError(
-                f"--{name.replace('_', '-')} behind -- is what this program sets itself"
-            )
-    own = settings.model_dump(
-        include={"data", "task", "arch", "batch_size"}, exclude_none=True
-    )
-    if own.get("batch_size") == AUTO:
-        del own["batch_size"]
-    return parse([*given, *words(own)]), fixed
-
-
-def levers(
-    config: Config, used: Choice, *, gpu: bool, any_batch: bool = False
-) -> Iterator[tuple[str, list[Choice]]]:
-    """Yield each lever, which is a setting of train.py, with the choices that differ from what is `used`.
-
-    `used` is filled by the caller with what the fastest trial so far ran with. `any_batch`: the batch is a
-    lever too.
-    """
-    kind = kind_of(config)
-    files = kind.are_files(config)
-    others = [name for name in kind.loaders if name != used.get("loader")]
-    if config.data.data is None:  # nothing that another one could read
-        others = []
-    yield (
-        "loader",
-        [{"loader": name} for name in others if usable(name, gpu=gpu, files=files)],
-    )
-    if any_batch:
-        yield (
-            "batch_size",
-            [{"batch_size": times * config.loading.batch_size} for times in LARGER],
-        )
-    counts = {max(int(cores()), 1), default_workers(gpu=gpu), max(int(cores()) // 2, 1)}
-    yield (
-        "workers",
-        [{"workers": count} for count in sorted(counts - {used.get("workers")})],
-    )
-    if used.get("loader") == "dali-fed":
-        threads = config.loading.decode_threads or used.get("workers")
-        yield (
-            "decode_threads",
-            [{"decode_threads": count} for count in sorted(counts - {threads})],
-        )
-    if gpu:
-        # behind the others: a trial that compiles takes minutes, of which the time then is kept for another
-        yield "compile", [{"compile": not used.get("compile", False)}]
-        if kind.graphs:
-            yield "graphs", [{"graphs": not used.get("graphs", True)}]
-        yield "pin_memory", [{"pin_memory": not config.loading.pin_memory}]
-
-
-def left_out(
-    config: Config, used: Choice, *, gpu: bool, fixed: Collection[str]
-) -> list[str]:
-    """Return a line for each reason for which levers, or loaders, are not tried at all."""
-    kind = kind_of(config)
-    files = kind.are_files(config)
-    known = (
-        [name for name in kind.loaders if name != "synthetic"]
-        if config.data.data
-        else []
-    )
-    of_shapes = [] if kind.graphs or not gpu else ["graphs"]
-    reasons = {
-        "since flags behind -- set them": [
-            lever for lever, _ in levers(config, used, gpu=gpu) if lever in fixed
-        ],
-        "since they cannot run here": [
-            f"loader {name}"
-            for name in known
-            if not usable(name, gpu=gpu, files=files) and "loader" not in fixed
-        ],
-        "without a GPU": []
-        if gpu
-        else [lever for lever in OF_A_GPU if lever not in fixed],
-        "since batches have many shapes": of_shapes,
+            flag = name.replace("_", "-")
+            raise UserError(f"--{flag} behind -- is what this program sets itself")
+    chosen = {
+        name: getattr(settings, name)
+        for name in ("data", "task", "arch", "batch_size")
+        if getattr(settings, name) not in (None, "auto")
     }
-    return [
-        f"not tried, {why}: {', '.join(names)}"
-        for why, names in reasons.items()
-        if names
-    ]
+    return parse([*given, *words(chosen)]), fixed
+
+
+# --- levers -------------------------------------------------------------------
+
+
+def _loaders(config: Config, used: Choice, gpu: bool) -> list[str]:
+    kind = kind_of(config)
+    files = kind.are_files(config)
+    if config.data.data is None:  # nothing that another one could read
+        return []
+    return [name for name in kind.loaders if usable(name, gpu=gpu, files=files)]
+
+
+def _batch_sizes(config: Config, used: Choice, gpu: bool) -> list[int]:
+    return [times * config.loading.batch_size for times in (2, 4, 8, 16)]
+
+
+def _workers(config: Config, used: Choice, gpu: bool) -> list[int]:
+    usable_cores = int(cores())
+    return sorted(
+        {max(usable_cores, 1), default_workers(gpu=gpu), max(usable_cores // 2, 1)}
+    )
+
+
+def _decode_threads(config: Config, used: Choice, gpu: bool) -> list[int]:
+    return _workers(config, used, gpu) if used["loader"] == "dali-fed" else []
+
+
+def _both(config: Config, used: Choice, gpu: bool) -> list[bool]:
+    return [False, True] if gpu else []
+
+
+def _graphs(config: Config, used: Choice, gpu: bool) -> list[bool]:
+    return [False, True] if gpu and kind_of(config).graphs else []
+
+
+LEVERS: dict[str, Callable[[Config, Choice, bool], list[Any]]] = {
+    "loader": _loaders,
+    "batch_size": _batch_sizes,
+    "workers": _workers,
+    "decode_threads": _decode_threads,
+    # behind the others: a trial that compiles takes minutes, of which the time then is kept for another
+    "compile": _both,
+    "graphs": _graphs,
+    "pin_memory": _both,
+}
+"""Setting of train.py -> the values to be tried with these settings; what is `used` is no trial again."""
 
 
 def search(
     config: Config,
     measure: Callable[[str, Choice], Trial],
-    trials: list[Trial],
     *,
     gpu: bool,
-    any_batch: bool = False,
-    fixed: Collection[str] = (),
+    fixed: Collection[str],
     may_begin: Callable[[], bool] = lambda: True,
+    say: Callable[[Trial], None] = lambda trial: None,
 ) -> Trial:
     """Try one lever after the other on top of the best so far, but for those that are `fixed`.
 
-    Returns the fastest trial, whose choice is what to keep; appends every trial to `trials`, so that they are
-    there when it is interrupted; where no time is left their `why` is LATE. Raises UserError where the
-    settings as they are do not run.
+    Returns the fastest trial, whose choice is what to keep. Raises UserError where the settings as they are
+    do not run.
     """
-    measure(
-        "warm-up", {}
-    )  # not counted: it scans the data, and reads files that no memory holds yet
-    best = measure("as it is", {})
-    if best.rate is None:
+
+    def tried(lever: str, choice: Choice, over: float = 0.0) -> Trial:
+        trial = Trial(lever=lever, choice=choice, why="the time was over: --minutes")
+        if not lever or may_begin():
+            trial = replace(measure(lever, choice), over=over)
+        say(trial)
+        return trial
+
+    # not counted: it scans the data, and reads files that no memory holds yet
+    measure("warm-up", {})
+    best = tried("", {})
+    if best.why:
         raise UserError(f"the first trial failed: {best.why}")
-    trials.append(best)
-    used = dict(best.used)
-    for lever, choices in levers(config, used, gpu=gpu, any_batch=any_batch):
-        winners: list[Trial] = []
-        for choice in choices if lever not in fixed else ():
-            if not may_begin():
-                trials.append(Trial(lever=lever, choice=best.choice | choice, why=LATE))
+    used = {**config.flat(), **best.used}
+    used["decode_threads"] = used["decode_threads"] or used.get("workers")
+    for lever, values in LEVERS.items():
+        won = best
+        for value in [] if lever in fixed else values(config, used, gpu):
+            if value == used[lever]:
                 continue
-            trial = replace(measure(lever, best.choice | choice), over=best.rate)
-            trials.append(trial)
-            if _beats(trial, max([best, *winners], key=_rate)):
-                winners.append(trial)
+            trial = tried(lever, {**best.choice, lever: value}, best.rate)
+            if trial.beats(won):
+                won = trial
             elif lever == "batch_size":
                 break  # a larger one fills the device no more
-        if not winners:
+        if won is best:
             continue
-        won = max(winners, key=_rate)
-        again = measure(AGAIN, best.choice)  # a machine's speed drifts
-        trials.append(again)
-        best = max(best, again, key=_rate)
-        if _beats(won, best):
+        again = tried(AGAIN, best.choice)  # a machine's speed drifts
+        best = max(best, again, key=lambda trial: trial.rate)
+        if won.beats(best):
             best = won
-            used.update(won.used)
+            used |= won.used
     return best
 
 
-def _rate(trial: Trial) -> float:
-    return trial.rate or 0.0
-
-
-def _beats(trial: Trial, base: Trial) -> bool:
-    """Whether a trial gains more than the noise: also its slowest window is faster than any of `base`."""
-    gains = _rate(trial) > _rate(base) * (1 + GAIN)
-    return gains and (trial.least or 0.0) > (base.most or _rate(base))
+# --- trials -------------------------------------------------------------------
 
 
 def trial_of(recipe: Config, choice: Choice, seconds: float) -> Config:
@@ -285,30 +255,23 @@ def measured(
     limit_s: float = TRIAL_LIMIT_S,
 ) -> Trial:
     """Run one trial, whose steady windows last `seconds`. It fails once it has taken `limit_s`."""
-    config = trial_of(recipe, choice, seconds)
-    trial = _trials.run(config, limit_s)
-    if trial.code != 0:
-        why = (
-            f"it took longer than {limit_s:.0f} s" if trial.code is None else trial.said
-        )
-        return Trial(lever=lever, choice=choice, why=why)
-    told = trial.summary
-    rate = told["rate"]
+    trial = Trial(lever=lever, choice=choice)
+    run = _trials.run(trial_of(recipe, choice, seconds), limit_s)
+    if run.code is None:
+        return replace(trial, why=f"it took longer than {limit_s:.0f} s")
+    if run.code:
+        return replace(trial, why=run.said[:80] or f"exit code {run.code}")
+    rate = run.summary["rate"]
     if rate["steady"] is None or rate["short"]:
-        why = f"the run was shorter than a window of {config.run.min_window_s:g} s"
-        return Trial(lever=lever, choice=choice, why=why)
-    return Trial(
-        lever=lever,
-        choice=choice,
+        return replace(trial, why="the run was shorter than a window")
+    names = ("loader", "workers", "compile", "graphs")
+    return replace(
+        trial,
         rate=rate["steady"],
         unit=rate["unit"],
         least=rate["spread"]["min"],
         most=rate["spread"]["max"],
-        used={
-            name: told[name]
-            for name in ("loader", "workers", "compile", "graphs")
-            if name in told
-        },
+        used={name: run.summary[name] for name in names if name in run.summary},
     )
 
 
@@ -316,152 +279,92 @@ class Clock:
     """The time of a search, which begins when its first run, which scans the data, is over."""
 
     def __init__(self, total_s: float) -> None:
-        self.total_s = total_s
+        self._total_s = total_s
         self._began: float | None = None
-        self.longest_s = 0.0  # of a trial
+        self._longest_s = 0.0  # of a trial
 
-    @property
-    def passed_s(self) -> float:
-        """Return the seconds since the first run was over."""
-        return 0.0 if self._began is None else time.monotonic() - self._began
-
-    @contextmanager
-    def trial(self) -> Iterator[float]:
-        """Time a trial; yields the seconds after which it is to be ended."""
+    def timed(self, trial: Callable[[float], Trial]) -> Trial:
+        """Call `trial` with the seconds after which it is to be ended."""
         began = time.monotonic()
-        first = self._began is None
-        yield FIRST_LIMIT_S if first else TRIAL_LIMIT_S
-        if first:
+        if self._began is None:
+            result = trial(FIRST_LIMIT_S)
             self._began = time.monotonic()
-        else:
-            self.longest_s = max(self.longest_s, time.monotonic() - began)
+            return result
+        result = trial(TRIAL_LIMIT_S)
+        self._longest_s = max(self._longest_s, time.monotonic() - began)
+        return result
 
     def has_time(self) -> bool:
         """Whether a trial as long as the longest, and what it is compared with again, would end in time."""
-        return self.passed_s + 2 * self.longest_s <= self.total_s
+        passed = time.monotonic() - (self._began or 0.0)
+        return passed + 2 * self._longest_s <= self._total_s
 
 
-def _as_given(trials: Sequence[Trial]) -> float:
-    """Return the better rate of the settings as they were given."""
-    return max(_rate(trial) for trial in trials if not trial.choice)
+# --- the answer ---------------------------------------------------------------
 
 
-def table(trials: Sequence[Trial], best: Trial | None = None) -> Table:
-    """Draw what was tried, and what each gave over the settings as they were given."""
-    drawn = Table("tried", "rate", "windows", "lever gave", "times as given", "")
-    for trial in trials:
-        what = (
-            ", ".join(f"{name} {value}".lower() for name, value in trial.choice.items())
-            or "as it is"
-        )
-        what += ", again" if trial.lever == AGAIN else ""
-        if trial.rate is None:
-            drawn.add_row(what, "-", "", "", "", trial.why[:80])
-            continue
-        windows = (
-            f"{trial.least:,.0f} to {trial.most:,.0f}"
-            if trial.least and trial.most
-            else ""
-        )
-        gave = f"{trial.rate / trial.over - 1:+.1%}" if trial.over else ""
-        ratio = trial.rate / _as_given(trials)
-        mark = "kept" if trial is best else ""
-        drawn.add_row(
-            what, f"{trial.rate:,.0f} {trial.unit}", windows, gave, f"{ratio:.2f}", mark
-        )
-    return drawn
+def preset(recipe: Config, changes: Mapping[str, Any]) -> str:
+    """Return the YAML of the whole recipe with `changes`."""
+    flat = recipe.flat()
+    defaults = Run().model_dump()
+    left_out = {
+        name
+        for name, facts in FACTS.items()
+        if not facts.recipe
+        and (name in OF_ONE_RUN or flat[name] == defaults.get(name, flat[name]))
+    }
+    return as_yaml(build({**flat, **changes}), without=left_out)
 
 
-def preset(recipe: Config, best: Trial, trials: Sequence[Trial]) -> str:
-    """Return the YAML of the whole recipe, with the settings that were kept."""
-    gained = _rate(best) / _as_given(trials)
-    head = f"# {best.rate:,.0f} {best.unit} here, {gained:.2f} times the settings given (scripts.tune).\n"
-    loader = (
-        {"loader": best.used["loader"]} if "loader" in best.used else {}
-    )  # auto would measure again
-    return head + as_yaml(build(recipe.flat() | loader | best.choice), without=LEFT_OUT)
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn an error of writing to --output, which is `path`, into a UserError."""
-    try:
-        yield
-    except OSError as error:
-        where = "name a file in a folder that can be written to"
-        raise UserError(f"--output {path}: {error.strerror}; {where}") from None
-
-
-def require_writable(path: Path) -> None:
-    """Raise UserError where no preset can be written there; what is there stays as it is."""
-    new = not os.path.lexists(path)
-    with writing(path):
-        path.open("a").close()
-        if new:
-            path.unlink()
-
-
-def learning_rate(settings: Tune, recipe: Config, console: Console) -> str:
+def learning_rate(settings: Tune, recipe: Config, fixed: frozenset[str]) -> str:
     """Find a learning rate, draw how; return the YAML of the recipe with it. Raises UserError."""
-    found = _lr_range.measured(recipe, torch.cuda.is_available(), console.print)
+    test = _lr_range.measured(recipe, torch.cuda.is_available(), print)
     picture = settings.output.with_suffix(".png")
-    _lr_range.draw(found, picture)
+    _lr_range.draw(test, picture)
+    if test.advised is None:
+        kept = f"keep the preset's --lr {recipe.optimisation.lr:g}"
+        print(f"no clear fall of the loss: {kept}; {picture} shows it")
+        return preset(recipe, {})
+    print(
+        f"--lr {test.advised:g}: by where the loss falls and climbs again; {picture} shows it"
+    )
     # as it was trained with, whatever the batch
-    advice = {} if found.advised is None else {"lr": found.advised, "lr_per": 0}
-    said = f"--lr {found.advised or 0:g}: by where the loss falls and climbs again"
-    if not advice:
-        said = f"no clear fall of the loss: keep the preset's --lr {recipe.optimisation.lr:g}"
-    console.print(f"{said}; {picture} shows it")
-    return as_yaml(build(recipe.flat() | advice), without=LEFT_OUT)
+    return preset(recipe, {"lr": test.advised, "lr_per": 0})
 
 
-def fastest(
-    settings: Tune,
-    recipe: Config,
-    fixed: Collection[str],
-    console: Console,
-    trials: list[Trial],
-) -> str:
-    """Search, and print what came of it; return the YAML of the recipe with it. Raises UserError."""
-    gpu = torch.cuda.is_available()
+def fastest(settings: Tune, recipe: Config, fixed: frozenset[str]) -> str:
+    """Search, print each trial; return the YAML of the recipe with what was best. Raises UserError."""
     clock = Clock(60 * settings.minutes)
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("", total=clock.total_s)
+    as_given: list[float] = []
 
-        def measure(lever: str, choice: Choice) -> Trial:
-            bar.update(
-                task, completed=clock.passed_s, description=f"{lever} {choice or ''}"
-            )
-            with clock.trial() as limit_s:
-                return measured(recipe, settings.seconds, lever, choice, limit_s)
+    def measure(lever: str, choice: Choice) -> Trial:
+        return clock.timed(
+            lambda limit_s: measured(recipe, settings.seconds, lever, choice, limit_s)
+        )
 
-        any_batch = settings.batch_size == AUTO
-        best = search(
-            recipe,
-            measure,
-            trials,
-            gpu=gpu,
-            any_batch=any_batch,
-            fixed=fixed,
-            may_begin=clock.has_time,
-        )
-    console.print(table(trials, best))
-    if any(trial.why == LATE for trial in trials):
-        took = f"a trial took up to {clock.longest_s:.0f} s"
-        console.print(
-            f"{LATE}: the time was over; {took}: more --minutes than {settings.minutes:g}"
-        )
-    for line in left_out(recipe, best.used, gpu=gpu, fixed=fixed):
-        console.print(line)
-    return preset(recipe, best, trials)
+    def say(trial: Trial) -> None:
+        print(trial, flush=True)
+        if not trial.choice:
+            as_given.append(trial.rate)
+
+    best = search(
+        recipe,
+        measure,
+        gpu=torch.cuda.is_available(),
+        fixed=fixed if settings.batch_size == "auto" else fixed | {"batch_size"},
+        may_begin=clock.has_time,
+        say=say,
+    )
+    gained = best.rate / max(as_given)
+    print(f"kept: {best}, {gained:.2f} times the settings given")
+    head = f"# {best.rate:,.0f} {best.unit} here, {gained:.2f} times the settings given (scripts.tune).\n"
+    # auto would measure again
+    loader = {name: best.used[name] for name in ("loader",) if name in best.used}
+    return head + preset(recipe, {**loader, **best.choice})
 
 
 def main(argv: list[str]) -> int:
     """Return 0; 2 for a user's mistake, 130 on Ctrl-C."""
-    console = Console(
-        markup=False, highlight=False, width=None if sys.stdout.isatty() else 200
-    )
-    trials: list[Trial] = []
     try:
         at = argv.index("--") if "--" in argv else len(argv)
         more = [f"--flags={shlex.join(argv[at + 1 :])}"] if at + 1 < len(argv) else []
@@ -470,27 +373,19 @@ def main(argv: list[str]) -> int:
         data = recipe.data.data
         output = settings.output
         require_data(data, [recipe.loading.loader], recipe)
-        require_writable(output)
+        if output.is_dir() or not os.access(output.absolute().parent, os.W_OK):
+            raise UserError(f"--output {output}: name a file in a folder to write in")
         with ending_on_signals():
-            if settings.lr:
-                text = learning_rate(settings, recipe, console)
-            else:
-                text = fastest(settings, recipe, fixed, console, trials)
-        with writing(output):
-            output.write_text(text, encoding="utf-8")
-        command = [
-            "train.py",
-            "--config",
-            str(output),
-            *(["--data", data] if data else []),
-        ]
-        console.print(f"{output}: {shlex.join(command)} ...", soft_wrap=True)
+            find = learning_rate if settings.lr else fastest
+            text = find(settings, recipe, fixed)
+        output.write_text(text, encoding="utf-8")
+        command = ["train.py", "--config", str(output)]
+        command += ["--data", data] if data else []
+        print(f"{output}: {shlex.join(command)} ...")
     except (UserError, OSError) as error:
         print(one_line(f"scripts.tune: {error}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        if trials:
-            console.print(table(trials))
         return 130
     return 0
 

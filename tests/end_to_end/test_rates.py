@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import statistics
 import time
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -37,34 +36,11 @@ def drift(told_s: list[float], seen: list[float]) -> float:
     return (ended[last] - ended[first]) / (seen[last] - seen[first]) - 1
 
 
-def test_a_wrong_duration_is_seen_and_a_late_look_is_not() -> None:
-    seen = [10.0 + 0.5 * at for at in range(SPAN)]
-    assert drift([0.5] * SPAN, seen) == pytest.approx(0)
-    for at in (0, 1, 7, SPAN - 1):
-        assert drift(
-            [0.5] * SPAN, [when + 0.4 * (at == i) for i, when in enumerate(seen)]
-        ) == pytest.approx(0)
-    for wrong in (0.97, 1.03):
-        assert abs(drift([0.5 * wrong] * SPAN, seen)) > WITHIN
-
-
 def test_stopwatch(train: Runner) -> None:
     """One of a few spans must agree with the clock of this process."""
-    flags = (
-        "--loader",
-        "synthetic",
-        "--image-size",
-        32,
-        "--batch-size",
-        8,
-        "--log-every",
-        1,
-        "--min-window-s",
-        0.2,
-        "--ceilings",
-        "false",
-    )
-    process = train(*SMALL, *flags, "--output", "run")
+    flags = "--loader synthetic --image-size 32 --batch-size 8 --log-every 1"
+    flags += " --min-window-s 0.2 --ceilings false"
+    process = train(*SMALL, *flags.split(), "--output", "run")
     output = train.cwd / "run"
 
     seen: list[float] = []
@@ -93,131 +69,51 @@ def test_stopwatch(train: Runner) -> None:
     assert [window["samples"] for window in windows] == [
         8 * (after - before) for before, after in pairwise(steps)
     ]
-    assert [window["rate"] for window in windows] == pytest.approx(
-        [window["samples"] / window["seconds"] for window in windows]
-    )
     rates = [window["rate"] for window in windows]
     assert min(rates) <= summary(output)["rate"]["steady"] <= max(rates)
 
 
-@dataclass
-class Told:
-    """summary.json of a run of one process, and the points of metrics.jsonl behind it."""
-
-    summary: dict[str, Any]
-    windows: list[dict[str, Any]]
-    ceilings: list[dict[str, Any]]
-    train: list[dict[str, Any]]
-
-    @staticmethod
-    def read(output: Path) -> Told:
-        found = summary(output)
-        return Told(
-            found,
-            points(output, "window"),
-            points(output, "ceilings"),
-            points(output, "train"),
-        )
+def mean_rate(windows: list[dict[str, Any]]) -> float:
+    samples = sum(window["samples"] for window in windows)
+    return float(samples / sum(window["seconds"] for window in windows))
 
 
-def warm_up(rates: list[float]) -> int:
-    """Windows before the first that is within 10 % of the median of the later half."""
+def check_rates(output: Path) -> None:
+    """Figures of the summary again, from their definitions in docs/rates.md and the points behind them."""
+    found = summary(output)
+    windows = points(output, "window")
+    rates = [window["samples"] / window["seconds"] for window in windows]
+    assert rates == pytest.approx([window["rate"] for window in windows])
+    # the warm-up ends within 10 % of the median of the later half
     half = len(rates) // 2
     level = statistics.median(rates[half:])
-    return next(
-        (i for i, rate in enumerate(rates) if abs(rate - level) <= 0.1 * level), half
-    )
-
-
-def mean_rate(windows: list[dict[str, Any]]) -> float:
-    return float(
-        sum(window["samples"] for window in windows)
-        / sum(window["seconds"] for window in windows)
-    )
-
-
-def check_rates(told: Told) -> None:
-    """Every figure of the summary again, from its definition in docs/rates.md."""
-    found, windows = told.summary, told.windows
-    padded = found["steps"] * found["batch_size"] - found["samples"]
-    assert 0 <= padded <= found["epochs"] * found["batch_size"], (
-        "in the last step of an epoch"
-    )
-    counted = 0
-    for window in windows:
-        assert window["rate"] * window["seconds"] == pytest.approx(window["samples"])
-        counted += window["samples"]
-        ended = window["step"] // found["epoch_steps"]  # epochs
-        done = window["step"] * found["batch_size"] - ended * padded // max(
-            found["epochs"], 1
-        )
-        assert counted == done, "without a gap"
-    assert windows[-1]["step"] <= found["steps"]
-
-    rate, rates = (
-        found["rate"],
-        [window["samples"] / window["seconds"] for window in windows],
-    )
-    first = warm_up(rates)
+    close = [abs(rate - level) <= 0.1 * level for rate in rates]
+    first = close.index(True) if any(close) else half
+    rate = found["rate"]
     assert rate["warmup_windows"] == first
     assert rate["steady"] == pytest.approx(statistics.median(rates[first:]))
-    low, _, high = (
-        statistics.quantiles(rates[first:], n=4, method="inclusive")
-        if len(rates[first:]) > 1
-        else (0.0, 0.0, 0.0)
-    )
-    spread = {
-        "n": len(rates[first:]),
-        "min": min(rates[first:]),
-        "max": max(rates[first:]),
-        "iqr": high - low,
-    }
-    assert rate["spread"] == pytest.approx(spread, abs=1e-6)
-    within = [window for window in windows if window["epoch"] == told.train[0]["epoch"]]
-    assert rate["first_epoch"] == (pytest.approx(mean_rate(within)) if within else None)
     assert rate["per_rank"] == [pytest.approx(mean_rate(windows[first:]))]
-
-    for name in ("compute", "loader"):
-        assert found["ceiling"][name] == max(
-            (point[name] for point in told.ceilings),
-            key=lambda ceiling: ceiling["rate"],
-        )
-        spread = found["ceiling"][name]["spread"]
-        assert (
-            spread["n"] >= (3 if name == "compute" else 1)
-            and spread["min"] <= found["ceiling"][name]["rate"] <= spread["max"]
-        )
-        assert spread["iqr"] <= spread["max"] - spread["min"]
-    compute, loader = (found["ceiling"][name]["rate"] for name in ("compute", "loader"))
+    measured = points(output, "ceilings")
+    compute, loader = (
+        max(point[name]["rate"] for point in measured) for name in ("compute", "loader")
+    )
+    assert found["ceiling"]["compute"]["rate"] == compute
     assert found["efficiency"] == pytest.approx(rate["steady"] / min(compute, loader))
-    assert (found["check"] == "passed") == (found["efficiency"] <= 1.03)
-    if found["check"] == "passed":
-        fed, drained = rate["steady"] >= 0.95 * compute, rate["steady"] >= 0.95 * loader
-        assert found["bound"] == (
-            "compute" if fed else "loader" if drained else "contention"
-        )
-
-    assert sum(len(point["losses"]) for point in told.train) == found["steps"]
+    trained = points(output, "train")
+    assert sum(len(point["losses"]) for point in trained) == found["steps"]
     warm = windows[first - 1]["step"] if first else 0
     split = {
-        name: [one for point in told.train for one in point["steps_ms"].get(name, [])][
-            warm:
-        ]
+        name: [ms for point in trained for ms in point["steps_ms"].get(name, [])][warm:]
         for name in PHASES
     }
-    assert found["split_ms"] == pytest.approx(
-        {name: statistics.mean(each) for name, each in split.items()}
-    )
-    waits, whole = (
-        split["data_wait"],
-        [sum(parts) for parts in zip(*split.values(), strict=True)],
-    )
-    assert found["data_wait"] == pytest.approx(
-        {"ms": statistics.mean(waits), "share": sum(waits) / sum(whole)}
-    )
+    means = {name: statistics.mean(ms) for name, ms in split.items()}
+    assert found["split_ms"] == pytest.approx(means)
+    whole = [sum(parts) for parts in zip(*split.values(), strict=True)]
+    share = sum(split["data_wait"]) / sum(whole)
+    wait = {"ms": means["data_wait"], "share": share}
+    assert found["data_wait"] == pytest.approx(wait)
     assert found["step_ms"]["n"] == len(whole) == found["steps"] - warm
     assert found["step_ms"]["p50"] == pytest.approx(statistics.median(whole))
-    assert found["step_ms"]["p50"] <= found["step_ms"]["p99"] <= max(whole)
 
 
 def measured(
@@ -232,62 +128,17 @@ READING = "loader", "contention"
 """Overlap: other programs had the cores."""
 
 
-def as_slow_as_its_reads(said: dict[str, Any], ms: int) -> bool:
-    """Decoding takes its own time, at most a few milliseconds, unless other programs have the cores."""
-    return bool(1 / (1e-3 * ms + 8e-3) < said["rate"]["steady"] < 1.02 / (1e-3 * ms))
-
-
 def test_slow_reads_move_a_loader_bound_rate(train: Runner, pictures: Path) -> None:
     """The first run that passes its own check and reads slowed down: the machine may have stalled."""
-    flags = (
-        "--image-size",
-        32,
-        "--batch-size",
-        8,
-        "--steps",
-        24,
-        "--read-delay-ms",
-        20,
-    )
+    flags = "--image-size 32 --batch-size 8 --steps 24 --read-delay-ms 20"
     for turn in range(RUNS):
-        said = measured(train, pictures, f"run-{turn}", *flags)
-        check_rates(Told.read(train.cwd / f"run-{turn}"))
+        said = measured(train, pictures, f"run-{turn}", *flags.split())
+        check_rates(train.cwd / f"run-{turn}")
         waits = said["bound"] in READING and said["data_wait"]["share"] > 0.5
         as_alone = 0.8 < said["efficiency"] < 1.03
-        if (
-            said["check"] == "passed"
-            and waits
-            and as_alone
-            and as_slow_as_its_reads(said, 20)
-        ):
-            break
-    assert said["bound"] in READING, said
-    assert 0.8 < said["efficiency"] < 1.03
-    assert as_slow_as_its_reads(said, 20), said["rate"]
-    assert said["data_wait"]["share"] > 0.5
-
-
-def test_slow_reads_do_not_move_a_compute_bound_rate(
-    train: Runner, pictures: Path
-) -> None:
-    """The best of up to three runs each: other programs share the cores."""
-    flags = (
-        "--image-size",
-        128,
-        "--batch-size",
-        8,
-        "--steps",
-        12,
-        "--ceilings",
-        "false",
-    )
-    rates = {0: 0.0, 2: 0.0}
-    for turn in range(RUNS):
-        for ms in rates:
-            rate = measured(
-                train, pictures, f"{ms}-ms-{turn}", *flags, "--read-delay-ms", ms
-            )["rate"]["steady"]
-            rates[ms] = max(rates[ms], rate)
-        if rates[2] > 0.65 * rates[0]:
-            break
-    assert rates[2] > 0.65 * rates[0], rates
+        # decoding takes its own time, at most a few milliseconds, unless others have the cores
+        rate = said["rate"]["steady"]
+        as_slow_as_its_reads = 1 / 28e-3 < rate < 1.02 / 20e-3
+        if waits and as_alone and as_slow_as_its_reads:
+            return
+    raise AssertionError(said)

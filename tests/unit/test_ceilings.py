@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from contracts import Batch, Counts
+from contracts import Batch
 from engine import optimizers
 from engine.step import Step
 from report import ceilings
@@ -24,7 +23,6 @@ from tasks.classification import Classification
 from tests.unit.steps import composed
 from tests.unit.test_meter import Clock, Threads, alone, on_ranks
 
-CPU = torch.device("cpu")
 SIZE = 8
 
 
@@ -52,51 +50,16 @@ def net() -> nn.Module:
     )
 
 
-def step_of(
-    module: nn.Module,
-    *,
-    optimizer: str = "sgd",
-    precision: str = "fp32",
-    accumulate: int = 1,
-) -> Step:
-    settings: dict[str, Any] = {
-        "optimizer": optimizer,
-        "accumulate": accumulate,
-        "weight_decay": 1e-3,
-    }
-    task = Classification(np.zeros(SIZE, np.int64))
-    return composed(module, task, Optimisation(**settings), precision=precision)
+class OwnClock(Clock, threading.local):
+    """A clock of each thread's own, as ranks have."""
 
 
 @pytest.fixture
-def sleep(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """A clock for the ceilings that only this moves: a busy machine is no slower."""
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> OwnClock:
+    """The clock of the ceilings, which only this moves: a busy machine is no slower."""
+    clock = OwnClock()
     monkeypatch.setattr(ceilings, "time", SimpleNamespace(perf_counter=clock))
-    return clock.sleep
-
-
-class FakeStep:
-    def __init__(
-        self, seconds: float, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
-        self.seconds, self.sleep, self.calls = seconds, sleep, 0
-        self.phases = Phases(CPU)
-        self.given: list[Batch] = []
-
-    def __call__(
-        self, batches: Iterator[Batch], *, lr: float, epoch: int, position: int
-    ) -> None:
-        self.given = list(batches)
-        self.calls += 1
-        self.sleep(self.seconds)
-
-    def preserved(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-
-def nothing() -> None:
-    pass
+    return clock
 
 
 @pytest.fixture(autouse=True)
@@ -108,59 +71,74 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+class FakeStep:
+    """A step that takes so many seconds."""
+
+    def __init__(self, seconds: float, clock: Clock) -> None:
+        self.seconds = seconds
+        self.clock = clock
+        self.calls = 0
+        self.phases = Phases(torch.device("cpu"))
+        self.given: list[Batch] = []
+
+    def __call__(self, batches: Iterator[Batch], **where: Any) -> None:
+        self.given = list(batches)
+        self.calls += 1
+        self.clock.sleep(self.seconds)
+
+    def preserved(self) -> Any:
+        return nullcontext()
+
+
+def compute(step: Any, world: Any = None, **how: Any) -> dict[str, Any]:
+    """Measure with one batch, of which one sample failed."""
+    how = {"accumulate": 1, "world": world or alone(), **how}
+    batches = [batch_of(failed=1)]
+    return ceilings.compute_ceiling(step, batches, synchronise=lambda: None, **how)
+
+
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_the_rate_of_a_step_of_known_duration(
-    accumulate: int, sleep: Callable[[float], None]
-) -> None:
-    step = FakeStep(0.02, sleep)
+def test_the_rate_of_a_step_of_known_duration(accumulate: int, clock: OwnClock) -> None:
+    step = FakeStep(0.02, clock)
+    batch = batch_of(failed=2)
     found = ceilings.compute_ceiling(
-        step,
-        [batch_of(failed=2)],
-        accumulate=accumulate,
-        world=alone(),
-        synchronise=nothing,
+        step, [batch], accumulate=accumulate, world=alone(), synchronise=lambda: None
     )
     assert found["rate"] == pytest.approx(SIZE * accumulate / 0.02)
-    assert (
-        found["spread"]["n"] == ceilings.BLOCKS
-        and found["spread"]["min"] <= found["rate"] <= found["spread"]["max"]
-    )
+    spread = found["spread"]
+    assert spread["n"] == ceilings.BLOCKS
+    assert spread["min"] <= found["rate"] <= spread["max"]
     assert found["steps"] * 0.02 >= 2.0
     assert step.calls == found["steps"] + 8
-    assert len(step.given) == accumulate and all(
-        batch.valid.all() for batch in step.given
-    )
-    assert step.phases.read() == {}
+    assert len(step.given) == accumulate and step.phases.read() == {}
+    # a batch may be the loader's memory: the resident one is a copy, with every sample valid
+    for given in step.given:
+        assert given.valid.all() and torch.equal(given.images, batch.images)
+        assert given.images.data_ptr() != batch.images.data_ptr()
+    assert batch.valid.sum() == SIZE - 2
 
 
-def test_ranks_take_as_many_steps_and_share_one_figure(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ranks_take_as_many_steps_and_share_one_figure(clock: OwnClock) -> None:
     """The steps meet in collectives: a rank that took one more would wait for ever."""
-    monkeypatch.setattr(ceilings, "LEAST_S", 0.2)
 
     def work(world: Threads) -> Any:
-        step = FakeStep(0.02 * (world.rank + 1))
-        return ceilings.compute_ceiling(
-            step, [batch_of()], accumulate=1, world=world, synchronise=nothing
-        ), step.calls
+        step = FakeStep(0.02 * (world.rank + 1), clock)
+        return compute(step, world), step.calls
 
     (one, calls), (other, other_calls) = on_ranks(2, work)
     assert one == other and calls == other_calls
-    assert one["rate"] == pytest.approx(2 * SIZE / 0.04, rel=0.3)  # a busy machine
+    assert one["rate"] == pytest.approx(2 * SIZE / 0.02), "rank 0's clock"
 
 
 def test_resident_batches_stand_for_all_sizes() -> None:
     """The mean size over those that are chosen is the mean over the epoch."""
-    sides = np.sort(
-        np.random.default_rng(0).integers(100, 1000, 3000)
-    )  # like sizes are neighbours
+    sides = np.sort(np.random.default_rng(0).integers(100, 1000, 3000))
     began: list[int] = []
 
     def batches(epoch: int, first: int) -> Iterator[Any]:
         assert epoch == 3
         began.append(first)
-        return iter([SimpleNamespace(side=int(sides[first // 8]))])
+        return iter([int(sides[first // 8])])
 
     def work(world: Threads) -> list[int]:
         # the last rank's has other sizes
@@ -174,12 +152,21 @@ def test_resident_batches_stand_for_all_sizes() -> None:
         )
         loader: Any = SimpleNamespace(batches=batches)
         chosen: Any = ceilings.typical(plan, loader, epoch=3, world=world)
-        return [batch.side for batch in chosen]
+        return list(chosen)
 
     one, other = on_ranks(2, work)
     assert one == other and len(set(one)) == 8
     assert np.mean(one) == pytest.approx(sides.mean(), rel=0.02)
     assert max(began) <= 8 * len(sides) - 8
+
+
+# --- training goes on as if nothing had been measured --------------------------
+
+
+def step_of(module: nn.Module, optimizer: str, precision: str = "fp32") -> Step:
+    task = Classification(np.zeros(SIZE, np.int64))
+    settings: Any = {"optimizer": optimizer, "weight_decay": 1e-3}
+    return composed(module, task, Optimisation(**settings), precision=precision)
 
 
 def train(step: Step, first: int, last: int) -> list[list[float]]:
@@ -195,39 +182,6 @@ def asked_after(times: int) -> Callable[[], bool]:
     return lambda: next(left, None) is None
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "precision"),
-    [("sgd", "fp32"), ("adamw", "fp32"), ("sgd", "fp16"), ("adamw", "bf16")],
-)
-def test_training_goes_on_bit_for_bit(
-    optimizer: str, precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ceilings, "LEAST_S", 0.05)
-    plain, measured = (
-        step_of(net(), optimizer=optimizer, precision=precision) for _ in range(2)
-    )
-    assert measured.scaler.is_enabled() == (precision == "fp16")
-    measured.scaler._growth_interval = plain.scaler._growth_interval = (
-        5  # the measurement would grow it
-    )
-    expected = train(plain, 0, 6)
-    for first, last in ((0, 3), (3, 6)):  # at first the optimiser has no state yet
-        if (
-            first or precision != "fp16"
-        ):  # no run measures with a scale that is not made yet
-            ceilings.compute_ceiling(
-                measured, [batch_of()], accumulate=1, world=alone(), synchronise=nothing
-            )
-        assert train(measured, first, last) == expected[first:last]
-    trained = (
-        plain.module.state_dict()
-    )  # statistics of batch norm too, which no loss shows
-    assert all(
-        torch.equal(value, trained[name])
-        for name, value in measured.module.state_dict().items()
-    )
-
-
 class Lazy(torch.optim.Optimizer):
     """An optimiser that makes all it keeps in its first step, as apex's do, and keeps it in one place."""
 
@@ -239,11 +193,12 @@ class Lazy(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for parameter in group["params"]:
-                kept = {
+                places = {
                     "state": self.state[parameter],
                     "group": group,
                     "itself": vars(self),
-                }[self.place]
+                }
+                kept = places[self.place]
                 kept["taken"] = kept.get("taken", 0) + 1
                 parameter -= group["lr"] * parameter.grad / kept["taken"]
 
@@ -267,56 +222,53 @@ class Assigning(nn.Module):
         return found * self.seen.abs() + self.first
 
 
-@pytest.mark.parametrize("place", ["state", "group", "itself", "network"])
-def test_what_is_made_in_a_measured_step_is_taken_away(
-    place: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("optimizer", "precision"),
+    [
+        ("sgd", "fp32"),
+        ("sgd", "fp16"),
+        ("adamw", "bf16"),
+        ("state", "fp32"),
+        ("group", "fp32"),
+        ("itself", "fp32"),
+    ],
+)
+@pytest.mark.parametrize("asked", [None, 1, 4])
+def test_training_goes_on_bit_for_bit(
+    optimizer: str,
+    precision: str,
+    asked: int | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ceilings, "LEAST_S", 0.01)
-    if place != "network":
+    """Also when the measurement is asked to stop in the middle."""
+    monkeypatch.setattr(ceilings, "LEAST_S", 0.02)
+    if optimizer not in optimizers.OPTIMIZERS:
         kind = optimizers.Kind(
-            make=lambda groups, *_: Lazy(groups, place), capturable=False
+            make=lambda groups, *_, place=optimizer: Lazy(groups, place),
+            capturable=False,
         )
         monkeypatch.setitem(optimizers.OPTIMIZERS, "sgd", kind)
-    expected = train(step_of(Assigning()), 0, 4)
-    measured = step_of(Assigning())
-    for first, last in ((0, 2), (2, 4)):
-        ceilings.compute_ceiling(
-            measured, [batch_of()], accumulate=1, world=alone(), synchronise=nothing
-        )
+        optimizer = "sgd"
+    plain, measured = (step_of(Assigning(), optimizer, precision) for _ in range(2))
+    # the measurement would grow it
+    measured.scaler._growth_interval = plain.scaler._growth_interval = 5
+    expected = train(plain, 0, 6)
+    for first, last in ((0, 3), (3, 6)):  # at first the optimiser has no state yet
+        # no run measures with a scale that is not made yet
+        if first or precision != "fp16":
+            if asked is None:
+                compute(measured)
+            else:
+                with pytest.raises(ceilings.Stopped):
+                    compute(measured, stop=asked_after(asked))
         assert train(measured, first, last) == expected[first:last]
+    trained = plain.module.state_dict()
+    # statistics of batch norm too, which no loss shows
+    for name, value in measured.module.state_dict().items():
+        assert torch.equal(value, trained[name]), name
 
 
-@pytest.mark.parametrize("asked", [0, 1, 4])
-def test_a_step_that_is_asked_to_stop_has_no_rate_and_is_put_back(
-    asked: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ceilings, "LEAST_S", 0.05)
-    expected = train(step_of(net(), optimizer="adamw"), 0, 2)
-    step, stop = step_of(net(), optimizer="adamw"), asked_after(asked)
-    with pytest.raises(ceilings.Stopped):
-        ceilings.compute_ceiling(
-            step,
-            [batch_of()],
-            accumulate=1,
-            world=alone(),
-            synchronise=nothing,
-            stop=stop,
-        )
-    assert train(step, 0, 2) == expected
-
-
-def test_the_batch_itself_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be the loader's memory: the resident one is a copy."""
-    monkeypatch.setattr(ceilings, "LEAST_S", 0.05)
-    step, batch = FakeStep(0.001), batch_of(failed=1)
-    ceilings.compute_ceiling(
-        step, [batch], accumulate=1, world=alone(), synchronise=nothing
-    )
-    (given,) = step.given
-    assert given.images.data_ptr() != batch.images.data_ptr() and torch.equal(
-        given.images, batch.images
-    )
-    assert batch.valid.tolist() == [False] + [True] * 7
+# --- the loader ----------------------------------------------------------------
 
 
 class FakeLoader:
@@ -325,17 +277,19 @@ class FakeLoader:
     def __init__(
         self,
         seconds: float,
-        sleep: Callable[[float], None] = time.sleep,
+        clock: Clock,
         *,
         in_flight: int = 1,
         ready: int = 0,
         epoch_batches: int = 10**9,
         failed: int = 0,
     ) -> None:
-        self.seconds, self.sleep, self.in_flight = seconds, sleep, in_flight
-        self.notes: Sequence[str] = ()
-        self.reader, self.counts = "", Counts()
-        self.ready, self.epoch_batches, self.failed = ready, epoch_batches, failed
+        self.seconds = seconds
+        self.clock = clock
+        self.in_flight = in_flight
+        self.ready = ready
+        self.epoch_batches = epoch_batches
+        self.failed = failed
         self.asked: list[tuple[int, int]] = []
         self.abandoned = 0
 
@@ -343,122 +297,72 @@ class FakeLoader:
         self.asked.append((epoch, first))
         try:
             for _ in range(self.epoch_batches):
-                self.sleep(self.seconds if self.ready <= 0 else 0)
+                self.clock.sleep(self.seconds if self.ready <= 0 else 0)
                 self.ready -= 1
                 yield batch_of(failed=self.failed)
         except GeneratorExit:
             self.abandoned += 1
 
-    def awaited(self) -> str:
-        return ""
 
-    def close(self) -> None:
-        pass
-
-    def __enter__(self) -> FakeLoader:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
+def drain(loader: Any, world: Any = None, **how: Any) -> dict[str, Any]:
+    how = {"synchronise": lambda: None, "epoch": 3, "world": world or alone(), **how}
+    return ceilings.loader_ceiling(loader, **how)
 
 
 @pytest.mark.parametrize("in_flight", [0, 4, 400])
 def test_the_rate_of_a_loader_of_known_duration_without_what_was_prefetched(
-    in_flight: int, sleep: Callable[[float], None]
+    in_flight: int, clock: OwnClock
 ) -> None:
     """400 batches that are ready at once would make four seconds read a hundred times too fast."""
-    loader = FakeLoader(0.01, sleep, in_flight=in_flight, ready=in_flight)
-    found = ceilings.loader_ceiling(loader, epoch=3, world=alone(), synchronise=nothing)
-    assert found["rate"] == pytest.approx(SIZE / 0.01)
-    assert found["spread"] == pytest.approx(
-        {"n": found["windows"], "min": SIZE / 0.01, "max": SIZE / 0.01, "iqr": 0.0},
-        abs=1e-6,
-    )
-    assert found["windows"] >= 3
+    loader = FakeLoader(0.01, clock, in_flight=in_flight, ready=in_flight)
+    found = drain(loader)
+    rate = pytest.approx(SIZE / 0.01)
+    assert found["rate"] == found["spread"]["min"] == found["spread"]["max"] == rate
+    assert found["windows"] == found["spread"]["n"] >= 3
     assert -loader.ready * 0.01 >= 1.99
     assert loader.asked == [(3, 0)] and loader.abandoned == 1
 
 
-def test_a_small_data_set_is_passed_over_several_times(
-    sleep: Callable[[float], None],
+def test_a_small_data_set_is_passed_over_and_each_batch_awaited(
+    clock: OwnClock,
 ) -> None:
-    loader = FakeLoader(0.01, sleep, in_flight=2, epoch_batches=7, failed=2)
-    found = ceilings.loader_ceiling(loader, epoch=1, world=alone(), synchronise=nothing)
-    assert loader.asked[:3] == [(1, 0), (2, 0), (3, 0)]
-    assert found["rate"] == pytest.approx((SIZE - 2) / 0.01)
+    loader = FakeLoader(0.01, clock, in_flight=2, epoch_batches=7, failed=2)
+    found = drain(loader, synchronise=lambda: clock.sleep(0.005))
+    assert loader.asked[:3] == [(3, 0), (4, 0), (5, 0)]
+    assert found["rate"] == pytest.approx((SIZE - 2) / 0.015)
 
 
-def test_each_batch_is_awaited_on_the_device(sleep: Callable[[float], None]) -> None:
-    loader = FakeLoader(0.001, sleep)
-    # the copy
-    found = ceilings.loader_ceiling(
-        loader, epoch=0, world=alone(), synchronise=lambda: sleep(0.01)
-    )
-    assert found["rate"] == pytest.approx(SIZE / 0.011)
-
-
-class OwnClock(Clock, threading.local):
-    """A clock of each thread's own, as ranks have."""
-
-
-def test_the_loaders_of_all_ranks_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = OwnClock()
-    monkeypatch.setattr(ceilings, "time", SimpleNamespace(perf_counter=clock))
-
+def test_the_loaders_of_all_ranks_add_up(clock: OwnClock) -> None:
     def work(world: Threads) -> Any:
-        loader = FakeLoader(0.02 * (world.rank + 1), clock.sleep)
-        return ceilings.loader_ceiling(
-            loader, epoch=0, world=world, synchronise=nothing
-        )["rate"]
+        return drain(FakeLoader(0.02 * (world.rank + 1), clock), world)["rate"]
 
     one, other = on_ranks(2, work)
     assert one == other == pytest.approx(SIZE / 0.02 + SIZE / 0.04)
 
 
 def test_a_slow_loader_is_measured_by_one_round_of_what_is_in_flight(
-    sleep: Callable[[float], None],
+    clock: OwnClock,
 ) -> None:
-    loader = FakeLoader(3.0, sleep, in_flight=8)
-    found = ceilings.loader_ceiling(loader, epoch=0, world=alone(), synchronise=nothing)
+    loader = FakeLoader(3.0, clock, in_flight=8)
+    found = drain(loader)
     assert found["rate"] == pytest.approx(SIZE / 3.0)
     assert found["windows"] == 1 and -loader.ready == 16
 
 
-@pytest.mark.parametrize("asked", [0, 5, 20])
-def test_a_loader_that_is_asked_to_stop_hears_it_at_the_next_batch(
-    asked: int, sleep: Callable[[float], None]
-) -> None:
-    loader = FakeLoader(3.0, sleep, in_flight=16)
-    with pytest.raises(ceilings.Stopped):
-        ceilings.loader_ceiling(
-            loader, epoch=0, world=alone(), synchronise=nothing, stop=asked_after(asked)
-        )
-    assert -loader.ready == asked + 1 and loader.abandoned == 1
-
-
 @pytest.mark.parametrize("asked", [0, 3])
 def test_one_rank_that_is_asked_to_stop_ends_it_for_all(
-    asked: int, monkeypatch: pytest.MonkeyPatch
+    asked: int, clock: OwnClock
 ) -> None:
-    monkeypatch.setattr(ceilings, "LEAST_S", 0.1)
-
     def work(world: Threads) -> Any:
         stop = asked_after(asked) if world.rank else ceilings.never
-        step, loader = FakeStep(0.001), FakeLoader(0.001)
+        step, loader = FakeStep(0.001, clock), FakeLoader(3.0, clock, in_flight=16)
         with pytest.raises(ceilings.Stopped):
-            ceilings.compute_ceiling(
-                step,
-                [batch_of()],
-                accumulate=1,
-                world=world,
-                synchronise=nothing,
-                stop=stop,
-            )
+            compute(step, world, stop=stop)
         with pytest.raises(ceilings.Stopped):
-            ceilings.loader_ceiling(
-                loader, epoch=0, world=world, synchronise=nothing, stop=stop
-            )
-        return step.calls
+            drain(loader, world, stop=stop)
+        if world.rank:
+            assert -loader.ready == 1, "it hears it at the next batch"
+        return step.calls, loader.abandoned
 
     one, other = on_ranks(2, work)
-    assert one == other
+    assert one == other and one[1] == 1

@@ -14,8 +14,6 @@ import pytest
 
 from scripts import entry_point
 
-ENTRY = Path(entry_point.__file__)
-
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
@@ -27,29 +25,17 @@ def shared(tmp_path: Path) -> Path:
 
 
 def started(shared: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in entry_point.CACHES
-    }
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {
-        **inherited,
-        "PATH": path,
-        "SATURATE_CACHES": str(shared),
-        **variables,
-    }
-    command = [sys.executable, str(ENTRY), *arguments]
-    pipe = subprocess.PIPE
+    environment = {**os.environ, "SATURATE_CACHES": str(shared), **variables}
+    for name in {*entry_point.CACHES} - {*variables}:
+        environment.pop(name, None)
+    environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return subprocess.Popen(
-        command, env=environment, text=True, stdout=pipe, stderr=pipe
+        [sys.executable, entry_point.__file__, *arguments],
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
-
-
-def test_the_folder_is_the_users_own_and_is_kept(shared: Path) -> None:
-    own = entry_point.own_folder(shared)
-    assert own == shared / str(os.getuid()) and own.stat().st_mode & 0o777 == 0o700
-    assert entry_point.own_folder(shared) == own
 
 
 def others(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,9 +66,9 @@ def missing(own: Path, _: pytest.MonkeyPatch) -> None:
     ("prepare", "told"),
     [
         (others, "made by uid"),
-        (linked, "no folder"),
-        (opened, "mode 770"),
-        (not_sticky, "sticky"),
+        (linked, "with mode 12"),
+        (opened, "with mode 40770"),
+        (not_sticky, "chmod +t"),
         (missing, "No such file"),
     ],
 )
@@ -93,12 +79,9 @@ def test_a_folder_that_others_may_write_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def went_on(*_: object) -> None:
-        pytest.fail("the command was started")
-
     prepare(shared / str(os.getuid()), monkeypatch)
     monkeypatch.setenv("SATURATE_CACHES", str(shared))
-    monkeypatch.setattr(os, "execvp", went_on)
+    monkeypatch.setattr(os, "execvp", lambda *_: pytest.fail("it was started"))
     assert entry_point.main(["true"]) == 2
     said = capsys.readouterr().err
     assert told in said and said.count("\n") == 1
@@ -106,12 +89,13 @@ def test_a_folder_that_others_may_write_is_refused(
 
 def test_a_command_of_the_image_has_the_caches(shared: Path) -> None:
     show = "import os; print(*(os.environ[name] for name in ('XDG_CACHE_HOME', 'TRITON_CACHE_DIR', 'USER')))"
-    own = shared / str(os.getuid())
     python = Path(sys.executable).name
-    said, _ = started(
-        shared, python, "-c", show, TRITON_CACHE_DIR="elsewhere"
-    ).communicate()
-    assert said.split() == [str(own), "elsewhere", f"uid-{os.getuid()}"]
+    own = shared / str(os.getuid())
+    for _ in range(2):
+        process = started(shared, python, "-c", show, TRITON_CACHE_DIR="elsewhere")
+        said, _ = process.communicate()
+        assert said.split() == [str(own), "elsewhere", f"uid-{os.getuid()}"]
+        assert own.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_signal_is_the_exit_code(shared: Path, tmp_path: Path) -> None:

@@ -18,21 +18,12 @@ import pytest
 import torch
 
 from report import hardware
-from report.hardware import (
-    GIB,
-    Sampler,
-    device_gib,
-    host_gib,
-    over_ranks,
-    shm_free_bytes,
-    versions,
-)
+from report.hardware import GIB, OF_A_GPU, Sampler, host_gib, over_ranks, versions
 
-ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 
 
-def test_versions_are_those_that_are_imported() -> None:
+def test_versions_are_those_that_are_imported_and_import_nothing() -> None:
     import numpy as np
     import torchvision
 
@@ -40,90 +31,78 @@ def test_versions_are_those_that_are_imported() -> None:
     assert (found["torch"], found["numpy"]) == (torch.__version__, np.__version__)
     assert found["torchvision"] == torchvision.__version__.split("+")[0]
     assert found["python"] == ".".join(str(part) for part in sys.version_info[:3])
-    assert all(isinstance(version, str) and version for version in found.values())
+    heavy = {"nvidia.dali", "torchvision", "cv2", "decord"}
+    code = f"import sys, report.hardware as r; r.versions(); print({heavy} & {{*sys.modules}})"
+    words = [sys.executable, "-c", code]
+    root = Path(__file__).parents[2]
+    assert subprocess.check_output(words, cwd=root, text=True) == "set()\n"
 
 
-def test_versions_import_nothing_heavy() -> None:
-    heavy = ("nvidia.dali", "torchvision", "cv2", "decord")
-    code = f"import sys, report.hardware as r; r.versions(); print([m for m in {heavy} if m in sys.modules])"
-    assert (
-        subprocess.check_output(
-            [sys.executable, "-c", code], cwd=ROOT, text=True
-        ).strip()
-        == "[]"
-    )
-
-
-def test_hardware_of_a_cpu() -> None:
+def test_hardware_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     found = hardware.hardware(CPU, 1.504)
-    assert (found["gpu"], found["gpus"], found["gpu_gib"], device_gib(CPU)) == (
-        None,
-        0,
-        None,
-        None,
-    )
-    assert found["cores"] == 1.5
+    assert (found["gpu"], found["gpus"], found["gpu_gib"]) == (None, 0, None)
+    assert found["cores"] == 1.5 and found["cpu"]
     assert 0 < found["ram_gib"] <= psutil.virtual_memory().total / GIB + 0.1
-    assert found["cpu"]
+    free = psutil.disk_usage("/dev/shm").free / GIB
+    assert found["shm_gib"] == pytest.approx(free, rel=0.05)
+    assert {*hardware.device_memory(CPU).values()} == {None}
+
+    def missing(_: str) -> Any:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(os, "statvfs", missing)
+    assert hardware.shm_free_bytes() == 0
 
 
-def test_cpu_load_in_a_container_is_that_of_its_quota(
+def test_cpu_load_is_of_the_cores_that_this_process_may_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hardware, "CGROUP", tmp_path)
-    clock = SimpleNamespace(now=10.0)
-    monkeypatch.setattr(hardware.time, "monotonic", lambda: clock.now)
-    (tmp_path / "cpu.stat").write_text("nr_periods 5\nusage_usec 1000000\n")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    load = hardware._cpu_load(2.0)
-    assert next(load) is None
-    clock.now += 2.0
-    (tmp_path / "cpu.stat").write_text("nr_periods 5\nusage_usec 4000000\n")
-    assert next(load) == pytest.approx(3.0 / (2.0 * 2))
-
-
-def test_steal_is_of_the_cores_that_this_process_may_use(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    Core = namedtuple("Core", ("user", "idle", "irq", "steal"))
-    first, other, second = (
-        [Core(10, 90, 0, 0), Core(0, 0, 0, 50)],
-        Core(0, 0, 0, 99),
-        Core(13, 95, 0, 2),
+    """In a container it is that of the quota; where nothing can be read there is none."""
+    Core = namedtuple("Core", ("user", "idle", "iowait", "steal"))
+    other = Core(0, 0, 0, 99)
+    readings: Iterator[Any] = iter(
+        [[Core(10, 90, 0, 0), other], [Core(13, 94, 1, 2), other], OSError()] * 2
     )
-    readings: Iterator[list[Any]] = iter([first, [second, other], []])
-    monkeypatch.setattr(hardware.psutil, "cpu_times", lambda percpu: next(readings))
+
+    def cpu_times(percpu: bool) -> Any:
+        reading = next(readings)
+        if isinstance(reading, OSError):
+            raise reading
+        return reading
+
+    now = [10.0]
+    monkeypatch.setattr(hardware.psutil, "cpu_times", cpu_times)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    steal = hardware._cpu_steal()
-    assert [next(steal) for _ in range(3)] == [None, pytest.approx(0.2), None]
+    monkeypatch.setattr(hardware, "CGROUP", tmp_path)
+    monkeypatch.setattr(hardware.time, "monotonic", lambda: now[0])
+    for cores, busy in ((1.0, 5 / 10), (0.5, 0.75)):
+        (tmp_path / "cpu.stat").write_text("nr_periods 5\nusage_usec 1000000\n")
+        sampler = Sampler(CPU, cores=cores)
+        now[0] += 4.0
+        (tmp_path / "cpu.stat").write_text("nr_periods 5\nusage_usec 2500000\n")
+        load = sampler._cpu_load()
+        assert load == pytest.approx({"cpu_utilisation": busy, "cpu_steal": 0.2})
+        assert sampler._cpu_load() == {}
 
 
 def test_sampler_on_a_machine_without_gpu_reads_the_cpu() -> None:
     before = {thread.name for thread in threading.enumerate()}
     cores = float(len(os.sched_getaffinity(0)))
     sampler = Sampler(CPU, cores=cores, every_s=0.05).start()
-    end = time.monotonic() + 0.6
+    end = time.monotonic() + 0.5
     while time.monotonic() < end:
         pass  # one core is busy
     found = sampler.read()
-    of_gpu = ("gpu_utilisation", "power_w", "sm_mhz", "throttled", "device_gib")
-    assert set(found) == {*of_gpu, "cpu_utilisation", "cpu_steal", "host_gib"}
-    assert [found[name] for name in of_gpu] == [None] * 5
-    assert (
-        found["cpu_utilisation"] is not None
-        and 0.5 / cores < found["cpu_utilisation"] <= 1.0
-    )
-    assert found["cpu_steal"] is not None and 0 <= found["cpu_steal"] <= 1
+    assert tuple(found) == Sampler.NAMES
+    assert {found[name] for name in OF_A_GPU.values()} == {None}
+    busy = found["cpu_utilisation"]
+    assert busy is not None and 0.5 / cores < busy <= 1.0
+    assert found["host_gib"] is not None
     sampler.stop()
     sampler.read()
-    assert sampler.read()["cpu_utilisation"] is None, "nothing since the last read"
+    assert {*sampler.read().values()} == {None}, "nothing since the last read"
     sampler.stop()
     assert {thread.name for thread in threading.enumerate()} == before
-    bare = Sampler(CPU, cores=2.0, every_s=0.01, host=False).start()
-    time.sleep(0.2)
-    bare.stop()
-    found = bare.read()
-    assert found["host_gib"] is None and found["cpu_utilisation"] is not None
 
 
 def test_a_gpu_is_found_by_uuid_and_clocks_are_those_of_a_busy_one(
@@ -135,42 +114,43 @@ def test_a_gpu_is_found_by_uuid_and_clocks_are_those_of_a_busy_one(
     import pynvml
 
     uuid, handle = "GPU-aaaa-bbbb", "a GPU"
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="aaaa-bbbb")
-    )
+    properties = SimpleNamespace(uuid="aaaa-bbbb")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     watts = iter([100_000, 300_000, 200_000, 200_000, 500_000])
-    shares, clocks, reasons = (
-        iter([0, 50, 0, 100, 97]),
-        iter([1980, 1500]),
-        iter([0x4, 0]),
-    )
+    shares = iter([0, 50, 0, 100, 97])
+    at = [0]
+    # of an idle GPU too; the last reading is refused
+    clocks, reasons = {0: 210, 50: 1980, 100: 1500}, {0: 0x1, 50: 0x4, 100: 0x1}
 
-    def next_or_refuse(values: Iterator[int]) -> int:
-        if (value := next(values, None)) is None:
+    def utilisation(_: Any) -> Any:
+        at[0] = next(shares)
+        return SimpleNamespace(gpu=at[0])
+
+    def known(values: dict[int, int]) -> int:
+        if at[0] not in values:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return value
+        return values[at[0]]
 
     for name, read in {
         "nvmlInit": lambda: None,
-        "nvmlShutdown": lambda: None,
         "nvmlDeviceGetHandleByUUID": {uuid: handle}.__getitem__,
         "nvmlDeviceGetPowerUsage": lambda asked: next(watts) if asked == handle else 0,
-        "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=next(shares)),
-        "nvmlDeviceGetClockInfo": lambda *_: next_or_refuse(clocks),
-        "nvmlDeviceGetCurrentClocksEventReasons": lambda _: next_or_refuse(reasons),
+        "nvmlDeviceGetUtilizationRates": utilisation,
+        "nvmlDeviceGetClockInfo": lambda *_: known(clocks),
+        "nvmlDeviceGetCurrentClocksEventReasons": lambda _: known(reasons),
         "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(used=3 * GIB),
     }.items():
         monkeypatch.setattr(pynvml, name, read)
     sampler = Sampler(torch.device("cuda:0"), cores=2.0)
-    names = ("power_w", "gpu_utilisation", "sm_mhz", "throttled", "device_gib")
     for count, expected in (
-        (4, (200.0, 0.375, 1740.0, 0.5, 3.0)),
-        (1, (500.0, 0.97, None, None, 3.0)),
+        (4, (0.375, 200.0, 1740.0, 0.5)),
+        (1, (0.97, 500.0, None, None)),
     ):
         for _ in range(count):
-            sampler._add(sampler._sample())
+            sampler._add(sampler._gpu_load())
         found = sampler.read()
-        assert tuple(found[name] for name in names) == expected
+        assert tuple(found[name] for name in OF_A_GPU.values()) == expected
+        assert found["device_gib"] == 3.0
 
 
 SHARING = """
@@ -182,35 +162,19 @@ sys.stdin.read()
 """
 
 
-def test_host_memory_counts_children_and_shared_pages_once() -> None:
+def test_host_memory_counts_children_and_shared_pages_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A process of 200 MiB, and its child that has 100 MiB of its own beside them."""
-    words = [sys.executable, "-c", SHARING]
-    with subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as parent:
+    words, pipe = [sys.executable, "-c", SHARING], subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe) as parent:
         assert parent.stdout is not None
         assert [parent.stdout.readline() for _ in range(2)] == [b"ready\n"] * 2
         found = host_gib(parent.pid)
     assert 0.29 < found < 0.36
     assert host_gib(parent.pid) == 0.0, "it is gone"
-
-
-def test_host_memory_without_pss_is_rss(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "_pss", lambda _: None)
     assert host_gib() >= psutil.Process().memory_info().rss / GIB * 0.9
-
-
-def test_room_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    if os.path.isdir("/dev/shm"):
-        assert shm_free_bytes() == pytest.approx(
-            psutil.disk_usage("/dev/shm").free, rel=0.05
-        )
-
-    def missing(_: str) -> Any:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(os, "statvfs", missing)
-    assert shm_free_bytes() == 0
 
 
 def test_readings_of_all_ranks_are_a_mean_of_those_that_have_one() -> None:
