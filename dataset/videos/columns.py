@@ -116,7 +116,7 @@ class Videos(Manifest):
     `first` and `frames` say which frames of the file a sample has: pts(i)[first[i] : first[i] + frames[i]].
     """
 
-    VERSION: ClassVar[str] = "videos 13"
+    VERSION: ClassVar[str] = "videos 14"
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = {
         "path_bytes": np.dtype("u1"),
         "path_offsets": np.dtype("i8"),

@@ -14,7 +14,7 @@ import numpy as np
 from av.bitstream import BitStreamFilterContext
 from av.error import FFmpegError
 
-from dataset.videos.bitstream import Sides, pictures, sides, vp9_size
+from dataset.videos.bitstream import Sides, sides, vp9_pictures, vp9_size
 from dataset.videos.columns import CODECS
 from dataset.videos.container import open_video
 from loaders import Undecodable
@@ -115,7 +115,7 @@ class Size:
         if self._codec == "vp9":
             frame_sides = [
                 Sides(size, size)
-                for picture in pictures(memoryview(packet))
+                for picture in vp9_pictures(memoryview(packet))
                 if (size := vp9_size(picture)) is not None
             ]
         else:

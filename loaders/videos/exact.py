@@ -27,8 +27,7 @@ class Claim:
 
 USUAL = {
     **dict.fromkeys(("h264", "hevc", "vp9"), ("mp4", "mkv")),
-    "vp8": ("mkv",),
-    "mpeg4": ("mp4", "mkv", "avi"),
+    "mpeg4": ("mp4", "avi"),
     "mjpeg": ("avi",),
 }
 """Codec -> containers of a decoder that lives on FFmpeg's libraries."""

@@ -12,27 +12,19 @@ from typing import Any
 
 import av
 import numpy as np
-from av.bitstream import BitStreamFilterContext
 from av.error import FFmpegError
-from av.video.frame import PictureType
 from av.video.reformatter import Interpolation, VideoReformatter
 
 from contracts import Feed
 from dataset.videos.columns import CODECS, CONTAINERS, FULL_RANGE, Flags
-from dataset.videos.container import open_video, read_packets
-from dataset.videos.nal_units import MAY, ORDERED, looker
+from dataset.videos.container import open_video, read_packets, unpacked
 from loaders import Undecodable
 from loaders.videos._planes import BT601, MATRICES, Picture, Plane
 from loaders.videos._worker import ClipLoader
 
 HASTY = 0
 FROM_THE_START = 3
-LENIENT = 4
-"""Attempts: the first and the last two. Those between begin at the same key frame, then at the one before.
-
-LENIENT is of H.264 that begins at a recovery point alone, as a recording that was cut does: its first
-pictures may name others that are not there, and need none of them.
-"""
+"""Attempts: the first and the last. Those between begin at the same key frame, then at the one before."""
 FAR = 16
 """Frames between two wanted ones from which on a seek to a key frame is cheaper than decoding all."""
 WITHOUT_INDEX = [CONTAINERS.index(name) for name in ("ts", "mpg")]
@@ -62,7 +54,7 @@ class Pyav:
         missing = set(frames)
         why = ""
         self.decoded = 0
-        for attempt in range(LENIENT + 1):
+        for attempt in range(FROM_THE_START + 1):
             try:
                 with open_video(
                     path,
@@ -116,7 +108,7 @@ class OpenFile:
         self._stream = stream
         self._codec = stream.codec_context
         # else a frame that cannot be decoded is made up from the one before it
-        self._codec.options = {} if attempt == LENIENT else {"err_detect": "explode"}
+        self._codec.options = {"err_detect": "explode"}
         self._codec.thread_count = 1  # as many workers as cores decode at the same time
         self._pts = columns.pts(sample)
         self._keys = np.flatnonzero(columns.keys(sample))
@@ -128,8 +120,6 @@ class OpenFile:
             "hevc",
             "av1",
         )
-        # of other codecs the scan may have the container's word alone, which the decoder has to confirm
-        self._doubts_keys = CODECS[columns.codec[sample]] not in ORDERED
         self._packed = bool(int(columns.flags[sample]) & Flags.PACKED_B)
         # pictures behind a key frame are made from those before it
         self._refreshes = bool(int(columns.flags[sample]) & Flags.GRADUAL_REFRESH)
@@ -149,22 +139,13 @@ class OpenFile:
         self._earliest = (
             int(self._pts[0]) if indexed else int(self._pts[0]) - self._lead
         )
-        self._look = looker(CODECS[columns.codec[sample]], self._codec.extradata)
 
     def split(self, frames: list[int]) -> Iterator[list[int]]:
         """Yield ascending frames in groups.
 
         A new group begins behind a wide gap that holds a key frame; in later attempts, where one that is
-        damaged is to harm no other, behind each key frame. LENIENT: only those before the second key frame,
-        and none where the first is no recovery point.
+        damaged is to harm no other, behind each key frame.
         """
-        if self._attempt == LENIENT:
-            second = int(self._keys[1]) if len(self._keys) > 1 else len(self._pts)
-            frames = (
-                [frame for frame in frames if frame < second]
-                if self._begins_at_recovery_point()
-                else []
-            )
         seeks = self._attempt < FROM_THE_START and not self._packed
         together = list[int]()
         for frame in frames:
@@ -179,19 +160,6 @@ class OpenFile:
             together.append(frame)
         if together:
             yield together
-
-    def _begins_at_recovery_point(self) -> bool:
-        """Return whether the file's first key frame is a recovery point of H.264."""
-        if self._codec.name != "h264":
-            return False
-        keys = (
-            packet
-            for packet in self.packets(None, int(self._pts[-1]))
-            if packet.is_keyframe
-        )
-        first_key = next(keys, None)
-        keys.close()
-        return first_key is not None and self._look(memoryview(first_key))[0] == MAY
 
     def decode(self, frames: list[int]) -> Iterator[tuple[int, Picture]]:
         """Yield the frames of a group that came, each with its own time."""
@@ -213,11 +181,6 @@ class OpenFile:
         for time, frame in shown:
             if time > end:
                 return
-            # decoders of some codecs, such as Microsoft Video 1, tell of no frame whether it is one
-            if time == sync and self._doubts_keys and not _is_key(frame):
-                raise Undecodable(
-                    "its container marks a key frame that the decoder does not call one"
-                )
             if time < (begin if since is None else since):
                 continue
             if frame.is_corrupt:  # and so are those that are made from it
@@ -232,11 +195,6 @@ class OpenFile:
         """Go to, or before, a key frame and return its time; None = begin at the first one that comes."""
         key = self._key(first) - (self._attempt > HASTY + 1)
         if self._attempt == FROM_THE_START:
-            return None
-        if (
-            self._attempt == LENIENT
-        ):  # a packet was read to find out what the file begins with
-            self._container.seek(self._earliest, stream=self._stream)
             return None
         time = int(self._pts[first if key < 0 else self._keys[key]])
         self._container.seek(
@@ -298,15 +256,10 @@ class OpenFile:
         )
 
     def _unpacked(self) -> Iterator[av.VideoFrame]:
-        """Yield all frames of packed MPEG-4, in the order of display.
-
-        Their own times are those of neighbours: they have to be counted.
-        """
-        unpack = BitStreamFilterContext("mpeg4_unpack_bframes", in_stream=self._stream)
-        for packet in read_packets(self._container, self._stream):
-            for single in unpack.filter(packet if packet.size else None):
-                yield from self._pictures(single)
-        yield from self._pictures(None)
+        """Yield all frames of packed MPEG-4, counted as they come."""
+        for frame in unpacked(self._container, self._stream):
+            self.decoded += 1
+            yield frame
 
     def _pictures(
         self, packet: av.Packet[av.VideoStream] | None
@@ -314,11 +267,6 @@ class OpenFile:
         pictures = self._codec.decode(packet)
         self.decoded += len(pictures)
         return pictures
-
-
-def _is_key(frame: av.VideoFrame) -> bool:
-    """Return whether the decoder says that a frame is made from no other."""
-    return frame.pict_type == PictureType.I or bool(frame.key_frame)
 
 
 def planes(frame: av.VideoFrame, turns: int) -> Picture:

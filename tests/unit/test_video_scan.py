@@ -16,9 +16,7 @@ import numpy as np
 import pytest
 
 from dataset.stores.folder import Folder
-from dataset.videos import packets
 from dataset.videos.columns import CODECS, CONTAINERS, PIXELS, RECORD, Flags
-from dataset.videos.container import open_video
 from dataset.videos.packets import Times, read
 from dataset.videos.scan import open_videos
 from tests.schedule import own_schedule
@@ -50,7 +48,7 @@ FLAGS = {
     "-open": Flags.OPEN_GOP,
     "mpeg4-b.": Flags.OPEN_GOP,
     "mpeg2": Flags.OPEN_GOP,
-    "packed": Flags.OPEN_GOP | Flags.PACKED_B,
+    "packed": Flags.PACKED_B,
     "hidden": Flags.HIDDEN_FRAMES,
     "again": Flags.HIDDEN_FRAMES | Flags.SHOWN_AGAIN,
     "-variable": Flags.VARIABLE_RATE,
@@ -153,28 +151,6 @@ def test_what_is_read_is_what_a_player_shows(
     else:
         assert about["fps"] == pytest.approx(float(video.fps), rel=1e-3)
         assert about["duration"] == pytest.approx(len(pts) / float(video.fps), rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    "kind", ["h264.mp4", "h264-open.mp4", "h264-90.mp4", "h264-ten.mp4", "vp9.webm"]
-)
-def test_no_whole_picture_is_decoded(
-    kind: str, made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """FFmpeg would, to find out what pictures are like: the head of the first one tells it, and its turn."""
-    times = 0
-
-    def counted(path: bytes, *, known: bool = False, raw: bool = False) -> Any:
-        nonlocal times
-        times += 1
-        assert known, "FFmpeg looks into the file"
-        return open_video(path, known=known, raw=raw)
-
-    monkeypatch.setattr(packets, "open_video", counted)
-    assert len(read(os.fsencode(made.folder / kind)).pts) == FRAMES
-    assert times == 1 + ("90" in kind), (
-        "once for the packets, and for the matrix of a turned picture"
-    )
 
 
 def test_a_file_that_begins_without_a_picture(tmp_path: Path) -> None:
