@@ -21,7 +21,13 @@ import torch
 from contracts import Array, UserError
 from dataset.videos.columns import CODECS
 from loaders import Undecodable
-from loaders.videos._packets import Clip, Group, before_turning, require
+from loaders.videos._packets import (
+    Clip,
+    Group,
+    before_turning,
+    require,
+    wanted_of,
+)
 from loaders.videos._planes import BT601, MATRICES, Picture
 from loaders.videos._reading import Read
 from loaders.videos._surfaces import nv12
@@ -287,7 +293,7 @@ class Nvdec:
                 shown.add(frame)
                 yield frame, picture, surface
             address += sum(size for size, _, _ in group.packets)
-        require(shown, clip.wanted)
+        require(shown, wanted_of(clip.groups))
 
     def close(self) -> None:
         self._decoders.clear()

@@ -43,16 +43,11 @@ Without workers several threads share one.
 """
 
 
-class _SlotRead(NamedTuple):
-    """What a worker has told of a clip: `large` is what had no room in the slot."""
-
-    size: int
-    large: Array | None
-    about: Any
-
-
 class _Reading:
-    """loaders._workers.Work, for the rows of one unit."""
+    """loaders._workers.Work, for the rows of one unit: returns a Read.
+
+    Its data are empty where they lie in the slot; they come along where they have no room there.
+    """
 
     def __init__(self, source: Source, make: Callable[[], ReadClip]) -> None:
         self._source = source
@@ -61,16 +56,16 @@ class _Reading:
     def clip(self, rows: Rows) -> Read:
         assert rows.frames is not None, "a plan of clips says which frames"
         sample = int(rows.ids[0])
-        return self._read(
-            sample, checked(self._source, sample), np.unique(rows.frames).tolist()
-        )
+        path = checked(self._source, sample)
+        return self._read(sample, path, np.unique(rows.frames).tolist())
 
-    def __call__(self, rows: Rows, slot: Array) -> _SlotRead:
-        data, about = self.clip(rows)
-        if len(data) > len(slot):
-            return _SlotRead(0, data, about)
-        slot[: len(data)] = data
-        return _SlotRead(len(data), None, about)
+    def __call__(self, rows: Rows, slot: Array) -> tuple[int, Read]:
+        read = self.clip(rows)
+        size = len(read.data)
+        if size <= len(slot):
+            slot[:size] = read.data
+            read = read._replace(data=slot[:0])
+        return size, read
 
 
 class ReadAhead:
@@ -80,7 +75,7 @@ class ReadAhead:
         self, feed: Feed, make: Callable[[], ReadClip], *, workers: int, threads: int
     ) -> None:
         make_work = partial(_Reading, feed.source, make)
-        self._own = None if workers else make_work()
+        self._here = None if workers else make_work()
         self._coming: deque[tuple[Rows, Unit]] = deque()
         self._pool: Pool | None = None
         if workers:
@@ -109,14 +104,16 @@ class ReadAhead:
     @contextmanager
     def of(self, rows: Rows, unit: Unit) -> Iterator[Read]:
         """Give what was read of a unit of a batch, valid inside. Raises what reading has raised."""
-        if self._own is not None:
-            yield self._own.clip(some(rows, unit.places))
+        if self._here is not None:
+            yield self._here.clip(some(rows, unit.places))
             return
         assert self._pool is not None
-        slot, (size, large, about) = self._pool.result(unit)
+        slot, (size, read) = self._pool.result(unit)
         unit.done = Future()  # it would hold what is large until its batch is over
         try:
-            yield Read(self._pool.slots[slot][:size] if large is None else large, about)
+            if not len(read.data):
+                read = read._replace(data=self._pool.slots[slot][:size])
+            yield read
         finally:
             self._pool.release(slot)
 

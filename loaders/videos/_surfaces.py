@@ -1,14 +1,14 @@
 """Decoded surfaces on the device -> RGB of the output's size, all frames of a clip at once.
 
-What _planes.py does on the CPU, with its filters. A surface is NV12: the luma, [H, W], and below it the
-chroma, [H / 2, W], with U and V in turns; the picture is at its top left, and may be smaller. One kernel does
-it (_surfaces_kernel.py); where Triton cannot build it, each plane is multiplied by a matrix from the left and
-by one from the right, and the few pixels that are left become RGB.
+What _planes.py does on the CPU, with its filters, in one kernel (_surfaces_kernel.py). A surface is NV12: the
+luma, [H, W], and below it the chroma, [H / 2, W], with U and V in turns; the picture is at its top left, and
+may be smaller. Where Triton cannot build the kernel, surfaces are copied to the host and resized there.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import torch
 
 from contracts import Array
 from loaders._triton import kernels
-from loaders.videos._planes import Picture, Plane, offsets_and_factors, stored
+from loaders.videos._planes import Fitter, Picture, Plane, offsets_and_factors, stored
 
 NOTHING = np.empty(0, np.uint8)
 
@@ -49,15 +49,6 @@ class Axis(NamedTuple):
     low: int
     high: int
 
-    def of_chroma(self) -> Axis:
-        return Axis(
-            self.begin / 2,
-            self.step / 2,
-            self.samples,
-            self.low // 2,
-            -(-self.high // 2),
-        )
-
 
 class Fit:
     """Brings surfaces that are like `picture` to the window of one row of a batch: made once a clip."""
@@ -66,6 +57,9 @@ class Fit:
         self, picture: Picture, region: Array, window: Array, size: tuple[int, int]
     ) -> None:
         """`region`, `window` and `size` are what loaders.videos._planes.Fitter takes."""
+        self._picture = picture
+        self._region = region
+        self._window = window
         turns = picture.turns % 4
         corner = np.tile(np.asarray(region[:2], np.float64), 2)
         seen = stored(np.asarray(region, np.float64), picture.shape, turns).tolist()
@@ -91,11 +85,9 @@ class Fit:
     def __call__(self, surfaces: torch.Tensor) -> torch.Tensor:
         """Return uint8 [N, height, width, 3] of uint8 [N, H * 3 / 2, W], rounded as on the CPU."""
         kernel = _kernel(surfaces.device) if surfaces.device.type == "cuda" else None
-        return (
-            self.by_matrices(surfaces)
-            if kernel is None
-            else self.by_kernel(surfaces, kernel)
-        )
+        if kernel is None:
+            return self.by_host(surfaces)
+        return self.by_kernel(surfaces, kernel)
 
     def by_kernel(self, surfaces: torch.Tensor, kernel: Any) -> torch.Tensor:
         assert surfaces.is_contiguous()
@@ -114,34 +106,24 @@ class Fit:
         )  # fmt: skip
         return out
 
-    def by_matrices(self, surfaces: torch.Tensor) -> torch.Tensor:
-        # whole numbers of 8 bits are exact in fp16, and its weights err by less than a tenth of a grey level
-        dtype = torch.float16 if surfaces.device.type == "cuda" else torch.float32
-        axes = self._y, self._x, self._y.of_chroma(), self._x.of_chroma()
-        (down, across, u_down, u_across), spans = zip(
-            *(band(axis, surfaces.device, dtype) for axis in axes), strict=True
-        )
-        (top, bottom), (left, right), (u_top, u_bottom), (u_left, u_right) = spans
-        dark, gain, middle, rv, gu, gv, bu = self._colours
-        luma = surfaces[:, top:bottom, left:right].to(dtype)
-        levels = ((down @ luma @ across.T).float() - dark) * gain
-        begin = surfaces.shape[1] * 2 // 3
-        chroma = surfaces[
-            :, begin + u_top : begin + u_bottom, 2 * u_left : 2 * u_right
-        ].to(dtype)
-        # [N, height, 2 * columns] -> [N, height, 2, columns]: U and V apart
-        apart = (u_down @ chroma).unflatten(2, (-1, 2)).transpose(2, 3)
-        u, v = ((apart @ u_across.T).float() - middle).unbind(2)
-        rgb = torch.stack(
-            [levels + rv * v, levels + gu * u + gv * v, levels + bu * u], dim=-1
-        )
-        return (
-            rgb.add_(0.5)
-            .floor_()
-            .clamp_(0, 255)
-            .to(torch.uint8)
-            .rot90(self._turns, (1, 2))
-        )
+    def by_host(self, surfaces: torch.Tensor) -> torch.Tensor:
+        fitter = Fitter(self._picture, self._region, self._window, self._size)
+        out = np.empty((len(surfaces), *self._size, 3), np.uint8)
+        for pixels, surface in zip(out, surfaces.cpu().numpy(), strict=True):
+            fitter.fill(pixels, _with_samples(self._picture, surface))
+        return torch.from_numpy(out).to(surfaces.device)
+
+
+def _with_samples(picture: Picture, surface: Array) -> Picture:
+    """Return the picture with the samples of a surface, uint8 [H * 3 / 2, W]."""
+    rows = surface.shape[0] * 2 // 3
+    # U and V in turns -> each by itself
+    samples = surface[:rows], surface[rows:, ::2], surface[rows:, 1::2]
+    planes = tuple(
+        replace(plane, data=each.reshape(-1), stride=each.shape[1])
+        for plane, each in zip(picture.planes, samples, strict=True)
+    )
+    return replace(picture, planes=planes)
 
 
 def places(height: int, width: int, turns: int) -> tuple[int, int, int]:
@@ -159,42 +141,10 @@ def places(height: int, width: int, turns: int) -> tuple[int, int, int]:
     return origin, down, across
 
 
-def band(
-    axis: Axis, device: torch.device, dtype: torch.dtype
-) -> tuple[torch.Tensor, tuple[int, int]]:
-    """Return (matrix [count, last - first], (first, last)): _planes.triangle on samples [first, last).
-
-    It is made on the device: a thread has the interpreter's lock for a fraction of what the same takes in
-    NumPy, and nothing is copied to the device.
-    """
-    begin, step, count, low, high = axis
-    support = max(step, 1.0)
-    centre = begin + 0.5 * step
-    first = max(math.floor(centre - support), low)
-    last = max(min(math.ceil(centre + (count - 1) * step + support), high), first + 1)
-    numbers = _numbers(device)
-    apart = (
-        numbers[: last - first]
-        - (numbers[:count] * step).add_(centre - first - 0.5)[:, None]
-    )
-    weights = apart.abs_().mul_(-1 / support).add_(1).clamp_(min=0)
-    return weights.div_(weights.sum(dim=1, keepdim=True).clamp_(min=1e-6)).to(dtype), (
-        first,
-        last,
-    )
-
-
-@cache
-def _numbers(device: torch.device) -> torch.Tensor:
-    """Return float32, 0 to more than any side has."""
-    return torch.arange(1 << 14, dtype=torch.float32, device=device)
-
-
 def build(device: torch.device) -> None:
-    """Build the kernel, or what matrices are made from, before several threads need it."""
-    if device.type == "cuda" and _kernel(device) is None:
-        _numbers(device)
-        torch.cuda.synchronize(device)  # they use it on streams of their own
+    """Build the kernel before several threads need it."""
+    if device.type == "cuda":
+        _kernel(device)
 
 
 @cache
@@ -208,5 +158,5 @@ def _kernel(device: torch.device) -> Any:
         Fit(picture, whole, whole, (2, 2)).by_kernel(pixels, kernel)
 
     return kernels(
-        "loaders.videos._surfaces_kernel", build, "surfaces are resized in more steps"
+        "loaders.videos._surfaces_kernel", build, "surfaces are resized on the host"
     )

@@ -7,7 +7,6 @@ Worker processes read the packets, and decode by pyav what the engines are not e
 from __future__ import annotations
 
 import importlib
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +21,7 @@ from loaders.videos._packets import Packets
 from loaders.videos._planes import Picture
 from loaders.videos._reading import Read
 from loaders.videos._surfaces import Fit, build
+from loaders.videos._worker import places_of_frames
 from loaders.videos.exact import NO_MATTER, Claim, exact
 from loaders.videos.pyav import Pyav
 from system.processes import uninterrupted
@@ -59,11 +59,7 @@ class Filling:
     def __call__(
         self, read: Read, rows: Rows, places: Array, out: torch.Tensor
     ) -> None:
-        assert rows.frames is not None, "a plan of clips says which frames"
-        shown: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for place in places.tolist():
-            for t, frame in enumerate(rows.frames[place].tolist()):
-                shown[frame].append((place, t))
+        shown = places_of_frames(rows, places.tolist())
         fits: dict[int, Fit] = {}
         corners = rows.placed.tolist()
         kept: list[int] = []
@@ -158,9 +154,7 @@ def loader(feed: Feed, codec: Any, beside: str) -> MixedLoader:
         raise UserError(
             "--loader nvdec: this GPU has no engine that decodes video; --loader pyav"
         )
-    able = exact("nvdec", feed.columns, np.arange(len(feed.columns.codec))) & within(
-        caps, feed.columns
-    )
+    able = exact("nvdec", feed.columns) & within(caps, feed.columns)
     return MixedLoader(
         feed,
         "nvdec",

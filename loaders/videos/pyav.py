@@ -105,7 +105,7 @@ class OpenFile:
         for other in container.streams:
             if other is not stream:
                 other.discard = av.stream.Discard.all
-        self._stream = stream
+        self.stream = stream
         self._codec = stream.codec_context
         # else a frame that cannot be decoded is made up from the one before it
         self._codec.options = {"err_detect": "explode"}
@@ -197,9 +197,7 @@ class OpenFile:
         if self._attempt == FROM_THE_START:
             return None
         time = int(self._pts[first if key < 0 else self._keys[key]])
-        self._container.seek(
-            max(time - self._lead, self._earliest), stream=self._stream
-        )
+        self._container.seek(max(time - self._lead, self._earliest), stream=self.stream)
         return (
             time if key >= 0 else None
         )  # an edit list may have cut the key frame away
@@ -209,7 +207,7 @@ class OpenFile:
     ) -> Iterator[av.Packet[av.VideoStream]]:
         """Yield packets from the key frame of time `sync` on; none when the seek went past it."""
         started = False
-        for packet in read_packets(self._container, self._stream):
+        for packet in read_packets(self._container, self.stream):
             if not packet.size:  # the end
                 continue
             if not started:
@@ -257,7 +255,7 @@ class OpenFile:
 
     def _unpacked(self) -> Iterator[av.VideoFrame]:
         """Yield all frames of packed MPEG-4, counted as they come."""
-        for frame in unpacked(self._container, self._stream):
+        for frame in unpacked(self._container, self.stream):
             self.decoded += 1
             yield frame
 

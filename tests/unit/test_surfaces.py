@@ -74,7 +74,7 @@ def levels_apart(device: torch.device, turns: int) -> tuple[int, float]:
         fit = Fit(picture, region, window, size)
         one, other = (
             fit.by_kernel(surfaces, _surfaces._kernel(device)),
-            fit.by_matrices(surfaces),
+            fit.by_host(surfaces),
         )
         assert one.shape == other.shape and one.dtype == other.dtype
         found.append((one.int() - other.int()).abs().float().flatten())
