@@ -21,13 +21,13 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from contracts import Array, Feed, Rows
+from contracts import Array, Feed, Rows, Source
 from loaders import Undecodable
 from loaders._staging import COPIES, Slot, Staged, Staging, sleeping_event
 from loaders._workers import some
 from loaders.videos._planes import compile_kernels
 from loaders.videos._pool import Pool
-from loaders.videos._reading import Read, ReadAhead, ReadClip
+from loaders.videos._reading import MOST_BYTES, Read, ReadClip, Reading
 from loaders.videos._scheduler import Deal, Dealt, Pace, Unit
 from loaders.videos._worker import (
     LOST,
@@ -96,12 +96,12 @@ class _Thread:
         self,
         feed: Feed,
         backend: str,
-        reads: ReadAhead,
+        readers: Pool | Reading,
         make: MakeFills,
         able: Array,
     ) -> None:
         self._backend = backend
-        self._reads = reads
+        self._readers = readers
         self._able = able
         self._columns = feed.columns
         self._host = Decoding(feed, "pyav", Pyav, None)
@@ -131,8 +131,7 @@ class _Thread:
         refused = ""
         if self._able[sample]:
             try:
-                with self._reads.of(rows, unit) as read:
-                    self._fills(read, rows, places, out)
+                self._read_and_fill(rows, unit, out)
                 return ClipsDone(
                     decoded=self._fills.decoded - before,
                     delivered=len(places) * out.shape[1],
@@ -156,6 +155,19 @@ class _Thread:
         done.fallbacks = [sort] * len(good)
         done.seconds = time.monotonic() - began
         return done
+
+    def _read_and_fill(self, rows: Rows, unit: Unit, out: torch.Tensor) -> None:
+        if isinstance(self._readers, Reading):
+            read = self._readers.clip(some(rows, unit.places))
+            self._fills(read, rows, unit.places, out)
+            return
+        slot, (size, read) = self._readers.result(unit)
+        if not len(read.data):
+            read = read._replace(data=self._readers.slots[slot][:size])
+        try:
+            self._fills(read, rows, unit.places, out)
+        finally:
+            self._readers.release(slot)
 
     def close(self) -> None:
         self._fills.close()
@@ -195,12 +207,22 @@ class MixedLoader(Staging):
         self._pace: Pace | None = None
         # both kinds of workers are forked before there are threads that may hold a lock of FFmpeg's; who
         # reads waits more than it works
-        self._reads = ReadAhead(
-            feed,
-            make_read,
-            workers=min(threads, feed.workers) if beside else feed.workers,
-            threads=threads,
-        )
+        make_reading = partial(_reading, feed.source, make_read)
+        # units that the device gets, with the rows of their batch
+        self._to_read: deque[tuple[Rows, Unit]] = deque()
+        self._readers: Pool | Reading
+        if not feed.workers:
+            self._readers = make_reading()
+        else:
+            self._readers = Pool(
+                make_reading,
+                workers=min(threads, feed.workers) if beside else feed.workers,
+                # that threads decode from, that wait for them, that workers fill
+                slots=2 * threads + feed.workers,
+                slot_bytes=min(int(feed.columns.size.max(initial=1)), MOST_BYTES),
+                pinned=False,
+                name_of=feed.source.name,
+            )
         if feed.workers and (beside or not able.all()):
             name, reader, other = beside or ("pyav", Pyav, None)
             workers = feed.workers
@@ -221,7 +243,7 @@ class MixedLoader(Staging):
         ready = math.ceil(len(self._pool.slots) / units) if self._pool else 0
         self.in_flight = self._window + self._depth + ready
         self._all = [
-            _Thread(feed, backend, self._reads, make_fills, able)
+            _Thread(feed, backend, self._readers, make_fills, able)
             for _ in range(threads)
         ]
         self._idle = list(self._all)
@@ -229,22 +251,23 @@ class MixedLoader(Staging):
             threads, "saturate-device", initializer=_enter, initargs=(feed.device,)
         )
 
+    @property
+    def _pools(self) -> list[Pool]:
+        return [pool for pool in (self._readers, self._pool) if isinstance(pool, Pool)]
+
     def awaited(self) -> str:
-        readers = self._reads.awaited()
-        return readers or ("" if self._pool is None else self._pool.awaited())
+        return next((told for pool in self._pools if (told := pool.awaited())), "")
 
     def close(self) -> None:
         # first of all: threads that wait for a reader or a worker then meet an error, and so can be joined
-        self._reads.stop()
-        if self._pool is not None:
-            self._pool.stop()
+        for pool in self._pools:
+            pool.stop()
         super().close()
         self._threads.shutdown(wait=True, cancel_futures=True)
         for thread in self._all:
             thread.close()
-        self._reads.close()
-        if self._pool is not None:
-            self._pool.close()
+        for pool in self._pools:
+            pool.close()
 
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
         # without workers the threads decode everything, what their decoders are not exact for by pyav
@@ -252,7 +275,9 @@ class MixedLoader(Staging):
         deal = Deal(rows, self._views, able, self._pace)
         self._stager.wait_for_copies()  # of the sequence before: workers write these slots again
         self._release(0)
-        self._reads.begin()
+        self._to_read.clear()
+        if isinstance(self._readers, Pool):
+            self._readers.serve(self._next_to_read)
         if self._pool is not None:
             self._pool.serve(deal.unit)
         under_way: deque[_Batch] = deque()
@@ -282,13 +307,19 @@ class MixedLoader(Staging):
             batch = _Batch(dealt, rows, slot.bytes_, slot)
         else:
             batch = _Batch(dealt, rows, torch.zeros(shape, dtype=torch.uint8), None)
-        self._reads.add(dealt.rows, dealt.device)
+        self._to_read.extend((dealt.rows, unit) for unit in dealt.device)
+        for pool in self._pools:
+            pool.fill()
         batch.jobs = [
             self._threads.submit(self._run, unit, batch) for unit in dealt.device
         ]
-        if self._pool is not None:
-            self._pool.fill()
         return batch
+
+    def _next_to_read(self) -> tuple[Rows, Unit] | None:
+        if not self._to_read:
+            return None
+        rows, unit = self._to_read.popleft()
+        return some(rows, unit.places), unit
 
     def _run(
         self, unit: Unit, batch: _Batch
@@ -386,6 +417,10 @@ class MixedLoader(Staging):
             # once more
             batch.slot.done.record()
         return Staged(made, ready, batch.slot.done)
+
+
+def _reading(source: Source, make_read: Callable[[], ReadClip]) -> Reading:
+    return Reading(source, make_read())
 
 
 def _enter(device: torch.device) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,16 +40,6 @@ def nv12(
     )
 
 
-class Axis(NamedTuple):
-    """How a side of a plane becomes `samples`: a step each from `begin` on, of what lies in [low, high)."""
-
-    begin: float
-    step: float
-    samples: int
-    low: int
-    high: int
-
-
 class Fit:
     """Brings surfaces that are like `picture` to the window of one row of a batch: made once a clip."""
 
@@ -60,27 +50,24 @@ class Fit:
         self._picture = picture
         self._region = region
         self._window = window
+        self._size = size
         turns = picture.turns % 4
         corner = np.tile(np.asarray(region[:2], np.float64), 2)
         seen = stored(np.asarray(region, np.float64), picture.shape, turns).tolist()
-        taken = stored(
-            np.asarray(window, np.float64) + corner, picture.shape, turns
-        ).tolist()
-        height, width = size if turns % 2 == 0 else size[::-1]
+        inside = np.asarray(window, np.float64) + corner
+        taken = stored(inside, picture.shape, turns).tolist()
+        # of the stored picture, which is turned last
+        self._stored = size if turns % 2 == 0 else size[::-1]
         luma = picture.planes[0]
-        self._turns = turns
-        self._size = size
-        self._y, self._x = (
-            Axis(
-                taken[at],
-                (taken[at + 2] - taken[at]) / count,
-                count,
-                max(math.floor(seen[at]), 0),
-                min(math.ceil(seen[at + 2]), length),
-            )
-            for at, count, length in ((1, height, luma.height), (0, width, luma.width))
-        )
-        self._colours = offsets_and_factors(picture)
+        # for y, then x: begin, step and, of the samples that are seen, first and end
+        self._axes = list[float]()
+        for at, count, length in zip(
+            (1, 0), self._stored, (luma.height, luma.width), strict=True
+        ):
+            step = (taken[at + 2] - taken[at]) / count
+            low = max(math.floor(seen[at]), 0)
+            high = min(math.ceil(seen[at + 2]), length)
+            self._axes += [taken[at], step, low, high]
 
     def __call__(self, surfaces: torch.Tensor) -> torch.Tensor:
         """Return uint8 [N, height, width, 3] of uint8 [N, H * 3 / 2, W], rounded as on the CPU."""
@@ -92,19 +79,23 @@ class Fit:
     def by_kernel(self, surfaces: torch.Tensor, kernel: Any) -> torch.Tensor:
         assert surfaces.is_contiguous()
         count, rows, row = surfaces.shape
-        tall, wide = self._size
+        tall, wide = self._stored
         out = torch.empty(
             (count, tall, wide, 3), dtype=torch.uint8, device=surfaces.device
         )
-        y, x = self._y, self._x
-        origin, down, across = places(y.samples, x.samples, self._turns)
         kernel._fit[count, -(-tall * wide // kernel.BLOCK)](
-            surfaces, out, rows * row, row, rows * 2 // 3 * row,
-            y.samples, x.samples, tall * wide * 3, 3 * origin, 3 * down, 3 * across,
-            y.begin, y.step, y.low, y.high, x.begin, x.step, x.low, x.high,
-            *self._colours, SIZE=kernel.BLOCK,
-        )  # fmt: skip
-        return out
+            surfaces,
+            out,
+            rows * row,
+            row,
+            rows * 2 // 3 * row,
+            tall,
+            wide,
+            *self._axes,
+            *offsets_and_factors(self._picture),
+            SIZE=kernel.BLOCK,
+        )
+        return out.rot90(self._picture.turns, (1, 2))
 
     def by_host(self, surfaces: torch.Tensor) -> torch.Tensor:
         fitter = Fitter(self._picture, self._region, self._window, self._size)
@@ -124,21 +115,6 @@ def _with_samples(picture: Picture, surface: Array) -> Picture:
         for plane, each in zip(picture.planes, samples, strict=True)
     )
     return replace(picture, planes=planes)
-
-
-def places(height: int, width: int, turns: int) -> tuple[int, int, int]:
-    """Return (origin, down, across): stored (y, x) is shown as number origin + y * down + x * across."""
-    # stored (y, x) -> displayed row and column, each as (constant, of y, of x); loaders/videos/_planes.py
-    # turns as np.rot90 does
-    row, column = {
-        0: ((0, 1, 0), (0, 0, 1)),
-        1: ((width - 1, 0, -1), (0, 1, 0)),
-        2: ((height - 1, -1, 0), (width - 1, 0, -1)),
-        3: ((0, 0, 1), (height - 1, -1, 0)),
-    }[turns]
-    wide = height if turns % 2 else width
-    origin, down, across = (r * wide + c for r, c in zip(row, column, strict=True))
-    return origin, down, across
 
 
 def build(device: torch.device) -> None:

@@ -22,7 +22,6 @@ class Claim:
     flags: Flags  # those that a file may have
     rotated: tuple[str, ...] = CONTAINERS  # those in which it turns rotated pictures
     plain: bool = False  # only 8 bits, 4:2:0, with even sides
-    from_zero: bool = False  # only where the first frame's time is 0, to half a frame
 
 
 USUAL = {
@@ -63,8 +62,6 @@ def exact(backend: str, columns: Any) -> Array:
         plain = [PIXELS.index(name) for name in ("yuv420p", "yuvj420p")]
         good &= np.isin(columns.pixels[:], plain)
         good &= (columns.height[:] % 2 == 0) & (columns.width[:] % 2 == 0)
-    if claim.from_zero:
-        good &= ~late(columns)
     return good
 
 
@@ -88,14 +85,6 @@ def notes(backend: str, columns: Any, able: Array) -> list[str]:
     return lines
 
 
-def late(columns: Any, ids: Any = slice(None)) -> Array:
-    """Return bool [B], whether the first frame of a file is half a step or more away from time 0."""
-    first = columns.frame_pts[columns.frame_offsets[columns.file[ids]]]
-    tick_s = columns.time_base_num[ids] / columns.time_base_den[ids]
-    apart: Array = np.abs(first * tick_s * columns.fps[ids]) >= 0.5
-    return apart
-
-
 def sort_of(columns: Any, sample: int) -> str:
     """Return the sort of a file, as a person would say it."""
     codec, container = columns.codec[sample], columns.container[sample]
@@ -107,6 +96,4 @@ def sort_of(columns: Any, sample: int) -> str:
     ]
     if columns.rotation[sample]:
         words.append("rotated")
-    if CONTAINERS[container] in ("mp4", "mkv") and late(columns, sample):
-        words.append("begins late")
     return ", ".join(words)

@@ -14,14 +14,13 @@ import av
 import numpy as np
 import pytest
 
-from dataset.videos.columns import CODECS, CONTAINERS
 from dataset.videos.scan import open_videos
 from loaders import Undecodable, of_medium
 from loaders.videos import pyav
 from loaders.videos._packets import Packets, chosen
 from loaders.videos._planes import Fitter, Picture
 from loaders.videos.dali_video import Cutting
-from loaders.videos.exact import exact, late, sort_of
+from loaders.videos.exact import exact, sort_of
 from loaders.videos.pyav import Pyav, planes
 from tests.conformance.fixtures import sample_folder
 from tests.unit.clip_kinds import CLAIMED, KINDS, Made, reader
@@ -252,40 +251,6 @@ def test_decord_refuses_a_file_with_fewer_frames_than_its_manifest(made: Made) -
                 sample, made.videos.path(sample), [3]
             )
         )
-
-
-def test_decord_refuses_what_does_not_begin_at_zero(made: Made) -> None:
-    """It would read the whole file for each clip to find out."""
-    read, late = (
-        reader("decord", made.videos),
-        [i for i in range(len(made.videos)) if made.videos.pts(i)[0]],
-    )
-    claimed = [
-        i
-        for i in late
-        if CODECS[made.videos.codec[i]] == "h264"
-        and CONTAINERS[made.videos.container[i]] == "mp4"
-    ]
-    assert {made.names[i] for i in claimed} >= {"h264-fragments.mp4"}
-    for sample in claimed:
-        with pytest.raises(Undecodable):
-            list(read(sample, made.videos.path(sample), [3]))
-    assert not exact("decord", made.videos)[late].any()
-
-
-def test_a_file_that_begins_within_half_a_frame_is_not_late() -> None:
-    files = {
-        "frame_pts": np.array([7, 0, 30]),
-        "frame_offsets": np.arange(4),
-        "file": np.arange(3),
-        "fps": np.full(3, 25.0),
-    }
-    columns = SimpleNamespace(
-        **files,
-        time_base_num=np.ones(3, np.int32),
-        time_base_den=np.full(3, 1000, np.int32),
-    )
-    assert late(columns, np.arange(3)).tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize("backend", ["pyav", *CLAIMED])

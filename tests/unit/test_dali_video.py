@@ -13,7 +13,7 @@ import torch
 
 from contracts import Rows
 from loaders import Undecodable
-from loaders.videos import dali_video
+from loaders.videos import _packets
 from loaders.videos._planes import Fitter
 from loaders.videos._reading import Read
 from loaders.videos._worker import REFUSED
@@ -164,9 +164,9 @@ def test_packets_of_one_time_are_refused(
     one: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """DALI finds a picture by the time of its packet."""
-    chosen = dali_video.chosen
+    chosen = _packets.chosen
     monkeypatch.setattr(
-        dali_video,
+        _packets,
         "chosen",
         lambda *given: ((packet, 0, frame) for packet, _, frame in chosen(*given)),
     )

@@ -15,10 +15,8 @@ import av
 import numpy as np
 import pytest
 
-from dataset.stores.folder import Folder
 from dataset.videos.columns import CODECS, CONTAINERS, PIXELS, RECORD, Flags
 from dataset.videos.packets import Times, read
-from dataset.videos.scan import open_videos
 from tests.schedule import own_schedule
 from tests.unit.clip_kinds import FRAMES, KINDS, STEPS, Made
 from tests.unit.test_headers import SAMPLES
@@ -275,41 +273,6 @@ def test_any_name_that_a_file_can_have(tmp_path: Path) -> None:
         path = os.fsencode(tmp_path) + b"/" + name
         shutil.copy(plain, os.fsdecode(path))
         assert len(read(path).pts) == 40
-
-
-def test_short_videos_are_named(tmp_path: Path) -> None:
-    for name, frames in (("long", 9), ("short", 4), ("one", 1)):
-        make(tmp_path / "data" / "a" / f"{name}\n.mp4", frames=frames)
-    videos = open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=1)
-    assert [os.path.basename(videos.path(i)) for i in videos.shorter(5)] == [
-        b"one\n.mp4",
-        b"short\n.mp4",
-    ]
-    named = Folder(videos).name
-    assert videos.name_shorter(1, "short.txt", named) == (0, None)
-    count, path = videos.name_shorter(5, "short.txt", named)
-    assert (
-        count == 2
-        and path == videos.folder / "short.txt"
-        and not list(videos.folder.glob("short.txt.*"))
-    )
-    one, short = path.read_text().splitlines()
-    assert one.endswith("/a/one\\n.mp4\t1 of 5 frames") and short.endswith(
-        "4 of 5 frames"
-    )
-    count, path = videos.name_shorter(np.array([9.0, 1.0, 4.5]), "short.txt", named)
-    assert (
-        count == 1
-        and path is not None
-        and path.read_text().endswith("/a/short\\n.mp4\t4 of 4.5 frames\n")
-    )
-    assert videos.name_shorter(5, "no/such/folder", named)[0] == 2, (
-        "no file, and no failure"
-    )
-    assert (
-        open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=1).folder
-        == videos.folder
-    )
 
 
 # frames that decode, flags, displayed height and width, rotation
