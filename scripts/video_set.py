@@ -143,9 +143,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--count", type=int, default=173, help="videos (%(default)s)")
     parser.add_argument(
-        "--frames", type=int, default=Kind.frames, help="of a video (%(default)s)"
-    )
-    parser.add_argument(
         "--size",
         type=int,
         nargs=2,
@@ -153,19 +150,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=(Kind.height, Kind.width),
         help="pixels",
     )
-    parser.add_argument(
-        "--gop",
-        type=int,
-        default=Kind.gop,
-        help="frames from one key frame to the next (%(default)s)",
-    )
     options = parser.parse_args(arguments)
-    kind = Kind(
-        frames=options.frames,
-        height=options.size[0],
-        width=options.size[1],
-        gop=options.gop,
-    )
+    kind = Kind(height=options.size[0], width=options.size[1])
     return make(
         "video_set", options.target, lambda: write(options.target, options.count, kind)
     )

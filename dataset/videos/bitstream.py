@@ -2,7 +2,7 @@
 
 PyAV says times, key frames and sizes of a stream. It does not say which H.264 pictures are B-frames or
 renewed part by part, where HEVC's key frames are whatever its container marks, what is hidden in packets of
-VP9, and the size of one picture, which NVDEC's sessions are set up for.
+VP9, and in which sides pictures are coded, which NVDEC's sessions are set up for.
 """
 
 from __future__ import annotations
@@ -135,44 +135,16 @@ def _second(head: bytes | memoryview) -> int | None:
     return number
 
 
-def vp9_size(packet: memoryview) -> tuple[int, int] | None:
-    """Return the height and width in a picture's head of VP9, 8 bits and 4:2:0 (VP9, 6.2).
+def vp9_holds_several(packet: memoryview) -> bool:
+    """Return whether a packet of VP9 has several pictures: it ends with their sizes (VP9, Annex B.2).
 
-    None: they are those of a picture before it.
+    They stand between two equal bytes.
     """
-    # of which 75 bits are looked at
-    bits = f"{int.from_bytes(bytes(packet[:16]).ljust(16), 'big'):0128b}"
-    again, inter, shown, resilient = (bit == "1" for bit in bits[4:8])
-    if again:
-        return None
-    at = 8 + 24 + 4  # the start code, what colours are
-    if inter:
-        at = 8 + (not shown) + 2 * (not resilient)
-        if not shown and bits[8] == "1":  # of no other picture
-            at += 24 + 8
-        elif "1" in bits[at + 20 : at + 23]:  # as large as one of its three references
-            return None
-        else:
-            at += 23
-    return int(bits[at + 16 : at + 32], 2) + 1, int(bits[at : at + 16], 2) + 1
-
-
-def vp9_pictures(packet: memoryview) -> list[memoryview]:
-    """Return the pictures in a packet of VP9: several where it ends with their sizes (VP9, Annex B.2)."""
     marker = packet[-1]
-    count = (marker & 7) + 1
-    width = (marker >> 3 & 3) + 1
-    size_at = len(packet) - 1 - width * count
-    # the sizes stand between two equal bytes
-    if marker >> 5 != 0b110 or size_at < 1 or packet[size_at - 1] != marker:
-        return [packet]
-    parts = list[memoryview]()
-    at = 0
-    for index_at in range(size_at, size_at + width * count, width):
-        size = int.from_bytes(packet[index_at : index_at + width], "little")
-        parts += [packet[at : at + size]] if size else []
-        at += size
-    return parts
+    size = 2 + ((marker >> 3 & 3) + 1) * ((marker & 7) + 1)
+    if marker >> 5 != 0b110 or not marker & 7 or len(packet) < size:
+        return False
+    return packet[-size] == marker
 
 
 def vp9_shows_again(packet: memoryview) -> bool:
@@ -191,5 +163,5 @@ def shows_nothing(codec: str, packet: memoryview) -> bool:
     if codec == "vp8":
         return not packet[0] >> 4 & 1
     if codec == "vp9":
-        return not packet[0] & 0b1010 and len(vp9_pictures(packet)) == 1
+        return not packet[0] & 0b1010 and not vp9_holds_several(packet)
     return False

@@ -84,28 +84,19 @@ def display_order(packets: Array) -> tuple[Array, Array, Flags]:
     leading = (earliest_after[inner + 1] < pts[inner]).any()
     shown = packets[~packets["discard"]]
     shown = shown[shown["pts"].argsort(kind="stable")]
-    times, keys, flags = apart(shown["pts"], shown["key"])
+    times, keys, flags = distinct(shown["pts"], shown["key"])
     return times, keys, flags | (Flags.OPEN_GOP if leading else Flags(0))
 
 
-def apart(pts: Array, keys: Array) -> tuple[Array, Array, Flags]:
-    """Return (pts, keys, flags) of frames whose times ascend, without two of one time.
+def distinct(pts: Array, keys: Array) -> tuple[Array, Array, Flags]:
+    """Return (pts, keys, flags) of frames whose times ascend, with one for those that have the same time.
 
-    Where a few frames have the same time, all of them get times that no frame has, so that what is asked for
-    at their places does not come, and is lost.
+    Who reads that one gets several pictures, and loses it.
     """
     if not len(pts):
         raise Rejected("has no frames")
-    same = np.diff(pts) == 0
-    if not same.any():
-        return pts, keys, Flags(0)
-    doubled = np.append(same, False) | np.insert(same, 0, False)
-    first = np.maximum.accumulate(
-        np.where(np.insert(same, 0, False), 0, np.arange(len(pts)))
-    )
-    new = pts + np.where(doubled, np.arange(len(pts)) - first + 1, 0)
-    if doubled.sum() > MOST_DAMAGED * len(pts) or (np.diff(new) <= 0).any():
-        raise Rejected(
-            f"{int(same.sum())} of {len(pts)} frames have the time of another: {AGAIN}"
-        )
-    return new, keys & ~doubled, Flags.DAMAGED
+    times, first = np.unique(pts, return_index=True)
+    same = len(pts) - len(times)
+    if same > MOST_DAMAGED * len(pts):
+        raise Rejected(f"{same} of {len(pts)} frames have the time of another: {AGAIN}")
+    return times, keys[first], Flags.DAMAGED if same else Flags(0)

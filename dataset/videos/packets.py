@@ -29,7 +29,7 @@ from dataset.videos.bitstream import (
     shows_nothing,
     sides,
     slice_type,
-    vp9_pictures,
+    vp9_holds_several,
     vp9_shows_again,
 )
 from dataset.videos.columns import CODECS, CONTAINERS, FULL_RANGE, PIXELS, RECORD, Flags
@@ -44,8 +44,8 @@ from dataset.videos.container import (
 from dataset.videos.frame_order import (
     MOST_DAMAGED,
     PACKET,
-    apart,
     display_order,
+    distinct,
     is_odd,
     require_ascending,
     require_onward,
@@ -275,7 +275,7 @@ def _packets(
             # here FFmpeg takes the container's word
             key = is_hevc_key(data, length_bytes)
         elif codec == "vp9":
-            if len(vp9_pictures(data)) > 1:
+            if vp9_holds_several(data):
                 flags |= Flags.HIDDEN_FRAMES
             if vp9_shows_again(data):
                 flags |= Flags.SHOWN_AGAIN
@@ -342,4 +342,4 @@ def _decoded(
         return times, keys, Flags(0)
     require_ascending(times)
     begin = int(keys.argmax())
-    return apart(times[begin:], keys[begin:])
+    return distinct(times[begin:], keys[begin:])

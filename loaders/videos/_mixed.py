@@ -30,11 +30,9 @@ from loaders.videos._pool import Pool
 from loaders.videos._reading import MOST_BYTES, Read, ReadClip, Reading
 from loaders.videos._scheduler import Deal, Dealt, Pace, Unit
 from loaders.videos._worker import (
-    LOST,
     REFUSED,
     ClipsDone,
     Decoding,
-    MakeReader,
     count,
     reason,
     slot_shape,
@@ -74,8 +72,6 @@ MakeFills = Callable[[int], Fills]
 """(raw stream of the thread, 0 = none) -> Fills."""
 Job = Future[tuple[ClipsDone, torch.cuda.Event | None]]
 """What a thread has done of a unit, `lost` as places of the batch, and the event behind its last write."""
-Beside = tuple[str, MakeReader, MakeReader | None]
-"""Name of the CPU's reader, itself, and pyav unless it is pyav."""
 
 
 @dataclass(slots=True)
@@ -188,11 +184,11 @@ class MixedLoader(Staging):
         able: Array,
         *,
         threads: int,
-        beside: Beside | None = None,
+        beside: bool = False,
     ) -> None:
         """Take `able`, bool by sample: what `backend` is exact for on this device.
 
-        `beside`: the CPU's reader that gets a share of the clips.
+        `beside`: pyav gets a share of the clips that it is exact for.
         """
         compile_kernels()
         self._views = feed.plan.same_frames
@@ -224,7 +220,6 @@ class MixedLoader(Staging):
                 name_of=feed.source.name,
             )
         if feed.workers and (beside or not able.all()):
-            name, reader, other = beside or ("pyav", Pyav, None)
             workers = feed.workers
             if beside:
                 # the threads, and who reads for them, take cores too: with a worker on each of them both
@@ -232,7 +227,7 @@ class MixedLoader(Staging):
                 workers = max(workers - math.ceil(threads / THREADS_A_CORE), 1)
                 self._pace = Pace(workers=workers, threads=threads)
             self._pool = Pool(
-                lambda: Decoding(feed, name, reader, other),
+                lambda: Decoding(feed, "pyav", Pyav, None),
                 workers=workers,
                 slot_bytes=self._views * math.prod(largest_upright(feed.plan)),
                 pinned=feed.device.type == "cuda" and feed.pinned,
@@ -355,14 +350,8 @@ class MixedLoader(Staging):
             self._learn("worker", done)
             valid[unit.places[done.lost]] = False
             if not unit.able:
-                # the device was not asked for it: who decodes it on the CPU, and why, is no news
                 sort = sort_of(self._feed.columns, int(rows.ids[unit.places[0]]))
                 done.fallbacks = [sort] * (len(unit.places) - len(done.lost))
-                done.refusals = {
-                    sort: why
-                    for sort, why in done.refusals.items()
-                    if sort.endswith(LOST)
-                }
             parts.append(done)
         staged = self._staged_batch(batch, valid)
         staged.count = partial(count, self, parts)

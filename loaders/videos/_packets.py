@@ -14,13 +14,7 @@ import numpy as np
 from av.bitstream import BitStreamFilterContext
 from av.error import FFmpegError
 
-from dataset.videos.bitstream import (
-    Sides,
-    first_slice,
-    sides,
-    vp9_pictures,
-    vp9_size,
-)
+from dataset.videos.bitstream import first_slice, sides
 from dataset.videos.columns import CODECS
 from dataset.videos.container import open_video
 from loaders import Undecodable
@@ -117,25 +111,18 @@ class Size:
         """Height and width, once it has seen a key frame."""
 
     def see(self, packet: av.Packet[Any]) -> None:
-        """Check a key frame before its filters, of VP9 any packet. Raises Undecodable.
+        """Check a key frame before its filters. Raises Undecodable.
 
-        In VP9 any picture may be of another size.
+        Of VP9 the container's word has to do: pictures of another size would be scaled to it.
         """
-        if self._codec == "vp9":
-            frame_sides = [
-                Sides(size, size)
-                for picture in vp9_pictures(memoryview(packet))
-                if (size := vp9_size(picture)) is not None
-            ]
-        else:
-            frame_sides = [
-                sides(self._codec, self._context.extradata, memoryview(packet))
-            ]
-        for displayed, self.coded in frame_sides:
-            if displayed != self._shown:
-                raise Undecodable(
-                    f"pictures are of {displayed} pixels, its file said {self._shown}"
-                )
+        displayed = self.coded
+        if self._codec in FILTERS:
+            extradata = self._context.extradata
+            displayed, self.coded = sides(self._codec, extradata, memoryview(packet))
+        if displayed != self._shown:
+            raise Undecodable(
+                f"pictures are of {displayed} pixels, its file said {self._shown}"
+            )
 
     def see_filtered(self, packet: av.Packet[Any]) -> None:
         """Check a key frame behind its filters, which leave a crop at left and top. Raises Undecodable."""
@@ -229,7 +216,7 @@ def chosen(
         frame = None if packet.is_discard else wanted.get(time)
         left -= frame is not None
         key = packet.is_keyframe
-        if key or codec == "vp9":
+        if key:
             size.see(packet)
         for single in filters(packet):
             parameters, disposable = traits(memoryview(single), codec)

@@ -17,7 +17,13 @@ import torch
 
 from contracts import Array
 from loaders._triton import kernels
-from loaders.videos._planes import Fitter, Picture, Plane, offsets_and_factors, stored
+from loaders.videos._planes import (
+    Fitter,
+    Picture,
+    Plane,
+    offsets_and_factors,
+    seen_and_taken,
+)
 
 NOTHING = np.empty(0, np.uint8)
 
@@ -51,13 +57,9 @@ class Fit:
         self._region = region
         self._window = window
         self._size = size
-        turns = picture.turns % 4
-        corner = np.tile(np.asarray(region[:2], np.float64), 2)
-        seen = stored(np.asarray(region, np.float64), picture.shape, turns).tolist()
-        inside = np.asarray(window, np.float64) + corner
-        taken = stored(inside, picture.shape, turns).tolist()
+        seen, taken = (box.tolist() for box in seen_and_taken(picture, region, window))
         # of the stored picture, which is turned last
-        self._stored = size if turns % 2 == 0 else size[::-1]
+        self._stored = size if picture.turns % 2 == 0 else size[::-1]
         luma = picture.planes[0]
         # for y, then x: begin, step and, of the samples that are seen, first and end
         self._axes = list[float]()

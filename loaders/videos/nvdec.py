@@ -1,12 +1,11 @@
 """`nvdec`: the GPU's video engines, each fed by a thread; frames are resized and finished on the device.
 
-Worker processes read the packets, and decode by pyav what the engines are not exact for. `nvdec+pyav`,
-`nvdec+decord`: they also get a share of the others.
+Worker processes read the packets, and decode by pyav what the engines are not exact for. In `nvdec+pyav` they
+also get a share of the others.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,15 +15,13 @@ import torch
 from contracts import Array, Feed, Rows, UserError
 from dataset.videos.columns import CODECS, Flags
 from loaders.videos._engines import NAMES, Nvdec, capabilities, import_codec, within
-from loaders.videos._mixed import Beside, MixedLoader
+from loaders.videos._mixed import MixedLoader
 from loaders.videos._packets import Packets
 from loaders.videos._planes import Picture
 from loaders.videos._reading import Read
 from loaders.videos._surfaces import Fit, build
 from loaders.videos._worker import places_of_frames
 from loaders.videos.exact import NO_MATTER, Claim, exact
-from loaders.videos.pyav import Pyav
-from system.processes import uninterrupted
 
 CHUNK = 16
 """Surfaces that a thread keeps before it resizes them in one go: 50 MB at 1080p."""
@@ -126,23 +123,7 @@ def runs(pairs: list[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
             first = end
 
 
-def beside_of(name: str) -> Beside | None:
-    """Return the CPU's reader of that name; None for none."""
-    if name == "decord":
-        try:
-            with uninterrupted():
-                importlib.import_module("decord")
-        except (ImportError, OSError) as error:
-            raise UserError(
-                f"--loader nvdec+decord: decord cannot be imported ({error}): --loader nvdec+pyav needs none"
-            ) from None
-        from loaders.videos.decord import Decord
-
-        return "decord", Decord, Pyav
-    return ("pyav", Pyav, None) if name == "pyav" else None
-
-
-def loader(feed: Feed, codec: Any, beside: str) -> MixedLoader:
+def loader(feed: Feed, codec: Any, *, beside: bool = False) -> MixedLoader:
     """Return the loader that decodes with PyNvVideoCodec, or with what stands for it."""
     gpu = feed.device.index or 0
     there = set(np.unique(feed.columns.codec[:]).tolist())
@@ -162,20 +143,15 @@ def loader(feed: Feed, codec: Any, beside: str) -> MixedLoader:
         lambda stream: Filling(feed.columns, codec, feed.device, stream),
         able,
         threads=engines,  # a second one for an engine waits for the interpreter more than it decodes
-        beside=beside_of(beside),
+        beside=beside,
     )
 
 
 def usable() -> bool:
     """Return whether there are PyNvVideoCodec, the driver's libraries, and an engine on this GPU."""
     try:
-        codec = import_codec()
-        gpu = torch.cuda.current_device()
-        return any(
-            cap.engines
-            for name in NAMES
-            for cap in capabilities(codec, gpu, (name,)).values()
-        )
+        caps = capabilities(import_codec(), torch.cuda.current_device())
+        return any(cap.engines for cap in caps.values())
     except UserError:
         return False
 
@@ -186,4 +162,4 @@ def open(feed: Feed, beside: str = "") -> MixedLoader:
         raise UserError(
             f"--loader {name} needs an NVIDIA GPU and none is here; pyav and decord decode on the CPU"
         )
-    return loader(feed, import_codec(), beside)
+    return loader(feed, import_codec(), beside=bool(beside))

@@ -30,7 +30,7 @@ from tests.unit.test_clip_readers import patterns
 from tests.unit.test_surfaces import levels_apart
 from tests.unit.video_files import number
 
-LOADERS = ["nvdec", "nvdec+pyav", "nvdec+decord", "dali-video"]
+LOADERS = ["nvdec", "nvdec+pyav", "dali-video"]
 LARGE = {"size": (192, 256)}
 """NVDEC takes no HEVC below 144 x 144, nor VP9 below 128 x 128."""
 APART = 2.0
@@ -261,7 +261,7 @@ def test_every_clip_of_every_kind(
     # clips of both parts of h264-parts.mp4
     of_parts = "h264 in mp4, edit list, refused"
     refused = [words for words in told if "refused" in words and words != of_parts]
-    assert told and (name == "nvdec+decord" or not refused), refused
+    assert told and not refused, refused
 
 
 SIZES: list[tuple[str, dict[str, Any]]] = [

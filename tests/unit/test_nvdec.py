@@ -93,7 +93,7 @@ def test_only_codecs_of_the_set_are_asked_for(tmp_path: Path) -> None:
             tmp_path / "-".join(names), {name: KINDS[name] for name in names}
         ).videos
         codec = Codec()
-        with loader(feed(videos), codec, ""):
+        with loader(feed(videos), codec):
             assert codec.asked == asked
 
 

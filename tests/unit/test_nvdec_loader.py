@@ -76,7 +76,7 @@ def test_the_share_of_the_workers_is_by_what_both_sides_took(
     )
     monkeypatch.setattr(Pace, "met", lambda self, *, late: met.append(late))
     given = feed(made.videos)
-    with loader(given, Codec(), "pyav") as loading:
+    with loader(given, Codec(), beside=True) as loading:
         for _ in loading.batches(0, 0):
             pass
     assert learnt["thread"] and learnt["worker"] == len(met)
@@ -112,7 +112,7 @@ class Refusing(Codec):
 def test_what_an_engine_refuses_pyav_decodes(tmp_path: Path) -> None:
     kinds = Made(tmp_path, {name: KINDS[name] for name in ("h264.mp4", "hevc.mp4")})
     given = feed(kinds.videos)
-    loading = loader(given, Refusing(), "")
+    loading = loader(given, Refusing())
     with loading:
         assert loading._pool is None, (
             "all files are such that the engines can decode them"
@@ -133,7 +133,7 @@ def test_damage_is_failed_once_pyav_has_said_so(tmp_path: Path) -> None:
         lambda content: content[: len(content) // 5].ljust(len(content), b"\0"),
     )
     given, failed = feed(kinds.videos), set[int]()
-    loading = loader(given, Codec(), "pyav")
+    loading = loader(given, Codec(), beside=True)
     able, by_pyav = loading._able, Counter[str]()
     with loading:
         for batch in checked(loading, given):
@@ -181,7 +181,7 @@ def test_of_a_damaged_video_the_clips_that_are_whole_are_shown(tmp_path: Path) -
         turns=first.astype(np.uint8),
         frames=np.array([[clip + t for t in range(T)] for clip in (0, 0, late, 0)]),
     )
-    loading = loader(given, Refusing(), "")
+    loading = loader(given, Refusing())
     with loading:
         out = torch.zeros((BATCH, T, SIZE, SIZE, 3), dtype=torch.uint8)
         told = [
@@ -224,7 +224,7 @@ def test_nothing_is_left_and_nothing_grows(made: Made) -> None:
         threading.active_count(),
     )
     codec = Codec()
-    loading = loader(feed(made.videos), codec, "pyav")
+    loading = loader(feed(made.videos), codec, beside=True)
     for epoch in range(4):
         list(loading.batches(epoch, 0))
     assert codec.made <= 2 * 4
@@ -258,7 +258,7 @@ def test_packets_that_have_no_room_in_a_slot(
     monkeypatch.setattr(_reading, "MOST_BYTES", 1)  # a slot is a page
 
     given = replace(feed(made.videos), workers=workers)
-    with loader(given, Codec(), "") as loading:
+    with loader(given, Codec()) as loading:
         shows_what_is_asked(loading, given, made)
 
 
@@ -266,7 +266,7 @@ def test_closing_does_not_wait_for_a_read_that_hangs(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_packets, "open_video", lambda *_, **__: time.sleep(60))
-    loading = loader(feed(made.videos), Codec(), "")
+    loading = loader(feed(made.videos), Codec())
     loading.batches(0, 0)
     time.sleep(0.5)
     began = time.monotonic()
@@ -276,7 +276,7 @@ def test_closing_does_not_wait_for_a_read_that_hangs(
 
 def test_a_gpu_without_engines(made: Made) -> None:
     with pytest.raises(UserError, match="no engine"):
-        loader(feed(made.videos), Codec(engines=0), "")
+        loader(feed(made.videos), Codec(engines=0))
 
 
 def test_what_auto_is(monkeypatch: pytest.MonkeyPatch) -> None:
