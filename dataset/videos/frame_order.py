@@ -89,10 +89,7 @@ def display_order(packets: Array) -> tuple[Array, Array, Flags]:
 
 
 def distinct(pts: Array, keys: Array) -> tuple[Array, Array, Flags]:
-    """Return (pts, keys, flags) of frames whose times ascend, with one for those that have the same time.
-
-    Who reads that one gets several pictures, and loses it.
-    """
+    """Return (pts, keys, flags) of frames whose times ascend, with one for those that have the same time."""
     if not len(pts):
         raise Rejected("has no frames")
     times, first = np.unique(pts, return_index=True)

@@ -329,6 +329,10 @@ def _decoded(
     """Return (pts, keys, flags) of a file that has to be decoded for it."""
     packed = bool(flags & Flags.PACKED_B)
     times, keys = _in_sequence(path, stream, packed=packed)
+    if flags & Flags.GRADUAL_REFRESH:
+        # decoders call none of these a key frame; a recording that was cut begins to show later
+        keys = np.isin(times, packets["pts"][packets["key"]])
+        keys[0] = True
     if not keys.any():
         # some decoders tell of no frame whether it is one: the first is
         keys[0] = True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,16 +14,15 @@ import numpy as np
 import pytest
 
 from dataset.videos.scan import open_videos
-from loaders import Undecodable, of_medium
-from loaders.videos import pyav
-from loaders.videos._packets import Packets, chosen
+from loaders import Undecodable
+from loaders.videos._packets import Packets
 from loaders.videos._planes import Fitter, Picture
 from loaders.videos.dali_video import Cutting
-from loaders.videos.exact import exact, sort_of
+from loaders.videos.exact import exact
 from loaders.videos.pyav import Pyav, planes
 from tests.conformance.fixtures import sample_folder
 from tests.unit.clip_kinds import CLAIMED, KINDS, Made, reader
-from tests.unit.video_files import make, number
+from tests.unit.video_files import number
 
 LEAST = {"pyav": (0, 12), "decord": (12, 7), "torchcodec": (12, 7)}
 """Reader -> files of KINDS, and real ones, that it claims at least; of one that is not here: one."""
@@ -77,57 +75,6 @@ def test_pyav_gives_the_frames_that_were_asked_for(made: Made, name: str) -> Non
         "wrong": 0,
         "refused": 0,
     }
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "h264.mp4",
-        "h264.mkv",
-        "h264.ts",
-        "h264-cut.mp4",
-        "hevc.mp4",
-        "vp9.webm",
-        "av1.mp4",
-        "mpeg4-b.mp4",
-    ],
-)
-def test_the_first_attempt_is_enough(
-    made: Made, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Later attempts, which are slower, are for files that are not as they should be."""
-    opened, sample = [0], made.names.index(name)
-    really = av.open
-
-    def counted(*given: Any, **named: Any) -> Any:
-        opened[0] += 1
-        return really(*given, **named)
-
-    monkeypatch.setattr(av, "open", counted)
-    asked = list(patterns(len(made.videos.pts(sample))))
-    for frames in asked:
-        assert len(
-            list(Pyav(made.videos)(sample, made.videos.path(sample), frames))
-        ) == len(frames)
-    assert opened == [len(asked)]
-
-
-def test_a_codec_that_damage_has_made_unknown(tmp_path: Path) -> None:
-    """Since the scan: FFmpeg opens the file and has no decoder."""
-    path = make(tmp_path / "data" / "x" / "a.mp4")
-    videos = open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=1)
-    path.write_bytes(path.read_bytes().replace(b"avc1", b"zzzz"))
-    for read in (Pyav(videos), Packets(videos)):
-        with pytest.raises(Undecodable, match="unknown codec"):
-            list(read(0, videos.path(0), [3]))
-
-
-def test_every_reader_claims_files() -> None:
-    """Without a claim pyav would decode everything, and what the reader does would never be seen."""
-    for name, spec in of_medium("videos").items():
-        assert (
-            name == "synthetic" or spec.exact or import_module(spec.module).EXACT.kinds
-        )
 
 
 @pytest.mark.parametrize("backend", CLAIMED)
@@ -206,40 +153,6 @@ def test_packets_of_a_frame_that_is_not_there(made: Made, reads: Any) -> None:
         reads(columns)(sample, made.videos.path(sample), [19, 20])
 
 
-class Sent(bytes):
-    is_keyframe, is_discard, is_corrupt, pts, pos = True, False, False, 0, 0
-
-
-def test_packets_that_a_demuxer_calls_damaged_are_refused() -> None:
-    def frames(*packets: Any) -> list[int | None]:
-        run: Any = SimpleNamespace(
-            seek=lambda frame: 0, packets=lambda sync, begin: iter(packets)
-        )
-        size: Any = SimpleNamespace(
-            see=lambda packet: None, see_filtered=lambda packet: None
-        )
-        return [
-            frame
-            for _, _, frame in chosen(run, "vp9", {0: 7}, lambda packet: [packet], size)
-        ]
-
-    packet = Sent(b"data")
-    assert frames(packet) == [7]
-    packet.is_corrupt = True
-    with pytest.raises(Undecodable, match="damaged"):
-        frames(packet)
-
-
-def test_pictures_that_ffmpeg_calls_damaged_are_refused(
-    made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sample = made.names.index("h264.mp4")
-    picture = int(made.videos.pts(sample)[14]), SimpleNamespace(is_corrupt=True)
-    monkeypatch.setattr(pyav.OpenFile, "_timed", lambda *_: iter([picture]))
-    with pytest.raises(Undecodable, match="damaged"):
-        list(Pyav(made.videos)(sample, made.videos.path(sample), [14]))
-
-
 def test_decord_refuses_a_file_with_fewer_frames_than_its_manifest(made: Made) -> None:
     sample = made.names.index("h264.mp4")
     pts = made.videos.pts(sample)
@@ -292,17 +205,3 @@ def test_real_files(backend: str, tmp_path: Path) -> None:
     print(f"{backend}: {apart}")
     assert max(apart.values()) <= (0 if backend == "pyav" else 2.5)
     assert len(apart) >= LEAST.get(backend, (1, 1))[1]
-
-
-def test_kinds_are_said_as_a_person_would(made: Made) -> None:
-    words = {
-        name: sort_of(made.videos, sample) for sample, name in enumerate(made.names)
-    }
-    assert words["h264.mp4"] == "h264 in mp4"
-    assert words["h264-refresh.ts"] == "h264 in ts, gradual refresh"
-    assert words["h264-90.mp4"] == "h264 in mp4, rotated"
-    assert words["h264-variable.mkv"] == "h264 in mkv, variable rate"
-    assert (
-        words["mpeg4-packed.avi"].startswith("mpeg4 in avi")
-        and "packed b" in words["mpeg4-packed.avi"]
-    )

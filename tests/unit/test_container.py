@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from dataset.videos.container import declared_bytes
 from dataset.videos.packets import read
 from tests.unit.video_files import make
@@ -29,14 +26,3 @@ def test_what_a_container_says_of_its_length(tmp_path: Path) -> None:
             "not known yet, not known, and of the whole file"
         )
     assert declared_bytes(make(tmp_path / "a.mp4").read_bytes()) is None
-
-
-@given(
-    st.binary(max_size=64),
-    st.sampled_from(
-        [b"", b"RIFF", bytes.fromhex("1a45dfa3"), bytes.fromhex("1a45dfa38018538067")]
-    ),
-)
-def test_any_bytes_may_stand_at_the_beginning(content: bytes, start: bytes) -> None:
-    found = declared_bytes(start + content)
-    assert found is None or found >= 0

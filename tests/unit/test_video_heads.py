@@ -13,9 +13,8 @@ from dataset.videos.bitstream import (
     shows_nothing,
     sides,
     slice_type,
-    vp9_pictures,
+    vp9_holds_several,
     vp9_shows_again,
-    vp9_size,
 )
 from dataset.videos.container import open_video
 from dataset.videos.packets import read
@@ -79,52 +78,6 @@ def test_sides_of_pictures(
     assert not any(sides(codec, None, memoryview(b"\0\0\1")).coded)
 
 
-SIDES = f"{161:016b}{119:016b}"
-SYNC = f"{0x498342:024b}"
-FROM_OTHERS = "00000001" + "0000 0010 0100"
-
-
-@pytest.mark.parametrize(
-    ("bits", "size"),
-    [
-        # a key frame, in BT.601
-        ("10 00 0 0 1 0" + SYNC + "001 0" + SIDES, (120, 162)),
-        # one that is shown again
-        ("10 00 1 010", None),
-        # from others, of a size of its own; one that may be lost; one that is not shown
-        ("10 00 0 1 1 0 00" + FROM_OTHERS + "000" + SIDES, (120, 162)),
-        ("10 00 0 1 1 1" + FROM_OTHERS + "000" + SIDES, (120, 162)),
-        ("10 00 0 1 0 0 0 00" + FROM_OTHERS + "000" + SIDES, (120, 162)),
-        # as large as the second reference
-        ("10 00 0 1 1 0 00" + FROM_OTHERS + "01" + SIDES, None),
-        # from no other, not shown
-        ("10 00 0 1 0 0 1 00" + SYNC + "00000001" + SIDES, (120, 162)),
-    ],
-)
-def test_heads_of_vp9(bits: str, size: tuple[int, int] | None) -> None:
-    """VP9, 6.2: uncompressed_header."""
-    bits = bits.replace(" ", "").ljust(160, "1")
-    assert vp9_size(memoryview(int(bits, 2).to_bytes(20, "big"))) == size
-
-
-@pytest.mark.parametrize(
-    ("packet", "expected"),
-    [
-        ("a1a2a3 b1 c9 0300 0100 c9", ["a1a2a3", "b1"]),
-        ("a1 b1b2 c1 c2 01 02 01 c2", ["a1", "b1b2", "c1"]),
-        ("a1 b1 c2 01 00 01 c2", ["a1", "b1"]),  # one of no bytes
-        ("a1a2", ["a1a2"]),
-        ("c9 0500 0300 00", ["c90500030000"]),
-        ("00 0500 0300 c9", ["0005000300c9"]),  # a last byte by chance
-        ("c9", ["c9"]),  # shorter than its index would be
-    ],
-)
-def test_pictures_of_a_packet(packet: str, expected: list[str]) -> None:
-    """VP9, Annex B.2: superframe_index."""
-    data = memoryview(bytes.fromhex(packet))
-    assert [bytes(picture).hex() for picture in vp9_pictures(data)] == expected
-
-
 @pytest.mark.parametrize(
     ("byte", "again", "nothing"),
     [
@@ -153,3 +106,19 @@ def test_a_hidden_picture_in_a_packet_of_its_own(tmp_path: Path) -> None:
         path.read_bytes().replace(packet, bytes([packet[0] & ~2]) + packet[1:])
     )
     assert read(os.fsencode(path)).pts.tolist() == shown[:5] + shown[6:]
+
+
+@pytest.mark.parametrize(
+    ("packet", "several"),
+    [
+        ("a1a2a3 b1 c9 0300 0100 c9", True),
+        ("a1 b1b2 c1 c2 01 02 01 c2", True),
+        ("a1a2", False),
+        ("c9 0500 0300 00", False),
+        ("00 0500 0300 c9", False),  # a last byte by chance
+        ("c9", False),  # shorter than its index would be
+    ],
+)
+def test_packets_of_several_pictures(packet: str, several: bool) -> None:
+    """VP9, Annex B.2: superframe_index."""
+    assert vp9_holds_several(memoryview(bytes.fromhex(packet))) == several
