@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,12 @@ import torch
 
 from contracts import Batch, Feed, Pixels, Rows
 from dataset.videos.scan import open_videos
-from loaders import Undecodable, open_loader
+from loaders import open_loader
 from loaders.videos import _surfaces
-from loaders.videos._engines import Nvdec, capabilities, import_codec, within
-from loaders.videos._packets import Packets
-from loaders.videos._surfaces import Fit
-from loaders.videos.dali_video import Cutting, Filling
-from loaders.videos.exact import exact
 from tests.conformance.fixtures import sample_folder
 from tests.gpu.test_memory import device_mib
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.test_clip_loaders import feed, levels, spoiled
-from tests.unit.test_clip_readers import patterns
 from tests.unit.test_surfaces import levels_apart
 from tests.unit.video_files import number
 
@@ -53,113 +46,11 @@ def on_cpu(images: torch.Tensor) -> np.ndarray:
     return levels(images.float().cpu())
 
 
-class ByNvdec:
-    def __init__(self, videos: Any, device: torch.device) -> None:
-        self._videos, self._device = videos, device
-        self._packets = Packets(videos)
-        self._decode = Nvdec(
-            videos, import_codec(), 0, torch.cuda.current_stream().cuda_stream
-        )
-
-    def __call__(
-        self, sample: int, frames: list[int]
-    ) -> Iterator[tuple[int, np.ndarray]]:
-        for frame, picture, surface in self._decode(
-            self._packets(sample, self._videos.path(sample), frames)
-        ):
-            height, width = picture.shape
-            whole = np.array([0, 0, width, height])
-            yield (
-                frame,
-                Fit(picture, whole, whole.astype(float), (height, width))(
-                    surface[None]
-                )[0]
-                .cpu()
-                .numpy(),
-            )
-
-
-class ByDali:
-    def __init__(self, videos: Any, device: torch.device) -> None:
-        self._videos, self._device = videos, device
-        self._read = Cutting(videos)
-        self._fill = Filling(device, torch.cuda.current_stream().cuda_stream)
-
-    def __call__(
-        self, sample: int, frames: list[int]
-    ) -> Iterator[tuple[int, np.ndarray]]:
-        height, width = (
-            int(self._videos.height[sample]),
-            int(self._videos.width[sample]),
-        )
-        whole = np.array([[0, 0, width, height]])
-        rows: Any = Rows(
-            ids=np.array([sample]),
-            regions=whole,
-            windows=whole.astype(float),
-            sizes=np.array([[height, width]]),
-            turns=np.zeros(1, np.uint8),
-            valid=np.array([True]),
-            frames=np.array([frames]),
-        )
-        out = torch.zeros(
-            (1, len(frames), height, width, 3), dtype=torch.uint8, device=self._device
-        )
-        self._fill(
-            self._read(sample, self._videos.path(sample), frames),
-            rows,
-            np.array([0]),
-            out,
-        )
-        yield from zip(frames, out[0].cpu().numpy(), strict=True)
-
-
-READERS: dict[str, Any] = {"nvdec": ByNvdec, "dali-video": ByDali}
-
-
-def wrong(made: Made, read: Any, sample: int) -> dict[str, int]:
-    found = {"wrong": 0, "refused": 0}
-    for frames in patterns(len(made.videos.pts(sample))):
-        try:
-            came = {frame: number(pixels) for frame, pixels in read(sample, frames)}
-            assert sorted(came) == frames
-            found["wrong"] += sum(
-                shown != made.shown(sample, frame) for frame, shown in came.items()
-            )
-        except Undecodable as error:
-            found["refused"] += 1
-            found[f"because {error}"] = 1
-    return found
-
-
-def claimed(backend: str, videos: Any) -> np.ndarray:
-    """bool by sample, also that this GPU has an engine for it."""
-    return exact(backend, videos) & within(capabilities(import_codec(), 0), videos)
-
-
-def test_the_compiled_kernel_does_what_matrices_do(device: torch.device) -> None:
-    """Which are of 16 bits on a GPU."""
+def test_the_compiled_kernel_does_what_the_host_does(device: torch.device) -> None:
     assert _surfaces._kernel(device) is not None
     for turns in range(4):
         most, mean = levels_apart(device, turns)
         assert most <= 1 and mean < 0.05
-
-
-@pytest.mark.parametrize("decoder", READERS)
-def test_the_table_is_true(made: Made, decoder: str, device: torch.device) -> None:
-    """What it claims is right; what it could claim too is printed (pytest -rP)."""
-    read, claims = READERS[decoder](made.videos, device), claimed(decoder, made.videos)
-    found = {name: wrong(made, read, sample) for sample, name in enumerate(made.names)}
-    for name, claim in zip(made.names, claims, strict=True):
-        print(f"{decoder}: {name:22} {'claimed' if claim else ''} {found[name]}")
-    false = {
-        name: found[name]
-        for name, claim in zip(made.names, claims, strict=True)
-        if claim and any(found[name].values())
-    }
-    assert not any(found["wrong"] for found in false.values()), false
-    assert set(false) <= {"h264-parts.mp4"}, "clips of both its parts are refused"
-    assert claims.sum() >= 10
 
 
 def shows_what_is_asked(clip: np.ndarray, rows: Rows, place: int, kinds: Made) -> None:

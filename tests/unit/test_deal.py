@@ -152,15 +152,6 @@ def test_workers_begin_ahead_of_the_device_and_leave_it_the_rest(made: Made) -> 
     )
 
 
-@pytest.mark.parametrize("apart", [1.0, 2.25, 2.5, 3.1])
-def test_workers_get_their_share_to_the_fraction(made: Made, apart: float) -> None:
-    """Units are whole: 2.25 apart, each rounded up, would be one in three."""
-    rows = batches(made, 60)
-    units = sum(int(its.valid.sum()) for its in rows)
-    deal = Deal(rows, 1, np.ones(len(made.videos), bool), Even(lead=0, apart=apart))
-    assert len(everything(deal)) == pytest.approx(units / apart, abs=1)
-
-
 def test_the_last_units_of_an_epoch_are_the_devices(made: Made) -> None:
     rows = batches(made, 10)
     deal = Deal(rows, 1, np.ones(len(made.videos), bool), Even(lead=1000, apart=1))

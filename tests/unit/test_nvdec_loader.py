@@ -8,7 +8,6 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from loaders.videos._engines import capabilities, within
 from loaders.videos._worker import LOST, REFUSED
 from loaders.videos.exact import exact, sort_of
 from loaders.videos.nvdec import loader
-from tests.conformance.turning import rows_are_changed
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.engines import Codec
 from tests.unit.test_clip_loaders import (
@@ -38,8 +36,7 @@ from tests.unit.test_clip_loaders import (
 )
 
 
-@pytest.mark.parametrize("beside", [False, True])
-@pytest.mark.parametrize("views", [1, 3])
+@pytest.mark.parametrize(("beside", "views"), [(False, 3), (True, 1)])
 def test_every_clip_of_every_kind(made: Made, beside: bool, views: int) -> None:
     given, codec = feed(made.videos, views=views), Codec(lacks="")
     loading = loader(given, codec, beside=beside)
@@ -139,15 +136,6 @@ def test_damage_is_failed_once_pyav_has_said_so(tmp_path: Path) -> None:
     assert not able[sorted(failed)].all(), "one that the engines were not asked for"
 
 
-def test_clips_are_turned_and_operated_on(tmp_path: Path) -> None:
-    kinds = Made(
-        tmp_path, {name: KINDS[name] for name in ("h264.mp4", "hevc.mp4", "mpeg4.avi")}
-    )
-    for codec in (Codec(), Refusing()):
-        given = feed(kinds.videos)
-        rows_are_changed(partial(loader, codec=codec), given)
-
-
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_file_that_is_gone_is_the_users_mistake(tmp_path: Path, beside: bool) -> None:
     kinds = Made(tmp_path, {"h264.mp4": {}, "hevc.mp4": {"codec": "hevc"}})
@@ -174,22 +162,6 @@ def test_nothing_is_left_and_nothing_grows(made: Made) -> None:
     loading.close()
     assert {child.pid for child in psutil.Process().children()} <= children
     assert threading.active_count() <= threads
-
-
-def test_workers_beside_the_engines_leave_cores_to_the_threads(made: Made) -> None:
-    def processes(beside: bool, workers: int) -> int:
-        before = len(psutil.Process().children())
-        with loader(
-            replace(feed(made.videos), workers=workers), Codec(engines=4), beside=beside
-        ):
-            return len(psutil.Process().children()) - before
-
-    assert [processes(True, workers) for workers in (7, 2, 0)] == [4 + 5, 2 + 1, 0], (
-        "that read, one for each engine, and that decode"
-    )
-    assert processes(False, 6) == 6 + 6, (
-        "of which the second ones decode only what engines cannot"
-    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -94,7 +94,7 @@ for turns in (0, 3):
 
 
 @pytest.mark.slow
-def test_the_kernel_does_what_matrices_do(runner: Runner) -> None:
+def test_the_kernel_does_what_the_host_does(runner: Runner) -> None:
     apart = interpreted(INTERPRETED, runner)
     assert len(apart) == 2
     assert all(most <= 1 and mean < 0.02 for most, mean in apart)

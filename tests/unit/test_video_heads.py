@@ -10,11 +10,9 @@ from av.bitstream import BitStreamFilterContext
 
 from dataset.videos.bitstream import (
     is_grey,
-    shows_nothing,
     sides,
     slice_type,
     vp9_holds_several,
-    vp9_shows_again,
 )
 from dataset.videos.container import open_video
 from dataset.videos.packets import read
@@ -76,24 +74,6 @@ def test_sides_of_pictures(
         lengths = memoryview(with_lengths(bytes(in_band)))
         assert sides(codec, extradata, lengths) == expected
     assert not any(sides(codec, None, memoryview(b"\0\0\1")).coded)
-
-
-@pytest.mark.parametrize(
-    ("byte", "again", "nothing"),
-    [
-        ("1000 1000", True, False),
-        ("1010 1111", True, False),
-        ("1000 0110", False, False),  # from others, shown
-        ("1001 0010", False, False),  # a key frame
-        ("1000 0100", False, True),
-    ],
-)
-def test_packets_without_a_picture_that_is_new_and_shown(
-    byte: str, again: bool, nothing: bool
-) -> None:
-    """VP9, 6.2: show_existing_frame behind the frame marker and the profile, show_frame."""
-    packet = memoryview(bytes([int(byte.replace(" ", ""), 2)]))
-    assert (vp9_shows_again(packet), shows_nothing("vp9", packet)) == (again, nothing)
 
 
 def test_a_hidden_picture_in_a_packet_of_its_own(tmp_path: Path) -> None:

@@ -151,19 +151,6 @@ def test_what_is_read_is_what_a_player_shows(
         assert about["duration"] == pytest.approx(len(pts) / float(video.fps), rel=1e-3)
 
 
-def test_a_file_that_begins_without_a_picture(tmp_path: Path) -> None:
-    path = make(tmp_path / "late.mp4")
-    with av.open(str(path)) as file:
-        packet = next(file.demux(video=0))
-        start, length = packet.pos or 0, packet.size
-    content = bytearray(path.read_bytes())
-    # one NAL unit of filler, where the first picture was
-    content[start + 4 : start + length] = b"\x0c" * (length - 4)
-    content[start : start + 4] = (length - 4).to_bytes(4, "big")
-    path.write_bytes(content)
-    assert found(path)["pixels"] == "yuv420p"
-
-
 def copied(file: Any, stream: Any) -> Any:
     """Return a new stream of a file, for packets of this one."""
     if stream.codec_context.name != "libdav1d":  # FFmpeg's name of a decoder alone
@@ -248,16 +235,6 @@ def test_an_edit_list_that_cuts_the_end(tmp_path: Path) -> None:
     assert numbers == list(range(20))
     assert read(os.fsencode(path)).pts.tolist() == pts
     assert found(path)["flags"] == Flags.EDIT_LIST
-
-
-def test_one_frame_has_no_rate(tmp_path: Path) -> None:
-    about = found(make(tmp_path / "one.mp4", frames=1))
-    assert (about["count"], about["fps"], about["duration"], about["flags"]) == (
-        1,
-        0.0,
-        0.0,
-        Flags(0),
-    )
 
 
 def test_any_name_that_a_file_can_have(tmp_path: Path) -> None:
