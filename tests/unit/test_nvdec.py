@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,9 @@ from loaders.videos._packets import Packets
 from loaders.videos._planes import Picture
 from loaders.videos._surfaces import Fit
 from loaders.videos.exact import exact
-from loaders.videos.nvdec import loader, runs
-from tests.unit.clip_kinds import KINDS, Made
+from loaders.videos.nvdec import runs
+from tests.unit.clip_kinds import Made
 from tests.unit.engines import Codec
-from tests.unit.test_clip_loaders import feed
 from tests.unit.test_clip_readers import patterns
 from tests.unit.test_dali_video import CLAIMED as OF_DALI
 from tests.unit.video_files import number
@@ -78,26 +76,6 @@ def test_what_the_device_decodes(made: Made) -> None:
     assert not fits["vp9.webm"] and not fits["mpeg4.avi"]
     assert not within({"h264": caps["h264"]._replace(least=(97, 1))}, made.videos).all()
     assert not within({"h264": caps["h264"]._replace(blocks=47)}, made.videos).any()
-
-
-def test_only_codecs_of_the_set_are_asked_for(tmp_path: Path) -> None:
-    """Each answer makes a CUDA context: four of them kept twelve programs that started together from their
-    first clip for a minute.
-    """
-    for names, asked in (
-        (["hevc.mp4"], ["HEVC"]),
-        (["vp9.webm", "h264.mp4"], ["H264", "VP9"]),
-        (
-            ["vp9.webm"],
-            ["VP9", "H264", "HEVC"],
-        ),  # VP9 is what the stand-in does not decode
-    ):
-        videos = Made(
-            tmp_path / "-".join(names), {name: KINDS[name] for name in names}
-        ).videos
-        codec = Codec()
-        with loader(feed(videos), codec):
-            assert codec.asked == asked
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -207,15 +185,6 @@ def test_parts_in_another_order_are_refused(made: Made) -> None:
     for frames in ([7, 9], [5, 12, 13]):
         with pytest.raises(Undecodable, match="parts in another order"):
             list(read(sample, frames))
-
-
-def test_a_key_frame_without_parameter_sets_is_refused(
-    made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("loaders.videos._packets.FILTERS", {})
-    sample = made.names.index("h264.mp4")
-    with pytest.raises(Undecodable, match="parameter sets"):
-        list(Reading(made.videos, Codec())(sample, [20]))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from fractions import Fraction
 from functools import reduce
@@ -235,21 +234,6 @@ def test_an_edit_list_that_cuts_the_end(tmp_path: Path) -> None:
     assert numbers == list(range(20))
     assert read(os.fsencode(path)).pts.tolist() == pts
     assert found(path)["flags"] == Flags.EDIT_LIST
-
-
-def test_any_name_that_a_file_can_have(tmp_path: Path) -> None:
-    plain = make(tmp_path / "plain.mp4")
-    for name in (
-        b"caf\xe9.mp4",
-        b"two\nlines.mp4",
-        b"pipe:0",
-        b"http:x.mp4",
-        b"%d.mp4",
-        b"concat:a|b",
-    ):
-        path = os.fsencode(tmp_path) + b"/" + name
-        shutil.copy(plain, os.fsdecode(path))
-        assert len(read(path).pts) == 40
 
 
 # frames that decode, flags, displayed height and width, rotation
