@@ -150,8 +150,10 @@ def loader(feed: Feed, codec: Any, *, beside: bool = False) -> MixedLoader:
 def usable() -> bool:
     """Return whether there are PyNvVideoCodec, the driver's libraries, and an engine on this GPU."""
     try:
-        caps = capabilities(import_codec(), torch.cuda.current_device())
-        return any(cap.engines for cap in caps.values())
+        codec, gpu = import_codec(), torch.cuda.current_device()
+        # one after the other: each answer takes its time
+        caps = (capabilities(codec, gpu, (name,)).get(name) for name in NAMES)
+        return any(cap is not None and cap.engines for cap in caps)
     except UserError:
         return False
 

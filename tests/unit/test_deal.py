@@ -90,8 +90,8 @@ class Even(Pace):
 
 
 @pytest.mark.parametrize("views", [1, 3])
-@pytest.mark.parametrize("pace", [None, Even(0, 1), Even(5, 2.5), Even(1000, 1)])
-@pytest.mark.parametrize("pulled", [0, 1, 5])
+@pytest.mark.parametrize("pace", [None, Even(0, 1), Even(5, 2.5)])
+@pytest.mark.parametrize("pulled", [0, 5])
 def test_every_row_is_dealt_once(
     made: Made, views: int, pace: Pace | None, pulled: int
 ) -> None:
@@ -150,14 +150,6 @@ def test_workers_begin_ahead_of_the_device_and_leave_it_the_rest(made: Made) -> 
     assert taken == [20, 23, 26, 29], (
         "20 units ahead of the first, then each third; those that nobody asked for are the device's"
     )
-
-
-def test_the_last_units_of_an_epoch_are_the_devices(made: Made) -> None:
-    rows = batches(made, 10)
-    deal = Deal(rows, 1, np.ones(len(made.videos), bool), Even(lead=1000, apart=1))
-    assert all(deal.batch() for _ in range(5))
-    while (batch := deal.batch()) is not None:
-        assert not batch.workers and deal.unit() is None
 
 
 def test_workers_that_seem_slow_still_get_units(made: Made) -> None:

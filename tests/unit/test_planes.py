@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import av
 import numpy as np
 import pytest
@@ -50,23 +48,6 @@ def test_the_resize_is_pillows(
     expected = np.asarray(cut).astype(int)
     assert np.abs(out - expected).mean() < 0.2  # Pillow rounds twice
     assert np.abs(out - expected).max() <= 2
-
-
-@pytest.mark.parametrize("turns", range(4))
-def test_a_turned_picture_is_cut_where_it_is_displayed(turns: int) -> None:
-    pixels = photograph(120, 160)
-    turned = np.ascontiguousarray(np.rot90(pixels, turns))
-    region, window, size = (
-        np.array([8, 12, 100, 96]),
-        np.array([2.5, 3.25, 80.0, 71.5]),
-        (40, 56),
-    )
-    stored = replace(rgb(pixels), turns=turns)
-    assert stored.shape == turned.shape[:2]
-    found, expected = np.empty((*size, 3), np.uint8), np.empty((*size, 3), np.uint8)
-    Fitter(stored, region, window, size).fill(found, stored)
-    Fitter(rgb(turned), region, window, size).fill(expected, rgb(turned))
-    assert np.abs(found.astype(int) - expected).max() <= 1
 
 
 SUBSAMPLED = ("yuv420p", "yuvj420p", "yuv422p", "yuv420p10le", "nv12")

@@ -24,6 +24,7 @@ from tests.unit.video_files import Video, make, number
 FLAGS_PLACE = (RECORD.names or ()).index("flags")
 MORE: dict[str, dict[str, Any]] = {
     "h264-270.mov": {"rotation": 270},
+    "h264-live.mkv": {"muxer": {"live": "1"}},  # its length is not known
     "h264-interlaced.ts": {"interlaced": True},
     "h264-ntsc.mkv": {
         "fps": Fraction(30_000, 1001)
