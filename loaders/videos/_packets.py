@@ -6,7 +6,7 @@ seek to the key frame -> packets -> [FFmpeg's bitstream filter] -> those that ar
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import av
@@ -79,18 +79,6 @@ class Clip(NamedTuple):
     height: int
     width: int
     groups: list[Group]
-
-
-def wanted_of(groups: list[Group]) -> set[int]:
-    """Return the frames that packets show and that are wanted."""
-    every = {frame for group in groups for _, _, frame in group.packets}
-    return {frame for frame in every if frame is not None}
-
-
-def require(shown: set[int], frames: Collection[int]) -> None:
-    """Raise Undecodable unless all of `frames` were found."""
-    if left := {*frames} - shown:
-        raise Undecodable(f"{len(left)} of {len(frames)} frames did not come")
 
 
 def before_turning(columns: Any, sample: int) -> tuple[int, int]:
@@ -181,7 +169,9 @@ def clip_packets(
                 groups.append(Group(packets, max(wanted)))
     except (FFmpegError, ValueError) as error:  # Undecodable is one
         raise Undecodable(str(error)) from error
-    require(wanted_of(groups), frames)
+    shown = {frame for group in groups for _, _, frame in group.packets}
+    if left := {*frames} - shown:
+        raise Undecodable(f"{len(left)} of {len(frames)} frames did not come")
     return groups, size.coded
 
 

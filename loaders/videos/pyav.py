@@ -120,25 +120,17 @@ class OpenFile:
             "hevc",
             "av1",
         )
-        self._packed = bool(int(columns.flags[sample]) & Flags.PACKED_B)
+        flags = Flags(int(columns.flags[sample]))
+        self._packed = Flags.PACKED_B in flags
         # pictures behind a key frame are made from those before it
-        self._refreshes = bool(int(columns.flags[sample]) & Flags.GRADUAL_REFRESH)
+        self._refreshes = Flags.GRADUAL_REFRESH in flags
         tick_s = columns.time_base_num[sample] / columns.time_base_den[sample]
-        wrong_keys = bool(
-            int(columns.flags[sample]) & Flags.WRONG_KEYS
-        )  # a seek may find one that is none
-        early = (
-            attempt > HASTY
-            or wrong_keys
-            or int(columns.container[sample]) in WITHOUT_INDEX
-        )
+        indexed = int(columns.container[sample]) not in WITHOUT_INDEX
+        # with wrong marks a seek may find a key frame that is none
+        early = attempt > HASTY or Flags.WRONG_KEYS in flags or not indexed
         self._lead = int(LEAD_S / tick_s) if early else 0
-        indexed = (
-            int(columns.container[sample]) not in WITHOUT_INDEX
-        )  # where no seek goes before its beginning
-        self._earliest = (
-            int(self._pts[0]) if indexed else int(self._pts[0]) - self._lead
-        )
+        # where there is an index no seek goes before its beginning
+        self._earliest = int(self._pts[0]) - (0 if indexed else self._lead)
 
     def split(self, frames: list[int]) -> Iterator[list[int]]:
         """Yield ascending frames in groups.
