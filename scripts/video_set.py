@@ -52,16 +52,10 @@ def write(
     be, FileExistsError for other files."""
     kind = kind or Kind()
     dest = dest.resolve()
-    if (
-        count < 1
-        or kind.frames < 1
-        or kind.gop < 1
-        or kind.fps < 1
-        or min(kind.height, kind.width) < 16
-        or (kind.height | kind.width) % 4
-    ):
+    sides = kind.height, kind.width
+    if count < 1 or min(sides) < 16 or any(side % 4 for side in sides):
         raise ValueError(
-            f"needs a video, a frame and sides that are multiples of 4, from 16 pixels on: got {count} of "
+            f"needs a video and sides that are multiples of 4, from 16 pixels on: got {count} of "
             f"{kind}"
         )
     folder = Path("train") / CLASS

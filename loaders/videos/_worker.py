@@ -92,13 +92,9 @@ REASON = 200
 
 def reason(backend: str, error: Exception) -> str:
     """Return why a backend refused a file, on one line."""
-    first_line = next(
-        (line.strip() for line in str(error).splitlines() if line.strip()),
-        type(error).__name__,
-    )
-    return (
-        f"{backend}: {printable(first_line.encode('utf-8', 'surrogatepass'))[:REASON]}"
-    )
+    words = str(error).strip().splitlines() or [type(error).__name__]
+    shown = printable(words[0].strip().encode("utf-8", "surrogatepass"))
+    return f"{backend}: {shown[:REASON]}"
 
 
 @dataclass(slots=True)

@@ -12,9 +12,9 @@ from models import Loaded, Unusable
 from models.video import build, native
 
 HEADS = {
-    **dict.fromkeys(("mc3_18", "r2plus1d_18", "r3d_18"), "fc"),
-    **dict.fromkeys(("mvit_v1_b", "mvit_v2_s"), "head.1"),
-    **dict.fromkeys(("swin3d_b", "swin3d_s", "swin3d_t"), "head"),
+    "mc3_18": "fc",
+    "mvit_v2_s": "head.1",
+    "swin3d_t": "head",
     "s3d": "classifier.1",
 }
 
@@ -49,14 +49,7 @@ REFUSED = [
         "--clip-frames 16 of --image-size 112",
         "224 pixels and 16 frames",
     ),
-    (
-        "mvit_v2_s",
-        clips(224, frames=8),
-        "--clip-frames 8 of --image-size 224",
-        "224 pixels and 16 frames",
-    ),
     ("s3d", clips(224, frames=4), "--clip-frames 4", "224 pixels"),
-    ("s3d", clips(64), "--image-size 64", "224 pixels"),
     (
         "r3d_18",
         clips(8, frames=1, batch_size=1),
