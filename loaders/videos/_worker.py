@@ -245,10 +245,10 @@ class Decoding:
         out = slot[: np.prod(shape)].reshape(shape)
         done = ClipsDone()
         began = time.monotonic()
-        clips = defaultdict[tuple[int, bytes], list[int]](list)
-        for place in np.flatnonzero(rows.valid).tolist():
-            clips[int(rows.ids[place]), rows.frames[place].tobytes()].append(place)
-        for (sample, _), places in clips.items():
+        for same in clips(rows, len(rows)):
+            sample, places = int(rows.ids[same[0]]), same.tolist()
+            if not rows.valid[same[0]]:
+                continue
             decode = partial(self._decode, sample, rows, places, out, done)
             try:
                 storage.patiently(decode, partial(self._feed.source.name, sample))
