@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -97,41 +96,6 @@ def test_the_table_is_true(made: Made, backend: str) -> None:
     ]
     print(f"{backend} was also right about {', '.join(modest) or 'nothing else'}")
     assert claims.sum() >= LEAST.get(backend, (1, 1))[0]
-
-
-def test_pyav_shows_no_other_frame_of_a_file_with_flipped_bits(tmp_path: Path) -> None:
-    """FFmpeg, left to itself, makes up a frame that it cannot decode from the one before it."""
-    kinds = Made(
-        tmp_path, {name: KINDS[name] for name in ("h264.mp4", "h264.mkv", "mpeg4.mp4")}
-    )
-    columns, shown, refused = kinds.videos, Counter[str](), 0
-    for sample in range(len(columns)):
-        path = Path(os.fsdecode(columns.path(sample)))
-        whole = path.read_bytes()
-        for seed in range(3):
-            draws, spoiled = np.random.default_rng(seed), bytearray(whole)
-            for at in draws.integers(
-                len(whole) * 3 // 10, len(whole) * 8 // 10, 12
-            ).tolist():
-                spoiled[at] ^= int(draws.integers(1, 256))
-            path.write_bytes(spoiled)
-            for frames in patterns(len(columns.pts(sample))):
-                try:
-                    for frame, picture in Pyav(columns)(
-                        sample, columns.path(sample), frames
-                    ):
-                        found = number(upright(picture))
-                        shown[
-                            "right"
-                            if found == frame
-                            else "torn"
-                            if found == -1
-                            else "another"
-                        ] += 1
-                except Undecodable:
-                    refused += 1
-    assert shown["right"] > 60 < refused and not shown["another"]
-    assert shown["torn"] < shown["right"] / 20, "in what FFmpeg takes for whole"
 
 
 def with_columns(videos: Any, **changed: Any) -> Any:

@@ -103,31 +103,6 @@ def test_a_clip_by_time_has_the_nearest_frames(
     assert clip.tolist() == nearest.tolist()
 
 
-@pytest.mark.parametrize(
-    ("step", "time_base"),
-    [(1, (1, 25)), (1001, (1, 25025))],
-)
-def test_time_at_the_own_rate_is_the_stride(
-    step: int, time_base: tuple[int, int]
-) -> None:
-    """However a file counts it: a tick of avi is mostly a frame, of more than one unit."""
-    columns = Videos(40, step=step, time_base=time_base)
-    by_frames = plan(40, batch_size=40, columns=columns).rows(1, 0)[0]
-    by_time = plan(
-        40, batch_size=40, columns=columns, policy=clip_policy(fps=25.0)
-    ).rows(1, 0)[0]
-    assert by_frames.frames is not None and by_time.frames is not None
-    assert (by_frames.frames == by_time.frames).all()
-    half = plan(40, batch_size=40, columns=columns, policy=clip_policy(fps=50.0)).rows(
-        1, 0
-    )[0]
-    assert half.frames is not None
-    long = columns.frames[half.ids] > 10
-    assert (np.diff(half.frames[long]) == 1).all(), (
-        "2 frames of 50 a second are 1 of 25"
-    )
-
-
 def cropped(
     pixels: np.ndarray, height: int, width: int, left: int, top: int, crop: int
 ) -> np.ndarray:

@@ -24,7 +24,7 @@ from tests.unit.test_clip_readers import patterns
 from tests.unit.video_files import number
 
 CPU = torch.device("cpu")
-VP9 = ("vp9.webm", "vp9-variable.webm", "vp9.mp4", "vp9-709.webm", "vp9-full.webm")
+VP9 = ("vp9.webm", "vp9-variable.webm", "vp9.mp4", "vp9-709.webm")
 CLAIMED = [
     *(
         "h264.mp4",

@@ -24,7 +24,7 @@ from tests.unit.test_dali_video import CLAIMED as OF_DALI
 from tests.unit.video_files import number
 
 CLAIMED = [
-    *(*OF_DALI, "h264-90.mp4", "h264-180.mp4", "h264-270.mp4", "h264-90.mkv"),
+    *(*OF_DALI, "h264-90.mp4", "h264-270.mp4"),
     *("hevc-90.mp4", "hevc-unaligned.mp4", "vp9-hidden.mp4", "vp9-hidden.webm"),
 ]
 

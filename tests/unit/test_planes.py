@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from loaders.videos._planes import BT601, Fitter, Picture, Plane, rgb
+from loaders.videos._planes import Fitter, rgb
 from loaders.videos.pyav import ACCURATE, planes
 
 
@@ -76,26 +76,3 @@ def test_resized_planes_are_resized_rgb(pixels: str, colours: str) -> None:
     apart = np.abs(found - expected)
     assert apart.mean() < 0.6
     assert abs((found - expected).mean()) < 0.3
-
-
-def test_nothing_outside_the_region_is_seen() -> None:
-    draws, size = np.random.default_rng(2), (48, 48)
-    region, window = np.array([40, 20, 140, 100]), np.array([0.0, 0, 100, 80])
-    found = []
-    inside = draws.integers(0, 256, (80, 100), np.uint8)
-    for level in (0, 255):
-        luma = np.full((120, 160), level, np.uint8)
-        luma[20:100, 40:140] = inside
-        chroma = np.full((60, 80), level, np.uint8)
-        chroma[10:50, 20:70] = 128
-        shapes = [(luma, 120, 160), (chroma, 60, 80), (chroma, 60, 80)]
-        picture = Picture(
-            tuple(
-                Plane(data.reshape(-1), width, height, width)
-                for data, height, width in shapes
-            ),
-            matrix=BT601,
-        )
-        found.append(np.empty((*size, 3), np.uint8))
-        Fitter(picture, region, window, size).fill(found[-1], picture)
-    np.testing.assert_array_equal(found[0], found[1])

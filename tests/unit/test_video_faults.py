@@ -258,26 +258,6 @@ def joined(first: Path, second: Path, target: Path) -> Path:
     return target
 
 
-@pytest.mark.parametrize("codec", ["h264", "hevc", "vp9", "mjpeg"])
-def test_frames_of_another_size_are_lost(
-    codec: str, coded: Coded, tmp_path: Path
-) -> None:
-    about: dict[str, Any] = {"codec": codec, "frames": 24}
-    about["pixels"] = "yuvj420p" if codec == "mjpeg" else "yuv420p"
-    first, smaller = coded(**about), coded(size=(64, 96), **about)
-    videos = scanned(joined(first, smaller, tmp_path / "a.mkv"), tmp_path / "s")
-    assert len(videos.pts(0)) == 48
-    read_frames = Pyav(videos)
-    shown = dict(read_frames(0, videos.path(0), [3, 20]))
-    assert {at: number(upright(each)) for at, each in shown.items()} == {3: 3, 20: 20}
-    # the shape tells loaders.videos._worker, which takes no frame of another size
-    try:
-        shapes = {each.shape for _, each in read_frames(0, videos.path(0), [30])}
-    except Undecodable:
-        shapes = set()
-    assert (96, 128) not in shapes
-
-
 def transport_packets(path: Path) -> list[bytes]:
     content = path.read_bytes()
     return [content[at : at + 188] for at in range(0, len(content), 188)]
