@@ -251,7 +251,7 @@ class MixedLoader(Staging):
         return [pool for pool in (self._readers, self._pool) if isinstance(pool, Pool)]
 
     def awaited(self) -> str:
-        return next((told for pool in self._pools if (told := pool.awaited())), "")
+        return next((busy for pool in self._pools if (busy := pool.awaited())), "")
 
     def close(self) -> None:
         # first of all: threads that wait for a reader or a worker then meet an error, and so can be joined

@@ -137,11 +137,13 @@ class Packets:
         )
         data = [bytes(packet) for group in groups for packet, _, _ in group.packets]
         sizes = iter(map(len, data))
-        told = [
+        sized = [
             Group([(next(sizes), time, frame) for _, time, frame in packets], last)
             for packets, last in groups
         ]
-        return Read(np.frombuffer(b"".join(data), np.uint8), Clip(sample, *coded, told))
+        return Read(
+            np.frombuffer(b"".join(data), np.uint8), Clip(sample, *coded, sized)
+        )
 
 
 def clip_packets(

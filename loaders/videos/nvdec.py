@@ -46,7 +46,7 @@ class Filling:
     ) -> None:
         build(device)
         self._decode = Nvdec(columns, codec, device.index or 0, stream)
-        self._kept = torch.empty(0)
+        self._stack = torch.empty(0)
         self._places: tuple[torch.Tensor, ...] = ()  # of it, one for each surface
 
     @property
@@ -59,15 +59,15 @@ class Filling:
         shown = places_of_frames(rows, places.tolist())
         fits: dict[int, Fit] = {}
         corners = rows.placed.tolist()
-        kept: list[int] = []
+        stacked: list[int] = []
 
         def empty() -> None:
             for place, fit in fits.items():
-                levels = fit(self._kept[: len(kept)])
+                levels = fit(self._stack[: len(stacked)])
                 left, top, right, bottom = corners[place]
                 where = [
                     (i, t)
-                    for i, frame in enumerate(kept)
+                    for i, frame in enumerate(stacked)
                     for its, t in shown[frame]
                     if its == place
                 ]
@@ -75,31 +75,31 @@ class Filling:
                     out[place, t : t + count, top:bottom, left:right] = levels[
                         i : i + count
                     ]
-            kept.clear()
+            stacked.clear()
 
         for frame, picture, surface in self._decode(read):
             if not fits:
                 fits = {
                     place: self._fit(picture, rows, place) for place in places.tolist()
                 }
-                if self._kept.shape[1:] != surface.shape:
-                    self._kept = torch.empty(
+                if self._stack.shape[1:] != surface.shape:
+                    self._stack = torch.empty(
                         (CHUNK, *surface.shape),
                         dtype=surface.dtype,
                         device=surface.device,
                     )
-                    self._places = self._kept.unbind()
+                    self._places = self._stack.unbind()
             # the decoder may write its next picture over the surface
-            self._places[len(kept)].copy_(surface, non_blocking=True)
-            kept.append(frame)
-            if len(kept) == CHUNK:
+            self._places[len(stacked)].copy_(surface, non_blocking=True)
+            stacked.append(frame)
+            if len(stacked) == CHUNK:
                 empty()
-        if kept:
+        if stacked:
             empty()
 
     def close(self) -> None:
         self._decode.close()
-        self._kept = torch.empty(0)
+        self._stack = torch.empty(0)
         self._places = ()
 
     def _fit(self, picture: Picture, rows: Rows, place: int) -> Fit:

@@ -116,6 +116,8 @@ def test_damage_is_failed_once_pyav_has_said_so(tmp_path: Path) -> None:
             for place in np.flatnonzero(batch.valid.numpy()).tolist():
                 sample = int(batch.ids[place])
                 by_pyav[sort_of(kinds.videos, sample)] += not able[sample]
+                # what is lost is black, and masked at its own place
+                assert levels(batch.images)[place].std() > 1
                 shown, asked = shown_and_asked(batch, kinds, place)
                 assert shown == asked or not sample % 2
         told = {
