@@ -228,7 +228,7 @@ def traits(packet: memoryview, codec: str) -> tuple[bool, bool]:
 
     Units of H.264 and HEVC have start codes.
     """
-    if codec == "vp9":
+    if codec not in _PARAMETERS:
         return True, False
     begin = first_slice(packet, 0, codec)
     parameters = _PARAMETERS[codec].search(bytes(packet[:begin]))
