@@ -121,15 +121,6 @@ LOADERS: dict[str, LoaderSpec] = {
             preference=2,
         ),
         LoaderSpec(
-            name="nvdec+decord",
-            media=("videos",),
-            module="loaders.videos.nvdec",
-            packages=("PyNvVideoCodec", "decord"),
-            gpu="must",
-            asks=True,
-            opens_files=True,
-        ),
-        LoaderSpec(
             name="dali-video",
             media=("videos",),
             module="loaders.videos.dali_video",

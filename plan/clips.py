@@ -97,20 +97,11 @@ def fixed_window(
     centred.
     """
     new_h, new_w = windows.resized(heights, widths, resize)
-    free_h, free_w = new_h - crop, new_w - crop
     upright = heights > widths
-    along, across = np.where(upright, free_h, free_w), np.where(upright, free_w, free_h)
-    along = np.choose(place, [np.zeros_like(along), -(-along // 2), along])
-    across = -(-across // 2)
-    return windows.preimage(
-        heights,
-        widths,
-        new_h,
-        new_w,
-        np.where(upright, across, along),
-        np.where(upright, along, across),
-        crop,
-    )
+    # half of what is left, rounded up, times the place
+    left = -(-(new_w - crop) * np.where(upright, 1, place) // 2)
+    top = -(-(new_h - crop) * np.where(upright, place, 1) // 2)
+    return windows.preimage(heights, widths, new_h, new_w, left, top, crop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,30 +137,6 @@ class ClipPolicy:
             raise UserError(
                 f"--val-crops {self.crops}: 1 (the middle) or 3 (along the longer side)"
             )
-
-    def training(
-        self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array
-    ) -> tuple[Array, Array, Array]:
-        """Return (regions, windows, turns) of samples `ids`, displayed at `heights` x `widths`."""
-        draws = uniforms(seed, epoch, Purpose.WINDOW, ids, UNIFORMS)
-        regions, inner = random_window(
-            heights, widths, draws, shorter=self.shorter, crop=self.image_size
-        )
-        return (
-            regions,
-            inner,
-            turns(seed, epoch, ids, flip=self.flip, upside_down=self.vflip),
-        )
-
-    def validation(
-        self, crop: Array, heights: Array, widths: Array
-    ) -> tuple[Array, Array, Array]:
-        """Return (regions, windows, turns) of crops number `crop`, none of which is turned."""
-        place = crop if self.crops == 3 else np.ones_like(crop)
-        regions, inner = fixed_window(
-            heights, widths, place, resize=self.resize, crop=self.image_size
-        )
-        return regions, inner, np.zeros(len(crop), np.uint8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,21 +188,27 @@ class ClipPlan(EpochPlan):
         return self.columns.first, self.columns.frames
 
     def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
+        policy = self.policy
         heights, widths = (np.asarray(column[ids]) for column in self.stored)
-        clip, crop = np.divmod(views, self.policy.crops)
+        clip, crop = np.divmod(views, policy.crops)
         drawn = self.counters(ids, views)
-        if self.training:
-            regions, inner, turned = self.policy.training(
-                self.seed, epoch, drawn, heights, widths
-            )
-        else:
-            regions, inner, turned = self.policy.validation(crop, heights, widths)
         sizes = np.full((len(ids), 2), self.image_size, np.int64)
-        ops = (
-            self.policy.augment.draw(self.seed, epoch, drawn, sizes)
-            if self.training
-            else None
-        )
+        ops = None
+        if self.training:
+            draws = uniforms(self.seed, epoch, Purpose.WINDOW, drawn, UNIFORMS)
+            regions, inner = random_window(
+                heights, widths, draws, shorter=policy.shorter, crop=self.image_size
+            )
+            turned = turns(
+                self.seed, epoch, drawn, flip=policy.flip, upside_down=policy.vflip
+            )
+            ops = policy.augment.draw(self.seed, epoch, drawn, sizes)
+        else:
+            place = crop if policy.crops == 3 else np.ones_like(crop)
+            regions, inner = fixed_window(
+                heights, widths, place, resize=policy.resize, crop=self.image_size
+            )
+            turned = np.zeros(len(ids), np.uint8)
         return {
             "regions": regions,
             "windows": inner,
@@ -250,40 +223,29 @@ class ClipPlan(EpochPlan):
         columns = self.columns
         first = columns.first[ids]
         frames = columns.frames[ids]
+        count = policy.frames
         if policy.fps is None:
-            last = last_start(frames, policy.frames, policy.stride)
-            return first[:, None] + by_stride(
-                self._starts(epoch, drawn, clip, last),
-                frames,
-                policy.frames,
-                policy.stride,
-            )
-        steps = (
-            policy.stride
-            / policy.fps
-            * columns.time_base_den[ids]
-            / columns.time_base_num[ids]
-        )
+            last = last_start(frames, count, policy.stride)
+            starts = self._starts(epoch, drawn, clip, last)
+            return first[:, None] + by_stride(starts, frames, count, policy.stride)
+        # in this order: another one would round otherwise
+        steps = policy.stride / policy.fps * columns.time_base_den[ids]
+        steps = steps / columns.time_base_num[ids]
         pts = [
-            columns.pts(sample)[begin : begin + count]
-            for sample, begin, count in zip(ids, first, frames, strict=True)
+            columns.pts(sample)[begin : begin + length]
+            for sample, begin, length in zip(ids, first, frames, strict=True)
         ]
-        last = np.array(
-            [
-                last_start_in_time(own, policy.frames, step)
-                for own, step in zip(pts, steps, strict=True)
-            ]
-        )
+        timed = list(zip(pts, steps, strict=True))
+        last = np.array([last_start_in_time(its, count, step) for its, step in timed])
         starts = self._starts(epoch, drawn, clip, last)
         picked = [
-            by_time(own, start, policy.frames, step)
-            for own, start, step in zip(pts, starts, steps, strict=True)
+            by_time(its, start, count, step)
+            for (its, step), start in zip(timed, starts, strict=True)
         ]
         return first[:, None] + np.stack(picked)
 
     def _starts(self, epoch: int, drawn: Array, clip: Array, last: Array) -> Array:
         if self.training:
-            return random_start(
-                last, uniforms(self.seed, epoch, Purpose.FRAMES, drawn, 1)[:, 0]
-            )
+            draws = uniforms(self.seed, epoch, Purpose.FRAMES, drawn, 1)[:, 0]
+            return random_start(last, draws)
         return spaced_start(last, clip, self.policy.clips)

@@ -52,16 +52,10 @@ def write(
     be, FileExistsError for other files."""
     kind = kind or Kind()
     dest = dest.resolve()
-    if (
-        count < 1
-        or kind.frames < 1
-        or kind.gop < 1
-        or kind.fps < 1
-        or min(kind.height, kind.width) < 16
-        or (kind.height | kind.width) % 4
-    ):
+    sides = kind.height, kind.width
+    if count < 1 or min(sides) < 16 or any(side % 4 for side in sides):
         raise ValueError(
-            f"needs a video, a frame and sides that are multiples of 4, from 16 pixels on: got {count} of "
+            f"needs a video and sides that are multiples of 4, from 16 pixels on: got {count} of "
             f"{kind}"
         )
     folder = Path("train") / CLASS
@@ -143,9 +137,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--count", type=int, default=173, help="videos (%(default)s)")
     parser.add_argument(
-        "--frames", type=int, default=Kind.frames, help="of a video (%(default)s)"
-    )
-    parser.add_argument(
         "--size",
         type=int,
         nargs=2,
@@ -153,19 +144,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=(Kind.height, Kind.width),
         help="pixels",
     )
-    parser.add_argument(
-        "--gop",
-        type=int,
-        default=Kind.gop,
-        help="frames from one key frame to the next (%(default)s)",
-    )
     options = parser.parse_args(arguments)
-    kind = Kind(
-        frames=options.frames,
-        height=options.size[0],
-        width=options.size[1],
-        gop=options.gop,
-    )
+    kind = Kind(height=options.size[0], width=options.size[1])
     return make(
         "video_set", options.target, lambda: write(options.target, options.count, kind)
     )

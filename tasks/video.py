@@ -159,12 +159,11 @@ class VideoKind(ClassificationKind):
                     np.floor(span * columns.fps / clips.clip_fps) + 1,
                     1 + (span > 0),
                 )
-            short, named = columns.name_shorter(least, "short.txt", split.source.name)
+            short = np.count_nonzero(columns.frames < least)
             if short:
-                where = f", named in {named}" if named else ""
                 console.warn(
                     f"{name}: {short} of {len(columns)} videos are shorter than a clip "
-                    f"and show their last frame again{where}"
+                    "and show their last frame again"
                 )
         return splits
 

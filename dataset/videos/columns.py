@@ -6,11 +6,8 @@ file: several may share one.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntFlag
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -116,7 +113,7 @@ class Videos(Manifest):
     `first` and `frames` say which frames of the file a sample has: pts(i)[first[i] : first[i] + frames[i]].
     """
 
-    VERSION: ClassVar[str] = "videos 13"
+    VERSION: ClassVar[str] = "videos 14"
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = {
         "path_bytes": np.dtype("u1"),
         "path_offsets": np.dtype("i8"),
@@ -193,35 +190,6 @@ class Videos(Manifest):
     def keys(self, sample: int) -> Array:
         """Return bool [count], which of those frames are key frames."""
         return self.frame_keys[self._frames(sample)]
-
-    def shorter(self, least: Any) -> Array:
-        """Return int64, the samples with fewer frames than `least`: one number, or one a sample."""
-        return np.flatnonzero(np.asarray(self.frames) < least)
-
-    def name_shorter(
-        self, least: Any, file: str, name: Callable[[int], str]
-    ) -> tuple[int, Path | None]:
-        """Return how many samples have fewer than `least` frames, and the file that names them, or None.
-
-        It lies beside the columns and has the form of rejected.txt. `file` is its name, and what it held
-        before is lost; `name` is the method of the samples' source. Where the folder may not be written to
-        there is no file.
-        """
-        short = self.shorter(least)
-        if not len(short):
-            return 0, None
-        wanted = np.broadcast_to(np.asarray(least), len(self))
-        lines = [
-            f"{name(i)}\t{self.frames[i]} of {wanted[i]:g} frames\n"
-            for i in short.tolist()
-        ]
-        fresh = self.folder / f"{file}.{os.getpid()}"
-        try:
-            fresh.write_text("".join(lines), encoding="utf-8")
-            fresh.replace(self.folder / file)
-        except OSError:
-            return len(short), None
-        return len(short), self.folder / file
 
     def _frames(self, sample: int) -> slice:
         if not 0 <= sample < len(self):

@@ -9,6 +9,8 @@ from contextlib import closing
 from typing import Any
 
 import av
+from av.bitstream import BitStreamFilterContext
+from av.video.frame import PictureType
 
 _LENIENT: dict[str, Any] = (
     {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
@@ -17,21 +19,17 @@ _LENIENT: dict[str, Any] = (
 
 
 def open_video(
-    path: bytes | memoryview, *, known: bool = False, raw: bool = False
+    path: bytes | memoryview, *, known: bool = False
 ) -> av.container.InputContainer:
     """Open a file by its path, or its content, to be read from its beginning and closed.
 
     Raises av.error.FFmpegError, and OSError.
 
     `known`: FFmpeg need not decode the first pictures to find out what the streams are like, as the manifest
-    has it or the caller asks the decoder: 0.6 ms of a core instead of 17 (H.264, 1080p). Then only what the
-    container says of a stream is there, and no depth of the decoder's reordering.
-    `raw`: packets are as the container has them: FFmpeg would else correct, for itself, which
-    are key frames (of H.264, VP8, VP9 and others), where other decoders believe the container.
+    has it: 0.6 ms of a core instead of 17 (H.264, 1080p). Then only what the container says of a stream is
+    there, and no depth of the decoder's reordering.
     """
-    options = ({"codec_whitelist": "none"} if known else {}) | (
-        {"fflags": "+noparse"} if raw else {}
-    )
+    options = {"codec_whitelist": "none"} if known else {}
     file: Any = io.BytesIO(path) if isinstance(path, memoryview) else os.fsdecode(path)
     return av.open(file, container_options=options, **_LENIENT)
 
@@ -47,19 +45,27 @@ def read_packets(file: av.container.InputContainer, stream: Any) -> Iterator[Any
         yield from packets
 
 
+def unpacked(file: av.container.InputContainer, stream: Any) -> Iterator[Any]:
+    """Yield all frames of packed MPEG-4, in the order of display.
+
+    Their own times are those of neighbours: they have to be counted.
+    """
+    unpack = BitStreamFilterContext("mpeg4_unpack_bframes", in_stream=stream)
+    for packet in read_packets(file, stream):
+        for single in unpack.filter(packet if packet.size else None):
+            yield from stream.codec_context.decode(single)
+    yield from stream.codec_context.decode(None)
+
+
+def is_key(frame: av.VideoFrame) -> bool:
+    """Return whether the decoder says that a frame is made from no other."""
+    return frame.pict_type == PictureType.I or bool(frame.key_frame)
+
+
 HEAD = 4096
 """Bytes of a file in which its container says how long it is."""
 EBML = 0x1A45DFA3
 SEGMENT = 0x18538067
-
-
-_BOXES = {b"ftyp", b"styp", b"moov", b"moof", b"mdat", b"wide", b"free", b"skip"}
-"""Those that an mp4 or mov file may begin with (ISO 14496-12, 4.3; QuickTime)."""
-
-
-def is_mp4_or_mkv(head: bytes) -> bool:
-    """Return whether a file that begins so may be mp4, mov, Matroska or WebM."""
-    return head[4:8] in _BOXES or head[:4] == EBML.to_bytes(4, "big")
 
 
 def declared_bytes(head: bytes) -> int | None:

@@ -9,15 +9,14 @@ dataset/scan/lists.py says how lines are split.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from contracts import Array
-from dataset.scan.lists import BLANK, Grammar, Labels, List, class_names
-from dataset.scan.manifest import Rejects, printable
+from dataset.scan.lists import Grammar, Labels, List, class_names
+from dataset.scan.manifest import Rejects
 from dataset.videos.published import read_published
 
 # seconds; the whole file: 0 to infinity
@@ -27,10 +26,6 @@ EXPECTED = (
     "all lines by TABs, semicolons, commas (then quote a path that holds one) or blanks"
 )
 GRAMMAR = Grammar(expected=EXPECTED, separators="\t;,", segments=True)
-# out of a folder that the path has named, which may be a link
-_BACK = re.compile(rb"(?:^|/)(?!\.\.?/)[^/]+/+\.\.(?:/|$)")
-_WORDS = 4
-"""Words behind a path that are looked for where a line seems to be split at a wrong place."""
 
 
 def read_list(
@@ -49,7 +44,10 @@ def read_list(
     rows = []
     for number, text, label, start, end in _lines(lines, rejects):
         name = os.fsencode(text)
-        if _BACK.search(name):
+        if b"\0" in name:
+            raise lines.wrong(number, "has a NUL in its path")
+        # out of a folder that the path has named, which may be a link
+        if b"/../" in name.removeprefix(b"../"):
             name = os.path.realpath(os.path.join(folder, name))
         if os.path.isabs(name):
             name = os.path.relpath(name, folder)
@@ -86,29 +84,4 @@ def _lines(
                 number,
                 f"has a segment that ends at {end:g} s and starts at {start:g} s; the end must lie behind",
             )
-        if lines.separator == BLANK:
-            _require_sense(lines, number, name, label, part)
         yield number, name, label, start, end
-
-
-def _require_sense(
-    lines: List, number: int, name: str, label: str, part: Sequence[str]
-) -> None:
-    """Raise UserError where a line is split at a wrong place: its name is no file, but a part of it is.
-
-    The rest would become a class.
-    """
-    folder = lines.path.parent
-    if not ("." in label or BLANK in name) or os.path.exists(folder / name):
-        return
-    whole = f"{name} {label}"
-    for words in range(_WORDS + 1):
-        file = whole.rsplit(None, words)[0] if words else whole
-        if os.path.isfile(folder / file):
-            rest = printable(
-                os.fsencode(f"{whole} {' '.join(part)}"[len(file) :].strip())
-            )
-            raise lines.wrong(
-                number,
-                f"has '{rest}' behind {printable(os.fsencode(file))}; {EXPECTED}",
-            )

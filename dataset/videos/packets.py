@@ -1,17 +1,16 @@
-"""One video file -> the time of each of its frames, by its packets; must not know folders, clips or pixels.
+"""One video file -> the time of each of its frames; must not know folders, clips or pixels.
 
-No picture is decoded: what the packets say is enough, and what a container's header says of its frames is
-often wrong.
+Packets are enough for the codecs that sets are in, as FFmpeg's parsers say which are key frames; what a
+container's header says of its frames is often wrong. Files of other codecs, packed MPEG-4, and files whose
+packets contradict their times are decoded once.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -24,63 +23,46 @@ from contracts import Array
 from dataset.scan.byte_ranges import unreadable
 from dataset.scan.manifest import Rejected
 from dataset.videos.bitstream import (
-    decode_head,
-    holds_several,
-    is_aligned,
     is_grey,
-    is_whole,
+    is_hevc_key,
     length_size,
-    may_hide,
-    shows_again,
     shows_nothing,
     sides,
-    up_to_slice,
+    slice_type,
+    vp9_holds_several,
+    vp9_shows_again,
 )
 from dataset.videos.columns import CODECS, CONTAINERS, FULL_RANGE, PIXELS, RECORD, Flags
 from dataset.videos.container import (
     HEAD,
     declared_bytes,
-    is_mp4_or_mkv,
+    is_key,
     open_video,
     read_packets,
+    unpacked,
 )
 from dataset.videos.frame_order import (
     MOST_DAMAGED,
     PACKET,
     display_order,
-    require_order,
-    settle_keys,
-    unpacked,
+    distinct,
+    is_odd,
+    require_ascending,
+    require_onward,
 )
-from dataset.videos.nal_units import MAY, NO, ORDERED, display_places, is_turned, looker
-from dataset.videos.sizes import HEADS, Sizes, may_say
 from system import storage
 from system.user_files import open_bytes
 
-_FORMATS = dict(
-    zip(
-        (
-            "mov,mp4,m4a,3gp,3g2,mj2",
-            "matroska,webm",
-            "avi",
-            "mpegts",
-            "mpeg",
-            "flv",
-            "asf",
-            "ogg",
-        ),
-        range(len(CONTAINERS)),
-        strict=True,
-    )
-)
-"""FFmpeg's name of a container -> index into CONTAINERS."""
-# of MPEG-4; the two highest bits of what follows are its kind
-_PICTURE = re.compile(rb"\x00\x00\x01\xb6(.)", re.DOTALL)
-_B_PICTURE = 2
-_PLACEHOLDER = 19  # bytes: a longer MPEG-4 packet is a frame, as FFmpeg's mpeg4_unpack_bframes decides it
-# in FFmpeg's description of a stream
-_TURNED = re.compile(r"display ?matrix: rotation of (-?[\d.]+|nan)", re.IGNORECASE)
-_FIELDS = re.compile(r"(top|bottom) (coded )?first")  # likewise, of interlaced ones
+_FORMATS = {
+    "mov,mp4,m4a,3gp,3g2,mj2": "mp4",
+    "matroska,webm": "mkv",
+    "mpegts": "ts",
+    "mpeg": "mpg",
+    **{name: name for name in CONTAINERS},
+}
+"""FFmpeg's name of a container -> ours."""
+_MPEG4_PICTURE = b"\x00\x00\x01\xb6"
+_P, _B, _I = range(3)  # types of slices of H.264
 
 
 class Times(NamedTuple):
@@ -119,34 +101,23 @@ def read(path: bytes) -> Times:
 
 
 def _read(path: bytes) -> Times:
-    """Do what `read` does. Raises OSError and what PyAV raises too."""
+    """Do what `read` does. Raises what PyAV raises too."""
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         raise Rejected("no regular file")
     if not status.st_size:
         raise Rejected("empty file")
     with open_bytes(path) as plain:
-        head = plain.read(HEAD)
-    declared = declared_bytes(head)
+        declared = declared_bytes(plain.read(HEAD))
     if declared is not None and status.st_size < declared:
         raise Rejected(f"cut short: {status.st_size:,} of {declared:,} bytes")
-    if is_mp4_or_mkv(head):
-        with open_video(path, known=True, raw=True) as file:
-            if (quick := _times(file, path, status.st_size, quick=True)) is not None:
-                return quick
     with open_video(path) as file:
-        whole = _times(file, path, status.st_size, quick=False)
-        assert whole is not None
-        return whole
+        return _times(file, path, status.st_size)
 
 
-def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
-    """Return what the packets of one file say. Raises Rejected, or what PyAV raises.
-
-    `quick`: FFmpeg has decoded nothing to find out what pictures are like, and
-    packets are raw; None = it has to.
-    """
-    if file.format.name not in _FORMATS:
+def _times(file: Any, path: bytes, size: int) -> Times:
+    container = _FORMATS.get(file.format.name)
+    if container is None:
         raise Rejected(f"no known video container (read as {file.format.name})")
     videos = [
         stream.index
@@ -157,22 +128,6 @@ def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
     if stream is None or stream.index not in videos:
         raise Rejected("has no video")
     context = stream.codec_context
-    container = CONTAINERS[_FORMATS[file.format.name]]
-    demuxed = _demuxed(file, stream)
-    first = next(demuxed, None)
-    demuxed = chain([] if first is None else [first], demuxed)
-    head = None
-    if quick:
-        if (
-            context is None
-            or context.codec.name not in QUICK
-            or container not in ("mp4", "mkv")
-            or len(videos) > 1
-        ):
-            return None
-        head = None if first is None else _begins(context, memoryview(first))
-        if head is None:
-            return None
     if (
         context is None
         or context.format is None
@@ -180,42 +135,19 @@ def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
     ):
         raise Rejected("has a video stream of an unknown codec")
     codec = context.codec.canonical_name
-    described = _described(file, stream.index)
-    rotation = _rotation(described)
-    if _TURNED.search(described):
-        _require_unmirrored(path, stream.index)
-    length_bytes = length_size(context.extradata, codec)
-    if (
-        codec in ORDERED
-        and first is not None
-        and is_turned(memoryview(first), codec, length_bytes)
-    ):
-        raise Rejected(
-            f"is to be shown turned, by a message in its {codec}, which no loader does: encode it again: "
-            "`ffmpeg -i FILE NEW.mp4`"
-        )
-    packets, pictures, seen = _packets(demuxed, codec, container, context.extradata)
-    if not len(packets):
-        raise Rejected("has no frames")
-    believed = quick or (codec, container) in BELIEVED
-    marked = packets["key"].copy() if believed else _marked(path, stream, container)
-    if codec == "hevc" and marked is not None and len(marked) == len(packets):
-        # who reads the file does not begin there: nobody corrects what containers say of HEVC
-        packets["own"][(packets["own"] == MAY) & ~marked] = NO
-    seen |= settle_keys(packets, marked)
-    if len(pictures):
-        pts, keys, flags = unpacked(packets, pictures)
+    rotation = _rotation(file, path, stream.index)
+    packets, flags, first = _packets(file, stream, codec, container)
+    if codec not in CODECS or flags & (Flags.PACKED_B | Flags.GRADUAL_REFRESH):
+        # nothing else says when these are displayed, or where a decoder can begin
+        pts, keys, seen = _decoded(path, stream.index, packets, flags)
     else:
-        _require_order(packets, path, stream, raw=quick)
-        pts, keys, flags = display_order(packets)
-        if (
-            seen & Flags.GRADUAL_REFRESH
-            and packets["own"][packets["key"].argmax()] == MAY
-        ):
-            # a recording that was cut: no player shows what is only renewed in part
-            begun = pts >= _first_shown(path, stream.index)
-            pts = pts[begun]
-            keys = keys[begun]
+        require_onward(packets)
+        falls = (np.diff(packets["pts"]) < 0).any()
+        odd = is_odd(packets) if codec == "h264" else context.has_b_frames != falls
+        if odd and not flags & Flags.DAMAGED:
+            require_ascending(_in_sequence(path, stream.index, packed=False)[0])
+        pts, keys, seen = display_order(packets)
+    flags |= seen
     if packets["discard"].any() or (
         container == "mp4" and stream.frames > len(packets)
     ):
@@ -224,38 +156,29 @@ def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
         flags |= Flags.SEVERAL_STREAMS
     if stream.sample_aspect_ratio not in (None, 0, 1):
         flags |= Flags.OBLONG_PIXELS
-    flags |= seen
-    # raw packets have nobody who describes their fields
-    if _FIELDS.search(described) or getattr(head, "interlaced_frame", False):
+    # 0 and 1 are unknown and progressive
+    if context.field_order > 1:
         flags |= Flags.INTERLACED
-    if codec == "hevc" and first is not None:
-        if may_hide(context.extradata, memoryview(first)):
-            raise Rejected(
-                "HEVC whose pictures may be hidden (output_flag_present_flag): encode it again"
-            )
-        if not is_aligned(sides(codec, context.extradata, memoryview(first)).coded):
+    if codec == "hevc":
+        coded = sides(codec, context.extradata, memoryview(first)).coded
+        if not all(coded) or any(side % 16 for side in coded):
             flags |= Flags.UNALIGNED
-    pixels = (
-        "gray" if codec == "h264" and is_grey(context.extradata) else context.pix_fmt
-    )
-    steps = np.diff(pts)
-    tick = stream.time_base
-    # each may be rounded to a tick
-    if (
-        len(pts) > 2
-        and np.abs(pts - np.linspace(pts[0], pts[-1], len(pts))).max() > 1.001
-    ):
+    pixels = context.pix_fmt
+    if codec == "h264" and is_grey(context.extradata):
+        pixels = "gray"
+    # each time may be rounded to a tick
+    even = np.linspace(pts[0], pts[-1], len(pts))
+    if len(pts) > 2 and np.abs(pts - even).max() > 1.001:
         flags |= Flags.VARIABLE_RATE
-    step = (
-        float(np.median(steps) if flags & Flags.VARIABLE_RATE else steps.mean())
-        if len(steps)
-        else 0.0
-    )
-    height, width = (
-        (context.height, context.width)
-        if rotation % 180 == 0
-        else (context.width, context.height)
-    )
+    steps = np.diff(pts)
+    step = 0.0
+    if len(steps):
+        variable = flags & Flags.VARIABLE_RATE
+        step = float(np.median(steps) if variable else steps.mean())
+    tick = stream.time_base
+    height, width = context.height, context.width
+    if rotation % 180:
+        height, width = width, height
     record = (
         size,
         stream.index,
@@ -278,127 +201,38 @@ def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
     return Times(record, pts, keys)
 
 
-def _require_order(packets: Array, path: bytes, stream: Any, *, raw: bool) -> None:
-    """Raise Rejected where the packets' times are not those of display."""
-    context = stream.codec_context
-    codec = context.codec.canonical_name
-    pieces = list[bytes]()
-
-    def places(begin: int, end: int) -> list[int | None]:
-        """Return display_places of these packets; the few files that get here are read again for it."""
-        if not pieces:
-            length_bytes = length_size(context.extradata, codec)
-            with open_video(path, known=True, raw=raw) as file:
-                again = _demuxed(file, file.streams[stream.index])
-                pieces.extend(
-                    up_to_slice(memoryview(packet), codec, length_bytes)
-                    for packet in again
-                )
-        return display_places(
-            [pieces[place] for place in packets["place"][begin:end]], stream
-        )
-
-    require_order(packets, places if codec in ORDERED else None)
-    if (
-        codec not in CODECS
-        and context.has_b_frames
-        and (np.diff(packets["pts"]) > 0).all()
-    ):
-        raise Rejected(
-            f"{codec} that may have B-frames: nothing says when they are displayed"
-        )
-
-
 def _index(names: tuple[str, ...], name: str) -> int:
     return names.index(name if name in names else "other")
 
 
-def _described(file: Any, stream: int) -> str:
-    """Return FFmpeg's description of a stream, which has what PyAV tells of decoded frames alone."""
-    # FFmpeg writes the description as log lines of this level
+def _rotation(file: Any, path: bytes, stream: int) -> int:
+    """Return 0, 90, 180 or 270 degrees counter-clockwise, which a frame's display matrix says.
+
+    PyAV tells of decoded frames alone: one is decoded where FFmpeg's description, written as log lines of
+    this level, has a matrix. Raises Rejected where it mirrors.
+    """
     before = av.logging.get_level()
     av.logging.set_level(av.logging.INFO)
     try:
-        described = file.dumps_format()
+        described = file.dumps_format().lower()
     finally:
         av.logging.set_level(before)
-    return re.split(rf"Stream #0:{stream}\b", described)[-1].partition("Stream #0:")[0]
-
-
-def _rotation(described: str) -> int:
-    """Return 0, 90, 180 or 270 degrees counter-clockwise."""
-    match = _TURNED.search(described)
-    if match is not None and match[1] != "nan":
-        return round(float(match[1]) / 90) * 90 % 360
-    return 0
-
-
-def _require_unmirrored(path: bytes, stream: int) -> None:
-    """Raise Rejected where the display matrix swaps left and right.
-
-    FFmpeg's streams tell its angle alone; a frame has the whole matrix.
-    """
-    for hasty in (True, False):
-        with open_video(path, known=True) as file:
-            for frame in _first_frames(file, file.streams[stream], hasty=hasty):
-                if (matrix := frame.side_data.get("DISPLAYMATRIX")) is not None:
-                    a, b, _, c, d, *_ = np.frombuffer(matrix, np.int32).tolist()
-                    if a * d < b * c:  # a negative determinant mirrors
-                        raise Rejected(
-                            "is to be shown mirrored, by its display matrix, which no loader does: encode it "
-                            "again: `ffmpeg -i FILE NEW.mp4`"
-                        )
-                    return
-    raise Rejected(
-        "has a display matrix, and no frame that could be decoded tells what it is"
-    )
-
-
-def _first_shown(path: bytes, stream: int) -> int:
-    """Return the time of the first frame that the decoder gives."""
-    with open_video(path) as file:
-        for frame in _first_frames(file, file.streams[stream], hasty=False):
-            if frame.pts is not None:
-                return int(frame.pts)
-    raise Rejected("has no frame that is whole")
-
-
-def _first_frames(file: Any, stream: Any, *, hasty: bool) -> Iterator[Any]:
-    """Yield decoded frames; `hasty`: at most one, of which only the head was decoded.
-
-    That takes 0.7 ms of a core instead of 19 at 1080p.
-    """
-    for packet in read_packets(file, stream):
-        if hasty:
-            yield from (
-                decode_head(stream.codec_context, memoryview(packet))
-                if packet.size
-                else ()
-            )
-            return
-        with suppress(av.error.FFmpegError):
-            yield from packet.decode()
-
-
-BELIEVED = {("hevc", "mp4"), ("hevc", "mkv")}
-"""Codecs and containers of which FFmpeg takes the container's word for what is a key frame, raw or not."""
-QUICK = {"h264", "vp9"}
-"""Codecs of which FFmpeg decodes a whole picture to learn what its pixels are like.
-
-Of 1080p that takes 11 to 15 ms of a core.
-"""
-
-
-def _begins(context: Any, packet: memoryview) -> Any:
-    """Return the frame that is made of the head of the first packet alone; None: pixels stay unknown.
-
-    Of VP9 it may be True instead, where pixels are known and no frame came. That takes 0.2 to 4 ms at 1080p,
-    for the decoder's memory.
-    """
-    frame = next(
-        iter(decode_head(context, packet)), context.codec.name == "vp9" or None
-    )
-    return None if context.format is None else frame
+    if "displaymatrix" not in described and "display matrix" not in described:
+        return 0
+    with open_video(path) as again:
+        for frame in _frames(again, again.streams[stream]):
+            matrix = frame.side_data.get("DISPLAYMATRIX")
+            if matrix is None:
+                return 0
+            a, b, _, c, d, *_ = np.frombuffer(matrix, np.int32).tolist()
+            # a negative determinant mirrors
+            if a * d < b * c:
+                raise Rejected(
+                    "is to be shown mirrored, by its display matrix, which no loader does: encode it "
+                    "again: `ffmpeg -i FILE NEW.mp4`"
+                )
+            return round(frame.rotation / 90) * 90 % 360
+    raise Rejected("has a display matrix, and no frame that can be decoded")
 
 
 def _demuxed(file: Any, stream: Any) -> Iterator[Any]:
@@ -409,111 +243,107 @@ def _demuxed(file: Any, stream: Any) -> Iterator[Any]:
     return filter(attrgetter("size"), read_packets(file, stream))
 
 
-def _marked(path: bytes, stream: Any, container: str) -> Array | None:
-    """Return bool for each packet: whether its container says that it is a key frame.
-
-    None: FFmpeg, and who else reads such files, finds out for itself. `stream` was read to its end.
-    """
-    if container in ("mp4", "avi"):
-        return np.array([entry.is_keyframe for entry in stream.index_entries], bool)
-    if container != "mkv":
-        return None
-    with open_video(path, known=True, raw=True) as file:
-        return np.array(
-            [
-                packet.is_keyframe
-                for packet in _demuxed(file, file.streams[stream.index])
-            ],
-            bool,
-        )
-
-
 def _packets(
-    demuxed: Iterable[Any], codec: str, container: str, extradata: bytes | None
-) -> tuple[Array, Array, Flags]:
-    """Return (a PACKET for each packet, pictures, what else they show), in the order of decoding.
-
-    Pictures is empty but for packed MPEG-4: then uint8, 0 to 3 for each I, P, B and S picture. Raises
-    Rejected, or what PyAV raises.
-    """
+    file: Any, stream: Any, codec: str, container: str
+) -> tuple[Array, Flags, Any]:
+    """Return (a PACKET for each packet, in the order of decoding; what they show; the first one)."""
     rows: list[tuple[Any, ...]] = []
-    pictures = bytearray()
-    packed = False
-    waiting = False
     flags = Flags(0)
-    several = again = False
-    damaged = 0
-    look = looker(codec, extradata)
-    sizes = Sizes(codec, extradata)
-    all_say = codec in HEADS
+    extradata = stream.codec_context.extradata
     length_bytes = length_size(extradata, codec)
-    vp9 = codec == "vp9"
-    mpeg4 = codec == "mpeg4"
-    vp8 = codec == "vp8"
-    for place, packet in enumerate(demuxed):
+    first = None
+    marked = list[bool]()
+    untimed = 0
+    for packet in _demuxed(file, stream):
         data = memoryview(packet)
-        key, moves = look(data)
+        first = first or packet
+        marked.append(packet.is_keyframe)
         if packet.pts is None:
             # Matroska has no times before 0, where HEVC that was cut has frames that cannot be shown
-            if len(rows) == 1 and rows[0][4] == MAY:
-                continue
-            raise Rejected(f"packet {len(rows)} has no time")
-        if packet.is_corrupt:
-            damaged += 1
-            if container not in ("ts", "mpg"):
-                raise Rejected(f"cut short or damaged: packet {len(rows)} is not whole")
-        if key or all_say or (vp9 and may_say(data)):
-            sizes.see(packet, data, len(rows))
-        hidden = vp8 and not data[0] >> 4 & 1  # RFC 6386, 9.1
+            untimed += 1
+            continue
+        if packet.is_corrupt and container not in ("ts", "mpg"):
+            raise Rejected(f"cut short or damaged: packet {len(rows)} is not whole")
+        key = packet.is_keyframe
+        moves = False
+        if codec == "h264":
+            kind = slice_type(data, length_bytes)
+            moves = kind == _B
+            if key and kind not in (None, _I):
+                flags |= Flags.GRADUAL_REFRESH
+        elif codec == "hevc":
+            # here FFmpeg takes the container's word
+            key = is_hevc_key(data, length_bytes)
+        elif codec == "vp9":
+            if vp9_holds_several(data):
+                flags |= Flags.HIDDEN_FRAMES
+            if vp9_shows_again(data):
+                flags |= Flags.SHOWN_AGAIN
+        elif codec == "mpeg4":
+            pictures = bytes(data).split(_MPEG4_PICTURE)[1:]
+            # likewise in mp4; two bits are the kind of a picture, 0 of one that is whole
+            key = bool(pictures) and pictures[0][:1] < b"\x40"
+            if len(pictures) > 1:
+                flags |= Flags.PACKED_B
+        hidden = shows_nothing(codec, data)
         rows.append(
-            (
-                packet.pts,
-                packet.is_keyframe,
-                packet.is_discard,
-                hidden,
-                -1 if key is None else key,
-                moves,
-                place,
-                packet.is_corrupt,
-            )
+            (packet.pts, key, packet.is_discard, hidden, moves, packet.is_corrupt)
         )
-        if key and codec == "h264" and not flags and not is_whole(data, length_bytes):
-            flags |= Flags.GRADUAL_REFRESH
-        if vp9:
-            if shows_nothing(data):
-                raise Rejected(
-                    "VP9 with hidden frames in packets of their own: `ffmpeg -i FILE -c copy NEW` brings "
-                    "them together"
-                )
-            several |= holds_several(data)
-            again |= shows_again(data)
-        if mpeg4:
-            kinds = [match[1][0] >> 6 for match in _PICTURE.finditer(packet)]
-            if waiting and len(kinds) == 1 and packet.size <= _PLACEHOLDER:
-                if (
-                    kinds[0] == _B_PICTURE
-                ):  # FFmpeg's decoder shows it, and its filter drops it
-                    raise Rejected(
-                        "packed B-frames as small as the placeholders between them: encode it again: "
-                        "`ffmpeg -i FILE NEW.mp4`"
-                    )
-                waiting = False
-                continue
-            packed |= len(kinds) > 1
-            waiting |= len(kinds) > 1
-            pictures.extend(kinds)
-    if waiting:  # the last one needs a packet behind it to be decoded
-        del pictures[-1:]
+    if not rows:
+        raise Rejected("has no frames" if first is None else "its packets have no time")
+    packets = np.array(rows, PACKET)
+    damaged = int(packets["damaged"].sum()) + untimed
     if damaged > MOST_DAMAGED * len(rows):
         raise Rejected(f"damaged: {damaged} of {len(rows)} packets are not whole")
-    flags |= Flags(
-        several * Flags.HIDDEN_FRAMES
-        | again * Flags.SHOWN_AGAIN
-        | (damaged > 0) * Flags.DAMAGED
-    )
-    packets = np.zeros(len(rows), PACKET)
-    for name, values in zip(
-        PACKET.names or (), zip(*rows, strict=True), strict=False
-    ):  # faster than by row
-        packets[name] = values
-    return packets, np.frombuffer(bytes(pictures) if packed else b"", np.uint8), flags
+    if damaged:
+        flags |= Flags.DAMAGED
+    if container in ("mp4", "avi"):
+        marked = [entry.is_keyframe for entry in stream.index_entries]
+    if len(marked) == len(rows) and not np.array_equal(marked, packets["key"]):
+        flags |= Flags.WRONG_KEYS
+    return packets, flags, first
+
+
+def _frames(file: Any, stream: Any) -> Iterator[Any]:
+    """Yield the frames of a file in sequence, without those that cannot be decoded."""
+    for packet in read_packets(file, stream):
+        with suppress(av.error.FFmpegError):
+            yield from packet.decode()
+
+
+def _in_sequence(path: bytes, stream: int, *, packed: bool) -> tuple[Array, Array]:
+    """Decode a file; return the times of its frames and which are key frames, from the first of those on."""
+    with open_video(path) as file:
+        source = file.streams[stream]
+        frames = unpacked(file, source) if packed else _frames(file, source)
+        rows = [(frame.pts, is_key(frame)) for frame in frames]
+    if not rows or (any(time is None for time, _ in rows) and not packed):
+        raise Rejected("has frames without a time")
+    times, keys = zip(*rows, strict=True)
+    return np.array(times, np.int64), np.array(keys, bool)
+
+
+def _decoded(
+    path: bytes, stream: int, packets: Array, flags: Flags
+) -> tuple[Array, Array, Flags]:
+    """Return (pts, keys, flags) of a file that has to be decoded for it."""
+    packed = bool(flags & Flags.PACKED_B)
+    times, keys = _in_sequence(path, stream, packed=packed)
+    if flags & Flags.GRADUAL_REFRESH:
+        # decoders call none of these a key frame; a recording that was cut begins to show later
+        keys = np.isin(times, packets["pts"][packets["key"]])
+        keys[0] = True
+    if not keys.any():
+        # some decoders tell of no frame whether it is one: the first is
+        keys[0] = True
+    if packed:
+        # its packets' times are right as a set alone, and the order of its pictures tells a frame's place
+        times = np.sort(packets["pts"])
+        if len(times) != len(keys) or not keys[0]:
+            raise Rejected(f"packed B-frames: {len(keys)} frames, {len(times)} packets")
+        if (np.diff(times) <= 0).any():
+            raise Rejected("packed B-frames of which several have one time")
+        return times, keys, Flags(0)
+    require_ascending(times)
+    begin = int(keys.argmax())
+    return distinct(times[begin:], keys[begin:])

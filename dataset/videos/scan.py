@@ -60,53 +60,49 @@ def open_videos(
         made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
     ) -> Sequence[str]:
         with reading(data):
-            file_tree.remember(
-                visits, os.fsencode(root), os.fsencode(real.name) if listed else b""
-            )
-        if listed:
-            with reading(data):
-                files, samples, used, fixed = read_list(real, classes, rejects)
+            within = os.fsencode(real.name) if listed else b""
+            file_tree.remember(visits, os.fsencode(root), within)
+            if listed:
+                files, samples, names, fixed = read_list(real, classes, rejects)
                 file_tree.remember_folders(visits, root, file_tree.folders_of(files))
-            file_tree.write_file_list(files, made)
-            total = len(files)
-            labels = {
-                used[label]: label for label in np.unique(samples["label"]).tolist()
-            }
-        else:
-            fixed = False
-            with reading(data):
+                file_tree.write_file_list(files, made)
+                total = len(files)
+                used = {names[label] for label in np.unique(samples["label"]).tolist()}
+            else:
+                fixed = False
                 labels = file_tree.labels(real, classes, visits, rejects, "video")
                 total = file_tree.list_files(real, labels, made, visits, rejects, say)
-            samples = np.zeros(total, SAMPLE)
-            samples["file"] = np.arange(total)
-            samples["end"] = np.inf
-            samples["label"] = np.fromfile(
-                made / "file_list.labels", FILE_LIST["labels"]
-            )
-            used = sorted(labels, key=labels.__getitem__)
+                names = sorted(labels, key=labels.__getitem__)
+                samples = np.zeros(total, SAMPLE)
+                samples["file"] = np.arange(total)
+                samples["end"] = np.inf
+                samples["label"] = _file_list(made, "labels")
+                used = set(labels)
+        names = list(classes or names)
         records = _read_all(
             root, total, made, workers, rejects, say, max_pixels=max_pixels
         )
-        kept = _segments(root, samples, records, made, rejects)
-        if not len(kept):
+        rows = _segments(root, samples, records, made, rejects)
+        if not len(rows):
             raise nothing_found("video", str(data), rejects)
         if not fixed:
-            counts = np.bincount(kept["label"], minlength=len(classes or used))
-            for name, label in labels.items():
-                if not counts[label] and listed:
-                    rejects(
-                        os.fsencode(real),
-                        f"class '{name}' has no video that can be read",
-                    )
-                elif not counts[label]:
+            counts = np.bincount(rows["label"], minlength=len(names))
+            for name in (each for each in names if each in used):
+                if counts[names.index(name)]:
+                    continue
+                if listed:
+                    why = f"class '{name}' has no video that can be read"
+                    rejects(os.fsencode(real), why)
+                else:
                     rejects(os.fsencode(real / name), "class without a video")
-            if (
-                classes is None
-            ):  # one without a video has no label: those behind it move up
-                kept["label"] = (np.cumsum(counts > 0) - 1)[kept["label"]]
-                used = [name for name in used if counts[labels[name]]]
-        _write(kept, records, made)
-        return used if classes is None else classes
+            if classes is None:
+                # one without a video has no label: those behind it move up
+                rows["label"] = (np.cumsum(counts > 0) - 1)[rows["label"]]
+                names = [
+                    name for name, count in zip(names, counts, strict=True) if count
+                ]
+        _write(rows, records, made)
+        return names
 
     key = [str(real), None if classes is None else list(classes), "videos", max_pixels]
     if listed:  # what it depends on beside the list
@@ -172,62 +168,53 @@ def _pack(times: list[Times]) -> tuple[Array, Array, Array]:
     return np.array(list(records), RECORD), np.concatenate(pts), np.concatenate(keys)
 
 
+def _file_list(made: Path, name: str) -> Array:
+    return np.fromfile(made / f"file_list.{name}", FILE_LIST[name])
+
+
 def _segments(
     root: Path, samples: Array, records: Array, made: Path, rejects: Rejects
 ) -> Array:
     """Return the samples that have a frame, as (file, label, first, frames)."""
-    paths, offsets = (
-        np.fromfile(made / f"file_list.{name}", FILE_LIST[name])
-        for name in ("paths", "offsets")
-    )
+    paths, offsets = _file_list(made, "paths"), _file_list(made, "offsets")
     all_pts = (
         np.memmap(made / "file_list.pts", np.int64, "r")
         if records["count"].any()
         else np.zeros(0, np.int64)
     )
     ends = np.cumsum(records["count"])
-    kept = []
+    rows = []
     for file, label, start, end in samples:
         record = records[file]
         if record["size"] < 0:
             continue
-        first = 0
-        frames = int(record["count"])
-        what = ""
+        first, frames, what = 0, int(record["count"]), ""
         if end != np.inf or start:
             pts = all_pts[ends[file] - frames : ends[file]]
             tick_s = record["time_base_num"] / record["time_base_den"]
             # half a tick: times are rounded to ticks
-            first, last = np.searchsorted(
-                pts, pts[0] + np.array([start, end]) / tick_s - 0.5
-            )
-            frames = int(last - first)
-            first = int(first)
+            limits = pts[0] + np.array([start, end]) / tick_s - 0.5
+            first, last = np.searchsorted(pts, limits).tolist()
+            frames = last - first
             what = f"from {start:g} to {end:g} s: "
         if frames < 1:
-            path = (
-                os.fsencode(root)
-                + b"/"
-                + paths[offsets[file] : offsets[file + 1]].tobytes()
-            )
+            name = paths[offsets[file] : offsets[file + 1]].tobytes()
+            path = os.path.join(os.fsencode(root), name)
             rejects(
                 path,
                 f"{what}no frame (the video has {record['count']} in {record['duration']:.3g} s)",
             )
         else:
-            kept.append((file, label, first, frames))
+            rows.append((file, label, first, frames))
     return np.array(
-        kept, [("file", "i8"), ("label", "i4"), ("first", "i8"), ("frames", "i8")]
+        rows, [("file", "i8"), ("label", "i4"), ("first", "i8"), ("frames", "i8")]
     )
 
 
 def _write(samples: Array, records: Array, made: Path) -> None:
     """Write the columns, without the files that are left out."""
     good = records["size"] >= 0
-    paths, offsets = (
-        np.fromfile(made / f"file_list.{name}", FILE_LIST[name])
-        for name in ("paths", "offsets")
-    )
+    paths, offsets = _file_list(made, "paths"), _file_list(made, "offsets")
     lengths = np.diff(offsets)
     counts = records["count"][good]
     values = {

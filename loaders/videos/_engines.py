@@ -4,7 +4,7 @@
     Nvdec:   bytes -> [decoder: waits for pictures on the engine] -> surfaces, each with its packet's label
 
 NVIDIA's parser gives each picture, in the order of display, the smallest label that it has left: labels have
-to ascend in that order, and in VP9 they are not looked at (Coming). What is assumed of PyNvVideoCodec (2.2)
+to ascend in that order, and in VP9 they are not looked at. What is assumed of PyNvVideoCodec (2.2)
 is in Decoder. It does not tell of a picture that the engine could not decode well and made up.
 """
 
@@ -21,7 +21,7 @@ import torch
 from contracts import Array, UserError
 from dataset.videos.columns import CODECS
 from loaders import Undecodable
-from loaders.videos._packets import Clip, Group, before_turning, require
+from loaders.videos._packets import Clip, Group, before_turning
 from loaders.videos._planes import BT601, MATRICES, Picture
 from loaders.videos._reading import Read
 from loaders.videos._surfaces import nv12
@@ -207,42 +207,13 @@ def _refused(error: Exception) -> Undecodable:
     )
 
 
-def kept_by(name: str, height: int, width: int) -> tuple[Any, ...]:
+def session_key(name: str, height: int, width: int) -> tuple[Any, ...]:
     """Return the key of a decoder: its codec, and of HEVC the coded sides modulo 16, 0 or 8 each.
 
     NVIDIA's parser rounds them up to multiples of 16, and tells of a new size only where these are others:
     168 after 176 rows it would take for 176. H.264's always are; VP9 it does not round.
     """
     return (name, height % 16, width % 16) if name == "hevc" else (name,)
-
-
-class Coming:
-    """Tells which frame each picture of a decoder is: all that were fed, each once, or none of the clip.
-
-    It goes by the label; in VP9 by the place. There every packet shows one picture, in the order of decoding,
-    but behind a packet with a second picture, which is not shown, the parser gives labels of the packet
-    before, for a while.
-    """
-
-    def __init__(self, codec: str) -> None:
-        self.in_order = codec == "vp9"
-        self._frames = dict[int, int | None]()  # by label, as they were fed
-
-    def add(self, label: int, frame: int | None) -> None:
-        """Add a packet that is to be shown; None: nobody wants it."""
-        self._frames[label] = frame
-
-    def take(self, label: int) -> int | None:
-        """Return the frame of the picture with this label. Raises Undecodable."""
-        label = next(iter(self._frames), label) if self.in_order else label
-        if label not in self._frames:
-            raise Undecodable("a picture has the label of another")
-        return self._frames.pop(label)
-
-    def end(self) -> None:
-        """Raise Undecodable where a packet gave no picture: those behind it may have others' labels."""
-        if self._frames:
-            raise Undecodable("a picture is missing")
 
 
 class Nvdec:
@@ -273,7 +244,6 @@ class Nvdec:
             turns=int(columns.rotation[sample]) // 90 % 4,
         )
         address = read.data.ctypes.data
-        shown = set[int]()
         for group in clip.groups:
             for frame, surface in self._group(clip, group, address):
                 # NV12: below the luma half as many rows of chroma
@@ -284,10 +254,8 @@ class Nvdec:
                     raise Undecodable(
                         f"a surface is {surface.dtype} {tuple(surface.shape)}"
                     )
-                shown.add(frame)
                 yield frame, picture, surface
             address += sum(size for size, _, _ in group.packets)
-        require(shown, clip.wanted)
 
     def close(self) -> None:
         self._decoders.clear()
@@ -295,29 +263,47 @@ class Nvdec:
     def _group(
         self, clip: Clip, group: Group, address: int
     ) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield frames and surfaces: a picture for each packet that was fed, or none of the clip.
+
+        A picture is told by its label; in VP9 by its place. There every packet shows one picture, in the order
+        of decoding, but behind a packet with a second picture, which is not shown, the parser gives labels of
+        the packet before, for a while.
+        """
         self._clips = self._clips - 1 or CLIPS  # downwards: see CLIP_TICKS
         codec = CODECS[self._columns.codec[clip.sample]]
+        in_order = codec == "vp9"
         # a file's times may begin anywhere: labels count from its first frame's
         base = self._clips * CLIP_TICKS - int(self._columns.pts(clip.sample)[0])
-        coming = Coming(codec)
-        key = kept_by(codec, clip.height, clip.width)
+        # label -> frame, as packets were fed; None: nobody wants it
+        coming = dict[int, int | None]()
+
+        def wanted(
+            surfaces: Iterator[tuple[int, torch.Tensor]],
+        ) -> Iterator[tuple[int, torch.Tensor]]:
+            for label, surface in surfaces:
+                if in_order:
+                    label = next(iter(coming), label)
+                if label not in coming:
+                    raise Undecodable("a picture has the label of another")
+                frame = coming.pop(label)
+                if frame is not None:
+                    yield frame, surface
+
+        key = session_key(codec, clip.height, clip.width)
         try:
             decoder = self._decoder(key, clip.height, clip.width)
             for size, time, frame in group.packets:
                 self.decoded += 1
-                shown = coming.in_order or frame is not None or time > group.last
+                label = base + time
+                shown = in_order or frame is not None or time > group.last
                 if shown:
-                    coming.add(base + time, frame)
-                for label, surface in decoder.feed(
-                    address, size, base + time, shown=shown
-                ):
-                    if (came := coming.take(label)) is not None:
-                        yield came, surface
+                    coming[label] = frame
+                yield from wanted(decoder.feed(address, size, label, shown=shown))
                 address += size
-            for label, surface in decoder.finish():
-                if (came := coming.take(label)) is not None:
-                    yield came, surface
-            coming.end()
+            yield from wanted(decoder.finish())
+            if coming:
+                # those behind it may have had the labels of others
+                raise Undecodable("a picture is missing")
         except BaseException:  # also when nobody asks for the rest
             self._decoders.pop(key, None)
             raise
@@ -325,15 +311,14 @@ class Nvdec:
     def _decoder(self, key: tuple[Any, ...], height: int, width: int) -> Decoder:
         decoder = self._decoders.get(key)
         if decoder is None or decoder.height < height or decoder.width < width:
-            # as large as both need, so that sizes that alternate do not make one each time
-            sides = (
-                (height, width)
-                if decoder is None
-                else (max(decoder.height, height), max(decoder.width, width))
-            )
+            sides = height, width
+            if decoder is not None:
+                # as large as both need, so that sizes that alternate do not make one each time
+                sides = max(decoder.height, height), max(decoder.width, width)
+            # the old one goes before there is a new one
+            decoder = None
             self._decoders.pop(key, None)
-            decoder = self._decoders[key] = Decoder(
-                self._codec, self._gpu, key[0], self._stream, sides
-            )
+            decoder = Decoder(self._codec, self._gpu, key[0], self._stream, sides)
+            self._decoders[key] = decoder
         decoder.begin(height, width)
         return decoder

@@ -4,7 +4,7 @@
                             -> [worker: as loaders/videos/_worker.py] -> uint8 -> [copy]    -> levels
     the levels of a whole batch, in one slot -> Stager.finish
 
-A unit is a clip with its views: _deal.py says who gets it, _reading.py reads, _pool.py has the workers.
+A unit is a clip with its views: _scheduler.py says who gets it, _reading.py reads, _pool.py has the workers.
 """
 
 from __future__ import annotations
@@ -16,25 +16,23 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from contracts import Array, Feed, Rows
+from contracts import Array, Feed, Rows, Source
 from loaders import Undecodable
 from loaders._staging import COPIES, Slot, Staged, Staging, sleeping_event
 from loaders._workers import some
 from loaders.videos._planes import compile_kernels
 from loaders.videos._pool import Pool
-from loaders.videos._reading import Read, ReadAhead, ReadClip
+from loaders.videos._reading import MOST_BYTES, Read, ReadClip, Reading
 from loaders.videos._scheduler import Deal, Dealt, Pace, Unit
 from loaders.videos._worker import (
-    LOST,
     REFUSED,
     ClipsDone,
     Decoding,
-    MakeReader,
     count,
     reason,
     slot_shape,
@@ -72,13 +70,8 @@ class Fills(Protocol):
 
 MakeFills = Callable[[int], Fills]
 """(raw stream of the thread, 0 = none) -> Fills."""
-
-
-class Done(NamedTuple):
-    """What a thread has done of a unit on the device."""
-
-    result: ClipsDone  # `lost` are places of the batch
-    written: torch.cuda.Event | None  # behind its last write
+Job = Future[tuple[ClipsDone, torch.cuda.Event | None]]
+"""What a thread has done of a unit, `lost` as places of the batch, and the event behind its last write."""
 
 
 @dataclass(slots=True)
@@ -89,7 +82,7 @@ class _Batch:
     rows: Rows  # of it, upright
     levels: torch.Tensor  # uint8 [B, T, H, W, 3], of the upright rows
     slot: Slot | None
-    jobs: list[Future[Done]] = field(default_factory=list)
+    jobs: list[Job] = field(default_factory=list)
 
 
 class _Thread:
@@ -99,92 +92,81 @@ class _Thread:
         self,
         feed: Feed,
         backend: str,
-        reads: ReadAhead,
+        readers: Pool | Reading,
         make: MakeFills,
-        stream: Any,
         able: Array,
     ) -> None:
         self._backend = backend
-        self._reads = reads
-        self._stream = stream
+        self._readers = readers
         self._able = able
         self._columns = feed.columns
         self._host = Decoding(feed, "pyav", Pyav, None)
-        self._fills = make(stream.cuda_stream if stream else 0)
+        cuda = feed.device.type == "cuda"
+        self._stream = torch.cuda.Stream(feed.device) if cuda else None
+        self._fills = make(self._stream.cuda_stream if self._stream else 0)
 
-    def run(self, unit: Unit, batch: _Batch) -> Done:
+    def run(
+        self, unit: Unit, batch: _Batch
+    ) -> tuple[ClipsDone, torch.cuda.Event | None]:
         if self._stream is None:
-            return Done(self._decode(batch.rows, unit, batch.levels), None)
+            return self._decode(batch.rows, unit, batch.levels), None
         with torch.cuda.stream(self._stream):
             assert batch.slot is not None
-            self._stream.wait_event(
-                batch.slot.done
-            )  # the step that had the slot last may still read it
-            result = self._decode(batch.rows, unit, batch.levels)
+            # the step that had the slot last may still read it
+            self._stream.wait_event(batch.slot.done)
+            done = self._decode(batch.rows, unit, batch.levels)
             written = torch.cuda.Event()
             written.record()
-            return Done(result, written)
+            return done, written
 
     def _decode(self, rows: Rows, unit: Unit, out: torch.Tensor) -> ClipsDone:
         places = unit.places
-        sample = int(rows.ids[unit.places[0]])
+        sample = int(rows.ids[places[0]])
         began = time.monotonic()
         before = self._fills.decoded
-        if not self._able[sample]:
-            result = self._by_pyav(sample, some(rows, places), places, out)
-        else:
+        refused = ""
+        if self._able[sample]:
             try:
-                with self._reads.of(rows, unit) as read:
-                    self._fills(read, rows, places, out)
-                result = ClipsDone(
-                    [],
-                    [],
-                    self._fills.decoded - before,
-                    len(places) * out.shape[1],
-                    0.0,
-                    {},
+                self._read_and_fill(rows, unit, out)
+                return ClipsDone(
+                    decoded=self._fills.decoded - before,
+                    delivered=len(places) * out.shape[1],
+                    seconds=time.monotonic() - began,
                 )
             except (Undecodable, OSError) as error:
-                result = self._by_pyav(
-                    sample,
-                    some(rows, places),
-                    places,
-                    out,
-                    refused=reason(self._backend, error),
-                )
-        return result._replace(seconds=time.monotonic() - began)
-
-    def _by_pyav(
-        self,
-        sample: int,
-        rows: Rows,
-        places: Array,
-        out: torch.Tensor,
-        refused: str | None = None,
-    ) -> ClipsDone:
-        """Decode by pyav, which has the last word. `refused`: why the device's decoder could not."""
-        # axes: [views, T, H, W, 3]
-        pixels = np.empty(slot_shape(rows), np.uint8)
-        result = self._host(rows, pixels.reshape(-1))
-        good = np.delete(np.arange(len(places)), result.lost)
+                refused = reason(self._backend, error)
+        # pyav has the last word; axes: [views, T, H, W, 3]
+        its_rows = some(rows, places)
+        pixels = np.empty(slot_shape(its_rows), np.uint8)
+        done = self._host(its_rows, pixels.reshape(-1))
+        good = np.delete(np.arange(len(places)), done.lost)
         for place, clip in zip(places[good].tolist(), pixels[good], strict=True):
             out[place] = torch.from_numpy(clip).to(out.device)
-        sort = sort_of(self._columns, sample) + ("" if refused is None else REFUSED)
-        refusals = result.refusals | (
-            {sort: refused} if refused is not None and len(good) else {}
-        )
-        return result._replace(
-            lost=places[result.lost].tolist(),
-            fallbacks=[sort] * len(good),
-            refusals=refusals,
-        )
+        sort = sort_of(self._columns, sample)
+        if refused:
+            sort += REFUSED
+            if len(good):
+                done.refusals[sort] = refused
+        done.lost = places[done.lost].tolist()
+        done.fallbacks = [sort] * len(good)
+        done.seconds = time.monotonic() - began
+        return done
+
+    def _read_and_fill(self, rows: Rows, unit: Unit, out: torch.Tensor) -> None:
+        if isinstance(self._readers, Reading):
+            read = self._readers.clip(some(rows, unit.places))
+            self._fills(read, rows, unit.places, out)
+            return
+        slot, (size, read) = self._readers.result(unit)
+        if not len(read.data):
+            read = read._replace(data=self._readers.slots[slot][:size])
+        try:
+            self._fills(read, rows, unit.places, out)
+        finally:
+            self._readers.release(slot)
 
     def close(self) -> None:
         self._fills.close()
-
-
-Beside = tuple[str, MakeReader, MakeReader | None]
-"""Name of the CPU's reader, itself, and pyav unless it is pyav."""
 
 
 class MixedLoader(Staging):
@@ -202,11 +184,11 @@ class MixedLoader(Staging):
         able: Array,
         *,
         threads: int,
-        beside: Beside | None = None,
+        beside: bool = False,
     ) -> None:
         """Take `able`, bool by sample: what `backend` is exact for on this device.
 
-        `beside`: the CPU's reader that gets a share of the clips.
+        `beside`: pyav gets a share of the clips that it is exact for.
         """
         compile_kernels()
         self._views = feed.plan.same_frames
@@ -221,24 +203,31 @@ class MixedLoader(Staging):
         self._pace: Pace | None = None
         # both kinds of workers are forked before there are threads that may hold a lock of FFmpeg's; who
         # reads waits more than it works
-        self._reads = ReadAhead(
-            feed,
-            make_read,
-            workers=min(threads, feed.workers) if beside else feed.workers,
-            threads=threads,
-        )
-        if feed.workers and (beside or not able.all()):
-            name, own, other = beside or ("pyav", Pyav, None)
-            # the threads, and who reads for them, take cores too: with a worker on each of them both sides
-            # were slower than with fewer
-            workers = (
-                max(feed.workers - math.ceil(threads / THREADS_A_CORE), 1)
-                if beside
-                else feed.workers
+        make_reading = partial(_reading, feed.source, make_read)
+        # units that the device gets, with the rows of their batch
+        self._to_read: deque[tuple[Rows, Unit]] = deque()
+        self._readers: Pool | Reading
+        if not feed.workers:
+            self._readers = make_reading()
+        else:
+            self._readers = Pool(
+                make_reading,
+                workers=min(threads, feed.workers) if beside else feed.workers,
+                # that threads decode from, that wait for them, that workers fill
+                slots=2 * threads + feed.workers,
+                slot_bytes=min(int(feed.columns.size.max(initial=1)), MOST_BYTES),
+                pinned=False,
+                name_of=feed.source.name,
             )
-            self._pace = Pace(workers=workers, threads=threads) if beside else None
+        if feed.workers and (beside or not able.all()):
+            workers = feed.workers
+            if beside:
+                # the threads, and who reads for them, take cores too: with a worker on each of them both
+                # sides were slower than with fewer
+                workers = max(workers - math.ceil(threads / THREADS_A_CORE), 1)
+                self._pace = Pace(workers=workers, threads=threads)
             self._pool = Pool(
-                lambda: Decoding(feed, name, own, other),
+                lambda: Decoding(feed, "pyav", Pyav, None),
                 workers=workers,
                 slot_bytes=self._views * math.prod(largest_upright(feed.plan)),
                 pinned=feed.device.type == "cuda" and feed.pinned,
@@ -246,49 +235,44 @@ class MixedLoader(Staging):
             )
         # clips that workers have ready lie in batches far ahead; what counts is how many batches they would
         # fill
-        self.in_flight = (
-            self._window
-            + self._depth
-            + (math.ceil(len(self._pool.slots) / units) if self._pool else 0)
-        )
-        streams = device_streams(feed.device, threads)
-        self._idle = [
-            _Thread(feed, backend, self._reads, make_fills, stream, able)
-            for stream in streams
+        ready = math.ceil(len(self._pool.slots) / units) if self._pool else 0
+        self.in_flight = self._window + self._depth + ready
+        self._all = [
+            _Thread(feed, backend, self._readers, make_fills, able)
+            for _ in range(threads)
         ]
-        self._all = list(self._idle)
+        self._idle = list(self._all)
         self._threads = ThreadPoolExecutor(
             threads, "saturate-device", initializer=_enter, initargs=(feed.device,)
         )
 
+    @property
+    def _pools(self) -> list[Pool]:
+        return [pool for pool in (self._readers, self._pool) if isinstance(pool, Pool)]
+
     def awaited(self) -> str:
-        readers = self._reads.awaited()
-        return readers or ("" if self._pool is None else self._pool.awaited())
+        return next((busy for pool in self._pools if (busy := pool.awaited())), "")
 
     def close(self) -> None:
         # first of all: threads that wait for a reader or a worker then meet an error, and so can be joined
-        self._reads.stop()
-        if self._pool is not None:
-            self._pool.stop()
+        for pool in self._pools:
+            pool.stop()
         super().close()
         self._threads.shutdown(wait=True, cancel_futures=True)
         for thread in self._all:
             thread.close()
-        self._reads.close()
-        if self._pool is not None:
-            self._pool.close()
+        for pool in self._pools:
+            pool.close()
 
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
         # without workers the threads decode everything, what their decoders are not exact for by pyav
-        deal = Deal(
-            rows,
-            self._views,
-            self._able if self._pool else np.ones_like(self._able),
-            self._pace,
-        )
+        able = self._able if self._pool else np.ones_like(self._able)
+        deal = Deal(rows, self._views, able, self._pace)
         self._stager.wait_for_copies()  # of the sequence before: workers write these slots again
         self._release(0)
-        self._reads.begin()
+        self._to_read.clear()
+        if isinstance(self._readers, Pool):
+            self._readers.serve(self._next_to_read)
         if self._pool is not None:
             self._pool.serve(deal.unit)
         under_way: deque[_Batch] = deque()
@@ -305,13 +289,9 @@ class MixedLoader(Staging):
                 under_way.popleft()
         finally:
             # all of them before any is waited for: else threads would begin the next ones meanwhile
-            for batch in under_way:
-                for job in batch.jobs:
-                    job.cancel()
-            for batch in under_way:
-                for job in batch.jobs:
-                    if not job.cancelled():
-                        job.exception()  # waits: it writes into a slot
+            jobs = [job for batch in under_way for job in batch.jobs]
+            for job in [job for job in jobs if not job.cancel()]:
+                job.exception()  # waits: it writes into a slot
 
     def _begin(self, dealt: Dealt) -> _Batch:
         rows = upright(dealt.rows)
@@ -322,15 +302,23 @@ class MixedLoader(Staging):
             batch = _Batch(dealt, rows, slot.bytes_, slot)
         else:
             batch = _Batch(dealt, rows, torch.zeros(shape, dtype=torch.uint8), None)
-        self._reads.add(dealt.rows, dealt.device)
+        self._to_read.extend((dealt.rows, unit) for unit in dealt.device)
+        for pool in self._pools:
+            pool.fill()
         batch.jobs = [
             self._threads.submit(self._run, unit, batch) for unit in dealt.device
         ]
-        if self._pool is not None:
-            self._pool.fill()
         return batch
 
-    def _run(self, unit: Unit, batch: _Batch) -> Done:
+    def _next_to_read(self) -> tuple[Rows, Unit] | None:
+        if not self._to_read:
+            return None
+        rows, unit = self._to_read.popleft()
+        return some(rows, unit.places), unit
+
+    def _run(
+        self, unit: Unit, batch: _Batch
+    ) -> tuple[ClipsDone, torch.cuda.Event | None]:
         """Decode a unit in one of the threads, with what it owns: there are as many of these as threads."""
         # no lock: a list's pop and append are one step of the interpreter each
         thread = self._idle.pop()
@@ -344,70 +332,52 @@ class MixedLoader(Staging):
         stream = self._stager.stream
         rows = batch.dealt.rows
         valid = rows.valid.copy()
-        units: list[ClipsDone] = []
+        parts: list[ClipsDone] = []
         for job in batch.jobs:
-            result, written = job.result()
-            self._learn("thread", result)
-            units.append(result)
-            valid[result.lost] = False
+            done, written = job.result()
+            self._learn("thread", done)
+            parts.append(done)
+            valid[done.lost] = False
             # the device waits for the thread's stream; the host goes on
             if written is not None and stream is not None:
                 stream.wait_event(written)
         for unit in batch.dealt.workers:
             if self._pace is not None:
                 self._pace.met(late=not unit.done.done())
-            assert self._pool is not None, (
-                "there are workers, unless the device can decode everything"
-            )
-            slot, result = self._pool.result(unit)
+            assert self._pool is not None, "these units are for workers"
+            slot, done = self._pool.result(unit)
             self._place(slot, unit, batch)
-            self._learn("worker", result)
-            left_out = unit.places[result.lost]
-            samples = rows.ids[
-                np.setdiff1d(unit.places[rows.valid[unit.places]], left_out)
-            ].tolist()
-            unable = [
-                sort_of(self._feed.columns, sample)
-                for sample in samples
-                if not self._able[sample]
-            ]
-            # the device was not asked for these: who decodes them on the CPU, and why, is no news
-            lost = {
-                sort: why
-                for sort, why in result.refusals.items()
-                if sort.endswith(LOST)
-            }
-            units.append(
-                result._replace(fallbacks=unable, refusals=lost) if unable else result
-            )
-            valid[left_out] = False
+            self._learn("worker", done)
+            valid[unit.places[done.lost]] = False
+            if not unit.able:
+                sort = sort_of(self._feed.columns, int(rows.ids[unit.places[0]]))
+                done.fallbacks = [sort] * (len(unit.places) - len(done.lost))
+            parts.append(done)
         staged = self._staged_batch(batch, valid)
-        staged.count = partial(count, self, units)
+        staged.count = partial(count, self, parts)
         return staged
 
-    def _learn(self, side: str, result: ClipsDone) -> None:
+    def _learn(self, side: str, done: ClipsDone) -> None:
         if self._pace is not None:
-            self._pace.learn(side, result.seconds)
+            self._pace.learn(side, done.seconds)
 
     def _place(self, slot: int, unit: Unit, batch: _Batch) -> None:
         """Bring what a worker has decoded to its rows of the levels on the device."""
         assert self._pool is not None
         shape = slot_shape(some(batch.rows, unit.places))
-        pixels = torch.from_numpy(
-            self._pool.slots[slot][: np.prod(shape)].reshape(shape)
-        )
-        if batch.slot is None:
-            for place, clip in zip(unit.places.tolist(), pixels, strict=True):
+        pixels = self._pool.slots[slot][: np.prod(shape)].reshape(shape)
+        clips = list(zip(unit.places.tolist(), torch.from_numpy(pixels), strict=True))
+        stream = self._stager.stream
+        if batch.slot is None or stream is None:
+            for place, clip in clips:
                 batch.levels[place] = clip
             self._pool.release(slot)
             return
-        assert self._stager.stream is not None
-        with torch.cuda.stream(self._stager.stream):
-            self._stager.stream.wait_event(batch.slot.done)
-            for place, clip in zip(unit.places.tolist(), pixels, strict=True):
-                batch.levels[place].copy_(
-                    clip, non_blocking=True
-                )  # page-locked, or else it waits
+        with torch.cuda.stream(stream):
+            stream.wait_event(batch.slot.done)
+            for place, clip in clips:
+                # from page-locked memory, or else it waits
+                batch.levels[place].copy_(clip, non_blocking=True)
             self._copied.append((sleeping_event(), slot))
             self._copied[-1][0].record()
         self._release(COPIES)
@@ -422,12 +392,12 @@ class MixedLoader(Staging):
 
     def _staged_batch(self, batch: _Batch, valid: Array) -> Staged:
         rows = batch.dealt.rows
-        if batch.slot is None:
+        stream = self._stager.stream
+        if batch.slot is None or stream is None:
             return Staged(self._stager.finish(batch.levels, rows, valid))
         ready = torch.cuda.Event()
-        assert self._stager.stream is not None
-        with torch.cuda.stream(self._stager.stream):
-            self._stager.stream.wait_event(batch.slot.done)
+        with torch.cuda.stream(stream):
+            stream.wait_event(batch.slot.done)
             made = self._stager.finish(
                 batch.levels, rows, valid, into=batch.slot.images
             )
@@ -438,19 +408,8 @@ class MixedLoader(Staging):
         return Staged(made, ready, batch.slot.done)
 
 
-_streams: dict[torch.device, list[Any]] = {}
-
-
-def device_streams(device: torch.device, count: int) -> list[Any]:
-    """Return the threads' streams, the same for every loader; None on a CPU.
-
-    cuBLAS keeps 32 MiB for each stream that it has ever run on.
-    """
-    if device.type != "cuda":
-        return [None] * count
-    kept = _streams.setdefault(device, [])
-    kept += [torch.cuda.Stream(device) for _ in range(count - len(kept))]
-    return kept[:count]
+def _reading(source: Source, make_read: Callable[[], ReadClip]) -> Reading:
+    return Reading(source, make_read())
 
 
 def _enter(device: torch.device) -> None:

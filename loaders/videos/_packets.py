@@ -5,8 +5,8 @@ seek to the key frame -> packets -> [FFmpeg's bitstream filter] -> those that ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import av
@@ -14,7 +14,7 @@ import numpy as np
 from av.bitstream import BitStreamFilterContext
 from av.error import FFmpegError
 
-from dataset.videos.bitstream import Sides, pictures, sides, vp9_size
+from dataset.videos.bitstream import first_slice, sides
 from dataset.videos.columns import CODECS
 from dataset.videos.container import open_video
 from loaders import Undecodable
@@ -31,6 +31,13 @@ The first puts the parameter sets in front of a key frame. By the second picture
 coded, with the rows and columns that fill the last blocks: who keeps a decoder for files of many sizes does
 not notice that two of them are coded alike and displayed otherwise.
 """
+
+
+_PARAMETERS = {
+    "h264": re.compile(rb"\x00\x00\x01[\x07\x27\x47\x67]"),
+    "hevc": re.compile(rb"\x00\x00\x01[\x42\x43]"),
+}
+"""Codec -> how a sequence parameter set begins."""
 
 
 class Filters:
@@ -58,10 +65,10 @@ class Filters:
 class Group(NamedTuple):
     """Packets from one key frame on, in the order of decoding, and the last wanted time.
 
-    Each is its number of bytes, its time and, where it is wanted, its frame.
+    Each is itself, or its number of bytes; its time; and, where it is wanted, its frame.
     """
 
-    packets: list[tuple[int, int, int | None]]
+    packets: list[tuple[Any, int, int | None]]
     last: int
 
 
@@ -72,22 +79,6 @@ class Clip(NamedTuple):
     height: int
     width: int
     groups: list[Group]
-
-    @property
-    def wanted(self) -> set[int]:
-        """Return the frames that its packets show and that are wanted."""
-        return {
-            frame
-            for group in self.groups
-            for _, _, frame in group.packets
-            if frame is not None
-        }
-
-
-def require(shown: set[int], frames: Collection[int]) -> None:
-    """Raise Undecodable unless all of `frames` were found."""
-    if left := {*frames} - shown:
-        raise Undecodable(f"{len(left)} of {len(frames)} frames did not come")
 
 
 def before_turning(columns: Any, sample: int) -> tuple[int, int]:
@@ -108,25 +99,18 @@ class Size:
         """Height and width, once it has seen a key frame."""
 
     def see(self, packet: av.Packet[Any]) -> None:
-        """Check a key frame before its filters, of VP9 any packet. Raises Undecodable.
+        """Check a key frame before its filters. Raises Undecodable.
 
-        In VP9 any picture may be of another size.
+        Of VP9 the container's word has to do: pictures of another size would be scaled to it.
         """
-        if self._codec == "vp9":
-            frame_sides = [
-                Sides(size, size)
-                for picture in pictures(memoryview(packet))
-                if (size := vp9_size(picture)) is not None
-            ]
-        else:
-            frame_sides = [
-                sides(self._codec, self._context.extradata, memoryview(packet))
-            ]
-        for displayed, self.coded in frame_sides:
-            if displayed != self._shown:
-                raise Undecodable(
-                    f"pictures are of {displayed} pixels, its file said {self._shown}"
-                )
+        displayed = self.coded
+        if self._codec in FILTERS:
+            extradata = self._context.extradata
+            displayed, self.coded = sides(self._codec, extradata, memoryview(packet))
+        if displayed != self._shown:
+            raise Undecodable(
+                f"pictures are of {displayed} pixels, its file said {self._shown}"
+            )
 
     def see_filtered(self, packet: av.Packet[Any]) -> None:
         """Check a key frame behind its filters, which leave a crop at left and top. Raises Undecodable."""
@@ -147,55 +131,50 @@ class Packets:
         av.logging.set_level(av.logging.PANIC)  # as loaders.videos.pyav
 
     def __call__(self, sample: int, path: bytes, frames: list[int]) -> Read:
-        groups = list[Group]()
-        data = list[bytes]()
         codec = CODECS[self._columns.codec[sample]]
-        with reading(self._columns, sample, path) as (opened, stream):
-            assert stream.codec_context is not None  # as OpenFile has seen
-            size = Size(self._columns, sample, stream.codec_context)
-            for wanted in wanted_together(self._columns, sample, opened, frames):
-                group = Group([], max(wanted))
-                for packet, time, frame in chosen(
-                    opened, codec, wanted, Filters(codec, stream), size
-                ):
-                    data.append(bytes(packet))
-                    group.packets.append((len(data[-1]), time, frame))
-                groups.append(group)
-            require(
-                {
-                    frame
-                    for group in groups
-                    for _, _, frame in group.packets
-                    if frame is not None
-                },
-                frames,
-            )
-            clip = Clip(sample, *size.coded, groups)
-        return Read(np.frombuffer(b"".join(data), np.uint8), clip)
+        groups, coded = clip_packets(
+            self._columns, sample, path, frames, lambda stream: Filters(codec, stream)
+        )
+        data = [bytes(packet) for group in groups for packet, _, _ in group.packets]
+        sizes = iter(map(len, data))
+        sized = [
+            Group([(next(sizes), time, frame) for _, time, frame in packets], last)
+            for packets, last in groups
+        ]
+        return Read(
+            np.frombuffer(b"".join(data), np.uint8), Clip(sample, *coded, sized)
+        )
 
 
-@contextmanager
-def reading(
-    columns: Any, sample: int, path: bytes
-) -> Iterator[tuple[OpenFile, av.VideoStream]]:
-    """Open a file whose packets are wanted. What FFmpeg raises inside is Undecodable."""
+def clip_packets(
+    columns: Any,
+    sample: int,
+    path: bytes,
+    frames: list[int],
+    make_filters: Callable[[av.VideoStream], Filters],
+) -> tuple[list[Group], tuple[int, int]]:
+    """Return the filtered packets that show these frames, and the pictures' coded height and width.
+
+    Raises Undecodable.
+    """
+    pts = columns.pts(sample)
+    groups = list[Group]()
     try:
         with open_video(path, known=True) as container:
             opened = OpenFile(container, columns, sample, HASTY)
-            stream = container.streams[int(columns.stream[sample])]
-            assert isinstance(stream, av.VideoStream)  # as OpenFile has seen
-            yield opened, stream
+            size = Size(columns, sample, opened.stream.codec_context)
+            for together in opened.split(frames):
+                wanted = {int(pts[frame]): frame for frame in together}
+                filters = make_filters(opened.stream)
+                codec = CODECS[columns.codec[sample]]
+                packets = list(chosen(opened, codec, wanted, filters, size))
+                groups.append(Group(packets, max(wanted)))
     except (FFmpegError, ValueError) as error:  # Undecodable is one
         raise Undecodable(str(error)) from error
-
-
-def wanted_together(
-    columns: Any, sample: int, opened: OpenFile, frames: list[int]
-) -> Iterator[dict[int, int]]:
-    """Yield time -> frame of each group that a key frame begins."""
-    pts = columns.pts(sample)
-    for together in opened.split(frames):
-        yield {int(pts[frame]): frame for frame in together}
+    shown = {frame for group in groups for _, _, frame in group.packets}
+    if left := {*frames} - shown:
+        raise Undecodable(f"{len(left)} of {len(frames)} frames did not come")
+    return groups, size.coded
 
 
 def chosen(
@@ -229,42 +208,30 @@ def chosen(
         frame = None if packet.is_discard else wanted.get(time)
         left -= frame is not None
         key = packet.is_keyframe
-        if key or codec == "vp9":
+        if key:
             size.see(packet)
         for single in filters(packet):
-            head = kinds(single, codec)
-            if not started and "parameters" not in head:
+            parameters, disposable = traits(memoryview(single), codec)
+            if not started and not parameters:
                 raise Undecodable("its key frame comes without parameter sets")
-            if key and "parameters" in head:
+            if key and parameters:
                 size.see_filtered(single)
             started = True
-            if frame is not None or "disposable" not in head:
+            if frame is not None or not disposable:
                 yield single, time, frame
         if not left:
             return
 
 
-def kinds(packet: Any, codec: str) -> set[str]:
-    """Return what a packet has: "parameters" that its pictures need, a "disposable" picture.
+def traits(packet: memoryview, codec: str) -> tuple[bool, bool]:
+    """Return whether a packet has the parameters of its pictures, and is a picture that no other is made from.
 
-    No other picture is made from a disposable one.
+    Units of H.264 and HEVC have start codes.
     """
-    data = memoryview(packet)
-    traits = set[str]()
-    if codec == "vp9":  # has none
-        return {"parameters"}
-    head = bytes(data[:4096])
-    at = head.find(b"\0\0\1")
-    while 0 <= at < len(head) - 3:
-        unit = head[at + 3]
-        number = unit & 31 if codec == "h264" else unit >> 1 & 63
-        # a sequence parameter set
-        if number == (7 if codec == "h264" else 33):
-            traits.add("parameters")
-        elif number in (1, 5) if codec == "h264" else number < 32:
-            # nal_ref_idc 0: no other picture refers to it
-            if codec == "h264" and not unit >> 5 & 3:
-                traits.add("disposable")
-            break
-        at = head.find(b"\0\0\1", at + 3)
-    return traits
+    if codec not in _PARAMETERS:
+        return True, False
+    begin = first_slice(packet, 0, codec)
+    parameters = _PARAMETERS[codec].search(bytes(packet[:begin]))
+    # nal_ref_idc 0: no other picture refers to it
+    disposable = codec == "h264" and begin is not None and not packet[begin] & 0x60
+    return parameters is not None, disposable

@@ -80,35 +80,25 @@ class Fitter:
         `region`: int [4], displayed pixels. `window`: float [4], in it. `size`: height, width to fill.
         """
         turns = picture.turns % 4
-        corner = np.tile(np.asarray(region[:2], np.float64), 2)
-        whole = picture.shape
-        seen = stored(np.asarray(region, np.float64), whole, turns)
-        taken = stored(np.asarray(window, np.float64) + corner, whole, turns)
+        seen, taken = seen_and_taken(picture, region, window)
         height, width = size if turns % 2 == 0 else size[::-1]
         self._turns = turns
         self._filters = dict[tuple[int, int], tuple[Array, ...]]()
         first = picture.planes[0]
         for plane in picture.planes:
-            if (shape := (plane.height, plane.width)) not in self._filters:
-                down, across = plane.height / first.height, plane.width / first.width
-                self._filters[shape] = (
-                    *triangle(
-                        taken[0] * across,
-                        taken[2] * across,
-                        width,
-                        seen[0] * across,
-                        seen[2] * across,
-                        plane.width,
-                    ),
-                    *triangle(
-                        taken[1] * down,
-                        taken[3] * down,
-                        height,
-                        seen[1] * down,
-                        seen[3] * down,
-                        plane.height,
-                    ),
-                )
+            shape = plane.height, plane.width
+            if shape not in self._filters:
+                # for x, then y
+                filters = list[Array]()
+                for at, count, length, whole in (
+                    (0, width, plane.width, first.width),
+                    (1, height, plane.height, first.height),
+                ):
+                    scale = length / whole
+                    begin, end = taken[at] * scale, taken[at + 2] * scale
+                    low, high = seen[at] * scale, seen[at + 2] * scale
+                    filters += triangle(begin, end, count, low, high, length)
+                self._filters[shape] = tuple(filters)
         self._levels = [
             np.empty((height, width, plane.channels), np.float32)
             for plane in picture.planes
@@ -133,6 +123,16 @@ class Fitter:
             self._pixels,
         )
         np.copyto(out, np.rot90(self._pixels, self._turns))
+
+
+def seen_and_taken(
+    picture: Picture, region: Array, window: Array
+) -> tuple[Array, Array]:
+    """Return what a region shows of the stored picture, and what a window in it does, as boxes x0 y0 x1 y1."""
+    corner = np.tile(np.asarray(region[:2], np.float64), 2)
+    seen = stored(np.asarray(region, np.float64), picture.shape, picture.turns % 4)
+    inside = np.asarray(window, np.float64) + corner
+    return seen, stored(inside, picture.shape, picture.turns % 4)
 
 
 def stored(box: Array, shape: tuple[int, int], turns: int) -> Array:

@@ -24,7 +24,7 @@ from system.processes import LOOK_S, Fork, Stop, killed_if_late, starting
 QUEUED = 2
 """Units that wait for a worker, so that none waits for this process."""
 SLOTS = 4
-"""Slots a worker: one that it fills, and those of units begun early (_deal.EARLY), which wait for a batch."""
+"""Slots a worker: one that it fills, and those of units begun early, which wait for a batch."""
 
 
 class Given(Protocol):
@@ -55,35 +55,24 @@ class Pool:
         `name_of` a sample's id is what messages call it.
         """
         self._limit = workers + QUEUED
-        self._memory = Shared(
-            slots or SLOTS * workers + QUEUED,
-            slot_bytes,
-            f"--workers {workers}",
-            pinned=pinned,
-        )
-        self._free = deque(range(len(self.slots)))
+        count = slots or SLOTS * workers + QUEUED
+        asked = f"--workers {workers}"
+        self._memory = Shared(count, slot_bytes, asked, pinned=pinned)
+        self._free = deque(range(count))
         # reentrant: a job that is done at once calls `_done`, and so `fill`, from within `fill`
         self._lock = threading.RLock()
-        self._stop = Stop()
-        self._source: Source | None = None
-        self._sequence = 0  # of sources: jobs of an earlier one may still run
+        self._none_runs = threading.Condition(self._lock)
         self._running = 0
-        self._unused: set[int] = (
-            set()
-        )  # slots whose unit is done, and has not been released
-        self._broken: BaseException | None = None
-        self._died = ""
+        self._source: Source | None = None
+        self._stop = Stop()
+        self._error: BaseException | None = None
         self._marks = Marks(workers, name_of)
         fork = Fork(self._stop)
-        start = (
-            make_work,
-            self._memory,
-            (self._marks, fork.Value("i")),
-            self._stop,
-            os.getpid(),
-        )
-        with starting(self._stop, f"--workers {workers}"):
-            self._executor = ProcessPoolExecutor(workers, fork, _enter, start)
+        shared = self._memory, self._marks, fork.Value("i"), self._stop
+        with starting(self._stop, asked):
+            self._executor = ProcessPoolExecutor(
+                workers, fork, _enter, (make_work, *shared, os.getpid())
+            )
             self._executor.submit(_ready)  # forks all of them
         # the executor forgets them when it ends, which is when they are asked for
         self._processes = list(self._executor._processes.values())
@@ -94,17 +83,16 @@ class Pool:
         """Return the slots, uint8 [slots, bytes]."""
         return self._memory.slots
 
-    @property
-    def pinned(self) -> bool:
-        """Whether slots are page-locked."""
-        return self._memory.pinned
-
     def serve(self, source: Source) -> None:
-        """Take units of this source from now on. Nothing may still read slots of the source before it."""
+        """Take units of this source from now on. Nothing may still read slots of the source before it.
+
+        Waits for units that workers have begun for that one.
+        """
         with self._lock:
-            self._sequence += 1
-            self._free.extend(self._unused)
-            self._unused.clear()
+            self._source = None
+            while self._running and not self._stop.said:
+                self._none_runs.wait(LOOK_S)
+            self._free = deque(range(len(self.slots)))
             self._source = source
         self.fill()
 
@@ -130,7 +118,7 @@ class Pool:
                     self._give_up(error)
                     return
                 self._running += 1
-                job.add_done_callback(partial(self._done, unit, slot, self._sequence))
+                job.add_done_callback(partial(self._done, unit, slot))
 
     def result(self, unit: Given) -> tuple[int, Any]:
         """Return what the unit was answered with.
@@ -139,18 +127,11 @@ class Pool:
         will come to it any more because all were told to end.
         """
         # not for ever: a unit that no worker was given is answered by nobody once they have ended
-        while (
-            not wait([unit.done], LOOK_S).done
-            and self._broken is None
-            and not self._stop.said
-        ):
+        while not wait([unit.done], LOOK_S).done and not self._stop.said:
             pass
-        try:
-            if unit.done.done():
-                return unit.done.result()
-            raise self._broken or RuntimeError("the workers were told to end")
-        except BrokenExecutor as error:
-            raise UserError(self._died or str(error)) from None
+        if unit.done.done():
+            return unit.done.result()
+        raise self._error or RuntimeError("the workers were told to end")
 
     def awaited(self) -> str:
         """Return what the workers are busy with; "" where none is. For any thread."""
@@ -160,7 +141,6 @@ class Pool:
     def release(self, slot: int) -> None:
         """Free a slot: nothing reads it any more."""
         with self._lock:
-            self._unused.remove(slot)
             self._free.append(slot)
         self.fill()
 
@@ -175,18 +155,21 @@ class Pool:
             self._executor.shutdown(wait=True, cancel_futures=True)
         self._memory.close()
 
-    def _give_up(self, error: BaseException) -> None:
-        if isinstance(error, BrokenExecutor) and not self._died and not self._stop.said:
-            # now: the executor ends the others next
-            ended = first_ended(self._processes)
+    def _give_up(self, error: BaseException) -> BaseException:
+        """Tell all to end, and return the error that whoever waits is to meet."""
+        if self._error is None:
+            ended = None
+            if isinstance(error, BrokenExecutor) and not self._stop.said:
+                # now: the executor ends the others next
+                ended = first_ended(self._processes)
             if ended is not None:
-                self._died = died(
-                    ended, self._marks.files(self._marks.place(ended.pid))
-                )
-        self._broken = self._broken or error
+                files = self._marks.files(self._marks.place(ended.pid))
+                error = UserError(died(ended, files))
+            self._error = error
         self._stop.now()
+        return self._error
 
-    def _done(self, unit: Given, slot: int, sequence: int, job: Future[Any]) -> None:
+    def _done(self, unit: Given, slot: int, job: Future[Any]) -> None:
         """Answer a unit that is done; runs in a thread of the executor's.
 
         Where a worker has died that thread holds a lock that `submit` takes (Python 3.12): then none of ours.
@@ -195,15 +178,13 @@ class Pool:
             return
         error = job.exception()
         if isinstance(error, BrokenExecutor):
-            self._give_up(error)
-            unit.done.set_exception(error)
+            unit.done.set_exception(self._give_up(error))
             return
         try:
             with self._lock:
                 self._running -= 1
-                if error is None and sequence == self._sequence:
-                    self._unused.add(slot)
-                else:  # it failed, or its source is an earlier one: nobody will release it
+                self._none_runs.notify()
+                if error is not None:
                     self._free.append(slot)
             if error is None:
                 unit.done.set_result((slot, job.result()))
@@ -214,25 +195,26 @@ class Pool:
             self._give_up(mistake)
 
 
-_work: Work | None = None  # of a worker process
+# of a worker process
 _make: Callable[[], Work] | None = None
+_work: Work | None = None
 _memory: Shared | None = None
 
 
 def _enter(
     make_work: Callable[[], Work],
     memory: Shared,
-    marks: tuple[Marks, Any],
+    marks: Marks,
+    placed: Any,
     stop: Stop,
     parent: int,
 ) -> None:
-    """Prepare a worker process. `marks` come with the shared number of those that have their place there."""
+    """Prepare a worker process. `placed`: the shared number of those that have their place in `marks`."""
     global _make, _memory
     _make = make_work
     _memory = memory
-    its, placed = marks
     with placed.get_lock():
-        its.own(placed.value)
+        marks.own(placed.value)
         placed.value += 1
     begin_worker(stop, parent)
 

@@ -10,19 +10,12 @@ Without workers the threads read for themselves.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from contracts import Array, Feed, Rows, Source
-from loaders._workers import some
-from loaders.videos._pool import Pool
-from loaders.videos._scheduler import Unit
+from contracts import Array, Rows, Source
 from loaders.videos._worker import checked
 
 MOST_BYTES = 64 << 20
@@ -43,99 +36,26 @@ Without workers several threads share one.
 """
 
 
-class _SlotRead(NamedTuple):
-    """What a worker has told of a clip: `large` is what had no room in the slot."""
+class Reading:
+    """loaders._workers.Work, for the rows of one unit: returns a Read.
 
-    size: int
-    large: Array | None
-    about: Any
+    Its data are empty where they lie in the slot; they come along where they have no room there.
+    """
 
-
-class _Reading:
-    """loaders._workers.Work, for the rows of one unit."""
-
-    def __init__(self, source: Source, make: Callable[[], ReadClip]) -> None:
+    def __init__(self, source: Source, read: ReadClip) -> None:
         self._source = source
-        self._read = make()
+        self._read = read
 
     def clip(self, rows: Rows) -> Read:
         assert rows.frames is not None, "a plan of clips says which frames"
         sample = int(rows.ids[0])
-        return self._read(
-            sample, checked(self._source, sample), np.unique(rows.frames).tolist()
-        )
+        path = checked(self._source, sample)
+        return self._read(sample, path, np.unique(rows.frames).tolist())
 
-    def __call__(self, rows: Rows, slot: Array) -> _SlotRead:
-        data, about = self.clip(rows)
-        if len(data) > len(slot):
-            return _SlotRead(0, data, about)
-        slot[: len(data)] = data
-        return _SlotRead(len(data), None, about)
-
-
-class ReadAhead:
-    """Reads clips ahead. `make` builds the reader in the process that reads; `threads` take clips at once."""
-
-    def __init__(
-        self, feed: Feed, make: Callable[[], ReadClip], *, workers: int, threads: int
-    ) -> None:
-        make_work = partial(_Reading, feed.source, make)
-        self._own = None if workers else make_work()
-        self._coming: deque[tuple[Rows, Unit]] = deque()
-        self._pool: Pool | None = None
-        if workers:
-            self._pool = Pool(
-                make_work,
-                workers=workers,
-                # that threads decode from, that wait for them, that workers fill
-                slots=2 * threads + workers,
-                slot_bytes=min(int(feed.columns.size.max(initial=1)), MOST_BYTES),
-                pinned=False,
-                name_of=feed.source.name,
-            )
-
-    def begin(self) -> None:
-        """Begin a new sequence; nobody may be inside `of` any more."""
-        self._coming = deque()
-        if self._pool is not None:
-            self._pool.serve(self._next)
-
-    def add(self, rows: Rows, units: Sequence[Unit]) -> None:
-        """Add the units of a batch; they are read in this order."""
-        if self._pool is not None:
-            self._coming.extend((rows, unit) for unit in units)
-            self._pool.fill()
-
-    @contextmanager
-    def of(self, rows: Rows, unit: Unit) -> Iterator[Read]:
-        """Give what was read of a unit of a batch, valid inside. Raises what reading has raised."""
-        if self._own is not None:
-            yield self._own.clip(some(rows, unit.places))
-            return
-        assert self._pool is not None
-        slot, (size, large, about) = self._pool.result(unit)
-        unit.done = Future()  # it would hold what is large until its batch is over
-        try:
-            yield Read(self._pool.slots[slot][:size] if large is None else large, about)
-        finally:
-            self._pool.release(slot)
-
-    def awaited(self) -> str:
-        """Return what the workers are busy with."""
-        return "" if self._pool is None else self._pool.awaited()
-
-    def stop(self) -> None:
-        """Tell the workers to end; whoever waits for one then meets an error within seconds."""
-        if self._pool is not None:
-            self._pool.stop()
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.close()
-
-    def _next(self) -> tuple[Rows, Unit] | None:
-        coming = self._coming
-        if not coming:
-            return None
-        rows, unit = coming.popleft()
-        return some(rows, unit.places), unit
+    def __call__(self, rows: Rows, slot: Array) -> tuple[int, Read]:
+        read = self.clip(rows)
+        size = len(read.data)
+        if size <= len(slot):
+            slot[:size] = read.data
+            read = read._replace(data=slot[:0])
+        return size, read

@@ -138,19 +138,15 @@ class Deal:
                 return None
             rows, units = self._opened.popleft()
             self._begun += len(units)
-            # a unit that the device cannot do stays: it waits for a worker however late
-            while (
-                self._coming
-                and self._coming[0][0] < self._begun
-                and self._coming[0][2].able
-            ):
-                self._coming.popleft()  # too late for a worker
+            # too late for a worker; but what the device cannot do waits for one, however late
+            while self._coming:
+                number, _, first = self._coming[0]
+                if number >= self._begun or not first.able:
+                    break
+                self._coming.popleft()
             device = tuple(unit for unit in units if unit.able and not unit.taken)
-            return Dealt(
-                rows,
-                tuple(unit for unit in units if unit.taken or not unit.able),
-                device,
-            )
+            workers = tuple(unit for unit in units if unit.taken or not unit.able)
+            return Dealt(rows, workers, device)
 
     def unit(self) -> tuple[Rows, Unit] | None:
         """Return the next one for a worker, with its rows, upright; None = none for now.
@@ -160,16 +156,10 @@ class Deal:
         with self._lock:
             for _ in range(AT_ONCE):
                 while self._coming:
-                    number, rows, unit = self._coming[0]
-                    its = (
-                        some(rows, unit.places)
-                        if not unit.able or self._may_take(number)
-                        else None
-                    )
-                    self._coming.popleft()
-                    if its is not None:
+                    number, rows, unit = self._coming.popleft()
+                    if not unit.able or self._may_take(number):
                         unit.taken = True
-                        return its, unit
+                        return some(rows, unit.places), unit
                 if len(self._opened) >= AHEAD or not self._open():
                     break
         return None

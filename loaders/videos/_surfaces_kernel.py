@@ -62,39 +62,40 @@ def _level(value):
     return tl.minimum(tl.maximum(tl.floor(value + 0.5), 0.0), 255.0).to(tl.uint8)
 
 
-GIVEN = [
-    "surface",
-    "row",
-    "chroma",
-    "height",
-    "width",
-    "picture",
-    "origin",
-    "down",
-    "across",
-]
-GIVEN += [
-    "y_begin",
-    "y_step",
-    "y_low",
-    "y_high",
-    "x_begin",
-    "x_step",
-    "x_low",
-    "x_high",
-]
+GIVEN = ["surface", "row", "chroma", "height", "width"]
+GIVEN += ["y_begin", "y_step", "y_low", "y_high", "x_begin", "x_step", "x_low"]
+GIVEN += ["x_high"]
 
 
 @triton.jit(do_not_specialize=GIVEN)
 def _fit(
-    surfaces, out, surface, row, chroma, height, width, picture, origin, down, across,
-    y_begin, y_step, y_low, y_high, x_begin, x_step, x_low, x_high,
-    dark, gain, middle, rv, gu, gv, bu, SIZE: tl.constexpr,
-):  # fmt: skip
+    surfaces,
+    out,
+    surface,
+    row,
+    chroma,
+    height,
+    width,
+    y_begin,
+    y_step,
+    y_low,
+    y_high,
+    x_begin,
+    x_step,
+    x_low,
+    x_high,
+    dark,
+    gain,
+    middle,
+    rv,
+    gu,
+    gv,
+    bu,
+    SIZE: tl.constexpr,
+):
     """Write the pixels program_id(1) of frame program_id(0).
 
-    `surface`, `row`, `picture`: elements from one to the next; `chroma`: where it begins. The pixel (y, x) of
-    the picture as it is stored goes to `origin` + y * `down` + x * `across`: so it is turned.
+    `surface`, `row`: elements from one to the next; `chroma`: where it begins.
     """
     frame = tl.program_id(0).to(tl.int64)
     pixel = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
@@ -167,7 +168,7 @@ def _fit(
     )
     u = u - middle
     v = v - middle
-    target = out + frame * picture + origin + y * down + x * across
+    target = out + (frame * height * width + pixel) * 3
     tl.store(target, _level(level + rv * v), mask=inside)
     tl.store(target + 1, _level(level + gu * u + gv * v), mask=inside)
     tl.store(target + 2, _level(level + bu * u), mask=inside)

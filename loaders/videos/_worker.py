@@ -11,9 +11,10 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -91,26 +92,24 @@ REASON = 200
 
 def reason(backend: str, error: Exception) -> str:
     """Return why a backend refused a file, on one line."""
-    first_line = next(
-        (line.strip() for line in str(error).splitlines() if line.strip()),
-        type(error).__name__,
-    )
-    return (
-        f"{backend}: {printable(first_line.encode('utf-8', 'surrogatepass'))[:REASON]}"
-    )
+    words = str(error).strip().splitlines() or [type(error).__name__]
+    shown = printable(words[0].strip().encode("utf-8", "surrogatepass"))
+    return f"{backend}: {shown[:REASON]}"
 
 
-class ClipsDone(NamedTuple):
+@dataclass(slots=True)
+class ClipsDone:
     """What a worker says of a part."""
 
-    lost: list[int]  # places of the rows that failed, in the part
-    fallbacks: list[str]  # sorts of file that pyav decoded instead, one entry a clip
-    decoded: int  # frames that a decoder went through
-    delivered: int
-    seconds: float  # that it took
-    refusals: dict[
-        str, str
-    ]  # of sorts that end in REFUSED or LOST: why, of the first clip
+    # places of the rows that failed, in the part
+    lost: list[int] = field(default_factory=list)
+    # sorts of file that pyav decoded instead, one entry a clip
+    fallbacks: list[str] = field(default_factory=list)
+    # of sorts that end in REFUSED or LOST: why, of the first clip
+    refusals: dict[str, str] = field(default_factory=dict)
+    decoded: int = 0  # frames that a decoder went through
+    delivered: int = 0
+    seconds: float = 0.0  # that it took
 
 
 def count(loader: Loader, parts: Sequence[ClipsDone]) -> None:
@@ -139,8 +138,7 @@ class ClipLoader(Staging):
     ) -> None:
         super().__init__(feed)
         compile_kernels()
-        able = exact(backend, feed.columns, np.arange(len(feed.columns)))
-        self.notes = notes(backend, feed.columns, able)
+        self.notes = notes(backend, feed.columns, exact(backend, feed.columns))
         largest = largest_upright(feed.plan)
         self._workers = Workers(
             lambda: Decoding(feed, backend, make_reader, make_pyav),
@@ -237,86 +235,67 @@ class Decoding:
     ) -> None:
         self._feed = feed
         self._backend = backend
-        self._own = make_reader(feed.columns)
+        self._able = exact(backend, feed.columns)
+        self._reader = make_reader(feed.columns)
         self._pyav = None if make_pyav is None else make_pyav(feed.columns)
 
     def __call__(self, rows: Rows, slot: Array) -> ClipsDone:
         assert rows.frames is not None
         shape = slot_shape(rows)
         out = slot[: np.prod(shape)].reshape(shape)
-        lost = list[int]()
-        decoded = 0
-        delivered = 0
-        fell_back = list[str]()
-        refusals = dict[str, str]()
+        done = ClipsDone()
         began = time.monotonic()
-        clips = defaultdict[tuple[int, bytes], list[int]](list)
-        for place in np.flatnonzero(rows.valid).tolist():
-            clips[int(rows.ids[place]), rows.frames[place].tobytes()].append(place)
-        for (sample, _), same in clips.items():
-            places = np.array(same)
-            again = partial(self._decode_or_read, sample, rows, places, out, refusals)
+        for same in clips(rows, len(rows)):
+            sample, places = int(rows.ids[same[0]]), same.tolist()
+            if not rows.valid[same[0]]:
+                continue
+            decode = partial(self._decode, sample, rows, places, out, done)
             try:
-                sorts, passed_through = storage.patiently(
-                    again, partial(self._feed.source.name, sample)
-                )
-                fell_back += sorts
-                decoded += passed_through
-                delivered += rows.frames[places].size
+                storage.patiently(decode, partial(self._feed.source.name, sample))
+                done.delivered += rows.frames[places].size
             except (Undecodable, OSError) as error:
-                lost += same
-                refusals.setdefault(
-                    sort_of(self._feed.columns, sample) + LOST, reason("pyav", error)
-                )
-        return ClipsDone(
-            lost, fell_back, decoded, delivered, time.monotonic() - began, refusals
-        )
-
-    def _decode_or_read(
-        self,
-        sample: int,
-        rows: Rows,
-        places: Array,
-        out: Array,
-        refusals: dict[str, str],
-    ) -> tuple[list[str], int]:
-        """Do what `_decode` does. Raises OSError where it is the storage that a decoder has failed of."""
-        path = checked(self._feed.source, sample)
-        try:
-            return self._decode(sample, path, rows, places, out, refusals)
-        except (Undecodable, OSError):
-            if self._feed.source.files:
-                storage.read_through(path)
-            raise
+                done.lost += places
+                sort = sort_of(self._feed.columns, sample) + LOST
+                done.refusals.setdefault(sort, reason("pyav", error))
+        done.seconds = time.monotonic() - began
+        return done
 
     def _decode(
         self,
         sample: int,
-        path: bytes,
         rows: Rows,
-        places: Array,
+        places: list[int],
         out: Array,
-        refusals: dict[str, str],
-    ) -> tuple[list[str], int]:
+        done: ClipsDone,
+    ) -> None:
         """Fill the places of a sample; pyav has the last word.
 
-        Returns the sort of file, once for each, if pyav did it, and the frames decoded.
+        Raises Undecodable, and OSError where it is the storage that a decoder has failed of.
         """
-        refused = None
-        if exact(self._backend, self._feed.columns, np.array([sample]))[0]:
-            try:
-                return [], self._fill(self._own, sample, path, rows, places, out)
-            except Undecodable as error:
-                if self._pyav is None:
-                    raise
-                refused = reason(self._backend, error)
-        assert self._pyav is not None, "pyav is exact for everything"
-        decoded = self._fill(self._pyav, sample, path, rows, places, out)
+        path = checked(self._feed.source, sample)
+        refused = ""
+        try:
+            if self._able[sample]:
+                try:
+                    done.decoded += self._fill(
+                        self._reader, sample, path, rows, places, out
+                    )
+                    return
+                except Undecodable as error:
+                    if self._pyav is None:
+                        raise
+                    refused = reason(self._backend, error)
+            assert self._pyav is not None, "pyav is exact for everything"
+            done.decoded += self._fill(self._pyav, sample, path, rows, places, out)
+        except (Undecodable, OSError):
+            if self._feed.source.files:
+                storage.read_through(path)
+            raise
         sort = sort_of(self._feed.columns, sample)
-        if refused is not None:
+        if refused:
             sort += REFUSED
-            refusals.setdefault(sort, refused)
-        return [sort] * len(places), decoded
+            done.refusals.setdefault(sort, refused)
+        done.fallbacks += [sort] * len(places)
 
     def _fill(
         self,
@@ -324,18 +303,14 @@ class Decoding:
         sample: int,
         path: bytes,
         rows: Rows,
-        places: Array,
+        places: list[int],
         out: Array,
     ) -> int:
         """Decode what the views of a clip need in one go, into each view that shows a frame.
 
         Returns the frames decoded.
         """
-        assert rows.frames is not None
-        shown: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for i in places.tolist():
-            for t, frame in enumerate(rows.frames[i].tolist()):
-                shown[frame].append((i, t))
+        shown = places_of_frames(rows, places)
         columns = self._feed.columns
         came = 0
         displayed = int(columns.height[sample]), int(columns.width[sample])
@@ -360,8 +335,18 @@ class Decoding:
                 fitters[which].fill(out[i, t, top:bottom, left:right], picture)
         if came != len(shown):
             raise Undecodable(f"{came} of {len(shown)} frames came")
-        return (
-            passed(columns.keys(sample), np.array(sorted(shown)))
-            if reader.decoded is None
-            else reader.decoded
-        )
+        if reader.decoded is not None:
+            return reader.decoded
+        return passed(columns.keys(sample), np.array(sorted(shown)))
+
+
+def places_of_frames(
+    rows: Rows, places: Iterable[int]
+) -> dict[int, list[tuple[int, int]]]:
+    """Return for each frame of these rows where it is shown: (place of the row, place in its clip)."""
+    assert rows.frames is not None, "a plan of clips says which frames"
+    shown: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for place in places:
+        for t, frame in enumerate(rows.frames[place].tolist()):
+            shown[frame].append((place, t))
+    return shown

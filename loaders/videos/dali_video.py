@@ -24,14 +24,7 @@ from dataset.videos.columns import CODECS, Flags
 from loaders import Undecodable
 from loaders._dali import first_line, import_dali, lacks_memory, release_memory
 from loaders.videos._mixed import MixedLoader
-from loaders.videos._packets import (
-    Filters,
-    Size,
-    chosen,
-    reading,
-    require,
-    wanted_together,
-)
+from loaders.videos._packets import Filters, clip_packets
 from loaders.videos._planes import BT601, MATRICES
 from loaders.videos._reading import Read
 from loaders.videos.exact import NO_MATTER, Claim, exact
@@ -144,29 +137,23 @@ class Cutting:
     def __call__(self, sample: int, path: bytes, frames: list[int]) -> Read:
         file = io.BytesIO()
         codec = CODECS[self._columns.codec[sample]]
-        with (
-            reading(self._columns, sample, path) as (opened, stream),
-            av.open(file, "w", format="matroska") as output,
-        ):
-            out = output.add_stream_from_template(stream)
-            size = Size(self._columns, sample, stream.codec_context)
-            filters = Filters(codec, stream, out)
-            packets = [
-                (packet, time, frame)
-                for wanted in wanted_together(self._columns, sample, opened, frames)
-                for packet, time, frame in chosen(opened, codec, wanted, filters, size)
-            ]
-            require({frame for _, _, frame in packets if frame is not None}, frames)
+        with av.open(file, "w", format="matroska") as output:
+
+            def filters(stream: av.VideoStream) -> Filters:
+                if not output.streams:
+                    output.add_stream_from_template(stream)
+                return Filters(codec, stream, output.streams.video[0])
+
+            groups, coded = clip_packets(self._columns, sample, path, frames, filters)
+            out = output.streams.video[0]
             out.codec_context.codec_tag = NO_TAG
-            out.height, out.width = size.coded
-            order = {
-                time: place
-                for place, time in enumerate(sorted(time for _, time, _ in packets))
-            }
+            out.height, out.width = coded
+            packets = [packet for group in groups for packet in group.packets]
+            times = sorted(time for _, time, _ in packets)
+            order = {time: place for place, time in enumerate(times)}
             if len(order) < len(packets):
-                raise Undecodable(
-                    "two packets have one time"
-                )  # DALI could not tell their pictures apart
+                # DALI could not tell their pictures apart
+                raise Undecodable("two packets have one time")
             # no packet is shown before it is decoded
             late = max(
                 place - order[time] for place, (_, time, _) in enumerate(packets)
@@ -177,17 +164,11 @@ class Cutting:
                 packet.dts = STEP * place
                 packet.pts = STEP * (order[time] + late)
                 output.mux(packet)
+        places = {frame: order[time] for _, time, frame in packets if frame is not None}
+        colours = MATRICES.get(int(self._columns.matrix[sample]), BT601)
         return Read(
             np.frombuffer(file.getbuffer(), np.uint8),
-            Cut(
-                places={
-                    frame: order[time]
-                    for _, time, frame in packets
-                    if frame is not None
-                },
-                packets=len(packets),
-                colours=MATRICES.get(int(self._columns.matrix[sample]), BT601),
-            ),
+            Cut(places=places, packets=len(packets), colours=colours),
         )
 
 
@@ -283,7 +264,7 @@ class DaliVideo(MixedLoader):
             "dali-video",
             lambda: Cutting(feed.columns),
             lambda stream: Filling(feed.device, stream),
-            exact("dali-video", feed.columns, np.arange(len(feed.columns.codec))),
+            exact("dali-video", feed.columns),
             threads=THREADS,
         )
 

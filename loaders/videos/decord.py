@@ -19,7 +19,6 @@ EXACT = Claim(
     kinds=USUAL,
     flags=NO_MATTER | Flags.UNALIGNED | ANY_VP9,
     rotated=("mp4",),
-    from_zero=True,
 )
 
 

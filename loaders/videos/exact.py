@@ -22,13 +22,11 @@ class Claim:
     flags: Flags  # those that a file may have
     rotated: tuple[str, ...] = CONTAINERS  # those in which it turns rotated pictures
     plain: bool = False  # only 8 bits, 4:2:0, with even sides
-    from_zero: bool = False  # only where the first frame's time is 0, to half a frame
 
 
 USUAL = {
     **dict.fromkeys(("h264", "hevc", "vp9"), ("mp4", "mkv")),
-    "vp8": ("mkv",),
-    "mpeg4": ("mp4", "mkv", "avi"),
+    "mpeg4": ("mp4", "avi"),
     "mjpeg": ("avi",),
 }
 """Codec -> containers of a decoder that lives on FFmpeg's libraries."""
@@ -37,44 +35,33 @@ NO_MATTER = Flags.VARIABLE_RATE | Flags.OBLONG_PIXELS
 ANY_VP9 = Flags.HIDDEN_FRAMES | Flags.SHOWN_AGAIN
 
 
-def exact(backend: str, columns: Any, ids: Array) -> Array:
-    """Return bool [B]: samples whose frames by this loader are known to be right.
+def exact(backend: str, columns: Any) -> Array:
+    """Return bool [n]: samples whose frames by this loader are known to be right.
 
     Those of pyav always are: it gives the right ones or none. Another loader's file has a Claim as EXACT;
     one without is exact nowhere, and pyav decodes everything. tests/unit/test_clip_readers.py and, of those
     that need a GPU, tests/gpu/test_clips.py keep the claims true, with numbered frames.
     """
+    count = len(columns.codec)
     spec = LOADERS.get(backend)  # None: a reader that somebody tries out
+    claim = None if spec is None else getattr(import_module(spec.module), "EXACT", None)
     if spec is not None and spec.exact:
-        return np.ones(len(ids), bool)
-    nothing = Claim(kinds={}, flags=Flags(0))
-    claim = (
-        nothing
-        if spec is None
-        else getattr(import_module(spec.module), "EXACT", nothing)
-    )
+        return np.ones(count, bool)
+    if claim is None:
+        return np.zeros(count, bool)
+    # axes: [codec, container]
     able = np.zeros((len(CODECS), len(CONTAINERS)), bool)
     for codec, containers in claim.kinds.items():
-        able[
-            CODECS.index(codec),
-            [CONTAINERS.index(container) for container in containers],
-        ] = True
-    good: Array = able[columns.codec[ids], columns.container[ids]] & (
-        (columns.flags[ids].astype(int) & ~int(claim.flags)) == 0
-    )
-    turned = np.isin(
-        columns.container[ids],
-        [CONTAINERS.index(container) for container in claim.rotated],
-    )
-    good &= turned | (columns.rotation[ids] == 0)
+        for container in containers:
+            able[CODECS.index(codec), CONTAINERS.index(container)] = True
+    good: Array = able[columns.codec[:], columns.container[:]]
+    good &= columns.flags[:].astype(int) & ~int(claim.flags) == 0
+    turning = [CONTAINERS.index(container) for container in claim.rotated]
+    good &= np.isin(columns.container[:], turning) | (columns.rotation[:] == 0)
     if claim.plain:
-        good &= np.isin(
-            columns.pixels[ids],
-            [PIXELS.index(name) for name in ("yuv420p", "yuvj420p")],
-        )
-        good &= (columns.height[ids] % 2 == 0) & (columns.width[ids] % 2 == 0)
-    if claim.from_zero:
-        good &= ~late(columns, ids)
+        plain = [PIXELS.index(name) for name in ("yuv420p", "yuvj420p")]
+        good &= np.isin(columns.pixels[:], plain)
+        good &= (columns.height[:] % 2 == 0) & (columns.width[:] % 2 == 0)
     return good
 
 
@@ -98,35 +85,15 @@ def notes(backend: str, columns: Any, able: Array) -> list[str]:
     return lines
 
 
-def late(columns: Any, ids: Array) -> Array:
-    """Return bool [B], whether the first frame of a file is half a step or more away from time 0."""
-    first = columns.frame_pts[columns.frame_offsets[columns.file[ids]]]
-    apart: Array = (
-        np.abs(
-            first
-            * (columns.time_base_num[ids] / columns.time_base_den[ids])
-            * columns.fps[ids]
-        )
-        >= 0.5
-    )
-    return apart
-
-
 def sort_of(columns: Any, sample: int) -> str:
     """Return the sort of a file, as a person would say it."""
-    words = [
-        f"{CODECS[columns.codec[sample]]} in {CONTAINERS[columns.container[sample]]}"
-    ]
+    codec, container = columns.codec[sample], columns.container[sample]
+    words = [f"{CODECS[codec]} in {CONTAINERS[container]}"]
     words += [
         (flag.name or "").lower().replace("_", " ")
         for flag in Flags
         if flag & int(columns.flags[sample])
     ]
-    words += ["rotated"] if columns.rotation[sample] else []
-    words += (
-        ["begins late"]
-        if CONTAINERS[columns.container[sample]] in ("mp4", "mkv")
-        and late(columns, np.array([sample])).any()
-        else []
-    )
+    if columns.rotation[sample]:
+        words.append("rotated")
     return ", ".join(words)

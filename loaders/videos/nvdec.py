@@ -1,13 +1,11 @@
 """`nvdec`: the GPU's video engines, each fed by a thread; frames are resized and finished on the device.
 
-Worker processes read the packets, and decode by pyav what the engines are not exact for. `nvdec+pyav`,
-`nvdec+decord`: they also get a share of the others.
+Worker processes read the packets, and decode by pyav what the engines are not exact for. In `nvdec+pyav` they
+also get a share of the others.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,14 +15,13 @@ import torch
 from contracts import Array, Feed, Rows, UserError
 from dataset.videos.columns import CODECS, Flags
 from loaders.videos._engines import NAMES, Nvdec, capabilities, import_codec, within
-from loaders.videos._mixed import Beside, MixedLoader
+from loaders.videos._mixed import MixedLoader
 from loaders.videos._packets import Packets
 from loaders.videos._planes import Picture
 from loaders.videos._reading import Read
 from loaders.videos._surfaces import Fit, build
+from loaders.videos._worker import places_of_frames
 from loaders.videos.exact import NO_MATTER, Claim, exact
-from loaders.videos.pyav import Pyav
-from system.processes import uninterrupted
 
 CHUNK = 16
 """Surfaces that a thread keeps before it resizes them in one go: 50 MB at 1080p."""
@@ -49,7 +46,7 @@ class Filling:
     ) -> None:
         build(device)
         self._decode = Nvdec(columns, codec, device.index or 0, stream)
-        self._kept = torch.empty(0)
+        self._stack = torch.empty(0)
         self._places: tuple[torch.Tensor, ...] = ()  # of it, one for each surface
 
     @property
@@ -59,22 +56,18 @@ class Filling:
     def __call__(
         self, read: Read, rows: Rows, places: Array, out: torch.Tensor
     ) -> None:
-        assert rows.frames is not None, "a plan of clips says which frames"
-        shown: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for place in places.tolist():
-            for t, frame in enumerate(rows.frames[place].tolist()):
-                shown[frame].append((place, t))
+        shown = places_of_frames(rows, places.tolist())
         fits: dict[int, Fit] = {}
         corners = rows.placed.tolist()
-        kept: list[int] = []
+        stacked: list[int] = []
 
         def empty() -> None:
             for place, fit in fits.items():
-                levels = fit(self._kept[: len(kept)])
+                levels = fit(self._stack[: len(stacked)])
                 left, top, right, bottom = corners[place]
                 where = [
                     (i, t)
-                    for i, frame in enumerate(kept)
+                    for i, frame in enumerate(stacked)
                     for its, t in shown[frame]
                     if its == place
                 ]
@@ -82,31 +75,31 @@ class Filling:
                     out[place, t : t + count, top:bottom, left:right] = levels[
                         i : i + count
                     ]
-            kept.clear()
+            stacked.clear()
 
         for frame, picture, surface in self._decode(read):
             if not fits:
                 fits = {
                     place: self._fit(picture, rows, place) for place in places.tolist()
                 }
-                if self._kept.shape[1:] != surface.shape:
-                    self._kept = torch.empty(
+                if self._stack.shape[1:] != surface.shape:
+                    self._stack = torch.empty(
                         (CHUNK, *surface.shape),
                         dtype=surface.dtype,
                         device=surface.device,
                     )
-                    self._places = self._kept.unbind()
+                    self._places = self._stack.unbind()
             # the decoder may write its next picture over the surface
-            self._places[len(kept)].copy_(surface, non_blocking=True)
-            kept.append(frame)
-            if len(kept) == CHUNK:
+            self._places[len(stacked)].copy_(surface, non_blocking=True)
+            stacked.append(frame)
+            if len(stacked) == CHUNK:
                 empty()
-        if kept:
+        if stacked:
             empty()
 
     def close(self) -> None:
         self._decode.close()
-        self._kept = torch.empty(0)
+        self._stack = torch.empty(0)
         self._places = ()
 
     def _fit(self, picture: Picture, rows: Rows, place: int) -> Fit:
@@ -130,23 +123,7 @@ def runs(pairs: list[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
             first = end
 
 
-def beside_of(name: str) -> Beside | None:
-    """Return the CPU's reader of that name; None for none."""
-    if name == "decord":
-        try:
-            with uninterrupted():
-                importlib.import_module("decord")
-        except (ImportError, OSError) as error:
-            raise UserError(
-                f"--loader nvdec+decord: decord cannot be imported ({error}): --loader nvdec+pyav needs none"
-            ) from None
-        from loaders.videos.decord import Decord
-
-        return "decord", Decord, Pyav
-    return ("pyav", Pyav, None) if name == "pyav" else None
-
-
-def loader(feed: Feed, codec: Any, beside: str) -> MixedLoader:
+def loader(feed: Feed, codec: Any, *, beside: bool = False) -> MixedLoader:
     """Return the loader that decodes with PyNvVideoCodec, or with what stands for it."""
     gpu = feed.device.index or 0
     there = set(np.unique(feed.columns.codec[:]).tolist())
@@ -158,9 +135,7 @@ def loader(feed: Feed, codec: Any, beside: str) -> MixedLoader:
         raise UserError(
             "--loader nvdec: this GPU has no engine that decodes video; --loader pyav"
         )
-    able = exact("nvdec", feed.columns, np.arange(len(feed.columns.codec))) & within(
-        caps, feed.columns
-    )
+    able = exact("nvdec", feed.columns) & within(caps, feed.columns)
     return MixedLoader(
         feed,
         "nvdec",
@@ -168,20 +143,17 @@ def loader(feed: Feed, codec: Any, beside: str) -> MixedLoader:
         lambda stream: Filling(feed.columns, codec, feed.device, stream),
         able,
         threads=engines,  # a second one for an engine waits for the interpreter more than it decodes
-        beside=beside_of(beside),
+        beside=beside,
     )
 
 
 def usable() -> bool:
     """Return whether there are PyNvVideoCodec, the driver's libraries, and an engine on this GPU."""
     try:
-        codec = import_codec()
-        gpu = torch.cuda.current_device()
-        return any(
-            cap.engines
-            for name in NAMES
-            for cap in capabilities(codec, gpu, (name,)).values()
-        )
+        codec, gpu = import_codec(), torch.cuda.current_device()
+        # one after the other: each answer takes its time
+        caps = (capabilities(codec, gpu, (name,)).get(name) for name in NAMES)
+        return any(cap is not None and cap.engines for cap in caps)
     except UserError:
         return False
 
@@ -192,4 +164,4 @@ def open(feed: Feed, beside: str = "") -> MixedLoader:
         raise UserError(
             f"--loader {name} needs an NVIDIA GPU and none is here; pyav and decord decode on the CPU"
         )
-    return loader(feed, import_codec(), beside)
+    return loader(feed, import_codec(), beside=bool(beside))

@@ -12,27 +12,19 @@ from typing import Any
 
 import av
 import numpy as np
-from av.bitstream import BitStreamFilterContext
 from av.error import FFmpegError
-from av.video.frame import PictureType
 from av.video.reformatter import Interpolation, VideoReformatter
 
 from contracts import Feed
 from dataset.videos.columns import CODECS, CONTAINERS, FULL_RANGE, Flags
-from dataset.videos.container import open_video, read_packets
-from dataset.videos.nal_units import MAY, ORDERED, looker
+from dataset.videos.container import open_video, read_packets, unpacked
 from loaders import Undecodable
 from loaders.videos._planes import BT601, MATRICES, Picture, Plane
 from loaders.videos._worker import ClipLoader
 
 HASTY = 0
 FROM_THE_START = 3
-LENIENT = 4
-"""Attempts: the first and the last two. Those between begin at the same key frame, then at the one before.
-
-LENIENT is of H.264 that begins at a recovery point alone, as a recording that was cut does: its first
-pictures may name others that are not there, and need none of them.
-"""
+"""Attempts: the first and the last. Those between begin at the same key frame, then at the one before."""
 FAR = 16
 """Frames between two wanted ones from which on a seek to a key frame is cheaper than decoding all."""
 WITHOUT_INDEX = [CONTAINERS.index(name) for name in ("ts", "mpg")]
@@ -62,7 +54,7 @@ class Pyav:
         missing = set(frames)
         why = ""
         self.decoded = 0
-        for attempt in range(LENIENT + 1):
+        for attempt in range(FROM_THE_START + 1):
             try:
                 with open_video(
                     path,
@@ -113,10 +105,10 @@ class OpenFile:
         for other in container.streams:
             if other is not stream:
                 other.discard = av.stream.Discard.all
-        self._stream = stream
+        self.stream = stream
         self._codec = stream.codec_context
         # else a frame that cannot be decoded is made up from the one before it
-        self._codec.options = {} if attempt == LENIENT else {"err_detect": "explode"}
+        self._codec.options = {"err_detect": "explode"}
         self._codec.thread_count = 1  # as many workers as cores decode at the same time
         self._pts = columns.pts(sample)
         self._keys = np.flatnonzero(columns.keys(sample))
@@ -128,43 +120,24 @@ class OpenFile:
             "hevc",
             "av1",
         )
-        # of other codecs the scan may have the container's word alone, which the decoder has to confirm
-        self._doubts_keys = CODECS[columns.codec[sample]] not in ORDERED
-        self._packed = bool(int(columns.flags[sample]) & Flags.PACKED_B)
+        flags = Flags(int(columns.flags[sample]))
+        self._packed = Flags.PACKED_B in flags
         # pictures behind a key frame are made from those before it
-        self._refreshes = bool(int(columns.flags[sample]) & Flags.GRADUAL_REFRESH)
+        self._refreshes = Flags.GRADUAL_REFRESH in flags
         tick_s = columns.time_base_num[sample] / columns.time_base_den[sample]
-        wrong_keys = bool(
-            int(columns.flags[sample]) & Flags.WRONG_KEYS
-        )  # a seek may find one that is none
-        early = (
-            attempt > HASTY
-            or wrong_keys
-            or int(columns.container[sample]) in WITHOUT_INDEX
-        )
+        indexed = int(columns.container[sample]) not in WITHOUT_INDEX
+        # with wrong marks a seek may find a key frame that is none
+        early = attempt > HASTY or Flags.WRONG_KEYS in flags or not indexed
         self._lead = int(LEAD_S / tick_s) if early else 0
-        indexed = (
-            int(columns.container[sample]) not in WITHOUT_INDEX
-        )  # where no seek goes before its beginning
-        self._earliest = (
-            int(self._pts[0]) if indexed else int(self._pts[0]) - self._lead
-        )
-        self._look = looker(CODECS[columns.codec[sample]], self._codec.extradata)
+        # where there is an index no seek goes before its beginning
+        self._earliest = int(self._pts[0]) - (0 if indexed else self._lead)
 
     def split(self, frames: list[int]) -> Iterator[list[int]]:
         """Yield ascending frames in groups.
 
         A new group begins behind a wide gap that holds a key frame; in later attempts, where one that is
-        damaged is to harm no other, behind each key frame. LENIENT: only those before the second key frame,
-        and none where the first is no recovery point.
+        damaged is to harm no other, behind each key frame.
         """
-        if self._attempt == LENIENT:
-            second = int(self._keys[1]) if len(self._keys) > 1 else len(self._pts)
-            frames = (
-                [frame for frame in frames if frame < second]
-                if self._begins_at_recovery_point()
-                else []
-            )
         seeks = self._attempt < FROM_THE_START and not self._packed
         together = list[int]()
         for frame in frames:
@@ -179,19 +152,6 @@ class OpenFile:
             together.append(frame)
         if together:
             yield together
-
-    def _begins_at_recovery_point(self) -> bool:
-        """Return whether the file's first key frame is a recovery point of H.264."""
-        if self._codec.name != "h264":
-            return False
-        keys = (
-            packet
-            for packet in self.packets(None, int(self._pts[-1]))
-            if packet.is_keyframe
-        )
-        first_key = next(keys, None)
-        keys.close()
-        return first_key is not None and self._look(memoryview(first_key))[0] == MAY
 
     def decode(self, frames: list[int]) -> Iterator[tuple[int, Picture]]:
         """Yield the frames of a group that came, each with its own time."""
@@ -213,11 +173,6 @@ class OpenFile:
         for time, frame in shown:
             if time > end:
                 return
-            # decoders of some codecs, such as Microsoft Video 1, tell of no frame whether it is one
-            if time == sync and self._doubts_keys and not _is_key(frame):
-                raise Undecodable(
-                    "its container marks a key frame that the decoder does not call one"
-                )
             if time < (begin if since is None else since):
                 continue
             if frame.is_corrupt:  # and so are those that are made from it
@@ -233,15 +188,8 @@ class OpenFile:
         key = self._key(first) - (self._attempt > HASTY + 1)
         if self._attempt == FROM_THE_START:
             return None
-        if (
-            self._attempt == LENIENT
-        ):  # a packet was read to find out what the file begins with
-            self._container.seek(self._earliest, stream=self._stream)
-            return None
         time = int(self._pts[first if key < 0 else self._keys[key]])
-        self._container.seek(
-            max(time - self._lead, self._earliest), stream=self._stream
-        )
+        self._container.seek(max(time - self._lead, self._earliest), stream=self.stream)
         return (
             time if key >= 0 else None
         )  # an edit list may have cut the key frame away
@@ -251,7 +199,7 @@ class OpenFile:
     ) -> Iterator[av.Packet[av.VideoStream]]:
         """Yield packets from the key frame of time `sync` on; none when the seek went past it."""
         started = False
-        for packet in read_packets(self._container, self._stream):
+        for packet in read_packets(self._container, self.stream):
             if not packet.size:  # the end
                 continue
             if not started:
@@ -298,15 +246,10 @@ class OpenFile:
         )
 
     def _unpacked(self) -> Iterator[av.VideoFrame]:
-        """Yield all frames of packed MPEG-4, in the order of display.
-
-        Their own times are those of neighbours: they have to be counted.
-        """
-        unpack = BitStreamFilterContext("mpeg4_unpack_bframes", in_stream=self._stream)
-        for packet in read_packets(self._container, self._stream):
-            for single in unpack.filter(packet if packet.size else None):
-                yield from self._pictures(single)
-        yield from self._pictures(None)
+        """Yield all frames of packed MPEG-4, counted as they come."""
+        for frame in unpacked(self._container, self.stream):
+            self.decoded += 1
+            yield frame
 
     def _pictures(
         self, packet: av.Packet[av.VideoStream] | None
@@ -314,11 +257,6 @@ class OpenFile:
         pictures = self._codec.decode(packet)
         self.decoded += len(pictures)
         return pictures
-
-
-def _is_key(frame: av.VideoFrame) -> bool:
-    """Return whether the decoder says that a frame is made from no other."""
-    return frame.pict_type == PictureType.I or bool(frame.key_frame)
 
 
 def planes(frame: av.VideoFrame, turns: int) -> Picture:

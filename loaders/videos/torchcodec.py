@@ -17,7 +17,7 @@ from system.processes import uninterrupted
 
 EXACT = Claim(
     # MPEG-4 with B-frames in avi: refused
-    kinds={**USUAL, "mpeg4": ("mp4", "mkv"), "av1": ("mp4", "mkv")},
+    kinds={**USUAL, "mpeg4": ("mp4",), "av1": ("mp4", "mkv")},
     flags=NO_MATTER
     | Flags.EDIT_LIST
     | Flags.OPEN_GOP

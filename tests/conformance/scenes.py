@@ -24,11 +24,11 @@ Open = Callable[[Feed], Loader]
 
 NO_FILES = ("synthetic",)
 """Loaders that read no file: only ids, labels, padding, resume and exit can be asked of them."""
-MIXED = ("nvdec", "nvdec+pyav", "nvdec+decord", "dali-video")
+MIXED = ("nvdec", "nvdec+pyav", "dali-video")
 """Loaders of clips of which more processes read than are asked for."""
 READ_IN_THREADS = ("dali-cpu", "dali-gpu")
 """Loaders that are closed once the reads under way have ended: a thread in a read cannot be."""
-AS_PYAV = ("decord", "torchcodec", "nvdec+decord")
+AS_PYAV = ("decord", "torchcodec")
 """Loaders that differ from one with pyav in nothing but what a worker process calls."""
 MAY_LACK = {"decord": "decord", "torchcodec": "torchcodec.decoders"}
 """Decoder of some loaders of clips -> its module, without which they are left out."""

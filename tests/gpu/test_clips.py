@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,22 +14,16 @@ import torch
 
 from contracts import Batch, Feed, Pixels, Rows
 from dataset.videos.scan import open_videos
-from loaders import Undecodable, open_loader
-from loaders.videos import _engines, _surfaces
-from loaders.videos._engines import Nvdec, capabilities, import_codec, within
-from loaders.videos._packets import Packets
-from loaders.videos._surfaces import Fit
-from loaders.videos.dali_video import Cutting, Filling
-from loaders.videos.exact import exact
+from loaders import open_loader
+from loaders.videos import _surfaces
 from tests.conformance.fixtures import sample_folder
 from tests.gpu.test_memory import device_mib
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.test_clip_loaders import feed, levels, spoiled
-from tests.unit.test_clip_readers import patterns
 from tests.unit.test_surfaces import levels_apart
 from tests.unit.video_files import number
 
-LOADERS = ["nvdec", "nvdec+pyav", "nvdec+decord", "dali-video"]
+LOADERS = ["nvdec", "nvdec+pyav", "dali-video"]
 LARGE = {"size": (192, 256)}
 """NVDEC takes no HEVC below 144 x 144, nor VP9 below 128 x 128."""
 APART = 2.0
@@ -53,163 +46,11 @@ def on_cpu(images: torch.Tensor) -> np.ndarray:
     return levels(images.float().cpu())
 
 
-class ByNvdec:
-    def __init__(self, videos: Any, device: torch.device) -> None:
-        self._videos, self._device = videos, device
-        self._packets = Packets(videos)
-        self._decode = Nvdec(
-            videos, import_codec(), 0, torch.cuda.current_stream().cuda_stream
-        )
-
-    def __call__(
-        self, sample: int, frames: list[int]
-    ) -> Iterator[tuple[int, np.ndarray]]:
-        for frame, picture, surface in self._decode(
-            self._packets(sample, self._videos.path(sample), frames)
-        ):
-            height, width = picture.shape
-            whole = np.array([0, 0, width, height])
-            yield (
-                frame,
-                Fit(picture, whole, whole.astype(float), (height, width))(
-                    surface[None]
-                )[0]
-                .cpu()
-                .numpy(),
-            )
-
-
-class ByDali:
-    def __init__(self, videos: Any, device: torch.device) -> None:
-        self._videos, self._device = videos, device
-        self._read = Cutting(videos)
-        self._fill = Filling(device, torch.cuda.current_stream().cuda_stream)
-
-    def __call__(
-        self, sample: int, frames: list[int]
-    ) -> Iterator[tuple[int, np.ndarray]]:
-        height, width = (
-            int(self._videos.height[sample]),
-            int(self._videos.width[sample]),
-        )
-        whole = np.array([[0, 0, width, height]])
-        rows: Any = Rows(
-            ids=np.array([sample]),
-            regions=whole,
-            windows=whole.astype(float),
-            sizes=np.array([[height, width]]),
-            turns=np.zeros(1, np.uint8),
-            valid=np.array([True]),
-            frames=np.array([frames]),
-        )
-        out = torch.zeros(
-            (1, len(frames), height, width, 3), dtype=torch.uint8, device=self._device
-        )
-        self._fill(
-            self._read(sample, self._videos.path(sample), frames),
-            rows,
-            np.array([0]),
-            out,
-        )
-        yield from zip(frames, out[0].cpu().numpy(), strict=True)
-
-
-READERS: dict[str, Any] = {"nvdec": ByNvdec, "dali-video": ByDali}
-
-
-def wrong(made: Made, read: Any, sample: int) -> dict[str, int]:
-    found = {"wrong": 0, "refused": 0}
-    for frames in patterns(len(made.videos.pts(sample))):
-        try:
-            came = {frame: number(pixels) for frame, pixels in read(sample, frames)}
-            assert sorted(came) == frames
-            found["wrong"] += sum(
-                shown != made.shown(sample, frame) for frame, shown in came.items()
-            )
-        except Undecodable as error:
-            found["refused"] += 1
-            found[f"because {error}"] = 1
-    return found
-
-
-def claimed(backend: str, videos: Any) -> np.ndarray:
-    """bool by sample, also that this GPU has an engine for it."""
-    return exact(backend, videos, np.arange(len(videos))) & within(
-        capabilities(import_codec(), 0), videos
-    )
-
-
-def test_the_compiled_kernel_does_what_matrices_do(device: torch.device) -> None:
-    """Which are of 16 bits on a GPU."""
+def test_the_compiled_kernel_does_what_the_host_does(device: torch.device) -> None:
     assert _surfaces._kernel(device) is not None
     for turns in range(4):
         most, mean = levels_apart(device, turns)
         assert most <= 1 and mean < 0.05
-
-
-@pytest.mark.parametrize("decoder", READERS)
-def test_the_table_is_true(made: Made, decoder: str, device: torch.device) -> None:
-    """What it claims is right; what it could claim too is printed (pytest -rP)."""
-    read, claims = READERS[decoder](made.videos, device), claimed(decoder, made.videos)
-    found = {name: wrong(made, read, sample) for sample, name in enumerate(made.names)}
-    for name, claim in zip(made.names, claims, strict=True):
-        print(f"{decoder}: {name:22} {'claimed' if claim else ''} {found[name]}")
-    false = {
-        name: found[name]
-        for name, claim in zip(made.names, claims, strict=True)
-        if claim and any(found[name].values())
-    }
-    assert not any(found["wrong"] for found in false.values()), false
-    assert set(false) <= {"h264-parts.mp4"}, "clips of both its parts are refused"
-    assert claims.sum() >= 10
-
-
-@pytest.mark.alone
-@pytest.mark.parametrize(
-    "kind", ["h264.mp4", "hevc.mp4", "vp9.webm", "vp9-hidden.webm"]
-)
-def test_one_decoder_for_files_of_many_sizes(
-    kind: str, tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = [
-        (192, 256),
-        (256, 192),
-        (360, 640),
-        (208, 272),
-        (1080, 1920),
-        (240, 320),
-        (256, 192),
-    ]
-    ending = kind.rpartition(".")[2]
-    kinds = Made(
-        tmp_path,
-        {
-            f"{at}.{ending}": KINDS[kind] | {"size": size, "frames": 36}
-            for at, size in enumerate(sizes)
-        },
-    )
-    made: list[tuple[int, int]] = []
-
-    class Counted(_engines.Decoder):
-        def __init__(
-            self, codec: Any, gpu: int, name: str, stream: int, sides: tuple[int, int]
-        ) -> None:
-            made.append(sides)
-            super().__init__(codec, gpu, name, stream, sides)
-
-    monkeypatch.setattr(_engines, "Decoder", Counted)
-    read, on_device = ByNvdec(kinds.videos, device), []
-    for _ in range(16):
-        for sample in range(len(sizes)):
-            frames = [5, 6, 7, 13, 30]
-            came = {frame: number(pixels) for frame, pixels in read(sample, frames)}
-            assert came == {frame: frame for frame in frames}, sizes[sample]
-        on_device.append(device_mib())
-    print(f"{kind}: made for {made}; device {on_device}")
-    assert len(made) <= (5 if kind == "hevc.mp4" else 4), (
-        "HEVC of 360 and 1080 rows has a decoder of its own"
-    )
-    assert max(on_device[6:]) - on_device[5] <= 16
 
 
 def shows_what_is_asked(clip: np.ndarray, rows: Rows, place: int, kinds: Made) -> None:
@@ -263,7 +104,7 @@ def test_every_clip_of_every_kind(
     # clips of both parts of h264-parts.mp4
     of_parts = "h264 in mp4, edit list, refused"
     refused = [words for words in told if "refused" in words and words != of_parts]
-    assert told and (name == "nvdec+decord" or not refused), refused
+    assert told and not refused, refused
 
 
 SIZES: list[tuple[str, dict[str, Any]]] = [
@@ -286,14 +127,12 @@ SIZES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("name", LOADERS)
-@pytest.mark.parametrize("order", [1, -1])
 def test_sizes_that_are_coded_alike(
-    name: str, order: int, tmp_path: Path, device: torch.device
+    name: str, tmp_path: Path, device: torch.device
 ) -> None:
-    """Whichever comes first; a frame that is larger or smaller would still show its number."""
+    """A frame that is larger or smaller would still show its number."""
     files = {
-        f"{at:02}-{kind}": KINDS[kind] | more
-        for at, (kind, more) in enumerate(SIZES[::order])
+        f"{at:02}-{kind}": KINDS[kind] | more for at, (kind, more) in enumerate(SIZES)
     }
     kinds = Made(tmp_path, files)
     same_as_pyavs(on_gpu(feed(kinds.videos), device), name, kinds, 4)
@@ -350,33 +189,17 @@ def test_files_beside_damaged_ones_are_right(
                     shows_what_is_asked(clips[place], rows, place, kinds)
 
 
-FLAT: dict[str, dict[str, dict[str, Any]]] = {
-    # which DALI tells apart
-    "sizes": {
-        f"{192 + 32 * i}.mp4": {"size": (192 + 32 * i, 256), "frames": 24}
-        for i in range(10)
-    },
-    "codecs": {
-        name: LARGE | KINDS[name]
-        for name in (
-            "h264.mp4",
-            "hevc.mp4",
-            "hevc-unaligned.mp4",
-            "vp9.webm",
-            "vp9-hidden.webm",
-        )
-    },
-}
-
-
 @pytest.mark.alone
-@pytest.mark.parametrize("kind", FLAT)
 @pytest.mark.parametrize("name", LOADERS)
 def test_memory_and_files_stay_flat(
-    name: str, kind: str, tmp_path: Path, device: torch.device
+    name: str, tmp_path: Path, device: torch.device
 ) -> None:
     """Decoders come and go with many sizes; closing gives back what opening took."""
-    kinds = Made(tmp_path, FLAT[kind])
+    sizes = range(192, 512, 32)
+    kinds = Made(
+        tmp_path,
+        {f"{side}.mp4": {"size": (side, 256), "frames": 24} for side in sizes},
+    )
     given, me = on_gpu(feed(kinds.videos), device), psutil.Process()
     on_device, on_host, files = [], [], []
 
@@ -390,13 +213,8 @@ def test_memory_and_files_stay_flat(
             for _ in loading.batches(epoch, 0):
                 pass
             look()
-        elsewhere = {
-            ("dali-video", "codecs"),
-            ("nvdec+decord", "sizes"),
-            ("nvdec+decord", "codecs"),
-        }
-        assert bool(loading.counts.fallbacks) <= ((name, kind) in elsewhere)
-    print(f"{name}, {kind}: device {on_device}, host {on_host}, files {files}")
+        assert not loading.counts.fallbacks
+    print(f"{name}: device {on_device}, host {on_host}, files {files}")
     assert max(on_device[16:]) - max(on_device[8:16]) <= 16
     assert max(on_host[16:]) - max(on_host[8:16]) <= 32
     assert max(files[16:]) <= max(files[8:16]) + 1

@@ -13,7 +13,7 @@ import av
 import numpy as np
 import torch
 
-from dataset.videos.bitstream import holds_several, shows_again
+from dataset.videos.bitstream import vp9_holds_several, vp9_shows_again
 
 NAMES = {"H264": "h264", "HEVC": "hevc", "VP9": "vp9"}
 
@@ -79,7 +79,7 @@ class Session:
     def Decode(self, data: Any) -> list[Frame]:
         if data.bsl:
             packet = av.Packet(ctypes.string_at(data.bsl_data, data.bsl))
-            if self._name == "vp9" and holds_several(memoryview(packet)):
+            if self._name == "vp9" and vp9_holds_several(memoryview(packet)):
                 heapq.heappush(self._labels, self._last)
             heapq.heappush(self._labels, data.pts)
             self._last = data.pts
@@ -92,7 +92,7 @@ class Session:
                 raise Exception(
                     "HandleVideoSequence : refused\nError code : 1"
                 ) from error
-            if self._name == "vp9" and shows_again(memoryview(packet)):
+            if self._name == "vp9" and vp9_shows_again(memoryview(packet)):
                 frames = []
         else:
             frames = self._context.decode(None)

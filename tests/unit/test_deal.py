@@ -10,20 +10,15 @@ import time
 import weakref
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from contracts import Rows, UserError
-from loaders._workers import died
 from loaders.videos._pool import QUEUED, SLOTS, Pool
 from loaders.videos._scheduler import (
-    AHEAD,
-    AT_ONCE,
     EARLY,
-    GUESS_COUNTS,
     RECENT,
     Deal,
     Pace,
@@ -69,13 +64,6 @@ def test_rates_follow_what_is_measured() -> None:
     assert 0.7 * 10 / 3 < pace.apart < 10 / 3, "a little less than one in 3.3"
 
 
-def test_a_guess_is_soon_forgotten() -> None:
-    pace = Pace(workers=1, threads=1)
-    for _ in range(9 * GUESS_COUNTS):
-        pace.learn("worker", 20.0)
-    assert pace.rate("worker") == pytest.approx(1 / 20, rel=0.15)
-
-
 def test_workers_begin_earlier_until_they_are_seldom_waited_for() -> None:
     pace = Pace(workers=2, threads=2)
     needed, late = 1.6 * pace.lead, 0
@@ -102,13 +90,13 @@ class Even(Pace):
 
 
 @pytest.mark.parametrize("views", [1, 3])
-@pytest.mark.parametrize("pace", [None, Even(0, 1), Even(5, 2.5), Even(1000, 1)])
-@pytest.mark.parametrize("pulled", [0, 1, 5])
+@pytest.mark.parametrize("pace", [None, Even(0, 1), Even(5, 2.5)])
+@pytest.mark.parametrize("pulled", [0, 5])
 def test_every_row_is_dealt_once(
     made: Made, views: int, pace: Pace | None, pulled: int
 ) -> None:
     rows = batches(made, 30, views)
-    able = exact("nvdec", made.videos, np.arange(len(made.videos)))
+    able = exact("nvdec", made.videos)
     assert able.any() and not able.all()
     deal, given, begun = (
         Deal(rows, views, able, pace),
@@ -162,52 +150,6 @@ def test_workers_begin_ahead_of_the_device_and_leave_it_the_rest(made: Made) -> 
     assert taken == [20, 23, 26, 29], (
         "20 units ahead of the first, then each third; those that nobody asked for are the device's"
     )
-
-
-@pytest.mark.parametrize("apart", [1.0, 2.25, 2.5, 3.1])
-def test_workers_get_their_share_to_the_fraction(made: Made, apart: float) -> None:
-    """Units are whole: 2.25 apart, each rounded up, would be one in three."""
-    rows = batches(made, 60)
-    units = sum(int(its.valid.sum()) for its in rows)
-    deal = Deal(rows, 1, np.ones(len(made.videos), bool), Even(lead=0, apart=apart))
-    assert len(everything(deal)) == pytest.approx(units / apart, abs=1)
-
-
-def test_who_lags_behind_is_given_what_still_lies_ahead(made: Made) -> None:
-    rows = batches(made, 40)
-    order = [
-        (id(its), place) for its in rows for place in np.flatnonzero(its.valid).tolist()
-    ]
-    deal = Deal(rows, 1, np.ones(len(made.videos), bool), Even(lead=7, apart=1))
-    begun = [deal.batch() for _ in range(10)]
-    assert deal.unit()
-    dealt = [batch for _ in range(10) if (batch := deal.batch())]
-    ((its, unit),) = [(batch.rows, unit) for batch in dealt for unit in batch.workers]
-    gone = sum(len(batch.device) for batch in begun if batch)
-    assert order.index((id(its), int(unit.places[0]))) == gone + 7
-
-
-def test_the_last_units_of_an_epoch_are_the_devices(made: Made) -> None:
-    rows = batches(made, 10)
-    deal = Deal(rows, 1, np.ones(len(made.videos), bool), Even(lead=1000, apart=1))
-    assert all(deal.batch() for _ in range(5))
-    while (batch := deal.batch()) is not None:
-        assert not batch.workers and deal.unit() is None
-
-
-def test_work_for_the_workers_is_not_looked_for_without_end(made: Made) -> None:
-    rows = batches(made, 1) * (3 * AHEAD)
-    deal = Deal(rows, 1, np.ones(len(made.videos), bool), None)
-    assert deal.unit() is None and len(deal._opened) == AT_ONCE
-    assert [deal.unit() for _ in range(AHEAD)] == [None] * AHEAD
-    assert len(deal._opened) == AHEAD
-    assert sum(deal.batch() is not None for _ in range(len(rows) + 1)) == len(rows)
-
-
-def test_an_epoch_that_no_worker_looks_at_leaves_nothing_behind(made: Made) -> None:
-    deal = Deal(batches(made, 1) * 500, 1, np.ones(len(made.videos), bool), None)
-    while deal.batch() is not None:
-        assert not deal._coming and not deal._opened
 
 
 def test_workers_that_seem_slow_still_get_units(made: Made) -> None:
@@ -281,16 +223,6 @@ def test_units_are_filled_and_slots_are_used_again() -> None:
     pool.close()
 
 
-def test_a_long_one_does_not_hold_up_the_others() -> None:
-    pool = opened(2)
-    units = serve(pool, [1500, *[10] * 3])
-    began = time.monotonic()
-    for unit in units[1:]:
-        unit.done.result(20)
-    assert time.monotonic() - began < 1.2 and not units[0].done.done()
-    pool.close()
-
-
 def test_slots_that_are_not_released_are_not_written() -> None:
     pool = opened(1)
     units = serve(pool, list(range(1, 40)))
@@ -333,41 +265,6 @@ def test_what_goes_wrong_reaches_whoever_waits() -> None:
     with pytest.raises(UserError, match="was ended by signal 9"):
         pool.result(units[-1])  # which no worker had begun
     pool.close()
-
-
-def test_a_bus_error_is_blamed_on_a_mapped_store_and_on_no_sample() -> None:
-    ended = SimpleNamespace(pid=7, exitcode=-signal.SIGBUS)
-    said = died(ended, "train.lmdb:a/x.jpg")
-    assert (
-        "was ended by signal 7" in said
-        and "a store that it has mapped, an LMDB, was cut short" in said
-    )
-    assert "take that file away" not in said
-    assert "take that file away" in died(
-        SimpleNamespace(pid=7, exitcode=-signal.SIGSEGV), "x.jpg"
-    )
-
-
-def test_what_the_source_raises_reaches_whoever_waits() -> None:
-    pool = opened(1)
-    units = iter([Asked(), Asked(), Asked(), Asked()])
-    first = Asked()
-
-    def source() -> tuple[Rows, Asked] | None:
-        unit = next(units, None)
-        if unit is None:
-            raise MemoryError("no more")
-        return rows_of(1), unit
-
-    pool.serve(source)
-    with pytest.raises(MemoryError, match="no more"):
-        pool.result(first)
-    pool.close()
-
-
-def test_more_memory_than_there_is() -> None:
-    with pytest.raises(UserError, match=r"--workers 3 takes .* GiB of memory"):
-        opened(3, slot_bytes=1 << 60)
 
 
 def test_closing_ends_the_wait_for_what_no_worker_has_begun() -> None:

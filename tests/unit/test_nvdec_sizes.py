@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import av
@@ -13,7 +12,7 @@ from av.bitstream import BitStreamFilterContext
 
 from dataset.videos.scan import open_videos
 from loaders import Undecodable
-from loaders.videos._packets import Packets, Size
+from loaders.videos._packets import Packets
 from loaders.videos._planes import Fitter
 from loaders.videos._surfaces import Fit
 from loaders.videos.dali_video import Cutting
@@ -71,7 +70,7 @@ def test_sizes_that_are_coded_alike(tmp_path: Path) -> None:
     )
     pyav, codec = Pyav(kinds.videos), Codec()
     read = Reading(kinds.videos, codec)
-    order = np.random.default_rng(0).integers(0, len(ALIKE), 120).tolist()
+    order = np.random.default_rng(0).integers(0, len(ALIKE), 60).tolist()
     for sample in order:
         height, width = (
             int(kinds.videos.height[sample]),
@@ -119,31 +118,13 @@ def test_a_picture_that_begins_elsewhere_is_refused(
     assert (videos.height[0] % 16, videos.width[0] % 16) == (
         (0, 14) if "left" in side else (14, 0)
     )
-    assert exact("nvdec", videos, np.arange(1)).all()
+    assert exact("nvdec", videos).all()
     for reading in (Packets(videos), Cutting(videos)):
         with pytest.raises(Undecodable, match="cropped at the left or the top"):
             reading(0, videos.path(0), [3, 4])
 
 
-@pytest.mark.parametrize("name", ["h264.mp4", "hevc.mp4", "vp9.webm"])
-@pytest.mark.parametrize("size", [(96, 96), (64, 128), (192, 256)])
-def test_pictures_of_another_size_are_refused(
-    tmp_path: Path, name: str, size: tuple[int, int]
-) -> None:
-    """A file was overwritten since the scan, or its pictures change in the middle: what is shown would lie
-    beside them.
-    """
-    kinds = Made(tmp_path, {name: KINDS[name]})
-    path = kinds.videos.path(0)
-    make(Path(path.decode()), **KINDS[name], size=size)
-    for reading in (Packets(kinds.videos), Cutting(kinds.videos)):
-        with pytest.raises(
-            Undecodable, match=r"pictures are of .* its file said \(96, 128\)"
-        ):
-            reading(0, path, [3, 4])
-
-
-@pytest.mark.parametrize("name", ["h264.mp4", "hevc.mp4", "vp9.mp4"])
+@pytest.mark.parametrize("name", ["h264.mp4", "hevc.mp4"])
 @pytest.mark.parametrize("other", [(96, 112), (88, 120)])
 def test_a_size_that_changes_in_the_middle_is_refused(
     tmp_path: Path, name: str, other: tuple[int, int]
@@ -160,7 +141,7 @@ def test_a_size_that_changes_in_the_middle_is_refused(
     joined(first, first, path)
     videos = open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=1)
     joined(first, second, path)
-    assert exact("nvdec", videos, np.arange(1)).all() and len(videos.pts(0)) == 48
+    assert exact("nvdec", videos).all() and len(videos.pts(0)) == 48
     read = Reading(videos, Codec())
     assert numbers(read(0, [3, 20])) == {3: 3, 20: 20}
     for frames in ([22, 23, 25], [3, 4, 40], [30, 31]):
@@ -169,52 +150,3 @@ def test_a_size_that_changes_in_the_middle_is_refused(
                 Undecodable, match=r"pictures (are of|change their size)"
             ):
                 reading(0, videos.path(0), frames)
-
-
-def test_every_picture_of_a_packet_is_as_large_as_its_file_says(made: Made) -> None:
-    def packet(*sizes: tuple[int, int]) -> Any:
-        heads = [
-            f"10000010{0x498342:024b}0010{width - 1:016b}{height - 1:016b}".ljust(
-                96, "0"
-            )
-            for height, width in sizes
-        ]
-        marker = bytes([0b11000000 + len(sizes) - 1])
-        index = marker + bytes([12] * len(sizes)) + marker if len(sizes) > 1 else b""
-        return av.Packet(
-            b"".join(int(head, 2).to_bytes(12, "big") for head in heads) + index
-        )
-
-    size = Size(
-        made.videos,
-        made.names.index("vp9-hidden.webm"),
-        SimpleNamespace(height=96, width=128),
-    )
-    size.see(packet((96, 128)))
-    size.see(packet((96, 128), (96, 128)))
-    assert size.coded == (96, 128)
-    for other in (
-        [(64, 48)],
-        [(64, 48), (96, 128)],
-        [(96, 128), (64, 48)],
-        [(96, 128), (96, 128), (96, 112)],
-    ):
-        with pytest.raises(
-            Undecodable, match=r"pictures are of .* its file said \(96, 128\)"
-        ):
-            size.see(packet(*other))
-
-
-def test_heads_of_many_entry_points(tmp_path: Path) -> None:
-    """HEVC of many rows, as x265 codes it left to itself: the head of a slice says where each row of blocks
-    begins, and is long.
-    """
-    tall = {
-        "size": (2160, 512),
-        "frames": 14,
-        "wavefronts": True,
-        "options": {"crf": "1"},
-    }
-    kinds = Made(tmp_path, {"hevc.mp4": KINDS["hevc.mp4"] | tall})
-    assert Packets(kinds.videos)(0, kinds.videos.path(0), [2, 13]).about.height == 2160
-    assert Cutting(kinds.videos)(0, kinds.videos.path(0), [2, 13]).about.packets >= 2

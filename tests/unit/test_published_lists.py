@@ -14,7 +14,6 @@ import pytest
 from contracts import UserError
 from dataset.open import list_of
 from dataset.videos.columns import Videos
-from dataset.videos.published import CONVERT_JSON
 from dataset.videos.scan import open_videos
 from tests.unit.video_files import make
 
@@ -95,10 +94,7 @@ def test_kinetics_with_its_columns_in_another_order(clip: Path, tmp_path: Path) 
         ("abseiling,x,now,then,train", "abseiling,x,now,then,train"),
         ("abseiling,x,inf,3,train", "abseiling,x,inf,3,train"),
         ("abseiling,x,1,1e400,train", "abseiling,x,1,1e400,train"),
-        ("abseiling,x\0y,1,3,train", r"abseiling,x\\x00y,1,3,train"),
-        ("a\0b,x,1,3,train", r"a\\x00b,x,1,3,train"),
     ],
-    ids=["words", "inf", "1e400", "NUL in the id", "NUL in the label"],
 )
 def test_a_line_that_is_none_of_kinetics(line: str, shown: str, tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text(f"{HEADING}\n{line}\n")
@@ -160,15 +156,6 @@ def test_ucf101s_first_split_under_its_own_names(tmp_path: Path) -> None:
     ]
 
 
-def test_a_test_list_of_ucf101_without_the_classes(tmp_path: Path) -> None:
-    (tmp_path / "testlist01.txt").write_text("Archery/v_Archery_g01_c01.avi\n")
-    with pytest.raises(
-        UserError,
-        match=r"line 1 has no label; a test list of UCF101 needs .*classInd\.txt",
-    ):
-        open_videos(tmp_path / "testlist01.txt", cache=tmp_path / "cache")
-
-
 def test_one_class_of_ucf101_with_two_numbers(tmp_path: Path) -> None:
     (tmp_path / "classInd.txt").write_text("1 Archery\n3 Archery\n")
     (tmp_path / "val.txt").write_text("Archery/a.avi\n")
@@ -179,9 +166,7 @@ def test_one_class_of_ucf101_with_two_numbers(tmp_path: Path) -> None:
 def test_a_path_of_ucf101_with_a_nul(tmp_path: Path) -> None:
     (tmp_path / "classInd.txt").write_text("3 Archery\n")
     (tmp_path / "val.txt").write_text("Archery/a.avi\nArchery/a\0b.avi\n")
-    with pytest.raises(
-        UserError, match=r"line 2 is 'Archery/a\\x00b.avi'; no path of a file has a NUL"
-    ):
+    with pytest.raises(UserError, match="line 2 has a NUL in its path"):
         open_videos(tmp_path / "val.txt", cache=tmp_path / "cache")
 
 
@@ -213,7 +198,7 @@ def test_hmdb51_by_the_line_of_the_docs(clip: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_something_something_by_the_line_of_the_refusal(
+def test_something_something_by_the_line_of_the_docs(
     clip: Path, tmp_path: Path
 ) -> None:
     told = [
@@ -234,15 +219,10 @@ def test_something_something_by_the_line_of_the_refusal(
         ]
     )
     (tmp_path / "train.csv").write_text(text)
-    with pytest.raises(
-        UserError, match="is JSON; of Something-Something this makes a list: python3 -c"
-    ) as caught:
+    with pytest.raises(UserError, match=r"is JSON: docs/video\.md has a command"):
         open_videos(tmp_path / "train.csv", cache=tmp_path / "cache")
-    assert CONVERT_JSON in str(caught.value) and CONVERT_JSON in commands()[1].replace(
-        "something-something-v2-train.json", "FILE.json"
-    )
-    (tmp_path / "FILE.json").write_text(text)
-    subprocess.run(["bash", "-ec", CONVERT_JSON], cwd=tmp_path, check=True)
+    (tmp_path / "something-something-v2-train.json").write_text(text)
+    subprocess.run(["bash", "-ec", commands()[1]], cwd=tmp_path, check=True)
     found = open_videos(
         tmp_path / "train.csv", cache=tmp_path.parent / f"{tmp_path.name}-cache"
     )

@@ -12,7 +12,7 @@ import torch
 
 from loaders.videos import _surfaces
 from loaders.videos._planes import Fitter, Picture
-from loaders.videos._surfaces import Fit, nv12, places
+from loaders.videos._surfaces import Fit, nv12
 from loaders.videos.pyav import planes
 from tests.end_to_end.runs import Runner
 from tests.unit import engines
@@ -74,7 +74,7 @@ def levels_apart(device: torch.device, turns: int) -> tuple[int, float]:
         fit = Fit(picture, region, window, size)
         one, other = (
             fit.by_kernel(surfaces, _surfaces._kernel(device)),
-            fit.by_matrices(surfaces),
+            fit.by_host(surfaces),
         )
         assert one.shape == other.shape and one.dtype == other.dtype
         found.append((one.int() - other.int()).abs().float().flatten())
@@ -94,16 +94,7 @@ for turns in (0, 3):
 
 
 @pytest.mark.slow
-def test_the_kernel_does_what_matrices_do(runner: Runner) -> None:
+def test_the_kernel_does_what_the_host_does(runner: Runner) -> None:
     apart = interpreted(INTERPRETED, runner)
     assert len(apart) == 2
     assert all(most <= 1 and mean < 0.02 for most, mean in apart)
-
-
-@pytest.mark.parametrize("turns", [0, 1, 2, 3])
-def test_places(turns: int) -> None:
-    stored = np.arange(3 * 5).reshape(3, 5)
-    shown = np.rot90(stored, turns)
-    origin, down, across = places(3, 5, turns)
-    for y, x in np.ndindex(3, 5):
-        assert shown.reshape(-1)[origin + y * down + x * across] == stored[y, x]

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from models import Loaded, Unusable, classification
-from models.video import build, names, native
+from models import Loaded, Unusable
+from models.video import build, native
 
 HEADS = {
-    **dict.fromkeys(("mc3_18", "r2plus1d_18", "r3d_18"), "fc"),
-    **dict.fromkeys(("mvit_v1_b", "mvit_v2_s"), "head.1"),
-    **dict.fromkeys(("swin3d_b", "swin3d_s", "swin3d_t"), "head"),
+    "mc3_18": "fc",
+    "mvit_v2_s": "head.1",
+    "swin3d_t": "head",
     "s3d": "classifier.1",
 }
 
@@ -30,19 +30,6 @@ def shapes(arch: str, classes: int) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in module.state_dict().items()}
 
 
-def test_every_video_architecture_and_nothing_else() -> None:
-    assert set(HEADS) <= set(names())
-    assert not set(names()) & set(classification.names())
-
-
-def test_the_sizes_they_were_made_for() -> None:
-    sizes = {
-        **dict.fromkeys(("r3d_18", "mc3_18", "r2plus1d_18"), 112),
-        **dict.fromkeys(("s3d", "mvit_v2_s"), 224),
-    }
-    assert {arch: native(arch).size for arch in sizes} == sizes
-
-
 @pytest.mark.parametrize("arch", HEADS)
 def test_heads_are_fitted_to_the_classes(arch: str) -> None:
     seven, eleven = shapes(arch, 7), shapes(arch, 11)
@@ -55,21 +42,6 @@ def test_heads_are_fitted_to_the_classes(arch: str) -> None:
     assert (seven[f"{head}.bias"], eleven[f"{head}.bias"]) == ((7,), (11,))
 
 
-@pytest.mark.parametrize(
-    ("arch", "side", "frames"),
-    [
-        ("r3d_18", 32, 4),
-        ("mc3_18", 48, 1),
-        ("r2plus1d_18", 112, 8),
-        ("swin3d_t", 64, 7),
-    ],
-)
-def test_other_sizes_and_lengths(arch: str, side: int, frames: int) -> None:
-    with torch.device("meta"):
-        module, _ = build(arch, classes=3, shape=clips(side, frames=frames))
-        assert module.eval()(torch.zeros(clips(side, frames=frames))).shape == (2, 3)
-
-
 REFUSED = [
     (
         "mvit_v2_s",
@@ -77,14 +49,7 @@ REFUSED = [
         "--clip-frames 16 of --image-size 112",
         "224 pixels and 16 frames",
     ),
-    (
-        "mvit_v2_s",
-        clips(224, frames=8),
-        "--clip-frames 8 of --image-size 224",
-        "224 pixels and 16 frames",
-    ),
     ("s3d", clips(224, frames=4), "--clip-frames 4", "224 pixels"),
-    ("s3d", clips(64), "--image-size 64", "224 pixels"),
     (
         "r3d_18",
         clips(8, frames=1, batch_size=1),

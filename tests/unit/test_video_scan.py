@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from fractions import Fraction
 from functools import reduce
@@ -15,12 +14,8 @@ import av
 import numpy as np
 import pytest
 
-from dataset.stores.folder import Folder
-from dataset.videos import packets
 from dataset.videos.columns import CODECS, CONTAINERS, PIXELS, RECORD, Flags
-from dataset.videos.container import open_video
 from dataset.videos.packets import Times, read
-from dataset.videos.scan import open_videos
 from tests.schedule import own_schedule
 from tests.unit.clip_kinds import FRAMES, KINDS, STEPS, Made
 from tests.unit.test_headers import SAMPLES
@@ -29,6 +24,7 @@ from tests.unit.video_files import Video, make, number
 FLAGS_PLACE = (RECORD.names or ()).index("flags")
 MORE: dict[str, dict[str, Any]] = {
     "h264-270.mov": {"rotation": 270},
+    "h264-live.mkv": {"muxer": {"live": "1"}},  # its length is not known
     "h264-interlaced.ts": {"interlaced": True},
     "h264-ntsc.mkv": {
         "fps": Fraction(30_000, 1001)
@@ -50,7 +46,7 @@ FLAGS = {
     "-open": Flags.OPEN_GOP,
     "mpeg4-b.": Flags.OPEN_GOP,
     "mpeg2": Flags.OPEN_GOP,
-    "packed": Flags.OPEN_GOP | Flags.PACKED_B,
+    "packed": Flags.PACKED_B,
     "hidden": Flags.HIDDEN_FRAMES,
     "again": Flags.HIDDEN_FRAMES | Flags.SHOWN_AGAIN,
     "-variable": Flags.VARIABLE_RATE,
@@ -155,41 +151,6 @@ def test_what_is_read_is_what_a_player_shows(
         assert about["duration"] == pytest.approx(len(pts) / float(video.fps), rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    "kind", ["h264.mp4", "h264-open.mp4", "h264-90.mp4", "h264-ten.mp4", "vp9.webm"]
-)
-def test_no_whole_picture_is_decoded(
-    kind: str, made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """FFmpeg would, to find out what pictures are like: the head of the first one tells it, and its turn."""
-    times = 0
-
-    def counted(path: bytes, *, known: bool = False, raw: bool = False) -> Any:
-        nonlocal times
-        times += 1
-        assert known, "FFmpeg looks into the file"
-        return open_video(path, known=known, raw=raw)
-
-    monkeypatch.setattr(packets, "open_video", counted)
-    assert len(read(os.fsencode(made.folder / kind)).pts) == FRAMES
-    assert times == 1 + ("90" in kind), (
-        "once for the packets, and for the matrix of a turned picture"
-    )
-
-
-def test_a_file_that_begins_without_a_picture(tmp_path: Path) -> None:
-    path = make(tmp_path / "late.mp4")
-    with av.open(str(path)) as file:
-        packet = next(file.demux(video=0))
-        start, length = packet.pos or 0, packet.size
-    content = bytearray(path.read_bytes())
-    # one NAL unit of filler, where the first picture was
-    content[start + 4 : start + length] = b"\x0c" * (length - 4)
-    content[start : start + 4] = (length - 4).to_bytes(4, "big")
-    path.write_bytes(content)
-    assert found(path)["pixels"] == "yuv420p"
-
-
 def copied(file: Any, stream: Any) -> Any:
     """Return a new stream of a file, for packets of this one."""
     if stream.codec_context.name != "libdav1d":  # FFmpeg's name of a decoder alone
@@ -274,66 +235,6 @@ def test_an_edit_list_that_cuts_the_end(tmp_path: Path) -> None:
     assert numbers == list(range(20))
     assert read(os.fsencode(path)).pts.tolist() == pts
     assert found(path)["flags"] == Flags.EDIT_LIST
-
-
-def test_one_frame_has_no_rate(tmp_path: Path) -> None:
-    about = found(make(tmp_path / "one.mp4", frames=1))
-    assert (about["count"], about["fps"], about["duration"], about["flags"]) == (
-        1,
-        0.0,
-        0.0,
-        Flags(0),
-    )
-
-
-def test_any_name_that_a_file_can_have(tmp_path: Path) -> None:
-    plain = make(tmp_path / "plain.mp4")
-    for name in (
-        b"caf\xe9.mp4",
-        b"two\nlines.mp4",
-        b"pipe:0",
-        b"http:x.mp4",
-        b"%d.mp4",
-        b"concat:a|b",
-    ):
-        path = os.fsencode(tmp_path) + b"/" + name
-        shutil.copy(plain, os.fsdecode(path))
-        assert len(read(path).pts) == 40
-
-
-def test_short_videos_are_named(tmp_path: Path) -> None:
-    for name, frames in (("long", 9), ("short", 4), ("one", 1)):
-        make(tmp_path / "data" / "a" / f"{name}\n.mp4", frames=frames)
-    videos = open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=1)
-    assert [os.path.basename(videos.path(i)) for i in videos.shorter(5)] == [
-        b"one\n.mp4",
-        b"short\n.mp4",
-    ]
-    named = Folder(videos).name
-    assert videos.name_shorter(1, "short.txt", named) == (0, None)
-    count, path = videos.name_shorter(5, "short.txt", named)
-    assert (
-        count == 2
-        and path == videos.folder / "short.txt"
-        and not list(videos.folder.glob("short.txt.*"))
-    )
-    one, short = path.read_text().splitlines()
-    assert one.endswith("/a/one\\n.mp4\t1 of 5 frames") and short.endswith(
-        "4 of 5 frames"
-    )
-    count, path = videos.name_shorter(np.array([9.0, 1.0, 4.5]), "short.txt", named)
-    assert (
-        count == 1
-        and path is not None
-        and path.read_text().endswith("/a/short\\n.mp4\t4 of 4.5 frames\n")
-    )
-    assert videos.name_shorter(5, "no/such/folder", named)[0] == 2, (
-        "no file, and no failure"
-    )
-    assert (
-        open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=1).folder
-        == videos.folder
-    )
 
 
 # frames that decode, flags, displayed height and width, rotation

@@ -75,7 +75,6 @@ class Video:
     parts: Sequence[tuple[int, int]] = ()
     unit: int = 8  # HEVC's smallest coding unit: sides are stored as multiples of it
     layers: int = 0  # HEVC in so many layers of time, with b_frames; 0: not said
-    wavefronts: bool = False  # HEVC whose rows of blocks can be decoded at once
     # VP9: frames that a packet of its own shows once more, as libvpx's two passes do with hidden ones
     again: Sequence[int] = ()
     pixels: str = "yuv420p"
@@ -226,7 +225,7 @@ def _stream(file: Any, video: Video) -> Any:
     stream.codec_context.colorspace = video.matrix
     if _range(video) == 2:
         stream.codec_context.color_range = 2  # else it is not said
-    stream.codec_context.thread_count = 0 if video.wavefronts else 1
+    stream.codec_context.thread_count = 1
     stream.codec_context.bit_rate = (
         2_000_000 if encoder in ("mpeg4", "mpeg2video", "mjpeg", "libvpx") else 0
     )
@@ -247,8 +246,7 @@ def _stream(file: Any, video: Video) -> Any:
             if video.layers
             else ""
         )
-        params += ":wpp=1" if video.wavefronts else ":pools=none"
-        options["x265-params"] = params + ":log-level=none:frame-threads=1"
+        options["x265-params"] = params + ":pools=none:log-level=none:frame-threads=1"
     elif encoder in ("mpeg4", "mpeg2video"):
         stream.codec_context.max_b_frames = video.b_frames
         options |= {"sc_threshold": "1000000000", "b_strategy": "0"}
