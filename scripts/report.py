@@ -21,7 +21,6 @@ sys.path.insert(
     0, str(Path(__file__).resolve().parents[1])
 )  # also when it is started as a file
 
-import tyro
 from pydantic import Field, FiniteFloat
 
 from benchmarks import _show, train
@@ -40,13 +39,13 @@ from benchmarks._suite import (
 from contracts import UserError, one_line
 from report import record
 from scripts.bench import suite_of
-from settings.cli import Settings
+from settings.cli import POSITIONAL, Settings
 
 
 class Report(Settings):
     """Compare two result folders: B against A."""
 
-    folders: tyro.conf.Positional[tuple[Path, ...]] = ()
+    folders: Annotated[tuple[Path, ...], POSITIONAL] = ()
     """A and B, or one folder to show."""
     fail_below: Annotated[FiniteFloat, Field(gt=0)] | None = None
     """Exit code 1 when a point of B is slower than this share of A's, beyond noise, or has no figure where A

@@ -27,7 +27,7 @@ class Optimisation(Settings):
     )
     """End once the steady windows of the rate add up to this many seconds: for a measurement."""
     patience: Annotated[int, Field(ge=0)] = setting(
-        0, changes_rate=False, resume="free"
+        0, needs=("val_every",), changes_rate=False, resume="free"
     )
     """End after so many validations in a row without a better figure; 0 = never."""
     optimizer: Literal[
@@ -113,5 +113,5 @@ class Optimisation(Settings):
     ema: Annotated[FiniteFloat, Field(ge=0, lt=1)] = setting(0.0, evaluation="free")
     """Decay of an average of the weights, moved each step, such as 0.9999. It is validated and saved beside
     the network, and best.pt is of whichever is better. 0 = none."""
-    ema_warmup: bool = False
+    ema_warmup: bool = setting(False, needs=("ema",))
     """Begin the average with a smaller decay, 1 - (1 + steps) ** (-2/3), as timm's --model-ema-warmup."""

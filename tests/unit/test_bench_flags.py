@@ -32,7 +32,7 @@ from tests.end_to_end.runs import draw
             "train --precisions fp17",
             "--precisions got 'fp17': input should be 'auto', 'fp16', 'bf16' or 'fp32'",
         ),
-        ("train --seconds", "Missing value for argument '--seconds'"),
+        ("train --seconds", "--seconds: expected one argument"),
         (
             "train --nothing 3",
             "unknown flag '--nothing'; bench train --help lists every setting",

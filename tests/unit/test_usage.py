@@ -6,11 +6,8 @@ import re
 import subprocess
 import sys
 
-import pytest
-
-from contracts import UserError
 from settings import help
-from settings.config import GROUP_OF, parse
+from settings.config import GROUP_OF
 from tests.unit.test_house import ROOT
 
 FLAG = re.compile(r"--([a-z][a-z-]*)")
@@ -55,13 +52,7 @@ def test_help_shows_twenty_flags_before_anything_is_imported() -> None:
 def test_every_setting_is_explained_before_torch_is_imported() -> None:
     words = [sys.executable, "-X", "importtime", "train.py", "--help-all"]
     told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    assert (
-        told.returncode == 0
-        and "--predict-format" in told.stdout
-        and "classification" in told.stdout
-    )
-    groups = ("run", "data", "augmentation", "loading", "model", "optimisation")
-    assert all(f"{group} options" in told.stdout for group in groups)
+    assert told.returncode == 0 and "classification, detection" in told.stdout
     imported = {line.split("|")[-1].strip() for line in told.stderr.splitlines()}
     assert "settings.config" in imported and "torch" not in imported
 
@@ -112,21 +103,7 @@ def test_the_dictionary_has_every_flag_of_timm() -> None:
     assert not set(OF_TIMM.split()) - named
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--model", "resnet18"], "flags: --model is --arch NAME here"),
-        (["--aa", "ra"], "flags: --aa is --auto-augment NAME here"),
-        (["-b", "32"], "flags: -b is --batch-size N here"),
-        (
-            ["--num_classes=5"],
-            "flags: --num_classes=5: the classes are counted in --data; leave it out",
-        ),
-        (["photos"], "flags: photos: a path needs a flag, --data FOLDER"),
-        (["--lrr", "1"], "flags: unknown flag '--lrr' (did you mean --lr"),
-    ],
-)
-def test_what_others_type(words: list[str], said: str) -> None:
-    with pytest.raises(UserError) as error:
-        parse(words)
-    assert str(error.value).startswith(said)
+def test_help_ends_quietly_where_nobody_reads_on() -> None:
+    words = f"{sys.executable} train.py --help-all | head -1"
+    told = subprocess.run(words, cwd=ROOT, shell=True, capture_output=True, text=True)
+    assert told.stdout.startswith("usage: train.py") and not told.stderr
