@@ -237,7 +237,7 @@ def train(
             ),
             report=reporter,
             meter=meter,
-            profile=stack.enter_context(profile),
+            count_step=stack.enter_context(profile).step,
             measure_ceilings=ceilings.measure,
             run=run,
             optimisation=opt,
@@ -251,7 +251,7 @@ def train(
             finished = training.validate() if run.evaluate else training.fit()
         reporter.finish(
             asdict(training.progress),
-            failed=training.failed,
+            failed=training.failures.ids,
             finished=finished,
             loader=loader,
         )

@@ -8,9 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from contracts import Batch, Counts, Loader, Plan, RateWindow
-from engine.distributed import ProcessWorld
-from engine.step import Step
+from contracts import Batch, Counts, RateWindow
 
 
 class Meter(Protocol):
@@ -39,33 +37,6 @@ class Meter(Protocol):
 
     def has_measured(self, seconds: float) -> bool:
         """Whether the windows after the warm-up add up to this many seconds."""
-
-
-class Profile(Protocol):
-    """A profiler that is told of each step; see report/profile.py."""
-
-    def step(self) -> None:
-        """Count one training step."""
-
-
-class MeasureCeilings(Protocol):
-    """Measures the step alone and the loader alone; see report/ceilings.py."""
-
-    def __call__(
-        self,
-        batch: Batch,
-        *,
-        epoch: int,
-        stop: Callable[[], bool],
-        step: Step,
-        loader: Loader,
-        plan: Plan,
-        world: ProcessWorld,
-    ) -> dict[str, dict[str, Any]] | None:
-        """Return {"compute": ..., "loader": ...}, measured with `batch` and batches of `epoch`.
-
-        It is None once `stop` says so on some rank.
-        """
 
 
 class Report(Protocol):
@@ -114,7 +85,7 @@ class Report(Protocol):
         step: int,
         epoch: int | None,
         reader: str,
-        counts: Counts,
+        counts: Counts | None,
     ) -> None:
         """Tell the figures of a validation after `step` and `epoch`, and what its loader was.
 
@@ -124,7 +95,7 @@ class Report(Protocol):
     def ceilings(
         self, *, compute: dict[str, Any], loader: dict[str, Any], step: int
     ) -> None:
-        """Tell what MeasureCeilings has returned."""
+        """Tell the ceilings of the step alone and of the loader alone."""
 
     def stopped_early(self, progress: Mapping[str, Any]) -> None:
         """Tell that --patience has ended the run before its time, as Progress stands now."""

@@ -163,7 +163,7 @@ NEEDLESS = {
     "bf16": "--precision bf16",
     "half": "--precision fp16",
     "amp-dtype": "--precision fp16 or bf16",
-    "model-dtype": "--precision fp16-pure",
+    "model-dtype": "--precision fp16 or bf16, from fp32 weights",
     "num-classes": "the classes are counted in --data; leave it out",
     "nc": "the classes are counted in --data; leave it out",
     "device": "torchrun --nproc-per-node N says how many GPUs, CUDA_VISIBLE_DEVICES which; leave it out",

@@ -32,7 +32,6 @@ COMBINATIONS: dict[str, tuple[str, ...]] = {
     "synthetic": ("--loader", "synthetic", *GRAPHS),
     "accumulated and clipped": (*GRAPHS, "--accumulate", "2", "--clip-grad-norm", "1"),
     "adamw": (*GRAPHS, "--optimizer", "adamw", "--lr", "0.001"),
-    "fp16-pure": (*GRAPHS, "--precision", "fp16-pure"),
     "fp16": (*GRAPHS, "--precision", "fp16"),
     "bf16": (*GRAPHS, "--precision", "bf16"),
     "fp32": (*GRAPHS, "--precision", "fp32"),

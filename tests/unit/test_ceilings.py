@@ -273,9 +273,7 @@ def test_what_is_made_in_a_measured_step_is_taken_away(
 ) -> None:
     monkeypatch.setattr(ceilings, "LEAST_S", 0.01)
     if place != "network":
-        kind = optimizers.Kind(
-            make=lambda groups, *_: Lazy(groups, place), capturable=False
-        )
+        kind = optimizers.Kind(make=lambda groups, *_: Lazy(groups, place), state=())
         monkeypatch.setitem(optimizers.OPTIMIZERS, "sgd", kind)
     expected = train(step_of(Assigning()), 0, 4)
     measured = step_of(Assigning())

@@ -17,7 +17,7 @@ from dataset.scan.lists import class_names
 from dataset.scan.manifest import Rejects
 from dataset.stores import lmdb, source_named
 from dataset.videos.file_list import read_list
-from engine import checkpoint_format
+from engine import checkpoint
 from models import Unusable, _state_files
 from settings.preset import read_preset
 from tasks._results import Results
@@ -71,7 +71,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "classes": ("classes.txt", lambda path: class_names(path.parent)),
     "list": ("val.txt", lambda path: read_list(path, None, Rejects(io.StringIO()))),
     "weights": ("w.pth", lambda path: _state_files.read(path, f"--weights {path}")),
-    "checkpoint": ("last.pt", checkpoint_format.read),
+    "checkpoint": ("last.pt", checkpoint.read),
 }
 
 
