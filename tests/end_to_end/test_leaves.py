@@ -26,7 +26,12 @@ FLAGS = """--loader torchvision --arch squeezenet1_1 --image-size 32 --batch-siz
 WINDOWS = "--log-every 4 --min-window-s 0.05 --output run"
 STEPS = 20
 """The last one of an epoch has 6 samples."""
-KINDS: dict[str, Any] = {"text": str, "whole": int, "number": (int, float), "list": list}
+KINDS: dict[str, Any] = {
+    "text": str,
+    "whole": int,
+    "number": (int, float),
+    "list": list,
+}
 CONTRACT = """
 text task arch loader precision command versions.python versions.torch versions.torchvision hardware.cpu
 text rate.unit best.figure best.checkpoint

@@ -197,20 +197,3 @@ def test_detectors_expect_what_torchvision_published(arch: str) -> None:
         backbone is None
         or backbone in torchvision.models.get_model_weights(classifier).__members__
     )
-
-
-def test_there_are_presets() -> None:
-    names = {str(path.relative_to(ROOT / "configs")) for path in PRESETS}
-    imagenet = "alexnet resnet18 resnet50 resnet50.v2 resnet50.a1 resnet50.a2 resnet50.a3 resnetblur50.ffcv"
-    imagenet += " mobilenet_v3_large efficientnet_v2_s convnext_tiny deit3_small_patch16_224 swin_t"
-    video = "demo r3d_18 r2plus1d_18 mvit_v2_s s3d"
-    superres = "demo srcnn_x3 espcn_x3 edsr_x2"
-    for folder, files in (
-        ("imagenet", imagenet),
-        ("superres", superres),
-        ("video", video),
-    ):
-        assert names >= {
-            "demo.yaml",
-            *(f"{folder}/{file}.yaml" for file in files.split()),
-        }

@@ -165,20 +165,6 @@ def test_files_that_are_gone_for_a_while_cost_no_step(
     assert len(losses(train.cwd / "run")) == STEPS
 
 
-def test_stopped_while_ceilings_are_measured(train: Runner, pictures: Path) -> None:
-    run = train.cwd / "run"
-    (process,) = start(
-        train, pictures, "run", "--ceilings true --read-delay-ms 30 --epochs 1"
-    )
-    until(lambda: "measuring the two" in process.out, TIMEOUT_S, "the ceilings")
-    process.send(signal.SIGTERM)
-    assert process.wait() == 128 + signal.SIGTERM
-    assert points(run, "ceilings") == points(run, "val") == []
-    assert summary(run)["ceiling"] == {"compute": None, "loader": None}
-    start(train, pictures, "run", "--ceilings true --epochs 1")[0].done()
-    assert len(points(run, "ceilings")) == 1 and len(losses(run)) == N // STEP
-
-
 def test_other_batch_and_world_size_go_on_with_the_tail(
     train: Runner, pictures: Path
 ) -> None:

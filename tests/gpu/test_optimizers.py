@@ -54,23 +54,3 @@ def test_captured_is_eager(case: str, world: ProcessWorld) -> None:
     assert (np.diff(found[:, 3]) < 0).any(), "a step has overflowed"
     for a, b in zip(graph.state_tensors(), eager.state_tensors(), strict=True):
         assert torch.equal(a, b)
-
-
-def test_blocks_that_compute_again(world: ProcessWorld) -> None:
-    """Steps with dropout are those of before, in a graph or, where CUDA cannot capture that, eager."""
-    from models import classification, recompute
-
-    torch.manual_seed(0)
-    outcomes = []
-    for again in (False, True):
-        torch.manual_seed(0)
-        module, _ = classification.build(
-            "efficientnet_b0", classes=5, shape=(2, 3, 64, 64)
-        )
-        if again:
-            recompute.recompute_blocks(module, "efficientnet_b0")
-        step = made(world, module)
-        why, _ = graphed.capture(step, [batch_of(99, "fp16", world.device)], world)
-        print(f"recomputed: {again}, graphs: {why or 'yes'}")
-        outcomes.append(trained(step, "fp16", steps=4))
-    np.testing.assert_allclose(outcomes[0], outcomes[1], rtol=1e-3)

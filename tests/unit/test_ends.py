@@ -6,8 +6,6 @@ import builtins
 import errno
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,6 @@ import pytest
 from contracts import UserError
 from engine.exit_codes import line_of
 from loaders._dali import import_dali
-from system.processes import uninterrupted
-from tests.end_to_end.runs import Runner
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,38 +48,11 @@ def test_errors_that_are_the_machines(error: Exception, said: str) -> None:
     assert line is not None and said in line and "\n" not in line and len(line) < 600
 
 
-@pytest.mark.parametrize("key", ["task", "data", "resume"])
-def test_a_preset_of_a_megabyte_is_not_echoed(
-    key: str, tmp_path: Path, runner: Runner
-) -> None:
-    rest = {"data": str(tmp_path), "arch": "resnet18", "loader": "torchvision"} | {
-        key: 900_000 * "x"
-    }
-    (tmp_path / "a.yaml").write_text(
-        "".join(f"{name}: {value}\n" for name, value in rest.items())
-    )
-    assert "characters) ..." in runner("--config", tmp_path / "a.yaml").mistake()
-
-
 @pytest.mark.parametrize(
     "error", [RuntimeError("shapes differ"), ValueError("x"), OSError("no number")]
 )
 def test_what_nobody_has_thought_of_keeps_its_traceback(error: Exception) -> None:
     assert line_of(error) is None
-
-
-def test_a_program_whose_streams_are_closed(tmp_path: Path) -> None:
-    """Its first file is not one of them, and what it says goes nowhere."""
-    code = (
-        "import sys; from settings import preflight; preflight.begin('x'); "
-        "file = open(sys.argv[1], 'w'); print('said', flush=True); "
-        "print('said', file=sys.stderr, flush=True); print(file.fileno() > 2, sys.stdin.read(), file=file)"
-    )
-    closed = f'"{sys.executable}" -c "$0" "$1" <&- >&- 2>&-'
-    subprocess.run(
-        ["sh", "-c", closed, code, str(tmp_path / "a")], check=True, cwd=ROOT
-    )
-    assert (tmp_path / "a").read_text() == "True \n"
 
 
 def test_ctrl_c_while_dali_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,10 +68,3 @@ def test_ctrl_c_while_dali_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "__import__", interrupted)
     with pytest.raises(KeyboardInterrupt):
         import_dali()
-
-
-def test_an_import_that_nobody_interrupts() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(ImportError, match="missing"), uninterrupted():
-        raise ImportError("missing")
-    assert signal.getsignal(signal.SIGINT) is before

@@ -306,19 +306,6 @@ def test_a_worker_that_dies_in_mid_step_leaves_no_hole(tmp_path: Path) -> None:
     assert (content["progress"]["step"], float(content["model"]["seen"])) == (2, 0.0)
 
 
-def test_a_checkpoint_is_asked_for_once(tmp_path: Path) -> None:
-    """The ranks decide on it a step later; and a validation's end is saved once."""
-    toy = Toy(tmp_path, 2, 0.5, 0.5, save_every_minutes=1e-9)
-    for one in toy.later:
-        one.arrived.set()
-    toy.training._saved_at = 0.0
-    saved: list[int] = []
-    whole = toy.training.save
-    toy.training.save = lambda: (saved.append(toy.training.progress.step), whole())  # type: ignore[method-assign, assignment, func-returns-value]
-    toy.training.fit()
-    assert [step for step in saved if step % STEPS] == [2, STEPS + 2]
-
-
 def test_an_evaluation_takes_no_optimiser(tmp_path: Path) -> None:
     """A checkpoint is evaluated whatever trained it."""
     toy = Toy(tmp_path, 1)
