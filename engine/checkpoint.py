@@ -18,7 +18,6 @@ from torch import nn
 from contracts import UserError
 from engine import optimizers
 from engine.distributed import ProcessWorld
-from engine.protocols import Report
 from engine.step import Step
 from settings.config import FACTS
 from settings.run import Run
@@ -124,9 +123,8 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
     Raises UserError when it cannot be written.
     """
-    new = path.with_name(
-        f".{path.name}.new"
-    )  # one name, so that what a kill leaves is written over
+    # one name, so that what a kill leaves is written over
+    new = path.with_name(f".{path.name}.new")
     try:
         with new.open("wb") as file:
             torch.save({"format": FORMAT, **content}, file)
@@ -141,26 +139,19 @@ def write(path: Path, content: dict[str, Any]) -> None:
         finally:
             os.close(folder)
     except (OSError, RuntimeError) as error:
-        reason = _why_unwritten(error, path.parent)
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        # torch reports a full disk as RuntimeError, in words of its own
+        if shutil.disk_usage(path.parent).free < FULL_BYTES:
+            reason = "no space left"
         new.unlink(missing_ok=True)
+        remedy = f"there is no {path.name} yet: mend it, or name another folder"
         if path.is_file():
             remedy = (
                 f"the earlier {path.name} is untouched: mend it, then --resume auto"
             )
-        else:
-            remedy = f"there is no {path.name} yet: mend it, or name another folder"
         raise UserError(
             f"--output {path.parent}: cannot write {path.name}: {reason}; {remedy}"
         ) from error
-
-
-def _why_unwritten(error: OSError | RuntimeError, folder: Path) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    # torch reports a full disk as RuntimeError, in words of its own
-    if isinstance(error, RuntimeError) and shutil.disk_usage(folder).free < FULL_BYTES:
-        return "no space left"
-    return str(error).splitlines()[0]
 
 
 def on_host(content: Any) -> Any:
@@ -357,7 +348,7 @@ class Resume:
         for name in ("model", "ema", "optimizer", "scaler"):
             self.content.pop(name, None)
 
-    def tell(self, report: Report, *, config: Mapping[str, Any], ordering: str) -> None:
+    def tell(self, report: Any, *, config: Mapping[str, Any], ordering: str) -> None:
         """Say what is not as in the checkpoint: settings (`config` is of Config.flat()), and the plan's
         `ordering`.
         """

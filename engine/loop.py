@@ -19,7 +19,6 @@ from engine.distributed import ProcessWorld, Vote, leave, leave_within
 from engine.emergency_save import EmergencySave
 from engine.failures import Failures
 from engine.loss_log import LossLog
-from engine.protocols import Meter, Report
 from engine.ranks import is_gone
 from engine.step import Step
 from engine.stop import Asked, StopRequest
@@ -46,8 +45,8 @@ class Training:
     validation: Validation
     checkpoints: Checkpoints
     failures: Failures  # of training
-    report: Report
-    meter: Meter
+    report: Any  # report.reporter.Reporter
+    meter: Any  # report.meter.Meter
     count_step: Callable[[], None]  # by a profiler
     # report.ceilings.measure: the step alone and the loader alone; None once it was stopped
     measure_ceilings: Callable[..., dict[str, dict[str, Any]] | None]

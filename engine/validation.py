@@ -16,7 +16,6 @@ from engine.checkpoint import Checkpoints, Progress
 from engine.distributed import ProcessWorld, Vote
 from engine.evaluate import Outcome, evaluate
 from engine.failures import Failures
-from engine.protocols import Report
 from engine.stop import Asked
 from engine.watch import Watch
 from system import torch_files
@@ -63,7 +62,7 @@ class Validation:
     open_loader: Callable[[], Loader] | None  # None: there is no data to validate on
     checkpoints: Checkpoints
     failures: Failures
-    report: Report
+    report: Any  # report.reporter.Reporter
     # which pass leaves its files where there is no best.pt to be of
     of_average: bool = False
 
