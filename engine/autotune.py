@@ -214,9 +214,8 @@ def _measured(
     world = step.world
     with ExitStack() as stack:
         if world.device.type == "cuda":
-            stack.callback(
-                torch.cuda.empty_cache
-            )  # what this one had is the next one's
+            # what this one had is the next one's
+            stack.callback(torch.cuda.empty_cache)
         why = ""
         first: list[Batch] = []
         stack.callback(first.clear)

@@ -83,9 +83,8 @@ class Checkpoints:
     # arch, classes, manifest, ordering, config (what was asked for) and used (what came of it): what Resume
     # compares, and an evaluation begins from
     about: dict[str, Any]
-    writing: threading.Lock = field(
-        default_factory=threading.Lock
-    )  # held while a file is written
+    # held while a file is written
+    writing: threading.Lock = field(default_factory=threading.Lock)
 
     def content(self, progress: Progress) -> dict[str, Any]:
         """Return what a checkpoint holds from which a run goes on at `progress`; its tensors are the live

@@ -120,9 +120,8 @@ def _keep_freed_memory() -> None:
         mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, -1)
         if "MALLOC_ARENA_MAX" not in os.environ:
-            mallopt(
-                M_ARENA_MAX, 1
-            )  # each arena would keep what its threads free, and none share it
+            # each arena would keep what its threads free, and none share it
+            mallopt(M_ARENA_MAX, 1)
 
 
 def _sharing(local_size: int) -> int:
@@ -231,9 +230,8 @@ class ProcessWorld:
         self._peers = Peers(rank=self.rank, size=self.size, timeout_s=self.timeout_s)
         gpus = max(torch.cuda.device_count(), slurm.gpus_on_node(os.environ))
         shared_gpu = self.device.type == "cuda" and self.local_size > gpus
-        with_nccl = (
-            self.device.type == "cuda" and not shared_gpu
-        )  # which refuses two ranks on one GPU
+        # which refuses two ranks on one GPU
+        with_nccl = self.device.type == "cuda" and not shared_gpu
         try:
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if with_nccl else "gloo",

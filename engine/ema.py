@@ -34,9 +34,8 @@ class Ema:
         self._module = module
         self._network = list(module.parameters())
         saved = module.state_dict().keys()
-        self.names = [
-            name for name, _ in module.named_parameters()
-        ]  # of what is averaged
+        # of what is averaged
+        self.names = [name for name, _ in module.named_parameters()]
         # by the dictionary that holds it: a network may assign a new tensor to a buffer's name
         self._buffers: list[tuple[dict[str, torch.Tensor | None], str]] = []
         for prefix, owner in module.named_modules():

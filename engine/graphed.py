@@ -116,9 +116,8 @@ class Outcome:
     """What came of --graphs."""
 
     why_not: str = ""  # "" where steps are graphs
-    warm_up_ms: dict[str, float] = field(
-        default_factory=dict
-    )  # phases of an eager step, measured before
+    # phases of an eager step, measured before
+    warm_up_ms: dict[str, float] = field(default_factory=dict)
 
     @property
     def told(self) -> tuple[str, ...]:

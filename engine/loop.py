@@ -217,7 +217,7 @@ class Training:
         with bar, self.watch.steps():
             closed: ClosedWindow | None = None
             stopped = False
-            loaders_error: UserError | None = None
+            ended: Exception | None = None
             epoch_steps = self.plan.steps(0)
             for left in range(steps, 0, -1):
                 # steps are counted, not samples: those of a dropped tail are never trained on
@@ -236,17 +236,13 @@ class Training:
                         position=progress.consumed,
                         want_norm=logging,
                     )
-                except Asked:
-                    # alone: where others wait in their step, the watch ends the process
-                    self.rescue.undo()
-                    stopped = True
-                    break
-                except UserError as error:  # a file of the data is gone, or a worker
+                # asked to stop in a wait, or a file of the data is gone, or a worker
+                except (Asked, UserError) as error:
                     if self.world.size > 1:
                         self._rescued()  # the others wait in their step
                         raise
                     self.rescue.undo()
-                    loaders_error = error
+                    ended = error
                     break
                 self._count(outcome, lr)
                 decided = self._vote()
@@ -260,19 +256,22 @@ class Training:
                 if stopped or self._enough():
                     break
                 if decided["save"]:
-                    self._log()
-                    self._tell_window(self._closed(self.meter.pause()))
+                    self._pause()
                     self.save()
                     self._start_clocks()
             last = self.vote.drain()  # an epoch may be one step long
             self._time_is_up |= last["enough"]
             self._tell_window(closed)
-            self._log()
-            self._tell_window(self._closed(self.meter.pause()))
-        if loaders_error is not None:
+            self._pause()
+        if isinstance(ended, UserError):
             self.save()
-            raise loaders_error
-        return not (last["stop"] or stopped)
+            raise ended
+        return not (last["stop"] or stopped or ended)
+
+    def _pause(self) -> None:
+        """Stop the clocks, and tell all steps so far."""
+        self._log()
+        self._tell_window(self._closed(self.meter.pause()))
 
     def _start_clocks(self) -> None:
         # what went on since the last step is no wait for data
@@ -313,9 +312,8 @@ class Training:
     def _vote(self) -> dict[str, bool]:
         """Raise this rank's flags; return what the ranks have decided with those of the step before."""
         save = self._save_due()
-        self._save_is_asked_for |= (
-            save  # the others decide a step later, and until then nobody asks again
-        )
+        # the others decide a step later, and until then nobody asks again
+        self._save_is_asked_for |= save
         decided = self.vote.exchange(
             stop=self.stop(),
             window=self.meter.due(),

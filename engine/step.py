@@ -83,9 +83,8 @@ class Step:
         self._nan = torch.full((), torch.nan, device=world.device)
         # of the micro-batches so far: sum of losses, valid samples, sums of the loss's terms
         self._sums = torch.zeros(2, device=world.device)
-        self.scaler.scale(
-            self._unscaled
-        )  # the scaler makes its tensors when it is first used
+        # the scaler makes its tensors when it is first used
+        self.scaler.scale(self._unscaled)
 
     @property
     def dtype(self) -> str:
@@ -269,9 +268,8 @@ class Step:
         finally:
             for holder, before in held:
                 made = [name for name in holder if name not in before]
-                for name in (
-                    made if self.graphs is None else []
-                ):  # graphs read what was made before a capture
+                # graphs read what was made before a capture
+                for name in made if self.graphs is None else []:
                     del holder[name]
                 holder.update(before)
             for tensor, value in zip(tensors, saved, strict=True):
@@ -326,7 +324,6 @@ def seed(key: int, device: torch.device) -> None:
     """
     torch.default_generator.manual_seed(key)
     if device.type == "cuda":
-        index = (
-            torch.cuda.current_device()
-        )  # this process's; there are no generators before CUDA has started
+        # this process's; there are no generators before CUDA has started
+        index = torch.cuda.current_device()
         torch.cuda.default_generators[index].manual_seed(key)

@@ -66,9 +66,8 @@ class Validation:
     # which pass leaves its files where there is no best.pt to be of
     of_average: bool = False
 
-    not_finite: int = field(
-        default=0, init=False
-    )  # samples of the last pass whose output was no number
+    # samples of the last pass whose output was no number
+    not_finite: int = field(default=0, init=False)
     _unsettled: _Unsettled | None = field(default=None, init=False)
     _notes_are_said: bool = field(default=False, init=False)
 

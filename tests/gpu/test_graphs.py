@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,11 @@ from engine.distributed import ProcessWorld
 from engine.precision import DTYPES
 from engine.step import Step
 from models import classification as registry
-from plan import draws
 from plan.targets import IGNORE
 from report.ceilings import compute_ceiling
-from report.phases import Phases
 from settings.optimisation import Optimisation
 from tasks.classification import Classification
+from tests.unit.steps import composed
 
 CLASSES = 5
 BATCH = 8
@@ -34,6 +32,8 @@ def made(
     world: ProcessWorld,
     arch: str | torch.nn.Module,
     precision: str = "fp16",
+    *,
+    task: Classification | None = None,
     **settings: Any,
 ) -> Step:
     """Make a step as train.py composes it."""
@@ -44,15 +44,12 @@ def made(
     assert isinstance(module, torch.nn.Module)
     module = module.to(world.device).to(memory_format=torch.channels_last).train()
     optimisation = Optimisation(**{"lr": 0.01} | settings)
-    return Step(
-        module=module,
-        task=Classification(np.arange(BATCH) % CLASSES),
-        optimisation=optimisation,
-        precision=precision,
-        world=world,
-        draw_key=partial(draws.key, 0, draws.Purpose.MODEL),
-        phases=Phases(world.device),
+    task = task or Classification(np.arange(BATCH) % CLASSES)
+    step = composed(
+        module, task, optimisation, precision=precision, device=world.device
     )
+    step.world = world
+    return step
 
 
 def batch_of(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,22 +25,8 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture
-def world(device: torch.device) -> Iterator[ProcessWorld]:
-    benchmark, deterministic = (
-        torch.backends.cudnn.benchmark,
-        torch.backends.cudnn.deterministic,
-    )
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.deterministic = True
-    world = ProcessWorld(device)
-    with world.own_stream():
-        yield world
-    torch.backends.cudnn.benchmark = benchmark
-    torch.backends.cudnn.deterministic = deterministic
-
-
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.usefixtures("deterministic")
 def test_captured_is_eager(case: str, world: ProcessWorld) -> None:
     """Bit for bit: losses, loss scales, weights, state and average, also of steps that overflow."""
     eager, graph = (made(world, "resnet18", **CASES[case]) for _ in range(2))

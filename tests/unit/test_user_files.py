@@ -67,9 +67,8 @@ def test_a_pipe_in_place_of_a_file_is_said(kind: str, tmp_path: Path) -> None:
     pipe = tmp_path / name
     pipe.parent.mkdir(parents=True, exist_ok=True)
     os.mkfifo(pipe)
-    held = os.open(
-        pipe, os.O_RDWR
-    )  # a reader that waits for a writer reads on without an end, and times out
+    # a reader that waits for a writer reads on without an end, and times out
+    held = os.open(pipe, os.O_RDWR)
     os.write(held, b"{}")
     try:
         with pytest.raises((UserError, Unusable), match="a device or a pipe") as said:

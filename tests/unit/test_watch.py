@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks import soak
 from engine import stop, watch
 from engine.checkpoint import Checkpoints, Progress
 from engine.distributed import ProcessWorld
@@ -119,22 +116,6 @@ def test_who_goes_on_or_saves_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
             made.world.timeout_s = 100.0
         made.beat()
     assert not codes
-
-
-def test_a_process_with_many_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that are opened now have numbers beyond those that select knows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
-    made, codes = watched(monkeypatch, size=2)
-    with ExitStack() as held:
-        held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        for _ in range(1024):
-            held.enter_context(open(os.devnull))
-        with made.stop.listening(), made.running(), made.steps():
-            os.kill(os.getpid(), signal.SIGTERM)
-            until(lambda: codes)
-        with soak.trimming():
-            soak._trim_others([])
 
 
 def test_a_second_ctrl_c_ends_what_does_not_look(
