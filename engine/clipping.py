@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from contracts import UserError
+from engine.optimizers import require_timm
 from settings.optimisation import Optimisation
 
 
@@ -20,11 +20,9 @@ class Clipping:
         # without the last layer, as timm and Brock et al. 2021 (arXiv:2102.06171): its weight and its bias
         self._adaptive = list(module.parameters())[:-2]
         if self._agc:
-            try:
-                from timm.utils.agc import adaptive_clip_grad
-            except ImportError as error:
-                why = f"which cannot be imported ({error}): pip install timm"
-                raise UserError(f"--clip-grad-agc is of timm, {why}") from None
+            require_timm("--clip-grad-agc")
+            from timm.utils.agc import adaptive_clip_grad
+
             self._adapt = adaptive_clip_grad
 
     def factor(self, norm: torch.Tensor) -> torch.Tensor | float:

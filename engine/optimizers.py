@@ -102,7 +102,7 @@ def _layer_scales(module: nn.Module, decay: float) -> dict[str, float]:
                     f"{begin}.{name}": place for name, _ in part.named_parameters()
                 }
     else:
-        _timm(f"--layer-decay {decay:g}")
+        require_timm(f"--layer-decay {decay:g}")
         from timm.models import group_parameters
 
         layer_of = group_parameters(module, matcher(coarse=False), reverse=True)
@@ -142,7 +142,7 @@ def _adamw(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
 
 
 def _lamb(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
-    _timm("--optimizer lamb")
+    require_timm("--optimizer lamb")
     from timm.optim import Lamb
     from timm.optim.lamb import lamb
 
@@ -191,18 +191,18 @@ def _lamb(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
 
 
 def _lars(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
-    return _timm("--optimizer lars").Lars(
+    return require_timm("--optimizer lars").Lars(
         groups, foreach=on_gpu, **_momentum_of(optimisation)
     )
 
 
 def _lion(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
     # its foreach form would wait for a learning rate that lies on the device
-    return _timm("--optimizer lion").Lion(groups, foreach=False)
+    return require_timm("--optimizer lion").Lion(groups, foreach=False)
 
 
 def _muon(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
-    muon = _timm("--optimizer muon").Muon
+    muon = require_timm("--optimizer muon").Muon
     parted: Groups = []
     for group, matrices in itertools.product(groups, (True, False)):
         if params := [p for p in group["params"] if _is_matrix(p) is matrices]:
@@ -234,7 +234,7 @@ def _is_matrix(parameter: torch.Tensor) -> bool:
     return min(rows, parameter.numel() // rows) >= MUON_SIDE
 
 
-def _timm(flag: str) -> Any:
+def require_timm(flag: str) -> Any:
     """Return timm.optim. Raises UserError where timm, which `flag` needs, is not installed, or too old."""
     try:
         import timm.optim
