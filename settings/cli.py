@@ -207,7 +207,8 @@ def refusal(error: ValidationError, depth: int = 0) -> str:
     flag = f"--{str(place[-1]).replace('_', '-')}"
     # one error for each type that the value may have
     messages = [each["msg"] for each in errors if each["loc"][: depth + 1] == place]
-    message = " or ".join(dict.fromkeys(messages))
+    others = [each.removeprefix("Input should be ") for each in messages[1:]]
+    message = " or ".join([messages[0], *others])
     return flag + wrong(first["type"], message, shown(first["input"]))
 
 

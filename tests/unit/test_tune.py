@@ -266,7 +266,7 @@ def test_a_real_trial_and_one_without_a_rate(monkeypatch: pytest.MonkeyPatch) ->
         ),
         (
             ["--batch-size", "0"],
-            "flags: --batch-size got 0: input should be greater than 0\n",
+            "--batch-size got '0': input should be greater than 0 or 'auto'\n",
         ),
         (
             ["--output", "no/such/folder.yaml"],
