@@ -335,6 +335,15 @@ def test_nothing_is_saved_past_figures_that_are_waited_for(tmp_path: Path) -> No
     assert unsettled == [True] and not toy.training.validation.unsettled
 
 
+def test_a_tail_is_left_out_and_counted(tmp_path: Path) -> None:
+    toy = Toy(tmp_path, 1, 1.0)
+    toy.training.plan.samples = SAMPLES + 1  # type: ignore[misc]
+    toy.training.fit()
+    assert toy.report.epoch.call_args.args == (0, 1, SAMPLES, 0)
+    at = toy.training.progress
+    assert (at.samples, at.dropped) == (SAMPLES, 1)
+
+
 def test_a_window_has_the_bytes_of_its_samples(tmp_path: Path) -> None:
     """A window counts samples that are no padding, and the next window has none of them."""
     toy = Toy(tmp_path, 2, 0.5, 0.5)

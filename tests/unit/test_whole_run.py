@@ -39,6 +39,8 @@ def test_samples_are_those_of_the_whole_run(tmp_path: Path) -> None:
     later.training.__post_init__()
     damaged(later, [3])
     later.training.fit()
+    told = later.report.train.call_args.kwargs["progress"]
+    assert told["consumed"] == SAMPLES
     assert (resumed.samples, later.training.progress.samples) == (
         2 * SAMPLES + (STEPS - 1) * BATCH,
     ) * 2
