@@ -35,10 +35,12 @@ class Slow:
         self.arrived, self.dropped = threading.Event(), threading.Event()
         self.done, self.drop = self.arrived.is_set, self.dropped.set
         self.files: dict[str, bytes] = {}
+        self.more: dict[str, int] = {}
 
     def result(self) -> dict[str, Any]:
         self.waited += not self.done()
-        return {"ap": self.figure, "seconds": 1.5, "extras": {"files": self.files}}
+        extras = {"files": self.files}
+        return {"ap": self.figure, "seconds": 1.5, "extras": extras, **self.more}
 
 
 def loader_of(batches: Callable[[int, int], Iterator[Any]]) -> Any:
@@ -333,6 +335,14 @@ def test_nothing_is_saved_past_figures_that_are_waited_for(tmp_path: Path) -> No
     toy.later[0].result = waited  # type: ignore[method-assign]
     assert toy.training.fit()
     assert unsettled == [True] and not toy.training.validation.unsettled
+
+
+def test_a_network_whose_output_is_no_number_is_not_the_best(tmp_path: Path) -> None:
+    toy = Toy(tmp_path, 2, 0.25, 0.5)
+    toy.later[1].more = {"outputs_not_finite": 3, "samples": SAMPLES}
+    assert toy.training.fit()
+    assert toy.kept("best.pt")[0] == STEPS and toy.training.progress.best == 0.25
+    assert "no number for 3 of 8 samples" in toy.report.warn.call_args.args[0]
 
 
 def test_a_tail_is_left_out_and_counted(tmp_path: Path) -> None:
