@@ -55,7 +55,7 @@ USER 10001
 RUN set -eu; \
     python -c 'import torch, torchvision; print("torch", torch.__version__, "torchvision", torchvision.__version__)'; \
     python -c 'import av, cv2, faster_coco_eval, filelock, imageio, numba, numpy, nvidia.nvimgcodec, PIL, psutil, pycocotools.mask, pydantic, pynvml'; \
-    python -c 'import lmdb, matplotlib, pyarrow, rich, safetensors, tensorboard, tyro, yaml'; \
+    python -c 'import lmdb, matplotlib, pyarrow, rich, safetensors, tensorboard, yaml'; \
     if [ "$(uname -m)" = x86_64 ]; then python -c 'import decord, importlib.util as u; exit(u.find_spec("PyNvVideoCodec") is None)'; fi; \
     python -c 'import nvidia.dali as d; v = d.__version__; \
       exit(f"DALI {v} of this BASE is too old: take a newer image" if tuple(map(int, v.split(".")[:2])) < (2, 2) else print("DALI", v))'; \

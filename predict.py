@@ -59,9 +59,6 @@ def predict(
     precise = precision.choose(
         config.model.precision, world.device, on_cpu=kind.cpu_precision
     )
-    if precise == precision.PURE:
-        # without a step there are no masters, and the weights stay fp32
-        precise = "fp16"
     native = start.native(registry, arch)
     output = record.folder(run, resume.path, name="predict")
     with ExitStack() as stack:

@@ -65,9 +65,8 @@ def train(
             )
         )
         splits = kind.splits(config, names[0], console, start.classes(registry, arch))
-        require_files(
-            names[0], [split.source for split in splits.values()]
-        )  # not first in validation
+        # what cannot be read is said here, and not first in the validation
+        require_files(names[0], [split.source for split in splits.values()])
         train_set = splits["train"].columns
         plan, val_plan = kind.plans(
             config, splits, native, seed=run.seed, **world.place
@@ -77,24 +76,20 @@ def train(
         )
         task, val_task = kind.tasks(config, splits, AUXILIARY_WEIGHTS.get(arch, 0.0))
         shape = plan.sample_shape
-        torch.backends.cudnn.benchmark = (
-            plan.resident == 1
-        )  # its search begins anew with each shape
-        stack.enter_context(
-            world.joined(run.timeout_minutes)
-        )  # after the scans: joining has a time-out
-        stack.enter_context(
-            world.own_stream()
-        )  # before Phases, whose timeline is the stream of now
+        # cuDNN's search begins anew with each shape
+        torch.backends.cudnn.benchmark = plan.resident == 1
+        # behind the scans: joining has a time-out
+        stack.enter_context(world.joined(run.timeout_minutes))
+        # before Phases, whose timeline is the stream of now
+        stack.enter_context(world.own_stream())
         output = world.gather(output)[0]  # a new one is named by rank 0's clock
         identity = {
             "arch": arch,
             "classes": list(train_set.classes),
             "manifest": train_set.fingerprint,
         }
-        resume.fits(
-            task=kind.name, config=config.flat(), **world.agree(identity)
-        )  # before a net is built
+        # before a network is built
+        resume.fits(task=kind.name, config=config.flat(), **world.agree(identity))
         heads = kind.building(config, train_set)
         net = start.network(registry, arch, (plan.batch_size, *shape), heads, console)
         module = net.to(DEVICE).to(memory_format=memory.CHANNELS_LAST[1 + len(shape)])
@@ -118,12 +113,10 @@ def train(
             device=DEVICE,
             workers=workers,
         )
-        resume.into(
-            module, step, optimizer=opt.optimizer
-        )  # before Reporter cuts the run's files
-        stack.callback(
-            step.forget
-        )  # graphs hold NCCL, and a group with graphs does not end
+        # before Reporter cuts the run's files
+        resume.into(module, step, optimizer=opt.optimizer)
+        # graphs hold NCCL, and a group with graphs does not end
+        stack.callback(step.forget)
         about = {
             "arch": arch,
             "precision": precise,
@@ -136,9 +129,8 @@ def train(
             "manifest": train_set.fingerprint,
         }
         asked = model.graphs if not run.evaluate else False
-        with memory.explained(
-            step, plan.batch_size, shape, world
-        ):  # a loader's threads break a capture
+        explained = partial(memory.explained, step, plan.batch_size, shape, world)
+        with explained():  # a loader's threads break a capture
             graphs = graphed.prepare(
                 step, partial(first_batches, feed), world, asked, one_shape=kind.graphs
             )
@@ -165,14 +157,12 @@ def train(
         about |= {
             "rejected": rejected(splits),
             "loaders": kind.can_open(config, gpu=DEVICE.type == "cuda"),
-        }
-        about |= {
             "unit": kind.unit,
             **choice.facts(),
             **graphs.facts(),
             **kind.facts(plan),
+            **schedules.facts(plan),
         }
-        about |= schedules.facts(plan)
         reporter = Reporter(
             output,
             world=world,
@@ -198,12 +188,15 @@ def train(
         profile = profiler(
             output, enabled=run.profile, rank=world.rank, warn=reporter.warn
         )
-        lost = Failures(
-            split="val",
-            samples=val_plan.samples,
-            name_of=val_feed.source.name,
-            report=reporter,
-        )
+        failures = {
+            split: Failures(
+                split=split,
+                samples=its.samples,
+                name_of=of.source.name,
+                report=reporter,
+            )
+            for split, its, of in (("train", plan, feed), ("val", val_plan, val_feed))
+        }
         kept = start.kept(kind, val_plan, pixels, size=native.size)
         saved = {"ordering": plan.ordering, "loader": choice.loader, **identity, **kept}
         checkpoints = Checkpoints(
@@ -224,34 +217,26 @@ def train(
                 if config.data.data
                 else None,
                 checkpoints=checkpoints,
-                failures=lost,
+                failures=failures["val"],
                 report=reporter,
                 of_average=start.of_average,
             ),
             checkpoints=checkpoints,
-            failures=Failures(
-                split="train",
-                samples=plan.samples,
-                name_of=feed.source.name,
-                report=reporter,
-            ),
+            failures=failures["train"],
             report=reporter,
             meter=meter,
-            profile=stack.enter_context(profile),
+            count_step=stack.enter_context(profile).step,
             measure_ceilings=ceilings.measure,
             run=run,
             optimisation=opt,
             bytes_of=partial(kind.bytes_read, train_set),
             progress=resume.progress_in(output, world),
         )
-        with (
-            training.stop.listening(),
-            memory.explained(step, plan.batch_size, shape, world),
-        ):
+        with training.stop.listening(), explained():
             finished = training.validate() if run.evaluate else training.fit()
         reporter.finish(
             asdict(training.progress),
-            failed=training.failed,
+            failed=training.failures.ids,
             finished=finished,
             loader=loader,
         )

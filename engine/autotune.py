@@ -16,8 +16,9 @@ import os
 import socket
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ ALL_S = 40.0
 LR = 1e-8
 """Learning rate of these steps: so low that batches that come again and again hardly move the weights."""
 
-Open = Callable[[str], Loader]
+Measured = dict[str, dict[str, Any]]
+"""Loader -> its rate, min and max in samples/s of all ranks, or `why` there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,52 +56,37 @@ class Choice:
 
     loader: str
     how: str = "given"  # or the only one, measured, kept, checkpoint
-    measured: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=dict
-    )  # name -> rate, min, max; or why
+    measured: Measured = field(default_factory=dict)
     seconds: float = 0.0  # that measuring took in this run
 
     def told(self, unit: str) -> tuple[str, ...]:
         """Return a line for each loader that was measured, the chosen one's first."""
         if self.how == "checkpoint":
             return (f"--loader auto: {self.loader}, as in the checkpoint",)
-        before = (
-            "--loader auto, as measured before"
-            if self.how == "kept"
-            else "--loader auto"
-        )
+        before = ", as measured before" if self.how == "kept" else ""
         names = sorted(self.measured, key=lambda name: name != self.loader)
-        lines = [
-            f"{before}: {_line(name, self.measured[name], unit)}" for name in names
-        ]
-        rates = _rates_of(self.measured)
-        if rates and rates[self.loader] < max(rates.values()):
+        lines = [f"--loader auto{before}: {self._line(name, unit)}" for name in names]
+        rates = [its.get("rate", 0.0) for its in self.measured.values()]
+        if lines and self.measured[self.loader]["rate"] < max(rates):
             lines[0] += (
                 f", taken: rates within {ALIKE:.0%} count as equal, and it comes first"
             )
         return tuple(lines)
 
+    def _line(self, name: str, unit: str) -> str:
+        its = self.measured[name]
+        if "why" in its:
+            return f"{name} {its['why']}"
+        spread = f"{its['min']:,.0f} to {its['max']:,.0f}"
+        return f"{name} {its['rate']:,.0f} {unit} with the step ({spread})"
+
     def facts(self) -> dict[str, Any]:
         """Return what a summary says of it; `loader_auto` is None where nothing was to be found out."""
-        if not self.measured and self.how != "checkpoint":
-            return {"loader": self.loader, "loader_auto": None}
-        found = {
-            "how": self.how,
-            "seconds": round(self.seconds, 1),
-            "measured": dict(self.measured),
-        }
-        return {"loader": self.loader, "loader_auto": found}
-
-
-def _rates_of(measured: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Return the rates of the loaders that have one."""
-    return {name: its["rate"] for name, its in measured.items() if "rate" in its}
-
-
-def _line(name: str, found: Mapping[str, Any], unit: str) -> str:
-    if "why" in found:
-        return f"{name} {found['why']}"
-    return f"{name} {found['rate']:,.0f} {unit} with the step ({found['min']:,.0f} to {found['max']:,.0f})"
+        auto = None
+        if self.measured or self.how == "checkpoint":
+            seconds = round(self.seconds, 1)
+            auto = {"how": self.how, "seconds": seconds, "measured": self.measured}
+        return {"loader": self.loader, "loader_auto": auto}
 
 
 def timed(flat: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
@@ -122,52 +109,43 @@ class Answers:
     def __init__(
         self, folder: Path, of: Mapping[str, Any], world: ProcessWorld
     ) -> None:
-        gpu = (
-            torch.cuda.get_device_name(world.device)
-            if world.device.type == "cuda"
-            else None
-        )
-        machine = {
+        on_gpu = world.device.type == "cuda"
+        self._of = {
             "host": socket.gethostname(),
-            "gpu": gpu,
+            "gpu": torch.cuda.get_device_name(world.device) if on_gpu else None,
             "cores": cores(),
             "ranks": world.size,
+            "torch": str(torch.__version__),
+            **of,
         }
-        self._of = {**machine, "torch": str(torch.__version__), **of}
-        digest = hashlib.sha256(
-            json.dumps(self._of, sort_keys=True).encode()
-        ).hexdigest()
+        text = json.dumps(self._of, sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()
         self._path = folder / "fastest-loaders" / f"{digest[:24]}.json"
 
     def read(self) -> Choice | None:
         """Return the answer that is kept; None where there is none, or a damaged one."""
-        with suppress(OSError, ValueError, KeyError, TypeError):
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             kept = json.loads(self._path.read_text(encoding="utf-8"))
-            if kept["of"] == self._of:
-                answer = Choice(
-                    loader=str(kept["loader"]),
-                    how="kept",
-                    measured=dict(kept["measured"]),
-                )
-                answer.told("")  # raises where a figure is missing, or is none
-                return answer
+            answer = Choice(
+                loader=kept["loader"], how="kept", measured=kept["measured"]
+            )
+            answer.told("")  # raises where a figure is missing, or is none
+            return answer
         return None
 
-    def write(self, loader: str, measured: Mapping[str, Any]) -> None:
+    def write(self, loader: str, measured: Measured) -> None:
         """Keep an answer, as one act; where the folder cannot be written it is found anew next time."""
-        content = json.dumps(
-            {"loader": loader, "measured": measured, "of": self._of}, indent=1
-        )
+        content = {"loader": loader, "measured": measured, "of": self._of}
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             new = self._path.with_suffix(f".{os.getpid()}")
-            new.write_text(content, encoding="utf-8")
+            new.write_text(json.dumps(content, indent=1), encoding="utf-8")
             os.replace(new, self._path)
 
 
 def choose(
     names: Sequence[str],
-    open_loader: Open,
+    open_loader: Callable[[str], Loader],
     *,
     step: Step,
     samples: int,
@@ -185,47 +163,43 @@ def choose(
     """
     world = step.world
     everyones = world.gather(list(names))
-    names = [name for name in names if all(name in its for its in everyones)] or list(
-        names
-    )
+    names = [name for name in names if all(name in its for its in everyones)] or names
     if len(names) == 1:
         return Choice(loader=names[0])
     if before in names:
         return Choice(loader=str(before), how="checkpoint")
-    kept = world.gather(answers.read())[0]
+    kept: Choice | None = world.gather(answers.read())[0]
     if kept is not None and kept.loader in names:
         return kept
-    say(
-        f"--loader auto: measuring {', '.join(names)}, {SECONDS:g} s each beside the step"
-    )
+    listed = ", ".join(names)
+    say(f"--loader auto: measuring {listed}, {SECONDS:g} s each beside the step")
     began = time.perf_counter()
-    found: dict[str, dict[str, Any]] = {}
-    slowest = 0.0
+    measured: Measured = {}
+    slowest_s = 0.0
     with step.preserved():
         for name in names:
             at = _agreed(time.perf_counter() - began, world)
-            if at + slowest > ALL_S:
-                found[name] = {"why": f"was not measured: {ALL_S:g} s were over"}
+            if at + slowest_s > ALL_S:
+                measured[name] = {"why": f"was not measured: {ALL_S:g} s were over"}
                 continue
-            found[name] = _measured(
-                name, open_loader, step=step, samples=samples, epoch=epoch, world=world
-            )
-            slowest = max(slowest, _agreed(time.perf_counter() - began, world) - at)
-    rates = _rates_of(found)
+            measured[name] = _measured(partial(open_loader, name), step, samples, epoch)
+            slowest_s = max(slowest_s, _agreed(time.perf_counter() - began, world) - at)
+    choice = Choice(
+        loader="",
+        how="measured",
+        measured=measured,
+        seconds=time.perf_counter() - began,
+    )
+    rates = {name: its["rate"] for name, its in measured.items() if "rate" in its}
     if not rates:
         raise UserError(
-            f"--loader auto: {'; '.join(_line(name, its, '') for name, its in found.items())}"
+            f"--loader auto: {'; '.join(choice._line(name, '') for name in measured)}"
         )
     enough = (1 - ALIKE) * max(rates.values())
     fastest = next(name for name in names if rates.get(name, 0.0) >= enough)
     if world.rank == 0:
-        answers.write(fastest, found)
-    return Choice(
-        loader=fastest,
-        how="measured",
-        measured=found,
-        seconds=time.perf_counter() - began,
-    )
+        answers.write(fastest, measured)
+    return replace(choice, loader=fastest)
 
 
 def _agreed(seconds: float, world: ProcessWorld) -> float:
@@ -234,56 +208,35 @@ def _agreed(seconds: float, world: ProcessWorld) -> float:
 
 
 def _measured(
-    name: str,
-    open_loader: Open,
-    *,
-    step: Step,
-    samples: int,
-    epoch: int,
-    world: ProcessWorld,
+    open_loader: Callable[[], Loader], step: Step, samples: int, epoch: int
 ) -> dict[str, Any]:
-    """Return samples/s of all ranks and their spread as rate, min and max; or `why` it cannot run here."""
-    loader = None
-    batches = None
-    first: Batch | None = None
-    why = ""
-    try:
+    """Return a loader's rates as _rates does; or `why` it cannot run here."""
+    world = step.world
+    with ExitStack() as stack:
+        if world.device.type == "cuda":
+            # what this one had is the next one's
+            stack.callback(torch.cuda.empty_cache)
+        why = ""
+        first: list[Batch] = []
+        stack.callback(first.clear)
         try:
-            loader = open_loader(name)
-            batches = _endless(loader, epoch)
-            first = next(batches)  # some take their memory only now
+            loader = stack.enter_context(closing(open_loader()))
+            batches = stack.enter_context(closing(_endless(loader, epoch)))
+            first.append(next(batches))  # some take their memory only now
         except UserError as error:
             why = f"cannot run here: {error}"
         # a rank that cannot would leave the others waiting in their steps
         if why := next(filter(None, world.gather(why)), ""):
             return {"why": why}
-        assert loader is not None and batches is not None and first is not None
-        return _rates(
-            step,
-            itertools.chain([first], batches),
-            loader.in_flight,
-            samples=samples,
-            world=world,
-        )
-    finally:
-        del first
-        if batches is not None:
-            batches.close()
-        if loader is not None:
-            loader.close()
-        if world.device.type == "cuda":
-            torch.cuda.empty_cache()  # what this one had is the next one's
+        ready = loader.in_flight
+        return _rates(step, itertools.chain(first, batches), ready, samples)
 
 
 def _rates(
-    step: Step,
-    batches: Iterator[Batch],
-    ready: int,
-    *,
-    samples: int,
-    world: ProcessWorld,
+    step: Step, batches: Iterator[Batch], ready: int, samples: int
 ) -> dict[str, Any]:
     """Measure steps on these batches, of which up to `ready` may be there before anyone asks."""
+    world = step.world
 
     def seconds_of(count: int) -> float:
         began = time.perf_counter()
@@ -305,30 +258,27 @@ def _rates(
         last_s = seconds_of(count)
         warm_s += last_s
         taken += count
-        a_second = math.ceil(
-            count / max(last_s, 1e-4)
-        )  # a clock may stand for the first step
+        # a clock may stand for the first step
+        a_second = math.ceil(count / max(last_s, 1e-4))
         count = min(2 * count, a_second)
     count = max(round(a_second * SECONDS / WINDOWS), 1)
     windows: list[float] = []
     while sum(windows) < SECONDS:
         windows.append(seconds_of(count))
-    rates = [samples * count / seconds for seconds in windows]
+    in_window = samples * count
     # of all seconds: small sets begin anew within some windows, and workers deliver in bursts
-    rate = samples * count * len(windows) / sum(windows)
     return {
-        "rate": round(rate, 1),
-        "min": round(min(rates), 1),
-        "max": round(max(rates), 1),
+        "rate": round(in_window * len(windows) / sum(windows), 1),
+        "min": round(in_window / max(windows), 1),
+        "max": round(in_window / min(windows), 1),
     }
 
 
 def _endless(loader: Loader, first: int) -> Generator[Batch]:
     """Yield the batches of one epoch after the other from `first` on, as training takes them."""
     for epoch in itertools.count(first):
-        empty = True
-        for batch in loader.batches(epoch, 0):
-            empty = False
+        count = 0
+        for count, batch in enumerate(loader.batches(epoch, 0), start=1):  # noqa: B007
             yield batch
-        if empty:
+        if not count:
             raise UserError("it gives no batch")

@@ -1,4 +1,5 @@
-"""Checkpoints: written under a new name, synced, renamed; and how a run goes on from one."""
+"""Checkpoints: written under a new name, synced, renamed; read without running code; and how a run goes on
+from one."""
 
 from __future__ import annotations
 
@@ -6,17 +7,17 @@ import os
 import shutil
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, InstanceOf, ValidationError
 from torch import nn
 
 from contracts import UserError
-from engine import checkpoint_format, optimizers
+from engine import optimizers
 from engine.distributed import ProcessWorld
-from engine.protocols import Report
 from engine.step import Step
 from settings.config import FACTS
 from settings.run import Run
@@ -24,6 +25,11 @@ from system import torch_files
 
 FULL_BYTES = 1 << 20
 """A disk that a checkpoint has filled has less than this left."""
+FORMAT = 2
+"""What is written has this format: 2 has `used`, the settings as a run used them; 1 had those asked for."""
+READ = (1, 2)
+WEIGHTS_ALONE = "--weights takes over the weights alone"
+Tensors = dict[str, InstanceOf[torch.Tensor]]
 
 
 @dataclass
@@ -39,9 +45,28 @@ class Progress:
     dropped: int = 0  # samples that were the tail of an epoch
     samples: int = 0  # rows of all steps
     lost: int = 0  # those of them that could not be decoded
-    failed: tuple[
-        int, ...
-    ] = ()  # training samples that could not be decoded, each once
+    # training samples that could not be decoded, each once
+    failed: tuple[int, ...] = ()
+
+
+class Content(BaseModel):
+    """What a checkpoint holds by name, beside its `format`. Without --ema there is no `ema`, and last.pt has
+    no `best_of`.
+    """
+
+    arch: str
+    classes: tuple[str, ...]  # empty where a task has none
+    manifest: str
+    model: Tensors
+    ema: Tensors | None = None
+    best_of: str | None = None
+    optimizer: dict[str, Any]
+    scaler: dict[str, Any]
+    progress: Progress
+    config: dict[str, Any]
+    used: dict[str, Any] = {}
+    ordering: str = ""
+    loader: str = ""
 
 
 # --- writing ----------------------------------------------------------------------------------------------
@@ -58,22 +83,17 @@ class Checkpoints:
     # arch, classes, manifest, ordering, config (what was asked for) and used (what came of it): what Resume
     # compares, and an evaluation begins from
     about: dict[str, Any]
-    writing: threading.Lock = field(
-        default_factory=threading.Lock
-    )  # held while a file is written
+    # held while a file is written
+    writing: threading.Lock = field(default_factory=threading.Lock)
 
     def content(self, progress: Progress) -> dict[str, Any]:
         """Return what a checkpoint holds from which a run goes on at `progress`; its tensors are the live
         ones.
         """
-        model = self.module.state_dict()
-        if self.step.masters is not None:
-            model = self.step.masters.in_state(model)
+        average = self.step.ema
         return {
-            "model": model,
-            **(
-                {"ema": self.step.ema.state_dict()} if self.step.ema is not None else {}
-            ),
+            "model": self.module.state_dict(),
+            **({"ema": average.state_dict()} if average is not None else {}),
             "optimizer": self.step.optimizer.state_dict(),
             "scaler": self.step.scaler.state_dict(),
             "progress": asdict(progress),
@@ -102,12 +122,11 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
     Raises UserError when it cannot be written.
     """
-    new = path.with_name(
-        f".{path.name}.new"
-    )  # one name, so that what a kill leaves is written over
+    # one name, so that what a kill leaves is written over
+    new = path.with_name(f".{path.name}.new")
     try:
         with new.open("wb") as file:
-            torch.save({"format": checkpoint_format.FORMAT, **content}, file)
+            torch.save({"format": FORMAT, **content}, file)
             file.flush()
             # before the rename: else a power cut could leave the name with a part of the content
             os.fsync(file.fileno())
@@ -119,26 +138,19 @@ def write(path: Path, content: dict[str, Any]) -> None:
         finally:
             os.close(folder)
     except (OSError, RuntimeError) as error:
-        reason = _why_unwritten(error, path.parent)
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        # torch reports a full disk as RuntimeError, in words of its own
+        if shutil.disk_usage(path.parent).free < FULL_BYTES:
+            reason = "no space left"
         new.unlink(missing_ok=True)
+        remedy = f"there is no {path.name} yet: mend it, or name another folder"
         if path.is_file():
             remedy = (
                 f"the earlier {path.name} is untouched: mend it, then --resume auto"
             )
-        else:
-            remedy = f"there is no {path.name} yet: mend it, or name another folder"
         raise UserError(
             f"--output {path.parent}: cannot write {path.name}: {reason}; {remedy}"
         ) from error
-
-
-def _why_unwritten(error: OSError | RuntimeError, folder: Path) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    # torch reports a full disk as RuntimeError, in words of its own
-    if isinstance(error, RuntimeError) and shutil.disk_usage(folder).free < FULL_BYTES:
-        return "no space left"
-    return str(error).splitlines()[0]
 
 
 def on_host(content: Any) -> Any:
@@ -150,6 +162,40 @@ def on_host(content: Any) -> Any:
     if isinstance(content, list):
         return [on_host(value) for value in content]
     return content
+
+
+def read(path: Path, *, flag: str = "--resume") -> dict[str, Any]:
+    """Return the content of a checkpoint of this program. Raises UserError for anything else.
+
+    `flag` has named it.
+    """
+    said = f"{flag} {path}"
+    try:
+        content = torch_files.load(path)
+    except FileNotFoundError:
+        remedy = "'--resume auto' starts anew when there is none"
+        raise UserError(f"{said}: no checkpoint there; {remedy}") from None
+    except torch_files.Unreadable as error:
+        raise UserError(
+            f"{said}: not a checkpoint that can be read ({error})"
+        ) from None
+    if not torch_files.is_ours(content):
+        remedy = "to start from plain weights use --weights"
+        raise UserError(f"{said}: not a checkpoint of this program; {remedy}")
+    if content["format"] not in READ:
+        remedy = f"this version reads {READ}; {WEIGHTS_ALONE}"
+        number = str(content["format"])[:60]
+        raise UserError(f"{said}: a checkpoint of format {number}; {remedy}")
+    try:
+        Content.model_validate(content)
+    except ValidationError as error:
+        name = error.errors()[0]["loc"][0]
+        wrong = f"'{name}' in it is missing, or not what was written"
+        raise UserError(f"{said}: a damaged checkpoint: {wrong}") from None
+    if damaged := torch_files.damaged(path):
+        wrong = f"'{damaged}' in it is not what was written"
+        raise UserError(f"{said}: a damaged checkpoint: {wrong}")
+    return dict(content)
 
 
 # --- going on ---------------------------------------------------------------------------------------------
@@ -182,34 +228,28 @@ class Resume:
         """
         auto = run.resume == "auto"
         last = run.output / "last.pt" if run.output else None
-        none_to_evaluate = run.resume is None or (
-            auto and last is not None and not last.is_file()
-        )
-        if run.uses and not weights and none_to_evaluate:
-            given = "--resume FILE, --resume auto with an --output that holds last.pt, or --weights"
-            flag = "--predict" if run.predict else "--evaluate"
-            raise UserError(f"{flag} needs a model: {given}")
         path = None
+        if auto and last is None:
+            remedy = "or name the checkpoint: --resume FILE"
+            said = "--resume auto looks for last.pt in --output, which was not given"
+            raise UserError(f"{said}; {remedy}")
         if auto:
-            if last is None:
-                remedy = "or name the checkpoint: --resume FILE"
-                raise UserError(
-                    f"--resume auto looks for last.pt in --output, which was not given; {remedy}"
-                )
-            path = last if last.is_file() else None
+            path = last if last is not None and last.is_file() else None
         elif run.resume is not None:
             path = Path(run.resume)
             path = path / "last.pt" if path.is_dir() else path
+        if not run.uses:
+            return cls(path=path, auto=auto)
+        if path is None and not weights:
+            given = "--resume FILE, --resume auto with an --output that holds last.pt, or --weights"
+            flag = "--predict" if run.predict else "--evaluate"
+            raise UserError(f"{flag} needs a model: {given}")
         flag = "--resume"
-        if run.uses and path is None and weights and _is_checkpoint(Path(weights)):
+        if path is None and weights and _is_checkpoint(Path(weights)):
             path = Path(weights)
             flag = "--weights"
-        content = (
-            checkpoint_format.read(path, flag=flag)
-            if run.uses and path is not None
-            else {}
-        )
-        return cls(path=path, auto=auto, evaluate=run.uses, flag=flag, content=content)
+        content = read(path, flag=flag) if path is not None else {}
+        return cls(path=path, auto=auto, evaluate=True, flag=flag, content=content)
 
     @property
     def origin(self) -> str:
@@ -231,12 +271,7 @@ class Resume:
         """
         progress = self.progress
         if not world.gather((output / "best.pt").is_file())[0]:
-            new = Progress()
-            progress.best, progress.best_epoch, progress.stale = (
-                new.best,
-                new.best_epoch,
-                new.stale,
-            )
+            progress = replace(progress, best=Progress.best, best_epoch=-1, stale=0)
         return progress
 
     @property
@@ -260,38 +295,30 @@ class Resume:
         """
         if self.path is None:
             return
-        content = self.content or checkpoint_format.read(self.path)
+        content = self.content or read(self.path)
         trained = content["classes"]
-        from_weights = (
-            ""
-            if self.evaluate
-            else f"; --weights {self.path} starts from its weights alone"
-        )
+        anew = "" if self.evaluate else f"; {WEIGHTS_ALONE}"
         # two tasks may have one architecture and the same classes, and their figures cannot be compared
-        self._same("task", content["config"].get("task", task), task, from_weights)
-        self._same("architecture", content["arch"], arch, "")
-        self._same("number of classes", len(trained), len(classes), from_weights)
-        for there, here in zip(trained, classes, strict=True):
-            self._same("a class", there, here, from_weights)
+        compared = [
+            ("task", content["config"].get("task", task), task, anew),
+            ("architecture", content["arch"], arch, ""),
+            ("number of classes", len(trained), len(classes), anew),
+            *(("a class", *pair, anew) for pair in zip(trained, classes, strict=False)),
+        ]
         if not self.evaluate:
-            others = _differ(
-                content["config"],
-                {
-                    name: config.get(name)
-                    for name, facts in FACTS.items()
-                    if facts.resume == "scanned"
-                },
-            )
+            scanned = {
+                n: config.get(n) for n, f in FACTS.items() if f.resume == "scanned"
+            }
+            others = _differ(content["config"], scanned)
             flags = [f"--{other.replace('_', '-')}" for other in others]
             why = " or ".join([*flags, "files were added, removed or changed since"])
             of_data = "training data (manifest fingerprint)"
-            self._same(of_data, content["manifest"], manifest, f": {why}{from_weights}")
+            compared.append((of_data, content["manifest"], manifest, f": {why}{anew}"))
+        for what, there, here, instead in compared:
+            if there != here:
+                values = f"{there!s:.60} in the checkpoint, {here!s:.60} in this run"
+                raise UserError(f"{self.origin}: {what} is {values}{instead}")
         self.content = content
-
-    def _same(self, what: str, there: object, here: object, instead: str) -> None:
-        if there != here:
-            both = f"{_short(there)} in the checkpoint, {_short(here)} in this run"
-            raise UserError(f"{self.origin}: {what} is {both}{instead}")
 
     def into(self, module: nn.Module, step: Step, *, optimizer: str) -> None:
         """Load the tensors into the network and, to train, the step's optimiser and scaler; hyper-parameters
@@ -310,8 +337,6 @@ class Resume:
             raise UserError(
                 f"--resume: the weights do not fit, {asked} {said}"
             ) from None
-        if step.masters is not None:
-            step.masters.load(self.content["model"])
         if step.ema is not None and "ema" in self.content:
             step.ema.load_state_dict(self.content["ema"])
         elif step.ema is not None:
@@ -322,7 +347,7 @@ class Resume:
         for name in ("model", "ema", "optimizer", "scaler"):
             self.content.pop(name, None)
 
-    def tell(self, report: Report, *, config: Mapping[str, Any], ordering: str) -> None:
+    def tell(self, report: Any, *, config: Mapping[str, Any], ordering: str) -> None:
         """Say what is not as in the checkpoint: settings (`config` is of Config.flat()), and the plan's
         `ordering`.
         """
@@ -366,11 +391,6 @@ def _is_checkpoint(path: Path) -> bool:
         return False
 
 
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 def load_optimizer(
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
@@ -383,42 +403,31 @@ def load_optimizer(
     Raises UserError for another optimiser, or another number of parameters.
     """
     there = content["config"].get("optimizer", name)
+    saved = content["optimizer"]
+    trained, trains = (
+        [len(group["params"]) for group in groups]
+        for groups in (saved["param_groups"], optimizer.param_groups)
+    )
     if there != name:
-        remedy = "--weights takes over the weights alone"
-        raise UserError(
-            f"--resume: --optimizer is {there} in the checkpoint, {name} in this run; {remedy}"
-        )
-    trained = [len(group["params"]) for group in content["optimizer"]["param_groups"]]
-    trains = [len(group["params"]) for group in optimizer.param_groups]
-    if trained != trains and sum(trained) == sum(trains):
-        raise UserError(
-            f"--resume: parameters are in groups of {trained} in the checkpoint, {trains} in this run: give "
-            "--no-decay and --layer-decay as it had them; --weights takes over the weights alone, also of an "
-            "earlier version"
-        )
+        said = f"--optimizer is {there} in the checkpoint, {name} in this run"
+        raise UserError(f"--resume: {said}; {WEIGHTS_ALONE}")
     if trained != trains:
-        raise UserError(
-            f"--resume: {sum(trained)} parameters were trained in the checkpoint, "
-            f"{sum(trains)} are in this run: give "
-            "--weights, --weights-backbone and --trainable-layers as it had them"
+        counts = f"{trained} in the checkpoint, {trains} in this run"
+        flags = "--no-decay, --layer-decay, --weights, --weights-backbone and --trainable-layers"
+        said = (
+            f"parameters are trained in groups of {counts}: give {flags} as it had them"
         )
+        raise UserError(f"--resume: {said}; {WEIGHTS_ALONE}")
     own = [dict(group) for group in optimizer.param_groups]
     try:
         # load_state_dict takes over learning rate, momentum and decay, and `fused` and `capturable` tell it
         # where the state has to lie: those of this run stand
         groups = [
-            # the number of steps, which apex's optimisers have there, is no setting
-            {
-                **settings,
-                "params": group["params"],
-                **{k: group[k] for k in ("step",) if k in group},
-            }
-            for settings, group in zip(
-                own, content["optimizer"]["param_groups"], strict=True
-            )
+            {**settings, "params": group["params"]}
+            for settings, group in zip(own, saved["param_groups"], strict=True)
         ]
-        optimizer.load_state_dict({**content["optimizer"], "param_groups": groups})
-        rates = [float(group["lr"]) for group in content["optimizer"]["param_groups"]]
+        optimizer.load_state_dict({**saved, "param_groups": groups})
+        rates = [float(group["lr"]) for group in saved["param_groups"]]
         optimizers.LearningRates(optimizer).write(rates)
         if content["scaler"]:
             scaler.load_state_dict(content["scaler"])
@@ -427,6 +436,5 @@ def load_optimizer(
         raise UserError(
             f"--resume: a damaged checkpoint: its optimiser's state is not one ({said})"
         ) from None
-    optimizers.make_state(
-        optimizer, name
-    )  # of a checkpoint of steps that were all skipped
+    # of a checkpoint of steps that were all skipped
+    optimizers.make_state(optimizer, name)

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import nn
 
-from contracts import UserError
+from engine.optimizers import require_timm
 from settings.optimisation import Optimisation
 
 
 class Clipping:
     """What --clip-grad-norm, --clip-grad-value and --clip-grad-agc ask for; decided on the device."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        masters: Mapping[nn.Parameter, nn.Parameter],
-        optimisation: Optimisation,
-    ) -> None:
+    def __init__(self, module: nn.Module, optimisation: Optimisation) -> None:
         """Raises UserError where timm, which has AGC, is not installed."""
         self.norm = optimisation.clip_grad_norm
         self._value = optimisation.clip_grad_value
         self._agc = optimisation.clip_grad_agc
         # without the last layer, as timm and Brock et al. 2021 (arXiv:2102.06171): its weight and its bias
-        self._adaptive = [masters.get(p, p) for p in list(module.parameters())[:-2]]
+        self._adaptive = list(module.parameters())[:-2]
         if self._agc:
-            try:
-                from timm.utils.agc import adaptive_clip_grad
-            except ImportError as error:
-                why = f"which cannot be imported ({error}): pip install timm"
-                raise UserError(f"--clip-grad-agc is of timm, {why}") from None
+            require_timm("--clip-grad-agc")
+            from timm.utils.agc import adaptive_clip_grad
+
             self._adapt = adaptive_clip_grad
 
     def factor(self, norm: torch.Tensor) -> torch.Tensor | float:

@@ -120,9 +120,8 @@ def _keep_freed_memory() -> None:
         mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, -1)
         if "MALLOC_ARENA_MAX" not in os.environ:
-            mallopt(
-                M_ARENA_MAX, 1
-            )  # each arena would keep what its threads free, and none share it
+            # each arena would keep what its threads free, and none share it
+            mallopt(M_ARENA_MAX, 1)
 
 
 def _sharing(local_size: int) -> int:
@@ -201,30 +200,25 @@ class ProcessWorld:
 
         Raises UserError for more than any machine can use, or than this process may have files open for.
         """
-        gpu = self.device.type == "cuda"
-        workers = (
-            default_workers(_sharing(self.local_size), gpu=gpu)
-            if asked is None
-            else asked
-        )
-        files = (
-            FILES + 2 * FILES_A_WORKER * workers
-        )  # those of the validation come beside them
+        workers = asked
+        if workers is None:
+            gpu = self.device.type == "cuda"
+            workers = default_workers(_sharing(self.local_size), gpu=gpu)
+        # those of the validation come beside them
+        files = FILES + 2 * FILES_A_WORKER * workers
         if not limits.open_files(files):
             few = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             raise UserError(
                 f"--workers {workers} need about {files} open files, in a validation too, and "
                 f"ulimit -n allows {few}: raise it, or ask for fewer"
             )
-        if asked is None:
-            return workers
         most = max(MOST_WORKERS, int(MOST_WORKERS_A_CORE * cores()))
-        if asked > most:
+        if workers > most:
             remedy = "leave it out for one a core, less one"
             raise UserError(
-                f"--workers {asked}: at most {most} a rank on {cores():.3g} cores; {remedy}"
+                f"--workers {workers}: at most {most} a rank on {cores():.3g} cores; {remedy}"
             )
-        return asked
+        return workers
 
     @contextmanager
     def joined(self, timeout_minutes: float = 10.0) -> Iterator[None]:
@@ -236,9 +230,8 @@ class ProcessWorld:
         self._peers = Peers(rank=self.rank, size=self.size, timeout_s=self.timeout_s)
         gpus = max(torch.cuda.device_count(), slurm.gpus_on_node(os.environ))
         shared_gpu = self.device.type == "cuda" and self.local_size > gpus
-        with_nccl = (
-            self.device.type == "cuda" and not shared_gpu
-        )  # which refuses two ranks on one GPU
+        # which refuses two ranks on one GPU
+        with_nccl = self.device.type == "cuda" and not shared_gpu
         try:
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if with_nccl else "gloo",
@@ -262,15 +255,13 @@ class ProcessWorld:
         """Return `what`. Raises UserError, on every rank, naming what the ranks do not see alike, such as the
         data set.
         """
-        first, *others = self.gather(what)
-        for rank, other in enumerate(others, start=1):
-            said = [
-                f"{name} is {str(first[name])[:80]} on rank 0, {str(other[name])[:80]} on rank {rank}"
-                for name in first
-                if other[name] != first[name]
-            ]
-            if said:
-                raise UserError(f"the ranks see different data: {'; '.join(said)}")
+        for rank, other in enumerate(everyones := self.gather(what)):
+            for name, first in everyones[0].items():
+                if other[name] != first:
+                    both = (
+                        f"{first!s:.80} on rank 0, {other[name]!s:.80} on rank {rank}"
+                    )
+                    raise UserError(f"the ranks see different data: {name} is {both}")
         return what
 
     def complain(self, line: str) -> None:
@@ -357,35 +348,27 @@ class Vote:
 
     def __init__(self, world: ProcessWorld) -> None:
         self._world = world
-        # the flags under way: with what brings those of other ranks, or this one's alone
-        self._pending: tuple[torch.Tensor, Any] | dict[str, bool] | None = None
+        # the flags under way, and what brings those of other ranks
+        self._pending: tuple[torch.Tensor, Any] | None = None
 
     def exchange(self, **raised: bool) -> dict[str, bool]:
         """Start a vote with this step's flags; return what was decided with the flags of the step before."""
         # the vote of the step before has had a step's time to arrive, so that hardly a rank waits for it
         decided = self.drain()
-        own = {name: bool(raised.get(name, False)) for name in self.FLAGS}
-        if self._world.size == 1:
-            self._pending = own
-            return decided
-        flags = torch.tensor([*own.values()], dtype=torch.int32)
-        self._pending = (
-            flags,
-            dist.all_reduce(flags, op=dist.ReduceOp.MAX, async_op=True),
-        )
+        own = [raised.get(name, False) for name in self.FLAGS]
+        flags = torch.tensor(own, dtype=torch.int32)
+        work = None
+        if self._world.size > 1:
+            work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, async_op=True)
+        self._pending = flags, work
         return decided
 
     def drain(self) -> dict[str, bool]:
         """Finish the vote under way (all ranks call this at the same point) and return its outcome."""
-        pending = self._pending
-        self._pending = None
-        if pending is None:
+        if self._pending is None:
             return dict.fromkeys(self.FLAGS, False)
-        if isinstance(pending, dict):
-            return pending
-        flags, work = pending
-        work.wait()
-        return {
-            name: bool(flag)
-            for name, flag in zip(self.FLAGS, flags.tolist(), strict=True)
-        }
+        flags, work = self._pending
+        self._pending = None
+        if work is not None:
+            work.wait()
+        return dict(zip(self.FLAGS, map(bool, flags.tolist()), strict=True))

@@ -29,24 +29,13 @@ class Ema:
     they are in memory.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        masters: Mapping[nn.Parameter, nn.Parameter],
-        *,
-        decay: float,
-        warm_up: bool,
-    ) -> None:
-        """Begin with the weights of now. `masters`: parameters that are trained in place of the network's."""
+    def __init__(self, module: nn.Module, *, decay: float, warm_up: bool) -> None:
+        """Begin with the weights of now."""
         self._module = module
         self._network = list(module.parameters())
-        self._trained = [
-            masters.get(parameter, parameter) for parameter in self._network
-        ]
         saved = module.state_dict().keys()
-        self.names = [
-            name for name, _ in module.named_parameters()
-        ]  # of what is averaged
+        # of what is averaged
+        self.names = [name for name, _ in module.named_parameters()]
         # by the dictionary that holds it: a network may assign a new tensor to a buffer's name
         self._buffers: list[tuple[dict[str, torch.Tensor | None], str]] = []
         for prefix, owner in module.named_modules():
@@ -56,7 +45,7 @@ class Ema:
                     self.names.append(name)
                     self._buffers.append((owner._buffers, leaf))
         self._averages = [live.detach().clone() for live in self._live()]
-        device = self._trained[0].device
+        device = self._network[0].device
         self._decay = torch.tensor(decay, device=device)
         self._warm_up = warm_up
         self._count = torch.zeros((), dtype=torch.int64, device=device)
@@ -64,7 +53,7 @@ class Ema:
     def _live(self) -> list[torch.Tensor]:
         """Return what is averaged, in the order of the averages."""
         buffers = [held[leaf] for held, leaf in self._buffers]
-        return [*self._trained, *buffers]  # type: ignore[list-item]  # none of them is None
+        return [*self._network, *buffers]  # type: ignore[list-item]  # none of them is None
 
     def update(self, overflowed: torch.Tensor | None) -> None:
         """Move the averages by 1 - decay towards the weights, unless the step has `overflowed`.
@@ -100,7 +89,7 @@ class Ema:
         of_buffers = self._averages[len(parameters) :]
         try:
             for parameter, average in zip(self._network, self._averages, strict=False):
-                parameter.data = average.to(parameter.dtype)
+                parameter.data = average
             for (held, leaf), average in zip(self._buffers, of_buffers, strict=True):
                 held[leaf] = average
             yield
@@ -116,40 +105,19 @@ class Ema:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the averages, and the network's other buffers, under AveragedModel's names; live tensors."""
-        live = [*self._network, *self._live()[len(self._network) :]]
-        averages = {
-            id(own): average for own, average in zip(live, self._averages, strict=True)
-        }
-        # with duplicates: a state dict has shared tensors under each of their names
-        named = [
-            *self._module.named_parameters(remove_duplicate=False),
-            *self._module.named_buffers(remove_duplicate=False),
-        ]
-        own = {
-            name: averages[id(tensor)]
-            for name, tensor in named
-            if id(tensor) in averages
-        }
-        state = {
-            name: own.get(name, value)
-            for name, value in self._module.state_dict().items()
-        }
-        return {
-            COUNT: self._count,
-            **{PREFIX + name: value for name, value in state.items()},
+        averages = dict(zip(map(id, self._live()), self._averages, strict=True))
+        state = self._module.state_dict(keep_vars=True)
+        return {COUNT: self._count} | {
+            PREFIX + name: averages.get(id(value), value)
+            for name, value in state.items()
         }
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take the averages of a state dict; the network has loaded its other buffers. Raises UserError."""
-        missing = [
-            name
-            for name in (COUNT, *(PREFIX + name for name in self.names))
-            if name not in state
-        ]
-        if missing:
-            raise UserError(
-                f"--resume: a damaged checkpoint: its 'ema' has no '{missing[0]}'"
-            )
+        for name in (COUNT, *(PREFIX + name for name in self.names)):
+            if name not in state:
+                said = f"a damaged checkpoint: its 'ema' has no '{name}'"
+                raise UserError(f"--resume: {said}")
         with torch.no_grad():
             for name, average in zip(self.names, self._averages, strict=True):
                 average.copy_(state[PREFIX + name])

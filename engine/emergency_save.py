@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -49,9 +49,8 @@ class EmergencySave:
         self._kept = [buffer.detach().clone() for buffer in self._buffers]
         self._whole: deque[tuple[Progress, Any]] = deque(maxlen=AHEAD)
         self._in_step = False
-        self._moving = (
-            threading.RLock()
-        )  # held while the main thread moves the weights, or launches that
+        # held while the main thread moves the weights, or launches that
+        self._moving = threading.RLock()
         self._held = False
         if self._keeps:
             checkpoints.step.optimizer.register_step_pre_hook(lambda *_: self._hold())
@@ -78,9 +77,8 @@ class EmergencySave:
         """Count a step that is whole: `progress` is behind it."""
         if not self._keeps:
             return
-        with (
-            self._moving
-        ):  # also of a step that has overflowed, for which the optimiser is not called
+        # also of a step that has overflowed, for which the optimiser is not called
+        with self._moving:
             self._in_step = False
             event = None
             if self._world.device.type == "cuda":
@@ -107,14 +105,12 @@ class EmergencySave:
         `best` is the figure of best.pt by now. Returns whether it did. The step that is under way never ends:
         the process has to.
         """
-        if not self._moving.acquire(
-            timeout=HELD_S
-        ):  # for good: the main thread waits for ever
+        # for good: the main thread waits for ever
+        if not self._moving.acquire(timeout=HELD_S):
             return False
         settles_s = SETTLES_S if self._world.device.type == "cuda" else 0.0
-        with (
-            self._checkpoints.writing
-        ):  # what the main thread is writing it writes to its end
+        # what the main thread is writing it writes to its end
+        with self._checkpoints.writing:
             for _ in range(TRIES):
                 time.sleep(settles_s)
                 at = self._last()
@@ -133,46 +129,34 @@ class EmergencySave:
 
     def _last(self) -> Progress | None:
         """Return where the run is with what the device has done by now."""
-        done = [
-            progress
-            for progress, event in list(self._whole)
-            if event is None or event.query()
-        ]
-        return done[-1] if done else None
+        for progress, event in reversed(self._whole.copy()):
+            if event is None or event.query():
+                return progress
+        return None
 
     def _content(self, progress: Progress, best: float) -> dict[str, Any]:
         """Return what a checkpoint holds, on the host; copied beside what the device hangs in."""
-        cuda = self._world.device.type == "cuda"
-        with (
-            torch.cuda.stream(torch.cuda.Stream(self._world.device))
-            if cuda
-            else nullcontext()
-        ):
+        side: AbstractContextManager[object] = nullcontext()
+        if self._world.device.type == "cuda":
+            side = torch.cuda.stream(torch.cuda.Stream(self._world.device))
+        with side:
             content = self._checkpoints.content(replace(progress, best=best))
             # the host may be past a step that the device hangs in: its forward pass has moved the buffers,
             # and the copy that the next `begin` has asked for waits behind it
             newest = [each for each, _ in self._whole.copy()][-1:]
             if self._in_step or newest != [progress]:
-                places = {id(buffer): at for at, buffer in enumerate(self._buffers)}
-                live = self._checkpoints.module.named_buffers()
-                before = {name: self._kept[places[id(buffer)]] for name, buffer in live}
+                before = dict(zip(map(id, self._buffers), self._kept, strict=True))
                 average = self._checkpoints.step.ema
                 # an average moves with the weights, and not in a forward pass
                 averaged = average.names if average is not None else []
-                for key, prefix, unmoved in (
-                    ("model", "", []),
-                    ("ema", ema.PREFIX, averaged),
-                ):
-                    if key in content:
-                        kept = {
-                            prefix + name: value
-                            for name, value in before.items()
-                            if name not in unmoved
-                        }
-                        content[key] |= {
-                            name: kept[name]
-                            for name in kept.keys() & content[key].keys()
-                        }
+                for name, buffer in self._checkpoints.module.named_buffers():
+                    if name in content["model"]:
+                        content["model"][name] = before[id(buffer)]
+                    if (
+                        ema.PREFIX + name in content.get("ema", ())
+                        and name not in averaged
+                    ):
+                        content["ema"][ema.PREFIX + name] = before[id(buffer)]
             copied: dict[str, Any] = checkpoint.on_host(content)
         return copied
 

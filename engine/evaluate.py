@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from contracts import Batch, Pending, Task
+from contracts import Batch, Counts, Pending, Task
 from engine import precision as precisions
 from engine.distributed import ProcessWorld, Vote
 
@@ -24,33 +25,26 @@ def _same_kernels() -> Any:
     )
 
 
+@dataclass
 class Outcome:
     """The figures of a pass: already there, or still being made in the background."""
 
-    def __init__(
-        self,
-        found: dict[str, Any] | Pending,
-        *,
-        failed: list[int],
-        pass_s: float,
-        score_s: float,
-    ) -> None:
-        """Keep what a pass has found. `found` is what Metric.result gave after `score_s` seconds, `failed`
-        the ids over all ranks.
-        """
-        self.failed = failed
-        self._found = found
-        self._pass_s = pass_s
-        self._score_s = score_s
+    figures: dict[str, Any] | Pending  # what Metric.result gave
+    _: KW_ONLY
+    failed: list[int]  # ids over all ranks
+    pass_s: float
+    score_s: float  # that Metric.result took
+    reader: str = ""  # of the loader
+    counts: Counts | None = None  # of the loader
 
     @property
     def in_background(self) -> bool:
         """Whether the figures are made beside what comes next."""
-        return not isinstance(self._found, dict)
+        return not isinstance(self.figures, dict)
 
     def done(self) -> bool:
         """Whether rank 0 would not have to wait for the figures."""
-        return isinstance(self._found, dict) or self._found.done()
+        return isinstance(self.figures, dict) or self.figures.done()
 
     def result(self, world: ProcessWorld) -> dict[str, Any]:
         """Return the task's figures and `failed` ids over all ranks, and this one's `seconds`.
@@ -58,21 +52,23 @@ class Outcome:
         Every rank must call it, once.
         """
         began = time.perf_counter()
-        found = self._found
-        score_s = self._score_s
-        if not isinstance(found, dict):
-            told = found.result()
-            extras = told.pop("extras", None)
-            score_s = told.pop("seconds", 0.0)
-            found = dict(world.gather(told)[0]) | ({"extras": extras} if extras else {})
-        waited = self._score_s + time.perf_counter() - began
-        seconds = {"pass": self._pass_s, "score": score_s, "waited": waited}
-        return found | {"failed": self.failed, "seconds": seconds}
+        figures = self.figures
+        score_s = self.score_s
+        if not isinstance(figures, dict):
+            own = figures.result()
+            extras = own.pop("extras", None)
+            score_s = own.pop("seconds", 0.0)
+            figures = dict(world.gather(own)[0])
+            if extras:
+                figures["extras"] = extras
+        waited = self.score_s + time.perf_counter() - began
+        seconds = {"pass": self.pass_s, "score": score_s, "waited": waited}
+        return figures | {"failed": self.failed, "seconds": seconds}
 
     def cancel(self) -> None:
         """End what makes the figures: nobody will ask for them."""
-        if not isinstance(self._found, dict):
-            self._found.drop()
+        if not isinstance(self.figures, dict):
+            self.figures.drop()
 
 
 def evaluate(
@@ -122,9 +118,9 @@ def evaluate(
     world.synchronise()
     failed = sorted({sample for ids in world.gather(failed) for sample in ids})
     passed = time.perf_counter()
-    found = metric.result(world)
+    figures = metric.result(world)
     return Outcome(
-        found,
+        figures,
         failed=failed,
         pass_s=passed - began,
         score_s=time.perf_counter() - passed,

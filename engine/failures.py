@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from contracts import UserError
-from engine.protocols import Report
 
 
 @dataclass(kw_only=True)
@@ -16,7 +16,7 @@ class Failures:
     split: str
     samples: int  # how many the split has
     name_of: Callable[[int], str]  # of a sample's id
-    report: Report
+    report: Any  # report.reporter.Reporter
     ids: set[int] = field(default_factory=set)  # of the whole run, each once
 
     def check(self, failed: set[int]) -> None:

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import gc
 import itertools
+import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -40,12 +43,6 @@ class NoPhases:
         """Do nothing."""
 
 
-class Pool(NamedTuple):
-    """The memory of graphs, as torch.cuda.use_mem_pool takes it: a MemPool must not go before its graphs."""
-
-    id: Any
-
-
 class Graphs:
     """The micro-batches of a step, captured for each shape of images: the last of a step with and without
     the gradient norm, and the ones before.
@@ -64,9 +61,9 @@ class Graphs:
         self._graphs: dict[tuple[torch.Size, bool, bool], torch.cuda.CUDAGraph] = {}
         self._outcomes: dict[tuple[torch.Size, bool, bool], torch.Tensor] = {}
         self._always_norm = step.clips
-        self._pool = Pool(
-            torch.cuda.graph_pool_handle()
-        )  # one for all: no two run at the same time
+        # one pool for all: no two run at the same time. As use_mem_pool takes it; a MemPool must not go before
+        # its graphs
+        self._pool: Any = SimpleNamespace(id=torch.cuda.graph_pool_handle())
         variants = [(True, False)] if step.clips else [(True, False), (True, True)]
         if step.accumulate > 1:
             variants.append((False, False))
@@ -95,7 +92,7 @@ class Graphs:
 
         A replay writes over those that outlive it: `lent_bytes` says whether any do.
         """
-        lent: AbstractContextManager[None] = torch.cuda.use_mem_pool(self._pool)  # type: ignore[arg-type]
+        lent: AbstractContextManager[None] = torch.cuda.use_mem_pool(self._pool)
         return lent
 
     def lent_bytes(self) -> int:
@@ -119,9 +116,8 @@ class Outcome:
     """What came of --graphs."""
 
     why_not: str = ""  # "" where steps are graphs
-    warm_up_ms: dict[str, float] = field(
-        default_factory=dict
-    )  # phases of an eager step, measured before
+    # phases of an eager step, measured before
+    warm_up_ms: dict[str, float] = field(default_factory=dict)
 
     @property
     def told(self) -> tuple[str, ...]:
@@ -165,8 +161,6 @@ def prepare(
         outcome = Outcome(
             why_not="batches of this task have many shapes, and each would be a graph"
         )
-    elif not step.capturable:
-        outcome = Outcome(why_not="this --optimizer decides on the host")
     else:
         why, split = capture(step, make_batches(), world)
         outcome = Outcome(why_not=why, warm_up_ms=split)
@@ -195,9 +189,11 @@ def capture(
                 break
             count = WARM_UP
         if not why:
-            with _unwatched(step):
-                gc.collect()  # what is left of the warm-up would stay beside the graph's own memory
-                why = _captured(step, statics)
+            phases = step.phases
+            step.phases = NoPhases()  # type: ignore[assignment]
+            gc.collect()  # what is left of the warm-up would stay beside the graph's own memory
+            why = _captured(step, statics)
+            step.phases = phases
             why = next(filter(None, world.gather(why)), "")
     if why:
         step.forget()
@@ -223,21 +219,24 @@ def _warm_up(step: Step, static: Batch, count: int) -> str:
 
     Returns where, "" if nowhere.
     """
-    for at in range(count):
+    for number in range(count):
         step.phases.interrupt()
-        last = at == count - 1
+        last = number == count - 1
         _refuse_waits(last)
         try:
             step(itertools.repeat(static), lr=0.0, epoch=0, position=0, want_norm=True)
         except RuntimeError as error:
             if not last or WAITS not in str(error):
                 raise
-            return f"the host waits for the device in the middle of a step ({_where(error)})"
+            frames = traceback.extract_tb(error.__traceback__)
+            at = [each for each in frames if "/torch/" not in each.filename][-1]
+            where = f"{Path(at.filename).name}, line {at.lineno}"
+            return f"the host waits for the device in the middle of a step ({where})"
         finally:
             _refuse_waits(False)
         step.phases.step()
         torch.cuda.synchronize()
-        if at < count - 2:
+        if number < count - 2:
             step.phases.read()  # of steps that chose kernels
     return ""
 
@@ -266,25 +265,3 @@ def _captured(step: Step, statics: Sequence[Batch]) -> str:
         )
         return f"CUDA cannot capture it ({str(error).partition(chr(10))[0]})"
     return ""
-
-
-def _where(error: BaseException) -> str:
-    """Return file and line of the last frame of an error that is not torch's own."""
-    frames = []
-    traceback = error.__traceback__
-    while traceback is not None:
-        frames.append((traceback.tb_frame.f_code.co_filename, traceback.tb_lineno))
-        traceback = traceback.tb_next
-    named = [(name, line) for name, line in frames if "/torch/" not in name] or frames
-    name, line = named[-1]
-    return f"{name.rpartition('/')[2]}, line {line}"
-
-
-@contextmanager
-def _unwatched(step: Step) -> Iterator[None]:
-    phases = step.phases
-    step.phases = NoPhases()  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        step.phases = phases

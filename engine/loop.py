@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from typing import NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from engine.distributed import ProcessWorld, Vote, leave, leave_within
 from engine.emergency_save import EmergencySave
 from engine.failures import Failures
 from engine.loss_log import LossLog
-from engine.protocols import MeasureCeilings, Meter, Profile, Report
 from engine.ranks import is_gone
 from engine.step import Step
 from engine.stop import Asked, StopRequest
@@ -30,14 +29,9 @@ from settings.run import Run
 
 CLOSING_S = 4.0
 """Seconds that closing may take in a run that was asked to stop: a thread may hang in a read."""
-
-
-class ClosedWindow(NamedTuple):
-    """A window of the rate that has just been closed, and is told one step later."""
-
-    window: RateWindow
-    step: int  # the one it ends with
-    read_bytes: int  # by this rank, in the window
+ClosedWindow = tuple[RateWindow, int, int]
+"""A window of the rate, the step it ends with, and the bytes that this rank has read in it; it is told one
+step later."""
 
 
 @dataclass(kw_only=True)
@@ -51,10 +45,11 @@ class Training:
     validation: Validation
     checkpoints: Checkpoints
     failures: Failures  # of training
-    report: Report
-    meter: Meter
-    profile: Profile
-    measure_ceilings: MeasureCeilings  # asked if --ceilings
+    report: Any  # report.reporter.Reporter
+    meter: Any  # report.meter.Meter
+    count_step: Callable[[], None]  # by a profiler
+    # report.ceilings.measure: the step alone and the loader alone; None once it was stopped
+    measure_ceilings: Callable[..., dict[str, dict[str, Any]] | None]
     run: Run
     optimisation: Optimisation
     bytes_of: Callable[[np.ndarray], int]  # of the files of these samples
@@ -78,26 +73,16 @@ class Training:
         self._save_is_asked_for = False
         self._skipped_steps = 0
         self._last_scale: float | None = None
-        self._seen: list[Batch] = []  # the batches of the step under way
-        self._epochs_last_batch: Batch | None = None
+        self._batches: list[Batch] = []  # those of the step under way, or of the last
         # what ceilings are measured with, and the epoch that the loader is measured in, once they were
         self._ceilings_of: tuple[Batch, int] | None = None
-        self._part_began = (
-            0,
-            0,
-        )  # step, and samples of the epoch, at which this part of it began
+        # where this part of the epoch began
+        self._part_began = self.progress
         self._failed_in_epoch: set[int] = set()
-        # samples that could not be decoded before this part of the epoch
-        self._lost_before = 0
         self.failures.ids.update(self.progress.failed)
         self._trained_on: list[np.ndarray] = []  # ids of each batch in the open window
         self._has_measured = False  # this rank's rate, for --seconds
         self._time_is_up = False  # the ranks agreed on that
-
-    @property
-    def failed(self) -> set[int]:
-        """Return the training samples that could not be decoded."""
-        return self.failures.ids
 
     # -- the run ---------------------------------------------------------------------------------------------
 
@@ -161,12 +146,11 @@ class Training:
         is_whole = (
             self.progress.epoch >= self.optimisation.epochs or self._steps_are_taken()
         )
-        gave_up = self._patience_is_over() and not is_whole
         if self.progress.consumed and not self._validate():
             return False
         if self.progress.consumed or self.validation.unsettled:
             self.save()
-        if gave_up:
+        if self._patience_is_over() and not is_whole:
             self.report.stopped_early(asdict(self.progress))
         self.meter.flush()
         # one of the figures is wrong, mostly since a shared machine's speed has changed in between
@@ -217,7 +201,7 @@ class Training:
             self.watch.batches(self.loader, progress.epoch, progress.consumed)
         )
         self._failed_in_epoch = set()
-        self._lost_before = progress.lost
+        self._part_began = replace(progress)
         self.checkpoints.module.train()
         if progress.epoch in self.plan.first_epochs[1:]:
             self.meter.begin_anew()  # larger images than before
@@ -227,14 +211,13 @@ class Training:
         trained = min(
             progress.consumed + steps * self.plan.global_batch_size, self.plan.samples
         )
-        self._part_began = progress.step, progress.consumed
-        told = self.report.epoch(
+        bar = self.report.epoch(
             progress.epoch, self.optimisation.epochs, trained, progress.consumed
         )
-        with told, self.watch.steps():
+        with bar, self.watch.steps():
             closed: ClosedWindow | None = None
-            decided = {"stop": False}
-            loaders_error: UserError | None = None
+            stopped = False
+            ended: Exception | None = None
             epoch_steps = self.plan.steps(0)
             for left in range(steps, 0, -1):
                 # steps are counted, not samples: those of a dropped tail are never trained on
@@ -243,7 +226,7 @@ class Training:
                     self.optimisation,
                 )
                 logging = (progress.step + 1) % self.run.log_every == 0
-                self._seen = []
+                self._batches = []
                 self.rescue.begin(progress)
                 try:
                     outcome = self.step(
@@ -253,44 +236,42 @@ class Training:
                         position=progress.consumed,
                         want_norm=logging,
                     )
-                except (
-                    Asked
-                ):  # alone: where others wait in their step, the watch ends the process
-                    self.rescue.undo()
-                    decided = {"stop": True}
-                    break
-                except UserError as error:  # a file of the data is gone, or a worker
+                # asked to stop in a wait, or a file of the data is gone, or a worker
+                except (Asked, UserError) as error:
                     if self.world.size > 1:
                         self._rescued()  # the others wait in their step
                         raise
                     self.rescue.undo()
-                    loaders_error = error
+                    ended = error
                     break
                 self._count(outcome, lr)
                 decided = self._vote()
                 # all but the last two steps: the host must not wait for the one it has just launched
                 if logging or self._losses.full():
                     self._log(everything=False)
-                self._tell_window(
-                    closed
-                )  # of the step before: now the device has something to do meanwhile
+                # of the step before: now the device has something to do meanwhile
+                self._tell_window(closed)
                 closed = self._closed(self.meter.point()) if decided["window"] else None
-                if decided["stop"] or self._enough():
+                stopped = decided["stop"]
+                if stopped or self._enough():
                     break
                 if decided["save"]:
-                    self._log()
-                    self._tell_window(self._closed(self.meter.pause()))
+                    self._pause()
                     self.save()
                     self._start_clocks()
             last = self.vote.drain()  # an epoch may be one step long
             self._time_is_up |= last["enough"]
             self._tell_window(closed)
-            self._log()
-            self._tell_window(self._closed(self.meter.pause()))
-        if loaders_error is not None:
+            self._pause()
+        if isinstance(ended, UserError):
             self.save()
-            raise loaders_error
-        return not (last["stop"] or decided["stop"])
+            raise ended
+        return not (last["stop"] or stopped or ended)
+
+    def _pause(self) -> None:
+        """Stop the clocks, and tell all steps so far."""
+        self._log()
+        self._tell_window(self._closed(self.meter.pause()))
 
     def _start_clocks(self) -> None:
         # what went on since the last step is no wait for data
@@ -300,8 +281,8 @@ class Training:
     def _remembering(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Pass batches on to the step, and remember them until it is counted."""
         for batch in batches:
-            self._seen.append(batch)
-            if len(self._seen) == self.optimisation.accumulate:
+            self._batches.append(batch)
+            if len(self._batches) == self.optimisation.accumulate:
                 self.rescue.hold_launch()
             yield batch
 
@@ -309,31 +290,30 @@ class Training:
         """Count a step that was taken with that learning rate, and its batches."""
         self.step.phases.step()
         self.progress.step += 1
+        # less padding
         taken = min(
             self.plan.global_batch_size, self.plan.samples - self.progress.consumed
-        )  # less padding
+        )
         self.progress.consumed += taken
         self.progress.samples += taken
         self.rescue.done(self.progress)
         self.watch.beat()
-        for batch in self._seen:
+        for batch in self._batches:
             self._failed_in_epoch.update(batch.failed)
             self.meter.add(batch.delivered)
             self._trained_on.append(batch.ids)
-        ids = [batch.ids for batch in self._seen]
+        ids = [batch.ids for batch in self._batches]
         self._losses.add(self.progress.step, outcome, ids, self.step.loss_terms, lr)
-        self.profile.step()
-        self._epochs_last_batch = self._seen[-1]
+        self.count_step()
         if self.progress.step == 1:
-            seen = self._epochs_last_batch
-            self.report.images(replace(seen, images=self.step.task.shown(seen)))
+            last = self._batches[-1]
+            self.report.images(replace(last, images=self.step.task.shown(last)))
 
     def _vote(self) -> dict[str, bool]:
         """Raise this rank's flags; return what the ranks have decided with those of the step before."""
         save = self._save_due()
-        self._save_is_asked_for |= (
-            save  # the others decide a step later, and until then nobody asks again
-        )
+        # the others decide a step later, and until then nobody asks again
+        self._save_is_asked_for |= save
         decided = self.vote.exchange(
             stop=self.stop(),
             window=self.meter.due(),
@@ -350,7 +330,7 @@ class Training:
         last size, or of the size that the run ends with. Returns False when a signal has come.
         """
         is_measured = self._ceilings_of is not None
-        if not self.run.ceilings or is_measured or self._epochs_last_batch is None:
+        if not self.run.ceilings or is_measured or not self._batches:
             return True
         epoch = self.progress.epoch
         grows_later = epoch < self.plan.first_epochs[-1]
@@ -362,7 +342,7 @@ class Training:
         if self.vote.drain()["stop"]:
             return False
         # the next epoch's samples, which nobody has read yet, where they have the same size
-        self._ceilings_of = self._epochs_last_batch, epoch if grows_later else epoch + 1
+        self._ceilings_of = self._batches[-1], epoch if grows_later else epoch + 1
         return self._measure_ceilings(*self._ceilings_of)
 
     def _measure_ceilings(self, batch: Batch, epoch: int) -> bool:
@@ -405,11 +385,12 @@ class Training:
         everyones = self.world.gather(sorted(self._failed_in_epoch))
         failed = {sample for ids in everyones for sample in ids}
         self.failures.check(failed)
-        self.progress.lost = self._lost_before + len(failed)
+        began = self._part_began
+        self.progress.lost = began.lost + len(failed)
         self.progress.failed = tuple(sorted(self.failures.ids))
         # the bar stands where the figures do: at the last step that was read
-        step, consumed = self._part_began
-        consumed += (int(points[-1]["step"]) - step) * self.plan.global_batch_size
+        steps = int(points[-1]["step"]) - began.step
+        consumed = began.consumed + steps * self.plan.global_batch_size
         consumed = min(consumed, self.plan.samples)
         phases = self.step.phases
         self.report.train(
@@ -425,16 +406,17 @@ class Training:
             return None
         ids = np.concatenate(self._trained_on)
         self._trained_on = []
-        return ClosedWindow(window, self.progress.step, self.bytes_of(ids[ids >= 0]))
+        return window, self.progress.step, self.bytes_of(ids[ids >= 0])
 
     def _tell_window(self, closed: ClosedWindow | None) -> None:
         if closed is None:
             return
-        read_bytes = float(self.world.sum(np.array([closed.read_bytes], np.float64))[0])
+        window, step, own_bytes = closed
+        read_bytes = float(self.world.sum(np.array([own_bytes], np.float64))[0])
         seconds = self.optimisation.seconds
         self._has_measured = seconds is not None and self.meter.has_measured(seconds)
-        mib_per_s = read_bytes / 2**20 / closed.window.seconds
-        self.report.window(closed.window, step=closed.step, mib_per_s=mib_per_s)
+        mib_per_s = read_bytes / 2**20 / window.seconds
+        self.report.window(window, step=step, mib_per_s=mib_per_s)
 
     # -- validation and checkpoints --------------------------------------------------------------------------
 

@@ -4,6 +4,9 @@ it up.
 
 from __future__ import annotations
 
+from operator import itemgetter
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -28,19 +31,16 @@ class LossLog:
         self._size = size + self.LEFT
         self._ring = torch.zeros(2 * self._size, 0, device=world.device)
         self._slots = self._ring.unbind()
-        self._steps: list[
-            tuple[int, list[np.ndarray], torch.cuda.Event | None, float]
-        ] = []
-        self._spare: list[
-            torch.cuda.Event
-        ] = []  # of steps that were read: a long run would make millions
+        # number, ids of its batches, what tells that it is done, learning rate
+        self._steps: list[tuple[int, list[np.ndarray], Any, float]] = []
+        # events of steps that were read: a long run would make millions
+        self._spare: list[torch.cuda.Event] = []
         self._begin = 0  # slot of the first unread step in the ring
         self._loss_terms: tuple[str, ...] = ()
         self._world = world
         self._remedy = remedy(precision)
-        self._stream = (
-            torch.cuda.current_stream(world.device) if cuda else None
-        )  # of the steps
+        # of the steps
+        self._stream = torch.cuda.current_stream(world.device) if cuda else None
         # to copy on, so that a read does not wait for the steps after it
         self._side = torch.cuda.Stream(world.device) if cuda else None
 
@@ -56,9 +56,8 @@ class LossLog:
         the learning rate of that step.
         """
         self._loss_terms = loss_terms
-        if (
-            self._slots[0].shape != outcome.shape
-        ):  # the first one says how many terms there are
+        # the first one says how many terms there are
+        if self._slots[0].shape != outcome.shape:
             self._ring = outcome.new_zeros(len(self._slots), len(outcome))
             self._slots = self._ring.unbind()
         self._slots[(self._begin + len(self._steps)) % len(self._slots)].copy_(outcome)
@@ -85,49 +84,36 @@ class LossLog:
             return []
         steps = self._steps[:count]
         self._steps = self._steps[count:]
-        own = self._to_host(count, steps[-1][2])
+        rows = self._to_host(count, steps[-1][2])
         self._spare += [done for _, _, done, _ in steps if done is not None]
         self._begin = (self._begin + count) % len(self._slots)
-        bad = next((i for i in range(count) if not np.isfinite(own[i, 0])), None)
-        told = None
-        if bad is not None:
-            told = (
-                steps[bad][0],
-                own[bad, 0],
-                np.concatenate(steps[bad][1])[:16].tolist(),
-            )
-        first = min(
-            (t for t in self._world.gather(told) if t is not None),
-            key=lambda t: t[0],
-            default=None,
-        )
-        if first is not None:
-            step, value, ids = first
-            where = f"at step {step}; samples {ids}"
-            raise NotFinite(
-                f"the loss is {value} {where}; nothing was saved after it. {self._remedy}"
-            )
+        bad = [
+            (step, row[0], np.concatenate(ids)[:16].tolist())
+            for (step, ids, _, _), row in zip(steps, rows, strict=True)
+            if not np.isfinite(row[0])
+        ]
+        everyones = [
+            each for of_rank in self._world.gather(bad[:1]) for each in of_rank
+        ]
+        if everyones:
+            step, value, ids = min(everyones, key=itemgetter(0))
+            said = f"the loss is {value} at step {step}; samples {ids}"
+            raise NotFinite(f"{said}; nothing was saved after it. {self._remedy}")
         # norm and scale are the same on every rank, the other columns are sums over its samples
-        loss, valid, *terms = self._world.sum(np.delete(own, (2, 3), axis=1)).T
+        sums = self._world.sum(np.delete(rows, (2, 3), axis=1))
+        # a step may have no valid sample
+        with np.errstate(invalid="ignore", divide="ignore"):
+            means = np.delete(sums, 1, axis=1) / sums[:, 1:2]
         names = ("loss", *self._loss_terms)
-        with np.errstate(
-            invalid="ignore", divide="ignore"
-        ):  # a step without a valid sample
-            means = {
-                name: sums / valid
-                for name, sums in zip(names, (loss, *terms), strict=True)
-            }
-        numbers, _, _, rates = zip(*steps, strict=True)
-        columns = {
-            "step": numbers,
-            "lr": rates,
-            "grad_norm": own[:, 2],
-            "loss_scale": own[:, 3],
-            **means,
-        }
         return [
-            dict(zip(columns, values, strict=True))
-            for values in zip(*columns.values(), strict=True)
+            {
+                "step": step,
+                "lr": lr,
+                "grad_norm": row[2],
+                "loss_scale": row[3],
+                **dict(zip(names, mean, strict=True)),
+            }
+            for (step, _, _, lr), row, mean in zip(steps, rows, means, strict=True)
         ]
 
     def _to_host(self, count: int, last: torch.cuda.Event | None) -> np.ndarray:

@@ -108,10 +108,8 @@ def _runs(
     precision: str,
 ) -> bool:
     try:
-        dtype = torch.float16 if precision == precisions.PURE else torch.float32
-        images = torch.zeros(shape, device=device, dtype=dtype).to(
-            memory_format=CHANNELS_LAST[len(shape)]
-        )
+        images = torch.zeros(shape, device=device)
+        images = images.to(memory_format=CHANNELS_LAST[len(shape)])
         with precisions.autocast(precision, device):
             outputs = module(*task.probe(images))
         total = torch.stack(

@@ -1,18 +1,14 @@
-"""The table of optimisers, without weight decay on biases and norms, and which of them a CUDA graph holds.
+"""The table of optimisers, without weight decay on biases and norms; a CUDA graph holds each of them.
 
-torch has SGD and AdamW, fused on CUDA; timm has LAMB, LARS, Lion and Muon, and NVIDIA's apex has fused ones.
+torch has SGD and AdamW, fused on CUDA; timm has LAMB, LARS, Lion and Muon.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -30,29 +26,23 @@ MUON_SIDE = 4
 """Shortest side of a matrix that Muon turns: of less there is nothing to be orthogonal."""
 
 
-def build(
-    module: nn.Module,
-    optimisation: Optimisation,
-    masters: Mapping[nn.Parameter, nn.Parameter] | None = None,
-) -> torch.optim.Optimizer:
+def build(module: nn.Module, optimisation: Optimisation) -> torch.optim.Optimizer:
     """Build the optimiser with the parameters of more than one dimension as its first group.
 
     The next group is the rest, biases, norms and scales, with what the network's no_weight_decay() names; the
-    last what --no-decay names. With --layer-decay each of them is a group a layer. `masters`: parameters that
-    are trained in place of the network's own.
+    last what --no-decay names. With --layer-decay each of them is a group a layer.
     """
     kind = OPTIMIZERS[optimisation.optimizer]
-    groups = _groups(module, optimisation, masters or {})
+    groups = _groups(module, optimisation)
     device = groups[0]["params"][0].device if groups else torch.device("cpu")
     on_gpu = device.type == "cuda"
-    rates: dict[float, Any] = {
-        scale: optimisation.lr * scale for scale in {g["lr_scale"] for g in groups}
-    }
-    if on_gpu and kind.capturable:
-        # a GPU reads it from memory when the step runs: a CUDA graph holds numbers of the host fast
-        rates = {scale: torch.tensor(lr, device=device) for scale, lr in rates.items()}
+    rates: dict[float, Any] = {}
     for group in groups:
-        group["lr"] = rates[group["lr_scale"]]
+        scale = group["lr_scale"]
+        lr = optimisation.lr * scale
+        # a GPU reads it from memory when the step runs: a CUDA graph holds numbers of the host fast
+        rates.setdefault(scale, torch.tensor(lr, device=device) if on_gpu else lr)
+        group["lr"] = rates[scale]
     optimizer: torch.optim.Optimizer = kind.make(groups, optimisation, on_gpu)
     if kind.skips:
         _skip_on_device(optimizer)
@@ -60,21 +50,13 @@ def build(
     return optimizer
 
 
-def _groups(
-    module: nn.Module,
-    optimisation: Optimisation,
-    masters: Mapping[nn.Parameter, nn.Parameter],
-) -> Groups:
+def _groups(module: nn.Module, optimisation: Optimisation) -> Groups:
     """Return the groups of parameters, each with its decay and its share of the learning rate."""
     # timm's rule, which torchvision's references agree with: see docs/recipes.md
     named: Callable[[], Iterable[str]] | None = getattr(module, "no_weight_decay", None)
     excluded = () if named is None else named()
     scales = _layer_scales(module, optimisation.layer_decay)
-    decays = {
-        WEIGHTS: optimisation.weight_decay,
-        REST: optimisation.norm_weight_decay,
-        BARE: 0.0,
-    }
+    decays = (optimisation.weight_decay, optimisation.norm_weight_decay, 0.0)
     found: dict[tuple[int, float], list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
@@ -85,7 +67,7 @@ def _groups(
         if _matches(name, optimisation.no_decay):
             which = BARE
         key = which, scales.get(name, 1.0)
-        found.setdefault(key, []).append(masters.get(parameter, parameter))
+        found.setdefault(key, []).append(parameter)
     return [
         {
             "params": found[which, scale],
@@ -120,7 +102,7 @@ def _layer_scales(module: nn.Module, decay: float) -> dict[str, float]:
                     f"{begin}.{name}": place for name, _ in part.named_parameters()
                 }
     else:
-        _timm(f"--layer-decay {decay:g}")
+        require_timm(f"--layer-decay {decay:g}")
         from timm.models import group_parameters
 
         layer_of = group_parameters(module, matcher(coarse=False), reverse=True)
@@ -160,7 +142,7 @@ def _adamw(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
 
 
 def _lamb(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
-    _timm("--optimizer lamb")
+    require_timm("--optimizer lamb")
     from timm.optim import Lamb
     from timm.optim.lamb import lamb
 
@@ -209,18 +191,18 @@ def _lamb(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
 
 
 def _lars(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
-    return _timm("--optimizer lars").Lars(
+    return require_timm("--optimizer lars").Lars(
         groups, foreach=on_gpu, **_momentum_of(optimisation)
     )
 
 
 def _lion(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
     # its foreach form would wait for a learning rate that lies on the device
-    return _timm("--optimizer lion").Lion(groups, foreach=False)
+    return require_timm("--optimizer lion").Lion(groups, foreach=False)
 
 
 def _muon(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
-    muon = _timm("--optimizer muon").Muon
+    muon = require_timm("--optimizer muon").Muon
     parted: Groups = []
     for group, matrices in itertools.product(groups, (True, False)):
         if params := [p for p in group["params"] if _is_matrix(p) is matrices]:
@@ -252,55 +234,7 @@ def _is_matrix(parameter: torch.Tensor) -> bool:
     return min(rows, parameter.numel() // rows) >= MUON_SIDE
 
 
-def _apex_sgd(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
-    apex = _apex("sgd", on_gpu)
-    return _zeroed_as_torch(
-        apex.FusedSGD(groups, lr=optimisation.lr, **_momentum_of(optimisation))
-    )
-
-
-def _apex_lamb(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
-    apex = _apex("lamb", on_gpu)
-    largest = 0.0 if optimisation.clip_grad_norm else 1.0
-    return _zeroed_as_torch(
-        apex.FusedLAMB(groups, lr=optimisation.lr, max_grad_norm=largest)
-    )
-
-
-def _zeroed_as_torch(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return an optimiser of apex whose zero_grad takes set_to_none, which apex's own does not."""
-    zero_grad = functools.partial(torch.optim.Optimizer.zero_grad, optimizer)
-    optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
-    return optimizer
-
-
-def _apex(name: str, on_gpu: bool) -> ModuleType:
-    """Return apex.optimizers. Raises UserError where there is no GPU, or not NVIDIA's apex."""
-    flag = f"--optimizer apex-{name}"
-    if not on_gpu:
-        raise UserError(
-            f"{flag} is for a GPU; --optimizer {name} is the same elsewhere"
-        )
-    said = f"{flag} is of NVIDIA's apex: {{}}; see github.com/NVIDIA/apex"
-    if (spec := importlib.util.find_spec("apex")) is None:
-        raise UserError(said.format("it is not installed"))
-    # its files tell: an import would run the index's apex, a web toolkit
-    if not any(
-        Path(folder, "optimizers").is_dir()
-        for folder in spec.submodule_search_locations or ()
-    ):
-        raise UserError(
-            said.format("the apex that is installed is another project of that name")
-        )
-    try:
-        import apex.optimizers
-    except ImportError as error:
-        raise UserError(said.format(f"it cannot be imported ({error})")) from None
-    optimizers: ModuleType = apex.optimizers
-    return optimizers
-
-
-def _timm(flag: str) -> Any:
+def require_timm(flag: str) -> Any:
     """Return timm.optim. Raises UserError where timm, which `flag` needs, is not installed, or too old."""
     try:
         import timm.optim
@@ -314,41 +248,26 @@ def _timm(flag: str) -> Any:
     return timm.optim
 
 
-def _momentum(group: Mapping[str, Any]) -> tuple[str, ...]:
-    return ("momentum_buffer",) if group["momentum"] > 0 else ()
-
-
-def _moments(group: Mapping[str, Any]) -> tuple[str, ...]:
-    return ("step", "exp_avg", "exp_avg_sq")
-
-
-def _muons(group: Mapping[str, Any]) -> tuple[str, ...]:
-    return _moments(group) if group["use_fallback"] else ("momentum_buffer",)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Kind:
     """An --optimizer."""
 
-    make: Callable[[Groups, Optimisation, bool], Any]  # the last: whether on a GPU
-    capturable: bool  # a CUDA graph can hold its step
+    # from groups, settings, and whether on a GPU
+    make: Callable[[Groups, Optimisation, bool], Any]
     skips: bool = False  # it knows no loss scale: _skip_on_device has it leave out a step that overflowed
-    # names of the tensors that a step changes beside a parameter, of each group
-    state: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda group: ()
+    # names of the tensors that a step changes beside a parameter
+    state: tuple[str, ...]
 
 
+MOMENTUM = ("momentum_buffer",)
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 OPTIMIZERS = {
-    "sgd": Kind(make=_sgd, capturable=True, state=_momentum),
-    "adamw": Kind(make=_adamw, capturable=True, state=_moments),
-    "lamb": Kind(make=_lamb, capturable=True, skips=True, state=_moments),
-    "lars": Kind(make=_lars, capturable=True, skips=True, state=_momentum),
-    "lion": Kind(
-        make=_lion, capturable=True, skips=True, state=lambda group: ("exp_avg",)
-    ),
-    "muon": Kind(make=_muon, capturable=True, skips=True, state=_muons),
-    # they take the learning rate from the host, and wait for the device to know whether gradients overflowed
-    "apex-sgd": Kind(make=_apex_sgd, capturable=False, state=_momentum),
-    "apex-lamb": Kind(make=_apex_lamb, capturable=False),
+    "sgd": Kind(make=_sgd, state=MOMENTUM),
+    "adamw": Kind(make=_adamw, state=MOMENTS),
+    "lamb": Kind(make=_lamb, skips=True, state=MOMENTS),
+    "lars": Kind(make=_lars, skips=True, state=MOMENTUM),
+    "lion": Kind(make=_lion, skips=True, state=("exp_avg",)),
+    "muon": Kind(make=_muon, skips=True, state=MOMENTUM),
 }
 
 
@@ -363,19 +282,20 @@ def make_state(optimizer: torch.optim.Optimizer, name: str) -> None:
     high they stay so: ResNet-50 in fp16 was nan at step 3.
     """
     for group in optimizer.param_groups:
-        names = OPTIMIZERS[name].state(group)
-        for parameter in group["params"] if names else ():
+        # what Muon does not turn AdamW moves
+        names = MOMENTS if group.get("use_fallback") else OPTIMIZERS[name].state
+        if names == MOMENTUM and not group["momentum"]:
+            continue
+        on_host = group.get("capturable") is False
+        for parameter in group["params"]:
             state = optimizer.state[parameter]
             for what in names:
                 if state.get(what) is not None:
                     continue
+                state[what] = torch.zeros_like(parameter)
                 if what == "step":
-                    on_host = group.get("capturable") is False
-                    state[what] = torch.zeros(
-                        (), device="cpu" if on_host else parameter.device
-                    )
-                else:
-                    state[what] = torch.zeros_like(parameter)
+                    device = "cpu" if on_host else parameter.device
+                    state[what] = torch.zeros((), device=device)
 
 
 def _skip_on_device(optimizer: torch.optim.Optimizer) -> None:

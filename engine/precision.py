@@ -1,16 +1,11 @@
-"""fp16, fp16-pure, bf16 or fp32: the step's input dtype, its autocast and its loss scale."""
+"""fp16, bf16 or fp32: the step's input dtype, its autocast and its loss scale."""
 
 from __future__ import annotations
 
 import torch
 
-from contracts import UserError
-
-PURE = "fp16-pure"
-"""Weights and gradients are fp16 too, and the optimiser has fp32 masters of them: engine/fp32_weights.py."""
 DTYPES = {
     "fp16": torch.float16,
-    PURE: torch.float16,
     "bf16": torch.bfloat16,
     "fp32": torch.float32,
 }
@@ -20,12 +15,8 @@ def choose(precision: str, device: torch.device, *, on_cpu: str = "auto") -> str
     """Resolve `auto`: fp16 on CUDA; on a CPU `on_cpu`, whose own `auto` is bf16 where that is native, else
     fp32.
 
-    fp16 is 12 times slower there. Raises UserError for fp16-pure without a GPU.
+    fp16 is 12 times slower there.
     """
-    if precision == PURE and device.type != "cuda":
-        raise UserError(
-            f"--precision {PURE} is for a GPU, and there is none; --precision auto"
-        )
     if precision == "auto":
         precision = "fp16" if device.type == "cuda" else on_cpu
     if precision == "auto":
@@ -51,7 +42,6 @@ def remedy(precision: str) -> str:
     """Return the question whether other settings keep the numbers of a step finite in this precision."""
     wider = {
         "fp16": "--precision fp32/bf16",
-        PURE: "--precision fp32/bf16",
         "bf16": "--precision fp32",
     }
     return f"A lower --lr or {wider.get(precision, '--clip-grad-norm')}?"
@@ -67,4 +57,4 @@ def autocast(precision: str, device: torch.device) -> torch.autocast:
 
 def loss_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler:
     """Return a dynamic loss scale for fp16, a pass-through otherwise."""
-    return torch.amp.GradScaler(device.type, enabled=precision in ("fp16", PURE))
+    return torch.amp.GradScaler(device.type, enabled=precision == "fp16")

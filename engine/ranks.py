@@ -106,16 +106,11 @@ class Peers:
         after = store.multi_get(keys)
         others = [rank for rank in range(self.size) if rank != self.rank]
         silent = [self._named(rank) for rank in others if before[rank] == after[rank]]
-        silence = (
-            f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer"
-            if silent
-            else ""
-        )
+        does = "does" if len(silent) == 1 else "do"
+        silence = f"{', '.join(silent)} {does} not answer" if silent else ""
         waits = {rank: after[rank].decode().partition(" ")[2] for rank in others}
         waiting = [
-            f"{self._named(rank)} waits for {what}"
-            for rank, what in waits.items()
-            if what
+            f"{self._named(r)} waits for {what}" for r, what in waits.items() if what
         ]
         return silence, "; ".join(waiting)
 

@@ -50,9 +50,8 @@ def facts(plan: Plan) -> dict[str, int]:
 def _epoch_told(plan: Plan, asked: int) -> list[str]:
     samples = plan.samples
     steps = plan.steps()
-    what = (
-        "samples" if plan.views == 1 else "rows"
-    )  # a sample that repeats may take the place of others
+    # a sample that repeats may take the place of others
+    what = "samples" if plan.views == 1 else "rows"
     if plan.batch_size != asked:
         return [
             f"train: --batch-size {asked} -> {plan.batch_size}, in whose {steps} steps an epoch has "

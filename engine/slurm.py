@@ -32,21 +32,22 @@ def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
     if "RANK" in environ:
         return {}
     if "SLURM_PROCID" not in environ or tasks == "1" or script:
-        _require_alone(environ)
+        for name in OF_MPI:
+            if environ.get(name, "1") != "1":
+                raise UserError(
+                    f"one of {environ[name]} processes that MPI started ({name}), which would each train "
+                    "alone: start with torchrun, or one process with torchrun on each node"
+                )
         return {}
     lists = (environ.get(f"SLURM_{of}NODELIST") for of in ("STEP_", "", "JOB_"))
     nodes = next((nodes for nodes in lists if nodes), "")
     try:
-        size = int(tasks)
-        rank = int(environ["SLURM_PROCID"])
-        local_rank = int(environ["SLURM_LOCALID"])
-        local_size = _tasks_here(environ, size)
         port = PORTS[int(environ.get("SLURM_JOB_ID", 0)) % len(PORTS)]
-        found = {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(size),
-            "LOCAL_RANK": str(local_rank),
-            "LOCAL_WORLD_SIZE": str(local_size),
+        return {
+            "RANK": str(int(environ["SLURM_PROCID"])),
+            "WORLD_SIZE": str(int(tasks)),
+            "LOCAL_RANK": str(int(environ["SLURM_LOCALID"])),
+            "LOCAL_WORLD_SIZE": str(_tasks_here(environ, int(tasks))),
             "MASTER_ADDR": environ.get("MASTER_ADDR") or first_host(nodes),
             "MASTER_PORT": environ.get("MASTER_PORT") or str(port),
         }
@@ -57,20 +58,6 @@ def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
         raise UserError(
             f"one of {tasks} tasks of Slurm, of unknown place among them ({said}); {REMEDY}"
         ) from None
-    if not 0 <= local_rank < local_size <= size or not rank < size:
-        places = f"task {rank} of {size}, {local_rank} of {local_size} on its node"
-        raise UserError(f"Slurm's variables contradict each other ({places}); {REMEDY}")
-    return found
-
-
-def _require_alone(environ: Mapping[str, str]) -> None:
-    """Raise UserError for one of several processes of MPI, each of which would train alone."""
-    for name in OF_MPI:
-        if environ.get(name, "1") != "1":
-            raise UserError(
-                f"one of {environ[name]} processes that MPI started ({name}), which would each train alone: "
-                "start with torchrun, or one process with torchrun on each node"
-            )
 
 
 def _tasks_here(environ: Mapping[str, str], size: int) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,21 +20,7 @@ from engine import precision as precisions
 from engine.clipping import Clipping
 from engine.distributed import ProcessWorld
 from engine.ema import Ema
-from engine.fp32_weights import Masters
 from settings.optimisation import Optimisation
-
-
-class Replayed(Protocol):
-    """Micro-batches that were captured as CUDA graphs; see engine/graphed.py."""
-
-    def replay(self, batch: Batch, *, last: bool, want_norm: bool) -> torch.Tensor:
-        """Do what `Step.micro_batch` does, with the numbers of this batch."""
-
-    def lent(self) -> AbstractContextManager[None]:
-        """Return a context whose tensors lie where a replay has its own in between."""
-
-    def lent_bytes(self) -> int:
-        """Return the bytes that are in use there between two replays."""
 
 
 class Step:
@@ -67,16 +53,13 @@ class Step:
 
         `draw_key` turns (epoch, position, micro-batch, rank) into the seed of dropout and the like.
         """
-        self.masters = Masters(module) if precision == precisions.PURE else None
-        masters = self.masters.of if self.masters else {}
         self.ema = None
         if optimisation.ema:
             self.ema = Ema(
-                module, masters, decay=optimisation.ema, warm_up=optimisation.ema_warmup
+                module, decay=optimisation.ema, warm_up=optimisation.ema_warmup
             )
-        self.optimizer = optimizers.build(module, optimisation, masters)
+        self.optimizer = optimizers.build(module, optimisation)
         self._rates = optimizers.LearningRates(self.optimizer)
-        self.capturable = optimizers.OPTIMIZERS[optimisation.optimizer].capturable
         self._network = module
         self._compiled = compiled
         self.module = world.wrap(module, compiled=compiled)
@@ -86,11 +69,11 @@ class Step:
         self.phases = phases
         self.accumulate = optimisation.accumulate
         self.clips = optimisation.clip_grad_norm > 0
-        self._clipping = Clipping(module, masters, optimisation)
+        self._clipping = Clipping(module, optimisation)
         self.world = world
         self.loss_terms: tuple[str, ...] = ()
-        # None: every kernel is launched by the host, one by one
-        self.graphs: Replayed | None = None
+        # engine.graphed.Graphs; None: every kernel is launched by the host, one by one
+        self.graphs: Any = None
         self._held_by_graphs = 0  # bytes, when their memory was lent
         self._draw_key = draw_key
         self._parameters = [
@@ -100,9 +83,8 @@ class Step:
         self._nan = torch.full((), torch.nan, device=world.device)
         # of the micro-batches so far: sum of losses, valid samples, sums of the loss's terms
         self._sums = torch.zeros(2, device=world.device)
-        self.scaler.scale(
-            self._unscaled
-        )  # the scaler makes its tensors when it is first used
+        # the scaler makes its tensors when it is first used
+        self.scaler.scale(self._unscaled)
 
     @property
     def dtype(self) -> str:
@@ -196,9 +178,6 @@ class Step:
         self.scaler.update()
         # the next micro-batch adds to what is there, also in a graph: zeros in the same memory
         self.optimizer.zero_grad(set_to_none=self.accumulate == 1)
-        if self.masters is not None:
-            self.masters.give_weights()
-            self.masters.forget_gradients(set_to_none=self.accumulate == 1)
         self._sums.zero_()
         return outcome
 
@@ -217,8 +196,6 @@ class Step:
         """
         # first: norm and clipping are of true gradients, and what has overflowed is noted here, so that
         # scaler.step leaves the weights alone
-        if self.masters is not None:
-            self.masters.take_gradients()
         self.scaler.unscale_(self.optimizer)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         # backward() divided by rows and DDP by ranks; exactly 1 where every row has a sample; without a
@@ -240,10 +217,8 @@ class Step:
         """
         if not self.scaler.is_enabled():
             return None
-        found = self.scaler._per_optimizer_states[id(self.optimizer)][
-            "found_inf_per_device"
-        ]
-        return torch.stack(list(found.values())).sum()
+        state = self.scaler._per_optimizer_states[id(self.optimizer)]
+        return torch.stack(list(state["found_inf_per_device"].values())).sum()
 
     def _loss_scale(self) -> torch.Tensor:
         """Return the loss scale, float32 [] on the device; 1 without one."""
@@ -256,18 +231,13 @@ class Step:
 
         Sums and gradients of a step's micro-batches are zero between steps.
         """
-        states = self.optimizer.state.values()
-        optimizer_state = [
-            v for state in states for v in state.values() if isinstance(v, torch.Tensor)
-        ]
-        scaler_state: list[torch.Tensor] = []
+        held = [*self.module.parameters(), *self.module.buffers()]
+        for state in self.optimizer.state.values():
+            held += [v for v in state.values() if isinstance(v, torch.Tensor)]
         if self.scaler.is_enabled():
             both = (self.scaler._scale, self.scaler._growth_tracker)
-            scaler_state = [tensor for tensor in both if tensor is not None]
-        masters = list(self.masters.of.values()) if self.masters else []
-        network = [*self.module.parameters(), *self.module.buffers(), *masters]
-        averages = self.ema.tensors() if self.ema is not None else []
-        return [*network, *optimizer_state, *scaler_state, *averages]
+            held += [tensor for tensor in both if tensor is not None]
+        return [*held, *(self.ema.tensors() if self.ema is not None else [])]
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
@@ -285,14 +255,10 @@ class Step:
             *optimizer.param_groups,
         ]
         held = [(holder, dict(holder)) for holder in holders]
-        own = [
-            v
-            for holder in holders
-            for v in holder.values()
-            if isinstance(v, torch.Tensor)
-        ]
+        values = [v for holder in holders for v in holder.values()]
+        values += self.state_tensors()
         tensors = list(
-            {id(tensor): tensor for tensor in [*self.state_tensors(), *own]}.values()
+            {id(v): v for v in values if isinstance(v, torch.Tensor)}.values()
         )
         # on the host: the batch may have left the device no room for a second copy
         saved = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
@@ -302,9 +268,8 @@ class Step:
         finally:
             for holder, before in held:
                 made = [name for name in holder if name not in before]
-                for name in (
-                    made if self.graphs is None else []
-                ):  # graphs read what was made before a capture
+                # graphs read what was made before a capture
+                for name in made if self.graphs is None else []:
                     del holder[name]
                 holder.update(before)
             for tensor, value in zip(tensors, saved, strict=True):
@@ -346,8 +311,6 @@ class Step:
         """Drop gradients and sums of a step that an error has cut short, and the graphs with their memory."""
         self.graphs = None
         self.optimizer.zero_grad(set_to_none=True)
-        if self.masters is not None:
-            self.masters.forget_gradients(set_to_none=True)
         if self.scaler.is_enabled():
             self.scaler._per_optimizer_states.clear()  # else the next unscale_ refuses to be the second one
         self._sums.zero_()
@@ -361,7 +324,6 @@ def seed(key: int, device: torch.device) -> None:
     """
     torch.default_generator.manual_seed(key)
     if device.type == "cuda":
-        index = (
-            torch.cuda.current_device()
-        )  # this process's; there are no generators before CUDA has started
+        # this process's; there are no generators before CUDA has started
+        index = torch.cuda.current_device()
         torch.cuda.default_generators[index].manual_seed(key)

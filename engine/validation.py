@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
-from contracts import Counts, Figure, Loader, Plan, Task, UserError
+from contracts import Figure, Loader, Plan, Task, UserError
 from engine import checkpoint, memory
 from engine.checkpoint import Checkpoints, Progress
 from engine.distributed import ProcessWorld, Vote
 from engine.evaluate import Outcome, evaluate
 from engine.failures import Failures
-from engine.protocols import Report
 from engine.stop import Asked
 from engine.watch import Watch
 from system import torch_files
@@ -29,28 +28,16 @@ OF = tuple(torch_files.BEST_OF)
 """Whose figures a validation's passes give, in their order: the network's, then its average's (--ema)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Passed:
-    """A pass that is over, and what its loader was."""
-
-    outcome: Outcome
-    reader: str
-    counts: Counts
-
-
 @dataclass(kw_only=True)
 class _Unsettled:
     """A pass whose figures nobody has heard of yet, and what must be known of it then."""
 
     outcomes: list[Outcome]  # of the network and, with --ema, of its average
-    reader: str  # of the loader, which is closed by now
-    counts: Counts
     step: int  # the last one trained
     epoch: int | None  # the last one trained
     picks_best: bool  # whether best.pt may become `content`
-    content: (
-        dict[str, Any] | None
-    )  # what a checkpoint held when this pass began; on rank 0, if it picks
+    # what a checkpoint held when this pass began; on rank 0, if it picks
+    content: dict[str, Any] | None
 
     @property
     def in_background(self) -> bool:
@@ -75,13 +62,12 @@ class Validation:
     open_loader: Callable[[], Loader] | None  # None: there is no data to validate on
     checkpoints: Checkpoints
     failures: Failures
-    report: Report
+    report: Any  # report.reporter.Reporter
     # which pass leaves its files where there is no best.pt to be of
     of_average: bool = False
 
-    not_finite: int = field(
-        default=0, init=False
-    )  # samples of the last pass whose output was no number
+    # samples of the last pass whose output was no number
+    not_finite: int = field(default=0, init=False)
     _unsettled: _Unsettled | None = field(default=None, init=False)
     _notes_are_said: bool = field(default=False, init=False)
 
@@ -118,43 +104,42 @@ class Validation:
         """
         if self.open_loader is None:
             raise UserError("--evaluate needs --data: there is nothing to validate on")
-        passed = self._pass(vote, stop, watch)
-        if passed is None:
-            return False
-        outcomes = [passed.outcome]
-        if (average := self.checkpoints.step.ema) is not None:
-            with average.in_network():
-                averaged = self._pass(vote, stop, watch)
-            if averaged is None:
-                passed.outcome.cancel()
+        average = self.checkpoints.step.ema
+        outcomes: list[Outcome] = []
+        networks: list[AbstractContextManager[None]] = [nullcontext()]
+        if average is not None:
+            networks.append(average.in_network())
+        for network in networks:
+            with network:
+                outcome = self._pass(vote, stop, watch)
+            if outcome is None:
+                for before in outcomes:
+                    before.cancel()
                 return False
-            outcomes.append(averaged.outcome)
+            outcomes.append(outcome)
         content = None
         if best_resumes_at is not None and self.world.rank == 0:
             content = self.checkpoints.content(best_resumes_at)
             if any(outcome.in_background for outcome in outcomes):
-                content = checkpoint.on_host(
-                    content
-                )  # training will move the weights meanwhile
+                # training will move the weights meanwhile
+                content = checkpoint.on_host(content)
         # at the start of an epoch it is the one before that was trained
         epoch = progress.epoch if progress.consumed else progress.epoch - 1
         self._unsettled = _Unsettled(
             outcomes=outcomes,
-            reader=passed.reader,
-            counts=passed.counts,
             step=progress.step,
             epoch=epoch if epoch >= 0 else None,
             picks_best=best_resumes_at is not None,
             content=content,
         )
-        self.failures.check(set(passed.outcome.failed))
+        self.failures.check(set(outcomes[0].failed))
         if not self._unsettled.in_background:
             self.settle(progress)
         return True
 
     def _pass(
         self, vote: Vote, stop: Callable[[], bool], watch: Watch
-    ) -> _Passed | None:
+    ) -> Outcome | None:
         """Pass over the validation set with the network as it is now; None when a signal came."""
         assert self.open_loader is not None
         with (
@@ -181,11 +166,9 @@ class Validation:
                     stop=stop,
                     advance=beat,
                 )
-            passed = None
             if outcome is not None:
-                passed = _Passed(
-                    outcome=outcome, reader=loader.reader, counts=loader.counts
-                )
+                outcome.reader = loader.reader
+                outcome.counts = loader.counts
             notes = loader.notes
         del loader  # and with it all that it still holds
         if not self.checkpoints.step.memory_is_back():
@@ -196,7 +179,7 @@ class Validation:
         self._notes_are_said = True
         if self.world.device.type == "cuda":
             torch.cuda.empty_cache()  # what validation alone had needed goes back to the device
-        return passed
+        return outcome
 
     def settle(self, progress: Progress) -> None:
         """Wait for a pass's figures, tell them, and write best.pt if they are the best.
@@ -222,8 +205,8 @@ class Validation:
             else {},
             step=settled.step,
             epoch=settled.epoch,
-            reader=settled.reader,
-            counts=settled.counts,
+            reader=settled.outcomes[0].reader,
+            counts=settled.outcomes[0].counts,
         )
         self.not_finite = max(self._warned_of(result) for result in results)
         if best is not None:
@@ -231,10 +214,8 @@ class Validation:
             progress.best_epoch = -1 if settled.epoch is None else settled.epoch
             progress.stale = 0
             if settled.content is not None:
-                own = {
-                    name: getattr(progress, name)
-                    for name in ("best", "best_epoch", "stale")
-                }
+                names = ("best", "best_epoch", "stale")
+                own = {name: getattr(progress, name) for name in names}
                 settled.content["progress"] |= own
                 settled.content["best_of"] = OF[best]
             self.checkpoints.write("best.pt", settled.content)
@@ -290,9 +271,7 @@ class Validation:
         try:
             yield
         finally:
-            for outcome in (
-                self._unsettled.outcomes if self._unsettled is not None else ()
-            ):
+            for outcome in self._unsettled.outcomes if self._unsettled else ():
                 outcome.cancel()
 
 

@@ -70,9 +70,8 @@ class Watch:
     world: ProcessWorld
     stop: StopRequest
     rescue: Callable[[], bool]
-    writing: (
-        threading.Lock
-    )  # held while a checkpoint is written, which may take its time
+    # held while a checkpoint is written, which may take its time
+    writing: threading.Lock
     leave: Callable[[int], None] = os._exit
 
     _beat_s: float = field(default=0.0, init=False)  # when the run went on last
@@ -80,9 +79,8 @@ class Watch:
     _in_steps: bool = field(default=False, init=False)
     _beats: int = field(default=0, init=False)  # since the steps began
     _slow: int = field(default=0, init=False)  # how many `slow`s the main thread is in
-    _waits: Loader | None = field(
-        default=None, init=False
-    )  # whose batch the main thread waits for
+    # whose batch the main thread waits for
+    _waits: Loader | None = field(default=None, init=False)
     _since_s: float = field(default=0.0, init=False)
     _has_said: bool = field(default=False, init=False)
 
@@ -174,20 +172,16 @@ class Watch:
                 else []
             )
             if self.stop.signal is not None:
-                numbers.append(
-                    self.stop.signal
-                )  # it may have come before the pipe was there
+                # it may have come before the pipe was there
+                numbers.append(self.stop.signal)
             now = time.monotonic()
             if heard is None and numbers:
                 heard = numbers[0], now
             if now - beaten_s > BEAT_S:
                 beaten_s = now
-                gone = self.world.beat(
-                    self._awaited() if self._waits is not None else ""
-                )
-                if (
-                    gone and not ended.is_set()
-                ):  # at the end of a run rank 0 may be the first to go
+                gone = self.world.beat(self._awaited() if self._waits else "")
+                # at the end of a run rank 0 may be the first to go
+                if gone and not ended.is_set():
                     code = 2 if heard is None else 128 + heard[0]
                     self._leave(
                         code, f"{self.world.named} cannot reach the others: {gone}"

@@ -49,7 +49,7 @@ SAID = 5
 
 
 class Reporter:
-    """An engine.protocols.Report: receives points, windows, validations and ceilings, and writes the
+    """What engine/loop.py tells: receives points, windows, validations and ceilings, and writes the
     summary at the end.
 
     `task` says how its figures are shown; `compared` are figures of all tasks, by which TensorBoard's

@@ -133,7 +133,7 @@ def of_points(
 ) -> tuple[dict[str, float | None], float | None]:
     """Return the mean of the loss and of each of its terms, by name, and the last norm of the gradients.
 
-    `points` are the steps that engine.protocols.Report.train gets. A step whose loss is nan, since no
+    `points` are the steps that Reporter.train gets. A step whose loss is nan, since no
     sample of it was valid, is left out of the means; a value is None where no step has one.
     """
     counted = [point for point in points if not np.isnan(point["loss"])]

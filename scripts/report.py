@@ -18,7 +18,6 @@ sys.path.insert(
     0, str(Path(__file__).resolve().parents[1])
 )  # also when it is started as a file
 
-import tyro
 from pydantic import Field, FiniteFloat
 from rich.console import Console
 from rich.table import Table
@@ -27,13 +26,13 @@ from benchmarks._show import differing, show
 from benchmarks._suite import LEAST, Row, Suite, merged, results, value, versions_of
 from contracts import UserError, one_line
 from scripts.bench import suite_of
-from settings.cli import Settings, flags
+from settings.cli import POSITIONAL, Settings, flags
 
 
 class Report(Settings):
     """Compare two result folders: B against A."""
 
-    folders: tyro.conf.Positional[tuple[Path, ...]] = ()
+    folders: Annotated[tuple[Path, ...], POSITIONAL] = ()
     """A and B, or one folder to show."""
     fail_below: Annotated[FiniteFloat, Field(gt=0)] | None = None
     """Exit code 1 when a point of B is slower than this share of A's, beyond noise, or has no figure where A

@@ -1,34 +1,47 @@
-"""Command line -> Settings: a field is a flag, its docstring is its --help, and an error of the parser
-becomes one line.
+"""Command line -> Settings: a field is a flag, its docstring is its help, and a wrong value is one line.
 
-Must not know: any setting.
+argparse splits the words, and pydantic alone reads them. Must not know: any setting.
 """
 
 from __future__ import annotations
 
-import contextlib
+import argparse
 import difflib
-import io
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NoReturn,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 
-import tyro
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    ValidationError,
     ValidationInfo,
     field_validator,
 )
+from pydantic.fields import FieldInfo
 
 from contracts import UserError
+from settings.preset import shown
 from settings.types import Facts
 from system.user_files import local_path
 
 OR_URL = "or a URL"
 """Marks a setting that may be a URL."""
+POSITIONAL = "positional"
+"""Marks a setting whose values stand behind a program's name without a flag."""
 
 
 class Settings(BaseModel):
@@ -56,156 +69,147 @@ def _text(place: Any) -> Any:
 FolderOrUrl = Annotated[str | None, BeforeValidator(_text), OR_URL]
 """A folder or URL is kept as text, since a Path of s3://bucket would be s3:/bucket."""
 
+S = TypeVar("S", bound=Settings)
 
-Flags = TypeVar("Flags", bound=Settings)
+
+def flags(cls: type[S], argv: list[str], *, prog: str) -> S:
+    """Return the settings that flags ask for. Raises UserError; --help prints and exits 0."""
+    words = flag_words({prog: cls}, argv, prog=prog, about=cls.__doc__)
+    try:
+        return cls.model_validate(words)
+    except ValidationError as error:
+        raise UserError(f"flags: {refusal(error)}") from None
 
 
-def flags(
-    cls: type[Flags],
+def flag_words(
+    groups: Mapping[str, type[Settings]],
     argv: list[str],
     *,
     prog: str,
-    default: Flags | None = None,
+    about: str | None,
     tables: Mapping[str, Iterable[str]] | None = None,
     answer: Callable[[str], str] = lambda _: "",
-) -> Flags:
-    """Return the settings that flags ask for; a group's settings have no prefix. Raises UserError; --help
-    prints and exits 0.
+) -> dict[str, Any]:
+    """Return the words behind each flag, by the name of its setting: text, or a list where it takes several.
 
     `tables`: in the docstrings of settings "{name}" stands for what the table of that name has. `answer` says
-    what a word that is no flag is called here, or "".
+    what a word that is no flag is called here, or "". Raises UserError; --help prints and exits 0.
     """
-    for word, value in zip(argv, (*argv[1:], None), strict=False):
-        # as a path it would be the current folder
-        if word.startswith("--") and (value == "" or word.endswith("=")):
-            raise UserError(
-                f"flags: {word.rstrip('=')} got an empty value; give one, or leave the flag out"
-            )
-    said = io.StringIO()
-    groups = [
-        info.annotation
-        for info in cls.model_fields.values()
-        if isinstance(info.annotation, type)
-    ]
-    groups = [group for group in groups if issubclass(group, Settings)]
-    known = {
-        name: info
-        for group in (groups or [cls])
-        for name, info in group.model_fields.items()
-    }
-    try:
-        with contextlib.redirect_stderr(said), _told(known, tables or {}):
-            return tyro.cli(
-                cls,
-                args=_spelled_out(
-                    argv,
-                    {
-                        f"--{name.replace('_', '-')}"
-                        for name, info in known.items()
-                        if info.annotation is bool
-                    },
-                ),
-                default=cls() if default is None else default,
-                prog=prog,
-                config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff),
-            )
-    except SystemExit as stop:
-        if stop.code in (0, None):
-            raise
-        lists_all = "--help-all" if prog == "train.py" else f"{prog} --help"
-        raise UserError(_one_line(said.getvalue(), known, answer, lists_all)) from None
-
-
-@contextlib.contextmanager
-def _told(
-    known: Mapping[str, Any], tables: Mapping[str, Iterable[str]]
-) -> Iterator[None]:
-    """Put the names of the tables into the docstrings of settings while the body runs."""
-    texts = {name: info.description or "" for name, info in known.items()}
-    try:
-        for name, text in texts.items():
-            for table, names in tables.items():
-                text = text.replace(f"{{{table}}}", ", ".join(names))
-            known[name].description = text
-        yield
-    finally:
-        for name, text in texts.items():
-            known[name].description = text
-
-
-def _spelled_out(argv: list[str], switches: set[str]) -> list[str]:
-    """Return the flags as the parser takes them: true and false in Python's spelling, and True for a switch
-    without a value."""
-    words = [
-        re.sub(
-            r"^(--[^=]*=)?(true|false)$",
-            lambda found: (found[1] or "") + found[2].capitalize(),
-            word,
-        )
-        for word in argv
-    ]
-    out: list[str] = []
-    for word, following in zip(words, [*words[1:], ""], strict=bool(words)):
-        bare = word in switches and (not following or following.startswith("--"))
-        out += [word, "True"] if bare else [word]
-    return out
-
-
-def _one_line(
-    box: str, known: Mapping[str, Any], answer: Callable[[str], str], lists_all: str
-) -> str:
-    """Return the parser's framed message as one line; `lists_all` is what lists every flag."""
-    # the frame is of dashes where the terminal has nothing better
-    text = re.sub(r"[│╭╮╰╯─]|-{4,}", " ", box)
-    text = (
-        " ".join(text.split())
-        .split("For full helptext")[0]
-        .split("Argument helptext:")[0]
-        .strip()
+    parser = _Parser(
+        prog=prog,
+        usage="%(prog)s [FLAG VALUE ...]",
+        description=about,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=_Help,
     )
-    found = re.search(
-        r"validation errors? for \w+ (\w+)(?:\.\S+)* (.*?) \[type=([^,]*), input_value=(.*?), input_type",
-        text,
-    )
-    if found:
-        name, said, kind, got = found.groups()
-        return f"flags: --{name.replace('_', '-')}{wrong(kind, said, got)}"
-    text = re.sub(
-        r"^(Value error|Missing argument|Unrecognized options|Invalid choice|Parsing error"
-        r"|Missing required options) ",
-        "",
-        text,
-    )
-    several = re.match(
-        r"Error parsing (--\S+): no type matching (.*?) could be instantiated from \[(.*?)\]",
-        text,
-    )
-    if several:
-        flag, kinds, got = several.groups()
-        takes = " or ".join(
-            kind.strip("{}") for kind in kinds.split("|") if kind != "{None}"
-        )
-        return f"flags: {flag} got {got.replace(chr(39), '').replace(',', '') or 'nothing'}; it takes {takes}"
-    number = re.match(
-        r"Error parsing (--\S+): (invalid literal for int|could not convert string to float)[^']*: (.*)",
-        text,
-    )
-    if number:
-        return (
-            f"flags: {number[1]} got {number[3]}; it takes "
-            f"{'a whole number' if number[2].endswith('int') else 'a number'}"
-        )
-    unknown = re.match(r"Unrecognized options: ([^\s,]+)", text)
-    if unknown and (ours := answer(unknown.group(1))):
-        return f"flags: {unknown.group(1)}{ours}"
+    fields: dict[str, FieldInfo] = {}
+    for group, cls in groups.items():
+        section = parser.add_argument_group(f"{group} options", cls.__doc__)
+        for name, info in cls.model_fields.items():
+            fields[name] = info
+            _add(section, name, info, tables or {})
+    dashed = [_with_dashes(word) for word in argv]
+    values, unknown = parser.parse_known_args(dashed)
     if unknown:
+        word = unknown[0]
         near = nearest(
-            unknown.group(1).lstrip("-"),
-            [name.replace("_", "-") for name in known],
-            prefix="--",
+            word.lstrip("-"), [name.replace("_", "-") for name in fields], prefix="--"
         )
-        return f"flags: unknown flag '{unknown.group(1)}'{near}; {lists_all} lists every setting"
-    return f"flags: {text.replace(str(('True', 'False')), 'true, false')}"
+        lists_all = "--help-all" if prog == "train.py" else f"{prog} --help"
+        said = f"unknown flag '{word}'{near}; {lists_all} lists every setting"
+        hint = answer(word)
+        raise UserError(f"flags: {word}{hint}" if hint else f"flags: {said}")
+    words = vars(values)
+    for name, value in words.items():
+        if "" in (value if isinstance(value, list) else [value]):
+            flag = name.replace("_", "-")
+            remedy = "give one, or leave the flag out"
+            # as a path it would be the current folder
+            raise UserError(f"flags: --{flag} got an empty value; {remedy}")
+        if value == "None" and NoneType in _kinds(fields[name].annotation):
+            words[name] = None
+    return words
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"flags: {message.removeprefix('argument ')}")
+
+
+class _Help(argparse.HelpFormatter):
+    """Breaks lines between words alone: a name with dashes stays whole."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
+def _add(
+    section: Any, name: str, info: FieldInfo, tables: Mapping[str, Iterable[str]]
+) -> None:
+    """Add a setting to a section of the parser."""
+    text = info.description or ""
+    for table, names in tables.items():
+        text = text.replace(f"{{{table}}}", ", ".join(names))
+    default = info.get_default(call_default_factory=True)
+    if default not in (None, (), ""):
+        several = isinstance(default, tuple)
+        text += f" [{' '.join(map(str, default)) if several else default}]"
+    kinds = _kinds(info.annotation)
+    shape: dict[str, Any] = {
+        "help": text.replace("%", "%%"),
+        "metavar": "|".join(filter(None, map(_metavar, kinds))),
+    }
+    if bool in kinds:
+        shape |= {"nargs": "?", "const": "true"}
+    for kind in kinds:
+        if get_origin(kind) is tuple:
+            members = get_args(kind)
+            shape["nargs"] = "*" if Ellipsis in members else len(members)
+    by_place = POSITIONAL in info.metadata
+    section.add_argument(name if by_place else f"--{name.replace('_', '-')}", **shape)
+
+
+def _kinds(annotation: Any) -> list[Any]:
+    """Return the types that a value may have, without what is annotated to them."""
+    if get_origin(annotation) is Annotated:
+        return _kinds(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [kind for each in get_args(annotation) for kind in _kinds(each)]
+    return [annotation]
+
+
+def _metavar(kind: Any) -> str:
+    """Return how help writes a value of this type; "" for no value."""
+    if get_origin(kind) is Literal:
+        return "|".join(map(str, get_args(kind)))
+    if get_origin(kind) is tuple:
+        return "|".join(map(_metavar, _kinds(get_args(kind)[0])))
+    names = {bool: "true|false", str: "TEXT", NoneType: ""}
+    return names.get(kind, str(getattr(kind, "__name__", kind)).upper())
+
+
+def _with_dashes(word: str) -> str:
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def refusal(error: ValidationError, depth: int = 0) -> str:
+    """Return what is wrong with the first setting that pydantic refuses: flag, value, and what is allowed.
+
+    `depth` is where the setting's name stands in pydantic's places.
+    """
+    errors = error.errors()
+    first = errors[0]
+    place = first["loc"][: depth + 1]
+    flag = f"--{str(place[-1]).replace('_', '-')}"
+    # one error for each type that the value may have
+    messages = [each["msg"] for each in errors if each["loc"][: depth + 1] == place]
+    others = [each.removeprefix("Input should be ") for each in messages[1:]]
+    message = " or ".join([messages[0], *others])
+    return flag + wrong(first["type"], message, shown(first["input"]))
 
 
 def wrong(kind: str, message: str, got: str) -> str:
@@ -222,11 +226,8 @@ def wrong(kind: str, message: str, got: str) -> str:
 def nearest(name: str, known: Any, *, prefix: str = "") -> str:
     """Return ' (did you mean a or b?)', each name behind the prefix, or '' when no name is near."""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.55)
-    return (
-        f" (did you mean {' or '.join(prefix + one for one in close)}?)"
-        if close
-        else ""
-    )
+    names = " or ".join(prefix + one for one in close)
+    return f" (did you mean {names}?)" if close else ""
 
 
 def one_of(
@@ -245,11 +246,8 @@ def one_of(
         return auto
     if name in known:
         return name
-    where = elsewhere(name) if elsewhere else None
-    why = (
-        f", which is for {where}"
-        if where
-        else nearest(name, known) or ", which is unknown"
-    )
+    why = nearest(name, known) or ", which is unknown"
+    if elsewhere and (where := elsewhere(name)):
+        why = f", which is for {where}"
     allowed = f"; known: {', '.join(known)}" if len(known) <= 16 else ""
     raise UserError(f"{flag} got '{name}'{why}{allowed}")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, FiniteFloat
+from pydantic import BeforeValidator, Field, FiniteFloat
 
 from settings.cli import Settings
 from settings.types import Facts, Side, setting
+
+
+def _whole(value: Any) -> Any:
+    """Return the number that a word of a command line is: a Literal takes no text for it."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
 class Clips(Settings):
@@ -29,5 +34,7 @@ class Clips(Settings):
         5, changes_rate=False
     )
     """Validation: clips of a video, evenly spaced; their logits are averaged."""
-    val_crops: Literal[1, 3] = setting(1, changes_rate=False)
+    val_crops: Annotated[Literal[1, 3], BeforeValidator(_whole)] = setting(
+        1, changes_rate=False
+    )
     """Validation: crops of a clip, the middle or three along the longer side."""

@@ -7,7 +7,7 @@ the room's table.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from contracts import UserError
 from settings import help
 from settings.augmentation import Augmentation
-from settings.cli import Settings, flags, nearest, wrong
+from settings.cli import Settings, flag_words, nearest, refusal
 from settings.clips import Clips
 from settings.data import Data
 from settings.detection import Detection
@@ -85,59 +85,37 @@ def build(flat: dict[str, Any], origin: str = "settings") -> Config:
     try:
         config = Config.model_validate(nested)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = str(first["loc"][1] if len(first["loc"]) > 1 else first["loc"][0])
-        said = wrong(first["type"], first["msg"], shown(first["input"]))
-        raise UserError(f"{origin}: --{where.replace('_', '-')}{said}") from None
-    _check_ranges(config, origin)
+        raise UserError(f"{origin}: {refusal(error, depth=1)}") from None
+    for flag, said in _contradictions(config):
+        raise UserError(f"{origin}: --{flag} {said}")
     return config
 
 
-def _check_ranges(config: Config, origin: str) -> None:
-    for name, lowest in (("crop_scale", 0.0), ("crop_ratio", 0.0)):
-        low, high = getattr(config.augmentation, name)
-        if not lowest < low <= high or (name == "crop_scale" and high > 1):
-            flag = name.replace("_", "-")
-            raise UserError(
-                f"{origin}: --{flag} got {low} {high}; two values with 0 < low <= "
-                f"high{' <= 1' if name == 'crop_scale' else ''}"
-            )
-    short = config.clips.short_side
-    if short and short[0] > short[1]:
-        raise UserError(
-            f"{origin}: --short-side got {short[0]} {short[1]}; two lengths, the smaller one first"
-        )
-    if config.augmentation.std and min(config.augmentation.std) <= 0:
-        raise UserError(
-            f"{origin}: --std got {config.augmentation.std}; each must be above 0"
-        )
+def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
+    """Yield a flag, and what is wrong with it, for values that do not go together."""
+    drawn = config.augmentation
+    low, high = drawn.crop_scale
+    if not 0 < low <= high <= 1:
+        yield "crop-scale", f"got {low} {high}; two values with 0 < low <= high <= 1"
+    low, high = drawn.crop_ratio
+    if not 0 < low <= high:
+        yield "crop-ratio", f"got {low} {high}; two values with 0 < low <= high"
+    if (short := config.clips.short_side) and short[0] > short[1]:
+        said = f"got {short[0]} {short[1]}; two lengths, the smaller one first"
+        yield "short-side", said
+    if drawn.std and min(drawn.std) <= 0:
+        yield "std", f"got {drawn.std}; each must be above 0"
     run = config.run
-    for name, value in (
-        ("tta", run.tta != "none"),
-        ("predict-format", run.predict_format != "csv"),
-    ):
-        if value and run.predict is None:
-            raise UserError(
-                f"{origin}: --{name} is for --predict, which was not given; leave it out"
-            )
     if run.predict is not None and run.evaluate:
-        raise UserError(
-            f"{origin}: --predict and --evaluate are two runs; leave one of them out"
-        )
-    data = (
-        Path(config.data.data)
-        if config.data.data and "://" not in config.data.data
-        else None
-    )
-    for flag, folder in (
-        ("--manifest-dir", config.data.manifest_dir),
-        ("--output", config.run.output),
-    ):
-        if data and folder and folder.resolve().is_relative_to(data.resolve()):
-            raise UserError(
-                f"{origin}: {flag} {folder} lies inside --data {data}, which is never written to; name "
-                "another folder"
-            )
+        yield "predict", "and --evaluate are two runs; leave one of them out"
+    data = config.data.data
+    if data is None or "://" in data:
+        return
+    written = {"manifest-dir": config.data.manifest_dir, "output": run.output}
+    for flag, folder in written.items():
+        if folder and folder.resolve().is_relative_to(Path(data).resolve()):
+            inside = f"{folder} lies inside --data {data}, which is never written to"
+            yield flag, f"{inside}; name another folder"
 
 
 def parse(argv: list[str], tables: Mapping[str, Iterable[str]] | None = None) -> Config:
@@ -147,49 +125,38 @@ def parse(argv: list[str], tables: Mapping[str, Iterable[str]] | None = None) ->
     `tables` are those of the rooms, for --help (tasks.tables). tasks.kind_of tells whether --task is known
     and reads what is set.
     """
-    preset, origin = _preset_of(argv)
-    before = build(preset, origin=origin)
-    words = ["--help" if word == "--help-all" else word for word in argv]
-    asked = flags(
-        Config,
-        words,
-        prog="train.py",
-        default=before,
-        tables=tables,
-        answer=help.answer,
-    )
-    config = build(asked.flat(), origin="flags")
+    words, preset = _words_and_preset(argv, tables)
+    before = build(preset, origin=f"--config {words.get('config')}")
+    config = build({**preset, **words}, origin="flags")
     _check_read(config, before)
     return config
 
 
 def given(argv: list[str]) -> frozenset[str]:
     """Return the names of the settings that flags or the preset have, of a command line that parses."""
-    preset, _ = _preset_of(argv)
-    words = [
-        *(
-            word.partition("=")[0].removeprefix("--")
-            for word in argv
-            if word.startswith("--")
-        ),
-        *preset,
-    ]
-    return frozenset(GROUP_OF.keys() & {str(word).replace("-", "_") for word in words})
+    words, preset = _words_and_preset(argv, None)
+    return frozenset(words.keys() | preset.keys())
 
 
-def _preset_of(argv: list[str]) -> tuple[dict[str, Any], str]:
-    """Return the flat keys of the preset that --config names, and what they are of, for messages."""
-    preset: dict[str, Any] = {}
-    origin = "defaults"
-    for word, following in zip(argv, [*argv, ""][1:], strict=True):
-        if (word == "--config" and following) or word.startswith("--config="):
-            path = following if word == "--config" else word.partition("=")[2]
-            try:
-                preset = read_preset(local_path(path))
-            except ValueError as error:
-                raise UserError(f"--config {error}") from None
-            origin = f"--config {path}"
-    return preset, origin
+def _words_and_preset(
+    argv: list[str], tables: Mapping[str, Iterable[str]] | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what flags say, and what the preset says that --config names, by the names of settings."""
+    words = flag_words(
+        GROUPS,
+        ["--help" if word == "--help-all" else word for word in argv],
+        prog="train.py",
+        about=Config.__doc__,
+        tables=tables,
+        answer=help.answer,
+    )
+    if "config" not in words:
+        return words, {}
+    try:
+        preset = read_preset(local_path(words["config"]))
+    except ValueError as error:
+        raise UserError(f"--config {error}") from None
+    return words, {str(key).replace("-", "_"): preset[key] for key in preset}
 
 
 def _check_read(config: Config, before: Config) -> None:
@@ -201,12 +168,13 @@ def _check_read(config: Config, before: Config) -> None:
         if not facts.needs or chosen[name] == preset[name]:
             continue
         other, *values = facts.needs
-        if chosen[other] not in (*values, "auto"):
-            flag, needs = (word.replace("_", "-") for word in (name, other))
-            wanted = " or ".join(values)
-            raise UserError(
-                f"--{flag} is for --{needs} {wanted}, and this is --{needs} {chosen[other]}"
-            )
+        value = chosen[other]
+        if value in (*values, "auto") or (value and not values):
+            continue
+        flag, needs = (word.replace("_", "-") for word in (name, other))
+        wanted = f"--{needs} {' or '.join(values)}".strip()
+        state = f"--{needs} {'not given' if value is None else value}"
+        raise UserError(f"--{flag} is for {wanted}, and this is {state}")
 
 
 def recipe(config: Config, arch: str) -> list[str]:

@@ -45,134 +45,141 @@ What comes of it
 
 --help-all explains every setting. docs/own-images.md: from a folder of photos to a model in use.
 """
-OURS = {
-    "model": "--arch NAME",
-    "model-name": "--arch NAME",
-    "a": "--arch NAME",
-    "architecture": "--arch NAME",
-    "b": "--batch-size N",
-    "bs": "--batch-size N",
-    "vb": "--val-batch-size N",
-    "validation-batch-size": "--val-batch-size N",
-    "batch": "--batch-size N",
-    "j": "--workers N",
-    "num-workers": "--workers N",
-    "e": "--epochs N",
-    "num-epochs": "--epochs N",
-    "max-epochs": "--epochs N",
-    "max-steps": "--steps N",
-    "opt": "--optimizer NAME",
-    "wd": "--weight-decay X",
-    "learning-rate": "--lr X",
-    "lr-scheduler": "--schedule NAME",
-    "sched": "--schedule NAME",
-    "lr-warmup-epochs": "--warmup-epochs N",
-    "min-lr": "--final-lr X",
-    "lr-min": "--final-lr X",
-    "lr-base": "--lr X --lr-per SAMPLES",
-    "lr-base-size": "--lr-per SAMPLES",
-    "lr-step-size": "--lr-step-epochs N",
-    "decay-epochs": "--lr-step-epochs N",
-    "decay-rate": "--lr-gamma X",
-    "dr": "--lr-gamma X",
-    "decay-milestones": "--lr-milestones N N",
-    "lr-steps": "--lr-milestones N N",
-    "warmup-lr": "--warmup-start X, as a share of --lr",
-    "lr-warmup-decay": "--warmup-start X",
-    "lr-warmup-method": "--warmup-start X; a warm-up is linear",
-    "bias-weight-decay": "--norm-weight-decay X",
-    "transformer-embedding-decay": "--norm-weight-decay X",
-    "drop-path": "--stochastic-depth X",
-    "bce-loss": "--loss bce",
-    "bce-target-thresh": "--bce-threshold X",
-    "clip-mode": "--clip-grad-norm X, --clip-grad-value X or --clip-grad-agc X",
-    "smoothing": "--label-smoothing X",
-    "clip-grad": "--clip-grad-norm X",
-    "grad-accum-steps": "--accumulate N",
-    "gradient-accumulation-steps": "--accumulate N",
-    "pretrained": "--weights DEFAULT",
-    "checkpoint": "--resume FILE, or --weights FILE for its weights alone",
-    "initial-checkpoint": "--weights FILE",
-    "pretrained-path": "--weights FILE",
-    "eval": "--evaluate true",
-    "test-only": "--evaluate true",
-    "validate": "--evaluate true",
-    "inference": "--predict FOLDER",
-    "img-size": "--image-size N",
-    "imgsz": "--image-size N",
-    "input-size": "--image-size N",
-    "train-crop-size": "--image-size N",
-    "val-crop-size": "--val-image-size N",
-    "crop-pct": "--val-crop-share X",
-    "val-resize-size": "--val-resize N",
-    "train-interpolation": "--interpolation NAME",
-    "aug-repeats": "--repeats N",
-    "ra-sampler": "--repeats N",
-    "ra-reps": "--repeats N",
-    "grayscale-prob": "--grayscale X",
-    "gaussian-blur-prob": "--blur X",
-    "random-erase": "--erase X",
-    "remode": "--erase-mode NAME",
-    "mixup-prob": "--mix-prob X",
-    "mixup-switch-prob": "--mix-switch-prob X",
-    "train-img-sizes": "--image-size-start N --image-size-ramp FIRST LAST",
-    "train-size-schedule": "--image-size-start N --image-size-ramp FIRST LAST",
-    "no-aug": "--train-window center --flip 0",
-    "hflip": "--flip X",
-    "aa": "--auto-augment NAME",
-    "reprob": "--erase X",
-    "mixup-alpha": "--mixup X",
-    "cutmix-alpha": "--cutmix X",
-    "model-ema": "--ema X",
-    "model-ema-decay": "--ema X",
-    "model-ema-steps": "--ema X, each step",
-    "model-ema-warmup": "--ema-warmup true",
-    "ratio": "--crop-ratio LOW HIGH",
-    "data-dir": "--data FOLDER",
-    "data-path": "--data FOLDER",
-    "dataset": "--data FOLDER",
-    "output-dir": "--output FOLDER",
-    "save-dir": "--output FOLDER",
-    "logdir": "--output FOLDER",
-    "project": "--output FOLDER",
-    "experiment": "--output FOLDER",
-    "torchcompile": "--compile true",
-    "torchcompile-mode": "--compile true",
-    "log-interval": "--log-every N",
-    "print-freq": "--log-every N",
-    "log-wandb": "--log wandb",
-    "val-interval": "--val-every N",
-    "recovery-interval": "--save-every-steps N",
-    "pin-mem": "--pin-memory true",
-    "target-key": "--label-key NAME",
-    "train-split": "--data FOLDER, with train/ and val/",
-    "val-split": "--data FOLDER, with train/ and val/",
-    "data-augmentation": "--augment NAME",
-    "trainable-backbone-layers": "--trainable-layers N",
-    "clip-len": "--clip-frames N",
-    "frame-rate": "--clip-fps X",
-    "clips-per-video": "--val-clips N",
-    "train-resize-size": "--short-side LEAST MOST",
-    "class-weights": "--balance loss",
-    "early-stopping": "--patience N",
-}
+
+
+def _table(text: str) -> dict[str, str]:
+    """Return the lines "name: what to say" of a text."""
+    return dict(line.split(": ", 1) for line in text.strip().splitlines())
+
+
+OURS = _table("""
+model: --arch NAME
+model-name: --arch NAME
+a: --arch NAME
+architecture: --arch NAME
+b: --batch-size N
+bs: --batch-size N
+vb: --val-batch-size N
+validation-batch-size: --val-batch-size N
+batch: --batch-size N
+j: --workers N
+num-workers: --workers N
+e: --epochs N
+num-epochs: --epochs N
+max-epochs: --epochs N
+max-steps: --steps N
+opt: --optimizer NAME
+wd: --weight-decay X
+learning-rate: --lr X
+lr-scheduler: --schedule NAME
+sched: --schedule NAME
+lr-warmup-epochs: --warmup-epochs N
+min-lr: --final-lr X
+lr-min: --final-lr X
+lr-base: --lr X --lr-per SAMPLES
+lr-base-size: --lr-per SAMPLES
+lr-step-size: --lr-step-epochs N
+decay-epochs: --lr-step-epochs N
+decay-rate: --lr-gamma X
+dr: --lr-gamma X
+decay-milestones: --lr-milestones N N
+lr-steps: --lr-milestones N N
+warmup-lr: --warmup-start X, as a share of --lr
+lr-warmup-decay: --warmup-start X
+lr-warmup-method: --warmup-start X; a warm-up is linear
+bias-weight-decay: --norm-weight-decay X
+transformer-embedding-decay: --norm-weight-decay X
+drop-path: --stochastic-depth X
+bce-loss: --loss bce
+bce-target-thresh: --bce-threshold X
+clip-mode: --clip-grad-norm X, --clip-grad-value X or --clip-grad-agc X
+smoothing: --label-smoothing X
+clip-grad: --clip-grad-norm X
+grad-accum-steps: --accumulate N
+gradient-accumulation-steps: --accumulate N
+pretrained: --weights DEFAULT
+checkpoint: --resume FILE, or --weights FILE for its weights alone
+initial-checkpoint: --weights FILE
+pretrained-path: --weights FILE
+eval: --evaluate true
+test-only: --evaluate true
+validate: --evaluate true
+inference: --predict FOLDER
+img-size: --image-size N
+imgsz: --image-size N
+input-size: --image-size N
+train-crop-size: --image-size N
+val-crop-size: --val-image-size N
+crop-pct: --val-crop-share X
+val-resize-size: --val-resize N
+train-interpolation: --interpolation NAME
+aug-repeats: --repeats N
+ra-sampler: --repeats N
+ra-reps: --repeats N
+grayscale-prob: --grayscale X
+gaussian-blur-prob: --blur X
+random-erase: --erase X
+remode: --erase-mode NAME
+mixup-prob: --mix-prob X
+mixup-switch-prob: --mix-switch-prob X
+train-img-sizes: --image-size-start N --image-size-ramp FIRST LAST
+train-size-schedule: --image-size-start N --image-size-ramp FIRST LAST
+no-aug: --train-window center --flip 0
+hflip: --flip X
+aa: --auto-augment NAME
+reprob: --erase X
+mixup-alpha: --mixup X
+cutmix-alpha: --cutmix X
+model-ema: --ema X
+model-ema-decay: --ema X
+model-ema-steps: --ema X, each step
+model-ema-warmup: --ema-warmup true
+ratio: --crop-ratio LOW HIGH
+data-dir: --data FOLDER
+data-path: --data FOLDER
+dataset: --data FOLDER
+output-dir: --output FOLDER
+save-dir: --output FOLDER
+logdir: --output FOLDER
+project: --output FOLDER
+experiment: --output FOLDER
+torchcompile: --compile true
+torchcompile-mode: --compile true
+log-interval: --log-every N
+print-freq: --log-every N
+log-wandb: --log wandb
+val-interval: --val-every N
+recovery-interval: --save-every-steps N
+pin-mem: --pin-memory true
+target-key: --label-key NAME
+train-split: --data FOLDER, with train/ and val/
+val-split: --data FOLDER, with train/ and val/
+data-augmentation: --augment NAME
+trainable-backbone-layers: --trainable-layers N
+clip-len: --clip-frames N
+frame-rate: --clip-fps X
+clips-per-video: --val-clips N
+train-resize-size: --short-side LEAST MOST
+class-weights: --balance loss
+early-stopping: --patience N
+""")
 """A flag of other programs -> ours."""
-NEEDLESS = {
-    "amp": "mixed precision is the default on a GPU, --precision says which",
-    "fp16": "--precision fp16",
-    "bf16": "--precision bf16",
-    "half": "--precision fp16",
-    "amp-dtype": "--precision fp16 or bf16",
-    "model-dtype": "--precision fp16-pure",
-    "num-classes": "the classes are counted in --data; leave it out",
-    "nc": "the classes are counted in --data; leave it out",
-    "device": "torchrun --nproc-per-node N says how many GPUs, CUDA_VISIBLE_DEVICES which; leave it out",
-    "gpus": "torchrun --nproc-per-node N says how many GPUs; leave it out",
-    "world-size": "torchrun says how many ranks there are; leave it out",
-    "dist-url": "torchrun says where the ranks meet; leave it out",
-    "local-rank": "torchrun sets LOCAL_RANK; leave it out",
-    "channels-last": "images are channels_last always; leave it out",
-}
+NEEDLESS = _table("""
+amp: mixed precision is the default on a GPU, --precision says which
+fp16: --precision fp16
+bf16: --precision bf16
+half: --precision fp16
+amp-dtype: --precision fp16 or bf16
+model-dtype: --precision fp16 or bf16, from fp32 weights
+num-classes: the classes are counted in --data; leave it out
+nc: the classes are counted in --data; leave it out
+device: torchrun --nproc-per-node N says how many GPUs, CUDA_VISIBLE_DEVICES which; leave it out
+gpus: torchrun --nproc-per-node N says how many GPUs; leave it out
+world-size: torchrun says how many ranks there are; leave it out
+dist-url: torchrun says where the ranks meet; leave it out
+local-rank: torchrun sets LOCAL_RANK; leave it out
+channels-last: images are channels_last always; leave it out
+""")
 """A flag of other programs that is no flag here -> what to do."""
 
 

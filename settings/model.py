@@ -25,9 +25,9 @@ class Model(Settings):
     freeze: str | None = setting(None, evaluation="own")
     """Parameters that are not trained: those whose name this regular expression matches from its beginning,
     such as 'conv1|bn1|layer[123]'."""
-    precision: Literal["auto", "fp16", "fp16-pure", "bf16", "fp32"] = "auto"
-    """Precision of the step. auto = fp16 on CUDA; on a CPU bf16 where it is native, else fp32. fp16 computes
-    by autocast from fp32 weights; fp16-pure has fp16 weights and gradients, and fp32 masters of them."""
+    precision: Literal["auto", "fp16", "bf16", "fp32"] = "auto"
+    """Precision of the step. auto = fp16 on CUDA; on a CPU bf16 where it is native, else fp32. fp16 and
+    bf16 compute by autocast from fp32 weights."""
     stochastic_depth: Share | None = setting(None, tasks=CLASSIFIERS, evaluation="free")
     """Probability that the last residual block is left out in training; it grows linearly from the first.
     Default: the architecture's own."""

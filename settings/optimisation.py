@@ -27,26 +27,20 @@ class Optimisation(Settings):
     )
     """End once the steady windows of the rate add up to this many seconds: for a measurement."""
     patience: Annotated[int, Field(ge=0)] = setting(
-        0, changes_rate=False, resume="free"
+        0, needs=("val_every",), changes_rate=False, resume="free"
     )
     """End after so many validations in a row without a better figure; 0 = never."""
-    optimizer: Literal[
-        "sgd", "adamw", "lamb", "lars", "lion", "muon", "apex-sgd", "apex-lamb"
-    ] = "sgd"
+    optimizer: Literal["sgd", "adamw", "lamb", "lars", "lion", "muon"] = "sgd"
     """SGD with momentum and AdamW are torch's; LAMB, LARS, Lion and Muon (convolutions as matrices; AdamW
-    moves what is none) timm's; FusedSGD and FusedLAMB NVIDIA's apex's, where these are installed."""
+    moves what is none) timm's, where that is installed."""
     lr: Annotated[FiniteFloat, Field(gt=0)] = setting(0.1, changes_rate=False)
     """Peak learning rate, as it is used, unless --lr-per is given."""
     lr_per: NonNegativeInt = setting(0, changes_rate=False)
     """Samples of a step that --lr is for: with a step of other samples, over all ranks and --accumulate, it
     is scaled in proportion. 0 = --lr is used as it is."""
-    momentum: Share = setting(
-        0.9, needs=("optimizer", "sgd", "apex-sgd", "lars", "muon")
-    )
+    momentum: Share = setting(0.9, needs=("optimizer", "sgd", "lars", "muon"))
     """Momentum of SGD, LARS and Muon."""
-    nesterov: bool = setting(
-        True, needs=("optimizer", "sgd", "apex-sgd", "lars", "muon")
-    )
+    nesterov: bool = setting(True, needs=("optimizer", "sgd", "lars", "muon"))
     """The Nesterov form of that momentum."""
     weight_decay: NotNegative = 1e-4
     """Weight decay of parameters of more than one dimension."""
@@ -113,5 +107,5 @@ class Optimisation(Settings):
     ema: Annotated[FiniteFloat, Field(ge=0, lt=1)] = setting(0.0, evaluation="free")
     """Decay of an average of the weights, moved each step, such as 0.9999. It is validated and saved beside
     the network, and best.pt is of whichever is better. 0 = none."""
-    ema_warmup: bool = False
+    ema_warmup: bool = setting(False, needs=("ema",))
     """Begin the average with a smaller decay, 1 - (1 + steps) ** (-2/3), as timm's --model-ema-warmup."""

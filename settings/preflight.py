@@ -24,10 +24,14 @@ def begin(program: str) -> Any:
     limits.open_streams()
     # imports leave nothing to tidy up
     before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-    if {"-h", "--help"} & set(sys.argv[1:]):
+    asks = {"-h", "--help", "--help-all"} & set(sys.argv[1:])
+    if asks:
+        # as `train.py --help-all | head` closes the pipe
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    if asks - {"--help-all"}:
         print(HELP, end="")
         sys.exit(0)
-    if "--help-all" in sys.argv[1:]:
+    if asks:
         # they import no torch either
         from contracts import UserError
         from settings.config import parse

@@ -9,40 +9,25 @@ from typing import Any
 import yaml
 
 from contracts import UserError
-from system.user_files import open_bytes
-
-LARGEST_PRESET = 1 << 20
-"""Bytes of a preset that are read at most; the longest in configs/ has 2,000."""
+from system.user_files import read_text
 
 
 def read_preset(path: Path) -> dict[str, Any]:
     """Return the flat keys of a YAML preset. Raises UserError when it is missing, does not parse or is no
     mapping."""
+    said = f"--config {path}"
     try:
-        with open_bytes(path) as file:
-            text = file.read(LARGEST_PRESET + 1)
-        if len(text) > LARGEST_PRESET:
-            raise UserError(
-                f"--config {path}: is larger than {LARGEST_PRESET:,} bytes, and no preset"
-            )
-        content = parsed(text.decode("utf-8"))
+        content = parsed(read_text(path))
     except OSError as error:
         raise UserError(
-            f"--config {path}: {error.strerror or error}; presets are in configs/"
+            f"{said}: {error.strerror or error}; presets are in configs/"
         ) from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise UserError(
-            f"--config {path}: does not parse as YAML: {' '.join(str(error).split())}"
-        ) from None
-    except RecursionError:
-        raise UserError(
-            f"--config {path}: is nested too deep; a preset is a mapping 'setting: value'"
-        ) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{said}: does not parse as YAML: {reason}") from None
     if not isinstance(content, dict):
-        raise UserError(
-            f"--config {path}: got {type(content).__name__ if content else 'nothing'}, a preset is a mapping "
-            "'setting: value'"
-        )
+        got = type(content).__name__ if content else "nothing"
+        raise UserError(f"{said}: got {got}, a preset is a mapping 'setting: value'")
     return content
 
 

@@ -24,7 +24,8 @@ class Facts:
     tasks: tuple[str, ...] = ()
     """Tasks that read it, beside those that name it themselves (TaskKind.also); () = all tasks."""
     needs: tuple[str, ...] = ()
-    """Another setting, then its values with which alone this one is read; that setting may also be auto."""
+    """Another setting, then its values with which alone this one is read, auto beside them; without values
+    that one has to be given, and not 0."""
     changes_rate: bool = True
     """The rate of step or loader may depend on it: what was measured with another value does not hold."""
     resume: Literal["named", "free", "scanned"] = "named"

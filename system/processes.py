@@ -8,7 +8,6 @@ import errno
 import gc
 import mmap
 import os
-import resource
 import signal
 import sys
 import threading
@@ -19,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import (
     BrokenExecutor,
-    Executor,
     Future,
     ProcessPoolExecutor,
     ThreadPoolExecutor,
@@ -216,13 +214,14 @@ def starting(stop: Stop, who: str) -> Iterator[None]:
             yield
     except BaseException as error:
         stop.now()
-        if isinstance(error, OSError):
+        number = getattr(error, "errno", None)
+        if isinstance(error, OSError) or "thread" in str(error):
+            bound = "memory, ulimit -u and docker's --pids-limit bound their number"
+            if number in (errno.EMFILE, errno.ENFILE):
+                bound = "ulimit -n, the limit of open files, is too low for them"
+            reason = getattr(error, "strerror", None) or error
             raise UserError(
-                f"{who} cannot all be started ({error.strerror or error}): {_limit(error.errno)}"
-            ) from None
-        if isinstance(error, RuntimeError) and "thread" in str(error):
-            raise UserError(
-                f"{who} cannot all be started ({error}): {_limit(errno.EAGAIN)}"
+                f"{who} cannot all be started ({reason}): {bound}"
             ) from None
         raise
 
@@ -253,70 +252,6 @@ def killed_if_late(processes: Sequence[Any]) -> Iterator[None]:
             timer.join()
 
 
-def _limit(number: int | None) -> str:
-    """Name the limit that kept a process from being started, so that it can be raised; `number` is an
-    errno."""
-    if number in (errno.EMFILE, errno.ENFILE):
-        return f"ulimit -n, the limit of open files, is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,}"
-    return (
-        "ulimit -u and docker's --pids-limit bound their number"
-        if number == errno.EAGAIN
-        else "memory may be short"
-    )
-
-
-def results(
-    work: Callable[[T], R], items: Iterable[T], workers: int, *, threads: bool = False
-) -> Generator[R]:
-    """Yield work(item) for each item, in their order, made by `workers` processes, or by threads of this one.
-    Items and results are pickled.
-
-    Ctrl-C and SIGTERM are for this process to act on; when it is gone, the others end too. Closing it ends
-    them within seconds, whatever they wait for; threads go on, and the program waits for them when it ends.
-    Raises UserError where processes cannot be started, and BrokenProcessPool when one was killed.
-    """
-    stop = Stop()
-    jobs = deque[Future[R]]()
-    begun = False
-    pool: Executor | None = None
-    try:
-        with starting(stop, f"{workers} processes"):
-            pool = (
-                ThreadPoolExecutor(workers)
-                if threads
-                else ProcessPoolExecutor(
-                    workers, Fork(stop), _start, (work, stop, os.getpid())
-                )
-            )
-            jobs.extend(pool.submit(work if threads else _do, item) for item in items)
-        begun = True
-        for job in jobs:
-            job.add_done_callback(stop.after)
-        while jobs:
-            yield jobs.popleft().result()
-    except BaseException:
-        stop.now()
-        raise
-    finally:
-        if pool is not None:
-            with killed_if_late([*(getattr(pool, "_processes", None) or {}).values()]):
-                pool.shutdown(
-                    wait=begun and not (threads and stop.said), cancel_futures=True
-                )
-
-
-def gathered(work: Callable[[T], R], items: Sequence[T], workers: int) -> list[R]:
-    """Return `results`, all of them.
-
-    Where there are no processes, or no memory for them, this one does the work: a run does not end for that.
-    """
-    try:
-        return list(results(work, items, workers))
-    except (BrokenProcessPool, UserError, OSError) as error:
-        _warn(error)
-        return [work(item) for item in items]
-
-
 class Pool(Generic[T, R]):
     """Processes that do work(item) for items that are asked for bit by bit. Items and results are pickled.
 
@@ -339,6 +274,58 @@ class Pool(Generic[T, R]):
         job.add_done_callback(self._stop.after)
         return job
 
+    def drop(self) -> None:
+        """Have the processes end within seconds: nobody will ask for more."""
+        self._stop.now()
+
+    def close(self) -> None:
+        """Wait for the end of the processes."""
+        with killed_if_late(
+            [*(getattr(self._pool, "_processes", None) or {}).values()]
+        ):
+            self._pool.shutdown(cancel_futures=True)
+
+
+def results(
+    work: Callable[[T], R], items: Iterable[T], workers: int, *, threads: bool = False
+) -> Generator[R]:
+    """Yield work(item) for each item, in their order, made by `workers` processes, or by threads of this one.
+    Items and results are pickled.
+
+    Ctrl-C and SIGTERM are for this process to act on; when it is gone, the others end too. Closing it ends
+    them within seconds, whatever they wait for; threads go on, and the program waits for them when it ends.
+    Raises UserError where processes cannot be started, and BrokenProcessPool when one was killed.
+    """
+    if threads:
+        executor = ThreadPoolExecutor(workers)
+        try:
+            yield from executor.map(work, items)
+        finally:
+            executor.shutdown(wait=False, cancel_futures=True)
+        return
+    pool = Pool(work, workers, f"{workers} processes")
+    try:
+        jobs = deque(pool.submit(item) for item in items)
+        while jobs:
+            yield jobs.popleft().result()
+    except BaseException:
+        pool.drop()
+        raise
+    finally:
+        pool.close()
+
+
+def gathered(work: Callable[[T], R], items: Sequence[T], workers: int) -> list[R]:
+    """Return `results`, all of them.
+
+    Where there are no processes, or no memory for them, this one does the work: a run does not end for that.
+    """
+    try:
+        return list(results(work, items, workers))
+    except (BrokenProcessPool, UserError, OSError) as error:
+        _warn(error)
+        return [work(item) for item in items]
+
 
 class Beside(Generic[R]):
     """The result of `work`, made in a process of its own while this one goes on. That process yields to
@@ -346,25 +333,11 @@ class Beside(Generic[R]):
 
     def __init__(self, work: Callable[[], R]) -> None:
         self._work = work
-        self._stop = Stop()
-        self._job: Future[R] | None = None
-        self._processes = list[Any]()
-        self._until_ended: threading.Thread | None = None
+        self._pool: Pool[None, R] | None = None
         try:
-            pool = ProcessPoolExecutor(
-                1, Fork(self._stop), _start, (self._patiently, self._stop, os.getpid())
-            )
-            with forking():
-                self._job = pool.submit(_do, None)
-            self._processes = [*(getattr(pool, "_processes", None) or {}).values()]
-            # it waits for the process, which ends with its work
-            self._until_ended = getattr(pool, "_executor_manager_thread", None)
-            pool.shutdown(wait=False)
-        except (
-            OSError,
-            RuntimeError,
-        ) as error:  # no process, thread or file for it: `result` does the work
-            self._stop.now()
+            self._pool = Pool(self._patiently, 1, "a process beside the run")
+            self._job = self._pool.submit(None)
+        except UserError as error:  # `result` does the work
             _warn(error)
 
     def _patiently(self, _nothing: None) -> R:
@@ -375,27 +348,27 @@ class Beside(Generic[R]):
 
     def done(self) -> bool:
         """Whether `result` need not wait for the process."""
-        return self._job is None or self._job.done()
+        return self._pool is None or self._job.done()
 
     def result(self) -> R:
         """Wait for it and for the end of the process, and raise what the work has raised.
 
         Where the process did not live, this one does the work.
         """
+        if self._pool is None:
+            return self._work()
         try:
-            if self._job is not None:
-                return self._job.result()
+            return self._job.result()
         except BrokenProcessPool as error:
             _warn(error)
         finally:
-            if self._until_ended is not None:
-                with killed_if_late(self._processes):
-                    self._until_ended.join()
+            self._pool.close()
         return self._work()
 
     def drop(self) -> None:
         """End it within seconds: nobody will ask for the result."""
-        self._stop.now()
+        if self._pool is not None:
+            self._pool.drop()
 
 
 def _warn(error: Exception) -> None:

@@ -92,9 +92,8 @@ def patiently(
         except Exception as error:
             if not failed(error):
                 raise
-            if (
-                pause_s is None or getattr(error, "errno", 0) == errno.EKEYREJECTED
-            ):  # no later answer differs
+            # no later answer differs
+            if pause_s is None or getattr(error, "errno", 0) == errno.EKEYREJECTED:
                 tried = (
                     f"tried {tries} times in {sum(PAUSES_S[: tries - 1]):.0f} s; "
                     if tries > 1

@@ -41,9 +41,8 @@ def load(path: Path, *, foreign: bool = False) -> Any:
     try:
         _require_plain(path)
         with _known(_foreign_names(path) if foreign else []), warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # of what the file holds, such as sparse tensors
+            # of what the file holds, such as sparse tensors
+            warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise

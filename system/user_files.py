@@ -54,9 +54,8 @@ def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> st
 
 
 def _opener(path: str, flags: int) -> int:
-    file = os.open(
-        path, flags | os.O_NONBLOCK
-    )  # else the opening itself waits for a pipe's writer
+    # else the opening itself waits for a pipe's writer
+    file = os.open(path, flags | os.O_NONBLOCK)
     mode = os.fstat(file).st_mode
     if stat.S_ISREG(mode):
         return file

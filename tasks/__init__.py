@@ -57,10 +57,6 @@ def require_read(config: Config, kind: TaskKind) -> None:
             raise UserError(
                 f"--{name.replace('_', '-')} is for --task {readers}, and this is --task {kind.name}"
             )
-    if config.model.precision == "fp16-pure" and not kind.pure:
-        raise UserError(
-            f"--precision fp16-pure is not for --task {kind.name}; --precision fp16"
-        )
     if config.model.graphs is True and not kind.graphs:
         why = "its batches have many shapes, each would be a graph"
         raise UserError(

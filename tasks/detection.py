@@ -204,7 +204,6 @@ class DetectionKind(TaskKind):
     cpu_precision = "fp32"
     figures: tuple[Figure, ...] = FIGURES
     loss_parts = True
-    pure = False  # its losses are made for autocast
     graphs = False  # as many shapes as canvases
 
     def adopted(

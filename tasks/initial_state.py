@@ -265,8 +265,8 @@ def _evaluated(
             f"{origin}: an earlier version has written it, and what that had found is found anew",
         )
     precision = asked.get("precision", "auto")
-    if precision == "fp16-pure" and not torch.cuda.is_available():
-        precision = "auto"  # it says how weights are trained, and elsewhere there are no fp16 kernels
+    if precision == "fp16-pure":  # of an earlier version
+        precision = "auto"
     trained = {**asked, **used, "arch": content["arch"], "precision": precision}
     for name in ("task", "arch"):
         if name in given and chosen[name] != trained.get(name, chosen[name]):

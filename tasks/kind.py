@@ -68,7 +68,6 @@ class TaskKind(ABC):
         str, ...
     ] = ()  # settings that it reads beside those whose facts name it, or no task
     loss_parts: bool = False  # Task.parts names parts of the loss
-    pure: bool = True  # trains with fp16 weights
     has_classes: bool = True  # a checkpoint names what its outputs stand for
     # every batch has the same shape, so that a step can be a CUDA graph
     graphs: bool = True

@@ -136,7 +136,7 @@ def note_end(status: Path, code: int) -> None:
 
 @dataclass
 class Runner:
-    """`run = Runner(...); run("--arch", "resnet18")` starts train.py in `cwd` with this environment.
+    """`run = Runner(...); run("--arch resnet18 --lr 0.1")` starts train.py in `cwd` with this environment.
 
     Without a `zygote` each process is started anew: a fork of a process that has asked for CUDA has none.
     """
@@ -152,7 +152,11 @@ class Runner:
         limits: dict[str, int] | None = None,
         env: dict[str, str] | None = None,
     ) -> Process:
-        return self.python(ROOT / "train.py", *argv, limits=limits, env=env)
+        words: list[object] = []
+        for word in argv:
+            is_flags = isinstance(word, str) and word.startswith("-")
+            words += word.split() if is_flags else [word]  # type: ignore[attr-defined]
+        return self.python(ROOT / "train.py", *words, limits=limits, env=env)
 
     def python(
         self,
@@ -177,20 +181,19 @@ class Runner:
         self.started.append(Process(pid, folder))
         return self.started[-1]
 
-    def ranks(self, count: int, *argv: object) -> list[Process]:
-        """Start the command in `count` processes that meet, as torchrun would."""
+    def ranks(
+        self, count: int, *argv: object, missing: int | None = None
+    ) -> list[Process]:
+        """Start the command in `count` processes that meet, as torchrun would; one of them may be missing."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        meet = {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "WORLD_SIZE": str(count),
-            "LOCAL_WORLD_SIZE": str(count),
-        }
+        meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        meet |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count))
         return [
-            self(*argv, env={**meet, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            self(*argv, env=meet | dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)))
             for rank in range(count)
+            if rank != missing
         ]
 
     def evaluated(self, ranks: int, *argv: object) -> dict[str, Any]:

@@ -128,17 +128,15 @@ def main() -> None:
     for module in (*imported_by(TRAIN), *BY_NAME):
         importlib.import_module(module)
     compile_kernels()
-    parse(
-        ["--loader", "synthetic"]
-    )  # the parser reads the docstrings of all settings once
+    # the parser reads the docstrings of all settings once
+    parse(["--loader", "synthetic"])
     Image.preinit()
     os.fsync = unsynced
     ceilings.LEAST_S = 1.0
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page of this process
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C ends pytest, and then our stdin
+    # Ctrl-C ends pytest, and then our stdin
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     for line in sys.stdin:
         order = json.loads(line)
         child = os.fork()

@@ -23,7 +23,7 @@ IMAGES: dict[str, str] = {
     **{f"{name} compiled": f"--loader {name} --compile true" for name in LOADERS},
     "eager compiled": "--loader torchvision --graphs false --compile true",
     "accumulated": "--loader dali-gpu --accumulate 2 --clip-grad-norm 1 --precision fp16",
-    "adamw": "--loader dali-gpu --optimizer adamw --precision fp16-pure",
+    "adamw": "--loader dali-gpu --optimizer adamw --precision fp16",
     "bf16": "--loader dali-fed --precision bf16 --ceilings true",
     "fp32": "--loader dali-cpu --precision fp32 --profile true",
     "fine-tuned": "--loader dali-gpu --config configs/finetune.yaml --freeze conv1|bn1|layer[123]",

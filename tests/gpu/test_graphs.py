@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 from copy import deepcopy
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import Batch, NotFinite, UserError
+from contracts import Batch, UserError
 from engine import graphed
 from engine.checkpoint import load_optimizer
 from engine.distributed import ProcessWorld
-from engine.loss_log import LossLog
 from engine.precision import DTYPES
 from engine.step import Step
 from models import classification as registry
-from plan import draws
 from plan.targets import IGNORE
 from report.ceilings import compute_ceiling
-from report.phases import Phases
 from settings.optimisation import Optimisation
 from tasks.classification import Classification
+from tests.unit.steps import composed
 
 CLASSES = 5
 BATCH = 8
@@ -37,6 +32,8 @@ def made(
     world: ProcessWorld,
     arch: str | torch.nn.Module,
     precision: str = "fp16",
+    *,
+    task: Classification | None = None,
     **settings: Any,
 ) -> Step:
     """Make a step as train.py composes it."""
@@ -47,15 +44,12 @@ def made(
     assert isinstance(module, torch.nn.Module)
     module = module.to(world.device).to(memory_format=torch.channels_last).train()
     optimisation = Optimisation(**{"lr": 0.01} | settings)
-    return Step(
-        module=module,
-        task=Classification(np.arange(BATCH) % CLASSES),
-        optimisation=optimisation,
-        precision=precision,
-        world=world,
-        draw_key=partial(draws.key, 0, draws.Purpose.MODEL),
-        phases=Phases(world.device),
+    task = task or Classification(np.arange(BATCH) % CLASSES)
+    step = composed(
+        module, task, optimisation, precision=precision, device=world.device
     )
+    step.world = world
+    return step
 
 
 def batch_of(
@@ -108,12 +102,6 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "adamw": ("resnet18", "fp16", {"optimizer": "adamw", "lr": 1e-3}),
     "bf16": ("resnet18", "bf16", {}),
     "fp32": ("resnet18", "fp32", {"accumulate": 2, "clip_grad_norm": 1.0}),
-    "pure": ("resnet18", "fp16-pure", {"clip_grad_norm": 1.0}),
-    "pure accumulated": (
-        "vit_b_16",
-        "fp16-pure",
-        {"accumulate": 2, "optimizer": "adamw", "lr": 1e-4},
-    ),
     "dropout": ("mobilenet_v3_small", "fp16", {}),
     "depth": ("efficientnet_b0", "fp16", {"accumulate": 2}),
 }
@@ -153,16 +141,6 @@ def test_bit_for_bit(case: str, world: ProcessWorld) -> None:
     step.forget()
 
 
-def test_two_hundred_steps_with_kernels_that_race(world: ProcessWorld) -> None:
-    """Training runs so: other kernels may be the fastest, so that losses differ by rounding."""
-    expected = trained(made(world, "resnet18"), "fp16", steps=200)
-    step = made(world, "resnet18")
-    assert not graphed.capture(step, [batch_of(99, "fp16", world.device)], world)[0]
-    found = trained(step, "fp16", steps=200)
-    np.testing.assert_allclose(found[:, 0], expected[:, 0], rtol=0.02)
-    step.forget()
-
-
 @pytest.mark.usefixtures("deterministic")
 def test_a_resumed_run_goes_on_with_the_same_masks(
     world: ProcessWorld, tmp_path: Path
@@ -174,14 +152,10 @@ def test_a_resumed_run_goes_on_with_the_same_masks(
     first = made(world, "mobilenet_v3_small", **settings)
     assert not graphed.capture(first, noise, world)[0]
     found = [trained(first, "fp16", steps=6)]
-    state = {
-        "optimizer": first.optimizer.state_dict(),
-        "scaler": first.scaler.state_dict(),
-    }
-    torch.save(
-        {**state, "config": {}, "model": first.module.state_dict()},
-        tmp_path / "last.pt",
-    )
+    content: dict[str, Any] = {"config": {}, "model": first.module.state_dict()}
+    content["optimizer"] = first.optimizer.state_dict()
+    content["scaler"] = first.scaler.state_dict()
+    torch.save(content, tmp_path / "last.pt")
     first.forget()
     content = torch.load(tmp_path / "last.pt", map_location="cpu")
     again = made(world, "mobilenet_v3_small", **settings)
@@ -230,26 +204,6 @@ def test_images_that_grow_have_a_graph_a_size(world: ProcessWorld) -> None:
     assert pool_bytes(*sides) <= pool_bytes(SIDE) + pool_bytes(32) // 2
 
 
-@pytest.mark.usefixtures("deterministic")
-def test_every_step_has_another_mask(world: ProcessWorld) -> None:
-    """One batch, no learning: steps differ by dropout alone, and a key gives the same mask again."""
-    net = torch.nn.Sequential(
-        torch.nn.Flatten(),
-        torch.nn.Linear(3 * SIDE * SIDE, CLASSES),
-        torch.nn.Dropout(0.5),
-    )
-    step = made(world, net)
-    batch = batch_of(0, "fp16", world.device)
-    assert not graphed.capture(step, [batch], world)[0]
-
-    def loss(position: int) -> float:
-        return float(step(iter([batch]), lr=0.0, epoch=0, position=position)[0])
-
-    losses = [loss(at) for at in range(6)]
-    assert len(set(losses)) == 6
-    assert loss(3) == losses[3]
-
-
 class Waits(torch.nn.Module):
     """Reads a number from the device in the middle of a step."""
 
@@ -264,26 +218,9 @@ class Waits(torch.nn.Module):
         return found * (1.0 if found.sum().item() < 1e9 else 0.5)
 
 
-class Synchronises(Waits):
-    """Waits for the whole device, which torch's own check does not see and a capture does not survive."""
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        torch.cuda.synchronize()
-        found: torch.Tensor = self.head(
-            torch.nn.functional.dropout(images.float().mean((2, 3)))
-        )
-        return found
-
-
-@pytest.mark.parametrize(
-    ("net", "said"),
-    [(Waits, "test_graphs.py, line"), (Synchronises, "CUDA cannot capture")],
-)
-def test_what_cannot_be_captured_trains_on_as_before(
-    net: type[torch.nn.Module], said: str, world: ProcessWorld
-) -> None:
+def test_what_cannot_be_captured_trains_on_as_before(world: ProcessWorld) -> None:
     torch.manual_seed(0)
-    module = net()
+    module, said = Waits(), "test_graphs.py, line"
     state = deepcopy(module.state_dict())
     expected = trained(made(world, module), "fp16")
     module.load_state_dict(state)
@@ -298,82 +235,4 @@ def test_what_cannot_be_captured_trains_on_as_before(
     assert said in outcome.told[0]
     np.testing.assert_array_equal(trained(step, "fp16"), expected)
     with pytest.raises(UserError, match=r"--graphs true: .*--graphs false"):
-        graphed.prepare(made(world, net()), noise, world, True, one_shape=True)
-
-
-def test_a_step_whose_loss_scale_is_too_high_is_skipped(world: ProcessWorld) -> None:
-    step = made(world, "resnet18")
-    step.scaler.load_state_dict(step.scaler.state_dict() | {"scale": 2.0**40})
-    assert not graphed.capture(step, [batch_of(0, "fp16", world.device)], world)[0]
-    weights = next(step.module.parameters()).detach().clone()
-    outcomes = trained(step, "fp16", steps=2)
-    assert outcomes[:, 3].tolist() == [2.0**40, 2.0**39]
-    assert torch.equal(next(step.module.parameters()), weights)
-
-
-def test_a_loss_that_is_no_number_names_its_step_and_samples(
-    world: ProcessWorld,
-) -> None:
-    """The next replay writes where an outcome was."""
-    step = made(world, "resnet18", "fp32")
-    assert not graphed.capture(step, [batch_of(99, "fp32", world.device)], world)[0]
-    recent = LossLog(8, world, precision="fp32")
-    for at in range(2):
-        batch = batch_of(at, "fp32", world.device)
-        if at == 1:
-            batch = replace(batch, images=batch.images * torch.nan)
-        recent.add(at, step(iter([batch]), lr=0.01, epoch=0, position=at), [batch.ids])
-    recent.add(
-        2,
-        step(iter([batch_of(2, "fp32", world.device)]), lr=0.01, epoch=0, position=2),
-        [batch.ids + 9],
-    )
-    with pytest.raises(NotFinite, match=rf"at step 1; samples \[{BATCH}, {BATCH + 1}"):
-        recent.read()
-    step.forget()
-
-
-def test_memory_that_an_eager_step_would_not_take(world: ProcessWorld) -> None:
-    """Graph and eager reserve alike: the warm-up's memory goes back before the capture."""
-
-    def reserved(*, graph: bool) -> int:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        step = made(world, "resnet18")
-        batch = replace(batch_of(0, "fp16", world.device))
-        if graph:
-            assert not graphed.capture(step, [batch], world)[0]
-            torch.cuda.reset_peak_memory_stats()
-        for at in range(4):
-            step(itertools.repeat(batch), lr=0.01, epoch=0, position=at)
-        found = torch.cuda.memory_reserved()
-        step.forget()
-        return found
-
-    eager = reserved(graph=False)
-    graphs = reserved(graph=True)
-    print(f"reserved: eager {eager / 2**20:.0f} MiB, graph {graphs / 2**20:.0f} MiB")
-    assert graphs < 1.5 * eager
-
-
-@pytest.mark.usefixtures("deterministic")
-def test_fp16_weights_follow_those_of_autocast(world: ProcessWorld) -> None:
-    """The first losses are autocast's within fp16's rounding; a checkpoint of one goes on as the other."""
-    autocast = made(world, "resnet18", "fp16")
-    pure = made(world, "resnet18", "fp16-pure")
-    assert pure.masters is not None
-    halves = [p for p in pure.module.parameters() if p.dtype == torch.float16]
-    assert len(halves) == len(pure.masters.of) > 20
-    expected = trained(autocast, "fp16", steps=8)[:, 0]
-    found = trained(pure, "fp16-pure", steps=8)[:, 0]
-    np.testing.assert_allclose(found, expected, rtol=0.02)
-    state = pure.masters.in_state(pure.module.state_dict())
-    assert {value.dtype for value in state.values()} == {torch.float32, torch.int64}
-    again = made(world, "resnet18", "fp16")
-    again.module.load_state_dict(state)
-    back = made(world, "resnet18", "fp16-pure")
-    back.module.load_state_dict(again.module.state_dict())
-    assert back.masters is not None
-    back.masters.load(again.module.state_dict())
-    for name, master in pure.masters.names.items():
-        assert torch.equal(back.masters.names[name], master)
+        graphed.prepare(made(world, Waits()), noise, world, True, one_shape=True)

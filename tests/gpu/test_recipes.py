@@ -19,18 +19,16 @@ from engine.step import Step
 from loaders import _ops, first_batch, open_loader
 from loaders._memory import to_device
 from loaders._ops import operated
-from models import classification as registry
-from plan import draws, ops
+from plan import ops
 from plan.augment import Augment, Auto, Erase, Jitter
 from plan.images import ImagePlan, ImagePolicy
 from plan.mixing import Mixing
 from plan.ops import Op
-from report.phases import Phases
-from settings.optimisation import Optimisation
 from tasks.classification import Classification
 from tests.conformance.pictures import photograph
 from tests.conformance.scenes import Scene
 from tests.gpu.test_combinations import trained
+from tests.gpu.test_graphs import made
 from tests.gpu.test_rcnn import no_waits
 from tests.unit import test_ops_kernel
 
@@ -71,9 +69,8 @@ def test_operations_are_the_cpus(group: str, device: torch.device) -> None:
             levels, slots, partial(to_device, device=torch.device("cpu"))
         )
         there = levels.to(device)
-        operated(
-            there, slots, partial(to_device, device=device)
-        )  # makes what is made once
+        # makes what is made once
+        operated(there, slots, partial(to_device, device=device))
         with no_waits():
             found = operated(there, slots, partial(to_device, device=device))
         apart = (found.cpu() - expected).abs()
@@ -104,20 +101,6 @@ def recipe(photographs: Scene, device: torch.device, task: Classification) -> Fe
     return replace(photographs.feed(device), plan=plan, targets=task.targets)
 
 
-def made(world: ProcessWorld, task: Classification) -> Step:
-    torch.manual_seed(0)
-    module, _ = registry.build("resnet18", classes=5, shape=(4, 3, 64, 64))
-    return Step(
-        module=module.to(world.device).to(memory_format=torch.channels_last).train(),
-        task=task,
-        optimisation=Optimisation(lr=0.01),
-        precision="fp16",
-        world=world,
-        draw_key=partial(draws.key, 0, draws.Purpose.MODEL),
-        phases=Phases(world.device),
-    )
-
-
 def copied(batch: Batch) -> Batch:
     targets = {name: value.clone() for name, value in batch.targets.items()}
     return replace(
@@ -140,7 +123,7 @@ def test_a_recipe_trains_in_a_graph(
         labels, label_smoothing=0.1, mixing=Mixing(mixup=0.8, cutmix=1.0)
     )
     feed = recipe(photographs, world.device, task)
-    step = made(world, task)
+    step = made(world, "resnet18", task=task)
     why, _ = graphed.capture(step, [first_batch(feed)], world)
     assert not why
     with open_loader(name, feed) as loader:
@@ -159,7 +142,7 @@ def test_a_recipe_trains_in_a_graph(
 
     found = losses(step)
     step.forget()
-    np.testing.assert_array_equal(found, losses(made(world, task)))
+    np.testing.assert_array_equal(found, losses(made(world, "resnet18", task=task)))
     assert len(np.unique(found)) == len(batches)
 
 

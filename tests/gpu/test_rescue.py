@@ -57,7 +57,6 @@ def test_the_device_hangs_in_a_step(tmp_path: Path, graphs: bool, ahead: int) ->
         step: Any = SimpleNamespace(
             optimizer=optimizer,
             scaler=loss_scaler("fp32", CUDA),
-            masters=None,
             ema=None,
             graphs=object() if graphs else None,
         )

@@ -245,7 +245,7 @@ def test_training_goes_on_bit_for_bit(
     if optimizer not in optimizers.OPTIMIZERS:
         kind = optimizers.Kind(
             make=lambda groups, *_, place=optimizer: Lazy(groups, place),
-            capturable=False,
+            state=(),
         )
         monkeypatch.setitem(optimizers.OPTIMIZERS, "sgd", kind)
         optimizer = "sgd"

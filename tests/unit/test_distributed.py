@@ -40,37 +40,27 @@ VALID: list[list[list[int] | None]] = [  # [step][micro-batch of rank 0, of rank
 
 def work(world: ProcessWorld) -> dict[str, Any]:
     """Everything that needs company, one after the other; a file a rank takes the findings home."""
-    found: dict[str, Any] = {"rank": world.rank}
+    found: dict[str, Any] = {}
     vote = Vote(world)
-    found["votes"] = [
-        vote.exchange(
-            stop=world.rank == 1 and k == STOP_AT, save=world.rank == 0 and k == SAVE_AT
-        )
-        for k in range(8)
-    ]
-    found["drained"] = vote.drain()
+    votes = []
+    for k in range(8):
+        stop, save = world.rank == 1 and k == STOP_AT, world.rank == 0 and k == SAVE_AT
+        votes.append(vote.exchange(stop=stop, save=save))
+    found["votes"] = [*votes, vote.drain()]
     vote.exchange(window=world.rank == world.size - 1)
-    found["drained raised"] = vote.drain()
-
-    found["sum"] = world.sum(np.array([HUGE, -1, world.rank], np.int64)).tolist()
-    mine = np.array([1.0, 2.0])
-    found["sum of floats"] = world.sum(mine).tolist()
-    found["own array"] = mine.tolist()
+    found["drained"] = vote.drain()
+    mine = np.array([HUGE, -1, world.rank], np.int64)
+    found["sum"] = world.sum(mine).tolist()
+    assert mine.tolist() == [HUGE, -1, world.rank]
     found["gather"] = world.gather({"rank": world.rank, "bytes": bytes(world.rank)})
     world.barrier()
-
-    world.agree({"arch": "a", "manifest": "m"})
+    identity: dict[str, Any] = {"arch": "a", "classes": ["x"] * 1000}
     try:
-        world.agree(
-            {"arch": "a", "classes": ["x"] * 1000, "manifest": f"m{world.rank // 2}"}
-        )
-        found["agree"] = "agreed"
+        world.agree({**identity, "manifest": f"m{world.rank // 2}"})
     except UserError as mistake:
         found["agree"] = str(mistake)
-
     norm = nn.BatchNorm1d(2)
     norm(torch.full((4, 2), float(world.rank)) + torch.arange(4.0)[:, None])
-    dict(norm.named_buffers())["num_batches_tracked"].add_(world.rank)
     world.broadcast_buffers(norm)
     found["buffers"] = {name: buffer.tolist() for name, buffer in norm.named_buffers()}
     found["training"] = train(world)
@@ -145,57 +135,27 @@ def ranks(
     return run(request.param, folder, Runner(folder, environment, zygote))
 
 
-def test_a_flag_of_any_rank_is_seen_by_all_one_step_later(
-    ranks: list[dict[str, Any]],
-) -> None:
-    for found in ranks:
-        assert found["votes"] == [
-            {**NOTHING, "stop": k == STOP_AT + 1, "save": k == SAVE_AT + 1}
-            for k in range(8)
-        ]
-        assert found["drained"] == NOTHING
-        assert found["drained raised"] == {**NOTHING, "window": True}
-
-
-def test_integers_are_summed_exactly_and_the_own_array_is_left_alone(
-    ranks: list[dict[str, Any]],
-) -> None:
+def test_what_ranks_tell_each_other(ranks: list[dict[str, Any]]) -> None:
+    """Flags of any rank one step later, exact sums, values in rank order, data that differ, rank 0's
+    statistics.
+    """
     size = len(ranks)
-    for found in ranks:
-        assert found["sum"] == [size * HUGE, -size, sum(range(size))]
-        assert found["sum of floats"] == [size * 1.0, size * 2.0] and found[
-            "own array"
-        ] == [1.0, 2.0]
-
-
-def test_gather_is_in_rank_order_on_every_rank(ranks: list[dict[str, Any]]) -> None:
-    for found in ranks:
-        assert found["gather"] == [
-            {"rank": rank, "bytes": bytes(rank)} for rank in range(len(ranks))
-        ]
-
-
-def test_every_rank_learns_that_one_sees_other_data_and_what(
-    ranks: list[dict[str, Any]],
-) -> None:
-    for found in ranks:
-        if len(ranks) == 2:
-            assert found["agree"] == "agreed"
-        else:
-            assert (
-                "manifest is m0 on rank 0, m1 on rank 2" in found["agree"]
-                and "\n" not in found["agree"]
-            )
-            assert "classes" not in found["agree"], "which are alike"
-
-
-def test_statistics_are_rank_0s(ranks: list[dict[str, Any]]) -> None:
     norm = nn.BatchNorm1d(2)
     norm(torch.zeros(4, 2) + torch.arange(4.0)[:, None])
+    votes = [
+        {**NOTHING, "stop": k == STOP_AT + 1, "save": k == SAVE_AT + 1}
+        for k in range(9)
+    ]
     for found in ranks:
-        assert found["buffers"] == {
-            name: buffer.tolist() for name, buffer in norm.named_buffers()
-        }
+        assert found["votes"] == votes
+        assert found["drained"] == {**NOTHING, "window": True}
+        assert found["sum"] == [size * HUGE, -size, sum(range(size))]
+        told = [{"rank": rank, "bytes": bytes(rank)} for rank in range(size)]
+        assert found["gather"] == told
+        said = "the ranks see different data: manifest is m0 on rank 0, m1 on rank 2"
+        assert found.get("agree") == (said if size > 2 else None)
+        for name, buffer in norm.named_buffers():
+            assert found["buffers"][name] == buffer.tolist()
 
 
 def test_training_on_several_ranks_is_training_on_one(
@@ -219,18 +179,14 @@ def test_training_on_several_ranks_is_training_on_one(
         assert [outcome[2] for outcome in outcomes] == [
             pytest.approx(norm, rel=1e-3)
         ] * size
+    first = ranks[0]["training"]["weights"]
     for found in ranks:
         other = Net()
-        with torch.no_grad():
-            for p, value in zip(
-                other.parameters(), found["training"]["weights"], strict=True
-            ):
-                p.copy_(torch.from_numpy(value))
+        weights = found["training"]["weights"]
+        for p, value, same in zip(other.parameters(), weights, first, strict=True):
+            assert (value == same).all()
+            p.data = torch.from_numpy(value)
         assert_alike(other, net)
-        for mine, first in zip(
-            found["training"]["weights"], ranks[0]["training"]["weights"], strict=True
-        ):
-            assert (mine == first).all()
 
 
 @pytest.mark.parametrize(
@@ -265,36 +221,22 @@ import os
 from engine.distributed import cores, prepare_process
 device = prepare_process()
 import torch
-connections = os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]
-policy = ":".join(os.environ[name] for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"))
-allocator = os.environ.get("PYTORCH_ALLOC_CONF", "-")
-registers = os.environ.get("NCCL_GRAPH_REGISTER", "-")
-print(device.type, connections, torch.get_num_threads(), cores(), policy, registers, allocator)
+names = "CUDA_DEVICE_MAX_CONNECTIONS OMP_WAIT_POLICY GOMP_SPINCOUNT NCCL_GRAPH_REGISTER PYTORCH_ALLOC_CONF"
+print(torch.get_num_threads() == max(1, int(cores()) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
+print(*(os.environ.get(name, "-") for name in names.split()))
 """
-
-
-OURS = (
-    "CUDA_",
-    "GLIBC_",
-    "GOMP_",
-    "KMP_",
-    "MALLOC_",
-    "OMP_",
-    "LOCAL_",
-    "NCCL_",
-    "PYTORCH_",
-)
+OURS = ("CUDA_", "GLIBC_", "GOMP_", "KMP_", "MALLOC_", "OMP_", "NCCL_", "PYTORCH_")
 """How the names of variables begin that decide what a process is given."""
 
 
-def printed(program: str, **environment: str) -> list[str]:
-    clean = {
-        name: value for name, value in os.environ.items() if not name.startswith(OURS)
-    }
+def printed(program: str, given: str = "") -> list[str]:
+    """Return the words that a program prints with these variables, as NAME=VALUE, and none of OURS."""
+    clean = {name: v for name, v in os.environ.items() if not name.startswith(OURS)}
+    more = dict(word.split("=", 1) for word in given.split())
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=ROOT,
-        env=clean | {"CUDA_VISIBLE_DEVICES": ""} | environment,
+        env={**clean, "CUDA_VISIBLE_DEVICES": "", **more},
         capture_output=True,
         text=True,
         check=True,
@@ -302,56 +244,29 @@ def printed(program: str, **environment: str) -> list[str]:
     return done.stdout.split()
 
 
-def prepared(**environment: str) -> list[str]:
-    return printed(PREPARED, **environment)
-
-
-def test_a_process_is_prepared_before_cuda_starts() -> None:
-    device, connections, threads, room, policy, _, allocator = prepared(
-        OMP_NUM_THREADS="1"
-    )
-    assert (device, connections, policy) == ("cpu", "32", "ACTIVE:1000:1")
-    assert allocator == "expandable_segments:True"
-    assert int(threads) == max(1, int(float(room))), (
-        "all cores for one process, although torchrun says OMP_NUM_THREADS=1"
-    )
-
-
-def test_what_the_user_has_set_stays_and_ranks_share_the_cores() -> None:
-    _, connections, threads, room, policy, *_ = prepared(
-        CUDA_DEVICE_MAX_CONNECTIONS="1",
-        OMP_WAIT_POLICY="PASSIVE",
-        LOCAL_WORLD_SIZE="2",
-        LOCAL_RANK="1",
-        OMP_NUM_THREADS="1",
-    )
-    assert (connections, policy) == ("1", "PASSIVE:1000:1")
-    assert int(threads) == max(1, int(float(room)) // 2)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("PYTORCH_ALLOC_CONF", "backend:native"), ("PYTORCH_CUDA_ALLOC_CONF", "-")],
-)
-def test_an_allocator_that_the_user_has_set_up_stays(name: str, expected: str) -> None:
-    assert prepared(**{name: "backend:native"})[-2:] == ["-", expected]
+GROWS = "expandable_segments:True"
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, "0"),
+        # torchrun says OMP_NUM_THREADS=1, and one process takes all cores
+        ("OMP_NUM_THREADS=1", f"32 ACTIVE 1000 0 {GROWS}"),
         (
-            {
-                "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128,expandable_segments:True"
-            },
-            "0",
+            "CUDA_DEVICE_MAX_CONNECTIONS=1 OMP_WAIT_POLICY=PASSIVE LOCAL_WORLD_SIZE=2",
+            f"1 PASSIVE 1000 0 {GROWS}",
         ),
-        ({"NCCL_GRAPH_REGISTER": "1"}, "1"),
+        ("PYTORCH_ALLOC_CONF=backend:native", "32 ACTIVE 1000 - backend:native"),
+        ("PYTORCH_CUDA_ALLOC_CONF=backend:native", "32 ACTIVE 1000 - -"),
+        # NCCL maps no segment that grows
+        (f"PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:9,{GROWS}", "32 ACTIVE 1000 0 -"),
+        ("NCCL_GRAPH_REGISTER=1", f"32 ACTIVE 1000 1 {GROWS}"),
     ],
 )
-def test_nccl_maps_no_segment_that_grows(given: dict[str, str], expected: str) -> None:
-    assert prepared(**given)[-2] == expected
+def test_a_process_is_prepared_and_what_the_user_has_set_stays(
+    given: str, expected: str
+) -> None:
+    assert printed(PREPARED, given) == ["True", *expected.split()]
 
 
 FAULTS = """
@@ -370,89 +285,65 @@ print(sorted(faults)[len(faults) // 2])
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="no glibc")
 @pytest.mark.parametrize(
-    ("given", "kept"),
-    [({}, True), ({"MALLOC_MMAP_THRESHOLD_": "131072"}, False)],
-    ids=["ours", "the user's"],
+    ("given", "kept"), [("", True), ("MALLOC_MMAP_THRESHOLD_=131072", False)]
 )
-def test_memory_that_a_step_frees_is_kept_for_the_next(
-    given: dict[str, str], kept: bool
-) -> None:
-    (faults,) = printed(FAULTS, **given)
+def test_memory_that_a_step_frees_is_kept_for_the_next(given: str, kept: bool) -> None:
+    (faults,) = printed(FAULTS, given)
     assert (int(faults) < 1000) is kept
 
 
 @pytest.mark.parametrize(
-    ("files", "expected"),
+    ("file", "content", "found"),
     [
-        ({}, 8.0),
-        ({"cpu.max": "max 100000"}, 8.0),
-        ({"cpu.max": "150000 100000"}, 1.5),
-        ({"cpu.max": "9900000 100000"}, 8.0),
-        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8.0),
-        ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4.0),
+        ("", "", 8.0),
+        ("cpu.max", "max 100000", 8.0),
+        ("cpu.max", "150000 100000", 1.5),
+        ("cpu.max", "9900000 100000", 8.0),
+        ("cpu/cpu.cfs_quota_us", "-1", 8.0),
+        ("cpu/cpu.cfs_quota_us", "400000", 4.0),
+        ("memory.max", "max", 8.0),
+        ("memory.max", "4096", 8.0),
+        ("memory/memory.limit_in_bytes", "4096", 8.0),
     ],
 )
-def test_cores_respect_the_containers_quota(
+def test_cores_and_memory_are_the_containers(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    files: dict[str, str],
-    expected: float,
+    file: str,
+    content: str,
+    found: float,
 ) -> None:
     monkeypatch.setattr(resources, "CGROUP", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(content + "\n")
-    assert cores() == expected
-    world = ProcessWorld(CPU)
-    assert world.workers(None) == max(1, int(expected) - 1)
-    world.local_size = 3
-    assert world.workers(None) == (
-        1 if expected < 6 else max(1, int(expected) // 3 - 1)
-    )
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "cpu/cpu.cfs_period_us").write_text("100000\n")
+    if file:
+        (tmp_path / file).write_text(content + "\n")
+    assert cores() == found
+    least = content == "4096"
+    assert memory_bytes() == (4096 if least else psutil.virtual_memory().total)
 
 
 @pytest.mark.parametrize(
     ("count", "gpu", "expected"),
     [
         (1.0, True, 1),
+        (1.5, False, 1),
         (2.0, True, 2),
         (2.0, False, 1),
-        (2.9, True, 2),
-        (3.0, True, 2),
         (16.0, True, 15),
     ],
 )
 def test_with_two_cores_a_gpu_has_both(
     monkeypatch: pytest.MonkeyPatch, count: float, gpu: bool, expected: int
 ) -> None:
-    """A step on a CPU takes the second core itself."""
-    monkeypatch.setattr(distributed, "cores", lambda: count)
-    assert distributed.default_workers(gpu=gpu) == expected
+    """A step on a CPU takes the second core itself; ranks of a machine share its cores."""
     world = ProcessWorld(torch.device("cuda" if gpu else "cpu"))
-    assert world.workers(None) == expected
-    monkeypatch.setattr(distributed, "cores", lambda: 2 * count)
-    world.local_size = 2
-    assert world.workers(None) == expected
-
-
-@pytest.mark.parametrize(
-    ("files", "least"),
-    [
-        ({}, False),
-        ({"memory.max": "max"}, False),
-        ({"memory.max": "4096"}, True),
-        ({"memory/memory.limit_in_bytes": "4096"}, True),
-    ],
-)
-def test_memory_is_the_containers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], least: bool
-) -> None:
-    monkeypatch.setattr(resources, "CGROUP", tmp_path)
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(content + "\n")
-    assert memory_bytes() == (4096 if least else psutil.virtual_memory().total)
+    for ranks in (1, 2):
+        monkeypatch.setattr(distributed, "cores", lambda ranks=ranks: ranks * count)
+        world.local_size = ranks
+        assert world.workers(None) == expected
 
 
 def test_workers_as_asked_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

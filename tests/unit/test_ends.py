@@ -16,8 +16,6 @@ import pytest
 from contracts import UserError
 from engine.exit_codes import line_of
 from loaders._dali import import_dali
-from system.processes import uninterrupted
-from tests.end_to_end.runs import Runner
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,19 +48,6 @@ ROOT = Path(__file__).parents[2]
 def test_errors_that_are_the_machines(error: Exception, said: str) -> None:
     line = line_of(error)
     assert line is not None and said in line and "\n" not in line and len(line) < 600
-
-
-@pytest.mark.parametrize("key", ["task", "data", "resume"])
-def test_a_preset_of_a_megabyte_is_not_echoed(
-    key: str, tmp_path: Path, runner: Runner
-) -> None:
-    rest = {"data": str(tmp_path), "arch": "resnet18", "loader": "torchvision"} | {
-        key: 900_000 * "x"
-    }
-    (tmp_path / "a.yaml").write_text(
-        "".join(f"{name}: {value}\n" for name, value in rest.items())
-    )
-    assert "characters) ..." in runner("--config", tmp_path / "a.yaml").mistake()
 
 
 @pytest.mark.parametrize(
@@ -99,10 +84,3 @@ def test_ctrl_c_while_dali_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtins, "__import__", interrupted)
     with pytest.raises(KeyboardInterrupt):
         import_dali()
-
-
-def test_an_import_that_nobody_interrupts() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(ImportError, match="missing"), uninterrupted():
-        raise ImportError("missing")
-    assert signal.getsignal(signal.SIGINT) is before

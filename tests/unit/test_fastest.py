@@ -6,9 +6,11 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -18,7 +20,6 @@ import loaders
 from contracts import Batch, UserError
 from engine import autotune
 from engine.autotune import Answers, Choice
-from engine.step import Step
 from report.phases import Phases
 from settings.config import parse
 from settings.optimisation import Optimisation
@@ -31,54 +32,37 @@ SECONDS = {"a": 0.2, "b": 0.1, "c": 0.4}
 """Loader -> what its batch takes."""
 
 
-class Delays:
-    """A loader of `batches` an epoch, each of which takes a while. It must be closed."""
+class Opener:
+    """Opens loaders of `batches` an epoch, each of which takes a while; one may refuse or break."""
 
     def __init__(
-        self,
-        name: str,
-        clock: Clock,
-        *,
-        refuses: str = "",
-        broken: str = "",
-        batches: int = 3,
+        self, clock: Clock, *, refuses: str = "", broken: str = "", batches: int = 3
     ) -> None:
-        if name == refuses:
-            raise UserError("not on this machine")
-        self.in_flight = 2
-        self.closed = False
+        self.clock, self.refuses, self.broken = clock, refuses, broken
+        self.count = batches
+        self.opened: dict[str, MagicMock] = {}
         self.epochs: list[int] = []
-        self._broken = name == broken
-        self._batches = batches
-        self._wait = lambda: clock.sleep(SECONDS[name])
-
-    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
-        self.epochs.append(epoch)
-        for at in range(self._batches):
-            if self._broken:
-                raise UserError("no memory")
-            self._wait()
-            yield batch_of(seed=at)
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class Opener:
-    def __init__(self, clock: Clock, **how: Any) -> None:
-        self.opened: list[tuple[str, Delays]] = []
-        self._clock = clock
-        self._how = how
 
     def __call__(self, name: str) -> Any:
-        loader = Delays(name, self._clock, **self._how)
-        self.opened.append((name, loader))
+        if name == self.refuses:
+            raise UserError("not on this machine")
+        loader = MagicMock(in_flight=2, batches=partial(self.batches, name))
+        self.opened[name] = loader
         return loader
+
+    def batches(self, name: str, epoch: int, first: int) -> Iterator[Batch]:
+        self.epochs.append(epoch)
+        for at in range(self.count):
+            if name == self.broken:
+                raise UserError("no memory")
+            self.clock.sleep(SECONDS[name])
+            yield batch_of(seed=at)
 
     @property
     def names(self) -> list[str]:
-        assert all(loader.closed for _, loader in self.opened)
-        return [name for name, _ in self.opened]
+        for loader in self.opened.values():
+            loader.close.assert_called_once_with()
+        return [*self.opened]
 
 
 class CountedStep:
@@ -90,10 +74,10 @@ class CountedStep:
         world.synchronise = lambda: None
         self.world = world
         self.phases = Phases(torch.device("cpu"))
-        self._take = take
+        self.take = take
 
-    def __call__(self, batches: Iterator[Batch], **how: Any) -> None:
-        self._take(batches, **how)
+    def __call__(self, batches: Iterator[Batch], **_: Any) -> None:
+        self.take(batches)
 
     def preserved(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -107,29 +91,27 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def step_of(world: Any = None, **settings: Any) -> Step:
-    torch.manual_seed(0)
-    optimisation = Optimisation(lr=0.1, weight_decay=1e-3, **settings)
-    step = composed(net(), Classification(np.zeros(SIZE, np.int64)), optimisation)
-    if world is not None:
-        world.synchronise = lambda: None
-        step.world = world
-    return step
-
-
-def chosen(opener: Any, folder: Path, step: Any = None, **asked: Any) -> Choice:
-    step = step or CountedStep(alone(), lambda batches, **_: next(batches))
-    of = {"manifest": "of-pictures", **asked.pop("of", {})}
-    how: dict[str, Any] = {
-        "step": step,
-        "samples": SIZE,
-        "epoch": 0,
-        "say": lambda _: None,
-        **asked,
-    }
-    names = how.pop("names", list(SECONDS))
+def chosen(
+    opener: Any,
+    folder: Path,
+    step: Any = None,
+    *,
+    names: Any = tuple(SECONDS),
+    samples: int = SIZE,
+    epoch: int = 0,
+    before: str | None = None,
+    of: Any = None,
+) -> Choice:
+    step = step or CountedStep(alone(), next)
     return autotune.choose(
-        names, opener, answers=Answers(folder, of, step.world), **how
+        names,
+        opener,
+        step=step,
+        samples=samples,
+        epoch=epoch,
+        answers=Answers(folder, of or {"manifest": "of-pictures"}, step.world),
+        before=before,
+        say=lambda _: None,
     )
 
 
@@ -137,31 +119,30 @@ def test_the_fastest_is_found_and_the_step_is_as_it_was(
     clock: Clock, tmp_path: Path
 ) -> None:
     """An epoch is shorter than a measurement, and begins anew."""
-    accumulate = 2
-    step = step_of(alone(), accumulate=accumulate, optimizer="adamw")
+    torch.manual_seed(0)
+    settings = Optimisation(lr=0.1, accumulate=2, optimizer="adamw")
+    step = composed(net(), Classification(np.zeros(SIZE, np.int64)), settings)
+    world: Any = alone()
+    world.synchronise = lambda: None
+    step.world = world
     before = [tensor.detach().clone() for tensor in step.state_tensors()]
-    opener = Opener(clock, refuses="c", batches=2 * accumulate)
+    opener = Opener(clock, refuses="c", batches=4)
     began = clock()
-    choice = chosen(opener, tmp_path, step, samples=accumulate * SIZE)
+    choice = chosen(opener, tmp_path, step, samples=2 * SIZE)
     assert (choice.loader, choice.how) == ("b", "measured")
-    assert choice.measured["b"]["rate"] == pytest.approx(SIZE / 0.1, rel=0.02)
-    assert choice.measured["a"]["rate"] == pytest.approx(SIZE / 0.2, rel=0.02)
+    for name in ("a", "b"):
+        rate = choice.measured[name]["rate"]
+        assert rate == pytest.approx(SIZE / SECONDS[name], rel=0.02)
     assert choice.measured["c"] == {"why": "cannot run here: not on this machine"}
-    assert 2 * (autotune.SECONDS + autotune.WARM_UP_S) <= clock() - began < 12, (
-        "3 s each after a warm-up"
-    )
+    least = 2 * (autotune.SECONDS + autotune.WARM_UP_S)
+    assert least <= clock() - began < 12, "3 s each after a warm-up"
     assert opener.names == ["a", "b"]
-    assert all(
-        torch.equal(a, b) for a, b in zip(step.state_tensors(), before, strict=True)
-    )
+    for tensor, old in zip(step.state_tensors(), before, strict=True):
+        assert torch.equal(tensor, old)
     assert step.optimizer.param_groups[0]["lr"] == 0.1 and step.phases.read() == {}
-    assert choice.told("img/s")[0].startswith(
-        "--loader auto: b 80 img/s with the step ("
-    )
-    assert (
-        choice.told("img/s")[2]
-        == "--loader auto: c cannot run here: not on this machine"
-    )
+    first, _, last = choice.told("img/s")
+    assert first.startswith("--loader auto: b 80 img/s with the step (")
+    assert last == "--loader auto: c cannot run here: not on this machine"
     json.dumps(choice.facts())
 
 
@@ -189,82 +170,42 @@ def test_an_answer_is_kept_for_the_same_machine_and_settings(
     first = chosen(Opener(clock), tmp_path)
     again = Opener(clock)
     kept = chosen(again, tmp_path)
-    assert (kept.loader, kept.how, kept.measured, again.names) == (
-        "b",
-        "kept",
-        first.measured,
-        [],
-    )
+    assert (kept.loader, kept.how, again.names) == ("b", "kept", [])
+    assert kept.measured == first.measured
     assert kept.told("img/s")[0].startswith("--loader auto, as measured before: b ")
-    other = Opener(clock)
-    assert chosen(
-        other, tmp_path, of={"batch_size": 9}
-    ).how == "measured" and other.names == ["a", "b", "c"]
-    gone = Opener(clock)
-    assert chosen(gone, tmp_path, names=["a", "c"]).loader == "a", (
-        "b cannot run here any more"
-    )
+    other = chosen(Opener(clock), tmp_path, of={"batch_size": 9})
+    assert other.how == "measured"
+    # b cannot run here any more
+    assert chosen(Opener(clock), tmp_path, names=["a", "c"]).loader == "a"
     files = {path: path.read_text() for path in tmp_path.rglob("*.json")}
-    damaged: tuple[dict[str, Any], ...] = (
-        {"measured": ["b"]},
-        {"measured": {"b": {}}},
-        {"measured": {"b": {"rate": "fast"}}},
-    )
-    for content in ("{", *damaged):
+    broken: list[Any] = [["b"], {"b": {}}, {"b": {"rate": "fast"}}, None]
+    for measured in broken:
         for path, whole in files.items():
-            path.write_text(
-                content
-                if isinstance(content, str)
-                else json.dumps(json.loads(whole) | content)
-            )
-        assert chosen(Opener(clock), tmp_path).how == "measured", (
-            "a damaged answer is none"
-        )
+            damaged = json.dumps({**json.loads(whole), "measured": measured})
+            path.write_text(damaged if measured else "{")
+        assert chosen(Opener(clock), tmp_path).how == "measured"
     (tmp_path / "file").touch()
-    assert chosen(Opener(clock), tmp_path / "file").how == "measured", (
-        "and no folder to keep it is none either"
-    )
+    assert chosen(Opener(clock), tmp_path / "file").how == "measured"
 
 
-@pytest.mark.parametrize(
-    ("flags", "alike"),
-    [
-        ("--graphs false", False),
-        ("--compile true", False),
-        ("--precision fp32", False),
-        ("--accumulate 2", False),
-        ("--image-size 64", False),
-        ("--auto-augment randaugment", False),
-        ("--mixup 0.2", False),
-        ("--ema 0.9", False),
-        ("--optimizer adamw", False),
-        ("--grad-checkpointing true", False),
-        ("--read-threads 4", False),
-        ("--lr 0.5 --warmup-epochs 0 --epochs 3 --steps 9", True),
-        ("--val-batch-size 9 --val-every 0 --val-resize 300", True),
-        ("--seed 7 --output there --log-every 3 --manifest-dir here", True),
-    ],
-)
-def test_what_an_answer_is_kept_for(flags: str, alike: bool) -> None:
-    """All that changes the rate of the step or the loader, and no more."""
-    plan: Any = SimpleNamespace(first_epochs=(0,))
-    plain, other = (
-        autotune.timed(parse(words).flat(), plan) for words in ([], flags.split())
-    )
-    assert (plain == other) is alike
+CHANGES = """--graphs false|--compile true|--precision fp32|--accumulate 2|--image-size 64|--mixup 0.2|--ema 0.9
+--auto-augment randaugment|--optimizer adamw|--grad-checkpointing true|--read-threads 4"""
+ALIKE = """--lr 0.5 --warmup-epochs 0 --epochs 3 --steps 9|--val-batch-size 9 --val-every 0 --val-resize 300
+--seed 7 --output there --log-every 3 --manifest-dir here"""
 
 
-@pytest.mark.parametrize(("epochs", "epoch"), [(16, 13), (13, 12), (5, 0)])
-def test_loaders_are_measured_with_the_images_that_the_run_ends_with(
-    epochs: int, epoch: int, clock: Clock, tmp_path: Path
-) -> None:
+def test_what_an_answer_is_kept_for() -> None:
+    """All that changes the rate of the step or the loader, and no more; of the images that a run ends with."""
     plan: Any = SimpleNamespace(first_epochs=(0, 12, 13))
-    assert (
-        autotune.timed(parse(["--epochs", str(epochs)]).flat(), plan)["epoch"] == epoch
-    )
-    opener = Opener(clock)
-    chosen(opener, tmp_path, epoch=epoch)
-    assert [loader.epochs[0] for _, loader in opener.opened] == [epoch] * 3
+
+    def timed(flags: str) -> dict[str, Any]:
+        return autotune.timed(parse(["--epochs", "1", *flags.split()]).flat(), plan)
+
+    for lines, alike in ((CHANGES, False), (ALIKE, True)):
+        for flags in lines.replace("\n", "|").split("|"):
+            assert (timed(flags) == timed("")) is alike, flags
+    found = [timed(f"--epochs {epochs}")["epoch"] for epochs in (16, 13, 5)]
+    assert found == [13, 12, 0]
 
 
 @pytest.mark.parametrize(
@@ -272,7 +213,7 @@ def test_loaders_are_measured_with_the_images_that_the_run_ends_with(
     [
         ({"names": ["c"]}, "c", "given"),
         ({"before": "c"}, "c", "checkpoint"),
-        ({"before": "x"}, "b", "measured"),
+        ({"before": "x", "epoch": 5}, "b", "measured"),
     ],
     ids=["one", "checkpoint", "checkpoint-elsewhere"],
 )
@@ -283,6 +224,7 @@ def test_nothing_is_measured_without_a_choice(
     choice = chosen(opener, tmp_path, **asked)
     assert (choice.loader, choice.how) == (loader, how)
     assert bool(opener.names) is (how == "measured")
+    assert opener.epochs[:1] == ([5] if how == "measured" else [])
     assert (choice.facts()["loader_auto"] is None) is (how == "given")
 
 
@@ -294,34 +236,30 @@ def test_time_and_failures(
     assert choice.measured["c"]["why"] == "was not measured: 9.5 s were over"
     one = chosen(Opener(clock, broken="b"), tmp_path / "broken", names=["b", "c"])
     assert one.loader == "c" and "no memory" in one.measured["b"]["why"]
-    with pytest.raises(
-        UserError, match="--loader auto: b cannot run here: it gives no batch; c cannot"
-    ):
+    said = "--loader auto: b cannot run here: it gives no batch; c cannot"
+    with pytest.raises(UserError, match=said):
         chosen(Opener(clock, batches=0), tmp_path / "none", names=["b", "c"])
 
 
 def test_ranks_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 cannot open the fastest, and is slow by its own clock: all take what all can, by rank 0's."""
     clocks: dict[int, Clock] = {}
-    monkeypatch.setattr(
-        autotune,
-        "time",
-        SimpleNamespace(perf_counter=lambda: clocks[threading.get_ident()]()),
-    )
+    own = SimpleNamespace(perf_counter=lambda: clocks[threading.get_ident()]())
+    monkeypatch.setattr(autotune, "time", own)
     steps = [0, 0]
 
     def work(world: Threads) -> Choice:
         clock = clocks[threading.get_ident()] = Clock()
 
-        def counted(batches: Iterator[Batch], **_: Any) -> None:
+        def counted(batches: Iterator[Batch]) -> None:
             next(batches)
             steps[world.rank] += 1
             clock.sleep(0.05 * world.rank)
 
-        step = CountedStep(world, counted)
         opener = Opener(clock, refuses="b" if world.rank else "")
         names = ["a", "b"] if world.rank else ["a", "b", "c"]
-        return chosen(opener, tmp_path / str(world.rank), step, names=names)
+        folder = tmp_path / str(world.rank)
+        return chosen(opener, folder, CountedStep(world, counted), names=names)
 
     one, other = on_ranks(2, work)
     assert one.loader == other.loader == "a" and one.measured == other.measured

@@ -57,3 +57,17 @@ def test_a_loss_that_is_not_finite_names_the_step(precision: str, advised: str) 
     with pytest.raises(NotFinite, match=r"at step 7; samples \[0, 1, 2, 3\]") as caught:
         recent.read()
     assert str(caught.value).endswith(f"A lower --lr or {advised}?")
+
+
+def test_outcomes_are_read_in_order_while_steps_go_on() -> None:
+    """A read leaves the last two, and the ring goes round many times."""
+    recent = LossLog(4, ProcessWorld(CPU), precision="fp32")
+    points = []
+    for step in range(1, 51):
+        recent.add(step, torch.tensor([float(step), 1.0, 2.0, 1.0]), [np.arange(4)])
+        if recent.full():
+            points += recent.read(everything=False)
+    points += recent.read()
+    assert [(point["step"], point["loss"]) for point in points] == [
+        (step, float(step)) for step in range(1, 51)
+    ]

@@ -16,23 +16,20 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from contracts import Batch
-from engine import optimizers, schedules
+from engine import optimizers
 from engine.checkpoint import Checkpoints, Progress, Resume, write
 from engine.distributed import ProcessWorld
 from engine.ema import Ema
-from engine.fp32_weights import Masters
 from engine.step import Step
-from models import Unusable, recompute
 from models import classification as registry
-from models import timm as timm_registry
+from models import recompute
 from settings.optimisation import Optimisation
 from tasks.classification import Classification, binary_cross_entropy
 from tests.unit.steps import composed
 from tests.unit.test_step import CPU, Net, assert_alike, batch_of, step_of
 
-OF_ALL = sorted(name for name in optimizers.OPTIMIZERS if not name.startswith("apex"))
 CASES: dict[str, dict[str, Any]] = {
-    **{name: {"optimizer": name, "lr": 0.01} for name in OF_ALL},
+    **{name: {"optimizer": name, "lr": 0.01} for name in optimizers.OPTIMIZERS},
     "ema": {"ema": 0.7},
     "ema warmed up": {"ema": 0.99, "ema_warmup": True},
     "value": {"clip_grad_value": 0.01},
@@ -69,23 +66,16 @@ def joined(one: Batch, two: Batch) -> Batch:
 def test_two_batches_are_one_of_twice_the_size(case: str) -> None:
     settings = CASES[case]
     parts, whole = Net(), Net()
-    of_parts, of_whole = (
-        step_of(parts, accumulate=2, **settings),
-        step_of(whole, **settings),
-    )
     start = [p.detach().clone() for p in parts.parameters()]
+    of_parts = step_of(parts, accumulate=2, **settings)
+    of_whole = step_of(whole, **settings)
     run(of_parts, range(6), size=2)
     for at in (0, 2, 4):
-        of_whole(
-            iter([joined(batch_of(at), batch_of(at + 1))]),
-            lr=0.01,
-            epoch=0,
-            position=at,
-        )
+        batch = joined(batch_of(at), batch_of(at + 1))
+        of_whole(iter([batch]), lr=0.01, epoch=0, position=at)
     assert_alike(parts, whole)
-    assert all(
-        not torch.equal(a, b) for a, b in zip(start, parts.parameters(), strict=True)
-    )
+    for old, moved in zip(start, parts.parameters(), strict=True):
+        assert not torch.equal(old, moved)
     if of_parts.ema is not None and of_whole.ema is not None:
         for a, b in zip(of_parts.ema.tensors(), of_whole.ema.tensors(), strict=True):
             torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-6)
@@ -97,14 +87,9 @@ def test_a_resumed_run_goes_on_bit_for_bit(case: str, tmp_path: Path) -> None:
     whole, first, rest = (step_of(Net(), **settings) for _ in range(3))
     run(whole, range(6))
     run(first, range(3))
-    config = {"optimizer": settings.get("optimizer", "sgd")}
-    about = {
-        "arch": "net",
-        "classes": ["a"],
-        "manifest": "",
-        "config": config,
-        "used": {},
-    }
+    name = settings.get("optimizer", "sgd")
+    identity: dict[str, Any] = {"arch": "net", "classes": ["a"], "manifest": ""}
+    about = {**identity, "config": {"optimizer": name}}
     kept = Checkpoints(
         folder=tmp_path,
         world=ProcessWorld(CPU),
@@ -115,10 +100,8 @@ def test_a_resumed_run_goes_on_bit_for_bit(case: str, tmp_path: Path) -> None:
     write(tmp_path / "last.pt", kept.content(Progress(step=3)))
     run(rest, range(9, 10))  # what was there is written over
     resume = Resume(path=tmp_path / "last.pt")
-    resume.fits(
-        task="classification", arch="net", classes=("a",), manifest="", config=config
-    )
-    resume.into(rest.module, rest, optimizer=config["optimizer"])
+    resume.fits(task="classification", config=about["config"], **identity)
+    resume.into(rest.module, rest, optimizer=name)
     run(rest, range(3, 6))
     for a, b in zip(whole.state_tensors(), rest.state_tensors(), strict=True):
         assert torch.equal(a, b)
@@ -175,145 +158,72 @@ class Centred(nn.Module):
         return found - self.centre
 
 
-def trained_beside(update: Any, ours: Ema, net: Centred) -> None:
+@pytest.mark.parametrize(
+    ("decay", "warm_up"), [(0.9, False), (0.6, True)], ids=["torch", "timm"]
+)
+def test_the_average_is_torchs_and_timms(decay: float, warm_up: bool) -> None:
+    """From the first step on, buffers too; AveragedModel loads it by its names."""
+    from timm.utils import ModelEmaV3
+
+    net = Centred()
+    if not warm_up:  # timm averages a shared weight twice
+        net.again = net.layer.weight
+    of_torch = AveragedModel(
+        net, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True
+    )
+    of_timm = ModelEmaV3(net, decay=decay, use_warmup=warm_up)
+    ours = Ema(net, decay=decay, warm_up=warm_up)
     torch.manual_seed(0)
     for step in range(1, 6):
         for parameter in net.parameters():
             parameter.data += torch.randn_like(parameter)
         net(torch.randn(8, 3))
-        update(step)
+        of_torch.update_parameters(net)
+        of_timm.update(net, step=step)
         ours.update(None)
-
-
-def test_the_average_is_torchs() -> None:
-    """The average is torch's from the first step on, buffers too; AveragedModel loads it by its names."""
-    net = Centred()
-    net.again = net.layer.weight
-    theirs = AveragedModel(
-        net, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True
-    )
-    ours = Ema(net, {}, decay=0.9, warm_up=False)
-    trained_beside(lambda _: theirs.update_parameters(net), ours, net)
     state = ours.state_dict()
-    assert state.keys() == theirs.state_dict().keys()
+    assert state.keys() == of_torch.state_dict().keys()
+    assert torch.equal(state["module.mask"], net.mask)
+    # torch has no warm-up, and timm leaves other buffers as they were
+    theirs = of_torch.module if not warm_up else of_timm.module
     for name, average in theirs.state_dict().items():
-        if (
-            average.is_floating_point() and name != "module.mask"
-        ):  # the mean of -inf is nan there
-            torch.testing.assert_close(state[name], average)
-    assert not torch.equal(
-        state["module.norm.running_mean"], net.state_dict()["norm.running_mean"]
-    )
-    theirs.load_state_dict(state)
-    again = Ema(net, {}, decay=0.9, warm_up=False)
+        if average.is_floating_point() and name != "mask":  # of -inf, which is nan
+            torch.testing.assert_close(state[f"module.{name}"], average)
+    moved = net.state_dict()["norm.running_mean"]
+    assert not torch.equal(state["module.norm.running_mean"], moved)
+    of_torch.load_state_dict(state)
+    again = Ema(net, decay=decay, warm_up=warm_up)
     again.load_state_dict(state)
     for one, other in zip(ours.tensors(), again.tensors(), strict=True):
         assert torch.equal(one, other)
     own = [tensor.data_ptr() for tensor in (*net.parameters(), *net.buffers())]
     with ours.in_network():
-        torch.testing.assert_close(
-            net.layer.weight.detach(), state["module.layer.weight"]
-        )
-        torch.testing.assert_close(
-            net.norm.running_var, state["module.norm.running_var"]
-        )
-        assert torch.equal(net.centre, state["module.centre"])
+        for name in ("layer.weight", "norm.running_var", "centre"):
+            assert torch.equal(net.state_dict()[name], state[f"module.{name}"])
     assert own == [tensor.data_ptr() for tensor in (*net.parameters(), *net.buffers())]
 
 
-@pytest.mark.parametrize("warm_up", [False, True])
-def test_the_average_is_timms(warm_up: bool) -> None:
-    from timm.utils import ModelEmaV3
-
-    net = Centred()
-    theirs = ModelEmaV3(net, decay=0.6, use_warmup=warm_up)
-    ours = Ema(net, {}, decay=0.6, warm_up=warm_up)
-    trained_beside(lambda step: theirs.update(net, step=step), ours, net)
-    state = ours.state_dict()
-    assert torch.equal(state["module.mask"], net.mask)
-    for name, average in theirs.module.state_dict().items():
-        if name != "mask":
-            torch.testing.assert_close(state[f"module.{name}"], average)
-
-
-def test_the_average_is_of_the_masters() -> None:
-    """A step of 2^-20 is below what fp16 weights can add; fp32 masters have it, and so has their average."""
-    module = nn.Linear(3, 4)
-    masters = Masters(module)
-    average = Ema(module, masters.of, decay=0.5, warm_up=False)
-    average.update(None)  # the first one copies
-    before = {name: master.detach().clone() for name, master in masters.names.items()}
-    for master in masters.names.values():
-        master.data += 2.0**-20
-    average.update(None)
-    for name, value in before.items():
-        found = average.state_dict()[f"module.{name}"]
-        torch.testing.assert_close(
-            found - value, torch.full_like(value, 2.0**-21), rtol=0.1, atol=0
-        )
-
-
-@pytest.mark.parametrize("decay", [0.5, 1.0])
-def test_rates_of_layers_and_what_does_not_decay(decay: float) -> None:
-    from timm.optim import param_groups_layer_decay
-
-    module, _ = timm_registry.build(
-        "timm/vit_tiny_patch16_224", classes=5, shape=(2, 3, 32, 32)
-    )
-    settings = Optimisation(
-        optimizer="adamw", layer_decay=decay, no_decay=("*.qkv.weight", "pos_embed")
-    )
-    optimizer = optimizers.build(module, settings)
-    optimizers.LearningRates(optimizer).set(2.0)
+def groups_of(module: nn.Module, **settings: Any) -> dict[str, dict[str, Any]]:
+    """Return the optimiser's group of each parameter."""
+    optimizer = optimizers.build(module, Optimisation(weight_decay=0.1, **settings))
     names = {id(p): name for name, p in module.named_parameters()}
     found = {names[id(p)]: g for g in optimizer.param_groups for p in g["params"]}
     assert len(found) == len(names)
-    for group in param_groups_layer_decay(module, layer_decay=decay):
-        for parameter in group["params"]:
-            assert found[names[id(parameter)]]["lr"] == pytest.approx(
-                2 * group["lr_scale"]
-            )
-    for name, group in found.items():
-        wanted = (
-            1e-4
-            if name.endswith(".weight") and "norm" not in name and "qkv" not in name
-            else 0.0
-        )
-        assert group["weight_decay"] == wanted, name
+    return found
 
 
 def decayed(module: nn.Module, **settings: Any) -> set[str]:
-    optimizer = optimizers.build(module, Optimisation(weight_decay=0.1, **settings))
-    names = {id(p): name for name, p in module.named_parameters()}
-    return {
-        names[id(p)]
-        for g in optimizer.param_groups
-        if g["weight_decay"]
-        for p in g["params"]
-    }
+    groups = groups_of(module, **settings).items()
+    return {name for name, group in groups if group["weight_decay"]}
 
 
-@pytest.mark.parametrize(
-    "arch",
-    [
-        *("tf_efficientnet_cc_b0_4e", "vit_tiny_patch16_224", "convnext_atto"),
-        "swin_tiny_patch4_window7_224",
-        *(
-            "beit_base_patch16_224",
-            "cait_xxs24_224",
-            "pvt_v2_b0",
-            "maxvit_rmlp_pico_rw_256",
-            "levit_128s",
-        ),
-        *(
-            "davit_tiny",
-            "eva02_tiny_patch14_224",
-            "gmlp_s16_224",
-            "mobilevitv2_050",
-            "ghostnetv3_100",
-        ),
-    ],
+VITS = "vit_tiny_patch16_224 beit_base_patch16_224 cait_xxs24_224 swin_tiny_patch4_window7_224"
+CONVOLUTIONS = (
+    "tf_efficientnet_cc_b0_4e convnext_atto levit_128s davit_tiny gmlp_s16_224"
 )
+
+
+@pytest.mark.parametrize("arch", f"{VITS} {CONVOLUTIONS} ghostnetv3_100".split())
 def test_what_decays_is_timms(arch: str) -> None:
     with torch.device("meta"):
         module = timm.create_model(arch)
@@ -321,76 +231,95 @@ def test_what_decays_is_timms(arch: str) -> None:
     groups = timm.optim.param_groups_weight_decay(
         module, 0.1, no_weight_decay_list=named
     )
-    theirs = {
-        id(p) for group in groups if group["weight_decay"] for p in group["params"]
-    }
-    assert decayed(module) == {
-        name for name, p in module.named_parameters() if id(p) in theirs
-    }
+    theirs = {id(p) for g in groups if g["weight_decay"] for p in g["params"]}
+    names = {name for name, p in module.named_parameters() if id(p) in theirs}
+    assert decayed(module) == names
 
 
 @pytest.mark.parametrize(
-    ("arch", "layer_of", "last"),
+    ("arch", "no_decay", "but"),
     [
+        ("resnet50", (), ""),
+        ("swin_t", (), ""),
         (
-            "resnet18",
-            {"conv1.weight": 1, "layer1.1.conv1.weight": 4, "fc.bias": 11},
-            11,
+            "swin_t",
+            ("*.relative_position_bias_table",),
+            ".relative_position_bias_table",
         ),
+        ("vit_b_32", ("class_token", "*.pos_embedding"), "class_token .pos_embedding"),
+    ],
+)
+def test_what_decays_is_torchvisions(
+    arch: str, no_decay: tuple[str, ...], but: str
+) -> None:
+    """Its references' --norm-weight-decay 0 --bias-weight-decay 0, where norms and what is named bias do not
+    decay, and --transformer-embedding-decay 0. It decays a bias of another name, as docs/recipes.md says."""
+    with torch.device("meta"):
+        module = torchvision.models.get_model(arch)
+    norms = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
+    theirs = {
+        f"{part}.{name}".removeprefix(".")
+        for part, layer in module.named_modules()
+        for name, _ in layer.named_parameters(recurse=False)
+        if not isinstance(layer, norms) and name not in ("bias", "in_proj_bias")
+    }
+    theirs -= {name for name in theirs if but and name.endswith(tuple(but.split()))}
+    assert decayed(module, no_decay=no_decay) == theirs
+
+
+def test_rates_of_layers_are_timms() -> None:
+    with torch.device("meta"):
+        module = timm.create_model("vit_tiny_patch16_224", depth=3)
+    found = groups_of(module, layer_decay=0.5)
+    names = {id(p): name for name, p in module.named_parameters()}
+    for group in timm.optim.param_groups_layer_decay(module, layer_decay=0.5):
+        for parameter in group["params"]:
+            ours = found[names[id(parameter)]]
+            assert ours["lr"] == pytest.approx(0.1 * group["lr_scale"])
+
+
+@pytest.mark.parametrize(
+    ("arch", "layers"),
+    [
+        ("resnet18", "conv1.weight 1 layer1.1.conv1.weight 4 fc.bias 11"),
         (
             "vit_b_32",
-            {
-                "class_token": 0,
-                "encoder.layers.encoder_layer_3.ln_1.bias": 5,
-                "heads.head.bias": 15,
-            },
-            15,
+            "class_token 0 encoder.layers.encoder_layer_3.ln_1.bias 5 heads.head.bias 15",
         ),
     ],
 )
-def test_other_networks_are_layered_by_their_blocks(
-    arch: str, layer_of: dict[str, int], last: int
-) -> None:
-    module = torchvision.models.get_model(arch)
-    optimizer = optimizers.build(module, Optimisation(layer_decay=0.5))
-    names = {id(p): name for name, p in module.named_parameters()}
-    found = {
-        names[id(p)]: g["lr_scale"] for g in optimizer.param_groups for p in g["params"]
-    }
-    assert {name: found[name] for name in layer_of} == {
-        name: 0.5 ** (last - layer) for name, layer in layer_of.items()
-    }
+def test_other_networks_are_layered_by_their_blocks(arch: str, layers: str) -> None:
+    with torch.device("meta"):
+        found = groups_of(torchvision.models.get_model(arch), layer_decay=0.5)
+    *words, last = layers.split()
+    for name, layer in zip(words[::2], [*words[1::2], last], strict=True):
+        assert found[name]["lr_scale"] == 0.5 ** (int(last) - int(layer))
 
 
-@pytest.mark.parametrize(
-    ("name", "clip", "theirs"),
-    [
-        ("lamb", 0.0, partial(timm.optim.Lamb, max_grad_norm=1.0)),
-        (
-            "lamb",
-            5.0,
-            partial(timm.optim.Lamb, max_grad_norm=None),
-        ),  # the step clips in its place
-        ("lars", 0.0, partial(timm.optim.Lars, momentum=0.8)),
-        ("lion", 0.0, timm.optim.Lion),
-        ("muon", 0.0, partial(timm.optim.Muon, momentum=0.8)),
-    ],
-)
-def test_optimisers_are_timms(name: Any, clip: float, theirs: Any) -> None:
+OF_TIMM: dict[Any, Any] = {
+    "lamb": partial(timm.optim.Lamb, max_grad_norm=1.0),
+    "lars": partial(timm.optim.Lars, momentum=0.8),
+    "lion": timm.optim.Lion,
+    "muon": partial(timm.optim.Muon, momentum=0.8),
+}
+
+
+@pytest.mark.parametrize("name", OF_TIMM)
+def test_optimisers_are_timms(name: Any) -> None:
     """Steps with the same gradients give the weights of the library's own optimiser."""
     ours, wanted = Net(), Net()
     settings = Optimisation(
         optimizer=name, lr=0.01, momentum=0.8, nesterov=False, weight_decay=0.1
     )
-    one = optimizers.build(ours, settings.model_copy(update={"clip_grad_norm": clip}))
+    one = optimizers.build(ours, settings)
     parted = [
-        [p for p in wanted.parameters() if (p.ndim > 1) is decayed]
-        for decayed in (True, False)
+        [p for p in wanted.parameters() if (p.ndim > 1) is d] for d in (True, False)
     ]
-    groups = zip(parted, (0.1, 0.0), strict=True)
-    other = theirs(
-        [{"params": params, "weight_decay": decay} for params, decay in groups], lr=0.01
-    )
+    groups = [
+        {"params": p, "weight_decay": d}
+        for p, d in zip(parted, (0.1, 0.0), strict=True)
+    ]
+    other = OF_TIMM[name](groups, lr=0.01)
     for step in range(3):
         torch.manual_seed(step)
         for a, b in zip(ours.parameters(), wanted.parameters(), strict=True):
@@ -399,6 +328,55 @@ def test_optimisers_are_timms(name: Any, clip: float, theirs: Any) -> None:
         one.step()
         other.step()
     assert_alike(ours, wanted)
+
+
+@pytest.mark.parametrize("clip", ["value", "agc"])
+def test_gradients_are_clipped(clip: str) -> None:
+    """With SGD without momentum the step is the gradient; of AGC the last layer keeps its own."""
+    free: dict[str, Any] = {
+        "momentum": 0.0,
+        "weight_decay": 0.0,
+        "norm_weight_decay": 0.0,
+    }
+    before = dict(Net().named_parameters())
+    moved = []
+    clipped: dict[str, Any] = {f"clip_grad_{clip}": 1e-3}
+    for more in ({}, clipped):
+        net = Net()
+        run(step_of(net, **free, **more), range(1), lr=1.0)
+        moved.append({n: (before[n] - p).detach() for n, p in net.named_parameters()})
+    for name, whole in moved[0].items():
+        if clip == "value":
+            expected = whole.clamp(-1e-3, 1e-3)
+        elif name.startswith("head"):
+            expected = whole
+        else:
+            weights = before[name].detach()
+            axes = tuple(range(1, whole.ndim)) or (0,)
+            units, norms = (
+                torch.linalg.vector_norm(x, dim=axes, keepdim=True)
+                for x in (weights, whole)
+            )
+            expected = whole * (units.clamp(min=1e-3) * 1e-3 / norms).clamp(max=1)
+        torch.testing.assert_close(moved[1][name], expected, rtol=1e-3, atol=1e-7)
+
+
+def test_a_rate_on_a_device_is_written_where_it_changes() -> None:
+    optimizer = optimizers.build(Net(), Optimisation(lr=0.1))
+    groups = optimizer.param_groups
+    shared = torch.tensor(0.1)  # as groups on a GPU have it
+    for group in groups:
+        group["lr"] = shared
+    rates = optimizers.LearningRates(optimizer)
+    for rate, writes in ((0.1, 1), (0.1, 1), (0.2, 2), (0.1, 3)):
+        rates.set(rate)
+        assert shared._version == writes and float(shared) == pytest.approx(rate)
+    before = rates.read()
+    rates.set(0.5)
+    rates.write(before)
+    groups[1]["lr"] = torch.tensor(7.0)  # of a checkpoint
+    rates.set(0.1)
+    assert rates.read() == pytest.approx([0.1] * len(groups))
 
 
 def test_what_muon_moves() -> None:
@@ -433,40 +411,6 @@ def test_binary_cross_entropy_is_timms(
         logits, nn.functional.one_hot(labels, 6), valid, smoothing, threshold
     )
     torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize(
-    ("clip", "largest"),
-    [({"clip_grad_value": 0.001}, 0.001), ({"clip_grad_agc": 1e-3}, None)],
-)
-def test_gradients_are_clipped(clip: dict[str, Any], largest: float | None) -> None:
-    """With SGD without momentum the step is the gradient; of AGC the last layer keeps its own."""
-    net, plain = Net(), Net()
-    before = {name: p.detach().clone() for name, p in net.named_parameters()}
-    free: dict[str, Any] = {
-        "momentum": 0.0,
-        "weight_decay": 0.0,
-        "norm_weight_decay": 0.0,
-    }
-    run(step_of(net, **free, **clip), range(1), lr=1.0)
-    run(step_of(plain, **free), range(1), lr=1.0)
-    for name, p in net.named_parameters():
-        taken = before[name] - p.detach()
-        whole = before[name] - dict(plain.named_parameters())[name].detach()
-        if largest is not None:
-            torch.testing.assert_close(taken, whole.clamp(-largest, largest))
-        elif name.startswith("head"):
-            torch.testing.assert_close(taken, whole)
-        else:
-            units = (
-                before[name].flatten(1).norm(dim=1)
-                if p.ndim > 1
-                else before[name].norm()
-            )
-            moved = taken.flatten(1).norm(dim=1) if p.ndim > 1 else taken.norm()
-            torch.testing.assert_close(
-                moved, units.clamp(min=1e-3) * 1e-3, rtol=1e-3, atol=1e-7
-            )
 
 
 class Blocks(nn.Module):
@@ -507,111 +451,3 @@ def test_blocks_that_compute_again_train_alike() -> None:
     )
     assert len(calls) == 2, "once forward, once in the backward pass"
     assert plain.state_dict().keys() == again.state_dict().keys()
-
-
-@pytest.mark.parametrize(
-    ("arch", "blocks"),
-    [
-        ("resnet18", 8),
-        ("vit_b_32", 12),
-        ("convnext_tiny", 18),
-        ("mobilenet_v3_small", 11),
-        ("alexnet", 0),
-    ],
-)
-def test_where_blocks_are(arch: str, blocks: int) -> None:
-    with torch.device("meta"):
-        module, _ = registry.build(arch, classes=5, shape=(2, 3, 224, 224))
-    if blocks:
-        assert recompute.recompute_blocks(module, arch) == blocks
-    else:
-        with pytest.raises(
-            Unusable, match="--grad-checkpointing is not for --arch alexnet"
-        ):
-            recompute.recompute_blocks(module, arch)
-
-
-def test_stochastic_depth() -> None:
-    with torch.device("meta"):
-        module, _ = registry.build(
-            "swin_t", classes=5, shape=(2, 3, 224, 224), stochastic_depth=0.4
-        )
-        for arch in ("timm/swin_tiny_patch4_window7_224",):
-            theirs, _ = timm_registry.build(
-                arch, classes=5, shape=(2, 3, 224, 224), stochastic_depth=0.4
-            )
-    depths: list[Any] = [
-        one.p for one in module.modules() if type(one).__name__ == "StochasticDepth"
-    ]
-    assert (
-        depths[0] == 0
-        and max(depths) == pytest.approx(0.4)
-        and depths == sorted(depths)
-    )
-    of_timm: list[Any] = [
-        one.drop_prob for one in theirs.modules() if type(one).__name__ == "DropPath"
-    ]
-    assert max(of_timm) == pytest.approx(0.4)
-    with pytest.raises(
-        Unusable, match=r"--stochastic-depth 0\.4 is not for --arch resnet18"
-    ):
-        registry.build(
-            "resnet18", classes=5, shape=(2, 3, 32, 32), stochastic_depth=0.4
-        )
-    with pytest.raises(Unusable, match="drop_path_rate"):
-        timm_registry.build(
-            "timm/vgg11", classes=5, shape=(2, 3, 32, 32), stochastic_depth=0.4
-        )
-
-
-def test_the_rate_of_a_step_and_warm_up_by_steps() -> None:
-    settings = Optimisation(
-        lr=0.1, lr_per=256, warmup_steps=20, warmup_start=0.5, epochs=10
-    )
-    found, told = schedules.settled(settings, 1024, 512)
-    assert (
-        told[0]
-        == "the learning rate is --lr 0.1 x 512 samples a step / --lr-per 256 = 0.2"
-    )
-    assert schedules.learning_rate(0.0, found) == pytest.approx(0.1)
-    assert schedules.learning_rate(5.0, found) == pytest.approx(0.15)
-    assert schedules.learning_rate(10.0, found) == pytest.approx(0.2)
-    assert schedules.settled(Optimisation(), 1000, 512) == (Optimisation(), [])
-
-
-@pytest.mark.parametrize(
-    ("arch", "no_decay", "but"),
-    [
-        *[
-            (arch, (), "")
-            for arch in ("resnet50", "convnext_tiny", "efficientnet_v2_s")
-        ],
-        ("swin_t", (), ""),
-        (
-            "swin_t",
-            ("*.relative_position_bias_table",),
-            ".relative_position_bias_table",
-        ),
-        (
-            "vit_b_32",
-            ("class_token", "*.pos_embedding"),
-            "class_token encoder.pos_embedding",
-        ),
-    ],
-)
-def test_what_decays_is_torchvisions(
-    arch: str, no_decay: tuple[str, ...], but: str
-) -> None:
-    """Its references' --norm-weight-decay 0 --bias-weight-decay 0, where norms and what is named bias do not
-    decay, and --transformer-embedding-decay 0. It decays a bias of another name, as docs/recipes.md says."""
-    with torch.device("meta"):
-        module = torchvision.models.get_model(arch)
-    norms = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
-    theirs = {
-        f"{part}.{name}".removeprefix(".")
-        for part, layer in module.named_modules()
-        for name, _ in layer.named_parameters(recurse=False)
-        if not isinstance(layer, norms) and name not in ("bias", "in_proj_bias")
-    }
-    theirs -= {name for name in theirs if but and name.endswith(tuple(but.split()))}
-    assert decayed(module, no_decay=no_decay) == theirs

@@ -240,10 +240,10 @@ def test_settings_of_training_are_checked_where_something_is_trained(
 def test_what_only_trains_is_not_built_where_nothing_is_trained(
     use: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Optimisers of packages that are not here, and weights that a GPU trains; the loss and --ema stay."""
+    """Optimisers of packages that may not be here, and a precision of an earlier version; the loss and --ema stay."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     optimised = {
-        "optimizer": "apex-lamb",
+        "optimizer": "lamb",
         "clip_grad_agc": 0.1,
         "layer_decay": 0.5,
         "warmup_steps": 9,

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as functional
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from contracts import Batch, Rows
-from engine import memory, optimizers
+from contracts import Batch
 from engine.distributed import ProcessWorld
 from engine.step import Step
 from plan import draws
@@ -44,11 +40,8 @@ class Net(nn.Module):
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.conv, self.norm, self.head = (
-            nn.Conv2d(3, 4, 3),
-            nn.GroupNorm(2, 4),
-            nn.Linear(4 * 16, CLASSES),
-        )
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4)
+        self.head = nn.Linear(4 * 16, CLASSES)
         self.dropout = dropout
         self.masks: list[torch.Tensor] = []
 
@@ -67,22 +60,13 @@ def batch_of(seed: int, valid: list[int] | None = None) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     counts = torch.tensor([valid is None or i in valid for i in range(SIZE)])
     labels = torch.randint(0, CLASSES, (SIZE,), generator=generator)
-    ids, whole = np.arange(SIZE) + SIZE * seed, np.tile((0, 0, 6, 6), (SIZE, 1))
-    rows = Rows(
-        ids=ids,
-        regions=whole,
-        windows=whole,
-        sizes=whole[:, 2:],
-        turns=np.zeros(SIZE, np.uint8),
-        valid=counts.numpy(),
-    )
+    ids = np.arange(SIZE) + SIZE * seed
     return Batch(
         images=torch.randn(SIZE, 3, 6, 6, generator=generator),
         sizes=torch.full((SIZE, 2), 6),
         targets={"labels": torch.where(counts, labels, IGNORE)},
         valid=counts,
         ids=ids,
-        rows=rows,
     )
 
 
@@ -114,46 +98,6 @@ def step_of(
     )
 
 
-class ByHand:
-    """SGD with Nesterov's momentum (Sutskever et al. 2013, as PyTorch writes it) on the mean over the valid
-    samples of a step.
-    """
-
-    def __init__(self, net: Net, *, clip: float = 0.0, smoothing: float = 0.0) -> None:
-        self.net, self.clip, self.smoothing = net, clip, smoothing
-        self.momentum = {
-            name: torch.zeros_like(p) for name, p in net.named_parameters()
-        }
-
-    def __call__(self, batches: list[Batch], lr: float) -> tuple[float, int, float]:
-        losses: list[torch.Tensor] = []
-        for batch in batches:
-            keep = batch.valid
-            outputs = self.net(batch.images[keep])
-            labels = batch.targets["labels"][keep]
-            likelihoods = -functional.log_softmax(outputs, dim=1)
-            right = likelihoods[torch.arange(len(labels)), labels]
-            losses += (
-                (1 - self.smoothing) * right + self.smoothing * likelihoods.mean(dim=1)
-            ).unbind()
-        self.net.zero_grad()
-        loss = torch.stack(losses).sum()
-        (loss / len(losses)).backward()
-        norm = float(torch.sqrt(sum((p.grad**2).sum() for p in self.net.parameters())))  # type: ignore[arg-type, misc, operator]
-        with torch.no_grad():
-            for name, p in self.net.named_parameters():
-                assert p.grad is not None
-                gradient = p.grad * (min(1.0, self.clip / norm) if self.clip else 1.0)
-                gradient = gradient + p * (
-                    SETTINGS["weight_decay"]
-                    if p.ndim > 1
-                    else SETTINGS["norm_weight_decay"]
-                )
-                self.momentum[name] = 0.9 * self.momentum[name] + gradient
-                p.sub_(lr * (gradient + 0.9 * self.momentum[name]))
-        return float(loss.detach()), len(losses), norm
-
-
 def assert_alike(one: nn.Module, other: nn.Module) -> None:
     for (name, a), b in zip(one.named_parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(
@@ -164,28 +108,64 @@ def assert_alike(one: nn.Module, other: nn.Module) -> None:
 PARTLY = [None, [0, 1, 2], [5], [0, 1, 2, 3, 4], [2, 4], None]
 
 
-@pytest.mark.parametrize("accumulate", [1, 2, 3])
-@pytest.mark.parametrize("clip", [0.0, 0.3])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def by_hand(
+    net: Net,
+    optimizer: torch.optim.Optimizer,
+    batches: list[Batch],
+    lr: float,
+    clip: float = 0.0,
+    smoothing: float = 0.0,
+) -> tuple[float, int, float]:
+    """Take a step on the mean over the valid samples of some batches. Returns their loss, count, and norm."""
+    images = torch.cat([batch.images[batch.valid] for batch in batches])
+    labels = torch.cat([batch.targets["labels"][batch.valid] for batch in batches])
+    loss = functional.cross_entropy(
+        net(images), labels, label_smoothing=smoothing, reduction="sum"
+    )
+    optimizer.zero_grad()
+    (loss / len(labels)).backward()
+    norm = nn.utils.clip_grad_norm_(net.parameters(), clip or torch.inf)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+    return loss.item(), len(labels), norm.item()
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize(("clip", "smoothing"), [(0.0, 0.1), (0.3, 0.0)])
 @pytest.mark.parametrize("invalid", [False, True])
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_the_same_weights_as_a_loop_by_hand(
-    accumulate: int, clip: float, smoothing: float, invalid: bool
+    accumulate: int, clip: float, smoothing: float, invalid: bool, name: str
 ) -> None:
     net, reference = Net(), Net()
-    step = step_of(net, accumulate=accumulate, clip=clip, smoothing=smoothing)
-    by_hand = ByHand(reference, clip=clip, smoothing=smoothing)
+    step = step_of(
+        net, accumulate=accumulate, clip=clip, smoothing=smoothing, optimizer=name
+    )
+    weights, rest = (
+        [p for p in reference.parameters() if (p.ndim > 1) is decays]
+        for decays in (True, False)
+    )
+    groups = [
+        {"params": weights, "weight_decay": SETTINGS["weight_decay"]},
+        {"params": rest, "weight_decay": SETTINGS["norm_weight_decay"]},
+    ]
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups)
+    if name == "sgd":
+        optimizer = torch.optim.SGD(groups, momentum=0.9, nesterov=True)
     for k in range(6):
         batches = [
             batch_of(k * accumulate + m, PARTLY[(k + m) % 6] if invalid else None)
             for m in range(accumulate)
         ]
         lr = 0.1 / (k + 1)
-        loss, valid, norm, scale = step(
+        *found, scale = step(
             iter(batches), lr=lr, epoch=0, position=k, want_norm=True
         ).tolist()
-        expected = by_hand(batches, lr)
-        assert (loss, valid, norm) == pytest.approx(expected, rel=1e-4) and scale == 1.0
+        expected = by_hand(reference, optimizer, batches, lr, clip, smoothing)
+        assert found == pytest.approx(expected, rel=1e-4) and scale == 1.0
     assert_alike(net, reference)
+    assert not any(p.grad.any() for p in net.parameters() if p.grad is not None)
 
 
 def test_a_whole_batch_is_scaled_by_exactly_one(
@@ -197,69 +177,28 @@ def test_a_whole_batch_is_scaled_by_exactly_one(
         torch, "_foreach_mul_", lambda gradients, factor: factors.append(float(factor))
     )
     step = step_of(Net(), accumulate=3)
-    step(iter([batch_of(0), batch_of(1), batch_of(2)]), lr=0.1, epoch=0, position=0)
-    step(
-        iter([batch_of(0), batch_of(1, [0, 1, 2]), batch_of(2)]),
-        lr=0.1,
-        epoch=0,
-        position=1,
-    )
+    for at, valid in enumerate((None, [0, 1, 2])):
+        batches = iter([batch_of(0), batch_of(1, valid), batch_of(2)])
+        outcome = step(batches, lr=0.1, epoch=0, position=at)
+        assert torch.isnan(outcome[2]), "nobody has asked for the norm"
     assert factors == [1.0, pytest.approx(18 / 15)]
 
 
-def test_pixels_of_a_sample_that_is_not_valid_change_nothing() -> None:
-    nets = [Net(), Net()]
-    for net, filling in zip(nets, (0.0, 1e3), strict=True):
-        batch = batch_of(0, [0, 1, 2])
-        batch.images[3:] = filling
-        step_of(net)(iter([batch]), lr=0.1, epoch=0, position=0)
-    for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
 def test_a_step_without_a_valid_sample_only_decays_and_coasts() -> None:
-    net = Net()
-    step = step_of(net, weight_decay=0.0, norm_weight_decay=0.0)
-    start = [p.clone() for p in net.parameters()]
-    loss, valid, norm, _ = step(
-        iter([batch_of(0, [])]), lr=0.1, epoch=0, position=0, want_norm=True
-    ).tolist()
-    assert (loss, valid, norm) == (0.0, 0.0, 0.0)
-    assert all(
-        torch.equal(p, before)
-        for p, before in zip(net.parameters(), start, strict=True)
-    )
-
-    step(iter([batch_of(1)]), lr=0.1, epoch=0, position=1)
-    before = [p.clone() for p in net.parameters()]
-    momenta = [
-        step.optimizer.state[p]["momentum_buffer"].clone() for p in net.parameters()
-    ]
-    step(iter([batch_of(2, [])]), lr=0.1, epoch=0, position=2)
-    for p, old, momentum in zip(net.parameters(), before, momenta, strict=True):
-        torch.testing.assert_close(p.detach(), old - 0.1 * 0.9 * 0.9 * momentum)
-
-
-def test_the_norm_is_told_when_asked_for() -> None:
-    step = step_of(Net())
-    assert torch.isnan(step(iter([batch_of(0)]), lr=0.1, epoch=0, position=0)[2])
-    assert step(iter([batch_of(0)]), lr=0.1, epoch=0, position=0, want_norm=True)[2] > 0
-
-
-def test_gradients_are_gone_after_a_step_and_no_batch_is_asked_for_in_vain() -> None:
-    net = Net()
-    batches = iter([batch_of(0), batch_of(1), batch_of(2)])
-    step_of(net, accumulate=2)(batches, lr=0.1, epoch=0, position=0)
-    assert not any(p.grad.any() for p in net.parameters() if p.grad is not None)
-    assert next(batches).ids[0] == 2 * SIZE
-
-
-def test_a_frozen_parameter_stays() -> None:
+    """And a frozen parameter stays."""
     net = Net()
     net.conv.requires_grad_(False)
-    before = net.conv.weight.clone()
-    step_of(net, clip=1.0)(iter([batch_of(0)]), lr=0.1, epoch=0, position=0)
-    assert torch.equal(net.conv.weight, before)
+    frozen = net.conv.weight.clone()
+    step = step_of(net, weight_decay=0.0, norm_weight_decay=0.0)
+    step(iter([batch_of(1)]), lr=0.1, epoch=0, position=1)
+    trained = [p for p in net.parameters() if p.requires_grad]
+    before = [p.detach().clone() for p in trained]
+    state = [step.optimizer.state[p]["momentum_buffer"].clone() for p in trained]
+    outcome = step(iter([batch_of(2, [])]), lr=0.1, epoch=0, position=2, want_norm=True)
+    assert outcome.tolist() == [0.0, 0.0, 0.0, 1.0]
+    for p, old, momentum in zip(trained, before, state, strict=True):
+        torch.testing.assert_close(p.detach(), old - 0.1 * 0.9 * 0.9 * momentum)
+    assert torch.equal(net.conv.weight, frozen)
 
 
 def mask(
@@ -277,13 +216,14 @@ def test_dropout_is_keyed_by_seed_epoch_position_and_rank() -> None:
     first = mask()
     torch.rand(17)  # the generator's state is not looked at
     assert mask() == first
-    others = [
-        mask(seed=1),
-        mask(epoch=1),
-        mask(position=64),
-        mask(rank=1),
-        mask(micro=1),
-    ]
+    each: dict[str, int] = {
+        "seed": 1,
+        "epoch": 1,
+        "position": 64,
+        "rank": 1,
+        "micro": 1,
+    }
+    others = [mask(**{name: value}) for name, value in each.items()]
     others += [mask(seed=1, epoch=1), mask(epoch=1, position=64)]
     assert len({first, *others}) == 8
 
@@ -315,90 +255,3 @@ def test_the_scale_leaves_no_trace_in_the_weights(clip: dict[str, float]) -> Non
         for step in (plain_step, scaled_step):
             step(iter([batch_of(k)]), lr=0.1, epoch=0, position=k)
     assert_alike(net, scaled)
-
-
-def test_adamw_follows_pytorchs() -> None:
-    net, reference = Net(), Net()
-    step = step_of(net, optimizer="adamw")
-    parts = (
-        [p for p in reference.parameters() if p.ndim > 1],
-        [p for p in reference.parameters() if p.ndim < 2],
-    )
-    decays = SETTINGS["weight_decay"], SETTINGS["norm_weight_decay"]
-    groups = [
-        {"params": its, "weight_decay": decay}
-        for its, decay in zip(parts, decays, strict=True)
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=0.1)
-    for k in range(3):
-        batch = batch_of(k)
-        step(iter([batch]), lr=0.01, epoch=0, position=k)
-        for group in optimizer.param_groups:
-            group["lr"] = 0.01
-        optimizer.zero_grad()
-        functional.cross_entropy(
-            reference(batch.images), batch.targets["labels"]
-        ).backward()
-        optimizer.step()
-    assert_alike(net, reference)
-
-
-def test_zero_momentum_is_plain_sgd() -> None:
-    optimizer = optimizers.build(Net(), Optimisation(**SETTINGS | {"momentum": 0.0}))
-    assert not optimizer.param_groups[0]["nesterov"] and not optimizer.state
-
-
-# --- ranks --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Let a step wrap its network as one of two ranks does, in a group of this process alone."""
-    dist.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1
-    )
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("ranks")
-def test_a_backward_pass_that_broke_off_is_forgotten() -> None:
-    """DistributedDataParallel would refuse every step after it."""
-    net = Net()
-    step = step_of(net)
-    broken = net.head.register_full_backward_hook(lambda *_: pytest.fail("broken"))
-    for _ in range(2):
-        with pytest.raises((pytest.fail.Exception, RuntimeError)):
-            step(iter([batch_of(0)]), lr=0.1, epoch=0, position=0)
-    broken.remove()
-    step.forget()
-    with pytest.raises(RuntimeError, match="finished reduction"):
-        step(iter([batch_of(0)]), lr=0.1, epoch=0, position=0)
-    step.forget()
-    step.wrap_again()
-    assert step(iter([batch_of(0)]), lr=0.1, epoch=0, position=0)[1] == SIZE
-
-
-@pytest.mark.usefixtures("ranks")
-def test_the_search_for_a_batch_that_fits_asks_no_other_rank(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its gradients are of black images: a rank that waits in its own step must not get them."""
-    step = step_of(Net())
-    step.module(batch_of(0).images)  # memory runs out behind this, in the backward pass
-    shared: list[object] = []
-
-    def share(
-        _, bucket
-    ):  # torch compares annotations with the type itself, and here they are words
-        shared.append(bucket)
-        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        done.set_result(bucket.buffer())
-        return done
-
-    assert isinstance(step.module, DistributedDataParallel)
-    step.module.register_comm_hook(None, share)
-    assert memory.largest_fit(step, 4, (3, 6, 6), CPU) == 3
-    assert not shared
-    assert all(parameter.grad is None for parameter in step.module.parameters())

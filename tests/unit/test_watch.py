@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks import soak
 from engine import stop, watch
 from engine.checkpoint import Checkpoints, Progress
 from engine.distributed import ProcessWorld
@@ -45,18 +42,16 @@ class Hanging:
 
 def watched(monkeypatch: pytest.MonkeyPatch, size: int = 1) -> tuple[Watch, list[int]]:
     """A watch of a run of so many ranks that is quick, and the codes with which it left."""
-    for name in ("SAID_S", "GIVES_UP_S"):
-        monkeypatch.setattr(watch, name, 0.3)
-    monkeypatch.setattr(watch, "LEAVES_S", 0.6)
+    for name, seconds in {"SAID_S": 0.3, "GIVES_UP_S": 0.3, "LEAVES_S": 0.6}.items():
+        monkeypatch.setattr(watch, name, seconds)
     world = ProcessWorld(torch.device("cpu"))
     world.size = size
     codes: list[int] = []
-    lock = threading.Lock()
     made = Watch(
         world=world,
         stop=StopRequest(),
         rescue=lambda: True,
-        writing=lock,
+        writing=threading.Lock(),
         leave=codes.append,
     )
     return made, codes
@@ -87,28 +82,6 @@ def test_a_batch_that_does_not_come(
     assert len(said) == 2 and not codes
 
 
-def test_who_was_asked_to_stop_before_the_watch_began_gives_up_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made, codes = watched(monkeypatch)
-    monkeypatch.setattr(watch, "LEAVES_S", 3.0)
-    loader: Any = Hanging()
-    ends = threading.Timer(
-        5.0, os.kill, (os.getpid(), signal.SIGINT)
-    )  # a second Ctrl-C, were it not heard
-    with made.stop.listening():
-        os.kill(os.getpid(), signal.SIGTERM)
-        until(made.stop)
-        ends.start()
-        with made.running(), made.steps():
-            batches = made.batches(loader, 0, 0)
-            assert next(batches, None) is not None
-            with pytest.raises((Asked, KeyboardInterrupt)) as ended:
-                next(batches)
-        ends.cancel()
-    assert ended.type is Asked and not codes
-
-
 @pytest.mark.parametrize("asked", [True, False], ids=["asked-to-stop", "timeout"])
 def test_other_ranks_that_do_not_come(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], asked: bool
@@ -130,32 +103,7 @@ def test_other_ranks_that_do_not_come(
     ) in line
 
 
-@contextmanager
-def many_files() -> Iterator[None]:
-    """Files that are opened inside have numbers beyond those that select knows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
-    null = os.open(os.devnull, os.O_RDONLY)
-    held = [null, *(os.dup(null) for _ in range(1024))]
-    try:
-        yield
-    finally:
-        for number in held:
-            os.close(number)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_a_process_with_many_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, codes = watched(monkeypatch, size=2)
-    with many_files():
-        with made.stop.listening(), made.running(), made.steps():
-            os.kill(os.getpid(), signal.SIGTERM)
-            until(lambda: codes)
-        with soak.trimming():
-            soak.trim_others([])
-
-
-def test_who_goes_on_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_goes_on_or_saves_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     made, codes = watched(monkeypatch, size=2)
     made.world.timeout_s = 0.3
     with made.stop.listening(), made.running(), made.steps():
@@ -195,12 +143,14 @@ class Steps:
     def __init__(self, folder: Path) -> None:
         self.net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
+        self.path = folder / "last.pt"
         world = ProcessWorld(torch.device("cpu"))
         world.size = 2
         scaler = SimpleNamespace(state_dict=dict)
         step: Any = SimpleNamespace(
-            optimizer=self.optimizer, scaler=scaler, masters=None, ema=None, graphs=None
+            optimizer=self.optimizer, scaler=scaler, ema=None, graphs=None
         )
+        self.step = step
         checkpoints = Checkpoints(
             folder=folder, world=world, module=self.net, step=step, about={}
         )
@@ -220,9 +170,12 @@ class Steps:
     def state(self) -> dict[str, torch.Tensor]:
         return {name: value.clone() for name, value in self.net.state_dict().items()}
 
-
-def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return all(torch.equal(value, other[name]) for name, value in one.items())
+    def check(self, step: int, state: dict[str, torch.Tensor]) -> None:
+        """Require that what was saved is this step."""
+        found = torch.load(self.path, weights_only=True)
+        assert found["progress"]["step"] == step
+        for name, value in state.items():
+            assert torch.equal(found["model"][name], value)
 
 
 def test_the_last_whole_step_is_saved(tmp_path: Path) -> None:
@@ -233,42 +186,66 @@ def test_the_last_whole_step_is_saved(tmp_path: Path) -> None:
         run.update()
     whole = run.state()
     run.forward()
-    assert not same(whole, run.state())
+    assert not torch.equal(whole["1.running_mean"], run.state()["1.running_mean"])
     assert run.rescue.save(best=0.5)
-    found = torch.load(tmp_path / "last.pt", weights_only=True)
-    assert same(found["model"], whole)
-    assert found["progress"]["step"] == 3 and found["progress"]["best"] == 0.5
+    run.check(3, whole)
+    assert torch.load(run.path, weights_only=True)["progress"]["best"] == 0.5
     later = threading.Thread(target=run.update, daemon=True)
     later.start()
     later.join(0.3)
-    assert later.is_alive() and same(found["model"], whole), (
-        "the optimiser waits from then on"
-    )
+    assert later.is_alive(), "the optimiser waits from then on"
     run.rescue._moving.release()
     later.join()
 
 
 def test_a_step_that_cannot_be_finished_is_undone(tmp_path: Path) -> None:
+    """What is not finite, or not of training, is not saved."""
     run = Steps(tmp_path)
     run.forward()
     run.update()
     whole = run.state()
     run.forward()
     run.rescue.undo()
-    assert same(run.state(), whole)
+    assert all(torch.equal(value, whole[name]) for name, value in run.state().items())
+    run.rescue.end()
+    assert not run.rescue.save(best=0.5)
+    run.rescue._moving.release()
+    run.forward()
+    next(run.net.parameters()).data[0, 0] = torch.nan
+    assert not run.rescue.save(best=0.5) and not run.path.exists()
 
 
-def test_what_is_not_finite_or_not_of_training_is_not_saved(tmp_path: Path) -> None:
+def test_a_step_that_the_device_hangs_in(tmp_path: Path) -> None:
+    """The host is past it, and its forward pass has moved the buffers."""
     run = Steps(tmp_path)
     run.forward()
     run.update()
-    next(run.net.parameters()).data[0, 0] = torch.nan
-    assert not run.rescue.save(best=0.5)
-    other = Steps(tmp_path)
-    other.forward()
-    other.update()
-    other.rescue.end()
-    assert not other.rescue.save(best=0.5) and not list(tmp_path.iterdir())
+    whole = run.state()
+    run.forward()
+    pending = SimpleNamespace(query=lambda: False)
+    run.rescue.done(Progress(step=2))
+    run.rescue._whole[-1] = (Progress(step=2), pending)
+    assert run.rescue.save(best=0.5)
+    run.check(1, whole)
+
+
+@pytest.mark.parametrize("launched", [True, False])
+def test_a_replay_is_not_saved_in_its_middle(tmp_path: Path, launched: bool) -> None:
+    """No hook of the optimiser's is called in one; while its batch is waited for, a step can be saved."""
+    run = Steps(tmp_path)
+    run.step.graphs = SimpleNamespace()
+    run.forward()
+    if launched:
+        run.rescue.hold_launch()
+    saving = threading.Thread(target=run.rescue.save, kwargs={"best": 0.5}, daemon=True)
+    saving.start()
+    saving.join(0.3 if launched else 5.0)
+    assert saving.is_alive() is launched
+    if launched:
+        run.rescue.done(Progress(step=1))
+        saving.join(5.0)
+    found = torch.load(run.path, weights_only=True)["progress"]["step"]
+    assert found == int(launched)
 
 
 class Gone:
@@ -313,61 +290,3 @@ def test_ranks_that_may_be_slow(
     with made.running(), made.slow() if where == "slow" else made.steps():
         time.sleep(1.2)
     assert bool(codes) == (not lives)
-
-
-def test_the_watchs_own_signal_is_no_second_ctrl_c(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It may come when the wait that it should end has just ended."""
-    made, _ = watched(monkeypatch)
-    monkeypatch.setattr(stop, "ECHO_S", 0.0)
-    made._waits = Hanging()  # type: ignore[assignment]
-    with made.stop.listening():
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.05)
-        try:
-            made._let_go((signal.SIGINT, 0.0), 1.0, threading.main_thread().ident or 0)
-            time.sleep(0.05)
-        except KeyboardInterrupt:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            pytest.fail("taken for the second one")
-    assert made.stop.gives_up and made.stop.signal == signal.SIGINT
-
-
-def test_a_step_that_the_device_hangs_in(tmp_path: Path) -> None:
-    """The host is past it, and its forward pass has moved the buffers."""
-    run = Steps(tmp_path)
-    run.forward()
-    run.update()
-    whole = run.state()
-    run.forward()
-    pending = SimpleNamespace(query=lambda: False)
-    run.rescue.done(Progress(step=2))
-    run.rescue._whole[-1] = (Progress(step=2), pending)
-    assert run.rescue.save(best=0.5)
-    found = torch.load(tmp_path / "last.pt", weights_only=True)
-    assert found["progress"]["step"] == 1 and same(found["model"], whole)
-
-
-def test_a_replay_is_not_saved_in_its_middle(tmp_path: Path) -> None:
-    """No hook of the optimiser's is called in one; while its batch is waited for, a step can be saved."""
-    run = Steps(tmp_path)
-    run.rescue._checkpoints.step.graphs = SimpleNamespace()
-    run.forward()
-    saving = threading.Thread(target=run.rescue.save, kwargs={"best": 0.5}, daemon=True)
-    run.rescue.hold_launch()
-    saving.start()
-    saving.join(0.3)
-    assert saving.is_alive()
-    run.rescue.done(Progress(step=1))
-    saving.join(5.0)
-    assert torch.load(tmp_path / "last.pt", weights_only=True)["progress"]["step"] == 1
-    other = Steps(tmp_path)
-    other.rescue._checkpoints.step.graphs = SimpleNamespace()
-    other.forward()
-    saving = threading.Thread(
-        target=other.rescue.save, kwargs={"best": 0.5}, daemon=True
-    )
-    saving.start()
-    saving.join(5.0)
-    assert torch.load(tmp_path / "last.pt", weights_only=True)["progress"]["step"] == 0

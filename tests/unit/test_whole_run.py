@@ -24,25 +24,27 @@ def damaged(toy: Toy, failed: list[int]) -> None:
             batch.failed = tuple(sample for sample in failed if sample in batch.ids)
             yield batch
 
-    toy.training.loader.batches = batches  # type: ignore[union-attr, method-assign]
+    toy.batches = batches  # type: ignore[method-assign]
 
 
 def test_samples_are_those_of_the_whole_run(tmp_path: Path) -> None:
-    first = Toy(tmp_path, epochs=2, figures=[0.1, 0.2])
+    first = Toy(tmp_path, 2, 0.1, 0.2)
     damaged(first, [1, 7])
     first.training.fit()
     at = first.training.progress
     assert (at.samples, at.lost, at.failed) == (2 * SAMPLES, 4, (1, 7))
-    later = Toy(tmp_path, epochs=3, figures=[0.3])
+    later = Toy(tmp_path, 3, 0.3)
     resumed = Progress(**{**asdict(at), "epoch": 2, "consumed": BATCH})
     later.training.progress = resumed
     later.training.__post_init__()
     damaged(later, [3])
     later.training.fit()
+    told = later.report.train.call_args.kwargs["progress"]
+    assert told["consumed"] == SAMPLES
     assert (resumed.samples, later.training.progress.samples) == (
         2 * SAMPLES + (STEPS - 1) * BATCH,
     ) * 2
-    assert (later.training.progress.lost, later.training.failed) == (5, {1, 3, 7})
+    assert (later.training.progress.lost, later.training.failures.ids) == (5, {1, 3, 7})
 
 
 def test_a_run_that_was_killed_in_its_last_validation(tmp_path: Path) -> None:
