@@ -21,7 +21,6 @@ from loaders.images import _pipeline
 from loaders.images._dali_rows import Known, PathPreparer, largest_rows, plain
 from loaders.images._pipeline import Runner
 from loaders.images.dali_fed import intact
-from plan import bundles
 from system import storage
 from tests.conformance import pictures
 from tests.conformance.scenes import Scene, scene
@@ -37,20 +36,6 @@ def encoded(form: str) -> bytes:
 def made(folder: Path, webp: int, jpeg: int) -> Scene:
     odd = {f"odd-{i}": encoded("WEBP") for i in range(webp)}
     return scene(folder, odd | {f"plain-{i}": encoded("JPEG") for i in range(jpeg)})
-
-
-@pytest.mark.parametrize(("webp", "said"), [(0, False), (1, False), (2, True)])
-def test_many_files_that_pil_decodes_are_said(
-    webp: int, said: bool, tmp_path: Path
-) -> None:
-    prepare = PathPreparer(made(tmp_path, webp, 100 - webp).feed())
-    assert len(prepare.notes) == said
-    if said:
-        assert prepare.notes[0].startswith(
-            "2 of 100 images are no plain JPEG or 8-bit PNG"
-        )
-        assert "--loader dali-fed" in prepare.notes[0]
-    prepare.close()
 
 
 def test_the_largest_images_come_first_and_whole(tmp_path: Path) -> None:
@@ -89,26 +74,6 @@ def test_the_largest_images_come_first_and_whole(tmp_path: Path) -> None:
     assert largest_rows(made(tmp_path / "odd", 3, 0).feed(batch_size=2), 2) is None, (
         "DALI decodes none of them"
     )
-
-
-def test_a_full_temporary_folder_is_no_damage_of_the_image(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    feed = made(tmp_path, 4, 0).feed()
-    rows = feed.plan.rows(0, 0)[0]
-    prepare = PathPreparer(feed)
-    assert prepare(rows, Known()).failed == ()
-
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(
-        UserError,
-        match=r"cannot be written there \(No space left on device\): set TMPDIR to a folder with room",
-    ):
-        prepare(rows, Known())
-    prepare.close()
 
 
 def test_what_dali_is_not_given() -> None:
@@ -155,19 +120,6 @@ def test_storage_that_fails_ends_the_run(
     ):
         prepare(rows, Known())
     prepare.close()
-
-
-def test_substitutes_do_not_outlast_their_sequence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bundles, "ROWS", 1)
-    with open_loader("dali-cpu", made(tmp_path, 12, 0).feed(batch_size=2)) as loader:
-        folder = Path(loader._prepare._folder.name)  # type: ignore[attr-defined]
-        for epoch in range(3):
-            assert next(iter(loader.batches(epoch, 0))).failed == ()
-            assert list(folder.glob("*.png"))
-        assert len(list(loader.batches(3, 0))) == 6
-        assert list(folder.glob("*.png")) == []
 
 
 class Failing:

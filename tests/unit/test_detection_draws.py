@@ -14,11 +14,10 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.transforms import v2
 
 from plan import windows
-from plan.boxes import OVERLAPS, DetectionPolicy, canvas, crops_by_overlap
+from plan.boxes import DetectionPolicy, canvas, crops_by_overlap
 from plan.draws import Purpose, uniforms
 
 SIDES = st.integers(8, 300)
-SHORT_SIDES = (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800)
 IDS = np.arange(20_000)
 
 
@@ -61,39 +60,6 @@ def test_a_canvas_is_as_large_as_torchvisions(sizes: list[tuple[int, int]]) -> N
     theirs = GeneralizedRCNNTransform(800, 1333, [0.0] * 3, [1.0] * 3)
     images = [torch.empty(1, h, w) for h, w in sizes]
     assert canvas(np.array(sizes)) == tuple(theirs.batch_images(images).shape[2:])
-
-
-def test_the_distance_tells_what_differs() -> None:
-    rng = np.random.default_rng(0)
-    assert (
-        unlike(rng.random(20_000), rng.random(500))
-        < 1
-        < unlike(rng.random(20_000), rng.random(500) ** 1.4)
-    )
-
-
-@pytest.mark.parametrize(("height", "width"), [(480, 640), (333, 500)])
-def test_zooms_are_those_of_random_zoom_out(height: int, width: int) -> None:
-    torch.manual_seed(0)
-    picture = tv_tensors.Image(torch.empty(3, height, width, device="meta"))
-    # left top right bottom
-    padded = np.array(
-        [v2.RandomZoomOut().make_params([picture])["padding"] for _ in range(800)]
-    )
-    sides = np.full(20_000, height), np.full(20_000, width)
-    draws = uniforms(1, 0, Purpose.ZOOM, IDS, 4)
-    images, extents = windows.zoomed_out(*sides, draws, probability=1.0)
-    ours = np.concatenate([images[:, :2], extents - images[:, 2:]], axis=1)
-    assert (ours >= 0).all() and (
-        images[:, 2:] - images[:, :2] == [width, height]
-    ).all()
-    for column in range(4):
-        assert unlike(ours[:, column], padded[:, column]) < 1
-    assert unlike(ours[:, 0] + ours[:, 2], padded[:, 0] + padded[:, 2]) < 1
-    images, extents = windows.zoomed_out(*sides, draws)
-    assert (extents == [width, height]).all(axis=1).mean() == pytest.approx(
-        0.5, abs=0.02
-    )
 
 
 BOXED = {
@@ -142,34 +108,6 @@ def test_crops_are_those_of_random_iou_crop(name: str) -> None:
     )
 
 
-def test_a_crop_has_an_overlap_a_middle_and_an_allowed_shape() -> None:
-    rng = np.random.default_rng(3)
-    extents = rng.integers(50, 2000, (300, 2))
-    which = np.sort(rng.integers(0, 300, 900))
-    corner = rng.random((900, 2)) * extents[which] * 0.9
-    boxes = np.concatenate(
-        [corner, corner + rng.random((900, 2)) * (extents[which] - corner)], axis=1
-    )
-    crops = crops_by_overlap(5, 1, np.arange(300), extents, boxes, which)
-    width, height = (crops[:, 2:] - crops[:, :2]).T
-    assert (crops >= 0).all() and (crops[:, 2:] <= extents).all()
-    whole = (width == extents[:, 0]) & (height == extents[:, 1])
-    assert set(np.flatnonzero(~np.isin(np.arange(300), which))) <= set(
-        np.flatnonzero(whole)
-    )
-    cut = ~whole
-    assert cut.sum() > 100
-    assert (width[cut] / height[cut] >= 0.5).all() and (
-        width[cut] / height[cut] <= 2
-    ).all()
-    assert (width[cut] >= np.floor(0.3 * extents[cut, 0])).all() and (
-        height[cut] >= np.floor(0.3 * extents[cut, 1])
-    ).all()
-    middle = (boxes[:, :2] + boxes[:, 2:]) / 2
-    inside = ((crops[which, :2] < middle) & (middle < crops[which, 2:])).all(axis=1)
-    assert set(np.flatnonzero(cut)) <= set(which[inside])
-
-
 def test_large_scale_jitter_is_torchvisions() -> None:
     torch.manual_seed(0)
     picture = tv_tensors.Image(torch.empty(3, 480, 640, device="meta"))
@@ -198,87 +136,4 @@ def test_large_scale_jitter_is_torchvisions() -> None:
     left = (begin[cut, 0] * scale[cut, 0]) / (ours[cut, 0] - 1024)
     assert unlike(left, np.linspace(0, 1, 1000)) < 1.2, (
         "cut uniformly, but for whole pixels"
-    )
-
-
-def test_short_sides_are_drawn_alike() -> None:
-    heights, widths = np.full(20_000, 480), np.full(20_000, 640)
-    policy = DetectionPolicy(
-        augment="multiscale", size=800, longer=1333, short_sides=SHORT_SIDES
-    )
-    sizes = policy.outputs(0, 0, IDS, heights, widths)
-    counts = np.unique(sizes[:, 0], return_counts=True)
-    assert counts[0].tolist() == list(SHORT_SIDES)
-    assert np.abs(counts[1] / 20_000 - 1 / 11).max() < 0.01
-    picture = tv_tensors.Image(torch.empty(3, 480, 640, device="meta"))
-    made = {
-        v2.RandomShortestSize(list(SHORT_SIDES), max_size=1333).make_params([picture])[
-            "size"
-        ]
-        for _ in range(200)
-    }
-    assert made == set(map(tuple, np.unique(sizes, axis=0).tolist()))
-
-
-def test_options_are_torchvisions() -> None:
-    assert list(OVERLAPS) == v2.RandomIoUCrop().options
-
-
-@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 7, 300, 320]))
-def test_a_place_is_the_whole_pixels_that_an_image_covers(seed: int, size: int) -> None:
-    rng = np.random.default_rng(seed)
-    extents = rng.integers(2, 3000, (50, 2))
-    images, crops = (
-        np.concatenate(
-            [low, low + 1 + (rng.random((50, 2)) * (extents - low - 1)).astype(int)],
-            axis=1,
-        )
-        for low in ((rng.random((50, 2)) * (extents - 1)).astype(int) for _ in range(2))
-    )
-    meet = (
-        np.maximum(images[:, :2], crops[:, :2])
-        < np.minimum(images[:, 2:], crops[:, 2:])
-    ).all(axis=1)
-    images, crops = images[meet], crops[meet]
-    regions, inner, place = windows.placed(images, crops, size)
-    seen = np.concatenate(
-        [
-            np.maximum(images[:, :2], crops[:, :2]),
-            np.minimum(images[:, 2:], crops[:, 2:]),
-        ],
-        axis=1,
-    )
-    assert (regions == seen - np.tile(images[:, :2], 2)).all()
-    assert (
-        (place[:, :2] >= 0).all()
-        and (place[:, 2:] <= size).all()
-        and (place[:, 2:] > place[:, :2]).all()
-    )
-    extent = regions[:, 2:] - regions[:, :2]
-    assert (inner[:, :2] >= 0).all() and (inner[:, 2:] <= extent).all()
-    assert (inner[:, 2:] > inner[:, :2]).all()
-    step = (crops[:, 2:] - crops[:, :2]) / size
-    exact = (seen - np.tile(crops[:, :2], 2)) / np.tile(step, 2)  # in output pixels
-    wide = np.floor(exact[:, 2:] + 1e-9) > np.ceil(
-        exact[:, :2] - 1e-9
-    )  # apart for x and y
-    assert (place[:, :2] - exact[:, :2] < 1)[wide].all() and (
-        place[:, :2] >= exact[:, :2] - 1e-9
-    )[wide].all()
-    assert (exact[:, 2:] - place[:, 2:] < 1)[wide].all() and (
-        place[:, 2:] <= exact[:, 2:] + 1e-9
-    )[wide].all()
-    shown = (inner + np.tile(seen[:, :2] - crops[:, :2], 2)) / np.tile(step, 2)
-    np.testing.assert_allclose(shown[:, :2][wide], place[:, :2][wide], atol=1e-6)
-    np.testing.assert_allclose(shown[:, 2:][wide], place[:, 2:][wide], atol=1e-6)
-
-
-def test_an_image_without_zoom_and_crop_fills_the_output() -> None:
-    rng = np.random.default_rng(0)
-    whole = windows.whole(*rng.integers(1, 3000, (2, 2000)))
-    regions, inner, place = windows.placed(whole, whole, 300)
-    assert (
-        (regions == whole).all()
-        and (inner == whole).all()
-        and (place == [0, 0, 300, 300]).all()
     )

@@ -53,29 +53,6 @@ def plan(
     )
 
 
-def test_a_stretched_image_has_one_size_and_no_canvas() -> None:
-    rows = plan(20, policy=STRETCH).rows(0, 0)[0]
-    assert (
-        (rows.sizes == 300).all()
-        and rows.canvas is None
-        and rows.places is None
-        and rows.ops is None
-    )
-    assert (rows.windows[:, 2:] == rows.regions[:, 2:]).all()
-
-
-def test_a_flipped_place_is_counted_from_the_right() -> None:
-    plain, turned = (
-        plan(40, policy=replace(LSJ, flip=flip), batch_size=30).rows(0, 0)[0]
-        for flip in (0.0, 1.0)
-    )
-    assert plain.places is not None and turned.places is not None
-    assert (plain.places[:, 0] == 0).all() and (turned.places[:, 2] == 1024).all()
-    assert (turned.places[:, 0] == 1024 - plain.places[:, 2]).all() and (
-        turned.places[:, 1::2] == plain.places[:, 1::2]
-    ).all()
-
-
 @pytest.mark.parametrize("keep_empty", [False, True])
 def test_training_rows_are_the_grouped_order(keep_empty: bool) -> None:
     source = boxed(61)
@@ -106,38 +83,6 @@ def test_validation_is_by_size() -> None:
 @pytest.fixture(scope="module")
 def coco() -> SimpleNamespace:
     return coco_like(16_000)
-
-
-@pytest.mark.parametrize(
-    ("policy", "most"), [(FLIP, 0.05), (MULTISCALE, 0.10)], ids=["flip", "multiscale"]
-)
-@pytest.mark.parametrize(("world_size", "batch_size"), [(1, 16), (4, 2), (8, 8)])
-def test_padding_is_small(
-    coco: SimpleNamespace,
-    policy: DetectionPolicy,
-    most: float,
-    world_size: int,
-    batch_size: int,
-) -> None:
-    here = DetectionPlan.of(
-        coco, policy, seed=1, batch_size=batch_size, world_size=world_size
-    )
-    assert padding(here.rows(0, 0)[:400]) < most
-    assert here.resident == 8
-
-
-def test_padding_in_validation_is_small_and_in_the_plain_order_is_not(
-    coco: SimpleNamespace,
-) -> None:
-    here = DetectionPlan.of(
-        coco, replace(FLIP, flip=0.0), seed=1, batch_size=16, training=False
-    )
-    assert padding(here.rows(0, 0)) < 0.03
-    drawn = [
-        here.draw(0, order(1, 0, 16_000)[start : start + 16])
-        for start in range(0, 1600, 16)
-    ]
-    assert padding(drawn) > 0.2, "what the grouping is for"
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -13,10 +13,8 @@ import pytest
 from contracts import UserError
 from models import Native
 from models.classification import MEAN, STD
-from plan import windows
 from plan.augment import Augment, Jitter
 from plan.balance import Balance
-from plan.draws import Purpose, uniforms
 from plan.images import Growth, ImagePlan, ImagePolicy
 from plan.order import order
 from settings.augmentation import Augmentation
@@ -25,7 +23,6 @@ from tests.conformance.plans import by_id
 
 ROOT = Path(__file__).resolve().parents[2]
 RANDOM = ImagePolicy(window="random-resized", image_size=16, flip=0.5)
-CENTER = ImagePolicy(window="center", image_size=16, resize=18)
 
 
 def sizes(n: int) -> dict[str, Any]:
@@ -45,65 +42,6 @@ def plan(
 ) -> ImagePlan:
     return ImagePlan(
         **sizes(n), policy=policy, seed=seed, batch_size=batch_size, **numbers
-    )
-
-
-def test_numbers_are_those_of_the_policy() -> None:
-    heights, widths = sizes(30)["heights"], sizes(30)["widths"]
-    rows = plan(30, batch_size=30).rows(4, 0)[0]
-    assert (rows.ids == order(3, 4, 30)).all()
-    draws = uniforms(3, 4, Purpose.WINDOW, rows.ids, windows.UNIFORMS)
-    assert (
-        rows.regions
-        == windows.random_resized(heights[rows.ids], widths[rows.ids], draws)
-    ).all()
-    assert (rows.windows == windows.filling(rows.regions)).all()
-    assert (rows.turns == (uniforms(3, 4, Purpose.FLIP, rows.ids, 1)[:, 0] < 0.5)).all()
-
-    rows = plan(30, policy=CENTER, batch_size=30, training=False).rows(0, 0)[0]
-    regions, inner = windows.resize_then_center(heights, widths, resize=18, crop=16)
-    assert (
-        (rows.regions == regions).all()
-        and (rows.windows == inner).all()
-        and not rows.turns.any()
-    )
-
-    stretch = ImagePolicy(window="stretch", image_size=16)
-    rows = plan(30, policy=stretch, batch_size=30, training=False).rows(0, 0)[0]
-    assert (
-        rows.regions == np.stack([0 * widths, 0 * heights, widths, heights], axis=1)
-    ).all()
-    assert (rows.windows == rows.regions).all()
-
-
-def test_policies_read_their_settings() -> None:
-    settings = Augmentation(
-        crop_scale=(0.3, 0.9),
-        crop_ratio=(0.5, 2.0),
-        flip=0.25,
-        train_window="stretch",
-        val_window="stretch",
-    )
-    assert image_policies(settings, Native(128, MEAN, STD))[0] == ImagePolicy(
-        window="stretch",
-        image_size=128,
-        resize=146,
-        scale=(0.3, 0.9),
-        ratio=(0.5, 2.0),
-        flip=0.25,
-    )
-    assert image_policies(settings, Native(224, MEAN, STD))[1] == ImagePolicy(
-        window="stretch", image_size=224, resize=256
-    )
-    assert (
-        image_policies(Augmentation(val_resize=232), Native(224, MEAN, STD))[1].resize
-        == 232
-    )
-    assert (
-        image_policies(Augmentation(), Native(224, MEAN, STD, crop_share=224 / 232))[
-            1
-        ].resize
-        == 232
     )
 
 
@@ -165,33 +103,6 @@ def test_rows_are_a_lazy_sequence() -> None:
     for index in (-1, 5):
         with pytest.raises(IndexError):
             rows[index]
-
-
-@pytest.mark.parametrize(
-    ("n", "world_size", "accumulate", "said"),
-    [
-        (10, 2, 1, "--batch-size 5"),
-        (10, 1, 3, "--batch-size 3"),
-        (3, 4, 1, "too few samples"),
-        (0, 1, 1, "too few"),
-    ],
-)
-def test_no_step_at_all_is_a_mistake_that_names_what_fits(
-    n: int, world_size: int, accumulate: int, said: str
-) -> None:
-    with pytest.raises(UserError, match=said) as caught:
-        plan(
-            n, batch_size=64, world_size=world_size, accumulate=accumulate
-        ).require_a_step()
-    assert "\n" not in str(caught.value) and f"{n} training samples" in str(
-        caught.value
-    )
-    if "--batch-size" in said:
-        fits = int(said.split()[1])
-        plan(
-            n, batch_size=fits, world_size=world_size, accumulate=accumulate
-        ).require_a_step()
-    plan(n, batch_size=64, policy=CENTER, training=False).require_a_step()
 
 
 @pytest.mark.parametrize(("also", "code"), [("", 0), ("torch, ", 1)])
@@ -285,19 +196,6 @@ def test_sizes_of_images_that_grow(
     for epoch, size in sizes.items():
         assert (growing.rows(epoch, 0)[0].sizes == size).all()
     assert growing.sample_shape == (3, full, full)
-
-
-def test_a_centre_crop_that_grows_shows_the_same_part() -> None:
-    growth = Growth(start=32, begin=0, end=1)
-    policy = ImagePolicy(window="center", image_size=64, resize=80, growth=growth)
-    growing = plan(8, policy=policy, batch_size=8, shuffled=False)
-    small, large = (growing.rows(epoch, 0)[0] for epoch in (0, 1))
-    first, second = (
-        rows.windows + np.tile(rows.regions[:, :2], 2) for rows in (small, large)
-    )
-    np.testing.assert_allclose(
-        first, second, atol=0.5
-    )  # places are rounded to whole pixels of the output
 
 
 def test_classes_come_alike_on_any_number_of_ranks() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from contracts import Feed, Rows
+from contracts import Feed
 from loaders import _staging, open_loader
-from loaders._staging import Stager
 from tests.unit.superres_files import feed_of, opened, write
 
 Said = list[tuple[str, Any, Any]]
@@ -63,31 +60,6 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Said:
 def feed(tmp_path: Path) -> Feed:
     write(tmp_path / "data/train", 12)
     return replace(feed_of(opened(tmp_path / "data"), batch_size=2), pinned=False)
-
-
-def rows_of(feed: Feed) -> Iterator[tuple[Rows, torch.Tensor]]:
-    """Yield rows of an epoch, and levels of them."""
-    for rows in feed.plan.rows(0, 0):
-        yield rows, torch.full((len(rows), *rows.padded, 3), 7, dtype=torch.uint8)
-
-
-def test_what_is_closed_holds_nothing_on_the_device(said: Said, feed: Feed) -> None:
-    stager = Stager(feed)
-    for rows, levels in rows_of(feed):
-        stager.stage(levels, rows, rows.valid)
-    assert stager._levels is not None
-    memory = [stager._levels, *(slot.images for slot in stager._slots)]
-    alive = [weakref.ref(tensor) for tensor in memory]
-    del memory
-    stager.close()
-    assert not any(tensor() is not None for tensor in alive)
-
-
-def test_a_loader_may_be_opened_in_inference_mode(said: Said, feed: Feed) -> None:
-    with torch.inference_mode():
-        stager = Stager(feed)
-    for rows, levels in rows_of(feed):  # as its thread does, which is not in that mode
-        assert stager.stage(levels, rows, rows.valid).batch.images.isfinite().all()
 
 
 def test_a_transfer_does_not_wait_for_a_step(said: Said, feed: Feed) -> None:

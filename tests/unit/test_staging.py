@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -14,7 +11,6 @@ from loaders._memory import (
     fitted,
     pack,
     packed_bytes,
-    to_device,
     too_small,
     unpacked,
 )
@@ -46,18 +42,6 @@ def test_what_is_packed_is_what_comes_out(
         len(memory) % ALIGNED == 0
         and len(memory) < sum(tensor.nbytes + ALIGNED for tensor in given_) + 1
     )
-
-
-def test_on_the_cpu_nothing_is_copied() -> None:
-    values: list[Any] = [
-        np.arange(3),
-        np.zeros((0, 4), np.float32),
-        np.arange(12).reshape(3, 4)[:, ::2],
-    ]
-    found = to_device(values, torch.device("cpu"))
-    assert [tensor.tolist() for tensor in found] == [value.tolist() for value in values]
-    values[0][1] = 7
-    assert found[0].tolist() == [0, 7, 2]
 
 
 SIDES = st.integers(1, 9)

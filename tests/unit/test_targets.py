@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,15 +13,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from contracts import Rows
-from dataset.coco.scan import open_coco
 from plan import geometry
 from plan.boxes import DetectionPlan, DetectionPolicy
-from plan.targets import packed, usable_boxes
+from plan.targets import packed
 from tests.conformance.placed import turned
 from tests.unit.annotated import columns
 
 SEEDS = st.integers(0, 2**32 - 1)
-ROOT = Path(__file__).resolve().parents[2]
 POLICIES = {
     "flip": DetectionPolicy(augment="flip", size=160, longer=266, flip=0.5),
     "stretch": DetectionPolicy(augment="flip", size=128, flip=0.5),
@@ -127,29 +123,6 @@ def test_a_drawn_rectangle_is_found_where_its_box_is(
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@pytest.mark.parametrize("runs", [False, True], ids=["polygons", "run lengths"])
-@settings(max_examples=8)
-@given(SEEDS, st.booleans())
-def test_a_box_is_the_box_of_its_mask(
-    name: str, runs: bool, seed: int, turns: bool
-) -> None:
-    source = drawn(seed, runs=runs)
-    rows = rows_of(source, POLICIES[name], seed)
-    rows = in_all_turns(rows) if turns else rows
-    found = packed(
-        source, rows, masks=True, keypoints=False, centred=POLICIES[name].centred
-    )
-    assert (
-        found["masks"].shape == (len(found["boxes"]), *rows.padded)
-        and found["masks"].dtype == np.uint8
-    )
-    assert found["masks"].max(initial=0) <= 1
-    for mask, box in zip(found["masks"], found["boxes"], strict=True):
-        if (box[2:] - box[:2] > 2).all():
-            assert np.abs(around(mask) - box).max() <= 1
-
-
-@pytest.mark.parametrize("name", POLICIES)
 def test_masks_of_polygons_and_of_run_lengths_are_one_shape(name: str) -> None:
     outline = [
         np.array([[12.0, 8.0], [90.0, 30.0], [40.0, 105.0]]),
@@ -182,16 +155,6 @@ def test_masks_of_polygons_and_of_run_lengths_are_one_shape(name: str) -> None:
         + np.abs(np.diff(one.astype(int), axis=2)).sum()
     )
     assert (one != other).sum() < 0.75 * outlines
-
-
-def test_nothing_of_a_mask_is_outside_of_its_image() -> None:
-    source = columns([(100, 140)] * 40, [[(-30.0, -30.0, 300.0, 300.0)]] * 40)
-    for name in ("lsj", "ssd", "flip"):
-        rows = rows_of(source, POLICIES[name], 1)
-        masks = packed(source, rows, masks=True, keypoints=False)["masks"]
-        assert len(masks) == 40
-        for mask, (x0, y0, x1, y1) in zip(masks, rows.placed, strict=True):
-            assert mask[y0:y1, x0:x1].all() and mask.sum() == (y1 - y0) * (x1 - x0)
 
 
 @pytest.mark.parametrize("turns", [False, True], ids=["as drawn", "all turns"])
@@ -343,31 +306,3 @@ def test_a_box_that_is_rounded_away_is_left_out() -> None:
         source, plain_rows([0], [True], [False]), masks=False, keypoints=False
     )["boxes"]
     assert len(boxes) == 1 and (boxes[:, 2:] > boxes[:, :2]).all()
-
-
-def test_real_masks_fill_their_boxes(tmp_path: Path) -> None:
-    given = os.environ.get("SATURATE_SAMPLES")
-    folder = (Path(given) if given else ROOT.parent / "shared" / "data") / "coco_sample"
-    if not folder.is_dir():
-        assert not given, f"SATURATE_SAMPLES={given} has no folder coco_sample"
-        pytest.skip(
-            f"no real annotations: SATURATE_SAMPLES is not set and there is no {folder}"
-        )
-    real = open_coco(folder, "train", keypoints=False, cache=tmp_path)
-    plan = DetectionPlan.of(real, POLICIES["flip"], seed=0, batch_size=16)
-    off = []
-    for rows in plan.rows(0, 0):
-        found = packed(real, rows, masks=True, keypoints=False)
-        off += [
-            np.abs(around(mask) - box).max()
-            for mask, box in zip(found["masks"], found["boxes"], strict=True)
-            if mask.any()
-        ]
-    assert len(off) > 200 and np.quantile(off, 0.97) < 1.5
-
-
-def test_usable_boxes_are_cut_at_the_image() -> None:
-    source = columns([(100, 100)] * 3, BOXES)
-    annotations, which, boxes = usable_boxes(source, np.array([2, 1]))
-    assert annotations.tolist() == [2, 3, 4, 5] and which.tolist() == [0, 0, 0, 0]
-    assert boxes[:3].tolist() == [[90, 90, 100, 100], [50, 50, 60, 60], [0, 4, 10, 9]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,8 @@ from plan.draws import Purpose, uniforms
 from plan.windows import (
     SUPPORT,
     UNIFORMS,
-    filling,
     random_resized,
     resize_then_center,
-    whole,
 )
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
@@ -111,40 +108,6 @@ def test_the_distribution_is_torchvisions(
     assert max(far.values()) < LIMIT, far
 
 
-Draw = Callable[[np.ndarray], None]
-
-
-def planted(change: Draw) -> np.ndarray:
-    """[COUNT, 4] regions of a 375 x 500 image by numbers that `change` has changed."""
-    draws = uniforms(0, 0, Purpose.WINDOW, np.arange(COUNT), UNIFORMS).copy()
-    change(draws)
-    return random_resized(np.full(COUNT, 375), np.full(COUNT, 500), draws)
-
-
-def uniform_aspect(draws: np.ndarray) -> None:
-    aspect = RATIO[0] + draws[:, 1:20:2] * (RATIO[1] - RATIO[0])
-    draws[:, 1:20:2] = np.log(aspect / RATIO[0]) / np.log(RATIO[1] / RATIO[0])
-
-
-def always_central(regions: np.ndarray) -> np.ndarray:
-    size = regions[:, 2:] - regions[:, :2]
-    low = (np.array([500, 375]) - size) // 2
-    return np.concatenate([low, low + size], axis=1)
-
-
-PLANTS: dict[str, tuple[Callable[[], np.ndarray], str]] = {
-    "uniform aspect": (lambda: planted(uniform_aspect), "aspect"),
-    "always central": (lambda: always_central(crops(375, 500, COUNT)), "place across"),
-}
-
-
-@pytest.mark.parametrize("plant", PLANTS)
-def test_a_planted_distribution_is_rejected(plant: str) -> None:
-    make, figure = PLANTS[plant]
-    far = distances(make(), torchvisions(375, 500, SCALE, RATIO), 375, 500)
-    assert far[figure] > LIMIT, far
-
-
 @given(
     SIDES,
     SIDES,
@@ -162,17 +125,6 @@ def test_inside_the_image_and_at_least_a_pixel(
     assert 0 <= left < right <= width and 0 <= top < bottom <= height
 
 
-@given(SIDES, SIDES, st.floats(0.01, 20), st.floats(1, 20), st.floats(0.001, 1))
-@example(10, 1, 2.0, 1.5, 1.0)
-@example(1, 10, 0.1, 3.0, 1.0)
-def test_inside_for_any_setting(
-    height: int, width: int, low: float, factor: float, smallest: float
-) -> None:
-    regions = crops(height, width, 20, ratio=(low, low * factor), scale=(smallest, 1.0))
-    assert (regions[:, :2] >= 0).all() and (regions[:, :2] < regions[:, 2:]).all()
-    assert (regions[:, 2:] <= np.array([width, height])).all()
-
-
 @given(SIDES, SIDES)
 @example(1, 3000)
 @example(3000, 1)
@@ -184,12 +136,6 @@ def test_the_fallback_is_torchvisions(height: int, width: int) -> None:
         torch.empty(1).expand(3, height, width), [1e6, 1e6], list(RATIO)
     )
     assert ours == [left, top, left + w, top + h]
-
-
-def test_whole_and_filling() -> None:
-    regions = whole(np.array([3, 50]), np.array([4, 20]))
-    assert regions.tolist() == [[0, 0, 4, 3], [0, 0, 20, 50]]
-    assert filling(np.array([[2, 3, 10, 7]])).tolist() == [[0.0, 0.0, 8.0, 4.0]]
 
 
 SHAPES = [
@@ -282,24 +228,3 @@ def test_the_preimage_has_the_pixels_of_resize_then_center_crop(
     assert rounded.mean() < (
         0.05 if max(height, width) < 2.5 * min(height, width) else 0.3
     )
-
-
-@pytest.mark.parametrize(("resize", "crop"), [(256, 224), (73, 64)])
-def test_bicubic_looks_further(resize: int, crop: int) -> None:
-    image = noise(375, 500).getchannel(1).convert("F")
-    assert difference(image, resize, crop, interpolation="bicubic").max() < 0.02
-
-
-def test_a_window_out_of_place_is_seen() -> None:
-    assert difference(noise(375, 500), 256, 224, shift=0.1).mean() > 0.05
-
-
-def test_nothing_outside_the_region_is_needed_and_little_of_it_is_spare() -> None:
-    regions, inner = resize_then_center(
-        np.array([1000, 375]), np.array([2000, 500]), resize=256, crop=224
-    )
-    for (left, top, right, bottom), (x0, y0, x1, y1), step in zip(
-        regions, inner, (1000 / 256, 375 / 256), strict=True
-    ):
-        for margin in (x0, y0, right - left - x1, bottom - top - y1):
-            assert step <= margin <= step + 2
