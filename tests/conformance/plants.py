@@ -123,15 +123,6 @@ class Plain:
         return found
 
 
-class OwnCrop(Plain):
-    """Draws its own windows, as DALI's and torchvision's own transforms would."""
-
-    def region(self, rows: Rows, i: int) -> tuple[int, int, int, int]:
-        x0, y0, x1, y1 = super().region(rows, i)
-        draws = np.random.default_rng(i)
-        return x0, y0, max(x0 + 1, x1 - int(draws.integers(1, 9))), y1
-
-
 class OnePixelOff(Plain):
     def region(self, rows: Rows, i: int) -> tuple[int, int, int, int]:
         x0, y0, x1, y1 = super().region(rows, i)
@@ -150,11 +141,6 @@ class OneFrameOff(Plain):
         return [frame - 1 if frame else frame + 1 for frame in super().frames(rows, i)]
 
 
-class Backwards(Plain):
-    def frames(self, rows: Rows, i: int) -> list[int]:
-        return super().frames(rows, i)[::-1]
-
-
 class NeighboursLabel(Plain):
     def batch(self, rows: Rows) -> Batch:
         made = super().batch(rows)
@@ -169,31 +155,12 @@ class NeighboursPixels(Plain):
         return made
 
 
-class Doubled(Plain):
-    """The second sample of a batch is the first once more."""
-
-    def batch(self, rows: Rows) -> Batch:
-        made = super().batch(rows)
-        made.ids = np.concatenate([made.ids[:1], made.ids[:1], made.ids[2:]])
-        return made
-
-
 class WrongPlace(Plain):
     """Goes on at the beginning of a batch, wherever the run was stopped."""
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         size = self.feed.plan.batch_size
         yield from super().batches(epoch, first // size * size)
-
-
-class SameWindowsEachEpoch(Plain):
-    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
-        for rows in self.feed.plan.rows(epoch, first):
-            made = self.batch(rows)
-            for zero in super().batches(0, 0):
-                for at, sample in enumerate(zero.ids):
-                    made.images[made.ids == sample] = zero.images[at]
-            yield made
 
 
 class NeighbourInstead(Plain):
@@ -206,13 +173,6 @@ class NeighbourInstead(Plain):
                 made.valid[i] = True
                 for column in (made.images, made.targets["labels"]):
                     column[i] = column[i - 1]
-        return made
-
-
-class Silent(Plain):
-    def batch(self, rows: Rows) -> Batch:
-        made = super().batch(rows)
-        made.failed = ()
         return made
 
 

@@ -127,10 +127,10 @@ class Failing:
     at a time.
     """
 
-    made: ClassVar[list[int]] = []
+    made: ClassVar[list[Any]] = []
     alive: ClassVar[weakref.WeakSet[Any]] = weakref.WeakSet()
 
-    def __init__(self, error: Exception, batch_size: int, threads: int) -> None:
+    def __init__(self, error: Exception, batch_size: Any, threads: Any) -> None:
         self._error, self._outputs = error, list[bool]()
         assert not self.alive, "the memory of one is there for the next"
         self.made.append(batch_size)
@@ -188,12 +188,12 @@ def test_what_is_no_fault_of_the_files(
     prepare = PathPreparer(feed)
     Failing.made.clear()
     runner = Runner(
-        partial(Failing, error, batch_size=batch_size, threads=3),
+        partial(Failing, error),
         warm=prepare.blank(),
         diagnose=lambda batch: set(),
         again=lambda batch, known: prepare(batch.rows, known),
     )
     with pytest.raises(UserError, match=said):
         next(runner.run(prepare(rows, Known()) for rows in feed.plan.rows(0, 0)))
-    assert Failing.made == [batch_size] + tries * [1]
+    assert Failing.made == [None] + tries * [1]
     prepare.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -31,81 +30,6 @@ def crops(
 ) -> np.ndarray:
     draws = uniforms(seed, 0, Purpose.WINDOW, np.arange(count), UNIFORMS)
     return random_resized(np.full(count, height), np.full(count, width), draws, **how)
-
-
-def figures(regions: np.ndarray, height: int, width: int) -> dict[str, np.ndarray]:
-    left, top, right, bottom = regions.astype(np.float64).T
-    w, h = right - left, bottom - top
-    return {
-        "width": w,
-        "height": h,
-        "area": w * h,
-        "aspect": w / h,
-        "left": left,
-        "top": top,
-        "place across": left / np.maximum(width - w, 1),
-        "place down": top / np.maximum(height - h, 1),
-    }
-
-
-COUNT = 8000
-LIMIT = 2.2
-"""Two-sample Kolmogorov-Smirnov distance times sqrt(n / 2): above this once in 8,000 when the distributions
-agree.
-"""
-
-
-def torchvisions(
-    height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
-) -> np.ndarray:
-    image = torch.empty(1).expand(3, height, width)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        drawn = [
-            RandomResizedCrop.get_params(image, list(scale), list(ratio))
-            for _ in range(COUNT)
-        ]
-    top, left, h, w = np.array(drawn).T
-    return np.stack([left, top, left + w, top + h], axis=1)
-
-
-def distances(
-    ours: np.ndarray, theirs: np.ndarray, height: int, width: int
-) -> dict[str, float]:
-    """Figure -> Kolmogorov-Smirnov distance times sqrt(n / 2)."""
-    a, b = figures(ours, height, width), figures(theirs, height, width)
-    found = {}
-    for name in a:
-        everything = np.unique(np.concatenate([a[name], b[name]]))
-        below = [
-            np.searchsorted(np.sort(values[name]), everything, side="right")
-            / len(values[name])
-            for values in (a, b)
-        ]
-        found[name] = float(np.abs(below[0] - below[1]).max() * math.sqrt(COUNT / 2))
-    return found
-
-
-SIZES = [
-    *[(375, 500), (500, 375), (256, 256), (64, 48), (1200, 1600), (7, 9)],
-    *[(100, 260), (260, 100), (90, 900), (1, 40)],
-]
-
-
-@pytest.mark.parametrize(
-    ("height", "width", "scale"),
-    [(*size, SCALE) for size in SIZES] + [(*size, (0.5, 1.0)) for size in SIZES[::4]],
-)
-def test_the_distribution_is_torchvisions(
-    height: int, width: int, scale: tuple[float, float]
-) -> None:
-    far = distances(
-        crops(height, width, COUNT, scale=scale),
-        torchvisions(height, width, scale, RATIO),
-        height,
-        width,
-    )
-    assert max(far.values()) < LIMIT, far
 
 
 @given(
