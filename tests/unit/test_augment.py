@@ -37,10 +37,10 @@ from plan.autoaugment import (
 )
 from plan.geometry import FLIP
 from plan.images import ImagePlan
-from plan.ops import WIDTH, Op, distortions
+from plan.ops import WIDTH, distortions
 from settings.config import build
 from tasks import kind_named
-from tasks._plans import idle, image_policies
+from tasks._plans import image_policies
 from tests.conformance.plans import checksum
 
 SIDE = 224
@@ -129,22 +129,6 @@ def test_strengths_are_timms(increasing: bool) -> None:
             )
 
 
-def test_timms_strings_say_how_strong_how_many_and_how_often() -> None:
-    growing: Any = policy_of("rand-m7-inc1")
-    plain: Any = policy_of("rand-m7")
-    assert growing.space is TIMM_INCREASING and plain.space is TIMM
-    policy = policy_of("rand-m7-n3-mstd0.5-inc1")
-    assert policy is not None and policy.slots == 3
-    which, values = policy.draw(
-        np.random.default_rng(2).random((COUNT, policy.uniforms)), SIDE
-    )
-    assert (which >= 0).mean() == pytest.approx(0.5, abs=0.01)
-    degrees = np.abs(values[which == NAMES.index("rotate")]) / 3
-    assert degrees.mean() == pytest.approx(
-        7, abs=0.05
-    ) and degrees.std() == pytest.approx(0.5, rel=0.1)
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -173,26 +157,6 @@ def test_timms_strings_say_how_strong_how_many_and_how_often() -> None:
 def test_a_name_that_is_none_is_a_mistake(name: str) -> None:
     with pytest.raises(UserError, match="--auto-augment"):
         policy_of(name)
-
-
-@pytest.mark.parametrize(("mode", "spread"), [("const", 0.0), ("rand", 1.0)])
-def test_what_a_rectangle_becomes(mode: Any, spread: float) -> None:
-    """--mean, or one colour around it; noise within it, of --std, is --erase-mode pixel's alone."""
-    mean, std = np.array([10.0, 20, 30]), np.array([4.0, 5, 6])
-    look = Look(mean=(10, 20, 30), std=(4, 5, 6))
-    drawn = Erase(erase=1.0, erase_mode=mode, look=look).draw(1, 0, IDS, SIZES)
-    colours, deviations = drawn[:, 0, 5:8], drawn[:, 0, 8:11]
-    assert not deviations.any()
-    np.testing.assert_allclose(colours.mean(axis=0), mean, atol=0.1)
-    np.testing.assert_allclose(colours.std(axis=0), spread * std, rtol=0.02)
-
-
-def test_outside_of_a_map_lies_the_mean_of_timm_and_torchvisions_black() -> None:
-    look = Look(mean=(102, 153, 204))
-    for name, fill in (("rand-m9-inc1", look.mean), ("randaugment", (0, 0, 0))):
-        drawn = Auto(auto_augment=name, look=look).draw(0, 0, IDS[:99], SIZES[:99])
-        maps = drawn[drawn[:, :, 0] == Op.AFFINE]
-        assert len(maps) > 9 and (maps[:, 7:11] == (1, *fill)).all()
 
 
 def test_settings_are_read() -> None:
@@ -247,24 +211,6 @@ def test_what_boxes_and_clips_refuse(task: str, refused: str, taken: str) -> Non
     kind = kind_named(task)
     assert [flag for flag in refused.split() if kind.reads(flag)] == []
     assert [flag for flag in taken.split() if not kind.reads(flag)] == []
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"mixup": 0.2, "batch_size": 1}, "--batch-size 1 has no other"),
-        ({"cutmix": 1.0, "batch_size": 2}, ""),
-        ({"mix_prob": 0.0, "mixup": 0.2, "batch_size": 1}, ""),
-        (
-            {"image_size_ramp": [1, 5], "epochs": 5},
-            "in epoch 5, counted from 0, and --epochs 5 ends before",
-        ),
-        ({"image_size_ramp": [1, 5], "epochs": 6}, ""),
-    ],
-)
-def test_what_changes_nothing_is_told(given: dict[str, Any], said: str) -> None:
-    lines = idle(build(given))
-    assert len(lines) == bool(said) and said in "".join(lines)
 
 
 LOOK = Look(mean=(102, 153, 204), std=(51, 52, 53))

@@ -23,6 +23,7 @@ Change = Callable[[dict[str, Any]], Any]
 COUNT, BATCH = 30, 6
 SIZES = np.full((BATCH, 2), 16)
 WHOLE = np.tile([0, 0, 16, 16], (BATCH, 1))
+ENDS = (0.0, 81.0, np.nan, np.inf)
 DRAWN = ops.alone(ops.Op.DISTORT, ops.distortions(0, 0, np.arange(BATCH)))
 
 
@@ -69,54 +70,60 @@ def with_ops(where: Any, value: float) -> Change:
     return put(ops=numbers)
 
 
-FAULTS: list[tuple[Any, ...]] = [
-    (at("regions", (2, 0), -1), r"regions .*: row 2 of 6, id \d+: \[-1, "),
-    (at("regions", (2, 1), -3), "regions .*: row 2"),
-    (at("regions", (4, 2), 81), "regions .*: row 4"),
-    (at("regions", (4, 3), 71), "regions .*: row 4"),
-    (at("regions", 1, [5, 0, 5, 9]), "regions .*: row 1"),
-    (at("regions", 1, [0, 9, 5, 3]), "regions .*: row 1"),
-    (at("windows", (3, 2), np.nan), r"windows .*: row 3 of 6, id \d+: \[0"),
-    (at("windows", (3, 3), np.inf), "windows .*: row 3"),
-    (at("windows", (3, 0), -0.01), "windows .*: row 3"),
-    (at("windows", (3, 1), -0.01), "windows .*: row 3"),
-    (at("windows", (5, 2), 81.0), "windows .*: row 5"),
-    (at("windows", (5, 3), 71.0), "windows .*: row 5"),
-    (at("windows", (5, 3), 0.0), "windows .*: row 5"),
-    (put(regions=None), "regions .* object"),
-    (put(regions=WHOLE.astype(float)), "regions .* float64 .* int64"),
-    (put(turns=np.zeros(5, np.uint8)), r"turns .* \(5,\), .* \(6,\)"),
-    (put(sizes=SIZES * [1, 0]), "sizes .*: row 0"),
-    (put(sizes=SIZES + 1), r"sizes .*: row 0 .* on \(16, 16\)", "filled"),
-    (
-        put(sizes=SIZES - np.arange(BATCH)[:, None]),
-        "sizes .*: row 1 .*`filled` is True",
-    ),
-    (put(canvas=(16, 15)), r"sizes .*: row 0 .* on \(16, 15\)", "filled"),
-    (put(canvas=(17, 16)), r"canvas .*: \(17, 16\); `sample_shape`", "filled"),
-    (at("turns", 2, 8), "turns .*: row 2 .*: 8,.* below 8", "transposes"),
-    (at("turns", 2, 4), "turns .*: row 2 .*: 4,.* below 4"),
-    (put(places=WHOLE + np.eye(4, dtype=int)[3]), "places .*: row 0", "filled"),
-    (put(places=WHOLE - [1, 0, 0, 0]), "places .*: row 0", "filled"),
-    (put(places=WHOLE * [1, 1, 0, 1]), "places .*: row 0", "filled"),
-    (put(places=WHOLE - [0, 0, 1, 0]), "places .* `filled` is True"),
-    (put(frames=np.zeros((BATCH, 3), int)), "frames .* only a plan of clips"),
-    (put(ops=DRAWN), "ops .* `operates` is False"),
-    (put(), "ops .*none.* `operates` is True", "operates"),
-    (with_ops((4, 0, 0), 99), "ops .*: row 4", "operates"),
-    (with_ops((4, 0, 0), 0.5), "ops .*: row 4", "operates"),
-    (with_ops((4, 0, 3), np.nan), "ops .*: row 4", "operates"),
-    (put(ops=DRAWN[:, :, :4]), "ops .*: row 0", "operates"),
-    (put(ops=DRAWN.astype(float)), "ops .* float64 .* float32", "operates"),
-]
-"""What `frame` does, what the error says, what the plan says otherwise than `Faulty`."""
+EYE = np.eye(4, dtype=int)
+FAULTS: dict[str, list[Any]] = {
+    "regions": [
+        *(at("regions", (2, edge), -3) for edge in (0, 1)),
+        *(at("regions", (4, edge), 81) for edge in (2, 3)),
+        *(at("regions", 1, empty) for empty in ([5, 0, 5, 9], [0, 9, 5, 9])),
+        *(put(regions=other) for other in (None, WHOLE.astype(float), WHOLE[1:])),
+    ],
+    "windows": [
+        *(at("windows", (3, edge), -0.01) for edge in (0, 1)),
+        *(at("windows", (3, edge), value) for edge in (2, 3) for value in ENDS),
+    ],
+    "sizes": [put(sizes=SIZES * [1, 0]), put(sizes=SIZES + 1), put(canvas=(17, 16))],
+    "turns": [at("turns", 2, 4), put(turns=SIZES[:, 0])],
+    "places": [put(places=WHOLE - EYE[2]), put(places=WHOLE - EYE[3])],
+    "frames": [put(frames=np.zeros((BATCH, 3), int))],
+    "ops": [put(ops=DRAWN)],
+}
+"""Field -> what `frame` does wrong with it."""
+FREE: dict[str, list[Any]] = {
+    "sizes": [put(sizes=SIZES * [1, 0]), put(sizes=SIZES + 1), put(canvas=(16, 15))],
+    "turns": [at("turns", 2, 8)],
+    "places": [
+        *(put(places=WHOLE + EYE[edge]) for edge in (2, 3)),
+        *(put(places=WHOLE - EYE[edge]) for edge in (0, 1)),
+        put(places=WHOLE * [1, 1, 0, 1]),
+        put(places=WHOLE * [1, 1, 1, 0]),
+    ],
+    "ops": [
+        put(),
+        *(with_ops((4, 0, 0), code) for code in (99, 0.5, -1)),
+        with_ops((4, 0, 3), np.nan),
+        put(ops=DRAWN[:, :, :4]),
+        put(ops=DRAWN.astype(float)),
+    ],
+}
+"""The same of a plan whose images leave room, turn and have operations."""
+SAYS = ("filled", "transposes", "operates")
 
 
-@pytest.mark.parametrize("fault", range(len(FAULTS)))
-def test_a_faulty_plan_names_itself(fault: int) -> None:
-    change, words, *otherwise = FAULTS[fault]
-    with pytest.raises(FaultyPlan, match="^Faulty draws " + words):
-        faulty(change, *otherwise).rows(1, 0)[0]
+@pytest.mark.parametrize("faults", [FAULTS, FREE], ids=["fault", "free"])
+def test_a_faulty_plan_names_itself_and_the_field(faults: dict[str, list[Any]]) -> None:
+    for field, changes in faults.items():
+        for change in changes:
+            plan = faulty(change, *SAYS) if faults is FREE else faulty(change)
+            if faults is FREE and field != "ops":
+                plan = replace(plan, operates=False)
+            with pytest.raises(FaultyPlan, match=f"^Faulty draws {field} that no"):
+                plan.rows(1, 0)[0]
+
+
+def test_the_row_is_named() -> None:
+    with pytest.raises(FaultyPlan, match=r"row 3 of 6, id \d+, has \[0.0, 0.0, nan, "):
+        faulty(at("windows", (3, 2), np.nan)).rows(1, 0)[0]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +195,7 @@ def test_views_of_a_video_may_meet_in_a_batch() -> None:
         columns=Videos(3), policy=policy, seed=3, batch_size=6, training=False
     )
     assert [set(rows.ids.tolist()) for rows in plan.rows(0, 0)] == [{0}, {1}, {2}]
-    with pytest.raises(FaultyPlan, match="a sample has 6 views"):
+    with pytest.raises(FaultyPlan, match="each 6 times at most"):
         plan.draw(0, np.array([0, 1, 2, 3, 4, 5, 5]), 7)
 
 

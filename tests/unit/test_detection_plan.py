@@ -13,7 +13,7 @@ import pytest
 
 from contracts import UserError
 from models import Native
-from plan.boxes import DetectionPlan, DetectionPolicy, padding
+from plan.boxes import DetectionPlan, DetectionPolicy
 from plan.order import grouped, order
 from settings.augmentation import Augmentation
 from settings.detection import Detection
@@ -85,21 +85,6 @@ def coco() -> SimpleNamespace:
     return coco_like(16_000)
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_padding_is_what_no_image_covers(name: str) -> None:
-    batches = plan(61, policy=POLICIES[name]).rows(0, 0)
-    covered = []
-    for rows in batches:
-        canvas = np.zeros((len(rows), *rows.padded), bool)
-        for row, (x0, y0, x1, y1) in enumerate(rows.placed.tolist()):
-            canvas[row, y0:y1, x0:x1] = True
-        covered.append(canvas.ravel())
-    share = padding(batches)
-    assert share == pytest.approx(1 - np.concatenate(covered).mean())
-    assert (share == 0) == (name in ("stretch", "ssdlite"))
-    assert padding([]) == 0
-
-
 def test_the_largest_shape_holds_every_batch(coco: SimpleNamespace) -> None:
     for policy in (FLIP, MULTISCALE):
         here = DetectionPlan.of(coco, policy, seed=1, batch_size=3)
@@ -157,10 +142,10 @@ def test_policies_read_their_settings() -> None:
         ),
         (
             lambda: DetectionPolicy(augment="flip", size=1600, longer=1333),
-            "--image-size 1600 .* 1333",
+            "--short-sides of 1600 .* 1333",
         ),
-        (lambda: replace(MULTISCALE, short_sides=()), "--short-sides, which has none"),
-        (lambda: replace(MULTISCALE, longer=700), "--short-sides up to 800 .* 700"),
+        (lambda: replace(MULTISCALE, short_sides=()), "--short-sides; give some"),
+        (lambda: replace(MULTISCALE, longer=700), "--short-sides of 800 .* 700"),
         (
             lambda: detection_policies(
                 Augmentation(), Detection(longer_side=500), Native(300, GREY, GREY)

@@ -102,14 +102,6 @@ def test_work_whose_process_is_killed_in_half_a_message_is_done_here() -> None:
         assert work.result() == b""
 
 
-def test_a_child_that_dies_ends_the_others_too() -> None:
-    """Python 3.12 waits for them, and they hear no SIGTERM."""
-    began = time.monotonic()
-    with pytest.raises(BrokenProcessPool):
-        list(processes.results(die_or_sleep, [30.0, 0.0, 30.0], 3))
-    assert time.monotonic() - began < 15
-
-
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EAGAIN, errno.ENOMEM])
 def test_processes_that_cannot_be_started_are_one_line(
     number: int, monkeypatch: pytest.MonkeyPatch
@@ -144,30 +136,6 @@ def test_processes_that_cannot_be_started_are_one_line(
         ):
             start()
     until(lambda: alive() <= children)
-
-
-def test_a_program_ends_though_its_processes_hang() -> None:
-    program = """
-import time
-from system import processes
-from tests.unit.test_deal import opened, serve
-def hang(seconds=1e6): time.sleep(seconds)
-beside = processes.Beside(hang)
-results = processes.results(hang, [0, 1e6, 1e6], 2)
-next(results)
-pool = opened(2)
-serve(pool, [10**9] * 3)
-print("end", flush=True)
-"""
-    left = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert (left.returncode, left.stdout, left.stderr) == (0, "end\n", "")
 
 
 @pytest.mark.parametrize(
@@ -225,9 +193,3 @@ def alive() -> set[int]:
 def until(so: Callable[[], bool]) -> None:
     while not so():
         time.sleep(0.01)
-
-
-def die_or_sleep(seconds: float) -> None:
-    if not seconds:
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(seconds)

@@ -97,11 +97,6 @@ def test_a_point_goes_where_its_pixel_is_turned_to(turn: int, places: bool) -> N
         )
 
 
-def test_upright_rows_are_left_alone() -> None:
-    rows = replace(drawn_rows(3), turns=np.zeros(6, np.uint8))
-    assert geometry.upright(rows) is rows
-
-
 @given(SEEDS, st.sampled_from([(1, 1), (1, 3), (3, 3)]), st.booleans())
 def test_rows_turned_together_are_those_turned_one_by_one(
     seed: int, sides: tuple[int, int], canvas: bool

@@ -74,13 +74,6 @@ def test_golden_group() -> None:
     assert places[::16].tolist() == [160, 34, 65, 1, 66, 128, 33, 3, 35, 98, 0, 32]
 
 
-def test_what_is_less_than_a_block_stays_at_the_end() -> None:
-    n = TOGETHER + 3 * BLOCK + 17
-    places = grouped(*pixels(3, n), seed=5, epoch=1)
-    # in the order of the epoch: sorted, a last step would drop the largest
-    assert places[-17:].tolist() == list(range(n - 17, n))
-
-
 def test_by_size_puts_landscapes_first_and_small_ones_first() -> None:
     heights, widths = np.array([9, 3, 4, 3, 2]), np.array([3, 9, 4, 8, 9])
     assert by_size(heights, widths).tolist() == [4, 3, 1, 2, 0]

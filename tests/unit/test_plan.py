@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +18,6 @@ from settings.augmentation import Augmentation
 from tasks._plans import image_policies
 from tests.conformance.plans import by_id
 
-ROOT = Path(__file__).resolve().parents[2]
 RANDOM = ImagePolicy(window="random-resized", image_size=16, flip=0.5)
 
 
@@ -103,21 +99,6 @@ def test_rows_are_a_lazy_sequence() -> None:
     for index in (-1, 5):
         with pytest.raises(IndexError):
             rows[index]
-
-
-@pytest.mark.parametrize(("also", "code"), [("", 0), ("torch, ", 1)])
-def test_importing_the_plan_imports_neither_torch_nor_pycocotools(
-    also: str, code: int
-) -> None:
-    """Workers that only draw rows start in a tenth of a second instead of seconds."""
-    program = f"import sys, {also}plan.epoch, plan.images, plan.clips, plan.targets, plan.boxes"
-    ends = "sys.exit(not {'torch', 'pycocotools'}.isdisjoint(sys.modules))"
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", f"{program}; {ends}"], cwd=ROOT
-        ).returncode
-        == code
-    )
 
 
 @pytest.mark.parametrize("repeats", [2, 3])
