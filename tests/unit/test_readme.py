@@ -28,7 +28,7 @@ def said_by(code: str, folder: Path, runner: Runner | None = None) -> list[str]:
     """Run an example in a process of its own, a fresh one but with a runner, and return its lines.
 
     The example lies in `folder`, beside a settings.py that is not ours and 140 images in two class folders,
-    IMAGENET/train and IMAGENET/val; FLAT is one of these class folders.
+    IMAGENET/train and IMAGENET/val.
     """
     for name in ("n01", "n02"):
         (folder / "train" / name).mkdir(parents=True)
@@ -42,9 +42,7 @@ def said_by(code: str, folder: Path, runner: Runner | None = None) -> list[str]:
     )
     script = folder / "own_loop.py"
     script.write_text(
-        code.replace("IMAGENET", str(folder)).replace(
-            '"FLAT"', f'"{folder}/train/n01"'
-        ),
+        code.replace("IMAGENET", str(folder)),
         encoding="utf-8",
     )
     here = {
@@ -85,11 +83,7 @@ def test_every_example_has_a_test() -> None:
     assert len(of_data) == 2 and len(BLOCKS) + 2 == len(python), (
         "an example that no test runs"
     )
-    assert {title for title, _ in BLOCKS} == {
-        "Training",
-        "Validation",
-        "A flat folder without labels",
-    }
+    assert {title for title, _ in BLOCKS} == {"Training", "Validation"}
 
 
 def test_a_loader_in_ones_own_loop(tmp_path: Path) -> None:
@@ -119,14 +113,6 @@ def test_a_validation_of_ones_own_counts_each_sample_once(
     (line,) = said_by(example("Validation"), tmp_path, runner)
     right, seen, there = (int(number) for number in re.findall(r"\d+", line))
     assert right <= seen == there == SAMPLES
-
-
-def test_a_flat_folder(tmp_path: Path, runner: Runner) -> None:
-    lines = said_by(example("A flat folder without labels"), tmp_path, runner)
-    assert {line.rpartition("/")[2] for line in lines} == {
-        f"{i}.JPEG" for i in range(SAMPLES // 2)
-    }
-    assert [int(line.split()[0]) for line in lines] == list(range(SAMPLES // 2))
 
 
 def test_a_config_of_ours_would_be_missed(tmp_path: Path) -> None:
