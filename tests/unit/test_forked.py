@@ -95,13 +95,6 @@ def test_half_a_message_of_a_killed_child_is_not_waited_for(
     until(lambda: alive() <= children)
 
 
-def test_work_whose_process_is_killed_in_half_a_message_is_done_here() -> None:
-    home = os.getpid()
-    work = processes.Beside(lambda: b"" if os.getpid() == home else DieInAMessage()())
-    with pytest.warns(UserWarning, match="did not live"):
-        assert work.result() == b""
-
-
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EAGAIN, errno.ENOMEM])
 def test_processes_that_cannot_be_started_are_one_line(
     number: int, monkeypatch: pytest.MonkeyPatch

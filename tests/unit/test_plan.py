@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import pytest
 
-from contracts import UserError
+from contracts import Rows, UserError
 from models import Native
 from models.classification import MEAN, STD
 from plan.augment import Augment, Jitter
@@ -101,44 +103,32 @@ def test_rows_are_a_lazy_sequence() -> None:
             rows[index]
 
 
+JITTERED = ImagePolicy(
+    window="random-resized", image_size=16, augment=Augment((Jitter(color_jitter=0.4),))
+)
+
+
+def joined(batches: Iterable[Rows], name: str) -> Any:
+    return np.concatenate([getattr(rows, name) for rows in batches])
+
+
 @pytest.mark.parametrize("repeats", [2, 3])
 def test_repeats_are_drawn_apart_and_an_epoch_keeps_its_length(repeats: int) -> None:
     """The samples at the end of the order are left out, and the first repeat is as if it were alone."""
-    augment = Augment((Jitter(color_jitter=0.4),))
-    policy = ImagePolicy(
-        window="random-resized", image_size=16, flip=0.5, augment=augment
-    )
     plain, repeated = (
-        plan(50, policy=policy, batch_size=5, repeats=count) for count in (1, repeats)
+        plan(50, policy=JITTERED, batch_size=5, repeats=count) for count in (1, repeats)
     )
     assert plain.steps() == repeated.steps() == 10
-    batches = list(repeated.rows(2, 0))
-    ids = np.concatenate([rows.ids for rows in batches])
-    shown = -(-50 // repeats)
-    assert ids.tolist() == np.repeat(order(3, 2, 50)[:shown], repeats)[:50].tolist()
-    alone = {
-        int(rows.ids[i]): (rows.regions[i], rows.ops[i])  # type: ignore[index]
-        for rows in plain.rows(2, 0)
-        for i in range(5)
-    }
-    regions, ops = (
-        np.concatenate([getattr(rows, name) for rows in batches])
-        for name in ("regions", "ops")
-    )
-    for place in range(0, 50, repeats):
-        wanted = alone[int(ids[place])]
-        assert (regions[place] == wanted[0]).all() and (ops[place] == wanted[1]).all()
-        others = ops[place + 1 : place + repeats]
-        assert (others != ops[place]).any(axis=(1, 2)).all()
-    rest = np.concatenate([rows.ids for rows in repeated.rows(2, 20)])
-    assert rest.tolist() == ids[20:].tolist()
     assert plain.ordering != repeated.ordering
-    assert plan(50, training=False, repeats=repeats).rows(0, 0)[0].ids.tolist() == [
-        0,
-        1,
-        2,
-        3,
-    ]
+    batches, alone = repeated.rows(2, 0), plain.rows(2, 0)
+    ids, ops = joined(batches, "ids"), joined(batches, "ops")
+    assert ids.tolist() == np.repeat(order(3, 2, 50), repeats)[:50].tolist()
+    firsts = joined(alone, "ops")[: len(ops[::repeats])]
+    np.testing.assert_array_equal(ops[::repeats], firsts)
+    assert len(np.unique(ops.reshape(50, -1), axis=0)) == 50
+    assert joined(repeated.rows(2, 20), "ids").tolist() == ids[20:].tolist()
+    valid = plan(50, training=False, repeats=repeats).rows(0, 0)[0]
+    assert valid.ids.tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -182,40 +172,24 @@ def test_sizes_of_images_that_grow(
 def test_classes_come_alike_on_any_number_of_ranks() -> None:
     """Each of three classes of 30, 7 and 2 samples has 13 items; a fourth has no sample."""
     labels = np.random.default_rng(0).permutation(np.repeat([0, 1, 3], [30, 7, 2]))
-    augment = Augment((Jitter(color_jitter=0.4),))
-    policy = ImagePolicy(
-        window="random-resized", image_size=16, flip=0.5, augment=augment
-    )
-    how: dict[str, Any] = {
-        "policy": policy,
-        "batch_size": 3,
-        "balance": Balance.of(labels),
-    }
+    how: dict[str, Any] = {"policy": JITTERED, "batch_size": 3}
+    how["balance"] = Balance.of(labels)
     alone = plan(39, **how)
     seen: list[set[int]] = []
     for epoch in range(4):
-        rows = list(alone.rows(epoch, 0))
-        ids = np.concatenate([one.ids for one in rows])
+        ids = joined(alone.rows(epoch, 0), "ids")
         assert np.bincount(labels[ids]).tolist() == [13, 13, 0, 13]
         times = np.bincount(ids, minlength=39)
-        for label, (least, most) in {0: (0, 1), 1: (1, 2), 3: (6, 7)}.items():
-            assert (times[labels == label].min(), times[labels == label].max()) == (
-                least,
-                most,
-            )
-        ops = np.concatenate([np.asarray(one.ops) for one in rows])
-        assert len(np.unique(ops.reshape(39, -1), axis=0)) == 39, (
-            "repeats are drawn apart"
-        )
-        ranks = [
-            list(plan(39, **how, world_size=3, rank=rank).rows(epoch, 0))
-            for rank in range(3)
-        ]
-        dealt = [one.ids for step in zip(*ranks, strict=True) for one in step]
-        assert np.array_equal(np.concatenate(dealt), ids[: 9 * 4])
+        for label, expected in {0: {0, 1}, 1: {1, 2}, 3: {6, 7}}.items():
+            assert set(times[labels == label]) == expected
+        ops = joined(alone.rows(epoch, 0), "ops").reshape(39, -1)
+        assert len(np.unique(ops, axis=0)) == 39, "repeats are drawn apart"
+        ranks = [plan(39, **how, world_size=3, rank=rank) for rank in range(3)]
+        steps = zip(*(own.rows(epoch, 0) for own in ranks), strict=True)
+        assert joined(chain.from_iterable(steps), "ids").tolist() == ids[:36].tolist()
         seen.append(set(ids[labels[ids] == 0].tolist()))
-    assert seen[0] != seen[1] and len(set.union(*seen)) > 20, (
-        "another part of a large class each epoch"
-    )
+    # another part of a large class each epoch
+    assert seen[0] != seen[1] and len(set.union(*seen)) > 20
     assert alone.ordering != plan(39).ordering
-    assert plan(39, **how, training=False).rows(0, 0)[0].ids.tolist() == [0, 1, 2]
+    valid = plan(39, **how, training=False).rows(0, 0)[0]
+    assert valid.ids.tolist() == [0, 1, 2]

@@ -84,19 +84,6 @@ def test_patches_are_cut_out_of_pillows_images(
     assert turns - {0, 1, 2, 3}, "none is transposed"
 
 
-def test_a_validation_is_whole_images_one_a_batch(tmp_path: Path) -> None:
-    large = list(write(tmp_path / "data/val", 5).values())
-    batches = passed(
-        feed_of(opened(tmp_path / "data", "val"), patch=None, batch_size=1)
-    )
-    assert check(batches, large, [halved(pixels, 2) for pixels in large]) == 5
-    shapes = {tuple(batch.images.shape[2:]) for batch in batches}
-    assert (
-        len(shapes) > 1
-        and {(h // 2, w // 2) for h, w, _ in (i.shape for i in large)} == shapes
-    )
-
-
 def test_several_patches_of_an_image_are_decoded_once_and_spread(
     tmp_path: Path,
 ) -> None:

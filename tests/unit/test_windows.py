@@ -32,23 +32,6 @@ def crops(
     return random_resized(np.full(count, height), np.full(count, width), draws, **how)
 
 
-@given(
-    SIDES,
-    SIDES,
-    st.lists(st.floats(0, 1, exclude_max=True), min_size=UNIFORMS, max_size=UNIFORMS),
-)
-@example(1, 1, [0.0] * UNIFORMS)
-@example(4000, 1, [1 - 2**-53] * UNIFORMS)
-@example(3, 4000, [1 - 2**-53] * UNIFORMS)
-def test_inside_the_image_and_at_least_a_pixel(
-    height: int, width: int, draws: list[float]
-) -> None:
-    ((left, top, right, bottom),) = random_resized(
-        np.array([height]), np.array([width]), np.array([draws])
-    ).tolist()
-    assert 0 <= left < right <= width and 0 <= top < bottom <= height
-
-
 @given(SIDES, SIDES)
 @example(1, 3000)
 @example(3000, 1)
