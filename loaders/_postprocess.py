@@ -27,9 +27,8 @@ from loaders._ops import operated
 from loaders._triton import kernels
 from plan.geometry import transposed, whole_turns
 
-PIECE = (
-    1 << 25
-)  # numbers that are normalised at once, of 4 bytes: a batch of clips has ten times as many
+# numbers that are normalised at once, of 4 bytes: a batch of clips has ten times as many
+PIECE = 1 << 25
 DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,

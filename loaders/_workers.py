@@ -71,9 +71,8 @@ class Shared:
     ) -> None:
         slot_bytes = -(-max(slot_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         takes = f"{asked} takes {count * slot_bytes / 2**30:,.0f} GiB of memory for {count} slots"
-        if count * slot_bytes > (
-            there := memory_bytes()
-        ):  # Linux gives it, and ends who uses it
+        # Linux gives it, and ends who uses it
+        if count * slot_bytes > (there := memory_bytes()):
             raise UserError(f"{takes}, and there are {there / 2**30:,.0f} GiB: {FEWER}")
         try:
             # anonymous and shared: only a fork hands it on, and none of it comes from /dev/shm, which has
@@ -227,10 +226,8 @@ class Workers:
         try:
             worker = iterator._task_info[iterator._rcvd_idx][0]
             process = processes[worker]
-        except (
-            AttributeError,
-            LookupError,
-        ):  # all of them at the beginning of an epoch
+        except (AttributeError, LookupError):
+            # all of them at the beginning of an epoch
             pids = ", ".join(str(each.pid) for each in processes)
             busy = ", ".join(self._marks.busy())
             return (
@@ -356,9 +353,8 @@ class _PartSampler:
     def start(self, rows: Sequence[Rows]) -> None:
         self._rows = rows
         self.sent: deque[Rows] = deque()  # batches that are under way
-        self.asked: dict[
-            int, Array
-        ] = {}  # number of a part that is under way -> ids of its samples
+        # number of a part that is under way -> ids of its samples
+        self.asked: dict[int, Array] = {}
 
     def parts(self, batch_size: int) -> int:
         return -(-batch_size // self._part_rows)
@@ -390,9 +386,8 @@ class _PartSampler:
         for at in range(len(self._rows)):
             sent.append(self._rows[at])
             rows = upright(sent[-1])
-            room = self._room(
-                rows
-            )  # of a whole part: the last one, which may be smaller, begins there too
+            # of a whole part: the last one, which may be smaller, begins there too
+            room = self._room(rows)
             for part in range(self.parts(len(rows))):
                 its = part_of(
                     rows, part * self._part_rows, (part + 1) * self._part_rows
@@ -442,9 +437,8 @@ class _PartDataset(Dataset[Any]):
             ask(np.concatenate([rows.ids[rows.valid], coming]))
         try:
             return "done", self._work(rows, self._memory.slots[slot, begin:end])
-        except (
-            UserError
-        ) as mistake:  # as a value: the DataLoader would wrap it in a traceback
+        except UserError as mistake:
+            # as a value: the DataLoader would wrap it in a traceback
             return "mistake", mistake
         finally:
             mark(NONE)
@@ -464,9 +458,8 @@ def died(process: Any, files: str) -> str:
             "the system kills workers when memory is short: "
             "--max-pixels leaves out files that take much, and fewer --workers need less"
         )
-    elif (
-        code == -signal.SIGBUS
-    ):  # whatever the sample: it is the mapping that has no page there
+    elif code == -signal.SIGBUS:
+        # whatever the sample: it is the mapping that has no page there
         advice = (
             "a store that it has mapped, an LMDB, was cut short or cannot be read: copy it again, whole; or "
             "/dev/shm is full"

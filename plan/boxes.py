@@ -253,9 +253,8 @@ class DetectionPlan(EpochPlan):
     columns: Any
     policy: DetectionPolicy
     keep_empty: bool = False
-    _ids: Array = field(
-        init=False, repr=False
-    )  # int64 [samples], ascending, of the images that are used
+    # int64 [samples], ascending, of the images that are used
+    _ids: Array = field(init=False, repr=False)
     _largest: tuple[int, int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -37,9 +37,8 @@ class Prepared:
     shapes: Array  # int32 [B, 2]
     windows: Array  # float32 [B, 4], y0 x0 y1 x1 inside the region
     sizes: Array  # float32 [B, 2], of what the window is resized to
-    places: dict[str, Array] = field(
-        default_factory=dict
-    )  # what only a graph that places images takes
+    # what only a graph that places images takes
+    places: dict[str, Array] = field(default_factory=dict)
     failed: tuple[int, ...] = ()
     own_bytes: Array | None = None  # bool [B], rows whose bytes are the sample's file
     files: list[Path] = field(default_factory=list)  # substitutes

@@ -38,9 +38,8 @@ STORED_AS_RGB = CHROMA.index("rgb")
 def plain_jpeg(columns: Any, ids: Array) -> Array:
     """Return bool [B]: whole grey or YCbCr JPEGs, which every decoder turns into the same pixels."""
     components = columns.components[ids]
-    coloured = (components == 3) & (
-        columns.chroma[ids] != STORED_AS_RGB
-    )  # which nvJPEG takes for YCbCr
+    # which nvJPEG takes for YCbCr
+    coloured = (components == 3) & (columns.chroma[ids] != STORED_AS_RGB)
     plain: Array = (
         (columns.format[ids] == JPEG)
         & (columns.depth[ids] == 8)
@@ -58,9 +57,8 @@ def pillow_rgb(data: bytes) -> Image.Image:
     conversion would clip it, which makes nearly all of it white.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # a damaged EXIF block is no business of the pixels
+        # a damaged EXIF block is no business of the pixels
+        warnings.simplefilter("ignore")
         with Image.open(io.BytesIO(data)) as image:
             header = parse(data, len(data))
             # the scan has bounded those of the header alone
