@@ -169,7 +169,7 @@ class EpochPlan(ABC):
                 f"--batch-size {self.batch_size} x {self.world_size} ranks "
                 f"x --accumulate {self.accumulate} = {self.global_batch_size} samples a step, "
                 f"but there are {self.samples} training samples; "
-                f"{fits if largest else 'too few for so many ranks'}"
+                f"{fits if largest else 'too few samples for this many ranks'}"
             )
 
     def rows(self, epoch: int, first: int) -> Lazy:
