@@ -34,13 +34,7 @@ def operated(levels: torch.Tensor, ops: Array, to_device: ToDevice) -> torch.Ten
     those are touched.
     """
     out = levels.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-    kernel = _kernel(levels.device)
-    # the kernels do many operations at once
-    ways: dict[tuple[int, ...], Way] = dict(kernel.WAYS) if kernel else {}
-    by_kernel = {operation for operations in ways for operation in operations}
-    for operation in OPERATIONS:
-        if operation not in by_kernel:
-            ways[(operation,)] = partial(_by_torch, operation)
+    ways = _ways(_kernel(levels.device) if levels.device.type == "cuda" else None)
     members = {
         (slot, operations): np.flatnonzero(np.isin(ops[:, slot, 0], operations))
         for slot in range(ops.shape[1])
@@ -52,6 +46,16 @@ def operated(levels: torch.Tensor, ops: Array, to_device: ToDevice) -> torch.Ten
         for (slot, operations), rows in zip(members, places, strict=True):
             ways[operations](out, numbers, slot, rows)
     return out
+
+
+def _ways(kernel: Any) -> dict[tuple[int, ...], Way]:
+    """Return what does each operation: loaders._ops_kernel, where it is given, does many of them at once."""
+    ways: dict[tuple[int, ...], Way] = dict(kernel.WAYS) if kernel else {}
+    by_kernel = {operation for operations in ways for operation in operations}
+    for operation in OPERATIONS:
+        if operation not in by_kernel:
+            ways[(operation,)] = partial(_by_torch, operation)
+    return ways
 
 
 def _by_torch(
@@ -73,9 +77,7 @@ def _by_torch(
 
 @cache
 def _kernel(device: torch.device) -> Any:
-    """Return loaders._ops_kernel, its kernels built; None on a CPU, and where Triton cannot build them."""
-    if device.type != "cuda":
-        return None
+    """Return loaders._ops_kernel, its kernels built; None, with a warning, where Triton cannot build them."""
 
     def build(kernel: Any) -> None:
         row = torch.zeros(1, dtype=torch.int64, device=device)

@@ -86,7 +86,8 @@ def rows_apart(device: torch.device, numbers: Any) -> list[tuple[float, float]]:
     found = []
     to_there = partial(to_device, device=device)
     for kernel in (_ops_kernel, None):
-        with patch.object(_ops, "_kernel", lambda _, kernel=kernel: kernel):
+        ways = _ops._ways(kernel)
+        with patch.object(_ops, "_ways", lambda _, ways=ways: ways):
             found.append(_ops.operated(levels, numbers, to_there))
     rows = (found[0] - found[1]).abs().flatten(1)
     return [(float(row.max()), float((row > 0.01).float().mean())) for row in rows]
