@@ -64,21 +64,16 @@ class Transform:
 def _named(name: str) -> Callable[[Array, Any], Any]:
     """Return the function of that name. Raises UserError."""
     module, _, function = name.partition(":")
-    if not module or not function:
-        raise UserError(
-            f"--transforms got '{name}'; it names a function as package.module:function, such as "
-            "loaders.images.presets:torchvision_v2"
-        )
     try:
-        attribute = getattr(import_module(module), function, None)
-    except ImportError as error:
+        attribute: Callable[[Array, Any], Any] = getattr(
+            import_module(module), function
+        )
+    except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
-            f"--transforms {name}: {error}; its folder must be in PYTHONPATH ({sys.path[0]} is searched too)"
+            f"--transforms {name}: {error}; it names a function of a module in PYTHONPATH ({sys.path[0]} is "
+            "searched too) as package.module:function, such as loaders.images.presets:torchvision_v2"
         ) from None
-    if not callable(attribute):
-        raise UserError(f"--transforms {name}: {module} has no function '{function}'")
-    function_of: Callable[[Array, Any], Any] = attribute
-    return function_of
+    return attribute
 
 
 @contextmanager

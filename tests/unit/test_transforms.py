@@ -114,9 +114,9 @@ def test_the_plan_alone_says_what_is_drawn(name: str, what: str, split: Split) -
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("own", "names a function as package.module:function"),
+        ("own", "it names a function of a module in PYTHONPATH"),
         ("no.such:own", "No module named 'no'"),
-        (f"{HERE}:other", f"{HERE} has no function 'other'"),
+        (f"{HERE}:other", "has no attribute 'other'"),
         (f"{HERE}:smaller", r"returned uint8 \(23, 24, 3\) for uint8 \(24, 24, 3\)"),
         (
             f"{HERE}:failing",
