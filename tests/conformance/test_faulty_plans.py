@@ -50,4 +50,4 @@ def test_the_error_reaches_who_asks_for_batches(
     assert str(caught.value).startswith(
         "Spoiled draws windows that no loader can follow: row "
     )
-    assert "id 35: [nan, nan, nan, nan]" in str(caught.value)
+    assert "id 35, has [nan, nan, nan, nan]" in str(caught.value)
