@@ -166,9 +166,8 @@ class Batch:
     targets: dict[str, torch.Tensor]
     valid: torch.Tensor  # bool [B], on the device
     ids: Array  # int64 [B], on the HOST; -1 for padding
-    failed: tuple[
-        int, ...
-    ] = ()  # ids whose pixels could not be decoded; their `valid` is False
+    # ids whose pixels could not be decoded; their `valid` is False
+    failed: tuple[int, ...] = ()
     # what the batch was made of, on the HOST; `valid` is the batch's
     rows: Rows | None = None
     # the targets before they were copied: cuts packed ones without asking the device
@@ -221,9 +220,8 @@ class World(Protocol):
 class Phases(Protocol):
     """A stopwatch for the phases of a step, on the device's own timeline. Implemented by report/phases.py."""
 
-    steps: list[
-        dict[str, float]
-    ]  # milliseconds of each phase, for each step that the last `read` covered
+    # milliseconds of each phase, for each step that the last `read` covered
+    steps: list[dict[str, float]]
 
     def mark(self, name: str) -> None:
         """End the phase `name`, which began at the mark before it."""
@@ -382,9 +380,10 @@ class Feed:
     threads: int = 0  # that decode behind worker processes; 0 = as many as workers
     reader: str = "auto"  # decoder of the torchvision loader
     pinned: bool = True  # copy to the device from page-locked memory
+    # --transforms
     transforms: Mapping[str, Callable[[Array, int], Array]] = field(
         default_factory=dict
-    )  # --transforms
+    )
 
 
 @dataclass(slots=True)
@@ -393,9 +392,8 @@ class Counts:
 
     decoded: int = 0  # frames that decoders went through
     delivered: int = 0  # frames that clips have
-    fallbacks: Counter[str] = field(
-        default_factory=Counter
-    )  # sort of file -> clips that another decoder did
+    # sort of file -> clips that another decoder did
+    fallbacks: Counter[str] = field(default_factory=Counter)
     # sort, and ", refused" or ", lost" -> why, of the first clip
     refusals: dict[str, str] = field(default_factory=dict)
 
@@ -408,9 +406,8 @@ class Loader(Protocol):
         """Yield batches in plan order. It may be called again at any time, which ends the iterator before."""
 
     in_flight: int  # batches that may be ready or under way before anyone asks for them
-    notes: Sequence[
-        str
-    ]  # lines to say before training; () where there is nothing to say
+    # lines to say before training; () where there is nothing to say
+    notes: Sequence[str]
     reader: str  # name of the decoder that it chose; "" where there is no choice
     counts: Counts  # of the batches handed over; stays 0 in loaders of images; a ceiling puts it back
 

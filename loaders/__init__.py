@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Literal
@@ -11,7 +11,6 @@ from typing import Literal
 from contracts import Batch, Feed, Loader, Source, UserError
 from loaders._bundles import Bundles, bundled
 from plan import bundles
-from plan.checks import Checked, Stored
 from plan.epoch import EpochPlan
 
 
@@ -155,20 +154,14 @@ def default_loader(medium: Medium, *, gpu: bool, files: bool = True) -> str:
 
     Packages are not looked for: of a loader whose package is missing, its `open` says how to get it.
     """
-    specs = [
-        spec
-        for spec in of_medium(medium).values()
+    specs = sorted(of_medium(medium).values(), key=lambda spec: -spec.preference)
+    for spec in specs:
         # without a GPU, one that may decode there has no advantage
-        if spec.preference
-        and (gpu or spec.gpu == "no")
-        and (files or not spec.opens_files)
-    ]
-    specs.sort(key=lambda spec: -spec.preference)
-    return next(
-        spec.name
-        for spec in specs
-        if not spec.asks or import_module(spec.module).usable()
-    )
+        suits = (gpu or spec.gpu == "no") and (files or not spec.opens_files)
+        asked = not spec.asks or not suits or import_module(spec.module).usable()
+        if spec.preference and suits and asked:
+            return spec.name
+    raise ValueError(f"no loader of {medium} is preferred")
 
 
 def usable(name: str, *, gpu: bool, files: bool = True) -> bool:
@@ -177,15 +170,11 @@ def usable(name: str, *, gpu: bool, files: bool = True) -> bool:
     `files`: each sample is a file of its own.
     """
     spec = LOADERS[name]
-    if (
-        name == "synthetic"
-        or (spec.gpu == "must" and not gpu)
-        or not all(map(installed, spec.packages))
-    ):
+    if name == "synthetic" or (spec.gpu == "must" and not gpu):
         return False
-    if spec.asks and not import_module(spec.module).usable():
+    if (spec.opens_files and not files) or not all(map(installed, spec.packages)):
         return False
-    return files or not spec.opens_files
+    return not spec.asks or import_module(spec.module).usable()
 
 
 def installed(package: str) -> bool:
@@ -209,22 +198,18 @@ def first_batches(feed: Feed) -> list[Batch]:
 
 def require_files(name: str, sources: Iterable[Source]) -> None:
     """Raise UserError where the loader of that name opens files itself, and a source has none."""
-    without = (
-        [source for source in sources if not source.files]
-        if LOADERS[name].opens_files
-        else []
-    )
-    if not without:
-        return
-    others = [
-        other.name
-        for other in of_medium(LOADERS[name].media[0]).values()
-        if other.name != "synthetic" and not other.opens_files
-    ]
-    raise UserError(
-        f"--loader {name} opens each sample's own file, and {without[0].name(0)} is none; "
-        f"choose --loader {' or '.join(others)}, which take bytes, or unpack the data into folders"
-    )
+    spec = LOADERS[name]
+    for source in sources:
+        if spec.opens_files and not source.files:
+            others = [
+                other.name
+                for other in of_medium(spec.media[0]).values()
+                if other.name != "synthetic" and not other.opens_files
+            ]
+            raise UserError(
+                f"--loader {name} opens each sample's own file, and {source.name(0)} is none; choose "
+                f"--loader {' or '.join(others)}, which take bytes, or unpack the data into folders"
+            )
 
 
 def open_loader(name: str, feed: Feed) -> Loader:
@@ -244,23 +229,13 @@ def open_loader(name: str, feed: Feed) -> Loader:
             f"the plan has no batch: a step takes {feed.plan.global_batch_size} samples, "
             f"and there are {feed.plan.samples}; a smaller batch_size"
         )
-    count = 1
-    if isinstance(feed.plan, EpochPlan):  # which checks what it draws itself
-        count = bundles.count(feed.plan, feed.plan.together, feed.plan.world_size)
-    else:
-        columns = feed.columns
-        segments = (
-            (columns.first, columns.frames)
-            if len(feed.plan.sample_shape) == 4
-            else None
-        )
-        stored = Stored(heights=columns.height, widths=columns.width, segments=segments)
-        feed = replace(feed, plan=Checked(plan=feed.plan, stored=stored))
     module = import_module(LOADERS[name].module)
     beside = name.partition("+")[2]
     if beside:
         return module.open(feed, beside)
-    if count == 1 or name == "synthetic":
-        return module.open(feed)
-    feed = bundled(feed, count)
-    return Bundles(module.open(feed), feed)
+    if isinstance(feed.plan, EpochPlan) and name != "synthetic":
+        count = bundles.count(feed.plan, feed.plan.together, feed.plan.world_size)
+        if count > 1:
+            feed = bundled(feed, count)
+            return Bundles(module.open(feed), feed)
+    return module.open(feed)

@@ -6,21 +6,21 @@ copied and finished by some hundred calls, whatever their size. Knows no loader 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from contracts import Array, Batch, Counts, Feed, Loader, Rows
+from contracts import Array, Batch, Feed, Loader, Rows
 from plan.bundles import Bundled, cut
 
 
 class Bundles:
     """A contracts.Loader of micro-batches: it cuts the batches of `loader`, which are bundles.
 
-    `feed` is what `bundled` has returned, and `loader` was opened with.
+    `feed` is what `bundled` has returned, and `loader` was opened with. All else is the loader's.
     """
 
     def __init__(self, loader: Loader, feed: Feed) -> None:
@@ -28,35 +28,26 @@ class Bundles:
         self._loader = loader
         self._plan: Bundled = plan
         self.in_flight = (loader.in_flight + 1) * plan.count
-        self.notes: Sequence[str] = loader.notes
-        self.reader = loader.reader
-        self.counts: Counts = loader.counts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         return self._cut(self._loader.batches(epoch, first))
 
     def _cut(self, bundles: Iterator[Batch]) -> Iterator[Batch]:
         size = self._plan.plan.batch_size
-        most = self._plan.count
-        left: int | None = None
-        for bundle in bundles:
+        count = self._plan.count
+        for number, bundle in enumerate(bundles):
             # not before the first bundle: the plan counts them once the loader has asked for its rows
-            left = self._plan.batches if left is None else left
-            yield from micro_batches(bundle, size, min(left, most))
-            left -= most
-
-    def awaited(self) -> str:
-        return self._loader.awaited()
-
-    def close(self) -> None:
-        self._loader.close()
+            left = self._plan.batches - number * count
+            yield from micro_batches(bundle, size, min(left, count))
 
     def __enter__(self) -> Bundles:
-        self._loader.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._loader.__exit__(*exc)
+        self._loader.close()
 
 
 def bundled(feed: Feed, count: int) -> Feed:
@@ -76,25 +67,21 @@ def _targets(feed: Feed, rows: Rows) -> dict[str, Array]:
 def micro_batches(bundle: Batch, size: int, count: int) -> Iterator[Batch]:
     """Yield the first `count` batches of `size` rows of a bundle: views of its tensors."""
     assert bundle.rows is not None
-    images, sizes, valid = (
-        tensor.split(size) for tensor in (bundle.images, bundle.sizes, bundle.valid)
-    )
-    targets = {name: target.split(size) for name, target in bundle.targets.items()}
     ms = None if bundle.transforms_ms is None else bundle.transforms_ms / count
-    for at, rows in enumerate(cut(bundle.rows, size)[:count]):
-        its = slice(at * size, (at + 1) * size)
+    for index, rows in enumerate(cut(bundle.rows, size)[:count]):
+        its = slice(index * size, (index + 1) * size)
+        lost = rows.ids[(rows.ids >= 0) & ~rows.valid] if bundle.failed else ()
         yield Batch(
-            images=images[at],
-            sizes=sizes[at],
-            targets={name: parts[at] for name, parts in targets.items()},
-            valid=valid[at],
+            images=bundle.images[its],
+            sizes=bundle.sizes[its],
+            targets={name: values[its] for name, values in bundle.targets.items()},
+            valid=bundle.valid[its],
             ids=rows.ids,
-            failed=tuple(rows.ids[(rows.ids >= 0) & ~rows.valid].tolist())
-            if bundle.failed
-            else (),
+            failed=tuple(map(int, lost)),
             rows=rows,
             host={name: values[its] for name, values in bundle.host.items()},
-            transfer=None if at else bundle.transfer,  # the one copy, counted once
+            # the one copy, counted once
+            transfer=None if index else bundle.transfer,
             transforms_ms=ms,
             launched=bundle.launched,
         )

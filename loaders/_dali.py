@@ -46,9 +46,8 @@ def memory_named() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        traceback.clear_frames(
-            error.__traceback__
-        )  # they hold the pipeline, from Python 3.12 on for long
+        # they hold the pipeline, from Python 3.12 on for long
+        traceback.clear_frames(error.__traceback__)
         if lacks_memory(error):
             raise UserError(
                 "DALI ran out of the GPU's memory: "

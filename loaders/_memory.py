@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -28,9 +29,15 @@ def to_device(values: Sequence[Array], device: torch.device) -> list[torch.Tenso
     return unpacked(host.to(device, non_blocking=True), tensors)
 
 
+def _begins(like: Sequence[torch.Tensor]) -> list[int]:
+    """Return where tensors behind each other begin, multiples of ALIGNED, and where the last one ends."""
+    room = (-(-tensor.nbytes // ALIGNED) * ALIGNED for tensor in like)
+    return list(accumulate(room, initial=0))
+
+
 def packed_bytes(like: Sequence[torch.Tensor]) -> int:
-    """Return how many bytes tensors behind each other take, where each begins at a multiple of ALIGNED."""
-    return sum(-(-tensor.nbytes // ALIGNED) * ALIGNED for tensor in like)
+    """Return how many bytes tensors behind each other take."""
+    return _begins(like)[-1]
 
 
 def pack(memory: Array, arrays: Sequence[Array]) -> None:
@@ -43,33 +50,24 @@ def pack(memory: Array, arrays: Sequence[Array]) -> None:
 
 def unpacked(memory: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return `memory`, uint8 [packed_bytes], as tensors of these shapes and dtypes."""
-    tensors = []
-    begin = 0
-    for tensor in like:
-        tensors.append(
-            memory[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        )
-        begin += packed_bytes([tensor])
-    return tensors
+    return [
+        memory[begin : begin + one.nbytes].view(one.dtype).view(one.shape)
+        for begin, one in zip(_begins(like), like, strict=False)
+    ]
 
 
 def too_small(memory: torch.Tensor | None, shape: Sequence[int]) -> bool:
     """Whether the storage behind a tensor cannot hold that shape."""
-    return (
-        memory is None
-        or memory.untyped_storage().nbytes() < math.prod(shape) * memory.element_size()
-    )
+    if memory is None:
+        return True
+    needed = math.prod(shape) * memory.element_size()
+    return memory.untyped_storage().nbytes() < needed
 
 
 def fitted(
     memory: torch.Tensor | None, shape: Sequence[int], **options: Any
 ) -> torch.Tensor:
-    """Return a tensor's storage at that shape; where it is too small, new memory with these options.
-
-    `memory` is what this has returned before.
-    """
-    if memory is not None and memory.shape == shape:
-        return memory
+    """Return a tensor's storage at that shape; where it is too small, new memory with these options."""
     if memory is None or too_small(memory, shape):
         return torch.empty(tuple(shape), **options)
     # all of the storage: the tensor may be a smaller view of it

@@ -18,14 +18,12 @@ import torch.nn.functional as functional
 from contracts import Array
 from loaders._flips import ToDevice
 from loaders._triton import kernels
-from plan.ops import BLUR_SIDE, PERMUTATIONS, WIDTH, Op
+from plan.ops import BLUR_SIDE, GREY, PERMUTATIONS, WIDTH, Op
 
-Operation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(levels float32 [B, H, W, 3], numbers float32 [B, P]) -> levels of the same shape."""
+Operation = Callable[..., torch.Tensor]
+"""(levels float32 [B, H, W, 3], its numbers, each [B, 1, 1, 1]) -> levels of the same shape."""
 Way = Callable[[torch.Tensor, torch.Tensor, int, torch.Tensor], None]
 """(levels float32 [B, ..., H, W, 3], `Rows.ops`, slot, rows int64 [R]) -> nothing: levels change in place."""
-GREY = (0.2989, 0.587, 0.114)
-"""Weights of R, G and B in grey."""
 
 
 def operated(levels: torch.Tensor, ops: Array, to_device: ToDevice) -> torch.Tensor:
@@ -43,23 +41,21 @@ def operated(levels: torch.Tensor, ops: Array, to_device: ToDevice) -> torch.Ten
         for operations in ways
     }
     members = {key: rows for key, rows in members.items() if len(rows)}
-    if not members:
-        return out
-    numbers, *places = to_device([ops, *members.values()])
-    for (slot, operations), rows in zip(members, places, strict=True):
-        ways[operations](out, numbers, slot, rows)
+    if members:
+        numbers, *places = to_device([ops, *members.values()])
+        for (slot, operations), rows in zip(members, places, strict=True):
+            ways[operations](out, numbers, slot, rows)
     return out
 
 
 def _ways(kernel: Any) -> dict[tuple[int, ...], Way]:
     """Return what does each operation: loaders._ops_kernel, where it is given, does many of them at once."""
-    ways: dict[tuple[int, ...], Way] = {} if kernel is None else dict(kernel.WAYS)
-    rest = set(OPERATIONS) - {
-        operation for operations in ways for operation in operations
-    }
-    return ways | {
-        (operation,): partial(_by_torch, operation) for operation in sorted(rest)
-    }
+    ways: dict[tuple[int, ...], Way] = dict(kernel.WAYS) if kernel else {}
+    by_kernel = {operation for operations in ways for operation in operations}
+    for operation in OPERATIONS:
+        if operation not in by_kernel:
+            ways[(operation,)] = partial(_by_torch, operation)
+    return ways
 
 
 def _by_torch(
@@ -69,14 +65,13 @@ def _by_torch(
     slot: int,
     rows: torch.Tensor,
 ) -> None:
-    frames = levels.shape[1:-3].numel()
-    given = numbers[:, slot, 1 : 1 + operation.takes].index_select(0, rows)
+    """Do the operation in these rows, each frame of a clip as an image of its own."""
     part = levels.index_select(0, rows)
     # axes: [rows x frames, H, W, 3]
     images = part.view(-1, *levels.shape[-3:])
-    done = OPERATIONS[operation](
-        images, given.repeat_interleave(frames, dim=0) if frames > 1 else given
-    )
+    given = numbers[:, slot, 1 : 1 + operation.takes].index_select(0, rows)
+    given = given.repeat_interleave(len(images) // len(rows), dim=0)
+    done = OPERATIONS[operation](images, *given.T.reshape(-1, len(images), 1, 1, 1))
     levels.index_copy_(0, rows, done.reshape(part.shape))
 
 
@@ -92,11 +87,6 @@ def _kernel(device: torch.device) -> Any:
             way(torch.zeros(1, 2, 2, 3, device=device), numbers, 0, row)
 
     return kernels("loaders._ops_kernel", build, "operations on pixels take more steps")
-
-
-def _each(numbers: torch.Tensor, place: int) -> torch.Tensor:
-    """Return [B, 1, 1, 1], one of the numbers of each image."""
-    return numbers[:, place].view(-1, 1, 1, 1)
 
 
 def _whole(levels: torch.Tensor) -> torch.Tensor:
@@ -117,126 +107,99 @@ def _grey(levels: torch.Tensor) -> torch.Tensor:
     return (red * GREY[0]).add_(green, alpha=GREY[1]).add_(blue, alpha=GREY[2]).floor_()
 
 
-def _distorted(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    return 255 * distort(levels / 255, numbers)
+def _contrast(levels: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    return _blended(levels, _grey(levels).mean((1, 2, 3), keepdim=True), factor)
 
 
-def _brightness(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    return _whole(levels * _each(numbers, 0))
-
-
-def _saturation(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    return _blended(levels, _grey(levels), _each(numbers, 0))
-
-
-def _contrast(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    return _blended(
-        levels, _grey(levels).mean((1, 2, 3), keepdim=True), _each(numbers, 0)
-    )
-
-
-def _sharpness(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+def _sharpness(levels: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     """Leave the outermost pixels alone, as Pillow does."""
-    height, width = levels.shape[1:3]
-    if min(height, width) <= 2:
+    if min(levels.shape[1:3]) <= 2:
         return levels
     inner = levels[:, 1:-1, 1:-1]
-    around = functional.avg_pool2d(
-        levels.movedim(-1, 1), 3, stride=1, divisor_override=1
-    ).movedim(1, -1)
-    soft = ((around + 4 * inner) / 13).round_()
+    planes = levels.movedim(-1, 1)
+    around = functional.avg_pool2d(planes, 3, stride=1, divisor_override=1)
+    soft = ((around.movedim(1, -1) + 4 * inner) / 13).round_()
     out = levels.clone()
-    out[:, 1:-1, 1:-1] = _blended(inner, soft, _each(numbers, 0))
+    out[:, 1:-1, 1:-1] = _blended(inner, soft, factor)
     return out
 
 
-def _hue(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    turned = _saturated_and_turned(
-        levels / 255, torch.ones_like(_each(numbers, 0)), _each(numbers, 0)
-    )
+def _hue(levels: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+    turned = _saturated_and_turned(levels / 255, torch.ones_like(turn), turn)
     return _whole(turned * 255.999)  # as torchvision makes levels of shares
 
 
-def _greyscale(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    return _grey(levels).expand_as(levels)
-
-
-def _posterize(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    step = torch.exp2(8 - _each(numbers, 0))
+def _posterize(levels: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+    step = torch.exp2(8 - bits)
     return (levels / step).floor_() * step
 
 
-def _solarize(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    return torch.where(levels >= _each(numbers, 0), 255 - levels, levels)
+def _solarize(levels: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
+    return torch.where(levels >= threshold, 255 - levels, levels)
 
 
-def _solarize_add(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    return torch.where(levels < 128, _whole(levels + _each(numbers, 0)), levels)
+def _solarize_add(levels: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+    return torch.where(levels < 128, _whole(levels + added), levels)
 
 
-def _autocontrast(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+def _autocontrast(levels: torch.Tensor) -> torch.Tensor:
     low = levels.amin((1, 2), keepdim=True)
     span = levels.amax((1, 2), keepdim=True) - low
     # a channel of one level stays as it is
     some = span > 0
-    return _whole(
-        (levels - torch.where(some, low, 0.0)) / torch.where(some, span / 255, 1.0)
-    )
+    scale = torch.where(some, span / 255, 1.0)
+    return _whole((levels - torch.where(some, low, 0.0)) / scale)
 
 
-def _equalize(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+def _equalize(levels: torch.Tensor) -> torch.Tensor:
     # axes: [B, 3, pixels]
     places = levels.round().long().movedim(-1, 1).flatten(2)
-    counts = places.new_zeros(*places.shape[:2], 256).scatter_add_(
-        2, places, torch.ones_like(places)
-    )
+    counts = places.new_zeros(*places.shape[:2], 256)
+    counts = counts.scatter_add_(2, places, torch.ones_like(places))
     # Pillow leaves the highest level out of the step
     of_highest = counts.gather(2, places.amax(2, keepdim=True))
     step = (places.shape[2] - of_highest) // 255
     below = counts.cumsum(2) - counts
     table = ((below + step // 2) // step.clamp(min=1)).clamp_(0, 255)
-    looked_up = torch.where(step > 0, table.gather(2, places), places)
+    even = torch.where(step > 0, table.gather(2, places), places)
     return (
-        looked_up.view(len(levels), 3, *levels.shape[1:3])
-        .movedim(1, -1)
-        .to(levels.dtype)
+        even.view(*even.shape[:2], *levels.shape[1:3]).movedim(1, -1).to(levels.dtype)
     )
 
 
-def _invert(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    return 255 - levels
-
-
-def _affine(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+def _affine(
+    levels: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    d: torch.Tensor,
+    e: torch.Tensor,
+    f: torch.Tensor,
+    smooth: torch.Tensor,
+    *fill: torch.Tensor,
+) -> torch.Tensor:
     height, width = levels.shape[1:3]
-    x = (torch.arange(width, device=levels.device) - (width - 1) / 2).view(1, 1, -1)
-    y = (torch.arange(height, device=levels.device) - (height - 1) / 2).view(1, -1, 1)
-    a, b, c, d, e, f = (_each(numbers, place)[..., 0] for place in range(6))
+    x_middle, y_middle = (width - 1) / 2, (height - 1) / 2
+    x = (torch.arange(width, device=levels.device) - x_middle).view(1, 1, -1, 1)
+    y = (torch.arange(height, device=levels.device) - y_middle).view(1, -1, 1, 1)
     # axes: [B, H, W, x and y], places of pixels
-    places = torch.stack(
-        [a * x + b * y + c + (width - 1) / 2, d * x + e * y + f + (height - 1) / 2],
-        dim=-1,
+    places = torch.cat(
+        [a * x + b * y + c + x_middle, d * x + e * y + f + y_middle], dim=-1
     )
     # the nearest pixel is what is between four at its very place
-    places = torch.where(_each(numbers, 6) > 0, places, places.round())
+    places = torch.where(smooth > 0, places, places.round())
     # grid_sample counts from -1 to 1, at the outer edges
-    grid = (
-        torch.stack(
-            [(places[..., 0] * 2 + 1) / width, (places[..., 1] * 2 + 1) / height],
-            dim=-1,
-        )
-        - 1
-    )
-    fill = numbers[:, 7:10].view(-1, 1, 1, 3)
-    taken = functional.grid_sample(
-        (levels - fill).movedim(-1, 1), grid, mode="bilinear", align_corners=False
-    )
-    return (taken.movedim(1, -1) + fill).round_()
+    across, down = (places * 2 + 1).split(1, -1)
+    grid = torch.cat([across / width, down / height], dim=-1) - 1
+    colour = torch.cat(fill, dim=-1)
+    planes = (levels - colour).movedim(-1, 1)
+    shown = functional.grid_sample(planes, grid, mode="bilinear", align_corners=False)
+    return (shown.movedim(1, -1) + colour).round_()
 
 
-def _blur(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+def _blur(levels: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
     """Multiply by a band matrix from the left and from the right: kernels differ from image to image."""
-    down, across = (_smoothing(numbers[:, 0], side) for side in levels.shape[1:3])
+    down, across = (_smoothing(sigma.view(-1), side) for side in levels.shape[1:3])
     # axes: [B, 3, H, W]
     planes = levels.movedim(-1, 1)
     return (down[:, None] @ planes @ across[:, None].mT).movedim(1, -1).round_()
@@ -255,36 +218,32 @@ def _smoothing(sigma: torch.Tensor, side: int) -> torch.Tensor:
     return zeros.scatter_add_(2, index, weights[:, None].expand_as(index))
 
 
-def _noise(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    return levels + _each(numbers, 0) * _normal(numbers[:, 1:3], levels)
-
-
-def _erase(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    x, y = (
-        torch.arange(side, device=levels.device)
-        for side in (levels.shape[2], levels.shape[1])
-    )
-    x0, y0, x1, y1 = (_each(numbers, place) for place in range(4))
-    x, y = x.view(1, 1, -1, 1), y.view(1, -1, 1, 1)
+def _erase(
+    levels: torch.Tensor,
+    x0: torch.Tensor,
+    y0: torch.Tensor,
+    x1: torch.Tensor,
+    y1: torch.Tensor,
+    *rest: torch.Tensor,
+) -> torch.Tensor:
+    x = torch.arange(levels.shape[2], device=levels.device).view(1, 1, -1, 1)
+    y = torch.arange(levels.shape[1], device=levels.device).view(1, -1, 1, 1)
     inside = (x >= x0) & (x < x1) & (y >= y0) & (y < y1)
-    colour, deviation = (
-        numbers[:, begin : begin + 3].view(-1, 1, 1, 3) for begin in (4, 7)
-    )
-    return torch.where(
-        inside, colour + deviation * _normal(numbers[:, 10:12], levels), levels
-    )
+    colour, deviation = torch.cat(rest[:3], dim=-1), torch.cat(rest[3:6], dim=-1)
+    noise = colour + deviation * _normal(rest[6], rest[7], levels)
+    return torch.where(inside, noise, levels)
 
 
-def _normal(keys: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _normal(
+    first: torch.Tensor, second: torch.Tensor, like: torch.Tensor
+) -> torch.Tensor:
     """Return float32 [B, H, W, 3] as `like`, standard normal numbers by Box and Muller.
 
-    They are a hash of two `keys`, float32 [B, 2], and of a pixel's place.
+    They are a hash of two keys and of a pixel's place.
     """
-    place = torch.arange(like[0].numel(), device=like.device, dtype=torch.int32).view(
-        1, *like.shape[1:]
-    )
-    first, second = (keys[:, at].to(torch.int32).view(-1, 1, 1, 1) for at in range(2))
-    word = _hash(_hash(place + first) ^ second)
+    place = torch.arange(like[0].numel(), device=like.device, dtype=torch.int32)
+    place = place.view(1, *like.shape[1:])
+    word = _hash(_hash(place + first.to(torch.int32)) ^ second.to(torch.int32))
     radius = (_high(word, 24) + 1) * 2.0**-24  # in (0, 1]: its logarithm is finite
     turn = _high(_hash(word ^ 0x5BD1E995), 24) * 2.0**-24
     return radius.log_().mul_(-2).sqrt_().mul_(turn.mul_(2 * torch.pi).cos_())
@@ -302,24 +261,22 @@ def _high(words: torch.Tensor, bits: int) -> torch.Tensor:
     return (words >> (32 - bits)).bitwise_and_((1 << bits) - 1)
 
 
-def distort(pixels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Return float32 [B, ..., 3], RGB in 0..1, distorted by the numbers, float32 [B, 6], of each image.
-
-    What the numbers are, and in which order they act, stands in plan/ops.py.
-    """
-    # axes: [6, B, ..., 1]
-    of_image = numbers.T.reshape(
-        numbers.shape[1], len(pixels), *[1] * (pixels.ndim - 1)
-    )
-    brightness, contrast, first, saturation, hue, permutation = of_image
+def distort(
+    pixels: torch.Tensor,
+    brightness: torch.Tensor,
+    contrast: torch.Tensor,
+    first: torch.Tensor,
+    saturation: torch.Tensor,
+    hue: torch.Tensor,
+    permutation: torch.Tensor,
+) -> torch.Tensor:
+    """Return RGB in 0..1 after SSD's distortion; plan/ops.py says what the numbers are, each [B, 1, 1, 1]."""
     out = (pixels + brightness).mul_(torch.where(first > 0, contrast, 1.0))
-    out = _saturated_and_turned(out, saturation, hue).mul_(
-        torch.where(first > 0, 1.0, contrast)
-    )
-    order = _constants(pixels.device)[0][permutation.long().flatten()].reshape(
-        len(pixels), *[1] * (pixels.ndim - 2), 3
-    )
-    return out.gather(-1, order.expand_as(out)).clamp_(0, 1)
+    out = _saturated_and_turned(out, saturation, hue)
+    out = out.mul_(torch.where(first > 0, 1.0, contrast))
+    order = _constants(pixels.device)[0][permutation.long().flatten()]
+    order = order.view(len(pixels), 1, 1, 3).expand_as(out)
+    return out.gather(-1, order).clamp_(0, 1)
 
 
 def _saturated_and_turned(
@@ -334,9 +291,8 @@ def _saturated_and_turned(
     of_red = (green - blue) / some
     of_green = (blue - red) / some + 2
     of_blue = (red - green) / some + 4
-    sixths = torch.where(
-        value == red, of_red, torch.where(value == green, of_green, of_blue)
-    )
+    of_others = torch.where(value == green, of_green, of_blue)
+    sixths = torch.where(value == red, of_red, of_others)
     place = torch.remainder(_constants(pixels.device)[1] + (sixths + 6 * hue), 6)
     return value - saturation * chroma * torch.minimum(place, 4 - place).clamp_(0, 1)
 
@@ -347,28 +303,26 @@ def _constants(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
 
     Made once: such a copy makes the host wait for the device.
     """
-    return torch.tensor(PERMUTATIONS, device=device), torch.tensor(
-        [5.0, 3.0, 1.0], device=device
-    )
+    begins = torch.tensor([5.0, 3.0, 1.0], device=device)
+    return torch.tensor(PERMUTATIONS, device=device), begins
 
 
 OPERATIONS: dict[Op, Operation] = {
-    Op.DISTORT: _distorted,
-    Op.BRIGHTNESS: _brightness,
-    Op.SATURATION: _saturation,
+    Op.DISTORT: lambda levels, *numbers: 255 * distort(levels / 255, *numbers),
+    Op.BRIGHTNESS: lambda levels, factor: _whole(levels * factor),
+    Op.SATURATION: lambda levels, factor: _blended(levels, _grey(levels), factor),
     Op.CONTRAST: _contrast,
     Op.SHARPNESS: _sharpness,
     Op.HUE: _hue,
-    Op.GREYSCALE: _greyscale,
+    Op.GREYSCALE: lambda levels: _grey(levels).expand_as(levels),
     Op.POSTERIZE: _posterize,
     Op.SOLARIZE: _solarize,
     Op.SOLARIZE_ADD: _solarize_add,
     Op.AUTOCONTRAST: _autocontrast,
     Op.EQUALIZE: _equalize,
-    Op.INVERT: _invert,
+    Op.INVERT: lambda levels: 255 - levels,
     Op.AFFINE: _affine,
     Op.BLUR: _blur,
-    Op.NOISE: _noise,
     Op.ERASE: _erase,
 }
 """Operation -> what it does: a row for each Op."""

@@ -11,8 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from loaders._ops import GREY, Way
-from plan.ops import Op
+from plan.ops import GREY, Op
 
 SIZE = 2048
 """Pixels, or numbers of noise, that a program of _in_place has at once."""
@@ -29,7 +28,6 @@ AUTOCONTRAST = tl.constexpr(int(Op.AUTOCONTRAST))
 EQUALIZE = tl.constexpr(int(Op.EQUALIZE))
 INVERT = tl.constexpr(int(Op.INVERT))
 AFFINE = tl.constexpr(int(Op.AFFINE))
-NOISE = tl.constexpr(int(Op.NOISE))
 ERASE = tl.constexpr(int(Op.ERASE))
 GREYSCALE = tl.constexpr(int(Op.GREYSCALE))
 
@@ -204,37 +202,21 @@ def _normal(place, first, second):
 
 
 @triton.jit
-def _by_noise(image, given, operation, height, width, SIZE: tl.constexpr):
-    """Do NOISE, on a rectangle that is the image, or ERASE."""
-    x0 = 0
-    y0 = 0
-    x1 = width
-    y1 = height
-    keys = given + 2
-    if operation == ERASE:
-        x0 = tl.maximum(tl.ceil(tl.load(given + 1)).to(tl.int32), 0)
-        y0 = tl.maximum(tl.ceil(tl.load(given + 2)).to(tl.int32), 0)
-        x1 = tl.minimum(tl.ceil(tl.load(given + 3)).to(tl.int32), width)
-        y1 = tl.minimum(tl.ceil(tl.load(given + 4)).to(tl.int32), height)
-        keys = given + 11
-    first = tl.load(keys).to(tl.int32).to(tl.uint32)
-    second = tl.load(keys + 1).to(tl.int32).to(tl.uint32)
+def _erase(image, given, height, width, SIZE: tl.constexpr):
+    x0 = tl.maximum(tl.ceil(tl.load(given + 1)).to(tl.int32), 0)
+    y0 = tl.maximum(tl.ceil(tl.load(given + 2)).to(tl.int32), 0)
+    x1 = tl.minimum(tl.ceil(tl.load(given + 3)).to(tl.int32), width)
+    y1 = tl.minimum(tl.ceil(tl.load(given + 4)).to(tl.int32), height)
+    first = tl.load(given + 11).to(tl.int32).to(tl.uint32)
+    second = tl.load(given + 12).to(tl.int32).to(tl.uint32)
     across = tl.maximum(x1 - x0, 0) * 3
     count = tl.maximum(y1 - y0, 0) * across
     for begin in range(0, count, SIZE):
         at = begin + tl.arange(0, SIZE)
-        inside = at < count
         place = ((y0 + at // across) * width + x0) * 3 + at % across
-        normal = _normal(place, first, second)
-        if operation == ERASE:
-            colour = tl.load(given + 5 + at % 3)
-            level = colour + tl.load(given + 8 + at % 3) * normal
-        else:
-            level = (
-                tl.load(image + place, mask=inside, other=0.0)
-                + tl.load(given + 1) * normal
-            )
-        tl.store(image + place, level, mask=inside)
+        colour = tl.load(given + 5 + at % 3)
+        level = colour + tl.load(given + 8 + at % 3) * _normal(place, first, second)
+        tl.store(image + place, level, mask=at < count)
 
 
 GIVEN = ["row_step", "slot_begin", "frames", "height", "width"]
@@ -254,8 +236,8 @@ def _in_place(
     given = numbers + row * row_step + slot_begin
     image = levels + (row * frames + which % frames) * (height * width * 3)
     operation = tl.load(given).to(tl.int32)
-    if operation >= NOISE:
-        _by_noise(image, given, operation, height, width, SIZE)
+    if operation == ERASE:
+        _erase(image, given, height, width, SIZE)
     elif (operation == AUTOCONTRAST) | (operation == EQUALIZE):
         _by_histogram(image, height * width, operation, SIZE)
     else:
@@ -266,10 +248,13 @@ def _in_place(
 
 
 @triton.jit
-def _at(source, y, x, height, width, inside, other):
-    """Return the level at (y, x), `other` where that is outside of the image."""
-    inside = inside & (x >= 0) & (x < width) & (y >= 0) & (y < height)
-    return tl.load(source + (y * width + x) * 3, mask=inside, other=other)
+def _between(plane, y, x, share, height, width, inside, fill):
+    """Return what lies between the pixels x and x + 1 of row y; `fill` is outside of the image."""
+    inside = inside & (y >= 0) & (y < height)
+    pixel = plane + (y * width + x) * 3
+    left = tl.load(pixel, mask=inside & (x >= 0) & (x < width), other=fill)
+    right = tl.load(pixel + 3, mask=inside & (x >= -1) & (x < width - 1), other=fill)
+    return left * (1 - share) + right * share
 
 
 @triton.jit(do_not_specialize=GIVEN)
@@ -295,18 +280,10 @@ def _moved(
         y_middle = (height - 1) * 0.5
         x_apart = x - x_middle
         y_apart = y - y_middle
-        x_at = (
-            tl.load(given + 1) * x_apart
-            + tl.load(given + 2) * y_apart
-            + tl.load(given + 3)
-            + x_middle
-        )
-        y_at = (
-            tl.load(given + 4) * x_apart
-            + tl.load(given + 5) * y_apart
-            + tl.load(given + 6)
-            + y_middle
-        )
+        x_at = tl.load(given + 1) * x_apart + tl.load(given + 2) * y_apart
+        x_at = x_at + tl.load(given + 3) + x_middle
+        y_at = tl.load(given + 4) * x_apart + tl.load(given + 5) * y_apart
+        y_at = y_at + tl.load(given + 6) + y_middle
         # the nearest pixel is what is between four at its very place
         smooth = tl.load(given + 7) > 0
         x_at = tl.where(smooth, x_at, _nearest(x_at))
@@ -318,17 +295,9 @@ def _moved(
         for channel in tl.static_range(3):
             fill = tl.load(given + 8 + channel)
             plane = old + channel
-            upper = _at(plane, top, left, height, width, inside, fill) * (
-                1 - right_share
-            )
-            upper += (
-                _at(plane, top, left + 1, height, width, inside, fill) * right_share
-            )
-            lower = _at(plane, top + 1, left, height, width, inside, fill) * (
-                1 - right_share
-            )
-            lower += (
-                _at(plane, top + 1, left + 1, height, width, inside, fill) * right_share
+            upper = _between(plane, top, left, right_share, height, width, inside, fill)
+            lower = _between(
+                plane, top + 1, left, right_share, height, width, inside, fill
             )
             level = upper * (1 - low_share) + lower * low_share
             tl.store(new + channel, _nearest(level), mask=inside)
@@ -375,7 +344,7 @@ def moved(
         )  # fmt: skip
 
 
-WAYS: dict[tuple[int, ...], Way] = {
+WAYS = {
     (
         Op.BRIGHTNESS,
         Op.SATURATION,
@@ -388,7 +357,6 @@ WAYS: dict[tuple[int, ...], Way] = {
         Op.AUTOCONTRAST,
         Op.EQUALIZE,
         Op.INVERT,
-        Op.NOISE,
         Op.ERASE,
     ): in_place,
     (Op.SHARPNESS, Op.AFFINE): moved,

@@ -27,9 +27,8 @@ from loaders._ops import operated
 from loaders._triton import kernels
 from plan.geometry import transposed, whole_turns
 
-PIECE = (
-    1 << 25
-)  # numbers that are normalised at once, of 4 bytes: a batch of clips has ten times as many
+# numbers that are normalised at once, of 4 bytes: a batch of clips has ten times as many
+PIECE = 1 << 25
 DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
@@ -46,16 +45,13 @@ class Finish:
         mean, std = torch.tensor(feed.pixels.mean), torch.tensor(feed.pixels.std)
         self._scale = (1 / (255 * std)).to(feed.device)
         self._shift = (-mean / std).to(feed.device)
-        self._kernel = (
-            _kernel(feed.device, self.dtype) if feed.device.type == "cuda" else None
-        )
+        self._kernel = _kernel(feed.device, self.dtype)
         # axes: [level, channel]; what each level becomes, for the kernel to look up
         levels = torch.arange(256, device=feed.device)[:, None].repeat(1, 3)
         self._table = self._normalised(levels).to(self.dtype)
         if self._kernel is not None:
-            torch.cuda.current_stream(
-                feed.device
-            ).synchronize()  # the kernel runs on another stream
+            # the kernel runs on another stream
+            torch.cuda.current_stream(feed.device).synchronize()
 
     def __call__(
         self,
@@ -80,17 +76,15 @@ class Finish:
             into = torch.empty(shape, dtype=self.dtype, device=pixels.device)
         images = into.movedim(-1, 1)
         if self._kernel is not None and not normalised and _is_one_launch(pixels, rows):
-            turns = np.where(valid, whole_turns(rows), self._kernel.LOST).astype(
-                np.uint8
+            turns = np.where(valid, whole_turns(rows), self._kernel.LOST)
+            batch, there = _with_numbers(
+                images, shown, self._feed, failed, [turns.astype(np.uint8)]
             )
-            batch, there = _with_numbers(images, shown, self._feed, failed, [turns])
             self._kernel.finished(pixels, self._table, *there, into)
             return batch
         if rows.ops is not None:
-            if normalised:
-                raise ValueError(
-                    "operations act on levels: who decodes must not normalise for such a plan"
-                )
+            # they act on levels: who decodes normalises only where the plan does not operate
+            assert not normalised
             pixels = operated(pixels, rows.ops, self._to_device)
         # what is normalised already needs nothing but the turn, which then writes the images themselves
         written = into if normalised and pixels.dtype == into.dtype else None
@@ -132,14 +126,15 @@ def _is_one_launch(pixels: torch.Tensor, rows: Rows) -> bool:
 
 @cache
 def _kernel(device: torch.device, dtype: torch.dtype) -> Any:
-    """Return loaders._postprocess_kernel, its kernel built; None, and a warning, if Triton cannot."""
+    """Return loaders._postprocess_kernel, its kernel built; None on a CPU, and if Triton cannot."""
+    if device.type != "cuda":
+        return None
 
     def build(kernel: Any) -> None:
         level = torch.zeros(1, 1, 1, 3, dtype=torch.uint8, device=device)
         table = torch.zeros(256, 3, dtype=dtype, device=device)
-        kernel.finished(
-            level, table, level.view(-1)[:1], torch.empty_like(level, dtype=dtype)
-        )
+        image = torch.empty_like(level, dtype=dtype)
+        kernel.finished(level, table, level.view(-1)[:1], image)
 
     return kernels("loaders._postprocess_kernel", build, "batches take more launches")
 
@@ -165,20 +160,20 @@ def _with_numbers(
 ) -> tuple[Batch, list[torch.Tensor]]:
     """Return a batch as `batch_of` does, and `more` numbers on the device, by one copy together."""
     targets = feed.targets(rows)
-    arrays = [*more, rows.sizes, rows.valid, *targets.values()]
-    there = to_device(arrays, feed.device)
-    sizes, valid, *values = there[len(more) :]
+    sizes, valid, *values = to_device(
+        [rows.sizes, rows.valid, *targets.values(), *more], feed.device
+    )
     batch = Batch(
         images=images,
         sizes=sizes,
-        targets=dict(zip(targets, values, strict=True)),
+        targets=dict(zip(targets, values, strict=False)),
         valid=valid,
         ids=rows.ids,
         failed=failed,
         rows=rows,
         host=targets,
     )
-    return batch, there[: len(more)]
+    return batch, values[len(targets) :]
 
 
 def outside(places: torch.Tensor, images: torch.Tensor) -> torch.Tensor:

@@ -19,8 +19,8 @@ import numpy as np
 from contracts import Array, Source, UserError
 from system import storage
 
-Found = TypeVar("Found")
-SAID = 3
+Result = TypeVar("Result")
+NAMED = 3
 """Most files that a message names."""
 NONE = -1
 """The mark of a worker that is busy with no single sample."""
@@ -50,14 +50,17 @@ class Reads:
         self._at_once: int = getattr(source, "reads_at_once", 1)
         self._threads: ThreadPoolExecutor | None = None
         self._asked: dict[int, Future[bytes]] = {}
-        self._slow: bool = not getattr(source, "alone_while_fast", False)
-        self._adapts = not self._slow
-        self._times = 0  # that reads were asked for, since it was looked at how fast the storage is
-        self._alone_s: list[float] = []  # of each read since then
+        self._adapts: bool = getattr(source, "alone_while_fast", False)
+        self._slow = not self._adapts
+        # that reads were asked for, and seconds of each read alone, since it was looked at how fast they are
+        self._times = 0
+        self._alone_s: list[float] = []
 
     def ask(self, samples: Array) -> None:
         """Begin to read samples, int64 ids in the order in which they are wanted; forget all others."""
-        if self._at_once < 2 or not self._waits():
+        if self._adapts:
+            self._look()
+        if self._at_once < 2 or not self._slow:
             return
         if self._threads is None:  # here, and not before the fork
             self._threads = ThreadPoolExecutor(self._at_once)
@@ -66,33 +69,30 @@ class Reads:
             self._asked.pop(sample).cancel()
         for sample in wanted:
             if sample not in self._asked:
-                self._asked[sample] = self._threads.submit(
-                    _tried, self._source, sample, partial(self._source.read, sample)
-                )
+                task = self._threads.submit(_tried, self._source, sample)
+                self._asked[sample] = task
 
     def read(self, sample: int) -> bytes:
         """Return a sample's bytes. Raises UserError where they cannot be had, whoever is to blame."""
         mark(sample)
-        asked = self._asked.pop(sample, None)
-        if asked is not None:
+        if (asked := self._asked.pop(sample, None)) is not None:
             return asked.result()
         began = time.perf_counter()
-        data = read(self._source, sample)
+        data = _tried(self._source, sample)
         if self._adapts:
             self._alone_s.append(time.perf_counter() - began)
         return data
 
-    def _waits(self) -> bool:
-        """Return whether reads wait for the storage long enough to be asked for."""
-        if not self._adapts:
-            return True
+    def _look(self) -> None:
+        """Find out whether reads wait for the storage; every AGAIN times by a few reads alone."""
         if len(self._alone_s) >= ENOUGH:
             # the median: on busy cores some reads take long for want of a core
             self._slow = median(self._alone_s) > FAST_S
             self._alone_s.clear()
             self._times = 0
         self._times += 1
-        return self._slow and self._times < AGAIN
+        if self._times >= AGAIN:
+            self._slow = False
 
 
 def read(source: Source, sample: int) -> bytes:
@@ -100,13 +100,17 @@ def read(source: Source, sample: int) -> bytes:
     return patiently(source, sample, partial(source.read, sample))
 
 
-def patiently(source: Source, sample: int, action: Callable[[], Found]) -> Found:
+def patiently(source: Source, sample: int, action: Callable[[], Result]) -> Result:
     """Return what `action` reads of a sample, as `read` does."""
     mark(sample)
-    return _tried(source, sample, action)
+    return _patiently(source, sample, action)
 
 
-def _tried(source: Source, sample: int, action: Callable[[], Found]) -> Found:
+def _tried(source: Source, sample: int) -> bytes:
+    return _patiently(source, sample, partial(source.read, sample))
+
+
+def _patiently(source: Source, sample: int, action: Callable[[], Result]) -> Result:
     try:
         return storage.patiently(action, partial(source.name, sample))
     except OSError as error:  # no storage's
@@ -124,8 +128,7 @@ class Marks:
     def __init__(self, workers: int, name_of: Callable[[int], str]) -> None:
         self._name_of = name_of
         memory = np.frombuffer(mmap.mmap(-1, 16 * max(workers, 1)), np.int64)
-        self._samples: Array = memory[: len(memory) // 2]
-        self._pids: Array = memory[len(memory) // 2 :]
+        self._samples, self._pids = np.split(memory, 2)
         self._samples[:] = NONE
 
     def own(self, worker: int) -> None:
@@ -141,7 +144,7 @@ class Marks:
     def busy(self) -> list[str]:
         """Return the names of what workers are busy with, of some of them."""
         samples = self._samples[self._samples != NONE]
-        return [self._name_of(int(sample)) for sample in samples[:SAID]]
+        return [self._name_of(int(sample)) for sample in samples[:NAMED]]
 
     def files(self, worker: int, given: Array | None = None) -> str:
         """Return the names of what a worker is busy with: one, or some of those that it was given."""
@@ -150,20 +153,13 @@ class Marks:
             return self._name_of(sample)
         if given is None or not len(given):
             return "no file"
-        return some_names(self._name_of, given)
+        names = ", ".join(self._name_of(int(sample)) for sample in given[:NAMED])
+        others = f" or another of {len(given)} files" if len(given) > NAMED else ""
+        return names + others
 
 
-def some_names(name_of: Callable[[int], str], samples: Array) -> str:
-    """Return the first names of some samples, and how many there are."""
-    names = ", ".join(name_of(int(sample)) for sample in samples[:SAID])
-    return (
-        names if len(samples) <= SAID else f"{names} or another of {len(samples)} files"
-    )
-
-
-_mine: Array = np.zeros(
-    1, np.int64
-)  # of a process that is no worker, nobody looks at it
+# of a process that is no worker, nobody looks at it
+_mine: Array = np.zeros(1, np.int64)
 
 
 def mark(sample: int) -> None:

@@ -229,9 +229,8 @@ def hand_over(
         if item.ready is not None:
             stream.wait_event(item.ready)
             for tensor in (batch.sizes, batch.valid, *batch.targets.values()):
-                tensor.record_stream(
-                    stream
-                )  # small ones come from the allocator, images from a slot
+                # small ones come from the allocator, images from a slot
+                tensor.record_stream(stream)
         try:
             yield batch
         finally:
@@ -290,9 +289,8 @@ class Ahead:
         """Close the iterator in its thread, and return once the thread has ended."""
         atexit.unregister(self._end)
         self._end()
-        self._queue = (
-            queue.SimpleQueue()
-        )  # a batch that somebody keeps holds this object
+        # a batch that somebody keeps holds this object
+        self._queue = queue.SimpleQueue()
 
     def _end(self, timeout_s: float | None = None) -> None:
         self._stopping.set()

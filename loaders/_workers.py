@@ -26,10 +26,9 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import partial
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +37,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from contracts import Array, Rows, UserError
 from loaders._read_retry import NONE, Marks, mark
+from plan.bundles import some
 from plan.geometry import upright
 from system.processes import LOOK_S, Fork, Stop, begin, killed_if_late, starting
 from system.resources import memory_bytes
@@ -53,10 +53,8 @@ QUEUES_BYTES = 16 << 20
 """What the DataLoader's own queues and semaphores take of /dev/shm, at most."""
 
 
-class Work(Protocol):
-    """What a worker does with upright rows: fill `slot` (uint8, 1-D), return what else there is to say."""
-
-    def __call__(self, rows: Rows, slot: Array) -> Any: ...
+Work = Callable[[Rows, Array], Any]
+"""What a worker does with upright rows: fill a slot (uint8, 1-D), return what else there is to say."""
 
 
 class Shared:
@@ -71,9 +69,8 @@ class Shared:
     ) -> None:
         slot_bytes = -(-max(slot_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         takes = f"{asked} takes {count * slot_bytes / 2**30:,.0f} GiB of memory for {count} slots"
-        if count * slot_bytes > (
-            there := memory_bytes()
-        ):  # Linux gives it, and ends who uses it
+        # Linux gives it, and ends who uses it
+        if count * slot_bytes > (there := memory_bytes()):
             raise UserError(f"{takes}, and there are {there / 2**30:,.0f} GiB: {FEWER}")
         try:
             # anonymous and shared: only a fork hands it on, and none of it comes from /dev/shm, which has
@@ -91,13 +88,9 @@ class Shared:
         It comes after the fork: workers need no part of it.
         """
         if self._wanted and not self.pinned:
-            self.pinned = (
-                int(
-                    torch.cuda.cudart().cudaHostRegister(
-                        self.slots.ctypes.data, self.slots.nbytes, 0
-                    )
-                )
-                == 0
+            register = torch.cuda.cudart().cudaHostRegister
+            self.pinned = not int(
+                register(self.slots.ctypes.data, self.slots.nbytes, 0)
             )
 
     def close(self) -> None:
@@ -227,17 +220,11 @@ class Workers:
         try:
             worker = iterator._task_info[iterator._rcvd_idx][0]
             process = processes[worker]
-        except (
-            AttributeError,
-            LookupError,
-        ):  # all of them at the beginning of an epoch
+        except (AttributeError, LookupError):
+            # all of them at the beginning of an epoch
             pids = ", ".join(str(each.pid) for each in processes)
-            busy = ", ".join(self._marks.busy())
-            return (
-                f"workers (pid {pids}), busy with {busy or 'no file'}"
-                if processes
-                else ""
-            )
+            busy = ", ".join(self._marks.busy()) or "no file"
+            return f"workers (pid {pids}), busy with {busy}" if processes else ""
         files = self._marks.files(worker, self._sampler.oldest())
         return f"worker {worker} (pid {process.pid}), busy with {files}"
 
@@ -247,27 +234,17 @@ class Workers:
         processes = () if self._stop.said else getattr(iterator, "_workers", ())
         for worker, process in enumerate(processes):
             if process.exitcode is not None:
-                had = min(
-                    (
-                        at
-                        for at, task in iterator._task_info.items()
-                        if task == (worker,)
-                    ),
-                    default=None,
-                )
-                files = self._marks.files(
-                    worker, None if had is None else self._sampler.asked.get(had)
-                )
-                return died(process, files)
+                tasks = iterator._task_info.items()
+                numbers = [number for number, task in tasks if task == (worker,)]
+                given = self._sampler.asked.get(min(numbers, default=-1))
+                return died(process, self._marks.files(worker, given))
         return ""
 
     def _room(self, rows: Rows) -> int:
         """Return the bytes that a whole part of this batch takes."""
-        return (
-            self.part_bytes
-            if self._row_bytes is None
-            else self.part_rows * self._row_bytes(rows)
-        )
+        if self._row_bytes is None:
+            return self.part_bytes
+        return self.part_rows * self._row_bytes(rows)
 
     @property
     def pinned(self) -> bool:
@@ -356,9 +333,8 @@ class _PartSampler:
     def start(self, rows: Sequence[Rows]) -> None:
         self._rows = rows
         self.sent: deque[Rows] = deque()  # batches that are under way
-        self.asked: dict[
-            int, Array
-        ] = {}  # number of a part that is under way -> ids of its samples
+        # number of a part that is under way -> ids of its samples
+        self.asked: dict[int, Array] = {}
 
     def parts(self, batch_size: int) -> int:
         return -(-batch_size // self._part_rows)
@@ -377,53 +353,37 @@ class _PartSampler:
         while coming:
             coming.extend(islice(cut, 1))
             part = coming.popleft()
-            later = coming[-1][-1] if len(coming) == self._ahead else None
-            yield (
-                *part,
-                np.zeros(0, np.int64) if later is None else later.ids[later.valid],
-            )
+            later = np.zeros(0, np.int64)
+            if len(coming) == self._ahead:
+                rows = coming[-1][-1]
+                later = rows.ids[rows.valid]
+            yield *part, later
 
     def _cut(self) -> Iterator[tuple[int, int, int, Rows]]:
         sent = self.sent
         asked = self.asked
         number = 0
-        for at in range(len(self._rows)):
-            sent.append(self._rows[at])
-            rows = upright(sent[-1])
-            room = self._room(
-                rows
-            )  # of a whole part: the last one, which may be smaller, begins there too
+        for index, batch in enumerate(self._rows):
+            sent.append(batch)
+            rows = upright(batch)
+            # of a whole part: the last one, which may be smaller, begins there too
+            room = self._room(rows)
             for part in range(self.parts(len(rows))):
                 its = part_of(
                     rows, part * self._part_rows, (part + 1) * self._part_rows
                 )
                 asked[number] = its.ids[its.valid]
                 number += 1
-                yield at % self._slots, part * room, (part + 1) * room, its
+                yield index % self._slots, part * room, (part + 1) * room, its
 
     def __len__(self) -> int:
-        return (
-            len(self._rows) * self.parts(len(self._rows[0])) if len(self._rows) else 0
-        )
+        rows = self._rows
+        return len(rows) * self.parts(len(rows[0])) if len(rows) else 0
 
 
 def part_of(rows: Rows, begin: int, end: int) -> Rows:
     """Return rows `begin` to `end` of a batch, on its canvas."""
     return some(rows, slice(begin, end))
-
-
-def some(rows: Rows, places: slice | Array) -> Rows:
-    """Return the rows at these places of a batch, on its canvas."""
-    columns: dict[str, Any] = {
-        column.name: getattr(rows, column.name)
-        for column in fields(rows)
-        if column.name != "canvas"
-    }
-    taken: dict[str, Any] = {
-        name: None if column is None else column[places]
-        for name, column in columns.items()
-    }
-    return Rows(**taken, canvas=rows.padded)
 
 
 class _PartDataset(Dataset[Any]):
@@ -442,9 +402,8 @@ class _PartDataset(Dataset[Any]):
             ask(np.concatenate([rows.ids[rows.valid], coming]))
         try:
             return "done", self._work(rows, self._memory.slots[slot, begin:end])
-        except (
-            UserError
-        ) as mistake:  # as a value: the DataLoader would wrap it in a traceback
+        except UserError as mistake:
+            # as a value: the DataLoader would wrap it in a traceback
             return "mistake", mistake
         finally:
             mark(NONE)
@@ -464,9 +423,8 @@ def died(process: Any, files: str) -> str:
             "the system kills workers when memory is short: "
             "--max-pixels leaves out files that take much, and fewer --workers need less"
         )
-    elif (
-        code == -signal.SIGBUS
-    ):  # whatever the sample: it is the mapping that has no page there
+    elif code == -signal.SIGBUS:
+        # whatever the sample: it is the mapping that has no page there
         advice = (
             "a store that it has mapped, an LMDB, was cut short or cannot be read: copy it again, whole; or "
             "/dev/shm is full"

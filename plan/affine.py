@@ -12,32 +12,30 @@ from contracts import Array
 from plan.ops import Op
 
 
+def _stacked(*numbers: Array | int) -> Array:
+    return np.stack(np.broadcast_arrays(*numbers), axis=1).astype(np.float64)
+
+
 def rotation(degrees: Array) -> Array:
     """Return float64 [B, 6], counter-clockwise rotations about the centre."""
     angle = np.radians(degrees)
-    zero = np.zeros_like(angle)
-    return np.stack(
-        [np.cos(angle), -np.sin(angle), zero, np.sin(angle), np.cos(angle), zero],
-        axis=1,
-    )
+    cos, sin = np.cos(angle), np.sin(angle)
+    return _stacked(cos, -sin, 0, sin, cos, 0)
 
 
 def shear_x(slope: Array, height: int) -> Array:
     """Return float64 [B, 6]: each row moves to the left by slope x its distance from the top edge."""
-    zero = np.zeros_like(slope)
-    return np.stack([zero + 1, slope, slope * height / 2, zero, zero + 1, zero], axis=1)
+    return _stacked(1, slope, slope * height / 2, 0, 1, 0)
 
 
 def shear_y(slope: Array, width: int) -> Array:
     """Return float64 [B, 6]: each column moves up by slope x its distance from the left edge."""
-    zero = np.zeros_like(slope)
-    return np.stack([zero + 1, zero, zero, slope, zero + 1, slope * width / 2], axis=1)
+    return _stacked(1, 0, 0, slope, 1, slope * width / 2)
 
 
 def translation(right: Array, down: Array) -> Array:
     """Return float64 [B, 6]: the image moves by so many pixels."""
-    zero = np.zeros_like(right)
-    return np.stack([zero + 1, zero, -right, zero, zero + 1, -down], axis=1)
+    return _stacked(1, 0, -right, 0, 1, -down)
 
 
 def product(first: Array, then: Array) -> Array:

@@ -16,7 +16,7 @@ import numpy as np
 from contracts import Array
 from plan import affine, autoaugment, geometry
 from plan.draws import Purpose, uniforms
-from plan.ops import KEY_BITS, Op, slot
+from plan.ops import KEY_BITS, Op, joined, slot
 
 ERASE_AREA = (0.02, 0.33)
 """Smallest and largest share of the image that is erased (Zhong et al. 2017)."""
@@ -31,12 +31,9 @@ def turns(
     seed: int, epoch: int, ids: Array, *, flip: float, upside_down: float
 ) -> Array:
     """Return uint8 [B], turns of samples `ids`: `flip` and `upside_down` are probabilities."""
-    mirrored = geometry.mirror(uniforms(seed, epoch, Purpose.FLIP, ids, 1)[:, 0] < flip)
-    if not upside_down:
-        return mirrored
-    return mirrored + geometry.FLIP * geometry.mirror(
-        uniforms(seed, epoch, Purpose.UPSIDE_DOWN, ids, 1)[:, 0] < upside_down
-    )
+    mirrored = uniforms(seed, epoch, Purpose.FLIP, ids, 1)[:, 0] < flip
+    flipped = uniforms(seed, epoch, Purpose.UPSIDE_DOWN, ids, 1)[:, 0] < upside_down
+    return geometry.mirror(mirrored) + geometry.FLIP * geometry.mirror(flipped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,23 +104,22 @@ class Jitter(Augmentation):
     def draw(self, seed: int, epoch: int, ids: Array, sizes: Array) -> Array:
         draws = uniforms(seed, epoch, Purpose.JITTER, ids, 8)
         low = max(1 - self.color_jitter, 0)
-        factors = low + draws[:, :3] * (1 + self.color_jitter - low)
+        brightness, contrast, saturation = low + draws[:, :3].T * (
+            1 + self.color_jitter - low
+        )
         hues = (2 * draws[:, 3] - 1) * self.hue_jitter
         colours = np.full(len(draws), self.color_jitter > 0)
         # contrast is about the image's mean, which is no pixel's own
-        contrast = Op.BRIGHTNESS if self.look.pixelwise else Op.CONTRAST
-        scaled = (Op.BRIGHTNESS, contrast, Op.SATURATION)
-        parts = [
-            *(
-                slot(op, colours, factor)
-                for op, factor in zip(scaled, factors.T, strict=True)
-            ),
+        about_mean = Op.BRIGHTNESS if self.look.pixelwise else Op.CONTRAST
+        parts = (
+            slot(Op.BRIGHTNESS, colours, brightness),
+            slot(about_mean, colours, contrast),
+            slot(Op.SATURATION, colours, saturation),
             slot(Op.HUE, np.full(len(draws), self.hue_jitter > 0), hues),
-        ]
-        order = draws[:, 4:].argsort(axis=1)
-        return np.take_along_axis(
-            np.concatenate(parts, axis=1), order[:, :, None], axis=1
         )
+        order = draws[:, 4:].argsort(axis=1)
+        slots = np.concatenate(parts, axis=1)
+        return slots[np.arange(len(slots))[:, None], order]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,10 +133,8 @@ class Grayscale(Augmentation):
         return self.grayscale > 0
 
     def draw(self, seed: int, epoch: int, ids: Array, sizes: Array) -> Array:
-        return slot(
-            Op.GREYSCALE,
-            uniforms(seed, epoch, Purpose.GREY, ids, 1)[:, 0] < self.grayscale,
-        )
+        chosen = uniforms(seed, epoch, Purpose.GREY, ids, 1)[:, 0] < self.grayscale
+        return slot(Op.GREYSCALE, chosen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,22 +168,17 @@ class Erase(Augmentation):
         draws = uniforms(seed, epoch, Purpose.ERASE, ids, 2 * TRIES + 11)
         tries, (applied, left, top, *_) = draws[:, : 2 * TRIES], draws[:, 2 * TRIES :].T
         tall, wide = sizes.T
-        area = (tall * wide)[:, None] * (
-            ERASE_AREA[0] + tries[:, ::2] * (ERASE_AREA[1] - ERASE_AREA[0])
-        )
+        low, high = ERASE_AREA
+        area = (tall * wide)[:, None] * (low + tries[:, ::2] * (high - low))
         low, high = np.log(ERASE_RATIO)
         ratio = np.exp(low + tries[:, 1::2] * (high - low))
         # axes: [B, TRIES]
         heights = np.rint(np.sqrt(area * ratio))
         widths = np.rint(np.sqrt(area / ratio))
         fits = (heights < tall[:, None]) & (widths < wide[:, None])
-        first = fits.argmax(axis=1)[
-            :, None
-        ]  # the first of the rectangles that is smaller than the image
-        height, width = (
-            np.take_along_axis(sides, first, axis=1)[:, 0]
-            for sides in (heights, widths)
-        )
+        # the first of the rectangles that is smaller than the image
+        each, first = np.arange(len(ids)), fits.argmax(axis=1)
+        height, width = heights[each, first], widths[each, first]
         x0 = np.floor(left * (wide - width + 1))
         y0 = np.floor(top * (tall - height + 1))
         colours = np.tile(np.array(self.look.mean), (len(draws), 1))
@@ -201,17 +190,8 @@ class Erase(Augmentation):
         deviations = self.look.std if self.erase_mode == "pixel" else BLACK
         keys = np.floor(draws[:, -2:] * 2**KEY_BITS)
         chosen = (applied < self.erase) & fits.any(axis=1)
-        return slot(
-            Op.ERASE,
-            chosen,
-            x0,
-            y0,
-            x0 + width,
-            y0 + height,
-            *colours.T,
-            *deviations,
-            *keys.T,
-        )
+        corners = x0, y0, x0 + width, y0 + height
+        return slot(Op.ERASE, chosen, *corners, *colours.T, *deviations, *keys.T)
 
 
 AUGMENTATIONS: tuple[type[Augmentation], ...] = (Auto, Jitter, Grayscale, Blur, Erase)
@@ -231,8 +211,7 @@ class Augment:
 
     def draw(self, seed: int, epoch: int, ids: Array, sizes: Array) -> Array | None:
         """Return `Rows.ops` of samples `ids`, whose images have these `sizes`; None where all is off."""
-        slots = [part.draw(seed, epoch, ids, sizes) for part in self.parts]
-        return np.concatenate(slots, axis=1) if slots else None
+        return joined(*(part.draw(seed, epoch, ids, sizes) for part in self.parts))
 
 
 UNTOUCHED = Augment()

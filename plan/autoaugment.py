@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -57,7 +56,7 @@ def _same(values: Array, side: int) -> Array:
 
 
 def _nothing(values: Array, side: int) -> Array:
-    return values[:, None][:, :0]
+    return np.zeros((len(values), 0))
 
 
 TRANSFORMS: dict[str, tuple[Op | None, Take]] = {
@@ -88,6 +87,7 @@ TRANSFORMS: dict[str, tuple[Op | None, Take]] = {
 }
 """Name -> its operation, and what makes the operation's numbers; of AFFINE the map alone."""
 NAMES = tuple(TRANSFORMS)
+COLOURS = ("brightness", "color", "contrast", "sharpness")
 
 
 def _space(
@@ -95,15 +95,10 @@ def _space(
 ) -> Space:
     return {
         "identity": None,
-        "shear_x": Scale(0, shear, signed=True),
-        "shear_y": Scale(0, shear, signed=True),
-        "translate_x": shift,
-        "translate_y": shift,
+        **dict.fromkeys(("shear_x", "shear_y"), Scale(0, shear, signed=True)),
+        **dict.fromkeys(("translate_x", "translate_y"), shift),
         "rotate": Scale(0, turn, signed=True),
-        "brightness": Scale(0, colour, signed=True),
-        "color": Scale(0, colour, signed=True),
-        "contrast": Scale(0, colour, signed=True),
-        "sharpness": Scale(0, colour, signed=True),
+        **dict.fromkeys(COLOURS, Scale(0, colour, signed=True)),
         "posterize": Scale(8, 8 - bits, whole=np.rint),
         "solarize": Scale(255, 0),
         "autocontrast": None,
@@ -128,59 +123,51 @@ TRIVIALAUGMENT = _space(
 )
 """TrivialAugment Wide's magnitudes (Mueller and Hutter 2021)."""
 AUTOAUGMENT: Space = {**RANDAUGMENT, "invert": None}
+THREEAUGMENT: Space = {
+    "greyscale": None,
+    "solarize": Scale(128, 128),
+    "blur": Scale(*BLUR_SIGMA),
+}
 _TIMM_MOVES: Space = {
     "autocontrast": None,
     "equalize": None,
     "invert": None,
     "solarize_add": Scale(0, 110, whole=np.floor),
     "rotate": Scale(0, 30, signed=True),
-    "shear_x": Scale(0, 0.3, signed=True),
-    "shear_y": Scale(0, 0.3, signed=True),
-    "translate_x": Scale(0, 0.45, signed=True, of_side=True),
-    "translate_y": Scale(0, 0.45, signed=True, of_side=True),
+    **dict.fromkeys(("shear_x", "shear_y"), Scale(0, 0.3, signed=True)),
+    **dict.fromkeys(
+        ("translate_x", "translate_y"), Scale(0, 0.45, signed=True, of_side=True)
+    ),
 }
-_COLOURS = ("color", "contrast", "brightness", "sharpness")
+# a name is drawn by its place in the space
+TIMM_COLOURS = ("color", "contrast", "brightness", "sharpness")
 TIMM: Space = {
     **_TIMM_MOVES,
     "posterize": Scale(0, 4, whole=np.floor),
     "solarize": Scale(0, 256, whole=np.floor),
-    **dict.fromkeys(_COLOURS, Scale(-0.9, 0.9)),
+    **dict.fromkeys(TIMM_COLOURS, Scale(-0.9, 0.9)),
 }
 """Magnitudes of timm's strings without inc1: colours, posterize, solarize are strong where it is low."""
 TIMM_INCREASING: Space = {
     **_TIMM_MOVES,
     "posterize": Scale(4, 0, whole=np.ceil),
     "solarize": Scale(256, 0, whole=np.ceil),
-    **dict.fromkeys(_COLOURS, Scale(0, 0.9, signed=True)),
+    **dict.fromkeys(TIMM_COLOURS, Scale(0, 0.9, signed=True)),
 }
 """Magnitudes of timm's strings with inc1: all grow."""
 
 
-class Policy(Protocol):
-    """What --auto-augment names."""
-
-    @property
-    def slots(self) -> int:
-        """Return how many operations it draws for an image."""
-
-    @property
-    def uniforms(self) -> int:
-        """Return how many uniforms it draws them from."""
-
-    def draw(self, draws: Array, side: int) -> tuple[Array, Array]:
-        """Return (which, values), int64 and float64 [B, slots]: places in NAMES, -1 for none, and strengths.
-
-        `draws`: float64 [B, uniforms] in [0, 1).
-        """
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RandAugment:
-    """Any `slots` transforms of a space, each with its own strength; also TrivialAugment."""
+class Policy:
+    """What --auto-augment names: draws `slots` operations for an image.
+
+    This one is RandAugment, any transforms of a space, each with its own strength; also TrivialAugment.
+    """
 
     space: Space
     slots: int = 2
-    strength: float | None = 9 / 30  # None: any of `bins`, evenly
+    # None: any of `bins`, evenly
+    strength: float | None = 9 / 30
     bins: int = 31
     # of the strength, which is normal and cut to [0, 1]; inf: it is uniform from 0 to `strength`
     deviation: float = 0.0
@@ -188,9 +175,14 @@ class RandAugment:
 
     @property
     def uniforms(self) -> int:
+        """Return how many uniforms `draw` takes."""
         return 5 * self.slots
 
     def draw(self, draws: Array, side: int) -> tuple[Array, Array]:
+        """Return (which, values), int64 and float64 [B, slots]: places in NAMES, -1 for none, and strengths.
+
+        `draws`: float64 [B, uniforms] in [0, 1).
+        """
         # axes: [5, B, slots]
         name, sign, applied, first, second = np.moveaxis(
             draws.reshape(len(draws), self.slots, 5), 2, 0
@@ -209,83 +201,83 @@ class RandAugment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AutoAugment:
+class AutoAugment(Policy):
     """One of IMAGENET's pairs, each part with its probability and strength (Cubuk et al. 2018)."""
 
-    slots: int = 2
-    # the pair; of its parts whether they are applied, and their signs
-    uniforms: int = 5
+    @property
+    def uniforms(self) -> int:
+        # the pair; of its parts whether they are applied, and their signs
+        return 5
 
     def draw(self, draws: Array, side: int) -> tuple[Array, Array]:
         pair = (draws[:, 0] * len(IMAGENET)).astype(np.int64)
-        # axes: [pairs, 2]
-        names = np.array(
-            [[NAMES.index(name) for name, _, _ in parts] for parts in IMAGENET]
-        )
-        chances, strengths = (
-            np.array([[float(part[place]) for part in parts] for parts in IMAGENET])
-            for place in (1, 2)
-        )
-        which = np.where(draws[:, 1:3] < chances[pair], names[pair], -1)
-        return which, _values(
-            AUTOAUGMENT, which, strengths[pair] / 9, draws[:, 3:5] < 0.5, side
-        )
+        # axes: [B, 2 parts, 3]
+        parts = IMAGENET[pair]
+        which = np.where(draws[:, 1:3] < parts[:, :, 1], parts[:, :, 0], -1)
+        which = which.astype(np.int64)
+        strengths = parts[:, :, 2] / 9
+        return which, _values(self.space, which, strengths, draws[:, 3:] < 0.5, side)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ThreeAugment:
+class ThreeAugment(Policy):
     """Greyscale, solarize or blur, one of the three (Touvron et al., DeiT III, 2022)."""
 
-    slots: int = 1
-    uniforms: int = 2
+    @property
+    def uniforms(self) -> int:
+        return 2
 
     def draw(self, draws: Array, side: int) -> tuple[Array, Array]:
-        kind = (draws[:, :1] * 3).astype(np.int64)
-        low, high = BLUR_SIGMA
-        values = np.select(
-            [kind == 1, kind == 2], [128.0, low + draws[:, 1:2] * (high - low)], 0.0
-        )
-        return np.array(
-            [NAMES.index(name) for name in ("greyscale", "solarize", "blur")]
-        )[kind], values
+        names = np.array([NAMES.index(one) for one in self.space])
+        which = names[(draws[:, :1] * 3).astype(np.int64)]
+        negative = np.zeros(which.shape, bool)
+        return which, _values(self.space, which, draws[:, 1:], negative, side)
 
 
-IMAGENET = (
-    (("posterize", 0.4, 8), ("rotate", 0.6, 9)),
-    (("solarize", 0.6, 5), ("autocontrast", 0.6, 0)),
-    (("equalize", 0.8, 0), ("equalize", 0.6, 0)),
-    (("posterize", 0.6, 7), ("posterize", 0.6, 6)),
-    (("equalize", 0.4, 0), ("solarize", 0.2, 4)),
-    (("equalize", 0.4, 0), ("rotate", 0.8, 8)),
-    (("solarize", 0.6, 3), ("equalize", 0.6, 0)),
-    (("posterize", 0.8, 5), ("equalize", 1.0, 0)),
-    (("rotate", 0.2, 3), ("solarize", 0.6, 8)),
-    (("equalize", 0.6, 0), ("posterize", 0.4, 6)),
-    (("rotate", 0.8, 8), ("color", 0.4, 0)),
-    (("rotate", 0.4, 9), ("equalize", 0.6, 0)),
-    (("equalize", 0.0, 0), ("equalize", 0.8, 0)),
-    (("invert", 0.6, 0), ("equalize", 1.0, 0)),
-    (("color", 0.6, 4), ("contrast", 1.0, 8)),
-    (("rotate", 0.8, 8), ("color", 1.0, 2)),
-    (("color", 0.8, 8), ("solarize", 0.8, 7)),
-    (("sharpness", 0.4, 7), ("invert", 0.6, 0)),
-    (("shear_x", 0.6, 5), ("equalize", 1.0, 0)),
-    (("color", 0.4, 0), ("equalize", 0.6, 0)),
-    (("equalize", 0.4, 0), ("solarize", 0.2, 4)),
-    (("solarize", 0.6, 5), ("autocontrast", 0.6, 0)),
-    (("invert", 0.6, 0), ("equalize", 1.0, 0)),
-    (("color", 0.6, 4), ("contrast", 1.0, 8)),
-    (("equalize", 0.8, 0), ("equalize", 0.6, 0)),
-)
+def _pairs(table: str) -> Array:
+    """Return float64 [pairs, 2, 3] of lines: place in NAMES, probability, strength."""
+    words = table.split()
+    names = [NAMES.index(word) for word in words[::3]]
+    numbers = zip(names, map(float, words[1::3]), map(float, words[2::3]), strict=True)
+    return np.array(list(numbers)).reshape(-1, 2, 3)
+
+
+IMAGENET = _pairs("""
+    posterize 0.4 8   rotate 0.6 9
+    solarize 0.6 5    autocontrast 0.6 0
+    equalize 0.8 0    equalize 0.6 0
+    posterize 0.6 7   posterize 0.6 6
+    equalize 0.4 0    solarize 0.2 4
+    equalize 0.4 0    rotate 0.8 8
+    solarize 0.6 3    equalize 0.6 0
+    posterize 0.8 5   equalize 1.0 0
+    rotate 0.2 3      solarize 0.6 8
+    equalize 0.6 0    posterize 0.4 6
+    rotate 0.8 8      color 0.4 0
+    rotate 0.4 9      equalize 0.6 0
+    equalize 0.0 0    equalize 0.8 0
+    invert 0.6 0      equalize 1.0 0
+    color 0.6 4       contrast 1.0 8
+    rotate 0.8 8      color 1.0 2
+    color 0.8 8       solarize 0.8 7
+    sharpness 0.4 7   invert 0.6 0
+    shear_x 0.6 5     equalize 1.0 0
+    color 0.4 0       equalize 0.6 0
+    equalize 0.4 0    solarize 0.2 4
+    solarize 0.6 5    autocontrast 0.6 0
+    invert 0.6 0      equalize 1.0 0
+    color 0.6 4       contrast 1.0 8
+    equalize 0.8 0    equalize 0.6 0
+""")
 """AutoAugment's pairs for ImageNet: (name, probability, strength out of 9) twice."""
 UNIFORM_DEVIATION = 100
 """Deviation of timm's strings, mstd, above which magnitudes are uniform from 0 to m."""
 POLICIES: dict[str, Policy | None] = {
     "none": None,
-    "randaugment": RandAugment(space=RANDAUGMENT),
-    "trivialaugment": RandAugment(space=TRIVIALAUGMENT, slots=1, strength=None),
-    "autoaugment": AutoAugment(),
-    "3augment": ThreeAugment(),
+    "randaugment": Policy(space=RANDAUGMENT),
+    "trivialaugment": Policy(space=TRIVIALAUGMENT, slots=1, strength=None),
+    "autoaugment": AutoAugment(space=AUTOAUGMENT),
+    "3augment": ThreeAugment(space=THREEAUGMENT, slots=1),
 }
 """Name -> policy, of those that have one. A name that begins with "rand-" is timm's."""
 
@@ -301,34 +293,25 @@ def policy_of(name: str) -> Policy | None:
     )
 
 
-def _of_timm(name: str) -> RandAugment:
+def _of_timm(name: str) -> Policy:
     """Return the policy of timm's string. Raises UserError.
 
     m is the magnitude of 10, n how many operations, mstd the magnitude's deviation (above 100: uniform from 0
     to m), p their probability, inc that all grow with it. timm's mmax and t are not here.
     """
-    defaults = {"m": 10.0, "n": 2.0, "mstd": 0.0, "p": 0.5, "inc": 0.0}
-    given: dict[str, float] = {}
-    for word in name.split("-")[1:]:
-        parts = re.fullmatch(r"([a-z]+)(\d+\.?\d*)", word)
-        if parts is None or parts[1] not in defaults:
-            raise UserError(
-                f"--auto-augment {name}: {word} is not known; m9 is the magnitude, n2 how many operations, "
-                "mstd0.5 the magnitude's deviation (mstd101: any up to m), inc1 that all grow with it, p0.5 "
-                "their probability"
-            )
-        if parts[1] in given:
-            raise UserError(
-                f"--auto-augment {name}: {parts[1]} is there twice; leave one out"
-            )
-        given[parts[1]] = float(parts[2])
-    values = defaults | given
-    in_range = 0 <= values["m"] <= 10 and values["n"] >= 1 and values["p"] <= 1
-    if not in_range or values["n"] % 1 or values["inc"] % 1:
+    values = {"m": 10.0, "n": 2.0, "mstd": 0.0, "p": 0.5, "inc": 0.0}
+    words = [re.fullmatch(r"([a-z]+)(\d+\.?\d*)", word) for word in name.split("-")[1:]]
+    given = {word[1]: float(word[2]) for word in words if word}
+    known = len(given) == len(words) and given.keys() <= values.keys()
+    values |= given
+    in_range = values["m"] <= 10 and values["n"] >= 1 and values["p"] <= 1
+    if not known or not in_range or values["n"] % 1 or values["inc"] % 1:
         raise UserError(
-            f"--auto-augment {name}: m is 0 to 10, n a whole number from 1 on, inc 0 or 1, p at most 1"
+            f"--auto-augment {name}: of m9 (the magnitude, 0 to 10), n2 (how many operations), mstd0.5 (the "
+            "magnitude's deviation; mstd101: any up to m), inc1 (all grow with it) and p0.5 (their "
+            "probability) each may be there once"
         )
-    return RandAugment(
+    return Policy(
         space=TIMM_INCREASING if values["inc"] else TIMM,
         slots=int(values["n"]),
         strength=values["m"] / 10,

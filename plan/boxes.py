@@ -49,28 +49,23 @@ class DetectionPolicy:
     colours: Augment = UNTOUCHED
 
     def __post_init__(self) -> None:
+        keeps_shape = self.longer is not None
         if not self._shorter:
-            raise UserError(
-                "--augment multiscale draws from --short-sides, which has none; at least one, in pixels"
-            )
-        if self.longer is None and self.augment == "multiscale":
-            raise UserError(
-                f"--augment multiscale: this architecture takes {self.size} x {self.size} images only; "
-                "flip, lsj, ssd or ssdlite"
-            )
-        if self.longer is not None and self.augment in CENTRED:
+            raise UserError("--augment multiscale draws from --short-sides; give some")
+        if keeps_shape and self.augment in CENTRED:
             raise UserError(
                 f"--augment {self.augment} stretches images, this architecture keeps their shape; "
                 "flip, multiscale or lsj"
             )
-        if self.longer is not None and self.longer < max(self._shorter):
-            side = (
-                f"--image-size {self.size}"
-                if self.augment != "multiscale"
-                else f"--short-sides up to {max(self._shorter)}"
-            )
+        if not keeps_shape and self.augment == "multiscale":
             raise UserError(
-                f"{side} is more than the longer side may have, {self.longer}; a larger --longer-side"
+                f"--augment multiscale: this architecture takes {self.size} x {self.size} images only; "
+                "flip, lsj, ssd or ssdlite"
+            )
+        if self.longer is not None and self.longer < max(self._shorter):
+            raise UserError(
+                f"--image-size or --short-sides of {max(self._shorter)} is more than the longer side may "
+                f"have, {self.longer}; a larger --longer-side"
             )
 
     @property
@@ -101,39 +96,21 @@ class DetectionPolicy:
         self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array
     ) -> Array:
         """Return int64 [B, 2], height and width of the outputs of samples `ids`."""
-        if not self.varies:
+        if self.longer is None or not self.varies:
             return np.full((len(ids), 2), self.size, np.int64)
-        assert self.longer is not None
         sides = np.array(self._shorter)
-        drawn = (
-            uniforms(seed, epoch, Purpose.SCALE, ids, 1)[:, 0]
-            if len(sides) > 1
-            else np.zeros(len(ids))
-        )
-        return np.stack(
-            windows.fitted(
-                heights,
-                widths,
-                sides[(drawn * len(sides)).astype(np.int64)],
-                self.longer,
-            ),
-            axis=1,
-        )
+        drawn = uniforms(seed, epoch, Purpose.SCALE, ids, 1)[:, 0]
+        shorter = sides[(drawn * len(sides)).astype(np.int64)]
+        return np.stack(windows.fitted(heights, widths, shorter, self.longer), axis=1)
 
     def largest(self, heights: Array, widths: Array) -> tuple[int, int]:
         """Return the height and width that a batch of such images can have."""
+        if self.longer is None:
+            return self.size, self.size
         if not self.varies:
-            return (
-                canvas(np.full((1, 2), self.size))
-                if self.longer
-                else (self.size, self.size)
-            )
-        assert self.longer is not None
-        return canvas(
-            np.stack(
-                windows.fitted(heights, widths, max(self._shorter), self.longer), axis=1
-            )
-        )
+            return canvas(np.full((1, 2), self.size))
+        fitted = windows.fitted(heights, widths, max(self._shorter), self.longer)
+        return canvas(np.stack(fitted, axis=1))
 
     def frame(
         self,
@@ -161,20 +138,16 @@ class DetectionPolicy:
             )
         elif self.augment in CENTRED:
             draws = uniforms(seed, epoch, Purpose.ZOOM, ids, 4)
+            zooms = 0.5 if self.augment == "ssd" else 0.0
             images, extents = windows.zoomed_out(
-                heights,
-                widths,
-                draws,
-                probability=0.5 if self.augment == "ssd" else 0.0,
+                heights, widths, draws, probability=zooms
             )
-            crops = crops_by_overlap(
-                seed, epoch, ids, extents, boxes + np.tile(images[which, :2], 2), which
-            )
+            moved = boxes + np.tile(images[which, :2], 2)
+            crops = crops_by_overlap(seed, epoch, ids, extents, moved, which)
             regions, inner, places = windows.placed(images, crops, self.size)
             if self.augment == "ssd":
-                distortions = ops.alone(
-                    ops.Op.DISTORT, ops.distortions(seed, epoch, ids)
-                )
+                numbers = ops.distortions(seed, epoch, ids)
+                distortions = ops.alone(ops.Op.DISTORT, numbers)
             else:
                 places = None  # a crop of the image itself fills the output
         else:
@@ -215,26 +188,17 @@ def crops_by_overlap(
     for round_ in range(ROUNDS):
         # a counter for each (sample, round): draws of one round do not depend on how many there were
         turns = ids[open_rows] * ROUNDS + round_
-        overlaps = np.array(OVERLAPS)[
-            (
-                uniforms(seed, epoch, Purpose.OVERLAP, turns, 1)[:, 0] * len(OVERLAPS)
-            ).astype(np.int64)
-        ]
-        open_rows, turns, overlaps = (
-            part[overlaps < 1] for part in (open_rows, turns, overlaps)
-        )
+        drawn = uniforms(seed, epoch, Purpose.OVERLAP, turns, 1)[:, 0]
+        overlaps = np.array(OVERLAPS)[(drawn * len(OVERLAPS)).astype(np.int64)]
+        crop = overlaps < 1
+        open_rows, turns, overlaps = open_rows[crop], turns[crop], overlaps[crop]
         if not len(open_rows):
             break
         mine = np.isin(which, open_rows)
         owner = np.searchsorted(open_rows, which[mine])
+        counters = (turns[:, None] * TRIALS + np.arange(TRIALS)).ravel()
         # axes: [rows, TRIALS, 4]
-        draws = uniforms(
-            seed,
-            epoch,
-            Purpose.CROP,
-            (turns[:, None] * TRIALS + np.arange(TRIALS)).ravel(),
-            4,
-        ).reshape(-1, TRIALS, 4)
+        draws = uniforms(seed, epoch, Purpose.CROP, counters, 4).reshape(-1, TRIALS, 4)
         tried = _tried(extents[open_rows], draws)
         fits = _overlapping(tried, boxes[mine], owner, overlaps)
         chosen = fits.argmax(axis=1)
@@ -255,9 +219,7 @@ def _tried(extents: Array, draws: Array) -> Array:
     corner = ((field - size) * draws[..., 2:]).astype(np.int64)
     width, height = size[..., 0], size[..., 1]
     allowed = (2 * width >= height) & (width <= 2 * height)
-    return np.where(
-        allowed[..., None], np.concatenate([corner, corner + size], axis=-1), 0
-    )
+    return np.concatenate([corner, corner + size], axis=-1) * allowed[..., None]
 
 
 def _overlapping(tried: Array, boxes: Array, owner: Array, overlaps: Array) -> Array:
@@ -270,12 +232,10 @@ def _overlapping(tried: Array, boxes: Array, owner: Array, overlaps: Array) -> A
     left, top, right, bottom = np.moveaxis(tried[owner].astype(np.float64), -1, 0)
     x0, y0, x1, y1 = (side[:, None] for side in boxes.T)
     middle_x, middle_y = (x0 + x1) / 2, (y0 + y1) / 2
-    inside = (
-        (left < middle_x) & (middle_x < right) & (top < middle_y) & (middle_y < bottom)
-    )
-    common = np.maximum(np.minimum(right, x1) - np.maximum(left, x0), 0) * np.maximum(
-        np.minimum(bottom, y1) - np.maximum(top, y0), 0
-    )
+    inside = (left < middle_x) & (middle_x < right)
+    inside &= (top < middle_y) & (middle_y < bottom)
+    common = np.maximum(np.minimum(right, x1) - np.maximum(left, x0), 0)
+    common *= np.maximum(np.minimum(bottom, y1) - np.maximum(top, y0), 0)
     either = (right - left) * (bottom - top) + (x1 - x0) * (y1 - y0) - common
     good = inside & (common >= overlaps[owner, None] * either)
     starts = np.searchsorted(owner, np.arange(len(tried)))
@@ -293,27 +253,19 @@ class DetectionPlan(EpochPlan):
     columns: Any
     policy: DetectionPolicy
     keep_empty: bool = False
-    _ids: Array = field(
-        init=False, repr=False
-    )  # int64 [samples], ascending, of the images that are used
+    # int64 [samples], ascending, of the images that are used
+    _ids: Array = field(init=False, repr=False)
     _largest: tuple[int, int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        every = np.arange(len(self.columns.height))
-        ids = (
-            every
-            if self.keep_empty or not self.training
-            else np.asarray(self.columns.with_boxes)
-        )
+        ids = np.arange(len(self.columns.height))
+        if self.training and not self.keep_empty:
+            ids = np.asarray(self.columns.with_boxes)
+        size = self.policy.size
+        largest = self.policy.largest(*self._stored(ids)) if len(ids) else (size, size)
         # the dataclass is frozen; both are asked for in every batch
         object.__setattr__(self, "_ids", ids)
-        object.__setattr__(
-            self,
-            "_largest",
-            self.policy.largest(*self._stored(ids))
-            if len(ids)
-            else (self.policy.size,) * 2,
-        )
+        object.__setattr__(self, "_largest", largest)
 
     @staticmethod
     def of(columns: Any, policy: DetectionPolicy, **numbers: Any) -> DetectionPlan:
@@ -368,30 +320,24 @@ class DetectionPlan(EpochPlan):
     @property
     def ordering(self) -> str:
         own = self.policy
-        sizes = (
-            f", sizes of {own.augment} {own.size} {own.longer} {' '.join(map(str, own.short_sides))}".rstrip()
-            if own.varies
-            else ""
-        )
-        begin = f"seed {self.seed}" if self.shuffled else "sequential"
-        return f"{begin}{sizes}{', with empty images' if self.keep_empty else ''}"
+        order = f"seed {self.seed}" if self.shuffled else "sequential"
+        if own.varies:
+            sizes = own.augment, own.size, own.longer, *own.short_sides
+            order += f", sizes of {' '.join(map(str, sizes))}"
+        return f"{order}{', with empty images' if self.keep_empty else ''}"
 
     def ordered(self, epoch: int) -> Array:
         """Return int64 [samples], ids of images."""
         shuffled = self.training and self.shuffled
-        ids = (
-            self._ids[order.order(self.seed, epoch, self.samples)]
-            if shuffled
-            else self._ids
-        )
+        ids = self._ids
+        if shuffled:
+            ids = ids[order.order(self.seed, epoch, self.samples)]
         if not self.policy.varies or (self.training and not shuffled):
             return ids
-        heights, widths = self.policy.outputs(
-            self.seed, epoch, ids, *self._stored(ids)
-        ).T
+        sizes = self.policy.outputs(self.seed, epoch, ids, *self._stored(ids))
         if self.training:
-            return ids[order.grouped(heights, widths, seed=self.seed, epoch=epoch)]
-        return ids[order.by_size(heights, widths)]
+            return ids[order.grouped(*sizes.T, seed=self.seed, epoch=epoch)]
+        return ids[order.by_size(*sizes.T)]
 
     def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
         boxes = np.zeros((0, 4))
@@ -411,9 +357,7 @@ def padding(batches: Sequence[Rows]) -> float:
 
     They lie beside the outputs on their canvas, and within them beside `places`.
     """
-    covered = sum(
-        int((place[:, 2:] - place[:, :2]).prod(axis=1).sum())
-        for place in (rows.placed for rows in batches)
-    )
+    places = np.concatenate([np.zeros((0, 4)), *(rows.placed for rows in batches)])
+    covered = int((places[:, 2:] - places[:, :2]).prod(axis=1).sum())
     whole = sum(len(rows) * rows.padded[0] * rows.padded[1] for rows in batches)
     return 1 - covered / whole if whole else 0.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,7 @@ ROWS = 512
 PIXELS = 128 * 224 * 224
 """Most pixels of a bundle's outputs: as many as a batch of 128 images has, and so no more memory."""
 LEAST_BUNDLES = 32
-"""Fewest bundles that a rank's epoch is cut into. The first step waits for a whole bundle, which in a short
-epoch would be much of it."""
+"""Fewest bundles that a rank's epoch is cut into: the first step waits for a whole one."""
 
 
 def count(plan: Plan, together: int, world_size: int) -> int:
@@ -32,47 +32,46 @@ def count(plan: Plan, together: int, world_size: int) -> int:
     They are `together` at most, which the plan draws at once. Bundled are batches of one shape, of still
     images or pairs, where an epoch has enough of them.
     """
-    if (
-        together == 1
-        or not plan.filled
-        or plan.resident > 1
-        or len(plan.sample_shape) > 3
-    ):
+    one_shape = plan.filled and plan.resident == 1 and len(plan.sample_shape) == 3
+    if together == 1 or not one_shape:
         return 1
     height, width = plan.sample_shape[1:]
-    pixels = height * width * (1 + plan.upscale**2)
+    pixels = height * width * (1 + plan.upscale**2) * plan.batch_size
     # not samples * views: repeats and balance make several rows of a sample, and leave others out
     epoch = plan.steps() * plan.global_batch_size // (plan.batch_size * world_size)
-    return max(
-        min(together, epoch // LEAST_BUNDLES, PIXELS // pixels // plan.batch_size), 1
-    )
+    return max(min(together, epoch // LEAST_BUNDLES, PIXELS // pixels), 1)
+
+
+def _arrays(rows: Rows) -> dict[str, Array]:
+    """Return the arrays that rows have, by the names of their fields."""
+    columns = {column.name: getattr(rows, column.name) for column in fields(Rows)}
+    del columns["canvas"]
+    return {name: column for name, column in columns.items() if column is not None}
+
+
+def some(rows: Rows, which: slice | Array) -> Rows:
+    """Return some rows of a batch, on its canvas."""
+    taken = {name: column[which] for name, column in _arrays(rows).items()}
+    return Rows(**taken, canvas=rows.padded)
 
 
 def joined(batches: Sequence[Rows]) -> Rows:
     """Return the rows of micro-batches of one canvas as those of one batch, in their order."""
     columns = {
-        column.name: [getattr(rows, column.name) for rows in batches]
-        for column in fields(Rows)
+        name: np.concatenate([getattr(rows, name) for rows in batches])
+        for name in _arrays(batches[0])
     }
-    canvas = columns.pop("canvas")[0]
-    arrays = {
-        name: np.concatenate(values)
-        for name, values in columns.items()
-        if values[0] is not None
-    }
-    return Rows(**arrays, canvas=canvas)
+    return Rows(**columns, canvas=batches[0].canvas)
 
 
 def cut(rows: Rows, size: int) -> list[Rows]:
     """Return the micro-batches of `size` rows each that `joined` has made `rows` of."""
-    columns = {column.name: getattr(rows, column.name) for column in fields(Rows)}
-    canvas = columns.pop("canvas")
-    arrays: dict[str, Array] = {
-        name: column for name, column in columns.items() if column is not None
-    }
+    arrays = _arrays(rows)
     cuts = (slice(begin, begin + size) for begin in range(0, len(rows), size))
     return [
-        Rows(**{name: column[its] for name, column in arrays.items()}, canvas=canvas)
+        Rows(
+            **{name: column[its] for name, column in arrays.items()}, canvas=rows.canvas
+        )
         for its in cuts
     ]
 
@@ -84,30 +83,33 @@ class Bundled:
     filled up with rows that are not valid.
     """
 
-    def __init__(self, plan: Plan, count: int) -> None:
+    def __init__(self, plan: Any, count: int) -> None:
         self.plan = plan
         self.count = count
+        self.batch_size = plan.batch_size * count
+        # micro-batches that the last call of `rows` returned, as bundles
         self.batches = 0
-        """How many micro-batches of `plan` the last call of `rows` returned, as bundles."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.plan, name)
 
     @property
-    def batch_size(self) -> int:
-        return self.plan.batch_size * self.count
-
-    @property
     def sharing(self) -> int:
         """Return how many bundles that follow one another show the same images; see plan.patches."""
-        plan: Any = self.plan
-        return max(int(plan.sharing) // self.count, 1)
+        return max(self.plan.sharing // self.count, 1)
 
     def rows(self, epoch: int, first: int) -> Sequence[Rows]:
         """Return the bundles of this rank behind `first` samples, drawn on access."""
         drawn = self.plan.rows(epoch, first)
         self.batches = len(drawn)
-        return _Bundles(drawn, self.count)
+        return Lazy(-(-len(drawn) // self.count), partial(self._bundle, drawn))
+
+    def _bundle(self, drawn: Sequence[Rows], index: int) -> Rows:
+        batches = drawn[index * self.count : (index + 1) * self.count]
+        last = batches[-1]
+        none = np.zeros_like(last.valid)
+        padding = replace(last, ids=np.full_like(last.ids, -1), valid=none)
+        return joined([*batches, *[padding] * (self.count - len(batches))])
 
 
 def rows_of_part(plan: Plan, workers: int, most: int) -> int:
@@ -115,24 +117,3 @@ def rows_of_part(plan: Plan, workers: int, most: int) -> int:
     if not isinstance(plan, Bundled):
         return most
     return min(most, max(plan.plan.batch_size, -(-plan.batch_size // max(workers, 1))))
-
-
-class _Bundles(Lazy):
-    """The bundles of an epoch, drawn when they are asked for, as the micro-batches are."""
-
-    def __init__(self, drawn: Sequence[Rows], count: int) -> None:
-        self._drawn = drawn
-        self._count = count
-
-    def __len__(self) -> int:
-        return -(-len(self._drawn) // self._count)
-
-    def _at(self, index: int) -> Rows:
-        begin = index * self._count
-        own = self._drawn[begin : min(begin + self._count, len(self._drawn))]
-        padding = replace(
-            own[-1],
-            ids=np.full_like(own[-1].ids, -1),
-            valid=np.zeros_like(own[-1].valid),
-        )
-        return joined([*own, *[padding] * (self._count - len(own))])

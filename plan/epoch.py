@@ -125,13 +125,9 @@ class EpochPlan(ABC):
 
     @property
     def ordering(self) -> str:
+        order = f"seed {self.seed}" if self.shuffled else "sequential"
         repeated = f", {self.repeats} repeats" if self.repeats > 1 else ""
-        balanced = ", classes alike" if self.balance is not None else ""
-        return (
-            (f"seed {self.seed}" if self.shuffled else "sequential")
-            + repeated
-            + balanced
-        )
+        return order + repeated + (", classes alike" if self.balance else "")
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -168,22 +164,17 @@ class EpochPlan(ABC):
         """Raise UserError when not even one step fits, naming the largest batch that would."""
         if self.training and self.steps() == 0:
             largest = self.samples // (self.world_size * self.accumulate)
-            fits = (
-                f"the largest that fits is --batch-size {largest}"
-                if largest
-                else "too few samples for this many ranks"
-            )
+            fits = f"the largest that fits is --batch-size {largest}"
             raise UserError(
                 f"--batch-size {self.batch_size} x {self.world_size} ranks "
                 f"x --accumulate {self.accumulate} = {self.global_batch_size} samples a step, "
-                f"but there are {self.samples} training samples; {fits}"
+                f"but there are {self.samples} training samples; "
+                f"{fits if largest else 'too few samples for this many ranks'}"
             )
 
-    def rows(self, epoch: int, first: int) -> _EpochRows:
+    def rows(self, epoch: int, first: int) -> Lazy:
         """Return this rank's micro-batches behind `first` samples (validation: items) of the epoch."""
-        ordered = np.asarray(self.ordered(epoch))
-        checks.require_items(self, ordered)
-        return _EpochRows(self, epoch, first, ordered)
+        return _EpochRows(self, epoch, first)
 
     def ordered(self, epoch: int) -> Array:
         """Return int64, the items of an epoch in their order."""
@@ -206,81 +197,70 @@ class EpochPlan(ABC):
         """
         real = len(items)
         count = count or self.batch_size
-        if real < count:
-            # padding repeats a real row, so that whoever decodes it finds numbers that are sound
-            items = np.concatenate(
-                [items, np.full(count - real, items[-1] if real else 0)]
-            )
-        checks.require_items(self, items)
+        # padding repeats a real row, so that whoever decodes it finds numbers that are sound
+        last = items[-1] if real else 0
+        items = np.concatenate([items, np.full(count - real, last)])
         ids, views = np.divmod(items, self.views)
-        valid = np.arange(len(ids)) < real
-        heights, widths = self.stored
-        stored = checks.Stored(heights=heights, widths=widths, segments=self.segments)
-        checks.require_ids(
-            self, stored, ids[:real]
-        )  # first: `frame` reads columns at these
-        checks.require_once(self, ids[:real])
+        # before `frame`, which reads columns at these
+        checks.require_ids(self, ids[:real])
         if self.fetch is not None:
             self.fetch(ids[:real], coming // self.views)
         framed = self.frame(epoch, ids, views)
-        checks.require_fields(self, framed)
         if self.exif is not None:
-            shown = (self.exif, heights, widths)
-            exif = np.stack(
-                [np.asarray(column[ids], np.int64) for column in shown], axis=1
-            )
-            framed = {**framed, "exif": exif}
-        sizes = np.full((len(ids), 2), self.image_size, np.int64)
-        rows = Rows(
-            ids=np.where(valid, ids, -1), valid=valid, **{"sizes": sizes, **framed}
-        )
-        checks.require_sound(self, stored, rows, ids)
+            shown = (self.exif, *self.stored)
+            columns = [np.asarray(column[ids], np.int64) for column in shown]
+            framed = {**framed, "exif": np.stack(columns, axis=1)}
+        valid = np.arange(count) < real
+        sizes = np.full((count, 2), self.image_size, np.int64)
+        framed = {"sizes": sizes, **framed}
+        rows = Rows(ids=np.where(valid, ids, -1), valid=valid, **framed)
+        checks.require_sound(self, rows, ids)
         return rows
 
 
 class _EpochRows(Lazy):
-    """Lazy: an index draws its micro-batch, small ones with their neighbours."""
+    """An index draws its micro-batch, small ones with their neighbours."""
 
-    def __init__(self, plan: EpochPlan, epoch: int, first: int, ordered: Array) -> None:
+    def __init__(self, plan: EpochPlan, epoch: int, first: int) -> None:
         self._plan = plan
         self._epoch = epoch
         self._first = first
-        self._ordered = ordered
+        self._ordered = plan.ordered(epoch)
         # a validation drops nothing, and a step of it is one micro-batch of each rank
         keeps_tail = plan.keeps_tail or not plan.training
         accumulate = plan.accumulate if plan.training else 1
         a_step = plan.world_size * plan.batch_size * accumulate
-        self._count = (
-            order.steps(len(ordered), first, a_step, keeps_tail=keeps_tail) * accumulate
-        )
+        items = len(self._ordered)
+        steps = order.steps(items, first, a_step, keeps_tail=keeps_tail)
+        super().__init__(steps * accumulate, self._drawn_with_neighbours)
         self._drawn: tuple[range, list[Rows]] = range(0), []
-        self._told = 0  # micro-batches up to this one were named as coming
+        # micro-batches up to this one were named as coming
+        self._named = 0
 
-    def __len__(self) -> int:
-        return self._count
-
-    def _at(self, index: int) -> Rows:
-        which, drawn = (
-            self._drawn
-        )  # of a thread's own: another one may put its own there
+    def _drawn_with_neighbours(self, index: int) -> Rows:
+        # one read of both: another thread may put its own there
+        which, drawn = self._drawn
         if index not in which:
             begin = index - index % self._plan.together
-            which = range(begin, min(begin + self._plan.together, self._count))
+            which = range(begin, min(begin + self._plan.together, len(self)))
             self._drawn = which, drawn = which, self._draw(which)
         return drawn[index - which.start]
 
     def _items(self, which: range) -> Array:
         """Return the items of these micro-batches."""
         plan = self._plan
-        numbers = {
-            "first": self._first,
-            "batch_size": plan.batch_size,
-            "world_size": plan.world_size,
-            "rank": plan.rank,
-        }
-        return np.concatenate(
-            [NONE, *(order.share(self._ordered, i, **numbers) for i in which)]
-        )
+        shares = [
+            order.share(
+                self._ordered,
+                index,
+                first=self._first,
+                batch_size=plan.batch_size,
+                world_size=plan.world_size,
+                rank=plan.rank,
+            )
+            for index in which
+        ]
+        return np.concatenate([NONE, *shares])
 
     def _key(self, index: int) -> np.uint64:
         """Return the key of a micro-batch: of the seed, of its place in training, and of the rank."""
@@ -288,32 +268,26 @@ class _EpochRows(Lazy):
         position = self._first + index * plan.world_size * plan.batch_size
         return np.uint64(key(plan.seed, self._epoch, Purpose.MIX, position, plan.rank))
 
-    def _next(self, begin: int) -> range:
+    def _coming(self, begin: int) -> range:
         """Return the micro-batches from `begin` on that are AHEAD at most, and were not named before."""
-        end = min(begin + -(-AHEAD // self._plan.batch_size), self._count)
-        begin = max(begin, self._told) if self._told <= end else begin
-        self._told = end
+        end = min(begin + -(-AHEAD // self._plan.batch_size), len(self))
+        begin = max(begin, self._named) if self._named <= end else begin
+        self._named = end
         return range(begin, end)
 
     def _draw(self, which: range) -> list[Rows]:
         """Draw these micro-batches; only the last of an epoch may be short."""
         plan = self._plan
-        size = self._plan.batch_size
-        coming = NONE if plan.fetch is None else self._items(self._next(which.stop))
+        size = plan.batch_size
+        coming = self._items(self._coming(which.stop)) if plan.fetch else NONE
         items = self._items(which)
         rows = plan.draw(self._epoch, items, size * len(which), coming)
         if plan.training:
-            seeds = np.zeros(
-                len(rows), np.uint64
-            )  # of items: each repeat of a sample has its own
-            seeds[: len(items)] = bits(
-                key(plan.seed, self._epoch, Purpose.TRANSFORM), items
-            )
+            # of items: each repeat of a sample has its own
+            seeds = np.zeros(len(rows), np.uint64)
+            stream = key(plan.seed, self._epoch, Purpose.TRANSFORM)
+            seeds[: len(items)] = bits(stream, items)
             keys = np.repeat([self._key(index) for index in which], size)
             rows = replace(rows, keys=keys, seeds=seeds)
-        if len(which) == 1:
-            return [rows]
-        assert rows.canvas is None, (
-            "a canvas is a batch's: such a plan draws them one by one"
-        )
-        return bundles.cut(rows, size)
+        # a canvas is a batch's: a plan that gives one draws them one by one
+        return [rows] if len(which) == 1 else bundles.cut(rows, size)

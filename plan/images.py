@@ -35,10 +35,8 @@ class Growth:
         if epoch <= self.begin:
             return self.start
         share = (epoch - self.begin) / (self.end - self.begin)
-        nearest = (
-            round((self.start + share * (full - self.start)) / MULTIPLE) * MULTIPLE
-        )
-        return min(max(nearest, self.start), full)
+        size = self.start + share * (full - self.start)
+        return min(max(round(size / MULTIPLE) * MULTIPLE, self.start), full)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +64,8 @@ class ImagePolicy:
 
     def size(self, epoch: int) -> int:
         """Return the height and width of an epoch's images, in pixels."""
-        return (
-            self.image_size
-            if self.growth is None
-            else self.growth.size(epoch, self.image_size)
-        )
+        growth = self.growth
+        return growth.size(epoch, self.image_size) if growth else self.image_size
 
     def frame(
         self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array
@@ -82,25 +77,21 @@ class ImagePolicy:
             regions = windows.random_resized(
                 heights, widths, draws, scale=self.scale, ratio=self.ratio
             )
+            inner = windows.filling(regions)
         elif self.window == "stretch":
             regions = windows.whole(heights, widths)
+            inner = windows.filling(regions)
         else:
             regions, inner = windows.resize_then_center(
                 heights,
                 widths,
-                resize=round(
-                    self.resize * size / self.image_size
-                ),  # the same share of the image
+                # the same share of the image
+                resize=round(self.resize * size / self.image_size),
                 crop=size,
                 support=windows.SUPPORT[self.interpolation],
             )
-        if self.window != "center":
-            inner = windows.filling(regions)
-        return (
-            regions,
-            inner,
-            turns(seed, epoch, ids, flip=self.flip, upside_down=self.vflip),
-        )
+        turned = turns(seed, epoch, ids, flip=self.flip, upside_down=self.vflip)
+        return regions, inner, turned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +109,13 @@ class ImagePlan(EpochPlan):
     @staticmethod
     def of(columns: Any, policy: ImagePolicy, **numbers: Any) -> ImagePlan:
         """Return the plan of a manifest's samples."""
-        sizes = {"heights": columns.height, "widths": columns.width}
-        fetch = getattr(columns, "fetch", None)  # stand-ins have none
         return ImagePlan(
-            **sizes, policy=policy, shown_by=exif_of(columns), fetch=fetch, **numbers
+            heights=columns.height,
+            widths=columns.width,
+            policy=policy,
+            shown_by=exif_of(columns),
+            fetch=getattr(columns, "fetch", None),  # stand-ins have none
+            **numbers,
         )
 
     @property
@@ -136,10 +130,8 @@ class ImagePlan(EpochPlan):
     def first_epochs(self) -> tuple[int, ...]:
         size = self.policy.size
         last = self.policy.growth.end if self.policy.growth else 0
-        return (
-            0,
-            *(epoch for epoch in range(1, last + 1) if size(epoch) != size(epoch - 1)),
-        )
+        later = range(1, last + 1)
+        return 0, *(epoch for epoch in later if size(epoch) != size(epoch - 1))
 
     @property
     def operates(self) -> bool:

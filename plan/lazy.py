@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Sequence
-from typing import overload
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from contracts import Rows
 
 
 class Lazy(Sequence[Rows]):
-    """A sequence whose `_at(index)` makes the rows of an index, 0 to len - 1."""
+    """A sequence of `count` micro-batches; `at(index)`, 0 to count - 1, makes one of them."""
 
-    @overload
-    def __getitem__(self, index: int) -> Rows: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Rows]: ...
-    def __getitem__(self, index: int | slice) -> Rows | list[Rows]:
+    def __init__(self, count: int, at: Callable[[int], Rows]) -> None:
+        self._count = count
+        self._at = at
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return [self._at(i) for i in range(*index.indices(len(self)))]
-        if not 0 <= index < len(self):
-            raise IndexError(f"micro-batch {index} of {len(self)}")
+            return [self._at(i) for i in range(*index.indices(self._count))]
+        if not 0 <= index < self._count:
+            raise IndexError(f"micro-batch {index} of {self._count}")
         return self._at(index)
-
-    @abstractmethod
-    def _at(self, index: int) -> Rows:
-        """Return the rows of an index that there is."""

@@ -6,8 +6,8 @@ loaders/_ops.py does them on tensors. Levels are 0..255.
 
 The rule of rounding: an operation takes and gives whole levels. What is blended or looked up is rounded
 down, what is resampled or blurred to the nearest, as torchvision.transforms.v2 does for uint8, and within a
-level of what it gives (AFFINE, nearest: but for pixels that are half-way). DISTORT, NOISE and ERASE do not
-round. Noise is a hash of its two keys (24 bits each) and of the place of the pixel, so that it is the same
+level of what it gives (AFFINE, nearest: but for pixels that are half-way). DISTORT and ERASE do not
+round. ERASE's noise is a hash of its two keys (24 bits each) and of the place of the pixel, so that it is the same
 whoever makes it; frames of a clip have the same. All that is measured of an image is measured of a frame.
 
 DISTORT is the photometric distortion of SSD: as Liu et al. train SSD (2016; caffe's distort_image), a
@@ -49,14 +49,10 @@ class Op(IntEnum):
     DISTORT = 1, 6  # of SSD, see above
     BRIGHTNESS = 2, 1  # factor: level x factor
     SATURATION = 3, 1  # factor: grey + factor x (level - grey), pixel by pixel
-    CONTRAST = (
-        4,
-        1,
-    )  # factor: mean + factor x (level - mean), the mean of the image's grey
-    SHARPNESS = (
-        5,
-        1,
-    )  # factor: soft + factor x (level - soft); soft: of 3 x 3, the centre 5 of 13
+    # factor: mean + factor x (level - mean), the mean of the image's grey
+    CONTRAST = 4, 1
+    # factor: soft + factor x (level - soft); soft: of 3 x 3, the centre 5 of 13
+    SHARPNESS = 5, 1
     HUE = 6, 1  # turns, of HSV
     GREYSCALE = 7, 0  # 0.2989 R + 0.587 G + 0.114 B
     POSTERIZE = 8, 1  # bits: keeps that many high bits
@@ -69,7 +65,6 @@ class Op(IntEnum):
     # d x + e y + f), between four pixels (smooth 1) or the nearest (0); R G B where that is outside
     AFFINE = 14, 10
     BLUR = 15, 1  # sigma: by a Gaussian of BLUR_SIDE x BLUR_SIDE pixels
-    NOISE = 16, 3  # deviation, key, key: adds normal noise
     # x0 y0 x1 y1, R G B, three deviations, key, key: the rectangle becomes R G B and normal noise; it may
     # leave 0..255, and is the last operation
     ERASE = 17, 12
@@ -79,24 +74,19 @@ WIDTH = 1 + max(op.takes for op in Op)
 """Numbers of a slot that has room for any operation."""
 BLUR_SIDE = 13
 """Pixels of the side of BLUR's kernel: three deviations of 2, the largest that recipes take."""
+GREY = (0.2989, 0.587, 0.114)
+"""Weights of R, G and B in grey."""
 KEY_BITS = 24
 """Bits of a key of noise: whole numbers that float32 holds."""
-BRIGHTNESS, CONTRAST, CONTRAST_FIRST, SATURATION, HUE, PERMUTATION = range(
-    Op.DISTORT.takes
-)
 PERMUTATIONS = tuple(permutations(range(3)))
 """Channel c of the result is channel PERMUTATIONS[index][c]."""
 
+# of DISTORT's numbers, in their order
 _NONE = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
 _LOW = (-32 / 255, 0.5, 0.0, 0.5, -0.05, 0.0)
-_HIGH = (
-    32 / 255,
-    1.5,
-    2.0,
-    1.5,
-    0.05,
-    float(len(PERMUTATIONS)),
-)  # of whole numbers: one beyond the last
+# of whole numbers: one beyond the last
+_HIGH = (32 / 255, 1.5, 2.0, 1.5, 0.05, float(len(PERMUTATIONS)))
+CONTRAST_FIRST, PERMUTATION = 2, 5
 
 
 def alone(operation: int, numbers: Array) -> Array:
@@ -121,14 +111,14 @@ def slot(operation: int, chosen: Array, *numbers: Array | float) -> Array:
 
 def joined(*parts: Array | None) -> Array | None:
     """Return `Rows.ops` with the slots of all parts, one behind the other; None where there are none."""
-    there = [part for part in parts if part is not None]
-    if not there:
+    slots = [part for part in parts if part is not None]
+    if not slots:
         return None
-    widest = max(part.shape[2] for part in there)
-    room = (
-        np.pad(part, ((0, 0), (0, 0), (0, widest - part.shape[2]))) for part in there
-    )
-    return np.concatenate(list(room), axis=1)
+    widest = max(part.shape[2] for part in slots)
+    padded = [
+        np.pad(part, ((0, 0), (0, 0), (0, widest - part.shape[2]))) for part in slots
+    ]
+    return np.concatenate(padded, axis=1)
 
 
 def distortions(seed: int, epoch: int, ids: Array) -> Array:
@@ -137,8 +127,8 @@ def distortions(seed: int, epoch: int, ids: Array) -> Array:
     draws = uniforms(seed, epoch, Purpose.COLOUR, ids, 2 * count)
     # axes: [B, count]
     numbers = _LOW + draws[:, :count] * (np.array(_HIGH) - _LOW)
-    for whole in (CONTRAST_FIRST, PERMUTATION):
-        numbers[:, whole] = np.floor(numbers[:, whole])
+    whole = [CONTRAST_FIRST, PERMUTATION]
+    numbers[:, whole] = np.floor(numbers[:, whole])
     applied = draws[:, count:] < 0.5
     applied[:, CONTRAST_FIRST] = True
     return np.where(applied, numbers, _NONE).astype(np.float32)

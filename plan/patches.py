@@ -50,11 +50,8 @@ class PatchPolicy:
     ) -> dict[str, Array]:
         """Return regions, windows, sizes and turns of samples `ids`, of large images heights x widths."""
         # x and y; what a whole small pixel does not cover is left out
-        limit = (
-            np.stack([widths, heights], axis=1).astype(np.int64)
-            // self.scale
-            * self.scale
-        )
+        sides = np.stack([widths, heights], axis=1).astype(np.int64)
+        limit = sides // self.scale * self.scale
         if self.patch is None:
             low = np.zeros_like(limit)
             high = limit
@@ -66,18 +63,14 @@ class PatchPolicy:
         margin = REACH * self.scale if self.made else 0
         begin = np.maximum(low - margin, 0)
         end = np.minimum(high + margin, limit)
-        turns = np.zeros(len(ids), np.uint8)
-        if self.turns:
-            turns = (uniforms(seed, epoch, Purpose.FLIP, ids, 1)[:, 0] * TURNS).astype(
-                np.uint8
-            )
+        kinds = TURNS if self.turns else 0
+        turns = uniforms(seed, epoch, Purpose.FLIP, ids, 1)[:, 0] * kinds
+        inner = np.concatenate([low - begin, high - begin], axis=1)
         return {
             "regions": np.concatenate([begin, end], axis=1),
-            "windows": np.concatenate([low - begin, high - begin], axis=1).astype(
-                np.float64
-            ),
+            "windows": inner.astype(np.float64),
             "sizes": ((high - low) // self.scale)[:, ::-1],
-            "turns": turns,
+            "turns": turns.astype(np.uint8),
         }
 
 
@@ -137,22 +130,16 @@ class PatchPlan(EpochPlan):
     @property
     def together(self) -> int:
         # a canvas is a batch's
-        return (
-            max(bundles.ROWS // self.batch_size, 1)
-            if self.filled and self.training
-            else 1
-        )
+        one_shape = self.filled and self.training
+        return max(bundles.ROWS // self.batch_size, 1) if one_shape else 1
 
     @property
     def sharing(self) -> int:
         """Return how many micro-batches that follow one another show the same images, in other patches."""
         if self.patches == 1:
             return 1
-        return max(
-            min(BLOCK * self.patches, self.samples)
-            // (self.batch_size * self.world_size),
-            1,
-        )
+        block = min(BLOCK * self.patches, self.samples)
+        return max(block // (self.batch_size * self.world_size), 1)
 
     @property
     def ordering(self) -> str:
@@ -170,13 +157,12 @@ class PatchPlan(EpochPlan):
             return EpochPlan.ordered(self, epoch)
         samples = np.arange(self.samples, dtype=np.int64)
         images, rounds = np.divmod(samples, self.patches)
-        block = np.empty(-(-self.samples // self.patches), np.int64)
-        block[order.order(self.seed, epoch, len(block))] = (
-            np.arange(len(block)) // BLOCK
-        )
-        shuffled = bits(key(self.seed, epoch, Purpose.BLOCKS), samples)
+        shuffled = order.order(self.seed, epoch, -(-self.samples // self.patches))
+        block = np.empty_like(shuffled)
+        block[shuffled] = np.arange(len(block)) // BLOCK
+        within = bits(key(self.seed, epoch, Purpose.BLOCKS), samples)
         # the last key counts first
-        return np.lexsort((shuffled, rounds, block[images]))
+        return np.lexsort((within, rounds, block[images]))
 
     def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
         heights = np.asarray(self.heights[ids])

@@ -147,9 +147,8 @@ def drawn_masks(columns: Any, rows: Rows, annotations: Array, which: Array) -> A
 
 def _fill(mask: Array, place: Array, outlines: list[Array]) -> None:
     """Set the union of polygons [points, 2], as far as it is within `place`."""
-    from pycocotools import (
-        mask as coco,
-    )  # takes a tenth of a second, and only masks need it
+    # takes a tenth of a second, and only masks need it
+    from pycocotools import mask as coco
 
     whole = np.concatenate(outlines)
     # Only where the polygons are: a canvas has a million pixels, an object ten thousand.

@@ -31,38 +31,27 @@ def random_resized(
     2014).
     """
     height, width = heights.astype(np.float64), widths.astype(np.float64)
-    area_draw, ratio_draw = draws[:, 0 : 2 * TRIES : 2], draws[:, 1 : 2 * TRIES : 2]
+    area_draw, ratio_draw = draws[:, : 2 * TRIES : 2], draws[:, 1 : 2 * TRIES : 2]
     # axes: [B, TRIES]
     area = (height * width)[:, None] * (scale[0] + area_draw * (scale[1] - scale[0]))
     # uniform in the logarithm, so that a crop is as often wide as tall
-    aspect = np.exp(
-        np.log(ratio[0]) + ratio_draw * (np.log(ratio[1]) - np.log(ratio[0]))
-    )
+    low, high = np.log(ratio)
+    aspect = np.exp(low + ratio_draw * (high - low))
     crop_w, crop_h = np.rint(np.sqrt(area * aspect)), np.rint(np.sqrt(area / aspect))
-    fits = (
-        (crop_w > 0)
-        & (crop_w <= width[:, None])
-        & (crop_h > 0)
-        & (crop_h <= height[:, None])
-    )
-    chosen = fits.argmax(
-        axis=1
-    )  # the first that fits; 0 where none does, which `none` replaces below
-    each = np.arange(len(heights))
+    fits = (crop_w > 0) & (crop_w <= width[:, None])
+    fits &= (crop_h > 0) & (crop_h <= height[:, None])
+    # the first that fits; 0 where none does, which `none` replaces below
+    each, chosen = np.arange(len(heights)), fits.argmax(axis=1)
     w, h = crop_w[each, chosen], crop_h[each, chosen]
     left = np.floor(draws[:, -2] * (width - w + 1))
     top = np.floor(draws[:, -1] * (height - h + 1))
 
-    shape = width / height
     none = ~fits.any(axis=1)
     # too wide or too tall for `ratio`: the limit; else the whole image
-    fallback_w = np.where(
-        shape > ratio[1], np.maximum(np.rint(height * ratio[1]), 1), width
-    )
-    fallback_h = np.where(
-        shape < ratio[0], np.maximum(np.rint(width / ratio[0]), 1), height
-    )
-    w, h = np.where(none, fallback_w, w), np.where(none, fallback_h, h)
+    limit_w, limit_h = np.rint(height * ratio[1]), np.rint(width / ratio[0])
+    too_wide, too_tall = width / height > ratio[1], width / height < ratio[0]
+    w = np.where(none, np.where(too_wide, np.maximum(limit_w, 1), width), w)
+    h = np.where(none, np.where(too_tall, np.maximum(limit_h, 1), height), h)
     left = np.where(none, (width - w) // 2, left)
     top = np.where(none, (height - h) // 2, top)
     return np.stack([left, top, left + w, top + h], axis=1).astype(np.int64)
@@ -90,8 +79,7 @@ def resize_then_center(
     new_h, new_w = resized(heights, widths, resize)
     left = np.rint((new_w - crop) / 2.0)
     top = np.rint((new_h - crop) / 2.0)
-    crops = np.stack([left, top, left + crop, top + crop], axis=1)
-    return crop_of_resized(heights, widths, new_h, new_w, crops, support=support)
+    return preimage(heights, widths, new_h, new_w, left, top, crop, support)
 
 
 def resized(heights: Array, widths: Array, shorter: int | Array) -> tuple[Array, Array]:
@@ -101,9 +89,8 @@ def resized(heights: Array, widths: Array, shorter: int | Array) -> tuple[Array,
     """
     longer = shorter * np.maximum(heights, widths) / np.minimum(heights, widths)
     other = longer.astype(np.int64)  # int() there
-    return np.where(heights <= widths, shorter, other), np.where(
-        widths <= heights, shorter, other
-    )
+    new_h = np.where(heights <= widths, shorter, other)
+    return new_h, np.where(widths <= heights, shorter, other)
 
 
 def preimage(
@@ -114,15 +101,11 @@ def preimage(
     left: Array,
     top: Array,
     crop: int,
+    support: int = 1,
 ) -> tuple[Array, Array]:
     """Return (regions, windows) of the square crop at (left, top) of images resized to new_h x new_w."""
-    return crop_of_resized(
-        heights,
-        widths,
-        new_h,
-        new_w,
-        np.stack([left, top, left + crop, top + crop], axis=1),
-    )
+    crops = np.stack([left, top, left + crop, top + crop], axis=1)
+    return crop_of_resized(heights, widths, new_h, new_w, crops, support=support)
 
 
 def crop_of_resized(
@@ -140,13 +123,10 @@ def crop_of_resized(
     of the region equals cropping the resized image.
     """
     step_y, step_x = heights / new_h, widths / new_w  # source pixels an output pixel
-    full = crops * np.stack([step_x, step_y, step_x, step_y], axis=1)
+    steps = np.stack([step_x, step_y] * 2, axis=1)
+    full = crops * steps
     # a triangle reaches one output pixel to either side, and at least one source pixel
-    reach = (
-        support
-        * np.stack([np.maximum(step_x, 1.0), np.maximum(step_y, 1.0)] * 2, axis=1)
-        + 1.0
-    )
+    reach = support * np.maximum(steps, 1.0) + 1.0
     limit = np.stack([widths, heights], axis=1)
     low = np.clip(np.floor(full[:, :2] - reach[:, :2]), 0, limit - 1)
     high = np.clip(np.ceil(full[:, 2:] + reach[:, 2:]), 1, limit)

@@ -40,8 +40,6 @@ SWEEPS: dict[str, str] = {
     f"{CONFORMANCE}signals.py::test_ctrl_c_to_the_program_alone[[!d]*]": "dali-fed, with the same workers",
     f"{CONFORMANCE}signals.py::test_a_program*[[!d]*]": "dali-fed, with the same workers",
     f"{CONFORMANCE}signals.py::test_an_end*[[!d]*]": "dali-fed, with the same workers",
-    f"{CONFORMANCE}workers.py::test_each_read_waits*[pyav]": "torchvision, with the same workers",
-    f"{CONFORMANCE}workers.py::test_each_read_waits*[dali-fed]": "torchvision, with the same workers",
     f"{CONFORMANCE}workers.py::test_a_sample*[decord]": "pyav, which differs in what a worker calls",
     f"{CONFORMANCE}rows.py::test_ids*[*decord*]": "pyav, which differs in what a worker calls",
     f"{CONFORMANCE}resume.py::test_tails[*decord*]": "pyav, which differs in what a worker calls",

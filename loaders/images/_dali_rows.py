@@ -20,15 +20,11 @@ from contracts import Array, Feed, FileSource, Rows, UserError
 from dataset.images.columns import stored_size
 from loaders import Undecodable
 from loaders._read_retry import read
-from loaders._workers import some
 from loaders.images.decoders import PNG, READERS, exactly, plain_jpeg
+from plan.bundles import some
 from plan.geometry import upright
 
 PLACEHOLDER_SIDE = 16
-FEW = 0.01
-"""Share of files that PIL decodes, up to which nobody needs to know."""
-PIECE = 1 << 18
-"""Files that are looked at together: bounds the memory."""
 
 
 @dataclass(slots=True)
@@ -41,9 +37,8 @@ class Prepared:
     shapes: Array  # int32 [B, 2]
     windows: Array  # float32 [B, 4], y0 x0 y1 x1 inside the region
     sizes: Array  # float32 [B, 2], of what the window is resized to
-    places: dict[str, Array] = field(
-        default_factory=dict
-    )  # what only a graph that places images takes
+    # what only a graph that places images takes
+    places: dict[str, Array] = field(default_factory=dict)
     failed: tuple[int, ...] = ()
     own_bytes: Array | None = None  # bool [B], rows whose bytes are the sample's file
     files: list[Path] = field(default_factory=list)  # substitutes
@@ -51,19 +46,14 @@ class Prepared:
     def only(self, row: int) -> Prepared:
         """Return a batch of this row alone; the substitutes stay this one's."""
         part = slice(row, row + 1)
-        arrays: dict[str, Any] = {
-            name: getattr(self, name)[part]
-            for name in ("data", "starts", "shapes", "windows", "sizes")
-        }
-        places = {name: values[part] for name, values in self.places.items()}
-        return replace(
-            self,
+        return Prepared(
             rows=some(self.rows, part),
-            places=places,
-            failed=(),
-            own_bytes=None,
-            files=[],
-            **arrays,
+            data=self.data[part],
+            starts=self.starts[part],
+            shapes=self.shapes[part],
+            windows=self.windows[part],
+            sizes=self.sizes[part],
+            places={name: values[part] for name, values in self.places.items()},
         )
 
     def forget(self) -> None:
@@ -88,25 +78,6 @@ def plain(columns: Any, ids: Array) -> Array:
     return plain_jpeg(columns, ids) | (
         (columns.format[ids] == PNG) & (columns.depth[ids] == 8) & columns.whole[ids]
     )
-
-
-def notes(columns: Any) -> list[str]:
-    """Return a line where many files are not plain and DALI reads the files.
-
-    Each is then decoded, and written for DALI, in one thread.
-    """
-    odd = 0
-    for at in range(0, len(columns), PIECE):
-        ids = np.arange(at, min(at + PIECE, len(columns)))
-        known = columns.height[ids] > 0  # others will be opened when a plan draws them
-        odd += int((known & ~plain(columns, ids)).sum())
-    if odd <= FEW * len(columns):
-        return []
-    return [
-        f"{odd:,} of {len(columns):,} images are no plain JPEG or 8-bit PNG: "
-        "PIL decodes them in one thread before DALI; "
-        "--loader dali-fed and torchvision do it in worker processes"
-    ]
 
 
 def placeholder() -> bytes:
@@ -151,24 +122,24 @@ def largest_rows(feed: Feed, threads: int) -> Rows | None:
     columns = feed.columns
     pixels = np.asarray(columns.height).astype(np.int64) * np.asarray(columns.width)
     size = feed.plan.batch_size
-    first = np.argsort(pixels, kind="stable")[
-        : -4 * max(threads, 1) - 1 : -1
-    ]  # PIL decodes some of them
-    first = first[pixels[first] > 0]
-    first = first[plain(columns, first)][: min(max(threads, 1), size)]
-    if not len(first):
+
+    def decoded(ids: Array) -> Array:
+        """Return those of known size that PIL need not decode."""
+        return ids[(pixels[ids] > 0) & plain(columns, ids)]
+
+    descending = np.argsort(pixels, kind="stable")[::-1]
+    largest = decoded(descending[: 4 * max(threads, 1)])[: min(max(threads, 1), size)]
+    if not len(largest):
         return None
-    others = np.linspace(0, len(pixels) - 1, size - len(first)).astype(np.int64)
-    others = others[(pixels[others] > 0) & plain(columns, others)]
-    ids = np.resize(np.concatenate([first, others]), size)
+    others = np.linspace(0, len(pixels) - 1, size - len(largest)).astype(np.int64)
+    ids = np.resize(np.concatenate([largest, decoded(others)]), size)
     whole = np.zeros((size, 4), np.int64)
     whole[:, [3, 2]] = [stored_size(columns, sample) for sample in ids.tolist()]
-    return Rows(
+    return replace(
+        blank_rows(size, feed.plan.sample_shape[-2:]),
         ids=ids,
         regions=whole,
         windows=whole.astype(np.float64),
-        sizes=np.tile(np.array(feed.plan.sample_shape[-2:], np.int64), (size, 1)),
-        turns=np.zeros(size, np.uint8),
         valid=np.ones(size, bool),
     )
 
@@ -176,33 +147,28 @@ def largest_rows(feed: Feed, threads: int) -> Rows | None:
 def numbers(rows: Rows, absent: Array, *, placed: bool) -> dict[str, Any]:
     """Return the arrays of a Prepared; an absent row takes the placeholder whole.
 
-    `placed`: for a graph that places images.
+    `placed`: for a graph that places images: where the canvas begins in each image, and how large it is.
     """
     rows = upright(rows)
     regions = rows.regions.copy()
     windows = rows.windows.copy()
     regions[absent] = windows[absent] = (0, 0, PLACEHOLDER_SIDE, PLACEHOLDER_SIDE)
-    y_x = [1, 0]
     places = rows.placed
+    corners = -places[:, [1, 0]]
+    canvases = np.tile(rows.padded, (len(rows), 1))
+    extents = regions[:, [3, 2]] - regions[:, [1, 0]]
     # DALI's external_source takes contiguous arrays alone
-    return {
-        "starts": np.ascontiguousarray(regions[:, y_x], np.int32),
-        "shapes": np.ascontiguousarray(
-            (regions[:, 2:] - regions[:, :2])[:, y_x], np.int32
-        ),
-        "windows": np.ascontiguousarray(windows[:, [1, 0, 3, 2]], np.float32),
-        "sizes": np.ascontiguousarray(
-            (places[:, 2:] - places[:, :2])[:, ::-1], np.float32
-        ),
-        "places": placed_at(rows) if placed else {},
+    as_dali = np.ascontiguousarray
+    both = {
+        "corners": as_dali(corners, np.int32),
+        "canvases": as_dali(canvases, np.int32),
     }
-
-
-def placed_at(rows: Rows) -> dict[str, Array]:
-    """Return where the canvas begins in each image, int32 [B, 2], and how large it is, int32 [B, 2]."""
     return {
-        "corners": np.ascontiguousarray(-rows.placed[:, [1, 0]], np.int32),
-        "canvases": np.tile(np.array(rows.padded, np.int32), (len(rows), 1)),
+        "starts": as_dali(regions[:, [1, 0]], np.int32),
+        "shapes": as_dali(extents, np.int32),
+        "windows": as_dali(windows[:, [1, 0, 3, 2]], np.float32),
+        "sizes": as_dali(places[:, [3, 2]] - places[:, [1, 0]], np.float32),
+        "places": both if placed else {},
     }
 
 
@@ -210,76 +176,68 @@ class PathPreparer:
     """Rows -> Prepared with paths, for the loaders in which DALI reads the files itself."""
 
     def __init__(self, feed: Feed) -> None:
-        self._source = cast(
-            FileSource, feed.source
-        )  # open_loader has refused any other
+        self._feed = feed
+        # open_loader has refused any other
+        self._source = cast(FileSource, feed.source)
         self._columns = feed.columns
         self._folder = tempfile.TemporaryDirectory(prefix="saturate-")
         self._placeholder = Path(self._folder.name, "placeholder")
         self._placeholder.write_bytes(placeholder())
         self._made = 0
-        self._batch_size = feed.plan.batch_size
-        self._size = feed.plan.sample_shape[-2:]
-        self.placed = not feed.plan.filled
-        self.notes = notes(feed.columns)
 
     def __call__(self, rows: Rows, known: Known) -> Prepared:
         own = rows.valid.copy()
         # valid ones alone: padding has id -1, which would read the last sample's columns
         own[rows.valid] = plain(self._columns, rows.ids[rows.valid])
-        if known.bad or known.odd:
-            own &= ~np.isin(rows.ids, list(known.bad | known.odd))
+        own &= ~np.isin(rows.ids, list(known.bad | known.odd))
         files = []
-        others = {}
         failed = []
         absent = ~rows.valid
-        for i in np.flatnonzero(rows.valid & ~own):
+        # what is not read by its own path
+        instead = dict.fromkeys(np.flatnonzero(~own).tolist(), bytes(self._placeholder))
+        for i in np.flatnonzero(rows.valid & ~own).tolist():
             sample = int(rows.ids[i])
             try:
                 if sample in known.bad:
                     raise Undecodable
                 files.append(self._substitute(sample))
-                others[int(i)] = bytes(files[-1])
+                instead[i] = bytes(files[-1])
             except Undecodable:
                 failed.append(sample)
                 absent[i] = True
-        # DALI hands the path to open(2), for which the first NUL ends it: one array instead of B. What
-        # is not read by its own path gets another one below
+        # DALI hands the path to open(2), for which the first NUL ends it: one array instead of B
         paths = self._source.paths(np.where(own, rows.ids, 0))
-        instead = [
-            others.get(int(i), bytes(self._placeholder)) for i in np.flatnonzero(~own)
-        ]
-        width = max([paths.shape[1], *(len(path) + 1 for path in instead)])
+        width = max([paths.shape[1], *(len(path) + 1 for path in instead.values())])
         data = np.zeros((len(rows), width), np.uint8)
         data[:, : paths.shape[1]] = paths
-        for i, path in zip(np.flatnonzero(~own), instead, strict=True):
+        for i, path in instead.items():
             data[i] = np.frombuffer(path.ljust(width, b"\0"), np.uint8)
-        arrays = numbers(rows, absent, placed=self.placed)
+        arrays = numbers(rows, absent, placed=not self._feed.plan.filled)
         return Prepared(
             rows, data, **arrays, failed=tuple(failed), own_bytes=own, files=files
         )
 
     def blank(self) -> Prepared:
         """Return a batch of placeholders."""
-        return self(blank_rows(self._batch_size, self._size), Known())
+        plan = self._feed.plan
+        return self(blank_rows(plan.batch_size, plan.sample_shape[-2:]), Known())
 
     def diagnose(self, prepared: Prepared) -> set[int]:
         """Return the ids that PIL cannot decode either. Raises UserError for a file that cannot be had."""
         undecodable = set()
-        for sample in prepared.rows.ids[prepared.own_bytes]:
+        for sample in prepared.rows.ids[prepared.own_bytes].tolist():
             try:
-                whole_image(read(self._source, int(sample)), self._columns, int(sample))
+                whole_image(read(self._source, sample), self._columns, sample)
             except Undecodable:
-                undecodable.add(int(sample))
+                undecodable.add(sample)
         return undecodable
 
     def check(self, prepared: Prepared, sizes: Array) -> None:
         """Raise UserError when DALI read another number of bytes than the manifest has."""
         own = prepared.own_bytes
-        assert own is not None
         ids = prepared.rows.ids[own]
-        for at in np.flatnonzero(sizes[own] != self._columns.size[ids]):
-            self._source.check(int(ids[at]), int(sizes[own][at]))
+        for index in np.flatnonzero(sizes[own] != self._columns.size[ids]):
+            self._source.check(int(ids[index]), int(sizes[own][index]))
 
     def close(self) -> None:
         self._folder.cleanup()
@@ -288,11 +246,9 @@ class PathPreparer:
         """Write the sample's pixels as PNG. Raises Undecodable, and UserError when there is no room."""
         self._made += 1
         path = Path(self._folder.name, f"{self._made}.png")
-        content = encoded(
-            whole_image(read(self._source, sample), self._columns, sample)
-        )
+        data = read(self._source, sample)
         try:
-            path.write_bytes(content)
+            path.write_bytes(encoded(whole_image(data, self._columns, sample)))
         except OSError as error:
             raise UserError(
                 f"{self._folder.name}: an image that DALI cannot take as it is "

@@ -26,6 +26,8 @@ HARDWARE_SHARE = 0.65
 """
 FANCY_UPSAMPLING = False
 """Whether nvJPEG smooths chroma as libjpeg does."""
+FAILURES = (RuntimeError, IndexError, ValueError)
+"""What DALI raises for a file that it does not decode."""
 ATTEMPTS = 3
 """Times that a batch is given to DALI again in which nothing is wrong with any file."""
 INTERPOLATIONS = {
@@ -40,27 +42,29 @@ REFUSED_ALL = 64
 
 
 def build(
+    feed: Feed,
     *,
-    batch_size: int,
-    threads: int,
     device: torch.device | None,
     reads: bool,
-    pixels: Any = None,
-    read_delay_s: float = 0.0,
-    placed: bool = False,
-    interpolation: str = "bilinear",
+    batch_size: int | None = None,
+    threads: int | None = None,
 ) -> Any:
     """Return a pipeline of (images, bytes read).
 
-    `device` None: uint8 [B, H, W, 3] on the host; else on that GPU, normalised by `pixels` if given.
-    `placed`: images are put at their places on a canvas, which may be of another size in each batch.
+    `device` None: uint8 [B, H, W, 3] on the host; else on that GPU, normalised where that is free. `reads`:
+    DALI reads the files. Unless all of the plan's images fill their canvas, they are put at their places on
+    it, and it may be of another size in each batch. A batch size and threads other than the feed's may be
+    asked for.
     """
+    workers = max(feed.workers, 1)
+    antialiased = INTERPOLATIONS[feed.pixels.interpolation][1]
+    interpolation = INTERPOLATIONS[feed.pixels.interpolation][0]
     dali = import_dali()
     fn = dali.fn
     types = dali.types
     pipeline = dali.Pipeline(
-        batch_size=batch_size,
-        num_threads=threads,
+        batch_size=batch_size or feed.plan.batch_size,
+        num_threads=threads or (workers if reads else feed.threads or workers),
         device_id=None if device is None else device.index,
         prefetch_queue_depth=DEPTH,
         exec_dynamic=True,
@@ -75,13 +79,13 @@ def build(
         shape = fn.external_source(name="shapes", dtype=types.INT32, ndim=1)
         window = fn.external_source(name="windows", dtype=types.FLOAT, ndim=1)
         size = fn.external_source(name="sizes", dtype=types.FLOAT, ndim=1)
-        if reads and read_delay_s:
-            data = _delayed(data, read_delay_s)
+        if reads and feed.source.read_delay_s:
+            data = _delayed(data, feed.source.read_delay_s)
         # from the page cache 44.7 k files/s, and 17.7 k with mmap (DALI 2.4)
-        encoded_ = fn.io.file.read(data, dont_use_mmap=True) if reads else data
+        data = fn.io.file.read(data, dont_use_mmap=True) if reads else data
         # The decoder (DALI 2.4) ends the process where it cannot read the header of one file among a hundred;
         # this operator says so. The decoder waits for it, as its start depends on it.
-        start = start + fn.peek_image_shape(encoded_, dtype=types.INT32)[0:2] * 0
+        start = start + fn.peek_image_shape(data, dtype=types.INT32)[0:2] * 0
         options: dict[str, Any] = {
             "start": start,
             "shape": shape,
@@ -95,16 +99,16 @@ def build(
                 "hw_decoder_load": HARDWARE_SHARE,
                 "jpeg_fancy_upsampling": FANCY_UPSAMPLING,
             }
-        image = fn.decoders.image_slice(encoded_, **options)
+        image = fn.decoders.image_slice(data, **options)
         image = fn.resize(
             image,
             size=size,
             roi_start=window[0:2],
             roi_end=window[2:4],
-            interp_type=getattr(types, INTERPOLATIONS[interpolation][0]),
-            antialias=INTERPOLATIONS[interpolation][1],
+            interp_type=getattr(types, interpolation),
+            antialias=antialiased,
         )
-        if placed:
+        if not feed.plan.filled:
             corner = fn.external_source(name="corners", dtype=types.INT32, ndim=1)
             canvas = fn.external_source(name="canvases", dtype=types.INT32, ndim=1)
             image = fn.slice(
@@ -114,7 +118,8 @@ def build(
                 axes=[0, 1],
                 out_of_bounds_policy="pad",
             )
-        if device is not None and pixels is not None:
+        if device is not None and dali_normalises(feed.plan):
+            pixels = feed.pixels
             image = fn.crop_mirror_normalize(
                 image,
                 mean=[255 * value for value in pixels.mean],
@@ -123,7 +128,7 @@ def build(
                 dtype=types.FLOAT16 if pixels.dtype == "float16" else types.FLOAT,
                 output_layout="HWC",
             )
-        pipeline.set_outputs(image, encoded_.shape())
+        pipeline.set_outputs(image, data.shape())
     pipeline.build()
     return pipeline
 
@@ -133,21 +138,29 @@ def dali_normalises(plan: Plan) -> bool:
     return not plan.operates
 
 
-class GpuOutputs:
-    """Takes DALI's outputs on a stream of its own: a copy of 0.1 ms, after which DALI has its buffer back."""
+class Outputs:
+    """Makes batches of DALI's outputs.
 
-    def __init__(self, feed: Feed, stager: Stager) -> None:
+    On a GPU on a stream of its own: a copy of 0.1 ms, after which DALI has its buffer back.
+    """
+
+    def __init__(self, feed: Feed, stager: Stager, *, gpu: bool) -> None:
         self._normalised = dali_normalises(feed.plan)
-        self._stream = torch.cuda.Stream(feed.device)
+        self._stream = torch.cuda.Stream(feed.device) if gpu else None
         self._stager = stager
-        self.raw_stream = self._stream.cuda_stream
+        self.raw_stream = self._stream.cuda_stream if self._stream else None
 
     def stage(self, images: Any, batch: Prepared) -> Staged:
+        rows = batch.rows
+        valid = without(rows, batch.failed)
+        if self._stream is None:
+            return self._stager.stage(
+                torch.from_dlpack(images.as_tensor()), rows, valid
+            )
         with torch.cuda.stream(self._stream):
             pixels = torch.from_dlpack(images.as_tensor())
-            valid = without(batch.rows, batch.failed)
             return self._stager.on_device(
-                pixels, batch.rows, valid, normalised=self._normalised
+                pixels, rows, valid, normalised=self._normalised
             )
 
 
@@ -221,19 +234,13 @@ class Runner:
             try:
                 with memory_named():
                     return self._pipeline.share_outputs(cuda_stream=self._stream)
-            except (RuntimeError, IndexError, ValueError) as error:
+            except FAILURES as error:
                 why = str(error)  # the error itself holds the pipeline
             self._pipeline = None  # after an error it is of no use
-            bad = (
-                set().union(*(self._diagnose(batch) for batch in waiting))
-                - self.known.bad
-            )
-            odd = (
-                set()
-                if bad
-                else set().union(*(self._refused(batch) for batch in waiting))
-                - self.known.odd
-            )
+            bad = set[int]().union(*map(self._diagnose, waiting)) - self.known.bad
+            odd = set[int]()
+            if not bad:
+                odd = odd.union(*map(self._refused, waiting)) - self.known.odd
             attempts += 1
             # storage that failed DALI may have answered since: nothing is wrong with the files then
             if not bad and not odd and attempts > ATTEMPTS:
@@ -242,10 +249,10 @@ class Runner:
                 )
             self.known.bad |= bad
             self.known.odd |= odd
-            for at, batch in enumerate(waiting):
-                waiting[at] = self._again(batch, self.known)
+            for index, batch in enumerate(waiting):
+                waiting[index] = self._again(batch, self.known)
                 batch.forget()
-                self._feed(waiting[at])
+                self._feed(waiting[index])
 
     def _refused(self, batch: Prepared) -> set[int]:
         """Return the ids that DALI does not decode alone.
@@ -254,13 +261,12 @@ class Runner:
         """
         refused = set[int]()
         alone = None  # a pipeline for one file is there sooner, and takes less memory
-        tried = without(batch.rows, batch.failed) & (
-            True if batch.own_bytes is None else batch.own_bytes
-        )
+        tried = without(batch.rows, batch.failed)
+        if batch.own_bytes is not None:
+            tried &= batch.own_bytes
         for row in np.flatnonzero(tried).tolist():
-            if alone is None:
-                with memory_named():
-                    alone = self._started(self._warm.only(0), batch_size=1, threads=1)
+            with memory_named():
+                alone = alone or self._started(self._warm.only(0), 1, 1)
             try:
                 with memory_named():
                     _input(alone, batch.only(row))
@@ -269,7 +275,7 @@ class Runner:
                     alone.release_outputs()
                 self._refused_in_a_row = 0
                 continue
-            except (RuntimeError, IndexError, ValueError) as error:
+            except FAILURES as error:
                 why = first_line(error)
             alone = None
             refused.add(int(batch.rows.ids[row]))
@@ -288,12 +294,14 @@ class Runner:
             _input(self._pipeline, batch)
             self._pipeline.schedule_run()
 
-    def _started(self, warm: Prepared, **changes: int) -> Any:
+    def _started(
+        self, warm: Prepared, batch_size: int | None = None, threads: int | None = None
+    ) -> Any:
         """Return a pipeline whose first schedule_run, which starts DEPTH batches at once, is done.
 
         From then on each schedule_run starts one batch.
         """
-        pipeline = self._make(**changes)
+        pipeline = self._make(batch_size=batch_size, threads=threads)
         for _ in range(DEPTH):
             _input(pipeline, warm)
         pipeline.schedule_run()

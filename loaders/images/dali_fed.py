@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import torch
 
 from contracts import Array, Feed, Rows
 from dataset.images.headers import JPEG, parse
@@ -20,7 +19,7 @@ from dataset.scan.manifest import Rejected
 from loaders import Undecodable
 from loaders._dali import import_dali, release_memory
 from loaders._read_retry import Reads
-from loaders._staging import Staged, Staging, without
+from loaders._staging import Staged, Staging
 from loaders._workers import PART, Workers
 from loaders.images._dali_rows import (
     Known,
@@ -32,7 +31,7 @@ from loaders.images._dali_rows import (
     plain,
     whole_image,
 )
-from loaders.images._pipeline import DEPTH, GpuOutputs, Runner, build, dali_normalises
+from loaders.images._pipeline import DEPTH, Outputs, Runner, build
 from plan.bundles import rows_of_part
 
 UNKNOWN_BYTES = 1 << 17
@@ -78,19 +77,13 @@ class Reading:
         failed = []
         spilled = {}
         end = 0
-        for i in range(len(rows)):
+        for i, (sample, valid) in enumerate(zip(rows.ids, rows.valid, strict=True)):
             data = b""
-            if rows.valid[i]:
-                sample = int(rows.ids[i])
-                try:
-                    data = self._reads.read(sample)
-                    if not plain(self._columns, rows.ids[i : i + 1])[0] or not intact(
-                        data
-                    ):
-                        data = encoded(whole_image(data, self._columns, sample))
-                except Undecodable:
-                    data = b""
-                    failed.append(sample)
+            try:
+                if valid:
+                    data = self._bytes(int(sample))
+            except Undecodable:
+                failed.append(int(sample))
             if end + len(data) <= len(slot):
                 slot[end : end + len(data)] = np.frombuffer(data, np.uint8)
                 end += len(data)
@@ -100,6 +93,13 @@ class Reading:
             begins[i + 1] = end
         return begins, tuple(failed), spilled
 
+    def _bytes(self, sample: int) -> bytes:
+        """Return the sample's file, or what stands for one that DALI cannot take. Raises Undecodable."""
+        data = self._reads.read(sample)
+        if plain(self._columns, np.array([sample]))[0] and intact(data):
+            return data
+        return encoded(whole_image(data, self._columns, sample))
+
 
 class DaliFed(Staging):
     """contracts.Loader."""
@@ -107,40 +107,28 @@ class DaliFed(Staging):
     def __init__(self, feed: Feed) -> None:
         import_dali()
         super().__init__(feed)
+        self._gpu = feed.device.type == "cuda"
         self._placeholder = np.frombuffer(placeholder(), np.uint8)
+        size = feed.plan.batch_size
         self._workers = Workers(
             lambda: Reading(feed),
             workers=feed.workers,
-            batch_size=feed.plan.batch_size,
+            batch_size=size,
             part_rows=rows_of_part(feed.plan, feed.workers, PART),
             part_bytes=lambda rows: _room(feed, rows),
             name_of=feed.source.name,
         )
-        self._gpu = (
-            GpuOutputs(feed, self._stager) if feed.device.type == "cuda" else None
-        )
-        self._placed = not feed.plan.filled
+        self._outputs = Outputs(feed, self._stager, gpu=self._gpu)
+        nothing = blank_rows(size, feed.plan.sample_shape[-2:])
+        device = feed.device if self._gpu else None
         self._runner = Runner(
-            partial(
-                build,
-                batch_size=feed.plan.batch_size,
-                threads=feed.threads or max(feed.workers, 1),
-                device=feed.device if self._gpu else None,
-                reads=False,
-                pixels=feed.pixels if dali_normalises(feed.plan) else None,
-                placed=self._placed,
-                interpolation=feed.pixels.interpolation,
-            ),
-            warm=self._prepare(
-                blank_rows(feed.plan.batch_size, feed.plan.sample_shape[-2:]),
-                [b""] * feed.plan.batch_size,
-                Known(),
-            ),
+            partial(build, feed, device=device, reads=False),
+            warm=self._prepare(nothing, [b""] * size, Known()),
             diagnose=self._diagnose,
             again=lambda batch, known: self._prepare(
                 batch.rows, batch.data, known, batch.failed
             ),
-            output_stream=self._gpu.raw_stream if self._gpu else None,
+            output_stream=self._outputs.raw_stream,
         )
         self.in_flight = self._workers.in_flight + DEPTH + 2
 
@@ -157,19 +145,12 @@ class DaliFed(Staging):
 
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
         for (images, _), batch in self._runner.run(self._prepared(rows)):
-            if self._gpu:
-                yield self._gpu.stage(images, batch)
-            else:
-                yield self._stager.stage(
-                    torch.from_dlpack(images.as_tensor()),
-                    batch.rows,
-                    without(batch.rows, batch.failed),
-                )
+            yield self._outputs.stage(images, batch)
 
     def _prepared(self, rows: Sequence[Rows]) -> Iterator[Prepared]:
         for slot, its_rows, parts in self._workers.run(rows):
             data: list[Array] = []
-            failed = list[int]()
+            failed: list[int] = []
             for part, (begins, its_failed, spilled) in enumerate(parts):
                 its = slot[part * self._workers.part_bytes :]
                 pieces = [its[a:b] for a, b in pairwise(begins.tolist())]
@@ -182,29 +163,24 @@ class DaliFed(Staging):
     def _prepare(
         self, rows: Rows, data: Sequence[Any], known: Known, failed: Sequence[int] = ()
     ) -> Prepared:
-        gone = np.isin(rows.ids, [*known.bad, *failed]) & rows.valid
-        absent = ~rows.valid | gone
+        lost = np.isin(rows.ids, [*known.bad, *failed]) & rows.valid
+        absent = ~rows.valid | lost
         given = [self._placeholder if absent[i] else data[i] for i in range(len(rows))]
         for i in np.flatnonzero(np.isin(rows.ids, list(known.odd)) & ~absent):
-            pixels = whole_image(
-                given[i].tobytes(), self._feed.columns, int(rows.ids[i])
-            )
+            sample = int(rows.ids[i])
+            pixels = whole_image(given[i].tobytes(), self._feed.columns, sample)
             given[i] = np.frombuffer(encoded(pixels), np.uint8)
-        return Prepared(
-            rows,
-            given,
-            **numbers(rows, absent, placed=self._placed),
-            failed=tuple(int(sample) for sample in rows.ids[gone]),
-        )
+        arrays = numbers(rows, absent, placed=not self._feed.plan.filled)
+        return Prepared(rows, given, **arrays, failed=tuple(rows.ids[lost].tolist()))
 
     def _diagnose(self, batch: Prepared) -> set[int]:
         undecodable = set()
-        for sample, data in zip(batch.rows.ids, batch.data, strict=True):
+        for sample, data in zip(batch.rows.ids.tolist(), batch.data, strict=True):
             try:
                 if data is not self._placeholder:
-                    whole_image(data.tobytes(), self._feed.columns, int(sample))
+                    whole_image(data.tobytes(), self._feed.columns, sample)
             except Undecodable:
-                undecodable.add(int(sample))
+                undecodable.add(sample)
         return undecodable
 
 

@@ -1,8 +1,11 @@
-"""`dali-gpu`: DALI reads files, decodes, resizes, places and normalises on the GPU, in the step's dtype."""
+"""`dali-gpu`: DALI reads files, decodes, resizes, places and normalises on the GPU, in the step's dtype.
+
+DaliFiles is also `dali-cpu`, which does the same on the CPU.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -11,43 +14,31 @@ from contracts import Feed, Rows, UserError
 from loaders._dali import import_dali, release_memory
 from loaders._staging import Staged, Staging
 from loaders.images._dali_rows import PathPreparer, Prepared, largest_rows
-from loaders.images._pipeline import DEPTH, GpuOutputs, Runner, build, dali_normalises
+from loaders.images._pipeline import DEPTH, Outputs, Runner, build
 
 
-class DaliGpu(Staging):
-    """contracts.Loader. Our plan is DALI's sampler; DALI holds its own buffers on the GPU until `close`."""
+class DaliFiles(Staging):
+    """contracts.Loader. Our plan is DALI's sampler; DALI holds its own buffers until `close`."""
 
-    def __init__(self, feed: Feed) -> None:
-        if feed.device.type != "cuda":
-            raise UserError(
-                "--loader dali-gpu needs an NVIDIA GPU and none is here; "
-                "dali-cpu and dali-fed run on this machine, as does torchvision"
-            )
+    def __init__(self, feed: Feed, *, gpu: bool) -> None:
         import_dali()
-        super().__init__(feed, depth=1)
+        # on a GPU DALI has batches ready itself
+        depth = 1 if gpu else 2
+        super().__init__(feed, depth=depth)
+        self._gpu = gpu
         self._prepare = PathPreparer(feed)
-        self.notes = self._prepare.notes
-        self._gpu = GpuOutputs(feed, self._stager)
+        self._outputs = Outputs(feed, self._stager, gpu=gpu)
         self._runner = Runner(
-            partial(
-                build,
-                batch_size=feed.plan.batch_size,
-                threads=max(feed.workers, 1),
-                device=feed.device,
-                reads=True,
-                pixels=feed.pixels if dali_normalises(feed.plan) else None,
-                read_delay_s=feed.source.read_delay_s,
-                placed=self._prepare.placed,
-                interpolation=feed.pixels.interpolation,
-            ),
+            partial(build, feed, device=feed.device if gpu else None, reads=True),
             warm=self._prepare.blank(),
             diagnose=self._prepare.diagnose,
             again=lambda batch, known: self._prepare(batch.rows, known),
-            output_stream=self._gpu.raw_stream,
+            output_stream=self._outputs.raw_stream,
         )
-        self.in_flight = DEPTH + 1
+        self.in_flight = DEPTH + depth
         try:
-            self._grow()
+            if gpu:
+                self._grow()
         except BaseException:
             self.close()
             raise
@@ -57,25 +48,30 @@ class DaliGpu(Staging):
         for it later.
         """
         rows = largest_rows(self._feed, max(self._feed.workers, 1))
-        if rows is None:
-            return
-        for _ in self._runner.run(self._prepared([rows] * DEPTH)):
-            pass
+        if rows is not None:
+            for _ in self._runner.run(self._prepared([rows] * DEPTH)):
+                pass
 
     def close(self) -> None:
         super().close()
         self._runner.close()
         self._prepare.close()
-        release_memory()
+        if self._gpu:
+            release_memory()
 
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
         for (images, sizes), batch in self._runner.run(self._prepared(rows)):
             self._prepare.check(batch, np.asarray(sizes.as_tensor())[:, 0])
-            yield self._gpu.stage(images, batch)
+            yield self._outputs.stage(images, batch)
 
-    def _prepared(self, rows: Sequence[Rows]) -> Iterator[Prepared]:
+    def _prepared(self, rows: Iterable[Rows]) -> Iterator[Prepared]:
         return (self._prepare(one, self._runner.known) for one in rows)
 
 
-def open(feed: Feed) -> DaliGpu:
-    return DaliGpu(feed)
+def open(feed: Feed) -> DaliFiles:
+    if feed.device.type != "cuda":
+        raise UserError(
+            "--loader dali-gpu needs an NVIDIA GPU and none is here; "
+            "dali-cpu and dali-fed run on this machine, as does torchvision"
+        )
+    return DaliFiles(feed, gpu=True)

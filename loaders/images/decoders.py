@@ -38,9 +38,8 @@ STORED_AS_RGB = CHROMA.index("rgb")
 def plain_jpeg(columns: Any, ids: Array) -> Array:
     """Return bool [B]: whole grey or YCbCr JPEGs, which every decoder turns into the same pixels."""
     components = columns.components[ids]
-    coloured = (components == 3) & (
-        columns.chroma[ids] != STORED_AS_RGB
-    )  # which nvJPEG takes for YCbCr
+    # which nvJPEG takes for YCbCr
+    coloured = (components == 3) & (columns.chroma[ids] != STORED_AS_RGB)
     plain: Array = (
         (columns.format[ids] == JPEG)
         & (columns.depth[ids] == 8)
@@ -58,19 +57,14 @@ def pillow_rgb(data: bytes) -> Image.Image:
     conversion would clip it, which makes nearly all of it white.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # a damaged EXIF block is no business of the pixels
+        # a damaged EXIF block is no business of the pixels
+        warnings.simplefilter("ignore")
         with Image.open(io.BytesIO(data)) as image:
             header = parse(data, len(data))
-            if image.size != (
-                header.width,
-                header.height,
-            ):  # the scan has bounded those of the header alone
-                message = f"the image has {image.width} x {image.height} pixels"
-                raise Undecodable(
-                    f"{message}, its header {header.width} x {header.height}"
-                )
+            # the scan has bounded those of the header alone
+            size = header.width, header.height
+            if image.size != size:
+                raise Undecodable(f"an image of {image.size}, its header says {size}")
             image.load()
             if not image.mode.startswith("I"):
                 return image if image.mode == "RGB" else image.convert("RGB")
@@ -93,19 +87,22 @@ def shown_rgb(data: bytes, turn: int) -> Image.Image:
 def _pil(data: bytes, region: Region) -> Array:
     try:
         colour = pillow_rgb(data)
-        if (
-            region[2] > colour.width or region[3] > colour.height
-        ):  # `crop` would fill up with black
-            raise Undecodable(
-                f"the image has {colour.width} x {colour.height} pixels, its header said more"
-            )
+        # `crop` would fill up with black
+        if region[2] > colour.width or region[3] > colour.height:
+            raise Undecodable(f"an image of {colour.size}, its header said more")
         return np.asarray(colour.crop(region))
     except Exception as error:  # PIL raises OSError, SyntaxError, ValueError, struct.error, ... on damaged files
         raise Undecodable(str(error)) from error
 
 
-def _make_pil() -> Decode:
-    return _pil
+def _cropped(whole: Callable[[bytes], Array]) -> Decode:
+    """Return what decodes a region, of what decodes all of an image."""
+
+    def decode(data: bytes, region: Region) -> Array:
+        left, top, right, bottom = region
+        return whole(data)[top:bottom, left:right]
+
+    return decode
 
 
 def _make_torchvision() -> Decode:
@@ -119,40 +116,30 @@ def _make_torchvision() -> Decode:
         category=DeprecationWarning,
     )
 
-    def decode(data: bytes, region: Region) -> Array:
+    def whole(data: bytes) -> Array:
         buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        pixels = decode_jpeg(buffer, mode=ImageReadMode.RGB)
-        return pixels.permute(1, 2, 0).numpy()[
-            region[1] : region[3], region[0] : region[2]
-        ]
+        return decode_jpeg(buffer, mode=ImageReadMode.RGB).permute(1, 2, 0).numpy()
 
-    return decode
+    return _cropped(whole)
 
 
 def _make_opencv() -> Decode:
     cv2.setNumThreads(0)
+    flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
 
-    def decode(data: bytes, region: Region) -> Array:
-        pixels = cv2.imdecode(
-            np.frombuffer(data, np.uint8),
-            cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION,
-        )
+    def whole(data: bytes) -> Array:
+        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
         if pixels is None:
             raise Undecodable("OpenCV gives no image")
-        return pixels[region[1] : region[3], region[0] : region[2]]
+        return pixels
 
-    return decode
+    return _cropped(whole)
 
 
 def _make_imageio() -> Decode:
     import imageio.v3 as imageio
 
-    def decode(data: bytes, region: Region) -> Array:
-        return imageio.imread(data, mode="RGB", rotate=False)[
-            region[1] : region[3], region[0] : region[2]
-        ]
-
-    return decode
+    return _cropped(lambda data: imageio.imread(data, mode="RGB", rotate=False))
 
 
 class _NvImageCodec:
@@ -201,7 +188,7 @@ READERS: dict[str, Callable[[], Decode]] = {
     "torchvision": _make_torchvision,
     "opencv": _make_opencv,
     "imageio": _make_imageio,
-    "pil": _make_pil,
+    "pil": lambda: _pil,
 }
 """name -> a function that makes the decoder; called in the process that decodes."""
 
@@ -235,15 +222,11 @@ def exactly(decode: Decode, data: bytes, region: Region) -> Array:
     return pixels
 
 
-def _nobody(_place: int) -> None:
-    """Do nothing: nobody asks which image is being decoded."""
-
-
 def decode_many(
     decode: Decode,
     datas: Sequence[bytes],
     regions: Sequence[Region],
-    begun: Callable[[int], None] = _nobody,
+    begun: Callable[[int], object] = int,
 ) -> list[Array | None]:
     """Decode each region, None where this decoder gives none; at once where the decoder can.
 
@@ -274,12 +257,10 @@ def resize_pil(
         sample_window(out, pixels, window, nearest=interpolation == "nearest")
         return
     height, width = out.shape[:2]
-    box = (window[0], window[1], window[2], window[3])
-    out[:] = np.asarray(
-        Image.fromarray(np.ascontiguousarray(pixels)).resize(
-            (width, height), ANTIALIASED[interpolation][0], box=box
-        )
-    )
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    left, top, right, bottom = window.tolist()
+    resample = ANTIALIASED[interpolation][0]
+    out[:] = image.resize((width, height), resample, (left, top, right, bottom))
 
 
 def resize_window(
@@ -294,39 +275,28 @@ def resize_window(
         resize_pil(out, pixels, window, interpolation)
     elif out.shape == pixels.shape:
         out[:] = pixels
-    elif out.flags.c_contiguous:
-        _resize_whole(out, pixels, interpolation)
     else:
-        resized = np.empty(out.shape, np.uint8)
+        resized = out if out.flags.c_contiguous else np.empty(out.shape, np.uint8)
         _resize_whole(resized, pixels, interpolation)
-        out[:] = resized
+        if resized is not out:
+            out[:] = resized
 
 
 def sample_window(out: Array, pixels: Array, window: Array, *, nearest: bool) -> None:
     """Fill `out` with what lies at its pixels' centres: the nearest pixel, or what is between four."""
-    places = [
-        begin + (np.arange(count) + 0.5) * (end - begin) / count - 0.5
-        for begin, end, count in zip(
-            window[[1, 0]], window[[3, 2]], out.shape[:2], strict=True
-        )
-    ]
-    if nearest:
-        rows, columns = (
-            np.clip(np.floor(at + 0.5).astype(np.int64), 0, side - 1)
-            for at, side in zip(places, pixels.shape[:2], strict=True)
-        )
-        out[:] = pixels[rows[:, None], columns]
-        return
-    levels = pixels.astype(np.float32)
-    for axis, (at, side) in enumerate(zip(places, pixels.shape[:2], strict=True)):
-        low = np.clip(np.floor(at).astype(np.int64), 0, side - 1)
+    left, top, right, bottom = window
+    levels = pixels if nearest else pixels.astype(np.float32)
+    for axis, begin, end in ((0, top, bottom), (1, left, right)):
+        count, side = out.shape[axis], pixels.shape[axis]
+        places = begin + (np.arange(count) + 0.5) * (end - begin) / count - 0.5
+        if nearest:
+            index = np.clip(np.floor(places + 0.5).astype(np.int64), 0, side - 1)
+            levels = levels.take(index, axis)
+            continue
+        low = np.clip(np.floor(places).astype(np.int64), 0, side - 1)
         high = np.minimum(low + 1, side - 1)
-        share = (
-            np.clip(at - low, 0, 1)
-            .astype(np.float32)
-            .reshape(-1, 1, 1)
-            .swapaxes(0, axis)
-        )
+        share = np.clip(places - low, 0, 1).astype(np.float32)
+        share = share.reshape(-1, 1, 1).swapaxes(0, axis)
         levels = levels.take(low, axis) * (1 - share) + levels.take(high, axis) * share
     out[:] = np.rint(levels)
 

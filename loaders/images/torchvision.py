@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from loaders._workers import PART, Workers
 from loaders.images.decoders import (
     READERS,
     Decode,
+    Region,
     choose,
     decode_many,
     exactly,
@@ -26,7 +27,6 @@ from loaders.images.decoders import (
     resize_pil,
     resize_window,
 )
-from loaders.images.transforms import Transform
 from plan.bundles import rows_of_part
 from plan.geometry import largest_upright, upright
 
@@ -43,7 +43,6 @@ class TorchvisionLoader(Staging):
     def __init__(self, feed: Feed) -> None:
         super().__init__(feed)
         self.reader = choose(feed.reader)
-        self.notes = tuple(_transform_notes(feed))
         largest = largest_upright(feed.plan)
         self._workers = Workers(
             lambda: Decoding(feed, self.reader),
@@ -111,46 +110,31 @@ class Decoding:
         self._transforms_s = 0.0  # of the part
         self._name_of = feed.source.name
 
-    def __call__(self, rows: Rows, slot: np.ndarray[Any, Any]) -> Decoded:
+    def __call__(self, rows: Rows, slot: Array) -> Decoded:
         self._transforms_s = 0.0
         shape = (len(rows), *rows.padded, 3)
         out = slot[: np.prod(shape)].reshape(shape)
         failed = []
-        files: dict[int, bytes] = {}
-        for i in np.flatnonzero(rows.valid).tolist():
-            files[i] = self._reads.read(int(rows.ids[i]))
-        regions = {
-            i: (int(x0), int(y0), int(x1), int(y1))
-            for i, (x0, y0, x1, y1) in zip(
-                files, rows.regions[list(files)], strict=True
-            )
-        }
-        plain = [
-            i
-            for i, is_plain in zip(
-                files, plain_jpeg(self._columns, rows.ids[list(files)]), strict=True
-            )
-            if is_plain
-        ]
+        valid = np.flatnonzero(rows.valid).tolist()
+        ids = rows.ids.tolist()
+        files = {i: self._reads.read(ids[i]) for i in valid}
+        regions: dict[int, Region] = {i: tuple(rows.regions[i].tolist()) for i in valid}
+        plain = np.compress(plain_jpeg(self._columns, rows.ids[valid]), valid).tolist()
         decoded = decode_many(
             self._decode,
             [files[i] for i in plain],
             [regions[i] for i in plain],
-            begun=lambda place: mark(
-                int(rows.ids[plain[place]]) if place >= 0 else NONE
-            ),
+            begun=lambda index: mark(ids[plain[index]] if index >= 0 else NONE),
         )
         pixels = dict(zip(plain, decoded, strict=True))
         places = rows.placed.tolist()
-        for i in np.flatnonzero(rows.valid).tolist():
+        for i in valid:
             left, top, right, bottom = places[i]
+            x0, y0, x1, y1 = regions[i]
+            mark(ids[i])
             try:
-                mark(int(rows.ids[i]))
                 region = pixels.get(i)
-                if region is None or region.shape[:2] != (
-                    regions[i][3] - regions[i][1],
-                    regions[i][2] - regions[i][0],
-                ):
+                if region is None or region.shape[:2] != (y1 - y0, x1 - x0):
                     # PIL has the last word on what can be decoded
                     region = exactly(self._pil, files[i], regions[i])
                 region = self._changed("region", region, rows, i)
@@ -159,7 +143,7 @@ class Decoding:
                 if "output" in self._transforms:
                     place[:] = self._changed("output", place, rows, i)
             except Undecodable:
-                failed.append(int(rows.ids[i]))
+                failed.append(ids[i])
         return Decoded(tuple(failed), self._transforms_s)
 
     def _changed(self, what: str, pixels: Array, rows: Rows, place: int) -> Array:
@@ -183,17 +167,6 @@ class Decoding:
             ) from error.__cause__
         finally:
             self._transforms_s += time.perf_counter() - began
-
-
-def _transform_notes(feed: Feed) -> list[str]:
-    """Return a line for each function of --transforms: it works, and what it takes."""
-    _, height, width = feed.plan.sample_shape
-    own = (
-        transform
-        for transform in feed.transforms.values()
-        if isinstance(transform, Transform)
-    )
-    return [transform.timing_note(height, width) for transform in own]
 
 
 def open(feed: Feed) -> TorchvisionLoader:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import random
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,10 +20,6 @@ import numpy as np
 import torch
 
 from contracts import Array, UserError
-from system import processes
-
-TRIALS = 5
-"""Calls by which a function is timed before training; the first ones may still import or compile."""
 
 
 class Transform:
@@ -32,7 +27,7 @@ class Transform:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._function = _found(name)
+        self._function = _named(name)
 
     def __call__(self, image: Array, seed: int) -> Array:
         """Return what the function makes of uint8 [H, W, 3]. Raises UserError unless that has this form too.
@@ -65,54 +60,20 @@ class Transform:
             )
         return made
 
-    def timing_note(self, height: int, width: int) -> str:
-        """Return a line that says what a call takes. Raises UserError where it fails.
 
-        It runs in a process of its own: what a function starts, such as threads, must not be there when
-        workers are forked.
-        """
-        (seconds,) = processes.results(
-            lambda size: self._timed(*size), [(height, width)], 1
-        )
-        if isinstance(seconds, UserError):
-            raise seconds
-        return (
-            f"--transforms {self.name} takes {seconds * 1e3:.2f} ms of a worker for an image of {height} x "
-            f"{width}; it is part of the loader's time, and a row of the step's split, `transforms`"
-        )
-
-    def _timed(self, height: int, width: int) -> float | UserError:
-        image = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
-        torch.set_num_threads(1)  # as in a worker
-        times = []
-        try:
-            for seed in range(TRIALS):
-                began = time.perf_counter()
-                self(image.copy(), seed)
-                times.append(time.perf_counter() - began)
-        except UserError as error:
-            return error
-        return min(times)
-
-
-def _found(name: str) -> Callable[[Array, Any], Any]:
+def _named(name: str) -> Callable[[Array, Any], Any]:
     """Return the function of that name. Raises UserError."""
     module, _, function = name.partition(":")
-    if not module or not function:
-        raise UserError(
-            f"--transforms got '{name}'; it names a function as package.module:function, such as "
-            "loaders.images.presets:torchvision_v2"
-        )
     try:
-        attribute = getattr(import_module(module), function, None)
-    except ImportError as error:
+        attribute: Callable[[Array, Any], Any] = getattr(
+            import_module(module), function
+        )
+    except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
-            f"--transforms {name}: {error}; its folder must be in PYTHONPATH ({sys.path[0]} is searched too)"
+            f"--transforms {name}: {error}; it names a function of a module in PYTHONPATH ({sys.path[0]} is "
+            "searched too) as package.module:function, such as loaders.images.presets:torchvision_v2"
         ) from None
-    if not callable(attribute):
-        raise UserError(f"--transforms {name}: {module} has no function '{function}'")
-    function_of: Callable[[Array, Any], Any] = attribute
-    return function_of
+    return attribute
 
 
 @contextmanager

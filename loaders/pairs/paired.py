@@ -14,7 +14,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,10 +26,10 @@ from dataset.scan.manifest import Rejected
 from loaders import Undecodable
 from loaders._read_retry import mark, patiently, read
 from loaders._staging import Staged, Stager, Staging, without
-from loaders._workers import PART, Workers, some
+from loaders._workers import PART, Workers
 from loaders.images.decoders import READERS, Decode, Region, choose, exactly, plain_jpeg
 from loaders.pairs import raw
-from plan.bundles import joined
+from plan.bundles import joined, some
 from plan.geometry import largest_upright, upright
 from plan.lazy import Lazy
 from plan.patches import HIGH, enlarged
@@ -56,23 +55,23 @@ class PairedLoader(Staging):
     def __init__(self, feed: Feed) -> None:
         super().__init__(feed)
         plan: Any = feed.plan
-        self._scale = int(plan.upscale)
-        large_feed = replace(feed, targets=_no_targets, pixels=LEVELS)
-        self._larger = _Beside(large_feed, self._stager, scale=self._scale)
+        scale = self._scale = int(plan.upscale)
+        # targets come with the batch of the small images, once for both
+        large_feed = replace(feed, targets=lambda rows: {}, pixels=LEVELS)
+        self._larger = _Beside(large_feed, self._stager, scale=scale)
         self.reader = choose(feed.reader)
         self._sharing = int(plan.sharing)
         area = math.prod(largest_upright(plan)[1:])
-        large = area * self._scale**2
-        part_rows = max(min(PART_ROWS, PART_PIXELS // large), 1)
+        part_rows = max(min(PART_ROWS, PART_PIXELS // (area * scale**2)), 1)
         if plan.patches > 1:
             part_rows = IMAGES * plan.patches
         self._workers = Workers(
-            partial(Cutting, feed, self._scale, self.reader),
+            partial(Cutting, feed, scale, self.reader),
             workers=feed.workers,
             batch_size=plan.batch_size * self._sharing,
-            part_bytes=lambda rows: 3 * rows * (area + large),
+            part_bytes=lambda rows: 3 * rows * area * (1 + scale**2),
             part_rows=part_rows,
-            row_bytes=lambda rows: sum(_row_bytes(rows, self._scale)),
+            row_bytes=lambda rows: 3 * math.prod(rows.padded) * (1 + scale**2),
             name_of=feed.source.name,
         )
         self.in_flight = self._workers.in_flight * self._sharing + 2
@@ -88,27 +87,17 @@ class PairedLoader(Staging):
 
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
         tasks = _Tasks(rows, self._sharing, self._feed)
-        for at, (slot, its_rows, parts) in enumerate(self._workers.run(tasks)):
+        for index, (slot, task, parts) in enumerate(self._workers.run(tasks)):
             failed = [sample for part in parts for sample in part]
-            each = sum(_row_bytes(upright(its_rows), self._scale))
-            pixels = torch.from_numpy(
-                slot[: len(its_rows) * each].reshape(len(its_rows), each)
-            )
-            for own, places in tasks.batches.pop(at):
-                yield self._pair(
-                    pixels if places is None else pixels[places],
-                    own,
-                    without(own, failed),
-                )
+            lows, highs = small_and_large(slot, upright(task), self._scale)
+            for own, places in tasks.batches.pop(index):
+                pair = torch.from_numpy(lows[places]), torch.from_numpy(highs[places])
+                yield self._pair(*pair, own, without(own, failed))
 
-    def _pair(self, pixels: torch.Tensor, rows: Rows, valid: Array) -> Staged:
-        """Return the batch of these rows; `pixels`, uint8 [B, bytes], has the small image, then the large."""
-        height, width = upright(rows).padded
-        small = _row_bytes(upright(rows), self._scale)[0]
-        low = pixels[:, :small].unflatten(1, (height, width, 3))
-        high = pixels[:, small:].unflatten(
-            1, (height * self._scale, width * self._scale, 3)
-        )
+    def _pair(
+        self, low: torch.Tensor, high: torch.Tensor, rows: Rows, valid: Array
+    ) -> Staged:
+        """Return the batch of these rows, of their small and of their large images."""
         staged = self._stager.stage(low, rows, valid)
         larger = self._larger.stage(high, enlarged(rows, self._scale), valid)
         batch = staged.batch
@@ -130,53 +119,44 @@ class _Beside(Stager):
             own.done = its.done
 
 
-def _no_targets(rows: Rows) -> dict[str, Array]:
-    """Return {}: targets come with the batch of the small images, once for both."""
-    return {}
-
-
-def _row_bytes(rows: Rows, scale: int) -> tuple[int, int]:
-    """Return the bytes of a small and of a large image on the canvas of upright rows."""
-    small = 3 * math.prod(rows.padded)
-    return small, small * scale**2
+def small_and_large(slot: Array, rows: Rows, scale: int) -> tuple[Array, Array]:
+    """Return views of a slot, uint8 [B, h, w, 3] and [B, H, W, 3]: each row has its small, then its large
+    image, on the canvas of upright rows.
+    """
+    height, width = rows.padded
+    small = 3 * height * width
+    each = small * (1 + scale**2)
+    out = slot[: len(rows) * each].reshape(len(rows), each)
+    lows = out[:, :small].reshape(len(rows), height, width, 3)
+    return lows, out[:, small:].reshape(len(rows), height * scale, width * scale, 3)
 
 
 class _Tasks(Lazy):
     """What workers are given: the rows of `sharing` micro-batches as one, sorted by their image.
 
     `batches`: number of a task that was drawn -> each of its micro-batches, with the places of its rows in
-    the task; None where the task is that micro-batch as it is.
+    the task.
     """
 
     def __init__(self, rows: Sequence[Rows], sharing: int, feed: Feed) -> None:
+        super().__init__(-(-len(rows) // sharing), self._task)
         self._rows = rows
         self._sharing = sharing
         self._feed = feed
-        plan: Any = feed.plan
-        self._patches = int(plan.patches)
-        self.batches: dict[int, list[tuple[Rows, Array | None]]] = {}
+        self.batches: dict[int, list[tuple[Rows, slice | Array]]] = {}
 
-    def __len__(self) -> int:
-        return -(-len(self._rows) // self._sharing)
-
-    def _at(self, index: int) -> Rows:
-        begin = index * self._sharing
-        own = [
-            self._rows[at]
-            for at in range(begin, min(begin + self._sharing, len(self._rows)))
-        ]
-        if self._patches == 1:
-            self.batches[index] = [(own[0], None)]
+    def _task(self, index: int) -> Rows:
+        own = self._rows[index * self._sharing : (index + 1) * self._sharing]
+        plan: Any = self._feed.plan
+        if plan.patches == 1:
+            self.batches[index] = [(own[0], slice(None))]
             return own[0]
         together = joined(own)
         source: Any = self._feed.source
         order = np.argsort(source.images[together.ids], kind="stable")
-        places = np.argsort(order, kind="stable")
-        sizes = np.cumsum([0, *map(len, own)])
-        self.batches[index] = [
-            (rows, places[begin:end])
-            for rows, (begin, end) in zip(own, pairwise(sizes), strict=True)
-        ]
+        ends = np.cumsum([len(rows) for rows in own])
+        places = np.split(np.argsort(order, kind="stable"), ends[:-1])
+        self.batches[index] = list(zip(own, places, strict=True))
         return some(together, order)
 
 
@@ -194,22 +174,15 @@ class Cutting:
         self._pil: Decode = READERS["pil"]()
 
     def __call__(self, rows: Rows, slot: Array) -> tuple[int, ...]:
-        height, width = rows.padded
-        small, large = _row_bytes(rows, self._scale)
-        out = slot[: len(rows) * (small + large)].reshape(len(rows), small + large)
-        lows = out[:, :small].reshape(len(rows), height, width, 3)
-        highs = out[:, small:].reshape(
-            len(rows), height * self._scale, width * self._scale, 3
-        )
+        lows, highs = small_and_large(slot, rows, self._scale)
         failed: list[int] = []
         valid = np.flatnonzero(rows.valid)
         images = self._source.images[rows.ids[valid]]
         # rows of one image lie together: it is decoded once for all of them
         for which in np.split(valid, np.flatnonzero(np.diff(images)) + 1):
-            if not len(which):
-                continue
             try:
-                self._cut(rows, which, lows, highs)
+                if len(which):
+                    self._cut(rows, which, lows, highs)
             except Undecodable:
                 failed += rows.ids[which].tolist()
         return tuple(failed)
@@ -218,62 +191,58 @@ class Cutting:
         """Fill the rows `which`, of one image. Raises Undecodable where it or its small one cannot be had."""
         scale = self._scale
         sample = int(rows.ids[which[0]])
-        regions = [_region(region) for region in rows.regions[which]]
-        stored = _regions(self._decoded(sample, regions), regions)
-        beside: list[Array] = []
+        stored = self._decoded(sample, rows.regions[which])
+        smaller: list[Array] = []
         if not self._columns.made:
-            smaller = [_region(region // scale) for region in rows.regions[which]]
-            beside = _regions(self._decoded(sample, smaller, small=True), smaller)
-        for at, i in enumerate(which.tolist()):
+            smaller = self._decoded(sample, rows.regions[which] // scale, small=True)
+        for index, i in enumerate(which.tolist()):
             x0, y0, x1, y1 = rows.windows[i].astype(np.int64).tolist()
             height, width = rows.sizes[i].tolist()
-            highs[i, : height * scale, : width * scale] = stored[at][y0:y1, x0:x1]
-            lows[i, :height, :width] = (
-                beside[at][y0 // scale : y1 // scale, x0 // scale : x1 // scale]
-                if beside
-                else made_small(stored[at], (x0, y0, x1, y1), (width, height))
-            )
+            highs[i, : height * scale, : width * scale] = stored[index][y0:y1, x0:x1]
+            if smaller:
+                low = smaller[index][
+                    y0 // scale : y1 // scale, x0 // scale : x1 // scale
+                ]
+            else:
+                low = made_small(stored[index], (x0, y0, x1, y1), (width, height))
+            lows[i, :height, :width] = low
 
     def _decoded(
-        self, sample: int, regions: Sequence[Region], *, small: bool = False
-    ) -> dict[Region, Array]:
-        """Return pixels that hold each of the regions of one image, by the region that they are."""
+        self, sample: int, corners: Array, *, small: bool = False
+    ) -> list[Array]:
+        """Return the pixels of each of the regions, `corners` int64 [N, 4], of one image."""
+        regions: list[Region] = [
+            (x0, y0, x1, y1) for x0, y0, x1, y1 in corners.tolist()
+        ]
         if self._columns.joint:
             own = partial(self._of_pair, sample, regions, small=small)
-            return patiently(self._source, sample, own)
+            return _regions(patiently(self._source, sample, own), regions)
         source = self._source.low if small else self._source
         columns = self._columns.low if small else self._columns.high
         image = int(source.images[sample])
         if source.files and raw.readable(columns, image):
-            regions_read = {}
-            for region in regions:
-                pixels = patiently(
-                    source, sample, partial(raw.read_region, source, sample, region)
-                )
-                if pixels is None:
-                    break
-                regions_read[region] = pixels
-            else:
-                return regions_read
+            read_all = partial(raw.read_regions, source, sample, regions)
+            pixels = patiently(source, sample, read_all)
+            if pixels is not None:
+                return pixels
         data = read(source, sample)
         mark(sample)
-        corners = np.array(regions)
-        around = _region(
-            np.concatenate([corners[:, :2].min(axis=0), corners[:, 2:].max(axis=0)])
+        left, top = corners[:, :2].min(axis=0).tolist()
+        right, bottom = corners[:, 2:].max(axis=0).tolist()
+        around = left, top, right, bottom
+        decode = (
+            self._decode if plain_jpeg(columns, np.array([image]))[0] else self._pil
         )
-        if plain_jpeg(columns, np.array([image]))[0]:
-            try:
-                return {around: exactly(self._decode, data, around)}
-            except (
-                Exception
-            ):  # decoders raise what they like, and PIL has the last word
-                pass
-        return {around: exactly(self._pil, data, around)}
+        try:
+            decoded = exactly(decode, data, around)
+        except Exception:  # decoders raise what they like, and PIL has the last word
+            decoded = exactly(self._pil, data, around)
+        return _regions({around: decoded}, regions)
 
     def _of_pair(
         self, sample: int, regions: Sequence[Region], *, small: bool
     ) -> dict[Region, Array]:
-        """Return what `_decoded` does, of an entry that holds both images."""
+        """Return pixels that hold the regions, by the region that they are, of an entry with both images."""
         with self._source.opened(sample) as (size, read_at):
             try:
                 return entry.read(
@@ -281,11 +250,6 @@ class Cutting:
                 )
             except Rejected as why:
                 raise Undecodable(str(why)) from None
-
-
-def _region(corners: Array) -> Region:
-    x0, y0, x1, y1 = corners.tolist()
-    return x0, y0, x1, y1
 
 
 def _regions(decoded: dict[Region, Array], regions: Sequence[Region]) -> list[Array]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from contracts import Array
@@ -28,15 +29,14 @@ def readable(columns: Any, image: int) -> bool:
     )
 
 
-def read_region(
-    source: Any, sample: int, region: tuple[int, int, int, int]
-) -> Array | None:
-    """Return uint8 [h, w, 3], the region x0 y0 x1 y1 of a sample's file; None where it is another PPM.
+def read_regions(
+    source: Any, sample: int, regions: Sequence[tuple[int, int, int, int]]
+) -> list[Array] | None:
+    """Return uint8 [h, w, 3], each region x0 y0 x1 y1 of a sample's file; None where it is another PPM.
 
     `source` is one of files. Raises Undecodable, UserError where the file is another one than was scanned,
     and OSError.
     """
-    x1, y1 = region[2:]
     file = os.open(source.path(sample), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         size = os.fstat(file).st_size
@@ -45,20 +45,12 @@ def read_region(
         if header is None:
             return None
         width, height = int(header[1]), int(header[2])
-        if x1 > width or y1 > height:
-            raise Undecodable(
-                f"the image has {width} x {height} pixels, its header said more"
-            )
-        if (
-            header.end() + 3 * height * width > size
-        ):  # PIL decodes no part of such a file
-            raise Undecodable("the file is cut short")
-        pixels = rows_of(
-            lambda offset, length: os.pread(file, length, offset),
-            header.end(),
-            width,
-            region,
-        )
+        inside = all(x1 <= width and y1 <= height for _, _, x1, y1 in regions)
+        # PIL decodes no part of a file that is cut short
+        if not inside or header.end() + 3 * height * width > size:
+            raise Undecodable(f"{size} bytes, {width} x {height} pixels: too few")
+        read_at = lambda offset, length: os.pread(file, length, offset)  # noqa: E731
+        pixels = [rows_of(read_at, header.end(), width, region) for region in regions]
     finally:
         os.close(file)
     if source.read_delay_s:

@@ -75,79 +75,58 @@ def sample_folder(name: str) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def deep(tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    return scene(tmp_path_factory.mktemp("deep"), pictures.deep_files())
+def made_once(name: str, make: Callable[[Path], Scene]) -> Any:
+    """Return the fixture of that name: a scene that is made once, in a folder of its own."""
+
+    @pytest.fixture(scope="session", name=name)
+    def made(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+        return make(tmp_path_factory.mktemp(name))
+
+    return made
 
 
-@pytest.fixture(scope="session")
-def ramps(tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    """Pixels that say where they are."""
-    return scene(tmp_path_factory.mktemp("ramps"), scenes.ramps())
+def of_files(name: str, files: Callable[[], dict[str, bytes]]) -> Any:
+    return made_once(name, lambda folder: scene(folder, files()))
 
 
-@pytest.fixture(scope="session")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    return scene(tmp_path_factory.mktemp("small"), scenes.small())
+def _damaged() -> dict[str, bytes]:
+    """Good files, files that cannot be decoded, and formats that only Pillow decodes."""
+    odd, broken = pictures.odd_files(), pictures.damaged_files()
+    files = {
+        f"damaged-{name}": content
+        for name, content in broken.items()
+        if pictures.pil(content) is None
+    }
+    files |= {name: odd[name] for name in ("cmyk-jpeg", "png-rgba", "jpeg-rgb", "gif")}
+    return {**scenes.small(11), **files}
 
 
-@pytest.fixture(scope="session")
-def ruled_clips(tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    """Pixels of videos that say where and when they are."""
-    return reels.ruled(tmp_path_factory.mktemp("ruled-clips"))
-
-
-@pytest.fixture(scope="session")
-def quick_clips(tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    return reels.quick(tmp_path_factory.mktemp("quick-clips"))
+deep = of_files("deep", pictures.deep_files)
+ramps = of_files("ramps", scenes.ramps)
+small = of_files("small", scenes.small)
+photographs = of_files("photographs", scenes.photographs)
+odd = of_files("odd", pictures.odd_files)
+damaged = of_files("damaged", _damaged)
+ruled_clips = made_once("ruled_clips", reels.ruled)
+quick_clips = made_once("quick_clips", reels.quick)
 
 
 @pytest.fixture
-def ruled(request: pytest.FixtureRequest) -> Scene:
-    found: Scene = request.getfixturevalue(
-        "ruled_clips" if backend_of(request).clips else "ramps"
-    )
-    return found
+def ruled(request: pytest.FixtureRequest) -> Any:
+    clips = backend_of(request).clips
+    return request.getfixturevalue("ruled_clips" if clips else "ramps")
 
 
 @pytest.fixture
-def quick(request: pytest.FixtureRequest) -> Scene:
-    found: Scene = request.getfixturevalue(
-        "quick_clips" if backend_of(request).clips else "small"
-    )
-    return found
-
-
-@pytest.fixture(scope="session")
-def photographs(tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    return scene(tmp_path_factory.mktemp("photographs"), scenes.photographs())
-
-
-@pytest.fixture(scope="session")
-def odd(tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    return scene(tmp_path_factory.mktemp("odd"), pictures.odd_files())
+def quick(request: pytest.FixtureRequest) -> Any:
+    clips = backend_of(request).clips
+    return request.getfixturevalue("quick_clips" if clips else "small")
 
 
 @pytest.fixture(scope="session")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     folder = sample_folder("imagenet_sample")
     return scenes.scanned(folder, tmp_path_factory.mktemp("manifests"))
-
-
-@pytest.fixture(scope="session")
-def damaged(tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    """Good files, files that cannot be decoded, and formats that only Pillow decodes."""
-    files = {
-        f"damaged-{name}": content
-        for name, content in pictures.damaged_files().items()
-        if pictures.pil(content) is None
-    }
-    files |= {
-        name: content
-        for name, content in pictures.odd_files().items()
-        if name in ("cmyk-jpeg", "png-rgba", "jpeg-rgb", "gif")
-    }
-    return scene(tmp_path_factory.mktemp("damaged"), {**scenes.small(11), **files})
 
 
 @pytest.fixture(scope="session")
@@ -159,16 +138,11 @@ def coco(tmp_path_factory: pytest.TempPathFactory) -> Scene:
         folder = write_coco(
             tmp_path_factory.mktemp("coco"), splits={"train2017": 40}, size=(240, 320)
         )
-    manifest: Any = open_coco(
-        folder, "train", keypoints=False, cache=tmp_path_factory.mktemp("manifests")
-    )
-    paths = [
-        Path(os.fsdecode(manifest.path(sample))) for sample in range(len(manifest))
-    ]
-    contents, names = (
-        tuple(path.read_bytes() for path in paths),
-        tuple(path.stem for path in paths),
-    )
+    cache = tmp_path_factory.mktemp("manifests")
+    manifest: Any = open_coco(folder, "train", keypoints=False, cache=cache)
+    paths = [Path(os.fsdecode(manifest.path(i))) for i in range(len(manifest))]
+    contents = tuple(path.read_bytes() for path in paths)
+    names = tuple(path.stem for path in paths)
     return Scene(folder=folder, manifest=manifest, bytes_of=contents, names=names)
 
 

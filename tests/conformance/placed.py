@@ -230,7 +230,8 @@ def window_of(pixels: Array, rows: Rows, i: int) -> Array:
 def distorted(pixels: Array, numbers: Sequence[float]) -> Array:
     """RGB in 0..1 [..., 3] of one image after SSD's distortion, in 64 bits; see tests/unit/test_ops.py."""
     images = torch.from_numpy(pixels.astype(np.float64))[None]
-    return distort(images, torch.tensor([numbers], dtype=torch.float64))[0].numpy()
+    each = torch.tensor(numbers[:6], dtype=torch.float64).view(-1, 1, 1, 1, 1)
+    return distort(images, *each)[0].numpy()
 
 
 def coloured(levels: Array, rows: Rows, i: int) -> Array:

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,8 +17,10 @@ import torch
 from PIL import Image
 
 from contracts import Array, Batch, Counts, Feed, Rows
+from loaders._postprocess import Finish
 from tests.conformance import moving, pictures
 
+BILINEAR = Image.Resampling.BILINEAR
 Tidy = Callable[[], object]
 
 
@@ -51,108 +54,58 @@ class Plain:
             yield self.batch(rows)
 
     def batch(self, rows: Rows) -> Batch:
+        rows = self.followed(rows)
         clip = () if rows.frames is None else rows.frames.shape[1:]
-        failed, images = (
-            [],
-            np.zeros((len(rows), *clip, *map(int, rows.sizes[0]), 3), np.float32),
-        )
-        for i in np.flatnonzero(rows.valid):
-            levels = (
-                self.levels(rows, int(i))
-                if rows.frames is None
-                else np.stack(self.clip(rows, int(i)))
-            )
-            if levels is None:
-                failed.append(int(rows.ids[i]))
-            else:
-                images[i] = (levels / 255 - np.array(self.feed.pixels.mean)) / np.array(
-                    self.feed.pixels.std
-                )
-        valid = rows.valid & ~np.isin(rows.ids, failed)
-        labels = np.where(valid, self.feed.targets(rows)["labels"], -1)
-        device, dtype = self.feed.device, getattr(torch, self.feed.pixels.dtype)
-        return Batch(
-            images=torch.from_numpy(images).to(device, dtype).movedim(-1, 1),
-            sizes=torch.from_numpy(rows.sizes).to(device),
-            targets={"labels": torch.from_numpy(labels).to(device)},
-            valid=torch.from_numpy(valid).to(device),
-            ids=rows.ids,
-            failed=tuple(failed),
-        )
+        pixels = np.zeros((len(rows), *clip, *rows.padded, 3), np.uint8)
+        valid = rows.valid.copy()
+        for i in np.flatnonzero(valid).tolist():
+            levels = self.levels(rows, i)
+            valid[i] = levels is not None
+            pixels[i] = 0 if levels is None else levels
+        return Finish(self.feed)(torch.from_numpy(pixels), rows, valid)
+
+    def followed(self, rows: Rows) -> Rows:
+        """The rows that are followed: a fault changes them."""
+        return rows
 
     def levels(self, rows: Rows, i: int) -> Array | None:
-        """uint8 [H, W, 3] of row i, None where Pillow has none."""
-        pixels = pictures.pil(self.feed.source.read(int(rows.ids[i])))
-        return None if pixels is None else self.framed(pixels, rows, i)
-
-    def clip(self, rows: Rows, i: int) -> list[Array]:
-        """uint8 [H, W, 3] of each frame of row i."""
+        """uint8 [H, W, 3] of row i, of a clip [T, H, W, 3]; None where Pillow has none."""
         sample = int(rows.ids[i])
-        whole = moving.decoded(
-            self.feed.source.read(sample), int(self.feed.columns.count[sample])
-        )
+        data = self.feed.source.read(sample)
+        if rows.frames is None:
+            pixels = pictures.pil(data)
+            return None if pixels is None else self.framed(pixels, rows, i)
+        whole = moving.decoded(data, int(self.feed.columns.count[sample]))
         assert whole is not None
-        return [self.framed(whole[frame], rows, i) for frame in self.frames(rows, i)]
+        return np.stack(
+            [self.framed(frame, rows, i) for frame in whole[rows.frames[i]]]
+        )
 
     def framed(self, pixels: Array, rows: Rows, i: int) -> Array:
-        """uint8 [H, W, 3] of row i from all pixels of an image or a frame."""
-        x0, y0, x1, y1 = self.region(rows, i)
-        height, width = (int(side) for side in rows.sizes[i])
+        x0, y0, x1, y1 = rows.regions[i].tolist()
         region = Image.fromarray(np.ascontiguousarray(pixels[y0:y1, x0:x1]))
-        window = (
-            tuple(float(edge) for edge in rows.windows[i])
-            if (x0, y0, x1, y1) == tuple(rows.regions[i])
-            else None
-        )
-        out = np.asarray(
-            region.resize((width, height), Image.Resampling.BILINEAR, box=window)  # type: ignore[arg-type]
-        )
-        return out[:, ::-1] if self.flipped(rows, i) else out
-
-    def region(self, rows: Rows, i: int) -> tuple[int, int, int, int]:
-        x0, y0, x1, y1 = (int(edge) for edge in rows.regions[i])
-        return x0, y0, x1, y1
-
-    def flipped(self, rows: Rows, i: int) -> bool:
-        return bool(rows.turns[i])
-
-    def frames(self, rows: Rows, i: int) -> list[int]:
-        """Places of row i's frames in their file."""
-        assert rows.frames is not None
-        found: list[int] = rows.frames[i].tolist()
-        return found
-
-
-class OwnCrop(Plain):
-    """Draws its own windows, as DALI's and torchvision's own transforms would."""
-
-    def region(self, rows: Rows, i: int) -> tuple[int, int, int, int]:
-        x0, y0, x1, y1 = super().region(rows, i)
-        draws = np.random.default_rng(i)
-        return x0, y0, max(x0 + 1, x1 - int(draws.integers(1, 9))), y1
+        height, width = rows.sizes[i].tolist()
+        window = tuple(rows.windows[i].tolist())
+        return np.asarray(region.resize((width, height), BILINEAR, box=window))
 
 
 class OnePixelOff(Plain):
-    def region(self, rows: Rows, i: int) -> tuple[int, int, int, int]:
-        x0, y0, x1, y1 = super().region(rows, i)
-        return x0 + 1, y0, x1 + 1, y1
+    def followed(self, rows: Rows) -> Rows:
+        off = np.array([1, 0, 1, 0]) * (rows.regions[:, :1] > 0)
+        return replace(rows, regions=rows.regions - off)
 
 
 class NoTurns(Plain):
-    def flipped(self, rows: Rows, i: int) -> bool:
-        return False
+    def followed(self, rows: Rows) -> Rows:
+        return replace(rows, turns=0 * rows.turns)
 
 
 class OneFrameOff(Plain):
     """Shows the frame before or behind the one that it was asked for."""
 
-    def frames(self, rows: Rows, i: int) -> list[int]:
-        return [frame - 1 if frame else frame + 1 for frame in super().frames(rows, i)]
-
-
-class Backwards(Plain):
-    def frames(self, rows: Rows, i: int) -> list[int]:
-        return super().frames(rows, i)[::-1]
+    def followed(self, rows: Rows) -> Rows:
+        assert rows.frames is not None
+        return replace(rows, frames=np.abs(rows.frames - 1))
 
 
 class NeighboursLabel(Plain):
@@ -169,15 +122,6 @@ class NeighboursPixels(Plain):
         return made
 
 
-class Doubled(Plain):
-    """The second sample of a batch is the first once more."""
-
-    def batch(self, rows: Rows) -> Batch:
-        made = super().batch(rows)
-        made.ids = np.concatenate([made.ids[:1], made.ids[:1], made.ids[2:]])
-        return made
-
-
 class WrongPlace(Plain):
     """Goes on at the beginning of a batch, wherever the run was stopped."""
 
@@ -186,33 +130,14 @@ class WrongPlace(Plain):
         yield from super().batches(epoch, first // size * size)
 
 
-class SameWindowsEachEpoch(Plain):
-    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
-        for rows in self.feed.plan.rows(epoch, first):
-            made = self.batch(rows)
-            for zero in super().batches(0, 0):
-                for at, sample in enumerate(zero.ids):
-                    made.images[made.ids == sample] = zero.images[at]
-            yield made
-
-
 class NeighbourInstead(Plain):
     """Replaces what cannot be decoded by the sample before it, as some libraries do."""
 
     def batch(self, rows: Rows) -> Batch:
         made = super().batch(rows)
-        for i, sample in enumerate(rows.ids.tolist()):
-            if sample in made.failed:
-                made.valid[i] = True
-                for column in (made.images, made.targets["labels"]):
-                    column[i] = column[i - 1]
-        return made
-
-
-class Silent(Plain):
-    def batch(self, rows: Rows) -> Batch:
-        made = super().batch(rows)
-        made.failed = ()
+        for i in np.flatnonzero(np.isin(rows.ids, made.failed)).tolist():
+            made.valid[i] = True
+            made.images[i] = made.images[i - 1]
         return made
 
 

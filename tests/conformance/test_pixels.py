@@ -8,9 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
-from loaders.images.decoders import READERS
 from plan.images import Growth
 from tests.conformance import checks, pictures
 from tests.conformance.looking import passed, torchvision_levels
@@ -156,10 +154,3 @@ def assert_no_depth_is_clipped(
 def test_grey_of_16_bits_is_scaled(backend: Backend, deep: Scene) -> None:
     """A picture has the same levels whatever its depth: high bits count, and nothing is clipped."""
     assert_no_depth_is_clipped(backend, deep)
-
-
-@pytest.mark.parametrize("reader", READERS)
-def test_grey_of_16_bits_is_scaled_by_every_reader(
-    reader: str, device: torch.device, deep: Scene
-) -> None:
-    assert_no_depth_is_clipped(Backend(name="torchvision", device=device), deep, reader)

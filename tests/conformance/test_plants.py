@@ -72,29 +72,21 @@ def of_clips(ruled_clips: Scene, quick_clips: Scene) -> dict[str, Check]:
 
 FAULTS: dict[str, dict[type[Plain], tuple[str, ...]]] = {
     "of_images": {
-        plants.OwnCrop: ("windows", "pixels", "damage"),
         plants.OnePixelOff: ("windows", "pixels"),
         plants.NoTurns: ("windows", "pixels"),
         plants.NeighboursLabel: ("rows",),
         plants.NeighboursPixels: ("windows", "own pixels", "pixels"),
-        plants.Doubled: ("rows",),
         plants.WrongPlace: ("resume",),
-        plants.SameWindowsEachEpoch: ("windows",),
         plants.NeighbourInstead: ("damage",),
-        plants.Silent: ("damage",),
         plants.Brighter: ("pixels", "damage"),
     },
     "of_clips": {
-        plants.OwnCrop: ("windows",),
         plants.OnePixelOff: ("windows",),
         plants.NoTurns: ("windows",),
         plants.OneFrameOff: ("own pixels",),
-        plants.Backwards: ("own pixels",),
         plants.NeighboursLabel: ("rows",),
         plants.NeighboursPixels: ("windows", "own pixels"),
-        plants.Doubled: ("rows",),
         plants.WrongPlace: ("resume", "resume of views"),
-        plants.SameWindowsEachEpoch: ("windows",),
     },
 }
 """Fixture -> fault -> the checks that have to refuse it."""

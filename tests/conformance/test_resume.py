@@ -64,30 +64,3 @@ def test_abandoned_iterators_leave_no_pixels_behind(
                 pass
         found = joined(seen(batch, feed) for batch in loader.batches(1, 0))
     checks.same_samples(found, 0, whole, 0, lone_backend.repeat_difference)
-
-
-def test_validation_in_the_middle_of_an_epoch(
-    lone_backend: Backend, quick: Scene, ruled: Scene
-) -> None:
-    """A second loader is opened, passed and closed between two training batches; neither notices."""
-    feed = quick.feed(lone_backend.device, batch_size=5, image_size=32)
-    val_feed = ruled.feed(
-        lone_backend.device, batch_size=7, image_size=40, training=False
-    )
-    whole, val_whole = (
-        passed(lone_backend.open, feed),
-        passed(lone_backend.open, val_feed),
-    )
-    parts = []
-    with lone_backend.open(feed) as loader:
-        for at, batch in enumerate(loader.batches(0, 0)):
-            if at in (2, 5):
-                kept = seen(batch, feed)
-                val_seen = passed(lone_backend.open, val_feed)
-                checks.same_samples(
-                    val_seen, 0, val_whole, 0, lone_backend.repeat_difference
-                )
-                # still ours: contracts.Batch says "until you ask for the next one"
-                checks.same_samples(seen(batch, feed), 0, kept, 0, 0)
-            parts.append(seen(batch, feed))
-    checks.same_samples(joined(parts), 0, whole, 0, lone_backend.repeat_difference)

@@ -6,13 +6,13 @@ there is no operation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from contracts import Array, Feed, Loader, Rows
+from contracts import Array, Feed, Rows
 from plan import geometry, ops
 from tests.conformance.placed import distorted, turned
 from tests.conformance.scenes import Open
@@ -122,38 +122,3 @@ def _delivered(open_: Open, feed: Feed, epoch: int) -> list[Array]:
             batch.images.detach().float().cpu().movedim(1, -1).numpy().copy()
             for batch in loader.batches(epoch, 0)
         ]
-
-
-def _by_other_rows(change: Callable[[Rows], Rows]) -> Callable[[Open], Open]:
-    """A loader that follows other rows than the plan's."""
-
-    @dataclass(frozen=True)
-    class Other(Turning):
-        def _changed(self, rows: Rows, epoch: int) -> Rows:
-            return change(super()._changed(rows, epoch))
-
-    def planted(open_: Open) -> Open:
-        def other(feed: Feed) -> Loader:
-            plan: Any = feed.plan
-            return open_(
-                replace(
-                    feed,
-                    plan=Other(plan.inner, turns=plan.turns, operates=plan.operates),
-                )
-            )
-
-        return other
-
-    return planted
-
-
-FAULTS: dict[str, Callable[[Open], Open]] = {
-    "drops operations": _by_other_rows(
-        lambda rows: replace(rows, ops=None if rows.ops is None else 0 * rows.ops)
-    ),
-    "never mirrors": _by_other_rows(lambda rows: replace(rows, turns=rows.turns & 6)),
-    "turns the next row": _by_other_rows(
-        lambda rows: replace(rows, turns=np.roll(rows.turns & 3, 1) | rows.turns & 4)
-    ),
-}
-"""What a loader does wrong -> the loader that does so, of one that does not."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from functools import partial
 
 import pytest
 import torch
 
-from contracts import Batch, Feed
-from tests.conformance import checks, plants
-from tests.conformance.leaving import epochs_are_flat
+from contracts import Feed
+from tests.conformance import checks
 from tests.conformance.looking import seen
 from tests.conformance.scenes import Backend, Scene
 
@@ -29,37 +26,6 @@ def device_mib() -> float:
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     return (total - free) / 2**20
-
-
-def test_large_tensors_share_segments_that_grow() -> None:
-    kept = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
-    segments = torch.cuda.memory_snapshot()
-    assert segments
-    assert all(segment["is_expandable"] for segment in segments), (
-        "prepare_process came too late"
-    )
-    del kept
-
-
-def test_images_lie_where_the_callers_stream_has_freed_memory(
-    backend: Backend, photographs: Scene
-) -> None:
-    feed = photographs.feed(
-        backend.device, batch_size=128, image_size=224, training=False
-    )
-    validated(backend, feed)  # loads kernels
-    torch.cuda.empty_cache()
-    activations = torch.empty(512 << 20, dtype=torch.uint8, device="cuda")
-    del activations
-    before = torch.cuda.memory_reserved()
-    images = 5 * 128 * 3 * 224 * 224 * 2
-    with backend.open(feed) as loader:
-        for _ in loader.batches(0, 0):
-            pass
-        assert torch.cuda.memory_reserved() - before < images / 2
-        assert torch.cuda.memory_allocated() >= images / 2, (
-            "nothing was there to lie anywhere"
-        )
 
 
 def validated(backend: Backend, feed: Feed) -> float:
@@ -111,23 +77,3 @@ def test_a_closed_loader_that_somebody_holds_holds_nothing(
             )  # and nobody keeps the last one
         held.append(loader)
     assert device_mib() <= before + 2.0
-
-
-class LeaksOnTheDevice(plants.Leaks):
-    """Each epoch keeps 2 MiB of device memory, and none of the host's."""
-
-    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
-        if epoch == 0:
-            torch.cuda.empty_cache()
-            self.device_kept: list[torch.Tensor] = []
-        self.device_kept += [
-            torch.zeros(1 << 20, dtype=torch.uint8, device="cuda") for _ in range(2)
-        ]
-        yield from self.inner.batches(epoch, first)
-
-
-def test_a_leak_on_the_device_is_seen(backend: Backend, small: Scene) -> None:
-    feed = small.feed(backend.device, batch_size=8, image_size=32)
-    assert checks.raises(
-        epochs_are_flat, partial(LeaksOnTheDevice, inner=backend.open), feed
-    )

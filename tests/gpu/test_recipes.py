@@ -53,10 +53,7 @@ EACH: dict[str, list[tuple[Any, ...]]] = {
         (Op.AFFINE, 0.9, -0.3, 4.2, 0.3, 0.9, -2.7, smooth, 124, 116, 104)
         for smooth in (1, 0)
     ],
-    "noise": [
-        (Op.NOISE, 12, 5, 7),
-        (Op.ERASE, 3, 4, 30, 25, 9, 8, 7, 50, 50, 50, 1, 2),
-    ],
+    "noise": [(Op.ERASE, 3, 4, 30, 25, 9, 8, 7, 50, 50, 50, 1, 2)],
 }
 
 

@@ -21,7 +21,6 @@ from loaders.images import _pipeline
 from loaders.images._dali_rows import Known, PathPreparer, largest_rows, plain
 from loaders.images._pipeline import Runner
 from loaders.images.dali_fed import intact
-from plan import bundles
 from system import storage
 from tests.conformance import pictures
 from tests.conformance.scenes import Scene, scene
@@ -39,76 +38,20 @@ def made(folder: Path, webp: int, jpeg: int) -> Scene:
     return scene(folder, odd | {f"plain-{i}": encoded("JPEG") for i in range(jpeg)})
 
 
-@pytest.mark.parametrize(("webp", "said"), [(0, False), (1, False), (2, True)])
-def test_many_files_that_pil_decodes_are_said(
-    webp: int, said: bool, tmp_path: Path
-) -> None:
-    prepare = PathPreparer(made(tmp_path, webp, 100 - webp).feed())
-    assert len(prepare.notes) == said
-    if said:
-        assert prepare.notes[0].startswith(
-            "2 of 100 images are no plain JPEG or 8-bit PNG"
-        )
-        assert "--loader dali-fed" in prepare.notes[0]
-    prepare.close()
-
-
 def test_the_largest_images_come_first_and_whole(tmp_path: Path) -> None:
     """DALI decodes as many images first as it has threads, and none that PIL would decode."""
-    files = {
-        f"small-{i}": pictures.jpeg(pictures.photograph(i, 30 + i, 40), quality=80)
-        for i in range(20)
-    }
-    files |= {
-        f"large-{i}": pictures.jpeg(pictures.photograph(i, 300, 200 + i), quality=80)
-        for i in range(3)
-    }
+    sides = [30 + i for i in range(20)] + [300, 310, 320]
+    files = {f"{h}": pictures.jpeg(pictures.photograph(h, h, 200)) for h in sides}
     shown = scene(tmp_path, files | {"odd": encoded("WEBP")})
-    feed = shown.feed(batch_size=8, image_size=24)
-    rows = largest_rows(feed, 2)
-    assert rows is not None and [shown.names[i] for i in rows.ids[:2]] == [
-        "large-2",
-        "large-1",
-    ]
-    assert rows.regions[0].tolist() == rows.windows[0].tolist() == [0, 0, 202, 300]
-    assert len(rows) == 8 and rows.sizes.tolist() == [[24, 24]] * 8
-    assert len(set(rows.ids[2:].tolist())) >= 5 and "odd" not in {
-        shown.names[i] for i in rows.ids
-    }
-    prepare = PathPreparer(feed)
-    prepared = prepare(rows, Known())
-    assert (
-        not prepared.files
-        and prepared.own_bytes is not None
-        and prepared.own_bytes.all()
-    )
-    assert prepared.shapes[0].tolist() == [300, 202]
-    prepare.close()
+    rows = largest_rows(shown.feed(batch_size=8, image_size=24), 2)
+    assert rows is not None and rows.sizes.tolist() == [[24, 24]] * 8
+    names = [shown.names[i] for i in rows.ids]
+    assert names[:2] == ["320", "310"] and "odd" not in names and rows.valid.all()
+    assert rows.regions[0].tolist() == rows.windows[0].tolist() == [0, 0, 200, 320]
+    assert len(set(names[2:])) >= 5
     few = largest_rows(shown.feed(batch_size=2), 9)
     assert few is not None and len(few) == 2
-    assert largest_rows(made(tmp_path / "odd", 3, 0).feed(batch_size=2), 2) is None, (
-        "DALI decodes none of them"
-    )
-
-
-def test_a_full_temporary_folder_is_no_damage_of_the_image(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    feed = made(tmp_path, 4, 0).feed()
-    rows = feed.plan.rows(0, 0)[0]
-    prepare = PathPreparer(feed)
-    assert prepare(rows, Known()).failed == ()
-
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(
-        UserError,
-        match=r"cannot be written there \(No space left on device\): set TMPDIR to a folder with room",
-    ):
-        prepare(rows, Known())
-    prepare.close()
+    assert largest_rows(made(tmp_path / "odd", 3, 0).feed(batch_size=2), 2) is None
 
 
 def test_what_dali_is_not_given() -> None:
@@ -157,28 +100,15 @@ def test_storage_that_fails_ends_the_run(
     prepare.close()
 
 
-def test_substitutes_do_not_outlast_their_sequence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bundles, "ROWS", 1)
-    with open_loader("dali-cpu", made(tmp_path, 12, 0).feed(batch_size=2)) as loader:
-        folder = Path(loader._prepare._folder.name)  # type: ignore[attr-defined]
-        for epoch in range(3):
-            assert next(iter(loader.batches(epoch, 0))).failed == ()
-            assert list(folder.glob("*.png"))
-        assert len(list(loader.batches(3, 0))) == 6
-        assert list(folder.glob("*.png")) == []
-
-
 class Failing:
     """A pipeline of DALI's that decodes what PIL has written for it, and of files none. `made`: so far; one
     at a time.
     """
 
-    made: ClassVar[list[int]] = []
+    made: ClassVar[list[Any]] = []
     alive: ClassVar[weakref.WeakSet[Any]] = weakref.WeakSet()
 
-    def __init__(self, error: Exception, batch_size: int, threads: int) -> None:
+    def __init__(self, error: Exception, batch_size: Any, threads: Any) -> None:
         self._error, self._outputs = error, list[bool]()
         assert not self.alive, "the memory of one is there for the next"
         self.made.append(batch_size)
@@ -236,12 +166,12 @@ def test_what_is_no_fault_of_the_files(
     prepare = PathPreparer(feed)
     Failing.made.clear()
     runner = Runner(
-        partial(Failing, error, batch_size=batch_size, threads=3),
+        partial(Failing, error),
         warm=prepare.blank(),
         diagnose=lambda batch: set(),
         again=lambda batch, known: prepare(batch.rows, known),
     )
     with pytest.raises(UserError, match=said):
         next(runner.run(prepare(rows, Known()) for rows in feed.plan.rows(0, 0)))
-    assert Failing.made == [batch_size] + tries * [1]
+    assert Failing.made == [None] + tries * [1]
     prepare.close()

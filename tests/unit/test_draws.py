@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from itertools import pairwise, product
-
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plan.draws import Purpose, bits, key, uniforms
-
-WORDS = st.integers(0, 2**64 - 1)
-
-
-def distance(sample: np.ndarray) -> float:
-    """Kolmogorov-Smirnov distance to the uniform distribution, times sqrt(n): above 1.95 once in 1,000."""
-    ordered = np.sort(sample)
-    n = len(ordered)
-    steps = np.arange(n + 1) / n
-    return float(
-        np.maximum(steps[1:] - ordered, ordered - steps[:-1]).max() * math.sqrt(n)
-    )
-
-
-def correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Pearson's, in units of its standard deviation under independence."""
-    return float(np.corrcoef(a, b)[0, 1] * math.sqrt(len(a)))
-
 
 GOLDEN_KEYS = [
     0,
@@ -76,41 +54,6 @@ def test_purposes_are_never_renumbered() -> None:
     }
 
 
-def test_seeds_are_combined_as_keys() -> None:
-    small = range(25)
-    keys = {key(*words) for words in product(small, small, range(1, 5), small)}
-    assert len(keys) == 25 * 25 * 4 * 25
-    assert (
-        key(1, 0) != key(0, 1)
-        and key(2, 1) != key(1, 2)
-        and key(0, 0) != key(0) != key(0, 0, 0)
-    )
-
-
-@given(WORDS, WORDS, WORDS, WORDS)
-def test_two_words_are_not_their_sum_product_or_exclusive_or(
-    a: int, b: int, c: int, d: int
-) -> None:
-    assert (key(a, b) == key(c, d)) == ((a, b) == (c, d))
-
-
-@given(st.integers(-(2**63), 2**64 - 1))
-def test_a_key_is_a_word(word: int) -> None:
-    assert 0 <= key(word) < 2**64
-    assert key(word) == key(word % 2**64)
-
-
-def test_no_stream_is_a_part_of_another() -> None:
-    ids = np.arange(1000)
-    streams = [
-        bits(key(seed, epoch, purpose), ids)
-        for seed in range(6)
-        for epoch in range(6)
-        for purpose in (Purpose.ORDER, Purpose.FLIP)
-    ]
-    assert len(np.unique(np.concatenate(streams))) == 72 * 1000
-
-
 @given(
     st.integers(0, 2**63 - 1),
     st.integers(0, 1000),
@@ -129,70 +72,3 @@ def test_a_row_depends_on_its_id_alone(
             row
             == uniforms(seed, epoch, purpose, np.array([sample]), count + 2)[0, :count]
         ).all()
-
-
-def test_the_integer_type_of_ids_does_not_matter() -> None:
-    expected = uniforms(1, 2, Purpose.FLIP, np.arange(100, dtype=np.int64), 1)
-    for kind in (np.uint64, np.int32, np.uint16):
-        assert (
-            uniforms(1, 2, Purpose.FLIP, np.arange(100, dtype=kind), 1) == expected
-        ).all()
-
-
-N = 100_000
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2, 12345, 2**63 - 1])
-@pytest.mark.parametrize("purpose", [Purpose.ORDER, Purpose.WINDOW, Purpose.FLIP])
-def test_uniform_over_ids(seed: int, purpose: Purpose) -> None:
-    assert distance(uniforms(seed, 0, purpose, np.arange(N), 1)[:, 0]) < 1.95
-
-
-def test_uniform_over_epochs_seeds_and_columns() -> None:
-    one, flip = np.zeros(1, np.int64), Purpose.FLIP
-    assert (
-        distance(
-            np.array([uniforms(0, epoch, flip, one, 1)[0, 0] for epoch in range(5000)])
-        )
-        < 1.95
-    )
-    assert (
-        distance(
-            np.array([uniforms(seed, 0, flip, one, 1)[0, 0] for seed in range(5000)])
-        )
-        < 1.95
-    )
-    assert distance(uniforms(0, 0, Purpose.FLIP, one, 5000)[0]) < 1.95
-
-
-def test_every_bit_is_fair() -> None:
-    words = bits(key(3, 4), np.arange(N))
-    ones = np.array(
-        [int(((words >> np.uint64(place)) & np.uint64(1)).sum()) for place in range(64)]
-    )
-    assert np.abs(ones - N / 2).max() < 4 * math.sqrt(N) / 2
-
-
-def test_neighbours_are_not_correlated() -> None:
-    ids = np.arange(N)
-    base = uniforms(5, 5, Purpose.WINDOW, ids, 4)
-    others = {
-        "next epoch": uniforms(5, 6, Purpose.WINDOW, ids, 1)[:, 0],
-        "next seed": uniforms(6, 5, Purpose.WINDOW, ids, 1)[:, 0],
-        "seed and epoch swapped by one": uniforms(4, 6, Purpose.WINDOW, ids, 1)[:, 0],
-        "other purpose": uniforms(5, 5, Purpose.FLIP, ids, 1)[:, 0],
-        "next column": base[:, 1],
-        "next id": np.roll(base[:, 0], 1),
-        "id with another lowest bit": base[ids ^ 1, 0],
-    }
-    far = {name: correlation(base[:, 0], other) for name, other in others.items()}
-    assert max(map(abs, far.values())) < 3.9, far
-    for a, b in pairwise(range(4)):
-        assert abs(correlation(base[:, a], base[:, b])) < 3.9
-
-
-def test_these_tests_can_fail() -> None:
-    ids = np.arange(N)
-    assert distance(uniforms(0, 0, Purpose.FLIP, ids, 1)[:, 0] ** 1.05) > 1.95
-    slightly = uniforms(0, 0, Purpose.FLIP, ids, 2)
-    assert correlation(slightly[:, 0], slightly[:, 1] + 0.02 * slightly[:, 0]) > 3.9

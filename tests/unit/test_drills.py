@@ -144,7 +144,7 @@ LINES = [
     (
         "loaders/_ops.py",
         "    Op.ERASE: _erase,",
-        "    Op.HALVED: lambda levels, numbers: (levels / 2).floor(),",
+        "    Op.HALVED: lambda levels: (levels / 2).floor(),",
     ),
 ]
 """What an augmentation with an operation of its own needs: file, what comes behind, text."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from contracts import Feed, Pixels, Rows
@@ -92,32 +90,3 @@ def check_they_are_the_same(found: list[Any]) -> None:
 
 def test_the_kernel_does_what_torch_does(runner: Runner) -> None:
     check_they_are_the_same(interpreted(INTERPRETED, runner))
-
-
-@pytest.mark.parametrize(
-    ("dtype", "changes", "one"),
-    [
-        (torch.uint8, {}, True),
-        (
-            torch.uint8,
-            {"places": np.array([[0, 0, 30, 8]]).repeat(BATCH, axis=0)},
-            False,
-        ),
-        (torch.uint8, {"ops": np.zeros((BATCH, 1, 3), np.float32)}, False),
-        (torch.uint8, {"turns": np.full(BATCH, TRANSPOSE, np.uint8)}, False),
-        (torch.float32, {}, False),
-    ],
-    ids=["fills", "places", "ops", "transposed", "levels in fp32"],
-)
-def test_what_is_one_launch(
-    dtype: torch.dtype, changes: dict[str, Any], one: bool
-) -> None:
-    called: list[Any] = []
-    finish = Finish(feed(torch.device("cpu"), "float32"))
-    finish._kernel = SimpleNamespace(
-        LOST=8, finished=lambda *given: called.append(given)
-    )
-    rows = replace(rows_of((9, 30)), **changes)
-    shape = (30, 9) if (rows.turns & TRANSPOSE).any() else (9, 30)
-    finish(torch.zeros(BATCH, *shape, 3, dtype=dtype), rows, rows.valid)
-    assert bool(called) == one

@@ -10,16 +10,13 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
-import numpy as np
 import psutil
 import pytest
 
@@ -30,63 +27,11 @@ from system import processes
 from tests.unit.test_deal import rows_of, serve
 
 ROOT = Path(__file__).parents[2]
-ENDED_BY = mmap.mmap(-1, mmap.PAGESIZE)  # shared with the children
-PARENT = os.getpid()
-
-
-class OnDevice:
-    """What only its own process may take apart, and that only a cycle still holds."""
-
-    def __init__(self) -> None:
-        self.itself = self
-
-    def __del__(self) -> None:
-        ENDED_BY[0 if os.getpid() == PARENT else 1] = 1
 
 
 class Collect:
     def __call__(self, rows: Any = None, slot: Any = None) -> int:
         return gc.collect()
-
-
-def by_results() -> None:
-    assert len(list(processes.results(Collect(), range(4), 2))) == 4
-
-
-def by_workers() -> None:
-    workers = Workers(Collect, workers=2, batch_size=1, part_bytes=lambda rows: rows)
-    assert len(list(workers.run([rows_of(1)] * 4))) == 4
-    workers.close()
-
-
-def by_pool() -> None:
-    pool = Pool(Collect, workers=2, slot_bytes=1, pinned=False)
-    for unit in serve(pool, [1] * 4):
-        unit.done.result(20)
-    pool.close()
-
-
-def by_beside() -> None:
-    def work() -> int:
-        by_results()
-        return gc.collect()
-
-    processes.Beside(work).result()
-
-
-@pytest.mark.parametrize("run", [by_results, by_workers, by_pool, by_beside])
-def test_children_do_not_collect_their_parents_garbage(run: Callable[[], None]) -> None:
-    gc.collect()
-    ENDED_BY[:2] = b"\0\0"
-    gc.disable()
-    try:
-        OnDevice()
-        run()
-        assert not ENDED_BY[1]
-    finally:
-        gc.enable()
-    gc.collect()
-    assert np.frombuffer(ENDED_BY, np.uint8)[0] == 1, "and it does"
 
 
 class DieInAMessage:
@@ -150,30 +95,6 @@ def test_half_a_message_of_a_killed_child_is_not_waited_for(
     until(lambda: alive() <= children)
 
 
-def test_work_whose_process_is_killed_in_half_a_message_is_done_here() -> None:
-    home = os.getpid()
-    work = processes.Beside(lambda: b"" if os.getpid() == home else DieInAMessage()())
-    with pytest.warns(UserWarning, match="did not live"):
-        assert work.result() == b""
-
-
-def test_a_child_that_dies_ends_the_others_too() -> None:
-    """Python 3.12 waits for them, and they hear no SIGTERM."""
-    began = time.monotonic()
-    with pytest.raises(BrokenProcessPool):
-        list(processes.results(die_or_sleep, [30.0, 0.0, 30.0], 3))
-    assert time.monotonic() - began < 15
-
-
-def test_processes_that_hang_end_when_nobody_waits_for_them() -> None:
-    """Storage that does not answer, and Ctrl-C."""
-    made = processes.results(lambda seconds: time.sleep(seconds), [0.0, 1e6, 1e6], 2)
-    next(made)
-    began = time.monotonic()
-    made.close()
-    assert time.monotonic() - began < 10
-
-
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EAGAIN, errno.ENOMEM])
 def test_processes_that_cannot_be_started_are_one_line(
     number: int, monkeypatch: pytest.MonkeyPatch
@@ -208,43 +129,6 @@ def test_processes_that_cannot_be_started_are_one_line(
         ):
             start()
     until(lambda: alive() <= children)
-
-
-def test_children_that_get_no_thread_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    home, whole = os.getpid(), threading.Thread.start
-
-    def start(self: threading.Thread) -> None:
-        if os.getpid() != home:
-            raise RuntimeError("can't start new thread")
-        whole(self)
-
-    monkeypatch.setattr(threading.Thread, "start", start)
-    with pytest.raises(BrokenProcessPool):
-        list(processes.results(abs, range(4), 2))
-
-
-def test_a_program_ends_though_its_processes_hang() -> None:
-    program = """
-import time
-from system import processes
-from tests.unit.test_deal import opened, serve
-def hang(seconds=1e6): time.sleep(seconds)
-beside = processes.Beside(hang)
-results = processes.results(hang, [0, 1e6, 1e6], 2)
-next(results)
-pool = opened(2)
-serve(pool, [10**9] * 3)
-print("end", flush=True)
-"""
-    left = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert (left.returncode, left.stdout, left.stderr) == (0, "end\n", "")
 
 
 @pytest.mark.parametrize(
@@ -289,55 +173,9 @@ def test_work_beside_is_done_in_another_process() -> None:
     assert not psutil.pid_exists(process), "it has ended, and left nothing to end later"
 
 
-def test_work_beside_forks_too_while_this_process_does() -> None:
-    found = [
-        processes.Beside(lambda: processes.gathered(lambda item: item**2, range(5), 2))
-        for _ in range(3)
-    ]
-    assert processes.gathered(lambda item: item**3, range(3), 2) == [0, 1, 8]
-    assert [one.result() for one in found] == [[0, 1, 4, 9, 16]] * 3
-
-
 def test_what_work_beside_raises_is_raised_where_it_is_asked_for() -> None:
     with pytest.raises(ZeroDivisionError):
         processes.Beside(lambda: 1 // 0).result()
-
-
-@pytest.mark.parametrize("what", ["process", "file", "thread"])
-def test_work_without_a_process_for_it_is_done_here(
-    what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home, whole, children = os.getpid(), threading.Thread.start, alive()
-
-    def start(self: threading.Thread) -> None:
-        if os.getpid() == home:
-            raise RuntimeError("can't start new thread")
-        whole(self)
-
-    lacking = Mock(side_effect=OSError("there is none"))
-    held, name, stand_in = {
-        "process": (os, "fork", lacking),
-        "file": (processes, "ProcessPoolExecutor", lacking),
-        "thread": (threading.Thread, "start", start),
-    }[what]
-    monkeypatch.setattr(held, name, stand_in)
-    with pytest.warns(UserWarning, match=r"there is none|can't start"):
-        work = processes.Beside(os.getpid)
-    if what == "thread":
-        said = r"^2 processes cannot all be started \(can't start new thread\)"
-        with pytest.raises(UserError, match=said):
-            list(processes.results(abs, [1, 2], 2))
-    monkeypatch.undo()
-    assert work.done() and work.result() == os.getpid()
-    until(lambda: alive() <= children)
-
-
-def test_work_that_nobody_wants_any_more_ends() -> None:
-    told = processes.Beside(lambda: time.sleep(60))
-    told.drop()
-    began = time.monotonic()
-    until(told.done)
-    assert time.monotonic() - began < 10
 
 
 def alive() -> set[int]:
@@ -348,9 +186,3 @@ def alive() -> set[int]:
 def until(so: Callable[[], bool]) -> None:
     while not so():
         time.sleep(0.01)
-
-
-def die_or_sleep(seconds: float) -> None:
-    if not seconds:
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(seconds)

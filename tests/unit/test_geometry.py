@@ -67,22 +67,6 @@ def test_back_and_forth_is_where_it_was(seed: int, places: bool) -> None:
         )
 
 
-@given(SEEDS, st.booleans())
-def test_the_windows_corners_are_the_places_corners(seed: int, places: bool) -> None:
-    rows = geometry.upright(drawn_rows(seed, places=places))
-    which = np.arange(len(rows))
-    if not places:
-        assert (rows.placed[:, :2] == 0).all() and (
-            rows.placed[:, 2:] == rows.sizes[:, ::-1]
-        ).all()
-    corner = rows.regions[:, :2]
-    first = geometry.to_output(rows, which, corner + rows.windows[:, :2])
-    last = geometry.to_output(rows, which, corner + rows.windows[:, 2:])
-    np.testing.assert_allclose(
-        np.concatenate([first, last], axis=1), rows.placed, rtol=1e-9, atol=1e-6
-    )
-
-
 @pytest.mark.parametrize("turn", range(geometry.TURNS))
 @pytest.mark.parametrize("places", [False, True])
 def test_a_point_goes_where_its_pixel_is_turned_to(turn: int, places: bool) -> None:
@@ -111,41 +95,6 @@ def test_a_point_goes_where_its_pixel_is_turned_to(turn: int, places: bool) -> N
         np.testing.assert_allclose(
             geometry.to_image(rows, np.array([0]), there), here, rtol=1e-9
         )
-
-
-def test_two_reflections_are_none() -> None:
-    letter = np.array([[1, 1, 0], [1, 0, 1], [1, 1, 0], [1, 0, 1]])[..., None]
-    rotations = [np.rot90(letter, quarter).tolist() for quarter in range(4)]
-    found = [
-        turned(letter, turn).tolist() not in rotations for turn in range(geometry.TURNS)
-    ]
-    assert geometry.reflected(np.arange(geometry.TURNS)).tolist() == found
-
-
-def test_upright_rows_are_left_alone() -> None:
-    rows = replace(drawn_rows(3), turns=np.zeros(6, np.uint8))
-    assert geometry.upright(rows) is rows
-
-
-@given(SEEDS)
-def test_boxes_keep_their_corners_in_order(seed: int) -> None:
-    rows, rng = drawn_rows(seed), np.random.default_rng(seed)
-    which = rng.integers(0, len(rows), 30)
-    corner = rng.uniform(0, 3000, (30, 2))
-    boxes = np.concatenate([corner, corner + rng.uniform(0.5, 500, (30, 2))], axis=1)
-    moved = geometry.boxes_to_output(rows, which, boxes)
-    assert (moved[:, 2:] > moved[:, :2]).all()
-    np.testing.assert_allclose(
-        geometry.boxes_to_image(rows, which, moved), boxes, rtol=1e-9, atol=1e-6
-    )
-
-
-def test_boxes_are_cut_at_the_edges() -> None:
-    boxes = np.array(
-        [[-5.0, -6.0, 3.0, 4.0], [2.0, 3.0, 50.0, 60.0], [30.0, 1.0, 40.0, 2.0]]
-    )
-    cut = geometry.clipped(boxes, np.array([10, 20, 20]), np.array([20, 10, 10]))
-    assert cut.tolist() == [[0, 0, 3, 4], [2, 3, 10, 20], [10, 1, 10, 2]]
 
 
 @given(SEEDS, st.sampled_from([(1, 1), (1, 3), (3, 3)]), st.booleans())

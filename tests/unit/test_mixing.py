@@ -11,14 +11,11 @@ import torch
 import torch.nn.functional as functional
 
 from contracts import Batch, Rows
-from dataset.synthetic import synthetic
 from plan.augment import Augment
 from plan.draws import bits
 from plan.images import ImagePlan, ImagePolicy
 from plan.mixing import MOST_ALPHA, Mixing, beta
-from settings.config import build
-from tasks import kind_of
-from tasks.classification import KIND_OF_SETS, Classification
+from tasks.classification import Classification
 from tests.unit.test_classification import rows
 
 SIDE = 16
@@ -61,18 +58,6 @@ def test_shares_are_beta(alpha: float) -> None:
     ranks = np.searchsorted(theirs, np.sort(shares)) / len(theirs)
     # KS beyond 1.95 / sqrt(2,000) has 0.1 %
     assert np.abs(ranks - np.linspace(0, 1, len(shares))).max() < 0.044
-
-
-def test_switch_and_probability_are_of_micro_batches() -> None:
-    mixing = Mixing(mixup=0.8, cutmix=1.0, probability=0.6, switch=0.3)
-    kinds = []
-    for key in KEYS[:2000]:
-        _, targets = drawn(int(key), mixing=mixing)
-        mixed, cut = bool((targets["blends"] < 1).any()), bool(targets["cuts"].any())
-        assert not (mixed and cut)
-        kinds.append((mixed, cut))
-    # a box that is empty, or a share that rounds to 1, looks as if nothing was mixed
-    assert np.mean(kinds, axis=0) == pytest.approx([0.6 * 0.7, 0.6 * 0.3], abs=0.03)
 
 
 def test_cutmix_takes_the_share_that_is_shown() -> None:
@@ -139,52 +124,6 @@ def test_images_and_targets_are_mixed_alike(mixing: Mixing, smoothing: float) ->
                 logits[i], soft, label_smoothing=smoothing
             )
             torch.testing.assert_close(losses[i], wanted)
-
-
-@pytest.mark.parametrize("name", ["classification", "video"])
-def test_settings_reach_the_task_of_training_alone(name: str) -> None:
-    given = {"mixup": 0.8, "cutmix": 1.0, "mix_prob": 0.9, "mix_switch_prob": 0.3}
-    given |= {"label_smoothing": 0.1, "bce_threshold": 0.2}
-    config = build({"task": name, "loss": "bce", **given})
-    kind = kind_of(config)
-    sets = synthetic(kind.content(config))
-    training, validation = kind.tasks(config, sets, 0.0)
-    mixing = Mixing(mixup=0.8, cutmix=1.0, probability=0.9, switch=0.3)
-    labels = sets["train"].columns.label
-    wanted = Classification(
-        labels, label_smoothing=0.1, binary=True, threshold=0.2, mixing=mixing
-    )
-    logits = torch.randn(6, 1000, generator=torch.Generator().manual_seed(0))
-    for key in KEYS[:20].tolist():
-        made, _ = drawn(key)
-        found, expected = batch_of(made, training), batch_of(made, wanted)
-        assert torch.equal(training.inputs(found)[0], wanted.inputs(expected)[0])
-        assert torch.equal(
-            training.losses(logits, found), wanted.losses(logits, expected)
-        )
-    assert "partners" not in validation.targets(made)
-    of_sets, _ = KIND_OF_SETS.tasks(config, sets, 0.0)
-    assert torch.equal(
-        of_sets.inputs(batch_of(made, of_sets))[0], wanted.inputs(expected)[0]
-    )
-
-
-def test_without_mixing_nothing_travels() -> None:
-    task = Classification(LABELS)
-    made, _ = drawn(1)
-    batch = batch_of(made, task)
-    assert set(batch.targets) == {"labels"} and task.inputs(batch)[0] is batch.images
-
-
-def test_clips_are_cut_in_all_frames() -> None:
-    task = Classification(LABELS, mixing=Mixing(cutmix=1.0))
-    made, numbers = drawn(8, mixing=Mixing(cutmix=1.0))
-    batch = batch_of(made, task)
-    clips = torch.stack([batch.images, batch.images + 1], dim=2)
-    shown = task.shown(replace(batch, images=clips))
-    assert numbers["cuts"].any()
-    torch.testing.assert_close(shown[:, :, 0], task.shown(batch))
-    torch.testing.assert_close(shown[:, :, 1], task.shown(batch) + 1)
 
 
 def plan(**numbers: Any) -> ImagePlan:

@@ -8,23 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from loaders._ops import distort, operated
 from plan import ops
 from plan.ops import (
-    BRIGHTNESS,
-    CONTRAST,
-    CONTRAST_FIRST,
-    HUE,
-    PERMUTATION,
     PERMUTATIONS,
-    SATURATION,
     Op,
     distortions,
 )
 
+NAMES = ["brightness", "contrast", "contrast_first", "saturation", "hue", "permutation"]
 NONE: Any = np.array([0, 1, 0, 1, 0, 0], np.float32)
 
 
@@ -32,7 +25,7 @@ def numbers(**said: float) -> Any:
     """The numbers of one image; what is not said leaves pixels alone."""
     out = NONE.copy()
     for name, value in said.items():
-        out[getattr(ops, name.upper())] = value
+        out[NAMES.index(name)] = value
     return out
 
 
@@ -58,34 +51,9 @@ def pixels(seed: int = 0, shape: tuple[int, ...] = (7, 9)) -> Any:
 
 def distorted(image: Any, given: Any) -> Any:
     """One image, RGB in 0..1, in 64 bits."""
-    return distort(
-        torch.from_numpy(image)[None], torch.from_numpy(given.astype(np.float64))[None]
-    )[0].numpy()
-
-
-def test_numbers_come_with_their_probability_and_range_and_apart() -> None:
-    drawn = distortions(5, 2, np.arange(40_000))
-    assert drawn.dtype == np.float32 and drawn.shape == (40_000, len(NONE))
-    for name, low, high in (
-        (BRIGHTNESS, -32 / 255, 32 / 255),
-        (CONTRAST, 0.5, 1.5),
-        (SATURATION, 0.5, 1.5),
-        (HUE, -0.05, 0.05),
-    ):
-        applied = drawn[:, name] != NONE[name]
-        assert applied.mean() == pytest.approx(0.5, abs=0.01)
-        values = np.sort((drawn[applied, name] - low) / (high - low))
-        # uniform: KS beyond 1.95 / sqrt(20,000) has 0.1 %
-        assert np.abs(values - np.linspace(0, 1, len(values))).max() < 0.014
-    assert set(np.unique(drawn[:, CONTRAST_FIRST])) == {0, 1}
-    assert drawn[:, CONTRAST_FIRST].mean() == pytest.approx(0.5, abs=0.01)
-    shares = np.bincount(drawn[:, PERMUTATION].astype(int), minlength=6) / 40_000
-    assert shares == pytest.approx(
-        [0.5 + 0.5 / 6] + [0.5 / 6] * 5, abs=0.01
-    )  # the first leaves all in place
-    assert np.abs(np.corrcoef(drawn, rowvar=False) - np.eye(len(NONE))).max() < 0.02
-    applied = (drawn != NONE)[:, [BRIGHTNESS, CONTRAST, SATURATION, HUE]]
-    assert np.abs(np.corrcoef(applied, rowvar=False) - np.eye(4)).max() < 0.02
+    each = torch.from_numpy(given.astype(np.float64)).view(-1, 1, 1, 1, 1)
+    line = torch.from_numpy(image).reshape(1, 1, -1, 3)
+    return distort(line, *each)[0].reshape(image.shape).numpy()
 
 
 def test_brightness_adds_and_contrast_multiplies() -> None:
@@ -145,20 +113,6 @@ def test_channels_change_places_last(index: int) -> None:
         assert (got[..., channel] == plain[..., PERMUTATIONS[index][channel]]).all()
 
 
-@settings(max_examples=30)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.booleans())
-def test_a_batch_is_its_images_one_by_one(seed: int, count: int, clips: bool) -> None:
-    here = pixels(seed, (count, 3, 4, 5) if clips else (count, 4, 5)).astype(np.float32)
-    drawn = distortions(seed, 0, np.arange(count))
-    together = distort(torch.from_numpy(here), torch.from_numpy(drawn)).numpy()
-    assert together.dtype == np.float32 and together.shape == here.shape
-    assert together.min() >= 0 and together.max() <= 1
-    for image, own, got in zip(here, drawn, together, strict=True):
-        np.testing.assert_allclose(
-            distorted(image.astype(np.float64), own), got, atol=5e-6
-        )
-
-
 def slots(*numbers: np.ndarray) -> np.ndarray:
     """`Rows.ops`, with a slot for each float32 [B, 6]; a row of zeros has no operation there."""
     each = [
@@ -193,7 +147,7 @@ def test_rows_without_an_operation_keep_their_bits() -> None:
 
 def test_slots_act_in_their_order() -> None:
     bright, half = np.tile(NONE, (4, 1)), np.tile(NONE, (4, 1))
-    bright[:, BRIGHTNESS], half[:, CONTRAST] = 0.1, 0.5
+    bright[:, 0], half[:, 1] = 0.1, 0.5
     one = np.where(np.arange(4)[:, None] < 2, bright, half)
     other = np.where(np.arange(4)[:, None] < 2, half, bright)
     other[3] = 0

@@ -37,7 +37,6 @@ TABLE: list[tuple[float, ...]] = [
     (Op.AFFINE, *MAP, 1, 124, 116, 104),
     (Op.AFFINE, *MAP, 0, 124, 116, 104),
     (Op.BLUR, 1.4),
-    (Op.NOISE, 12, 5, 7),
     (Op.ERASE, 3.5, -2, 40, 15, 9, 8, 7, 50, 40, 30, 2**24 - 1, 2),
     (0,),
 ]
@@ -58,9 +57,7 @@ def slots() -> Any:
     for row, given in enumerate(TABLE):
         numbers[row, 0, : len(given)] = given
     # what leaves the levels comes last
-    first = [
-        row for row, given in enumerate(TABLE) if given[0] not in (Op.NOISE, Op.ERASE)
-    ]
+    first = [row for row, given in enumerate(TABLE) if given[0] != Op.ERASE]
     before = np.resize(np.roll(first, 5), len(TABLE))
     return np.concatenate([numbers[before], numbers], axis=1)
 
@@ -87,12 +84,11 @@ def rows_apart(device: torch.device, numbers: Any) -> list[tuple[float, float]]:
         .to(device)
     )
     found = []
+    to_there = partial(to_device, device=device)
     for kernel in (_ops_kernel, None):
         ways = _ops._ways(kernel)
         with patch.object(_ops, "_ways", lambda _, ways=ways: ways):
-            found.append(
-                _ops.operated(levels, numbers, partial(to_device, device=device))
-            )
+            found.append(_ops.operated(levels, numbers, to_there))
     rows = (found[0] - found[1]).abs().flatten(1)
     return [(float(row.max()), float((row > 0.01).float().mean())) for row in rows]
 

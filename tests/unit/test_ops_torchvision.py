@@ -174,23 +174,6 @@ def test_outside_is_the_colour_that_was_asked_for() -> None:
     assert (found[:, :, WIDTH // 2 :] == pictures()[:, :, : WIDTH // 2].numpy()).all()
 
 
-def test_a_chain_is_one_after_another() -> None:
-    slots = (
-        one(Op.SOLARIZE, 100),
-        of_map(affine.rotation(A([20.0])), True),
-        one(Op.POSTERIZE, 4),
-    )
-    levels = pictures()
-    expected = levels.numpy().astype(np.float32)
-    for slot in slots:
-        expected = done(torch.from_numpy(expected), slot)
-    np.testing.assert_array_equal(done(levels, *slots), expected)
-    other = done(levels, *slots[::-1])
-    assert (
-        np.abs(other - expected).mean() > 1
-    )  # their order matters, or this would show nothing
-
-
 def test_maps_that_follow_one_another_are_one_map() -> None:
     """Their product is computed, not resampled twice: the float reference is the place each pixel shows."""
     first, then, last = (
@@ -213,22 +196,11 @@ def test_maps_that_follow_one_another_are_one_map() -> None:
     np.testing.assert_array_equal(joined[:, 4], maps[2][:, 0])
 
 
-def test_a_map_and_its_inverse_lose_nothing() -> None:
-    there, back = (of_map(affine.rotation(A([sign * 40.0])), True) for sign in (1, -1))
-    levels = pictures()
-    np.testing.assert_array_equal(
-        operated(
-            levels, affine.composed(np.concatenate([there, back], axis=1)), ON_DEVICE
-        ).numpy(),
-        levels.numpy(),
-    )
-
-
 def test_frames_of_a_clip_are_images() -> None:
     levels = pictures()
     both = np.ones(2, bool)
     contrast = ops.slot(Op.CONTRAST, both, np.array([0.4, 1.6]))
-    noise = ops.slot(Op.NOISE, both, np.array([9, 30]), np.array([1, 5]), 2)
+    noise = ops.slot(Op.ERASE, both, 2, 3, 9, 9, 5, 6, 7, 8, 9, 9, np.array([1, 5]), 2)
     every = np.concatenate([one(Op.EQUALIZE, rows=2), contrast, noise], axis=1)
     clips = operated(levels.view(2, 2, HEIGHT, WIDTH, 3), every, ON_DEVICE)
     images = operated(levels, np.repeat(every, 2, axis=0), ON_DEVICE)
@@ -253,14 +225,12 @@ def reference_normal(first: int, second: int, count: int) -> Any:
 
 def test_noise_is_a_hash_of_keys_and_place() -> None:
     keys = np.array([[7.0, 8.0], [7.0, 9.0], [2**24 - 1, 0]], np.float32)
-    slot = ops.slot(Op.NOISE, np.ones(3, bool), 1.0, keys[:, 0], keys[:, 1])
+    whole = (0, 0, 110, 100, 0, 0, 0, 1, 1, 1)
+    slot = ops.slot(Op.ERASE, np.ones(3, bool), *whole, keys[:, 0], keys[:, 1])
     found = done(torch.zeros(3, 100, 110, 3), slot).reshape(3, -1)
     for noise, (first, second) in zip(found, keys.astype(int).tolist(), strict=True):
-        np.testing.assert_allclose(
-            noise, reference_normal(first, second, noise.size), atol=2e-4
-        )
-        assert abs(noise.mean()) < 0.02 and noise.std() == pytest.approx(1, abs=0.02)
-    assert np.abs(np.corrcoef(found) - np.eye(3)).max() < 0.03
+        reference = reference_normal(first, second, noise.size)
+        np.testing.assert_allclose(noise, reference, atol=2e-4)
 
 
 def test_a_rectangle_is_erased() -> None:

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import pytest
 
-from contracts import UserError
+from contracts import Rows, UserError
 from models import Native
 from models.classification import MEAN, STD
-from plan import windows
 from plan.augment import Augment, Jitter
 from plan.balance import Balance
-from plan.draws import Purpose, uniforms
 from plan.images import Growth, ImagePlan, ImagePolicy
 from plan.order import order
 from settings.augmentation import Augmentation
 from tasks._plans import image_policies
 from tests.conformance.plans import by_id
 
-ROOT = Path(__file__).resolve().parents[2]
 RANDOM = ImagePolicy(window="random-resized", image_size=16, flip=0.5)
-CENTER = ImagePolicy(window="center", image_size=16, resize=18)
 
 
 def sizes(n: int) -> dict[str, Any]:
@@ -45,65 +40,6 @@ def plan(
 ) -> ImagePlan:
     return ImagePlan(
         **sizes(n), policy=policy, seed=seed, batch_size=batch_size, **numbers
-    )
-
-
-def test_numbers_are_those_of_the_policy() -> None:
-    heights, widths = sizes(30)["heights"], sizes(30)["widths"]
-    rows = plan(30, batch_size=30).rows(4, 0)[0]
-    assert (rows.ids == order(3, 4, 30)).all()
-    draws = uniforms(3, 4, Purpose.WINDOW, rows.ids, windows.UNIFORMS)
-    assert (
-        rows.regions
-        == windows.random_resized(heights[rows.ids], widths[rows.ids], draws)
-    ).all()
-    assert (rows.windows == windows.filling(rows.regions)).all()
-    assert (rows.turns == (uniforms(3, 4, Purpose.FLIP, rows.ids, 1)[:, 0] < 0.5)).all()
-
-    rows = plan(30, policy=CENTER, batch_size=30, training=False).rows(0, 0)[0]
-    regions, inner = windows.resize_then_center(heights, widths, resize=18, crop=16)
-    assert (
-        (rows.regions == regions).all()
-        and (rows.windows == inner).all()
-        and not rows.turns.any()
-    )
-
-    stretch = ImagePolicy(window="stretch", image_size=16)
-    rows = plan(30, policy=stretch, batch_size=30, training=False).rows(0, 0)[0]
-    assert (
-        rows.regions == np.stack([0 * widths, 0 * heights, widths, heights], axis=1)
-    ).all()
-    assert (rows.windows == rows.regions).all()
-
-
-def test_policies_read_their_settings() -> None:
-    settings = Augmentation(
-        crop_scale=(0.3, 0.9),
-        crop_ratio=(0.5, 2.0),
-        flip=0.25,
-        train_window="stretch",
-        val_window="stretch",
-    )
-    assert image_policies(settings, Native(128, MEAN, STD))[0] == ImagePolicy(
-        window="stretch",
-        image_size=128,
-        resize=146,
-        scale=(0.3, 0.9),
-        ratio=(0.5, 2.0),
-        flip=0.25,
-    )
-    assert image_policies(settings, Native(224, MEAN, STD))[1] == ImagePolicy(
-        window="stretch", image_size=224, resize=256
-    )
-    assert (
-        image_policies(Augmentation(val_resize=232), Native(224, MEAN, STD))[1].resize
-        == 232
-    )
-    assert (
-        image_policies(Augmentation(), Native(224, MEAN, STD, crop_share=224 / 232))[
-            1
-        ].resize
-        == 232
     )
 
 
@@ -167,86 +103,32 @@ def test_rows_are_a_lazy_sequence() -> None:
             rows[index]
 
 
-@pytest.mark.parametrize(
-    ("n", "world_size", "accumulate", "said"),
-    [
-        (10, 2, 1, "--batch-size 5"),
-        (10, 1, 3, "--batch-size 3"),
-        (3, 4, 1, "too few samples"),
-        (0, 1, 1, "too few"),
-    ],
+JITTERED = ImagePolicy(
+    window="random-resized", image_size=16, augment=Augment((Jitter(color_jitter=0.4),))
 )
-def test_no_step_at_all_is_a_mistake_that_names_what_fits(
-    n: int, world_size: int, accumulate: int, said: str
-) -> None:
-    with pytest.raises(UserError, match=said) as caught:
-        plan(
-            n, batch_size=64, world_size=world_size, accumulate=accumulate
-        ).require_a_step()
-    assert "\n" not in str(caught.value) and f"{n} training samples" in str(
-        caught.value
-    )
-    if "--batch-size" in said:
-        fits = int(said.split()[1])
-        plan(
-            n, batch_size=fits, world_size=world_size, accumulate=accumulate
-        ).require_a_step()
-    plan(n, batch_size=64, policy=CENTER, training=False).require_a_step()
 
 
-@pytest.mark.parametrize(("also", "code"), [("", 0), ("torch, ", 1)])
-def test_importing_the_plan_imports_neither_torch_nor_pycocotools(
-    also: str, code: int
-) -> None:
-    """Workers that only draw rows start in a tenth of a second instead of seconds."""
-    program = f"import sys, {also}plan.epoch, plan.images, plan.clips, plan.targets, plan.boxes"
-    ends = "sys.exit(not {'torch', 'pycocotools'}.isdisjoint(sys.modules))"
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", f"{program}; {ends}"], cwd=ROOT
-        ).returncode
-        == code
-    )
+def joined(batches: Iterable[Rows], name: str) -> Any:
+    return np.concatenate([getattr(rows, name) for rows in batches])
 
 
 @pytest.mark.parametrize("repeats", [2, 3])
 def test_repeats_are_drawn_apart_and_an_epoch_keeps_its_length(repeats: int) -> None:
     """The samples at the end of the order are left out, and the first repeat is as if it were alone."""
-    augment = Augment((Jitter(color_jitter=0.4),))
-    policy = ImagePolicy(
-        window="random-resized", image_size=16, flip=0.5, augment=augment
-    )
     plain, repeated = (
-        plan(50, policy=policy, batch_size=5, repeats=count) for count in (1, repeats)
+        plan(50, policy=JITTERED, batch_size=5, repeats=count) for count in (1, repeats)
     )
     assert plain.steps() == repeated.steps() == 10
-    batches = list(repeated.rows(2, 0))
-    ids = np.concatenate([rows.ids for rows in batches])
-    shown = -(-50 // repeats)
-    assert ids.tolist() == np.repeat(order(3, 2, 50)[:shown], repeats)[:50].tolist()
-    alone = {
-        int(rows.ids[i]): (rows.regions[i], rows.ops[i])  # type: ignore[index]
-        for rows in plain.rows(2, 0)
-        for i in range(5)
-    }
-    regions, ops = (
-        np.concatenate([getattr(rows, name) for rows in batches])
-        for name in ("regions", "ops")
-    )
-    for place in range(0, 50, repeats):
-        wanted = alone[int(ids[place])]
-        assert (regions[place] == wanted[0]).all() and (ops[place] == wanted[1]).all()
-        others = ops[place + 1 : place + repeats]
-        assert (others != ops[place]).any(axis=(1, 2)).all()
-    rest = np.concatenate([rows.ids for rows in repeated.rows(2, 20)])
-    assert rest.tolist() == ids[20:].tolist()
     assert plain.ordering != repeated.ordering
-    assert plan(50, training=False, repeats=repeats).rows(0, 0)[0].ids.tolist() == [
-        0,
-        1,
-        2,
-        3,
-    ]
+    batches, alone = repeated.rows(2, 0), plain.rows(2, 0)
+    ids, ops = joined(batches, "ids"), joined(batches, "ops")
+    assert ids.tolist() == np.repeat(order(3, 2, 50), repeats)[:50].tolist()
+    firsts = joined(alone, "ops")[: len(ops[::repeats])]
+    np.testing.assert_array_equal(ops[::repeats], firsts)
+    assert len(np.unique(ops.reshape(50, -1), axis=0)) == 50
+    assert joined(repeated.rows(2, 20), "ids").tolist() == ids[20:].tolist()
+    valid = plan(50, training=False, repeats=repeats).rows(0, 0)[0]
+    assert valid.ids.tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -287,56 +169,27 @@ def test_sizes_of_images_that_grow(
     assert growing.sample_shape == (3, full, full)
 
 
-def test_a_centre_crop_that_grows_shows_the_same_part() -> None:
-    growth = Growth(start=32, begin=0, end=1)
-    policy = ImagePolicy(window="center", image_size=64, resize=80, growth=growth)
-    growing = plan(8, policy=policy, batch_size=8, shuffled=False)
-    small, large = (growing.rows(epoch, 0)[0] for epoch in (0, 1))
-    first, second = (
-        rows.windows + np.tile(rows.regions[:, :2], 2) for rows in (small, large)
-    )
-    np.testing.assert_allclose(
-        first, second, atol=0.5
-    )  # places are rounded to whole pixels of the output
-
-
 def test_classes_come_alike_on_any_number_of_ranks() -> None:
     """Each of three classes of 30, 7 and 2 samples has 13 items; a fourth has no sample."""
     labels = np.random.default_rng(0).permutation(np.repeat([0, 1, 3], [30, 7, 2]))
-    augment = Augment((Jitter(color_jitter=0.4),))
-    policy = ImagePolicy(
-        window="random-resized", image_size=16, flip=0.5, augment=augment
-    )
-    how: dict[str, Any] = {
-        "policy": policy,
-        "batch_size": 3,
-        "balance": Balance.of(labels),
-    }
+    how: dict[str, Any] = {"policy": JITTERED, "batch_size": 3}
+    how["balance"] = Balance.of(labels)
     alone = plan(39, **how)
     seen: list[set[int]] = []
     for epoch in range(4):
-        rows = list(alone.rows(epoch, 0))
-        ids = np.concatenate([one.ids for one in rows])
+        ids = joined(alone.rows(epoch, 0), "ids")
         assert np.bincount(labels[ids]).tolist() == [13, 13, 0, 13]
         times = np.bincount(ids, minlength=39)
-        for label, (least, most) in {0: (0, 1), 1: (1, 2), 3: (6, 7)}.items():
-            assert (times[labels == label].min(), times[labels == label].max()) == (
-                least,
-                most,
-            )
-        ops = np.concatenate([np.asarray(one.ops) for one in rows])
-        assert len(np.unique(ops.reshape(39, -1), axis=0)) == 39, (
-            "repeats are drawn apart"
-        )
-        ranks = [
-            list(plan(39, **how, world_size=3, rank=rank).rows(epoch, 0))
-            for rank in range(3)
-        ]
-        dealt = [one.ids for step in zip(*ranks, strict=True) for one in step]
-        assert np.array_equal(np.concatenate(dealt), ids[: 9 * 4])
+        for label, expected in {0: {0, 1}, 1: {1, 2}, 3: {6, 7}}.items():
+            assert set(times[labels == label]) == expected
+        ops = joined(alone.rows(epoch, 0), "ops").reshape(39, -1)
+        assert len(np.unique(ops, axis=0)) == 39, "repeats are drawn apart"
+        ranks = [plan(39, **how, world_size=3, rank=rank) for rank in range(3)]
+        steps = zip(*(own.rows(epoch, 0) for own in ranks), strict=True)
+        assert joined(chain.from_iterable(steps), "ids").tolist() == ids[:36].tolist()
         seen.append(set(ids[labels[ids] == 0].tolist()))
-    assert seen[0] != seen[1] and len(set.union(*seen)) > 20, (
-        "another part of a large class each epoch"
-    )
+    # another part of a large class each epoch
+    assert seen[0] != seen[1] and len(set.union(*seen)) > 20
     assert alone.ordering != plan(39).ordering
-    assert plan(39, **how, training=False).rows(0, 0)[0].ids.tolist() == [0, 1, 2]
+    valid = plan(39, **how, training=False).rows(0, 0)[0]
+    assert valid.ids.tolist() == [0, 1, 2]

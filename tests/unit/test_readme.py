@@ -25,7 +25,7 @@ def said_by(code: str, folder: Path, runner: Runner) -> list[str]:
     """Run an example and return its lines.
 
     The example lies in `folder`, beside a settings.py that is not ours and 140 images in two class folders,
-    IMAGENET/train and IMAGENET/val; FLAT is one of these class folders.
+    IMAGENET/train and IMAGENET/val.
     """
     for name in ("n01", "n02"):
         (folder / "train" / name).mkdir(parents=True)
@@ -36,8 +36,7 @@ def said_by(code: str, folder: Path, runner: Runner) -> list[str]:
     not_ours = "raise RuntimeError('this settings.py is none of saturate')\n"
     (folder / "settings.py").write_text(not_ours, encoding="utf-8")
     script = folder / "own_loop.py"
-    code = code.replace("IMAGENET", str(folder))
-    script.write_text(code.replace('"FLAT"', f'"{folder}/train/n01"'), encoding="utf-8")
+    script.write_text(code.replace("IMAGENET", str(folder)), encoding="utf-8")
     here = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
     here["XDG_CACHE_HOME"] = str(folder / "cache")
     return runner.python(script, env=here).done().out.splitlines()
@@ -56,8 +55,7 @@ def test_every_example_has_a_test() -> None:
     ]
     # two of data.md: tests/unit/test_drills_store.py, tests/conformance/test_page_source.py
     assert sorted(blocks) == ["data.md"] * 2 + ["own-loop.md"] * len(BLOCKS)
-    titles = {"Training", "Validation", "A flat folder without labels"}
-    assert {title for title, _ in BLOCKS} == titles
+    assert {title for title, _ in BLOCKS} == {"Training", "Validation"}
 
 
 def test_a_loader_in_ones_own_loop(tmp_path: Path, runner: Runner) -> None:
@@ -73,13 +71,6 @@ def test_a_validation_of_ones_own_counts_each_sample_once(
     (line,) = said_by(example("Validation"), tmp_path, runner)
     right, seen, there = (int(number) for number in re.findall(r"\d+", line))
     assert right <= seen == there == SAMPLES
-
-
-def test_a_flat_folder(tmp_path: Path, runner: Runner) -> None:
-    lines = said_by(example("A flat folder without labels"), tmp_path, runner)
-    names = {f"{i}.JPEG" for i in range(SAMPLES // 2)}
-    assert {line.rpartition("/")[2] for line in lines} == names
-    assert [int(line.split()[0]) for line in lines] == list(range(SAMPLES // 2))
 
 
 def missing(page: Path, text: str) -> set[str]:

@@ -14,7 +14,6 @@ import torch
 from contracts import Batch, Feed, Pixels
 from loaders import open_loader
 from plan.patches import HIGH
-from tests.conformance.leaving import Traces, nothing_is_left
 from tests.unit.superres_files import (
     expected,
     feed_of,
@@ -85,30 +84,6 @@ def test_patches_are_cut_out_of_pillows_images(
     assert turns - {0, 1, 2, 3}, "none is transposed"
 
 
-def test_a_validation_is_whole_images_one_a_batch(tmp_path: Path) -> None:
-    large = list(write(tmp_path / "data/val", 5).values())
-    batches = passed(
-        feed_of(opened(tmp_path / "data", "val"), patch=None, batch_size=1)
-    )
-    assert check(batches, large, [halved(pixels, 2) for pixels in large]) == 5
-    shapes = {tuple(batch.images.shape[2:]) for batch in batches}
-    assert (
-        len(shapes) > 1
-        and {(h // 2, w // 2) for h, w, _ in (i.shape for i in large)} == shapes
-    )
-
-
-def test_worker_processes_deliver_the_same(tmp_path: Path) -> None:
-    write(tmp_path / "data/train", 6)
-    split = opened(tmp_path / "data", patches=4)
-    for one, other in zip(
-        passed(feed_of(split)), passed(feed_of(split, workers=2)), strict=True
-    ):
-        assert torch.equal(one.images, other.images) and torch.equal(
-            one.targets[HIGH], other.targets[HIGH]
-        )
-
-
 def test_several_patches_of_an_image_are_decoded_once_and_spread(
     tmp_path: Path,
 ) -> None:
@@ -168,28 +143,3 @@ def test_a_sample_is_valid_when_both_files_are(which: str, tmp_path: Path) -> No
     lost = batch.ids.tolist().index(2)
     assert not batch.images[lost].any() and not batch.targets[HIGH][lost].any()
     assert batch.images[batch.valid].any() and batch.targets[HIGH][batch.valid].any()
-
-
-def test_synthetic_pairs_have_both(tmp_path: Path) -> None:
-    write(tmp_path / "data/train", 4)
-    feed = feed_of(opened(tmp_path / "data"))
-    with open_loader("synthetic", feed) as loader:
-        batch = next(iter(loader.batches(0, 0)))
-    assert batch.images.shape == (4, 3, 8, 8) and batch.targets[HIGH].shape == (
-        4,
-        3,
-        16,
-        16,
-    )
-
-
-def test_close_in_the_middle_of_an_epoch_leaves_nothing(tmp_path: Path) -> None:
-    write(tmp_path / "data/train", 6)
-    feed = replace(
-        feed_of(opened(tmp_path / "data", patches=4), workers=2), pixels=PLAIN
-    )
-    (tmp_path / "temporary").mkdir()
-    before = Traces.now(tmp_path / "temporary")
-    with open_loader("paired", feed) as loader:
-        next(iter(loader.batches(0, 0)))
-    nothing_is_left(before, tmp_path / "temporary")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,10 +17,8 @@ from plan.draws import Purpose, uniforms
 from plan.windows import (
     SUPPORT,
     UNIFORMS,
-    filling,
     random_resized,
     resize_then_center,
-    whole,
 )
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
@@ -36,143 +32,6 @@ def crops(
     return random_resized(np.full(count, height), np.full(count, width), draws, **how)
 
 
-def figures(regions: np.ndarray, height: int, width: int) -> dict[str, np.ndarray]:
-    left, top, right, bottom = regions.astype(np.float64).T
-    w, h = right - left, bottom - top
-    return {
-        "width": w,
-        "height": h,
-        "area": w * h,
-        "aspect": w / h,
-        "left": left,
-        "top": top,
-        "place across": left / np.maximum(width - w, 1),
-        "place down": top / np.maximum(height - h, 1),
-    }
-
-
-COUNT = 8000
-LIMIT = 2.2
-"""Two-sample Kolmogorov-Smirnov distance times sqrt(n / 2): above this once in 8,000 when the distributions
-agree.
-"""
-
-
-def torchvisions(
-    height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
-) -> np.ndarray:
-    image = torch.empty(1).expand(3, height, width)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        drawn = [
-            RandomResizedCrop.get_params(image, list(scale), list(ratio))
-            for _ in range(COUNT)
-        ]
-    top, left, h, w = np.array(drawn).T
-    return np.stack([left, top, left + w, top + h], axis=1)
-
-
-def distances(
-    ours: np.ndarray, theirs: np.ndarray, height: int, width: int
-) -> dict[str, float]:
-    """Figure -> Kolmogorov-Smirnov distance times sqrt(n / 2)."""
-    a, b = figures(ours, height, width), figures(theirs, height, width)
-    found = {}
-    for name in a:
-        everything = np.unique(np.concatenate([a[name], b[name]]))
-        below = [
-            np.searchsorted(np.sort(values[name]), everything, side="right")
-            / len(values[name])
-            for values in (a, b)
-        ]
-        found[name] = float(np.abs(below[0] - below[1]).max() * math.sqrt(COUNT / 2))
-    return found
-
-
-SIZES = [
-    *[(375, 500), (500, 375), (256, 256), (64, 48), (1200, 1600), (7, 9)],
-    *[(100, 260), (260, 100), (90, 900), (1, 40)],
-]
-
-
-@pytest.mark.parametrize(
-    ("height", "width", "scale"),
-    [(*size, SCALE) for size in SIZES] + [(*size, (0.5, 1.0)) for size in SIZES[::4]],
-)
-def test_the_distribution_is_torchvisions(
-    height: int, width: int, scale: tuple[float, float]
-) -> None:
-    far = distances(
-        crops(height, width, COUNT, scale=scale),
-        torchvisions(height, width, scale, RATIO),
-        height,
-        width,
-    )
-    assert max(far.values()) < LIMIT, far
-
-
-Draw = Callable[[np.ndarray], None]
-
-
-def planted(change: Draw) -> np.ndarray:
-    """[COUNT, 4] regions of a 375 x 500 image by numbers that `change` has changed."""
-    draws = uniforms(0, 0, Purpose.WINDOW, np.arange(COUNT), UNIFORMS).copy()
-    change(draws)
-    return random_resized(np.full(COUNT, 375), np.full(COUNT, 500), draws)
-
-
-def uniform_aspect(draws: np.ndarray) -> None:
-    aspect = RATIO[0] + draws[:, 1:20:2] * (RATIO[1] - RATIO[0])
-    draws[:, 1:20:2] = np.log(aspect / RATIO[0]) / np.log(RATIO[1] / RATIO[0])
-
-
-def always_central(regions: np.ndarray) -> np.ndarray:
-    size = regions[:, 2:] - regions[:, :2]
-    low = (np.array([500, 375]) - size) // 2
-    return np.concatenate([low, low + size], axis=1)
-
-
-PLANTS: dict[str, tuple[Callable[[], np.ndarray], str]] = {
-    "uniform aspect": (lambda: planted(uniform_aspect), "aspect"),
-    "always central": (lambda: always_central(crops(375, 500, COUNT)), "place across"),
-}
-
-
-@pytest.mark.parametrize("plant", PLANTS)
-def test_a_planted_distribution_is_rejected(plant: str) -> None:
-    make, figure = PLANTS[plant]
-    far = distances(make(), torchvisions(375, 500, SCALE, RATIO), 375, 500)
-    assert far[figure] > LIMIT, far
-
-
-@given(
-    SIDES,
-    SIDES,
-    st.lists(st.floats(0, 1, exclude_max=True), min_size=UNIFORMS, max_size=UNIFORMS),
-)
-@example(1, 1, [0.0] * UNIFORMS)
-@example(4000, 1, [1 - 2**-53] * UNIFORMS)
-@example(3, 4000, [1 - 2**-53] * UNIFORMS)
-def test_inside_the_image_and_at_least_a_pixel(
-    height: int, width: int, draws: list[float]
-) -> None:
-    ((left, top, right, bottom),) = random_resized(
-        np.array([height]), np.array([width]), np.array([draws])
-    ).tolist()
-    assert 0 <= left < right <= width and 0 <= top < bottom <= height
-
-
-@given(SIDES, SIDES, st.floats(0.01, 20), st.floats(1, 20), st.floats(0.001, 1))
-@example(10, 1, 2.0, 1.5, 1.0)
-@example(1, 10, 0.1, 3.0, 1.0)
-def test_inside_for_any_setting(
-    height: int, width: int, low: float, factor: float, smallest: float
-) -> None:
-    regions = crops(height, width, 20, ratio=(low, low * factor), scale=(smallest, 1.0))
-    assert (regions[:, :2] >= 0).all() and (regions[:, :2] < regions[:, 2:]).all()
-    assert (regions[:, 2:] <= np.array([width, height])).all()
-
-
 @given(SIDES, SIDES)
 @example(1, 3000)
 @example(3000, 1)
@@ -184,12 +43,6 @@ def test_the_fallback_is_torchvisions(height: int, width: int) -> None:
         torch.empty(1).expand(3, height, width), [1e6, 1e6], list(RATIO)
     )
     assert ours == [left, top, left + w, top + h]
-
-
-def test_whole_and_filling() -> None:
-    regions = whole(np.array([3, 50]), np.array([4, 20]))
-    assert regions.tolist() == [[0, 0, 4, 3], [0, 0, 20, 50]]
-    assert filling(np.array([[2, 3, 10, 7]])).tolist() == [[0.0, 0.0, 8.0, 4.0]]
 
 
 SHAPES = [
@@ -282,24 +135,3 @@ def test_the_preimage_has_the_pixels_of_resize_then_center_crop(
     assert rounded.mean() < (
         0.05 if max(height, width) < 2.5 * min(height, width) else 0.3
     )
-
-
-@pytest.mark.parametrize(("resize", "crop"), [(256, 224), (73, 64)])
-def test_bicubic_looks_further(resize: int, crop: int) -> None:
-    image = noise(375, 500).getchannel(1).convert("F")
-    assert difference(image, resize, crop, interpolation="bicubic").max() < 0.02
-
-
-def test_a_window_out_of_place_is_seen() -> None:
-    assert difference(noise(375, 500), 256, 224, shift=0.1).mean() > 0.05
-
-
-def test_nothing_outside_the_region_is_needed_and_little_of_it_is_spare() -> None:
-    regions, inner = resize_then_center(
-        np.array([1000, 375]), np.array([2000, 500]), resize=256, crop=224
-    )
-    for (left, top, right, bottom), (x0, y0, x1, y1), step in zip(
-        regions, inner, (1000 / 256, 375 / 256), strict=True
-    ):
-        for margin in (x0, y0, right - left - x1, bottom - top - y1):
-            assert step <= margin <= step + 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -105,28 +104,3 @@ def test_a_worker_that_does_not_answer(make: Callable[[int], Any], sample: int) 
     began = time.monotonic()
     slow.close()
     assert time.monotonic() - began < 4
-
-
-def test_a_worker_that_does_not_come_to_the_next_epoch() -> None:
-    """PyTorch waits for all of them there, and not for a batch: it is said what they are busy with."""
-    slow = workers(HANGS)
-    slow._sampler.start([rows_of([(1, 1)] * BATCH)])
-    loader: Any = slow._loader
-    iter(loader)
-
-    def next_epoch() -> None:
-        with pytest.raises(RuntimeError, match="told to end"):
-            iter(loader)
-
-    waits = threading.Thread(target=next_epoch)
-    waits.start()
-    until = time.monotonic() + 10
-    while (
-        not (said := slow.awaited()).startswith("workers (pid ") or "/data/" not in said
-    ):
-        assert time.monotonic() < until, said
-        time.sleep(0.05)
-    assert said.endswith(f"busy with /data/{HANGS}.jpg")
-    slow.stop()
-    waits.join()
-    slow.close()

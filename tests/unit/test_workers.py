@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import mmap
 import shutil
-import weakref
-from collections import deque
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
-import torch
 
-from contracts import Feed, Rows, UserError
-from loaders._workers import PART, QUEUES_BYTES, Shared, Workers, require_shared_memory
-from loaders.images.torchvision import TorchvisionLoader
+from contracts import Rows, UserError
+from loaders._workers import QUEUES_BYTES, Shared, Workers, require_shared_memory
 from system.resources import memory_bytes
 
 
@@ -110,68 +105,9 @@ def test_batches_of_any_canvas_lie_dense_in_their_slot(workers: int) -> None:
         pool.close()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_closed_pool_that_somebody_holds_holds_no_memory(workers: int) -> None:
-    pool = Workers(
-        Numbers, workers=workers, batch_size=4, part_bytes=lambda count: 12 * count
-    )
-    deque(pool.run([rows_of([(2, 2)] * 4)] * 3), maxlen=0)
-    slots = weakref.ref(mapped(pool._memory.slots))
-    pool.close()
-    gc.collect()
-    assert slots() is None
-    pool.close()
-
-
 def mapped(array: np.ndarray) -> Any:
     """The memory that an array is a view of: a view of a view would keep it."""
     base: Any = array
     while not isinstance(base, mmap.mmap):
         base = base.obj if isinstance(base, memoryview) else base.base
     return base
-
-
-def feed_of(size: tuple[int, int], *, batch_size: int, workers: int) -> Any:
-    nothing: Any = None
-    source: Any = SimpleNamespace(name=str)
-    plan: Any = SimpleNamespace(
-        batch_size=batch_size, sample_shape=(3, *size), transposes=False
-    )
-    device = torch.device("cpu")
-    return Feed(
-        plan=plan,
-        source=source,
-        columns=nothing,
-        targets=nothing,
-        device=device,
-        workers=workers,
-    )
-
-
-@pytest.mark.parametrize(
-    ("size", "rows"),
-    [
-        ((224, 224), PART),
-        ((64, 64), PART),
-        ((300, 300), 17),
-        ((1344, 1344), 1),
-        ((1500, 1500), 1),
-    ],
-)
-def test_parts_of_larger_images_have_fewer_rows(
-    size: tuple[int, int], rows: int
-) -> None:
-    """About as many pixels a part as at 224; at 224 and below as many rows as ever."""
-    loader = TorchvisionLoader(feed_of(size, batch_size=32, workers=0))
-    with loader:
-        assert loader._workers.part_rows == rows
-
-
-def test_memory_of_a_detector_is_bounded() -> None:
-    """1344 x 1344, 15 workers: at most 5 batches ahead, 16 images each; and all workers fill one together.
-    None of it is touched yet.
-    """
-    loader = TorchvisionLoader(feed_of((1344, 1344), batch_size=16, workers=15))
-    with loader:
-        assert loader.in_flight <= 6
-        assert loader._workers._memory.slots.nbytes <= 0.7e9
