@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -31,7 +31,6 @@ from contracts import FileSource, Source, Split, UserError
 from dataset.stores import SourceModule, folder, lmdb
 from dataset.stores import list as image_list
 from dataset.stores.folder import Folder
-from dataset.stores.shards import shard_path
 from tests.conformance import toy
 from tests.unit.folders import fill
 
@@ -85,7 +84,7 @@ def lose_value(source: Any, sample: int) -> None:
     code = "import lmdb, os, sys\nstore = lmdb.open(sys.argv[1])\nwith store.begin(write=True) as transaction:\n"
     code += "    transaction.delete(os.fsencode(sys.argv[2]))"
     arguments = [
-        str(source.container.store.path),
+        str(source.store.path),
         os.fsdecode(source.columns.entry(sample)),
     ]
     subprocess.run([sys.executable, "-c", code, *arguments], check=True)
@@ -168,8 +167,7 @@ def write_arrows(data: Path, split: str, files: Files) -> None:
 
 def shard_of(source: Any, sample: int) -> Path:
     """Return the shard that a sample is in."""
-    shards = source.container.columns
-    return Path(os.fsdecode(shard_path(shards, int(shards.shard[source.key(sample)]))))
+    return Path(os.fsdecode(source.shards.path(int(source.columns.shard[sample]))))
 
 
 MAY_LACK = {"lmdb": "lmdb", "arrow": "pyarrow"}
@@ -367,12 +365,7 @@ def the_fingerprint_is_of_the_data(
 
 class OneName(Folder):
     def name(self, sample: int) -> str:
-        return "a sample"
-
-
-class TwoLines(Folder):
-    def name(self, sample: int) -> str:
-        return f"{sample}\n"
+        return "a sample\n"
 
 
 class Neighbour(Folder):
@@ -437,27 +430,3 @@ class OneThread(Folder):
 
     def read(self, sample: int) -> bytes:
         return super().read(sample) if threading.get_native_id() == self.home else b""
-
-
-class NoPaths(toy.Memory):
-    files = True
-
-
-class Paths(toy.Memory):
-    def path(self, sample: int) -> bytes:
-        return b"/nowhere"
-
-
-class Hasty(Folder):
-    def read(self, sample: int) -> bytes:
-        patient, self.read_delay_s = self.read_delay_s, 0.0
-        try:
-            return super().read(sample)
-        finally:
-            self.read_delay_s = patient
-
-
-def with_sizes_of_neighbours(split: Split) -> Split:
-    return replace(
-        split, columns=replace(split.columns, size=np.roll(split.columns.size, 1))
-    )

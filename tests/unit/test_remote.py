@@ -28,8 +28,7 @@ from plan.images import ImagePlan, ImagePolicy
 from scripts import _probes, pack, tune
 from settings.config import build
 from tests.conformance import scenes
-from tests.conformance.sources import all_read, write_shards, write_tar
-from tests.unit.coco_files import write_coco
+from tests.conformance.sources import all_read, write_shards
 from tests.unit.folders import fill, refused
 from tests.unit.ranges import Server, serving
 from tests.unit.test_splits import Console
@@ -46,7 +45,7 @@ FILES = {
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "PAUSES_S", (0.01, 0.02, 0.04))
     bucket._stands_for.cache_clear()
-    bucket._described.cache_clear()
+    bucket.heads_of.cache_clear()
 
 
 @pytest.fixture
@@ -64,7 +63,7 @@ def opened(
     **how: Any,
 ) -> dict[str, Split]:
     bucket._stands_for.cache_clear()
-    bucket._described.cache_clear()
+    bucket.heads_of.cache_clear()
     settings = build({"data": data, "manifest_dir": tmp_path / "cache", **how}).data
     console = console or Console()
     return open_splits(
@@ -99,8 +98,10 @@ class Bucket:
     objects: ClassVar[dict[str, bytes]] = {}
     lists = True
     error: ClassVar[Exception | None] = None
+    tries = 0
 
     def _found(self, url: str) -> bytes:
+        type(self).tries += 1
         if self.error:
             raise self.error
         key = url.removeprefix("s3://")
@@ -196,28 +197,29 @@ class NoCredentialsError(Exception):
     """An error with the name of botocore's."""
 
 
-class ClientError(Exception):
-    """An error that holds a server's answer, as botocore's does."""
+class Answered(Exception):
+    """What botocore raises: code and status are in its answer."""
 
-    response: ClassVar = {"Error": {"Code": "NoSuchBucket"}}
+    def __init__(self, code: str = "", status: int | None = None) -> None:
+        super().__init__("An error occurred")
+        about = {"HTTPStatusCode": status}
+        self.response = {"Error": {"Code": code}, "ResponseMetadata": about}
 
 
-def denied() -> PermissionError:
-    error = PermissionError("denied")
-    error.__cause__ = ClientError()
-    error.__cause__.response = {"Error": {"Code": "ExpiredToken"}}  # type: ignore[misc]
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
     return error
 
 
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (ClientError(), "s3://pets/set: there is no such bucket"),
+        (Answered("NoSuchBucket"), "s3://pets/set: there is no such bucket"),
+        (NoCredentialsError(), "no credentials are found (NoCredentialsError)"),
         (
-            NoCredentialsError(),
-            "no credentials are found (NoCredentialsError); docs/data.md",
+            caused(PermissionError("denied"), Answered("ExpiredToken")),
+            "access is denied (ExpiredToken); give credentials",
         ),
-        (denied(), "access is denied (ExpiredToken); give credentials"),
         (ConnectionError(), "ConnectionError; start again once it answers"),
     ],
     ids=["bucket", "credentials", "rights", "network"],
@@ -227,6 +229,23 @@ def test_a_bucket_that_does_not_answer_says_why(
 ) -> None:
     pets.error = error
     assert said in refused(lambda: opened("s3://pets/set", tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("status", "asked", "said"),
+    [(404, 1, "no such object"), (503, 4, "HTTP 503")],
+    ids=["gone", "not-now"],
+)
+def test_an_object_that_is_gone_is_named_at_once(
+    status: int, asked: int, said: str, pets: type[Bucket]
+) -> None:
+    """By file systems that raise FileNotFoundError from their library's error, as s3fs does."""
+    pets.error = caused(FileNotFoundError("x"), Answered("", status))
+    pets.tries = 0
+    with pytest.raises(OSError, match=said) as caught:
+        remote.read("s3://pets/train/0.tar", 0, 9)
+    assert pets.tries == asked
+    assert isinstance(caught.value, FileNotFoundError) == (status == 404)
 
 
 FAULTS = ("500", "503", "reset", "cut", "429")
@@ -330,29 +349,6 @@ def test_a_server_that_lists_nothing_is_asked_by_name(
     )
 
 
-def test_images_of_detection(server: Server, tmp_path: Path) -> None:
-    """The annotations are copied, the images stay in shards."""
-    data = write_coco(
-        server.root / "coco", splits={"train2017": 3, "val2017": 2}, size=(64, 80)
-    )
-    for place in ("train2017", "val2017"):
-        files = {
-            file.name: file.read_bytes() for file in sorted((data / place).iterdir())
-        }
-        (data / place).rename(tmp_path / place)
-        write_tar(data / place / "0.tar", files)
-    settings = build(
-        {"data": f"{server.url}/coco", "manifest_dir": tmp_path / "cache"}
-    ).data
-    split = open_splits(
-        settings, content="instances", loader="torchvision", console=Console()
-    )["train"]
-    expected = [
-        file.read_bytes() for file in sorted((tmp_path / "train2017").iterdir())
-    ]
-    assert sorted(all_read(split.source)) == sorted(expected)
-
-
 def test_a_shard_that_changes_is_walked_again(server: Server, tmp_path: Path) -> None:
     """Its ETag is another one: the next start walks it; who reads under the old index is told."""
     shards(server.root)
@@ -444,39 +440,6 @@ def _read_of(source: Any) -> list[bytes]:
     return all_read(source)
 
 
-class Answered(Exception):
-    """What botocore raises: the status is in its answer."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__("An error occurred")
-        self.response = {"ResponseMetadata": {"HTTPStatusCode": status}}
-
-
-@pytest.mark.parametrize(
-    ("status", "asked"), [(404, 1), (503, 4)], ids=["gone", "not-now"]
-)
-def test_an_object_that_is_gone_is_named_at_once(
-    status: int, asked: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By file systems that raise FileNotFoundError from their library's error, as s3fs does."""
-    fsspec = pytest.importorskip("fsspec")
-    times = []
-
-    def cat_file(system: Any, path: str, **how: Any) -> bytes:
-        times.append(path)
-        raise FileNotFoundError(path) from Answered(status)
-
-    made = type("Bucket", (fsspec.AbstractFileSystem,), {"cat_file": cat_file})
-    fsspec.register_implementation(f"bucket{status}", made)
-    with pytest.raises(
-        OSError, match="no such object" if status == 404 else "HTTP 503"
-    ) as caught:
-        remote.read(f"bucket{status}://pets/train/0.tar", 0, 9)
-    assert len(times) == asked and isinstance(caught.value, FileNotFoundError) == (
-        status == 404
-    )
-
-
 def test_a_shard_that_is_gone_while_it_is_read_is_named(
     server: Server, tmp_path: Path
 ) -> None:
@@ -540,37 +503,33 @@ def test_what_is_kept_is_read_once(server: Server, tmp_path: Path) -> None:
     assert all_read(first.source) == content and server.asked.total() == before + 8
 
 
-@pytest.mark.parametrize("counter", [bytes(20), b"%020d" % 250], ids=["zeros", "full"])
-def test_a_cache_that_was_emptied_is_filled_again(
-    counter: bytes, tmp_path: Path
-) -> None:
-    """Whatever is left of the file in which an earlier version counted."""
-    kept = Kept(tmp_path / "kept", 250)
-    for key in (b"a", b"b", b"c"):
-        kept.get(key, partial(bytes.__mul__, key, 100))
-    for path in (tmp_path / "kept").glob("??/*"):
-        path.unlink()
-    (tmp_path / "kept" / "used-bytes").write_bytes(counter)
-    again = Kept(tmp_path / "kept", 250)
-    for fetched in (b"1" * 100, b"2" * 100):
-        assert [again.get(key, partial(bytes, fetched)) for key in (b"x", b"y")] == [
-            b"1" * 100
-        ] * 2
-    assert again.get(b"z", lambda: b"3" * 100) == b"3" * 100 and not again.get(
-        b"z", bytes
-    )
-
-
-def test_a_part_of_the_room_is_taken_at_a_time(
+def test_nothing_is_evicted_and_the_bound_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that several processes, or runs, stay within the bound together."""
+    """A part of the room is taken at a time: several processes stay within the bound together."""
+    folder = tmp_path / "kept"
+
+    def size() -> int:
+        return sum(path.stat().st_size for path in folder.glob("??/*"))
+
+    kept = Kept(folder, 250)
+    for key in (b"a", b"b", b"c", b"a"):
+        assert kept.get(key, partial(bytes.__mul__, key, 100)) == key * 100
+    assert size() == 208
+    other = Kept(folder, 250)
+    held = [other.get(key, lambda: b"fetched")[:1] for key in (b"a", b"b", b"c")]
+    assert held == [b"a", b"b", b"f"]
+    for path in folder.glob("??/*"):
+        path.unlink()
+    again = Kept(folder, 250)
+    assert again.get(b"a", lambda: b"1" * 100) == b"1" * 100 and size() == 104
     monkeypatch.setattr("dataset.stores.disk_cache.cores", lambda: 2.0)
-    several = [Kept(tmp_path / "kept", 100_000) for _ in range(4)]
-    for key in range(2000):
-        several[key % 4].get(b"%d" % key, lambda: bytes(96))
-    total = sum(path.stat().st_size for path in (tmp_path / "kept").glob("??/*"))
-    assert 99_000 < total <= 100_000
+    several = [Kept(folder, 100_000) for _ in range(4)]
+    for number in range(2000):
+        several[number % 4].get(b"%d" % number, lambda: bytes(96))
+    assert 99_000 < size() <= 100_000
+    (tmp_path / "file").write_bytes(b"")
+    assert "--cache-dir" in refused(lambda: Kept(tmp_path / "file" / "x", 9))
 
 
 @pytest.mark.parametrize("how", [{}, {"trust_list": True}], ids=["scanned", "trusted"])
@@ -598,25 +557,3 @@ def test_an_object_that_was_replaced_is_not_mixed_with_what_is_kept(
     if how:
         split.columns.fetch(np.arange(8), np.arange(0))
     assert [split.source.read(place) for place in (0, 1)] == [new[first], new[second]]
-
-
-def test_nothing_is_evicted_and_the_bound_holds(tmp_path: Path) -> None:
-    kept = Kept(tmp_path / "kept", 250)
-    for key in (b"a", b"b", b"c", b"a"):
-        assert kept.get(key, partial(bytes.__mul__, key, 100)) == key * 100
-    assert (
-        sum(
-            path.stat().st_size
-            for path in (tmp_path / "kept").rglob("*")
-            if path.is_file()
-        )
-        == 208
-    )
-    other = Kept(tmp_path / "kept", 250)
-    assert [other.get(key, lambda: b"fetched")[:1] for key in (b"a", b"b", b"c")] == [
-        b"a",
-        b"b",
-        b"f",
-    ]
-    (tmp_path / "file").write_bytes(b"")
-    assert "--cache-dir" in refused(lambda: Kept(tmp_path / "file" / "x", 9))

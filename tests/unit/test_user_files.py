@@ -28,7 +28,6 @@ OWN = {
     "dataset/scan/cache.py": "the cache of a scan",
     "dataset/scan/manifest.py": "the cache of a scan",
     "dataset/coco/columns.py": "the cache of a scan",
-    "dataset/stores/lmdb.py": "the system's lists of locks",
     "dataset/scan/packed_columns.py": "columns that the program has written",
     "dataset/unlabelled.py": "the cache of a scan",
     "models/classification.py": "a file of the program",
