@@ -67,11 +67,16 @@ def are_files(settings: DataSettings, content: Content) -> bool:
     for split in SPLITS:
         with suppress(UserError):
             root = _root(settings)
-            module = source_named(_source_of(settings, root, split, content))
-            ask: Callable[[Path, str], bool] | None = getattr(module, "are_files", None)
-            if not module.FILES or (
-                content == "images" and ask is not None and not ask(root, split)
-            ):
+            folder: str = split
+            if content != "images":
+                points = content == "keypoints"
+                folder = layouts.find(
+                    root, split, keypoints=points, images=False
+                ).folder
+            module = source_named(choose_source(settings.source, root, folder))
+            # a list may name URLs
+            is_list = content == "images" and hasattr(module, "are_files")
+            if not module.FILES or (is_list and not module.are_files(root, split)):
                 return False
     return True
 
@@ -290,12 +295,11 @@ def _tell(
 
 def _require_shared(settings: DataSettings, root: Path, content: Content) -> None:
     """Raise UserError unless --val-share can part what the settings name, and they name no other source."""
-    val_split.require(root, content == "images" and not settings.multi_label)
-    _labels(settings, root, "train", "folder")
-    if settings.source not in ("auto", "folder") or settings.trust_list:
-        other = "--trust-list" if settings.trust_list else f"--source {settings.source}"
+    val_split.require(root, content == "images")
+    _options(settings, root, "train", "folder")
+    if settings.source not in ("auto", "folder"):
         raise UserError(
-            f"--val-share parts a folder with a folder a class; leave it or {other} out"
+            f"--val-share parts a folder with a folder a class; leave it or --source {settings.source} out"
         )
 
 
@@ -367,7 +371,11 @@ def _opener(
     if not os.access(root, os.X_OK):
         raise UserError(f"--data {root}: may not be entered; it must be {must_be}")
     if content == "videos":
-        _require_files(settings.source)
+        if settings.source != "auto" and not source_named(settings.source).FILES:
+            raise UserError(
+                f"--source {settings.source} is for images; videos are files, in class folders or in lists: "
+                "leave it out"
+            )
         return partial(_open_videos, _list_or_folder(root, split, must_be))
     name = choose_source(settings.source, root, split)
     module = source_named(name)
@@ -378,52 +386,26 @@ def _opener(
             else ""
         )
         raise UserError(f"--data {root}: has no {lacking}; {hint}it must be {must_be}")
-    options = _labels(settings, root, split, name)
-    if settings.multi_label and name != "list":
-        raise UserError(
-            f"--multi-label is for a list, with lines 'path label;label', and {split} of --data {root} is "
-            f"read by --source {name}; leave it out"
-        )
-    if settings.trust_list and name != "list":
-        raise UserError(
-            f"--trust-list is for a list of images, and {split} of --data {root} is read by --source {name}; "
-            "leave it out, or name --source list"
-        )
-    if name == "list":
-        options |= {"sets": settings.multi_label, "unread": settings.trust_list}
-    return partial(module.open, root, split, **options)
+    return partial(module.open, root, split, **_options(settings, root, split, name))
 
 
-def _labels(
+def _options(
     settings: DataSettings, root: Path, split: str, source: str
 ) -> dict[str, Any]:
-    """Return what a source is told of where its labels are. Raises UserError for a setting of another one."""
-    taken = getattr(source_named(source), "LABELS", "")
-    options: dict[str, Any] = {}
-    for name, value in {
-        "lmdb_label": settings.lmdb_label,
-        "label_key": settings.label_key,
-    }.items():
-        if value is not None and name != taken:
+    """Return what a source is told beside the split. Raises UserError for a setting of another one."""
+    labels = getattr(source_named(source), "LABELS", "")
+    of_list = source == "list"
+    taken = {"multi_label": of_list, "trust_list": of_list}
+    for name in ("lmdb_label", "label_key", "multi_label", "trust_list"):
+        if getattr(settings, name) and not taken.get(name, name == labels):
             raise UserError(
                 f"--{name.replace('_', '-')} is for another source, and {split} of --data {root} is read by "
                 f"--source {source}; leave it out"
             )
-        if value is not None:
-            options["labels"] = value
-    return options
-
-
-def _source_of(
-    settings: DataSettings, root: Path, split: Literal["train", "val"], content: Content
-) -> str:
-    """Return the name of the source of a split's images. Raises UserError."""
-    name: str = split
-    if content != "images":
-        name = layouts.find(
-            root, split, keypoints=content == "keypoints", images=False
-        ).folder
-    return choose_source(settings.source, root, name)
+    if of_list:
+        return {"sets": settings.multi_label, "unread": settings.trust_list}
+    value = getattr(settings, labels) if labels else None
+    return {} if value is None else {"labels": value}
 
 
 def _annotated_opener(
@@ -465,14 +447,6 @@ def _open_videos(data: Path, *, read_delay_s: float, **how: Any) -> Split:
 
     columns = open_videos(data, **how)
     return Split(columns=columns, source=Folder(columns, read_delay_s))
-
-
-def _require_files(source: str) -> None:
-    """Raise UserError unless the samples of this source are files: videos are scanned as files alone."""
-    if source != "auto" and not source_named(source).FILES:
-        raise UserError(
-            f"--source {source} is for images; videos are files, in class folders or in lists: leave it out"
-        )
 
 
 def list_of(root: Path, split: str) -> Path | None:

@@ -24,6 +24,11 @@ FIRST_MAP = 1 << 28
 GOES_ON = "once there is room the same command goes on"
 
 
+def place_of(form: str, split: str) -> str:
+    """Return the name of the file or folder that holds a split."""
+    return f"{split}.lmdb" if form == "lmdb" else split
+
+
 class Packed(NamedTuple):
     """A sample to write."""
 
@@ -35,16 +40,9 @@ class Packed(NamedTuple):
 class Writer:
     """A store of one split, under way in a folder; `ends` is what the last `write` has returned."""
 
-    FORM: ClassVar[str]  # --format, and --source that reads it
-
     def __init__(self, work: Path, split: str, ends: dict[str, int]) -> None:
-        self.store = work / self.place(split)
+        self.store = work / split
         self.store.mkdir(exist_ok=True)
-
-    @staticmethod
-    def place(split: str) -> str:
-        """Return the name of the file or folder of a split."""
-        return split
 
     def write(self, batch: Sequence[Packed]) -> dict[str, int]:
         """Write samples, bring them to the disk, and return where the store now ends."""
@@ -60,8 +58,6 @@ class Writer:
 class Lmdb(Writer):
     """train.lmdb, a file: name -> bytes, and the list of the samples with their labels."""
 
-    FORM = "lmdb"
-
     def __init__(self, work: Path, split: str, ends: dict[str, int]) -> None:
         try:
             import lmdb
@@ -69,7 +65,7 @@ class Lmdb(Writer):
             raise UserError(
                 "--format lmdb needs the package lmdb: pip install lmdb"
             ) from None
-        self.store = work / self.place(split)
+        self.store = work / place_of("lmdb", split)
         self._lmdb = lmdb
         size = 2 * self.store.stat().st_size if self.store.exists() else 0
         try:
@@ -78,10 +74,6 @@ class Lmdb(Writer):
             )
         except lmdb.Error as error:
             raise OSError(errno.EIO, str(error)) from None
-
-    @staticmethod
-    def place(split: str) -> str:
-        return f"{split}.lmdb"
 
     def write(self, batch: Sequence[Packed]) -> dict[str, int]:
         self._put({sample.name: sample.content for sample in batch})
@@ -153,7 +145,6 @@ class Shards(Writer):
 class Tar(Shards):
     """train/*.tar: an image under its name, and .cls beside it; classes.txt names the numbers in .cls."""
 
-    FORM = "tar"
     NAME = "{:06d}.tar"
     END = bytes(1024)
 
@@ -186,7 +177,6 @@ def _member(name: bytes, content: bytes) -> bytes:
 class Arrow(Shards):
     """train/*.arrow as datasets.Dataset.save_to_disk writes them: structs of bytes and path, and labels."""
 
-    FORM = "arrow"
     NAME = "data-{:05d}.arrow"
     END = END_OF_STREAM
 
@@ -237,8 +227,6 @@ class Arrow(Shards):
 class Folder(Writer):
     """train/<class>/*, files."""
 
-    FORM = "folder"
-
     def write(self, batch: Sequence[Packed]) -> dict[str, int]:
         for sample in batch:
             path = self.store / os.fsdecode(sample.name)
@@ -249,7 +237,10 @@ class Folder(Writer):
 
 
 FORMATS: dict[str, type[Writer]] = {
-    form.FORM: form for form in (Lmdb, Tar, Arrow, Folder)
+    "lmdb": Lmdb,
+    "tar": Tar,
+    "arrow": Arrow,
+    "folder": Folder,
 }
 """--format -> its writer; the source that reads it has the same name."""
 NAMES = {

@@ -35,7 +35,7 @@ from dataset.stores import SOURCES, source_named
 from report.console import Console
 from scripts import Parser, _pairs, exit_code
 from scripts._foreign import FOREIGN
-from scripts._stores import FORMATS, GOES_ON, Packed, Writer, require
+from scripts._stores import FORMATS, GOES_ON, Packed, Writer, place_of, require
 from settings.config import build
 from settings.data import Data
 from system import storage
@@ -164,7 +164,7 @@ def pack_split(
     columns = split.columns
     work = target / WORK
     make = FORMATS[form]
-    place = target / make.place(name)
+    place = target / place_of(form, name)
     beside = target / f"{name}.columns"
     origin = {"fingerprint": columns.fingerprint, "format": form, **(anew or {})}
     if place.exists():
@@ -183,7 +183,7 @@ def pack_split(
         )
     progress = Progress(work, name, origin)
     if not progress.done:
-        _remove(work / make.place(name))
+        _remove(work / place_of(form, name))
     with closing(make(work, name, progress.ends)) as writer:
         write(split, writer, progress, say)
         writer.finish(names, columns)
@@ -208,7 +208,6 @@ def pack_split(
                 f"{writer.store} was not read back with the names that were written; try again"
             )
         verify(packed, progress.digests(), say)
-    shutil.copy2(progress.file_of_digests, fresh / "digests")
     (fresh / ORIGIN).write_text(json.dumps(origin), encoding="utf-8")
     _remove(beside)
     os.rename(fresh, beside)

@@ -235,7 +235,7 @@ def test_settings_of_lists(data: Path) -> None:
     )
     with pytest.raises(
         UserError,
-        match=r"is for a list of images, and train of .*is read by --source folder",
+        match=r"--trust-list is for another source, and train of .*by --source folder",
     ):
         splits(folders, console, trust_list=True)
 
