@@ -97,13 +97,13 @@ def _named_by_state(folder: Path) -> list[str]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, {} where there is no file. Raises UserError."""
+    """Return the object in a JSON file, {} where there is no file. Raises UserError and OSError."""
     try:
         content = json.loads(read_text(path))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
-        raise UserError(f"--data: {path} cannot be read: {error}") from None
+    except ValueError as error:
+        raise UserError(f"--data: {path} is damaged: {error}") from None
     return content if isinstance(content, dict) else {}
 
 

@@ -188,10 +188,14 @@ class Store:
         file_tree.remember_paths(visits, self.path.parent, [Path(self.file)])
 
     def names(self) -> list[bytes]:
-        """Return the keys of samples, in the order of their bytes."""
-        with self.transaction() as transaction:
-            keys = map(bytes, transaction.cursor().iternext(keys=True, values=False))
-            return [key for key in keys if key not in ABOUT]
+        """Return the keys of samples, in the order of their bytes. Raises UserError."""
+
+        def read() -> list[bytes]:
+            with self.transaction() as transaction:
+                keys = transaction.cursor().iternext(keys=True, values=False)
+                return [key for key in map(bytes, keys) if key not in ABOUT]
+
+        return storage.in_scan(read, lambda: str(self.path))
 
     def close(self) -> None:
         """Let go of the environment, which is closed when no other Store has it."""
@@ -234,7 +238,8 @@ def open(
     are those of the store's own list, where it has one. Raises UserError.
     """
     real = Path(os.path.realpath(data))
-    store = Store(real / f"{split}.lmdb")
+    path = real / f"{split}.lmdb"
+    store = storage.in_scan(partial(Store, path), lambda: str(path))
     key: list[Any] = ["lmdb", split]
     fixed = True
     lists = [Path(store.file)]
@@ -270,8 +275,7 @@ def open(
         beside=Beside(real, split, lists) if labels is None else None,
         **how,
     )
-    with store.transaction():  # to see that nothing has written to it meanwhile
-        pass
+    _own_list(store)  # to see that nothing has written to it meanwhile
     store.close()
     return Split(columns=columns, source=LmdbSource(columns, store, read_delay_s))
 

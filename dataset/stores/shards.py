@@ -490,12 +490,14 @@ class ShardStore:
 
     def _find(self, data: Path, split: str) -> ShardList | None:
         """Return the shards that are files; None where there are none. Raises UserError and OSError."""
-        if hasattr(self.kind, "find"):
-            listed: ShardList | None = storage.in_scan(
-                partial(self.kind.find, data, split), lambda: str(data)
-            )
-            return listed
-        return ShardList.of_files(data / split, self._names(data / split))
+
+        def find() -> ShardList | None:
+            if hasattr(self.kind, "find"):
+                listed: ShardList | None = self.kind.find(data, split)
+                return listed
+            return ShardList.of_files(data / split, self._names(data / split))
+
+        return storage.in_scan(find, lambda: str(data))
 
     def missing(self, data: Path, split: str) -> str:
         """Return what is not there: shards in a folder of that name; `open` says which of several are."""
