@@ -40,6 +40,7 @@ END = b"\xff\xff\xff\xff" + bytes(4)
 """What an IPC stream ends with, since Arrow 0.15."""
 FILE = b"ARROW1"
 """What an IPC file begins with."""
+STRINGS = ("string", "large_string", "string_view")
 IMAGES = ("image", "img")
 LABELS = ("label", "labels")
 """Names of columns that are taken where several could be."""
@@ -221,37 +222,29 @@ def _one_of(names: Sequence[str], preferred: Sequence[str]) -> str:
 
 
 def _is_binary(kind: Any) -> bool:
-    from pyarrow import types
-
-    return bool(types.is_binary(kind) or types.is_large_binary(kind))
+    return str(kind) in ("binary", "large_binary")
 
 
 def _is_struct(kind: Any) -> bool:
-    from pyarrow import types
-
-    if not types.is_struct(kind):
-        return False
-    place = kind.get_field_index("bytes")
+    place = kind.get_field_index("bytes") if str(kind).startswith("struct<") else -1
     return place >= 0 and _is_binary(kind.field(place).type)
 
 
 def labels_of(batch: Any, schema: Schema, path: Path) -> list[str | None]:
     """Return the label of each row; None where it has none. Raises UserError."""
-    from pyarrow import types
-
     column = batch.column(schema.label)
-    if types.is_dictionary(column.type):
+    if str(column.type).startswith("dictionary<"):
         column = column.dictionary_decode()
-    kind = column.type
-    if types.is_string(kind) or types.is_large_string(kind):
+    kind = str(column.type)
+    if kind in STRINGS:
         return [(value or "").strip() or None for value in column.to_pylist()]
-    if types.is_integer(kind) or types.is_boolean(kind):
+    if kind == "bool" or kind.lstrip("u").startswith("int"):
         return [
             None if value is None or value < 0 else str(int(value))
             for value in column.to_pylist()
         ]
     raise UserError(
-        f"--data: {path}: labels in {schema.label} are of type {str(kind)[:100]}; they must be integers or "
+        f"--data: {path}: labels in {schema.label} are of type {kind[:100]}; they must be integers or "
         "strings"
     )
 
@@ -375,10 +368,8 @@ def _ranges(content: Any, buffer: Any, path: Path) -> tuple[Array, Array]:
 
 def _names(column: Any, binary: bool) -> list[bytes]:
     """Return the path of each row; b"" where it has none, or one that is no name."""
-    from pyarrow import types
-
     place = -1 if binary else column.type.get_field_index("path")
-    if place < 0 or not types.is_string(column.type.field(place).type):
+    if place < 0 or str(column.type.field(place).type) not in STRINGS:
         return [b""] * len(column)
     paths = column.field(place).cast("large_binary").to_pylist()
     return [path if path and b"\0" not in path else b"" for path in paths]

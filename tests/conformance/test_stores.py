@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 import pytest
-import torch
 
 from contracts import Feed, UserError
 from dataset.coco.scan import open_coco
@@ -22,7 +20,6 @@ from tests.conformance import leaving, pictures, placed, scenes, sources
 from tests.conformance.scenes import CPU, Scene
 from tests.conformance.test_sources import same_batches, stored
 from tests.unit.coco_files import write_coco
-from tests.unit.folders import fill
 from tests.unit.test_splits import Console
 
 
@@ -64,36 +61,6 @@ def test_epochs_are_flat(kind: str, small: Scene, tmp_path: Path) -> None:
     of_store = {"source": split.source, "columns": split.columns}
     feed = small.feed(batch_size=8, image_size=32, workers=1, **of_store)
     leaving.epochs_are_flat(partial(open_loader, "torchvision"), feed)
-
-
-def test_an_epoch_goes_on_at_another_world_size(
-    kind: str, small: Scene, tmp_path: Path
-) -> None:
-    """Two ranks take two batches each, three go on: no sample twice, and each is the file of that name."""
-    split = stored(kind, tmp_path / "data", files_of(small))()
-    drawn: list[int] = []
-    for world_size, first, batches in ((2, 0, 2), (3, 16, None)):
-        for rank in range(world_size):
-            feed = small.feed(batch_size=4, image_size=32, workers=0)
-            plan = replace(feed.plan, world_size=world_size, rank=rank)  # type: ignore[type-var]
-            one, other = (
-                open_loader(
-                    "torchvision",
-                    replace(feed, plan=plan, source=source, columns=columns),
-                )
-                for source, columns in (
-                    (feed.source, feed.columns),
-                    (split.source, split.columns),
-                )
-            )
-            with one, other:
-                pairs = zip(one.batches(0, first), other.batches(0, first), strict=True)
-                for expected, found in islice(pairs, batches):
-                    assert (expected.ids == found.ids).all() and torch.equal(
-                        expected.images, found.images
-                    )
-                    drawn += found.ids.tolist()
-    assert len(drawn) == len({*drawn}) == 16 + 24
 
 
 @LOADERS
@@ -146,18 +113,3 @@ def test_a_damaged_entry_keeps_its_place_and_is_named(
     ) as loader:
         (batch,) = loader.batches(0, 0)
     assert batch.failed == (1,) and split.source.name(1).endswith("a/small-001.jpg")
-
-
-def test_a_setting_of_another_source_is_refused(tmp_path: Path) -> None:
-    fill(tmp_path / "data", {"train/a/x.jpg": b"", "val/a/x.jpg": b""})
-    for name in ("lmdb_label", "label_key"):
-        settings = build({"data": tmp_path / "data", name: "x"}).data
-        flag = name.replace("_", "-")
-        with pytest.raises(
-            UserError, match=f"--{flag} is for another source, and train of"
-        ):
-            require_splits(settings, "images")
-        with pytest.raises(
-            UserError, match="are for images with a label; leave them out"
-        ):
-            require_splits(settings, "videos")

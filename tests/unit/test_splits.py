@@ -304,6 +304,8 @@ def test_mistakes_are_one_line(
     with monkeypatch.context() as patch:
         patch.setattr("os.access", lambda path, mode: False)
         assert "may not be entered" in mistake(data)
+    with pytest.raises(UserError, match="are for images with a label; leave them"):
+        opened(data, videos=True, label_key="x")
     shutil.rmtree(data)
     assert "no such folder" in mistake(data, videos=True)
     data.write_text("a.mp4 0\n")
