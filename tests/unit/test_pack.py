@@ -107,7 +107,7 @@ def test_a_line_that_comes_twice(
     assert all_read(found.source) == all_read(origin.source)
     shutil.rmtree(target / "train.columns")
     if form != "tar":
-        columns = opened(target)["train"].columns
+        columns = opened(target, rescan=True)["train"].columns
         assert len(columns) == 8 and columns.classes == ("yes", "no", "x")
     if form == "lmdb":
         assert columns.fingerprint == origin.columns.fingerprint, "it has the order too"
