@@ -86,7 +86,8 @@ class EntrySource:
             raise UserError(
                 f"an entry of --data: {self.name(sample)}: {why}; {MEND}"
             ) from None
-        time.sleep(self.read_delay_s)
+        if self.read_delay_s:
+            time.sleep(self.read_delay_s)
 
     def check(self, sample: int, size: int) -> None:
         """Raise UserError when `size` bytes is not what the manifest recorded."""

@@ -78,7 +78,8 @@ class ListedUrls(EntrySource):
         if not is_url(self.columns.entry(sample)):
             return Listed(self.columns, self.read_delay_s).read(sample)
         data = super().read(sample)
-        time.sleep(self.read_delay_s)
+        if self.read_delay_s:
+            time.sleep(self.read_delay_s)
         return data
 
     def _read(self, sample: int) -> bytes:

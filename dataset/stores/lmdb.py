@@ -112,12 +112,13 @@ class Store:
             raise self._changed(key)
         try:
             environment = self._environment(lmdb, look)
-            pages = environment.info()["last_pgno"] + 1
-            if pages * environment.stat()["psize"] > status.st_size:
-                raise UserError(
-                    f"--data: {self.file} is cut short, or still being copied: it has {status.st_size:,} "
-                    "bytes, too few; copy it again (mdb_copy -c, where it is whole)"
-                )
+            if self._state is None:
+                pages = environment.info()["last_pgno"] + 1
+                if pages * environment.stat()["psize"] > status.st_size:
+                    raise UserError(
+                        f"--data: {self.file} is cut short, or still being copied: it has "
+                        f"{status.st_size:,} bytes, too few; copy it again (mdb_copy -c, where it is whole)"
+                    )
             with environment.begin(buffers=True) as transaction:
                 state = (*look, transaction.id())
                 if self._state is None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -39,7 +40,7 @@ from dataset.stores import bucket, remote
 from dataset.stores.entries import EntrySource
 from system import processes, storage
 from system.resources import cores
-from system.user_files import open_bytes
+from system.user_files import NOT_REGULAR, open_bytes
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 FEW = 64 << 20
@@ -77,6 +78,9 @@ class ShardList:
         states = [os.stat(folder / name) for name in names]
         if not names:
             return None
+        for name, state in zip(names, states, strict=True):
+            if not stat.S_ISREG(state.st_mode):
+                raise UserError(f"--data: {folder / name} is {NOT_REGULAR}")
         return cls(
             folder=folder,
             names=names,
@@ -120,15 +124,16 @@ class ShardList:
             return
         path = self.path(shard)
         try:
-            file = open_bytes(path)
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise unreadable(path, error) from None
-        with file:
-            number = file.fileno()
-            status = os.fstat(number)
+        try:
+            status = os.fstat(file)
             if (status.st_size, status.st_mtime_ns) != version:
                 raise Rejected("its shard has changed since it was scanned")
-            yield lambda offset, length: os.pread(number, length, offset)
+            yield lambda offset, length: os.pread(file, length, offset)
+        finally:
+            os.close(file)
 
 
 def urls_of(folder: Path) -> dict[str, str]:
