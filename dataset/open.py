@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
@@ -67,11 +67,16 @@ def are_files(settings: DataSettings, content: Content) -> bool:
     for split in SPLITS:
         with suppress(UserError):
             root = _root(settings)
-            module = source_named(_source_of(settings, root, split, content))
-            ask: Callable[[Path, str], bool] | None = getattr(module, "are_files", None)
-            if not module.FILES or (
-                content == "images" and ask is not None and not ask(root, split)
-            ):
+            folder: str = split
+            if content != "images":
+                points = content == "keypoints"
+                folder = layouts.find(
+                    root, split, keypoints=points, images=False
+                ).folder
+            module = source_named(choose_source(settings.source, root, folder))
+            # a list may name URLs
+            is_list = content == "images" and hasattr(module, "are_files")
+            if not module.FILES or (is_list and not module.are_files(root, split)):
                 return False
     return True
 
@@ -92,45 +97,31 @@ def open_split(
     """
     data, name = os.path.split(os.path.abspath(root))
     module = source_named(choose_source(source, Path(data), name))
-    told: dict[str, Any] = {} if labels is None else {"labels": labels}
-    return module.open(
-        Path(data), name, cache=cache_folder(cache), max_pixels=max_pixels, **told
+    options: dict[str, Any] = {} if labels is None else {"labels": labels}
+    split: Split = module.open(
+        Path(data), name, cache=cache_folder(cache), max_pixels=max_pixels, **options
     )
+    return split
 
 
 class DataSettings(Protocol):
     """What to open: config.Data, or anything with these fields."""
 
-    @property
-    def data(self) -> str | Path | None: ...
-    @property
-    def cache_dir(self) -> Path | None: ...
-    @property
-    def cache_gib(self) -> float: ...
-    @property
-    def source(self) -> str: ...
-    @property
-    def exif(self) -> str: ...
-    @property
-    def manifest_dir(self) -> Path | None: ...
-    @property
-    def rescan(self) -> bool: ...
-    @property
-    def max_pixels(self) -> int: ...
-    @property
-    def lmdb_label(self) -> str | None: ...
-    @property
-    def label_key(self) -> str | None: ...
-    @property
-    def multi_label(self) -> bool: ...
-    @property
-    def trust_list(self) -> bool: ...
-    @property
-    def order(self) -> str: ...
-    @property
-    def val_share(self) -> float | None: ...
-    @property
-    def val_seed(self) -> int: ...
+    data: str | None
+    cache_dir: Path | None
+    cache_gib: float
+    source: str
+    exif: Literal["stored", "shown"]
+    manifest_dir: Path | None
+    rescan: bool
+    max_pixels: int
+    lmdb_label: str | None
+    label_key: str | None
+    multi_label: bool
+    trust_list: bool
+    order: Literal["shuffled", "sequential"]
+    val_share: float | None
+    val_seed: int
 
 
 class Console(Protocol):
@@ -171,67 +162,45 @@ def open_splits(
                 f"{holds(content, settings.source)}, or --loader synthetic"
             )
         return synthetic(content)
-    how = {
+    root = _root(settings)
+    how: dict[str, Any] = {
         "cache": cache_folder(settings.manifest_dir),
         "rescan": settings.rescan,
         "max_pixels": settings.max_pixels,
         "read_delay_s": read_delay_s,
     }
     if settings.val_share is not None:
-        return _shared(settings, _root(settings), content, model, console, how)
-    splits: dict[str, Split] = {}
-    classes: tuple[str, ...] | None = None
-    needed = ("val",) if evaluate else SPLITS if validates else ("train",)
-    root = _root(settings)
-    openers, without = _openers(settings, root, content, needed)
-    if model is not None:
-        openers = {"val": openers["val"]}
-        without = ""
-    if without and evaluate:
-        console.warn(f"train: not read, the classes are those of val; {without}")
-    elif without:
-        console.info(f"val: not read, and nothing is validated; {without}")
-    for split, open_it in openers.items():
-        with console.counting(split) as progress:
-            splits[split] = open_it(classes=classes, progress=progress, **how)
-        source = splits[split].source
-        far = read_ahead(source, read_threads, settings.cache_dir, settings.cache_gib)
-        if far and split == "train":
-            console.info(told_of_latency(source))
-        columns = splits[split].columns
-        if split == "train" and content != "videos":
-            size = int(columns.size.sum())
-            if line := told_of_size(
-                size, len(columns), memory_bytes(), far=far and not settings.cache_dir
-            ):
-                console.info(f"train: {line}")
-        for line in _warnings(columns, content, settings.exif):
-            console.warn(f"{split}: {line}")
-        if settings.exif == "shown":
-            splits[split] = replace(splits[split], columns=as_shown(columns))
-        if content in ("images", "videos") and not settings.multi_label:
-            listed = isinstance(splits[split].source, Listed | ListedUrls) or (
-                content == "videos" and list_of(root, split) is not None
+        splits = _shared(settings, root, content, model is None, console, how)
+    else:
+        splits = {}
+        classes: tuple[str, ...] | None = None
+        needed = ("val",) if evaluate else SPLITS if validates else ("train",)
+        openers, without = _openers(settings, root, content, needed)
+        if model is not None:
+            openers = {"val": openers["val"]}
+        elif without and evaluate:
+            console.warn(f"train: not read, the classes are those of val; {without}")
+        elif without:
+            console.info(f"val: not read, and nothing is validated; {without}")
+        for name, open_it in openers.items():
+            with console.counting(name) as progress:
+                split = open_it(classes=classes, progress=progress, **how)
+            _set_reads(name, split, settings, read_threads, content, console)
+            listed = isinstance(split.source, Listed | ListedUrls) or (
+                content == "videos" and list_of(root, name) is not None
             )
-            tell_of_classes(
-                split,
-                splits[split],
-                console,
-                expected=classes,
-                listed=listed,
-                noun=content.removesuffix("s"),
-            )
-            if split == "train" and settings.order == "sequential":
-                warn_of_sorted(columns, console)
-        elif content not in ("images", "videos") and (
-            line := warnings.crowd_warning(columns.crowd)
-        ):
-            console.info(f"{split}: {line}")
-        classes = columns.classes
+            _tell(name, split, settings, content, console, classes, listed=listed)
+            classes = split.columns.classes
+            splits[name] = split
+    if settings.exif == "shown":
+        splits = {
+            name: replace(split, columns=as_shown(split.columns))
+            for name, split in splits.items()
+        }
     if model is not None:
-        splits["val"] = _under(model, splits["val"], console)
-    (there, *_) = splits.values()
-    return {split: splits.get(split, there) for split in SPLITS}
+        splits = {"val": _under(model, splits["val"], console)}
+    (only, *_) = splits.values()
+    return {name: splits.get(name, only) for name in SPLITS}
 
 
 def _root(settings: DataSettings) -> Path:
@@ -243,7 +212,7 @@ def _shared(
     settings: DataSettings,
     root: Path,
     content: Content,
-    model: ModelClasses | None,
+    trains: bool,
     console: Console,
     how: Mapping[str, Any],
 ) -> dict[str, Split]:
@@ -253,38 +222,84 @@ def _shared(
         whole = source_named("folder").open(
             root.parent, root.name, progress=progress, **how
         )
-    columns = whole.columns
-    for line in _warnings(columns, content, settings.exif):
-        console.warn(f"images: {line}")
-    tell_of_classes("images", whole, console, expected=None, listed=False, noun="image")
-    if model is None and settings.order == "sequential":
-        warn_of_sorted(columns, console)
-    assert settings.val_share is not None
-    splits, said, mistakes = val_split.parted(
-        whole, settings.val_share, settings.val_seed
+    _tell("images", whole, settings, content, console, trains=trains)
+    splits, counts, mistakes = val_split.parted(
+        whole, settings.val_share or 0.0, settings.val_seed
     )
-    console.info(said)
+    console.info(counts)
     for line in mistakes:
         console.warn(line)
-    if settings.exif == "shown":
-        splits = {
-            name: replace(one, columns=as_shown(one.columns))
-            for name, one in splits.items()
-        }
-    if model is not None:
-        val = _under(model, splits["val"], console)
-        return {"train": val, "val": val}
     return splits
+
+
+def _set_reads(
+    name: str,
+    split: Split,
+    settings: DataSettings,
+    threads: int | None,
+    content: Content,
+    console: Console,
+) -> None:
+    """Say how a split is read, and what that costs."""
+    far = read_ahead(split.source, threads, settings.cache_dir, settings.cache_gib)
+    if name != "train":
+        return
+    if far:
+        console.info(told_of_latency(split.source))
+    if content != "videos":
+        size = int(split.columns.size.sum())
+        line = told_of_size(
+            size,
+            len(split.columns),
+            memory_bytes(),
+            far=far and not settings.cache_dir,
+        )
+        if line:
+            console.info(f"train: {line}")
+
+
+def _tell(
+    name: str,
+    split: Split,
+    settings: DataSettings,
+    content: Content,
+    console: Console,
+    expected: tuple[str, ...] | None = None,
+    *,
+    listed: bool = False,
+    trains: bool = True,
+) -> None:
+    """Say what a scan warns of, and what of the split may be a mistake; `expected` are training's classes."""
+    columns = split.columns
+    lines = [columns.left_out]
+    if content == "images":
+        lines.append(told_of_exif(columns) if settings.exif == "stored" else "")
+    elif content != "videos":
+        lines += columns.warnings
+        if columns.numbers is not None:
+            lines.append(
+                f"it has {len(columns.category_ids)} of training's categories, and is scored by these"
+            )
+        if line := warnings.crowd_warning(columns.crowd):
+            console.info(f"{name}: {line}")
+    for line in filter(None, lines):
+        console.warn(f"{name}: {line}")
+    if content in ("images", "videos") and not settings.multi_label:
+        noun = content.removesuffix("s")
+        tell_of_classes(
+            name, split, console, expected=expected, listed=listed, noun=noun
+        )
+        if name != "val" and trains and settings.order == "sequential":
+            warn_of_sorted(columns, console)
 
 
 def _require_shared(settings: DataSettings, root: Path, content: Content) -> None:
     """Raise UserError unless --val-share can part what the settings name, and they name no other source."""
-    val_split.require(root, content == "images" and not settings.multi_label)
-    _labels(settings, root, "train", "folder")
-    if settings.source not in ("auto", "folder") or settings.trust_list:
-        other = "--trust-list" if settings.trust_list else f"--source {settings.source}"
+    val_split.require(root, content == "images")
+    _options(settings, root, "train", "folder")
+    if settings.source not in ("auto", "folder"):
         raise UserError(
-            f"--val-share parts a folder with a folder a class; leave it or {other} out"
+            f"--val-share parts a folder with a folder a class; leave it or --source {settings.source} out"
         )
 
 
@@ -294,20 +309,6 @@ def _under(model: ModelClasses, split: Split, console: Console) -> Split:
     if said:
         (console.warn if doubtful else console.info)(said)
     return replace(split, columns=split.columns.numbered(numbers, model.names))
-
-
-def _warnings(columns: Any, content: Content, exif: str) -> Sequence[str]:
-    """Return what a scan warns of, a line each."""
-    lines = [columns.left_out]
-    if content == "images":
-        lines.append(told_of_exif(columns) if exif == "stored" else "")
-    elif content != "videos":
-        lines += columns.warnings
-        if columns.numbers is not None:
-            lines.append(
-                f"it has {len(columns.category_ids)} of training's categories, and is scored by these"
-            )
-    return [line for line in lines if line]
 
 
 def require_splits(
@@ -332,33 +333,31 @@ def _openers(
 
     A split that is not `needed` may be missing. Raises UserError.
     """
-    found: dict[str, Open] = {}
+    openers: dict[str, Open] = {}
     without = ""
     for split in SPLITS:
         try:
-            found[split] = _opener(settings, root, split, content)
+            openers[split] = _opener(settings, root, split, content)
         except UserError as mistake:
             if split in needed:
                 raise
             without = str(mistake)
-    return found, without
+    return openers, without
 
 
 def _opener(
     settings: DataSettings, root: Path, split: Literal["train", "val"], content: Content
 ) -> Open:
-    if content != "images" and settings.trust_list:
+    if content != "images" and (
+        settings.trust_list or settings.lmdb_label or settings.label_key
+    ):
         raise UserError(
-            "--trust-list is for lists of images with a label; leave it out"
+            "--trust-list, --lmdb-label and --label-key are for images with a label; leave them out"
         )
     if settings.trust_list and settings.exif == "shown":
         raise UserError(
             "--exif shown takes the headers of all images before training, and --trust-list opens none; "
             "give --exif stored, or leave --trust-list out"
-        )
-    if content != "images" and (settings.lmdb_label or settings.label_key):
-        raise UserError(
-            "--lmdb-label and --label-key are for images with a label; leave them out"
         )
     if content == "instances" or content == "keypoints":
         return _annotated_opener(
@@ -372,7 +371,11 @@ def _opener(
     if not os.access(root, os.X_OK):
         raise UserError(f"--data {root}: may not be entered; it must be {must_be}")
     if content == "videos":
-        _require_files(settings.source)
+        if settings.source != "auto" and not source_named(settings.source).FILES:
+            raise UserError(
+                f"--source {settings.source} is for images; videos are files, in class folders or in lists: "
+                "leave it out"
+            )
         return partial(_open_videos, _list_or_folder(root, split, must_be))
     name = choose_source(settings.source, root, split)
     module = source_named(name)
@@ -383,56 +386,26 @@ def _opener(
             else ""
         )
         raise UserError(f"--data {root}: has no {lacking}; {hint}it must be {must_be}")
-    labels = _labels(settings, root, split, name)
-    if settings.multi_label and name != "list":
-        raise UserError(
-            f"--multi-label is for a list, with lines 'path label;label', and {split} of --data {root} is "
-            f"read by --source {name}; leave it out"
-        )
-    if settings.multi_label:
-        labels["sets"] = True
-    if not settings.trust_list:
-        return partial(module.open, root, split, **labels)
-    trusted: Open | None = getattr(module, "open_trusted", None)
-    if trusted is None:
-        raise UserError(
-            f"--trust-list is for a list of images, and {split} of --data {root} is read by --source {name}; "
-            "leave it out, or name --source list"
-        )
-    return partial(trusted, root, split, **labels)
+    return partial(module.open, root, split, **_options(settings, root, split, name))
 
 
-def _labels(
+def _options(
     settings: DataSettings, root: Path, split: str, source: str
 ) -> dict[str, Any]:
-    """Return what a source is told of where its labels are. Raises UserError for a setting of another one."""
-    told: dict[str, Any] = {}
-    own = getattr(source_named(source), "LABELS", "")
-    for name, value in {
-        "lmdb_label": settings.lmdb_label,
-        "label_key": settings.label_key,
-    }.items():
-        if value is None:
-            continue
-        if name != own:
+    """Return what a source is told beside the split. Raises UserError for a setting of another one."""
+    labels = getattr(source_named(source), "LABELS", "")
+    of_list = source == "list"
+    taken = {"multi_label": of_list, "trust_list": of_list}
+    for name in ("lmdb_label", "label_key", "multi_label", "trust_list"):
+        if getattr(settings, name) and not taken.get(name, name == labels):
             raise UserError(
                 f"--{name.replace('_', '-')} is for another source, and {split} of --data {root} is read by "
                 f"--source {source}; leave it out"
             )
-        told["labels"] = value
-    return told
-
-
-def _source_of(
-    settings: DataSettings, root: Path, split: Literal["train", "val"], content: Content
-) -> str:
-    """Return the name of the source of a split's images. Raises UserError."""
-    name: str = split
-    if content != "images":
-        name = layouts.find(
-            root, split, keypoints=content == "keypoints", images=False
-        ).folder
-    return choose_source(settings.source, root, name)
+    if of_list:
+        return {"sets": settings.multi_label, "unread": settings.trust_list}
+    value = getattr(settings, labels) if labels else None
+    return {} if value is None else {"labels": value}
 
 
 def _annotated_opener(
@@ -445,7 +418,13 @@ def _annotated_opener(
     """Return what opens images with boxes: the annotations are a file, their images' bytes are a source's."""
     file, folder, _ = layouts.find(root, split, keypoints=keypoints, images=False)
     name = choose_source(settings.source, root, folder)
+    # a list of files says nothing that the annotations do not
+    name = "folder" if name == "list" else name
     module = source_named(name)
+    if not hasattr(module, "entries"):
+        raise UserError(
+            f"--source {name} is for images with a label; images of annotations are files, or lie in an LMDB"
+        )
     if module.FILES:
         layouts.find(root, split, keypoints=keypoints)
     elif lacking := module.missing(root, folder):
@@ -457,7 +436,8 @@ def _annotated_opener(
         columns = open_coco(
             root, split, keypoints=keypoints, source=name, exif=settings.exif, **how
         )
-        return Split(columns=columns, source=module.source(columns, read_delay_s))
+        source = module.source(columns, folder, read_delay_s)
+        return Split(columns=columns, source=source)
 
     return open_it
 
@@ -467,14 +447,6 @@ def _open_videos(data: Path, *, read_delay_s: float, **how: Any) -> Split:
 
     columns = open_videos(data, **how)
     return Split(columns=columns, source=Folder(columns, read_delay_s))
-
-
-def _require_files(source: str) -> None:
-    """Raise UserError unless the samples of this source are files: videos are scanned as files alone."""
-    if source != "auto" and not source_named(source).FILES:
-        raise UserError(
-            f"--source {source} is for images; videos are files, in class folders or in lists: leave it out"
-        )
 
 
 def list_of(root: Path, split: str) -> Path | None:

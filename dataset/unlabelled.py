@@ -26,6 +26,7 @@ from dataset.scan.cache import NothingFound, Progress
 from dataset.scan.lists import BLANK, Grammar, List
 from dataset.scan.manifest import printable
 from dataset.stores import list as image_lists
+from dataset.stores.bucket import write
 from dataset.stores.folder import Folder
 from system.user_files import open_text
 
@@ -33,7 +34,6 @@ MUST_BE = "a folder of files, a list with a path a line, or one file"
 GRAMMAR = Grammar(
     expected="a line is a path, which may have a TAB or a comma and more behind it"
 )
-UNREAD = "cannot be read as {what}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,24 +60,23 @@ def open_unlabelled(
     Raises UserError, also where none of them can be read.
     """
     names, paths, refused = _files(named, content, flag)
-    folder = Path(os.path.realpath(cache_folder(settings.manifest_dir))) / "predicted"
-    made = (
-        folder
-        / hashlib.blake2b(
-            os.fsencode(os.path.realpath(named)), digest_size=8
-        ).hexdigest()
-    )
+    cache = Path(os.path.realpath(cache_folder(settings.manifest_dir)))
+    digest = hashlib.blake2b(os.fsencode(os.path.realpath(named)), digest_size=8)
+    made = cache / "predicted" / digest.hexdigest()
     _write_list(made / "all.tsv", paths)
-    how: dict[str, Any] = {"cache": folder.parent, "progress": progress}
-    how |= {"rescan": settings.rescan, "max_pixels": settings.max_pixels}
+    how: dict[str, Any] = {
+        "cache": cache,
+        "progress": progress,
+        "rescan": settings.rescan,
+        "max_pixels": settings.max_pixels,
+    }
     what = content.removesuffix("s")
     try:
         if content == "images":
             split = image_lists.open(made, "all", read_delay_s=read_delay_s, **how)
         else:
-            from dataset.videos.scan import (
-                open_videos,
-            )  # with PyAV, which images do without
+            # with PyAV, which images do without
+            from dataset.videos.scan import open_videos
 
             columns = open_videos(made / "all.tsv", **how)
             split = Split(columns=columns, source=Folder(columns, read_delay_s))
@@ -85,9 +84,23 @@ def open_unlabelled(
         raise UserError(
             f"{flag} {named}: no {what} that can be read{error.why}"
         ) from None
+    columns = split.columns
     if content == "images" and settings.exif == "shown":
-        split = replace(split, columns=as_shown(split.columns))
-    samples, errors = _placed(paths, split, refused, what=what)
+        split = replace(split, columns=as_shown(columns))
+    # a file may be listed twice: its samples are taken in turn
+    samples_of: dict[bytes, list[int]] = {}
+    for sample in reversed(range(len(columns))):
+        samples_of.setdefault(os.path.normpath(columns.path(sample)), []).append(sample)
+    lines = (columns.folder / "rejected.txt").read_text(encoding="utf-8").splitlines()
+    why = dict(line.rsplit("\t", 1) for line in lines if "\t" in line) | refused
+    unread = f"cannot be read as {file_tree.ARTICLE[what]} {what}"
+    samples = np.full(len(paths), -1, np.int64)
+    errors = {}
+    for place, path in enumerate(paths):
+        if own := samples_of.get(os.path.normpath(path)):
+            samples[place] = own.pop()
+        else:
+            errors[place] = why.get(printable(path), unread)
     return Unlabelled(split=split, names=tuple(names), samples=samples, errors=errors)
 
 
@@ -98,39 +111,32 @@ def _files(
     no file: printable path -> reason. Raises UserError.
     """
     refused: dict[str, str] = {}
+    media = (mimetypes.guess_type(named.name)[0] or "").partition("/")[0]
     if named.is_dir():
-        visits: list[file_tree.Visit] = []
         root = os.fsencode(os.path.realpath(named))
-        above = [
-            file_tree.visit(os.fsencode(folder))[1]
-            for folder in Path(os.fsdecode(root)).parents
-        ]
-        others: list[bytes] = []
+        above, folder = os.path.split(root)
+        parents = Path(os.fsdecode(root)).parents
+        outside = [file_tree.visit(os.fsencode(parent))[1] for parent in parents]
 
         def reject(path: bytes, why: str) -> None:
             if why != file_tree.NO_DATA:
-                others.append(os.path.relpath(path, os.path.dirname(root)))
                 refused[printable(path)] = why
+                found.append(path)
 
-        found = file_tree.walk(
-            os.path.dirname(root), os.path.basename(root), above, visits, reject
-        )
-        files = sorted(
-            path.split(b"/", 1)[1] for part in (*found, others) for path in part
-        )
+        found: list[bytes] = []
+        for part in file_tree.walk(above, folder, outside, [], reject):
+            found += [os.path.join(above, path) for path in part]
+        files = sorted(os.path.relpath(path, root) for path in found)
         names = [os.path.join(str(named), os.fsdecode(file)) for file in files]
         paths = [os.path.join(root, file) for file in files]
-    elif (mimetypes.guess_type(named.name)[0] or "").startswith(
-        f"{content.removesuffix('s')}/"
-    ):
-        names = [str(named)]
-        paths = [os.fsencode(named.absolute())]
     else:
+        single = media == content.removesuffix("s")
+        names = [named.name] if single else list(_listed(named, flag))
         below = os.fsencode(named.absolute().parent)
-        names = list(_listed(named, flag))
         paths = [
             os.path.normpath(os.path.join(below, os.fsencode(name))) for name in names
         ]
+        names = [str(named)] if single else names
     if not names:
         raise UserError(f"{flag} {named}: no file is there; name {MUST_BE}")
     return names, paths, refused
@@ -151,17 +157,13 @@ def _listed(path: Path, flag: str) -> Iterator[str]:
         name = fields[0]
         if parsed.separator == BLANK and len(fields) > 1:
             whole = " ".join(fields)
-            shorter = os.path.exists(path.parent / name) and not os.path.exists(
-                path.parent / whole
-            )
-            name = name if shorter else whole
-        if (
-            number == 1
-            and lists.is_of(name, lists.OF_PATHS)
-            and not os.path.exists(path.parent / name)
-        ):
-            continue
-        yield name
+            if os.path.exists(path.parent / whole) or not os.path.exists(
+                path.parent / name
+            ):
+                name = whole
+        is_heading = number == 1 and lists.is_of(name, lists.OF_PATHS)
+        if not is_heading or os.path.exists(path.parent / name):
+            yield name
 
 
 def _write_list(path: Path, paths: list[bytes]) -> None:
@@ -169,41 +171,10 @@ def _write_list(path: Path, paths: list[bytes]) -> None:
     text = io.StringIO(newline="")
     rows = csv.writer(text, delimiter="\t", quoting=csv.QUOTE_ALL)
     rows.writerows([os.fsdecode(one), 0] for one in paths)
-    content = text.getvalue().encode("utf-8", "surrogateescape")
     try:
-        if path.exists() and path.read_bytes() == content:
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(f".new-{os.getpid()}")
-        new.write_bytes(content)
-        os.replace(new, path)
+        write(path, text.getvalue().encode("utf-8", "surrogateescape"))
     except OSError as error:
-        why = f"{error.strerror}; choose another folder with --manifest-dir"
         raise UserError(
-            f"--predict: the list of files cannot be written to {path.parent}: {why}"
+            f"--predict: the list of files cannot be written to {path.parent}: {error.strerror}; choose another "
+            "folder with --manifest-dir"
         ) from None
-
-
-def _placed(
-    paths: list[bytes], split: Split, refused: dict[str, str], *, what: str
-) -> tuple[Array, dict[int, str]]:
-    """Return the sample of each file, -1 where there is none, and why there is none."""
-    columns = split.columns
-    # a file may be listed twice: its samples are taken in turn
-    own: dict[bytes, list[int]] = {}
-    for sample in reversed(range(len(columns))):
-        own.setdefault(os.path.normpath(columns.path(sample)), []).append(sample)
-    rejected = (
-        (columns.folder / "rejected.txt").read_text(encoding="utf-8").splitlines()
-    )
-    why = dict(line.rsplit("\t", 1) for line in rejected if "\t" in line) | refused
-    samples = np.full(len(paths), -1, np.int64)
-    errors = {}
-    for place, path in enumerate(paths):
-        if found := own.get(os.path.normpath(path)):
-            samples[place] = found.pop()
-        else:
-            errors[place] = why.get(
-                printable(path), UNREAD.format(what=f"{file_tree.ARTICLE[what]} {what}")
-            )
-    return samples, errors

@@ -98,38 +98,32 @@ def parted(
 
     Raises UserError where one of the two has no image.
     """
-    columns = whole.columns
-    of_val = validates(
-        [columns.entry(sample) for sample in range(len(columns))], share, seed
-    )
+    columns: Any = whole.columns
+    names = [columns.entry(sample) for sample in range(len(columns))]
+    of_val = validates(names, share, seed)
     splits = {}
+    counts = {}
     for name, chosen in (("train", ~of_val), ("val", of_val)):
         if not chosen.any():
             raise UserError(
                 f"--val-share {share:g}: {len(columns)} images leave none for {name}; another share"
             )
         part = Part.of(columns, np.flatnonzero(chosen))
-        splits[name] = replace(
-            whole, columns=part, source=Folder(part, whole.source.read_delay_s)
-        )
-    classes = columns.classes
-    counts = {
-        name: np.bincount(split.columns.label, minlength=len(classes))
-        for name, split in splits.items()
-    }
-    trains, vals = counts["train"], counts["val"]
-    shown = [printable(os.fsencode(name)) for name in classes]
-    of_class = [
-        f"{name} {a} + {b}" for name, a, b in zip(shown, trains, vals, strict=True)
-    ]
-    if len(classes) > SHOWN:
-        own = vals / (trains + vals)
-        of_class = [f"of a class {own.min():.1%} to {own.max():.1%}"]
-    total = f"{trains.sum():,} images train, {vals.sum():,} validate"
-    said = f"--val-share {share:g}: {total} ({', '.join(of_class)})"
-    doubts = [
+        source = Folder(part, whole.source.read_delay_s)
+        splits[name] = replace(whole, columns=part, source=source)
+        counts[name] = np.bincount(part.label, minlength=len(columns.classes))
+    train, val = counts["train"], counts["val"]
+    shown = [printable(os.fsencode(name)) for name in columns.classes]
+    details = ", ".join(
+        f"{name} {a} + {b}" for name, a, b in zip(shown, train, val, strict=True)
+    )
+    if len(shown) > SHOWN:
+        shares = val / (train + val)
+        details = f"of a class {shares.min():.1%} to {shares.max():.1%}"
+    told = f"--val-share {share:g}: {train.sum():,} images train, {val.sum():,} validate ({details})"
+    mistakes = [
         f"--val-share {share:g}: class '{shown[place]}' has no image in {split}"
-        for split, own in counts.items()
-        for place in np.flatnonzero(own == 0)
+        for split, of_class in counts.items()
+        for place in np.flatnonzero(of_class == 0)
     ]
-    return splits, said, doubts
+    return splits, told, mistakes

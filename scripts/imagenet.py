@@ -11,40 +11,30 @@ from __future__ import annotations
 
 import argparse
 import csv
+import hashlib
 import io
 import os
 import re
 import sys
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from contracts import Split, UserError
-from dataset.images.scan import open_images
 from dataset.open import cache_folder
-from dataset.scan import file_tree
-from dataset.scan.byte_ranges import Files, ReadAt
-from dataset.scan.cache import Progress, reading
-from dataset.scan.manifest import Rejects, printable
-from dataset.stores.shards import (
-    Entry,
-    Scan,
-    Shard,
-    Shelf,
-    Stored,
-    StoredEntries,
-    open_shards,
-)
-from dataset.stores.tar import members
+from dataset.scan.cache import Progress
+from dataset.scan.manifest import printable
+from dataset.stores import source_named
+from dataset.stores.shards import Entry, Shard, ShardList, ShardStore
+from dataset.stores.tar import Member, members
 from models.classification import WNIDS
 from report.console import Console
 from scripts import Parser, exit_code
-from scripts._reencode import add_arguments, asked
 from scripts._stores import FORMATS
 from scripts.pack import pack_splits
-from system import storage
 from system.user_files import open_bytes, read_text
 
 COUNTS = {"train": 1_281_167, "val": 50_000}
@@ -57,7 +47,7 @@ DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
 SYNSETS = "imagenet_2012_validation_synset_labels.txt"
 SOLUTION = "LOC_val_solution.csv"
 KAGGLE = "ILSVRC/Data/CLS-LOC"
-TRUTH = f"{DEVKIT}, {SYNSETS} or {SOLUTION}"
+TRUTH = (DEVKIT, SYNSETS, SOLUTION)
 ClassOf = Callable[[str], str]
 """Name of an image of val -> its class, such as n01440764. Raises UserError."""
 
@@ -67,39 +57,39 @@ ClassOf = Callable[[str], str]
 
 def class_of_val(folder: Path) -> ClassOf:
     """Return what knows the classes of val, from the first of TRUTH that is there. Raises UserError."""
-    file = next(
-        (name for name in (DEVKIT, SYNSETS, SOLUTION) if (folder / name).exists()), None
-    )
+    file = next((name for name in TRUTH if (folder / name).exists()), None)
     if file is None:
         raise UserError(
-            f"{folder} has none of {TRUTH}, which say the classes of val; put one there"
+            f"{folder} has none of {', '.join(TRUTH)}, which say the classes of val; put one there"
         )
     if file == SOLUTION:
         rows = csv.reader(io.StringIO(read_text(folder / file)))
-        classes = {
-            row[0]: row[1].split()[0]
+        known = [
+            (row[0], row[1].split()[0])
             for row in rows
             if len(row) == 2 and row[1].strip()
-        }
+        ]
     else:
-        in_order = (
+        ordered = (
             _of_devkit(folder / file)
             if file == DEVKIT
             else read_text(folder / file).split()
         )
-        classes = {
-            f"ILSVRC2012_val_{number:08d}": wnid
-            for number, wnid in enumerate(in_order, start=1)
-        }
-    return partial(_class_of, file, classes)
+        known = [
+            (f"ILSVRC2012_val_{number:08d}", wnid)
+            for number, wnid in enumerate(ordered, 1)
+        ]
+    classes = dict(known)
 
+    def class_of(name: str) -> str:
+        image = os.path.basename(name).removesuffix(".JPEG")
+        if image not in classes:
+            raise UserError(
+                f"{file} does not say the class of {name}; copy it again, or take the image away"
+            )
+        return classes[image]
 
-def _class_of(file: str, classes: Mapping[str, str], name: str) -> str:
-    if name.removesuffix(".JPEG") not in classes:
-        raise UserError(
-            f"{file} does not say the class of {name}; copy it again, or take the image away"
-        )
-    return classes[name.removesuffix(".JPEG")]
+    return class_of
 
 
 def _of_devkit(path: Path) -> list[str]:
@@ -132,83 +122,37 @@ def _of_devkit(path: Path) -> list[str]:
 
 def _walk(class_of: ClassOf | None, shard: Shard) -> Iterator[Entry]:
     """Yield the images of an archive: of train, without `class_of`, those of the tars in it."""
-    # by headers alone: the images between them are large
-    with (
-        open(shard.path, "rb", buffering=0) as outer,
-        open(shard.path, "rb", buffering=0) as inner,
-    ):
-        for member in members(outer, shard.path, shard.size):
-            name_of_tar = Path(os.fsdecode(member.name)).name
-            if member.unfit:
-                shard.reject(member.name, member.unfit)
-                continue
-            images = iter([member])
-            if class_of is None:
-                inner.seek(member.offset)
-                images = members(
-                    inner, f"{shard.path}:{name_of_tar}", member.offset + member.size
-                )
-            for image in images:
-                base = os.path.basename(os.fsdecode(image.name))
-                wnid = (
-                    name_of_tar.removesuffix(".tar")
-                    if class_of is None
-                    else class_of(base)
-                )
-                name = os.fsencode(f"{wnid}/{base}")
-                if image.unfit:
-                    shard.reject(name, image.unfit)
-                else:
-                    yield Entry(name, image.offset, image.size, wnid)
+    for member in members(shard.file, shard.path, shard.size):
+        if member.unfit:
+            shard.reject(member.name, member.unfit)
+        elif class_of is None:
+            wnid = Path(os.fsdecode(member.name)).stem
+            shard.file.seek(member.offset)
+            end = member.offset + member.size
+            for image in members(shard.file, f"{shard.path}:{wnid}.tar", end):
+                yield from _entry(shard, image, wnid)
+        else:
+            yield from _entry(shard, member, class_of(os.fsdecode(member.name)))
 
 
-class Unpacked:
-    """The images of Kaggle's folders: a dataset.stores.shards.Container. Those of val lie in no class."""
-
-    def __init__(self, folder: Path, class_of: ClassOf | None) -> None:
-        self._class_of = class_of
-        self._files = Files(folder)
-
-    def _place(self, key: bytes) -> bytes:
-        return key if self._class_of is None else key.partition(b"/")[2]
-
-    @contextmanager
-    def opened(self, key: bytes) -> Iterator[tuple[int, ReadAt]]:
-        """Open an image. Raises Rejected."""
-        with self._files.opened(self._place(key)) as file:
-            yield file
-
-    def shown(self, key: bytes) -> bytes:
-        """Return the path of an image."""
-        return self._files.shown(self._place(key))
-
-    def files(self) -> Sequence[Path]:
-        """Return the folders, which show a change."""
-        root = self._files.root
-        return (
-            [root]
-            if self._class_of
-            else [root, *(path for path in sorted(root.iterdir()) if path.is_dir())]
-        )
-
-    def names(self) -> list[bytes]:
-        """Return class/name of each image. Raises UserError."""
-        if self._class_of is not None:
-            return [
-                os.fsencode(f"{self._class_of(name)}/{name}")
-                for name in os.listdir(self._files.root)
-            ]
-        return [
-            os.fsencode(f"{folder.name}/{name}")
-            for folder in self.files()[1:]
-            for name in os.listdir(folder)
-        ]
-
-    def close(self) -> None:
-        """Do nothing: no file stays open."""
+def _entry(shard: Shard, image: Member, wnid: str) -> Iterator[Entry]:
+    name = os.fsencode(wnid) + b"/" + image.name.rpartition(b"/")[2]
+    if image.unfit:
+        shard.reject(name, image.unfit)
+    else:
+        yield Entry(name, image.offset, image.size, wnid)
 
 
-# --- a split ------------------------------------------------------------------------------------------------
+def _in_class_folders(folder: Path, class_of: ClassOf, cache: Path) -> Path:
+    """Return a folder below `cache` with a link to each of Kaggle's images of val, in class folders."""
+    digest = hashlib.blake2b(os.fsencode(folder), digest_size=8).hexdigest()
+    made = cache / f"imagenet-val-{digest}"
+    for name in os.listdir(folder):
+        link = made / "val" / class_of(name) / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.is_symlink():
+            link.symlink_to(folder / name)
+    return made
 
 
 def open_imagenet(
@@ -224,98 +168,44 @@ def open_imagenet(
     real = Path(os.path.realpath(folder))
     class_of = class_of_val(real) if split == "val" else None
     archive = ARCHIVE.format(split)
-    kaggle = real / KAGGLE / split
-    key = ["imagenet 2", split, any_count]
-    check = partial(require_names, split, any_count=any_count)
+    store = source_named("folder")
     if (real / archive).exists():
-        shelf = Shelf(folder=real, names=[archive], paths=[real / archive])
-        opened = open_shards(
-            real,
-            split,
-            Scan(shelf=shelf, walk=partial(_walk, class_of)),
-            key=key,
-            where=str(real),
-            check=check,
-            classes=classes,
-            cache=cache,
-            progress=progress,
+        kind = SimpleNamespace(
+            ENDING=".tar",
+            find=lambda data, _: ShardList.of_files(data, [archive]),
+            walk=partial(_walk, class_of),
         )
-    elif kaggle.is_dir():
-        opened = _open_unpacked(
-            real, Unpacked(kaggle, class_of), key, check, classes, cache, progress
-        )
-    else:
+        store = ShardStore("imagenet", kind)
+    elif not (real / KAGGLE / split).is_dir():
         raise UserError(
             f"{folder} has no {archive}, and no {KAGGLE}/{split}/; it must have one"
         )
-    columns = opened.columns
-    if columns.rejected and not any_count:
-        raise UserError(
-            f"{split}: {columns.rejected} images cannot be read, named in {columns.folder / 'rejected.txt'}; "
-            "copy the archive again, or --any-count true leaves them out"
-        )
+    elif class_of is None:
+        real = real / KAGGLE
+    else:
+        real = _in_class_folders(real / KAGGLE / split, class_of, cache)
+    opened: Split = store.open(
+        real, split, cache=cache, classes=classes, progress=progress
+    )
+    _require_whole(split, opened.columns, any_count=any_count)
     return opened
 
 
-def _open_unpacked(
-    real: Path,
-    unpacked: Unpacked,
-    key: list[object],
-    check: Callable[[list[bytes]], None],
-    classes: Sequence[str] | None,
-    cache: Path,
-    progress: Progress,
-) -> Split:
-    entries = StoredEntries(real, lambda _: unpacked, "all")
-
-    def list_files(
-        made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
-    ) -> dict[str, int]:
-        entries.remember(visits, [])
-        with reading(real):
-            names = storage.in_scan(unpacked.names, lambda: str(real))
-        check(names)
-        labels = file_tree.numbered(
-            sorted({os.fsdecode(name.partition(b"/")[0]) for name in names}),
-            classes,
-            "val has class",
-        )
-        file_tree.write_labelled(
-            {name: labels[os.fsdecode(name.partition(b"/")[0])] for name in names}, made
-        )
-        return labels
-
-    columns = open_images(
-        real,
-        entries,
-        list_files,
-        key=key,
-        where=str(real),
-        classes=classes,
-        cache=cache,
-        progress=progress,
-    )
-    return Split(columns=columns, source=Stored(columns, unpacked))
-
-
-def require_names(split: str, names: Sequence[bytes], *, any_count: bool) -> None:
-    """Raise UserError unless these are the names of the images of ILSVRC2012, all of them."""
+def _require_whole(split: str, columns: Any, *, any_count: bool) -> None:
+    """Raise UserError unless these are the images of ILSVRC2012, all of them."""
+    names = (columns.entry(sample) for sample in range(len(columns)))
     odd = next((name for name in names if not NAMES[split].fullmatch(name)), None)
     if odd is not None:
         raise UserError(
             f"{split} has '{printable(odd)}', which is no image of ILSVRC2012; take it away"
         )
-    if any_count:
-        return
-    if len({*names}) != COUNTS[split]:
+    wnids = {*read_text(WNIDS).split()}
+    whole = len(columns) == COUNTS[split] and {*columns.classes} == wnids
+    if not any_count and (columns.rejected or not whole):
         raise UserError(
-            f"{split} has {len({*names}):,} images, and ILSVRC2012 has {COUNTS[split]:,}; copy it again, or "
-            "--any-count true takes a part of it"
-        )
-    classes = {os.fsdecode(name.partition(b"/")[0]) for name in names}
-    if classes != {*read_text(WNIDS).split()}:
-        raise UserError(
-            f"{split} has {len(classes)} classes that are not the 1,000 of ILSVRC2012; copy it again"
+            f"{split} has {len(columns):,} images of {len(columns.classes):,} classes, and {columns.rejected} "
+            f"that cannot be read ({columns.folder / 'rejected.txt'}); ILSVRC2012 has {COUNTS[split]:,} of "
+            "1,000: copy it again, or --any-count true takes a part of it"
         )
 
 
@@ -337,7 +227,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="take a part of ImageNet",
     )
     parser.add_argument("--manifest-dir", type=Path, help="as of training")
-    add_arguments(parser)
     options = parser.parse_args(arguments)
     code = exit_code("imagenet", lambda: _run(options))
     if code == 130:
@@ -347,7 +236,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     console = Console()
-    smaller = asked(options.max_side, options.quality, options.share)
     splits: dict[str, Split] = {}
     for name in COUNTS:
         with console.counting(name) as progress:
@@ -361,7 +249,7 @@ def _run(options: argparse.Namespace) -> int:
             )
         if line := splits[name].columns.left_out:
             console.warn(f"{name}: {line}")
-    pack_splits(splits, options.data, options.target, options.format, console, smaller)
+    pack_splits(splits, options.data, options.target, options.format, console)
     print(f"{options.target}: --data {options.target} --source {options.format}")
     return 0
 

@@ -9,6 +9,7 @@ whole it lies in TO/.packing, and does not open.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -22,23 +23,19 @@ from contextlib import closing, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import filelock
 import numpy as np
 
-from contracts import Source, Split, UserError, one_line
-from dataset.images.columns import Images
+from contracts import Source, Split, UserError
 from dataset.open import cache_folder, open_splits
 from dataset.pairs.entry import CODINGS
-from dataset.scan.packed_columns import beside
 from dataset.stores import SOURCES, source_named
-from dataset.stores.shards import ShardImages, ShardStore
 from report.console import Console
-from scripts import Parser, _pairs
-from scripts._foreign import FOREIGN, files_of, open_foreign
-from scripts._reencode import add_arguments, asked
-from scripts._stores import FORMATS, GOES_ON, Packed, Writer, require_order
+from scripts import Parser, _pairs, exit_code
+from scripts._foreign import FOREIGN
+from scripts._stores import FORMATS, GOES_ON, Packed, Writer, place_of, require
 from settings.config import build
 from settings.data import Data
 from system import storage
@@ -83,23 +80,6 @@ def read_ahead(source: Source, samples: Iterable[int]) -> Iterator[bytes]:
             pool.shutdown(cancel_futures=True)
 
 
-class Made(Source, Protocol):
-    """What is stored in place of the files, as samples are read."""
-
-    def told(self) -> str:
-        """Return a line to say at the end."""
-
-
-class Anew(Protocol):
-    """How what is stored is made of the files."""
-
-    def key(self) -> dict[str, Any]:
-        """Return what a pack depends on, as JSON has it."""
-
-    def source(self, split: Split) -> Made:
-        """Return what is stored."""
-
-
 class Progress:
     """How far a split is: progress.json, and the digests of the samples that are written."""
 
@@ -109,13 +89,12 @@ class Progress:
         self._origin = origin
         self.done = 0
         self.ends: dict[str, int] = {}
-        with suppress(
-            FileNotFoundError, ValueError
-        ):  # none yet, or cut short when the machine stopped
-            told = json.loads(self._file.read_text(encoding="utf-8"))
-            if told["origin"] == origin:
-                self.ends = told["ends"]
-                self.done = told["done"]
+        # none yet, or cut short when the machine stopped
+        with suppress(FileNotFoundError, ValueError):
+            record = json.loads(self._file.read_text(encoding="utf-8"))
+            if record["origin"] == origin:
+                self.ends = record["ends"]
+                self.done = record["done"]
         with open(self.file_of_digests, "ab") as file:
             file.truncate(DIGEST * self.done)
 
@@ -128,8 +107,8 @@ class Progress:
         self.done += len(contents)
         self.ends = ends
         fresh = self._file.with_suffix(".new")
-        told = {"origin": self._origin, "done": self.done, "ends": ends}
-        fresh.write_text(json.dumps(told), encoding="utf-8")
+        record = {"origin": self._origin, "done": self.done, "ends": ends}
+        fresh.write_text(json.dumps(record), encoding="utf-8")
         os.replace(fresh, self._file)
 
     def remove(self) -> None:
@@ -171,92 +150,70 @@ def verify(split: Split, digests: bytes, say: Say) -> None:
 
 
 def pack_split(
-    split: Split, name: str, form: str, target: Path, say: Say, anew: Anew | None = None
-) -> str | None:
-    """Write one split into `target`, and return what is to be told; None where it is there already.
+    split: Split,
+    name: str,
+    form: str,
+    target: Path,
+    say: Say,
+    anew: Mapping[str, Any] | None = None,
+) -> bool:
+    """Write one split into `target`; False where it is there already. Raises UserError and OSError.
 
-    With `anew` images are encoded anew. Raises UserError and OSError.
+    `anew` says how entries were made that are not the files which the columns know.
     """
     columns = split.columns
     work = target / WORK
-    made: type[Any] = FORMATS[form]
-    place = target / made.place(name)
-    kept = target / f"{name}.columns"
-    origin: dict[str, Any] = {"fingerprint": columns.fingerprint, "format": form}
-    stored: Made | None = None
-    if anew is not None:
-        origin["smaller"] = anew.key()
-        stored = anew.source(split)
-        split = Split(columns=columns, source=stored)
+    make = FORMATS[form]
+    place = target / place_of(form, name)
+    beside = target / f"{name}.columns"
+    origin = {"fingerprint": columns.fingerprint, "format": form, **(anew or {})}
     if place.exists():
-        same = _fingerprint(kept / "images") == columns.fingerprint
-        if same if anew is None else _origin(kept) == origin:
-            return None
+        if _origin(beside) == origin:
+            return False
         raise UserError(
             f"{place} is there already, of other data; remove it, or name another folder"
         )
     names = [columns.entry(sample) for sample in range(len(columns))]
-    folders = [columns.classes[label] for label in columns.label.tolist()]
-    made.require(names, folders, columns.classes)
-    if (
-        form == "folder"
-        and name == "train"
-        and [*columns.classes] != sorted({*folders})
-    ):
+    require(form, names, columns)
+    used = sorted(columns.classes[label] for label in np.unique(columns.label))
+    if form == "folder" and name == "train" and used != [*columns.classes]:
         raise UserError(
             "--format folder has the classes that have an image, sorted by name, and --data has others, or "
             "in another order; take --format tar"
         )
-    if anew is not None and form != "lmdb":  # which are scanned again, for their sizes
-        require_order(names, f"--format {form} of images encoded anew")
     progress = Progress(work, name, origin)
     if not progress.done:
-        _remove(work / made.place(name))
-    with closing(made(work, name, progress.ends)) as writer:
+        _remove(work / place_of(form, name))
+    with closing(make(work, name, progress.ends)) as writer:
         write(split, writer, progress, say)
-        writer.finish(names, np.asarray(columns.label), columns.classes)
+        writer.finish(names, columns)
     fresh = work / f"{name}.columns"
     _remove(fresh)
     with tempfile.TemporaryDirectory() as scans:
         cache = Path(scans)
-        files = writer.files()
         store = source_named(form)
-        if anew is None and isinstance(store, ShardStore):
-            store.keep(columns, work, name, cache)
-        elif anew is None:
-            beside(work, name, "images", files).keep(Images, columns)
         classes = None if name == "train" else columns.classes
+        fresh.mkdir()
+        if anew is None and form != "folder":
+            store.keep(columns, work, name)
         packed = store.open(work, name, classes=classes, cache=cache)
         if anew is not None:
-            table = ShardImages if isinstance(store, ShardStore) else Images
-            beside(work, name, "images", files).keep(table, packed.columns)
-        if not _same(packed.columns, columns, encoded_anew=anew is not None):
+            store.keep(packed.columns, work, name)
+        same = packed.columns.classes == columns.classes
+        same = same and np.array_equal(packed.columns.label, columns.label)
+        if not same or names != [
+            packed.columns.entry(sample) for sample in range(len(packed.columns))
+        ]:
             raise UserError(
                 f"{writer.store} was not read back with the names that were written; try again"
             )
         verify(packed, progress.digests(), say)
-    shutil.copy2(progress.file_of_digests, fresh / "digests")
     (fresh / ORIGIN).write_text(json.dumps(origin), encoding="utf-8")
-    _remove(kept)
-    os.rename(fresh, kept)
+    _remove(beside)
+    os.rename(fresh, beside)
     os.rename(writer.store, place)  # last: with it the split opens
     progress.remove()
-    return "" if stored is None else stored.told()
-
-
-def _same(packed: Any, columns: Any, *, encoded_anew: bool) -> bool:
-    """Whether a store has the samples of its origin; of those encoded anew, by names and labels alone."""
-    if not encoded_anew:
-        return bool(packed.fingerprint == columns.fingerprint)
-    names = (
-        [each.entry(sample) for sample in range(len(each))]
-        for each in (packed, columns)
-    )
-    return (
-        packed.classes == columns.classes
-        and np.array_equal(packed.label, columns.label)
-        and next(names) == next(names)
-    )
+    return True
 
 
 def _origin(folder: Path) -> Any:
@@ -267,18 +224,6 @@ def _origin(folder: Path) -> Any:
         return None
 
 
-def _fingerprint(folder: Path) -> str:
-    """Return the fingerprint of columns; "" where there are none."""
-    try:
-        return str(
-            json.loads((folder / "manifest.json").read_text(encoding="utf-8"))[
-                "fingerprint"
-            ]
-        )
-    except (OSError, ValueError, LookupError):
-        return ""
-
-
 def _remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path)
@@ -286,38 +231,32 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _image_splits(settings: Data, console: Console) -> Mapping[str, Split]:
-    """Return the splits of images, of any source or kind of foreign files. Raises UserError."""
-    return _foreign_splits(settings, console) or open_splits(
-        settings, loader="torchvision", console=console
-    )
-
-
-def _foreign_splits(settings: Data, console: Console) -> dict[str, Split]:
-    """Return the splits of a kind of files that only this program reads; none where they are of another."""
+def open_images(settings: Data, console: Console) -> dict[str, Split]:
+    """Return the splits of images of any source, or of files that this program alone reads. Raises UserError."""
     data = Path(settings.data or "")
     kind = settings.source
     if kind == "auto" and all(
         source_named(source).missing(data, "train") for source in SOURCES
     ):
-        there = [kind for kind in FOREIGN if files_of(kind, data, "train")]
+        there = [kind for kind in FOREIGN if not FOREIGN[kind].missing(data, "train")]
         if len(there) > 1:
             raise UserError(
                 f"{data} has {' and '.join(there)} files of train; --source says which are meant"
             )
         kind = there[0] if there else kind
-    if kind in FOREIGN and settings.lmdb_label is not None:
+    if kind not in FOREIGN:
+        return open_splits(settings, loader="torchvision", console=console)
+    if settings.lmdb_label is not None:
         raise UserError(
             f"--lmdb-label is for another source, and --data is read by --source {kind}; leave it out"
         )
     splits: dict[str, Split] = {}
-    for name in ("train", "val") if kind in FOREIGN else ():
+    for name in ("train", "val"):
         with console.counting(name) as progress:
-            splits[name] = open_foreign(
-                kind,
+            splits[name] = FOREIGN[kind].open(
                 data,
                 name,
-                label_key=settings.label_key,
+                labels=settings.label_key,
                 cache=cache_folder(settings.manifest_dir),
                 progress=progress,
                 classes=splits["train"].columns.classes if splits else None,
@@ -333,7 +272,7 @@ def pack_splits(
     target: Path,
     form: str,
     console: Console,
-    anew: Anew | None = None,
+    anew: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the splits, which lie in `data`, into TO. Raises UserError and OSError."""
     if Path(os.path.realpath(target)).is_relative_to(os.path.realpath(data)):
@@ -346,14 +285,8 @@ def pack_splits(
         with filelock.FileLock(work / "lock", timeout=0):
             for name, split in splits.items():
                 with console.counting(name) as say:
-                    told = pack_split(split, name, form, target, say, anew)
-                there = (
-                    " were there already"
-                    if told is None
-                    else f"; {told}"
-                    if told
-                    else ""
-                )
+                    written = pack_split(split, name, form, target, say, anew)
+                there = "" if written else " were there already"
                 console.info(f"{name}: {len(split.columns):,} samples{there}")
     except filelock.Timeout:
         raise UserError(f"another process packs into {target}; wait for it") from None
@@ -389,43 +322,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--manifest-dir", type=Path)
     parser.add_argument("--lmdb-label")
     parser.add_argument("--label-key")
-    add_arguments(parser)
     parser.add_argument(
         "--pairs",
         choices=sorted(CODINGS),
         help="of --task superres: a large and its small image as one entry",
     )
-    parser.add_argument("--scale", type=int, help="of --pairs; default: 2")
-    options = vars(parser.parse_args(arguments))
-    target = options.pop("target")
-    form = options.pop("format")
-    encoding = [options.pop(name) for name in ("max_side", "quality", "share")]
-    coding = options.pop("pairs")
-    scale = options.pop("scale")
-    try:
-        joining = _pairs.asked(coding, scale)
-        if joining and (form == "folder" or any(each is not None for each in encoding)):
-            raise UserError(
-                "--pairs goes to --format lmdb, tar or arrow, without --max-side and its like"
-            )
-        anew = joining or asked(*encoding)  # before a scan, which may take minutes
-        settings = build({name: value for name, value in options.items() if value}).data
-        console = Console()
-        if joining:
-            splits: Mapping[str, Split] = _pairs.open_splits(settings, joining, console)
-        else:
-            splits = _image_splits(settings, console)
-        pack_splits(splits, options["data"], target, form, console, anew)
-    except UserError as error:
-        print(f"pack: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(one_line(f"pack: {error.filename}: {error.strerror}"), file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
+    parser.add_argument("--scale", type=int, default=2, help="of --pairs (%(default)s)")
+    options = parser.parse_args(arguments)
+    code = exit_code("pack", lambda: _run(options))
+    if code == 130:
         print("pack: interrupted; the same command goes on", file=sys.stderr)
-        return 130
-    print(f"{target}: --data {target} --source {form}")
+    return code
+
+
+def _run(options: argparse.Namespace) -> int:
+    chosen = {
+        name: value
+        for name in ("data", "source", "manifest_dir", "lmdb_label", "label_key")
+        if (value := getattr(options, name))
+    }
+    settings = build(chosen).data
+    console = Console()
+    anew = None
+    if options.pairs is None:
+        splits = open_images(settings, console)
+    else:
+        if options.format == "folder":
+            raise UserError("--pairs goes to --format lmdb, tar or arrow")
+        anew = {"pairs": options.pairs, "scale": options.scale}
+        splits = _pairs.open_splits(settings, console, **anew)
+    pack_splits(splits, options.data, options.target, options.format, console, anew)
+    print(f"{options.target}: --data {options.target} --source {options.format}")
     return 0
 
 

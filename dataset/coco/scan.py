@@ -92,7 +92,7 @@ def open_coco(
     file, folder, shared = find(
         root, split, keypoints=keypoints, images=images and module.FILES
     )
-    entries = module.entries(real, cache)
+    entries = module.entries(real, folder)
 
     def fill(
         made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress

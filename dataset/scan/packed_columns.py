@@ -23,13 +23,19 @@ Look = tuple[str, int, int]
 """Name, size and checksum of the beginning of a file, see dataset.scan.file_tree.visit."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Beside:
-    """The sealed columns in `folder`, of a store that is these files, or those that look so behind URLs."""
+    """The columns of data/<split>, a store that is these files, or those that look so behind URLs."""
 
-    folder: Path
+    data: Path
+    split: str
     files: Sequence[Path]
     remote: Sequence[Look] = ()
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of the columns."""
+        return self.data / f"{self.split}.columns" / "images"
 
     def looks(self) -> list[Any]:
         """Return name, size and beginning of each file, as JSON has them; a copy's are the same."""
@@ -41,23 +47,24 @@ class Beside:
         return [list(look) for look in (*here, *self.remote)]
 
     def keep(
-        self, table: type[Manifest], columns: Any, more: Mapping[str, Any] | None = None
+        self,
+        table: type[Manifest],
+        columns: Manifest,
+        extra: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write these columns as a `table`, with `more` that they have not. Raises OSError."""
+        """Write these columns as a `table`, with those that they have not. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for name, dtype in table.COLUMNS.items():
-            values = (
-                getattr(columns, name)
-                if more is None or name not in more
-                else more[name]
-            )
+            values = (extra or {}).get(name)
+            values = getattr(columns, name) if values is None else values
             np.save(self.folder / f"{name}.npy", np.asarray(values, dtype))
-        about = {
-            "root": columns.root,
-            "classes": columns.classes,
-            "rejected": columns.rejected,
-        }
-        seal(self.folder, table, **about)
+        seal(
+            self.folder,
+            table,
+            root=columns.root,
+            classes=columns.classes,
+            rejected=columns.rejected,
+        )
         (self.folder / STORE).write_text(json.dumps(self.looks()), encoding="utf-8")
 
     def taken(
@@ -68,26 +75,11 @@ class Beside:
         None where there are none, they are damaged or of another store, or do not fit.
         """
         with suppress(OSError, ValueError, NoManifest):
-            if (
-                json.loads((self.folder / STORE).read_text(encoding="utf-8"))
-                == self.looks()
-            ):
-                found = table.open(self.folder)
-                if fits(found):
+            looks = json.loads((self.folder / STORE).read_text(encoding="utf-8"))
+            if looks == self.looks():
+                columns = table.open(self.folder)
+                if fits(columns):
                     for name in table.COLUMNS:
-                        shutil.copyfile(
-                            self.folder / f"{name}.npy", made / f"{name}.npy"
-                        )
-                    return found.classes
+                        shutil.copy(self.folder / f"{name}.npy", made)
+                    return columns.classes
         return None
-
-
-def beside(
-    store: Path,
-    split: str,
-    what: str,
-    files: Sequence[Path],
-    remote: Sequence[Look] = (),
-) -> Beside:
-    """Return the place of a split's columns, a table called `what`, in the folder of its store."""
-    return Beside(folder=store / f"{split}.columns" / what, files=files, remote=remote)

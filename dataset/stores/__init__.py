@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
-from contracts import MAX_PIXELS, Source, Split, UserError
+from contracts import MAX_PIXELS, Split, UserError
 
 if TYPE_CHECKING:  # dataset.scan reads URLs by dataset.stores.remote
-    from dataset.scan.byte_ranges import Entries
     from dataset.scan.cache import Progress
 
 SOURCES = {
@@ -30,7 +29,11 @@ Where --source auto finds nothing, the first one says what is missing.
 
 
 class SourceModule(Protocol):
-    """What a module of SOURCES offers. Importing it imports no library that a user may do without."""
+    """What a module of SOURCES offers. Importing it imports no library that a user may do without.
+
+    One whose images annotations may name also has `entries(data, folder)` and `source(columns, folder,
+    read_delay_s)`, as dataset.stores.folder has them; a name is then folder/file_name.
+    """
 
     FILES: bool  # each sample is a file of its own, so that decoders which open files themselves can be used
     HOLDS: str  # what --data must be, in words that follow "it must be"
@@ -60,28 +63,18 @@ class SourceModule(Protocol):
         `rescan` makes a new one. What claims more than `max_pixels` is left out. Raises UserError.
         """
 
-    def entries(self, data: Path, cache: Path) -> Entries:
-        """Return images by name, for the scan of COCO's annotations: a name is b"train2017/" + file_name.
 
-        An index of them may be kept in `cache`, as scans are.
-        """
-
-    def source(self, columns: Any, read_delay_s: float = 0.0) -> Source:
-        """Return the bytes behind columns that were scanned through `entries`."""
-
-
-def source_named(name: str) -> SourceModule:
-    """Return the module of a source. Raises UserError for a name that SOURCES does not have."""
+def source_named(name: str) -> Any:
+    """Return the SourceModule of a name. Raises UserError for one that SOURCES does not have."""
     if name not in SOURCES:
         raise UserError(
             f"--source got '{name}', which is unknown; known: {', '.join(['auto', *SOURCES])}"
         )
     module = import_module(SOURCES[name])
     if not hasattr(module, "walk"):
-        return cast(SourceModule, module)
-    from dataset.stores.shards import (
-        ShardStore,
-    )  # here, since it imports files of this folder
+        return module
+    # here, since it imports files of this folder
+    from dataset.stores.shards import ShardStore
 
     return ShardStore(name, module)
 
@@ -104,6 +97,5 @@ def choose_source(name: str, data: Path, split: str) -> str:
 
 def what_holds(name: str) -> str:
     """Return what --data must be for --source `name`, in words."""
-    return "; or ".join(
-        source_named(each).HOLDS for each in ([name] if name != "auto" else SOURCES)
-    )
+    names = [name] if name != "auto" else SOURCES
+    return "; or ".join(source_named(each).HOLDS for each in names)

@@ -1,9 +1,8 @@
-"""A local folder that stands for a --data behind a URL: lists, annotations, columns, and where shards are.
+"""A local folder that stands for a --data behind a URL: lists, columns, and where shards are.
 
     s3://bucket/set/train/000.tar      ->  train/shards.txt: s3://bucket/set/train/000.tar ...
     s3://bucket/set/train/classes.txt  ->  train/classes.txt
     s3://bucket/set/train.csv          ->  train.csv
-    s3://bucket/set/annotations/*.json ->  annotations/*.json
     s3://bucket/set/train.columns/**   ->  train.columns/**
 
 So whatever reads a data folder reads this one. Must not know what a sample is.
@@ -36,13 +35,10 @@ SHARDS = "shards.txt"
 """In a split's folder: the shards, a URL a line, or a name below the folder that this list lies in."""
 COPIED = (".csv", ".tsv", ".txt")
 """Endings of files beside the splits, and in them, that are copied."""
-LARGEST_LIST = 4 << 30
-"""Bytes of a file that is copied, at most."""
 UNLISTED = f"train/{SHARDS} or train.csv says what there is"
 BASE = ".url"
 """Holds the URL that a local folder stands for."""
-SPLITS = ("train", "val", "train2017", "val2017")
-"""Folders that are asked for where a server lists none."""
+SPLITS = ("train", "val")
 
 
 def local(data: str | os.PathLike[str], cache: Path) -> Path:
@@ -100,8 +96,36 @@ def base_of(folder: Path) -> str:
 def _copy(task: tuple[str, Path]) -> None:
     """Bring a folder to what lies behind its URL. Raises OSError and UserError."""
     url, folder = task
-    wanted = dict(_wanted(url))
-    if not wanted:
+    written = {BASE: f"{url}/".encode()}
+    copied: dict[str, str] = {}  # name below the folder -> URL
+    top = _children(url)
+    if not top:  # a server that lists nothing
+        names = [f"{split}{ending}" for split in SPLITS for ending in COPIED]
+        top = _there([f"{url}/{name}" for name in ("classes.txt", *names)])
+        top += [f"{url}/{split}/" for split in SPLITS]
+    for child in top:
+        name = child.removeprefix(f"{url}/")
+        if name.endswith(COPIED):
+            copied[name] = child
+        elif name.endswith(".columns/"):
+            copied |= {
+                file.removeprefix(f"{url}/"): file
+                for part in _children(child)
+                for file in (_children(part) if part.endswith("/") else [part])
+            }
+        elif name.endswith("/"):
+            about = [f"{child}{SHARDS}", f"{child}classes.txt"]
+            inside = _children(child)
+            known = (
+                [file for file in about if file in inside] if inside else _there(about)
+            )
+            copied |= {file.removeprefix(f"{url}/"): file for file in known}
+            shards = [file for file in inside if file.endswith(".tar")]
+            if shards and about[0] not in known:
+                written[f"{name}{SHARDS}"] = "".join(
+                    f"{file}\n" for file in shards
+                ).encode()
+    if not copied and len(written) == 1:
         if not url.startswith("http"):
             with suppress(FileNotFoundError):
                 remote.children(url)  # whoever may not list it is told so
@@ -109,35 +133,32 @@ def _copy(task: tuple[str, Path]) -> None:
             f"--data {masked(url)}: nothing is there that can be read: tar shards below train/ and val/ (or "
             f"train/{SHARDS}, which names them, where a server lists no folders), or train.csv and val.csv"
         )
-    told = folder / "copied.json"
+    record = folder / "copied.json"
     before: dict[str, Any] = {}
     with suppress(OSError, ValueError):
-        before = json.loads(read_text(told))
-    urls = {name: source for name, source in wanted.items() if isinstance(source, str)}
-    heads = dict(zip(urls, remote.heads([*urls.values()]), strict=True))
+        before = json.loads(read_text(record))
     now: dict[str, Any] = {}
-    for name, source in wanted.items():
-        if isinstance(source, bytes):
-            write(folder / name, source)
+    heads = remote.heads([*copied.values()])
+    for (name, source), head in zip(copied.items(), heads, strict=True):
+        if head is None:
             continue
-        found = heads[name]
-        if found is None:
-            continue
-        now[name] = [found.size, found.tag]
-        if found.size > LARGEST_LIST:
-            raise UserError(
-                f"--data: {masked(source)} has {found.size:,} bytes; lists have {LARGEST_LIST:,} at most"
-            )
+        now[name] = [head.size, head.tag]
         if before.get(name) != now[name] or not (folder / name).exists():
-            content = remote.whole(source, found.size)
-            write(
-                folder / name,
-                _absolute(content, source) if Path(name).name == SHARDS else content,
-            )
-    write(folder / BASE, f"{url}/".encode())
-    for name in before.keys() - now.keys():
+            content = remote.whole(source, head.size)
+            if name.endswith(SHARDS):
+                content = _absolute(content, source)
+            write(folder / name, content)
+    written[record.name] = json.dumps(now).encode()
+    for name, content in written.items():
+        write(folder / name, content)
+    for name in before.keys() - now.keys() - written.keys():
         (folder / name).unlink(missing_ok=True)
-    write(told, json.dumps(now).encode())
+
+
+def _there(urls: Sequence[str]) -> list[str]:
+    """Return those that are there, of URLs that the server may not list."""
+    heads = remote.heads(urls, unlisted=True)
+    return [url for url, head in zip(urls, heads, strict=True) if head is not None]
 
 
 def _absolute(content: bytes, source: str) -> bytes:
@@ -159,61 +180,6 @@ def shard_lines(content: bytes) -> Iterator[tuple[int, bytes]]:
             yield number, line
 
 
-def _wanted(url: str) -> Iterator[tuple[str, str | bytes]]:
-    """Yield (name below the folder, URL to copy or content to write)."""
-    top = _children(url)
-    if not top:
-        names = [f"{split}{ending}" for split in SPLITS for ending in COPIED]
-        top = [f"{url}/{name}" for name in ("classes.txt", *names)]
-        known = remote.heads(top, unlisted=True)
-        top = [
-            each for each, found in zip(top, known, strict=True) if found is not None
-        ]
-        top += [f"{url}/{split}/" for split in SPLITS]
-    for each in top:
-        name = each.rstrip("/").rpartition("/")[2]
-        if not each.endswith("/"):
-            if name.endswith(COPIED):
-                yield name, each
-        elif name == "annotations":
-            yield from (
-                (f"{name}/{_last(own)}", own)
-                for own in _children(each)
-                if own.endswith(".json")
-            )
-        elif name.endswith(".columns"):
-            for part in _children(each):
-                files = [part] if not part.endswith("/") else _children(part)
-                yield from (
-                    (f"{name}/{own.removeprefix(each)}", own)
-                    for own in files
-                    if not own.endswith("/")
-                )
-        else:
-            yield from _of_split(name, each)
-
-
-def _of_split(name: str, url: str) -> Iterator[tuple[str, str | bytes]]:
-    """Yield what a split's folder has: its shards, and what is beside them."""
-    inside = _children(url)
-    listed = f"{url}{SHARDS}"
-    shards = [each for each in inside if each.endswith(".tar")]
-    classes = f"{url}classes.txt"
-    if not inside:  # a server that lists nothing
-        found = remote.heads([listed, classes], unlisted=True)
-        inside = [
-            each
-            for each, head in zip((listed, classes), found, strict=True)
-            if head is not None
-        ]
-    if listed in inside:
-        yield f"{name}/{SHARDS}", listed
-    elif shards:
-        yield f"{name}/{SHARDS}", "".join(f"{each}\n" for each in shards).encode()
-    if classes in inside:
-        yield f"{name}/classes.txt", classes
-
-
 def _children(url: str) -> list[str]:
     """Return what lies below a URL; nothing where the server lists nothing."""
     try:
@@ -228,10 +194,6 @@ def _children(url: str) -> list[str]:
         raise
 
 
-def _last(url: str) -> str:
-    return url.rpartition("/")[2]
-
-
 def write(path: Path, content: bytes) -> None:
     """Write a file, all of it or nothing; one that has this content stays as it is, with its date."""
     with suppress(OSError), open_bytes(path) as file:
@@ -243,47 +205,30 @@ def write(path: Path, content: bytes) -> None:
     os.replace(fresh, path)
 
 
-def described(
-    urls: Sequence[str], cache: Path, *, looks: bool
-) -> tuple[Path, list[tuple[remote.Head, int]]]:
-    """Return head and look of each URL, and the file below `cache` that shows a change of any.
-
-    A look is what dataset.scan.file_tree.visit has of a file, and 0 without `looks`. Raises UserError.
-    """
-    names = [remote.plain(url) for url in urls]
-    path = cache / "remote" / f"{_digest(json.dumps([names, looks]))}.json"
-    return path, _described(tuple(urls), path, looks)
-
-
 @once
-def _described(
-    urls: tuple[str, ...], path: Path, looks: bool
+def heads_of(
+    urls: tuple[str, ...], *, beginnings: bool
 ) -> list[tuple[remote.Head, int]]:
-    for url in {url.partition("://")[0]: url for url in urls}.values():
+    """Return head and look of each URL, asked for once. Raises UserError for one that is not there.
+
+    A look is what dataset.scan.file_tree.visit has of a file; without `beginnings` it is 0.
+    """
+    for url in urls:
         remote.load(url)
+
+    def look(_: None) -> list[tuple[remote.Head, int]]:
+        found = []
+        for url, head in zip(urls, remote.heads(urls), strict=True):
+            if head is None:
+                raise UserError(
+                    f"--data: there is no {masked(url)}; put it there, or name another"
+                )
+            begin = min(BEGINNING, head.size) if beginnings else 0
+            crc = zlib.crc32(remote.read(url, 0, begin), head.size & 0xFFFFFFFF)
+            found.append((head, crc if beginnings else 0))
+        return found
+
     try:
-        found = remote.apart(_look_at, (urls, looks))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(path.with_suffix(".lock")):
-            told = [
-                [remote.plain(url), head.size, head.tag, look]
-                for url, (head, look) in zip(urls, found, strict=True)
-            ]
-            write(path, json.dumps(told).encode())
+        return remote.apart(look, None)
     except OSError as error:
         raise storage.end_scan(error, masked(str(error.filename))) from None
-    return found
-
-
-def _look_at(task: tuple[tuple[str, ...], bool]) -> list[tuple[remote.Head, int]]:
-    """Return head and look of each URL. Raises UserError for one that is not there, and OSError."""
-    urls, looks = task
-    found = []
-    for url, head in zip(urls, remote.heads(urls), strict=True):
-        if head is None:
-            raise UserError(
-                f"--data: there is no {masked(url)}; put it there, or name another"
-            )
-        begin = remote.read(url, 0, min(BEGINNING, head.size)) if looks else b""
-        found.append((head, zlib.crc32(begin, head.size & 0xFFFFFFFF) if looks else 0))
-    return found

@@ -24,16 +24,6 @@ from system.user_files import open_bytes
 
 CHECK = 4
 """Bytes of the checksum."""
-_measuring = threading.Lock()
-
-
-def _renew() -> None:
-    """Give a child a lock of its own: a thread of its parent may hold the other."""
-    global _measuring
-    _measuring = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew)
 
 
 class Kept:
@@ -70,10 +60,15 @@ class Kept:
     def _keep(self, path: Path, data: bytes) -> None:
         """Keep bytes; a disk that fails, or is full, keeps nothing more."""
         fresh = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_native_id()}")
+        count = len(data) + CHECK
         try:
-            if not self._has_room(len(data) + CHECK):
-                self._full = True
+            if count > self._share:
+                room = self.bound - _measured(self.folder)
+                self._full = count > room
+                self._share = max(int(room / (2 * cores())), count)
+            if self._full:
                 return
+            self._share -= count
             path.parent.mkdir(exist_ok=True)
             fresh.write_bytes(data + _check(data))
             os.replace(fresh, path)
@@ -81,17 +76,6 @@ class Kept:
             self._full = True
             with suppress(OSError):
                 fresh.unlink()
-
-    def _has_room(self, count: int) -> bool:
-        """Whether so many bytes more are within the bound, while other processes keep to their parts."""
-        with _measuring:
-            if count > self._share:
-                room = self.bound - _measured(self.folder)
-                if count > room:
-                    return False
-                self._share = max(int(room / (2 * cores())), count)
-            self._share -= count
-            return True
 
 
 def _measured(folder: Path) -> int:

@@ -64,12 +64,13 @@ class Folder:
                 self.path(sample), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
             )
         except OSError as error:
-            raise self._changed(sample, error) from None
+            if storage.failed(error):
+                raise
+            raise changed(self.path(sample), error) from None
         try:
             require_regular(os.fstat(file), self.path(sample))
-            data = os.read(
-                file, expected + 1
-            )  # one byte more: a file that grew shows itself
+            # one byte more: a file that grew shows itself
+            data = os.read(file, expected + 1)
             while len(data) < expected and (
                 piece := os.read(file, expected + 1 - len(data))
             ):
@@ -81,10 +82,6 @@ class Folder:
         if self.read_delay_s:
             time.sleep(self.read_delay_s)
         return data
-
-    def _changed(self, sample: int, error: OSError) -> Exception:
-        """Return what `read` raises for a file that cannot be opened."""
-        return error if storage.failed(error) else changed(self.path(sample), error)
 
     def check(self, sample: int, size: int) -> None:
         """Raise UserError when `size` bytes is not what the manifest recorded."""
@@ -143,15 +140,15 @@ def missing(data: Path, split: str) -> str:
 def open(data: Path, split: str, *, read_delay_s: float = 0.0, **how: Any) -> Split:
     """Open the images of data/split/<class>/, as dataset.stores.SourceModule says. Raises UserError."""
     columns = open_folder(data / split, **how)
-    return Split(columns=columns, source=source(columns, read_delay_s))
+    return Split(columns=columns, source=Folder(columns, read_delay_s))
 
 
-def entries(data: Path, cache: Path) -> Files:
+def entries(data: Path, folder: str) -> Files:
     """Return the files below `data` by their path."""
     return Files(data)
 
 
-def source(columns: Any, read_delay_s: float = 0.0) -> Folder:
+def source(columns: Any, folder: str, read_delay_s: float = 0.0) -> Folder:
     """Return the bytes of the files that the columns name."""
     return Folder(columns, read_delay_s)
 
@@ -186,14 +183,16 @@ def open_folder(
         file_tree.list_files(real, labels, made, visits, rejects, say)
         return labels
 
-    how: dict[str, Any] = {
-        "classes": classes,
-        "cache": cache,
-        "rescan": rescan,
-        "max_pixels": max_pixels,
-        "workers": workers,
-        "progress": progress,
-    }
     return open_images(
-        root, Files(real), list_files, key=[], where=f"{real}/<class>/", **how
+        root,
+        Files(real),
+        list_files,
+        key=[],
+        where=f"{real}/<class>/",
+        classes=classes,
+        cache=cache,
+        rescan=rescan,
+        max_pixels=max_pixels,
+        workers=workers,
+        progress=progress,
     )

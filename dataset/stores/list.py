@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,11 @@ from dataset.scan.byte_ranges import Files
 from dataset.scan.cache import Progress
 from dataset.scan.label_sets import taken_apart
 from dataset.scan.lists import TRIED, VERSION, Grammar, Labels, List, class_names
-from dataset.scan.manifest import FILE_LIST, Rejects, is_url, printable
+from dataset.scan.manifest import FILE_LIST, Rejects, is_url
 from dataset.stores import remote
 from dataset.stores.bucket import base_of
-from dataset.stores.disk_cache import Kept
-from dataset.stores.folder import MEND, Folder, require_size
+from dataset.stores.entries import EntrySource
+from dataset.stores.folder import MEND, Folder
 from system.user_files import open_bytes
 
 FILES = True
@@ -59,43 +59,49 @@ class Listed(Folder):
         return super().read(sample)
 
 
-class ListedUrls:
+class ListedUrls(EntrySource):
     """A contracts.Source over a list in which some, or all, names are URLs."""
 
-    files = False
     remote = True
-    reads_at_once = 1
-    """Reads that a worker has under way together."""
-    kept: Kept | None = None
-    """Where bytes are kept on a disk."""
 
-    def __init__(self, columns: Any, read_delay_s: float = 0.0) -> None:
-        self.columns = columns
-        self.read_delay_s = read_delay_s
+    def shown(self, sample: int) -> bytes:
+        """Return the sample's URL, or the path of its file."""
+        return Files(self.columns.root).shown(self.columns.entry(sample))
 
-    def __len__(self) -> int:
-        return len(self.columns)
-
-    def name(self, sample: int) -> str:
-        """Return the sample's URL, without what may be a signature, or the path of its file."""
-        return printable(Files(self.columns.root).shown(self.columns.entry(sample)))
+    def version(self, sample: int) -> bytes:
+        """Return the URL, with size and tag of the object that was scanned."""
+        size = int(self.columns.size[sample])
+        return b"%s?%d-%d" % (self.shown(sample), size, self._tags[sample])
 
     def read(self, sample: int) -> bytes:
         """Return what Listed.read does. Raises UserError where it is gone, OSError where the server fails."""
-        entry: bytes = self.columns.entry(sample)
-        if not is_url(entry):
+        if not is_url(self.columns.entry(sample)):
             return Listed(self.columns, self.read_delay_s).read(sample)
-        if self.kept is None:
-            data = self._fetch(sample, entry)
-        else:
-            version = b"%s?%d-%d" % (
-                entry,
-                self.columns.size[sample],
-                self._tags[sample],
-            )
-            data = self.kept.get(version, partial(self._fetch_same, sample, entry))
+        data = super().read(sample)
         if self.read_delay_s:
             time.sleep(self.read_delay_s)
+        return data
+
+    def _read(self, sample: int) -> bytes:
+        url = os.fsdecode(self.shown(sample))
+        columns = self.columns
+        unread = isinstance(columns, Unread)
+        try:
+            if unread and not columns.height[sample]:
+                return remote.content(url)
+            if unread and not columns.components[sample]:
+                return b""
+            data = remote.whole(url, int(columns.size[sample]))
+            # asked after the read: bytes of a newer object cannot come with an older tag
+            tag = self._tags[sample] if self.kept is not None else 0
+            if tag and remote.head(url).number != tag:
+                raise UserError(
+                    f"a file of --data has changed: {self.name(sample)}; {MEND}"
+                )
+        except FileNotFoundError:
+            raise UserError(
+                f"a file of --data is gone: {self.name(sample)}; {MEND}"
+            ) from None
         return data
 
     @cached_property
@@ -104,40 +110,6 @@ class ListedUrls:
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_tags"}
-
-    def _fetch_same(self, sample: int, entry: bytes) -> bytes:
-        """Return what _fetch does, so that what is kept is of the objects that were scanned.
-
-        Raises UserError for another one, which may have as many bytes.
-        """
-        data = self._fetch(sample, entry)
-        # asked after the read: bytes of a newer object cannot come with an older tag
-        if (
-            self._tags[sample]
-            and remote.head(os.fsdecode(entry)).number != self._tags[sample]
-        ):
-            raise UserError(
-                f"a file of --data has changed: {self.name(sample)}; {MEND}"
-            )
-        return data
-
-    def _fetch(self, sample: int, entry: bytes) -> bytes:
-        columns = self.columns
-        url = os.fsdecode(entry)
-        try:
-            if isinstance(columns, Unread) and not columns.height[sample]:
-                return remote.content(url)
-            if isinstance(columns, Unread) and not columns.components[sample]:
-                return b""
-            return remote.whole(url, int(columns.size[sample]))
-        except FileNotFoundError:
-            raise UserError(
-                f"a file of --data is gone: {self.name(sample)}; {MEND}"
-            ) from None
-
-    def check(self, sample: int, size: int) -> None:
-        """Raise UserError when `size` bytes is not what the manifest recorded."""
-        require_size("a file", self.name, self.columns, sample, size)
 
 
 def are_files(data: Path, split: str) -> bool:
@@ -160,11 +132,6 @@ def missing(data: Path, split: str) -> str:
 def _lists(data: Path, split: str) -> list[Path]:
     real = Path(os.path.realpath(data))
     return lists.find(real, split) or lists.find(real.parent, split)
-
-
-def open_trusted(data: Path, split: str, **how: Any) -> Split:
-    """Open the images of data/<split>.csv as `open` does, but none of the files before a plan draws it."""
-    return open(data, split, unread=True, **how)
 
 
 def open(
@@ -195,10 +162,9 @@ def open(
     of_scan = None if sets else classes
     base = base_of(folder)
     of_urls = _of_urls(listed)
-    for url in {
-        name.partition("://")[0]: name for _, (name, *_) in listed.head if is_url(name)
-    }.values():
-        remote.load(url)  # before processes are forked that read headers
+    for _, (name, *_) in listed.head:
+        if is_url(name):
+            remote.load(name)  # before processes are forked that read headers
 
     def list_files(
         made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
@@ -224,21 +190,9 @@ def open(
         unread=unread,
         **how,
     )
-    own = (
-        ListedUrls(columns, read_delay_s) if of_urls else source(columns, read_delay_s)
-    )
-    opened = Split(columns=columns, source=own)
+    source = (ListedUrls if of_urls else Listed)(columns, read_delay_s)
+    opened = Split(columns=columns, source=source)
     return taken_apart(opened, classes, named) if sets else opened
-
-
-def entries(data: Path, cache: Path) -> Files:
-    """Return the files below `data` by their path: the images of COCO's annotations, which name them."""
-    return Files(data)
-
-
-def source(columns: Any, read_delay_s: float = 0.0) -> Listed:
-    """Return the bytes of the files that the columns name."""
-    return Listed(columns, read_delay_s)
 
 
 def _root(listed: List, folders: Sequence[Path]) -> Path:
@@ -273,7 +227,6 @@ def _write_file_list(
     rows = listed.rows(skip=bool(heading))
     below = f"{root}/"
     known = labels.number_of
-    of_urls = _of_urls(listed)
     with file_tree.FileList(made) as files:
         while part := list(islice(rows, PIECE)):
             names = [fields[0] for _, fields in part]
@@ -281,11 +234,6 @@ def _write_file_list(
                 names = [name.removeprefix(below).removeprefix("./") for name in names]
             if base:
                 names = [name if is_url(name) else f"{base}{name}" for name in names]
-            elif not of_urls and (
-                late := [at for at, name in enumerate(names) if is_url(name)]
-            ):
-                what = "is the first with a URL; put one into the first 1,000 lines, which tell of them"
-                raise listed.wrong(part[late[0]][0], what)
             # asked of the dictionary itself: a call for each of millions of lines takes half as long again
             numbers = [known.get(fields[1]) for _, fields in part]
             if None in numbers:

@@ -24,16 +24,14 @@ def read_ahead(
     """
     if not hasattr(source, "reads_at_once"):
         return False
-    far = getattr(getattr(source, "container", source), "remote", False)
+    far: bool = source.remote
     source.reads_at_once = threads or (REMOTE_READS if far else LOCAL_READS)
     source.alone_while_fast = not far and threads is None
-    if (
-        source.alone_while_fast and source.read_delay_s
-    ):  # what a delay costs is to be seen
-        source.reads_at_once = 1
+    if source.alone_while_fast and source.read_delay_s:
+        source.reads_at_once = 1  # what a delay costs is to be seen
     if far and cache_dir is not None:
         source.kept = Kept(cache_dir, int(cache_gib * 2**30))
-    return bool(far)
+    return far
 
 
 def told_of_size(

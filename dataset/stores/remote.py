@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -126,36 +125,30 @@ def _system(url: str) -> Any:
     with _opening:
         if protocol not in _systems:
             fsspec = import_module("fsspec")
-            known = dict(fsspec.config.conf.get(protocol, {}))
-            try:
-                _systems[protocol] = fsspec.filesystem(
-                    protocol, **_patient(protocol, known)
+            configured = fsspec.config.conf.get(protocol, {})
+            options: dict[str, Any] = {
+                "use_listings_cache": False,
+                "skip_instance_cache": True,
+            }
+            # servers that do not answer are to be seen; what a user has configured goes before it
+            if protocol in ("http", "https"):
+                timeout = import_module("aiohttp").ClientTimeout(
+                    total=None, sock_connect=CONNECT_S, sock_read=ANSWER_S
                 )
+                own = {"timeout": timeout, "trust_env": True}
+                options["client_kwargs"] = own | configured.get("client_kwargs", {})
+            elif protocol == "s3":
+                own = {
+                    "connect_timeout": CONNECT_S,
+                    "read_timeout": ANSWER_S,
+                    "retries": {"max_attempts": 1},
+                }
+                options["config_kwargs"] = own | configured.get("config_kwargs", {})
+            try:
+                _systems[protocol] = fsspec.filesystem(protocol, **options)
             except ValueError as error:
                 raise UserError(f"{masked(url)}: {error}") from None
         return _systems[protocol]
-
-
-def _patient(protocol: str, known: dict[str, Any]) -> dict[str, Any]:
-    """Return what a file system is told beside what the user's configuration of fsspec says."""
-    how: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
-    if protocol in ("http", "https"):
-        timeout = import_module("aiohttp").ClientTimeout(
-            total=None, sock_connect=CONNECT_S, sock_read=ANSWER_S
-        )
-        how["client_kwargs"] = {
-            "timeout": timeout,
-            "trust_env": True,
-            **known.get("client_kwargs", {}),
-        }
-    elif protocol == "s3":
-        own = {
-            "connect_timeout": CONNECT_S,
-            "read_timeout": ANSWER_S,
-            "retries": {"max_attempts": 1},
-        }
-        how["config_kwargs"] = {**own, **known.get("config_kwargs", {})}
-    return how
 
 
 def _tried(url: str, action: Callable[[Any], T]) -> T:
@@ -169,47 +162,35 @@ def _tried(url: str, action: Callable[[Any], T]) -> T:
         try:
             return action(system)
         except Exception as error:
-            # fsspec says so too where a web server did not answer: then what it raised that from tells
-            cause = (
-                error.__cause__
-                if isinstance(error, FileNotFoundError) and error.__cause__
-                else error
-            )
-            status = _status(cause)
-            code = _code(error) or _code(error.__cause__)
+            # fsspec says too that there is no file where a web server did not answer: the cause tells
+            cause: BaseException = error
+            if isinstance(error, FileNotFoundError) and error.__cause__:
+                cause = error.__cause__
+            status, code = _answer(cause)
+            code = code or _answer(error.__cause__)[1]
             if code == "NoSuchBucket":
                 raise UserError(
                     f"{masked(url)}: there is no such bucket; name another"
                 ) from None
-            if status in (404, 410) or (
-                isinstance(cause, FileNotFoundError) and status is None
-            ):
+            absent = isinstance(cause, FileNotFoundError) and status is None
+            if absent or status in (404, 410):
                 raise FileNotFoundError(
                     errno.ENOENT, "no such object", masked(url)
                 ) from None
-            said = (
-                f"HTTP {status}"
-                if status
-                else str(cause)
-                if isinstance(cause, _Short)
-                else type(cause).__name__
-            )
-            forbidden = isinstance(cause, PermissionError) or status in (401, 403)
-            if forbidden:
+            said = f"HTTP {status}" if status else type(cause).__name__
+            if isinstance(error, _Short):
+                said = str(error)
+            if isinstance(cause, PermissionError) or status in (401, 403):
                 raise OSError(
                     errno.EKEYREJECTED,
                     f"access is denied ({code or said})",
                     masked(url),
                 ) from None
-            passes = not (
-                isinstance(status, int)
-                and 400 <= status < 500
-                and status not in TRY_LATER
-            )
+            passes = status is None or status >= 500 or status in TRY_LATER
             if pause_s is None and NO_CREDENTIALS.search(said):
-                where = "docs/data.md says where they are looked for"
                 raise UserError(
-                    f"{masked(url)}: no credentials are found ({said}); {where}"
+                    f"{masked(url)}: no credentials are found ({said}); docs/data.md says where they are "
+                    "looked for"
                 ) from None
             if pause_s is None or not passes:
                 raise OSError(errno.EREMOTEIO, said, masked(url)) from None
@@ -217,21 +198,17 @@ def _tried(url: str, action: Callable[[Any], T]) -> T:
     raise AssertionError("the last try returns or raises")
 
 
-def _status(error: BaseException) -> int | None:
-    """Return HTTP's status of an error of aiohttp's, botocore's or gcsfs's; None where it has none."""
+def _answer(error: BaseException | None) -> tuple[int | None, str]:
+    """Return HTTP's status of an error of aiohttp's, botocore's or gcsfs's, and a bucket's word for it."""
     response = getattr(error, "response", None)  # of botocore
-    known = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
+    known = response if isinstance(response, dict) else {}
     status = (
         getattr(error, "status", None)
-        or known.get("HTTPStatusCode")
+        or known.get("ResponseMetadata", {}).get("HTTPStatusCode")
         or getattr(error, "code", None)
     )
-    return status if isinstance(status, int) else None
-
-
-def _code(error: BaseException | None) -> str:
-    """Return what a bucket's server calls an error; "" where it is none of its."""
-    return str(getattr(error, "response", {}).get("Error", {}).get("Code", ""))
+    code = str(known.get("Error", {}).get("Code", ""))
+    return (status if isinstance(status, int) else None), code
 
 
 def head(url: str) -> Head:
@@ -290,26 +267,17 @@ def children(url: str) -> list[str]:
 
     Of a web server they are the links of the page, if there is one.
     """
-    protocol = url.partition("://")[0]
-
-    def action(system: Any) -> list[str]:
-        found = []
-        for entry in system.ls(url.rstrip("/") + "/", detail=True):
-            name = str(entry["name"])
-            name = name if is_url(name) else f"{protocol}://{name}"
-            folder = entry["type"] == "directory" or name.endswith("/")
-            found.append(name.rstrip("/") + "/" if folder else name)
-        return found
-
     below = url.rstrip("/") + "/"
-    own = {
-        name for name in _tried(url, action) if name.startswith(below) and name != below
-    }
-    if not _in_bucket(url):
-        own = {name for name in own if "?" not in name}  # links that sort a page
-    return sorted(
-        name for name in own if name.rstrip("/").count("/") == below.count("/")
-    )
+    found = set()
+    for entry in _tried(url, lambda system: system.ls(below, detail=True)):
+        name = str(entry["name"])
+        name = name if is_url(name) else f"{url.partition('://')[0]}://{name}"
+        is_folder = entry["type"] == "directory" or name.endswith("/")
+        inside = name.removeprefix(below).rstrip("/")
+        # a page has links upwards, and others that sort it
+        if name != inside and inside and "/" not in inside and plain(name) == name:
+            found.add(f"{below}{inside}{'/' * is_folder}")
+    return sorted(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,33 +318,30 @@ def heads(urls: Sequence[str], *, unlisted: bool = False) -> list[Head | None]:
 
     Whoever may not list a bucket is told 403 of an object that is not there: with `unlisted` that is None.
     """
+
+    def head_or_none(url: str) -> Head | None:
+        try:
+            return head(url)
+        except OSError as error:
+            denied = error.errno == errno.EKEYREJECTED
+            if isinstance(error, FileNotFoundError) or (unlisted and denied):
+                return None
+            raise
+
     with ThreadPoolExecutor(TOGETHER) as threads:
-        return list(threads.map(partial(_head_or_none, unlisted=unlisted), urls))
-
-
-def _head_or_none(url: str, *, unlisted: bool) -> Head | None:
-    try:
-        return head(url)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        if unlisted and error.errno == errno.EKEYREJECTED:
-            return None
-        raise
+        return list(threads.map(head_or_none, urls))
 
 
 def apart(work: Callable[[T], R], item: T) -> R:
     """Return work(item), done in a process that ends then: this one may fork later. Raises what it raises."""
-    (found,) = processes.results(
-        lambda _: _answered(work, item), [None], 1
-    )  # the fork hands the item on
-    if isinstance(found, BaseException):
-        raise found
-    return found
 
+    def answered(_: None) -> R | BaseException:
+        try:
+            return work(item)
+        except (OSError, UserError) as error:
+            return error
 
-def _answered(work: Callable[[T], R], item: T) -> R | BaseException:
-    try:
-        return work(item)
-    except (OSError, UserError) as error:
-        return error
+    (answer,) = processes.results(answered, [None], 1)
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer

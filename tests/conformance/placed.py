@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -364,65 +364,50 @@ class PlainPlaced(Plain):
         return reference(self.feed, self.feed.source.read(int(rows.ids[i])), rows, i)
 
 
-class InTheCorner(PlainPlaced):
-    def image(self, rows: Rows, i: int) -> Array | None:
-        assert rows.places is not None
-        sides = rows.places[:, 2:] - rows.places[:, :2]
-        return super().image(
-            replace(rows, places=np.concatenate([np.zeros_like(sides), sides], axis=1)),
-            i,
-        )
+class Altered(PlainPlaced):
+    """Shows other rows than it is given, or other pixels."""
 
-
-class MirrorsThePlace(PlainPlaced):
-    """Mirrors the place once more with the image."""
-
-    def image(self, rows: Rows, i: int) -> Array | None:
-        if not rows.turns[i]:
-            return super().image(rows, i)
-        made = super().image(replace(rows, turns=np.zeros_like(rows.turns)), i)
-        width = int(rows.sizes[i, 1])
-        if made is not None:
-            made[:, :width] = made[:, :width][:, ::-1].copy()
-        return made
-
-
-class TransposesLast(PlainPlaced):
-    """Mirrors and flips before it transposes: another turn, where only one of the two is asked for."""
+    def __init__(
+        self,
+        feed: Feed,
+        of_rows: Callable[[Rows], Rows] = lambda rows: rows,
+        of_image: Callable[[Array, Rows, int], Array] = lambda made, rows, i: made,
+    ) -> None:
+        super().__init__(feed)
+        self.of_rows = of_rows
+        self.of_image = of_image
 
     def image(self, rows: Rows, i: int) -> Array | None:
-        turns = rows.turns
-        other = (turns & 4) | (turns & 1) << 1 | (turns & 2) >> 1
-        return super().image(replace(rows, turns=np.where(turns & 4, other, turns)), i)
+        made = super().image(self.of_rows(rows), i)
+        return None if made is None else self.of_image(made, rows, i)
 
 
-class NeverTurns(PlainPlaced):
-    def image(self, rows: Rows, i: int) -> Array | None:
-        return super().image(replace(rows, turns=rows.turns & 4), i)
+def in_the_corner(rows: Rows) -> Rows:
+    assert rows.places is not None
+    sides = rows.places[:, 2:] - rows.places[:, :2]
+    places = np.concatenate([np.zeros_like(sides), sides], axis=1)
+    return replace(rows, places=places)
 
 
-class BlackOutside(PlainPlaced):
+def transposed_last(rows: Rows) -> Rows:
+    """Another turn, where only one of mirror and flip is asked for."""
+    turns = rows.turns
+    other = (turns & 4) | (turns & 1) << 1 | (turns & 2) >> 1
+    return replace(rows, turns=np.where(turns & 4, other, turns))
+
+
+def neighbours_colour(rows: Rows) -> Rows:
+    assert rows.ops is not None
+    return replace(rows, ops=np.roll(rows.ops, 1, axis=0))
+
+
+def grey_outside(made: Array, rows: Rows, i: int) -> Array:
     """Fills up before it normalises."""
-
-    def image(self, rows: Rows, i: int) -> Array | None:
-        made = super().image(rows, i)
-        left, top, right, bottom = place_of(rows, i)
-        if made is not None:
-            outside = np.ones(made.shape[:2], bool)
-            outside[top:bottom, left:right] = False
-            made[outside] = normalised(self.feed, np.zeros(3))
-        return made
-
-
-class NoColour(PlainPlaced):
-    def image(self, rows: Rows, i: int) -> Array | None:
-        return super().image(replace(rows, ops=None), i)
-
-
-class NeighboursColour(PlainPlaced):
-    def image(self, rows: Rows, i: int) -> Array | None:
-        assert rows.ops is not None
-        return super().image(replace(rows, ops=np.roll(rows.ops, 1, axis=0)), i)
+    left, top, right, bottom = place_of(rows, i)
+    outside = np.ones(made.shape[:2], bool)
+    outside[top:bottom, left:right] = False
+    made[outside] = 0.5
+    return made
 
 
 class LargestCanvas(PlainPlaced):
@@ -441,15 +426,21 @@ class TargetsOfWhatFailed(PlainPlaced):
         return made
 
 
-FAULTS: dict[Callable[[Feed], Any], str] = {
-    InTheCorner: "places",
-    MirrorsThePlace: "places",
-    TransposesLast: "turned",
-    NeverTurns: "turned",
-    BlackOutside: "canvas",
-    NoColour: "colour",
-    NeighboursColour: "colour",
-    LargestCanvas: "canvas",
-    TargetsOfWhatFailed: "sizes",
+def altered(**how: Any) -> Callable[[Feed], Any]:
+    return partial(Altered, **how)
+
+
+FAULTS: dict[str, tuple[str, Callable[[Feed], Any]]] = {
+    "in the corner": ("places", altered(of_rows=in_the_corner)),
+    "transposed last": ("turned", altered(of_rows=transposed_last)),
+    "never turned": (
+        "turned",
+        altered(of_rows=lambda rows: replace(rows, turns=rows.turns & 4)),
+    ),
+    "grey outside": ("canvas", altered(of_image=grey_outside)),
+    "no colour": ("colour", altered(of_rows=lambda rows: replace(rows, ops=None))),
+    "neighbour's colour": ("colour", altered(of_rows=neighbours_colour)),
+    "largest canvas": ("canvas", LargestCanvas),
+    "targets of what failed": ("sizes", TargetsOfWhatFailed),
 }
-"""A loader with one fault -> a kind of plan that shows it."""
+"""A fault -> a kind of plan that shows it, and a loader that has it."""

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -31,7 +31,6 @@ from contracts import FileSource, Source, Split, UserError
 from dataset.stores import SourceModule, folder, lmdb
 from dataset.stores import list as image_list
 from dataset.stores.folder import Folder
-from dataset.stores.shards import shard_path
 from tests.conformance import toy
 from tests.unit.folders import fill
 
@@ -82,13 +81,13 @@ def write_lmdb(data: Path, split: str, files: Mapping[str, bytes]) -> Path:
 
 def lose_value(source: Any, sample: int) -> None:
     """Delete a value, by another process: this one may have the store open."""
-    code = "import lmdb, os, sys\nstore = lmdb.open(sys.argv[1])\nwith store.begin(write=True) as transaction:\n"
-    code += "    transaction.delete(os.fsencode(sys.argv[2]))"
-    arguments = [
-        str(source.container.store.path),
-        os.fsdecode(source.columns.entry(sample)),
-    ]
-    subprocess.run([sys.executable, "-c", code, *arguments], check=True)
+    code = (
+        "import lmdb, os, sys\nwith lmdb.open(sys.argv[1]).begin(write=True) as store:"
+        "\n    store.delete(os.fsencode(sys.argv[2]))"
+    )
+    key = os.fsdecode(source.columns.entry(sample))
+    command = [sys.executable, "-c", code, str(source.store.path), key]
+    subprocess.run(command, check=True)
 
 
 def write_tar(
@@ -108,14 +107,11 @@ def write_shards(data: Path, split: str, files: Files) -> None:
     """Write two shards: the third sample, which may be taken away, has one of its own."""
     names = sorted(files)
     for shard, own in enumerate((names[:2] + names[3:], names[2:3])):
-        labels = {
-            f"{name.rpartition('.')[0]}.cls": name.partition("/")[0].encode()
-            for name in own
-        }
-        write_tar(
-            data / split / f"{shard}.tar",
-            {**{name: files[name] for name in own}, **labels},
-        )
+        members = {name: files[name] for name in own}
+        for name in own:
+            label = name.partition("/")[0].encode()
+            members[f"{name.rpartition('.')[0]}.cls"] = label
+        write_tar(data / split / f"{shard}.tar", members)
 
 
 Row = tuple[bytes | None, str | None, int | None]
@@ -168,8 +164,7 @@ def write_arrows(data: Path, split: str, files: Files) -> None:
 
 def shard_of(source: Any, sample: int) -> Path:
     """Return the shard that a sample is in."""
-    shards = source.container.columns
-    return Path(os.fsdecode(shard_path(shards, int(shards.shard[source.key(sample)]))))
+    return Path(os.fsdecode(source.shards.path(int(source.columns.shard[sample]))))
 
 
 MAY_LACK = {"lmdb": "lmdb", "arrow": "pyarrow"}
@@ -273,17 +268,9 @@ def a_copy_opens_nothing(split: Split, files: Files, data: Path) -> None:
 
 
 def nothing_is_open(data: Path) -> None:
-    below = f"{data.resolve()}/"
-    held = {
-        os.readlink(link)
-        for link in Path("/proc/self/fd").iterdir()
-        if os.path.lexists(link)
-    }
-    held |= {
-        line.partition("/")[2]
-        for line in Path("/proc/self/maps").read_text().splitlines()
-    }
-    assert not [path for path in held if f"/{path.removeprefix('/')}".startswith(below)]
+    links = [*filter(os.path.lexists, Path("/proc/self/fd").iterdir())]
+    held = [*map(os.readlink, links), Path("/proc/self/maps").read_text()]
+    assert not [path for path in held if f"{data.resolve()}/" in path]
 
 
 def processes_and_threads_read_alike(split: Split, files: Files) -> None:
@@ -291,28 +278,16 @@ def processes_and_threads_read_alike(split: Split, files: Files) -> None:
     expected = all_read(split.source)
     work = partial(all_read, split.source)
     with ThreadPoolExecutor(4) as threads:
-        assert all(
-            found.result(60) == expected
-            for found in [threads.submit(work) for _ in range(8)]
-        )
-    forking = get_context("fork")
-    with ProcessPoolExecutor(
-        2, mp_context=forking, initializer=_take, initargs=(split.source,)
-    ) as forked:
-        assert all(
-            found.result(60) == expected
-            for found in [forked.submit(_read_taken) for _ in range(4)]
-        )
+        assert [*threads.map(lambda _: work(), range(8))] == [expected] * 8
+    _taken[:] = [split.source]  # inherited by the fork, not pickled
+    with ProcessPoolExecutor(2, mp_context=get_context("fork")) as forked:
+        assert [*forked.map(_read_taken, range(4), timeout=60)] == [expected] * 4
 
 
 _taken: list[Source] = []
 
 
-def _take(source: Source) -> None:
-    _taken[:] = [source]  # inherited by the fork, not pickled
-
-
-def _read_taken() -> list[bytes]:
+def _read_taken(_: int) -> list[bytes]:
     return all_read(_taken[0])
 
 
@@ -367,12 +342,7 @@ def the_fingerprint_is_of_the_data(
 
 class OneName(Folder):
     def name(self, sample: int) -> str:
-        return "a sample"
-
-
-class TwoLines(Folder):
-    def name(self, sample: int) -> str:
-        return f"{sample}\n"
+        return "a sample\n"
 
 
 class Neighbour(Folder):
@@ -437,27 +407,3 @@ class OneThread(Folder):
 
     def read(self, sample: int) -> bytes:
         return super().read(sample) if threading.get_native_id() == self.home else b""
-
-
-class NoPaths(toy.Memory):
-    files = True
-
-
-class Paths(toy.Memory):
-    def path(self, sample: int) -> bytes:
-        return b"/nowhere"
-
-
-class Hasty(Folder):
-    def read(self, sample: int) -> bytes:
-        patient, self.read_delay_s = self.read_delay_s, 0.0
-        try:
-            return super().read(sample)
-        finally:
-            self.read_delay_s = patient
-
-
-def with_sizes_of_neighbours(split: Split) -> Split:
-    return replace(
-        split, columns=replace(split.columns, size=np.roll(split.columns.size, 1))
-    )

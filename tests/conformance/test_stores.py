@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from contracts import Feed, UserError
 from dataset.coco.scan import open_coco
 from dataset.open import are_files, open_splits, require_splits
-from dataset.stores import source_named
 from dataset.stores.folder import Folder
 from loaders import open_loader
 from plan.boxes import DetectionPlan, DetectionPolicy
@@ -24,7 +20,6 @@ from tests.conformance import leaving, pictures, placed, scenes, sources
 from tests.conformance.scenes import CPU, Scene
 from tests.conformance.test_sources import same_batches, stored
 from tests.unit.coco_files import write_coco
-from tests.unit.folders import fill
 from tests.unit.test_splits import Console
 
 
@@ -61,110 +56,46 @@ def test_batches_are_those_of_files(
     )
 
 
-@pytest.mark.parametrize("epochs", [5, 20])
-def test_epochs_are_flat(
-    kind: str,
-    epochs: int,
-    small: Scene,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(leaving, "EPOCHS", epochs)
+def test_epochs_are_flat(kind: str, small: Scene, tmp_path: Path) -> None:
     split = stored(kind, tmp_path / "data", files_of(small))()
-    feed = small.feed(
-        batch_size=8,
-        image_size=32,
-        workers=1,
-        source=split.source,
-        columns=split.columns,
-    )
+    of_store = {"source": split.source, "columns": split.columns}
+    feed = small.feed(batch_size=8, image_size=32, workers=1, **of_store)
     leaving.epochs_are_flat(partial(open_loader, "torchvision"), feed)
 
 
-def test_an_epoch_goes_on_at_another_world_size(
-    kind: str, small: Scene, tmp_path: Path
-) -> None:
-    """Two ranks take two batches each, three go on: no sample twice, and each is the file of that name."""
-    split = stored(kind, tmp_path / "data", files_of(small))()
-    drawn: list[int] = []
-    for world_size, first, batches in ((2, 0, 2), (3, 16, None)):
-        for rank in range(world_size):
-            feed = small.feed(batch_size=4, image_size=32, workers=0)
-            plan = replace(feed.plan, world_size=world_size, rank=rank)  # type: ignore[type-var]
-            one, other = (
-                open_loader(
-                    "torchvision",
-                    replace(feed, plan=plan, source=source, columns=columns),
-                )
-                for source, columns in (
-                    (feed.source, feed.columns),
-                    (split.source, split.columns),
-                )
-            )
-            with one, other:
-                pairs = zip(one.batches(0, first), other.batches(0, first), strict=True)
-                for expected, found in islice(pairs, batches):
-                    assert (expected.ids == found.ids).all() and torch.equal(
-                        expected.images, found.images
-                    )
-                    drawn += found.ids.tolist()
-    assert len(drawn) == len({*drawn}) == 16 + 24
-
-
-def put(kind: str, data: Path, split: str, files: dict[str, bytes]) -> None:
-    if kind == "lmdb":
-        sources.write_lmdb(data, split, files)
-        return
-    names = sorted(files)
-    if kind == "arrow":
-        for shard, own in enumerate((names[:3], names[3:])):
-            rows: list[sources.Row] = [(files[name], name, None) for name in own]
-            sources.write_arrow(data / split / f"{shard}.arrow", rows)
-        return
-    sources.write_tar(data / split / "0.tar", {name: files[name] for name in names[:3]})
-    sources.write_tar(
-        data / split / "1.tar", {f"{split}/{name}": files[name] for name in names[3:]}
-    )
-
-
 @LOADERS
-def test_images_of_detection(kind: str, name: str, tmp_path: Path) -> None:
+def test_images_of_detection(name: str, tmp_path: Path) -> None:
+    """They lie in an LMDB, or are files; other stores have images with a label."""
+    pytest.importorskip("lmdb")
     data = write_coco(
         tmp_path / "coco", splits={"train2017": 8, "val2017": 4}, size=(64, 80)
     ).resolve()
     folder = open_coco(data, "train", keypoints=False, cache=tmp_path / "cache")
     for place in ("train2017", "val2017"):
-        (data / place).rename(data / f"{place}-files")
-        put(
-            kind,
-            data,
-            place,
-            {
-                file.name: file.read_bytes()
-                for file in (data / f"{place}-files").iterdir()
-            },
-        )
+        images = {path.name: path.read_bytes() for path in (data / place).iterdir()}
+        (data / place).rename(tmp_path / place)
+        sources.write_lmdb(data, place, images)
     settings = build({"data": data, "manifest_dir": tmp_path / "cache"}).data
     assert not are_files(settings, "instances")
     split = open_splits(settings, content="instances", loader=name, console=Console())[
         "train"
     ]
     assert split.columns.fingerprint == folder.fingerprint
-    (tmp_path / "again").mkdir()
-    (tmp_path / "again" / "train2017").symlink_to(data / "train2017-files")
-    plan = DetectionPlan.of(
-        folder,
-        DetectionPolicy(augment="flip", size=60, longer=100, flip=0.5),
-        seed=3,
-        batch_size=4,
+    policy = DetectionPolicy(augment="flip", size=60, longer=100, flip=0.5)
+    feed = Feed(
+        plan=DetectionPlan.of(folder, policy, seed=3, batch_size=4),
+        source=split.source,
+        columns=split.columns,
+        targets=placed.packed,
+        device=CPU,
+        workers=1,
     )
-    how: dict[str, Any] = {"targets": placed.packed, "device": CPU, "workers": 1}
-    feed = Feed(plan=plan, source=split.source, columns=split.columns, **how)
-    files = Folder(replace(folder, root=tmp_path / "again"))
-    same_batches(
-        partial(open_loader, name), feed, replace(feed, source=files, columns=folder)
-    )
-    assert source_named(kind).source(split.columns).read(0) == files.read(0)
+    columns = replace(folder, root=tmp_path)
+    files = replace(feed, source=Folder(columns), columns=columns)
+    same_batches(partial(open_loader, name), feed, files)
+    again = build({"data": data, "source": "tar"}).data
+    with pytest.raises(UserError, match="are files, or lie in an LMDB"):
+        require_splits(again, "instances")
 
 
 def test_a_damaged_entry_keeps_its_place_and_is_named(
@@ -182,18 +113,3 @@ def test_a_damaged_entry_keeps_its_place_and_is_named(
     ) as loader:
         (batch,) = loader.batches(0, 0)
     assert batch.failed == (1,) and split.source.name(1).endswith("a/small-001.jpg")
-
-
-def test_a_setting_of_another_source_is_refused(tmp_path: Path) -> None:
-    fill(tmp_path / "data", {"train/a/x.jpg": b"", "val/a/x.jpg": b""})
-    for name in ("lmdb_label", "label_key"):
-        settings = build({"data": tmp_path / "data", name: "x"}).data
-        flag = name.replace("_", "-")
-        with pytest.raises(
-            UserError, match=f"--{flag} is for another source, and train of"
-        ):
-            require_splits(settings, "images")
-        with pytest.raises(
-            UserError, match="are for images with a label; leave them out"
-        ):
-            require_splits(settings, "videos")

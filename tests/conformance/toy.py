@@ -114,11 +114,11 @@ def open(
     return Split(columns=columns, source=Memory(columns, stored, read_delay_s))
 
 
-def entries(data: Path, cache: Path) -> Held:
-    return Held(data, "train2017.toy", every(data))
+def entries(data: Path, folder: str) -> Held:
+    return Held(data, f"{folder}.toy", every(data))
 
 
-def source(columns: Any, read_delay_s: float = 0.0) -> Memory:
+def source(columns: Any, folder: str, read_delay_s: float = 0.0) -> Memory:
     return Memory(columns, every(columns.root), read_delay_s)
 
 

@@ -4,69 +4,40 @@ them."""
 from __future__ import annotations
 
 import io
-from pathlib import Path
+import re
 
 import pytest
 from PIL import Image
 
 from dataset.images.headers import parse
 from dataset.scan.manifest import Rejected
-from tests.unit.folders import JPEG, fill, reasons
-from tests.unit.test_splits import opened
+from tests.unit.folders import JPEG
 
 HEIF = b"\0\0\0\x18ftyp%b\0\0\0\0%b"
-FOREIGN = {
-    "AVIF": HEIF % (b"avif", b"avifmif1"),
-    "AVIF, whose first brand is its container's": HEIF % (b"mif1", b"miafavif"),
-    "HEIC": HEIF % (b"heic", b"mif1heic"),
-    "HEIC, whose first brand is its container's": HEIF % (b"mif1", b"heic"),
-    "JPEG XL": b"\xff\x0a\x7f\0",
-    "JPEG XL in a container": b"\0\0\0\x0cJXL \r\n\x87\n\0\0\0\x14ftypjxl ",
-    "JPEG 2000": b"\0\0\0\x0cjP  \r\n\x87\n\0\0\0\x14ftypjp2 ",
-    "JPEG 2000, raw": b"\xff\x4f\xff\x51\0\x2f",
-    "SVG": b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg">',
-    "OpenEXR": b"\x76\x2f\x31\x01\2\0\0\0",
-    "DICOM": bytes(128) + b"DICM",
-    "camera raw": HEIF % (b"crx ", b"isom"),
-    "QOI": b"qoif\0\0\0\x60\0\0\0\x40\3\0",
-    "PAM or PFM": b"Pf\n96 64\n-1.0\n",
-    "Radiance HDR": b"#?RADIANCE\nFORMAT=32-bit_rle_rgbe\n",
-    "FITS": b"SIMPLE  =                    T",
-}
-CONVERTS = {
-    "AVIF": "avifdec",
-    "HEIC": "heif-convert",
-    "JPEG XL": "djxl",
-    "JPEG 2000": "opj_decompress",
-    "SVG": "rsvg-convert",
-    "OpenEXR": "magick",
-    "DICOM": "dcmj2pnm",
-    "camera raw": "dcraw",
-    **dict.fromkeys(("QOI", "PAM or PFM", "Radiance HDR", "FITS"), "magick"),
-}
-
-
-@pytest.mark.parametrize("name", FOREIGN)
-def test_a_format_that_no_loader_reads_is_named(name: str) -> None:
-    content = FOREIGN[name] + bytes(40)
-    family = next(known for known in CONVERTS if name.startswith(known))
-    with pytest.raises(
-        Rejected,
-        match=f"^{family}, which no loader reads: {CONVERTS[family]} .* converts it$",
-    ):
-        parse(content, len(content))
+FOREIGN = [
+    (HEIF % (b"avif", b"avifmif1"), "AVIF", "avifdec"),
+    (HEIF % (b"mif1", b"miafavif"), "AVIF", "avifdec"),
+    (HEIF % (b"heic", b"mif1heic"), "HEIC", "heif-convert"),
+    (HEIF % (b"mif1", b"heic"), "HEIC", "heif-convert"),
+    (b"\xff\x0a\x7f\0", "JPEG XL", "djxl"),
+    (b"\0\0\0\x0cJXL \r\n\x87\n\0\0\0\x14ftypjxl ", "JPEG XL", "djxl"),
+    (b"\0\0\0\x0cjP  \r\n\x87\n\0\0\0\x14ftypjp2 ", "JPEG 2000", "opj_decompress"),
+    (b"\xff\x4f\xff\x51\0\x2f", "JPEG 2000", "opj_decompress"),
+    (b'<?xml version="1.0"?>\n<svg xmlns="http://www', "SVG", "rsvg-convert"),
+    (b"\x76\x2f\x31\x01\2\0\0\0", "OpenEXR", "magick"),
+    (bytes(128) + b"DICM", "DICOM", "dcmj2pnm"),
+    (HEIF % (b"crx ", b"isom"), "camera raw", "dcraw"),
+    (b"qoif\0\0\0\x60\0\0\0\x40\3\0", "QOI", "magick"),
+    (b"Pf\n96 64\n-1.0\n", "PAM or PFM", "magick"),
+    (b"#?RADIANCE\nFORMAT=32-bit_rle_rgbe\n", "Radiance HDR", "magick"),
+    (b"SIMPLE  =                    T", "FITS", "magick"),
+]
 
 
 def of_kind(code: int, depth: int = 8) -> bytes:
     """A JPEG whose frame header has another code."""
-    at = JPEG.index(b"\xff\xc0")
-    return (
-        JPEG[: at + 1]
-        + bytes([code])
-        + JPEG[at + 2 : at + 4]
-        + bytes([depth])
-        + JPEG[at + 5 :]
-    )
+    head, mark, rest = JPEG.partition(b"\xff\xc0")
+    return head + bytes([mark[0], code]) + rest[:2] + bytes([depth]) + rest[3:]
 
 
 def preview() -> bytes:
@@ -78,42 +49,30 @@ def preview() -> bytes:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (
-            of_kind(0xC3),
-            "JPEG is lossless, which no loader reads: ffmpeg -i IN OUT.png converts it",
+        *(
+            (head + bytes(40), f"{name}, which no loader reads: {tool} .* converts it$")
+            for head, name, tool in FOREIGN
         ),
+        (of_kind(0xC3), r"JPEG is lossless, which no loader reads: ffmpeg -i IN"),
         (of_kind(0xC5), "JPEG is hierarchical, which"),
         (of_kind(0xF7), "JPEG is JPEG-LS, which"),
         (of_kind(0xC1, 12), "JPEG has 12 bits a component, which"),
-        (
-            preview(),
-            "TIFF begins with a preview, as camera raw, which no loader reads: dcraw",
-        ),
+        (preview(), "TIFF begins with a preview, as camera raw, .*: dcraw"),
+        (HEIF % (b"isom", b"iso2avc1mp41"), r"no known image format \(starts with"),
+        (b"\0\0\0\x0cABCD", r"no known image format \(starts with"),
+        (b"<html>", r"no known image format \(starts with"),
     ],
-    ids=["lossless", "hierarchical", "ls", "12 bits", "raw"],
 )
-def test_kinds_of_jpeg_and_tiff_that_no_loader_reads(content: bytes, said: str) -> None:
+def test_what_no_loader_reads_is_named(content: bytes, said: str) -> None:
     with pytest.raises(Rejected) as caught:
         parse(content, len(content))
-    assert str(caught.value).startswith(said)
+    assert re.match(said, str(caught.value))
 
 
-@pytest.mark.parametrize(
-    "head", [HEIF % (b"isom", b"iso2avc1mp41"), b"\0\0\0\x0cABCD", b"<html>"]
-)
-def test_what_is_no_image_is_not_named_so(head: bytes) -> None:
-    with pytest.raises(Rejected, match=r"^no known image format \(starts with"):
-        parse(head, len(head))
-
-
-def test_files_that_pillow_writes(tmp_path: Path) -> None:
-    content = {"train/ant/0.jpg": JPEG, "val/ant/0.jpg": JPEG}
+def test_files_that_pillow_writes() -> None:
     Image.init()
-    for format in ("AVIF", "JPEG2000"):
-        if format in Image.SAVE:
-            target = io.BytesIO()
-            Image.new("RGB", (20, 10)).save(target, format)
-            content[f"train/ant/{format}"] = target.getvalue()
-    found = reasons(opened(fill(tmp_path / "data", content))["train"].columns)
-    assert len(found) == len(content) - 2
-    assert all("which no loader reads" in why for why in found.values())
+    for form in {"AVIF", "JPEG2000"} & Image.SAVE.keys():
+        target = io.BytesIO()
+        Image.new("RGB", (20, 10)).save(target, form)
+        with pytest.raises(Rejected, match="which no loader reads"):
+            parse(target.getvalue(), target.tell())

@@ -108,7 +108,7 @@ def test_files_elsewhere_keep_their_absolute_path(data: Path, tmp_path: Path) ->
     far = fill(tmp_path / "a much longer name", {"x.jpg": JPEG}) / "x.jpg"
     split = opened(data, f"train/ant/0.jpg 0\n{far} 1\n")
     assert paths(split) == [f"{data}/train/ant/0.jpg", str(far)]
-    rows = image_list.source(split.columns).paths(np.array([1, 0, 1]))
+    rows = image_list.Listed(split.columns).paths(np.array([1, 0, 1]))
     assert [bytes(row).rstrip(b"\0").decode() for row in rows] == [
         str(far),
         f"{data}/train/ant/0.jpg",

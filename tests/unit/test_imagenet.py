@@ -23,21 +23,19 @@ VAL = {
     f"{CLASSES[1 - place]}/ILSVRC2012_val_{place + 1:08d}.JPEG": content
     for place, content in enumerate(IMAGES[4:])
 }
+DAMAGED = f"{CLASSES[0]}/{CLASSES[0]}_8.JPEG"
+SYNSETS = "\n".join(CLASSES[::-1]).encode()
 
 
-def tar(files: dict[str, bytes], link: str = "", mode: str = "w") -> bytes:
-    """Return a tar of files; `link`, of the name of an image of CLASSES[0], goes to the first of its own."""
+def tar(files: dict[str, bytes], mode: str = "w") -> bytes:
+    """Return a tar of files; one without bytes is a link."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode=mode) as archive:  # type: ignore[call-overload]
         for name, content in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(content)
+            member.type = tarfile.REGTYPE if content else tarfile.SYMTYPE
             archive.addfile(member, io.BytesIO(content))
-        if link.startswith(next(iter(files))[:9]):
-            member = tarfile.TarInfo(link)
-            member.type = tarfile.SYMTYPE
-            member.linkname = next(iter(files))
-            archive.addfile(member)
     return made.getvalue()
 
 
@@ -49,123 +47,114 @@ def devkit() -> bytes:
     synsets["WNID"] = [*CLASSES[::-1], "n99999999"]
     made = io.BytesIO()
     matlab.savemat(made, {"synsets": synsets})
+    files = {
+        "meta.mat": made.getvalue(),
+        "ILSVRC2012_validation_ground_truth.txt": b"1\n2\n",
+    }
     data = "ILSVRC2012_devkit_t12/data"
-    numbers = b"1\n2\n"
-    return tar(
-        {
-            f"{data}/meta.mat": made.getvalue(),
-            f"{data}/ILSVRC2012_validation_ground_truth.txt": numbers,
-        },
-        mode="w:gz",
-    )
+    return tar({f"{data}/{name}": files[name] for name in files}, "w:gz")
 
 
-def archives(folder: Path, train: dict[str, bytes] = TRAIN, link: str = "") -> None:
+def published(folder: Path, truth: str, more: dict[str, bytes]) -> Path:
+    """Write archives, or Kaggle's folders, with more images of train."""
+    train = TRAIN | more
+    val = {name[10:]: content for name, content in VAL.items()}
+    if truth == "kaggle":
+        lines = [f"{name[10:-5]},{name[:9]} 1 2 3 4 {name[:9]} 5 6 7 8" for name in VAL]
+        solution = "\n".join(["ImageId,PredictionString", *lines])
+        files = {f"train/{name}": content for name, content in train.items()}
+        files |= {f"val/{name}": content for name, content in val.items()}
+        files = {f"{imagenet.KAGGLE}/{name}": files[name] for name in files}
+        return fill(folder, files | {imagenet.SOLUTION: solution.encode()})
     inner = {
         f"{wnid}.tar": tar(
-            {name[10:]: content for name, content in train.items() if name[:9] == wnid},
-            link,
+            {name[10:]: train[name] for name in train if name[:9] == wnid}
         )
         for wnid in CLASSES
     }
-    val = tar({name[10:]: content for name, content in VAL.items()})
-    fill(
-        folder, {"ILSVRC2012_img_train.tar": tar(inner), "ILSVRC2012_img_val.tar": val}
+    known = {imagenet.SYNSETS: SYNSETS}
+    if truth == "devkit":
+        known = {imagenet.DEVKIT: devkit()}
+    archives = {"train": tar(inner), "val": tar(val)}
+    files = {imagenet.ARCHIVE.format(split): archives[split] for split in archives}
+    return fill(folder, files | known)
+
+
+def run(folder: Path, *more: str) -> int:
+    target = str(folder.parent / "to")
+    cache = str(folder.parent / "cache")
+    return imagenet.main(
+        [target, "--from", str(folder), "--manifest-dir", cache, *more]
     )
 
 
-def kaggle(folder: Path) -> None:
-    train = {
-        f"{imagenet.KAGGLE}/train/{name}": content for name, content in TRAIN.items()
-    }
-    val = {
-        f"{imagenet.KAGGLE}/val/{name[10:]}": content for name, content in VAL.items()
-    }
-    lines = [f"{name[10:-5]},{name[:9]} 1 2 3 4 {name[:9]} 5 6 7 8" for name in VAL]
-    solution = "\n".join(["ImageId,PredictionString", *lines]).encode()
-    fill(folder, train | val | {imagenet.SOLUTION: solution})
-
-
-def run(folder: Path, target: Path, *more: str) -> int:
-    command = [
-        str(target),
-        "--from",
-        str(folder),
-        "--manifest-dir",
-        str(folder.parent / "cache"),
-        *more,
-    ]
-    return imagenet.main(command)
-
-
 @pytest.mark.parametrize(
-    ("truth", "form"),
-    [("devkit", "folder"), ("synsets", "tar"), ("kaggle", "folder")],
-    ids=str,
+    ("truth", "form", "more"),
+    [
+        ("devkit", "folder", {}),
+        (
+            "synsets",
+            "tar",
+            {DAMAGED: b"<html>", f"{CLASSES[0]}/{CLASSES[0]}_9.JPEG": b""},
+        ),
+        ("kaggle", "folder", {DAMAGED: b"<html>"}),
+    ],
+    ids=["devkit", "synsets", "kaggle"],
 )
-def test_all_forms_give_the_same_images(truth: str, form: str, tmp_path: Path) -> None:
-    folder = tmp_path / "published"
-    if truth == "kaggle":
-        kaggle(folder)
-    else:
-        archives(folder)
-    if truth == "devkit":
-        fill(folder, {imagenet.DEVKIT: devkit()})
-    if truth == "synsets":
-        fill(folder, {imagenet.SYNSETS: "\n".join(CLASSES[::-1]).encode()})
-    assert run(folder, tmp_path / "to", "--format", form, "--any-count", "true") == 0
+def test_all_forms_give_the_same_images(
+    truth: str,
+    form: str,
+    more: dict[str, bytes],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What is left out, damaged or a link, is counted and named."""
+    folder = published(tmp_path / "published", truth, more)
+    assert run(folder, "--format", form, "--any-count", "true") == 0
+    output = "".join(capsys.readouterr()).splitlines()
+    lines = [line for line in output if "left out" in line]
+    assert len(lines) == bool(more)
+    for line in lines:
+        assert f"train: {len(more)} left out" in line
+        rejected = Path(line.partition("named in ")[2]).read_text()
+        assert all(name in rejected for name in more)
     for split, expected in (("train", TRAIN), ("val", VAL)):
         found = opened(tmp_path / "to")[split]
         columns = found.columns
         assert columns.classes == CLASSES
-        names = [columns.entry(sample).decode() for sample in range(len(columns))]
         images = {
-            name.removeprefix(f"{split}/"): found.source.read(sample)
-            for sample, name in enumerate(names)
+            columns.entry(sample).decode(): found.source.read(sample)
+            for sample in range(len(columns))
         }
         assert images == expected
         assert [CLASSES[label] for label in columns.label] == [
-            name.split("/")[-2] for name in names
+            name[:9] for name in images
         ]
-
-
-@pytest.mark.parametrize("form", ["archives", "kaggle"])
-def test_images_that_are_left_out_are_counted_and_named(
-    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "published"
-    damaged = f"{CLASSES[0]}/{CLASSES[0]}_8.JPEG"
-    broken = dict(TRAIN, **{damaged: b"<html>"})
-    names = [damaged]
-    if form == "kaggle":
-        kaggle(folder)
-        fill(folder, {f"{imagenet.KAGGLE}/train/{damaged}": b"<html>"})
-    else:
-        archives(folder, broken, link=f"{CLASSES[0]}_9.JPEG")
-        fill(folder, {imagenet.SYNSETS: "\n".join(CLASSES[::-1]).encode()})
-        names.append(f"{CLASSES[0]}/{CLASSES[0]}_9.JPEG\ta link")
-    assert run(folder, tmp_path / "to", "--any-count", "true") == 0
-    said = capsys.readouterr()
-    (line,) = [
-        line for line in (said.out + said.err).splitlines() if "left out" in line
-    ]
-    assert f"train: {len(names)} left out" in line
-    rejected = Path(line.partition("named in ")[2]).read_text()
-    assert all(name in rejected for name in names)
-    assert len(opened(tmp_path / "to")["train"].columns) == len(TRAIN)
 
 
 def test_counts_and_names_are_checked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "published"
-    kaggle(folder)
-    assert run(folder, tmp_path / "to") == 2
-    assert "train has 4 images, and ILSVRC2012 has 1,281,167" in capsys.readouterr().err
-    fill(
-        folder, {f"{imagenet.KAGGLE}/train/{CLASSES[0]}/{CLASSES[1]}_7.JPEG": IMAGES[0]}
-    )
-    assert run(folder, tmp_path / "to", "--any-count", "true") == 2
-    assert "which is no image of ILSVRC2012" in capsys.readouterr().err
-    (folder / imagenet.SOLUTION).unlink()
+    odd = f"{CLASSES[0]}/{CLASSES[1]}_7.JPEG"
+    for truth, more, flags, said in (
+        (
+            "kaggle",
+            {},
+            (),
+            "train has 4 images of 2 classes, and 0 that cannot be read",
+        ),
+        ("synsets", {odd: IMAGES[0]}, ("--any-count", "true"), "is no image of ILSVRC"),
+    ):
+        folder = published(tmp_path / truth, truth, more)
+        assert run(folder, *flags) == 2
+        assert said in capsys.readouterr().err
+    (folder / imagenet.SYNSETS).write_bytes(SYNSETS[:9])
+    inner = tar({f"{CLASSES[0]}_0.JPEG": IMAGES[0]})
+    archive = folder / imagenet.ARCHIVE.format("train")
+    archive.write_bytes(tar({f"{CLASSES[0]}.tar": inner}))
+    assert run(folder, "--any-count", "true") == 2
+    assert "does not say the class of" in capsys.readouterr().err
+    (folder / imagenet.SYNSETS).unlink()
+    assert run(folder, "--any-count", "true") == 2
+    assert "which say the classes of val" in capsys.readouterr().err
     assert not (tmp_path / "to").exists()

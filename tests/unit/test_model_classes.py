@@ -19,67 +19,50 @@ WNIDS = ModelClasses(
 )
 
 
-def test_names_are_found_in_any_order() -> None:
-    assert OURS.numbers(["cow", "ant"])[0].tolist() == [2, 0]
-    assert OURS.numbers(["cow", "ant"])[1:] == ("", False)
-
-
 @pytest.mark.parametrize(
     "classes", [["ant", "bee", "dog"], ["0", "1", "2"], ["Ant"], ["a"] * 3]
 )
-def test_unknown_names_are_refused(classes: list[str]) -> None:
+def test_names_are_found_in_any_order_and_unknown_ones_are_refused(
+    classes: list[str],
+) -> None:
     """Neither numbers nor as many names say that they are the same classes."""
-    with pytest.raises(
-        UserError,
-        match=r"is none of the 3 classes of --resume a.pt \('ant', 'bee', 'cow'\)",
-    ):
+    outputs, *said = OURS.numbers(["cow", "ant"])
+    assert (outputs.tolist(), said) == ([2, 0], ["", False])
+    known = r"is none of the 3 classes of --resume a.pt \('ant', 'bee', 'cow'\)"
+    with pytest.raises(UserError, match=known):
         OURS.numbers(classes)
 
 
 def test_one_name_for_two_classes_is_refused() -> None:
     """The name may be of two outputs, as in ImageNet, or of two classes, with a blank as underscore."""
-    cranes = ModelClasses(
-        names=("crane", "ant", "crane", "a bee", "a_bee"), origin="w", published=True
-    )
-    found, *_ = cranes.numbers(["ant", "a_bee", "a bee"])
-    assert found.tolist() == [1, 4, 3], "the very name first"
-    with pytest.raises(
-        UserError, match="class 'crane' and the outputs 0, 2 of w are not one each"
+    names = ("crane", "ant", "crane", "a bee", "a_bee", "tabby cat")
+    model = ModelClasses(names=names, origin="w", published=True)
+    outputs, *_ = model.numbers(["ant", "a_bee", "a bee"])
+    assert outputs.tolist() == [1, 4, 3], "the very name first"
+    for classes, said in (
+        (["ant", "crane"], "class 'crane' and the outputs 0, 2 of w are not one each"),
+        (["tabby cat", "tabby_cat"], "class 'tabby cat' and the outputs 5 of w"),
     ):
-        cranes.numbers(["ant", "crane"])
-    with pytest.raises(UserError, match="class 'tabby cat' and the outputs 0 of w"):
-        ModelClasses(names=("tabby cat",), origin="w").numbers(
-            ["tabby cat", "tabby_cat"]
-        )
+        with pytest.raises(UserError, match=said):
+            model.numbers(classes)
 
 
-def test_imagenets_folders() -> None:
+def test_classes_of_imagenet() -> None:
+    """Folders by name, ImageNet-V2's numbers, and a thousand other names, which are a doubt."""
     assert WNIDS.names == tuple(sorted(WNIDS.names)) and len(set(WNIDS.names)) == 1000
-    assert [WNIDS.names[place] for place in (0, 101, 999)] == [
-        "n01440764",
-        "n01871265",
-        "n15075141",
-    ]
-    found, said, doubtful = WNIDS.numbers(
-        ["n15075141", "n01871265"]
-    )  # as a part of ImageNet-A is
-    assert (found.tolist(), said, doubtful) == ([999, 101], "", False)
-
-
-def test_imagenet_v2s_numbers() -> None:
-    classes = sorted(map(str, range(1000)))
-    found, said, doubtful = WNIDS.numbers(classes)
-    assert found.tolist() == [int(name) for name in classes] != list(range(1000))
-    assert "are numbers" in said and not doubtful
-
-
-def test_a_thousand_other_names_are_a_doubt() -> None:
-    found, said, doubtful = WNIDS.numbers([f"class {i:03}" for i in range(1000)])
-    assert (
-        doubtful and "mean nothing" in said and np.array_equal(found, np.arange(1000))
-    )
+    wnids = ["n15075141", "n01871265", "n01440764"]  # as a part of ImageNet-A is
+    outputs, *said = WNIDS.numbers(wnids)
+    assert (outputs.tolist(), said) == ([999, 101, 0], ["", False])
+    numbers = sorted(map(str, range(1000)))
+    outputs, line, doubtful = WNIDS.numbers(numbers)
+    assert outputs.tolist() == [int(name) for name in numbers] != list(range(1000))
+    assert "are numbers" in line and not doubtful
+    others = [f"class {i:03}" for i in range(1000)]
+    outputs, line, doubtful = WNIDS.numbers(others)
+    assert doubtful and "mean nothing" in line
+    assert np.array_equal(outputs, np.arange(1000))
     with pytest.raises(UserError, match="none of the 1000 classes"):
-        WNIDS.numbers([f"class {i:03}" for i in range(999)])
+        WNIDS.numbers(others[:999])
 
 
 def test_published_names() -> None:

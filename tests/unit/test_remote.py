@@ -14,21 +14,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-import torch
 
 from benchmarks.train import Train, command, points
-from contracts import Feed, Split
+from contracts import Split
 from dataset.open import are_files, open_splits
 from dataset.stores import bucket, remote
 from dataset.stores.disk_cache import Kept
-from loaders import open_loader
 from loaders._read_retry import read
-from plan.images import ImagePlan, ImagePolicy
 from scripts import _probes, pack, tune
 from settings.config import build
 from tests.conformance import scenes
-from tests.conformance.sources import all_read, write_shards, write_tar
-from tests.unit.coco_files import write_coco
+from tests.conformance.sources import all_read, write_shards
 from tests.unit.folders import fill, refused
 from tests.unit.ranges import Server, serving
 from tests.unit.test_splits import Console
@@ -45,7 +41,7 @@ FILES = {
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "PAUSES_S", (0.01, 0.02, 0.04))
     bucket._stands_for.cache_clear()
-    bucket._described.cache_clear()
+    bucket.heads_of.cache_clear()
 
 
 @pytest.fixture
@@ -63,7 +59,7 @@ def opened(
     **how: Any,
 ) -> dict[str, Split]:
     bucket._stands_for.cache_clear()
-    bucket._described.cache_clear()
+    bucket.heads_of.cache_clear()
     settings = build({"data": data, "manifest_dir": tmp_path / "cache", **how}).data
     console = console or Console()
     return open_splits(
@@ -98,8 +94,10 @@ class Bucket:
     objects: ClassVar[dict[str, bytes]] = {}
     lists = True
     error: ClassVar[Exception | None] = None
+    tries = 0
 
     def _found(self, url: str) -> bytes:
+        type(self).tries += 1
         if self.error:
             raise self.error
         key = url.removeprefix("s3://")
@@ -167,56 +165,51 @@ def test_a_bucket_that_may_not_be_listed(pets: type[Bucket], tmp_path: Path) -> 
     """Its shards.txt, or its lists, say what there is; where there are none the line names the rights."""
     pets.lists = False
     said = refused(lambda: opened("s3://pets/set", tmp_path))
-    assert (
-        "access is denied (PermissionError); give credentials with the right to read it; "
-        in said
-    )
+    assert "access is denied (PermissionError); give credentials with the" in said
     assert "train/shards.txt or train.csv" in said
-    old = list(pets.objects)
-    for place, key in enumerate(old):
-        folder = key.rpartition("/")[0]
+    for place, key in enumerate([*pets.objects]):
+        folder = key.rpartition("/a?#b")[0]
         pets.objects[f"{folder}/{place}.tar"] = pets.objects.pop(key)
+    listed = "".join(f"{name},{name[0]}\n" for name in FILES).encode()
+    pets.objects |= {f"pets/listed/{name}": FILES[name] for name in FILES}
     for split in ("train", "val"):
         names = [key for key in pets.objects if f"/{split}/" in key]
         lines = "".join(f"{name.rpartition('/')[2]}\n" for name in names)
         pets.objects[f"pets/set/{split}/shards.txt"] = lines.encode()
-        pets.objects |= {
-            f"pets/listed/{name}": content for name, content in FILES.items()
-        }
-        pets.objects[f"pets/listed/{split}.csv"] = "".join(
-            f"{name},{name[0]}\n" for name in FILES
-        ).encode()
+        pets.objects[f"pets/listed/{split}.csv"] = listed
     for data in ("s3://pets/set", "s3://pets/listed"):
-        source = opened(data, tmp_path)["train"].source
-        assert sorted(all_read(source)) == sorted(FILES.values())
+        for trusted in (False, data.endswith("listed")):
+            source = opened(data, tmp_path, trust_list=trusted)["train"].source
+            assert sorted(all_read(source)) == sorted(FILES.values())
 
 
 class NoCredentialsError(Exception):
     """An error with the name of botocore's."""
 
 
-class ClientError(Exception):
-    """An error that holds a server's answer, as botocore's does."""
+class Answered(Exception):
+    """What botocore raises: code and status are in its answer."""
 
-    response: ClassVar = {"Error": {"Code": "NoSuchBucket"}}
+    def __init__(self, code: str = "", status: int | None = None) -> None:
+        super().__init__("An error occurred")
+        about = {"HTTPStatusCode": status}
+        self.response = {"Error": {"Code": code}, "ResponseMetadata": about}
 
 
-def denied() -> PermissionError:
-    error = PermissionError("denied")
-    error.__cause__ = ClientError()
-    error.__cause__.response = {"Error": {"Code": "ExpiredToken"}}  # type: ignore[misc]
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
     return error
 
 
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (ClientError(), "s3://pets/set: there is no such bucket"),
+        (Answered("NoSuchBucket"), "s3://pets/set: there is no such bucket"),
+        (NoCredentialsError(), "no credentials are found (NoCredentialsError)"),
         (
-            NoCredentialsError(),
-            "no credentials are found (NoCredentialsError); docs/data.md",
+            caused(PermissionError("denied"), Answered("ExpiredToken")),
+            "access is denied (ExpiredToken); give credentials",
         ),
-        (denied(), "access is denied (ExpiredToken); give credentials"),
         (ConnectionError(), "ConnectionError; start again once it answers"),
     ],
     ids=["bucket", "credentials", "rights", "network"],
@@ -226,6 +219,23 @@ def test_a_bucket_that_does_not_answer_says_why(
 ) -> None:
     pets.error = error
     assert said in refused(lambda: opened("s3://pets/set", tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("status", "asked", "said"),
+    [(404, 1, "no such object"), (503, 4, "HTTP 503")],
+    ids=["gone", "not-now"],
+)
+def test_an_object_that_is_gone_is_named_at_once(
+    status: int, asked: int, said: str, pets: type[Bucket]
+) -> None:
+    """By file systems that raise FileNotFoundError from their library's error, as s3fs does."""
+    pets.error = caused(FileNotFoundError("x"), Answered("", status))
+    pets.tries = 0
+    with pytest.raises(OSError, match=said) as caught:
+        remote.read("s3://pets/train/0.tar", 0, 9)
+    assert pets.tries == asked
+    assert isinstance(caught.value, FileNotFoundError) == (status == 404)
 
 
 FAULTS = ("500", "503", "reset", "cut", "429")
@@ -252,62 +262,10 @@ def test_no_sample_is_lost_doubled_or_changed(
     )
     assert server.asked.total() - before == 3, "whose latency is told, and nothing else"
     assert "so 16 at once give at most" in console.said[0]
+    source: Any = opened(data, tmp_path, read_threads=3)["train"].source
+    assert source.reads_at_once == 3 and not source.alone_while_fast
     settings = build({"data": data, "manifest_dir": tmp_path / "cache"}).data
     assert not are_files(settings, "images")
-
-
-@pytest.mark.parametrize("loader", ["dali-fed", "torchvision"])
-def test_reads_of_50_ms_are_waited_for_together(
-    loader: str, server: Server, tmp_path: Path
-) -> None:
-    """By one worker, `--read-threads` at once and not more; and the images are those of the local files."""
-    data = listed(server, tmp_path / "own")
-    local = tmp_path / "local"
-    fill(
-        local,
-        {
-            f"{split}/{name}": FILES[name]
-            for split in ("train", "val")
-            for name in FILES
-        },
-    )
-    server.latency_s = 0.05
-    found = {}
-    for threads in (1, 8, 0):  # 0: local files
-        split = opened(data if threads else local, tmp_path, read_threads=threads)[
-            "train"
-        ]
-        columns = split.columns
-        policy = ImagePolicy(window="center", image_size=24)
-        sizes = {"heights": columns.height, "widths": columns.width}
-        plan = ImagePlan(**sizes, policy=policy, seed=5, batch_size=4, training=False)
-        feed = Feed(
-            plan=plan,
-            source=split.source,
-            columns=columns,
-            targets=lambda rows: {},
-            device=torch.device("cpu"),
-            workers=1,
-        )
-        server.most_under_way = 0
-        with open_loader(loader, feed) as opened_loader:
-            batches = [batch.images.clone() for batch in opened_loader.batches(0, 0)]
-        found[threads] = torch.cat(batches)
-        least, most = {0: (0, 0), 1: (1, 1), 8: (5, 8)}[threads]
-        assert least <= server.most_under_way <= most
-    assert (
-        len(found[0]) == 8
-        and torch.equal(found[1], found[0])
-        and torch.equal(found[8], found[0])
-    )
-
-
-def test_a_list_behind_a_url_has_names_below_it(server: Server, tmp_path: Path) -> None:
-    fill(server.root, {f"images/{name}": content for name, content in FILES.items()})
-    lines = "".join(f"images/{name},{name[0]}\n" for name in sorted(FILES))
-    fill(server.root, {f"{split}.csv": lines.encode() for split in ("train", "val")})
-    split = opened(server.url, tmp_path, trust_list=True)["train"]
-    assert sorted(all_read(split.source)) == sorted(FILES.values())
 
 
 def test_a_server_that_lists_nothing_is_asked_by_name(
@@ -324,32 +282,8 @@ def test_a_server_that_lists_nothing_is_asked_by_name(
     fill(server.root, {"train/classes.txt": b"b\na\n"})
     splits = opened(server.url, tmp_path)
     assert [len(splits[split].columns) for split in ("train", "val")] == [8, 8]
-    assert splits["val"].columns.classes == ("b", "a"), (
-        "train/classes.txt is asked for too"
-    )
-
-
-def test_images_of_detection(server: Server, tmp_path: Path) -> None:
-    """The annotations are copied, the images stay in shards."""
-    data = write_coco(
-        server.root / "coco", splits={"train2017": 3, "val2017": 2}, size=(64, 80)
-    )
-    for place in ("train2017", "val2017"):
-        files = {
-            file.name: file.read_bytes() for file in sorted((data / place).iterdir())
-        }
-        (data / place).rename(tmp_path / place)
-        write_tar(data / place / "0.tar", files)
-    settings = build(
-        {"data": f"{server.url}/coco", "manifest_dir": tmp_path / "cache"}
-    ).data
-    split = open_splits(
-        settings, content="instances", loader="torchvision", console=Console()
-    )["train"]
-    expected = [
-        file.read_bytes() for file in sorted((tmp_path / "train2017").iterdir())
-    ]
-    assert sorted(all_read(split.source)) == sorted(expected)
+    classes = splits["val"].columns.classes
+    assert classes == ("b", "a"), "train/classes.txt is asked for too"
 
 
 def test_a_shard_that_changes_is_walked_again(server: Server, tmp_path: Path) -> None:
@@ -396,16 +330,13 @@ def test_a_signature_is_in_no_message(
     assert any(path.endswith("secret") for path in server.paths)
     server.forbids = True
     remote._heads.clear()
-    with pytest.raises(OSError, match="access is denied") as caught:
-        split.source.read(0)
-    said = [str(caught.value), split.source.name(0), *console.said, *capfd.readouterr()]
-    said += [refused(lambda: opened(data, tmp_path, rescan=True))]
-    said += [
-        path.read_text(errors="replace")
-        for path in (tmp_path / "cache").rglob("*")
-        if path.is_file()
-    ]
+    said = [refused(lambda: read(split.source, 0)), split.source.name(0)]
+    said += [*console.said, refused(lambda: opened(data, tmp_path, rescan=True))]
+    said += capfd.readouterr()
+    kept = filter(Path.is_file, (tmp_path / "cache").rglob("*"))
+    said += [path.read_text(errors="replace") for path in kept]
     assert not any("secret" in each for each in said)
+    assert "access is denied (HTTP 403)" in said[0]
 
 
 @pytest.mark.parametrize(
@@ -441,39 +372,6 @@ def test_what_is_missing_or_cannot_be_read_ends_in_a_line(
 
 def _read_of(source: Any) -> list[bytes]:
     return all_read(source)
-
-
-class Answered(Exception):
-    """What botocore raises: the status is in its answer."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__("An error occurred")
-        self.response = {"ResponseMetadata": {"HTTPStatusCode": status}}
-
-
-@pytest.mark.parametrize(
-    ("status", "asked"), [(404, 1), (503, 4)], ids=["gone", "not-now"]
-)
-def test_an_object_that_is_gone_is_named_at_once(
-    status: int, asked: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By file systems that raise FileNotFoundError from their library's error, as s3fs does."""
-    fsspec = pytest.importorskip("fsspec")
-    times = []
-
-    def cat_file(system: Any, path: str, **how: Any) -> bytes:
-        times.append(path)
-        raise FileNotFoundError(path) from Answered(status)
-
-    made = type("Bucket", (fsspec.AbstractFileSystem,), {"cat_file": cat_file})
-    fsspec.register_implementation(f"bucket{status}", made)
-    with pytest.raises(
-        OSError, match="no such object" if status == 404 else "HTTP 503"
-    ) as caught:
-        remote.read(f"bucket{status}://pets/train/0.tar", 0, 9)
-    assert len(times) == asked and isinstance(caught.value, FileNotFoundError) == (
-        status == 404
-    )
 
 
 def test_a_shard_that_is_gone_while_it_is_read_is_named(
@@ -513,11 +411,9 @@ def test_programs_take_the_url_that_training_takes(
     settings = Train(data=server.url, archs=("resnet18",), loaders=("torchvision",))
     words = command(settings, points(settings)[0], tmp_path)
     assert words[words.index("--data") + 1] == server.url
-    assert "--by-hand" in refused(
-        lambda: points(settings.model_copy(update={"by_hand": ("torchvision",)}))
-    )
-    recipe, _ = tune.recipe_of(tune.Tune(data=server.url))
-    assert recipe.data.data == server.url
+    by_hand = settings.model_copy(update={"by_hand": ("torchvision",)})
+    assert "--by-hand" in refused(lambda: points(by_hand))
+    assert tune.recipe_of(tune.Tune(data=server.url))[0].data.data == server.url
     row = _probes.behind_url(server.url)
     assert row.state == "ok" and re.match(r"a read of \d+ KiB takes \d+ ms", row.found)
     bucket._stands_for.cache_clear()
@@ -538,37 +434,33 @@ def test_what_is_kept_is_read_once(server: Server, tmp_path: Path) -> None:
     assert all_read(first.source) == content and server.asked.total() == before + 8
 
 
-@pytest.mark.parametrize("counter", [bytes(20), b"%020d" % 250], ids=["zeros", "full"])
-def test_a_cache_that_was_emptied_is_filled_again(
-    counter: bytes, tmp_path: Path
-) -> None:
-    """Whatever is left of the file in which an earlier version counted."""
-    kept = Kept(tmp_path / "kept", 250)
-    for key in (b"a", b"b", b"c"):
-        kept.get(key, partial(bytes.__mul__, key, 100))
-    for path in (tmp_path / "kept").glob("??/*"):
-        path.unlink()
-    (tmp_path / "kept" / "used-bytes").write_bytes(counter)
-    again = Kept(tmp_path / "kept", 250)
-    for fetched in (b"1" * 100, b"2" * 100):
-        assert [again.get(key, partial(bytes, fetched)) for key in (b"x", b"y")] == [
-            b"1" * 100
-        ] * 2
-    assert again.get(b"z", lambda: b"3" * 100) == b"3" * 100 and not again.get(
-        b"z", bytes
-    )
-
-
-def test_a_part_of_the_room_is_taken_at_a_time(
+def test_nothing_is_evicted_and_the_bound_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that several processes, or runs, stay within the bound together."""
+    """A part of the room is taken at a time: several processes stay within the bound together."""
+    folder = tmp_path / "kept"
+
+    def size() -> int:
+        return sum(path.stat().st_size for path in folder.glob("??/*"))
+
+    kept = Kept(folder, 250)
+    for key in (b"a", b"b", b"c", b"a"):
+        assert kept.get(key, partial(bytes.__mul__, key, 100)) == key * 100
+    assert size() == 208
+    other = Kept(folder, 250)
+    held = [other.get(key, lambda: b"fetched")[:1] for key in (b"a", b"b", b"c")]
+    assert held == [b"a", b"b", b"f"]
+    for path in folder.glob("??/*"):
+        path.unlink()
+    again = Kept(folder, 250)
+    assert again.get(b"a", lambda: b"1" * 100) == b"1" * 100 and size() == 104
     monkeypatch.setattr("dataset.stores.disk_cache.cores", lambda: 2.0)
-    several = [Kept(tmp_path / "kept", 100_000) for _ in range(4)]
-    for key in range(2000):
-        several[key % 4].get(b"%d" % key, lambda: bytes(96))
-    total = sum(path.stat().st_size for path in (tmp_path / "kept").glob("??/*"))
-    assert 99_000 < total <= 100_000
+    several = [Kept(folder, 100_000) for _ in range(4)]
+    for number in range(2000):
+        several[number % 4].get(b"%d" % number, lambda: bytes(96))
+    assert 99_000 < size() <= 100_000
+    (tmp_path / "file").write_bytes(b"")
+    assert "--cache-dir" in refused(lambda: Kept(tmp_path / "file" / "x", 9))
 
 
 @pytest.mark.parametrize("how", [{}, {"trust_list": True}], ids=["scanned", "trusted"])
@@ -596,25 +488,3 @@ def test_an_object_that_was_replaced_is_not_mixed_with_what_is_kept(
     if how:
         split.columns.fetch(np.arange(8), np.arange(0))
     assert [split.source.read(place) for place in (0, 1)] == [new[first], new[second]]
-
-
-def test_nothing_is_evicted_and_the_bound_holds(tmp_path: Path) -> None:
-    kept = Kept(tmp_path / "kept", 250)
-    for key in (b"a", b"b", b"c", b"a"):
-        assert kept.get(key, partial(bytes.__mul__, key, 100)) == key * 100
-    assert (
-        sum(
-            path.stat().st_size
-            for path in (tmp_path / "kept").rglob("*")
-            if path.is_file()
-        )
-        == 208
-    )
-    other = Kept(tmp_path / "kept", 250)
-    assert [other.get(key, lambda: b"fetched")[:1] for key in (b"a", b"b", b"c")] == [
-        b"a",
-        b"b",
-        b"f",
-    ]
-    (tmp_path / "file").write_bytes(b"")
-    assert "--cache-dir" in refused(lambda: Kept(tmp_path / "file" / "x", 9))

@@ -125,32 +125,21 @@ def test_folders_of_images(data: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("ending", [".csv", ".txt"])
 @pytest.mark.parametrize("labels", [("0", "1"), ("run", "walk")])
-def test_lists_of_videos(
-    data: Path, video: Path, ending: str, labels: tuple[str, str]
-) -> None:
+def test_lists_of_videos(data: Path, video: Path, labels: tuple[str, str]) -> None:
+    """Beside a folder, whose classes are the list's."""
     put(video, data / "clips" / "a.mp4", data / "clips" / "b.mp4")
-    (data / f"train{ending}").write_text(
-        f"clips/a.mp4 {labels[0]}\nclips/b.mp4 {labels[1]}\n"
-    )
-    (data / f"val{ending}").write_text(
-        f"clips/b.mp4,{labels[1]}\nclips/a.mp4,{labels[0]},0.0,0.1\n"
-    )
+    a, b = labels
+    (data / "train.csv").write_text(f"clips/a.mp4 {a}\nclips/b.mp4 {b}\n")
+    (data / "val.txt").write_text(f"clips/b.mp4,{b}\nclips/a.mp4,{a},0.0,0.1\n")
     splits = opened(data, videos=True)
-    assert [splits[name].columns.classes for name in ("train", "val")] == [
-        labels,
-        labels,
-    ]
-    assert splits["val"].columns.label.tolist() == [1, 0]
-    assert names(splits["val"]) == ["b.mp4", "a.mp4"]
-    assert (
-        splits["train"].columns.frames.tolist(),
-        splits["val"].columns.frames.tolist(),
-    ) == (
-        [6, 6],
-        [6, 3],
-    )
+    train, val = (splits[name].columns for name in ("train", "val"))
+    assert train.classes == val.classes == labels
+    assert val.label.tolist() == [1, 0] and names(splits["val"]) == ["b.mp4", "a.mp4"]
+    assert (train.frames.tolist(), val.frames.tolist()) == ([6, 6], [6, 3])
+    (data / "val.txt").unlink()
+    put(video, data / "val" / b / "c.mp4")
+    assert opened(data, videos=True)["val"].columns.label.tolist() == [1]
 
 
 @pytest.mark.parametrize("content", ["images", "instances"])
@@ -193,34 +182,24 @@ def test_an_evaluation_needs_no_training_data(
     mistake(data, content=content, evaluate=True)
 
 
-def test_a_list_and_a_folder(data: Path, video: Path) -> None:
-    put(
-        video,
-        data / "train" / "a.mp4",
-        data / "train" / "b.mp4",
-        data / "val" / "walk" / "c.mp4",
-    )
-    (data / "train.csv").write_text("train/a.mp4 run\ntrain/b.mp4 walk\n")
-    splits = opened(data, videos=True)
-    assert (
-        splits["train"].columns.classes
-        == splits["val"].columns.classes
-        == ("run", "walk")
-    )
-    assert (
-        splits["train"].columns.label.tolist(),
-        splits["val"].columns.label.tolist(),
-    ) == ([0, 1], [1])
-
-
 @pytest.mark.parametrize(
-    ("videos", "columns"), [(False, SyntheticImages), (True, SyntheticVideos)]
+    ("content", "columns", "samples"),
+    [
+        ("images", SyntheticImages, 1_281_167),
+        ("videos", SyntheticVideos, 1_281_167),
+        ("instances", SyntheticInstances, 118_287),
+        ("keypoints", SyntheticInstances, 118_287),
+    ],
 )
-def test_no_data(videos: bool, columns: type) -> None:
-    splits = opened(None, videos=videos, loader="synthetic")
-    assert all(len(split.source) == len(split.columns) for split in splits.values())
-    assert all(type(split.columns) is columns for split in splits.values())
-    assert len(splits["train"].columns) > len(splits["val"].columns)
+def test_no_data(content: Content, columns: Any, samples: int) -> None:
+    splits = opened(None, content=content, loader="synthetic")
+    assert len(splits["train"].columns) == samples > len(splits["val"].columns)
+    for split in splits.values():
+        assert type(split.columns) is columns
+        assert len(split.source) == len(split.columns)
+        assert split.source.name(7) == "synthetic-7"
+    line = mistake(None, content=content)
+    assert "--data is missing" in line and "or --loader synthetic" in line
 
 
 @pytest.mark.parametrize("content", ["instances", "keypoints"])
@@ -244,22 +223,6 @@ def test_annotated_images(data: Path, content: Content) -> None:
     assert console.counted == ["train", "val"]
     (warning,) = console.warnings
     assert warning.startswith("val: 1 left out, named in ")
-
-
-@pytest.mark.parametrize("content", ["instances", "keypoints"])
-def test_no_annotated_images(content: Content) -> None:
-    splits = opened(None, content=content, loader="synthetic")
-    assert [len(split.columns) for split in splits.values()] == [118_287, 5_000]
-    for split in splits.values():
-        columns: Any = split.columns
-        assert (
-            type(columns) is SyntheticInstances
-            and split.source.name(7) == "synthetic-7"
-        )
-        assert columns.keypoints.shape[1] == (17 if content == "keypoints" else 0)
-    line = mistake(None, content=content)
-    assert "--data is missing" in line
-    assert "train2017/, val2017/ and annotations/, or --loader synthetic" in line
 
 
 def test_mistakes_with_annotated_images(data: Path) -> None:
@@ -309,26 +272,44 @@ def test_where_manifests_are_kept(
     assert cache_folder(None) == Path.home() / ".cache" / "saturate"
 
 
-def test_no_folder_and_no_split_of_videos(data: Path, video: Path) -> None:
-    """tests/end_to_end/test_mistakes.py has images."""
-
-    def said() -> str:
-        line = mistake(data, videos=True)
-        assert (
-            "train/<class>/* and val/<class>/*" in line
-            and "the lists train.csv and val.csv" in line
-        )
-        return line
-
-    missing = mistake(None, videos=True)
-    assert "--data is missing" in missing and "--loader synthetic" in missing
-    assert "has no train/ folder" in said()
+def test_mistakes_are_one_line(
+    data: Path, video: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tests/end_to_end/test_mistakes.py has more of images."""
+    lists = "train/<class>/* and val/<class>/*, or the lists train.csv and val.csv"
+    assert f"has no train/ folder; it must be a folder with {lists}" in mistake(
+        data, videos=True
+    )
     put(video, data / "train" / "run" / "a.mp4")
-    assert "has no val/ folder" in said()
+    assert "has no val/ folder" in mistake(data, videos=True)
+    fill(data, {"train/run/0.jpg": JPEG, "val/run/0.jpg": JPEG})
+    (data / "train" / "run" / "a.mp4").unlink()
+    line = mistake(data, videos=True)
+    assert "no video in" in line and "0.jpg" in line
+    assert line.endswith("; images are read without --task video")
+    put(video, data / "train" / "run" / "a.mp4")
+    (data / "train" / "run" / "0.jpg").unlink()
+    line = mistake(data, loader="torchvision")
+    assert "no image in" in line and line.endswith("are read with --task video")
+    put(video, data / "train.csv" / "a.mp4")
+    assert "train.csv: is a folder, and would be the" in mistake(data, videos=True)
+    for videos in (False, True):
+        shutil.rmtree(data)
+        fill(data, {"train": b"a file of that name"})
+        assert str(data) in mistake(data, videos=videos)
+        (data / "train").unlink()
+        (data / "train").mkdir()
+        (data / "val").mkdir()
+        assert "no class folders" in mistake(data, videos=videos)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.access", lambda path, mode: False)
+        assert "may not be entered" in mistake(data)
+    with pytest.raises(UserError, match="are for images with a label; leave them"):
+        opened(data, videos=True, label_key="x")
     shutil.rmtree(data)
-    assert "no such folder" in said()
+    assert "no such folder" in mistake(data, videos=True)
     data.write_text("a.mp4 0\n")
-    assert "is a file; it must be" in said()
+    assert "is a file; it must be" in mistake(data, videos=True)
 
 
 def test_images_of_a_folder_and_of_a_list(data: Path) -> None:
@@ -349,43 +330,6 @@ def test_images_of_a_folder_and_of_a_list(data: Path) -> None:
     assert console.warnings == [
         "val: one class alone, 'bee', so there is nothing to learn; is --data a folder too high?"
     ]
-
-
-def test_a_folder_that_may_not_be_entered(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.access", lambda path, mode: False)
-    assert f"--data {data}: may not be entered" in mistake(data)
-
-
-@pytest.mark.parametrize("videos", [False, True])
-def test_a_split_that_is_no_folder(data: Path, videos: bool) -> None:
-    (data / "train").write_text("a file of that name")
-    assert str(data) in mistake(data, videos=videos)
-    (data / "train").unlink()
-    for split in ("train", "val"):
-        (data / split).mkdir()
-    assert "no class folders" in mistake(data, videos=videos)
-
-
-def test_images_where_videos_should_be_and_the_reverse(data: Path, video: Path) -> None:
-    fill(data, {"train/ant/0.jpg": JPEG, "val/ant/0.jpg": JPEG})
-    line = mistake(data, videos=True)
-    assert "no video in" in line and "0.jpg" in line
-    assert line.endswith("; images are read without --task video")
-    put(video, data / "train" / "ant" / "a.mp4")
-    (data / "train" / "ant" / "0.jpg").unlink()
-    line = mistake(data, videos=False, loader="torchvision")
-    assert "no image in" in line and line.endswith(
-        "; videos are read with --task video"
-    )
-
-
-def test_a_folder_in_the_place_of_a_list(data: Path, video: Path) -> None:
-    put(video, data / "train.csv" / "a.mp4")
-    assert "train.csv: is a folder, and would be the list of train" in mistake(
-        data, videos=True
-    )
 
 
 def test_classes_that_were_not_meant(data: Path, video: Path) -> None:

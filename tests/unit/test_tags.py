@@ -15,7 +15,7 @@ from tasks.classification import Tags, average_precision
 from tests.unit.folders import JPEG, fill
 from tests.unit.test_classification import batch_of, rows
 from tests.unit.test_meter import alone
-from tests.unit.test_shares import Heard
+from tests.unit.test_splits import Console
 
 
 def test_average_precision_is_the_precision_at_each_sample_of_the_class() -> None:
@@ -41,7 +41,7 @@ def test_a_list_of_sets(tmp_path: Path) -> None:
     )
     (root / "val.csv").write_text("a.jpg,2\nb.jpg,10\n")
     settings = Data(data=str(root), multi_label=True, manifest_dir=tmp_path / "cache")
-    splits = open_splits(settings, loader="torchvision", console=Heard())
+    splits = open_splits(settings, loader="torchvision", console=Console())
     found = {
         name: [
             [columns.classes[at] for at in np.flatnonzero(columns.several[label])]
@@ -60,7 +60,7 @@ def test_a_list_of_sets(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match="the label '3' is none of the 2 classes of the training data"
     ):
-        open_splits(settings, loader="torchvision", console=Heard())
+        open_splits(settings, loader="torchvision", console=Console())
 
 
 def test_the_loss_is_of_each_class_and_the_figure_of_all() -> None:

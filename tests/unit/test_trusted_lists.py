@@ -55,7 +55,7 @@ def opened(
     text = "\n".join(names)
     if not (data / "train.csv").exists() or (data / "train.csv").read_text() != text:
         (data / "train.csv").write_text(text)
-    open_ = image_list.open_trusted if trust else image_list.open
+    open_ = partial(image_list.open, unread=trust)
     return open_(data, "train", cache=data.parent / "cache", **how)
 
 
@@ -235,7 +235,7 @@ def test_settings_of_lists(data: Path) -> None:
     )
     with pytest.raises(
         UserError,
-        match=r"is for a list of images, and train of .*is read by --source folder",
+        match=r"--trust-list is for another source, and train of .*by --source folder",
     ):
         splits(folders, console, trust_list=True)
 
@@ -270,9 +270,8 @@ def test_it_keeps_the_contract_of_a_source(check: Any, tmp_path: Path) -> None:
     }
     (tmp_path / "data").mkdir()
     sources.write_list(tmp_path / "data", "train", files)
-    split = image_list.open_trusted(
-        tmp_path / "data", "train", cache=tmp_path / "cache"
-    )
+    cache = tmp_path / "cache"
+    split = image_list.open(tmp_path / "data", "train", cache=cache, unread=True)
     split.columns.fetch(np.arange(len(files)), np.zeros(0, np.int64))
     check(split, files)
 

@@ -1,0 +1,94 @@
+"""The bytes of samples that are entries of larger files: what LMDBs, shards and objects behind URLs share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from contracts import UserError
+from dataset.scan.byte_ranges import ReadAt
+from dataset.scan.manifest import Rejected, printable
+from dataset.stores.disk_cache import Kept
+from dataset.stores.folder import MEND, require_size
+
+
+class EntrySource:
+    """A contracts.Source of entries. A subclass has `open_entry` and `shown`, and `version` where it is remote.
+
+    It is pickled into worker processes, and opens nothing before it reads.
+    """
+
+    files = False
+    remote = False
+    """Whether samples lie behind URLs."""
+    reads_at_once = 1
+    """Reads that a worker has under way together."""
+    alone_while_fast = False
+    """Whether it has one under way where the storage answers at once: threads cost more than that takes."""
+    kept: Kept | None = None
+    """The cache on a disk, of a remote source."""
+
+    def __init__(self, columns: Any, read_delay_s: float = 0.0) -> None:
+        self.columns = columns
+        self.read_delay_s = read_delay_s
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def open_entry(self, sample: int) -> AbstractContextManager[tuple[int, ReadAt]]:
+        """Open an entry: its size, and what reads a range. Raises Rejected, UserError and OSError."""
+        raise NotImplementedError
+
+    def shown(self, sample: int) -> bytes:
+        """Return where an entry lies, and its name."""
+        raise NotImplementedError
+
+    def version(self, sample: int) -> bytes:
+        """Return a key of the cache that other bytes do not have."""
+        raise NotImplementedError
+
+    def name(self, sample: int) -> str:
+        """Return where the sample's entry lies, and its name, on one line."""
+        return printable(self.shown(sample))
+
+    def read(self, sample: int) -> bytes:
+        """Return the entry's bytes, `read_delay_s` later than the storage gave them.
+
+        Raises UserError when it is gone or its size is not the manifest's, OSError when the storage fails.
+        """
+        if self.kept is None:
+            return self._read(sample)
+        return self.kept.get(self.version(sample), lambda: self._read(sample))
+
+    def _read(self, sample: int) -> bytes:
+        with self._checked(sample) as (size, read_at):
+            return read_at(0, size)
+
+    @contextmanager
+    def opened(self, sample: int) -> Iterator[tuple[int, ReadAt]]:
+        """Open the entry, to read a part of it: its size, and what reads a range. Raises as `read` does."""
+        if self.kept is None:
+            with self._checked(sample) as entry:
+                yield entry
+        else:
+            data = self.read(sample)
+            yield len(data), lambda offset, length: data[offset : offset + length]
+
+    @contextmanager
+    def _checked(self, sample: int) -> Iterator[tuple[int, ReadAt]]:
+        try:
+            with self.open_entry(sample) as (size, read_at):
+                self.check(sample, size)
+                yield size, read_at
+        except Rejected as why:
+            raise UserError(
+                f"an entry of --data: {self.name(sample)}: {why}; {MEND}"
+            ) from None
+        if self.read_delay_s:
+            time.sleep(self.read_delay_s)
+
+    def check(self, sample: int, size: int) -> None:
+        """Raise UserError when `size` bytes is not what the manifest recorded."""
+        require_size("an entry", self.name, self.columns, sample, size)
