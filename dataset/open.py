@@ -429,9 +429,7 @@ def _source_of(
     """Return the name of the source of a split's images. Raises UserError."""
     name: str = split
     if content != "images":
-        name = layouts.find(
-            root, split, keypoints=content == "keypoints", images=False
-        ).folder
+        name = layouts.find(root, split, keypoints=content == "keypoints").folder
     return choose_source(settings.source, root, name)
 
 
@@ -443,12 +441,10 @@ def _annotated_opener(
     keypoints: bool,
 ) -> Open:
     """Return what opens images with boxes: the annotations are a file, their images' bytes are a source's."""
-    file, folder, _ = layouts.find(root, split, keypoints=keypoints, images=False)
+    file, folder, _ = layouts.find(root, split, keypoints=keypoints)
     name = choose_source(settings.source, root, folder)
     module = source_named(name)
-    if module.FILES:
-        layouts.find(root, split, keypoints=keypoints)
-    elif lacking := module.missing(root, folder):
+    if not module.FILES and (lacking := module.missing(root, folder)):
         raise UserError(
             f"--data: {root} has no {lacking}, for the images of annotations/{file.name}"
         )

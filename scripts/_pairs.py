@@ -29,7 +29,7 @@ CLASS = "pairs"
 class Joining:
     """What is stored in place of two files."""
 
-    coding: str  # a key of dataset.pairs.entry.CODINGS
+    coding: str  # "raw": pixels
     scale: int
 
     def key(self) -> dict[str, Any]:
@@ -87,7 +87,6 @@ class Joined:
     def __init__(self, split: Split, joining: Joining) -> None:
         self._source: Any = split.source
         self._order: Array = split.columns.order
-        self._coding = joining.coding
         self.read_delay_s: float = split.source.read_delay_s
 
     def __len__(self) -> int:
@@ -111,11 +110,11 @@ class Joined:
                 raise UserError(
                     f"{source.name(pair)} cannot be decoded ({error}); take the pair away"
                 ) from None
-        return entry.encoded(images[0], images[1], self._coding)
+        return entry.encoded(images[0], images[1])
 
     def told(self) -> str:
         """Return what the pack says of them at the end."""
-        return f"each a pair as {self._coding}"
+        return "each a pair as raw pixels"
 
 
 def open_splits(settings: Data, joining: Joining, console: Console) -> dict[str, Split]:

@@ -30,7 +30,6 @@ import numpy as np
 from contracts import Source, Split, UserError, one_line
 from dataset.images.columns import Images
 from dataset.open import cache_folder, open_splits
-from dataset.pairs.entry import CODINGS
 from dataset.scan.packed_columns import beside
 from dataset.stores import SOURCES, source_named
 from dataset.stores.shards import ShardImages, ShardStore
@@ -392,7 +391,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_arguments(parser)
     parser.add_argument(
         "--pairs",
-        choices=sorted(CODINGS),
+        choices=["raw"],
         help="of --task superres: a large and its small image as one entry",
     )
     parser.add_argument("--scale", type=int, help="of --pairs; default: 2")

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from contracts import Array, Split, UserError
-from dataset.images.columns import Unread, tags
+from dataset.images.columns import Unread
 from dataset.images.scan import open_images
 from dataset.scan import file_tree, lists
 from dataset.scan.byte_ranges import Files
@@ -91,19 +91,12 @@ class ListedUrls:
             version = b"%s?%d-%d" % (
                 entry,
                 self.columns.size[sample],
-                self._tags[sample],
+                self.columns.tag[sample],
             )
             data = self.kept.get(version, partial(self._fetch_same, sample, entry))
         if self.read_delay_s:
             time.sleep(self.read_delay_s)
         return data
-
-    @cached_property
-    def _tags(self) -> Array:
-        return tags(self.columns)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_tags"}
 
     def _fetch_same(self, sample: int, entry: bytes) -> bytes:
         """Return what _fetch does, so that what is kept is of the objects that were scanned.
@@ -113,8 +106,8 @@ class ListedUrls:
         data = self._fetch(sample, entry)
         # asked after the read: bytes of a newer object cannot come with an older tag
         if (
-            self._tags[sample]
-            and remote.head(os.fsdecode(entry)).number != self._tags[sample]
+            self.columns.tag[sample]
+            and remote.head(os.fsdecode(entry)).number != self.columns.tag[sample]
         ):
             raise UserError(
                 f"a file of --data has changed: {self.name(sample)}; {MEND}"

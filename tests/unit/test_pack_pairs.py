@@ -12,7 +12,6 @@ import torch
 
 from contracts import Batch, Split, UserError
 from dataset.pairs import entry
-from dataset.pairs.entry import CODINGS
 from dataset.scan.manifest import Rejected
 from plan.patches import HIGH
 from scripts import pack
@@ -28,7 +27,7 @@ def data_of(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def packed(tmp_path: Path, coding: str, form: str) -> Path:
+def packed(tmp_path: Path, form: str) -> Path:
     target = tmp_path / "packed"
     command = [
         str(target),
@@ -37,7 +36,7 @@ def packed(tmp_path: Path, coding: str, form: str) -> Path:
         "--format",
         form,
         "--pairs",
-        coding,
+        "raw",
     ]
     assert pack.main([*command, "--manifest-dir", str(tmp_path / "cache")]) == 0
     return target
@@ -47,17 +46,12 @@ def delivered(split: Split, **how: Any) -> list[Batch]:
     return passed(feed_of(split, **how))
 
 
-@pytest.mark.parametrize(
-    ("coding", "form"),
-    [("raw", "tar"), ("raw", "lmdb"), ("lz4", "lmdb"), ("png", "arrow")],
-)
-def test_pairs_give_the_patches_of_their_files(
-    coding: str, form: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("form", ["tar", "lmdb", "arrow"])
+def test_pairs_give_the_patches_of_their_files(form: str, tmp_path: Path) -> None:
     """Training and validation show the small images that were stored, with several patches of each."""
-    if not sources.here(form) or (coding == "lz4" and not sources.here("arrow")):
+    if not sources.here(form):
         pytest.skip("without its package")
-    target = packed(tmp_path, coding, form)
+    target = packed(tmp_path, form)
     for split, how in (("train", {}), ("val", {"patch": None, "batch_size": 1})):
         patches = 3 if split == "train" else 1
         files = delivered(opened(tmp_path / "data", split, patches=patches), **how)
@@ -74,17 +68,14 @@ def test_pairs_give_the_patches_of_their_files(
 def test_of_a_raw_pair_the_rows_of_a_patch_alone_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    split = opened(packed(tmp_path, "raw", "tar"))
+    split = opened(packed(tmp_path, "tar"))
     asked = lengths_read(monkeypatch)
     assert all(batch.valid.all() for batch in delivered(split))
     assert 0 < max(asked) <= 16 * 3 * 120
 
 
-@pytest.mark.parametrize("coding", CODINGS)
-def test_a_damaged_pair_keeps_its_place_masked(coding: str, tmp_path: Path) -> None:
-    if coding == "lz4" and not sources.here("arrow"):
-        pytest.skip("without pyarrow")
-    split = opened(packed(tmp_path, coding, "tar"))
+def test_a_damaged_pair_keeps_its_place_masked(tmp_path: Path) -> None:
+    split = opened(packed(tmp_path, "tar"))
     source: Any = split.source.source  # type: ignore[attr-defined]
     path = sources.shard_of(source, 2)
     with open(path, "r+b") as shard:
@@ -97,12 +88,9 @@ def test_a_damaged_pair_keeps_its_place_masked(coding: str, tmp_path: Path) -> N
     assert [sample for batch in batches for sample in batch.failed] == [2]
 
 
-@pytest.mark.parametrize("coding", ["raw", "png"])
-def test_a_pair_that_is_smaller_than_it_was_is_rejected(coding: str) -> None:
+def test_a_pair_that_is_smaller_than_it_was_is_rejected() -> None:
     """Height and width have changed places: there are as many bytes, and other pixels in a region."""
-    high = entry.encoded(
-        np.zeros((4, 12, 3), np.uint8), np.zeros((2, 6, 3), np.uint8), coding
-    )
+    high = entry.encoded(np.zeros((4, 12, 3), np.uint8), np.zeros((2, 6, 3), np.uint8))
 
     def read_at(offset: int, length: int) -> bytes:
         return high[offset : offset + length]
@@ -115,7 +103,7 @@ def test_a_pair_that_is_smaller_than_it_was_is_rejected(coding: str) -> None:
 def test_mistakes_are_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target = packed(tmp_path, "raw", "tar")
+    target = packed(tmp_path, "tar")
     with pytest.raises(
         UserError, match=r"pairs/0000.pair is a pair at a scale of 2; --scale is 4"
     ):
