@@ -81,8 +81,14 @@ def _says(file: Path, root: Path, names: set[str]) -> bool:
 
 def _folder(file: Path, root: Path, split: Split) -> str:
     """Return the folder of the images of an annotation file, below the root; "" for the root itself."""
+    name = re.sub("^(instances|person_keypoints)_", "", file.stem)
     beside = file.parent
-    if beside != root and _words(beside.name) & ALL_NAMES:
+    default = ""
+    if name != file.stem and name.startswith(split):
+        # COCO's own; names of images in a store begin with that of this folder
+        default = name
+        places = [root / name, root / "images" / name, root / "images"]
+    elif beside != root and _words(beside.name) & ALL_NAMES:
         places = [beside / "images", beside / "data", beside]
     else:
         places = [
@@ -91,15 +97,9 @@ def _folder(file: Path, root: Path, split: Split) -> str:
             for path in sorted(place.glob("*/"))
             if _words(path.name) & NAMES[split]
         ]
-        # train2017 before train2014, for instances_train2017.json
-        places.sort(key=lambda path: not file.stem.endswith(path.name))
         places += [root / "images/default", root / "images", root / "data"]
-    for path in places:
-        if path.is_dir():
-            return str(path.relative_to(root))
-    # of images in a store: their names begin with that of COCO's folder
-    name = file.stem.rpartition("_")[2]
-    return name if _words(name) & NAMES[split] else ""
+    folder = next((path for path in places if path.is_dir()), root / default)
+    return "" if folder == root else str(folder.relative_to(root))
 
 
 def _words(name: str) -> set[str]:

@@ -74,7 +74,7 @@ class Pairs:
 
 
 class PairSource:
-    """A contracts.Source, or FileSource, of the large images of samples.
+    """A contracts.Source of the large images of samples.
 
     `images` int64 [n] is the place of each sample's image in `source`; `low` is the same of the small ones,
     None: they are made.
@@ -108,8 +108,12 @@ class PairSource:
         """Raise UserError when `size` bytes is not what the manifest recorded."""
         self.source.check(int(self.images[sample]), size)
 
+
+class PairFiles(PairSource):
+    """The same of images that are files: a contracts.FileSource."""
+
     def path(self, sample: int) -> bytes:
-        """Return the absolute path of the image's file, of a source of files."""
+        """Return the absolute path of the image's file."""
         return bytes(self.source.path(int(self.images[sample])))
 
     def paths(self, samples: Array) -> Array:
@@ -117,12 +121,19 @@ class PairSource:
         return np.asarray(self.source.paths(self.images[samples]))
 
 
+def source_of(
+    source: Source, images: Array, low: PairSource | None = None
+) -> PairSource:
+    """Return the bytes of samples by the place of each one's image in a source, of files or of any other."""
+    return (PairFiles if source.files else PairSource)(source, images, low)
+
+
 def split_of(columns: Pairs, high: Source, low: Source | None = None) -> Split:
     """Return columns and bytes of pairs as a split; `high` and `low` are the sources of its images."""
     small = None
     if low is not None and columns.of_low is not None:
-        small = PairSource(low, columns.of_low)
-    return Split(columns=columns, source=PairSource(high, columns.of_high, small))
+        small = source_of(low, columns.of_low)
+    return Split(columns=columns, source=source_of(high, columns.of_high, small))
 
 
 @dataclass(frozen=True, kw_only=True)

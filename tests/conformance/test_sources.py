@@ -16,7 +16,7 @@ import torch
 from contracts import Feed, Source, Split, UserError
 from dataset.coco.scan import open_coco
 from dataset.open import are_files, open_splits
-from dataset.pairs.columns import PairSource
+from dataset.pairs.columns import source_of
 from dataset.scan import file_tree
 from dataset.stores import SOURCES, SourceModule, source_named, what_holds
 from dataset.stores.folder import Folder
@@ -102,7 +102,7 @@ def test_a_source_of_pairs_keeps_the_contract(
 ) -> None:
     """It has the large images of any source, of files or not; here one patch of each."""
     split = stored(of, tmp_path / "data")()
-    pairs = PairSource(split.source, np.arange(len(split.columns)))
+    pairs = source_of(split.source, np.arange(len(split.columns)))
     CHECKS[check](replace(split, source=pairs), WRITTEN)
 
 

@@ -185,10 +185,8 @@ def test_integers_are_numbers_of_classes(tmp_path: Path) -> None:
         in refused(lambda: opened(data))
     )
     write_tar(data / "train" / "1.tar", {"z.jpg": THREE, "z.cls": b"cat"})
-    assert "0.tar:x.jpg has the label '3' and " in (
-        said := refused(lambda: opened(data))
-    )
-    assert "1.tar:z.jpg 'cat'" in said
+    said = refused(lambda: opened(data))
+    assert "1.tar:z.jpg has the label 'cat', and all labels are numbers" in said
 
 
 def test_labels_by_a_key_of_json(tmp_path: Path) -> None:
