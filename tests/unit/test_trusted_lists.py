@@ -23,7 +23,7 @@ from loaders import open_loader
 from plan.epoch import AHEAD
 from plan.images import ImagePlan, ImagePolicy
 from settings.config import build
-from tests.conformance import scenes, sources
+from tests.conformance import scenes
 from tests.conformance.scenes import CPU
 from tests.unit.folders import fill, refused
 from tests.unit.test_scan_storage import failing
@@ -249,41 +249,3 @@ def test_sequential_is_the_order_of_the_list(data: Path, world_size: int) -> Non
         ids = [rows.ids for step in zip(*ranks, strict=True) for rows in step]
         assert np.concatenate(ids).tolist() == list(range(12))
     assert of().ordering != plan_of(split).ordering
-
-
-@pytest.mark.parametrize(
-    "check",
-    [
-        sources.bytes_are_those_written,
-        sources.columns_and_bytes_agree,
-        sources.another_size_is_refused,
-    ],
-)
-def test_it_keeps_the_contract_of_a_source(check: Any, tmp_path: Path) -> None:
-    """Once headers are there."""
-    files = {
-        f"{'ab'[place % 2]}/{name}": content
-        for place, (name, content) in enumerate(FILES.items())
-    }
-    (tmp_path / "data").mkdir()
-    sources.write_list(tmp_path / "data", "train", files)
-    split = image_list.open_trusted(
-        tmp_path / "data", "train", cache=tmp_path / "cache"
-    )
-    split.columns.fetch(np.arange(len(files)), np.zeros(0, np.int64))
-    check(split, files)
-
-
-@pytest.mark.parametrize(("shuffled", "world_size"), [(True, 2), (False, 1)])
-def test_ranks_have_each_sample_once(
-    shuffled: bool, world_size: int, data: Path
-) -> None:
-    split = opened(data)
-    ids: list[Array] = []
-    for rank in range(world_size):
-        ranks = {"world_size": world_size, "rank": rank}
-        plan = plan_of(split, batch_size=3, shuffled=shuffled, **ranks)
-        feed = feed_of(split, plan)
-        with open_loader("torchvision", feed) as loader:
-            ids += [batch.ids for batch in loader.batches(0, 0) if not batch.failed]
-    assert sorted(np.concatenate(ids).tolist()) == list(range(len(FILES)))
