@@ -29,6 +29,7 @@ TAIL = 64  # bytes in which a file's end is looked for: some have a little paddi
 # pieces that are read to follow the chunks of a PNG; of one with more, its end alone is
 # looked at
 FOLLOWED = 16
+EXIF = b"Exif\0\0"
 EXIF_BYTES = 1 << 16  # a segment of a JPEG holds no more
 # codes of the frame headers of Huffman and arithmetic coding, sequential and progressive
 FRAMES = (0xC0, 0xC1, 0xC2, 0xC9, 0xCA)
@@ -74,6 +75,9 @@ class _File:
 
     def at(self, offset: int, length: int) -> bytes:
         """Return exactly `length` bytes. Raises Rejected when the file ends before."""
+        end = offset + length
+        if end <= len(self.head):
+            return self.head[offset:end]
         data = self.upto(offset, length)
         if len(data) < length:
             raise Rejected("header is cut short")
@@ -183,12 +187,11 @@ def _jpeg(file: _File) -> Header:
         if code in OTHER_FRAMES:
             kind = "is lossless, hierarchical or JPEG-LS"
             raise Rejected(NOT_READ.format(kind, "ffmpeg -i IN OUT.png"))
-        mark = file.upto(at + 2, 6)
-        if code == 0xE1 and not orientation and mark == b"Exif\0\0":
+        if code == 0xE0:
+            jfif |= file.upto(at + 2, 5) == b"JFIF\0"
+        elif code == 0xE1 and not orientation and file.upto(at + 2, 6) == EXIF:
             orientation = _orientation(file.upto(at + 2, length - 2))
-        if code == 0xE0 and mark.startswith(b"JFIF\0"):
-            jfif = True
-        if code == 0xEE and length >= 14 and mark.startswith(b"Adobe"):
+        elif code == 0xEE and length >= 14 and file.upto(at + 2, 5) == b"Adobe":
             adobe = file.at(at + 13, 1)[0]
         # seeks over it: profiles and thumbnails are larger than everything else
         at += length
