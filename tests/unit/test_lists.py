@@ -50,6 +50,7 @@ def rows(folder: Path, text: str | bytes, grammar: Grammar = IMAGES) -> Rows:
         ("x,Class_Name\n1,cat\n2,dog", "1 cat|2 dog"),
         ("x,y\na.jpg,cat\nb.jpg,dog", "a.jpg cat|b.jpg dog"),
         ("img_1,cat\nimg_2,dog", "img_1 cat|img_2 dog"),
+        ("image,cat\nb.jpg,cat\nc.jpg,dog", "image cat|b.jpg cat|c.jpg dog"),
         ("gone.jpg,cat\na.jpg,dog\nb.jpg,dog", "gone.jpg cat|a.jpg dog|b.jpg dog"),
     ],
 )
