@@ -358,7 +358,7 @@ def test_labels_of_validation_are_those_of_training(videos: Path, cache: Path) -
         videos / "val.txt", cache=cache, classes=["0", "1", "2"]
     ).label.tolist() == [2, 1]
     with pytest.raises(
-        UserError, match="line 1 has the label '2', which is none of the 2 classes"
+        UserError, match="line 1 has the label '02', which is none of the 2 classes"
     ):
         open_videos(videos / "val.txt", cache=cache, classes=["0", "1"])
 
