@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from dataset.pairs.columns import Pairs
 from dataset.pairs.scan import open_pairs
@@ -118,6 +119,12 @@ def test_images_smaller_than_a_patch_are_left_out_by_name(tmp_path: Path) -> Non
     assert "b/0000.png\t12 x 12 pixels" in Path(line.rpartition(" ")[2]).read_text()
 
 
+def narrower(data: Path) -> None:
+    path = data / "train/LR/0001.png"
+    with Image.open(path) as image:
+        image.crop((0, 0, image.width - 1, image.height)).save(path)
+
+
 def several(data: Path) -> None:
     """As DIV2K's wild ones are, four an image to train."""
     for path in list((data / "train/LR").iterdir()):
@@ -139,6 +146,7 @@ def several(data: Path) -> None:
             {},
             "1 of 4 images of {train} have no large one of their name, or of namex2, first LR/0009",
         ),
+        (narrower, {}, "LR/0001.png 24 x 23, which is not one in 2 (1 such"),
         (several, {}, "3 of 3 images of {train} have no small one of their name"),
         (
             lambda data: shutil.copy(
