@@ -59,6 +59,7 @@ def test_what_is_left_out_is_named(
     bad = {"empty": b"", "page": b"<html>", "cut": JPEG[:30], "locked": JPEG}
     fill(root, {f"ant/{name}.jpg": content for name, content in bad.items()})
     fill(root, {"cat/notes\n.txt": b"none", "stray.jpg": JPEG, ".git/x": b"x"})
+    fill(root, {"app/notes": b"none"})
     fill(root, {"ant/.DS_Store": b"x", "ant/._0.jpg": b"x", "ant/.deep/x.jpg": JPEG})
     (root / "ant/gone.jpg").symlink_to(root / "nowhere")
     (root / "ant/self.jpg").symlink_to(root / "ant/self.jpg")
@@ -74,6 +75,7 @@ def test_what_is_left_out_is_named(
     found = open_folder(root, cache=cache)
     assert names(found) == ["ant/0.jpg", "ant/1.jpg", "bee/0.jpg", "bee/1.jpg"]
     assert found.classes == ("ant", "bee")
+    assert found.label.tolist() == [0, 0, 1, 1], "classes move up"
     assert reasons(found) == {
         "ant/empty.jpg": "empty file",
         "ant/page.jpg": "no known image format (starts with 3c 68 74 6d 6c 3e)",
@@ -84,6 +86,8 @@ def test_what_is_left_out_is_named(
         "ant/pipe": "no regular file",
         "cat/notes\\n.txt": "no known image format (starts with 6e 6f 6e 65)",
         "cat": "class without an image",
+        "app/notes": "no known image format (starts with 6e 6f 6e 65)",
+        "app": "class without an image",
         "stray.jpg": "lies in no class folder",
     }
 
