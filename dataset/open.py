@@ -70,9 +70,7 @@ def are_files(settings: DataSettings, content: Content) -> bool:
             folder: str = split
             if content != "images":
                 points = content == "keypoints"
-                folder = layouts.find(
-                    root, split, keypoints=points, images=False
-                ).folder
+                folder = layouts.find(root, split, keypoints=points).folder
             module = source_named(choose_source(settings.source, root, folder))
             # a list may name URLs
             is_list = content == "images" and hasattr(module, "are_files")
@@ -416,7 +414,7 @@ def _annotated_opener(
     keypoints: bool,
 ) -> Open:
     """Return what opens images with boxes: the annotations are a file, their images' bytes are a source's."""
-    file, folder, _ = layouts.find(root, split, keypoints=keypoints, images=False)
+    file, folder, _ = layouts.find(root, split, keypoints=keypoints)
     name = choose_source(settings.source, root, folder)
     # a list of files says nothing that the annotations do not
     name = "folder" if name == "list" else name
@@ -425,9 +423,7 @@ def _annotated_opener(
         raise UserError(
             f"--source {name} is for images with a label; images of annotations are files, or lie in an LMDB"
         )
-    if module.FILES:
-        layouts.find(root, split, keypoints=keypoints)
-    elif lacking := module.missing(root, folder):
+    if not module.FILES and (lacking := module.missing(root, folder)):
         raise UserError(
             f"--data: {root} has no {lacking}, for the images of annotations/{file.name}"
         )

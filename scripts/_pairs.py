@@ -45,11 +45,10 @@ class Joined:
 
     files = False
 
-    def __init__(self, source: Any, order: Array, coding: str) -> None:
+    def __init__(self, source: Any, order: Array) -> None:
         self.read_delay_s: float = source.read_delay_s
         self._source = source
         self._order = order
-        self._coding = coding
 
     def __len__(self) -> int:
         return len(self._order)
@@ -72,13 +71,11 @@ class Joined:
                 raise UserError(
                     f"{source.name(pair)} cannot be decoded ({error}); take the pair away"
                 ) from None
-        return entry.encoded(images[0], images[1], self._coding)
+        return entry.encoded(images[0], images[1])
 
 
-def open_splits(
-    settings: Data, console: Console, *, pairs: str, scale: int
-) -> dict[str, Split]:
-    """Open both splits as entries of pairs, coded as `pairs`. Raises UserError without small images."""
+def open_splits(settings: Data, console: Console, *, scale: int) -> dict[str, Split]:
+    """Open both splits as entries of pairs. Raises UserError without small images."""
     data = settings.data or ""
     if is_url(data):
         raise UserError(
@@ -125,5 +122,5 @@ def open_splits(
             label=np.zeros(len(names), np.int32),
             fingerprint=columns.fingerprint,
         )
-        splits[name] = Split(columns=joined, source=Joined(split.source, order, pairs))
+        splits[name] = Split(columns=joined, source=Joined(split.source, order))
     return splits

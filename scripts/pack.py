@@ -30,7 +30,6 @@ import numpy as np
 
 from contracts import Source, Split, UserError
 from dataset.open import cache_folder, open_splits
-from dataset.pairs.entry import CODINGS
 from dataset.stores import SOURCES, source_named
 from report.console import Console
 from scripts import Parser, _pairs, exit_code
@@ -324,7 +323,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--label-key")
     parser.add_argument(
         "--pairs",
-        choices=sorted(CODINGS),
+        choices=["raw"],
         help="of --task superres: a large and its small image as one entry",
     )
     parser.add_argument("--scale", type=int, default=2, help="of --pairs (%(default)s)")
@@ -350,7 +349,7 @@ def _run(options: argparse.Namespace) -> int:
         if options.format == "folder":
             raise UserError("--pairs goes to --format lmdb, tar or arrow")
         anew = {"pairs": options.pairs, "scale": options.scale}
-        splits = _pairs.open_splits(settings, console, **anew)
+        splits = _pairs.open_splits(settings, console, scale=options.scale)
     pack_splits(splits, options.data, options.target, options.format, console, anew)
     print(f"{options.target}: --data {options.target} --source {options.format}")
     return 0

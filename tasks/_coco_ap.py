@@ -246,10 +246,9 @@ class CocoAP:
         from tasks import _plots
 
         names = _coco.names(self._columns)
-        texts = self._columns.text_ids
         files = {
             f"detections{'' if kind == 'boxes' else f'_{kind}'}.json": _results.written(
-                detections, kind, texts
+                detections, kind
             )
             for kind in scores
         }

@@ -77,10 +77,6 @@ class Unannotated(Instances):
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Unannotated.of, classes=self.classes), (self.images,)
 
-    @property
-    def text_ids(self) -> dict[str, dict[int, str]]:
-        return {}
-
 
 class Found(CocoAP):
     """contracts.Metric that scores nothing: its result are the detections of all ranks."""

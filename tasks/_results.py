@@ -6,7 +6,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import Repr
@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from contracts import Array, UserError
-from dataset.coco.annotation_file import number_of
 from system import processes
 from system.resources import cores
 from system.user_files import open_bytes, read_text
@@ -30,12 +29,7 @@ SHORT = Repr()
 """Says what an entry has, however deep or long that is."""
 
 
-Texts = Mapping[str, Mapping[int, str]]
-"""Ids that are text in an annotation file: "images" and "categories" -> number -> text."""
-NUMBERS_ALONE: Texts = {}
-
-
-def written(detections: Detections, kind: str, texts: Texts = NUMBERS_ALONE) -> bytes:
+def written(detections: Detections, kind: str) -> bytes:
     """Return one file a kind, as COCO's server takes it; many are written in processes.
 
     Numbers stay as they are, so that --score gives the same figures.
@@ -44,7 +38,7 @@ def written(detections: Detections, kind: str, texts: Texts = NUMBERS_ALONE) -> 
     of_part = np.array_split(np.arange(len(detections)), parts)
 
     def lines_of(part: int) -> bytes:
-        return _lines(detections.taken(of_part[part]), kind, texts)
+        return _lines(detections.taken(of_part[part]), kind)
 
     lines = (
         processes.gathered(lines_of, range(parts), parts)
@@ -54,7 +48,7 @@ def written(detections: Detections, kind: str, texts: Texts = NUMBERS_ALONE) -> 
     return b"[" + b",\n".join(lines) + b"]\n"
 
 
-def _lines(detections: Detections, kind: str, texts: Texts) -> bytes:
+def _lines(detections: Detections, kind: str) -> bytes:
     if kind == "masks":
         shapes = [
             json.dumps({"size": code["size"], "counts": code["counts"].decode()})
@@ -72,19 +66,18 @@ def _lines(detections: Detections, kind: str, texts: Texts) -> bytes:
                 values.reshape(len(detections), math.prod(values.shape[1:])).tolist(),
             )
         )
-    images = _ids(detections.image_ids, texts.get("images", {}))
-    categories = _ids(detections.category_ids, texts.get("categories", {}))
-    rows = zip(images, categories, shapes, detections.scores.tolist(), strict=True)
+    rows = zip(
+        detections.image_ids.tolist(),
+        detections.category_ids.tolist(),
+        shapes,
+        detections.scores.tolist(),
+        strict=True,
+    )
     lines = (
         f'{{"image_id": {image}, "category_id": {category}, "{KEYS[kind]}": {shape}, "score": {score}}}'
         for image, category, shape, score in rows
     )
     return ",\n".join(lines).encode()
-
-
-def _ids(numbers: Array, texts: Mapping[int, str]) -> list[Any]:
-    """Return ids as JSON writes them."""
-    return [json.dumps(texts[i]) if i in texts else i for i in numbers.tolist()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,10 +141,9 @@ class Results:
 
         Raises UserError that names the first bad entry.
         """
-        texts = columns.text_ids
-        images = self._ids("image_id", text=bool(texts.get("images")))
+        images = self._ids("image_id")
         self._require_images(images, columns)
-        categories = self._ids("category_id", text=bool(texts.get("categories")))
+        categories = self._ids("category_id")
         known = np.isin(categories, np.asarray(columns.category_ids))
         self._require(known, "category_id", "no category of the validation annotations")
         samples = np.searchsorted(columns.image_id, images)
@@ -180,14 +172,9 @@ class Results:
         )
         return Detections.joined([detections])
 
-    def _ids(self, key: str, *, text: bool) -> Array:
-        """Return whole numbers, int64 [N]; those of `text` where the annotations have such ids."""
-        values = [
-            number_of(entry, key)
-            if text and isinstance(entry[key], str)
-            else entry[key]
-            for entry in self.entries
-        ]
+    def _ids(self, key: str) -> Array:
+        """Return whole numbers, int64 [N]."""
+        values = [entry[key] for entry in self.entries]
         whole = (
             type(value) is int and abs(value) < 2**63 for value in values
         )  # true is no number

@@ -13,9 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import operator
 import os
 import re
-import unicodedata
+import reprlib
 from array import array
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
@@ -29,9 +30,8 @@ from dataset.scan.manifest import Rejected
 
 PIECE = 1 << 24  # characters read at a time
 SPACE = re.compile(r"[ \t\n\r]*")
-# Unicode's categories of control characters, halves of characters, ends of lines
-UNPRINTED = ("Cc", "Cs", "Zl", "Zp")
-FARTHEST = 1e5  # pixels: no image reaches so far, and what is drawn of a mask takes memory with its distance
+UNPRINTED = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+FARTHEST = 1e5  # pixels: what is drawn of a mask takes memory with its distance
 TOKEN = 20  # characters: so close to the end of a piece a name or a number may be cut in two
 WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
 
@@ -58,23 +58,21 @@ def entries(file: TextIO, keys: Collection[str]) -> Iterator[tuple[str, Any]]:
         key = text.value()
         text.take(":")
         seen.add(key)
-        if (
-            text.next() == "["
-        ):  # read one by one even where the key is not asked for: it may be long
+        # read one by one even where the key is not asked for: it may be long
+        if text.next() == "[":
             for _ in text.items("[]"):
                 entry = text.value()
                 if key in keys:
                     yield key, entry
         elif key in keys:
-            raise NotCoco(f"holds something else than a list as '{key}' {text.where()}")
+            raise NotCoco(f"holds something else than a list as '{key}'")
         else:
             text.value()
-    text.end()
+    if text.skip_space():
+        raise text.error("more than one value,")
     missing = [key for key in keys if key not in seen]
     if missing:
-        raise NotCoco(
-            f"has no '{missing[0]}'; COCO's form has {' and '.join(map(repr, keys))}"
-        )
+        raise NotCoco(f"has no '{missing[0]}'; COCO's form has {', '.join(keys)}")
 
 
 class _Text:
@@ -88,11 +86,8 @@ class _Text:
         self.whole = False  # the piece reaches to the end of the file
         self.decode = json.JSONDecoder().raw_decode
 
-    def where(self) -> str:
-        return f"at character {self.before + self.at:,}"
-
     def error(self, why: str) -> NotCoco:
-        return NotCoco(f"is no JSON: {why} {self.where()}")
+        return NotCoco(f"is no JSON: {why} at character {self.before + self.at:,}")
 
     def read_on(self) -> None:
         """Read the next piece behind what is not yet taken of this one."""
@@ -125,21 +120,15 @@ class _Text:
 
     def items(self, brackets: str) -> Iterator[None]:
         """Take a list or an object but for its items: yield where one begins, which the caller then takes."""
-        begin, end = brackets[0], brackets[1]
-        self.take(begin)
+        end = brackets[1]
+        self.take(brackets[0])
         more = self.next() != end
         while more:
             yield
             more = self.next() != end
             if more:
                 self.take(",")
-                if self.next() == end:
-                    raise self.error(f"got {end!r} behind a comma")
         self.take(end)
-
-    def end(self) -> None:
-        if self.skip_space():
-            raise self.error("more than one value,")
 
     def value(self) -> Any:
         """Take the value that begins here. One at the end of the piece may go on behind it."""
@@ -151,18 +140,14 @@ class _Text:
                     self.at = end
                     return value
             except JSONDecodeError as error:
-                cut = error.pos > len(self.piece) - TOKEN or error.msg.startswith(
-                    "Unterminated string"
-                )
+                near_end = error.pos > len(self.piece) - TOKEN
+                cut = near_end or error.msg.startswith("Unterminated string")
                 if self.whole or not cut:
-                    raise NotCoco(
-                        f"is no JSON: {error.msg} (character {self.before + error.pos:,})"
-                    ) from None
-            except (
-                RecursionError,
-                ValueError,
-            ) as error:  # too deep, or a number of thousands of digits
-                raise NotCoco(f"cannot be read: {error} {self.where()}") from None
+                    self.at = error.pos
+                    raise self.error(error.msg) from None
+            # too deep, or a number of thousands of digits
+            except (RecursionError, ValueError) as error:
+                raise self.error(str(error)) from None
             self.read_on()
 
 
@@ -173,24 +158,31 @@ class Image(NamedTuple):
     width: int
 
 
-class Segmentation(NamedTuple):
-    polygons: Sequence[array[float]] = ()  # x0 y0 x1 y1 ... of each
-    runs: array[int] = array("I")
-    size: tuple[int, int] = (0, 0)  # height and width of the image that the runs fill
-    fault: str = ""  # why the segmentation is left out
+ROW = np.dtype(
+    [
+        ("annotation_id", "i8"),  # 0 = it has none
+        ("image_id", "i8"),
+        ("category_id", "i8"),
+        ("category", "i4"),  # index into the sorted ids; -1 = unknown
+        ("box", "f8", (4,)),  # x y width height
+        ("area", "f8"),
+        ("crowd", "?"),
+        ("keypoints", "i8"),  # numbers, three a keypoint
+        ("polygons", "i8"),  # how many
+        ("points", "i8"),  # of all polygons
+        ("runs", "i8"),
+        ("size", "i8", (2,)),  # height and width of the image that the runs fill
+    ]
+)
+"""One annotation as finite numbers of the right number; nothing is checked against its image."""
 
 
 class Annotation(NamedTuple):
-    """One annotation as finite numbers of the right number; nothing is checked against its image."""
-
-    annotation_id: int | None  # None where it has none
-    image_id: int
-    category_id: int
-    box: array[float]  # x y width height
-    area: float
-    crowd: bool
-    segmentation: Segmentation
+    row: tuple[Any, ...]  # a ROW
     keypoints: array[float]  # x0 y0 visibility0 x1 ...
+    polygons: Sequence[array[float]]  # x0 y0 x1 y1 ... of each
+    runs: array[int]
+    fault: str  # why the segmentation is left out
 
 
 class Category(NamedTuple):
@@ -201,11 +193,9 @@ class Category(NamedTuple):
 
 def id_of(entry: Any) -> str:
     """How a message names an entry, whatever it is."""
-    return (
-        repr(entry["id"])[:40]
-        if isinstance(entry, dict) and "id" in entry
-        else "without an id"
-    )
+    if isinstance(entry, dict) and "id" in entry:
+        return repr(entry["id"])[:40]
+    return "without an id"
 
 
 def number_of(entry: Any, key: str) -> int:
@@ -218,23 +208,20 @@ def number_of(entry: Any, key: str) -> int:
         return _whole(entry, key)
     if WHOLE.fullmatch(value):
         return int(value)
-    return int.from_bytes(
-        hashlib.blake2b(value.encode("utf-8", "surrogatepass"), digest_size=6).digest()
-    )
+    text = value.encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=6).digest())
 
 
 def image(entry: Any) -> Image:
     """Return the image that an entry describes. Raises Rejected, and nothing else."""
     name = _field(entry, "file_name")
-    if not isinstance(name, str) or not name or "\0" in name:
-        raise Rejected(
-            f"file_name {_short(name)} is no path below the folder of images"
-        )
-    try:
-        os.fsencode(name)
-    except UnicodeEncodeError:
-        raise Rejected(f"file_name {_short(name)} is no path") from None
     height, width = _whole(entry, "height"), _whole(entry, "width")
+    try:
+        usable = bool(os.fsencode(name)) and "\0" not in name
+    except (TypeError, UnicodeEncodeError):
+        usable = False
+    if not usable:
+        raise Rejected(f"file_name {_short(name)} is no path")
     if min(height, width) < 1:
         raise Rejected(f"is {width} x {height} pixels large")
     return Image(number_of(entry, "id"), name, height, width)
@@ -257,58 +244,54 @@ def annotation(entry: Any, *, keypoints: bool) -> Annotation:
         )
     if crowd not in (0, 1):
         raise Rejected(f"iscrowd {_short(crowd)} is neither 0 nor 1")
-    annotation_id = None
-    with suppress(Rejected):  # one without an id is numbered later
+    points = entry.get("keypoints") if keypoints else None
+    # a category without keypoints may stand beside one with
+    marks = _numbers([] if points is None else points, "keypoints")
+    if not {0, 1, 2}.issuperset(marks[2::3]):
+        raise Rejected("keypoints: a visibility is none of 0, 1 and 2")
+    annotation_id = 0
+    # one without an id is numbered later
+    with suppress(Rejected):
         annotation_id = number_of(entry, "id")
-    return Annotation(
+    polygons: list[array[float]] = []
+    runs = array("I")
+    size = (0, 0)
+    fault = ""
+    segmentation = entry.get("segmentation")
+    try:
+        if isinstance(segmentation, list):
+            polygons = [*map(_polygon, segmentation)]
+        elif segmentation is not None:
+            runs, size = _run_lengths(segmentation)
+    except Rejected as why:
+        fault = str(why)
+    row = (
         annotation_id,
         number_of(entry, "image_id"),
         number_of(entry, "category_id"),
-        box,
+        -1,
+        tuple(box),
         area,
         bool(crowd),
-        _segmentation(entry.get("segmentation")),
-        _keypoints(entry.get("keypoints") if keypoints else None),
+        len(marks),
+        len(polygons),
+        sum(map(len, polygons)) // 2,
+        len(runs),
+        size,
     )
+    return Annotation(row, marks, polygons, runs, fault)
 
 
 def category(entry: Any, *, keypoints: bool) -> Category:
     """Return the category that an entry describes. Raises Rejected, and nothing else."""
     name = _field(entry, "name")
     points = entry.get("keypoints", []) if keypoints else []
-    if not isinstance(name, str):
-        raise Rejected(f"name {_short(name)} is no text")
-    if not name.strip() or any(
-        unicodedata.category(letter) in UNPRINTED for letter in name
-    ):
-        raise Rejected(
-            f"name {_short(name)} is empty or holds a control character or a line's end; give it another name"
-        )
-    if not isinstance(points, list) or not all(
-        isinstance(point, str) for point in points
-    ):
-        raise Rejected(f"keypoints {_short(points)} are no names")
-    return Category(number_of(entry, "id"), name, tuple(points))
-
-
-def _keypoints(values: Any) -> array[float]:
-    if values is None:  # a category without keypoints may stand beside one with
-        return array("d")
-    numbers = _numbers(values, "keypoints")
-    if any(visible not in (0, 1, 2) for visible in numbers[2::3]):
-        raise Rejected("keypoints: a visibility is none of 0, 1 and 2")
-    return numbers
-
-
-def _segmentation(value: Any) -> Segmentation:
-    try:
-        if value is None:
-            return Segmentation()
-        if isinstance(value, list):
-            return Segmentation(polygons=[_polygon(points) for points in value])
-        return _run_lengths(_field(value, "counts"), _field(value, "size"))
-    except Rejected as why:
-        return Segmentation(fault=str(why))
+    # tables and TensorBoard show it: no control characters, and no halves of characters
+    if not isinstance(name, str) or not name.strip() or UNPRINTED.search(name):
+        raise Rejected(f"name {_short(name)} is no text that can be shown on a line")
+    if not isinstance(points, list):
+        raise Rejected(f"keypoints {_short(points)} are no list")
+    return Category(number_of(entry, "id"), name, tuple(map(str, points)))
 
 
 def _polygon(points: Any) -> array[float]:
@@ -317,27 +300,25 @@ def _polygon(points: Any) -> array[float]:
         raise Rejected(
             f"segmentation: a polygon has {len(numbers)} numbers, not an x and a y of at least 3 points"
         )
-    if (far := max(max(numbers), -min(numbers))) > FARTHEST:
-        raise Rejected(
-            f"segmentation: a point is {far:.3g} pixels away; no image reaches so far"
-        )
+    if max(map(abs, numbers)) > FARTHEST:
+        raise Rejected("segmentation: a point is too far from any image")
     return numbers
 
 
-def _run_lengths(counts: Any, size: Any) -> Segmentation:
+def _run_lengths(value: Any) -> tuple[array[int], tuple[int, int]]:
+    counts, size = _field(value, "counts"), _field(value, "size")
     try:
         if isinstance(counts, str):
             counts = uncompressed(counts.encode("ascii")).tolist()
         runs = array("I", counts)
-        height, width = size
-        whole = isinstance(height, int) and isinstance(width, int) and height > 0
-        if not whole or sum(runs) != height * width:
-            raise Rejected(
-                f"segmentation: its runs are {sum(runs)} pixels long, its size is {_short(size)}"
-            )
+        height, width = map(operator.index, size)
     except (TypeError, ValueError, OverflowError):
         raise Rejected("segmentation: cannot be decoded") from None
-    return Segmentation(runs=runs, size=(height, width))
+    if height < 1 or sum(runs) != height * width:
+        raise Rejected(
+            f"segmentation: its runs are {sum(runs)} pixels long, its size is {_short(size)}"
+        )
+    return runs, (height, width)
 
 
 LONGEST = 7  # characters of a compressed run: 34 bits and a sign, when 32 are what a run may have
@@ -376,13 +357,11 @@ def _field(entry: Any, key: str) -> Any:
 
 def _whole(entry: Any, key: str) -> int:
     value = _field(entry, key)
-    if (
-        type(value) is float and value.is_integer()
-    ):  # some tools write every number as 1000.0
+    # some tools write every number as 1000.0
+    if type(value) is float and value.is_integer():
         value = int(value)
-    if (
-        type(value) is not int or not -(1 << 63) <= value < 1 << 63
-    ):  # True is no number here
+    # true is no number here
+    if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
         raise Rejected(f"{key} {_short(value)} is no whole number")
     return value
 
@@ -398,5 +377,4 @@ def _numbers(values: Any, key: str) -> array[float]:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return reprlib.repr(value)

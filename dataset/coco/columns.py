@@ -12,7 +12,6 @@ column by offsets:
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -23,8 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from contracts import Array, UserError
-from dataset.images.columns import HEADER, Header
-from dataset.scan.manifest import Manifest
+from dataset.images.columns import HEADER, Header, Pictures
 
 BACKGROUND = "__background__"
 UNUSED = "N/A"
@@ -35,9 +33,8 @@ COCO_IDS = tuple(
 )
 """The category ids of COCO 2017: 80 between 1 and 90."""
 OTHER_SIDE = {"left": "right", "right": "left", "l": "r", "r": "l"}
-LIKELY_SIDE = re.compile(r"^(left|right)|(left|right)$|^[lr]$")
-"""A word in a keypoint's name that may say a side. It does if the name with the other side exists too:
-`leftover` and `bright` say none."""
+SIDE = re.compile(r"left|right|(?<![a-z])[lr](?![a-z])")
+"""What says a side in a keypoint's name: left and right anywhere, l and r alone."""
 WORD_ENDS = re.compile(
     r"[\W_]+|(?<=[a-z])(?=[A-Z\d])|(?<=\d)(?=[A-Za-z])|(?<=[A-Z])(?=[A-Z][a-z]|\d)"
 )
@@ -65,14 +62,14 @@ ANNOTATED: dict[
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Instances(Manifest):
+class Instances(Pictures):
     """n images in the order of their ids, and m annotations, grouped by image, in the file's order there.
 
     `classes` are the names that class numbers stand for: 0 is the background, and the gaps between COCO's own
     category ids are "N/A".
     """
 
-    VERSION: ClassVar[str] = "instances 6"
+    VERSION: ClassVar[str] = "instances 7"
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = {
         "path_bytes": np.dtype("u1"),
         "path_offsets": np.dtype("i8"),
@@ -103,17 +100,7 @@ class Instances(Manifest):
         "rle_offsets": ("rle",),
     }
 
-    # By image, [n]; the first ones as in manifest.Header, from the image file itself.
-    height: Array
-    width: Array
-    format: Array
-    depth: Array
-    components: Array
-    chroma: Array
-    orientation: Array
-    progressive: Array
-    palette: Array
-    whole: Array
+    # By image, [n].
     image_id: Array  # int64, ascending
     annotation_offsets: Array  # int64 [n + 1]
     # By annotation, [m].
@@ -139,7 +126,6 @@ class Instances(Manifest):
         Array  # uint32, CRC-32 of each keypoint's name: two splits must have the same
     )
 
-    exif: Array | None = None  # uint8 [n], as in dataset.images.columns.Images
     # int64 [C], class numbers of others' classes; see `numbered`
     numbers: Array | None = None
 
@@ -158,20 +144,6 @@ class Instances(Manifest):
             )
         except FileNotFoundError:  # of the synthetic stand-in
             return []
-
-    @property
-    def text_ids(self) -> dict[str, dict[int, str]]:
-        """Return {"images": ..., "categories": ...}, each number -> the text that the file has as that id."""
-        try:
-            found = json.loads(
-                (self.folder / "text_ids.json").read_text(encoding="utf-8")
-            )
-        except FileNotFoundError:  # of the synthetic stand-in
-            return {}
-        return {
-            kind: {int(number): text for number, text in texts.items()}
-            for kind, texts in found.items()
-        }
 
     @property
     def class_names(self) -> Sequence[str]:
@@ -253,33 +225,18 @@ def categories_of(class_of: Array, classes: int) -> Array:
 def mirrored(names: Sequence[str]) -> Array:
     """Return int64 [K]: the keypoint whose name has left and right exchanged, or its own place without one.
 
-    A side is the word left or right in any case. It may also begin or end a word, or be the letter l or r, if
-    the other name exists. Raises UserError where left or right has no partner.
+    A name that holds left or right as a word has a partner, or it is a UserError: an image that is flipped
+    would have its sides wrong. Others, such as `bright` and `L`, have one where the other name exists.
     """
-    words = [tuple(WORD_ENDS.sub(" ", name).lower().split()) for name in names]
-    found = {own: place for place, own in enumerate(words)}
-    counts = Counter(words)
+    words = [" ".join(WORD_ENDS.sub(" ", name).lower().split()) for name in names]
     places = np.arange(len(names), dtype=np.int64)
-    for place, own in enumerate(words):
-        sided = "left" in own or "right" in own
-        if sided:
-            twin = tuple(
-                OTHER_SIDE[word] if word in ("left", "right") else word for word in own
-            )
-        else:
-            twin = tuple(
-                LIKELY_SIDE.sub(lambda side: OTHER_SIDE[side[0]], word) for word in own
-            )
-        if twin != own and counts[own] == counts[twin] == 1:
-            places[place] = found[twin]
-        elif sided:
-            why = (
-                "is there twice, or its partner is"
-                if counts[twin]
-                else "has no partner"
-            )
+    for place, word in enumerate(words):
+        twin = SIDE.sub(lambda side: OTHER_SIDE[side[0]], word)
+        if twin != word and words.count(word) == words.count(twin) == 1:
+            places[place] = words.index(twin)
+        elif {"left", "right"} & {*word.split()}:
             raise UserError(
-                f"--data: keypoint {names[place]!r} {why}; rename, so that there is one {' '.join(twin)!r} "
-                "to mirror it to"
+                f"--data: keypoint {names[place]!r} has no partner of its own; rename, so that there is one "
+                f"{twin!r} to mirror it to"
             )
     return places

@@ -10,7 +10,7 @@ import numpy as np
 
 from contracts import Array
 from dataset.coco.columns import Instances, class_names
-from dataset.images.columns import CHROMA, HEADER, Header
+from dataset.images.columns import HEADER, Header
 from plan.draws import bits, key
 
 COCO_TRAIN = 118_287
@@ -69,9 +69,7 @@ class SyntheticInstances(Instances):
         # axes: [annotation, point, x and y]
         body = corner[:, None] + side[:, None] * joints
         names = [f"{i:012d}.jpg".encode() for i in range(samples)]
-        header = Header(
-            0, 0, 0, format=0, depth=8, components=3, chroma=CHROMA.index("420")
-        )
+        header = Header(size=0, height=0, width=0, format=0, depth=8, components=3)
         records = np.full(samples, np.array(header, HEADER))
         records["height"], records["width"] = sizes.T
         return cls(

@@ -8,8 +8,8 @@ from contracts import Array
 
 FEW_CROWDS = 0.2  # share of the annotations; COCO's own have 1 %
 FEW_BEYOND = 0.1  # share of the boxes; that of boxes as x0 y0 x1 y1 is above a half
-ROUNDED = 1.0  # pixels that a box may reach out of its image
 NEARLY_ALL = 0.9
+ROUNDED = 1.0  # pixels that a box may reach out of its image
 
 
 def crowd_warning(crowd: Array) -> str:
@@ -25,35 +25,33 @@ def crowd_warning(crowd: Array) -> str:
 
 def annotation_warnings(rows: Array, sizes: Array) -> list[str]:
     """Return a sentence for each of them. `sizes` int64 [m, 2] are height and width of each row's image."""
-    count = len(rows)
-    if not count:
-        return []
     x, y, w, h = rows["box"].T
     height, width = sizes.T
-    messages = []
-    crowds = int(np.count_nonzero(rows["crowd"]))
-    if crowds > FEW_CROWDS * count:
-        messages.append(
-            f"{crowds:,} of {count:,} annotations are crowds (iscrowd 1): no detector trains on them, and to "
-            "miss one is no mistake; single objects have iscrowd 0"
-        )
-    small = int(np.count_nonzero(np.maximum(w, h) <= 1))
-    if small > NEARLY_ALL * count:
-        messages.append(
-            f"{small:,} of {count:,} boxes are not larger than a pixel, first annotation "
-            f"{rows['annotation_id'][0]}: COCO's boxes are in pixels, and these may be shares of the sides"
-        )
-        return messages
-    beyond = (
-        (x < -ROUNDED)
-        | (y < -ROUNDED)
-        | (x + w > width + ROUNDED)
-        | (y + h > height + ROUNDED)
+    small = np.maximum(w, h) <= 1
+    beyond = (np.minimum(x, y) < -ROUNDED) | (x + w > width + ROUNDED)
+    beyond |= y + h > height + ROUNDED
+    checks = (
+        (
+            rows["crowd"],
+            FEW_CROWDS,
+            "annotations are crowds (iscrowd 1): no detector trains on them, and to miss one is no mistake; "
+            "single objects have iscrowd 0",
+        ),
+        (
+            small,
+            NEARLY_ALL,
+            "boxes are not larger than a pixel: COCO's boxes are in pixels, and these may be shares of the "
+            "sides",
+        ),
+        (
+            beyond,
+            FEW_BEYOND,
+            "boxes reach out of their images: COCO's boxes are x y width height, and these may be x0 y0 x1 "
+            "y1",
+        ),
     )
-    if np.count_nonzero(beyond) > FEW_BEYOND * count:
-        messages.append(
-            f"{np.count_nonzero(beyond):,} of {count:,} boxes reach out of their images, first annotation "
-            f"{rows['annotation_id'][beyond.argmax()]}: COCO's boxes are x y width height, and these may be "
-            "x0 y0 x1 y1"
-        )
-    return messages
+    return [
+        f"{np.count_nonzero(odd):,} of {len(rows):,} {what}"
+        for odd, few, what in checks
+        if np.count_nonzero(odd) > few * len(rows)
+    ]

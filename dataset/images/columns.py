@@ -11,18 +11,8 @@ from contracts import Array, Fetch
 from dataset.scan.manifest import Manifest
 
 C = TypeVar("C", bound=Any)  # columns of images, with labels or with boxes
-FORMATS = (
-    "jpeg",
-    "png",
-    "gif",
-    "bmp",
-    "webp",
-    "tiff",
-    "ppm",
-    "pair",
-)  # the column `format` holds the index
-# the column `chroma`; none = no JPEG
-CHROMA = ("none", "444", "422", "420", "440", "411", "gray", "rgb", "other")
+# the column `format` holds the index
+FORMATS = ("jpeg", "png", "gif", "bmp", "webp", "tiff", "ppm", "pair")
 
 
 class Header(NamedTuple):
@@ -32,27 +22,18 @@ class Header(NamedTuple):
     height: int  # stored pixels, before any EXIF rotation
     width: int
     format: int  # index into FORMATS
-    depth: int  # bits a component (of the index, for a palette)
+    depth: int  # bits a component
     components: int  # 1 grey or palette, 2 grey + alpha, 3 colour, 4 CMYK or RGBA
-    chroma: int = 0  # index into CHROMA
     orientation: int = 0  # EXIF 1..8; 0 = not said, or nonsense
-    progressive: bool = False  # JPEG only
-    palette: bool = False
-    # False: a JPEG or PNG without its end, perhaps cut short, or a JPEG with bytes between its segments
+    rgb: bool = False  # JPEG that stores red, green and blue as they are
+    # False: a JPEG or PNG without its end, perhaps cut short, or a JPEG with bytes
+    # between its segments
     whole: bool = True
+    tag: int = 0  # of the object's ETag, behind a URL; 0 = none
 
 
-HEADER = np.dtype(
-    list(
-        zip(
-            Header._fields,
-            ("i8", "i4", "i4", "u1", "u1", "u1", "u1", "u1", "?", "?", "?"),
-            strict=True,
-        )
-    )
-)
-RECORD = np.dtype([*HEADER.descr, ("tag", "i8")])
-"""What a scan reads of a file: `tag` is the number of an object's ETag, and 0 where there is none."""
+_CODES = ("i8", "i4", "i4", "u1", "u1", "u1", "u1", "?", "?", "i8")
+HEADER = np.dtype(list(zip(Header._fields, _CODES, strict=True)))
 COLUMNS: dict[str, np.dtype[Any]] = {
     "path_bytes": np.dtype("u1"),  # relative paths, one after the other
     "path_offsets": np.dtype("i8"),  # [n + 1], where each begins
@@ -60,22 +41,12 @@ COLUMNS: dict[str, np.dtype[Any]] = {
     **{name: HEADER[name] for name in Header._fields},
 }
 
-
 TURN_OF = np.array([0, 0, 1, 3, 2, 4, 5, 7, 6], np.uint8)
 """EXIF's orientation, 0..8 -> the turn that shows the stored pixels, as contracts.Rows has them."""
 
 
 TRANSPOSE = 4
 """Turns from here on swap height and width."""
-
-
-def tags(columns: Any) -> Array:
-    """Return int64 [n], the numbers of the objects' ETags as they were scanned, 0 where none is known."""
-    try:
-        found: Array = np.load(columns.folder / "tag.npy", mmap_mode="r")
-    except OSError:
-        return np.zeros(len(columns), np.int64)
-    return found
 
 
 def shown_by(columns: Any) -> Array:
@@ -106,11 +77,9 @@ def told_of_exif(columns: Any, left_out: int = 0) -> str:
     turned = int(np.count_nonzero(shown_by(columns)))
     if not turned and not left_out:
         return ""
-    without = (
-        f" and {left_out:,} left out, whose annotations are of the size shown"
-        if left_out
-        else ""
-    )
+    without = ""
+    if left_out:
+        without = f" and {left_out:,} left out, whose annotations are of the size shown"
     return (
         f"EXIF asks viewers to turn {turned + left_out:,} of {len(columns.orientation) + left_out:,} images: "
         f"{turned:,} are taken as they are stored, as torchvision does{without}; --exif shown turns them"
@@ -125,10 +94,27 @@ def stored_size(columns: Any, sample: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Images(Manifest):
-    """n images in the order of their path's bytes."""
+class Pictures(Manifest):
+    """n image files: the columns [n] of a Header, with the dtypes of HEADER."""
 
-    VERSION: ClassVar[str] = "images 7"
+    height: Array
+    width: Array
+    format: Array
+    depth: Array
+    components: Array
+    orientation: Array
+    rgb: Array
+    whole: Array
+    tag: Array
+    # uint8 [n], see `as_shown`; None: images are taken as they are stored
+    exif: Array | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Images(Pictures):
+    """n images with a label, in the order of their path's bytes."""
+
+    VERSION: ClassVar[str] = "images 8"
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = COLUMNS
     FINGERPRINT: ClassVar[tuple[str, ...]] = (
         "path_bytes",
@@ -137,29 +123,12 @@ class Images(Manifest):
         "label",
     )
     RAGGED: ClassVar[dict[str, tuple[str, ...]]] = {"path_offsets": ("path_bytes",)}
-    EXTRA: ClassVar[
-        tuple[str, ...]
-    ] = ()  # columns [n] that a store adds to those of a header
+    # columns [n] that a store adds to those of a header
+    EXTRA: ClassVar[tuple[str, ...]] = ()
 
     label: Array  # int32 [n], index into classes
-    height: Array  # int32 [n], stored pixels, before any EXIF rotation
-    width: Array  # int32 [n]
-    format: Array  # uint8 [n], index into FORMATS
-    depth: Array  # uint8 [n], bits a component (of the index, for a palette)
-    components: (
-        Array  # uint8 [n]: 1 grey or palette, 2 grey + alpha, 3 colour, 4 CMYK or RGBA
-    )
-    chroma: Array  # uint8 [n], index into CHROMA
-    orientation: Array  # uint8 [n], EXIF 1..8; 0 = not said, or nonsense
-    progressive: Array  # bool [n], JPEG only
-    palette: Array  # bool [n]
-    # bool [n], False: a JPEG or PNG without its end, perhaps cut short, or a JPEG with bytes between its
-    # segments
-    whole: Array
-    # uint8 [n], see `as_shown`; None: images are taken as they are stored
-    exif: Array | None = None
-
-    # bool [sets, C]: with --multi-label `label` is a set's place here, and `classes` are its columns
+    # bool [sets, C]: with --multi-label `label` is a set's row here, and `classes` are
+    # its columns
     several: Array | None = None
     # what reads the headers of samples before they are used; None: all are there
     fetch: Fetch | None = None
@@ -180,11 +149,10 @@ class Images(Manifest):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Unread(Images):
-    """n images in the order of a list, whose headers are read when a plan comes to them.
+    """n images of a list, whose headers are read when a plan comes to them.
 
-    Until then all of a header's numbers are 0, its height too, which is written last.
+    Until then all numbers of a header are 0, its height too, which is written last.
     """
 
-    VERSION: ClassVar[str] = "unread images 2"
+    VERSION: ClassVar[str] = "unread images 3"
     FINGERPRINT: ClassVar[tuple[str, ...]] = ("path_bytes", "path_offsets", "label")
-    LATER: ClassVar[frozenset[str]] = frozenset(Header._fields)

@@ -37,15 +37,19 @@ UNREADABLE = Header(
 """Stands for a header that cannot be read: a size for the plan, and no components, which no image has."""
 
 
-def tagged_header(entries: Entries, name: bytes, max_pixels: int) -> tuple[Header, int]:
-    """Return the header of an entry, and the number of the ETag that it was read under, 0 where it has none.
+def readers(asked: int) -> int:
+    """Return how many processes read headers where so many are asked for; 0: four a core, 32 at most."""
+    return asked or min(32, max(int(4 * cores()), 1))
 
-    Raises Rejected and StorageFault.
-    """
+
+def checked_header(entries: Entries, max_pixels: int, name: bytes) -> Header:
+    """Return the header of an entry. Raises Rejected, and OSError where the storage fails."""
     with entries.opened(name) as (size, read_at):
         header = headers.read_header(size, read_at)
+        if isinstance(read_at, Ranges):
+            header = header._replace(tag=read_at.head.number)
     require_few(header.width, header.height, header.size, max_pixels)
-    return header, read_at.head.number if isinstance(read_at, Ranges) else 0
+    return header
 
 
 class Headers:
@@ -60,9 +64,7 @@ class Headers:
         self._columns = columns
         self._entries = entries
         self._max_pixels = max_pixels
-        self._workers = workers or min(
-            32, max(int(4 * cores()), 1)
-        )  # they wait for the storage
+        self._workers = readers(workers)
         self._pool: Pool[Array, None] | None = None
         self._asked: dict[int, Future[None]] = {}  # by id, until a plan has come by
         self._lock = threading.Lock()  # loaders of two epochs may overlap for a moment
@@ -83,8 +85,9 @@ class Headers:
             try:
                 reading.result(PATIENCE_S)
             except TimeoutError:
+                name = printable(self._entries.shown(self._columns.entry(sample)))
                 raise UserError(
-                    f"the storage has not answered for {PATIENCE_S:g} s: {self._name(sample)} is waited for; "
+                    f"the storage has not answered for {PATIENCE_S:g} s: {name} is waited for; "
                     "go on with --resume auto"
                 ) from None
             except BrokenProcessPool:
@@ -103,19 +106,13 @@ class Headers:
             if sample not in self._asked
         ]
         if missing and self._pool is None:
-            read = Reading(self._columns.folder, self._entries, self._max_pixels)
-            self._pool = Pool(
-                read, self._workers, f"{self._workers} processes that read headers"
-            )
+            work = Reading(self._columns.folder, self._entries, self._max_pixels)
+            what = f"{self._workers} processes that read headers"
+            self._pool = Pool(work, self._workers, what)
         for first in range(0, len(missing), TOGETHER):
             part = missing[first : first + TOGETHER]
             assert self._pool is not None
             self._asked.update(dict.fromkeys(part, self._pool.submit(np.array(part))))
-
-    def _name(self, sample: int) -> str:
-        return self._entries.shown(self._columns.entry(sample)).decode(
-            "utf-8", "backslashreplace"
-        )
 
 
 class Reading:
@@ -129,36 +126,31 @@ class Reading:
         self._written: dict[str, Array] = {}
 
     def __call__(self, samples: Array) -> None:
-        if self._columns is None:  # here, and not before the fork
+        # here, and not before the fork
+        if self._columns is None:
             self._columns = Unread.open(self._folder)
+            # the height is the last one: it says that the others are there
+            names = sorted(Header._fields, key="height".__eq__)
             self._written = {
-                name: np.load(self._folder / f"{name}.npy", "r+")
-                for name in Unread.LATER
+                name: np.load(self._folder / f"{name}.npy", "r+") for name in names
             }
-            if (self._folder / "tag.npy").exists():
-                self._written["tag"] = np.load(self._folder / "tag.npy", "r+")
         for sample in samples.tolist():
-            header, tag = self._header(self._columns.entry(sample))
-            if "tag" in self._written:
-                self._written["tag"][sample] = tag
-            for name, value in header._asdict().items():
-                if name != "height":
-                    self._written[name][sample] = value
-            self._written["height"][sample] = (
-                header.height
-            )  # the last one: it says that the others are there
+            header = self._header(self._columns.entry(sample))
+            for name, column in self._written.items():
+                column[sample] = getattr(header, name)
 
-    def _header(self, name: bytes) -> tuple[Header, int]:
-        """Return what tagged_header does; where the storage fails it is tried again, as other reads are."""
+    def _header(self, name: bytes) -> Header:
+        """Return the header of an entry; where the storage fails it is tried again, as other reads are."""
 
         def called() -> str:
             return f"--data: {printable(self._entries.shown(name))}"
 
         try:
             return storage.patiently(
-                partial(tagged_header, self._entries, name, self._max_pixels), called
+                partial(checked_header, self._entries, self._max_pixels, name), called
             )
         except Rejected:
-            return UNREADABLE, 0
-        except OSError as error:  # of a folder that may not be entered
+            return UNREADABLE
+        # of a folder that may not be entered
+        except OSError as error:
             raise storage.fault(error, called(), storage.GO_ON) from None

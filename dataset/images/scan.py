@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from contracts import MAX_PIXELS, Array
-from dataset.images.columns import COLUMNS, HEADER, RECORD, Header, Images, Unread
-from dataset.images.lazy_headers import Headers, tagged_header
+from dataset.images.columns import COLUMNS, HEADER, Header, Images, Unread
+from dataset.images.lazy_headers import Headers, checked_header, readers
 from dataset.scan import file_tree
 from dataset.scan.byte_ranges import Entries
 from dataset.scan.cache import (
@@ -25,17 +24,14 @@ from dataset.scan.cache import (
     reading,
     remembered,
 )
-from dataset.scan.manifest import FILE_LIST, Rejects, create_column
+from dataset.scan.manifest import Rejects, create_column, file_list
 from dataset.scan.packed_columns import Beside
-from system.resources import cores
 
 CHUNK = 500  # images a task
 REMOTE_CHUNK = 16  # each of them waits for a server
 FEW = 2_000  # images that threads have read before processes have started
 PIECE = 1 << 20  # images by which a column is filled: bounds the memory
-LEFT_OUT = (*Header(-1, 0, 0, 0, 0, 0), 0)
-TAGS = "file_list.tags"
-"""int64 [n] in the folder of a scan: RECORD's tags, of entries behind URLs alone."""
+LEFT_OUT = Header(size=-1, height=0, width=0, format=0, depth=0, components=0)
 FileLister = Callable[
     [Path, Rejects, "list[file_tree.Visit]", Progress], "dict[str, int]"
 ]
@@ -51,7 +47,7 @@ def open_images(
     entries: Entries,
     list_files: FileLister,
     *,
-    key: list[Any],
+    key: list[object],
     where: str,
     cache: Path,
     root: Path | None = None,
@@ -80,78 +76,60 @@ def open_images(
     total is 0 while it is not known. Raises UserError.
     """
     real = Path(os.path.realpath(data))
+    names = None if classes is None else list(classes)
 
-    def fits(found: Images) -> bool:
-        pixels = found.height.astype(np.int64) * found.width
-        few = bool((pixels <= most_pixels(found.size, max_pixels)).all())
-        return few and (classes is None or found.classes == tuple(classes))
+    def fits(columns: Images) -> bool:
+        pixels = columns.height.astype(np.int64) * columns.width
+        few = bool((pixels <= most_pixels(columns.size, max_pixels)).all())
+        return few and names in (None, list(columns.classes))
 
     def fill(
         made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
     ) -> Sequence[str]:
-        if (
-            beside is not None
-            and not rescan
-            and (taken := beside.taken(table, made, fits)) is not None
-        ):
-            entries.remember(visits, [])
-            return taken
+        if beside is not None and not rescan:
+            taken = beside.taken(table, made, fits)
+            if taken is not None:
+                entries.remember(visits, [])
+                return taken
         with reading(data):
             labels = list_files(made, rejects, visits, say)
         if unread:
-            records = _no_headers(made, remote=getattr(entries, "remote", False))
+            count = len(file_list(made)[2])
+            headers: Array = np.broadcast_to(np.zeros((), HEADER), (count,))
         else:
-            records = read_headers(
+            headers = read_headers(
                 entries, made, workers, rejects, say, max_pixels=max_pixels
             )
+        good = headers["size"] >= 0
+        if not good.any():
+            raise nothing_found("image", where, rejects)
         fixed = listed() if callable(listed) else listed
-        used = _keep(
-            entries,
-            where,
-            labels,
-            classes,
-            records,
-            made,
-            rejects,
-            table=table,
-            listed=fixed,
-        )
-        return used if classes is None else classes
+        counts, candidates = _counts(made, good, labels)
+        for name, label in labels.items():
+            # numbers of a list may have gaps
+            if not counts[label] and (candidates[label] or not fixed):
+                rejects(entries.shown(os.fsencode(name)), "class without an image")
+        numbers = np.arange(len(counts))
+        if not fixed and names is None:
+            # one without an image has no label, and those behind it move up
+            numbers = np.cumsum(counts > 0) - 1
+        _write_columns(made, headers, good, numbers, table.EXTRA)
+        used = [name for name, label in labels.items() if fixed or counts[label]]
+        return used if names is None else names
 
-    names = None if classes is None else list(classes)
-    key = [str(real), names, *key, max_pixels]
-    how: dict[str, Any] = {
-        "root": root or real,
-        "cache": cache,
-        "rescan": rescan,
-        "progress": progress,
-    }
-    if not unread:
-        return remembered(table, data, key, fill, **how)
-    columns = remembered(Unread, data, [*key, "unread"], fill, **how)
-    return replace(columns, fetch=Headers(columns, entries, max_pixels, workers))
-
-
-def _no_headers(made: Path, *, remote: bool) -> Array:
-    """Return HEADER [n] of zeros, one for each entry of made/file_list.*."""
-    if remote:
-        _tags(made)
-    return np.broadcast_to(np.zeros((), HEADER), (_listed(made),))
-
-
-def _listed(made: Path) -> int:
-    """Return the number of entries of made/file_list.*."""
-    return (made / "file_list.offsets").stat().st_size // np.dtype(
-        FILE_LIST["offsets"]
-    ).itemsize - 1
-
-
-def _tags(made: Path) -> Array:
-    """Create made/TAGS, of zeros."""
-    found: Array = np.lib.format.open_memmap(
-        made / TAGS, mode="w+", dtype=np.int64, shape=(_listed(made),)
+    columns = remembered(
+        Unread if unread else table,
+        data,
+        [str(real), names, *key, max_pixels, *(["unread"] if unread else [])],
+        fill,
+        root=root or real,
+        cache=cache,
+        rescan=rescan,
+        progress=progress,
     )
-    return found
+    if not isinstance(columns, Unread):
+        return columns
+    return replace(columns, fetch=Headers(columns, entries, max_pixels, workers))
 
 
 def read_headers(
@@ -167,100 +145,70 @@ def read_headers(
 
     `workers` and `max_pixels` are those of open_images.
     """
-    total = _listed(made)
+    total = len(file_list(made)[2])
     if not total:
         return np.zeros(0, HEADER)
-    records: Array = np.lib.format.open_memmap(
-        made / "file_list.records", mode="w+", dtype=HEADER, shape=(total,)
+    headers: Array = np.lib.format.open_memmap(
+        made / "file_list.headers", mode="w+", dtype=HEADER, shape=(total,)
     )
-    few = total <= FEW
     remote = getattr(entries, "remote", False)
+    few = total <= FEW and not remote
     step = REMOTE_CHUNK if remote else CHUNK // 10 if few else CHUNK
-    pack = partial(np.array, dtype=RECORD)
-    tags = _tags(made) if remote else None
     parser = Parser(
-        partial(_header, entries, max_pixels),
+        partial(checked_header, entries, max_pixels),
         LEFT_OUT,
-        pack,
+        partial(np.array, dtype=HEADER),
         entries.shown,
         made,
         step=step,
         by_index=getattr(entries, "by_index", False),
     )
-    count = 8 if few and not remote else workers or min(32, max(int(4 * cores()), 1))
-    count = min(32, -(-total // step)) if remote else count
-    for first, rows in each_file(
-        parser, total, count, rejects, say, threads=few and not remote
-    ):
-        records[first : first + len(rows)] = rows[list(Header._fields)]
-        if tags is not None:
-            tags[first : first + len(rows)] = rows["tag"]
-    return records
+    count = 8 if few else readers(workers)
+    if remote:
+        count = min(32, -(-total // step))
+    for first, rows in each_file(parser, total, count, rejects, say, threads=few):
+        headers[first : first + len(rows)] = rows
+    return headers
 
 
-def _header(entries: Entries, max_pixels: int, name: Any) -> tuple[Any, ...]:
-    """Return a RECORD."""
-    header, tag = tagged_header(entries, name, max_pixels)
-    return *header, tag
-
-
-def _keep(
-    entries: Entries,
-    where: str,
-    labels: dict[str, int],
-    classes: Sequence[str] | None,
-    records: Array,
-    made: Path,
-    rejects: Rejects,
-    *,
-    table: type[Images],
-    listed: bool,
-) -> list[str]:
-    """Write the columns without what is left out; returns the classes that have an image, or all `listed`."""
-    good = records["size"] >= 0
-    samples = int(good.sum())
-    if not samples:
-        raise nothing_found("image", where, rejects)
-    paths, offsets, old = (
-        np.memmap(made / f"file_list.{name}", dtype, "r")
-        for name, dtype in FILE_LIST.items()
+def _counts(made: Path, good: Array, labels: dict[str, int]) -> tuple[Array, Array]:
+    """Return how many images each label has, of the `good` ones, bool [n], and of all."""
+    _, _, label = file_list(made)
+    classes = max(labels.values()) + 1
+    return (
+        np.bincount(label[good], minlength=classes),
+        np.bincount(label, minlength=classes),
     )
-    counts = np.bincount(old[good], minlength=max(labels.values()) + 1)
-    candidates = np.bincount(old, minlength=len(counts))
-    for name, label in labels.items():
-        if not counts[label] and (
-            candidates[label] or not listed
-        ):  # numbers of a list may have gaps
-            rejects(entries.shown(os.fsencode(name)), "class without an image")
-    # classes of folders: one without an image has no label, and those behind it move up
-    fixed = listed or classes is not None
-    renumbered = np.arange(len(counts)) if fixed else np.cumsum(counts > 0) - 1
+
+
+def _write_columns(
+    made: Path, headers: Array, good: Array, numbers: Array, extra: Sequence[str]
+) -> None:
+    """Write the columns of the `good` images, bool [n]; label i of the list becomes numbers[i]."""
+    paths, offsets, label = file_list(made)
     lengths = np.diff(offsets)
-    length_of = {"path_bytes": int(lengths[good].sum()), "path_offsets": samples + 1}
+    samples = int(good.sum())
     columns = {
-        name: create_column(made, name, dtype, length_of.get(name, samples))
+        name: create_column(made, name, dtype, samples)
         for name, dtype in COLUMNS.items()
+        if not name.startswith("path")
     }
-    np.cumsum(lengths[good], out=columns["path_offsets"][1:])
+    path_offsets = create_column(made, "path_offsets", offsets.dtype, samples + 1)
+    np.cumsum(lengths[good], out=path_offsets[1:])
+    path_bytes = create_column(made, "path_bytes", paths.dtype, int(path_offsets[-1]))
     row = byte = 0
     for first in range(0, len(good), PIECE):
         part = slice(first, first + PIECE)
-        rows = records[part][good[part]]
-        length = lengths[part]
-        blob = paths[offsets[first] : offsets[first] + length.sum()][
-            np.repeat(good[part], length)
-        ]
+        kept = good[part]
+        end = offsets[min(first + PIECE, len(good))]
+        blob = paths[offsets[first] : end][np.repeat(kept, lengths[part])]
+        rows = slice(row, row + int(kept.sum()))
         for name in Header._fields:
-            columns[name][row : row + len(rows)] = rows[name]
-        columns["label"][row : row + len(rows)] = renumbered[old[part][good[part]]]
-        columns["path_bytes"][byte : byte + len(blob)] = blob
-        row += len(rows)
+            columns[name][rows] = headers[name][part][kept]
+        columns["label"][rows] = numbers[label[part][kept]]
+        path_bytes[byte : byte + len(blob)] = blob
+        row = rows.stop
         byte += len(blob)
-    for name in table.EXTRA:
+    for name in extra:
         values = np.load(made / f"file_list.{name}.npy", "r")
-        create_column(made, name, table.COLUMNS[name], samples)[...] = values[good]
-    if (made / TAGS).exists():
-        create_column(made, "tag", np.dtype(np.int64), samples)[...] = np.load(
-            made / TAGS, "r"
-        )[good]
-    return [name for name, label in labels.items() if listed or counts[label]]
+        create_column(made, name, values.dtype, samples)[...] = values[good]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 
 from contracts import Array, Source, Split
 from dataset.images.columns import Images
-from dataset.scan.byte_ranges import ReadAt
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -32,12 +30,10 @@ class Pairs:
     classes: tuple[str, ...] = ()
     height: Array = field(init=False)  # int32 [n], of the large images
     width: Array = field(init=False)
-    size: Array = field(
-        init=False
-    )  # int64 [n], bytes that are read for a sample, of both files
-    of_high: Array = field(
-        init=False
-    )  # int64 [n], the place of each sample's image in `high`
+    # int64 [n], bytes that are read for a sample, of both files
+    size: Array = field(init=False)
+    # int64 [n], the place of each sample's image in `high`
+    of_high: Array = field(init=False)
     of_low: Array | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -67,13 +63,9 @@ class Pairs:
     @property
     def fingerprint(self) -> str:
         """Return a digest of both folders' files, and of which of them are used how often."""
-        low = (
-            "joint"
-            if self.joint
-            else "made"
-            if self.low is None
-            else self.low.fingerprint
-        )
+        low = "joint" if self.joint else "made"
+        if self.low is not None:
+            low = self.low.fingerprint
         digest = hashlib.blake2b(
             f"{self.high.fingerprint} {low} {self.patches}".encode(), digest_size=16
         )
@@ -82,9 +74,10 @@ class Pairs:
 
 
 class PairSource:
-    """A contracts.Source of the large images of samples; `low` is that of the small ones, None: made.
+    """A contracts.Source of the large images of samples.
 
-    `images` int64 [n] is the place of each sample's image in `source`.
+    `images` int64 [n] is the place of each sample's image in `source`; `low` is the same of the small ones,
+    None: they are made.
     """
 
     def __init__(
@@ -105,15 +98,11 @@ class PairSource:
 
     def read(self, sample: int) -> bytes:
         """Return the bytes of the sample's image. Raises as contracts.Source says."""
-        data: bytes = self.source.read(int(self.images[sample]))
-        return data
+        return bytes(self.source.read(int(self.images[sample])))
 
-    def opened(self, sample: int) -> AbstractContextManager[tuple[int, ReadAt]]:
+    def opened(self, sample: int) -> Any:
         """Open the entry of the sample's image, to read a part of it; of one that lies in a store."""
-        found: AbstractContextManager[tuple[int, ReadAt]] = self.source.opened(
-            int(self.images[sample])
-        )
-        return found
+        return self.source.opened(int(self.images[sample]))
 
     def check(self, sample: int, size: int) -> None:
         """Raise UserError when `size` bytes is not what the manifest recorded."""
@@ -121,17 +110,15 @@ class PairSource:
 
 
 class PairFiles(PairSource):
-    """A contracts.FileSource, of images that are files."""
+    """The same of images that are files: a contracts.FileSource."""
 
     def path(self, sample: int) -> bytes:
         """Return the absolute path of the image's file."""
-        path: bytes = self.source.path(int(self.images[sample]))
-        return path
+        return bytes(self.source.path(int(self.images[sample])))
 
     def paths(self, samples: Array) -> Array:
         """Return uint8 [B, L], the paths of many samples at once, each padded with NUL."""
-        found: Array = self.source.paths(self.images[samples])
-        return found
+        return np.asarray(self.source.paths(self.images[samples]))
 
 
 def source_of(

@@ -21,7 +21,6 @@ HOLDS = (
     "a folder with DIV2K_train_HR/ and DIV2K_valid_HR/, or with train/ and val/ (of images, or of HR/ and "
     "LR/), or of images alone"
 )
-DIV2K = {"train": "DIV2K_train", "val": "DIV2K_valid"}
 HELD_OUT = 10
 """One image in so many validates where a single folder holds them all."""
 
@@ -36,12 +35,10 @@ class Found:
 
     def part(self, split: str, count: int) -> slice:
         """Return which of `count` images in the order of their names the split has."""
+        end = count - max(count // HELD_OUT, 1)
         if not self.shared:
             return slice(None)
-        held_out = max(count // HELD_OUT, 1)
-        return (
-            slice(count - held_out, None) if split == "val" else slice(count - held_out)
-        )
+        return slice(end, None) if split == "val" else slice(end)
 
 
 def find(data: Path, split: str, scale: int) -> Found:
@@ -49,76 +46,65 @@ def find(data: Path, split: str, scale: int) -> Found:
     if not data.is_dir():
         why = "is a file" if data.exists() else "no such folder"
         raise UserError(f"--data {data}: {why}; it must be {HOLDS}")
-    if is_folder(data / f"{DIV2K[split]}_HR"):
-        small = {
-            part: _small(data, f"{name}_LR")
-            for part, name in DIV2K.items()
-            if is_folder(data / f"{name}_HR")
+    for form, val in (("DIV2K_{}_", "valid"), ("{}/", "val")):
+        begins = {
+            part: os.path.join(data, form.format(name))
+            for part, name in (("train", "train"), ("val", val))
         }
-        return Found(
-            high=data / f"{DIV2K[split]}_HR", low=_of_scale(_alike(small, split), scale)
-        )
-    own = data / split
-    if is_folder(own / "HR"):
-        small = {
-            part: _small(data / part, "LR")
-            for part in DIV2K
-            if is_folder(data / part / "HR")
-        }
-        return Found(high=own / "HR", low=_of_scale(_alike(small, split), scale))
-    if is_folder(own):
-        return Found(high=own)
-    other = "val" if split == "train" else "train"
-    if is_folder(data / other) or is_folder(data / f"{DIV2K[other]}_HR"):
+        high = {part: Path(f"{begin}HR") for part, begin in begins.items()}
+        there = [part for part in high if is_folder(high[part])]
+        if split in there:
+            low = {part: _small(data, f"{begins[part]}LR") for part in there}
+            return Found(high=high[split], low=_of_scale(_alike(low, split), scale))
+        if there:
+            raise UserError(
+                f"--data {data}: has no {high[split].relative_to(data)} folder; it must be {HOLDS}"
+            )
+    if is_folder(data / split):
+        return Found(high=data / split)
+    if is_folder(data / "train") or is_folder(data / "val"):
         raise UserError(f"--data {data}: has no {split}/ folder; it must be {HOLDS}")
     return Found(high=data, shared=True)
 
 
-def _small(folder: Path, prefix: str) -> Path | None:
+def _small(data: Path, prefix: str) -> Path | None:
     """Return the folder of small images: that of bicubic ones, else the only one of another kind, or None.
 
-    Its name is `prefix`, or goes on with _bicubic, _unknown, _mild or any other kind. Raises UserError where
+    Its path is `prefix`, or goes on with _bicubic, _unknown, _mild or any other kind. Raises UserError where
     there are several others.
     """
-    for name in (f"{prefix}_bicubic", prefix):
-        if is_folder(folder / name):
-            return folder / name
-    others = sorted(path.name for path in folder.glob(f"{prefix}_*") if is_folder(path))
-    if len(others) > 1:
-        raise UserError(
-            f"--data {folder}: has {', '.join(others)}; leave the one that is meant"
-        )
-    return folder / others[0] if others else None
+    usual = [Path(f"{prefix}_bicubic"), Path(prefix)]
+    others = sorted(path for path in usual[1].parent.glob(f"{usual[1].name}_*"))
+    folders = [path for path in (*usual, *others) if is_folder(path)]
+    if folders and folders[0] not in usual and len(folders) > 1:
+        names = ", ".join(path.name for path in folders)
+        raise UserError(f"--data {data}: has {names}; leave the one that is meant")
+    return folders[0] if folders else None
 
 
-def _alike(small: Mapping[str, Path | None], split: str) -> Path | None:
-    """Return the folder of a split's small images, of those of both splits.
+def _alike(low: Mapping[str, Path | None], split: str) -> Path | None:
+    """Return the folder of a split's small images, of those of the splits.
 
     Raises UserError where the other split's are of another kind.
     """
-    kinds = {}
-    for part, path in small.items():
-        # what is made is bicubic; what lies in a folder LR may be of any kind
-        kind = "_bicubic" if path is None else path.name.rpartition("LR")[2]
-        if kind:
-            kinds[part] = kind.removeprefix("_")
-    if len(set(kinds.values())) > 1:
+    # what is made is bicubic; what lies in a folder LR may be of any kind
+    kinds = {
+        part: "bicubic" if path is None else path.name.rpartition("LR")[2].strip("_")
+        for part, path in low.items()
+    }
+    if len({*kinds.values()} - {""}) > 1:
         both = ", ".join(f"{kind} to {part}" for part, kind in kinds.items())
         raise UserError(
             f"--data: small images are {both}; give both splits those of one kind"
         )
-    return small[split]
+    return low[split]
 
 
 def _of_scale(folder: Path | None, scale: int) -> Path | None:
     """Return the folder of small images of this scale. Raises UserError where there are others alone."""
-    if folder is None:
-        return None
-    if is_folder(folder / f"X{scale}"):
-        return folder / f"X{scale}"
-    others = sorted(
-        name for name in os.listdir(folder) if name[:1] == "X" and name[1:].isdigit()
-    )
+    if folder is None or is_folder(folder / f"X{scale}"):
+        return folder and folder / f"X{scale}"
+    others = sorted(path.name for path in folder.glob("X[0-9]*"))
     if others:
         raise UserError(
             f"--data: {folder} has {', '.join(others)} and no X{scale}; name another --scale, or move the "

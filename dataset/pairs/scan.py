@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
-from contracts import MAX_PIXELS, Array, Source, Split, UserError
+from contracts import MAX_PIXELS, Array, Split, UserError
 from dataset.images.columns import FORMATS, Images
 from dataset.images.headers import HEAD
 from dataset.images.scan import open_images
@@ -26,8 +24,14 @@ from dataset.scan.manifest import Rejects, printable
 from dataset.stores import choose_source, source_named
 from dataset.stores.folder import Folder
 
-LEFT_OUT = "small-{split}.txt"
-"""File beside the columns that names the images that are too small."""
+
+class Options(TypedDict):
+    """How folders and stores are scanned; see dataset.images.scan.open_images."""
+
+    cache: Path
+    rescan: bool
+    max_pixels: int
+    progress: Progress | None
 
 
 def open_pairs(
@@ -50,101 +54,97 @@ def open_pairs(
     is a name of dataset.stores.SOURCES, or auto. Raises UserError, also where names or sizes of two folders
     do not fit each other.
     """
-    how: dict[str, Any] = {
-        "cache": cache,
-        "rescan": rescan,
-        "max_pixels": max_pixels,
-        "progress": progress,
-    }
-    high, bytes_of, found = _large(data, split, scale, source, read_delay_s, how)
-    images = np.arange(len(high), dtype=np.int64)
-    low = small = low_bytes = None
-    if found is not None:
-        images = images[found.part(split, len(high))]
+    options = Options(
+        cache=cache, rescan=rescan, max_pixels=max_pixels, progress=progress
+    )
+    if source == "auto" and data.is_dir():
+        source = choose_source(source, data, split)
+        source = "folder" if source_named(source).FILES else source
+    low = small = None
+    if source in ("auto", "folder"):
+        found = layouts.find(data, split, scale)
+        columns = _folder(found.high, options)
+        if found.shared and len(columns) < 2:
+            raise UserError(
+                f"--data {data}: one image alone; one to train and one to validate are needed"
+            )
+        high = Split(columns=columns, source=Folder(columns, read_delay_s))
+        images = np.arange(len(columns))[found.part(split, len(columns))]
         if found.low is not None:
-            low = _folder(found.low, **how)
-            small = _partners(high, low, scale)[images]
-            low_bytes = Folder(low, read_delay_s)
-    too_small = np.minimum(high.height[images], high.width[images]) < least
-    said = [high.left_out] if high.left_out else []
+            low = _folder(found.low, options)
+            small = _partners(columns, low, scale)[images]
+    else:
+        high = _packed(data, split, source, read_delay_s, options)
+        columns = high.columns
+        images = np.arange(len(columns))
+    sides = np.minimum(columns.height, columns.width)
+    kept = sides[images] >= least
+    if not kept.any():
+        raise UserError(
+            f"--data {data}: {split} has no image of {least} x {least} pixels: the largest of {len(columns)} "
+            f"has a side of {sides.max()}; a smaller --patch-size, or --shave"
+        )
+    said = [columns.left_out] if columns.left_out else []
     if low is not None and low.left_out:
         said.append(f"small images: {low.left_out}")
-    if too_small.any():
-        said.append(_named(high, bytes_of, images[too_small], split, least))
-    if too_small.all():
-        raise UserError(
-            f"--data {data}: {split} has no image of {least} x {least} pixels: the largest of {len(high)} "
-            f"has a side of {np.minimum(high.height, high.width).max()}; a smaller --patch-size, or --shave"
-        )
-    columns = Pairs(
-        high=high,
-        images=images[~too_small],
-        joint=_joint(high, bytes_of, scale),
+    if not kept.all():
+        said.append(_too_small(high, images[~kept], split, least))
+    pairs = Pairs(
+        high=columns,
+        images=images[kept],
+        joint=_joint(high, scale),
         low=low,
-        small=None if small is None else small[~too_small],
+        small=None if small is None else small[kept],
         patches=patches,
     )
-    return split_of(columns, bytes_of, low_bytes), said
+    low_bytes = None if low is None else Folder(low, read_delay_s)
+    return split_of(pairs, high.source, low_bytes), said
 
 
-def _large(
-    data: Path,
-    split: str,
-    scale: int,
-    source: str,
-    read_delay_s: float,
-    how: dict[str, Any],
-) -> tuple[Images, Source, layouts.Found | None]:
-    """Return columns and bytes of the large images, and their folders; None where they lie in a store."""
-    packed = source
-    if source == "auto" and data.is_dir():
-        chosen = choose_source(source, data, split)
-        packed = "folder" if source_named(chosen).FILES else chosen
-    if packed not in ("auto", "folder"):
-        module = source_named(packed)
-        if module.FILES:
-            raise UserError(
-                f"--source {packed} is for images with a label; leave it out for {layouts.HOLDS}"
-            )
-        if lacking := module.missing(data, split):
-            raise UserError(
-                f"--data {data}: has no {lacking}; it must be {module.HOLDS}"
-            )
-        opened = module.open(data, split, read_delay_s=read_delay_s, **how)
-        return opened.columns, opened.source, None
-    found = layouts.find(data, split, scale)
-    columns = _folder(found.high, **how)
-    if found.shared and len(columns) < 2:
+def _packed(
+    data: Path, split: str, source: str, read_delay_s: float, options: Options
+) -> Split:
+    """Return columns and bytes of the large images, or the pairs, in a store."""
+    module = source_named(source)
+    if module.FILES:
         raise UserError(
-            f"--data {data}: one image alone; one to train and one to validate are needed"
+            f"--source {source} is for images with a label; leave it out for {layouts.HOLDS}"
         )
-    return columns, Folder(columns, read_delay_s), found
+    if lacking := module.missing(data, split):
+        raise UserError(f"--data {data}: has no {lacking}; it must be {module.HOLDS}")
+    return module.open(data, split, read_delay_s=read_delay_s, **options)
 
 
-def _joint(high: Images, source: Any, scale: int) -> bool:
+def _joint(high: Split, scale: int) -> bool:
     """Return whether entries are pairs. Raises UserError where some alone are, or the scale is another."""
-    pairs = high.format == FORMATS.index("pair")
+    pairs = high.columns.format == FORMATS.index("pair")
     if not pairs.any():
         return False
     first = int(np.argmax(pairs))
+    source: Any = high.source
+    name = f"--data: {source.name(first)} is a pair"
     if source.files or not pairs.all():
         raise UserError(
-            f"--data: {source.name(first)} is a pair of images, which is read from an LMDB, tar shards or "
-            "Arrow files that hold pairs alone"
+            f"{name} of images, which is read from an LMDB, tar shards or Arrow files that hold pairs alone"
         )
     with source.opened(first) as (_, read_at):
         found = parse(read_at(0, HEAD)).scale
     if found != scale:
-        raise UserError(
-            f"--data: {source.name(first)} is a pair at a scale of {found}; --scale is {scale}"
-        )
+        raise UserError(f"{name} at a scale of {found}; --scale is {scale}")
     return True
 
 
-def _folder(folder: Path, **how: Any) -> Images:
+def _folder(folder: Path, options: Options) -> Images:
     """Return the columns of all images below a folder, which have no class."""
     real = Path(os.path.realpath(folder))
-    list_files = partial(_list, real)
+    labels = {real.name: 0}
+
+    def list_files(
+        made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
+    ) -> dict[str, int]:
+        file_tree.list_files(real.parent, labels, made, visits, rejects, say)
+        return labels
+
     return open_images(
         real,
         Files(real.parent),
@@ -154,21 +154,8 @@ def _folder(folder: Path, **how: Any) -> Images:
         root=real.parent,
         classes=(),
         listed=True,
-        **how,
+        **options,
     )
-
-
-def _list(
-    folder: Path,
-    made: Path,
-    rejects: Rejects,
-    visits: list[file_tree.Visit],
-    say: Progress,
-) -> dict[str, int]:
-    """Write made/file_list.* of all files below the folder, by their paths below its parent."""
-    labels = {folder.name: 0}
-    file_tree.list_files(folder.parent, labels, made, visits, rejects, say)
-    return labels
 
 
 def _stems(columns: Images) -> list[bytes]:
@@ -179,66 +166,49 @@ def _stems(columns: Images) -> list[bytes]:
 
 def _partners(high: Images, low: Images, scale: int) -> Array:
     """Return int64 [n], the small image of each large one. Raises UserError unless names and sizes fit."""
-    suffix = b"x%d" % scale
     # DIV2K's mild, difficult and wild ones have a letter of their kind behind it
-    of_large = re.compile(re.escape(suffix) + rb"[mdw]?\Z")
-    place = {of_large.sub(b"", stem): sample for sample, stem in enumerate(_stems(low))}
-    place |= {stem: sample for sample, stem in enumerate(_stems(low))}
-    stems = _stems(high)
-    small = np.array([place.get(stem, -1) for stem in stems], np.int64)
-    folders = f"{_where(high)} and {_where(low)}"
-    if (without := np.flatnonzero(small < 0)).size:
-        raise UserError(
-            f"--data: {len(without)} of {len(high)} images of {folders} have no small one of their name, "
-            f"first {printable(high.entry(int(without[0])))}: it would be "
-            f"{printable(stems[int(without[0])])} or {printable(stems[int(without[0])] + suffix)}"
-            f"{'; ' * bool(low.left_out)}{low.left_out}"
-        )
-    if len(set(small.tolist())) < len(low):
-        extra = sorted(set(range(len(low))) - set(small.tolist()))
-        raise UserError(
-            f"--data: {len(extra)} of {len(low)} small images of {folders} have no large one of their name, "
-            f"first {printable(low.entry(extra[0]))}"
-            f"{'; ' * bool(high.left_out)}{high.left_out}"
-        )
+    suffix = re.compile(rb"x%d[mdw]?\Z" % scale)
+    stems = _stems(low)
+    place = {suffix.sub(b"", stem): sample for sample, stem in enumerate(stems)}
+    place |= {stem: sample for sample, stem in enumerate(stems)}
+    small = np.array([place.get(stem, -1) for stem in _stems(high)], np.int64)
+    extra = np.setdiff1d(np.arange(len(low)), small)
+    for columns, alone, other in (
+        (high, np.flatnonzero(small < 0), low),
+        (low, extra, high),
+    ):
+        if alone.size:
+            size = "large" if columns is low else "small"
+            raise UserError(
+                f"--data: {len(alone)} of {len(columns)} images of {high.root} have no {size} one of their "
+                f"name, or of namex{scale}, first {printable(columns.entry(int(alone[0])))}"
+                f"{'; ' * bool(other.left_out)}{other.left_out}"
+            )
     wrong = np.flatnonzero(
         (low.height[small] * scale != high.height)
         | (low.width[small] * scale != high.width)
     )
     if wrong.size:
         one = int(wrong[0])
-        other = int(small[one])
+        other_one = int(small[one])
         raise UserError(
             f"--data: {printable(high.entry(one))} has {high.width[one]} x {high.height[one]} pixels and "
-            f"{printable(low.entry(other))} {low.width[other]} x {low.height[other]}, which is not one in "
-            f"{scale} ({len(wrong)} such pairs); is --scale another one?"
+            f"{printable(low.entry(other_one))} {low.width[other_one]} x {low.height[other_one]}, which is not "
+            f"one in {scale} ({len(wrong)} such pairs); is --scale another one?"
         )
     return small
 
 
-def _where(columns: Images) -> str:
-    return printable(
-        os.path.join(os.fsencode(columns.root), columns.entry(0).partition(b"/")[0])
-    )
-
-
-def _named(
-    columns: Images,
-    source: Source,
-    images: Sequence[int] | Array,
-    split: str,
-    least: int,
-) -> str:
+def _too_small(high: Split, images: Array, split: str, least: int) -> str:
     """Return the line that tells of images that are too small, and write their names beside the columns."""
-    said = f"{len(images)} images have a side below {least} pixels and are left out"
-    path = columns.folder / LEFT_OUT.format(split=split)
+    message = f"{len(images)} images have a side below {least} pixels and are left out"
+    columns = high.columns
+    path = columns.folder / f"small-{split}.txt"
     lines = [
-        f"{source.name(int(one))}\t{columns.width[one]} x {columns.height[one]} pixels\n"
-        for one in images
+        f"{high.source.name(i)}\t{columns.width[i]} x {columns.height[i]} pixels\n"
+        for i in images.tolist()
     ]
     with suppress(OSError):
-        fresh = path.with_suffix(f".{os.getpid()}")
-        fresh.write_text("".join(lines), encoding="utf-8")
-        fresh.replace(path)
-        return f"{said}, named in {path}"
-    return f"{said}, first {source.name(int(images[0]))}"
+        path.write_text("".join(lines), encoding="utf-8")
+        return f"{message}, named in {path}"
+    return f"{message}, first {lines[0].strip()}"

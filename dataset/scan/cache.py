@@ -10,19 +10,16 @@ the scans of images, of videos and of COCO's files.
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import hashlib
 import json
 import mimetypes
-import multiprocessing
 import os
 import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -33,7 +30,7 @@ import numpy as np
 
 from contracts import UserError
 from dataset.scan import file_tree, manifest
-from dataset.scan.manifest import FILE_LIST, Rejected, Rejects, S
+from dataset.scan.manifest import Rejected, Rejects, S
 from system import processes, storage
 
 Progress = Callable[[int, int, str], None]
@@ -62,12 +59,9 @@ def remembered(
     say = _throttled(progress)
     real = Path(os.path.realpath(data))
     # a name that people know again, and a digest that tells folders of one name apart
-    name = (
-        re.sub("[^A-Za-z0-9._-]", "_", real.name)[:40]
-        + "-"
-        + hashlib.blake2b(json.dumps(key).encode(), digest_size=8).hexdigest()
-    )
-    home = Path(os.path.realpath(cache)) / name
+    digest = hashlib.blake2b(json.dumps(key).encode(), digest_size=8).hexdigest()
+    name = re.sub("[^A-Za-z0-9._-]", "_", real.name)[:40]
+    home = Path(os.path.realpath(cache)) / f"{name}-{digest}"
     if home.is_relative_to(real):
         raise UserError(
             f"--manifest-dir {cache} lies inside the data {data}, which is never written to; "
@@ -75,28 +69,28 @@ def remembered(
         )
     try:
         home.mkdir(parents=True, exist_ok=True)
-        with _locked(home, say):
+        lock = filelock.FileLock(home / "lock")
+        # without waiting at first, to be able to say that it waits
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            say(0, 0, "waiting for another process's scan")
+            lock.acquire()
+        try:
             found = _reopen(table, home, root, after=called if rescan else 0.0)
             return found if found is not None else _scan(table, home, root, fill, say)
+        finally:
+            lock.release()
     except OSError as error:
-        raise _unwritten(error, cache, home) from error
-
-
-def _unwritten(error: OSError, cache: Path, home: Path) -> UserError:
-    """Return what ends a scan by an error that is no single file's: of the manifest, the data, the limits."""
-    named = (
-        os.fsencode(error.filename or b"")
-        if isinstance(error.filename, str | bytes)
-        else b""
-    )
-    if named and not named.startswith(os.fsencode(home)) and storage.failed(error):
-        return storage.end_scan(error, manifest.printable(named))
-    said = error.strerror or str(error)
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return UserError(f"the scan cannot open its files: {said}; raise ulimit -n")
-    return UserError(
-        f"the manifest cannot be written to {cache}: {said}; choose another folder with --manifest-dir"
-    )
+        path = error.filename
+        if isinstance(path, str | bytes) and storage.failed(error):
+            path = os.fsencode(path)
+            if not path.startswith(os.fsencode(home)):
+                raise storage.end_scan(error, manifest.printable(path)) from error
+        raise UserError(
+            f"the manifest cannot be written to {cache}: {error.strerror or error}; "
+            "choose another folder with --manifest-dir"
+        ) from error
 
 
 @contextmanager
@@ -113,39 +107,21 @@ def reading(what: object) -> Iterator[None]:
         raise storage.end_scan(error, str(what)) from error
 
 
-def _locked(home: Path, say: Progress) -> AbstractContextManager[Any]:
-    lock = filelock.FileLock(home / "lock")
-    try:  # without waiting at first, to be able to say that it waits
-        return lock.acquire(timeout=0)
-    except filelock.Timeout:
-        say(0, 0, "waiting for another process's scan")
-        return lock.acquire()
-
-
-def _reopen(table: type[S], home: Path, real: Path, after: float) -> S | None:
+def _reopen(table: type[S], home: Path, root: Path, after: float) -> S | None:
     """Return the current scan if it is whole, newer than `after` (s since 1970), and no folder changed."""
+    folder = manifest.newest(home)
+    if folder is None:
+        return None
     with suppress(OSError, ValueError, TypeError, LookupError, manifest.NoManifest):
-        folder = _current(home)
-        root = os.fsencode(real)
         seen = json.loads((folder / "visited.json").read_text())
         if seen["finished"] > after and all(
-            file_tree.still_so(root, visit) for visit in seen["folders"]
+            file_tree.still_so(os.fsencode(root), visit) for visit in seen["folders"]
         ):
             return table.open(folder)
     return None
 
 
-def _current(home: Path) -> Path:
-    """Return the folder of the scan that was finished last; `home` itself where there is none."""
-    with suppress(OSError, ValueError):
-        return home / (home / "current").read_text()
-    return home
-
-
 def _scan(table: type[S], home: Path, root: Path, fill: Fill, say: Progress) -> S:
-    manifest.sweep(
-        home, keep=_current(home)
-    )  # it stays until there is another: this scan may be interrupted
     stamp = f"{time.time_ns():x}-{os.getpid()}"
     made = home / f"tmp-{stamp}"
     made.mkdir()
@@ -165,9 +141,8 @@ def _scan(table: type[S], home: Path, root: Path, fill: Fill, say: Progress) -> 
     except BaseException:  # Ctrl-C too: nothing half is left
         shutil.rmtree(made, ignore_errors=True)
         raise
-    opened = table.open(folder)
     manifest.sweep(home, keep=folder)
-    return opened
+    return table.open(folder)
 
 
 class Parser:
@@ -196,35 +171,26 @@ class Parser:
         self.shown = shown
         self.step = step
         self.what = what
-        self.paths, self.offsets, _ = (
-            np.memmap(made / f"file_list.{name}", dtype, "r")
-            for name, dtype in FILE_LIST.items()
-        )
-        # seen by every process: end after this file
-        self.stop = multiprocessing.get_context("fork").RawValue(ctypes.c_bool, False)
+        self.paths, self.offsets, _ = manifest.file_list(made)
 
     def __call__(self, first: int) -> tuple[Any, list[tuple[bytes, str]]]:
-        offsets = self.offsets[first : first + self.step + 1]
-        blob = self.paths[offsets[0] : offsets[-1]].tobytes()
+        offsets = self.offsets[first : first + self.step + 1].tolist()
         rows = []
-        bad = []
-        for index, (start, end) in enumerate(
-            pairwise((offsets - offsets[0]).tolist()), first
-        ):
-            if self.stop.value:
-                break
-            key = index if self.by_index else blob[start:end]
-            called = partial(self._called, key)
+        rejected = []
+        for index, (begin, end) in enumerate(pairwise(offsets), first):
+            key = index if self.by_index else self.paths[begin:end].tobytes()
             try:
-                rows.append(storage.in_scan(partial(self.read, key), called))
+                row = storage.in_scan(
+                    partial(self.read, key), partial(self._called, key)
+                )
             except Rejected as why:
-                rows.append(self.left_out)
-                bad.append((self.shown(key), str(why)))
-            except (
-                OSError
-            ) as error:  # of a folder that may not be entered, and not the entry's
-                raise storage.end_scan(error, called()) from error
-        return self.pack(rows), bad
+                row = self.left_out
+                rejected.append((self.shown(key), str(why)))
+            # of a folder that may not be entered, and not the entry's
+            except OSError as error:
+                raise storage.end_scan(error, self._called(key)) from error
+            rows.append(row)
+        return self.pack(rows), rejected
 
     def _called(self, key: Any) -> str:
         return manifest.printable(self.shown(key))
@@ -279,16 +245,14 @@ def each_file(
             f"a process that reads {parser.what} was killed: {processes.KILLED}; mend that, and start again"
         ) from None
     finally:
-        # first: who is in the middle of a part then ends after its file
-        parser.stop.value = True
         made.close()
 
 
 class NothingFound(UserError):
     """No file of a set can be read. `why` says what was left out."""
 
-    def __init__(self, told: str, why: str) -> None:
-        super().__init__(f"{told}{why}")
+    def __init__(self, message: str, why: str) -> None:
+        super().__init__(f"{message}{why}")
         self.why = why
 
 
@@ -296,18 +260,16 @@ def nothing_found(
     wanted: Literal["image", "video"], where: str, rejects: Rejects
 ) -> NothingFound:
     """Return the error that no `wanted` is there. The first file's name may tell which --task reads it."""
+    message = f"--data: no {wanted} in {where}"
     if not rejects.count:
-        return NothingFound(f"--data: no {wanted} in {where}", ": no file is there")
+        return NothingFound(message, ": no file is there")
     why = f"; left out: {rejects.count}, first {rejects.first}"
-    medium = (
-        mimetypes.guess_type(rejects.first.partition(": ")[0])[0] or ""
-    ).partition("/")[0]
-    other = {
-        "image": "; images are read without --task video",
-        "video": "; videos are read with --task video",
-    }
-    why += other.get(medium, "") if medium != wanted else ""
-    return NothingFound(f"--data: no {wanted} in {where}", why)
+    name = rejects.first.partition(": ")[0]
+    medium = (mimetypes.guess_type(name)[0] or "").partition("/")[0]
+    if medium in ("image", "video") and medium != wanted:
+        how = "with" if medium == "video" else "without"
+        why += f"; {medium}s are read {how} --task video"
+    return NothingFound(message, why)
 
 
 def _throttled(progress: Progress | None) -> Progress:
@@ -317,7 +279,7 @@ def _throttled(progress: Progress | None) -> Progress:
     def say(done: int, total: int, what: str) -> None:
         nonlocal last
         now = time.monotonic()
-        if progress is not None and (now - last >= 0.1 or done == total):
+        if progress and (now - last >= 0.1 or done == total):
             last = now
             progress(done, total, what)
 

@@ -11,69 +11,42 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
 from contracts import Array, UserError
-from dataset.scan import spelling
 from dataset.scan.manifest import BROKEN_LINK, FILE_LIST, is_url, printable, writing
 from system import storage
 from system.user_files import open_bytes
 
+T = TypeVar("T")
 OF_THE_STORAGE = frozenset(
-    (
-        *(
-            "lost+found",
-            "$RECYCLE.BIN",
-            "System Volume Information",
-            "__MACOSX",
-            "Network Trash Folder",
-        ),
-        *(
-            "@eaDir",
-            "@Recycle",
-            "@Recently-Snapshot",
-            "@tmp",
-            "#recycle",
-            "#snapshot",
-            "~snapshot",
-        ),
-    )
+    {
+        "lost+found",
+        "$RECYCLE.BIN",
+        "System Volume Information",
+        "__MACOSX",
+        "Network Trash Folder",
+        "@eaDir",
+        "@Recycle",
+        "@Recently-Snapshot",
+        "@tmp",
+        "#recycle",
+        "#snapshot",
+        "~snapshot",
+    }
 )
 """Folders that file systems, network storage and archives put beside the data, where they are not hidden."""
-
-_ROOTS = (
-    *(
-        "/bin",
-        "/boot",
-        "/dev",
-        "/etc",
-        "/lib",
-        "/lib64",
-        "/proc",
-        "/run",
-        "/sbin",
-        "/sys",
-    ),
-    "/usr",
-    "/var",
-)
-SYSTEM_ROOTS = frozenset(map(os.path.realpath, map(os.fsencode, ("/", *_ROOTS))))
-"""Folders of the operating system that a link in a data set leads to by mistake, if not by malice."""
-NEVER_DATA = tuple(
-    os.path.realpath(root) + b"/" for root in (b"/boot", b"/etc", b"/proc", b"/sys")
-)
-"""Below these nothing is data. Below the others it may be: /dev/shm, /run/media, /usr/share, /var/lib."""
-# a path below the root (os.fsdecode), its date of change in ns, its inode, of a file its `_look`
+# a path below the root (os.fsdecode), its mtime in ns, its inode, of a file its `_look`
 Visit = tuple[str, int, int, int]
 SHUT = (0, 0, 0)
 """How a file looks that cannot be read, or a link to nothing."""
 BEGINNING = 1 << 14
 """Bytes of a file that tell of a change beside its size and date."""
+PIECE = 10_000
+"""Files that `walk` yields at once: bounds the memory, and progress is told of as often."""
 Reject = Callable[[bytes, str], None]  # absolute path, reason
-AGAIN = "link to a folder that another link has led to"
-SYSTEM = "link to a folder of the system"
 NO_DATA = "belongs to the storage, and not to the data"
 ARTICLE = {"image": "an", "video": "a"}
 
@@ -91,61 +64,54 @@ def labels(
     folders goes to `reject`, and so does a folder without a file that none of the `classes` is; such folders
     are added to `visits`.
     """
-    names = []
     try:
-        for name in names_below(root):
-            path = os.fsencode(root / name)
-            if name.startswith("."):
-                continue
-            if name in OF_THE_STORAGE:
-                reject(path, NO_DATA)
-            elif not is_folder(path):
-                if os.path.islink(path) and not os.path.exists(path):
-                    reject(path, BROKEN_LINK)
-                elif _is_media(name, wanted):
-                    reject(path, "lies in no class folder")
-            elif (
+        names = [name for name in names_below(root) if not name.startswith(".")]
+    except OSError as error:
+        raise UserError(f"--data: {root} cannot be listed: {error.strerror}") from None
+    found = []
+    for name in names:
+        path = os.fsencode(root / name)
+        if name in OF_THE_STORAGE:
+            reject(path, NO_DATA)
+        elif is_folder(path):
+            if (
                 classes is not None
                 and name not in classes
                 and not _holds_file(root, name, visits)
             ):
                 reject(path, f"class without {ARTICLE[wanted]} {wanted}")
             else:
-                names.append(name)
-    except OSError as error:
-        raise UserError(f"--data: {root} cannot be listed: {error.strerror}") from None
-    if not names:
+                found.append(name)
+        elif os.path.islink(path) and not os.path.exists(path):
+            reject(path, BROKEN_LINK)
+        elif _is_media(name, wanted):
+            reject(path, "lies in no class folder")
+    if not found:
         raise UserError(
             f"--data: {root} has no class folders; {wanted}s are expected in {root}/<class>/"
         )
-    first = names[0]
     if (
         classes
-        and len(names) == 1
-        and any(is_folder(root / first / one) for one in classes)
+        and len(found) == 1
+        and any(is_folder(root / found[0] / name) for name in classes)
     ):
         raise UserError(
-            f"--data: {root} has one class folder alone, '{first}', and the classes of training lie in it: "
-            "is there a folder too many? Move them up"
+            f"--data: {root} has one class folder alone, '{found[0]}', and the classes of training lie in "
+            "it: is there a folder too many? Move them up"
         )
-    return numbered(names, classes, f"{root} has class folder", f"{wanted}s")
+    return numbered(found, classes, f"{root} has class folder", f"{wanted}s")
 
 
 def names_below(folder: Path) -> list[str]:
     """Return the sorted names in a folder. Raises OSError, and StorageFault."""
-    return sorted(
-        storage.in_scan(
-            partial(os.listdir, folder), lambda: printable(os.fsencode(folder))
-        )
-    )
+    return sorted(_asked(partial(os.listdir, folder), os.fsencode(folder)))
 
 
 def _is_media(name: str, wanted: str) -> bool:
     """Whether a file's name says that it is an image, or a video."""
     guessed = mimetypes.guess_type(name, strict=False)[0] or ""
-    return guessed.startswith(f"{wanted}/") or (
-        wanted == "video" and name.lower().endswith((".mkv", ".ts"))
-    )
+    other = wanted == "video" and name.lower().endswith((".mkv", ".ts"))
+    return other or guessed.startswith(f"{wanted}/")
 
 
 def _holds_file(root: Path, name: str, visits: list[Visit]) -> bool:
@@ -156,15 +122,16 @@ def _holds_file(root: Path, name: str, visits: list[Visit]) -> bool:
 
 def is_folder(path: str | bytes | Path) -> bool:
     """Whether a path is a folder, or a link to one. Raises StorageFault: no answer is not a no."""
+    path = os.fsencode(path)
     try:
-        return stat.S_ISDIR(_status(os.fsencode(path)).st_mode)
+        return stat.S_ISDIR(_asked(partial(os.stat, path), path).st_mode)
     except OSError:
         return False
 
 
-def _status(path: bytes) -> os.stat_result:
-    """Return what a path is. Raises OSError, and StorageFault where the storage does not say it."""
-    return storage.in_scan(partial(os.stat, path), partial(printable, path))
+def _asked(call: Callable[[], T], path: bytes) -> T:
+    """Return what a call of the storage does. Raises OSError, and StorageFault where it does not answer."""
+    return storage.in_scan(call, partial(printable, path))
 
 
 def numbered(
@@ -174,18 +141,16 @@ def numbered(
 
     `has` begins the message of the UserError for a class that is none of `classes`.
     """
-    places = {
-        name: place for place, name in enumerate(names if classes is None else classes)
-    }
-    unknown = [name for name in names if name not in places]
+    known = names if classes is None else classes
+    numbers = {name: number for number, name in enumerate(known)}
+    unknown = [name for name in names if name not in numbers]
     if unknown:
-        why = spelling.cause(unknown[0], places.__contains__)
         raise UserError(
             f"--data: {has} '{printable(os.fsencode(unknown[0]))}' ({len(unknown)} such), "
-            f"which is none of the {len(places)} classes of the training data{why}; "
+            f"which is none of the {len(numbers)} classes of the training data; "
             f"remove or rename it, or add one of that name there, with {files} that can be read"
         )
-    return {name: places[name] for name in names}
+    return {name: numbers[name] for name in names}
 
 
 def list_files(
@@ -201,12 +166,12 @@ def list_files(
     They are in the order of the paths' bytes.
     """
     # a link to one of these leads back to itself: it would be followed for ever
-    outside = [visit(os.fsencode(folder))[1] for folder in (root, *root.parents)]
+    above = [visit(os.fsencode(folder))[1] for folder in (root, *root.parents)]
     with FileList(made) as listed:
         # with the slash, as the paths of their files sort: a-b/ comes before a/
         for name in sorted(labels, key=lambda name: os.fsencode(name) + b"/"):
             for files in walk(
-                os.fsencode(root), os.fsencode(name), outside, visits, reject
+                os.fsencode(root), os.fsencode(name), above, visits, reject
             ):
                 listed.add(files, np.full(len(files), labels[name]))
                 say(listed.total, 0, "listing files")
@@ -229,13 +194,15 @@ class FileList:
 
     def add(self, names: Sequence[bytes], labels: Sequence[int] | Array) -> None:
         """Write these entries behind those before."""
+        if not names:
+            return
         ends = self._end + np.cumsum(list(map(len, names)), dtype=FILE_LIST["offsets"])
         with writing():
             self._paths.write(b"".join(names))
             self._offsets.write(ends.tobytes())
             self._labels.write(np.asarray(labels, FILE_LIST["labels"]).tobytes())
         self.total += len(names)
-        self._end = int(ends[-1]) if len(ends) else self._end
+        self._end = int(ends[-1])
 
     def __enter__(self) -> FileList:
         return self
@@ -245,24 +212,36 @@ class FileList:
             self._stack.close()
 
 
+def write_file_list(
+    files: Sequence[bytes], made: Path, labels: Sequence[int] | None = None
+) -> None:
+    """Write made/file_list.* as `list_files` does, for these names; without `labels` each label is 0."""
+    with FileList(made) as listed:
+        listed.add(files, [0] * len(files) if labels is None else labels)
+
+
+def write_labelled(labels: Mapping[bytes, int], made: Path) -> None:
+    """Write made/file_list.* for names with their labels, in the order of the names' bytes.
+
+    So a sample has the same number whatever order its source lists it in.
+    """
+    names = sorted(labels)
+    write_file_list(names, made, [labels[name] for name in names])
+
+
 def visit(root: bytes, name: bytes = b"") -> tuple[Visit, tuple[int, int]]:
     """Return how a folder or file looks from outside, and which it is (device, inode).
 
     Raises OSError, and StorageFault.
     """
-    path = (
-        os.path.join(root, name) if name else root
-    )  # an absolute name is one of a list
-    status = _status(path)
+    # an absolute name is one of a list
+    path = os.path.join(root, name) if name else root
+    status = _asked(partial(os.stat, path), path)
     look = 0
     if stat.S_ISREG(status.st_mode):
-        look = storage.in_scan(
-            partial(_look, path, status.st_size), partial(printable, path)
-        )
-    return (os.fsdecode(name), status.st_mtime_ns, status.st_ino, look), (
-        status.st_dev,
-        status.st_ino,
-    )
+        look = _asked(partial(_look, path, status.st_size), path)
+    seen = (os.fsdecode(name), status.st_mtime_ns, status.st_ino, look)
+    return seen, (status.st_dev, status.st_ino)
 
 
 def _look(path: bytes, size: int) -> int:
@@ -312,38 +291,21 @@ def remember_folders(
     visits: list[Visit], root: Path, folders: Collection[bytes]
 ) -> None:
     """Add the folders of listed files, paths below the root, where a file that is missing may appear."""
-    below = set[bytes]()
-    for own in folders:
-        name = own
+    there = set[bytes]()
+    for folder in folders:
+        # of one that is missing the folder that it would be put into
+        name = folder
         while name and not is_folder(os.path.join(os.fsencode(root), name)):
-            name = os.path.dirname(name)  # where it would be put
-        if name in (own, b"") or name.strip(
-            b"./"
-        ):  # above the root anything may change
-            below.add(name)
-    for name in sorted(below):
+            name = os.path.dirname(name)
+        # above the root anything may change
+        if name in (folder, b"") or name.strip(b"./"):
+            there.add(name)
+    for name in sorted(there):
         remember(visits, os.fsencode(root), name)
 
 
-def write_file_list(
-    files: Sequence[bytes], made: Path, labels: Sequence[int] | None = None
-) -> None:
-    """Write made/file_list.* as `list_files` does, for these names; without `labels` each label is 0."""
-    with FileList(made) as listed:
-        listed.add(files, [0] * len(files) if labels is None else labels)
-
-
-def write_labelled(labels: Mapping[bytes, int], made: Path) -> None:
-    """Write made/file_list.* for names with their labels, in the order of the names' bytes.
-
-    So a sample has the same number whatever order its source lists it in.
-    """
-    names = sorted(labels)
-    write_file_list(names, made, [labels[name] for name in names])
-
-
 def settle(changed_ns: int) -> None:
-    """Wait until a change of the folder would get another date: clocks of file systems tick slowly."""
+    """Sleep one tick of the file system's clock, so that a later change gets a new mtime."""
     # whole seconds: a coarse file system
     tick_ns = 2_000_000_000 if changed_ns % 1_000_000_000 == 0 else 20_000_000
     left_ns = changed_ns + tick_ns - time.time_ns()
@@ -354,94 +316,70 @@ def settle(changed_ns: int) -> None:
 def walk(
     root: bytes,
     folder: bytes,
-    outside: list[tuple[int, int]],
+    above: Sequence[tuple[int, int]],
     visits: list[Visit],
     reject: Reject,
+    linked: set[tuple[int, int]] | None = None,
 ) -> Iterator[list[bytes]]:
     """Yield the files below root/folder, relative to root, in the order of their bytes, a piece at a time.
 
-    Follows links, but not to a folder that the link lies in, to one of the system, or a second time to the
-    same one, since links that lead to links would be followed for ever; `outside` are those above
-    root/folder. Hidden files and folders are passed over. What is no file, and folders that are gone by now,
-    go to `reject`; every folder seen is added to `visits`. Raises StorageFault for a folder that may not be
-    listed.
+    Follows links, but not to a folder that the link lies in, or a second time to the same one (`linked`),
+    since links that lead to links would be followed for ever; `above` are those above root/folder. Hidden
+    files and folders are passed over. What is no file, and folders that are gone by now, go to `reject`;
+    every folder seen is added to `visits`. Raises StorageFault for a folder that may not be listed.
     """
-    above = list(outside)  # (device, inode) of the folders that we are in
-    linked = set[tuple[int, int]]()  # those that a link has led to
-    stack: list[tuple[bytes, Iterator[bytes]]] = []
-    entering: bytes | None = folder
-    while entering is not None or stack:
-        if entering is not None:
-            try:
-                seen, which = visit(root, entering)
-                link = os.path.islink(root + b"/" + entering)
-                if which in above:
-                    reject(root + b"/" + entering, "link to a folder that it lies in")
-                elif link and _is_of_the_system(root, entering):
-                    reject(root + b"/" + entering, SYSTEM)
-                elif link and which in linked:
-                    reject(root + b"/" + entering, AGAIN)
-                else:
-                    linked |= {which} if link else set()
-                    visits.append(seen)
-                    settle(seen[1])
-                    names, odd = storage.in_scan(
-                        partial(_names_in, root, entering),
-                        partial(printable, root + b"/" + entering),
-                    )
-                    for path, why in odd:
-                        reject(path, why)
-                    stack.append((entering + b"/", iter(names)))
-                    above.append(which)
-            except OSError as error:
-                path = root + b"/" + entering
-                if storage.lost(error, folder=True):
-                    raise storage.end_scan(error, printable(path)) from None
-                reject(path, f"folder cannot be listed: {error.strerror}")
-            entering = None
-            continue
-        prefix, rest = stack[-1]
-        files: list[bytes] = []
-        for name in rest:
-            if name.endswith(b"/"):
-                entering = prefix + name[:-1]
-                break
-            files.append(prefix + name)
-            if (
-                len(files) == 10_000
-            ):  # bounds the memory, and progress is told of as often
-                break
-        else:
-            stack.pop()
-            above.pop()
-        if files:
+    linked = set() if linked is None else linked
+    path = os.path.join(root, folder)
+    try:
+        seen, identity = visit(root, folder)
+        if identity in above:
+            reject(path, "link to a folder that it lies in")
+            return
+        if os.path.islink(path):
+            if identity in linked:
+                reject(path, "link to a folder that another link has led to")
+                return
+            linked.add(identity)
+        visits.append(seen)
+        settle(seen[1])
+        names, others = _asked(partial(_names_in, path), path)
+    except OSError as error:
+        if storage.lost(error, folder=True):
+            raise storage.end_scan(error, printable(path)) from None
+        reject(path, f"folder cannot be listed: {error.strerror}")
+        return
+    for other, why in others:
+        reject(other, why)
+    files: list[bytes] = []
+    for name in names:
+        below = os.path.join(folder, name)
+        is_dir = name.endswith(b"/")
+        if not is_dir:
+            files.append(below)
+        if files and (is_dir or len(files) == PIECE):
             yield files
+            files = []
+        if is_dir:
+            yield from walk(
+                root, below[:-1], [*above, identity], visits, reject, linked
+            )
+    if files:
+        yield files
 
 
-def _is_of_the_system(root: bytes, link: bytes) -> bool:
-    """Whether a link leads out of the root to a folder of the operating system."""
-    leads_to = os.path.realpath(root + b"/" + link)
-    return leads_to in SYSTEM_ROOTS or (
-        leads_to.startswith(NEVER_DATA)
-        and not leads_to.startswith(os.path.realpath(root) + b"/")
-    )
-
-
-def _names_in(
-    root: bytes, folder: bytes
-) -> tuple[list[bytes], list[tuple[bytes, str]]]:
+def _names_in(folder: bytes) -> tuple[list[bytes], list[tuple[bytes, str]]]:
     """Return the names in a folder, and what is no file, with the reason.
 
     Names of folders end in a slash, and so sort as their files' paths do. Raises OSError.
     """
     names = []
-    odd: list[tuple[bytes, str]] = []
-    with os.scandir(root + b"/" + folder) as entries:
+    others: list[tuple[bytes, str]] = []
+    with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith(b"."):
                 continue
             if os.fsdecode(entry.name) in OF_THE_STORAGE:
-                odd.append((entry.path, NO_DATA))
+                others.append((entry.path, NO_DATA))
                 continue
             try:
                 if entry.is_dir():
@@ -450,9 +388,10 @@ def _names_in(
                 elif entry.is_file() or entry.is_symlink():
                     names.append(entry.name)
                 else:
-                    odd.append((entry.path, "no regular file"))
-            except OSError as error:  # for example a link to itself
+                    others.append((entry.path, "no regular file"))
+            # for example a link to itself
+            except OSError as error:
                 if storage.failed(error):
                     raise
-                odd.append((entry.path, f"cannot be read: {error.strerror}"))
-    return sorted(names), odd
+                others.append((entry.path, f"cannot be read: {error.strerror}"))
+    return sorted(names), others

@@ -2,9 +2,8 @@
 
 home/                     one for each data folder and list of classes
     lock                  held while one process scans
-    current               name of the newest scan
-    scan-<id>/            never changed once it has this name
-        manifest.json     version, classes, fingerprint, and size, date and digest of each column
+    scan-<time>-<pid>/    never changed once it has this name; the newest one counts
+        manifest.json     version, classes, fingerprint, and the length of each column
         <column>.npy      COLUMNS
         visited.json      the folders seen and their dates
         rejected.txt      what was left out, and why
@@ -54,7 +53,22 @@ def writing() -> Iterator[None]:
 
 
 # raw files of a scan under way: bytes, [n + 1], [n]
-FILE_LIST = {"paths": np.uint8, "offsets": np.int64, "labels": np.int32}
+FILE_LIST: dict[str, np.dtype[Any]] = {
+    "paths": np.dtype(np.uint8),
+    "offsets": np.dtype(np.int64),
+    "labels": np.dtype(np.int32),
+}
+
+
+def file_list(made: Path) -> tuple[Array, Array, Array]:
+    """Map made/file_list.*: uint8 paths, int64 offsets [n + 1] and int32 labels [n]."""
+    paths, offsets, labels = (
+        # an empty file cannot be mapped
+        np.memmap(path, dtype, "r") if path.stat().st_size else np.zeros(0, dtype)
+        for name, dtype in FILE_LIST.items()
+        for path in [made / f"file_list.{name}"]
+    )
+    return paths, offsets, labels
 
 
 class NoManifest(Exception):
@@ -71,18 +85,13 @@ class Manifest:
     While one is open, in any process, its folder is not removed by a newer scan.
     """
 
-    VERSION: ClassVar[
-        str
-    ]  # of the columns' names and meaning: what another version has left is made anew
+    # of the columns' names and meaning: what another version has left is made anew
+    VERSION: ClassVar[str]
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]]
     # the columns that the fingerprint is a digest of, beside the classes
     FINGERPRINT: ClassVar[tuple[str, ...]]
-    RAGGED: ClassVar[
-        dict[str, tuple[str, ...]]
-    ]  # offsets [n + 1] -> the columns that they cut into pieces
-    LATER: ClassVar[frozenset[str]] = (
-        frozenset()
-    )  # columns that are still written to after `seal`
+    # offsets [n + 1] -> the columns that they cut into pieces
+    RAGGED: ClassVar[dict[str, tuple[str, ...]]]
 
     folder: Path  # where the columns lie
     root: Path  # absolute: where the source lies; paths of files are relative to it
@@ -118,15 +127,13 @@ class Manifest:
         if not 0 <= sample < len(self):
             raise IndexError(f"sample {sample} of {len(self)}")
         file = int(self.files(sample))
-        return self.path_bytes[
-            self.path_offsets[file] : self.path_offsets[file + 1]
-        ].tobytes()
+        begin, end = self.path_offsets[file : file + 2]
+        return self.path_bytes[begin:end].tobytes()
 
     def path(self, sample: int) -> bytes:
         """Return the absolute path of the sample's file, for a source whose samples are files."""
-        return os.path.join(
-            os.fsencode(self.root), self.entry(sample)
-        )  # an absolute name stays one
+        # an absolute name stays one
+        return os.path.join(os.fsencode(self.root), self.entry(sample))
 
     def paths(self, samples: Array) -> Array:
         """Return uint8 [B, L], the absolute paths of samples, each padded with at least one NUL.
@@ -135,20 +142,16 @@ class Manifest:
         """
         prefix = np.frombuffer(os.fsencode(self.root) + b"/", np.uint8)
         files = self.files(samples)
-        begins = self.path_offsets[files]
-        lengths = self.path_offsets[files + 1] - begins
-        width = int(lengths.max(initial=0)) + 1
+        begins = self.path_offsets[files][:, None]
+        ends = self.path_offsets[files + 1][:, None]
+        width = int((ends - begins).max(initial=0)) + 1
         # axes: [B, width]
-        places = np.arange(width)
-        inside = places < lengths[:, None]
-        names = np.where(
-            inside, self.path_bytes[np.where(inside, begins[:, None] + places, 0)], 0
-        )
-        paths = np.concatenate(
-            [np.broadcast_to(prefix, (len(samples), len(prefix))), names],
-            axis=1,
-            dtype=np.uint8,
-        )
+        places = begins + np.arange(width)
+        inside = places < ends
+        names = np.where(inside, self.path_bytes[np.where(inside, places, 0)], 0)
+        paths = np.zeros((len(samples), len(prefix) + width), np.uint8)
+        paths[:, : len(prefix)] = prefix
+        paths[:, len(prefix) :] = names
         absolute = names[:, 0] == ord("/")
         if absolute.any():
             paths[absolute] = np.pad(names[absolute], ((0, 0), (0, len(prefix))))
@@ -161,91 +164,48 @@ class Manifest:
 
     @classmethod
     def open(cls: type[S], folder: Path) -> S:
-        """Map the columns of a scan. Raises NoManifest when anything about them is not as it was written."""
-        hold = _hold(folder)
+        """Map the columns of a scan. Raises NoManifest where they are of another version, or have changed."""
         try:
-            about = json.loads((folder / "manifest.json").read_text())
-            if about["version"] != cls.VERSION:
-                raise NoManifest(f"version {about['version']}, not {cls.VERSION}")
-            columns = {
-                name: _column(
-                    folder,
-                    name,
-                    dtype,
-                    about["columns"][name],
-                    sealed=name not in cls.LATER,
-                )
-                for name, dtype in cls.COLUMNS.items()
-            }
-            if len(columns["size"]) != about["samples"]:
-                raise NoManifest(
-                    f"{len(columns['size'])} sizes of {about['samples']} samples"
-                )
-            for offsets, cut in cls.RAGGED.items():
-                if any(columns[offsets][-1] != len(columns[name]) for name in cut):
-                    raise NoManifest(f"{offsets} does not fit {' and '.join(cut)}")
-            opened = cls(
-                folder=folder,
-                root=Path(about["root"]),
-                fingerprint=about["fingerprint"],
-                classes=tuple(about["classes"]),
-                rejected=about["rejected"],
-                **columns,
-            )
+            hold = os.open(folder / "manifest.json", os.O_RDONLY | os.O_CLOEXEC)
+            # a file system may have no locks: there `sweep` removes nothing
+            with contextlib.suppress(OSError):
+                fcntl.flock(hold, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            raise NoManifest(f"{folder}: {error.strerror}") from None
+        try:
+            opened = cls._map(folder)
         except (OSError, ValueError, LookupError, TypeError, EOFError) as error:
             os.close(hold)
             raise NoManifest(f"{folder}: {error}") from error
-        except BaseException:
-            os.close(hold)
-            raise
-        weakref.finalize(
-            opened, os.close, hold
-        )  # until then `sweep` leaves the folder alone
+        # until then `sweep` leaves the folder alone
+        weakref.finalize(opened, os.close, hold)
         return opened
+
+    @classmethod
+    def _map(cls: type[S], folder: Path) -> S:
+        about = json.loads((folder / "manifest.json").read_text())
+        if about["version"] != cls.VERSION:
+            raise ValueError(f"version {about['version']}, not {cls.VERSION}")
+        columns = {}
+        for name, dtype in cls.COLUMNS.items():
+            column = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+            if column.dtype != dtype or len(column) != about["lengths"][name]:
+                raise ValueError(f"{name}.npy is not what was written")
+            columns[name] = np.asarray(column)
+        for offsets, cut in cls.RAGGED.items():
+            if any(columns[offsets][-1] != len(columns[name]) for name in cut):
+                raise ValueError(f"{offsets} does not fit {' and '.join(cut)}")
+        return cls(
+            folder=folder,
+            root=Path(about["root"]),
+            fingerprint=about["fingerprint"],
+            classes=tuple(about["classes"]),
+            rejected=about["rejected"],
+            **columns,
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).open, (self.folder,)
-
-
-def _hold(folder: Path) -> int:
-    """Return a descriptor with a shared lock on a scan's folder; `sweep` leaves it alone while that lives."""
-    try:
-        descriptor = os.open(folder / "manifest.json", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise NoManifest(f"{folder}: {error.strerror}") from None
-    with contextlib.suppress(
-        OSError
-    ):  # a file system without locks; there `sweep` removes nothing
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    return descriptor
-
-
-def _column(
-    folder: Path,
-    name: str,
-    dtype: np.dtype[Any],
-    expected: dict[str, Any],
-    *,
-    sealed: bool,
-) -> Array:
-    path = folder / f"{name}.npy"
-    status = path.stat()
-    if status.st_size != expected["bytes"]:
-        raise NoManifest(f"{path} has {status.st_size} bytes, not {expected['bytes']}")
-    # Reading every column would take a second for ten million samples, so only what was written to since, or
-    # copied, is read.
-    if (
-        sealed
-        and status.st_mtime_ns != expected["mtime_ns"]
-        and _digest(path) != expected["digest"]
-    ):
-        raise NoManifest(f"{path} has other contents than were written")
-    values = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    if values.dtype != dtype or values.shape[:1] != (expected["length"],):
-        raise NoManifest(
-            f"{path} holds {values.dtype} {values.shape}, not {expected['length']} of {dtype}"
-        )
-    return values
 
 
 def create_column(
@@ -267,21 +227,11 @@ def seal(
     rejected: int,
 ) -> None:
     """Describe the finished columns of a folder and bring everything in it to the disk."""
-    columns = {}
+    lengths = {}
     fingerprint = hashlib.blake2b(json.dumps(list(classes)).encode(), digest_size=16)
     for name in table.COLUMNS:
-        path = folder / f"{name}.npy"
-        _sync(
-            path
-        )  # before its date is read: writing back what was mapped may change it
-        values = np.load(path, mmap_mode="r")
-        status = path.stat()
-        columns[name] = {
-            "length": len(values),
-            "bytes": status.st_size,
-            "mtime_ns": status.st_mtime_ns,
-            "digest": _digest(path),
-        }
+        values = np.load(folder / f"{name}.npy", mmap_mode="r")
+        lengths[name] = len(values)
         if name in table.FINGERPRINT:
             fingerprint.update(memoryview(values))
     about = {
@@ -290,25 +240,24 @@ def seal(
         "fingerprint": fingerprint.hexdigest(),
         "classes": list(classes),
         "rejected": rejected,
+        "lengths": lengths,
     }
-    (folder / "manifest.json").write_text(
-        json.dumps({**about, "samples": columns["size"]["length"], "columns": columns})
-    )
+    (folder / "manifest.json").write_text(json.dumps(about))
     for path in [*folder.iterdir(), folder]:
         _sync(path)
 
 
 def publish(home: Path, made: Path, name: str) -> Path:
-    """Give a sealed folder its name and make it the current one; after a crash the old or the new one is."""
+    """Give a sealed folder its name, the last one of `newest`."""
     folder = home / name
     os.rename(made, folder)
-    # replaced in one step: who reads `current` finds the old name or the new one
-    pointer = home / f"tmp-{name}.current"
-    pointer.write_text(name)
-    _sync(pointer)
-    os.replace(pointer, home / "current")
     _sync(home)  # a folder's names are on the disk only once it is synced itself
     return folder
+
+
+def newest(home: Path) -> Path | None:
+    """Return the scan that was finished last; names begin with the time. None: there is none."""
+    return max(home.glob("scan-*"), default=None)
 
 
 def sweep(home: Path, keep: Path | None) -> None:
@@ -317,19 +266,12 @@ def sweep(home: Path, keep: Path | None) -> None:
         if path == keep or not path.name.startswith(("scan-", "tmp-")):
             continue
         with contextlib.suppress(OSError):
-            if not path.is_dir():
-                path.unlink()
-            elif not (path / "manifest.json").exists():
-                shutil.rmtree(path)
-            else:
+            if (path / "manifest.json").exists():
                 # NFS: an exclusive lock needs write access
-                descriptor = os.open(path / "manifest.json", os.O_RDWR | os.O_CLOEXEC)
-                try:
-                    # fails while somebody has the scan open: see _hold
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(path)
-                finally:
-                    os.close(descriptor)
+                with open(path / "manifest.json", "r+b") as file:
+                    # fails while somebody has the scan open
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def is_url(name: str | bytes) -> bool:
@@ -377,14 +319,6 @@ class Rejects:
         self.first = self.first or line.replace("\t", ": ")
         if why in MAY_COME_BACK and len(self.shut) < LOOKED_AT_AGAIN:
             self.shut.append(path)
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def _sync(path: Path) -> None:

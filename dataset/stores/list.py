@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from contracts import Array, Split, UserError
-from dataset.images.columns import Unread, tags
+from dataset.images.columns import Unread
 from dataset.images.scan import open_images
 from dataset.scan import file_tree, lists
 from dataset.scan.byte_ranges import Files
@@ -71,7 +70,7 @@ class ListedUrls(EntrySource):
     def version(self, sample: int) -> bytes:
         """Return the URL, with size and tag of the object that was scanned."""
         size = int(self.columns.size[sample])
-        return b"%s?%d-%d" % (self.shown(sample), size, self._tags[sample])
+        return b"%s?%d-%d" % (self.shown(sample), size, self.columns.tag[sample])
 
     def read(self, sample: int) -> bytes:
         """Return what Listed.read does. Raises UserError where it is gone, OSError where the server fails."""
@@ -93,7 +92,7 @@ class ListedUrls(EntrySource):
                 return b""
             data = remote.whole(url, int(columns.size[sample]))
             # asked after the read: bytes of a newer object cannot come with an older tag
-            tag = self._tags[sample] if self.kept is not None else 0
+            tag = columns.tag[sample] if self.kept is not None else 0
             if tag and remote.head(url).number != tag:
                 raise UserError(
                     f"a file of --data has changed: {self.name(sample)}; {MEND}"
@@ -103,13 +102,6 @@ class ListedUrls(EntrySource):
                 f"a file of --data is gone: {self.name(sample)}; {MEND}"
             ) from None
         return data
-
-    @cached_property
-    def _tags(self) -> Array:
-        return tags(self.columns)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_tags"}
 
 
 def are_files(data: Path, split: str) -> bool:

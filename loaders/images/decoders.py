@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from contracts import Array
-from dataset.images.columns import CHROMA, FORMATS
+from dataset.images.columns import FORMATS
 from dataset.images.headers import parse
 from loaders import Undecodable
 from plan.geometry import turned_pixels
@@ -32,14 +32,13 @@ Image.MAX_IMAGE_PIXELS = None
 
 JPEG = FORMATS.index("jpeg")
 PNG = FORMATS.index("png")
-STORED_AS_RGB = CHROMA.index("rgb")
 
 
 def plain_jpeg(columns: Any, ids: Array) -> Array:
     """Return bool [B]: whole grey or YCbCr JPEGs, which every decoder turns into the same pixels."""
     components = columns.components[ids]
-    # which nvJPEG takes for YCbCr
-    coloured = (components == 3) & (columns.chroma[ids] != STORED_AS_RGB)
+    # nvJPEG takes stored RGB for YCbCr
+    coloured = (components == 3) & ~columns.rgb[ids]
     plain: Array = (
         (columns.format[ids] == JPEG)
         & (columns.depth[ids] == 8)

@@ -1,4 +1,4 @@
-"""Annotations and images that a scan leaves out: one line each, with the id and why."""
+"""Annotations and images that a scan leaves out: one line each, with the id and why; and what ends a run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from contracts import UserError
+from dataset.coco import scan
 from tests.unit.coco_files import (
     KEYPOINTS,
     changed,
@@ -17,14 +19,17 @@ from tests.unit.coco_files import (
     opened,
     put,
     reasons,
+    write,
     write_coco,
 )
+from tests.unit.folders import refused
 
 ANNOTATION = 10000  # the id of an annotation of image 1000, 96 x 128 pixels
 IMAGE = 1000
 FILE = "annotations/instances_train2017.json"
-GONE = ...  # the same words in every process, since they are part of a test's name
-"""Stands for a value that is not in the file."""
+PICTURE = "train2017/000000001000.jpg"
+GONE = ...
+"""Stands for a value that is not in the file. The same words in every process: they name a test."""
 
 
 @pytest.fixture
@@ -46,37 +51,26 @@ def with_values(
     return changed(data, change, **how)
 
 
+OUTSIDE = "its box lies outside its image"
+NEGATIVE = "width, height and area cannot be negative"
+
+
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        ({"category_id": 4}, "unknown category 4"),
+        ({"category_id": 4}, "its category is unknown"),
         ({"category_id": 1.5}, "category_id 1.5 is no whole number"),
-        ({"category_id": "one"}, "unknown category"),
-        ({"category_id": [1]}, "category_id [1] is no whole"),
-        ({"image_id": 77}, "unknown image 77"),
+        ({"image_id": 77}, "its image is unknown"),
         ({"image_id": 1e30}, "is no whole number"),
-        (
-            {"bbox": [128, 5, 9, 9]},
-            "box [128.0, 5.0, 9.0, 9.0] lies outside image 1000, which has 128 x 96",
-        ),
-        ({"bbox": [5, 97, 9, 9]}, "box [5.0, 97.0, 9.0, 9.0] lies outside image 1000"),
-        (
-            {"bbox": [-9, 5, 8.5, 9]},
-            "box [-9.0, 5.0, 8.5, 9.0] lies outside image 1000",
-        ),
-        (
-            {"bbox": [5, -9, 9, 8.5]},
-            "box [5.0, -9.0, 9.0, 8.5] lies outside image 1000",
-        ),
+        ({"bbox": [128, 5, 9, 9]}, OUTSIDE),
+        ({"bbox": [-9, 5, 8.5, 9]}, OUTSIDE),
         ({"bbox": [float("nan"), 5, 9, 9]}, "bbox holds NaN or infinity"),
-        ({"bbox": [5, 5, -9, 9]}, "width, height and area cannot be negative"),
+        ({"bbox": [5, 5, -9, 9]}, NEGATIVE),
         ({"bbox": [5, 5, 9]}, "bbox has 3 numbers, not x y width height"),
         ({"bbox": ["5", 5, 9, 9]}, "bbox ['5', 5, 9, 9] is no list of numbers"),
         ({"bbox": GONE}, "has no bbox"),
         ({"area": float("inf")}, "area holds NaN or infinity"),
-        ({"area": -1}, "width, height and area cannot be negative"),
         ({"area": 10**400}, "area"),
-        ({"area": "5"}, "is no list of numbers"),
         ({"iscrowd": 2}, "iscrowd 2 is neither 0 nor 1"),
     ],
     ids=str,
@@ -87,31 +81,24 @@ def test_a_bad_annotation_is_left_out_by_its_id(
     whole = opened(data).annotation_id.tolist()
     found = with_values(data, "annotations", ANNOTATION, values)
     (line,) = reasons(found)
-    assert line.startswith(f"{FILE}: annotation {ANNOTATION}: ") and why in line, line
+    assert line.startswith(f"{FILE}: annotation {ANNOTATION}") and why in line, line
     assert len(found) == 8
-    assert found.annotation_id.tolist() == [
-        number for number in whole if number != ANNOTATION
-    ]
+    whole.remove(ANNOTATION)
+    assert found.annotation_id.tolist() == whole
 
 
 @pytest.mark.parametrize(
     ("segmentation", "why"),
     [
         ([[1, 2, 3, 4, 5, float("nan")]], "segmentation holds NaN or infinity"),
-        ([[1, 2, 3, -1e8, 5, 6]], "a point is 1e+08 pixels away"),
-        ([[1, 2, 3, 4, 5, 6, 7]], "a polygon has 7 numbers"),
+        ([[1, 2, 3, -1e8, 5, 6]], "a point is too far from any image"),
         ([[1, 2, 3, 4]], "a polygon has 4 numbers"),
         ([1, 2, 3, 4, 5, 6], "segmentation 1 is no list of numbers"),
         ("x", "'x' is no object with 'counts'"),
-        ({"counts": [1]}, "has no size"),
         ({"counts": [5, 5], "size": [96, 128]}, "its runs are 10 pixels long"),
-        ({"counts": [-1, 12289], "size": [96, 128]}, "segmentation: cannot be decoded"),
+        ({"counts": [-1, 12289], "size": [96, 128]}, "cannot be decoded"),
         ({"counts": "P", "size": [96, 128]}, "cannot be decoded"),
-        ({"counts": "é", "size": [96, 128]}, "cannot be decoded"),
-        (
-            {"counts": [96 * 128], "size": [128, 96]},
-            "segmentation of 96 x 128 pixels does not fit image 1000, which has 128 x 96 pixels",
-        ),
+        ({"counts": [96 * 128], "size": [128, 96]}, "not of the size of its image"),
     ],
     ids=str,
 )
@@ -121,7 +108,7 @@ def test_a_bad_segmentation_is_left_out_and_its_box_stays(
     whole = opened(data)
     found = with_values(data, "annotations", ANNOTATION, {"segmentation": segmentation})
     (line,) = reasons(found)
-    assert line.startswith(f"{FILE}: annotation {ANNOTATION}: ") and why in line, line
+    assert line.startswith(f"{FILE}: annotation {ANNOTATION}") and why in line, line
     assert line.endswith("; its segmentation is left out, its box stays")
     assert (found.boxes == whole.boxes).all() and (found.usable == whole.usable).all()
     place = found.annotation_id.tolist().index(ANNOTATION)
@@ -135,82 +122,54 @@ def test_a_bad_segmentation_is_left_out_and_its_box_stays(
     assert (found.points == np.delete(whole.points, gone, axis=0)).all()
 
 
-def test_annotations_without_an_id(data: Path) -> None:
-    found = changed(
-        data,
-        lambda written: written["annotations"].extend(
-            [[], {"bbox": [1, 2, 3, 4], "area": 1}, None]
-        ),
-    )
-    lines = reasons(found)
-    assert [
-        line.startswith(f"{FILE}: annotation without an id: ") for line in lines
-    ] == [True] * 3
+def test_entries_that_are_no_annotations(data: Path) -> None:
+    more: list[Any] = [[], {"bbox": [1, 2, 3, 4], "area": 1}, None]
+    lines = reasons(changed(data, lambda written: written["annotations"].extend(more)))
+    begin = f"{FILE}: annotation without an id: "
+    assert [line.startswith(begin) for line in lines] == [True] * 3
     assert "has no image_id" in lines[1] and "None is no object" in lines[2]
 
 
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        ([1, 2, 2] * 4, "12 numbers as keypoints, not 15"),
-        ([], "0 numbers as keypoints, not 15"),
+        ([1, 2, 2] * 4, "it has not as many keypoints as its category"),
+        ([], "it has not as many keypoints as its category"),
         ([1, float("inf"), 2] * 5, "keypoints holds NaN or infinity"),
         ([1, 2, 3] * 5, "a visibility is none of 0, 1 and 2"),
     ],
 )
 def test_bad_keypoints(values: Any, why: str, data: Path) -> None:
     number = document(data, "train2017", "person_keypoints")["annotations"][2]["id"]
-    found = with_values(
-        data, "annotations", number, {"keypoints": values}, keypoints=True
-    )
+    points = {"keypoints": values}
+    found = with_values(data, "annotations", number, points, keypoints=True)
     (line,) = reasons(found)
-    assert line.startswith(
-        f"annotations/person_keypoints_train2017.json: annotation {number}: "
-    )
-    assert why in line and number not in found.annotation_id
+    assert f"annotation {number}" in line and why in line
+    assert number not in found.annotation_id
     assert found.keypoints.shape == (5, len(KEYPOINTS), 3)
-
-
-PICTURE = "train2017/000000001000.jpg: image 1000: "
-NO_PATH = f"{FILE}: image 1000: file_name "
 
 
 @pytest.mark.parametrize(
     ("number", "values", "said"),
     [
+        (IMAGE, {"file_name": "gone.jpg"}, "train2017/gone.jpg: image 1000: cannot be"),
+        (1021, {"file_name": "gone.jpg"}, "train2017/gone.jpg: image 1021: cannot be"),
         (
-            1000,
-            {"file_name": "gone.jpg"},
-            "train2017/gone.jpg: image 1000: cannot be read: No such file or",
+            IMAGE,
+            {"height": 128, "width": 96},
+            f"{PICTURE}: image 1000: has 128 x 96 pixels, its annotations are for 96 x 128; with 3",
         ),
         (
-            1021,
-            {"file_name": "gone.jpg"},
-            "train2017/gone.jpg: image 1021: cannot be read: No such file or",
-        ),
-        (
-            *(1000, {"height": 128, "width": 96}),
-            f"{PICTURE}has 128 x 96 pixels, its annotations are for 96 x 128; with 3 annotations",
-        ),
-        (
-            1000,
+            IMAGE,
             {"file_name": "../val2017/000000002000.jpg"},
-            f"{NO_PATH}'../val2017/000000002000.jpg' is no",
+            "train2017/000000002000.jpg: image 1000: cannot be read",
         ),
-        (
-            1000,
-            {"file_name": "/etc/passwd"},
-            f"{NO_PATH}'/etc/passwd' is no path below",
-        ),
-        (1000, {"file_name": "\ud800.jpg"}, f"{NO_PATH}'\\ud800.jpg' is no path"),
-        (1000, {"file_name": GONE}, f"{FILE}: image 1000: has no file_name"),
-        (1000, {"height": 0}, f"{FILE}: image 1000: is 128 x 0 pixels large"),
-        (1000, {"height": "96"}, f"{FILE}: image 1000: height '96' is no whole number"),
-        (
-            1007,
-            {"id": 1000},
-            f"{FILE}: image 1000: 2 images have this id; none of them is used",
-        ),
+        (IMAGE, {"file_name": "/etc/passwd"}, "train2017/passwd: image 1000: cannot"),
+        (IMAGE, {"file_name": "\ud800.jpg"}, f"{FILE}: image 1000: file_name"),
+        (IMAGE, {"file_name": GONE}, f"{FILE}: image 1000: has no file_name"),
+        (IMAGE, {"height": 0}, f"{FILE}: image 1000: is 128 x 0 pixels large"),
+        (IMAGE, {"height": "96"}, f"{FILE}: image 1000: height '96' is no whole"),
+        (1007, {"id": IMAGE}, f"{FILE}: image 1000: 2 images have this id; none"),
     ],
     ids=str,
 )
@@ -224,44 +183,114 @@ def test_a_bad_image_is_left_out_by_its_id(
     lost = np.isin(image_of, [*left])
     found = with_values(data, "images", number, values)
     first, *others = reasons(found)
-    assert first.startswith(said) and ("; with" in first) == (
-        not others and lost.any()
-    ), first
-    why = {
-        image: "its image 1000 is left out"
-        if image == 1000
-        else f"unknown image {image}"
-        for image in left
-    }
-    named = [
-        f"{FILE}: annotation {one}: {why[image]}"
-        for one, image in zip(
-            whole.annotation_id[lost].tolist(), image_of[lost].tolist(), strict=True
-        )
-    ]
-    assert sorted(others) == ([] if "; with" in first else sorted(named))
+    assert first.startswith(said), first
+    named = [f"annotation {one}," in "".join(others) for one in whole.annotation_id]
+    assert named == (lost & ("; with" not in first)).tolist()
     assert found.image_id.tolist() == [one for one in whole.image_id if one not in left]
     assert found.annotation_id.tolist() == whole.annotation_id[~lost].tolist()
 
 
 def test_image_files_that_are_none(data: Path) -> None:
-    (data / "train2017" / "000000001000.jpg").write_bytes(b"text")
+    (data / PICTURE).write_bytes(b"text")
     (data / "train2017" / "000000001007.jpg").write_bytes(b"")
     first, second = reasons(opened(data))
-    assert first.startswith(f"{PICTURE}no known image format")
-    assert (
-        second
-        == "train2017/000000001007.jpg: image 1007: empty file; with 4 annotations"
-    )
+    assert first.startswith(f"{PICTURE}: image 1000: no known image format")
+    assert second.endswith("07.jpg: image 1007: empty file; with 4 annotations")
 
 
 def test_a_turned_image_is_named_so(data: Path) -> None:
     """Its annotations may be for what a viewer shows; the stored pixels are what is trained on."""
-    path = data / "train2017" / "000000001000.jpg"
-    with Image.open(path) as image:
+    with Image.open(data / PICTURE) as image:
         exif = image.getexif()
         exif[0x0112] = 6
-        image.save(path, exif=exif)
+        image.save(data / PICTURE, exif=exif)
     (line,) = reasons(changed(data, put("images", IMAGE, height=128, width=96)))
-    assert "EXIF orientation 6: the stored pixels count" in line
+    assert "; --exif shown takes it" in line
     assert changed(data, put("images", IMAGE, height=96, width=128)).rejected == 0
+
+
+# --- what is wrong with a file as a whole ---
+
+
+def mistake(root: Path, split: Any = "train", **how: Any) -> str:
+    said = refused(lambda: opened(root, split, **how))
+    assert not list((root.parent / "cache").glob("*/tmp-*"))
+    return said
+
+
+ALL = '"annotations": [], "categories": []}'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is no JSON: it ends too early, at character 0"),
+        ("[]", "holds no object at its top"),
+        ('{"images": [], "annotations": []}', "has no 'categories'; COCO's form has"),
+        ('{"images": {}, ' + ALL, "holds something else than a list as 'images'"),
+        ('{"images": [{"id": 1} {"id": 2}]}', "got '{' and not ',' at character 22"),
+        ('{"images": [{"id": 1},]}', "is no JSON"),
+        ("{images: []}", "got 'i' and no name at character 1"),
+        ('{"images": []} {}', "more than one value"),
+        ('{"images": [' + "[" * 100_000, "is no JSON"),
+        ('{"images": [], ' + ALL, "has no category"),
+        (b'{"images": "\xff"}', "it must be UTF-8"),
+        ('{"images": [], ' + ALL[:-2] + '{"id": 1, "name": "a"}]}', "no image of"),
+    ],
+)
+def test_a_file_that_is_none(text: str | bytes, said: str, data: Path) -> None:
+    content = text if isinstance(text, bytes) else text.encode()
+    (data / FILE).write_bytes(content)
+    line = mistake(data)
+    assert said in line and "instances_train2017.json" in line, line
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"name": ""}, "category 3: name '' is no text that can be shown"),
+        ({"name": "a\nb"}, "category 3: name 'a\\nb' is no text"),
+        ({"name": "\ud800"}, "category 3: name"),
+        ({"id": 1}, "several categories of the id 1"),
+    ],
+)
+def test_bad_categories(values: dict[str, Any], said: str, data: Path) -> None:
+    assert said in refused(lambda: with_values(data, "categories", 3, values))
+
+
+def test_keypoints_need_names(data: Path) -> None:
+    write(data, "train2017", document(data, "train2017"), "person_keypoints")
+    assert "has categories with no keypoints" in mistake(data, keypoints=True)
+
+
+def test_categories_of_validation_must_be_those_of_training(data: Path) -> None:
+    classes = opened(data).classes
+    assert opened(data, "val", classes=classes).classes == classes
+    written = document(data, "val2017")
+    of(written, "categories", 3).update(name="crate")
+    write(data, "val2017", written)
+    assert "not in training: crate" in mistake(data, "val", classes=classes)
+
+
+def test_errors_of_reading_and_of_writing(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, mode: str) -> Any:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scan, "open", full, raising=False)
+        with pytest.raises(
+            UserError, match=r"the manifest cannot be written to .*: No"
+        ):
+            opened(data)
+    (data / FILE).unlink()
+    (data / FILE).mkdir()
+    assert f"{data / FILE} cannot be read: Is a directory" in mistake(data)
+
+
+def test_nothing_is_left(data: Path) -> None:
+    for path in (data / "train2017").iterdir():
+        path.unlink()
+    line = mistake(data)
+    assert "no image of" in line and "left out: 8, first" in line

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from contracts import UserError
-from dataset.images.columns import CHROMA, FORMATS
+from dataset.images.columns import FORMATS
 from loaders import open_loader
 from loaders.images import _pipeline
 from loaders.images._dali_rows import Known, PathPreparer, largest_rows, plain
@@ -60,7 +60,7 @@ def test_what_dali_is_not_given() -> None:
         depth=np.array([8, 12, 8, 8, 16, 8]),
         whole=np.array([True, True, False] * 2),
         components=np.full(6, 3),
-        chroma=np.full(6, CHROMA.index("420")),
+        rgb=np.zeros(6, bool),
     )
     assert plain(columns, np.arange(6)).tolist() == [True, False, False] * 2
 

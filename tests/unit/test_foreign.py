@@ -24,13 +24,8 @@ FOREIGN = [
     (b"\0\0\0\x0cjP  \r\n\x87\n\0\0\0\x14ftypjp2 ", "JPEG 2000", "opj_decompress"),
     (b"\xff\x4f\xff\x51\0\x2f", "JPEG 2000", "opj_decompress"),
     (b'<?xml version="1.0"?>\n<svg xmlns="http://www', "SVG", "rsvg-convert"),
-    (b"\x76\x2f\x31\x01\2\0\0\0", "OpenEXR", "magick"),
     (bytes(128) + b"DICM", "DICOM", "dcmj2pnm"),
     (HEIF % (b"crx ", b"isom"), "camera raw", "dcraw"),
-    (b"qoif\0\0\0\x60\0\0\0\x40\3\0", "QOI", "magick"),
-    (b"Pf\n96 64\n-1.0\n", "PAM or PFM", "magick"),
-    (b"#?RADIANCE\nFORMAT=32-bit_rle_rgbe\n", "Radiance HDR", "magick"),
-    (b"SIMPLE  =                    T", "FITS", "magick"),
 ]
 
 
@@ -53,9 +48,9 @@ def preview() -> bytes:
             (head + bytes(40), f"{name}, which no loader reads: {tool} .* converts it$")
             for head, name, tool in FOREIGN
         ),
-        (of_kind(0xC3), r"JPEG is lossless, which no loader reads: ffmpeg -i IN"),
-        (of_kind(0xC5), "JPEG is hierarchical, which"),
-        (of_kind(0xF7), "JPEG is JPEG-LS, which"),
+        (of_kind(0xC3), "JPEG is lossless, hierarchical or JPEG-LS, which no loader"),
+        (of_kind(0xC5), "JPEG is lossless, hierarchical or JPEG-LS, which no loader"),
+        (of_kind(0xF7), "JPEG is lossless, hierarchical or JPEG-LS, which no loader"),
         (of_kind(0xC1, 12), "JPEG has 12 bits a component, which"),
         (preview(), "TIFF begins with a preview, as camera raw, .*: dcraw"),
         (HEIF % (b"isom", b"iso2avc1mp41"), r"no known image format \(starts with"),

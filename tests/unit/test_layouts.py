@@ -18,34 +18,34 @@ from tests.unit.video_files import make
 SPLITS = ("train", "val")
 
 
-@pytest.fixture(scope="module")
-def clip(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    return make(
-        tmp_path_factory.mktemp("clip") / "a.mp4", frames=6, size=(32, 32)
-    ).read_bytes()
-
-
 @pytest.fixture(params=["image", "video"])
 def wanted(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
-def good(wanted: str, clip: bytes) -> tuple[str, bytes]:
-    """The ending and the content of a file that can be read."""
-    return (".jpg", JPEG) if wanted == "image" else (".mp4", clip)
+def ending(wanted: str) -> str:
+    """Of the name of a file that can be read."""
+    return ".jpg" if wanted == "image" else ".mp4"
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("clip") / "a.mp4"
+    return make(path, frames=6, size=(32, 32)).read_bytes()
 
 
 @pytest.fixture
-def data(tmp_path: Path, good: tuple[str, bytes]) -> Path:
+def content(wanted: str, clip: bytes) -> bytes:
+    """What such a file holds."""
+    return JPEG if wanted == "image" else clip
+
+
+@pytest.fixture
+def data(tmp_path: Path, ending: str, content: bytes) -> Path:
     """Two classes of one file in each split."""
-    ending, content = good
-    files = {
-        f"{split}/{name}/0{ending}": content
-        for split in SPLITS
-        for name in ("ant", "bee")
-    }
-    return fill(tmp_path / "data", files)
+    names = [f"{split}/{name}/0{ending}" for split in SPLITS for name in ("ant", "bee")]
+    return fill(tmp_path / "data", dict.fromkeys(names, content))
 
 
 def reasons(
@@ -63,9 +63,8 @@ def reasons(
 
 
 def test_what_the_storage_puts_there_is_no_class(
-    data: Path, wanted: str, good: tuple[str, bytes]
+    data: Path, wanted: str, ending: str, content: bytes
 ) -> None:
-    ending, content = good
     places = ("@eaDir/0", "lost+found", "ant/@eaDir/0", "$RECYCLE.BIN/S-1-5")
     for split in SPLITS:
         fill(data / split, {f"{place}/thumb{ending}": content for place in places})
@@ -75,10 +74,10 @@ def test_what_the_storage_puts_there_is_no_class(
 
 
 def test_links_to_storage_that_is_not_there(
-    data: Path, wanted: str, good: tuple[str, bytes]
+    data: Path, wanted: str, ending: str, content: bytes
 ) -> None:
     """They are named, a class folder too, and are found again when it is there."""
-    away, (ending, content) = data.parent / "away", good
+    away = data.parent / "away"
     (data / "train" / "cat").symlink_to(away)
     (data / "val" / "bee" / f"1{ending}").symlink_to(away / f"0{ending}")
     broken = {"train": {"cat": "broken link"}, "val": {f"bee/1{ending}": "broken link"}}
@@ -90,9 +89,8 @@ def test_links_to_storage_that_is_not_there(
 
 
 def test_loose_files_are_named(
-    data: Path, wanted: str, good: tuple[str, bytes]
+    data: Path, wanted: str, ending: str, content: bytes
 ) -> None:
-    ending, content = good
     loose = {f"{number}{ending}": content for number in range(20)}
     for split in SPLITS:
         fill(
@@ -105,13 +103,13 @@ def test_loose_files_are_named(
 
 
 def test_an_empty_class_folder_is_a_note(
-    data: Path, wanted: str, good: tuple[str, bytes]
+    data: Path, wanted: str, ending: str, content: bytes
 ) -> None:
     for split in SPLITS:
         (data / split / "cat" / "deep").mkdir(parents=True)
     said = {"image": "class without an image", "video": "class without a video"}[wanted]
     assert reasons(data, wanted) == {split: {"cat": said} for split in SPLITS}
-    fill(data / "val" / "cat" / "deep", {f"0{good[0]}": good[1]})
+    fill(data / "val" / "cat" / "deep", {f"0{ending}": content})
     with pytest.raises(
         UserError,
         match=r"class folder 'cat' \(1 such\), which is none of the 2 classes",
@@ -129,7 +127,9 @@ def test_one_class_alone(split: str, data: Path, wanted: str) -> None:
     assert console.warnings == [said]
 
 
-def test_a_folder_too_many(data: Path, wanted: str, good: tuple[str, bytes]) -> None:
+def test_a_folder_too_many(
+    data: Path, wanted: str, ending: str, content: bytes
+) -> None:
     (data / "train").rename(data / "old")
     (data / "train").mkdir()
     (data / "old").rename(data / "train" / "train")
@@ -138,7 +138,7 @@ def test_a_folder_too_many(data: Path, wanted: str, good: tuple[str, bytes]) -> 
         opened(data, videos=wanted == "video", console=console)
     said = "train: one class alone, 'train', so there is nothing to learn; all files lie in folders below, "
     assert console.warnings == [
-        f"{said}as train/ant/0{good[0]}: is there a folder too many?"
+        f"{said}as train/ant/0{ending}: is there a folder too many?"
     ]
 
 

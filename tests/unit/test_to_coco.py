@@ -185,17 +185,17 @@ def test_what_cannot_be_read_is_counted(
     root = tmp_path / "set"
     to_yolo(coco, root, "boxes")
     label, other, *_ = sorted((root / "labels" / "train").glob("*.txt"))
+    box = "0.5 0.5 0.1 0.1"
     label.write_text(
-        "0 0.5 0.5 0.1\n9 0.5 0.5 0.1 0.1\n0 x 0.5 0.1 0.1\n0 0.5 0.5 0.1 0.1\n"
+        f"0 0.5 0.5 0.1\n9 {box}\n0 x {box[4:]}\n0 nan {box[4:]}\n0 {box}\n"
     )
-    (root / "images" / "train" / other.with_suffix(".jpg").name).write_bytes(b"text")
+    (root / "images/train" / other.with_suffix(".jpg").name).write_bytes(b"text")
     target = converted(root)
     said = capsys.readouterr()
     assert f"{target}: train 7 images, " in said.out
-    assert (
-        f"4 left out, first labels/train/{label.name}: line 1: 3 numbers behind the class"
-        in said.err
-    )
+    image = f"images/train/{label.stem}.jpg"
+    why = f"first a label of {image}: 3 numbers behind the class"
+    assert f"5 left out, {why}" in said.err
 
 
 def test_boxes_are_of_what_is_shown(coco: Path, tmp_path: Path, capsys: Any) -> None:
@@ -205,34 +205,32 @@ def test_boxes_are_of_what_is_shown(coco: Path, tmp_path: Path, capsys: Any) -> 
     with Image.open(path) as image:
         path.write_bytes(turned(np.asarray(image.convert("RGB")), 6))
     target = converted(root)
-    told = (
-        "EXIF turns 1 images; where boxes are of what is shown, train with --exif shown"
-    )
-    assert told in capsys.readouterr().out
+    said = "EXIF turns 1 images; where boxes are of what is shown, train with --exif"
+    assert said in capsys.readouterr().out
     assert (len(opened(target)), len(opened(target, exif="shown"))) == (7, 8)
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("name", "text", "said"),
     [
-        ({}, "has no data.yaml with names, and no classes.txt"),
-        ({"data.yaml": "names: [a]"}, "no image of default can be used; there is none"),
+        ("a.txt", "", "has no data.yaml with names, and no classes.txt"),
+        ("data.yaml", "names: [a]", "no image of default can be used; there is none"),
         (
-            {"data.yaml": "names: [a]\ntrain: nowhere"},
-            "nowhere, which data.yaml names, is not in",
+            "data.yaml",
+            "names: [a]\ntrain: nowhere",
+            "nowhere, which data.yaml names, is",
         ),
-        ({"data.yaml": "names: [a"}, "does not parse as YAML"),
-        ({"Annotations/1.xml": "<annotation>"}, "is no XML"),
+        ("data.yaml", "names: [a", "is no YAML mapping"),
+        ("data.yaml", "5", "is no YAML mapping"),
+        ("Annotations/1.xml", "<annotation>", "is no XML"),
     ],
 )
 def test_one_line_for_what_is_no_such_set(
-    files: dict[str, str], said: str, tmp_path: Path, capsys: Any
+    name: str, text: str, said: str, tmp_path: Path, capsys: Any
 ) -> None:
     root = tmp_path / "set"
-    root.mkdir()
-    for name, text in files.items():
-        (root / name).parent.mkdir(exist_ok=True)
-        (root / name).write_text(text)
+    (root / name).parent.mkdir(parents=True)
+    (root / name).write_text(text)
     assert main([str(root), str(tmp_path / "to")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("to_coco: ") and said in line, line
