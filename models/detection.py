@@ -25,9 +25,9 @@ from torchvision.ops.misc import FrozenBatchNorm2d
 from models import Loaded, Native, Unusable, _rcnn, _ssd
 from models._anchors import Anchors
 from models._finite import FiniteImages
-from models._state_files import Weights, under_own_names
 from models._tiny_detector import LONGER, SIZE, tiny
 from models._weights import (
+    Weights,
     batches,
     categories,
     dry_run,
@@ -219,13 +219,13 @@ def build(
             arch, trainable_layers, pretrained=bool(weights or weights_backbone)
         )
         options = _keypoint_options(arch, keypoints)
-        found = read(arch, weights) if weights else Weights(state={})
+        found = read(arch, weights) if weights else Weights(tensors={})
         stock = torchvision.models.get_model(
             arch, weights=None, weights_backbone=None, num_classes=classes, **options
         )
         # before any weights: those of a whole trunk fit no halved one
         if arch.startswith("ssdlite") and (
-            weights_backbone or _has_full_tail(found.state)
+            weights_backbone or _has_full_tail(found.tensors)
         ):
             _give_full_tail(stock, classes)
         if (
@@ -322,15 +322,12 @@ def _keypoint_options(arch: str, keypoints: int) -> dict[str, int]:
 def _load(stock: nn.Module, arch: str, name: str, weights: Weights) -> Loaded:
     """Load a whole detector. `name` is --weights. Raises Unusable."""
     if arch in EPS_FREE and is_published(arch, name, "COCO_V1"):
-        mended = {
-            one: _as_if_with_eps(weights.state[one])
-            for one in weights.state
-            if _is_variance(one)
+        tensors = {
+            one: _as_if_with_eps(value) if _is_variance(one) else value
+            for one, value in weights.tensors.items()
         }
-        weights = replace(weights, state={**weights.state, **mended})
-    return fill(
-        stock, arch, name, weights, may_differ=lambda one: one.startswith(HEADS)
-    )
+        weights = replace(weights, tensors=tensors)
+    return fill(stock, arch, weights, heads=HEADS)
 
 
 def _is_variance(name: str) -> bool:
@@ -352,10 +349,7 @@ def _load_backbone(stock: nn.Module, arch: str, name: str) -> Loaded:
     classifier = _backbone(arch)
     own = stock.state_dict()
     trunk = _trunk(stock, arch)
-    weights = under_own_names(
-        read(classifier, name, flag=flag), trunk, f"{flag} {name}"
-    )
-    state = weights.state
+    state, notes = read(classifier, name, flag=flag).of(trunk)
     fitting = {}
     for theirs, ours in trunk.items():
         if theirs not in state or state[theirs].shape != own[ours].shape:
@@ -367,7 +361,7 @@ def _load_backbone(stock: nn.Module, arch: str, name: str) -> Loaded:
             )
         fitting[ours] = state[theirs]
     stock.load_state_dict(fitting, strict=False)
-    return Loaded(notes=weights.notes)
+    return Loaded(notes=notes)
 
 
 def _trunk(stock: nn.Module, arch: str) -> dict[str, str]:

@@ -15,9 +15,15 @@ from typing import Any
 from torch import nn
 
 from models import Loaded, Native, Unusable
-from models._state_files import Weights
-from models._state_files import read as read_file
-from models._weights import batches, dry_run, fill, first_line, suiting
+from models._weights import (
+    Weights,
+    batches,
+    dry_run,
+    fill,
+    first_line,
+    read_file,
+    suiting,
+)
 
 PREFIX = "timm/"
 """What a name of --arch begins with to be one of timm's."""
@@ -94,13 +100,8 @@ def build(
         return module, Loaded()
     heads = found.classifier
     heads = (heads,) if isinstance(heads, str) else tuple(heads or ())
-    state = _read(arch, weights)
     return module, fill(
-        module,
-        arch,
-        weights,
-        state,
-        may_differ=lambda one: one.rsplit(".", 1)[0] in heads,
+        module, arch, _read(arch, weights), heads=tuple(f"{head}." for head in heads)
     )
 
 
@@ -186,7 +187,7 @@ def _read(arch: str, weights: str) -> Weights:
         raise Unusable(
             f"{said} cannot be downloaded by timm ({first_line(error)}); or name a file"
         ) from None
-    return Weights(state=published.state_dict())
+    return Weights(tensors=published.state_dict(), flag=said)
 
 
 def _listed(names: Iterable[str]) -> str:

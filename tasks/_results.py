@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import re
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import Repr
@@ -16,70 +14,52 @@ import numpy as np
 
 from contracts import Array, UserError
 from dataset.coco.annotation_file import number_of
-from system import processes
-from system.resources import cores
-from system.user_files import open_bytes, read_text
+from system.user_files import open_bytes
 from tasks import _masks
 from tasks._coco import Detections
 
 KEYS = {"boxes": "bbox", "masks": "segmentation", "keypoints": "keypoints"}
 """What is scored -> its key in a results file."""
-PART = 20_000
-"""Detections a process writes, at least."""
 SHORT = Repr()
-"""Says what an entry has, however deep or long that is."""
+"""Shows a value in few characters, however deep or long it is."""
 
 
-Texts = Mapping[str, Mapping[int, str]]
-"""Ids that are text in an annotation file: "images" and "categories" -> number -> text."""
-NUMBERS_ALONE: Texts = {}
+def written(
+    detections: Detections, kind: str, texts: Mapping[str, Mapping[int, str]] = {}
+) -> bytes:
+    """Return one kind's file, as COCO's server takes it. Numbers stay as they are, for --score.
 
-
-def written(detections: Detections, kind: str, texts: Texts = NUMBERS_ALONE) -> bytes:
-    """Return one file a kind, as COCO's server takes it; many are written in processes.
-
-    Numbers stay as they are, so that --score gives the same figures.
+    `texts` are ids that are text in an annotation file: "images" and "categories" -> number -> text.
     """
-    parts = min(max(int(cores()), 1), len(detections) // PART + 1)
-    of_part = np.array_split(np.arange(len(detections)), parts)
-
-    def lines_of(part: int) -> bytes:
-        return _lines(detections.taken(of_part[part]), kind, texts)
-
-    lines = (
-        processes.gathered(lines_of, range(parts), parts)
-        if parts > 1
-        else [lines_of(0)]
-    )
-    return b"[" + b",\n".join(lines) + b"]\n"
-
-
-def _lines(detections: Detections, kind: str, texts: Texts) -> bytes:
     if kind == "masks":
         shapes = [
             json.dumps({"size": code["size"], "counts": code["counts"].decode()})
             for code in detections.masks or []
         ]
     else:
-        values = (
-            detections.boxes
-            if kind == "boxes" or detections.keypoints is None
-            else detections.keypoints
-        )
-        shapes = list(
-            map(
-                str,
-                values.reshape(len(detections), math.prod(values.shape[1:])).tolist(),
-            )
-        )
-    images = _ids(detections.image_ids, texts.get("images", {}))
-    categories = _ids(detections.category_ids, texts.get("categories", {}))
-    rows = zip(images, categories, shapes, detections.scores.tolist(), strict=True)
+        values = detections.boxes
+        if kind == "keypoints" and detections.keypoints is not None:
+            values = detections.keypoints
+        rows = values.reshape(len(values), math.prod(values.shape[1:]))
+        shapes = [str(row) for row in rows.tolist()]
+    entries = zip(
+        _ids(detections.image_ids, texts.get("images", {})),
+        _ids(detections.category_ids, texts.get("categories", {})),
+        shapes,
+        detections.scores.tolist(),
+        strict=True,
+    )
+    # json.dumps of a list of dicts takes several times as long
     lines = (
         f'{{"image_id": {image}, "category_id": {category}, "{KEYS[kind]}": {shape}, "score": {score}}}'
-        for image, category, shape, score in rows
+        for image, category, shape, score in entries
     )
-    return ",\n".join(lines).encode()
+    return ("[" + ",\n".join(lines) + "]\n").encode()
+
+
+def file_name(kind: str) -> str:
+    """Return the name of a kind's results file."""
+    return f"detections{'' if kind == 'boxes' else f'_{kind}'}.json"
 
 
 def _ids(numbers: Array, texts: Mapping[int, str]) -> list[Any]:
@@ -89,172 +69,110 @@ def _ids(numbers: Array, texts: Mapping[int, str]) -> list[Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """The entries of a results file, as JSON has them, and which of KEYS they have."""
+    """The entries of a results file, as JSON has them, and which of KEYS the first one has."""
 
     path: Path
-    entries: list[dict[str, Any]]
+    entries: list[Any]
     kinds: tuple[str, ...]
 
     @staticmethod
     def read(path: Path) -> Results:
-        """Read a results file. Raises UserError when it cannot be read, or is no list of entries with the
-        same sort of shape.
-        """
+        """Read a results file. Raises UserError when it cannot be read, or is no list of detections."""
         try:
             with open_bytes(path) as file:
-                content = json.loads(file.read())
+                entries = json.loads(file.read())
         except OSError as error:
-            raise UserError(
-                f"--score {path}: {error.strerror or error}; name a results file in COCO's format"
-            ) from None
-        except ValueError as error:  # of JSON, or of its encoding
-            raise UserError(
-                f"--score {path}: is no JSON: {' '.join(str(error).split())}"
-            ) from None
-        except RecursionError:
-            raise UserError(
-                f"--score {path}: is nested too deep; a results file is a list of detections"
-            ) from None
-        if not isinstance(content, list):
-            raise UserError(
-                f"--score {path}: got {type(content).__name__}, a results file is a list of detections"
-            )
-        if not content:  # nothing was found, and only the name of a file that a run wrote tells of what
-            own = next(
-                (kind for kind in KEYS if path.stem.endswith(f"_{kind}")), "boxes"
-            )
-            return Results(path=path, entries=[], kinds=(own,))
-        first = content[0] if isinstance(content[0], dict) else {}
+            raise UserError(f"--score {path}: {error.strerror or error}") from None
+        except (ValueError, RecursionError) as error:
+            said = " ".join(str(error).split())
+            raise UserError(f"--score {path}: is no JSON: {said}") from None
+        if not isinstance(entries, list):
+            raise UserError(f"--score {path}: a results file is a list of detections")
+        if not entries:
+            # nothing was found, and only the name of a file that a run wrote tells of what
+            named = (kind for kind in KEYS if path.stem.endswith(f"_{kind}"))
+            return Results(path=path, entries=[], kinds=(next(named, "boxes"),))
+        first = entries[0] if isinstance(entries[0], dict) else {}
         kinds = tuple(kind for kind, key in KEYS.items() if key in first)
-        needed = {"image_id", "category_id", "score", *(KEYS[kind] for kind in kinds)}
-        for place, entry in enumerate(content):
-            missing = sorted(
-                needed - (entry.keys() if isinstance(entry, dict) else set())
-            )
-            if missing or not kinds:
-                why = (
-                    f"no {' and no '.join(missing)}"
-                    if missing
-                    else f"none of {', '.join(KEYS.values())}"
-                )
-                raise UserError(
-                    f"--score {path}: entry {place} has {why}; "
-                    "each needs image_id, category_id, score and the shape that entry 0 has"
-                )
-        return Results(path=path, entries=content, kinds=kinds)
+        if not kinds:
+            keys = ", ".join(KEYS.values())
+            raise UserError(f"--score {path}: entry 0 has none of {keys}")
+        return Results(path=path, entries=entries, kinds=kinds)
 
     def checked(self, columns: Any) -> Detections:
         """Return the entries as Detections of the images and categories of `columns`, by image.
 
         Raises UserError that names the first bad entry.
         """
+        samples = {int(image): at for at, image in enumerate(columns.image_id)}
+        categories = set(np.asarray(columns.category_ids).tolist())
         texts = columns.text_ids
-        images = self._ids("image_id", text=bool(texts.get("images")))
-        self._require_images(images, columns)
-        categories = self._ids("category_id", text=bool(texts.get("categories")))
-        known = np.isin(categories, np.asarray(columns.category_ids))
-        self._require(known, "category_id", "no category of the validation annotations")
-        samples = np.searchsorted(columns.image_id, images)
-        boxes = np.zeros((len(images), 4))
-        if "boxes" in self.kinds:
-            boxes = self._numbers("bbox", 4)
-            positive = boxes[:, 2:].min(axis=1) >= 0
-            self._require(
-                positive,
-                "bbox",
-                "a box is x y width height, and neither of these is negative",
-            )
-        keypoints = None
-        if "keypoints" in self.kinds:
-            count = columns.keypoints.shape[1]
-            keypoints = self._numbers("keypoints", 3 * count).reshape(
-                len(images), count, 3
-            )
+        points = columns.keypoints.shape[1] if "keypoints" in self.kinds else 0
+        rows: list[tuple[int, int, float, list[float], Any, list[float]]] = []
+        for place, entry in enumerate(self.entries):
+            key = ""
+            try:
+                key = "image_id"
+                image = _id(entry, key, bool(texts.get("images")), samples)
+                key = "category_id"
+                category = _id(entry, key, bool(texts.get("categories")), categories)
+                key = "score"
+                score = _numbers([entry[key]], 1)[0]
+                box, mask, keypoints = [0.0] * 4, None, list[float]()
+                if "boxes" in self.kinds:
+                    key = "bbox"
+                    box = _numbers(entry[key], 4)
+                    if min(box[2:]) < 0:
+                        raise ValueError("x y width height, none of the latter below 0")
+                if "masks" in self.kinds:
+                    key = "segmentation"
+                    at = samples[image]
+                    size = [int(columns.height[at]), int(columns.width[at])]
+                    mask = _masks.checked(entry[key], *size)
+                if points:
+                    key = "keypoints"
+                    keypoints = _numbers(entry[key], 3 * points)
+            except (KeyError, TypeError, ValueError) as error:
+                got = entry.get(key, "nothing") if isinstance(entry, dict) else entry
+                why = error if type(error) is ValueError else f"it needs {key}"
+                raise UserError(
+                    f"--score {self.path}: entry {place}, {key} got {SHORT.repr(got)}: {why}"
+                ) from None
+            rows.append((image, category, score, box, mask, keypoints))
+        images, of, scores, boxes, masks, found = (
+            zip(*rows, strict=True) if rows else [()] * 6
+        )
         detections = Detections(
-            image_ids=images,
-            category_ids=categories,
-            boxes=boxes,
-            scores=self._numbers("score", 1)[:, 0],
-            masks=self._masks(columns, samples) if "masks" in self.kinds else None,
-            keypoints=keypoints,
+            image_ids=np.array(images, np.int64),
+            category_ids=np.array(of, np.int64),
+            boxes=np.array(boxes, np.float64).reshape(len(rows), 4),
+            scores=np.array(scores, np.float64),
+            masks=[*masks] if "masks" in self.kinds else None,
+            keypoints=np.array(found, np.float64).reshape(len(rows), points, 3)
+            if "keypoints" in self.kinds
+            else None,
         )
         return Detections.joined([detections])
 
-    def _ids(self, key: str, *, text: bool) -> Array:
-        """Return whole numbers, int64 [N]; those of `text` where the annotations have such ids."""
-        values = [
-            number_of(entry, key)
-            if text and isinstance(entry[key], str)
-            else entry[key]
-            for entry in self.entries
-        ]
-        whole = (
-            type(value) is int and abs(value) < 2**63 for value in values
-        )  # true is no number
-        self._require(whole, key, "an id is a whole number")
-        return np.array(values, np.int64)
 
-    def _require_images(self, images: Array, columns: Any) -> None:
-        known = np.isin(images, np.asarray(columns.image_id))
-        if known.all():
-            return
-        why = "no image of the validation annotations"
-        listed = columns.folder / "rejected.txt"
-        line = rf"\timage {images[known.argmin()]}: "
-        if columns.rejected and re.search(line, read_text(listed, errors="replace")):
-            why = f"left out by the scan, see {listed}"
-        self._require(known, "image_id", why)
-
-    def _numbers(self, key: str, length: int) -> Array:
-        """Return float64 [N, length], finite."""
-        values = [
-            entry[key] if isinstance(entry[key], list) else [entry[key]]
-            for entry in self.entries
-        ]
-        due = "a number" if length == 1 else f"{length} numbers"
-        good = (len(value) == length and all(map(_finite, value)) for value in values)
-        self._require(good, key, f"it must be {due}, none of them NaN or infinite")
-        return np.array(values, np.float64).reshape(len(values), length)
-
-    def _masks(self, columns: Any, samples: Array) -> list[dict[str, Any]]:
-        """Return run lengths, compressed, each of the size of its image."""
-        key = "segmentation"
-        sizes = np.stack(
-            [columns.height[samples], columns.width[samples]], axis=1
-        ).tolist()
-        codes = []
-        for place, (entry, size) in enumerate(zip(self.entries, sizes, strict=True)):
-            code = entry[key] if isinstance(entry[key], dict) else {}
-            counts = code.get("counts")
-            if code.get("size") != size or not isinstance(counts, str | list):
-                raise self._error(
-                    place,
-                    key,
-                    f"run lengths {{size, counts}} of an image of {size} are due",
-                )
-            try:
-                codes.append(_masks.checked(counts, *size))
-            except ValueError:
-                due = f"none below 0, that sum up to {size[0]} x {size[1]} pixels"
-                raise self._error(
-                    place, key, f"counts must be run lengths, {due}"
-                ) from None
-        return codes
-
-    def _require(self, good: Iterable[Any], key: str, why: str) -> None:
-        """Raise UserError for the first entry that is not good."""
-        for place, is_good in enumerate(good):
-            if not is_good:
-                raise self._error(place, key, why)
-
-    def _error(self, place: int, key: str, why: str) -> UserError:
-        got = SHORT.repr(self.entries[place][key])
-        shown = got if len(got) <= 60 else got[:57] + "..."
-        return UserError(
-            f"--score {self.path}: entry {place}, {key} got {shown}: {why}"
+def _id(entry: Any, key: str, text: bool, known: Any) -> int:
+    """Return a known whole number; of `text` where the annotations have such ids. Raises ValueError."""
+    value = entry[key]
+    if text and isinstance(value, str):
+        value = number_of(entry, key)
+    if type(value) is not int or value not in known:
+        raise ValueError(
+            f"the scanned annotations of validation have no such {key.removesuffix('_id')}"
         )
+    return value
 
 
-def _finite(value: Any) -> bool:
-    """Whether a value is a number that float64 has, neither NaN nor infinite; true is none."""
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+def _numbers(values: Any, length: int) -> list[float]:
+    """Return `length` finite numbers. Raises ValueError."""
+    good = isinstance(values, list) and len(values) == length
+    # true is no number; a whole number may be larger than any float64
+    if not good or not all(
+        type(value) in (int, float) and abs(value) < 1e300 for value in values
+    ):
+        raise ValueError(f"it must be {length} numbers, none of them NaN or infinite")
+    return [float(value) for value in values]

@@ -216,7 +216,7 @@ def test_crops_by_overlap_drop_boxes_by_their_middle(
         splits = kind.splits(config, "torchvision", console[0])
         plan, _ = kind.plans(config, splits, native, seed=3, world_size=1, rank=0)
         train, _ = kind.tasks(config, splits, 0.0)
-        assert train._centred == plan.policy.centred  # type: ignore[attr-defined]
+        assert train.centred == plan.policy.centred  # type: ignore[attr-defined]
         assert (kind.facts(plan)["padding"] > 0) == (
             augment == "ssd"
         )  # the field around an image zoomed out

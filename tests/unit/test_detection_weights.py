@@ -24,7 +24,7 @@ from torchvision.models.detection import (
 from torchvision.ops.misc import FrozenBatchNorm2d
 
 from models import Unusable
-from models._state_files import Weights
+from models._weights import Weights
 from models.detection import EPS_FREE, STAGES, _backbone, _FrozenNorm, _trunk, build
 from tests.unit.test_detection_models import (
     CLASSES,
@@ -219,7 +219,7 @@ def test_which_heads_depend_on_the_classes(
 ) -> None:
     with torch.device("meta"):
         state = stock_of(arch, num_classes=9).state_dict()
-    monkeypatch.setattr("models.detection.read", lambda *_: Weights(state=state))
+    monkeypatch.setattr("models.detection.read", lambda *_: Weights(tensors=state))
     with torch.device("meta"):
         _, new = made(arch, weights="some.pt")
     assert {name.rpartition(".")[0] for name in new.anew} == heads
@@ -228,7 +228,7 @@ def test_which_heads_depend_on_the_classes(
 def test_other_keypoints_start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.device("meta"):
         state = stock_of("keypointrcnn_resnet50_fpn", num_keypoints=9).state_dict()
-        monkeypatch.setattr("models.detection.read", lambda *_: Weights(state=state))
+        monkeypatch.setattr("models.detection.read", lambda *_: Weights(tensors=state))
         _, new = made("keypointrcnn_resnet50_fpn", weights="some.pt")
     assert new.anew and all(
         name.startswith("roi_heads.keypoint_predictor.") for name in new.anew
@@ -367,7 +367,7 @@ def test_files_that_do_not_fit_get_one_line(tmp_path: Path) -> None:
     cases = {
         f"has no '{name}'": {key: value for key, value in state.items() if key != name},
         "has an extra 'stray.weight'": state | {"stray.weight": torch.zeros(1)},
-        f"'{name}' is \\(2,\\) there, \\(256, 256, 3, 3\\) here": state
+        f"'{name}' is \\(2,\\) float32 on cpu there, \\(256, 256, 3, 3\\)": state
         | {name: torch.zeros(2)},
     }
     for said, content in cases.items():
@@ -389,5 +389,5 @@ def test_files_that_do_not_fit_get_one_line(tmp_path: Path) -> None:
             "fcos_resnet50_fpn", weights_backbone=save(tmp_path / "resnet18.pt", trunk)
         )
     assert "\n" not in str(caught.value)
-    with pytest.raises(Unusable, match=r"--weights-backbone .* holds no state dict"):
+    with pytest.raises(Unusable, match=r"--weights-backbone .* holds no tensors"):
         outline(SMALL, weights_backbone=save(tmp_path / "list.pt", [1]))
