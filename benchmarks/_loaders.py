@@ -35,7 +35,7 @@ from plan.clips import ClipPlan, ClipPolicy
 from plan.images import ImagePlan, ImagePolicy
 from settings.cli import one_of
 from settings.config import Config
-from tasks import TASKS, kind_named, task_with_loader
+from tasks import TASKS, kind_named
 from tasks.classification import Classification
 from tasks.video import KIND, Video
 
@@ -189,7 +189,7 @@ def expanded(
     ]
     known = (*loops, *peers_, *kind.loaders)
     chosen = [
-        one_of(flag, name, (*known, "auto"), elsewhere=task_with_loader)
+        one_of(flag, name, (*known, "auto"))
         for name in names
     ]
     return list(

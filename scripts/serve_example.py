@@ -21,9 +21,16 @@ def inert(cell: str) -> str:
 
 
 def main(model: str, *images: str) -> None:
-    session = onnxruntime.InferenceSession(
-        model, providers=onnxruntime.get_available_providers()
-    )
+    try:
+        session = onnxruntime.InferenceSession(
+            model, providers=onnxruntime.get_available_providers()
+        )
+    except (
+        Exception
+    ) as error:  # a missing file and a damaged one have classes of their own
+        first = str(error).partition("\n")[0]
+        print(f"serve_example: {model} is no ONNX file: {first}", file=sys.stderr)
+        sys.exit(2)
     about = session.get_modelmeta().custom_metadata_map
     classes = json.loads(about["classes"])
     table = csv.writer(sys.stdout)
@@ -53,4 +60,7 @@ def main(model: str, *images: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        print("serve_example: MODEL.onnx IMAGE ... are needed", file=sys.stderr)
+        sys.exit(2)
     main(*sys.argv[1:])

@@ -229,27 +229,12 @@ def nearest(name: str, known: Any, *, prefix: str = "") -> str:
     )
 
 
-def one_of(
-    flag: str,
-    name: str,
-    known: Any,
-    *,
-    auto: str | None = None,
-    elsewhere: Callable[[str], str | None] | None = None,
-) -> str:
-    """Return `name` when `known` has it, and `auto` for 'auto'.
-
-    Raises UserError with the nearest names, or with the flag under which `elsewhere` knows the name.
-    """
+def one_of(flag: str, name: str, known: Any, *, auto: str | None = None) -> str:
+    """Return `name` when `known` has it, and `auto` for 'auto'. Raises UserError with the nearest names."""
     if name == "auto" and auto is not None:
         return auto
     if name in known:
         return name
-    where = elsewhere(name) if elsewhere else None
-    why = (
-        f", which is for {where}"
-        if where
-        else nearest(name, known) or ", which is unknown"
-    )
+    why = nearest(name, known) or ", which is unknown"
     allowed = f"; known: {', '.join(known)}" if len(known) <= 16 else ""
     raise UserError(f"{flag} got '{name}'{why}{allowed}")

@@ -106,73 +106,68 @@ class Results:
         """
         samples = {int(image): at for at, image in enumerate(columns.image_id)}
         categories = set(np.asarray(columns.category_ids).tolist())
+        keypoints = columns.keypoints.shape[1]
+        lengths = {"boxes": 4, "keypoints": 3 * keypoints}
         texts = columns.text_ids
-        points = columns.keypoints.shape[1] if "keypoints" in self.kinds else 0
-        rows: list[tuple[int, int, float, list[float], Any, list[float]]] = []
+        found: dict[str, list[Any]] = {kind: [] for kind in self.kinds}
+        ids: list[tuple[int, int]] = []
+        scores: list[float] = []
         for place, entry in enumerate(self.entries):
-            key = ""
             try:
-                key = "image_id"
-                image = _id(entry, key, bool(texts.get("images")), samples)
-                key = "category_id"
-                category = _id(entry, key, bool(texts.get("categories")), categories)
-                key = "score"
-                score = _numbers([entry[key]], 1)[0]
-                box, mask, keypoints = [0.0] * 4, None, list[float]()
-                if "boxes" in self.kinds:
-                    key = "bbox"
-                    box = _numbers(entry[key], 4)
-                    if min(box[2:]) < 0:
-                        raise ValueError("x y width height, none of the latter below 0")
-                if "masks" in self.kinds:
-                    key = "segmentation"
-                    at = samples[image]
-                    size = [int(columns.height[at]), int(columns.width[at])]
-                    mask = _masks.checked(entry[key], *size)
-                if points:
-                    key = "keypoints"
-                    keypoints = _numbers(entry[key], 3 * points)
+                image, category = (
+                    number_of(entry, f"{name}_id")
+                    if texts.get(plural) and isinstance(entry[f"{name}_id"], str)
+                    else entry[f"{name}_id"]
+                    for name, plural in (
+                        ("image", "images"),
+                        ("category", "categories"),
+                    )
+                )
+                if type(image) is not int or image not in samples:
+                    raise ValueError("image_id is none of the scanned annotations")
+                if type(category) is not int or category not in categories:
+                    raise ValueError("category_id is none of the annotations")
+                ids.append((image, category))
+                scores += _numbers([entry["score"]], 1)
+                for kind in self.kinds:
+                    value = entry[KEYS[kind]]
+                    if kind == "masks":
+                        at = samples[image]
+                        size = int(columns.height[at]), int(columns.width[at])
+                        found[kind].append(_masks.checked(value, *size))
+                    else:
+                        found[kind].append(_numbers(value, lengths[kind]))
+                        if kind == "boxes" and min(value[2:]) < 0:
+                            raise ValueError("width and height must not be negative")
             except (KeyError, TypeError, ValueError) as error:
-                got = entry.get(key, "nothing") if isinstance(entry, dict) else entry
-                why = error if type(error) is ValueError else f"it needs {key}"
+                why = f"{error}" if type(error) is ValueError else "it lacks a key"
                 raise UserError(
-                    f"--score {self.path}: entry {place}, {key} got {SHORT.repr(got)}: {why}"
+                    f"--score {self.path}: entry {place} {SHORT.repr(entry)}: {why}"
                 ) from None
-            rows.append((image, category, score, box, mask, keypoints))
-        images, of, scores, boxes, masks, found = (
-            zip(*rows, strict=True) if rows else [()] * 6
-        )
+        count = len(scores)
+        numbers = np.array(ids, np.int64).reshape(count, 2)
+        boxes = found.get("boxes") or [[0.0] * 4] * count
+        points = np.array(found.get("keypoints", []), np.float64)
         detections = Detections(
-            image_ids=np.array(images, np.int64),
-            category_ids=np.array(of, np.int64),
-            boxes=np.array(boxes, np.float64).reshape(len(rows), 4),
+            image_ids=numbers[:, 0],
+            category_ids=numbers[:, 1],
+            boxes=np.array(boxes, np.float64).reshape(count, 4),
             scores=np.array(scores, np.float64),
-            masks=[*masks] if "masks" in self.kinds else None,
-            keypoints=np.array(found, np.float64).reshape(len(rows), points, 3)
-            if "keypoints" in self.kinds
+            masks=found.get("masks"),
+            keypoints=points.reshape(-1, keypoints, 3)
+            if "keypoints" in found
             else None,
         )
         return Detections.joined([detections])
 
 
-def _id(entry: Any, key: str, text: bool, known: Any) -> int:
-    """Return a known whole number; of `text` where the annotations have such ids. Raises ValueError."""
-    value = entry[key]
-    if text and isinstance(value, str):
-        value = number_of(entry, key)
-    if type(value) is not int or value not in known:
-        raise ValueError(
-            f"the scanned annotations of validation have no such {key.removesuffix('_id')}"
-        )
-    return value
-
-
 def _numbers(values: Any, length: int) -> list[float]:
     """Return `length` finite numbers. Raises ValueError."""
-    good = isinstance(values, list) and len(values) == length
     # true is no number; a whole number may be larger than any float64
-    if not good or not all(
-        type(value) in (int, float) and abs(value) < 1e300 for value in values
+    if (
+        not isinstance(values, list)
+        or len(values) != length
+        or any(type(one) not in (int, float) or not abs(one) < 1e300 for one in values)
     ):
-        raise ValueError(f"it must be {length} numbers, none of them NaN or infinite")
+        raise ValueError(f"{length} finite numbers are due")
     return [float(value) for value in values]

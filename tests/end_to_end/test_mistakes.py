@@ -41,7 +41,7 @@ VALUES = (
         ("--batch-size", 50, "--accumulate", 97),
         ("4850 samples a step", "there are 96 training samples; too few"),
     ),
-    (("--loader", "pyav"), ("'pyav'", "which is for --task video")),
+    (("--loader", "pyav"), ("--loader got 'pyav'", "which is unknown")),
     (("--evaluate", "true"), ("--evaluate", "--resume", "--weights")),
     (
         ("--evaluate", "true", "--resume", "auto", "--output", "new"),

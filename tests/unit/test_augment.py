@@ -47,7 +47,7 @@ from plan.images import ImagePlan
 from plan.ops import KEY_BITS, WIDTH, Op
 from settings.config import build, parse
 from tasks import kind_named, kind_of
-from tasks._plans import clip_policy, idle, image_policies, opened
+from tasks._plans import clip_policy, image_policies, opened
 from tests.conformance.plans import Videos
 
 SIDE = 224
@@ -506,21 +506,3 @@ def test_growing_images_that_do_not_grow_are_a_mistake(
     settings = build({"image_size_start": start, "image_size_ramp": ramp}).augmentation
     with pytest.raises(UserError, match=said):
         image_policies(settings, Native(size=SIDE, mean=MEAN, std=STD))
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"mixup": 0.2, "batch_size": 1}, "--batch-size 1 has no other"),
-        ({"cutmix": 1.0, "batch_size": 2}, ""),
-        ({"mix_prob": 0.0, "mixup": 0.2, "batch_size": 1}, ""),
-        (
-            {"image_size_ramp": [1, 5], "epochs": 5},
-            "in epoch 5, counted from 0, and --epochs 5 ends before",
-        ),
-        ({"image_size_ramp": [1, 5], "epochs": 6}, ""),
-    ],
-)
-def test_what_changes_nothing_is_told(given: dict[str, Any], said: str) -> None:
-    lines = idle(build(given))
-    assert len(lines) == bool(said) and said in "".join(lines)

@@ -14,7 +14,7 @@ from contracts import UserError
 from settings import config
 from settings.cli import one_of
 from settings.config import FACTS, GROUP_OF, GROUPS, Config, as_yaml, build, parse
-from tasks import TASKS, kind_of, task_with_arch
+from tasks import TASKS, kind_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -399,13 +399,6 @@ def test_nearest_names() -> None:
     with pytest.raises(UserError) as caught:
         one_of("--arch", "zzz", [f"net{i}" for i in range(80)])
     assert len(str(caught.value)) < 80, "a list of 80 names is no help"
-    with pytest.raises(
-        UserError,
-        match=r"^--arch got 'fcos_tiny', which is for --task detection; known: resnet18,",
-    ):
-        one_of("--arch", "fcos_tiny", known, elsewhere=task_with_arch)
-    with pytest.raises(UserError, match=r"^--arch got 'zzz', which is unknown"):
-        one_of("--arch", "zzz", known, elsewhere=task_with_arch)
 
 
 def test_names_of_settings_are_unique_over_groups() -> None:

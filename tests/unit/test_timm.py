@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import timm
@@ -15,7 +16,7 @@ from contracts import UserError
 from models import Native, Unusable
 from models import timm as registry
 from settings.config import build
-from tasks import architecture, initial_state, kind_named
+from tasks import architecture, kind_named
 from tasks._plans import image_policies
 from tasks.initial_state import Start
 
@@ -186,16 +187,15 @@ def test_published_weights_by_name(
 
 
 def test_a_network_of_one_size_is_told_before_it_trains() -> None:
-    shape = (2, 3, 32, 32)
     arch = "timm/vit_tiny_patch16_224"
-    with torch.device("meta"):
-        fixed, _ = registry.build(arch, classes=5, shape=(2, 3, 64, 64))
-        free, _ = registry.build("timm/test_resnet", classes=5, shape=(2, 3, 64, 64))
-    for name in initial_state.OTHER_SIZES:
-        said = f"--{name.replace('_', '-')} 32: --arch {arch} takes the size of --image-size alone"
-        with pytest.raises(UserError, match=said):
-            initial_state._require_size(fixed, arch, shape, name)
-        initial_state._require_size(free, "timm/test_resnet", shape, name)
+    config = build({"arch": arch, "image_size": 64, "val_image_size": 32})
+    start = Start.of(config, (), {}, path=None, origin="")
+    given: Any = ((2, 3, 64, 64), {"classes": 5}, MagicMock())
+    with pytest.raises(
+        Unusable, match=f"^--val-image-size 32 does not suit --arch {arch}"
+    ):
+        start.network(registry, arch, *given)
+    start.network(registry, "timm/test_resnet", *given)
 
 
 def test_published_weights_name_their_classes() -> None:
@@ -257,8 +257,6 @@ def _offline(create: object) -> object:
 def test_names() -> None:
     with pytest.raises(UserError, match=r"--arch got 'timm/resnet5O'.*timm/resnet50"):
         architecture(IMAGES, "timm/resnet5O")
-    with pytest.raises(UserError, match="which is for --task classification"):
-        architecture(kind_named("video"), "timm/resnet50")
 
 
 def test_timm_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
