@@ -188,10 +188,7 @@ def expanded(
         if "nvdec+" not in name and usable(name, gpu=devices > 0)
     ]
     known = (*loops, *peers_, *kind.loaders)
-    chosen = [
-        one_of(flag, name, (*known, "auto"))
-        for name in names
-    ]
+    chosen = [one_of(flag, name, (*known, "auto")) for name in names]
     return list(
         dict.fromkeys(
             each for name in chosen for each in (auto if name == "auto" else [name])

@@ -292,9 +292,7 @@ def test_points_of_videos(videos: Path, monkeypatch: pytest.MonkeyPatch) -> None
     }
     (image,) = soak.points(Soak(data=videos, loaders=("synthetic",)))
     assert image == {"loader": "synthetic", "batch_size": 64, "image_size": 224}
-    with pytest.raises(
-        UserError, match="got 'torchvision', which is unknown"
-    ):
+    with pytest.raises(UserError, match="got 'torchvision', which is unknown"):
         soak.points(Soak(task="video", data=videos, loaders=("torchvision",)))
 
 
