@@ -347,15 +347,3 @@ def test_a_file_without_detections_is_0(drawn: Set, tmp_path: Path, kind: str) -
             drawn.columns(kind), results.checked(drawn.columns(kind)), kind, evaluator
         ).figures()
         assert figures[f"{_coco.PREFIXES[kind]}ap"] == 0
-
-
-def test_uncompressed_run_lengths_are_read(drawn: Set, tmp_path: Path) -> None:
-    """The annotations have such run lengths; COCO's results have compressed ones."""
-    columns = drawn.columns("masks")
-    code = {"size": [64, 80], "counts": [64 * 40, 64 * 40]}
-    path = tmp_path / "results.json"
-    path.write_text(json.dumps([entry(segmentation=code)]))
-    results = Results.read(path)
-    assert results.kinds == ("boxes", "masks")
-    (mask,) = results.checked(columns).masks or []
-    assert coder.area(mask) == 64 * 40

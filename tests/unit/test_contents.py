@@ -117,19 +117,6 @@ def test_another_format(number: Any, tmp_path: Path) -> None:
     assert f"of format {number!r}; this version reads 1 and 2" in said
 
 
-def test_an_optimizer_of_other_tensors_is_one_line() -> None:
-    from engine.checkpoint import load_optimizer
-
-    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))])
-    broken = optimizer.state_dict() | {"param_groups": [{"params": [0]}]}
-    broken["state"] = {0: 3}
-    content = {"config": {}, "optimizer": broken, "scaler": {"scale": "x"}}
-    with pytest.raises(
-        UserError, match="a damaged checkpoint: its optimiser's state is not one"
-    ):
-        load_optimizer(optimizer, torch.amp.GradScaler("cpu"), content, "adamw")
-
-
 @pytest.mark.parametrize(
     ("path", "is_a"),
     [

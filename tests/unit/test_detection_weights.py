@@ -12,20 +12,11 @@ import torch
 import torchvision
 from torch import nn
 from torchvision.models._api import WeightsEnum
-from torchvision.models.detection import (
-    faster_rcnn,
-    fcos,
-    keypoint_rcnn,
-    mask_rcnn,
-    retinanet,
-    ssd,
-    ssdlite,
-)
 from torchvision.ops.misc import FrozenBatchNorm2d
 
 from models import Unusable
 from models._weights import Weights
-from models.detection import EPS_FREE, STAGES, _backbone, _FrozenNorm, _trunk, build
+from models.detection import EPS_FREE, STAGES, _backbone, _FrozenNorm, build
 from tests.unit.test_detection_models import (
     CLASSES,
     KEYPOINTS,
@@ -123,35 +114,6 @@ def test_the_same_layers_are_frozen_as_in_torchvision(
     assert any(eps == 0 for _, eps in frozen(wanted)[1].values()) == (arch in EPS_FREE)
 
 
-@pytest.mark.parametrize("arch", TORCHVISION)
-def test_each_tensor_of_the_trunk_has_its_place(
-    arch: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with torch.device("meta"):
-        classifier = torchvision.models.get_model(_backbone(arch))
-        for module in (
-            faster_rcnn,
-            fcos,
-            keypoint_rcnn,
-            mask_rcnn,
-            retinanet,
-            ssd,
-            ssdlite,
-        ):
-            if hasattr(module, _backbone(arch)):
-                monkeypatch.setattr(module, _backbone(arch), lambda **_: classifier)
-        theirs = {
-            id(one): name for name, one in classifier.state_dict(keep_vars=True).items()
-        }
-        kept = {
-            theirs[id(one)]: name
-            for name, one in stock_of(arch).state_dict(keep_vars=True).items()
-            if id(one) in theirs
-        }
-    wanted = {name: ours for name, ours in kept.items() if "num_batches" not in name}
-    assert len(wanted) > 20 and _trunk(outline(arch), arch) == wanted
-
-
 def test_backbone_from_a_file(tmp_path: Path) -> None:
     torch.manual_seed(6)
     state = torchvision.models.mobilenet_v3_large().state_dict()
@@ -214,16 +176,6 @@ def test_which_heads_depend_on_the_classes(
     with torch.device("meta"):
         _, new = made(arch, weights="some.pt")
     assert {name.rpartition(".")[0] for name in new.anew} == heads
-
-
-def test_other_keypoints_start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    with torch.device("meta"):
-        state = stock_of("keypointrcnn_resnet50_fpn", num_keypoints=9).state_dict()
-        monkeypatch.setattr("models.detection.read", lambda *_: Weights(tensors=state))
-        _, new = made("keypointrcnn_resnet50_fpn", weights="some.pt")
-    assert new.anew and all(
-        name.startswith("roi_heads.keypoint_predictor.") for name in new.anew
-    )
 
 
 def test_names_of_the_time_of_publication_load(tmp_path: Path) -> None:

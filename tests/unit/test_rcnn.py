@@ -199,20 +199,6 @@ def test_anchors_find_what_they_find_in_torchvision(
         assert torch.equal(own[label > 0], wanted[label > 0])
 
 
-def test_a_box_that_no_anchor_overlaps_is_everyones_best() -> None:
-    targets: Targets = [
-        {
-            "boxes": torch.tensor([[900.0, 900.0, 910.0, 910.0]]),
-            "labels": torch.ones(1, dtype=torch.int64),
-        }
-    ]
-    labels, _ = SMALL.rpn.assign_targets_to_anchors([anchors_of()], targets)
-    _, got = _rcnn.match_anchors(
-        anchors_of(), truth_of(targets), SMALL.rpn.proposal_matcher
-    )
-    assert (labels[0] == 1).all() and (got == 1).all()
-
-
 @settings(max_examples=100)
 @given(
     labels=st.lists(

@@ -111,17 +111,6 @@ def test_the_validations_crop_is_timms(arch: str, evaluated: bool) -> None:
         assert found == (*theirs["mean"], *theirs["std"], theirs["interpolation"])
 
 
-def test_a_file_of_weights_is_evaluated_at_the_size_of_training(tmp_path: Path) -> None:
-    (tmp_path / "best.pt").touch()
-    flags = {
-        "arch": "timm/resnet50",
-        "weights": str(tmp_path / "best.pt"),
-        "evaluate": True,
-    }
-    start = Start.of(build(flags), flags, {}, path=None, origin="flags")
-    assert start.native(registry, "timm/resnet50").size == 224
-
-
 @pytest.mark.parametrize("window", ["dm_nfnet_f0", "deepseek_vit_412m"])
 def test_a_window_that_is_not_here_is_refused(window: str) -> None:
     arch = f"timm/{window}"
@@ -252,11 +241,6 @@ def _offline(create: object) -> object:
         return create(name, pretrained=False, **options)  # type: ignore[operator]
 
     return create_model
-
-
-def test_names() -> None:
-    with pytest.raises(UserError, match=r"--arch got 'timm/resnet5O'.*timm/resnet50"):
-        architecture(IMAGES, "timm/resnet5O")
 
 
 def test_timm_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
