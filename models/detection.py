@@ -252,7 +252,8 @@ def build(
     loaded = _load(stock, arch, weights, read(arch, weights)) if weights else Loaded()
     if weights_backbone:
         loaded = _load_backbone(stock, arch, weights_backbone)
-    _freeze_stages(stock, arch, frozen)
+    if frozen:
+        _freeze_stages(stock, arch, frozen)
     return adopted(stock, arch, shape), loaded
 
 

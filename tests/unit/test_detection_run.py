@@ -13,13 +13,11 @@ import pytest
 
 from contracts import UserError
 from dataset.stores.folder import Folder
-from plan.boxes import padding
 from report.console import Console
 from settings.config import Config, build
 from tasks.detection import KIND as kind
 from tasks.detection import Detection
 from tests.unit.coco_files import CATEGORIES, document, write, write_coco
-from tests.unit.conftest import COCO_IMAGES
 from tests.unit.test_detection_task import (
     NATIVE,
     batch_of,
@@ -69,54 +67,6 @@ def config_of(root: Path | None, **flat: Any) -> Config:
         else {"data": str(root), "manifest_dir": str(root.parent / "cache")}
     )
     return build({"task": "detection", "batch_size": 2, **where, **flat})
-
-
-@pytest.mark.parametrize(
-    ("arch", "parts"),
-    [
-        (None, {"boxes"}),
-        ("maskrcnn_resnet50_fpn_v2", {"boxes", "masks"}),
-        ("keypointrcnn_resnet50_fpn", {"boxes", "keypoints"}),
-    ],
-)
-def test_what_a_run_is_made_of(
-    coco_root: Path, console: Any, arch: str | None, parts: set[str]
-) -> None:
-    config = config_of(coco_root, arch=arch, trainable_layers=2, val_batch_size=3)
-    splits = kind.splits(config, "torchvision", console[0])
-    plan, val_plan = kind.plans(config, splits, NATIVE, seed=3, world_size=1, rank=0)
-    assert (plan.batch_size, val_plan.batch_size, plan.training, val_plan.training) == (
-        2,
-        3,
-        True,
-        False,
-    )
-    assert val_plan.samples == COCO_IMAGES and plan.samples == len(
-        splits["train"].columns.with_boxes
-    )
-    train, val = kind.tasks(config, splits, 0.0)
-    rows = plan.rows(0, 0)[0]
-    assert train.targets(rows).keys() == {"offsets", "labels", *parts}
-    assert val.inputs(batch_of(val, val_plan.rows(0, 0)[0]))[2] is None  # type: ignore[arg-type]
-    person = arch is not None and "keypoint" in arch
-    built: dict[str, Any] = (
-        {"classes": 2, "keypoints": 5} if person else {"classes": 4, "keypoints": 0}
-    )
-    built |= {"weights_backbone": None, "trainable_layers": 2}
-    assert kind.building(config, splits["train"].columns) == built
-    told = kind.facts(plan)
-    assert (
-        told["instances_per_image"]
-        == splits["train"].columns.usable.sum() / plan.samples
-    )
-    assert (
-        told["padding"] == pytest.approx(padding(plan.rows(0, 0)))
-        and 0 < told["padding"] < 0.5
-    )
-    assert (
-        kind.bytes_read(splits["train"].columns, np.array([0, 1]))
-        == splits["train"].columns.size[:2].sum()
-    )
 
 
 def without_segmentation(folder: Path, keep: Callable[[dict[str, Any]], bool]) -> Path:

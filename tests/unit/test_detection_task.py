@@ -161,19 +161,6 @@ def test_a_batch_of_which_nothing_was_decoded_is_one_image_without_a_box(
     assert shapes == {"boxes": (0, 4), "labels": (0,), "masks": (0, *rows.padded)}
 
 
-def test_losses_are_the_sum_where_valid(columns: Columns) -> None:
-    task, rows = Detection(columns), plan_of(columns, training=True).rows(0, 0)[0]
-    outputs = {
-        "a": torch.tensor(1.5, dtype=torch.float16, requires_grad=True),
-        "b": torch.tensor(0.25),
-    }
-    losses = task.losses(outputs, batch_of(task, rows, lost=[2]))
-    assert losses.dtype == torch.float32 and losses.tolist() == [1.75, 1.75, 0.0, 1.75]
-    losses.sum().backward()
-    assert outputs["a"].grad == 3
-    assert task.losses(outputs, batch_of(task, rows, lost=range(4))).sum() == 0
-
-
 def test_an_image_of_whose_output_a_part_is_no_number_has_found_nothing(
     columns: Columns,
 ) -> None:

@@ -15,7 +15,6 @@ from torchvision.models._api import WeightsEnum
 from torchvision.ops.misc import FrozenBatchNorm2d
 
 from models import Unusable
-from models._weights import Weights
 from models.detection import EPS_FREE, STAGES, _backbone, _FrozenNorm, build
 from tests.unit.test_detection_models import (
     CLASSES,
@@ -142,40 +141,6 @@ def test_heads_of_other_classes_start_anew(tmp_path: Path) -> None:
         if name not in new.anew
     }
     assert alike(kept, state_of(SMALL))
-
-
-@pytest.mark.parametrize(
-    ("arch", "heads"),
-    [
-        (
-            "maskrcnn_resnet50_fpn",
-            {
-                "roi_heads.box_predictor.cls_score",
-                "roi_heads.box_predictor.bbox_pred",
-                "roi_heads.mask_predictor.mask_fcn_logits",
-            },
-        ),
-        ("retinanet_resnet50_fpn_v2", {"head.classification_head.cls_logits"}),
-        ("fcos_resnet50_fpn", {"head.classification_head.cls_logits"}),
-        (
-            "ssd300_vgg16",
-            {f"head.classification_head.module_list.{level}" for level in range(6)},
-        ),
-        (
-            "ssdlite320_mobilenet_v3_large",
-            {f"head.classification_head.module_list.{level}.1" for level in range(6)},
-        ),
-    ],
-)
-def test_which_heads_depend_on_the_classes(
-    arch: str, heads: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with torch.device("meta"):
-        state = stock_of(arch, num_classes=9).state_dict()
-    monkeypatch.setattr("models.detection.read", lambda *_: Weights(tensors=state))
-    with torch.device("meta"):
-        _, new = made(arch, weights="some.pt")
-    assert {name.rpartition(".")[0] for name in new.anew} == heads
 
 
 def test_names_of_the_time_of_publication_load(tmp_path: Path) -> None:

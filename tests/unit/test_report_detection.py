@@ -136,32 +136,3 @@ def test_boxes_are_outlined_where_they_are() -> None:
     np.testing.assert_array_equal(first, inner | border)
     assert not second.any()
     np.testing.assert_array_equal(third, border)
-
-
-def test_large_images_are_shrunk_with_their_boxes() -> None:
-    images = torch.zeros(1, 3, 800, 1344)
-    batch = batch_of(
-        images,
-        boxes=np.array([[0, 0, 672, 400]], np.float32),
-        labels=np.array([1]),
-        offsets=np.array([0, 1]),
-    )
-    (picture,) = shown(batch)
-    assert max(picture.shape) == pictures.SIDE
-    where = np.argwhere((picture != 128).any(axis=2))
-    assert where.min() == 0 and abs(where[:, 1].max() - pictures.SIDE // 2) <= 1
-
-
-def test_images_without_boxes_and_clips_are_as_they_were() -> None:
-    images = torch.randn(20, 3, 8, 9)
-    still = shown(batch_of(images))
-    expected = (
-        ((images[:16] * 0.25 + 0.5).clamp(0, 1) * 255)
-        .round()
-        .to(torch.uint8)
-        .permute(0, 2, 3, 1)
-        .numpy()
-    )
-    np.testing.assert_array_equal(still, expected)
-    clips = torch.stack([images - 9, images, images + 9], dim=2)
-    np.testing.assert_array_equal(shown(batch_of(clips)), expected)
