@@ -219,7 +219,7 @@ def test_losses_and_detections_are_the_stock_models(
 def test_anchors_and_what_heads_say_of_boxes_are_fp32_and_exact() -> None:
     stock = whole(made(SMALL)[0])
     images = ImageList(torch.zeros(1, 3, 64, 96), [(64, 96)])
-    features = [torch.randn(1, 256, 4, 6, dtype=torch.bfloat16)]
+    features = [torch.randn(1, 256, 4, 6, dtype=torch.bfloat16)] * 3
     with torch.autocast("cpu", torch.bfloat16):
         objectness, deltas = stock.rpn.head(features)
         scores, boxes = stock.roi_heads.box_predictor(torch.randn(2, 1024))
@@ -228,7 +228,7 @@ def test_anchors_and_what_heads_say_of_boxes_are_fp32_and_exact() -> None:
     assert raw.dtype == torch.bfloat16
     outputs = (*objectness, *deltas, scores, boxes, anchors)
     assert {one.dtype for one in outputs} == {torch.float32}
-    exact = stock.rpn.anchor_generator.generator(images, [features[0].float()])
+    exact = stock.rpn.anchor_generator.generator(images, [features[0].float()] * 3)
     assert torch.equal(anchors, exact[0])
 
 
