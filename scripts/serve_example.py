@@ -25,14 +25,15 @@ def main(model: str, *images: str) -> None:
         session = onnxruntime.InferenceSession(
             model, providers=onnxruntime.get_available_providers()
         )
+        about = session.get_modelmeta().custom_metadata_map
+        classes = json.loads(about["classes"])
     except (
         Exception
     ) as error:  # a missing file and a damaged one have classes of their own
         first = str(error).partition("\n")[0]
-        print(f"serve_example: {model} is no ONNX file: {first}", file=sys.stderr)
+        said = f"{model} is no ONNX file of scripts.export ({first})"
+        print(f"serve_example: {said}", file=sys.stderr)
         sys.exit(2)
-    about = session.get_modelmeta().custom_metadata_map
-    classes = json.loads(about["classes"])
     table = csv.writer(sys.stdout)
     table.writerow(["path", "class", "probability", "error"])
     for path in images:

@@ -12,7 +12,7 @@ import torch
 import torchvision
 from torch import nn
 
-from models import AUXILIARY_WEIGHTS, Loaded, Unusable
+from models import AUXILIARY_WEIGHTS, Loaded
 from models.classification import build, native
 from settings.augmentation import Augmentation
 from tasks._plans import image_policies
@@ -181,34 +181,3 @@ def test_for_other_classes_the_head_alone_starts_anew_and_is_named(
     assert fresh.anew == HEADS[arch]
     assert_equal(loaded, module, but=fresh.anew)
     assert loaded.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 7)
-
-
-def refusal(path: Path, **how: Any) -> str:
-    with pytest.raises(Unusable) as caught:
-        small(weights=path, **how)
-    said = str(caught.value)
-    assert "\n" not in said and str(path) in said and said.startswith("--weights ")
-    return said
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"garbage",
-        b"PK\x03\x04 cut",
-        b"\x80\x02",
-        bytes(1000),
-        [1, 2],
-        {"model": 3},
-        {"lr": 0.1},
-    ],
-)
-def test_a_file_that_holds_no_weights(content: Any, tmp_path: Path) -> None:
-    path = tmp_path / "a.pt"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        save(path, content)
-    said = refusal(path)
-    assert "no checkpoint" in said or "holds no tensors" in said

@@ -161,13 +161,6 @@ def test_matches_are_torchvisions(
         assert torch.equal(one, other)
 
 
-def test_an_overlap_of_the_threshold_is_enough() -> None:
-    among = torch.tensor(
-        [[0.0, 0.0, 8.0, 8.0], [0.0, 0.0, 4.0, 8.0], [0.0, 0.0, 8.0, 9.0]]
-    )
-    assert _ssd.match(among, among[1:2], [1], 0.5).tolist() == [[0, 0, 1]]
-
-
 @settings(max_examples=60)
 @given(seed=st.integers(0, 999), images=IMAGES)
 def test_losses_and_gradients_are_torchvisions(

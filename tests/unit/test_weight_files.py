@@ -302,7 +302,11 @@ def test_objects_in_a_file_are_never_made(tmp_path: Path) -> None:
     )
     module, _ = network(weights=tmp_path / "a.pth")
     assert_equal(module.state_dict(), trained().state_dict())
-    for content in ({"model": Touch(mark)}, trained(), {"epoch": 3}):
+    for content in ({"model": Touch(mark)}, trained(), {"epoch": 3}, [1, 2], b"PK cut"):
+        if isinstance(content, bytes):
+            (tmp_path / "c.pth").write_bytes(content)
+            assert "is no checkpoint that can be read" in refusal(tmp_path / "c.pth")
+            continue
         torch.save(content, tmp_path / "b.pth")
         assert "holds no tensors by name; save the state" in refusal(tmp_path / "b.pth")
     assert not mark.exists()
