@@ -461,9 +461,10 @@ class SetsKind(ClassificationKind):
     figures = FIGURES_OF_SETS
 
     def task_of(self, columns: Any) -> Callable[..., Classification]:
-        # of files without labels there is no `several`
-        none = np.zeros((len(columns.classes),) * 2, bool)
-        return partial(Tags, columns.label, several=getattr(columns, "several", none))
+        several = getattr(columns, "several", None)
+        if several is None:  # of files without labels
+            several = np.zeros((len(columns.classes),) * 2, bool)
+        return partial(Tags, columns.label, several=several)
 
     def tasks(
         self, config: Config, splits: Splits, auxiliary_weight: float
