@@ -36,7 +36,7 @@ from report.profile import profiler  # noqa: E402
 from report.reporter import Reporter  # noqa: E402
 from report.summary import describe, rejected  # noqa: E402
 from settings.config import Config, given, parse, recipe  # noqa: E402
-from tasks import architecture, compared, kind_of, tables, task_with_loader  # noqa: E402
+from tasks import architecture, compared, kind_of, tables  # noqa: E402
 from tasks.initial_state import Start  # noqa: E402
 
 
@@ -50,7 +50,7 @@ def train(
     kind = kind_of(config)
     if (scored := kind.score(config, console)) is not None:
         return scored
-    names = kind.may_open(config, gpu=DEVICE.type == "cuda", elsewhere=task_with_loader)
+    names = kind.may_open(config, gpu=DEVICE.type == "cuda")
     registry, arch = architecture(kind, model.arch)
     precise = precision.choose(model.precision, DEVICE, on_cpu=kind.cpu_precision)
     native = start.native(registry, arch)

@@ -34,7 +34,7 @@ from plan.clips import ClipPlan, ClipPolicy
 from plan.images import ImagePlan, ImagePolicy
 from settings.cli import one_of
 from settings.config import Config
-from tasks import TASKS, kind_named, task_with_loader
+from tasks import TASKS, kind_named
 from tasks.classification import Classification
 from tasks.video import KIND, Video
 
@@ -148,7 +148,7 @@ def expanded(
         known += BY_HAND[kind.medium]
         needs = {"images": "dali-cpu", "videos": "dali-video"}[kind.medium]
         auto = ["pytorch", *(["dali"] if needs in own else []), *auto]
-    chosen = [one_of(flag, name, known, elsewhere=task_with_loader) for name in names]
+    chosen = [one_of(flag, name, known) for name in names]
     found = (auto if name == "auto" else [name] for name in chosen)
     return list(dict.fromkeys(chain.from_iterable(found)))
 

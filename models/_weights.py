@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,67 @@ import torchvision
 from torch import nn
 
 from models import Loaded, Unusable
-from models._state_files import Weights, first_names, under_own_names
-from models._state_files import read as read_file
+from system import torch_files
+from system.user_files import open_bytes
 
+TRAINED = ("state_dict", "model", "model_state_dict", "net", "state", "params")
+"""Keys under which files have the weights that were trained; others are taken if there are none of these."""
+AVERAGE = re.compile(
+    r"(?:^|[._])(?:ema|swa|avg|averag\w*?|shadow\w*?|teacher)(?:[._]|$)"
+)
+"""The key, or the name, of a network that is the average of another one; averages are what was measured."""
+WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+"""Parts that torch.compile, FSDP and activation checkpointing put into the names of parameters."""
 OLD_DENSE = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12]\.)")
-"""Old names of DenseNet's parameters, as torchvision's densenet._load_state_dict finds them."""
-
+"""Names of an older torchvision, as densenet._load_state_dict finds them: 'norm.1' is 'norm1' today."""
 COUNTER = "num_batches_tracked"
 """Buffer of batch norms that older files do not have, and frozen norms do not take."""
+DEPTH = 3
+"""Mappings within each other in which tensors are looked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """The tensors of a file, by the keys that lead to each, joined by dots."""
+
+    tensors: Mapping[str, torch.Tensor]
+    arch: str = ""  # the architecture, where the file names it
+    flag: str = ""  # the flag with its value, to begin messages
+    meant: str = ""  # the key of the network that the file is of, where it says so
+
+    def of(self, own: Collection[str]) -> tuple[dict[str, torch.Tensor], list[str]]:
+        """Return the tensors of the network with these `own` names, and lines for the user.
+
+        Where several networks of the file have as many of the names, an average goes before the network
+        that was trained.
+        """
+        fitting: Counter[str] = (
+            Counter()
+        )  # prefix -> names of the network that follow it
+        for name in self.tensors:
+            for cut in (0, *(match.end() for match in re.finditer(r"\.", name))):
+                if name[cut:] in own:
+                    fitting[name[:cut]] += 1
+        most = max(fitting.values(), default=0)
+        alike = [prefix for prefix in fitting if fitting[prefix] == most]
+        alike.sort(
+            key=lambda prefix: (
+                not prefix.startswith(self.meant),
+                AVERAGE.search(prefix) is None,
+                prefix.partition(".")[0] not in TRAINED,
+            )
+        )
+        prefix, *others = alike or [""]
+        notes = []
+        if others or AVERAGE.search(prefix):
+            left = "".join(f", not '{other.rstrip('.')}'" for other in others)
+            notes.append(f"{self.flag}: took the weights '{prefix.rstrip('.')}'{left}")
+        state = {
+            name.removeprefix(prefix): value
+            for name, value in self.tensors.items()
+            if name.startswith(prefix)
+        }
+        return state, notes
 
 
 def dry_run(module: nn.Module, shape: tuple[int, ...]) -> None:
@@ -80,133 +134,62 @@ def set_depth(module: nn.Module, arch: str, largest: float) -> None:
         one.p *= largest / most
 
 
-def load(module: nn.Module, arch: str, name: str) -> Loaded:
-    """Load weights from a file, or torchvision's of that name. `name` is --weights. Raises Unusable."""
-    return fill(module, arch, name, read(arch, name), may_differ=may_differ(module))
+def read_file(path: Path, flag: str) -> Weights:
+    """Return the weights in a file. `flag` is the flag with its value. Raises Unusable."""
+    try:
+        content = _content(path, flag)
+    except torch_files.Unreadable as error:
+        raise Unusable(
+            f"{flag} is no checkpoint that can be read safely ({error})"
+        ) from None
+    except OSError as error:
+        raise Unusable(f"{flag} cannot be read: {error.strerror or error}") from None
+    arch = content.get("arch") if isinstance(content, Mapping) else None
+    meant = torch_files.meant(content) if torch_files.is_ours(content) else ""
+    tensors = dict(_tensors(content))
+    if not tensors:
+        raise Unusable(
+            f"{flag} holds no tensors by name; save the state_dict() of the network"
+        )
+    known = arch if isinstance(arch, str) else ""
+    return Weights(tensors=tensors, arch=known, flag=flag, meant=meant)
 
 
-def may_differ(module: nn.Module) -> Callable[[str], bool]:
-    """Return whether a parameter, by name, is of a classifier's heads, whose shapes follow the classes."""
-    heads = {name.rsplit(".", 1)[0] for name in _last_linear_names(module)}
-    return lambda name: name.rsplit(".", 1)[0] in heads
+def _content(path: Path, flag: str) -> Any:
+    """Return what a file holds: of a safetensors file its tensors."""
+    is_safetensors = False
+    if path.is_file():
+        with open_bytes(path) as file:
+            # a JSON header follows 8 bytes of its length; a name says less than the bytes do
+            is_safetensors = file.read(9)[8:] == b"{"
+    if not is_safetensors:
+        return torch_files.load(path, foreign=True)
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError:
+        raise Unusable(
+            f"{flag} is a safetensors file: pip install safetensors"
+        ) from None
+    try:
+        return load_file(path)
+    except (SafetensorError, KeyError) as error:  # KeyError: numbers of unknown types
+        raise Unusable(f"{flag} is no safetensors file ({error})") from None
 
 
-def renamed(state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """Give the published DenseNets' weights today's names: those of an older torchvision have 'norm.1'."""
-    if not any(OLD_DENSE.search(name) for name in state):
-        return state
-    return {OLD_DENSE.sub(r"\1\2", name): value for name, value in state.items()}
-
-
-def fill(
-    module: nn.Module,
-    arch: str,
-    name: str,
-    weights: Weights,
-    may_differ: Callable[[str], bool],
-) -> Loaded:
-    """Load all of the weights but what has another shape, which stays as it is.
-
-    As torch does it: it also takes what older modules have written. `name` is --weights. Raises Unusable when
-    something is missing, is too much, or has another shape and `may_differ(name)` is False.
-    """
-    own = module.state_dict()
-    weights = under_own_names(weights, own, f"--weights {name}")
-    state = renamed(weights.state)
-    other = [
-        one
-        for one, value in state.items()
-        if one in own and not _suits(value, own[one])
-    ]
-    wrong = [
-        one for one in other if not (may_differ(one) and state[one].is_floating_point())
-    ]
-    fitting = OrderedDict(
-        (one, value) for one, value in state.items() if one not in other
-    )
-    missing = sorted(one for one in set(own) - set(state) if not one.endswith(COUNTER))
-    extra = sorted(one for one in set(state) - set(own) if not one.endswith(COUNTER))
-    written_by = getattr(state, "_metadata", None)
-    ours = own._metadata  # type: ignore[attr-defined]
-    said = ""
-    for versions in (
-        written_by,
-        ours,
-    ):  # of the modules; a plain dict has none, which MNASNet does not take
-        if wrong:
-            break
-        if versions is not None:
-            fitting._metadata = versions  # type: ignore[attr-defined]
-        try:
-            result = module.load_state_dict(fitting, strict=False)
-        except (RuntimeError, ValueError) as error:
-            said = str(error).splitlines()[-1].strip()
+def _tensors(
+    content: Any, prefix: str = "", depth: int = DEPTH
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of nested mappings, by their names of today and without parts of wrappers."""
+    for key, value in content.items() if isinstance(content, Mapping) else ():
+        if not isinstance(key, str):
             continue
-        missing = sorted(set(result.missing_keys) - set(other))
-        extra = sorted(result.unexpected_keys)
-        if not missing and not extra:
-            anew = (
-                [f"--weights are for other classes: {', '.join(other)} start anew"]
-                if other
-                else []
-            )
-            return Loaded(anew=other, notes=[*weights.notes, *anew])
-    reasons = [said] if said else []
-    if wrong:
-        reasons.append(_both(wrong[0], state, own) + _and_more(wrong))
-    if missing:
-        reasons.append(f"it has no '{missing[0]}'{_and_more(missing)}")
-    if extra:
-        reasons.append(f"it has an extra '{extra[0]}'{_and_more(extra)}")
-    sides = f"{len(state)} tensors there begin with {first_names(state)}; {len(own)} here with {first_names(own)}"
-    of = (
-        f", and is of '{weights.arch}'" if weights.arch and weights.arch != arch else ""
-    )
-    raise Unusable(
-        f"--weights {name} does not fit --arch {arch}{of}: {'; '.join(reasons)}. {sides}"
-    )
-
-
-def _suits(value: torch.Tensor, own: torch.Tensor) -> bool:
-    """Whether numbers can be copied as they are; what is whole or sparse is a code for something else."""
-    whole = own.is_floating_point() and not value.is_floating_point()
-    return value.shape == own.shape and value.layout == torch.strided and not whole
-
-
-def _both(
-    name: str, state: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]
-) -> str:
-    there = state[name]
-    here = own[name]
-    if there.shape != here.shape:
-        return f"'{name}' is {tuple(there.shape)} there, {tuple(here.shape)} here"
-    kinds = [
-        str(one.dtype if one.layout == torch.strided else one.layout)
-        for one in (there, here)
-    ]
-    return f"'{name}' is {kinds[0]} there, {kinds[1]} here".replace("torch.", "")
-
-
-def _and_more(names: list[str]) -> str:
-    return f" and {len(names) - 1} more" if len(names) > 1 else ""
-
-
-def _last_linear_names(module: nn.Module) -> list[str]:
-    """Name the parameters of layers whose output is the classes: the last linear layer or convolution of the
-    trunk and of each auxiliary head."""
-    layers = [
-        (name, layer)
-        for name, layer in module.named_modules()
-        if isinstance(layer, nn.Linear | nn.Conv2d | nn.Conv3d)
-    ]
-    last = {name for name, _ in layers[-1:]} | {
-        name
-        for name, _ in layers
-        if "aux" in name.lower() and name.rsplit(".", 1)[-1] in ("fc", "fc2")
-    }
-    if hasattr(module, "fc"):
-        last.add("fc")
-    return [f"{name}.weight" for name in last]
+        parts = [part for part in key.split(".") if part not in WRAPPERS]
+        name = prefix + OLD_DENSE.sub(r"\1\2", ".".join(parts))
+        if isinstance(value, torch.Tensor):
+            yield name, value
+        elif depth > 1:
+            yield from _tensors(value, f"{name}.", depth - 1)
 
 
 def read(arch: str, name: str, *, flag: str = "--weights") -> Weights:
@@ -221,14 +204,107 @@ def read(arch: str, name: str, *, flag: str = "--weights") -> Weights:
             f"{said}: no such file, and torchvision's weights of {arch} are {known}"
         )
     try:
-        return Weights(
-            state=published[name].get_state_dict(progress=False, check_hash=True)
-        )
+        state = published[name].get_state_dict(progress=False, check_hash=True)
     except (OSError, RuntimeError) as error:  # no network, full disk; another digest
         url = published[name].url
         raise Unusable(
             f"{said} cannot be downloaded from {url} ({error}); or name a file"
         ) from None
+    return Weights(tensors=dict(_tensors(state)), flag=said)
+
+
+def load(module: nn.Module, arch: str, name: str) -> Loaded:
+    """Load weights from a file, or torchvision's of that name. `name` is --weights. Raises Unusable."""
+    return fill(module, arch, read(arch, name), heads=heads_of(module))
+
+
+def heads_of(module: nn.Module) -> tuple[str, ...]:
+    """Return how names of a classifier's parameters begin whose shapes follow the classes.
+
+    They are of the last linear layer or convolution of the trunk, and of each auxiliary head.
+    """
+    layers = [
+        name
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.Linear | nn.Conv2d | nn.Conv3d)
+    ]
+    auxiliary = [name for name in layers if re.search(r"(?i)aux.*\.fc2?$", name)]
+    trunk = ["fc"] if hasattr(module, "fc") else []
+    return tuple(f"{name}." for name in (*layers[-1:], *auxiliary, *trunk))
+
+
+def fill(
+    module: nn.Module, arch: str, weights: Weights, heads: tuple[str, ...]
+) -> Loaded:
+    """Load all of the weights but those of `heads` with another shape, which stay as they are.
+
+    As torch does it: it also takes what older modules have written. Raises Unusable when something is
+    missing, is too much, or has another shape and its name does not begin as one of the heads'.
+    """
+    own = module.state_dict()
+    state, notes = weights.of(own)
+    other = [
+        name
+        for name, value in state.items()
+        if name in own and not _suits(value, own[name])
+    ]
+    wrong = [
+        name
+        for name in other
+        if not (name.startswith(heads) and state[name].is_floating_point())
+    ]
+    fitting = OrderedDict((name, state[name]) for name in state if name not in other)
+    reasons = [
+        f"'{name}' is {_kind(state[name])} there, {_kind(own[name])} here"
+        for name in wrong[:1]
+    ]
+    # as of the oldest version of each module, which renames what it finds; MNASNet takes today's alone
+    for versions in () if wrong else (None, own._metadata):  # type: ignore[attr-defined]
+        if versions is not None:
+            fitting._metadata = versions  # type: ignore[attr-defined]
+        try:
+            result = module.load_state_dict(fitting, strict=False)
+        except (RuntimeError, ValueError) as error:
+            reasons = [str(error).splitlines()[-1].strip()]
+            continue
+        missing = {*result.missing_keys} - {*other}
+        sides = {"no": missing, "an extra": {*result.unexpected_keys}}
+        reasons = [
+            f"it has {what} '{min(names)}'"
+            + f" and {len(names) - 1} more" * (len(names) > 1)
+            for what, all_names in sides.items()
+            if (names := {name for name in all_names if not name.endswith(COUNTER)})
+        ]
+        if not reasons:
+            if other:
+                anew = ", ".join(other)
+                notes.append(f"--weights are for other classes: {anew} start anew")
+            return Loaded(anew=other, notes=notes)
+    of = ""
+    if weights.arch and weights.arch != arch:
+        of = f", and is of '{weights.arch}'"
+    raise Unusable(
+        f"{weights.flag} does not fit --arch {arch}{of}: {'; '.join(reasons)}. "
+        f"{len(state)} tensors there begin with {_first(state)}; {len(own)} here with {_first(own)}"
+    )
+
+
+def _suits(value: torch.Tensor, own: torch.Tensor) -> bool:
+    """Whether numbers can be copied as they are; what is whole or sparse is a code for something else."""
+    whole = own.is_floating_point() and not value.is_floating_point()
+    stored = value.layout == torch.strided and (own.is_meta or not value.is_meta)
+    return value.shape == own.shape and stored and not whole
+
+
+def _kind(value: torch.Tensor) -> str:
+    layout = "" if value.layout == torch.strided else f" {value.layout}"
+    return f"{tuple(value.shape)} {value.dtype}{layout} on {value.device}".replace(
+        "torch.", ""
+    )
+
+
+def _first(state: Mapping[str, torch.Tensor]) -> str:
+    return ", ".join(f"'{name}' {tuple(state[name].shape)}" for name in [*state][:2])
 
 
 def published(arch: str, weights: str) -> Any:

@@ -5,18 +5,17 @@ The plan resizes and the loader normalises and pads; so a detector's own transfo
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 import torchvision
 from torch import nn
-from torchvision.models.detection import ssdlite
-from torchvision.models.detection._utils import retrieve_out_channels
 from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.ssd import SSD
@@ -25,9 +24,9 @@ from torchvision.ops.misc import FrozenBatchNorm2d
 from models import Loaded, Native, Unusable, _rcnn, _ssd
 from models._anchors import Anchors
 from models._finite import FiniteImages
-from models._state_files import Weights, under_own_names
 from models._tiny_detector import LONGER, SIZE, tiny
 from models._weights import (
+    Weights,
     batches,
     categories,
     dry_run,
@@ -50,8 +49,14 @@ NATIVE = {
     "ssdlite320_mobilenet_v3_large": Native(320, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
 }
 """The architectures whose input is not Native(800, MEAN, STD, 1333)."""
-STAGES = {"resnet50": 5, "mobilenet_v3_large": 6, "vgg16": 5}
-"""Backbone of torchvision's -> stages that can be frozen, the stem included."""
+STAGES = {
+    "resnet50": (),
+    "mobilenet_v3_large": (0, 2, 4, 7, 13, 16),
+    "vgg16": (0, 4, 9, 16, 23),
+}
+"""Backbone of torchvision's -> the first layers of its stages among the classifier's `features`.
+
+ResNet-50 has names in their place: the stem, layer1, ..., layer4."""
 TRAINED = {"ssd300_vgg16": 4, "ssdlite320_mobilenet_v3_large": 6}
 """Stages that torchvision trains when there are weights to start from; 3 for the others."""
 EPS_FREE = (
@@ -61,6 +66,7 @@ EPS_FREE = (
     "retinanet_resnet50_fpn",
 )
 """Their published weights were trained with frozen norms that added nothing to the variance."""
+VARIANCE = re.compile(r"backbone\.body\..*running_var")
 HEADS = (
     "roi_heads.box_predictor.",
     "roi_heads.mask_predictor.",
@@ -208,37 +214,46 @@ def build(
         raise Unusable(
             f"--weights {weights} has a backbone already; give either --weights or --weights-backbone"
         )
+    pretrained = bool(weights or weights_backbone)
     if arch in OWN:
-        _refuse_what_torchvision_has(arch, weights, weights_backbone, trainable_layers)
+        if weights_backbone or trainable_layers is not None:
+            raise Unusable(
+                f"--weights-backbone and --trainable-layers: the backbone of --arch {arch} is no classifier's "
+                "and is always trained; leave them out"
+            )
+        if weights and not Path(weights).is_file():
+            raise Unusable(
+                f"--weights {weights}: no such file, and {arch} has no published weights"
+            )
         stock = OWN[arch](classes)
         loaded = (
             _load(stock, arch, weights, read(arch, weights)) if weights else Loaded()
         )
-    else:
-        frozen = _frozen_stages(
-            arch, trainable_layers, pretrained=bool(weights or weights_backbone)
+        return adopted(stock, arch, shape), loaded
+    if weights_backbone and arch.startswith("ssdlite"):
+        raise Unusable(
+            f"--weights-backbone {weights_backbone}: --arch {arch} has half of a backbone's last channels, as its "
+            "paper; --weights COCO_V1, or leave it out"
         )
-        options = _keypoint_options(arch, keypoints)
-        found = read(arch, weights) if weights else Weights(state={})
-        stock = torchvision.models.get_model(
-            arch, weights=None, weights_backbone=None, num_classes=classes, **options
-        )
-        # before any weights: those of a whole trunk fit no halved one
-        if arch.startswith("ssdlite") and (
-            weights_backbone or _has_full_tail(found.state)
-        ):
-            _give_full_tail(stock, classes)
-        if (
-            (weights or weights_backbone)
-            and not arch.startswith("ssd")
-            and not arch.endswith("_v2")
-        ):
-            _freeze_norms(stock.backbone)
-        loaded = _load(stock, arch, weights, found) if weights else Loaded()
-        if weights_backbone:
-            loaded = _load_backbone(stock, arch, weights_backbone)
-        if frozen:
-            _freeze_stages(stock, arch, frozen)
+    frozen = _frozen_stages(arch, trainable_layers, pretrained=pretrained)
+    options = {}
+    if arch.startswith("keypointrcnn"):
+        if not keypoints:
+            raise Unusable(
+                f"--arch {arch} needs keypoints and the annotations have none; "
+                "--arch fasterrcnn_resnet50_fpn does without"
+            )
+        options["num_keypoints"] = keypoints
+    stock = torchvision.models.get_model(
+        arch, weights=None, weights_backbone=None, num_classes=classes, **options
+    )
+    if pretrained and not arch.startswith("ssd") and not arch.endswith("_v2"):
+        _freeze_norms(stock.backbone)
+    loaded = _load(stock, arch, weights, read(arch, weights)) if weights else Loaded()
+    if weights_backbone:
+        loaded = _load_backbone(stock, arch, weights_backbone)
+    if frozen:
+        _freeze_stages(stock, arch, frozen)
     return adopted(stock, arch, shape), loaded
 
 
@@ -256,26 +271,6 @@ def adopted(stock: nn.Module, arch: str, shape: tuple[int, ...]) -> Detector:
     return Detector(stock)
 
 
-def _refuse_what_torchvision_has(
-    arch: str,
-    weights: str | None,
-    weights_backbone: str | None,
-    trainable_layers: int | None,
-) -> None:
-    if weights and not Path(weights).is_file():
-        why = (
-            f"no such file, and {arch} has no published weights; name a checkpoint file"
-        )
-        raise Unusable(f"--weights {weights}: {why}")
-    if weights_backbone or trainable_layers is not None:
-        flag = f"--trainable-layers {trainable_layers}"
-        if weights_backbone:
-            flag = f"--weights-backbone {weights_backbone}"
-        raise Unusable(
-            f"{flag}: the backbone of --arch {arch} is no classifier's and is always trained; leave it out"
-        )
-
-
 def _backbone(arch: str) -> str:
     """Return the name that torchvision has for a detector's backbone as a classifier."""
     return next(name for name in STAGES if name in arch)
@@ -289,31 +284,16 @@ def _outline(classifier: str) -> nn.Module:
 
 
 def _frozen_stages(arch: str, trained: int | None, *, pretrained: bool) -> int:
-    stages = STAGES[_backbone(arch)]
+    """Return how many stages of the backbone are frozen, the stem included. Raises Unusable."""
+    stages = len(STAGES[_backbone(arch)]) or 5
     if trained is None:
         return stages - TRAINED.get(arch, 3) if pretrained else 0
-    if not 0 <= trained <= stages:
-        got = f"--trainable-layers got {trained}"
+    if not 0 <= trained <= stages or not pretrained:
         raise Unusable(
-            f"{got}; the backbone of --arch {arch} has {stages} stages: 0 to {stages}"
-        )
-    if not pretrained:
-        raise Unusable(
-            f"--trainable-layers {trained} needs --weights or --weights-backbone: what starts from random "
-            "numbers is all trained"
+            f"--trainable-layers {trained}: the backbone of --arch {arch} has {stages} stages, 0 to {stages}, "
+            "which are all trained without --weights or --weights-backbone"
         )
     return stages - trained
-
-
-def _keypoint_options(arch: str, keypoints: int) -> dict[str, int]:
-    if not arch.startswith("keypointrcnn"):
-        return {}
-    if keypoints == 0:
-        raise Unusable(
-            f"--arch {arch} needs keypoints and the annotations have none; --arch fasterrcnn_resnet50_fpn "
-            "does without"
-        )
-    return {"num_keypoints": keypoints}
 
 
 # --- weights ------------------------------------------------------------------------------------------------
@@ -322,19 +302,12 @@ def _keypoint_options(arch: str, keypoints: int) -> dict[str, int]:
 def _load(stock: nn.Module, arch: str, name: str, weights: Weights) -> Loaded:
     """Load a whole detector. `name` is --weights. Raises Unusable."""
     if arch in EPS_FREE and is_published(arch, name, "COCO_V1"):
-        mended = {
-            one: _as_if_with_eps(weights.state[one])
-            for one in weights.state
-            if _is_variance(one)
+        tensors = {
+            one: _as_if_with_eps(value) if VARIANCE.fullmatch(one) else value
+            for one, value in weights.tensors.items()
         }
-        weights = replace(weights, state={**weights.state, **mended})
-    return fill(
-        stock, arch, name, weights, may_differ=lambda one: one.startswith(HEADS)
-    )
-
-
-def _is_variance(name: str) -> bool:
-    return name.startswith("backbone.body.") and name.endswith(".running_var")
+        weights = replace(weights, tensors=tensors)
+    return fill(stock, arch, weights, heads=HEADS)
 
 
 def _as_if_with_eps(variance: torch.Tensor) -> torch.Tensor:
@@ -352,10 +325,7 @@ def _load_backbone(stock: nn.Module, arch: str, name: str) -> Loaded:
     classifier = _backbone(arch)
     own = stock.state_dict()
     trunk = _trunk(stock, arch)
-    weights = under_own_names(
-        read(classifier, name, flag=flag), trunk, f"{flag} {name}"
-    )
-    state = weights.state
+    state, notes = read(classifier, name, flag=flag).of(trunk)
     fitting = {}
     for theirs, ours in trunk.items():
         if theirs not in state or state[theirs].shape != own[ours].shape:
@@ -367,26 +337,27 @@ def _load_backbone(stock: nn.Module, arch: str, name: str) -> Loaded:
             )
         fitting[ours] = state[theirs]
     stock.load_state_dict(fitting, strict=False)
-    return Loaded(notes=weights.notes)
+    return Loaded(notes=notes)
 
 
 def _trunk(stock: nn.Module, arch: str) -> dict[str, str]:
-    """Return names of the classifier's trunk -> names in the detector. torchvision groups its layers anew,
-    and keeps their order."""
-    theirs = [
-        name
-        for name in _outline(_backbone(arch)).state_dict()
-        if not name.startswith(("fc.", "classifier.")) and "num_batches" not in name
-    ]
+    """Return names of the classifier's trunk -> names in the detector.
+
+    torchvision groups its layers anew, and keeps their order.
+    """
+    heads = ("fc.", "classifier.")
     parts = ("backbone.body.", "backbone.features.", "backbone.extra.0.")
-    ours = [
-        name
-        for name in stock.state_dict()
-        if name.startswith(parts) and "num_batches" not in name
+    theirs = [
+        one
+        for one in _outline(_backbone(arch)).state_dict()
+        if not one.startswith(heads)
     ]
-    return dict(
-        zip(theirs, ours, strict=False)
-    )  # SSD's first extra block goes on behind the trunk
+    ours = [one for one in stock.state_dict() if one.startswith(parts)]
+    theirs, ours = (
+        [one for one in names if "num_batches" not in one] for names in (theirs, ours)
+    )
+    # SSD's first extra block goes on behind the trunk
+    return dict(zip(theirs, ours, strict=False))
 
 
 # --- freezing -----------------------------------------------------------------------------------------------
@@ -404,66 +375,17 @@ def _freeze_stages(stock: nn.Module, arch: str, frozen: int) -> None:
     """Train no parameter of the backbone's first `frozen` stages."""
     backbone = _backbone(arch)
     parameters = dict(stock.named_parameters())
-    starts = _stage_starts(backbone)
     for theirs, ours in _trunk(stock, arch).items():
-        part = theirs.split(".")
+        first, second, *_ = theirs.split(".")
         if backbone == "resnet50":
-            stage = (
-                int(part[0].removeprefix("layer")) if part[0].startswith("layer") else 0
-            )
+            stage = int(first[5:]) if first.startswith("layer") else 0
         else:
-            stage = bisect_right(starts, int(part[1])) - 1
+            stage = bisect_right(STAGES[backbone], int(second)) - 1
         if stage < frozen and ours in parameters:  # frozen norms have none
             parameters[ours].requires_grad_(False)
 
 
-def _stage_starts(backbone: str) -> list[int]:
-    """Return the index of each stage's first layer among the classifier's `features`."""
-    features = list(getattr(_outline(backbone), "features", []))
-    if backbone == "vgg16":
-        return [
-            0,
-            *(
-                index
-                for index, layer in enumerate(features)
-                if isinstance(layer, nn.MaxPool2d)
-            ),
-        ][:-1]
-    return [
-        0,
-        *(
-            index
-            for index, layer in enumerate(features)
-            if getattr(layer, "_is_cn", False)
-        ),
-        len(features) - 1,
-    ]
-
-
 # --- what is changed in torchvision's -----------------------------------------------------------------------
-
-
-def _has_full_tail(state: Mapping[str, torch.Tensor]) -> bool:
-    layer = "head.regression_head.module_list.1.0.0.weight"
-    # 480 where the tail is halved
-    return any(
-        name.endswith(layer) and value.shape[:1] == (960,)
-        for name, value in state.items()
-    )
-
-
-def _give_full_tail(stock: Any, classes: int) -> None:
-    """Give SSDLite the last blocks whole, as in a classifier that it starts from; without one torchvision
-    halves them (table 6 of MobileNetV3's paper)."""
-    norm = partial(nn.BatchNorm2d, eps=0.001, momentum=0.03)
-    trunk = torchvision.models.mobilenet_v3_large(weights=None, norm_layer=norm)
-    stock.backbone = ssdlite._mobilenet_extractor(
-        trunk, STAGES["mobilenet_v3_large"], norm
-    )
-    channels = retrieve_out_channels(stock.backbone, (320, 320))
-    stock.head = ssdlite.SSDLiteHead(
-        channels, stock.anchor_generator.num_anchors_per_location(), classes, norm
-    )
 
 
 def _keep_pixels_exact(stock: nn.Module) -> None:
@@ -473,13 +395,11 @@ def _keep_pixels_exact(stock: nn.Module) -> None:
     modules = dict(stock.named_modules())
     for name in IN_FP32:
         if name in modules:
-            modules[name].register_forward_hook(
-                lambda _module, _inputs, outputs: _single(outputs)
-            )
+            modules[name].register_forward_hook(lambda *called: _single(called[-1]))
     # torchvision's loss takes views of the heat maps, which channels_last does not allow
     if "roi_heads.keypoint_predictor" in modules:
         modules["roi_heads.keypoint_predictor"].register_forward_hook(
-            lambda _module, _inputs, outputs: outputs.float().contiguous()
+            lambda *called: called[-1].float().contiguous()
         )
 
 

@@ -14,8 +14,7 @@ from typing import Any
 from torch import nn
 
 from models import Loaded, Native, Unusable
-from models._state_files import read as read_file
-from models._weights import fill, may_differ
+from models._weights import fill, heads_of, read_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +65,7 @@ class Functions:
             why = "no such file, and a function has no published weights"
             raise Unusable(f"--weights {weights}: {why}; name a checkpoint file")
         found = read_file(Path(weights), f"--weights {weights}")
-        return module, fill(module, arch, weights, found, may_differ=may_differ(module))
+        return module, fill(module, arch, found, heads=heads_of(module))
 
     def classes(self, arch: str, weights: str) -> tuple[str, ...]:
         """Return (): nobody has named the outputs of such a network."""

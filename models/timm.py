@@ -7,7 +7,6 @@ timm is optional: nothing of it is imported before such a name is given.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,9 +14,15 @@ from typing import Any
 from torch import nn
 
 from models import Loaded, Native, Unusable
-from models._state_files import Weights
-from models._state_files import read as read_file
-from models._weights import batches, dry_run, fill, first_line, suiting
+from models._weights import (
+    Weights,
+    batches,
+    dry_run,
+    fill,
+    first_line,
+    read_file,
+    suiting,
+)
 
 PREFIX = "timm/"
 """What a name of --arch begins with to be one of timm's."""
@@ -35,10 +40,9 @@ def native(arch: str, weights: str | None = None) -> Native:
     Where published weights have several, it is that of the tag behind the name's dot, or that `weights`
     names.
     """
-    _timm()
+    published = _config(arch, weights)
     from timm.data import resolve_data_config
 
-    published = _config(arch, weights).to_dict()
     found, tested = (
         resolve_data_config(pretrained_cfg=published, use_test_size=use_test_size)
         for use_test_size in (False, True)
@@ -78,29 +82,24 @@ def build(
     options: dict[str, Any] = {"num_classes": classes}
     if stochastic_depth is not None:
         options["drop_path_rate"] = stochastic_depth
-    if found.fixed_input_size:
+    if found.get("fixed_input_size"):
         options["img_size"] = shape[-1]
+    name = arch.removeprefix(PREFIX).partition(".")[0]
+    asked = ", ".join(f"{option}={value}" for option, value in options.items())
     try:
-        module: nn.Module = _timm().create_model(
-            _name(arch), pretrained=False, **options
-        )
+        module: nn.Module = _timm().create_model(name, pretrained=False, **options)
     except (TypeError, RuntimeError, ValueError, AssertionError) as error:
         raise Unusable(
-            f"--arch {arch} cannot be built with {_said(options)}: {first_line(error)}"
+            f"--arch {arch} cannot be built with {asked}: {first_line(error)}"
         ) from None
     with suiting(arch, batches(shape), f"{native(arch).size} pixels"):
         dry_run(module, shape)
     if not weights:
         return module, Loaded()
-    heads = found.classifier
-    heads = (heads,) if isinstance(heads, str) else tuple(heads or ())
-    state = _read(arch, weights)
+    heads = found.get("classifier") or ()
+    heads = (heads,) if isinstance(heads, str) else heads
     return module, fill(
-        module,
-        arch,
-        weights,
-        state,
-        may_differ=lambda one: one.rsplit(".", 1)[0] in heads,
+        module, arch, _read(arch, weights), heads=tuple(f"{head}." for head in heads)
     )
 
 
@@ -111,7 +110,7 @@ def classes(arch: str, weights: str) -> tuple[str, ...]:
     _timm()
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
-    subset = infer_imagenet_subset(_config(arch, weights).to_dict())
+    subset = infer_imagenet_subset(_config(arch, weights))
     return tuple(ImageNetInfo(subset).label_names()) if subset else ()
 
 
@@ -125,46 +124,31 @@ def _timm() -> ModuleType:
     return timm
 
 
-def _name(arch: str) -> str:
-    """Return the name without the tag of published weights."""
-    return arch.removeprefix(PREFIX).partition(".")[0]
-
-
 def _tags(arch: str) -> list[str]:
     """List the tags of the published weights, the default one first."""
     from timm.models import get_pretrained_cfg
 
-    name = _name(arch)
+    name = arch.removeprefix(PREFIX).partition(".")[0]
     default = getattr(get_pretrained_cfg(name), "tag", "")
-    tags = [
-        one.partition(".")[2]
-        for one in _timm().list_pretrained()
-        if one.partition(".")[0] == name
-    ]
-    return sorted(tags, key=lambda tag: tag != default)
+    published = (one.partition(".") for one in _timm().list_pretrained(f"{name}.*"))
+    return sorted((tag for _, _, tag in published), key=lambda tag: tag != default)
 
 
-def _tag(arch: str, weights: str | None) -> str:
-    """Return the tag that `weights` or the name asks for; "" for timm's default."""
+def _tagged(arch: str, weights: str | None) -> str:
+    """Return timm's name with the tag that `weights` or the name asks for; without one it is the default."""
+    name, _, tag = arch.removeprefix(PREFIX).partition(".")
     if weights and weights in _tags(arch):
-        return weights
-    return arch.partition(".")[2]
+        tag = weights
+    return f"{name}.{tag}" if tag else name
 
 
-def _config(arch: str, weights: str | None) -> Any:
-    """Return timm's PretrainedCfg of a network and its weights."""
+def _config(arch: str, weights: str | None) -> dict[str, Any]:
+    """Return timm's configuration of a network and its weights; {} where it has none."""
     _timm()
     from timm.models import get_pretrained_cfg
-    from timm.models._pretrained import PretrainedCfg
 
-    tag = _tag(arch, weights)
-    name = _name(arch)
-    return get_pretrained_cfg(f"{name}.{tag}" if tag else name) or PretrainedCfg(
-        input_size=(3, 224, 224),
-        mean=(0.485, 0.456, 0.406),
-        std=(0.229, 0.224, 0.225),
-        crop_pct=0.875,
-    )
+    found = get_pretrained_cfg(_tagged(arch, weights))
+    return dict(found.to_dict()) if found else {}
 
 
 def _read(arch: str, weights: str) -> Weights:
@@ -173,25 +157,15 @@ def _read(arch: str, weights: str) -> Weights:
     if os.path.exists(weights):
         return read_file(Path(weights), said)
     known = _tags(arch)
-    if weights not in (*known, "DEFAULT"):
+    if weights not in (*known, "DEFAULT") or not known:
+        listed = ", ".join(known) or "none"
         raise Unusable(
-            f"{said}: no such file, and timm's weights of {arch} are {_listed(known)}"
+            f"{said}: no such file, and timm's weights of {arch} are {listed}"
         )
-    tag = _tag(arch, weights) or next(iter(known), "")
-    if not tag:
-        raise Unusable(f"{said}: timm has no weights of {arch}; name a file")
     try:
-        published = _timm().create_model(f"{_name(arch)}.{tag}", pretrained=True)
+        published = _timm().create_model(_tagged(arch, weights), pretrained=True)
     except Exception as error:  # whatever its hub, its mirror or the disk raise
         raise Unusable(
             f"{said} cannot be downloaded by timm ({first_line(error)}); or name a file"
         ) from None
-    return Weights(state=published.state_dict())
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names) or "none"
-
-
-def _said(options: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in options.items())
+    return Weights(tensors=published.state_dict(), flag=said)

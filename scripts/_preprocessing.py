@@ -49,19 +49,15 @@ class Preprocessed(nn.Module):
 
     Pixels are resized by the filters of Pillow: two products with matrices that are made of the size. Levels
     are rounded after each, as Pillow does; it may take the rows first, which may be another grey level.
-    `half`: the network computes in fp16.
     """
 
     mean: torch.Tensor
     std: torch.Tensor
 
-    def __init__(
-        self, network: nn.Module, framing: Framing, *, half: bool = False
-    ) -> None:
+    def __init__(self, network: nn.Module, framing: Framing) -> None:
         super().__init__()
         self.network = network
         self.framing = framing
-        self.half_precision = half
         # axes: [channels, height, width]
         self.register_buffer("mean", torch.tensor(framing.mean).view(3, 1, 1))
         self.register_buffer("std", torch.tensor(framing.std).view(3, 1, 1))
@@ -78,9 +74,7 @@ class Preprocessed(nn.Module):
 
     def from_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
         """Return logits, fp32 [B, C], of pixels that are framed and normalised, fp32 [B, 3, S, S]."""
-        logits: torch.Tensor = self.network(
-            pixels.half() if self.half_precision else pixels
-        )
+        logits: torch.Tensor = self.network(pixels)
         return logits.float()
 
     def _windows(

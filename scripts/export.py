@@ -48,15 +48,15 @@ NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "pt2": ()}
 """--format -> packages that it needs beside PyTorch."""
 CHECKED = 16
 """Images on which the file is compared with PyTorch."""
-TOLERANCE = {"fp32": 0.01, "fp16": 0.05}
+TOLERANCE = 0.01
 """Largest difference of a logit, as a share of the largest logit, with which a file is right.
 
-In fp32 too a sum in another order may round a pixel to the next grey level."""
+A sum in another order may round a pixel to the next grey level."""
 Run = Callable[[np.ndarray], np.ndarray]
 
 
 def load(
-    checkpoint: Path, *, arch: str | None = None, half: bool
+    checkpoint: Path, *, arch: str | None = None
 ) -> tuple[Preprocessed, Start, tuple[str, ...], str]:
     """Return the network with its preprocessing, its settings, its classes and its architecture.
 
@@ -103,8 +103,7 @@ def load(
     heads = kind.building(config, SimpleNamespace(classes=start.trained))
     shape = (2, 3, native.size, native.size)
     network = start.network(registry, arch, shape, heads, Console(enabled=False)).eval()
-    whole = Preprocessed(network.half() if half else network, framing, half=half).eval()
-    return whole, start, start.trained, arch
+    return Preprocessed(network, framing).eval(), start, start.trained, arch
 
 
 def images(start: Start, named: Path | None) -> Iterator[np.ndarray]:
@@ -164,16 +163,17 @@ def as_pt2(
     """Return torch.export's archive, with the metadata as metadata.json, and what runs it."""
     # in memory: on a full disk PyTorch's own writer ends the process
     archive = io.BytesIO()
+    metadata = {"metadata.json": json.dumps(about)}
     with _silent():
         program = torch.export.export(module, (example,), dynamic_shapes=(shapes,))
-        torch.export.save(
-            program, archive, extra_files={"metadata.json": json.dumps(about)}
-        )
-        loaded = torch.export.load(io.BytesIO(archive.getvalue())).module()
-    return (
-        archive.getvalue(),
-        lambda batch: loaded(torch.from_numpy(batch)).detach().numpy(),
-    )
+        torch.export.save(program, archive, extra_files=metadata)
+        archive.seek(0)
+        loaded = torch.export.load(archive).module()
+
+    def run(batch: np.ndarray) -> np.ndarray:
+        return np.asarray(loaded(torch.from_numpy(batch)).detach())
+
+    return archive.getvalue(), run
 
 
 FORMATS = {"onnx": as_onnx, "pt2": as_pt2}
@@ -182,15 +182,13 @@ FORMATS = {"onnx": as_onnx, "pt2": as_pt2}
 
 def export(options: argparse.Namespace, console: Console) -> int:
     """Write the file and check it; return 1 where it does not compute what PyTorch does. Raises UserError."""
-    lacking = [
-        name for name in NEEDS[options.format] if importlib.util.find_spec(name) is None
-    ]
+    needs = NEEDS[options.format]
+    lacking = [name for name in needs if importlib.util.find_spec(name) is None]
     if lacking:
         raise UserError(
             f"--format {options.format} needs packages: pip install {' '.join(lacking)}"
         )
-    half = options.precision == "fp16"
-    whole, start, classes, arch = load(options.checkpoint, arch=options.arch, half=half)
+    whole, start, classes, arch = load(options.checkpoint, arch=options.arch)
     weights = "the average of its weights" if start.of_average else "its network"
     console.info(f"{options.checkpoint}: {weights} is exported")
     inside = options.preprocessing == "inside"
@@ -226,28 +224,24 @@ def export(options: argparse.Namespace, console: Console) -> int:
             Path(folder) / path.name
         )  # a file that is not whole, or wrong, never has the name
         content, run = FORMATS[options.format](module, example, axes, about)
-        reference = (
-            load(options.checkpoint, arch=options.arch, half=False)[0]
-            if half
-            else whole
-        )
         count, largest, scale = compared(
-            run, reference, images(start, options.images), inside=inside
+            run, whole, images(start, options.images), inside=inside
         )
         share = largest / max(scale, 1e-6)
         difference = f"{largest:.2g}, where the largest logit is {scale:.3g}"
         console.info(
             f"largest difference from PyTorch in fp32 over {count} images: {difference}"
         )
-        if share > TOLERANCE[options.precision]:
-            most = f"{TOLERANCE[options.precision]:.0%} of the largest logit"
+        if share > TOLERANCE:
+            most = f"{TOLERANCE:.0%} of the largest logit"
             console.warn(f"{path} is not written: it may differ by {most} at most")
             return 1
         with _writing(path):
             new.write_bytes(content)
             new.replace(path)
-    form = f"preprocessing {options.preprocessing}, {options.precision}"
-    console.info(f"{path}: {len(classes)} classes, {form}")
+    console.info(
+        f"{path}: {len(classes)} classes, preprocessing {options.preprocessing}"
+    )
     return 0
 
 
@@ -320,9 +314,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     where = ("inside", "beside")
     parser.add_argument(
         "--preprocessing", choices=where, default="inside", help="default: inside"
-    )
-    parser.add_argument(
-        "--precision", choices=TOLERANCE, default="fp32", help="default: fp32"
     )
     parser.add_argument(
         "--images", type=Path, help="a folder to check on; default: the validation data"

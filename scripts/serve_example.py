@@ -21,11 +21,19 @@ def inert(cell: str) -> str:
 
 
 def main(model: str, *images: str) -> None:
-    session = onnxruntime.InferenceSession(
-        model, providers=onnxruntime.get_available_providers()
-    )
-    about = session.get_modelmeta().custom_metadata_map
-    classes = json.loads(about["classes"])
+    try:
+        session = onnxruntime.InferenceSession(
+            model, providers=onnxruntime.get_available_providers()
+        )
+        about = session.get_modelmeta().custom_metadata_map
+        classes = json.loads(about["classes"])
+    except (
+        Exception
+    ) as error:  # a missing file and a damaged one have classes of their own
+        first = str(error).partition("\n")[0]
+        said = f"{model} is no ONNX file of scripts.export ({first})"
+        print(f"serve_example: {said}", file=sys.stderr)
+        sys.exit(2)
     table = csv.writer(sys.stdout)
     table.writerow(["path", "class", "probability", "error"])
     for path in images:
@@ -53,4 +61,7 @@ def main(model: str, *images: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        print("serve_example: MODEL.onnx IMAGE ... are needed", file=sys.stderr)
+        sys.exit(2)
     main(*sys.argv[1:])

@@ -230,24 +230,12 @@ def nearest(name: str, known: Any, *, prefix: str = "") -> str:
     return f" (did you mean {names}?)" if close else ""
 
 
-def one_of(
-    flag: str,
-    name: str,
-    known: Any,
-    *,
-    auto: str | None = None,
-    elsewhere: Callable[[str], str | None] | None = None,
-) -> str:
-    """Return `name` when `known` has it, and `auto` for 'auto'.
-
-    Raises UserError with the nearest names, or with the flag under which `elsewhere` knows the name.
-    """
+def one_of(flag: str, name: str, known: Any, *, auto: str | None = None) -> str:
+    """Return `name` when `known` has it, and `auto` for 'auto'. Raises UserError with the nearest names."""
     if name == "auto" and auto is not None:
         return auto
     if name in known:
         return name
     why = nearest(name, known) or ", which is unknown"
-    if elsewhere and (where := elsewhere(name)):
-        why = f", which is for {where}"
     allowed = f"; known: {', '.join(known)}" if len(known) <= 16 else ""
     raise UserError(f"{flag} got '{name}'{why}{allowed}")

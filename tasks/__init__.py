@@ -82,37 +82,16 @@ def architecture(
         if arch.startswith(prefix):
             registry = cast("Registry", import_module(module))
             return registry, one_of(flag, arch, registry.names())
-    return kind.registry, one_of(
-        flag, arch, kind.registry.names(), elsewhere=task_with_arch
-    )
-
-
-def task_with_loader(name: str) -> str | None:
-    """Return the first --task that has a loader of this name, as a flag; None where no task has it."""
-    return next(
-        (f"--task {task}" for task in TASKS if name in kind_named(task).loaders), None
-    )
-
-
-def task_with_arch(name: str) -> str | None:
-    """Return the first --task that has an architecture of this name, as a flag; None where no task has it."""
     for task in TASKS:
-        kind = kind_named(task)
-        if name in kind.registry.names() or name.startswith(tuple(kind.others)):
-            return f"--task {task}"
-    return None
+        if task != kind.name and arch in kind_named(task).registry.names():
+            raise UserError(f"{flag} got '{arch}', which is for --task {task}")
+    return kind.registry, one_of(flag, arch, kind.registry.names())
 
 
 def loader_of(config: Config, kind: TaskKind, *, gpu: bool, files: bool) -> str:
     """Return the loader that --loader is; `files`: each sample is a file of its own. Raises UserError."""
     auto = kind.default_loader(gpu=gpu, files=files)
-    return one_of(
-        "--loader",
-        config.loading.loader,
-        kind.loaders,
-        auto=auto,
-        elsewhere=task_with_loader,
-    )
+    return one_of("--loader", config.loading.loader, kind.loaders, auto=auto)
 
 
 def compared() -> tuple[str, ...]:

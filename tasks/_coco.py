@@ -5,42 +5,31 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib import import_module
+from dataclasses import dataclass, fields
 from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 
 from contracts import Array, UserError
-from system import processes
-from system.resources import cores
 
-EVALUATORS = {
-    "faster-coco-eval": ("faster_coco_eval", "COCO", "COCOeval_faster"),
-    "pycocotools": ("pycocotools", "coco.COCO", "cocoeval.COCOeval"),
-}
-"""--evaluator -> package, and where in it are what holds annotations and what compares them."""
 KINDS = {"boxes": "bbox", "masks": "segm", "keypoints": "keypoints"}
 """What is scored -> COCO's name of it."""
 PREFIXES = {"boxes": "", "masks": "mask_", "keypoints": "keypoint_"}
 """What is scored -> how its figures' names begin."""
-LIKELY_KEYPOINTS = 17
+AREAS = ("small", "medium", "large")
+FIGURES = (
+    *("ap", "ap50", "ap75", *(f"ap_{area}" for area in AREAS)),
+    *("ar1", "ar10", "ar100", *(f"ar_{area}" for area in AREAS)),
+)
+"""COCO's figures of boxes and of masks, in the order in which an evaluator gives them."""
+KEYPOINT_FIGURES = (
+    *("ap", "ap50", "ap75", "ap_medium", "ap_large"),
+    *("ar", "ar50", "ar75", "ar_medium", "ar_large"),
+)
+PERSON_KEYPOINTS = 17
 SIGMA = 0.05
 """COCO's own tolerances are of its 17 keypoints of a person; other sets get this one for each."""
-
-MANY = 20_000
-"""Detections and objects from which on processes are started to compare them."""
-
-ALL = 0  # index of all areas together
-AREAS = {"_small": 1, "_medium": 2, "_large": 3}
-KEYPOINT_AREAS = {"_medium": 1, "_large": 2}
-IOU50, IOU75 = 0, 5  # indices among 0.5, 0.55, ..., 0.95
-OVERLAPS = {
-    "": slice(None),
-    "50": slice(IOU50, IOU50 + 1),
-    "75": slice(IOU75, IOU75 + 1),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,37 +52,26 @@ class Detections:
 
     def taken(self, places: Array) -> Detections:
         """Return the detections at `places`, int [M]."""
-
-        def of(values: Any) -> Any:
-            return (
-                [values[place] for place in places]
-                if isinstance(values, list)
-                else values[places]
-            )
-
-        return Detections(
-            **{name: of(values) for name, values in self.columns().items()}
-        )
-
-    def columns(self) -> dict[str, Any]:
-        """Return what there is of these detections, by the names of the fields."""
-        return {
-            name: values
-            for name in self.__slots__
-            if (values := getattr(self, name)) is not None
+        columns: dict[str, Any] = {
+            name: [values[place] for place in places]
+            if isinstance(values, list)
+            else values[places]
+            for name, values in self._columns().items()
         }
+        return Detections(**columns)
+
+    def _columns(self) -> dict[str, Any]:
+        columns = {column.name: getattr(self, column.name) for column in fields(self)}
+        return {name: values for name, values in columns.items() if values is not None}
 
     @staticmethod
     def joined(parts: Sequence[Detections]) -> Detections:
-        """Join all detections, by image: their order does not depend on which rank had which image."""
+        """Join detections, by image: their order does not depend on which rank had which image."""
         together: dict[str, Any] = {}
-        for name, first in parts[0].columns().items():
+        for name, first in parts[0]._columns().items():
             values = [getattr(part, name) for part in parts]
-            together[name] = (
-                list(chain(*values))
-                if isinstance(first, list)
-                else np.concatenate(values)
-            )
+            is_list = isinstance(first, list)
+            together[name] = [*chain(*values)] if is_list else np.concatenate(values)
         order = np.argsort(together["image_ids"], kind="stable")
         return Detections(**together).taken(order)
 
@@ -103,9 +81,9 @@ class Scores:
     """What an evaluation of one kind gives; -1 = there was nothing of that sort to find."""
 
     kind: str  # of KINDS
-    # [T, R, C, A, M]: overlap 0.5 to 0.95, recall 0 to 1, category, area, detections an image
+    stats: Array  # [12], or [10] of keypoints: COCO's figures
+    # [T, R, C]: overlap 0.5 to 0.95, recall 0 to 1, category; of all sizes
     precision: Array
-    recall: Array  # [T, C, A, M]
     category_ids: Array  # int64 [C]
 
     def figures(self) -> dict[str, float]:
@@ -113,124 +91,146 @@ class Scores:
 
         Those of which there was nothing to find are left out, but `ap`, which is nan then.
         """
-        keypoints = self.kind == "keypoints"
-        areas = KEYPOINT_AREAS if keypoints else AREAS
-        # of all the detections that count
-        precision = self.precision[..., -1]
-        recall = self.recall[..., -1]
-        if keypoints:
-            recalls = {
-                name: recall[overlap, :, ALL] for name, overlap in OVERLAPS.items()
-            }
-        else:
-            recalls = {
-                str(most): self.recall[:, :, ALL, i]
-                for i, most in enumerate((1, 10, 100))
-            }
-        values = {
-            **{
-                f"ap{name}": precision[overlap, :, :, ALL]
-                for name, overlap in OVERLAPS.items()
-            },
-            **{f"ap{name}": precision[:, :, :, area] for name, area in areas.items()},
-            **{f"ar{name}": some for name, some in recalls.items()},
-            **{f"ar{name}": recall[:, :, area] for name, area in areas.items()},
-        }
-        means = {name: _mean(some) for name, some in values.items()}
-        prefix = PREFIXES[self.kind]
+        names = KEYPOINT_FIGURES if self.kind == "keypoints" else FIGURES
         return {
-            prefix + name: mean
-            for name, mean in means.items()
-            if name == "ap" or not np.isnan(mean)
+            PREFIXES[self.kind] + name: value if value > -1 else float("nan")
+            for name, value in zip(names, self.stats.tolist(), strict=True)
+            if value > -1 or name == "ap"
         }
 
     def by_category(self) -> dict[int, float]:
         """Return category id -> AP, of the categories that have objects to find."""
-        means = {
-            int(category): _mean(self.precision[:, :, place, ALL, -1])
-            for place, category in enumerate(self.category_ids)
-        }
         return {
-            category: value for category, value in means.items() if not np.isnan(value)
+            int(category): float(precision.mean())
+            for category, precision in zip(
+                self.category_ids, np.moveaxis(self.precision, 2, 0), strict=True
+            )
+            if (precision > -1).all()
         }
 
     def curve(self, overlap: int) -> Array:
         """Return [R]: precision at recalls 0, 0.01, ..., 1, a mean over categories with objects, or nan."""
-        precision = self.precision[overlap, :, :, ALL, -1]
+        precision = self.precision[overlap]
         there = (precision > -1).all(axis=0)
-        return (
-            precision[:, there].mean(axis=1)
-            if there.any()
-            else np.full(len(precision), np.nan)
-        )
+        if not there.any():
+            return np.full(len(precision), np.nan)
+        return precision[:, there].mean(axis=1)
 
 
-def _mean(values: Array) -> float:
-    counted = values[values > -1]
-    return float(np.mean(counted)) if len(counted) else float("nan")
-
-
-def require(evaluator: str) -> None:
-    """Import the evaluator, so that no process that scores has to. Raises UserError."""
-    package, *members = EVALUATORS[evaluator]
+def evaluator_classes(evaluator: str) -> tuple[Any, Any]:
+    """Import --evaluator: what holds annotations, and what compares them. Raises UserError."""
     try:
-        for member in members:
-            _member(package, member)
+        if evaluator == "pycocotools":
+            from pycocotools.coco import COCO
+            from pycocotools.cocoeval import COCOeval
+
+            return COCO, COCOeval
+        import faster_coco_eval  # type: ignore[import-untyped]
+
+        return faster_coco_eval.COCO, faster_coco_eval.COCOeval_faster
     except (ImportError, OSError) as error:
-        other = next(name for name in EVALUATORS if name != evaluator)
         raise UserError(
-            f"--evaluator {evaluator} cannot be imported ({error}): "
-            f"pip install {evaluator}, or --evaluator {other}"
+            f"--evaluator {evaluator} cannot be imported ({error}): pip install {evaluator}"
         ) from None
 
 
-def ground_truth(
-    columns: Any, kind: str, categories: Array | None = None
-) -> dict[str, Any]:
+def score(columns: Any, detections: Detections, *, kind: str, evaluator: str) -> Scores:
+    """Return the scores of detections against all images of `columns`. What evaluators print is caught."""
+    holder, comparer = evaluator_classes(evaluator)
+    truth = ground_truth(columns, kind)
+    found = {**truth, "annotations": _as_annotations(detections, kind)}
+    indexed = []
+    with contextlib.redirect_stdout(io.StringIO()):
+        for dataset in (truth, found):
+            annotations = holder()
+            annotations.dataset = dataset
+            annotations.createIndex()
+            indexed.append(annotations)
+        run = comparer(*indexed, KINDS[kind])
+        keypoints = columns.keypoints.shape[1]
+        if kind == "keypoints" and keypoints != PERSON_KEYPOINTS:
+            run.params.kpt_oks_sigmas = np.full(keypoints, SIGMA)
+        run.evaluate()
+        run.accumulate()
+        run.summarize()
+    return Scores(
+        kind=kind,
+        # of faster-coco-eval two more follow, which COCO does not have
+        stats=np.asarray(run.stats)[: 10 if kind == "keypoints" else 12],
+        # axes: [T, R, C, areas, detections an image] -> all areas, the most detections
+        precision=np.asarray(run.eval["precision"])[:, :, :, 0, -1],
+        category_ids=np.sort(np.asarray(columns.category_ids)),
+    )
+
+
+def ground_truth(columns: Any, kind: str) -> dict[str, Any]:
     """Return COCO's annotation file of dataset/coco/columns.py; `kind` says what an annotation must have.
 
-    It has the annotations of these categories, or of all. They are numbered from 1: to pycocotools the id 0
-    means that nothing has matched.
+    Annotations are numbered from 1: to pycocotools the id 0 means that nothing has matched.
     """
-    categories = np.asarray(columns.category_ids) if categories is None else categories
-    category_of = np.asarray(columns.category_ids)[np.asarray(columns.category)]
-    places = np.flatnonzero(np.isin(category_of, categories))
+    count = len(columns.area)
     image_of = np.repeat(
         np.arange(len(columns.image_id)), np.diff(columns.annotation_offsets)
-    )[places]
+    )
     shape: dict[str, Any] = {}
     if kind == "masks":
         sizes = np.stack([columns.height, columns.width], axis=1)[image_of].tolist()
-        shapes = zip(places.tolist(), sizes, strict=True)
-        shape = {
-            "segmentation": [
-                _segmentation(columns, place, size) for place, size in shapes
-            ]
-        }
+        shape["segmentation"] = [
+            _segmentation(columns, place, size) for place, size in enumerate(sizes)
+        ]
     if kind == "keypoints":
-        points = np.asarray(columns.keypoints, np.float64)[places]
-        seen = (points[:, :, 2] > 0).sum(axis=1)
-        shape = {
-            "keypoints": points.reshape(len(points), 3 * points.shape[1]),
-            "num_keypoints": seen,
-        }
-    return {
-        "images": _entries(
-            {"id": columns.image_id, "height": columns.height, "width": columns.width}
-        ),
-        "annotations": _entries(
-            {
-                "id": np.arange(1, len(places) + 1),
-                "image_id": np.asarray(columns.image_id)[image_of],
-                "category_id": category_of[places],
-                "bbox": np.asarray(columns.boxes, np.float64)[places],
-                "area": np.asarray(columns.area, np.float64)[places],
-                "iscrowd": np.asarray(columns.crowd).astype(np.int64)[places],
-                **shape,
-            }
-        ),
-        "categories": _entries({"id": categories}),
+        points = np.asarray(columns.keypoints, np.float64)
+        shape["keypoints"] = points.reshape(count, 3 * points.shape[1])
+        shape["num_keypoints"] = (points[:, :, 2] > 0).sum(axis=1)
+    images = {"id": columns.image_id, "height": columns.height, "width": columns.width}
+    annotations = {
+        "id": np.arange(1, count + 1),
+        "image_id": np.asarray(columns.image_id)[image_of],
+        "category_id": np.asarray(columns.category_ids)[np.asarray(columns.category)],
+        "bbox": np.asarray(columns.boxes, np.float64),
+        "area": np.asarray(columns.area, np.float64),
+        "iscrowd": np.asarray(columns.crowd).astype(np.int64),
+        **shape,
     }
+    return {
+        "images": _entries(images),
+        "annotations": _entries(annotations),
+        "categories": _entries({"id": columns.category_ids}),
+    }
+
+
+def _as_annotations(detections: Detections, kind: str) -> list[dict[str, Any]]:
+    """Return what the evaluators' own loadRes makes of a results file: numbered from 1, with an area."""
+    shapes: Any
+    if kind == "boxes":
+        key = "bbox"
+        shapes = detections.boxes
+        areas = detections.boxes[:, 2] * detections.boxes[:, 3]
+    elif kind == "masks":
+        from pycocotools import mask as coder
+
+        key = "segmentation"
+        shapes = detections.masks or []
+        # one at a time: of more than 255 it raises OverflowError (pycocotools 2.0.11 on NumPy 2)
+        areas = np.array([coder.area(shape) for shape in shapes], np.float64)
+    else:
+        key = "keypoints"
+        points = detections.keypoints
+        if points is None:
+            points = np.zeros((0, PERSON_KEYPOINTS, 3))
+        shapes = points.reshape(len(points), 3 * points.shape[1])
+        areas = np.ptp(points[:, :, 0], axis=1) * np.ptp(points[:, :, 1], axis=1)
+    return _entries(
+        {
+            "id": np.arange(1, len(detections) + 1),
+            "image_id": detections.image_ids,
+            "category_id": detections.category_ids,
+            "score": detections.scores,
+            "area": areas,
+            "iscrowd": np.zeros(len(detections), np.int64),
+            key: shapes,
+        }
+    )
 
 
 def _entries(columns: dict[str, Any]) -> list[dict[str, Any]]:
@@ -243,15 +243,12 @@ def _entries(columns: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _segmentation(columns: Any, place: int, size: list[int]) -> Any:
-    """Return polygons, or uncompressed run lengths; an annotation with neither gets a polygon without an
-    inside.
-    """
+    """Return polygons, or uncompressed run lengths; where there are neither, a polygon without an inside."""
     runs = columns.rle[columns.rle_offsets[place] : columns.rle_offsets[place + 1]]
     if len(runs):
         return {"size": size, "counts": runs.tolist()}
-    cuts = columns.point_offsets[
-        columns.polygon_offsets[place] : columns.polygon_offsets[place + 1] + 1
-    ].tolist()
+    first, last = columns.polygon_offsets[place : place + 2]
+    cuts = columns.point_offsets[first : last + 1].tolist()
     polygons = [columns.points[a:b].ravel().tolist() for a, b in pairwise(cuts)]
     return polygons or [[0.0] * 6]
 
@@ -266,156 +263,17 @@ def names(columns: Any) -> dict[int, str]:
 
 def lines(scores: Scores, columns: Any) -> list[str]:
     """Write the figures, then AP by category, in lines for a person to read."""
-    figures = scores.figures()
     named = names(columns)
     by_category = {
         named[category]: value for category, value in scores.by_category().items()
     }
-    width = max(map(len, [*figures, *by_category]))
-    tables = {f"{scores.kind}:": figures, f"{scores.kind}, AP by class:": by_category}
-    return [
-        line
-        for title, values in tables.items()
-        for line in (
-            title,
-            *(f"  {name:<{width}}  {value:7.2%}" for name, value in values.items()),
-        )
-    ]
-
-
-def score(
-    columns: Any, detections: Detections, *, kind: str, evaluator: str, workers: int = 0
-) -> Scores:
-    """Return the scores of detections against all images of `columns`.
-
-    Many of both are scored in `workers` processes (0 = a core each), a part of the categories in each. What
-    is found of a category does not depend on the others: the figures are the same to the last digit.
-    """
-    categories: Array = np.sort(np.asarray(columns.category_ids))
-    workers = (
-        min(workers or max(int(cores()), 1), len(categories))
-        if len(detections) + len(columns.category) > MANY
-        else 1
-    )
-    if workers <= 1:
-        return _score(columns, detections, categories, kind, evaluator)
-    all_ids = np.concatenate(
-        [
-            detections.category_ids,
-            np.asarray(columns.category_ids)[np.asarray(columns.category)],
-        ]
-    )
-    groups = _alike(
-        np.array([np.count_nonzero(all_ids == category) for category in categories]),
-        workers,
-    )
-
-    def of_group(group: int) -> tuple[Array, Array]:
-        own = categories[groups == group]
-        scores = _score(
-            columns,
-            detections.taken(np.flatnonzero(np.isin(detections.category_ids, own))),
-            own,
-            kind,
-            evaluator,
-        )
-        return scores.precision, scores.recall
-
-    parts = processes.gathered(of_group, range(workers), workers)
-    # axes: [T, R, C, A, M] and [T, C, A, M]
-    place = np.argsort(
-        np.concatenate([np.flatnonzero(groups == group) for group in range(workers)])
-    )
-    precision, recall = (
-        np.concatenate(values, axis=-3).take(place, axis=-3)
-        for values in zip(*parts, strict=True)
-    )
-    return Scores(
-        kind=kind, precision=precision, recall=recall, category_ids=categories
-    )
-
-
-def _alike(sizes: Array, count: int) -> Array:
-    """Group `sizes` alike, int [N]: the largest first, each to the group with the least so far."""
-    groups = np.zeros(len(sizes), np.int64)
-    filled = np.zeros(count)
-    for place in np.argsort(-sizes, kind="stable"):
-        groups[place] = filled.argmin()
-        # + 1, so that categories of which there is nothing are spread too
-        filled[groups[place]] += sizes[place] + 1
-    return groups
-
-
-def _score(
-    columns: Any, detections: Detections, categories: Array, kind: str, evaluator: str
-) -> Scores:
-    """Return the scores of these categories. What the evaluators print is caught."""
-    package, holder, comparer = EVALUATORS[evaluator]
-    with contextlib.redirect_stdout(io.StringIO()):
-        annotations = _member(package, holder)
-        evaluation = _member(package, comparer)
-        truth = ground_truth(columns, kind, categories)
-        expected = _indexed(annotations, truth)
-        detected = _indexed(
-            annotations, {**truth, "annotations": _as_annotations(detections, kind)}
-        )
-        run = evaluation(expected, detected, KINDS[kind])
-        run.params.imgIds = sorted(image["id"] for image in truth["images"])
-        run.params.catIds = categories.tolist()
-        if kind == "keypoints" and columns.keypoints.shape[1] != LIKELY_KEYPOINTS:
-            run.params.kpt_oks_sigmas = np.full(columns.keypoints.shape[1], SIGMA)
-        run.evaluate()
-        run.accumulate()
-    return Scores(
-        kind=kind,
-        precision=np.asarray(run.eval["precision"]),
-        recall=np.asarray(run.eval["recall"]),
-        category_ids=categories,
-    )
-
-
-def _member(package: str, path: str) -> Any:
-    *modules, name = path.split(".")
-    return getattr(import_module(".".join([package, *modules])), name)
-
-
-def _indexed(annotations: Any, dataset: dict[str, Any]) -> Any:
-    made = annotations()
-    made.dataset = dataset
-    made.createIndex()
-    return made
-
-
-def _as_annotations(detections: Detections, kind: str) -> list[dict[str, Any]]:
-    """Return what the evaluators' own loadRes makes of a results file: numbered from 1, with an area."""
-    if kind == "boxes":
-        extra = "bbox"
-        shapes: Any = detections.boxes
-        areas = detections.boxes[:, 2] * detections.boxes[:, 3]
-    elif kind == "masks":
-        from pycocotools import mask as coder
-
-        extra = "segmentation"
-        shapes = detections.masks or []
-        # one at a time: of more than 255 it raises OverflowError (pycocotools 2.0.11 on NumPy 2)
-        areas = np.array([coder.area(shape) for shape in shapes], np.float64)
-    else:
-        points = (
-            detections.keypoints
-            if detections.keypoints is not None
-            else np.zeros((0, LIKELY_KEYPOINTS, 3))
-        )
-        extra = "keypoints"
-        shapes = points.reshape(len(points), 3 * points.shape[1])
-        areas = np.ptp(points[:, :, 0], axis=1) * np.ptp(points[:, :, 1], axis=1)
-    return _entries(
-        {
-            "id": np.arange(1, len(detections) + 1),
-            "image_id": detections.image_ids,
-            "category_id": detections.category_ids,
-            "score": detections.scores,
-            "area": areas,
-            "iscrowd": np.zeros(len(detections), np.int64),
-            extra: shapes,
-        }
-    )
+    tables = {
+        f"{scores.kind}:": scores.figures(),
+        f"{scores.kind}, AP by class:": by_category,
+    }
+    width = max(len(name) for table in tables.values() for name in table)
+    found = []
+    for title, table in tables.items():
+        found.append(title)
+        found += [f"  {name:<{width}}  {value:7.2%}" for name, value in table.items()]
+    return found

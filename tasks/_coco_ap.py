@@ -55,18 +55,12 @@ class CocoAP:
         self._source = source
         self._device = device
         self._evaluator = evaluator
-        self._masks = masks
-        self._keypoints = keypoints
-        self._kinds = [
-            "boxes",
-            *(["masks"] if masks else []),
-            *(["keypoints"] if keypoints else []),
-        ]
+        kinds = {"boxes": True, "masks": masks, "keypoints": keypoints}
+        self._kinds = [kind for kind, there in kinds.items() if there]
         self._seen: list[Array] = []  # ids of images, int64
-        self._valid = 0  # of those, the ones that could be decoded
-        self._finite: list[
-            tuple[Array, torch.Tensor]
-        ] = []  # ids, and which of them got numbers
+        # ids of those that could be decoded, and which of them got numbers
+        self._finite: list[tuple[Array, torch.Tensor]] = []
+        # of each batch: rows; the row of each detection; boxes, score and label [N, 6]; keypoints; masks
         self._pending: list[
             tuple[Rows, Array, torch.Tensor, torch.Tensor | None, list[Any] | None]
         ] = []
@@ -78,56 +72,46 @@ class CocoAP:
         """
         rows = rows_of(batch)
         self._seen.append(batch.ids[batch.ids >= 0])
-        kept: list[int] = np.flatnonzero(rows.valid).tolist()
-        self._valid += len(kept)
-        if kept:
-            finite = torch.stack([_is_finite(outputs[place]) for place in kept])
-            self._finite.append((rows.ids[kept], _to_host(finite)))
-        # the row of each detection
-        which = np.repeat(kept, [len(outputs[place]["scores"]) for place in kept])
-        if not len(which):
+        places: list[int] = np.flatnonzero(rows.valid).tolist()
+        if not places:
+            return
+        found = [outputs[place] for place in places]
+        finite = torch.stack([_is_finite(output) for output in found])
+        self._finite.append((rows.ids[places], _to_host(finite)))
+        row_of = np.repeat(places, [len(output["scores"]) for output in found])
+        if not len(row_of):
             return
         boxes, scores, labels = (
-            torch.cat([outputs[place][name] for place in kept]).float()
+            torch.cat([output[name] for output in found]).float()
             for name in ("boxes", "scores", "labels")
         )
         values = _to_host(torch.cat([boxes, scores[:, None], labels[:, None]], dim=1))
-        points = (
-            _to_host(torch.cat([outputs[place]["keypoints"] for place in kept]).float())
-            if self._keypoints
-            else None
-        )
-        masks = (
-            [
-                code
-                for place in kept
-                for code in self._encoded(outputs[place], rows, place)
-            ]
-            if self._masks
-            else None
-        )
-        self._pending.append((rows, which, values, points, masks))
+        keypoints = masks = None
+        if "keypoints" in self._kinds:
+            points = torch.cat([output["keypoints"] for output in found])
+            keypoints = _to_host(points.float())
+        if "masks" in self._kinds:
+            masks = []
+            for place, output in zip(places, found, strict=True):
+                masks += self._encoded(output, rows, place)
+        self._pending.append((rows, row_of, values, keypoints, masks))
 
     def result(self, world: World) -> Pending:
         """Return COCO's figures, by the names of _coco.Scores, `samples` and `detections` once they are made.
 
         Those of masks begin with mask_, those of keypoints with keypoint_. `extras` are files, images and
-        scalars that are no figures. Rank 0 makes them in processes of its own. Every rank must call it.
+        scalars that are no figures. Rank 0 makes them in a process of its own. Every rank must call it.
         """
         not_finite = self._not_finite()
         seen_here = np.concatenate([np.zeros(0, np.int64), *self._seen])
+        decoded = sum(len(ids) for ids, _ in self._finite)
+        own = self._local_detections(not_finite)
         # every rank takes part, and rank 0 alone has figures to make of it
-        everyone = world.gather(
-            (
-                seen_here,
-                self._valid,
-                self._local_detections(not_finite),
-                len(not_finite),
-            )
-        )
+        everyone = world.gather((seen_here, own, decoded, len(not_finite)))
         self._pending.clear()
-        seen = np.concatenate([ids for ids, *_ in everyone])
-        if len(np.unique(seen)) != len(seen):
+        seen, parts, decoded_of, not_finite_of = zip(*everyone, strict=True)
+        ids = np.concatenate(seen)
+        if len(np.unique(ids)) != len(ids):
             raise ValueError(
                 "an image was validated twice, so its objects would count twice: "
                 "the plan or the loader is wrong"
@@ -138,12 +122,8 @@ class CocoAP:
         # import of another thread
         from tasks import _plots  # noqa: F401
 
-        parts = [part for _, _, part, _ in everyone]
-        counts = {"samples": sum(valid for _, valid, _, _ in everyone)}
-        counts["outputs_not_finite"] = sum(count for *_, count in everyone)
-        return Beside(
-            lambda: self._scored(parts, counts, spread(everyone[0][0], DRAWN))
-        )
+        counts = {"samples": sum(decoded_of), "outputs_not_finite": sum(not_finite_of)}
+        return Beside(lambda: self._scored(parts, counts, spread(seen[0], DRAWN)))
 
     def _not_finite(self) -> Array:
         """Return the ids, int64, of this rank's images whose output is no number; waits for the device."""
@@ -157,24 +137,20 @@ class CocoAP:
         )
 
     def _scored(
-        self, parts: list[Detections], counts: dict[str, int], drawn: list[int]
+        self, parts: Sequence[Detections], counts: dict[str, int], drawn: list[int]
     ) -> dict[str, Any]:
         began = time.perf_counter()
+        columns = self._columns
         detections = Detections.joined(parts)
-        scores = {
-            kind: _coco.score(
-                self._columns, detections, kind=kind, evaluator=self._evaluator
-            )
+        scores = [
+            _coco.score(columns, detections, kind=kind, evaluator=self._evaluator)
             for kind in self._kinds
-        }
+        ]
         figures: dict[str, Any] = {}
-        for of_kind in scores.values():
+        for of_kind in scores:
             figures |= of_kind.figures()
-        figures |= {
-            **counts,
-            "detections": len(detections),
-            "extras": self._extras(detections, scores, drawn),
-        }
+        extras = self._extras(detections, scores, drawn)
+        figures |= {**counts, "detections": len(detections), "extras": extras}
         return figures | {"seconds": time.perf_counter() - began}
 
     def _local_detections(self, not_finite: Array) -> Detections:
@@ -188,24 +164,29 @@ class CocoAP:
             np.asarray(columns.category_ids)[columns.category_of],
             -1,
         )
-        parts = [
-            _empty(
-                keypoints=len(columns.keypoint_mirror) if self._keypoints else None,
-                masks=self._masks,
-            )
-        ]
-        for rows, which, values, points, masks in self._pending:
+        none = np.zeros(0, np.int64)
+        points = len(columns.keypoint_mirror) if "keypoints" in self._kinds else None
+        empty = Detections(
+            image_ids=none,
+            category_ids=none,
+            boxes=np.zeros((0, 4)),
+            scores=np.zeros(0),
+            masks=[] if "masks" in self._kinds else None,
+            keypoints=None if points is None else np.zeros((0, points, 3)),
+        )
+        parts = [empty]
+        for rows, row_of, values, keypoints, masks in self._pending:
             table = values.numpy()
-            ids = rows.ids[which]
+            ids = rows.ids[row_of]
             part = Detections(
                 image_ids=np.asarray(columns.image_id)[ids],
                 category_ids=of_class[table[:, 5].astype(np.int64)],
-                boxes=self._boxes(rows, which, table[:, :4]),
+                boxes=self._boxes(rows, row_of, table[:, :4]),
                 scores=table[:, 4].astype(np.float64),
                 masks=masks,
                 keypoints=None
-                if points is None
-                else _moved(rows, which, points.numpy()),
+                if keypoints is None
+                else _moved(rows, row_of, keypoints.numpy()),
             )
             usable = (part.category_ids >= 0) & ~np.isin(ids, not_finite)
             parts.append(part.taken(np.flatnonzero(usable)))
@@ -226,42 +207,30 @@ class CocoAP:
         self, output: dict[str, torch.Tensor], rows: Rows, place: int
     ) -> list[Any]:
         """Encode the masks of one image at its own size."""
-        boxes = self._boxes(
-            rows,
-            np.full(len(output["scores"]), place),
-            output["boxes"].float().cpu().numpy(),
-        )
+        corners = output["boxes"].float().cpu().numpy()
+        boxes = self._boxes(rows, np.full(len(corners), place), corners)
         boxes[:, 2:] += boxes[:, :2]
         sample = rows.ids[place]
-        height, width = (
-            int(self._columns.height[sample]),
-            int(self._columns.width[sample]),
-        )
-        return _masks.encoded(output["masks"].cpu(), boxes, height, width)
+        size = int(self._columns.height[sample]), int(self._columns.width[sample])
+        return _masks.encoded(output["masks"].cpu(), boxes, *size)
 
     def _extras(
-        self, detections: Detections, scores: dict[str, _coco.Scores], drawn: list[int]
+        self, detections: Detections, scores: list[_coco.Scores], drawn: list[int]
     ) -> dict[str, Any]:
         """Return results files, AP by class, and pictures: curves, and a few images with detections."""
         from tasks import _plots
 
-        names = _coco.names(self._columns)
-        files = {
-            f"detections{'' if kind == 'boxes' else f'_{kind}'}.json": _results.written(
-                detections, kind
-            )
-            for kind in scores
-        }
-        scalars = {
-            f"val_{_coco.PREFIXES[kind]}ap/{names[category]}": value
-            for kind, of_kind in scores.items()
-            for category, value in of_kind.by_category().items()
-        }
-        images = {
-            f"val/{_coco.PREFIXES[kind]}precision_recall": _plots.curves(of_kind)
-            for kind, of_kind in scores.items()
-        }
-        pictures = _plots.predictions(self._columns, self._source, detections, drawn)
+        columns = self._columns
+        names = _coco.names(columns)
+        files, scalars, images = {}, {}, {}
+        for of_kind in scores:
+            prefix = _coco.PREFIXES[of_kind.kind]
+            content = _results.written(detections, of_kind.kind)
+            files[_results.file_name(of_kind.kind)] = content
+            for category, value in of_kind.by_category().items():
+                scalars[f"val_{prefix}ap/{names[category]}"] = value
+            images[f"val/{prefix}precision_recall"] = _plots.curves(of_kind)
+        pictures = _plots.predictions(columns, self._source, detections, drawn)
         if pictures is not None:
             images["val/predictions"] = pictures
         return {"files": files, "scalars": scalars, "images": images}
@@ -285,17 +254,12 @@ def rows_of(batch: Batch) -> Rows:
 
 
 def _is_finite(output: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return whether all that was found in an image are numbers, bool; so the detector has to say, if it
-    does.
-    """
-    finite = [
-        torch.isfinite(value).all()
-        for name, value in output.items()
-        if name != "finite"
-    ]
-    return torch.stack(
-        [*finite, *([output["finite"]] if "finite" in output else [])]
-    ).all()
+    """Return, bool, whether all that was found in an image are numbers; and what the detector says of it."""
+    # `finite` is a bool, which counts as a finite number
+    finite = [torch.isfinite(value).all() for value in output.values()]
+    if "finite" in output:
+        finite.append(output["finite"])
+    return torch.stack(finite).all()
 
 
 def _to_host(values: torch.Tensor) -> torch.Tensor:
@@ -308,16 +272,4 @@ def _moved(rows: Rows, which: Array, points: Array) -> Array:
     points = points.astype(np.float64)
     return np.concatenate(
         [geometry.to_image(rows, which, points[:, :, :2]), points[:, :, 2:]], axis=2
-    )
-
-
-def _empty(*, keypoints: int | None, masks: bool) -> Detections:
-    none = np.zeros(0, np.int64)
-    return Detections(
-        image_ids=none,
-        category_ids=none,
-        boxes=np.zeros((0, 4)),
-        scores=np.zeros(0),
-        masks=[] if masks else None,
-        keypoints=None if keypoints is None else np.zeros((0, keypoints, 3)),
     )

@@ -17,6 +17,7 @@ from dataset.images.columns import Header, Images
 from tasks import _results
 from tasks._coco import Detections
 from tasks._coco_ap import CocoAP, spread
+from tasks._predictions import NO_NUMBER
 from tasks.kind import Asked
 
 DRAWN = 100
@@ -34,24 +35,13 @@ class Unannotated(Instances):
         cls, images: Images, classes: tuple[str, ...], keypoints: int = 0
     ) -> Unannotated:
         """Return columns of these images; `classes` are the network's, with the background first."""
-        numbers = [
-            place
-            for place, name in enumerate(classes)
-            if name not in (BACKGROUND, UNUSED)
-        ]
+        unnamed = (BACKGROUND, UNUSED)
+        numbers = [at for at, name in enumerate(classes) if name not in unnamed]
         none = np.zeros(0, np.int64)
-        known = (
-            "folder",
-            "root",
-            "fingerprint",
-            "path_bytes",
-            "path_offsets",
-            "exif",
-            *Header._fields,
-        )
+        known = ["folder", "root", "fingerprint", "path_bytes", "path_offsets", "exif"]
         return cls(
             images=images,
-            **{name: getattr(images, name) for name in known},
+            **{name: getattr(images, name) for name in (*known, *Header._fields)},
             classes=classes,
             rejected=0,
             image_id=np.arange(1, len(images) + 1),
@@ -104,29 +94,19 @@ def write_detections(
     columns = split.columns
     files = []
     for kind in kinds:
-        path = folder / f"detections{'' if kind == 'boxes' else f'_{kind}'}.json"
-        path.write_bytes(_results.written(detections, kind))
-        files.append(path)
-    errors = dict(asked.errors)
-    of_sample = {
-        sample: place
-        for place, sample in enumerate(asked.samples.tolist())
-        if sample >= 0
-    }
-    for sample in found["not_finite"].tolist():
-        errors[of_sample[sample]] = "the network's output is no number"
+        files.append(folder / _results.file_name(kind))
+        files[-1].write_bytes(_results.written(detections, kind))
+    not_finite = set(found["not_finite"].tolist())
     images = []
-    for place, (name, sample) in enumerate(
-        zip(asked.names, asked.samples.tolist(), strict=True)
-    ):
+    for place, name in enumerate(asked.names):
+        sample = int(asked.samples[place])
         own: dict[str, Any] = {"file_name": name}
         if sample >= 0:
-            size = {
-                "width": int(columns.width[sample]),
-                "height": int(columns.height[sample]),
-            }
-            own = {"id": int(columns.image_id[sample]), **own, **size}
-        images.append(own | ({"error": errors[place]} if place in errors else {}))
+            own = {"id": int(columns.image_id[sample]), **own}
+            own["width"] = int(columns.width[sample])
+            own["height"] = int(columns.height[sample])
+        error = NO_NUMBER if sample in not_finite else asked.errors.get(place)
+        images.append(own | ({} if error is None else {"error": error}))
     named = zip(columns.category_ids.tolist(), columns.class_names, strict=True)
     categories = [{"id": number, "name": name} for number, name in named]
     listed = folder / "images.json"

@@ -62,28 +62,33 @@ def _coded(
     return code
 
 
-def checked(counts: str | list[Any], height: int, width: int) -> dict[str, Any]:
-    """Return compressed run lengths from either form.
+def checked(code: Any, height: int, width: int) -> dict[str, Any]:
+    """Return compressed run lengths of {size, counts} in either form.
 
-    Raises ValueError unless they are whole, none is negative, and they fill the image: pycocotools reads and
-    writes past its memory when given others.
+    Raises ValueError unless counts are whole, none is negative, and they fill the image: pycocotools reads
+    and writes past its memory when given others.
     """
     from pycocotools import mask as coder
 
-    if isinstance(counts, str):
-        runs = uncompressed(counts.encode("ascii")).tolist()
-    else:
-        runs = counts
-        if any(type(run) is not int for run in runs):
-            raise ValueError("a run that is no whole number")
-    if min(runs, default=-1) < 0 or sum(runs) != height * width:
-        raise ValueError("runs that do not fill the image")
+    due = (
+        f"run lengths {{size, counts}} that fill an image of {[height, width]} are due"
+    )
+    if not isinstance(code, dict) or code.get("size") != [height, width]:
+        raise ValueError(due)
+    counts = code.get("counts")
+    try:
+        runs: Any = counts
+        if isinstance(counts, str):
+            runs = uncompressed(counts.encode("ascii")).tolist()
+        whole = isinstance(runs, list) and all(type(run) is int for run in runs)
+        if not whole or min(runs, default=-1) < 0 or sum(runs) != height * width:
+            raise ValueError
+    except ValueError:
+        raise ValueError(due) from None
     if isinstance(counts, str):
         return {"size": [height, width], "counts": counts.encode()}
-    code: dict[str, Any] = coder.frPyObjects(
-        {"size": [height, width], "counts": runs}, height, width
-    )
-    return code
+    code = coder.frPyObjects({"size": [height, width], "counts": runs}, height, width)
+    return dict(code)
 
 
 def run_lengths(

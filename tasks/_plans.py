@@ -58,27 +58,7 @@ def opened(
             f"train: --repeats {repeats} shows {shown:,} of {samples:,} samples in an epoch, each "
             f"{repeats} times, and leaves {samples - shown:,} out"
         )
-    if not config.run.uses:
-        for line in idle(config):
-            console.warn(line)
     return found
-
-
-def idle(config: Config) -> list[str]:
-    """Return a line for each setting of training that changes nothing in this run, though it was given."""
-    settings = config.augmentation
-    epochs = config.optimisation.epochs
-    lines = []
-    if config.loading.batch_size == 1 and mixing(settings).mixes:
-        lines.append(
-            "--mixup and --cutmix mix images of one batch, and --batch-size 1 has no other"
-        )
-    if settings.image_size_ramp is not None and settings.image_size_ramp[1] >= epochs:
-        lines.append(
-            f"--image-size-ramp reaches --image-size in epoch {settings.image_size_ramp[1]}, counted from 0, "
-            f"and --epochs {epochs} ends before"
-        )
-    return lines
 
 
 def pair(

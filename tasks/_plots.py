@@ -7,11 +7,13 @@ import logging
 from typing import Any
 
 import numpy as np
+import torch
 
 # here: what scores is forked, and may wait for no import of another thread
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
+from torchvision.utils import draw_bounding_boxes
 
 from contracts import Array, Source
 from loaders.images.decoders import shown_rgb
@@ -25,32 +27,43 @@ SIDE = 320  # of a picture, pixels: two, ground truth and detections, lie side b
 LEAST = 0.5  # score of a detection that is drawn
 MOST = 20  # detections that are drawn of an image
 FALLBACK = 3  # the likeliest that are drawn where nothing has that score
-BAR = 16  # height of the line above a picture
-CURVES = (
-    0,
-    2,
-    4,
-    5,
-    7,
-    9,
-)  # overlaps of which there is a curve, places among 0.5, 0.55, ..., 0.95
+# overlaps of which there is a curve, places among 0.5, 0.55, ..., 0.95
+CURVES = (0, 2, 4, 5, 7, 9)
 GOLDEN = 0.618034  # steps of the hue: categories next to each other get different ones
+
+Marked = list[tuple[Array, int, str]]
+"""What is drawn, the last one on top: a box x y width height in the stored image, its category, a text."""
 
 
 def predictions(
     columns: Any, source: Source | None, found: Detections, samples: list[int]
 ) -> Array | None:
-    """Draw, uint8 [n, H, W, 3], of each sample ground truth, and to its right detections.
+    """Draw, uint8 [n, SIDE, 2 SIDE, 3], of each sample ground truth, and to its right detections.
 
     None when none can be read.
     """
-    if source is None:
-        return None
-    tiles = [
-        tile
-        for sample in samples
-        if (tile := _pair(columns, source, found, sample)) is not None
-    ]
+    named = names(columns)
+    ids = np.asarray(columns.category_ids)
+    tiles = []
+    for sample in samples:
+        picture = None if source is None else _picture(columns, source, sample)
+        if picture is None:
+            continue
+        expected = []
+        there = columns.annotations(sample)
+        for box, category, crowd in zip(
+            columns.boxes[there],
+            ids[columns.category[there]].tolist(),
+            columns.crowd[there],
+            strict=True,
+        ):
+            text = named[category] + (" (crowd)" if crowd else "")
+            expected.append((box, category, text))
+        scale = min(SIDE / picture.width, SIDE / picture.height)
+        tile = Image.new("RGB", (2 * SIDE, SIDE), "white")
+        for left, marked in ((0, expected), (SIDE, _likely(columns, found, sample))):
+            tile.paste(_drawn(picture, marked, scale), (left, 0))
+        tiles.append(np.asarray(tile))
     return np.stack(tiles) if tiles else None
 
 
@@ -59,116 +72,55 @@ def detected(
 ) -> Image.Image | None:
     """Draw a sample at its own size with what was found in it; None where it cannot be read."""
     picture = _picture(columns, source, sample)
-    return (
-        None
-        if picture is None
-        else _drawn(picture, _boxes_of(columns, found, sample), 1.0, 1.0)
-    )
+    if picture is None:
+        return None
+    return _drawn(picture, _likely(columns, found, sample), 1.0)
 
 
 def _picture(columns: Any, source: Source, sample: int) -> Image.Image | None:
+    turns = exif_of(columns)
     try:
-        turns = exif_of(columns)
-        return shown_rgb(
-            source.read(sample), 0 if turns is None else int(turns[sample])
-        )
+        turn = 0 if turns is None else int(turns[sample])
+        return shown_rgb(source.read(sample), turn)
     except Exception:  # PIL raises whatever the bytes make it stumble over; and a data set may have no bytes
         return None
 
 
-def _boxes_of(
-    columns: Any, found: Detections, sample: int
-) -> list[tuple[Array, int, str]]:
-    """Return the likely detections of a sample, the likeliest first: box, category, text."""
+def _likely(columns: Any, found: Detections, sample: int) -> Marked:
+    """Return the likely detections of a sample, the likeliest last."""
     named = names(columns)
     own = np.flatnonzero(found.image_ids == columns.image_id[sample])
     own = own[np.argsort(-found.scores[own], kind="stable")]
     likely = int((found.scores[own] >= LEAST).sum())
-    return [
-        (
-            found.boxes[place],
-            int(found.category_ids[place]),
-            f"{named[int(found.category_ids[place])]} {found.scores[place]:.2f}",
-        )
-        for place in own[: min(likely, MOST) or FALLBACK]
-    ]
+    marked = []
+    for place in own[: min(likely, MOST) or FALLBACK][::-1]:
+        category = int(found.category_ids[place])
+        text = f"{named[category]} {found.scores[place]:.2f}"
+        marked.append((found.boxes[place], category, text))
+    return marked
 
 
-def _pair(columns: Any, source: Source, found: Detections, sample: int) -> Array | None:
-    picture = _picture(columns, source, sample)
-    if picture is None:
-        return None
-    scale = min(SIDE / picture.width, SIDE / picture.height)
-    small = picture.resize(
-        (max(round(picture.width * scale), 1), max(round(picture.height * scale), 1))
+def _drawn(picture: Image.Image, marked: Marked, scale: float) -> Image.Image:
+    """Draw on the picture, `scale` times as large, boxes with their texts in colours of their categories."""
+    width, height = (max(round(side * scale), 1) for side in picture.size)
+    if not marked:
+        return picture.resize((width, height))
+    pixels = torch.from_numpy(np.array(picture.resize((width, height))))
+    boxes = np.array([box for box, _, _ in marked], np.float64) * scale
+    boxes[:, 2:] += boxes[:, :2]
+    colours = []
+    for _, category, _ in marked:
+        shares = colorsys.hsv_to_rgb(category * GOLDEN % 1, 0.6, 1.0)
+        red, green, blue = (round(255 * share) for share in shares)
+        colours.append((red, green, blue))
+    drawn = draw_bounding_boxes(
+        pixels.permute(2, 0, 1),
+        torch.from_numpy(boxes.clip(0, [width - 1, height - 1] * 2)),
+        labels=[text for _, _, text in marked],
+        colors=colours,
+        width=2,
     )
-    named = names(columns)
-    ids = np.asarray(columns.category_ids)
-    there = columns.annotations(sample)
-    expected = [
-        (
-            box,
-            int(ids[category]),
-            named[int(ids[category])] + (" (crowd)" if crowd else ""),
-        )
-        for box, category, crowd in zip(
-            columns.boxes[there],
-            columns.category[there],
-            columns.crowd[there],
-            strict=True,
-        )
-    ]
-    tile = Image.new("RGB", (2 * SIDE, SIDE + BAR), "white")
-    image = f"image {columns.image_id[sample]}"
-    for left, title, boxes in (
-        (0, f"{image}: ground truth", expected),
-        (SIDE, "detections", _boxes_of(columns, found, sample)),
-    ):
-        tile.paste(
-            _drawn(
-                small, boxes, small.width / picture.width, small.height / picture.height
-            ),
-            (left, BAR),
-        )
-        ImageDraw.Draw(tile).text(
-            (left + 2, 1), title, fill="black", font=ImageFont.load_default(12)
-        )
-    return np.asarray(tile)
-
-
-def _drawn(
-    picture: Image.Image,
-    boxes: list[tuple[Array, int, str]],
-    across: float,
-    down: float,
-) -> Image.Image:
-    """Draw boxes x y width height in the stored image's pixels, in its category's colour, with a text."""
-    picture = picture.copy()
-    draw = ImageDraw.Draw(picture)
-    font = ImageFont.load_default(10)
-    for box, category, text in reversed(boxes):  # the likeliest last, on top
-        x0, y0, x1, y1 = (
-            float(value)
-            for value in (
-                box[0] * across,
-                box[1] * down,
-                (box[0] + box[2]) * across,
-                (box[1] + box[3]) * down,
-            )
-        )
-        colour = _colour(category)
-        draw.rectangle(
-            [x0, y0, max(x0, x1 - 1), max(y0, y1 - 1)], outline=colour, width=2
-        )
-        at = (max(x0, 0), max(y0 - 11, 0))
-        draw.rectangle(draw.textbbox(at, text, font=font), fill=colour)
-        draw.text(at, text, fill="black", font=font)
-    return picture
-
-
-def _colour(category: int) -> tuple[int, int, int]:
-    red, green, blue = colorsys.hsv_to_rgb(category * GOLDEN % 1, 0.6, 1.0)
-    return round(255 * red), round(255 * green), round(255 * blue)
+    return Image.fromarray(drawn.permute(1, 2, 0).numpy())
 
 
 def curves(scores: Scores) -> Array:
@@ -181,12 +133,8 @@ def curves(scores: Scores) -> Array:
     for place in CURVES:
         curve = scores.curve(place)
         shade = 0.85 * place / len(scores.precision)
-        axes.plot(
-            recalls,
-            curve,
-            color=(shade, shade, 1.0),
-            label=f"{overlap} {0.5 + 0.05 * place:.2f}: {curve.mean():.1%}",
-        )
+        label = f"{overlap} {0.5 + 0.05 * place:.2f}: {curve.mean():.1%}"
+        axes.plot(recalls, curve, color=(shade, shade, 1.0), label=label)
     axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.01))
     prefix = PREFIXES[scores.kind]
     average = scores.figures()[prefix + "ap"]

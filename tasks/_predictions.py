@@ -1,18 +1,18 @@
-"""What a classifier says of each sample: its likeliest classes with their probabilities.
-
-Must not know files, labels, or how logits came about.
-"""
+"""What a classifier says of each sample: its likeliest classes with their probabilities, and their table."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from contracts import Array, World
+from tasks import _tables
+from tasks.kind import Asked
 
 MOST = 5
 """Classes that are kept of a sample."""
@@ -32,47 +32,30 @@ class Answers:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __eq__(self, other: object) -> bool:
-        """Whether two passes have given the same answers, to the last bit."""
-        names = [column.name for column in fields(self)]
-        return isinstance(other, Answers) and all(
-            np.array_equal(
-                getattr(self, name), getattr(other, name), equal_nan=name == "shares"
-            )
-            for name in names
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
     @staticmethod
     def joined(parts: Sequence[Answers]) -> Answers:
         """Return the answers of all parts, of which no two have the same sample."""
-        ids = np.concatenate([part.ids for part in parts])
-        order = np.argsort(ids, kind="stable")
+        order = np.argsort(np.concatenate([part.ids for part in parts]), kind="stable")
         # a rank without a sample does not know how many classes there are
         width = max(part.classes.shape[1] for part in parts)
-        of_width = [part for part in parts if part.classes.shape[1] == width]
-        return Answers(
-            ids=ids[order],
-            classes=np.concatenate([part.classes for part in of_width])[order],
-            shares=np.concatenate([part.shares for part in of_width])[order],
-            labels=np.concatenate([part.labels for part in parts])[order],
-            finite=np.concatenate([part.finite for part in parts])[order],
-        )
+        known = [part for part in parts if part.classes.shape[1] == width]
+
+        def column(name: str) -> Array:
+            of = known if name in ("classes", "shares") else parts
+            return np.concatenate([getattr(part, name) for part in of])[order]
+
+        return Answers(**{one.name: column(one.name) for one in fields(Answers)})
 
     def rows(self, classes: Sequence[str]) -> list[dict[str, Any]]:
         """Return the cells of a table: class, probability, class_2, probability_2, ..., error."""
-        named = np.array(classes, object)[self.classes]
         table = []
-        for names, shares, finite in zip(
-            named.tolist(), self.shares.tolist(), self.finite.tolist(), strict=True
+        for of, shares, finite in zip(
+            self.classes.tolist(), self.shares.tolist(), self.finite, strict=True
         ):
             cells: dict[str, Any] = {}
-            for place, (name, share) in enumerate(
-                zip(names, shares, strict=True), start=1
-            ):
-                behind = "" if place == 1 else f"_{place}"
-                cells[f"class{behind}"] = name if finite else None
+            for place, (number, share) in enumerate(zip(of, shares, strict=True)):
+                behind = f"_{place + 1}" if place else ""
+                cells[f"class{behind}"] = classes[number] if finite else None
                 cells[f"probability{behind}"] = round(share, 6) if finite else None
             table.append(cells | {"error": None if finite else NO_NUMBER})
         return table
@@ -105,30 +88,26 @@ class Collected:
 
     def answers(self, world: World) -> Answers:
         """Return the answers of all ranks, on each. Every rank must call it."""
-        return Answers.joined(world.gather(self._local()))
-
-    def _local(self) -> Answers:
-        if not self._parts:
-            return answers_of(
-                np.zeros(0, np.int64), np.zeros((0, 0)), np.zeros(0, np.int64)
+        none = np.zeros(0, np.int64)
+        own = answers_of(none, np.zeros((0, 0)), none)
+        if self._parts:
+            ids, *columns = zip(*self._parts, strict=True)
+            *numbers, valid = (torch.cat(column).cpu().numpy() for column in columns)
+            classes, shares, labels, finite = (one[valid] for one in numbers)
+            own = Answers(
+                ids=np.concatenate(ids)[valid],
+                classes=classes,
+                shares=shares,
+                labels=labels,
+                finite=finite,
             )
-        ids, *columns = zip(*self._parts, strict=True)
-        classes, shares, labels, finite, valid = (
-            torch.cat(column).cpu().numpy() for column in columns
-        )
-        return Answers(
-            ids=np.concatenate(ids)[valid],
-            classes=classes[valid],
-            shares=shares[valid],
-            labels=labels[valid],
-            finite=finite[valid],
-        )
+        return Answers.joined(world.gather(own))
 
 
 def answers_of(
     ids: Array, logits: Array, labels: Array, *, binary: bool = False
 ) -> Answers:
-    """Return the answers of logits, float64 [n, C], that are on the host and finite, as `Collected` does.
+    """Return the answers of logits, float [n, C], that are on the host, as `Collected` does.
 
     Of classes with the same logit the first one comes first.
     """
@@ -139,10 +118,27 @@ def answers_of(
         classes=classes,
         shares=np.take_along_axis(shares, classes, axis=1),
         labels=labels,
-        finite=np.ones(len(ids), bool),
+        finite=np.asarray(np.isfinite(logits).all(axis=1)),
     )
 
 
 def _probabilities(logits: torch.Tensor, binary: bool) -> torch.Tensor:
     """Return float32 [B, C]; `binary`: each class has one of its own, else those of all add up to 1."""
     return logits.float().sigmoid() if binary else torch.softmax(logits.float(), dim=1)
+
+
+def write_answers(
+    folder: Path, found: Mapping[str, Any], asked: Asked, classes: Sequence[str]
+) -> list[Path]:
+    """Write predictions.* with a row a file, in their order: path, likeliest classes, error."""
+    answers: Answers = found["extras"]["answers"]
+    cells = answers.rows(classes)
+    of_sample = dict(zip(answers.ids.tolist(), cells, strict=True))
+    empty = dict.fromkeys(cells[0]) if cells else {"class": None, "probability": None}
+    rows = []
+    for place, (name, sample) in enumerate(
+        zip(asked.names, asked.samples.tolist(), strict=True)
+    ):
+        missing = {**empty, "error": asked.errors.get(place, NO_NUMBER)}
+        rows.append({"path": name, **of_sample.get(sample, missing)})
+    return [_tables.write(folder / "predictions", rows, asked.form)]

@@ -7,6 +7,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from contracts import UserError
@@ -28,9 +29,16 @@ def require(form: str) -> None:
             ) from None
 
 
-def written(rows: Rows, form: str) -> bytes:
-    """Return the rows as a file of that format, a name of FORMATS."""
-    return FORMATS[form](rows)
+def write(path: Path, rows: Rows, form: str) -> Path:
+    """Write the rows to a file whose name ends with the format, a name of FORMATS; return its path."""
+    path = path.with_name(f"{path.name}.{form}")
+    path.write_bytes(written(rows, form))
+    return path
+
+
+def written(rows: Rows, form: str = "csv") -> bytes:
+    """Return the rows as a file of that format, a name of FORMATS; b"" of none."""
+    return FORMATS[form](rows) if rows else b""
 
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")

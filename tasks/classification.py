@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,8 @@ from tasks import _tables
 from tasks._classification_report import Validated, calibration_error
 from tasks._mixing import mixed, shared
 from tasks._plans import image_policies, mixing, opened, pair
-from tasks._predictions import MOST, NO_NUMBER, Answers, Collected
-from tasks.kind import Asked, Predicting, Splits, TaskKind
+from tasks._predictions import MOST, Answers, Collected, answers_of, write_answers
+from tasks.kind import Predicting, Splits, TaskKind
 
 FIGURES = (
     Figure(name="top1", title="top-1", unit="%", chart="accuracy", compared=True),
@@ -60,55 +61,34 @@ LOSS_UNIT = 2.0**-20
 """Each sample's loss is rounded to a whole multiple of this before it is summed, so that the sum does not
 depend on its order."""
 LARGEST_LOSS = 1e6
+"""A finite loss above counts as this, so that sums of whole multiples have room."""
 
 
+@dataclass(frozen=True, eq=False)
 class Classification:
-    """contracts.Task with a label an image: `labels` is the manifest's column [n].
+    """contracts.Task with a label an image: `labels` is the manifest's column [n]."""
 
-    `auxiliary_weight` weighs the losses of outputs after the first. `weights` [n] are those of the samples in
-    training; their mean is 1. `validated`: what a validation is of, for its files and pictures.
-    `several`, bool [sets, C], is for `Tags`.
-    """
+    labels: Array
+    _: KW_ONLY
+    label_smoothing: float = 0.0
+    binary: bool = False  # --loss bce
+    threshold: float | None = None  # --bce-threshold
+    auxiliary_weight: float = 0.0  # of the losses of outputs after the first
+    mixing: Mixing = SEPARATE
+    weights: Array | None = None  # [n], of the samples in training; their mean is 1
+    # what a validation is of, for its files and pictures
+    validated: Validated | None = None
 
-    def __init__(
-        self,
-        labels: np.ndarray,
-        *,
-        label_smoothing: float = 0.0,
-        binary: bool = False,
-        threshold: float | None = None,
-        auxiliary_weight: float = 0.0,
-        mixing: Mixing = SEPARATE,
-        weights: Array | None = None,
-        validated: Validated | None = None,
-        several: Array | None = None,
-    ) -> None:
-        """Take the settings of the loss: `binary` is --loss bce, `threshold` --bce-threshold."""
-        self._labels = labels
-        self._validated = validated
-        self._weights = weights
-        self._smoothing = label_smoothing
-        self._binary = binary
-        self._threshold = threshold
-        self._auxiliary_weight = auxiliary_weight
-        self._mixing = mixing
-        self._several = (
-            np.zeros((0, 0), np.float32)
-            if several is None
-            else several.astype(np.float32)
-        )
-
-    def targets(self, rows: Rows) -> dict[str, np.ndarray]:
+    def targets(self, rows: Rows) -> dict[str, Array]:
         """Return {"labels": int64 [B]}, IGNORE where the row is padding, and plan.mixing's where it mixes.
 
         With weights there are "weights", float32 [B].
         """
-        targets = label_targets(self._labels, rows)
-        if self._weights is not None:
-            targets["weights"] = self._weights[
-                np.where(rows.valid, rows.ids, 0)
-            ].astype(np.float32)
-        return targets | self._mixing.targets(rows) if self._mixing.mixes else targets
+        targets = label_targets(self.labels, rows)
+        if self.weights is not None:
+            weights = self.weights[np.where(rows.valid, rows.ids, 0)]
+            targets["weights"] = weights.astype(np.float32)
+        return targets | self.mixing.targets(rows) if self.mixing.mixes else targets
 
     def inputs(self, batch: Batch) -> tuple[torch.Tensor]:
         return (self.shown(batch),)
@@ -126,50 +106,53 @@ class Classification:
         logits, *auxiliary = [outputs] if isinstance(outputs, torch.Tensor) else outputs
         losses = self._loss(logits, batch)
         for head in auxiliary:
-            losses = losses + self._auxiliary_weight * self._loss(head, batch)
-        return (
-            losses * batch.targets["weights"] if self._weights is not None else losses
-        )
+            losses = losses + self.auxiliary_weight * self._loss(head, batch)
+        if self.weights is not None:
+            losses = losses * batch.targets["weights"]
+        return losses
 
     def _loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        if not self._binary:
-            return self._cross_entropy(logits, batch, self._smoothing)
+        if not self.binary:
+            return cross_entropy(logits, batch, self.label_smoothing)
         # padding is of class 0 here, and its loss is left out
-        targets = functional.one_hot(
-            batch.targets["labels"].clamp(min=0), logits.shape[1]
-        ).float()
+        labels = batch.targets["labels"].clamp(min=0)
+        wanted = functional.one_hot(labels, logits.shape[1]).float()
+        return self._binary_loss(logits, wanted, batch)
+
+    def _binary_loss(
+        self, logits: torch.Tensor, wanted: torch.Tensor, batch: Batch
+    ) -> torch.Tensor:
         if "partners" in batch.targets:
-            targets = shared(targets, targets[batch.targets["partners"]], batch.targets)
+            wanted = shared(wanted, wanted[batch.targets["partners"]], batch.targets)
         return binary_cross_entropy(
-            logits, targets, batch.valid, self._smoothing, self._threshold
+            logits, wanted, batch.valid, self.label_smoothing, self.threshold
         )
 
     def parts(self, outputs: Any) -> dict[str, torch.Tensor]:
         return {}
 
     def metric(self, device: torch.device) -> Metric:
-        return TopK(device, self._validated, binary=self._binary)
+        return TopK(device, self.validated, binary=self.binary)
 
-    @staticmethod
-    def _cross_entropy(
-        logits: torch.Tensor, batch: Batch, smoothing: float
-    ) -> torch.Tensor:
-        def of(labels: torch.Tensor) -> torch.Tensor:
-            return functional.cross_entropy(
-                logits.float(),
-                labels,
-                reduction="none",
-                ignore_index=IGNORE,
-                label_smoothing=smoothing,
-            )
 
-        labels = batch.targets["labels"]
-        losses = of(labels)
-        if "partners" in batch.targets:
-            losses = shared(
-                losses, of(labels[batch.targets["partners"]]), batch.targets
-            )
-        return torch.where(batch.valid, losses, 0.0)
+def cross_entropy(logits: torch.Tensor, batch: Batch, smoothing: float) -> torch.Tensor:
+    """Return fp32 [B], the cross entropy of a batch's labels; 0 where a row is not valid."""
+
+    def of(labels: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(
+            logits.float(),
+            labels,
+            reduction="none",
+            ignore_index=IGNORE,
+            label_smoothing=smoothing,
+        )
+
+    labels = batch.targets["labels"]
+    losses = of(labels)
+    if "partners" in batch.targets:
+        others = of(labels[batch.targets["partners"]])
+        losses = shared(losses, others, batch.targets)
+    return torch.where(batch.valid, losses, 0.0)
 
 
 def binary_cross_entropy(
@@ -194,28 +177,26 @@ def binary_cross_entropy(
     return torch.where(valid, each.mean(dim=1), 0.0)
 
 
+@dataclass(frozen=True, eq=False)
 class Tags(Classification):
-    """contracts.Task with a set of labels an image: `several`, bool [sets, C], has the classes of each.
+    """contracts.Task with a set of labels an image: `labels` [n] are the images' sets.
 
-    `labels` [n] are the images' sets. Images that are mixed have both sets, each with its share. The loss is
-    binary cross entropy, whatever `binary` says.
+    Images that are mixed have both sets, each with its share. The loss is binary cross entropy.
     """
+
+    several: Array = field(kw_only=True)  # bool [sets, C], the classes of each set
 
     def targets(self, rows: Rows) -> dict[str, Array]:
         """Return Classification's, and "wanted": float32 [B, C], 1 for each label; 0 where it is padding."""
-        wanted = self._several[self._labels[np.where(rows.valid, rows.ids, 0)]]
-        return {**super().targets(rows), "wanted": wanted * rows.valid[:, None]}
+        wanted = self.several[self.labels[np.where(rows.valid, rows.ids, 0)]]
+        wanted = wanted.astype(np.float32) * rows.valid[:, None]
+        return {**super().targets(rows), "wanted": wanted}
 
     def _loss(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        wanted = batch.targets["wanted"]
-        if "partners" in batch.targets:
-            wanted = shared(wanted, wanted[batch.targets["partners"]], batch.targets)
-        return binary_cross_entropy(
-            logits, wanted, batch.valid, self._smoothing, self._threshold
-        )
+        return self._binary_loss(logits, batch.targets["wanted"], batch)
 
     def metric(self, device: torch.device) -> Metric:
-        return MeanPrecision(self._several.shape[1], self._validated)
+        return MeanPrecision(self.several.shape[1], self.validated)
 
 
 class TopK:
@@ -241,11 +222,12 @@ class TopK:
         logits = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
         self._classes = logits.shape[1]
         self._collected.add(batch.ids, logits, batch.targets["labels"], batch.valid)
-        losses = Classification._cross_entropy(logits, batch, 0.0)
-        countable = torch.isfinite(losses) & (losses <= LARGEST_LOSS)
+        losses = cross_entropy(logits, batch, 0.0)
+        finite = torch.isfinite(losses)
         # whole numbers add up to the same sum in any order, and so on any number of ranks
-        units = torch.where(countable, losses.double() / LOSS_UNIT, 0.0).round().long()
-        self._sums += torch.stack([units.sum(), (batch.valid & ~countable).sum()])
+        losses = torch.where(finite, losses, 0.0).clamp(max=LARGEST_LOSS)
+        units = (losses.double() / LOSS_UNIT).round().long()
+        self._sums += torch.stack([units.sum(), (batch.valid & ~finite).sum()])
 
     def result(self, world: World) -> dict[str, Any]:
         """Return top1, top5 (shares), loss (mean), ece, samples, and how many losses, outputs are not finite.
@@ -253,18 +235,25 @@ class TopK:
         There is no top5 of five classes or fewer. Such losses are left out of the mean; samples with such
         outputs are wrong.
         """
-        loss, left_out = (int(value) for value in world.sum(self._sums.cpu().numpy()))
+        units, left_out = (int(value) for value in world.sum(self._sums.cpu().numpy()))
         answers = self._collected.answers(world)
         samples = len(answers)
         return {
             **accuracies(answers, samples, max(world.gather(self._classes))),
-            "loss": loss * LOSS_UNIT / max(samples - left_out, 1),
+            "loss": mean_loss(units, samples, left_out),
             "ece": calibration_error(answers),
             "samples": samples,
             "losses_not_finite": left_out,
             "outputs_not_finite": int((~answers.finite).sum()),
             "extras": extras_of(answers, self._validated, world),
         }
+
+
+def mean_loss(units: int, samples: int, left_out: int) -> float:
+    """Return the mean of losses that sum up to `units` of LOSS_UNIT; nan where all samples are left out."""
+    if samples and samples == left_out:
+        return math.nan
+    return units * LOSS_UNIT / max(samples - left_out, 1)
 
 
 def accuracies(answers: Answers, samples: int, classes: int) -> dict[str, float]:
@@ -275,10 +264,8 @@ def accuracies(answers: Answers, samples: int, classes: int) -> dict[str, float]
     # axes: [n, k], whether the sample's class is the one in this place
     right = (answers.classes == answers.labels[:, None]) & answers.finite[:, None]
     of = max(samples, 1)
-    return {
-        "top1": int(right[:, :1].sum()) / of,
-        **({"top5": int(right.sum()) / of} if classes > MOST else {}),
-    }
+    top5 = {"top5": int(right.sum()) / of} if classes > MOST else {}
+    return {"top1": int(right[:, :1].sum()) / of, **top5}
 
 
 class MeanPrecision:
@@ -291,103 +278,63 @@ class MeanPrecision:
     def __init__(self, classes: int, validated: Validated | None = None) -> None:
         self._classes = classes
         self._validated = validated
-        self._collected = Collected(binary=True)
-        # ids on the host; on the device logits and wanted [B, C], valid [B]
-        self._parts: list[tuple[Array, torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        # ids on the host; on the device logits and wanted [B, C], labels and valid [B]
+        self._parts: list[tuple[Any, ...]] = []
 
     def update(self, outputs: Any, batch: Batch) -> None:
         logits = (outputs if isinstance(outputs, torch.Tensor) else outputs[0]).float()
-        self._collected.add(batch.ids, logits, batch.targets["labels"], batch.valid)
-        self._parts.append((batch.ids, logits, batch.targets["wanted"], batch.valid))
+        targets = batch.targets
+        self._parts.append(
+            (batch.ids, logits, targets["wanted"], targets["labels"], batch.valid)
+        )
 
     def result(self, world: World) -> dict[str, Any]:
         """Return map (0..1), loss (mean), samples, and how many losses and outputs are not finite.
 
         Beside them `extras` has tasks._predictions.Answers as `answers`, and files where it was `validated`.
         """
-        everyone = world.gather(self._own())
-        ids = np.concatenate([part[0] for part in everyone])
-        order = np.argsort(ids, kind="stable")
-        logits, wanted = (
-            np.concatenate([part[at] for part in everyone])[order] for at in (1, 2)
-        )
+        none = np.zeros((0, self._classes), np.float32)
+        parts: list[tuple[Array, ...]] = [
+            (np.zeros(0, np.int64), none, none, np.zeros(0, np.int64))
+        ]
+        for ids, *tensors, valid in self._parts:
+            rows = valid.cpu().numpy()
+            parts.append((ids[rows], *(one.cpu().numpy()[rows] for one in tensors)))
+        everyone = [part for own in world.gather(parts) for part in own]
+        columns = [np.concatenate(column) for column in zip(*everyone, strict=True)]
+        order = np.argsort(columns[0], kind="stable")
+        ids, logits, wanted, labels = (column[order] for column in columns)
         finite = np.isfinite(logits).all(axis=1)
-        each = binary_cross_entropy(
+        losses = binary_cross_entropy(
             torch.from_numpy(logits),
             torch.from_numpy(wanted),
             torch.ones(len(ids), dtype=torch.bool),
             0.0,
             None,
         ).numpy()
-        countable = np.isfinite(each) & (each <= LARGEST_LOSS)
+        countable = np.isfinite(losses)
         # as TopK adds them up
-        units = int(np.rint(each[countable] / LOSS_UNIT).astype(np.int64).sum())
+        units = np.rint(losses[countable].clip(max=LARGEST_LOSS) / LOSS_UNIT)
+        left_out = int((~countable).sum())
         scores = np.where(finite[:, None], logits, -np.inf)
         precisions = [
             average_precision(scores[:, at], wanted[:, at] > 0)
             for at in range(self._classes)
         ]
         known = [one for one in precisions if one is not None]
-        answers = self._collected.answers(world)
+        answers = answers_of(ids, logits, labels, binary=True)
         files = {}
         if self._validated is not None and world.rank == 0:
-            files = {"files": self._files(self._validated, answers, wanted, precisions)}
+            tables = self._validated.tables_of_sets(answers, wanted, precisions)
+            files = {"files": tables}
         return {
             "map": float(np.mean(known)) if known else 0.0,
-            "loss": units * LOSS_UNIT / max(int(countable.sum()), 1),
+            "loss": mean_loss(int(units.astype(np.int64).sum()), len(ids), left_out),
             "samples": len(ids),
-            "losses_not_finite": int((~countable).sum()),
+            "losses_not_finite": left_out,
             "outputs_not_finite": int((~finite).sum()),
             "extras": {"answers": answers, **files},
         }
-
-    def _own(self) -> tuple[Array, Array, Array]:
-        """Return ids [n], logits and wanted, float32 [n, C], of this rank's samples."""
-        none = np.zeros((0, self._classes), np.float32)
-        parts = [(np.zeros(0, np.int64), none, none)]
-        for ids, logits, wanted, valid in self._parts:
-            rows = valid.cpu().numpy()
-            parts.append(
-                (ids[rows], logits.cpu().numpy()[rows], wanted.cpu().numpy()[rows])
-            )
-        own_ids, own_logits, own_wanted = (
-            np.concatenate(column) for column in zip(*parts, strict=True)
-        )
-        return own_ids, own_logits, own_wanted
-
-    @staticmethod
-    def _files(
-        validated: Validated,
-        answers: Answers,
-        wanted: Array,
-        precisions: list[float | None],
-    ) -> Mapping[str, bytes]:
-        """Return val_predictions.csv, with the labels of every sample, and classes.csv."""
-        names = np.array(validated.classes, object)
-        rows = [
-            {
-                "path": validated.source.name(int(sample)),
-                "labels": ";".join(names[labels > 0]),
-                **own,
-            }
-            for sample, labels, own in zip(
-                answers.ids, wanted, answers.rows(validated.classes), strict=True
-            )
-        ]
-        by_class = [
-            {
-                "class": name,
-                "samples": int(count),
-                "average_precision": one and round(one, 4),
-            }
-            for name, count, one in zip(
-                names, wanted.sum(axis=0), precisions, strict=True
-            )
-        ]
-        files = {"classes.csv": _tables.written(by_class, "csv")}
-        return files | (
-            {"val_predictions.csv": _tables.written(rows, "csv")} if rows else {}
-        )
 
 
 def average_precision(scores: Array, wanted: Array) -> float | None:
@@ -410,32 +357,8 @@ def extras_of(
     answers: Answers, validated: Validated | None, world: World
 ) -> dict[str, Any]:
     """Return the `extras` of a validation; files and pictures are made by rank 0 alone."""
-    more = (
-        validated.extras(answers) if validated is not None and world.rank == 0 else {}
-    )
-    return {"answers": answers, **more}
-
-
-def write_answers(
-    folder: Path, found: Mapping[str, Any], asked: Asked, classes: Sequence[str]
-) -> list[Path]:
-    """Write predictions.* with a row a file, in their order: path, likeliest classes, error."""
-    answers: Answers = found["extras"]["answers"]
-    cells = answers.rows(classes)
-    empty = dict.fromkeys(cells[0]) if cells else {"class": None, "probability": None}
-    row_of = {int(sample): index for index, sample in enumerate(answers.ids)}
-    rows = []
-    for index, name in enumerate(asked.names):
-        answer = row_of.get(int(asked.samples[index]))
-        row = (
-            empty | {"error": asked.errors.get(index, NO_NUMBER)}
-            if answer is None
-            else cells[answer]
-        )
-        rows.append({"path": name, **row})
-    path = folder / f"predictions.{asked.form}"
-    path.write_bytes(_tables.written(rows, asked.form))
-    return [path]
+    made = {} if validated is None or world.rank else validated.extras(answers)
+    return {"answers": answers, **made}
 
 
 def balancing(config: Config, columns: Any) -> Array | None:
@@ -516,10 +439,8 @@ class ClassificationKind(TaskKind):
         )
         validated = None
         if config.run.predict is None:  # what is predicted has no labels
-            turns = exif_of(val.columns)
-            validated = Validated(
-                classes=val.columns.classes, source=val.source, turns=turns
-            )
+            classes, turns = val.columns.classes, exif_of(val.columns)
+            validated = Validated(classes=classes, source=val.source, turns=turns)
         return train, self.task_of(val.columns)(binary=binary, validated=validated)
 
     def predicting(
@@ -527,14 +448,11 @@ class ClassificationKind(TaskKind):
     ) -> Predicting:
         """Return what --predict does: a validation whose labels mean nothing. Raises UserError."""
         _tables.require(config.run.predict_format)
-        unlabelled = found.columns.numbered(
-            np.zeros(len(found.columns.classes), np.int64), classes
-        )
-        split = replace(found, columns=unlabelled)
+        nothing = np.zeros(len(found.columns.classes), np.int64)
+        split = replace(found, columns=found.columns.numbered(nothing, classes))
         _, task = self.tasks(config, {"train": split, "val": split}, 0.0)
-        return Predicting(
-            split=split, task=task, write=partial(write_answers, classes=classes)
-        )
+        write = partial(write_answers, classes=classes)
+        return Predicting(split=split, task=task, write=write)
 
 
 class SetsKind(ClassificationKind):
@@ -543,13 +461,10 @@ class SetsKind(ClassificationKind):
     figures = FIGURES_OF_SETS
 
     def task_of(self, columns: Any) -> Callable[..., Classification]:
-        several = getattr(
-            columns, "several", None
-        )  # of files without labels there is none
-        none = np.zeros((len(columns.classes), len(columns.classes)), bool)
-        return partial(
-            Tags, columns.label, several=none if several is None else several
-        )
+        several = getattr(columns, "several", None)
+        if several is None:  # of files without labels
+            several = np.zeros((len(columns.classes),) * 2, bool)
+        return partial(Tags, columns.label, several=several)
 
     def tasks(
         self, config: Config, splits: Splits, auxiliary_weight: float

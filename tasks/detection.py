@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +23,7 @@ from models import detection as architectures
 from plan.boxes import CENTRED, DetectionPlan, padding
 from plan.targets import packed
 from settings.config import Config
-from tasks import _coco
+from tasks._coco import evaluator_classes, lines, score
 from tasks._coco_ap import CocoAP, rows_of
 from tasks._detections import Found, Unannotated, write_detections
 from tasks._plans import detection_policies, opened, pair
@@ -74,44 +74,30 @@ LOOKED_AT = 50
 """Batches of the first epoch, from whose numbers the boxes of an image and the share of padding are taken."""
 
 
+@dataclass(frozen=True)
 class Detection:
-    """contracts.Task of detectors. `columns`: dataset.coco.columns.Instances.
+    """contracts.Task of detectors. `columns`: dataset.coco.columns.Instances."""
 
-    `training` False: the module gets no targets, and gives detections. `source` has the bytes of images that
-    a validation draws; without it none are drawn. `centred`: crops keep the boxes whose middle is inside, as
-    DetectionPolicy.centred says. Not `scored`: the metric's result are the detections, and no figures.
-    """
-
-    def __init__(
-        self,
-        columns: Any,
-        *,
-        masks: bool = False,
-        keypoints: bool = False,
-        training: bool = True,
-        centred: bool = False,
-        evaluator: str = "faster-coco-eval",
-        source: Source | None = None,
-        scored: bool = True,
-    ) -> None:
-        self._source = source
-        self._scored = scored
-        self._columns = columns
-        self._masks = masks
-        self._keypoints = keypoints
-        self._training = training
-        self._centred = centred
-        self._evaluator = evaluator
+    columns: Any
+    _: KW_ONLY
+    masks: bool = False
+    keypoints: bool = False
+    training: bool = True  # else the module gets no targets, and gives detections
+    centred: bool = False  # as DetectionPolicy.centred says
+    evaluator: str = "faster-coco-eval"
+    # bytes of the images that a validation draws; without it none are drawn
+    source: Source | None = None
+    scored: bool = True  # else the metric's result are the detections, and no figures
 
     def targets(self, rows: Rows) -> dict[str, Array]:
         """Return packed targets, as plan.targets has them.
 
         Masks and keypoints are there only where the module learns from them.
         """
-        masks = self._masks and self._training
-        keypoints = self._keypoints and self._training
+        masks = self.masks and self.training
+        keypoints = self.keypoints and self.training
         return packed(
-            self._columns, rows, masks=masks, keypoints=keypoints, centred=self._centred
+            self.columns, rows, masks=masks, keypoints=keypoints, centred=self.centred
         )
 
     def inputs(self, batch: Batch) -> tuple[Any, ...]:
@@ -122,29 +108,20 @@ class Detection:
         """
         rows = rows_of(batch)
         sizes = [(int(height), int(width)) for height, width in rows.sizes]
-        if not self._training:
+        if not self.training:
             return batch.images, sizes, None
-        offsets = batch.host["offsets"].tolist()
-        cuts = list(pairwise(offsets))
+        cuts = list(pairwise(batch.host["offsets"].tolist()))
         images = batch.images
         if not rows.valid.all():
             kept = np.flatnonzero(rows.valid).tolist() or [0]
             cuts = [cuts[place] if rows.valid[place] else (0, 0) for place in kept]
             sizes = [sizes[place] for place in kept]
             # left out, not masked: to the heads an image without boxes is background from edge to edge
-            images = torch.stack([images[place] for place in kept]).contiguous(
-                memory_format=torch.channels_last
-            )
-        names = [
-            name
-            for name in ("boxes", "labels", "masks", "keypoints")
-            if name in batch.targets
-        ]
-        return (
-            images,
-            sizes,
-            [{name: batch.targets[name][a:b] for name in names} for a, b in cuts],
-        )
+            images = torch.stack([images[place] for place in kept])
+            images = images.contiguous(memory_format=torch.channels_last)
+        names = sorted({"boxes", "labels", "masks", "keypoints"} & batch.targets.keys())
+        targets = [{name: batch.targets[name][a:b] for name in names} for a, b in cuts]
+        return images, sizes, targets
 
     def shown(self, batch: Batch) -> torch.Tensor:
         return batch.images
@@ -152,25 +129,16 @@ class Detection:
     def probe(self, images: torch.Tensor) -> tuple[Any, ...]:
         """Return the arguments with one box an image, a quarter of its size."""
         count, _, height, width = images.shape
-        target = {
-            "boxes": torch.tensor(
-                [[0.0, 0.0, width / 2, height / 2]], device=images.device
-            ),
-            "labels": torch.ones(1, dtype=torch.int64, device=images.device),
-        }
-        if self._masks:
-            target["masks"] = torch.ones(
-                1, height, width, dtype=torch.uint8, device=images.device
-            )
-        if self._keypoints:
-            target["keypoints"] = torch.ones(
-                1, len(self._columns.keypoint_mirror), 3, device=images.device
-            )
-        return (
-            images,
-            [(height, width)] * count,
-            [dict(target) for _ in range(count)] if self._training else None,
-        )
+        sizes = [(height, width)] * count
+        if not self.training:
+            return images, sizes, None
+        box = images.new_tensor([[0.0, 0.0, width / 2, height / 2]]).float()
+        target = {"boxes": box, "labels": box.new_ones(1, dtype=torch.int64)}
+        if self.masks:
+            target["masks"] = box.new_ones(1, height, width, dtype=torch.uint8)
+        if self.keypoints:
+            target["keypoints"] = box.new_ones(1, len(self.columns.keypoint_mirror), 3)
+        return images, sizes, [target] * count
 
     def losses(self, outputs: dict[str, torch.Tensor], batch: Batch) -> torch.Tensor:
         """Return fp32 [B]: the sum of the detector's losses, a mean over images, where valid; else 0."""
@@ -185,13 +153,13 @@ class Detection:
         }
 
     def metric(self, device: torch.device) -> Metric:
-        return (CocoAP if self._scored else Found)(
-            self._columns,
+        return (CocoAP if self.scored else Found)(
+            self.columns,
             device,
-            source=self._source,
-            masks=self._masks,
-            keypoints=self._keypoints,
-            evaluator=self._evaluator,
+            source=self.source,
+            masks=self.masks,
+            keypoints=self.keypoints,
+            evaluator=self.evaluator,
         )
 
 
@@ -226,23 +194,18 @@ class DetectionKind(TaskKind):
         An architecture that learns masks trains on no box without one. That holds in this process alone:
         columns pickle as their folder.
         """
-        _coco.require(config.detection.evaluator)
-        parts = _parts(config)
+        evaluator_classes(config.detection.evaluator)
         found = opened(config, loader, self.content(config), console, model)
-        if not np.array_equal(
-            found["train"].columns.keypoint_name, found["val"].columns.keypoint_name
-        ):
+        train, val = found["train"], found["val"]
+        if not np.array_equal(train.columns.keypoint_name, val.columns.keypoint_name):
             raise UserError(
                 "--data: the categories of validation name other keypoints than those of training, "
                 "or in another order"
             )
-        if parts["masks"]:
-            train = found["train"]
-            found["train"] = replace(
-                train,
-                columns=_with_masks(train.columns, config.model.arch or ARCH, console),
-            )
-        _warn_of_nothing(found["val"].columns, console)
+        if _parts(config)["masks"]:
+            masked = _with_masks(train.columns, config.model.arch or ARCH, console)
+            found["train"] = replace(train, columns=masked)
+        _warn_of_nothing(val.columns, console)
         return found
 
     def plans(
@@ -265,24 +228,24 @@ class DetectionKind(TaskKind):
     def tasks(
         self, config: Config, splits: Splits, auxiliary_weight: float
     ) -> tuple[Task, Task]:
-        parts = _parts(config)
-        train = splits["train"].columns
-        val = splits["val"].columns
+        train, val = splits["train"], splits["val"]
         centred = config.detection.augment in CENTRED
-        validation: dict[str, Any] = {
-            "evaluator": config.detection.evaluator,
-            "source": splits["val"].source,
-        }
-        return Detection(train, centred=centred, **parts), Detection(
-            val, training=False, **validation, **parts
+        parts = _parts(config)
+        return Detection(train.columns, centred=centred, **parts), Detection(
+            val.columns,
+            training=False,
+            evaluator=config.detection.evaluator,
+            source=val.source,
+            **parts,
         )
 
     def predicting(
         self, config: Config, found: Split, classes: tuple[str, ...], folder: Path
     ) -> Predicting:
         """Return the validation of images in which nothing is marked. Raises UserError for what it lacks."""
-        if config.run.tta != "none" or config.run.predict_format != "csv":
-            flag = "--tta" if config.run.tta != "none" else "--predict-format"
+        run = config.run
+        if run.tta != "none" or run.predict_format != "csv":
+            flag = "--tta" if run.tta != "none" else "--predict-format"
             raise UserError(
                 f"{flag} is for classifiers; a detector writes COCO's results: leave it out"
             )
@@ -294,11 +257,8 @@ class DetectionKind(TaskKind):
         split = replace(found, columns=Unannotated.of(found.columns, classes))
         task = Detection(split.columns, training=False, scored=False, **parts)
         kinds = ["boxes", *(["masks"] if parts["masks"] else [])]
-        return Predicting(
-            split=split,
-            task=task,
-            write=partial(write_detections, split=split, kinds=kinds),
-        )
+        write = partial(write_detections, split=split, kinds=kinds)
+        return Predicting(split=split, task=task, write=write)
 
     def building(self, config: Config, columns: Any) -> dict[str, Any]:
         return {
@@ -311,18 +271,8 @@ class DetectionKind(TaskKind):
     def facts(self, plan: DetectionPlan) -> dict[str, Any]:
         """Return the boxes to learn of an image, a mean, and the share of pixels that is padding."""
         rows = plan.rows(0, 0)[:LOOKED_AT]
-        boxes = sum(
-            len(
-                packed(
-                    plan.columns,
-                    one,
-                    masks=False,
-                    keypoints=False,
-                    centred=plan.policy.centred,
-                )["boxes"]
-            )
-            for one in rows
-        )
+        task = Detection(plan.columns, centred=plan.policy.centred)
+        boxes = sum(len(task.targets(one)["boxes"]) for one in rows)
         return {
             "instances_per_image": boxes / max(len(rows) * plan.batch_size, 1),
             "padding": padding(rows),
@@ -339,7 +289,7 @@ class DetectionKind(TaskKind):
             raise UserError(
                 "--score RESULTS.json needs --data, a folder in COCO's layout, for its validation annotations"
             )
-        _coco.require(evaluator)
+        evaluator_classes(evaluator)
         results = Results.read(file)
         cache = cache_folder(config.data.manifest_dir)
         with console.counting("val") as progress:
@@ -358,8 +308,8 @@ class DetectionKind(TaskKind):
         _warn_of_nothing(columns, console)
         found = results.checked(columns)
         for kind in results.kinds:
-            scores = _coco.score(columns, found, kind=kind, evaluator=evaluator)
-            for line in _coco.lines(scores, columns):
+            scores = score(columns, found, kind=kind, evaluator=evaluator)
+            for line in lines(scores, columns):
                 console.info(line)
         return 0
 
@@ -368,22 +318,19 @@ def _with_masks(columns: Any, arch: str, console: Console) -> Any:
     """Return the columns without usable boxes that lack a segmentation. Raises UserError if none is left."""
     usable = np.asarray(columns.usable)
     # one run alone is of pixels outside
-    masked = usable & (
-        (np.diff(columns.polygon_offsets) > 0) | (np.diff(columns.rle_offsets) > 1)
-    )
-    without = int(np.count_nonzero(usable & ~masked))
-    if not without:
-        return columns
-    if not masked.any():
+    drawn = (np.diff(columns.polygon_offsets) > 0) | (np.diff(columns.rle_offsets) > 1)
+    without = int(np.count_nonzero(usable & ~drawn))
+    if without and not (usable & drawn).any():
         raise UserError(
             f"--arch {arch} learns masks, and none of the {without} boxes to train on has a segmentation; "
             f"it needs polygons or run lengths, --arch {arch.replace('maskrcnn', 'fasterrcnn')} does without"
         )
-    console.warn(
-        f"train: {without} of {np.count_nonzero(usable)} boxes have no segmentation, "
-        f"and --arch {arch} does not train on them"
-    )
-    return replace(columns, usable=masked)
+    if without:
+        console.warn(
+            f"train: {without} of {np.count_nonzero(usable)} boxes have no segmentation, "
+            f"and --arch {arch} does not train on them"
+        )
+    return replace(columns, usable=usable & drawn)
 
 
 def _warn_of_nothing(columns: Any, console: Console) -> None:

@@ -14,7 +14,7 @@ from contracts import Pixels, UserError
 from dataset.model_classes import ModelClasses
 from dataset.open import Console
 from models import Native, Registry, Unusable
-from models._weights import dry_run
+from models._weights import dry_run, suiting
 from models.frozen import freeze
 from models.recompute import recompute_blocks
 from plan import draws
@@ -50,9 +50,6 @@ class Start:
     trained: tuple[
         str, ...
     ]  # the classes of the checkpoint that is evaluated; () where there is none
-    doubts: tuple[
-        str, ...
-    ] = ()  # why its figures may be others, which `network` warns of
     of_average: bool = False  # answers and files are of the checkpoint's average, and not of its network
 
     @classmethod
@@ -80,14 +77,13 @@ class Start:
                 origin=f"--weights {weights}",
                 trained=(),
             )
-        config, told, doubts = _evaluated(checkpoint, config, given, origin)
+        config, told = _evaluated(checkpoint, config, given, origin)
         return cls(
             config=config,
             told=told,
             weights=str(path),
             origin=origin,
             trained=tuple(checkpoint["classes"]),
-            doubts=doubts,
             of_average=torch_files.meant(checkpoint) == torch_files.AVERAGE,
         )
 
@@ -160,8 +156,6 @@ class Start:
         `heads` is of TaskKind.building. Raises Unusable, and UserError where a part of an evaluation would
         be random.
         """
-        for line in self.doubts:
-            console.warn(line)
         torch.manual_seed(draws.key(self.config.run.seed, draws.Purpose.MODEL))
         model = self.config.model
         try:
@@ -182,7 +176,9 @@ class Start:
         if not self.config.run.uses and "keypoints" not in heads:
             for name in OTHER_SIZES:
                 if side := getattr(self.config.augmentation, name):
-                    _require_size(module, arch, (*shape[:-2], side, side), name)
+                    flag = f"--{name.replace('_', '-')} {side}"
+                    with suiting(arch, flag, f"{shape[-1]} pixels alone"):
+                        dry_run(module, (*shape[:-2], side, side))
         if model.grad_checkpointing and not self.config.run.uses:
             count = recompute_blocks(module, arch)
             self.told.append(
@@ -228,25 +224,10 @@ class Start:
         return {"config": self.config.flat(), "used": used}
 
 
-def _require_size(
-    module: nn.Module, arch: str, shape: tuple[int, ...], name: str
-) -> None:
-    """Raise UserError where a network that was built for another size does not take batches of `shape`, which
-    the setting `name` asks for."""
-    try:
-        dry_run(module, shape)
-    except Exception as error:  # networks check their input in their own ways
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"--{name.replace('_', '-')} {shape[-1]}: --arch {arch} takes the size of --image-size alone "
-            f"({said}); leave it out"
-        ) from None
-
-
 def _evaluated(
     content: Mapping[str, Any], config: Config, given: Collection[str], origin: str
-) -> tuple[Config, list[str], tuple[str, ...]]:
-    """Return the settings of an evaluation, a line for each that is not the checkpoint's, and doubts."""
+) -> tuple[Config, list[str]]:
+    """Return the settings of an evaluation, and a line for each that is not the checkpoint's."""
     asked = {
         name: value
         for name, value in content["config"].items()
@@ -257,13 +238,6 @@ def _evaluated(
     }
     chosen = config.flat()
     told = []
-    doubts: tuple[str, ...] = ()
-    if not used:
-        # published weights have a validation crop of their own, which is found by their name
-        used = {"weights": asked.get("weights")}
-        doubts = (
-            f"{origin}: an earlier version has written it, and what that had found is found anew",
-        )
     precision = asked.get("precision", "auto")
     if precision == "fp16-pure":  # of an earlier version
         precision = "auto"
@@ -306,7 +280,7 @@ def _evaluated(
         name: value for name, value in trained.items() if name in TAKEN or name in used
     }
     flat = {**chosen, **taken, **{name: chosen[name] for name in given}}
-    return _without_training(schema.build(flat, origin=origin)), told, doubts
+    return _without_training(schema.build(flat, origin=origin)), told
 
 
 def _without_training(config: Config) -> Config:

@@ -207,23 +207,15 @@ class TaskKind(ABC):
         """Return the loader that --loader auto is; `files`: each sample is a file of its own."""
         return default_loader(self.medium, gpu=gpu, files=files)
 
-    def may_open(
-        self,
-        config: Config,
-        *,
-        gpu: bool,
-        elsewhere: Callable[[str], str | None] | None = None,
-    ) -> tuple[str, ...]:
+    def may_open(self, config: Config, *, gpu: bool) -> tuple[str, ...]:
         """Return the loaders of which a run opens one: what --loader names; of auto, all that can run here.
 
         The first is the likeliest to be the fastest, and what an evaluation takes. Raises UserError for an
-        unknown name, as cli.one_of does with `elsewhere`.
+        unknown name.
         """
         likeliest = self.default_loader(gpu=gpu, files=self.are_files(config))
         asked = config.loading.loader
-        name = one_of(
-            "--loader", asked, self.loaders, auto=likeliest, elsewhere=elsewhere
-        )
+        name = one_of("--loader", asked, self.loaders, auto=likeliest)
         if asked != "auto" or config.data.data is None:
             return (name,)
         found = self.can_open(config, gpu=gpu) or (name,)

@@ -6,7 +6,7 @@ To predict, each image is enlarged and written as a PNG file.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -76,17 +76,15 @@ STAND_INS = {"train": 800, "val": 100}
 """How many there are: as many as DIV2K has."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class Superres:
-    """contracts.Task of pairs of images: `loss` is mse or l1, `psnr` y or rgb, `shave` pixels of an edge."""
+    """contracts.Task of pairs of images."""
 
-    def __init__(
-        self, *, scale: int, loss: str, psnr: str, shave: int, samples: int
-    ) -> None:
-        self._scale = scale
-        self._loss = functional.mse_loss if loss == "mse" else functional.l1_loss
-        self._fidelity = partial(
-            Fidelity, scale=scale, of_luma=psnr == "y", shave=shave, samples=samples
-        )
+    scale: int
+    loss: str  # mse or l1
+    psnr: str  # of what figures are: y, the luma, or rgb
+    shave: int  # pixels along each edge that no figure counts
+    samples: int
 
     def targets(self, rows: Rows) -> dict[str, Array]:
         """Return {"ids": int64 [B], -1 where the row is padding}; the loader adds the large images, HIGH."""
@@ -106,16 +104,21 @@ class Superres:
         high = batch.targets[HIGH]
         if outputs.shape[1] == 1:
             high = luma(high)
-        losses = (
-            self._loss(outputs.float(), high, reduction="none").flatten(1).mean(dim=1)
-        )
+        of = functional.mse_loss if self.loss == "mse" else functional.l1_loss
+        losses = of(outputs.float(), high, reduction="none").flatten(1).mean(dim=1)
         return torch.where(batch.valid, losses, 0.0)
 
     def parts(self, outputs: Any) -> dict[str, torch.Tensor]:
         return {}
 
     def metric(self, device: torch.device) -> Metric:
-        return self._fidelity(device=device)
+        return Fidelity(
+            device=device,
+            scale=self.scale,
+            of_luma=self.psnr == "y",
+            shave=self.shave,
+            samples=self.samples,
+        )
 
 
 class Fidelity:
@@ -146,23 +149,17 @@ class Fidelity:
     def update(self, outputs: torch.Tensor, batch: Batch) -> None:
         if outputs.shape[1] == 1 and not self._of_luma:
             raise UserError("--psnr rgb: this --arch gives the luma alone; --psnr y")
-        assert batch.rows is not None, "validation is eager"
         high = batch.targets[HIGH]
-        low = whole(
-            batch.images.double() * WHITE
-        )  # fp16 is near enough to find each level again
-        bicubic = enlarged(low, self._scale)
+        bicubic = bicubic_levels(batch, self._scale)
         reference, ours, theirs = (
             self._compared(whole(levels))
             for levels in (high * WHITE, outputs.double() * WHITE, bicubic)
         )
         finite = torch.isfinite(outputs).flatten(1).all(dim=1)
-        ids = batch.targets["ids"].clamp(
-            min=0
-        )  # of padding too: what is added for it is 0 throughout
-        sizes = (self._scale * batch.rows.sizes).tolist()
+        # of padding too: what is added for it is 0 throughout
+        ids = batch.targets["ids"].clamp(min=0)
         shave = self._shave
-        for row, (height, width) in enumerate(sizes):
+        for row, (height, width) in enumerate(output_sizes(batch, self._scale)):
             own, other, at = (
                 images[row : row + 1, :, shave : height - shave, shave : width - shave]
                 for images in (ours, theirs, reference)
@@ -179,10 +176,9 @@ class Fidelity:
             counted = torch.stack(figures) * batch.valid[row]
             self._sums.index_add_(0, ids[row : row + 1], counted[None])
             if len(self._crops) < SHOWN and batch.ids[row] >= 0:
-                pictures = (bicubic / WHITE, coloured(outputs, bicubic / WHITE), high)
-                self._crops.append(
-                    _crops([each[row, :, :height, :width] for each in pictures])
-                )
+                below = bicubic / WHITE
+                for picture in (below, coloured(outputs, below), high):
+                    self._crops.append(_crop(picture[row, :, :height, :width]))
 
     def result(self, world: World) -> dict[str, Any]:
         """Return psnr, psnr_bicubic, ssim, ssim_bicubic (means over images), samples, outputs_not_finite.
@@ -193,40 +189,33 @@ class Fidelity:
         ours, theirs, ssim_ours, ssim_theirs, count, not_finite = sums[sums[:, 4] > 0].T
         samples = len(count)
         of = max(samples, 1)
-        extras = {}
-        if world.rank == 0 and self._crops:
-            extras = {
-                "extras": {
-                    "images": {"val/crops": torch.cat(self._crops).cpu().numpy()}
-                }
-            }
-        return {
+        figures: dict[str, Any] = {
             "psnr": float(psnr(ours, count).sum()) / of,
             "psnr_bicubic": float(psnr(theirs, count).sum()) / of,
             "ssim": int(ssim_ours.sum()) * UNIT / of,
             "ssim_bicubic": int(ssim_theirs.sum()) * UNIT / of,
             "samples": samples,
             "outputs_not_finite": int(not_finite.sum()),
-            **extras,
         }
+        if world.rank == 0 and self._crops:
+            crops = torch.stack(self._crops).cpu().numpy()
+            figures["extras"] = {"images": {"val/crops": crops}}
+        return figures
 
     def _compared(self, levels: torch.Tensor) -> torch.Tensor:
         """Return what figures are of: the luma of RGB, or the levels as they are."""
         return luma_levels(levels) if self._of_luma and levels.shape[1] == 3 else levels
 
 
+@dataclass(frozen=True, kw_only=True)
 class Enlarging(Superres):
     """contracts.Task that is validated alone: its metric writes each output into `folder`/enlarged."""
 
-    def __init__(self, *, folder: Path, scale: int, source: Source) -> None:
-        self._written = partial(Written, folder / "enlarged", scale, source)
-
-    def losses(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Raise UserError: nothing is known that an output could be compared with."""
-        raise UserError("--predict has no loss")
+    folder: Path
+    source: Source
 
     def metric(self, device: torch.device) -> Metric:
-        return self._written()
+        return Written(self.folder / "enlarged", self.scale, self.source)
 
 
 class Written:
@@ -239,70 +228,69 @@ class Written:
         self._names: dict[int, str] = {}
 
     def update(self, outputs: torch.Tensor, batch: Batch) -> None:
-        assert batch.rows is not None, "validation is eager"
-        bicubic = enlarged(whole(batch.images.double() * WHITE), self._scale) / WHITE
+        bicubic = bicubic_levels(batch, self._scale) / WHITE
         pictures = coloured(outputs.double(), bicubic)
-        levels = (
-            (pictures.clamp(0, 1) * WHITE).round().to(torch.uint8).permute(0, 2, 3, 1)
-        )
+        levels = (pictures.clamp(0, 1) * WHITE).round().to(torch.uint8)
         usable = (batch.valid & torch.isfinite(outputs).flatten(1).all(dim=1)).tolist()
-        sizes = (self._scale * batch.rows.sizes).tolist()
-        for row, (height, width) in enumerate(sizes):
-            if not usable[row]:
-                continue
-            sample = int(batch.ids[row])
-            stem = PurePath(self._source.name(sample)).stem[:LONGEST_NAME]
-            name = f"{sample + 1:06d}-{stem}.png"
-            self._folder.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(levels[row, :height, :width].cpu().numpy()).save(
-                self._folder / name
-            )
-            self._names[sample] = name
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for row, (height, width) in enumerate(output_sizes(batch, self._scale)):
+            if usable[row]:
+                sample = int(batch.ids[row])
+                stem = PurePath(self._source.name(sample)).stem[:LONGEST_NAME]
+                self._names[sample] = f"{sample + 1:06d}-{stem}.png"
+                pixels = levels[row, :, :height, :width].permute(1, 2, 0)
+                picture = Image.fromarray(pixels.cpu().numpy())
+                picture.save(self._folder / self._names[sample])
 
     def result(self, world: World) -> dict[str, Any]:
         """Return {"written": sample -> name of its file}, of all ranks."""
-        return {
-            "written": {
-                sample: name
-                for names in world.gather(self._names)
-                for sample, name in names.items()
-            }
-        }
+        written: dict[int, str] = {}
+        for names in world.gather(self._names):
+            written |= names
+        return {"written": written}
+
+
+def bicubic_levels(batch: Batch, scale: int) -> torch.Tensor:
+    """Return float64 [B, 3, H, W] in 0..255: the small images, enlarged."""
+    # fp16 is near enough to find each level again
+    return enlarged(whole(batch.images.double() * WHITE), scale)
+
+
+def output_sizes(batch: Batch, scale: int) -> list[list[int]]:
+    """Return height and width of each image's output, without padding."""
+    assert batch.rows is not None, "validation is eager"
+    sizes: list[list[int]] = (scale * batch.rows.sizes).tolist()
+    return sizes
 
 
 def coloured(outputs: torch.Tensor, bicubic: torch.Tensor) -> torch.Tensor:
     """Return RGB: of a network that gives the luma the colours are those of bicubic interpolation."""
     if outputs.shape[1] == 3:
         return outputs
-    return (
-        bicubic + (outputs - luma(bicubic)) * WHITE / 219
-    )  # red, green and blue alike
+    # red, green and blue alike
+    return bicubic + (outputs - luma(bicubic)) * WHITE / 219
 
 
 def write_enlarged(folder: Path, found: Mapping[str, Any], asked: Asked) -> list[Path]:
     """Write predictions.* with a row a file, in their order: path, enlarged, error."""
     rows = []
-    for index, path in enumerate(asked.names):
-        name = found["written"].get(int(asked.samples[index]))
-        error = asked.errors.get(index, NO_NUMBER) if name is None else None
-        rows.append(
-            {"path": path, "enlarged": name and f"enlarged/{name}", "error": error}
-        )
-    table = folder / f"predictions.{asked.form}"
-    table.write_bytes(_tables.written(rows, asked.form))
+    for place, path in enumerate(asked.names):
+        name = found["written"].get(int(asked.samples[place]))
+        error = asked.errors.get(place, NO_NUMBER) if name is None else None
+        enlarged = name and f"enlarged/{name}"
+        rows.append({"path": path, "enlarged": enlarged, "error": error})
+    table = _tables.write(folder / "predictions", rows, asked.form)
     return [table, *([folder / "enlarged"] if found["written"] else [])]
 
 
-def _crops(pictures: list[torch.Tensor]) -> torch.Tensor:
-    """Return uint8 [N, CROP, CROP, 3], the middles of pictures [3, H, W] in [0, 1], white where they end."""
-    middles = []
-    for picture in pictures:
-        height, width = picture.shape[1:]
-        top, left = max(height - CROP, 0) // 2, max(width - CROP, 0) // 2
-        middle = picture[:, top : top + CROP, left : left + CROP].nan_to_num()
-        room = [0, CROP - middle.shape[2], 0, CROP - middle.shape[1]]
-        middles.append(functional.pad(middle.float().clamp(0, 1), room, value=1.0))
-    return (torch.stack(middles).permute(0, 2, 3, 1) * WHITE).round().to(torch.uint8)
+def _crop(picture: torch.Tensor) -> torch.Tensor:
+    """Return uint8 [CROP, CROP, 3], the middle of a picture [3, H, W] in [0, 1], white where it ends."""
+    height, width = picture.shape[1:]
+    top, left = max(height - CROP, 0) // 2, max(width - CROP, 0) // 2
+    middle = picture[:, top : top + CROP, left : left + CROP].nan_to_num()
+    room = [0, CROP - middle.shape[2], 0, CROP - middle.shape[1]]
+    padded = functional.pad(middle.float().clamp(0, 1), room, value=1.0)
+    return (padded.permute(1, 2, 0) * WHITE).round().to(torch.uint8)
 
 
 class SuperresKind(TaskKind):
@@ -327,6 +315,7 @@ class SuperresKind(TaskKind):
         """Open both, and say what was left out. To evaluate, validation will do, and is both."""
         own = config.superres
         data = config.data
+        patches = {"train": own.patches_per_image, "val": 1}
         if data.data is None:
             if loader != "synthetic":
                 raise UserError(
@@ -335,31 +324,23 @@ class SuperresKind(TaskKind):
             return {
                 name: Split(columns=columns, source=NoBytes(len(columns)))
                 for name, count in STAND_INS.items()
-                for columns in [
-                    synthetic(
-                        count, SIDE, own.patches_per_image if name == "train" else 1
-                    )
-                ]
+                for columns in [synthetic(count, SIDE, patches[name])]
             }
         least = {"train": self._patch(config), "val": 2 * _shave(config) + SSIM_SIDE}
-        needed = (
-            ("val",)
-            if config.run.evaluate
-            else ("train", "val")
-            if config.run.val_every
-            else ("train",)
-        )
+        needed = ["train"] * (not config.run.evaluate)
+        needed += ["val"] * (config.run.evaluate or config.run.val_every > 0)
+        cache = cache_folder(data.manifest_dir)
         found: dict[str, Split] = {}
         for name in needed:
             with console.counting(name) as progress:
                 found[name], messages = open_pairs(
-                    local(data.data, cache_folder(data.manifest_dir)),
+                    local(data.data, cache),
                     name,
                     scale=own.scale,
                     least=least[name],
-                    patches=own.patches_per_image if name == "train" else 1,
+                    patches=patches[name],
                     source=data.source,
-                    cache=cache_folder(data.manifest_dir),
+                    cache=cache,
                     rescan=data.rescan,
                     max_pixels=data.max_pixels,
                     read_delay_s=config.loading.read_delay_ms / 1e3,
@@ -368,13 +349,9 @@ class SuperresKind(TaskKind):
             for line in messages:
                 console.warn(f"{name}: {line}")
             columns = found[name].columns
-            made = (
-                "made of the large ones"
-                if columns.made
-                else "stored beside the large ones"
-            )
+            how = "made of" if columns.made else "stored beside"
             console.info(
-                f"{name}: {len(columns.images):,} images, the small ones are {made}"
+                f"{name}: {len(columns.images):,} images, the small ones are {how} the large ones"
             )
         (there, *_) = found.values()
         return {name: found.get(name, there) for name in STAND_INS}
@@ -395,29 +372,28 @@ class SuperresKind(TaskKind):
         )
         # to predict, the network gets images as large as they are
         scale = 1 if config.run.predict else own.scale
-        return pair(
-            _plan,
-            config,
-            splits,
-            training,
-            PatchPolicy(scale=scale, made=made["val"]),
-            **ranks,
-        )
+        validation = PatchPolicy(scale=scale, made=made["val"])
+        return pair(_plan, config, splits, training, validation, **ranks)
 
     def tasks(
         self, config: Config, splits: Splits, auxiliary_weight: float
     ) -> tuple[Task, Task]:
         own = config.superres
         arch = config.model.arch or self.arch
-        loss = LOSSES.get(arch, "l1") if own.pixel_loss == "auto" else own.pixel_loss
         if own.psnr == "rgb" and arch in OF_LUMA:
             raise UserError(f"--psnr rgb: --arch {arch} gives the luma alone; --psnr y")
-        of = partial(
-            Superres, scale=own.scale, loss=loss, psnr=own.psnr, shave=_shave(config)
+        loss = LOSSES.get(arch, "l1") if own.pixel_loss == "auto" else own.pixel_loss
+        train, val = (
+            Superres(
+                scale=own.scale,
+                loss=loss,
+                psnr=own.psnr,
+                shave=_shave(config),
+                samples=len(splits[name].columns),
+            )
+            for name in STAND_INS
         )
-        return of(samples=len(splits["train"].columns)), of(
-            samples=len(splits["val"].columns)
-        )
+        return train, val
 
     def predicting(
         self, config: Config, found: Split, classes: tuple[str, ...], folder: Path
@@ -427,10 +403,10 @@ class SuperresKind(TaskKind):
             raise UserError("--tta is for classifiers; leave it out")
         columns = Pairs(high=found.columns, images=np.arange(len(found.columns)))
         split = split_of(columns, found.source)
-        task = Enlarging(
-            folder=folder, scale=config.superres.scale, source=split.source
-        )
-        return Predicting(split=split, task=task, write=write_enlarged)
+        _, task = self.tasks(config, {"train": split, "val": split}, 0.0)
+        assert isinstance(task, Superres)
+        enlarging = Enlarging(**vars(task), folder=folder, source=split.source)
+        return Predicting(split=split, task=enlarging, write=write_enlarged)
 
     def building(self, config: Config, columns: Any) -> dict[str, Any]:
         return {"scale": config.superres.scale}

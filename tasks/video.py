@@ -43,7 +43,7 @@ class Video(Classification):
         return {**super().targets(rows), "videos": rows.ids}
 
     def metric(self, device: torch.device) -> Metric:
-        return ViewMean(self._labels, device, self._validated, binary=self._binary)
+        return ViewMean(self.labels, device, self.validated, binary=self.binary)
 
 
 class ViewMean:

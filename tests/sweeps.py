@@ -87,7 +87,6 @@ SWEEPS: dict[str, str] = {
     },
     f"{RUNS}architectures.py::test_one_step[alexnet]": "two steps of its preset, in test_presets.py",
     f"{UNIT}detection_models.py::test_losses_and*[ssd300_vgg16]": "ssdlite, by the same code",
-    f"{RUNS}detection.py::test_masks_and_keypoints[keypoint*]": "masks, and test_coco_scoring.py",
     **{
         f"{RUNS}presets.py::test_two_steps[imagenet/resnet50.{name}]": "resnet50.a1, with other numbers"
         for name in ("a2", "a3")

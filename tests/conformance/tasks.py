@@ -23,9 +23,16 @@ from engine.evaluate import Outcome
 from loaders import open_loader
 from models import AUXILIARY_WEIGHTS
 from settings.config import FACTS, GROUP_OF, Config, build
-from tasks import classification, detection, require_read, superres, video
+from tasks import (
+    TASKS,
+    classification,
+    detection,
+    kind_named,
+    require_read,
+    superres,
+    video,
+)
 from tasks.kind import TaskKind
-from tests.conformance import toy_task
 from tests.unit.test_detection_task import noisy
 from tests.unit.test_meter import alone, on_ranks
 
@@ -184,14 +191,33 @@ CASES: dict[str, Case] = {
         outputs=enlarged(3),
         settings={"arch": "edsr_baseline", "patch_size": 16, "psnr": "rgb", "shave": 8},
     ),
-    "toy": Case(
-        kind=toy_task.KIND,
-        columns=SyntheticImages,
-        outputs=scores(1),
-        settings={"image_size": 16},
-    ),
 }
-"""Small runs of every task; a new task is a line here. Detectors also of what they find beside boxes."""
+"""Small runs of tasks. Detectors also of what they find beside boxes."""
+COLUMNS: dict[str, Callable[[int], Any]] = {
+    "images": SyntheticImages,
+    "videos": SyntheticVideos,
+    "pairs": lambda count: synthetic(count, 40),
+}
+"""TaskKind.medium -> columns of so many samples."""
+
+
+def plain(task: str) -> Case:
+    """Return the case of a task that has no line in CASES, whose network gives [B, outputs]."""
+    kind = kind_named(task)
+    settings = {"image_size": 16} if kind.reads("image_size") else {}
+    columns = COLUMNS[kind.medium]
+    case = Case(kind=kind, columns=columns, outputs=scores(1), settings=settings)
+    plan = case.plans()[0]
+    images = torch.zeros(BATCH, *plan.sample_shape)
+    outputs = case.module(plan)(*case.tasks()[0].probe(images))
+    return replace(case, outputs=scores(outputs.shape[1]))
+
+
+CASES |= {
+    task: plain(task)
+    for task in TASKS
+    if task not in {case.kind.name for case in CASES.values()}
+}
 
 
 def entry_is_whole(case: Case) -> None:
@@ -274,17 +300,13 @@ def losses_are_one_a_sample(case: Case) -> None:
         assert (losses[~batch.valid] == 0).all() and (losses[batch.valid] != 0).any()
         module.zero_grad()
         losses.sum().backward()
-        gradients = [
-            value.grad for value in module.parameters() if value.grad is not None
-        ]
-        assert gradients and all(
-            bool(torch.isfinite(gradient).all()) for gradient in gradients
-        )
+        gradients = [one.grad for one in module.parameters() if one.grad is not None]
+        assert gradients and all(torch.isfinite(one).all() for one in gradients)
         parts = task.parts(outputs)
         assert bool(parts) == case.kind.loss_parts
-        assert all(
-            part.dtype == torch.float32 and part.shape == () for part in parts.values()
-        )
+        assert {(one.dtype, one.shape) for one in parts.values()} <= {
+            (torch.float32, ())
+        }
 
 
 def masked(batch: Batch, lost: int | None) -> Batch:
@@ -375,9 +397,7 @@ def planted(*, task: dict[str, Any] | None = None, **entry: Any) -> Case:
             made = super().tasks(config, splits, auxiliary_weight)
             for one in made:
                 for name, member in (task or {}).items():
-                    setattr(
-                        one, name, partial(member, one) if callable(member) else member
-                    )
+                    object.__setattr__(one, name, partial(member, one))
             return made
 
     kind = Planted()

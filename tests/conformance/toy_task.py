@@ -79,24 +79,9 @@ class GuessKind(ClassificationKind):
     registry = Registry()
     figures = (RMSE, Figure(name="samples"))
     also = (
-        *(
-            "image_size",
-            "val_image_size",
-            "interpolation",
-            "mean",
-            "std",
-            "val_window",
-            "val_resize",
-        ),
-        *(
-            "train_window",
-            "crop_scale",
-            "crop_ratio",
-            "flip",
-            "vflip",
-            "trust_list",
-            "val_batch_size",
-        ),
+        *("image_size", "val_image_size", "val_batch_size", "val_window", "val_resize"),
+        *("interpolation", "mean", "std", "trust_list", "train_window"),
+        *("crop_scale", "crop_ratio", "flip", "vflip"),
     )
 
     def tasks(

@@ -135,7 +135,7 @@ def test_what_is_said_of_boxes(train: Runner, shapes: Path) -> None:
     assert 0 <= boxes["padding"] < 1
     val = found["validation"]
     assert val["samples"] == VAL and {"ap", "ap50", "ap75", "ar100"} <= set(val)
-    assert all(0 <= val[name] <= 1 for name in TWELVE if name in val)
+    assert all(0 <= val[name] <= 1 for name in val if name.startswith("a"))
     assert {"compute", "loader"} <= set(found["ceiling"]) and found["efficiency"] > 0
     assert "AP50" in said and "instances" in said
     for point in points(train.cwd / "run", "train"):
@@ -156,29 +156,10 @@ def test_the_results_file_is_scored_alone(train: Runner, shapes: Path) -> None:
     assert {"image_id", "category_id", "bbox", "score"} <= set(
         json.loads(results.read_text())[0]
     )
-    told = []
-    for name in ("faster-coco-eval", "pycocotools"):
-        said = (
-            train(
-                "--task",
-                "detection",
-                "--data",
-                shapes,
-                "--score",
-                results,
-                "--evaluator",
-                name,
-            )
-            .done()
-            .out.splitlines()
-        )
-        told.append(said[said.index("boxes:") :])
-    assert told[0] == told[1]
+    flags = ("--task", "detection", "--data", shapes)
+    said = train(*flags, "--score", results, "--evaluator", "pycocotools").done().out
     ap50 = summary(train.cwd / "run")["validation"]["ap50"]
-    assert any(line.split() == ["ap50", f"{ap50:.2%}"] for line in told[0]), (
-        ap50,
-        told[0],
-    )
+    assert any(line.split() == ["ap50", f"{ap50:.2%}"] for line in said.splitlines())
 
 
 def start(train: Runner, shapes: Path, output: str, *flags: object) -> Process:
@@ -221,41 +202,6 @@ def test_killed_and_resumed(train: Runner, shapes: Path) -> None:
         assert all(torch.equal(value, second[key]) for key, value in first.items())
 
 
-def test_an_epoch_in_another_order_is_said(train: Runner, shapes: Path) -> None:
-    start(train, shapes, "run", "--steps", 2, "--val-every", 0).done()
-    other = (
-        "--augment",
-        "multiscale",
-        "--short-sides",
-        48,
-        64,
-        "--steps",
-        3,
-        "--val-every",
-        0,
-    )
-    said = " ".join(start(train, shapes, "run", *other).done().out.split())
-    assert (
-        "the order is not the checkpoint's (seed 0, sizes of flip 64 96; now seed 0, sizes of multiscale"
-        in said
-    )
-
-
-def test_nothing_to_find(train: Runner, shapes: Path) -> None:
-    """Without annotations to validate on best.pt is written all the same; without any to train on nothing
-    begins.
-    """
-    data = train.cwd / "data"
-    shutil.copytree(shapes, data)
-    for split in ("val2017", "train2017"):
-        file = data / "annotations" / f"instances_{split}.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), "annotations": []}))
-        if split == "val2017":
-            train(*SMALL, "--data", data, "--epochs", 1, "--output", "run").done()
-            assert (train.cwd / "run" / "best.pt").exists()
-    assert "has a box to learn" in train(*SMALL, "--data", data).mistake()
-
-
 def test_validation_over_ranks(train: Runner, shapes: Path) -> None:
     """Each image counts once on any number of ranks, also beside one that cannot be decoded."""
     data = train.cwd / "data"
@@ -271,25 +217,3 @@ def test_validation_over_ranks(train: Runner, shapes: Path) -> None:
     )
     assert one["samples"] == VAL - 1 and one["detections"] > 0
     assert two == one
-
-
-@pytest.mark.parametrize("arch", ["maskrcnn_resnet50_fpn", "keypointrcnn_resnet50_fpn"])
-@pytest.mark.slow
-def test_masks_and_keypoints(train: Runner, shapes: Path, arch: str) -> None:
-    flags = (
-        "--arch",
-        arch,
-        "--loader",
-        "torchvision",
-        "--ceilings",
-        "false",
-        "--steps",
-        1,
-        "--image-size",
-        32,
-        "--longer-side",
-        48,
-    )
-    train(*BOXES, *flags, "--data", shapes, "--output", "run").done()
-    val = summary(train.cwd / "run")["validation"]
-    assert {"ap", "mask_ap" if "mask" in arch else "keypoint_ap"} <= set(val)

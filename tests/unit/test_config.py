@@ -16,7 +16,7 @@ from contracts import UserError
 from settings import config
 from settings.cli import one_of
 from settings.config import FACTS, GROUP_OF, GROUPS, Config, as_yaml, build, parse
-from tasks import TASKS, kind_of, task_with_arch
+from tasks import TASKS, kind_of
 from tests.unit.test_house import MAY_IMPORT, ROOT, python
 
 
@@ -238,10 +238,9 @@ def test_nearest_names() -> None:
     for name, words in {
         "alexnett": " (did you mean alexnet?)",
         "zzz": ", which is unknown; known: resnet18, resnet50, alexnet",
-        "fcos_tiny": ", which is for --task detection; known: resnet18",
     }.items():
         with pytest.raises(UserError, match=re.escape(f"--arch got '{name}'{words}")):
-            one_of("--arch", name, known, elsewhere=task_with_arch)
+            one_of("--arch", name, known)
     with pytest.raises(UserError) as caught:
         one_of("--arch", "zzz", [f"net{i}" for i in range(80)])
     assert len(str(caught.value)) < 80, "a list of 80 names is no help"

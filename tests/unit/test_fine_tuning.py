@@ -14,12 +14,10 @@ import yaml
 from torch import nn
 from torchvision.models import resnet18
 
-from engine import schedules
 from models import Unusable
 from models.frozen import freeze
 from scripts import _lr_range, _trials, tune
-from settings.config import Config, build, parse, recipe
-from settings.optimisation import Optimisation
+from settings.config import Config, build
 from tasks.classification import Classification, balancing
 from tests.unit.folders import JPEG, fill
 from tests.unit.test_classification import batch_of, random, rows
@@ -72,21 +70,6 @@ def test_every_class_counts_alike() -> None:
     plain = Classification(labels).losses(logits, batch)
     weighed = Classification(labels, weights=weights).losses(logits, batch)
     assert torch.allclose(weighed, plain * torch.from_numpy(weights).float())
-
-
-def test_weights_are_pointed_to_the_preset_for_them() -> None:
-    (line,) = recipe(build({"weights": "DEFAULT"}), "resnet18")
-    assert "configs/finetune.yaml" in line
-    assert "configs/imagenet/resnet18.yaml" in recipe(build({}), "resnet18")[0]
-
-
-def test_the_rate_rises_tenfold() -> None:
-    rising = Optimisation(
-        schedule="range", lr=1e-6, warmup_epochs=0, lr_step_epochs=0.5
-    )
-    assert [
-        schedules.learning_rate(epoch, rising) for epoch in (0, 0.5, 1.5)
-    ] == pytest.approx([1e-6, 1e-5, 1e-3])
 
 
 def test_the_test_of_a_rate_measures_no_loader_and_writes_the_recipe(
@@ -210,37 +193,3 @@ def test_without_a_clear_fall_there_is_no_advice(
     test = _lr_range.advised(RATES[: len(found)], found)
     assert test.advised is None
     _lr_range.draw(test, tmp_path / "lr.png")
-
-
-def test_a_range_test_is_of_the_last_size_and_of_no_warm_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its rates are those it names: no --lr-per scales them, no --warmup-steps come before."""
-    asked: list[Config] = []
-
-    def ran(command: list[str], log: Any, limit_s: float) -> int:
-        asked.append(parse(command[command.index("--config") :]))
-        (asked[-1].run.output or Path()).mkdir()
-        ((asked[-1].run.output or Path()) / "summary.json").write_text(
-            '{"epoch_steps": 2}'
-        )
-        return 0
-
-    monkeypatch.setattr(_trials, "ran", ran)
-    grows = {
-        "image_size_start": 32,
-        "image_size_ramp": (1, 2),
-        "lr_per": 256,
-        "warmup_steps": 9,
-    }
-    _lr_range.measured(
-        build({"image_size": 48, **grows}), gpu=False, say=lambda _: None
-    )
-    config, _ = asked
-    assert (
-        config.augmentation.image_size_start is None
-        and config.augmentation.image_size_ramp is None
-    )
-    assert (config.optimisation.lr_per, config.optimisation.warmup_steps) == (0, 0)
-    trial = tune.trial_of(build({"image_size": 48, **grows}), {}, 3.0).augmentation
-    assert (trial.image_size, trial.image_size_start) == (48, None)

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from contracts import Batch, RateWindow
 from report import pictures
-from report.console import figures, rows, took
+from report.console import figures, rows
 from tasks.detection import KIND
 from tests.unit.test_report_reporter import Told
 
@@ -50,16 +49,6 @@ def test_the_line_has_what_one_looks_for() -> None:
     assert figures({"ap": math.nan, "samples": 3}, KIND.figures) == "ap -  samples 3"
 
 
-@pytest.mark.parametrize("nan", [math.nan, "nan"])
-def test_the_table_has_ap(nan: Any) -> None:
-    assert rows({"validation": RESULT}, KIND)[0] == (
-        "AP",
-        "37.50%   (AP50 50.00%   AP75 25.00%   mask AP 25.00%)",
-    )
-    assert rows({"validation": {"ap": nan}}, KIND)[0] == ("AP", "-")
-    assert rows({"validation": {}}, KIND)[0] == ("AP", "-")
-
-
 def test_extras_are_written_once_and_are_no_figures(tmp_path: Path) -> None:
     """Also where a resumed run repeats the validation of its checkpoint."""
     result = {
@@ -87,18 +76,6 @@ def test_extras_are_written_once_and_are_no_figures(tmp_path: Path) -> None:
     assert scalars == [(10, 0.1), (20, 0.2)]
     assert [event.step for event in board.Images("val/predictions")] == [10, 20]
     assert {"val/ap", "val/ap_small", "val/mask_ar_small"} <= {*board.Tags()["scalars"]}
-
-
-@pytest.mark.parametrize(
-    ("score", "waited", "said"),
-    [
-        (1.5, 0.2, "  in 2.2 s, scored beside training in 1.5 s"),
-        (1.5, 1.6, "  in 3.6 s, scored in 1.5 s"),
-        (0.01, 0.01, "  in 2.0 s"),
-    ],
-)
-def test_how_long_a_validation_took(score: float, waited: float, said: str) -> None:
-    assert took({"pass": 2.0, "score": score, "waited": waited}) == said
 
 
 def test_the_summary_has_instances(tmp_path: Path) -> None:
@@ -159,43 +136,3 @@ def test_boxes_are_outlined_where_they_are() -> None:
     np.testing.assert_array_equal(first, inner | border)
     assert not second.any()
     np.testing.assert_array_equal(third, border)
-
-
-def test_a_box_outside_or_without_a_size_does_no_harm() -> None:
-    boxes = np.array([[30, 30, 40, 40], [5, 5, 5, 5]], np.float32)
-    packed: dict[str, Any] = {
-        "boxes": boxes,
-        "labels": np.array([1, 2]),
-        "offsets": np.array([0, 2]),
-    }
-    batch = batch_of(torch.zeros(1, 3, 12, 20), **packed)
-    assert shown(batch).shape == (1, 12, 20, 3)
-
-
-def test_large_images_are_shrunk_with_their_boxes() -> None:
-    images = torch.zeros(1, 3, 800, 1344)
-    batch = batch_of(
-        images,
-        boxes=np.array([[0, 0, 672, 400]], np.float32),
-        labels=np.array([1]),
-        offsets=np.array([0, 1]),
-    )
-    (picture,) = shown(batch)
-    assert max(picture.shape) == pictures.SIDE
-    where = np.argwhere((picture != 128).any(axis=2))
-    assert where.min() == 0 and abs(where[:, 1].max() - pictures.SIDE // 2) <= 1
-
-
-def test_images_without_boxes_and_clips_are_as_they_were() -> None:
-    images = torch.randn(20, 3, 8, 9)
-    still = shown(batch_of(images))
-    expected = (
-        ((images[:16] * 0.25 + 0.5).clamp(0, 1) * 255)
-        .round()
-        .to(torch.uint8)
-        .permute(0, 2, 3, 1)
-        .numpy()
-    )
-    np.testing.assert_array_equal(still, expected)
-    clips = torch.stack([images - 9, images, images + 9], dim=2)
-    np.testing.assert_array_equal(shown(batch_of(clips)), expected)

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from contracts import UserError
 from models import Native
-from settings.config import PRESETS, build, parse
+from settings.config import build
 from tasks import architecture, kind_of
 from tasks._plans import image_policies
 from tasks.initial_state import Start
@@ -104,43 +104,6 @@ def test_a_checkpoint_sets_nothing_that_runs_or_writes(where: str) -> None:
     }
 
 
-@pytest.mark.parametrize("use", [{"evaluate": True}, {"predict": "photos"}])
-@pytest.mark.parametrize("exif", ["shown", "stored"])
-def test_photos_are_turned_as_they_were_trained(exif: str, use: dict[str, Any]) -> None:
-    """The preset for photos has them as viewers show them; an export asks as an evaluation does."""
-    checkpoint = {
-        "config": {**build({"exif": exif}).flat()},
-        "used": USED,
-        "arch": "resnet18",
-        "classes": ["a"],
-    }
-    start = Start.of(
-        build(use), set(use), checkpoint, path=None, origin="--resume best.pt"
-    )
-    assert start.config.data.exif == exif
-    assert parse(["--config", str(PRESETS / "finetune.yaml")]).data.exif == "shown"
-
-
-@pytest.mark.parametrize(
-    ("arch", "flag", "used"),
-    [
-        ("resnet50", None, "bilinear"),
-        ("swin_t", None, "bicubic"),
-        ("swin_t", "nearest", "nearest"),
-    ],
-)
-def test_images_are_resized_as_the_flag_or_the_weights_say(
-    arch: str, flag: str | None, used: str
-) -> None:
-    config = build({"arch": arch, "interpolation": flag})
-    start = Start.of(config, (), {}, path=None, origin="flags")
-    native = start.native(*architecture(kind_of(config), arch))
-    assert start.pixels(native, "float32").interpolation == used
-    assert {
-        policy.interpolation for policy in image_policies(config.augmentation, native)
-    } == {used}
-
-
 def test_batch_norm_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     config = build({"arch": "resnet18", "sync_bn": True})
     start = Start.of(config, (), {}, path=None, origin="flags")
@@ -206,20 +169,18 @@ class Labelled:
             {"image_size": 48, "train_window": "center", "val_window": "stretch"},
             64,
         ),
-        ("classification", {"balance": "sampler", "repeats": 1}, None),
         ("video", {"image_size": 32, "short_side": (36, 40)}, 48),
     ],
-    ids=["growing", "windows", "balance", "short-side"],
 )
 @pytest.mark.parametrize("use", ["evaluate", "predict"])
 def test_settings_of_training_are_checked_where_something_is_trained(
-    task: str, trained: dict[str, Any], flags: int | None, use: str
+    task: str, trained: dict[str, Any], flags: int, use: str
 ) -> None:
     """Also those of a preset that is given again: a run is used at a size that its training refuses."""
     asked = {"task": task, **trained}
     arch = "r3d_18" if task == "video" else "resnet18"
     checkpoint = {"config": asked, "used": {}, "arch": arch, "classes": ["a", "b"]}
-    more = {"image_size": flags} if flags else {"repeats": 3}
+    more = {"image_size": flags}
     config = build(
         {use: "files" if use == "predict" else True, **more, **asked, **more}
     )
@@ -232,7 +193,7 @@ def test_settings_of_training_are_checked_where_something_is_trained(
     plan: Any = kind.plans(
         start.config, {"train": split, "val": split}, native, seed=0
     )[1]
-    assert flags in (None, plan.image_size)
+    assert flags == plan.image_size
     kind.tasks(start.config, {"train": split, "val": split}, 0.0)
 
 

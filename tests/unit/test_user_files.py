@@ -17,7 +17,7 @@ from dataset.scan.manifest import Rejects
 from dataset.stores import lmdb, source_named
 from dataset.videos.file_list import read_list
 from engine import checkpoint
-from models import Unusable, _state_files
+from models import Unusable, _weights
 from settings.preset import read_preset
 from tasks._results import Results
 
@@ -56,7 +56,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "classInd": ("classInd.txt", _listed),
     "classes": ("classes.txt", lambda path: class_names(path.parent)),
     "list": ("val.txt", lambda path: read_list(path, None, Rejects(io.StringIO()))),
-    "weights": ("w.pth", lambda path: _state_files.read(path, f"--weights {path}")),
+    "weights": ("w.pth", lambda path: _weights.read_file(path, f"--weights {path}")),
     "checkpoint": ("last.pt", checkpoint.read),
 }
 
