@@ -315,18 +315,6 @@ def results(
         pool.close()
 
 
-def gathered(work: Callable[[T], R], items: Sequence[T], workers: int) -> list[R]:
-    """Return `results`, all of them.
-
-    Where there are no processes, or no memory for them, this one does the work: a run does not end for that.
-    """
-    try:
-        return list(results(work, items, workers))
-    except (BrokenProcessPool, UserError, OSError) as error:
-        _warn(error)
-        return [work(item) for item in items]
-
-
 class Beside(Generic[R]):
     """The result of `work`, made in a process of its own while this one goes on. That process yields to
     others, and may fork more."""
