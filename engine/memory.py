@@ -19,6 +19,7 @@ CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """Number of a batch's axes -> memory format."""
 GOT_NONE = {
     "can't allocate memory": "the machine has not enough memory",
+    "could not create a primitive": "oneDNN got no memory",
     "_ALLOC_FAILED": "a CUDA library got no memory",
     "bytes on device": "DALI got no memory",
     "CUDA allocation failed": "DALI got no memory",

@@ -247,7 +247,7 @@ def least(
 
 
 def cores() -> Row:
-    """Count the cores for each GPU: 16 feed a ResNet-50 on one H200 (docs/benchmarks/image.md)."""
+    """Count the cores for each GPU: 16 feed a ResNet-50 on one H200 (docs/benchmarks/train.md)."""
     import torch
 
     from system import resources

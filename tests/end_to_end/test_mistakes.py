@@ -26,7 +26,7 @@ VALUES = {
     "--evaluate --resume auto --output new": "--evaluate | --resume | --weights",
     "--resume text": "--resume text | not a checkpoint",
     "--sync-bn": "--sync-bn is for GPUs, and there is none",
-    "--weights dict.pt": "--weights dict.pt | no state dict",
+    "--weights dict.pt": "--weights dict.pt | no tensors by name",
     "--manifest-dir text": "text | --manifest-dir",
     "--config nowhere.yaml": "--config nowhere.yaml | presets are in configs/",
     "--data nowhere": "--data nowhere: no such folder",

@@ -219,7 +219,7 @@ def test_points(videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (image,) = soak.points(Soak(data=videos, loaders=("synthetic",)))
     assert image == {"loader": "synthetic", "batch_size": 64, "image_size": 224}
     for changes, said in (
-        ({"loaders": ("torchvision",)}, "got 'torchvision', which is unknown"),
+        ({"loaders": ("torchvision",)}, "got 'torchvision'"),
         ({"epochs": 6}, "--epochs less --warm-epochs is 2"),
         ({"data": None}, "--data is missing"),
     ):

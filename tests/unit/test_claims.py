@@ -132,7 +132,9 @@ def test_a_decoder_sees_the_size_that_the_scan_has_bounded(
     assert pillow_rgb(FILES["png rgb"]).size == (37, 23)
     size = property(lambda _: (60_000, 60_000))
     monkeypatch.setattr(PngImagePlugin.PngImageFile, "size", size)
-    with pytest.raises(Undecodable, match="60000 x 60000 pixels, its header 37 x 23"):
+    with pytest.raises(
+        Undecodable, match="an image of .60000, 60000., its header says .37, 23."
+    ):
         pillow_rgb(FILES["png rgb"])
 
 
