@@ -133,7 +133,7 @@ def test_a_decoder_sees_the_size_that_the_scan_has_bounded(
     size = property(lambda _: (60_000, 60_000))
     monkeypatch.setattr(PngImagePlugin.PngImageFile, "size", size)
     with pytest.raises(
-        Undecodable, match="an image of .60000, 60000., its header says .37, 23."
+        Undecodable, match=r"an image of .60000, 60000., its header says .37, 23."
     ):
         pillow_rgb(FILES["png rgb"])
 
