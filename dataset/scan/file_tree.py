@@ -38,6 +38,12 @@ OF_THE_STORAGE = frozenset(
     }
 )
 """Folders that file systems, network storage and archives put beside the data, where they are not hidden."""
+SYSTEM = "link to a folder of the system"
+SYSTEM_FOLDERS = frozenset(
+    map(os.path.realpath, b"/ /bin /boot /dev /etc /lib /run /sbin /usr /var".split())
+)
+NEVER_DATA = (b"/boot/", b"/etc/", b"/proc/", b"/sys/")
+"""Below these nothing is data. Below other folders of the system it may be: /usr/share, /var/lib."""
 # a path below the root (os.fsdecode), its mtime in ns, its inode, of a file its `_look`
 Visit = tuple[str, int, int, int]
 SHUT = (0, 0, 0)
@@ -336,6 +342,9 @@ def walk(
             reject(path, "link to a folder that it lies in")
             return
         if os.path.islink(path):
+            if _is_of_the_system(root, path):
+                reject(path, SYSTEM)
+                return
             if identity in linked:
                 reject(path, "link to a folder that another link has led to")
                 return
@@ -365,6 +374,15 @@ def walk(
             )
     if files:
         yield files
+
+
+def _is_of_the_system(root: bytes, link: bytes) -> bool:
+    """Whether a link leads out of the root to a folder of the operating system."""
+    target = os.path.realpath(link)
+    below = (target + b"/").startswith(NEVER_DATA)
+    return target in SYSTEM_FOLDERS or (
+        below and not target.startswith(os.path.realpath(root) + b"/")
+    )
 
 
 def _names_in(folder: bytes) -> tuple[list[bytes], list[tuple[bytes, str]]]:

@@ -87,12 +87,14 @@ def test_paths_begin_at_the_list_the_data_or_the_split(
             "other\\2.jpg,cat",
             "No such file or directory; it is there in another spelling",
         ),
-        ("C:\\set\\other\\2.jpg,cat", "No such file or directory"),
+        ("C:\\set\\other\\2.jpg,cat", "it is a path of Windows"),
         ("cafe\u0301/2.jpg,cat", "it is there in another spelling"),
+        ("caf\udce9/2.jpg,cat", "it is there in another spelling"),
+        ("b\u00e9e/2.jpg,cat", "it is there in another spelling"),
     ],
 )
 def test_the_likely_cause_is_said(line: str, why: str, data: Path) -> None:
-    fill(data, {"caf\u00e9/2.jpg": JPEG})
+    fill(data, {"caf\u00e9/2.jpg": JPEG, "b\udce9e/2.jpg": JPEG})
     (data / "train.csv").write_bytes(f"{line}\n".encode("utf-8", "surrogateescape"))
     with pytest.raises(UserError) as caught:
         image_list.open(data, "train", cache=data.parent / "cache")
@@ -169,7 +171,7 @@ def test_it_is_found_again_and_a_change_is_seen(data: Path) -> None:
     ],
 )
 def test_mistakes(text: str, said: str, data: Path) -> None:
-    fill(data, {"caf\u00e9/2.jpg": JPEG})
+    fill(data, {"caf\u00e9/2.jpg": JPEG, "b\udce9e/2.jpg": JPEG})
     classes = ("cat", "dog") if "eel" in text else None
     assert said in refused(lambda: opened(data, text, classes=classes))
 
