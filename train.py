@@ -225,7 +225,7 @@ def train(
             failures=failures["train"],
             report=reporter,
             meter=meter,
-            count_step=stack.enter_context(profile).step,
+            profiler_step=stack.enter_context(profile).step,
             measure_ceilings=ceilings.measure,
             run=run,
             optimisation=opt,

@@ -1,4 +1,4 @@
-"""The two splits of a data set: their columns and the bytes behind them; must not know how they are found."""
+"""Opens both splits of a data set with the source that fits, and warns of likely mistakes."""
 
 from __future__ import annotations
 
@@ -149,9 +149,9 @@ def open_splits(
 ) -> dict[str, Split]:
     """Open {"train": ..., "val": ...}, the data that the settings name; only the synthetic loader needs none.
 
-    The classes of the first are the second's. To `evaluate` the second will do, and is both; the first is
-    where a training never `validates`. Of a `model` that was trained on classes of these names the second is
-    the only one that is opened, and has the model's classes. Raises UserError.
+    Validation has training's classes. To `evaluate`, val is enough and stands for both; where a training never
+    `validates`, train is. With a `model`, which was trained on classes of these names, val alone is opened, and
+    has the model's classes. Raises UserError.
     """
     if settings.data is None:
         if loader != "synthetic":
@@ -173,13 +173,13 @@ def open_splits(
         splits = {}
         classes: tuple[str, ...] | None = None
         needed = ("val",) if evaluate else SPLITS if validates else ("train",)
-        openers, without = _openers(settings, root, content, needed)
+        openers, absent = _openers(settings, root, content, needed)
         if model is not None:
             openers = {"val": openers["val"]}
-        elif without and evaluate:
-            console.warn(f"train: not read, the classes are those of val; {without}")
-        elif without:
-            console.info(f"val: not read, and nothing is validated; {without}")
+        elif absent and evaluate:
+            console.warn(f"train: not read, the classes are those of val; {absent}")
+        elif absent:
+            console.info(f"val: not read, and nothing is validated; {absent}")
         for name, open_it in openers.items():
             with console.counting(name) as progress:
                 split = open_it(classes=classes, progress=progress, **how)
@@ -332,15 +332,15 @@ def _openers(
     A split that is not `needed` may be missing. Raises UserError.
     """
     openers: dict[str, Open] = {}
-    without = ""
+    absent = ""
     for split in SPLITS:
         try:
             openers[split] = _opener(settings, root, split, content)
         except UserError as mistake:
             if split in needed:
                 raise
-            without = str(mistake)
-    return openers, without
+            absent = str(mistake)
+    return openers, absent
 
 
 def _opener(

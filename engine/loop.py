@@ -47,8 +47,8 @@ class Training:
     failures: Failures  # of training
     report: Any  # report.reporter.Reporter
     meter: Any  # report.meter.Meter
-    count_step: Callable[[], None]  # by a profiler
-    # report.ceilings.measure: the step alone and the loader alone; None once it was stopped
+    profiler_step: Callable[[], None]
+    # report.ceilings.measure: the step alone and the loader alone; returns None if a signal stopped it
     measure_ceilings: Callable[..., dict[str, dict[str, Any]] | None]
     run: Run
     optimisation: Optimisation
@@ -74,15 +74,15 @@ class Training:
         self._skipped_steps = 0
         self._last_scale: float | None = None
         self._batches: list[Batch] = []  # those of the step under way, or of the last
-        # what ceilings are measured with, and the epoch that the loader is measured in, once they were
-        self._ceilings_of: tuple[Batch, int] | None = None
+        # the batch and the epoch that ceilings were measured with, once they were measured
+        self._ceiling_inputs: tuple[Batch, int] | None = None
         # where this part of the epoch began
         self._part_began = self.progress
         self._failed_in_epoch: set[int] = set()
         self.failures.ids.update(self.progress.failed)
         self._trained_on: list[np.ndarray] = []  # ids of each batch in the open window
         self._has_measured = False  # this rank's rate, for --seconds
-        self._time_is_up = False  # the ranks agreed on that
+        self._time_is_up = False  # all ranks agreed that --seconds is reached
 
     # -- the run ---------------------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class Training:
                 self.save()
                 return False
             if self._validation_is_due() or (
-                self.run.ceilings and self._ceilings_of is None
+                self.run.ceilings and self._ceiling_inputs is None
             ):
                 self.save()  # a run that is ended meanwhile resumes into the validation, or behind the epoch
             if not self._first_ceilings():
@@ -154,8 +154,8 @@ class Training:
             self.report.stopped_early(asdict(self.progress))
         self.meter.flush()
         # one of the figures is wrong, mostly since a shared machine's speed has changed in between
-        if self._ceilings_of is not None and self.report.above_ceiling():
-            self._measure_ceilings(*self._ceilings_of)
+        if self._ceiling_inputs is not None and self.report.above_ceiling():
+            self._measure_ceilings(*self._ceiling_inputs)
         return True
 
     def _rescued(self) -> bool:
@@ -304,7 +304,7 @@ class Training:
             self._trained_on.append(batch.ids)
         ids = [batch.ids for batch in self._batches]
         self._losses.add(self.progress.step, outcome, ids, self.step.loss_terms, lr)
-        self.count_step()
+        self.profiler_step()
         if self.progress.step == 1:
             last = self._batches[-1]
             self.report.images(replace(last, images=self.step.task.shown(last)))
@@ -329,7 +329,7 @@ class Training:
         """Measure the ceilings once, after the first epoch; where images grow, after the first one of the
         last size, or of the size that the run ends with. Returns False when a signal has come.
         """
-        is_measured = self._ceilings_of is not None
+        is_measured = self._ceiling_inputs is not None
         if not self.run.ceilings or is_measured or not self._batches:
             return True
         epoch = self.progress.epoch
@@ -342,8 +342,8 @@ class Training:
         if self.vote.drain()["stop"]:
             return False
         # the next epoch's samples, which nobody has read yet, where they have the same size
-        self._ceilings_of = self._batches[-1], epoch if grows_later else epoch + 1
-        return self._measure_ceilings(*self._ceilings_of)
+        self._ceiling_inputs = self._batches[-1], epoch if grows_later else epoch + 1
+        return self._measure_ceilings(*self._ceiling_inputs)
 
     def _measure_ceilings(self, batch: Batch, epoch: int) -> bool:
         """Measure and tell; the loader with images of `epoch`. Returns False when a signal came."""
@@ -456,7 +456,7 @@ class Training:
         if self.world.rank != 0 or self._save_is_asked_for:
             return False
         if self.validation.unsettled:
-            # what was trained since is kept with the figures; to save before they are there would be to wait
+            # the checkpoint is written with the figures; saving before they are there would block on them
             return self.validation.figures_are_there()
         every = self.run.save_every_steps
         if every > 0 and self.progress.step % every == 0:
@@ -464,13 +464,14 @@ class Training:
         return 0 < 60 * self.run.save_every_minutes <= time.monotonic() - self._saved_at
 
     def save(self) -> None:
-        """Write last.pt, once a validation is settled; all ranks wait. Raises NotFinite rather than save past
-        such a loss.
+        """Write last.pt, once a validation is settled; all ranks wait.
+
+        Raises NotFinite in place of saving after a loss that is not finite.
         """
         with self.watch.slow():  # all wait for rank 0
             # first: its figure is a part of the progress that is saved
             self.validation.settle(self.progress)
-            # of all steps: a loss that is no number must not get into last.pt
+            # a NaN loss of any step before must not get into last.pt
             self._losses.read()
             content = (
                 self.checkpoints.content(self.progress)

@@ -1,7 +1,7 @@
-"""A thread that sees whether a run goes on, whatever its main thread hangs in, and what it waits for.
+"""Watches, in a thread of its own, whether a run goes on; hears SIGTERM while the main thread hangs in a library.
 
-A main thread that waits in a library, for another rank or for the device, hears no signal: Python's handlers
-run in it alone. The system tells this thread of them through a pipe.
+A main thread that waits in a library, for another rank or for the device, hears no signal, because Python's
+handlers run in it alone. The system tells this thread of signals through a pipe.
 
     waits 30 s for a batch             one line: rank, worker, file
     asked to stop, and waits           alone: the wait ends, and the run saves as usual

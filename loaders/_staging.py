@@ -30,10 +30,10 @@ from loaders._memory import fitted, too_small
 from loaders._postprocess import Finish
 
 Item = TypeVar("Item")
-# copies to the device under way at most: page-locked memory staged three batches ago is free again
+# At most so many copies to the device are under way: the memory of the third-last batch may be reused.
 COPIES = 2
 # seconds that Ctrl-C may wait while no batch comes: Python misses a signal just before it waits
-HEARS_S = 1.0
+POLL_S = 1.0
 AT_EXIT_S = 5.0  # seconds for the thread of a loader that nobody has closed, when the program ends
 
 
@@ -49,12 +49,14 @@ class Staged:
     batch: Batch
     ready: torch.cuda.Event | None = None
     done: torch.cuda.Event | None = None
-    # called when it is handed over: what is staged ahead may never be
+    # called when the batch is handed over; one that was staged ahead may never be
     count: Callable[[], None] = do_nothing
 
 
 @dataclass
 class Slot:
+    """Memory of one batch: page-locked on the host, and on the device."""
+
     pinned: torch.Tensor | None = None
     # levels on the device, where several threads write batches at a time
     bytes_: torch.Tensor | None = None
@@ -66,10 +68,9 @@ class Slot:
 class Stager:
     """Makes Batches of levels [B, H, W, 3], or [B, T, H, W, 3].
 
-    `ahead` batches may be staged before the consumer asks. Where an epoch has one shape, the images' memory
-    on a GPU is taken when it is made, from the stream that is current then: what that stream's work has
-    freed, such as the activations of a training step, serves again in a validation. `scale`: how much longer
-    sides are than the plan's.
+    `ahead` batches may be staged before the consumer asks. Where an epoch has one shape, the images' memory on a
+    GPU is allocated in the constructor, from the stream that is current there, so that a validation can reuse
+    what a training step has freed. `scale`: how much longer sides are than the plan's.
     """
 
     def __init__(self, feed: Feed, *, ahead: int = 2, scale: int = 1) -> None:
@@ -81,7 +82,7 @@ class Stager:
         self._next = 0
         self._recent: deque[Slot] = deque()
         self.stream = torch.cuda.Stream(feed.device) if self._cuda else None
-        # of one batch alone: the stream copies and finishes one after the other
+        # one buffer is enough: the stream copies and finishes one batch after the other
         self._levels: torch.Tensor | None = None
         if self._cuda and feed.plan.resident == 1:
             numbers = (
@@ -269,7 +270,7 @@ class Ahead:
         while True:
             self.release()
             try:
-                kind, value = self._queue.get(timeout=HEARS_S)
+                kind, value = self._queue.get(timeout=POLL_S)
             except queue.Empty:
                 continue
             self._taken = True

@@ -18,7 +18,7 @@ from plan.draws import Purpose, bits, key
 from plan.lazy import Lazy
 
 AHEAD = 4096
-"""Rows behind those that are drawn whose sizes are fetched meanwhile, where sizes have to be."""
+"""How many upcoming rows have their sizes prefetched, where sizes are read while training runs."""
 REPEAT_BIT = 40
 """A repeat counts so many bits above the sample's id: the first is drawn as if it were the only one."""
 NONE = np.zeros(0, np.int64)

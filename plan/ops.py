@@ -1,14 +1,14 @@
 """Operations on pixels as numbers, `Rows.ops`: which there are, and what each is given. Knows no device.
 
 `Rows.ops` [B, N, 1 + P] has N slots that act in order, after the resize and before the turn. The first number
-of a slot says which operation it is (Op), 0 for none; the rest are its numbers, 0 behind those that it takes.
+of a slot says which operation it is (Op), 0 for none; the rest are its numbers; unused ones are 0.
 loaders/_ops.py does them on tensors. Levels are 0..255.
 
 The rule of rounding: an operation takes and gives whole levels. What is blended or looked up is rounded
-down, what is resampled or blurred to the nearest, as torchvision.transforms.v2 does for uint8, and within a
-level of what it gives (AFFINE, nearest: but for pixels that are half-way). DISTORT and ERASE do not
-round. ERASE's noise is a hash of its two keys (24 bits each) and of the place of the pixel, so that it is the same
-whoever makes it; frames of a clip have the same. All that is measured of an image is measured of a frame.
+down, what is resampled or blurred to the nearest, as torchvision.transforms.v2 does for uint8. Results differ
+from torchvision's by at most one level, except those of AFFINE by the nearest pixel at exact half pixels. DISTORT
+and ERASE do not round. ERASE's noise is a hash of its two keys (24 bits each) and of the place of the pixel, so
+that it is the same whoever makes it; frames of a clip have the same. Statistics of an image, such as its mean, are taken per frame.
 
 DISTORT is the photometric distortion of SSD: as Liu et al. train SSD (2016; caffe's distort_image), a
 pixel's new colour depends on that pixel alone, and each part comes with probability 1/2. Its numbers, in the
@@ -21,7 +21,7 @@ order in which they act:
     4 hue             of HSV, in turns, -0.05 (-18 degrees) to 0.05       none: 0
     5 permutation     of the channels, index into PERMUTATIONS            none: 0
 
-Its values are RGB in 0..1; in between they may leave it, and only the result is clipped.
+Its values are RGB in 0..1; intermediate values may leave 0..1, and only the result is clipped.
 """
 
 from __future__ import annotations

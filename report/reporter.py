@@ -1,4 +1,4 @@
-"""Everything a run tells, in one place: console, TensorBoard, metrics.jsonl, summary.json.
+"""Everything a run tells: builds summary.json, and feeds console, TensorBoard and metrics.jsonl.
 
 Every rank calls it, because some figures are sums over the ranks; rank 0 alone speaks. Must not know how a
 figure came about.

@@ -27,7 +27,25 @@ HEAD = """# Map
 
 Every file with the first sentence of its docstring, written by `python -m scripts.make_map`. Rooms are in the
 order in which a sample meets them. A file whose name begins with `_` is used by its own folder alone.
-"""
+
+## To add or change
+
+| what | the file | the line, and what else |
+| --- | --- | --- |
+| a loader | `loaders/images/NAME.py` (or `videos/`, `pairs/`): see [own-loop](own-loop.md) | its `LoaderSpec` in `LOADERS`, `loaders/__init__.py` |
+| a reader of JPEGs for `--loader torchvision` | `loaders/images/decoders.py` | `READERS` there, and the names in `settings/loading.py` |
+| an augmentation | its class in `plan/augment.py`, its setting in `settings/augmentation.py` | `AUGMENTATIONS`; a new operation on pixels: `plan/ops.py`, `loaders/_ops.py` |
+| a store of samples | `dataset/stores/NAME.py`: see [data](data.md#a-source-of-your-own) | `SOURCES` in `dataset/stores/__init__.py`; to write it: `scripts/_stores.py` |
+| a task | `tasks/NAME.py`, its settings: see [own-task](own-task.md) | `TASKS` in `tasks/__init__.py`; of another medium also `dataset/open.py` |
+| a network | `models/` | the registry that the task names |
+| an optimiser | `engine/optimizers.py` | `OPTIMIZERS`, and the names in `settings/optimisation.py` |
+| a setting | a field in its group in `settings/` | none: groups are scanned |
+| a key of summary.json | `report/reporter.py` | `LINES` of `report/console.py` for the closing table, `SCALARS` of `report/tensorboard.py` |
+| a warning about data | `dataset/open.py`, `dataset/coco/warnings.py`, the task's file | |
+| when last.pt is written | `engine/loop.py` | `engine/emergency_save.py` writes it at a rank's end |
+| signals | `engine/stop.py`, `engine/watch.py` (a main thread that hangs), `settings/preflight.py` (while imports run) | |
+| an axis of `scripts.bench` | `benchmarks/train.py` or `benchmarks/loader.py` | `AXES` there and a field of its settings |
+"""  # noqa: E501
 
 
 def tracked(root: Path = ROOT) -> list[str]:
@@ -74,6 +92,9 @@ def lines(names: Sequence[str], root: Path = ROOT) -> Iterator[str]:
             if name.endswith("/__init__.py"):
                 if name == f"{room}/__init__.py" and sentence:
                     yield f"{sentence}\n"
+                # a table that others read, such as LOADERS, stands there
+                if "=" in (root / name).read_text(encoding="utf-8"):
+                    yield f"- `{name}` {sentence}"
             elif sentence:
                 yield f"- `{name}` {sentence}"
             else:

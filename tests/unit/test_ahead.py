@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from contracts import Batch
-from loaders._staging import HEARS_S, Ahead, Staged, hand_over
+from loaders._staging import POLL_S, Ahead, Staged, hand_over
 
 CPU = torch.device("cpu")
 
@@ -94,7 +94,7 @@ def test_a_signal_that_does_not_wake_the_consumer_is_heard() -> None:
 
     def source() -> Iterator[int]:
         asked.set()
-        heard.wait(10 * HEARS_S)
+        heard.wait(10 * POLL_S)
         return iter(())
 
     # raises nothing: Python may run it in a callback of the garbage collector, where that is lost
@@ -114,7 +114,7 @@ def test_a_signal_that_does_not_wake_the_consumer_is_heard() -> None:
     try:
         sender.start()
         assert list(ahead) == []
-        assert heard_s[0] - sent_s[0] < 5 * HEARS_S
+        assert heard_s[0] - sent_s[0] < 5 * POLL_S
     finally:
         heard.set()
         sender.join()

@@ -113,7 +113,7 @@ class Toy:
             failures=train,
             report=self.report,
             meter=meter,
-            count_step=MagicMock(),
+            profiler_step=MagicMock(),
             measure_ceilings=MagicMock(),
             run=Run(**settings | run),
             optimisation=Optimisation(epochs=epochs),
