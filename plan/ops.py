@@ -8,7 +8,8 @@ The rule of rounding: an operation takes and gives whole levels. What is blended
 down, what is resampled or blurred to the nearest, as torchvision.transforms.v2 does for uint8. Results differ
 from torchvision's by at most one level, except those of AFFINE by the nearest pixel at exact half pixels. DISTORT
 and ERASE do not round. ERASE's noise is a hash of its two keys (24 bits each) and of the place of the pixel, so
-that it is the same whoever makes it; frames of a clip have the same. Statistics of an image, such as its mean, are taken per frame.
+that it is the same whoever makes it; frames of a clip have the same. Statistics of an image, such as its mean, are
+taken per frame.
 
 DISTORT is the photometric distortion of SSD: as Liu et al. train SSD (2016; caffe's distort_image), a
 pixel's new colour depends on that pixel alone, and each part comes with probability 1/2. Its numbers, in the
