@@ -242,13 +242,19 @@ def _require_same(suite: Suite, settings: Common, folder: Path) -> None:
     left_out = {"output", "limit_s", "note"}
     asked = record.plain(settings.model_dump(exclude=left_out))
     path = folder / "suite.json"
-    before = json.loads(path.read_text()) if path.exists() else {"settings": asked}
-    if before["settings"] != asked and results(folder):
+    try:
+        before = json.loads(path.read_text()) if path.exists() else {}
+    except ValueError:
+        before = {}
+    same = before.get("suite") == suite.name and before.get("settings") == asked
+    if not same and results(folder):
+        whose = before.get("command", "another version")
         raise UserError(
-            f"--output {folder} holds results of {before['command']}; name another folder"
+            f"--output {folder} holds results of {whose}; name another folder"
         )
     command = shlex.join(["python", "-m", "scripts.bench", *sys.argv[1:]])
-    about = {"command": command, "note": settings.note, "settings": asked}
+    about = {"suite": suite.name, "command": command, "note": settings.note}
+    about |= {"settings": asked}
     record.replace(path, json.dumps(about, indent=2).encode())
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ FULL_BYTES = 1 << 20
 """A disk that a checkpoint has filled has less than this left."""
 FORMAT = 2
 """What is written has this format: 2 has `used`, the settings as a run used them; 1 had those asked for."""
-READ = (1, 2)
+READ = (2,)
 WEIGHTS_ALONE = "--weights takes over the weights alone"
 Tensors = dict[str, InstanceOf[torch.Tensor]]
 
@@ -140,8 +141,12 @@ def write(path: Path, content: dict[str, Any]) -> None:
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         # torch reports a full disk as RuntimeError, in words of its own
-        if shutil.disk_usage(path.parent).free < FULL_BYTES:
-            reason = "no space left"
+        with suppress(OSError):
+            if (
+                isinstance(error, RuntimeError)
+                and shutil.disk_usage(path.parent).free < FULL_BYTES
+            ):
+                reason = "no space left"
         new.unlink(missing_ok=True)
         remedy = f"there is no {path.name} yet: mend it, or name another folder"
         if path.is_file():

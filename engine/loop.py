@@ -146,11 +146,13 @@ class Training:
         is_whole = (
             self.progress.epoch >= self.optimisation.epochs or self._steps_are_taken()
         )
+        # asked before the closing validation, which may be the one that uses patience up
+        gave_up = self._patience_is_over() and not is_whole
         if self.progress.consumed and not self._validate():
             return False
         if self.progress.consumed or self.validation.unsettled:
             self.save()
-        if self._patience_is_over() and not is_whole:
+        if gave_up:
             self.report.stopped_early(asdict(self.progress))
         self.meter.flush()
         # one of the figures is wrong, mostly since a shared machine's speed has changed in between

@@ -249,8 +249,10 @@ def _apex(groups: Groups, optimisation: Optimisation, on_gpu: bool) -> Any:
             f"{flag} needs a GPU and NVIDIA's apex, see github.com/NVIDIA/apex; "
             f"--optimizer {optimisation.optimizer.removeprefix('apex-')} moves weights alike"
         )
-    from apex.optimizers import FusedLAMB, FusedSGD
-
+    try:
+        from apex.optimizers import FusedLAMB, FusedSGD
+    except ImportError as error:
+        raise UserError(f"{flag}: apex cannot be imported ({error})") from None
     optimizer: Any
     if optimisation.optimizer == "apex-sgd":
         momentum = _momentum_of(optimisation)

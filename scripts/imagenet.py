@@ -147,11 +147,14 @@ def _in_class_folders(folder: Path, class_of: ClassOf, cache: Path) -> Path:
     """Return a folder below `cache` with a link to each of Kaggle's images of val, in class folders."""
     digest = hashlib.blake2b(os.fsencode(folder), digest_size=8).hexdigest()
     made = cache / f"imagenet-val-{digest}"
-    for name in os.listdir(folder):
-        link = made / "val" / class_of(name) / name
+    wanted = {made / "val" / class_of(name) / name for name in os.listdir(folder)}
+    # a corrected list of classes moves images: a link from before would be a second sample of one
+    for link in set(made.glob("val/*/*")) - wanted:
+        link.unlink()
+    for link in wanted:
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.is_symlink():
-            link.symlink_to(folder / name)
+            link.symlink_to(folder / link.name)
     return made
 
 

@@ -1,5 +1,5 @@
 """`python -m scripts.report A B`: two folders of scripts.bench side by side, for a person or for CI. With one
-folder: its table and plots again.
+folder: its table and plot again.
 
 A ratio is beyond noise when the runs of the two do not overlap (bench --repeats 3 or more; one run a point
 says nothing of how runs differ), and beyond the tolerance of max-batch when no batch could be the largest of

@@ -216,9 +216,11 @@ def search(
     if best.why:
         raise UserError(f"the first trial failed: {best.why}")
     used = {**config.flat(), **best.used}
-    used["decode_threads"] = used["decode_threads"] or used.get("workers")
     for lever, values in LEVERS.items():
         won = best
+        # left alone they are as many as the workers, which a lever before may have changed
+        if lever == "decode_threads":
+            used[lever] = used[lever] or used.get("workers")
         for value in [] if lever in fixed else values(config, used, gpu):
             if value == used[lever]:
                 continue

@@ -90,7 +90,7 @@ def open_coco(
         if len(np.unique(rows["annotation_id"])) < len(rows):
             rows["annotation_id"] = np.arange(1, len(rows) + 1)
             warnings.append(
-                "annotations have no id of their own, and are numbered in the file's order"
+                "some annotations have no id, or one that another has: all are numbered in the file's order"
             )
         category_ids = np.array([category.category_id for category in categories])
         rows["category"] = _places_of(category_ids, rows["category_id"])

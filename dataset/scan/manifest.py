@@ -265,12 +265,12 @@ def sweep(home: Path, keep: Path | None) -> None:
     for path in home.iterdir():
         if path == keep or not path.name.startswith(("scan-", "tmp-")):
             continue
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as locked:
             if (path / "manifest.json").exists():
                 # NFS: an exclusive lock needs write access
-                with open(path / "manifest.json", "r+b") as file:
-                    # fails while somebody has the scan open
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                file = locked.enter_context(open(path / "manifest.json", "r+b"))
+                # fails while somebody has the scan open; held until the files are gone
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 

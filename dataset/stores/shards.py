@@ -351,8 +351,12 @@ class Walk:
         for _, shard, entry in pair:
             if entry.row < 0 or entry.size != pair[0][2].size:
                 return False
-            with reading(self.shards.folder), self.shards.opened(shard) as read_at:
-                contents.append(read_at(entry.offset, entry.size))
+            try:
+                with reading(self.shards.folder), self.shards.opened(shard) as read_at:
+                    contents.append(read_at(entry.offset, entry.size))
+            except Rejected as why:
+                path = printable(self.shards.path(shard))
+                raise UserError(f"--data: {path}: {why}; start again") from None
         return contents[0] == contents[1]
 
     def _by_shard(self, rows: Sequence[Row]) -> list[Row]:
@@ -597,7 +601,8 @@ class ShardStore:
             table=ShardImages,
             classes=classes,
             listed=lambda: listing.listed,
-            beside=self._beside(real, split, shards),
+            # --label-key asks for other labels than those that were packed
+            beside=self._beside(real, split, shards) if labels is None else None,
             cache=cache,
             rescan=rescan,
             max_pixels=max_pixels,

@@ -142,7 +142,7 @@ def _label(shard: Shard, member: Member) -> str | None:
         return text if len(text.splitlines()) == 1 and "\0" not in text else ""
     try:
         value = json.loads(content)[key]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return None
     fits = isinstance(value, str | int) and not isinstance(value, bool)
     return str(value).strip() if fits else ""

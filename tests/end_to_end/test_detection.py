@@ -79,20 +79,6 @@ MANY = (
     0.01,
 )
 """A detector that finds something in every image, however little it has learnt."""
-TWELVE = (
-    "ap",
-    "ap50",
-    "ap75",
-    "ap_small",
-    "ap_medium",
-    "ap_large",
-    "ar1",
-    "ar10",
-    "ar100",
-    "ar_small",
-    "ar_medium",
-    "ar_large",
-)
 
 
 @pytest.fixture(scope="session")
