@@ -1,9 +1,9 @@
 """Show what is installed and works here, and what to change first.
 
-`python -m scripts.doctor [--data FOLDER|URL] [--json]`. Each row is a probe (scripts/_probes.py) that
-runs in a child process with a time limit, so that a driver that hangs or a library that crashes becomes a
-row. This process imports nothing that could be broken. Exit code 1 when a row is bad, 2 for a mistake of
-the caller.
+`python -m scripts.doctor [--data FOLDER|URL] [--json]`. Each row is the answer of a probe (scripts/_probes.py),
+which runs in a child process and has LIMIT_S for it, so that a driver that hangs or a library that crashes
+becomes a row. This process imports nothing that could be broken. Exit code 1 when a row is bad, 2 for a mistake
+of the caller.
 """
 
 from __future__ import annotations
@@ -13,9 +13,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import IO
 
 # also as `python scripts/doctor.py`
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -26,7 +31,9 @@ from scripts._probes import OF_A_URL, OF_DATA, PROBES, Probe, Row, lost
 ROOT = Path(__file__).resolve().parents[1]
 
 LIMIT_S = 120.0
-"""Seconds for one child, whose imports a slow disk makes long."""
+"""Seconds for one answer of a child, whose imports a slow disk makes long."""
+ENDS_S = 5.0
+"""Seconds in which a child that has answered, or was killed, ends; one that hangs in the kernel is left there."""
 ORDER = ("bad", "warn", "ok", "absent")
 CHILD = (sys.executable, "-m", "scripts._probes")
 
@@ -41,29 +48,50 @@ def ask(
     """Return the row of each probe; a fresh process takes over from one that a probe has ended."""
     rows: dict[str, Row] = {}
     while left := [name for name in probes if name not in rows]:
-        try:
-            done = subprocess.run(
-                [*child, data, *left], cwd=ROOT, capture_output=True, timeout=limit_s
+        end = "its process ended before it answered"
+        with tempfile.TemporaryFile() as words:
+            process = subprocess.Popen(
+                [*child, data, *left], cwd=ROOT, stdout=subprocess.PIPE, stderr=words
             )
-            output, words = done.stdout, done.stderr
-            end = f"its process ended with code {done.returncode}"
-            if done.returncode < 0:
-                end = (
-                    f"its process was ended by {signal.Signals(-done.returncode).name}"
-                )
-        except subprocess.TimeoutExpired as error:
-            output, words = error.stdout or b"", error.stderr or b""
-            end = f"no answer within {limit_s:.0f} s"
-        # the last line is none where the process ended within an answer
-        lines = output.decode(errors="replace").split("\n")[:-1]
-        rows |= dict(
-            zip(left, (Row(**json.loads(line)) for line in lines), strict=False)
-        )
-        if len(lines) < len(left):
-            last = words.decode(errors="replace").strip().splitlines()[-1:]
-            name = left[len(lines)]
+            assert process.stdout is not None
+            try:
+                answers = _lines(process.stdout, limit_s)
+                for name, line in zip(left, answers, strict=False):
+                    rows[name] = Row(**json.loads(line))
+                code = process.wait(ENDS_S)
+                if code < 0:
+                    end = f"its process was ended by {signal.Signals(-code).name}"
+                elif code:
+                    end = f"its process ended with code {code}"
+            except Empty:
+                end = f"no answer within {limit_s:.0f} s"
+            except subprocess.TimeoutExpired:
+                pass
+            finally:
+                process.kill()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(ENDS_S)
+            words.seek(0)
+            last = words.read().decode(errors="replace").strip().splitlines()[-1:]
+        for name in [name for name in left if name not in rows][:1]:
             rows[name] = lost(probes[name], ": ".join([end, *last])[:300])
     return rows
+
+
+def _lines(pipe: IO[bytes], limit_s: float) -> Iterator[bytes]:
+    """Yield the whole lines of a pipe until it is closed. Raises Empty where one takes longer than `limit_s`."""
+    heard: SimpleQueue[bytes] = SimpleQueue()
+
+    def listen() -> None:
+        with pipe:
+            for line in pipe:
+                heard.put(line)
+        heard.put(b"")
+
+    threading.Thread(target=listen, daemon=True).start()
+    # the last line is none where the process ended within an answer
+    while (line := heard.get(timeout=limit_s)).endswith(b"\n"):
+        yield line
 
 
 def diagnose(data: str | None) -> dict[str, Row]:

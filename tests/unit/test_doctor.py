@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -176,11 +177,20 @@ def crashes():
     print("last words", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGSEGV)
 
+def slow():
+    time.sleep(1.6)
+    return Row("ok", "here", "")
+
 def hangs():
     time.sleep(600)
 
+def quits():
+    print("{", end="", flush=True)
+    os._exit(0)
+
 for name in sys.argv[2:]:
-    of = {"fails": fails, "crashes": crashes, "hangs": hangs, "leaves": lambda: os._exit(7)}
+    of = {"fails": fails, "crashes": crashes, "hangs": hangs, "quits": quits, "leaves": lambda: os._exit(7)}
+    of |= {"slow": slow, "slower": slow}
     _probes.PROBES[name] = Probe(of.get(name, fine), "mend it", "bad")
 _probes.main("", sys.argv[2:])
 """
@@ -189,20 +199,32 @@ _probes.main("", sys.argv[2:])
 def test_a_probe_that_fails_is_a_row_and_not_the_end(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    names = ("a", "fails", "crashes", "b", "hangs", "leaves", "c")
+    names = ("a", "fails", "crashes", "slow", "slower", "hangs", "leaves", "quits", "c")
     probes = {
         name: Probe(lambda: Row("ok", "", ""), "mend it", "bad") for name in names
     }
     rows = doctor.ask(probes, limit_s=3.0, child=(sys.executable, "-c", CHILD))
     assert tuple(rows) == names
     found = {name: row.found for name, row in rows.items()}
-    for name in ("a", "b", "c"):
+    for name in ("a", "slow", "slower", "c"):
         assert rows[name] == Row("ok", "here", "")
     assert rows["fails"] == Row("bad", "LookupError: no such", "mend it")
     assert re.match("its process was ended by SIGSEGV: .", found["crashes"])
     assert found["hangs"].startswith("no answer within 3 s")
     assert found["leaves"].startswith("its process ended with code 7")
+    assert found["quits"].startswith("its process ended before it answered")
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_child_that_cannot_be_killed_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[subprocess.Popen[bytes]] = []
+    monkeypatch.setattr(doctor, "ENDS_S", 0.1)
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda self: kept.append(self))
+    probes = {"hangs": Probe(lambda: Row("ok", "", ""), "mend it", "bad")}
+    rows = doctor.ask(probes, limit_s=1.0, child=(sys.executable, "-c", CHILD))
+    assert rows["hangs"].found.startswith("no answer within 1 s")
+    kept[0].send_signal(signal.SIGKILL)
+    assert kept[0].wait(10) == -signal.SIGKILL
 
 
 def test_exit_code_table_and_json(
