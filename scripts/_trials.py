@@ -26,6 +26,7 @@ ONLY_TRAINS = {
     "seconds": None,
     "resume": None,
     "evaluate": False,
+    "predict": None,
     "score": None,
 }
 """Settings of a run that trains for a while and does nothing else."""

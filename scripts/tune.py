@@ -52,9 +52,12 @@ TAKEN = (
     "steps",
     "resume",
     "evaluate",
+    "predict",
     "score",
 )
 """Settings of train.py that are this program's own flags, or would end a trial early."""
+FOUND = ("lr", "lr_per")
+"""Settings of train.py that --lr finds."""
 OF_ONE_RUN = ("config", "output", "resume", "evaluate", "predict", "profile")
 """Settings of a run's files that no preset should have; it keeps others of theirs, such as log_every."""
 AGAIN = "again"
@@ -129,7 +132,7 @@ def recipe_of(settings: Tune) -> tuple[Config, frozenset[str]]:
         raise UserError(f"--flags {settings.flags}: {error}") from None
     names = [word[2:].partition("=")[0] for word in given if word.startswith("--")]
     fixed = frozenset(name.replace("-", "_") for name in names)
-    for name in TAKEN:
+    for name in (*TAKEN, *(FOUND if settings.lr else ())):
         if name in fixed:
             flag = name.replace("_", "-")
             raise UserError(f"--{flag} behind -- is what this program sets itself")
@@ -318,7 +321,7 @@ def preset(recipe: Config, changes: Mapping[str, Any]) -> str:
     return as_yaml(build({**flat, **changes}), without=left_out)
 
 
-def learning_rate(settings: Tune, recipe: Config, fixed: frozenset[str]) -> str:
+def learning_rate(settings: Tune, recipe: Config) -> str:
     """Find a learning rate, draw how; return the YAML of the recipe with it. Raises UserError."""
     test = _lr_range.measured(recipe, torch.cuda.is_available(), print)
     picture = settings.output.with_suffix(".png")
@@ -378,8 +381,11 @@ def main(argv: list[str]) -> int:
         if output.is_dir() or not os.access(output.absolute().parent, os.W_OK):
             raise UserError(f"--output {output}: name a file in a folder to write in")
         with ending_on_signals():
-            find = learning_rate if settings.lr else fastest
-            text = find(settings, recipe, fixed)
+            text = (
+                learning_rate(settings, recipe)
+                if settings.lr
+                else fastest(settings, recipe, fixed)
+            )
         output.write_text(text, encoding="utf-8")
         command = ["train.py", "--config", str(output)]
         command += ["--data", data] if data else []
