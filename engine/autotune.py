@@ -1,4 +1,4 @@
-"""Which loader is the fastest here: each that can run feeds the run's own step for some seconds.
+"""The choice of --loader auto: each loader that can run here feeds the run's own step for some seconds.
 
     an answer is kept  -> that loader
     else               -> open, warm up, measure, close; one loader after the other, all ranks together
@@ -17,7 +17,7 @@ import socket
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,20 +65,16 @@ class Choice:
             return (f"--loader auto: {self.loader}, as in the checkpoint",)
         before = ", as measured before" if self.how == "kept" else ""
         names = sorted(self.measured, key=lambda name: name != self.loader)
-        lines = [f"--loader auto{before}: {self._line(name, unit)}" for name in names]
+        lines = [
+            f"--loader auto{before}: {_line(name, self.measured[name], unit)}"
+            for name in names
+        ]
         rates = [its.get("rate", 0.0) for its in self.measured.values()]
         if lines and self.measured[self.loader]["rate"] < max(rates):
             lines[0] += (
                 f", taken: rates within {ALIKE:.0%} count as equal, and it comes first"
             )
         return tuple(lines)
-
-    def _line(self, name: str, unit: str) -> str:
-        its = self.measured[name]
-        if "why" in its:
-            return f"{name} {its['why']}"
-        spread = f"{its['min']:,.0f} to {its['max']:,.0f}"
-        return f"{name} {its['rate']:,.0f} {unit} with the step ({spread})"
 
     def facts(self) -> dict[str, Any]:
         """Return what a summary says of it; `loader_auto` is None where nothing was to be found out."""
@@ -87,6 +83,14 @@ class Choice:
             seconds = round(self.seconds, 1)
             auto = {"how": self.how, "seconds": seconds, "measured": self.measured}
         return {"loader": self.loader, "loader_auto": auto}
+
+
+def _line(name: str, its: Mapping[str, Any], unit: str) -> str:
+    """Return what was measured of a loader, as a message has it."""
+    if "why" in its:
+        return f"{name} {its['why']}"
+    spread = f"{its['min']:,.0f} to {its['max']:,.0f}"
+    return f"{name} {its['rate']:,.0f} {unit} with the step ({spread})"
 
 
 def timed(flat: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
@@ -184,22 +188,20 @@ def choose(
                 continue
             measured[name] = _measured(partial(open_loader, name), step, samples, epoch)
             slowest_s = max(slowest_s, _agreed(time.perf_counter() - began, world) - at)
-    choice = Choice(
-        loader="",
-        how="measured",
-        measured=measured,
-        seconds=time.perf_counter() - began,
-    )
     rates = {name: its["rate"] for name, its in measured.items() if "rate" in its}
     if not rates:
-        raise UserError(
-            f"--loader auto: {'; '.join(choice._line(name, '') for name in measured)}"
-        )
+        why = "; ".join(_line(name, its, "") for name, its in measured.items())
+        raise UserError(f"--loader auto: {why}")
     enough = (1 - ALIKE) * max(rates.values())
     fastest = next(name for name in names if rates.get(name, 0.0) >= enough)
     if world.rank == 0:
         answers.write(fastest, measured)
-    return replace(choice, loader=fastest)
+    return Choice(
+        loader=fastest,
+        how="measured",
+        measured=measured,
+        seconds=time.perf_counter() - began,
+    )
 
 
 def _agreed(seconds: float, world: ProcessWorld) -> float:

@@ -27,8 +27,7 @@ from system import torch_files
 FULL_BYTES = 1 << 20
 """A disk that a checkpoint has filled has less than this left."""
 FORMAT = 2
-"""What is written has this format: 2 has `used`, the settings as a run used them; 1 had those asked for."""
-READ = (2,)
+"""The format of what is written, and the only one that is read."""
 WEIGHTS_ALONE = "--weights takes over the weights alone"
 Tensors = dict[str, InstanceOf[torch.Tensor]]
 
@@ -187,8 +186,8 @@ def read(path: Path, *, flag: str = "--resume") -> dict[str, Any]:
     if not torch_files.is_ours(content):
         remedy = "to start from plain weights use --weights"
         raise UserError(f"{said}: not a checkpoint of this program; {remedy}")
-    if content["format"] not in READ:
-        remedy = f"this version reads {READ}; {WEIGHTS_ALONE}"
+    if content["format"] != FORMAT:
+        remedy = f"this version reads format {FORMAT}; {WEIGHTS_ALONE}"
         number = str(content["format"])[:60]
         raise UserError(f"{said}: a checkpoint of format {number}; {remedy}")
     try:

@@ -256,9 +256,8 @@ def _captured(step: Step, statics: Sequence[Batch]) -> str:
     try:
         step.graphs = Graphs(step, statics)
         torch.cuda.synchronize()
-    except (
-        RuntimeError
-    ) as error:  # of memory too: eager steps fit, the warm-up has shown that
+    except RuntimeError as error:
+        # of memory too: eager steps fit, as the warm-up has shown
         # the generator is still in the capture, and would refuse to draw: give it a state that never was
         device = step.world.device
         fresh = torch.Generator(device).graphsafe_get_state()

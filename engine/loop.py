@@ -30,8 +30,8 @@ from settings.run import Run
 CLOSING_S = 4.0
 """Seconds that closing may take in a run that was asked to stop: a thread may hang in a read."""
 ClosedWindow = tuple[RateWindow, int, int]
-"""A window of the rate, the step it ends with, and the bytes that this rank has read in it; it is told one
-step later."""
+"""(window of the rate, step that the window ends with, bytes that this rank has read in the window). The loop
+reports a window one step after the window was closed."""
 
 
 @dataclass(kw_only=True)

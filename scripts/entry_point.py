@@ -53,15 +53,14 @@ def own_folder(shared: Path) -> Path:
 
 def torchrun(arguments: Sequence[str]) -> int:
     """Run `torchrun --standalone` with these arguments in this process, and return its exit code."""
-    # Late, since other commands need no torch.
+    # late, since other commands need no torch
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.run import main as run
 
     try:
         run(["--standalone", *arguments])
-    except (
-        SignalException
-    ) as ended:  # torchrun's own program ends with a traceback and 1
+    except SignalException as ended:
+        # torchrun's own program ends with a traceback and 1
         return 128 + ended.sigval
     return 0
 

@@ -88,7 +88,7 @@ warmup-lr: --warmup-start X, as a share of --lr
 lr-warmup-decay: --warmup-start X
 lr-warmup-method: --warmup-start X; a warm-up is linear
 bias-weight-decay: --norm-weight-decay X
-transformer-embedding-decay: --norm-weight-decay X
+transformer-embedding-decay: --no-decay PATTERN ...
 drop-path: --stochastic-depth X
 bce-loss: --loss bce
 bce-target-thresh: --bce-threshold X

@@ -37,9 +37,8 @@ def parsed(text: str) -> Any:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         raise
-    except (
-        Exception
-    ) as error:  # PyYAML raises whatever a tagged value makes it stumble over
+    except Exception as error:
+        # PyYAML raises whatever a tagged value makes it stumble over
         raise ValueError(f"a value is none of its type ({error!r})") from None
 
 
