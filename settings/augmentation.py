@@ -22,7 +22,7 @@ from settings.types import (
 Alpha = Annotated[FiniteFloat, Field(ge=0, le=4)]
 
 
-class Augmentation(Settings):
+class AugmentationSettings(Settings):
     """Augmentations that the plan draws for each sample, with the same numbers for every loader."""
 
     facts: ClassVar[Facts] = Facts(tasks=AUGMENTED, evaluation="unused")

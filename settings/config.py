@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from contracts import UserError
 from settings import help
-from settings.augmentation import Augmentation
+from settings.augmentation import AugmentationSettings
 from settings.cli import Settings, flag_words, nearest, refusal
 from settings.clips import Clips
 from settings.data import Data
@@ -40,7 +40,7 @@ class Config(Settings):
 
     run: Run = Run()
     data: Data = Data()
-    augmentation: Augmentation = Augmentation()
+    augmentation: AugmentationSettings = AugmentationSettings()
     clips: Clips = Clips()
     detection: Detection = Detection()
     superres: Superres = Superres()

@@ -23,7 +23,7 @@ from plan.clips import ClipPolicy
 from plan.epoch import EpochPlan
 from plan.images import Growth, ImagePolicy
 from plan.mixing import Mixing
-from settings.augmentation import Augmentation
+from settings.augmentation import AugmentationSettings
 from settings.clips import Clips
 from settings.config import Config
 from settings.detection import Detection
@@ -117,7 +117,7 @@ def balance(config: Config, columns: Any) -> Balance | None:
 
 
 def augment(
-    settings: Augmentation, native: Native, *, pixelwise: bool = False
+    settings: AugmentationSettings, native: Native, *, pixelwise: bool = False
 ) -> Augment:
     """Return what is done to the pixels of training images. Raises UserError.
 
@@ -136,13 +136,15 @@ def augment(
     return Augment(tuple(part for part in parts if part.on))
 
 
-def transforms(settings: Augmentation) -> dict[str, Callable[[Array, int], Array]]:
+def transforms(
+    settings: AugmentationSettings,
+) -> dict[str, Callable[[Array, int], Array]]:
     """Return the user's own function by what it is of. Raises UserError where there is none of its name."""
     name = settings.transforms
     return {} if name is None else {settings.transforms_on: Transform(name)}
 
 
-def mixing(settings: Augmentation) -> Mixing:
+def mixing(settings: AugmentationSettings) -> Mixing:
     """Return how micro-batches of training are mixed."""
     return Mixing(
         mixup=settings.mixup,
@@ -152,7 +154,7 @@ def mixing(settings: Augmentation) -> Mixing:
     )
 
 
-def growth(settings: Augmentation, full: int) -> Growth | None:
+def growth(settings: AugmentationSettings, full: int) -> Growth | None:
     """Return how training images grow to `full` pixels; None where they do not. Raises UserError."""
     start = settings.image_size_start
     ramp = settings.image_size_ramp
@@ -175,7 +177,7 @@ def growth(settings: Augmentation, full: int) -> Growth | None:
 
 
 def image_policies(
-    settings: Augmentation, native: Native
+    settings: AugmentationSettings, native: Native
 ) -> tuple[ImagePolicy, ImagePolicy]:
     """Return how images are framed in training, and in validation, where nothing is random.
 
@@ -205,7 +207,7 @@ def image_policies(
     )
 
 
-def validation_resize(settings: Augmentation, native: Native, size: int) -> int:
+def validation_resize(settings: AugmentationSettings, native: Native, size: int) -> int:
     """Return the shorter side before a validation's crop of `size`, pixels. Raises UserError."""
     if settings.val_resize is None:
         # as timm computes it, to the last bit: 117 / 0.936 is less than 125
@@ -215,7 +217,9 @@ def validation_resize(settings: Augmentation, native: Native, size: int) -> int:
     return settings.val_resize
 
 
-def clip_policy(settings: Augmentation, clips: Clips, native: Native) -> ClipPolicy:
+def clip_policy(
+    settings: AugmentationSettings, clips: Clips, native: Native
+) -> ClipPolicy:
     """Return how clips are taken from videos; one policy says both, of training and of validation."""
     size = native.size
     return ClipPolicy(
@@ -235,7 +239,7 @@ def clip_policy(settings: Augmentation, clips: Clips, native: Native) -> ClipPol
 
 
 def detection_policies(
-    settings: Augmentation, detection: Detection, native: Native
+    settings: AugmentationSettings, detection: Detection, native: Native
 ) -> tuple[DetectionPolicy, DetectionPolicy]:
     """Return how a detector's images are framed in training and in validation. Raises UserError.
 

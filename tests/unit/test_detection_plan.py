@@ -15,7 +15,7 @@ from contracts import UserError
 from models import Native
 from plan.boxes import DetectionPlan, DetectionPolicy
 from plan.order import grouped, order
-from settings.augmentation import Augmentation
+from settings.augmentation import AugmentationSettings
 from settings.detection import Detection
 from tasks._plans import detection_policies
 from tests.conformance.plans import SHORT_SIDES, boxed
@@ -104,7 +104,7 @@ def test_the_largest_shape_holds_every_batch(coco: SimpleNamespace) -> None:
 
 def test_policies_read_their_settings() -> None:
     made, stretched = Native(640, GREY, GREY, 1333), Native(300, GREY, GREY)
-    settings = Augmentation(flip=0.25)
+    settings = AugmentationSettings(flip=0.25)
     assert detection_policies(settings, Detection(), made)[0] == DetectionPolicy(
         augment="flip", size=640, longer=1333, flip=0.25
     )
@@ -117,10 +117,10 @@ def test_policies_read_their_settings() -> None:
         assert detection_policies(settings, detection, stretched)[0] == DetectionPolicy(
             augment=name, size=300, flip=0.25
         )
-        assert detection_policies(Augmentation(), detection, stretched)[
+        assert detection_policies(AugmentationSettings(), detection, stretched)[
             1
         ] == DetectionPolicy(augment="flip", size=300)
-    assert detection_policies(Augmentation(), Detection(longer_side=900), made)[
+    assert detection_policies(AugmentationSettings(), Detection(longer_side=900), made)[
         1
     ] == DetectionPolicy(augment="flip", size=640, longer=900)
     assert {name for name, policy in POLICIES.items() if policy.centred} == {
@@ -148,7 +148,9 @@ def test_policies_read_their_settings() -> None:
         (lambda: replace(MULTISCALE, longer=700), "--short-sides of 800 .* 700"),
         (
             lambda: detection_policies(
-                Augmentation(), Detection(longer_side=500), Native(300, GREY, GREY)
+                AugmentationSettings(),
+                Detection(longer_side=500),
+                Native(300, GREY, GREY),
             )[1],
             "--longer-side 500.* --image-size 300; leave",
         ),

@@ -14,7 +14,7 @@ from torch import nn
 
 from models import AUXILIARY_WEIGHTS, Loaded
 from models.classification import build, native
-from settings.augmentation import Augmentation
+from settings.augmentation import AugmentationSettings
 from tasks._plans import image_policies
 
 FAMILIES = [
@@ -145,7 +145,7 @@ def test_how_weights_were_measured() -> None:
     for arch in torchvision.models.list_models(module=torchvision.models):
         for weights in torchvision.models.get_model_weights(arch):
             found = native(arch, weights.name)
-            _, policy = image_policies(Augmentation(), found)
+            _, policy = image_policies(AugmentationSettings(), found)
             theirs = weights.transforms()
             assert [policy.image_size, policy.resize] == [
                 *theirs.crop_size,

@@ -16,7 +16,7 @@ from plan.augment import Augment, Jitter
 from plan.balance import Balance
 from plan.images import Growth, ImagePlan, ImagePolicy
 from plan.order import order
-from settings.augmentation import Augmentation
+from settings.augmentation import AugmentationSettings
 from tasks._plans import image_policies
 from tests.conformance.plans import by_id
 
@@ -66,7 +66,9 @@ def test_validation_has_a_size_of_its_own(
 ) -> None:
     """(image size, length before the crop). Growing images end at the training's."""
     settings |= {"image_size_start": 96, "image_size_ramp": (1, 3)}
-    train, val = image_policies(Augmentation(**settings), Native(176, MEAN, STD))
+    train, val = image_policies(
+        AugmentationSettings(**settings), Native(176, MEAN, STD)
+    )
     assert ((train.image_size, train.resize), (val.image_size, val.resize)) == (
         training,
         validation,
@@ -80,7 +82,8 @@ def test_a_crops_share_and_its_length_are_one_setting() -> None:
         UserError, match="--val-resize and --val-crop-share say the same; leave one out"
     ):
         image_policies(
-            Augmentation(val_resize=232, val_crop_share=0.9), Native(224, MEAN, STD)
+            AugmentationSettings(val_resize=232, val_crop_share=0.9),
+            Native(224, MEAN, STD),
         )
 
 
