@@ -65,7 +65,7 @@ def train(
             )
         )
         splits = kind.splits(config, names[0], console, start.classes(registry, arch))
-        # what cannot be read is said here, and not first in the validation
+        # files that cannot be read are said here, and not first in the validation
         require_files(names[0], [split.source for split in splits.values()])
         train_set = splits["train"].columns
         plan, val_plan = kind.plans(

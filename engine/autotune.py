@@ -216,7 +216,7 @@ def _measured(
     world = step.world
     with ExitStack() as stack:
         if world.device.type == "cuda":
-            # what this one had is the next one's
+            # the next loader gets the memory that this one had
             stack.callback(torch.cuda.empty_cache)
         why = ""
         first: list[Batch] = []
@@ -268,7 +268,7 @@ def _rates(
     while sum(windows) < SECONDS:
         windows.append(seconds_of(count))
     in_window = samples * count
-    # of all seconds: small sets begin anew within some windows, and workers deliver in bursts
+    # the mean of all seconds: small sets begin anew within some windows, and workers deliver in bursts
     return {
         "rate": round(in_window * len(windows) / sum(windows), 1),
         "min": round(in_window / max(windows), 1),

@@ -218,7 +218,7 @@ class Resume:
     auto: bool = False
     evaluate: bool = False  # the network alone is wanted, to validate it
     flag: str = "--resume"  # what named it
-    # what was read, to evaluate by `find`, else by `fits`; `into` lets the tensors go
+    # the checkpoint's content: `find` reads it to evaluate, else `fits`; `into` lets the tensors go
     content: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -440,5 +440,5 @@ def load_optimizer(
         raise UserError(
             f"--resume: a damaged checkpoint: its optimiser's state is not one ({said})"
         ) from None
-    # of a checkpoint of steps that were all skipped
+    # a checkpoint has no state where all its steps were skipped
     optimizers.make_state(optimizer, name)

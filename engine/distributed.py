@@ -230,7 +230,7 @@ class ProcessWorld:
         self._peers = Peers(rank=self.rank, size=self.size, timeout_s=self.timeout_s)
         gpus = max(torch.cuda.device_count(), slurm.gpus_on_node(os.environ))
         shared_gpu = self.device.type == "cuda" and self.local_size > gpus
-        # which refuses two ranks on one GPU
+        # NCCL refuses two ranks on one GPU
         with_nccl = self.device.type == "cuda" and not shared_gpu
         try:
             dist.init_process_group(
@@ -289,7 +289,7 @@ class ProcessWorld:
         if self.device.type != "cuda":
             yield
             return
-        # of high priority: a decoder's kernels fill what training leaves free, not the other way round
+        # its priority is high: a decoder's kernels fill what training leaves free, not the other way round
         stream = torch.cuda.Stream(self.device, priority=-1)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

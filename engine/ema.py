@@ -34,9 +34,9 @@ class Ema:
         self._module = module
         self._network = list(module.parameters())
         saved = module.state_dict().keys()
-        # of what is averaged
+        # names of the parameters and buffers that are averaged
         self.names = [name for name, _ in module.named_parameters()]
-        # by the dictionary that holds it: a network may assign a new tensor to a buffer's name
+        # a buffer is kept as its dictionary and name: a network may assign a new tensor to the name
         self._buffers: list[tuple[dict[str, torch.Tensor | None], str]] = []
         for prefix, owner in module.named_modules():
             for leaf, buffer in owner._buffers.items():

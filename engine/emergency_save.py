@@ -43,13 +43,13 @@ class EmergencySave:
     ) -> None:
         self._checkpoints = checkpoints
         self._world = world
-        # with one batch a step, and alone, a step waits for nothing once it has moved a buffer
+        # a single rank without --accumulate cannot block in mid-step: no copy of the buffers is needed
         self._keeps = world.rank == 0 and (world.size > 1 or accumulate > 1)
         self._buffers = [*checkpoints.module.buffers()] if self._keeps else []
         self._kept = [buffer.detach().clone() for buffer in self._buffers]
         self._whole: deque[tuple[Progress, Any]] = deque(maxlen=AHEAD)
         self._in_step = False
-        # held while the main thread moves the weights, or launches that
+        # the main thread holds it while it moves the weights, or launches that
         self._moving = threading.RLock()
         self._held = False
         if self._keeps:
@@ -77,7 +77,7 @@ class EmergencySave:
         """Count a step that is whole: `progress` is behind it."""
         if not self._keeps:
             return
-        # also of a step that has overflowed, for which the optimiser is not called
+        # the lock is taken here too: of a step that overflowed the optimiser, and so its hook, is not called
         with self._moving:
             self._in_step = False
             event = None
@@ -105,11 +105,11 @@ class EmergencySave:
         `best` is the figure of best.pt by now. Returns whether it did. The step that is under way never ends:
         the process has to.
         """
-        # for good: the main thread waits for ever
+        # the main thread that still holds it then waits for ever
         if not self._moving.acquire(timeout=HELD_S):
             return False
         settles_s = SETTLES_S if self._world.device.type == "cuda" else 0.0
-        # what the main thread is writing it writes to its end
+        # the main thread writes its checkpoint to the end first
         with self._checkpoints.writing:
             for _ in range(TRIES):
                 time.sleep(settles_s)

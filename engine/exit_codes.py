@@ -57,7 +57,7 @@ def line_of(error: BaseException) -> str | None:
                 sign,
             )
             return f"{first[:200]}: {advice}"
-    # of files: where no room has said it better, the system has
+    # an error of a file, in the system's words where no room has said it better
     if (
         isinstance(error, OSError)
         and error.errno in errno.errorcode

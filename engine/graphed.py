@@ -257,7 +257,7 @@ def _captured(step: Step, statics: Sequence[Batch]) -> str:
         step.graphs = Graphs(step, statics)
         torch.cuda.synchronize()
     except RuntimeError as error:
-        # of memory too: eager steps fit, as the warm-up has shown
+        # also where memory is short: eager steps fit, as the warm-up has shown
         # the generator is still in the capture, and would refuse to draw: give it a state that never was
         device = step.world.device
         fresh = torch.Generator(device).graphsafe_get_state()

@@ -251,7 +251,7 @@ class Training:
                 # all but the last two steps: the host must not wait for the one it has just launched
                 if logging or self._losses.full():
                     self._log(everything=False)
-                # of the step before: now the device has something to do meanwhile
+                # the window closed one step before: the device has something to do meanwhile now
                 self._tell_window(closed)
                 closed = self._closed(self.meter.point()) if decided["window"] else None
                 stopped = decided["stop"]
@@ -383,7 +383,7 @@ class Training:
             if self._last_scale is not None and point["loss_scale"] < self._last_scale:
                 self._skipped_steps += 1  # the scale was too high
             self._last_scale = point["loss_scale"]
-        # of all ranks, so that all of them end when there are too many
+        # failures are counted over all ranks, so that all of them end when there are too many
         everyones = self.world.gather(sorted(self._failed_in_epoch))
         failed = {sample for ids in everyones for sample in ids}
         self.failures.check(failed)

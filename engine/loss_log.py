@@ -39,9 +39,9 @@ class LossLog:
         self._loss_terms: tuple[str, ...] = ()
         self._world = world
         self._remedy = remedy(precision)
-        # of the steps
+        # the stream of the steps
         self._stream = torch.cuda.current_stream(world.device) if cuda else None
-        # to copy on, so that a read does not wait for the steps after it
+        # a read copies on this one, so that it does not wait for the steps after it
         self._side = torch.cuda.Stream(world.device) if cuda else None
 
     def add(

@@ -1,4 +1,4 @@
-"""What to say when a batch does not fit into memory: which one would."""
+"""The message for a batch that does not fit into memory: it names a batch size that does."""
 
 from __future__ import annotations
 

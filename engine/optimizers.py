@@ -283,7 +283,7 @@ def require_timm(flag: str) -> Any:
 class Kind:
     """An --optimizer."""
 
-    # from groups, settings, and whether on a GPU
+    # makes it from groups, settings, and whether it is on a GPU
     make: Callable[[Groups, Optimisation, bool], Any]
     capturable: bool = True  # a CUDA graph can hold its step
     skips: bool = False  # it knows no loss scale: _skip_on_device has it leave out a step that overflowed
@@ -316,7 +316,7 @@ def make_state(optimizer: torch.optim.Optimizer, name: str) -> None:
     high they stay so: ResNet-50 in fp16 was nan at step 3.
     """
     for group in optimizer.param_groups:
-        # what Muon does not turn AdamW moves
+        # AdamW moves the parameters that Muon does not
         names = MOMENTS if group.get("use_fallback") else OPTIMIZERS[name].state
         if names == MOMENTUM and not group["momentum"]:
             continue
@@ -371,7 +371,7 @@ class LearningRates:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        # by identity: groups may share a tensor, and a checkpoint brings new ones
+        # keyed by identity: groups may share a tensor, and a checkpoint brings new ones
         self._written: dict[torch.Tensor, float] = {}
 
     def set(self, lr: float) -> None:

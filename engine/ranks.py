@@ -20,7 +20,7 @@ Found = TypeVar("Found")
 BEAT_S = 1.0
 """How often a rank says that it lives."""
 ANSWERS_S = 8.0
-"""In which the store of what ranks have said must answer; rank 0 has it, or torchrun."""
+"""Seconds in which the store of what ranks have said must answer; rank 0 has it, or torchrun."""
 LOOK_S = 0.1
 GONE = (
     "Connection reset by peer",

@@ -82,7 +82,7 @@ class Step:
         ]
         self._unscaled = torch.ones((), device=world.device)
         self._nan = torch.full((), torch.nan, device=world.device)
-        # of the micro-batches so far: sum of losses, valid samples, sums of the loss's terms
+        # sums over the micro-batches so far: losses, valid samples, the loss's terms
         self._sums = torch.zeros(2, device=world.device)
         # the scaler makes its tensors when it is first used
         self.scaler.scale(self._unscaled)
@@ -140,7 +140,7 @@ class Step:
                 losses = self.task.losses(outputs, batch)
             self.phases.mark("forward")
             own_loss = losses.sum()
-            # by rows, which the host knows: how many of all ranks are valid is known after the backward
+            # divided by rows, which the host knows: how many of all ranks are valid is known after the backward
             # pass, and _rescale makes up for it
             scaled = self.scaler.scale(own_loss / (len(batch.ids) * self.accumulate))
             # from here on the loader's thread may go on: the backward pass does not need the
@@ -261,7 +261,7 @@ class Step:
         tensors = list(
             {id(v): v for v in values if isinstance(v, torch.Tensor)}.values()
         )
-        # on the host: the batch may have left the device no room for a second copy
+        # copies lie on the host: the batch may have left the device no room for them
         saved = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
         rates = self._rates.read()
         try:

@@ -1,4 +1,4 @@
-"""Being asked to stop, as a flag that the loop looks at: what it does then is its own."""
+"""The request to stop a run, SIGTERM or Ctrl-C, as a flag: the loop looks at it, and decides what to do."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class _Unsettled:
     step: int  # the last one trained
     epoch: int | None  # the last one trained
     picks_best: bool  # whether best.pt may become `content`
-    # what a checkpoint held when this pass began; on rank 0, if it picks
+    # content of a checkpoint when this pass began; None but on rank 0, and where it does not pick
     content: dict[str, Any] | None
 
     @property
@@ -63,7 +63,7 @@ class Validation:
     checkpoints: Checkpoints
     failures: Failures
     report: Any  # report.reporter.Reporter
-    # which pass leaves its files where there is no best.pt to be of
+    # where there is no best.pt, the files are of the average's pass (True) or the network's
     of_average: bool = False
 
     # samples of the last pass whose output was no number

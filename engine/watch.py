@@ -79,7 +79,7 @@ class Watch:
     _in_steps: bool = field(default=False, init=False)
     _beats: int = field(default=0, init=False)  # since the steps began
     _slow: int = field(default=0, init=False)  # how many `slow`s the main thread is in
-    # whose batch the main thread waits for
+    # the loader whose batch the main thread waits for
     _waits: Loader | None = field(default=None, init=False)
     _since_s: float = field(default=0.0, init=False)
     _has_said: bool = field(default=False, init=False)

@@ -16,7 +16,8 @@ IDLE = 0.6
 """Cores, or a GPU, in use to less than this share wait for something else."""
 FAR_BELOW = 0.5
 NEARLY = 0.75
-"""Raise a loader ceiling below FAR_BELOW of the compute ceiling if the rate is above NEARLY of it."""
+"""Contention counts as bound by the loader where the loader ceiling is below FAR_BELOW of the compute ceiling,
+and the rate above NEARLY of the loader ceiling."""
 DECODE_ON_GPU = ("dali-gpu", "dali-fed", "nvdec+pyav")
 MANY_SHAPES = ("detection",)
 """Tasks whose batches have many shapes: each would be a graph, or be compiled, of its own."""

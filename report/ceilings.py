@@ -90,7 +90,7 @@ def measure(
             loader,
             epoch=epoch,
             world=world,
-            # for the batch alone, as training does: other streams are at work on the next ones
+            # waits for the batch alone, as training does: other streams are at work on the next ones
             synchronise=world.await_batch,
             stop=stop,
         )
@@ -223,9 +223,8 @@ def loader_ceiling(
         return samples
 
     rates: list[float] = []
-    taken = take(
-        loader.in_flight
-    )  # what may be ready before anyone asks is no part of the rate
+    # batches that may be ready before anyone asks are no part of the rate
+    taken = take(loader.in_flight)
     world.barrier()
     began = last = time.perf_counter()
 
@@ -244,9 +243,8 @@ def loader_ceiling(
             now = time.perf_counter()
         rates.append(samples / (now - last))
         last = now
-    local = (
-        math.nan if taken is None else float(np.median(rates))
-    )  # a NaN of one rank is the sum's: all stop
+    # a NaN of one rank is the sum's: all stop
+    local = math.nan if taken is None else float(np.median(rates))
     batches.close()
     total = float(world.sum(np.array([local]))[0])
     if math.isnan(total):

@@ -114,7 +114,7 @@ def device_gib(device: torch.device) -> float | None:
     """Return the memory in use on the device by everything on it, other processes too, GiB."""
     if device.type != "cuda":
         return None
-    # from the driver: torch's own figures leave out what decoders and other libraries take
+    # the driver's figures: torch's own leave out what decoders and other libraries take
     free, total = torch.cuda.mem_get_info(device)
     return (total - free) / GIB
 

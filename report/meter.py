@@ -142,9 +142,8 @@ class Meter:
 
     def _close(self) -> RateWindow:
         local = self._samples
-        active_s = (
-            self._active_s if self._world.rank == 0 else 0.0
-        )  # the sum is rank 0's
+        # the sum of the times is rank 0's
+        active_s = self._active_s if self._world.rank == 0 else 0.0
         total, seconds = self._world.sum(np.array([local, active_s], np.float64))
         window = RateWindow(int(total), local, float(seconds), self._epoch)
         self.windows.append(window)
@@ -195,7 +194,7 @@ def steady(windows: list[RateWindow]) -> list[RateWindow]:
     """
     if not windows:
         return []
-    # what grows or fills at the start of a run, such as a decoder's buffers, is behind it by then
+    # whatever grows or fills at the start of a run, such as a decoder's buffers, has done so by then
     half = len(windows) // 2
     level = float(np.median([window.rate for window in windows[half:]]))
     close = [abs(window.rate - level) <= STEADY_WITHIN * level for window in windows]

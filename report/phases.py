@@ -30,12 +30,10 @@ class Phases:
         # asked for once: that takes longer than to mark
         self._stream = torch.cuda.current_stream(device) if self._cuda else None
         self._marks: Marks = []  # of the step under way
-        self._took: dict[
-            str, float
-        ] = {}  # milliseconds measured elsewhere, of the step under way
-        self._waiting: deque[tuple[Marks, dict[str, float]]] = (
-            deque()
-        )  # of each step that was not read yet
+        # milliseconds measured elsewhere, of the step under way
+        self._took: dict[str, float] = {}
+        # both of each step that was not read yet
+        self._waiting: deque[tuple[Marks, dict[str, float]]] = deque()
         # the last mark that was read, at which the next phase begins
         self._last: Any = None
         self._spans: deque[tuple[str, Any, Any]] = deque()

@@ -390,7 +390,7 @@ class Record:
                 continue
             lines.append(line)
             if kind == "val":
-                # what is not finite is a word there
+                # a figure that is not finite is a word there
                 self.validation = {
                     name: float(value) if isinstance(value, str) else value
                     for name, value in point.items()

@@ -114,11 +114,11 @@ class Reporter:
         self._memory: dict[str, float | None] = {}  # the highest so far
         self._load: list[dict[str, float | None]] = []  # of each window
         self._ended_with: list[int] = []  # the step with which each window ended
-        # of each step since the run, or this part of it, began; nan where it had none
+        # milliseconds of each step since the run, or this part of it, began; nan where it had no such phase
         self._steps = {name: array("d") for name in PHASES}
         self._train_losses: list[float] = []  # since the last validation
         self._lr: float | None = None
-        # of a resumed run, until it validates again
+        # a resumed run has the figures of its earlier part until it validates again
         self._validation = self._record.validation
         self._validation_reader = ""
         self._validation_counts = Counts()
@@ -423,7 +423,7 @@ class Reporter:
         """Return the content of summary.json, with figures of all ranks."""
         rate = self._meter.result(self._rate_unit)
         efficiency, bound_by = self._bound()
-        # what is said of the machine and of a step is of the same windows as the rate
+        # the figures of the machine and of a step are of the same windows as the rate
         warm = rate["warmup_windows"]
         first = 0
         if 0 < warm <= len(self._ended_with):
@@ -483,7 +483,7 @@ class Reporter:
         )
         values = {**earlier, **trained}
         if self._validation and self._validation != earlier["validation"]:
-            # of a part that was killed before its end
+            # the figures of a part that was killed before its end
             values["validation"] = self._validation
             values["validation_s"] = self._validation_s
         self._record.summary(values)

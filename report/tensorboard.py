@@ -183,9 +183,8 @@ class Board:
             named.value[0].metadata.plugin_data.content
         )
         for info in content.experiment.hparam_infos:
-            info.differs = (
-                info.name in FIRST
-            )  # sorts before the others, which are by name
+            # the page sorts these before the others, which are by name
+            info.differs = info.name in FIRST
         named.value[0].metadata.plugin_data.content = content.SerializeToString()
         self._event(summary=named)
         self._event(summary=row)
@@ -256,9 +255,8 @@ class Board:
 
 
 def _cell(value: Any) -> Any:
-    return (
-        str(value).lower() if isinstance(value, bool) else value
-    )  # a bool would show as 0 or 1
+    # a bool would show as 0 or 1
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 def _records(content: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -38,7 +38,7 @@ class Row:
 
     state: State
     found: str
-    # and what to change first
+    # what it means for a run, and what to change first
     consequence: str
 
 
@@ -415,7 +415,7 @@ class Probe:
     ask: Callable[..., Row]
     remedy: str
     state: State = "warn"
-    # in a process of its own: decord, PyAV and torchcodec bring an FFmpeg each
+    # asked in a process of its own: decord, PyAV and torchcodec bring an FFmpeg each
     alone: bool = False
 
 

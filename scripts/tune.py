@@ -99,7 +99,7 @@ class Trial:
     unit: str = ""
     least: float = 0.0  # the slowest window
     most: float = 0.0
-    # what train.py chose where nothing was asked
+    # settings that train.py chose where nothing was asked
     used: Choice = field(default_factory=dict)
     why: str = ""  # it failed, or was not tried
     over: float = 0.0  # the best rate when it was tried
@@ -183,7 +183,7 @@ LEVERS: dict[str, Callable[[Config, Choice, bool], list[Any]]] = {
     "batch_size": _batch_sizes,
     "workers": _workers,
     "decode_threads": _decode_threads,
-    # behind the others: a trial that compiles takes minutes, of which the time then is kept for another
+    # these come last: a trial that compiles takes minutes, and a later one begins only if two as long fit
     "compile": _both,
     "graphs": _graphs,
     "pin_memory": _both,
@@ -213,7 +213,7 @@ def search(
         say(trial)
         return trial
 
-    # not counted: it scans the data, and reads files that no memory holds yet
+    # this run is not counted: it scans the data, and reads files that no memory holds yet
     measure("warm-up", {})
     best = tried("", {})
     if best.why:
@@ -333,7 +333,7 @@ def learning_rate(settings: Tune, recipe: Config) -> str:
     print(
         f"--lr {test.advised:g}: by where the loss falls and climbs again; {picture} shows it"
     )
-    # as it was trained with, whatever the batch
+    # the rate that the test trained with, whatever the batch
     return preset(recipe, {"lr": test.advised, "lr_per": 0})
 
 

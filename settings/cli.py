@@ -125,7 +125,7 @@ def flag_words(
         if "" in (value if isinstance(value, list) else [value]):
             flag = name.replace("_", "-")
             remedy = "give one, or leave the flag out"
-            # as a path it would be the current folder
+            # an empty path would be the current folder
             raise UserError(f"flags: --{flag} got an empty value; {remedy}")
         if value == "None" and NoneType in _kinds(fields[name].annotation):
             words[name] = None

@@ -26,7 +26,7 @@ def begin(program: str) -> Any:
     before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     asks = {"-h", "--help", "--help-all"} & set(sys.argv[1:])
     if asks:
-        # as `train.py --help-all | head` closes the pipe
+        # `train.py --help-all | head` closes the pipe
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if asks - {"--help-all"}:
         print(HELP, end="")

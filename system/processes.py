@@ -46,7 +46,7 @@ _forked = False
 
 
 class Stop:
-    """A flag that children see which were forked after it was made. It is raised at the latest when nobody
+    """A stop flag that children see if they were forked after it was made. It is set at the latest when nobody
     holds it, or the program ends."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Stop:
         return bool(self._word[0])
 
     def after(self, job: Future[Any]) -> None:
-        """Say it when a child has died: Python (3.12) waits for the others then, and they do not hear
+        """Set the flag when a child of `job` has crashed: Python 3.12 joins the others first, and they ignore
         SIGTERM."""
         if not job.cancelled() and isinstance(job.exception(), BrokenExecutor):
             self.now()

@@ -53,7 +53,7 @@ class StorageFault(UserError):
 def failed(error: BaseException) -> bool:
     """Whether an error is the storage's; PyAV's have an errno too, without all of them being OSErrors."""
     number = getattr(error, "errno", None)
-    # what libraries raise as OSError for a damaged file has no number, FFmpeg's own are no system's
+    # an OSError that a library raises for a damaged file has no number, and FFmpeg's numbers are no system's
     return number in errno.errorcode and number not in OF_THE_FILE
 
 

@@ -41,7 +41,7 @@ def load(path: Path, *, foreign: bool = False) -> Any:
     try:
         _require_plain(path)
         with _known(_foreign_names(path) if foreign else []), warnings.catch_warnings():
-            # of what the file holds, such as sparse tensors
+            # torch warns of what the file holds, such as sparse tensors
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
