@@ -11,7 +11,7 @@ from functools import partial
 from settings import preflight
 
 INTERRUPT = preflight.begin("train.py")
-from engine.distributed import ProcessWorld, cores, leave, prepare_process  # noqa: E402
+from engine.distributed import ProcessWorld, leave, prepare_process  # noqa: E402
 
 DEVICE = prepare_process()  # before anything starts CUDA or threads
 
@@ -36,6 +36,7 @@ from report.profile import profiler  # noqa: E402
 from report.reporter import Reporter  # noqa: E402
 from report.summary import describe, rejected  # noqa: E402
 from settings.config import Config, given, parse, recipe  # noqa: E402
+from system.resources import cores  # noqa: E402
 from tasks import architecture, compared, kind_of, tables  # noqa: E402
 from tasks.initial_state import Start  # noqa: E402
 

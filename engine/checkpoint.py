@@ -34,7 +34,7 @@ Tensors = dict[str, InstanceOf[torch.Tensor]]
 
 @dataclass
 class Progress:
-    """Where a run is. (epoch, consumed) is all that a loader needs to go on."""
+    """Progress of a run. (epoch, consumed) is all that a loader needs to go on."""
 
     epoch: int = 0
     consumed: int = 0  # samples of this epoch, all ranks

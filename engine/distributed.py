@@ -43,7 +43,7 @@ from system.resources import cores
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """torch's variables of its allocator, the newer name first. torch reads them when it first takes memory."""
 SEGMENTS_GROW = "expandable_segments:True"
-"""What of their values makes segments grow."""
+"""The part of their values that makes segments grow."""
 MALLOC = (
     "MALLOC_MMAP_MAX_",
     "MALLOC_MMAP_THRESHOLD_",
@@ -61,7 +61,6 @@ MARGIN_S = 600.0
 """Seconds by which a collective waits longer than engine/watch.py, which says who is waited for, and lets
 ranks that live be slow where they may: a checkpoint, a compilation, a validation's figures may take as long.
 """
-FILES = limits.LEAST_FILES
 FILES_A_WORKER = 4
 """Files that are open for each worker process of a loader."""
 MOST_WORKERS_A_CORE = 64
@@ -205,7 +204,7 @@ class ProcessWorld:
             gpu = self.device.type == "cuda"
             workers = default_workers(_sharing(self.local_size), gpu=gpu)
         # those of the validation come beside them
-        files = FILES + 2 * FILES_A_WORKER * workers
+        files = limits.LEAST_FILES + 2 * FILES_A_WORKER * workers
         if not limits.open_files(files):
             few = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             raise UserError(

@@ -11,7 +11,7 @@ from torch import nn
 from contracts import UserError
 
 PREFIX = "module."
-"""What torch.optim.swa_utils.AveragedModel puts before a network's own names."""
+"""torch.optim.swa_utils.AveragedModel puts this before a network's own names."""
 COUNT = "n_averaged"
 """AveragedModel's name of the number of steps that were averaged."""
 WARM_UP_POWER = 2 / 3

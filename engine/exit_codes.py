@@ -1,4 +1,4 @@
-"""What has ended a run, as one line: errors that are a machine's or a user's, in words of libraries."""
+"""The line and the exit code of an error that has ended a run, where it is a machine's or a user's."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ WARM_UP = 3
 WARM_UP_OF_RANKS = 11
 """DistributedDataParallel asks for as many: it arranges its buckets anew until then."""
 WAITS = "synchroniz"
-"""Is in torch's error when the host would wait for the device, which a graph cannot do."""
+"""torch's error has this word where the host would wait for the device, which a graph cannot do."""
 
 
 class NoPhases:
@@ -113,7 +113,7 @@ def _tensors(batch: Batch, targets: Sequence[str]) -> list[torch.Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of --graphs."""
+    """The outcome of --graphs."""
 
     why_not: str = ""  # "" where steps are graphs
     # phases of an eager step, measured before

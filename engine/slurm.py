@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from contracts import UserError
 
 PORTS = range(20_000, 32_000)
-"""Below those that Linux hands out by itself."""
+"""Ports for MASTER_PORT, below those that Linux hands out by itself."""
 OF_MPI = (
     "OMPI_COMM_WORLD_SIZE",
     "PMI_SIZE",
     "MV2_COMM_WORLD_SIZE",
     "JSM_NAMESPACE_SIZE",
 )
-"""Where Open MPI, MPICH and Intel, MVAPICH, and jsrun say how many processes they have started."""
+"""Variables in which Open MPI, MPICH and Intel, MVAPICH, and jsrun say how many processes they have started."""
 REMEDY = "start with torchrun in each task, or as one task: srun --ntasks 1"
 
 

@@ -25,7 +25,7 @@ KEPT = (
     "launched kernel by kernel from now on; --graphs false"
 )
 OF = tuple(torch_files.BEST_OF)
-"""Whose figures a validation's passes give, in their order: the network's, then its average's (--ema)."""
+"""Names of a validation's passes, in their order: of the network, then of its average (--ema)."""
 
 
 @dataclass(kw_only=True)

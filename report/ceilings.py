@@ -30,7 +30,7 @@ LOOKED_AT = 256
 
 
 class MeasuredStep(Protocol):
-    """What is asked of a training step (engine/step.py), to measure it and put it back."""
+    """The part of a training step (engine/step.py) that is needed to measure it and put it back."""
 
     @property
     def phases(self) -> Phases:

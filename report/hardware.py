@@ -1,4 +1,4 @@
-"""What a run stood on and how busy it was: versions, machine, GPU and CPU load, memory.
+"""The machine of a run and how busy it is: versions, hardware, GPU and CPU load, memory.
 
 A reading that cannot be had is None: nothing here raises for a missing GPU, driver or library.
 """
@@ -138,7 +138,7 @@ LOADS = (
     "sm_mhz",
     "throttled",
 )
-"""Those of a Sampler's readings that say how busy the machine is, and at which clocks."""
+"""Readings of a Sampler that say how busy the machine is, and at which clocks."""
 OF_A_GPU = {
     "utilisation": "gpu_utilisation",
     "power_w": "power_w",

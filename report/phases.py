@@ -1,4 +1,4 @@
-"""Where the time of a step goes, by marks on the device's own timeline (CUDA events; the host's clock on a
+"""The time of each phase of a step, by marks on the device's own timeline (CUDA events; the host's clock on a
 CPU).
 """
 

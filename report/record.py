@@ -36,7 +36,7 @@ NO_FIGURES = ("kind", "step", "epoch", "failed")
 RESULTS = "results.csv"
 """A row a validation: epoch, step, what was trained, the task's figures."""
 REJECTED = "rejected.txt"
-"""What the scans have left out: split, tab, name, tab, why."""
+"""Samples that the scans have left out: split, tab, name, tab, why."""
 LEFT_BY_A_RUN = (
     "config.yaml",
     "metrics.jsonl",

@@ -49,8 +49,7 @@ SAID = 5
 
 
 class Reporter:
-    """What engine/loop.py tells: receives points, windows, validations and ceilings, and writes the
-    summary at the end.
+    """Receives points, windows, validations and ceilings from engine/loop.py, and writes the summary at the end.
 
     `task` says how its figures are shown; `compared` are figures of all tasks, by which TensorBoard's
     HPARAMS page compares runs.

@@ -21,7 +21,7 @@ from report.record import Appender, replace
 from report.tensorboard import Board
 
 TRACKED = "trackers.json"
-"""In the run's folder: which run of a tracker is this one's, for a resume."""
+"""File of the run's folder that says which run of a tracker is this one's, for a resume."""
 
 
 class Sink(Protocol):

@@ -40,7 +40,7 @@ LATE = slice(1000, 1100)
 NO_LOSS = {"step", "lr", "grad_norm", "loss_scale"}
 """Entries of a point of training beside the loss and its terms."""
 DETECTION = ("instances_per_image", "padding")
-"""What tasks/detection.py says of its plan; told apart, beside the rate of instances."""
+"""Keys by which tasks/detection.py describes its plan; told apart, beside the rate of instances."""
 
 
 def describe(

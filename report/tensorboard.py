@@ -79,7 +79,7 @@ SCALARS = (
     Scalar("memory/device_gib", "GiB", "last"),
     Scalar("memory/host_gib", "GiB", "last"),
 )
-"""In the order of their charts and columns."""
+"""Curves in the order of their charts and columns."""
 
 
 def metrics(compared: Sequence[str]) -> tuple[str, ...]:

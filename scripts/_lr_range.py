@@ -58,7 +58,7 @@ DIVERGED = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """What the test has found: a rate and a loss a step, and the rate that is advised.
+    """Result of the test: a rate and a loss a step, and the rate that is advised.
 
     `advised` is None where the loss falls nowhere more clearly than noise does.
     """

@@ -34,7 +34,7 @@ ONLY_TRAINS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What a short run has written, and how it ended."""
+    """Result of a short run: what it has written, and how it ended."""
 
     code: int | None  # None: it took longer than its limit
     said: str  # the last line of its log

@@ -1,4 +1,4 @@
-"""How the plan draws a training or validation image."""
+"""Settings of how the plan draws a training or validation image."""
 
 from __future__ import annotations
 

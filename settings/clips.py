@@ -1,4 +1,4 @@
-"""Which clips of a video."""
+"""Settings of the clips of a video."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ FACTS: dict[str, Facts] = {
     for cls in GROUPS.values()
     for name, field in cls.model_fields.items()
 }
-"""What is known of each setting, by its name."""
+"""Facts of each setting, by its name."""
 
 
 def build(flat: dict[str, Any], origin: str = "settings") -> Config:

@@ -1,4 +1,4 @@
-"""Which data, and how they are read."""
+"""Settings of the data, and of how they are read."""
 
 from __future__ import annotations
 

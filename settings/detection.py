@@ -1,4 +1,4 @@
-"""What detectors alone have."""
+"""Settings of detectors alone."""
 
 from __future__ import annotations
 

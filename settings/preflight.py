@@ -1,4 +1,4 @@
-"""What train.py does before its first large import: hear Ctrl-C, answer --help, and look at its limits.
+"""The steps of train.py before its first large import: hear Ctrl-C, answer --help, and look at its limits.
 
 This module imports nothing large before --help-all asks for it.
 """

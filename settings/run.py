@@ -1,4 +1,4 @@
-"""What a run keeps, says and measures."""
+"""Settings of what a run keeps, says and measures."""
 
 from __future__ import annotations
 

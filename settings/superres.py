@@ -1,4 +1,4 @@
-"""What networks that enlarge images alone have."""
+"""Settings of networks that enlarge images alone."""
 
 from __future__ import annotations
 

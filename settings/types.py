@@ -1,4 +1,4 @@
-"""What settings are made of: types that several groups have, and what is known of a setting beside them."""
+"""Types that several groups of settings have, and Facts: what is known of a setting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose fault an error of reading is: the storage's, which is tried again and ends the run, or one file's.
+"""Tells errors of the storage, which are tried again and end the run, from errors of one file.
 
 A scan that took the storage's faults for bad files would keep that, and training would leave samples out.
 """
@@ -36,7 +36,7 @@ OF_THE_FILE = frozenset(
         errno.EBADMSG,  # a checksum that is not its content's
     }
 )
-"""What an error may say of one file alone. Anything else, such as EIO, ESTALE, ETIMEDOUT, ENOTCONN or EMFILE,
+"""Errors that may be of one file alone. Anything else, such as EIO, ESTALE, ETIMEDOUT, ENOTCONN or EMFILE,
 is said by the storage, the network or the machine, and would be said of any file."""
 PAUSES_S = (1.0, 4.0, 10.0)
 """Seconds before a read that the storage has failed is tried again: three times, within 15 s."""

@@ -90,7 +90,7 @@ def _reason(error: Exception) -> str:
 
 
 class Inert:
-    """What stands for an object of a class that was not imported: it takes everything and does nothing."""
+    """Stands for an object of a class that was not imported: it takes everything and does nothing."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
-"""Behind the colon one slash will do: Path makes s3:/bucket of s3://bucket."""
+"""One slash behind the colon will do: Path makes s3:/bucket of s3://bucket."""
 NOT_REGULAR = "a device or a pipe, and not a regular file"
 
 
