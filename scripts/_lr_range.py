@@ -72,7 +72,10 @@ class Range:
 def measured(recipe: Config, gpu: bool, say: Callable[[str], None]) -> Range:
     """Run the test with a recipe, and `say` what goes on. Raises UserError."""
     say(f"--lr: a run of {PROBE_STEPS} steps tells how long a step takes")
-    probed = _run(recipe, gpu, {"steps": PROBE_STEPS}).summary
+    first = _run(recipe, gpu, {"steps": PROBE_STEPS})
+    if first.code:  # at so low a rate the loss is no number whatever the rate
+        raise UserError(first.said)
+    probed = first.summary
     step_s = (probed.get("step_ms") or {}).get("p50", 0.0) / 1e3
     steps = int(min(STEPS, max(FEWEST, BUDGET_S / max(step_s, 1e-3))))
     highest = LOWEST * 10**DECADES

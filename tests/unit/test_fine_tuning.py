@@ -14,6 +14,7 @@ import yaml
 from torch import nn
 from torchvision.models import resnet18
 
+from contracts import UserError
 from models import Unusable
 from models.frozen import freeze
 from scripts import _lr_range, _trials, tune
@@ -123,6 +124,16 @@ def test_the_test_of_a_rate_measures_no_loader_and_writes_the_recipe(
     )
     written = yaml.safe_load((tmp_path / "lr.yaml").read_text())
     assert (written["lr"], written["momentum"], "data" in written) == (0.1, 0.8, False)
+
+
+def test_a_loss_that_is_no_number_at_once_is_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = "the loss is nan at step 1"
+    trial = _trials.Trial(code=3, said=said, summary={}, points=[])
+    monkeypatch.setattr(_trials, "run", lambda *_: trial)
+    with pytest.raises(UserError, match=said):
+        _lr_range.measured(build({"loader": "synthetic"}), gpu=False, say=print)
 
 
 RATES = [1e-6 * 10 ** (step / 20) for step in range(140)]
