@@ -27,9 +27,8 @@ def main(model: str, *images: str) -> None:
         )
         about = session.get_modelmeta().custom_metadata_map
         classes = json.loads(about["classes"])
-    except (
-        Exception
-    ) as error:  # a missing file and a damaged one have classes of their own
+    # a missing file and a damaged one have classes of their own
+    except Exception as error:
         first = str(error).partition("\n")[0]
         said = f"{model} is no ONNX file of scripts.export ({first})"
         print(f"serve_example: {said}", file=sys.stderr)
@@ -44,12 +43,13 @@ def main(model: str, *images: str) -> None:
             if picture.mode.startswith("I"):  # grey of 16 bits, which Pillow would clip
                 picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
             pixels = np.asarray(picture.convert("RGB"))
+        # of damaged files
         except (
             OSError,
             SyntaxError,
             ValueError,
             Image.DecompressionBombError,
-        ) as error:  # of damaged files
+        ) as error:
             table.writerow([inert(path), "", "", error])
             continue
         logits = session.run(["logits"], {"images": pixels[None]})[0][0]
