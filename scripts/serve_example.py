@@ -6,18 +6,21 @@ preprocessing inside (scripts.export's default). The answers are those of train.
 
 import csv
 import json
+import re
 import sys
 
 import numpy as np
 import onnxruntime
 from PIL import Image, ImageOps
 
+FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # the last four in full width
+NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
+
 
 def inert(cell: str) -> str:
     """Return a name as a CSV may have it: a spreadsheet runs a text that begins like a formula."""
-    return (
-        f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else cell
-    )
+    is_formula = cell.startswith(FORMULA) and not NUMBER.fullmatch(cell)
+    return f"'{cell}" if is_formula else cell
 
 
 def main(model: str, *images: str) -> None:

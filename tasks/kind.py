@@ -159,13 +159,11 @@ class TaskKind(ABC):
         return module
 
     def used(self, plan: Any) -> dict[str, Any]:
-        """Return what came of settings that nobody need give, by their names, in values that JSON has.
-        `plan` is that of validation.
-        """
+        """Return the resolved values of optional settings, JSON-serialisable; `plan` is that of validation."""
         return {}
 
     def facts(self, plan: Any) -> dict[str, Any]:
-        """Return what a summary says of this task's data, as JSON's values. `plan` is that of training."""
+        """Return a summary's facts about this task's data, JSON-serialisable; `plan` is that of training."""
         return {}
 
     def bytes_read(self, columns: Any, ids: Array) -> int:
