@@ -18,7 +18,7 @@ from typing import Any
 import av
 import numpy as np
 
-from scripts._sets import DrawnSet, Key
+from scripts._sets import DrawnSet, Key, rng_of
 from scripts.demo_set import background, paint
 
 # the label is the place, as in a scan of the folder
@@ -184,13 +184,12 @@ def encode(
 
 
 def _draw(folder: Path, seed: int, key: Key) -> None:
-    split, label, index = key
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+    _, label, index = key
+    rng = rng_of(seed, *key)
     oddity = ODDITIES.get(index % 25)
     size = shape(rng)
     seconds = times(rng, variable=oddity == "variable")
-    name = f"{CLASSES[label]}_{index:05d}.{'webm' if oddity == 'vp9' else 'mp4'}"
-    path = folder / SET.splits[split] / CLASSES[label] / name
+    path = SET.path(folder, key, "webm" if oddity == "vp9" else "mp4")
     encode(rng, path, seconds, frames(rng, label, seconds, size), size, oddity)
 
 
