@@ -75,9 +75,8 @@ def predict(
                 read_delay_s=load.read_delay_ms / 1e3,
                 progress=progress,
             )
-        stack.enter_context(
-            world.joined(run.timeout_minutes)
-        )  # after the scan: joining has a time-out
+        # after the scan: joining has a time-out
+        stack.enter_context(world.joined(run.timeout_minutes))
         stack.enter_context(world.own_stream())
         output = world.gather(output)[0]  # a new one is named by rank 0's clock
         asked = kind.predicting(

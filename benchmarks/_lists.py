@@ -50,7 +50,7 @@ COLUMNS = {
     "shared_mib": ("shared, MiB", "{:,.1f}"),
 }
 Epoch = Callable[[], Generator[Array]]
-"""-> an iterator over int64 [B], which is closed to end its workers."""
+"""() -> an iterator over int64 [B]; closing it ends its workers."""
 
 
 def points(settings: Any) -> list[Point]:

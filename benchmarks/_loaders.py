@@ -48,7 +48,7 @@ Figures = Callable[[float], dict[str, Any]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What a pass has. `delay_s` is added to each read; `batches`: so many a pass instead of all; `threads`
-    are DALI's, where they are not as many as the workers. The last line is of clips alone.
+    are DALI's, where they are not as many as the workers.
     """
 
     medium: Medium
@@ -61,6 +61,7 @@ class Asked:
     threads: int = 0
     delay_s: float = 0.0
     batches: int | None = None
+    # of clips alone
     clip_frames: int = 16
     clip_stride: int = 1
     clips: int = 0

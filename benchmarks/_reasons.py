@@ -28,13 +28,13 @@ NO_THREAD_OR_KILLED = (
     "resource temporarily unavailable",
     "when memory is short",
 )
-"""The same of libgomp, Python, the system and our loaders. These have other reasons too, but not for a suite
-that asks how much fits.
+"""Words by which libgomp, Python, the system and our loaders may say so. These have other reasons too, but
+not for a suite that asks how much fits.
 """
 NOT_HERE = 77
 """Exit code of a point that this machine cannot measure: a row that says so, and no failure."""
 LONGEST = 300
-"""Letters of a line."""
+"""Characters of a line."""
 
 
 def reason(code: int, log: str, *, asks_what_fits: bool = False) -> tuple[str, str]:

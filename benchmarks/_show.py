@@ -28,7 +28,7 @@ from benchmarks._suite import (
 from report.record import replace
 
 LONGEST = 200
-"""Letters of why a row has no figure."""
+"""Characters of the reason why a row has no figure."""
 
 
 def cells(suite: Suite, rows: Sequence[Row], *, detail: bool) -> list[list[str]]:

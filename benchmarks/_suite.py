@@ -269,9 +269,8 @@ def commit() -> str:
 
 def _measured(suite: Suite, settings: Common, point: Point, output: Path) -> Row:
     folder = output / "runs" / name_of(point)
-    shutil.rmtree(
-        folder, ignore_errors=True
-    )  # what a point that was cut short has left
+    # what a point that was cut short has left
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     began = time.time()
     # the processes of a search are limited one by one

@@ -21,11 +21,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from engine.distributed import (
-    ProcessWorld,
-    cores,
-    prepare_process,
-)  # before torch: see there
+# before torch: see there
+from engine.distributed import ProcessWorld, cores, prepare_process
 
 # isort: split
 import numpy as np
@@ -93,10 +90,10 @@ class Loader(Common):
     sets: tuple[str, ...] = ()
     """Folders below --data, each of which is passed over, as scripts.pack makes them."""
     loaders: tuple[str, ...] = ("auto",)
-    """As in --loader of train.py, or by hand: pytorch, pytorch+opencv (uint8, --window stretch), dali (DALI's
-    own reader) and dali-by-hand (fed by Python); of clips pytorch with PyAV, pytorch+decord, on a GPU dali and
-    dali-experimental. auto = pytorch, dali and all of ours that run here but nvdec+ANOTHER. Also decoding
-    alone: READER-alone, simplejpeg-alone; of clips decord-alone, pyav-alone, nvdec-alone."""
+    """Names as in --loader of train.py, and loops by hand: pytorch, pytorch+opencv (uint8, --window stretch),
+    dali (DALI's own reader) and dali-by-hand (fed by Python); of clips pytorch with PyAV, pytorch+decord, on a
+    GPU dali and dali-experimental. auto = pytorch, dali and all of ours that run here but nvdec+ANOTHER. Also
+    decoding alone: READER-alone, simplejpeg-alone; of clips decord-alone, pyav-alone, nvdec-alone."""
     gpus: tuple[PositiveInt, ...] = (1,)
     """Processes, one a GPU (on a CPU: gloo)."""
     batch_size: PositiveInt | None = None

@@ -24,6 +24,7 @@ import psutil
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from benchmarks._lists import rollup
 from benchmarks._loaders import (
     asked_of,
     data_folder,
@@ -141,15 +142,14 @@ def host_mib() -> float:
     children = [child.pid for child in this.children(recursive=True)]
     _trim()
     trim_others(children)
-    total = 0
+    total = 0.0
     for pid in (this.pid, *children):
         with suppress(OSError):  # it has ended
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-            kib = {line.split()[0]: int(line.split()[1]) for line in lines}
-            if "Pss_Anon:" not in kib:  # Linux before 5.3
+            mib = rollup(pid)
+            if "Pss_Anon" not in mib:  # Linux before 5.3
                 return 1024 * host_gib()
-            total += kib["Pss_Anon:"] + kib["Pss_Shmem:"]
-    return total / 1024
+            total += mib["Pss_Anon"] + mib["Pss_Shmem"]
+    return total
 
 
 def _trim() -> None:

@@ -34,12 +34,10 @@ class Native(NamedTuple):
 class Loaded:
     """What the weights were that a network began with."""
 
-    anew: list[str] = field(
-        default_factory=list
-    )  # parameters left as they are: theirs are for other classes
-    notes: list[str] = field(
-        default_factory=list
-    )  # what was chosen in the file, for the user
+    # parameters left as they are: theirs are for other classes
+    anew: list[str] = field(default_factory=list)
+    # what was chosen in the file, for the user
+    notes: list[str] = field(default_factory=list)
 
 
 class Unusable(ValueError):

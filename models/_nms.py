@@ -44,9 +44,8 @@ def _kernel(device: torch.device) -> Any:
             torch.ones(1, 1, dtype=torch.bool, device=device),
             0.5,
         )
-    except (
-        Exception
-    ) as error:  # no Triton, no C compiler, no Python.h: each has an error of its own
+    # no Triton, no C compiler, no Python.h: each has an error of its own
+    except Exception as error:
         said = (str(error).splitlines() or [""])[0]
         named = f"{type(error).__name__}: {said}"
         warnings.warn(

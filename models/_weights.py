@@ -50,9 +50,8 @@ class Weights:
         Where several networks of the file have as many of the names, an average goes before the network
         that was trained.
         """
-        fitting: Counter[str] = (
-            Counter()
-        )  # prefix -> names of the network that follow it
+        # prefix -> names of the network that follow it
+        fitting: Counter[str] = Counter()
         for name in self.tensors:
             for cut in (0, *(match.end() for match in re.finditer(r"\.", name))):
                 if name[cut:] in own:

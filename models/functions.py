@@ -25,9 +25,8 @@ class Functions:
     """
 
     of_the_task: Native
-    adopt: Callable[
-        [nn.Module, str, tuple[int, ...]], nn.Module
-    ]  # tasks.kind.TaskKind.adopted
+    # tasks.kind.TaskKind.adopted
+    adopt: Callable[[nn.Module, str, tuple[int, ...]], nn.Module]
 
     def names(self) -> list[str]:
         """Return none: whatever can be imported is a name."""

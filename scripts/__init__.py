@@ -25,9 +25,8 @@ class Parser(argparse.ArgumentParser):
         self.register("type", Path, _local)
 
     def error(self, message: str) -> NoReturn:
-        from contracts import (
-            one_line,
-        )  # here, since it imports NumPy, which the doctor is to look at
+        # here, since it imports NumPy, which the doctor is to look at
+        from contracts import one_line
 
         self.exit(
             2, one_line(f"{self.prog}: {message}; --help lists what it takes") + "\n"
@@ -65,9 +64,8 @@ def _local(name: str) -> Path:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    if not hasattr(
-        sys.modules["__main__"], "main"
-    ):  # which is defined behind the imports
+    # main is defined behind the imports
+    if not hasattr(sys.modules["__main__"], "main"):
         os._exit(130)
     signal.default_int_handler(number, frame)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
@@ -20,10 +20,6 @@ class Framing:
     std: tuple[float, float, float]
     interpolation: str  # a name of FILTERS
     exif: str  # stored or shown: whether the caller turns images as EXIF says
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it in JSON's values."""
-        return asdict(self)
 
 
 def _triangle(offsets: torch.Tensor) -> torch.Tensor:

@@ -11,9 +11,8 @@ import time
 from importlib import import_module
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[1])
-)  # also when it is started as a file
+# also when it is started as a file
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from rich.console import Console
 

@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[1])
-)  # also when it is started as a file
+# also when it is started as a file
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts._sets import DrawnSet, Key, rng_of
 

@@ -18,15 +18,13 @@ from typing import Any
 import av
 import numpy as np
 
-from scripts._sets import DrawnSet, Key
+from scripts._sets import DrawnSet, Key, rng_of
 from scripts.demo_set import background, paint
 
 # the label is the place, as in a scan of the folder
 CLASSES = ("circle", "down", "grow", "shake", "shrink", "sideways", "still", "up")
-RADII = (
-    0.05,
-    0.16,
-)  # smallest and largest of a shape; lengths are in shorter sides of the frame
+# smallest and largest of a shape; lengths are in shorter sides of the frame
+RADII = (0.05, 0.16)
 TICKS = 90_000  # of the clock in a second
 
 # index % 25 -> what is odd about the file, so that every class has the same share and 25 videos a class have
@@ -133,10 +131,8 @@ def _motion(
         offsets = swing[..., None] * np.stack(
             [np.cos(direction), np.sin(direction)], axis=-1
         )
-    elif name in (
-        "grow",
-        "shrink",
-    ):  # from the smallest to the largest radius, or back, and again
+    elif name in ("grow", "shrink"):
+        # from the smallest to the largest radius, or back, and again
         size = size + (1 if name == "grow" else -1) * rng.uniform(0.6, 1) * t
     smallest, largest = RADII
     return offsets, np.broadcast_to(
@@ -188,13 +184,12 @@ def encode(
 
 
 def _draw(folder: Path, seed: int, key: Key) -> None:
-    split, label, index = key
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+    _, label, index = key
+    rng = rng_of(seed, *key)
     oddity = ODDITIES.get(index % 25)
     size = shape(rng)
     seconds = times(rng, variable=oddity == "variable")
-    name = f"{CLASSES[label]}_{index:05d}.{'webm' if oddity == 'vp9' else 'mp4'}"
-    path = folder / SET.splits[split] / CLASSES[label] / name
+    path = SET.path(folder, key, "webm" if oddity == "vp9" else "mp4")
     encode(rng, path, seconds, frames(rng, label, seconds, size), size, oddity)
 
 

@@ -21,6 +21,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -213,16 +214,15 @@ def export(options: argparse.Namespace, console: Console) -> int:
         "arch": arch,
         "probabilities": "sigmoid" if separate else "softmax",
         "preprocessing": json.dumps(
-            {"where": options.preprocessing, **whole.framing.as_json()}
+            {"where": options.preprocessing, **asdict(whole.framing)}
         ),
     }
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-")
     with temporary as folder:
-        new = (
-            Path(folder) / path.name
-        )  # a file that is not whole, or wrong, never has the name
+        # a file that is not whole, or wrong, never has the name
+        new = Path(folder) / path.name
         content, run = FORMATS[options.format](module, example, axes, about)
         count, largest, scale = compared(
             run, whole, images(start, options.images), inside=inside
@@ -252,9 +252,8 @@ def compared(
     count = 0
     largest = scale = 0.0
     for pixels in islice(samples, CHECKED):
-        batch = np.stack(
-            [pixels, pixels[:, ::-1]] if count % 2 else [pixels]
-        )  # of one, and of two
+        # of one, and of two
+        batch = np.stack([pixels, pixels[:, ::-1]] if count % 2 else [pixels])
         with torch.inference_mode():
             expected = whole(torch.from_numpy(batch)).numpy()
             given_pixels = batch if inside else _framed(whole, batch)

@@ -20,9 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[1])
-)  # also when it is started as a file
+# also when it is started as a file
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import yaml
@@ -236,9 +235,8 @@ def measured(
 
     flags, count = settled(table, gpus)
     prog = f"bench {whole.name}"
-    cli.flags(
-        whole.settings, [*words(flags), *more], prog=prog
-    )  # before a set is drawn
+    # before a set is drawn
+    cli.flags(whole.settings, [*words(flags), *more], prog=prog)
     data, said = data_for(table["set"], count, settings, folder)
     place = {"data": str(data)} if data else {}
     argv = [*words({**place, **flags, "limit_s": settings.limit_s}), *more]

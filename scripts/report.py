@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[1])
-)  # also when it is started as a file
+# also when it is started as a file
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pydantic import Field, FiniteFloat
 from rich.console import Console

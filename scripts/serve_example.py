@@ -6,18 +6,21 @@ preprocessing inside (scripts.export's default). The answers are those of train.
 
 import csv
 import json
+import re
 import sys
 
 import numpy as np
 import onnxruntime
 from PIL import Image, ImageOps
 
+FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # the last four in full width
+NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
+
 
 def inert(cell: str) -> str:
     """Return a name as a CSV may have it: a spreadsheet runs a text that begins like a formula."""
-    return (
-        f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else cell
-    )
+    is_formula = cell.startswith(FORMULA) and not NUMBER.fullmatch(cell)
+    return f"'{cell}" if is_formula else cell
 
 
 def main(model: str, *images: str) -> None:
@@ -27,9 +30,8 @@ def main(model: str, *images: str) -> None:
         )
         about = session.get_modelmeta().custom_metadata_map
         classes = json.loads(about["classes"])
-    except (
-        Exception
-    ) as error:  # a missing file and a damaged one have classes of their own
+    # a missing file and a damaged one have classes of their own
+    except Exception as error:
         first = str(error).partition("\n")[0]
         said = f"{model} is no ONNX file of scripts.export ({first})"
         print(f"serve_example: {said}", file=sys.stderr)
@@ -44,12 +46,13 @@ def main(model: str, *images: str) -> None:
             if picture.mode.startswith("I"):  # grey of 16 bits, which Pillow would clip
                 picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
             pixels = np.asarray(picture.convert("RGB"))
+        # of damaged files
         except (
             OSError,
             SyntaxError,
             ValueError,
             Image.DecompressionBombError,
-        ) as error:  # of damaged files
+        ) as error:
             table.writerow([inert(path), "", "", error])
             continue
         logits = session.run(["logits"], {"images": pixels[None]})[0][0]

@@ -18,7 +18,7 @@ import av
 import numpy as np
 
 from scripts import Parser
-from scripts._sets import in_processes, make, whole
+from scripts._sets import in_processes, make, rng_of, whole
 from scripts.demo_set import background
 
 CLASS = "video"
@@ -80,7 +80,7 @@ def write(
 
 def encode(folder: Path, kind: Kind, index: int) -> None:
     """Write video number `index`."""
-    rng = np.random.default_rng(np.random.SeedSequence(0, spawn_key=(index,)))
+    rng = rng_of(0, index)
     height, width = kind.height, kind.width
     ground, _ = background(rng, height + height // 4, width + width // 4)
     # Y, U and V at full size, of which U and V are thinned out; the view drifts by even steps, so that all

@@ -216,8 +216,7 @@ def _as_annotations(detections: Detections, kind: str) -> list[dict[str, Any]]:
     else:
         key = "keypoints"
         points = detections.keypoints
-        if points is None:
-            points = np.zeros((0, PERSON_KEYPOINTS, 3))
+        assert points is not None
         shapes = points.reshape(len(points), 3 * points.shape[1])
         areas = np.ptp(points[:, :, 0], axis=1) * np.ptp(points[:, :, 1], axis=1)
     return _entries(

@@ -128,9 +128,8 @@ class CocoAP:
     def _not_finite(self) -> Array:
         """Return the ids, int64, of this rank's images whose output is no number; waits for the device."""
         if self._device.type == "cuda":
-            torch.cuda.current_stream(
-                self._device
-            ).synchronize()  # what was copied is there
+            # what was copied is there
+            torch.cuda.current_stream(self._device).synchronize()
         none = np.zeros(0, np.int64)
         return np.concatenate(
             [none, *(ids[~finite.numpy()] for ids, finite in self._finite)]

@@ -105,9 +105,8 @@ def run_lengths(
     # a run's first row, and the row after its last, in turn
     column, row = np.nonzero(np.diff(padded, axis=1))
     edges = (left + column) * height + top + row
-    if (
-        rows == height
-    ):  # a run may go on in the next column: it ends where the next one begins
+    # a run may go on in the next column: it ends where the next one begins
+    if rows == height:
         gap = np.flatnonzero(np.diff(edges) == 0)
         edges = np.delete(edges, np.concatenate([gap, gap + 1]))
     lengths = np.diff(np.concatenate([[0], edges, [height * width]]))

@@ -30,9 +30,8 @@ def written(detections: Detections, kind: str) -> bytes:
             for code in detections.masks or []
         ]
     else:
-        values = detections.boxes
-        if kind == "keypoints" and detections.keypoints is not None:
-            values = detections.keypoints
+        values = detections.keypoints if kind == "keypoints" else detections.boxes
+        assert values is not None
         rows = values.reshape(len(values), math.prod(values.shape[1:]))
         shapes = [str(row) for row in rows.tolist()]
     entries = zip(

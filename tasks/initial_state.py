@@ -44,13 +44,12 @@ class Start:
     config: Config
     told: list[str]  # lines for the user, in which `network` says what it has chosen
     weights: str | None  # a file, or the name of published weights
-    origin: (
-        str  # what an evaluation is of, to begin a message: "--resume runs/a/last.pt"
-    )
-    trained: tuple[
-        str, ...
-    ]  # the classes of the checkpoint that is evaluated; () where there is none
-    of_average: bool = False  # answers and files are of the checkpoint's average, and not of its network
+    # what an evaluation is of, to begin a message: "--resume runs/a/last.pt"
+    origin: str
+    # the classes of the checkpoint that is evaluated; () where there is none
+    trained: tuple[str, ...]
+    # answers and files are of the checkpoint's average, and not of its network
+    of_average: bool = False
 
     @classmethod
     def of(

@@ -42,9 +42,8 @@ class Asked:
 class Predicting:
     """What --predict does with a task: on which columns, and what it writes of the answers."""
 
-    split: (
-        Split  # with the classes of the model, and no label or box that means anything
-    )
+    # with the classes of the model, and no label or box that means anything
+    split: Split
     task: Task  # of a validation of it; what its metric returns is what `write` gets
     write: Write
 
@@ -55,18 +54,15 @@ class TaskKind(ABC):
     name: str  # as --task has it, and TASKS
     arch: str  # of --arch, where none is given
     registry: Registry  # the architectures: a module of models/
-    others: Mapping[
-        str, str
-    ] = {}  # what a name of --arch begins with -> another module of models/
+    # what a name of --arch begins with -> another module of models/
+    others: Mapping[str, str] = {}
     medium: Medium = "images"  # what the files hold, which says which loaders there are
     unit: str = "img/s"  # of the rate
     cpu_precision: str = "auto"  # of --precision auto on a CPU
-    figures: tuple[
-        Figure, ...
-    ]  # of a validation, in the order of the table; the first one picks best.pt
-    also: tuple[
-        str, ...
-    ] = ()  # settings that it reads beside those whose facts name it, or no task
+    # of a validation, in the order of the table; the first one picks best.pt
+    figures: tuple[Figure, ...]
+    # settings that it reads beside those whose facts name it, or no task
+    also: tuple[str, ...] = ()
     loss_parts: bool = False  # Task.parts names parts of the loss
     has_classes: bool = True  # a checkpoint names what its outputs stand for
     # every batch has the same shape, so that a step can be a CUDA graph
@@ -163,13 +159,11 @@ class TaskKind(ABC):
         return module
 
     def used(self, plan: Any) -> dict[str, Any]:
-        """Return what came of settings that nobody need give, by their names, in values that JSON has.
-        `plan` is that of validation.
-        """
+        """Return the resolved values of optional settings, JSON-serialisable; `plan` is that of validation."""
         return {}
 
     def facts(self, plan: Any) -> dict[str, Any]:
-        """Return what a summary says of this task's data, as JSON's values. `plan` is that of training."""
+        """Return a summary's facts about this task's data, JSON-serialisable; `plan` is that of training."""
         return {}
 
     def bytes_read(self, columns: Any, ids: Array) -> int:

@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 
 from scripts import export, serve_example
+from tasks import _tables
 from tests.end_to_end.conftest import CLASSES
 from tests.end_to_end.runs import ROOT, Runner, draw, summary
 from tests.unit.coco_files import write_coco
@@ -294,6 +295,8 @@ def served_as_people_have_them(capsys: pytest.CaptureFixture[str]) -> None:
         "gone.jpg",
     }
     assert len({row["probability"] for row in table[-len(grey) :]}) == 1
+    for cell in ("=1", "-5", "+1 a", "\uff1dx", "a"):
+        assert serve_example.inert(cell) == _tables.inert(cell)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_batches_are_those_of_the_cpu(device: torch.device, tmp_path: Path) -> N
 
 
 def test_the_kernel_that_finishes_does_what_torch_does(device: torch.device) -> None:
-    """To the bit, since it looks up what torch makes of each level; without a wait once it is built."""
+    """They agree to the bit, since it looks up what torch makes of each level; once built it never waits."""
     assert _postprocess._kernel(device, torch.float16) is not None
     test_finish_kernel.check_they_are_the_same(test_finish_kernel.differences(device))
     levels = torch.full(

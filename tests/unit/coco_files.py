@@ -33,7 +33,7 @@ COLOURS = {
 }
 KEYPOINTS = ("nose", "left_eye", "right_eye", "left_hand", "right_hand")
 PLACES = np.array([(0.5, 0.5), (0.7, 0.25), (0.3, 0.25), (0.85, 0.8), (0.15, 0.8)])
-"""Where a person's keypoints lie in the box: its left is the picture's right."""
+"""Places of a person's keypoints in the box: its left is the picture's right."""
 SPLITS = {"train2017": 8, "val2017": 5}
 
 
@@ -137,7 +137,7 @@ def opened(
 def changed(
     root: Path, change: Callable[[dict[str, Any]], Any], *, keypoints: bool = False
 ) -> Instances:
-    """What is left of the training set when its annotation file has been changed."""
+    """Return what is left of the training set when its annotation file has been changed."""
     kind = "person_keypoints" if keypoints else "instances"
     found = document(root, "train2017", kind)
     change(found)

@@ -455,7 +455,7 @@ def test_every_way_gives_each_line_once(
 def test_an_epoch_is_broken_off(
     limits: dict[str, float], listed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When it takes too long, or where memory is short."""
+    """An epoch ends early when it takes too long, or where memory is short."""
     monkeypatch.setattr(_lists, "EVERY_S", 0.0)
     data = lists_by_hand.PythonList(listed)
     epoch = _lists.hand_made(data, batch_size=50, workers=1)

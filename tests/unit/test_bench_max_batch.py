@@ -95,7 +95,7 @@ def test_ratios_are_between_batches_that_memory_has_limited() -> None:
 def test_a_precision_is_named_as_by_hand_has_it(
     gpu: bool, wanted: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or no ratio to it would be formed."""
+    """Ratios are formed between points of one precision, so `auto` must not be one."""
     for split in ("train", "val"):
         (tmp_path / split).mkdir()
     monkeypatch.setattr(max_batch.torch.cuda, "is_available", lambda: gpu)

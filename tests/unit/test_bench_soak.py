@@ -112,7 +112,7 @@ def videos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def freed(ready: Any, block: bool) -> None:
-    """In a process of its own: 64 MiB are allocated and freed, and its heap keeps them."""
+    """Allocate and free 64 MiB, in a process of its own, whose heap keeps them."""
     if block:
         signal.pthread_sigmask(signal.SIG_BLOCK, {soak.TRIM})
     libc = ctypes.CDLL(None)

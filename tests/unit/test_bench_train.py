@@ -211,7 +211,7 @@ def test_a_summary_has_the_figures_of_its_task(tmp_path: Path) -> None:
 
 
 def test_the_bound_is_of_the_figures_that_are_shown() -> None:
-    """Of repeats these are medians."""
+    """A row of repeats has medians, and its bound is theirs."""
     named = ("rate", "compute_ceiling", "loader_ceiling")
     figures = [(99, 100, 200), (90, 200, 91), (200, 100, 200), (50, None, 90)]
     rows: list[dict[str, Any]] = [

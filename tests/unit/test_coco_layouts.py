@@ -109,7 +109,7 @@ def test_one_file_of_both_splits(name: str, coco: Path, root: Path) -> None:
 
 
 def test_keypoints(coco: Path, root: Path) -> None:
-    """Of COCO's files those of the kind; another tool's file may hold them under any name."""
+    """COCO's own files are chosen by their kind; another tool's file may hold keypoints under any name."""
     assert opened(coco, keypoints=True).classes == ("__background__", "person")
     export(coco, root, "train2017", *TWO["roboflow"][0], kind="person_keypoints")
     assert opened(root, keypoints=True).keypoints.shape[1] == 5

@@ -176,7 +176,7 @@ def test_bad_keypoints(values: Any, why: str, data: Path) -> None:
 def test_a_bad_image_is_left_out_by_its_id(
     number: int, values: Any, said: str, data: Path
 ) -> None:
-    """With its annotations: counted in its line, or named one by one."""
+    """Its annotations go with it: counted in its line, or named one by one."""
     whole = opened(data)
     left = {number, *({values["id"]} if "id" in values else ())}
     image_of = np.repeat(whole.image_id, np.diff(whole.annotation_offsets))

@@ -109,7 +109,7 @@ def examples(
 
 
 def of_parts(arch: str, targets: Targets) -> Targets:
-    """What the architecture learns from: torchvision's transform resizes whatever is there."""
+    """Return what the architecture learns from: torchvision's transform resizes whatever is there."""
     kept = [
         "boxes",
         "labels",

@@ -50,7 +50,7 @@ def test_the_line_has_what_one_looks_for() -> None:
 
 
 def test_extras_are_written_once_and_are_no_figures(tmp_path: Path) -> None:
-    """Also where a resumed run repeats the validation of its checkpoint."""
+    """TensorBoard and the log have them once, also where a resumed run repeats a validation."""
     result = {
         **RESULT,
         "failed": [],

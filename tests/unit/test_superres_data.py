@@ -126,7 +126,7 @@ def narrower(data: Path) -> None:
 
 
 def several(data: Path) -> None:
-    """As DIV2K's wild ones are, four an image to train."""
+    """Name small images as DIV2K's wild ones are, four an image to train."""
     for path in list((data / "train/LR").iterdir()):
         path.rename(path.with_stem(f"{path.stem}x2w1"))
 
