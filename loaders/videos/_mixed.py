@@ -24,7 +24,6 @@ import torch
 from contracts import Array, Feed, Rows, Source
 from loaders import Undecodable
 from loaders._staging import COPIES, Slot, Staged, Staging, sleeping_event
-from loaders._workers import some
 from loaders.videos._planes import compile_kernels
 from loaders.videos._pool import Pool
 from loaders.videos._reading import MOST_BYTES, Read, ReadClip, Reading
@@ -39,6 +38,7 @@ from loaders.videos._worker import (
 )
 from loaders.videos.exact import notes, sort_of
 from loaders.videos.pyav import Pyav
+from plan.bundles import some
 from plan.geometry import largest_upright, upright
 
 LEAST_WINDOW = 3
@@ -298,8 +298,8 @@ class MixedLoader(Staging):
         shape = slot_shape(rows)
         if self._feed.device.type == "cuda":
             slot = self._stager.take(shape, dealt.rows)
-            assert slot.bytes_ is not None
-            batch = _Batch(dealt, rows, slot.bytes_, slot)
+            assert slot.levels is not None
+            batch = _Batch(dealt, rows, slot.levels, slot)
         else:
             batch = _Batch(dealt, rows, torch.zeros(shape, dtype=torch.uint8), None)
         self._to_read.extend((dealt.rows, unit) for unit in dealt.device)
