@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 Fetch = Callable[[Array, Array], None]
-"""(now, coming), ids of samples -> when this returns the columns have the headers of `now`. Those of
-`coming`, in the order in which they will be asked for, are read meanwhile."""
+"""fetch(now, coming), ids of samples: block until the columns have the headers of `now`; prefetch those of
+`coming`, in the order in which they will be asked for."""
 
 
 LONGEST_LINE = 2_000

@@ -63,7 +63,7 @@ def grouped(heights: Array, widths: Array, *, seed: int, epoch: int) -> Array:
     end, less than a block, stays as it was: sorted, a last step would always drop the same sizes.
     """
     n = len(heights)
-    block = block_size(len(heights))
+    block = block_size(n)
     whole = n // block * block
     chunks = [
         slice(begin, min(begin + CHUNK * block, whole))
