@@ -21,7 +21,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from contracts import Array, Feed, Rows, Source
+from contracts import Array, Feed, Rows
 from loaders import Undecodable
 from loaders._staging import COPIES, Slot, Staged, Staging, sleeping_event
 from loaders.videos._planes import compile_kernels
@@ -191,6 +191,10 @@ class MixedLoader(Staging):
         `beside`: pyav gets a share of the clips that it is exact for.
         """
         compile_kernels()
+
+        def make_reading() -> Reading:
+            return Reading(feed.source, make_read())
+
         self._views = feed.plan.same_frames
         units = max(feed.plan.batch_size // self._views, 1)
         self._window = max(LEAST_WINDOW, 1 + math.ceil(2 * threads / units))
@@ -203,7 +207,6 @@ class MixedLoader(Staging):
         self._pace: Pace | None = None
         # both kinds of workers are forked before there are threads that may hold a lock of FFmpeg's; who
         # reads waits more than it works
-        make_reading = partial(_reading, feed.source, make_read)
         # units that the device gets, with the rows of their batch
         self._to_read: deque[tuple[Rows, Unit]] = deque()
         self._readers: Pool | Reading
@@ -406,10 +409,6 @@ class MixedLoader(Staging):
             # once more
             batch.slot.done.record()
         return Staged(made, ready, batch.slot.done)
-
-
-def _reading(source: Source, make_read: Callable[[], ReadClip]) -> Reading:
-    return Reading(source, make_read())
 
 
 def _enter(device: torch.device) -> None:
