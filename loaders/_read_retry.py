@@ -158,7 +158,7 @@ class Marks:
         return names + others
 
 
-# of a process that is no worker, nobody looks at it
+# where `mark` writes; nobody looks at that of a process that is no worker
 _mine: Array = np.zeros(1, np.int64)
 
 

@@ -366,7 +366,7 @@ class _PartSampler:
         for index, batch in enumerate(self._rows):
             sent.append(batch)
             rows = upright(batch)
-            # of a whole part: the last one, which may be smaller, begins there too
+            # the room of a whole part: the last one, which may be smaller, begins behind whole ones too
             room = self._room(rows)
             for part in range(self.parts(len(rows))):
                 begin = part * self._part_rows
@@ -392,7 +392,8 @@ class _PartDataset(Dataset[Any]):
         slot, begin, end, rows, coming = task
         if self._work is None:
             self._work = self._make_work()
-        if ask := getattr(self._work, "ask", None):  # of work that reads ahead
+        # work that reads files before it decodes them has it
+        if ask := getattr(self._work, "ask", None):
             ask(np.concatenate([rows.ids[rows.valid], coming]))
         try:
             return "done", self._work(rows, self._memory.slots[slot, begin:end])

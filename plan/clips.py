@@ -18,7 +18,7 @@ from plan.augment import UNTOUCHED, Augment, turns
 from plan.draws import Purpose, uniforms
 from plan.epoch import EpochPlan
 
-UNIFORMS = 3  # of a random window: shorter side, left, top
+UNIFORMS = 3  # numbers that a random window is drawn by: shorter side, left, top
 
 
 def last_start(frames: Array, count: int, stride: int) -> Array:

@@ -31,8 +31,9 @@ def exif_of(columns: Any) -> Array | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochPlan(ABC):
-    """The base of all plans: a rank's share of an epoch's order. An *item* is one
-    view of a sample, as the number sample * views + view.
+    """The base of all plans: a rank's share of an epoch's order.
+
+    An *item* is one view of a sample, as the number sample * views + view.
     """
 
     seed: int
@@ -283,7 +284,7 @@ class _EpochRows(Lazy):
         items = self._items(which)
         rows = plan.draw(self._epoch, items, size * len(which), coming)
         if plan.training:
-            # of items: each repeat of a sample has its own
+            # seeds are drawn by items: each repeat of a sample has its own
             seeds = np.zeros(len(rows), np.uint64)
             stream = key(plan.seed, self._epoch, Purpose.TRANSFORM)
             seeds[: len(items)] = bits(stream, items)

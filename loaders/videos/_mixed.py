@@ -216,7 +216,7 @@ class MixedLoader(Staging):
             self._readers = Pool(
                 make_reading,
                 workers=min(threads, feed.workers) if beside else feed.workers,
-                # that threads decode from, that wait for them, that workers fill
+                # slots that threads decode from, that wait for them, that workers fill
                 slots=2 * threads + feed.workers,
                 slot_bytes=min(int(feed.columns.size.max(initial=1)), MOST_BYTES),
                 pinned=False,
@@ -379,7 +379,7 @@ class MixedLoader(Staging):
         with torch.cuda.stream(stream):
             stream.wait_event(batch.slot.done)
             for place, clip in clips:
-                # from page-locked memory, or else it waits
+                # the host does not wait where the memory is page-locked
                 batch.levels[place].copy_(clip, non_blocking=True)
             self._copied.append((sleeping_event(), slot))
             self._copied[-1][0].record()

@@ -195,7 +195,7 @@ class Pool:
             self._give_up(mistake)
 
 
-# of a worker process
+# what a worker process has; None in any other
 _make: Callable[[], Work] | None = None
 _work: Work | None = None
 _memory: Shared | None = None

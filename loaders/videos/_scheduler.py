@@ -124,7 +124,7 @@ class Deal:
         # batches are begun in the loader's thread, units are asked for in those of the pool's executor too
         self._lock = threading.Lock()
         self._opened: deque[tuple[Rows, list[Unit]]] = deque()  # not yet begun
-        # those that no worker was offered yet, with their batch's number in the epoch
+        # units that no worker was offered yet, with their batch's number in the epoch
         self._coming: deque[tuple[int, Rows, Unit]] = deque()
         self._next = self._numbered = self._begun = 0
         # where the last unit that a worker took was due; the first has none

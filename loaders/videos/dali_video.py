@@ -182,7 +182,7 @@ def recoloured(
     """
 
     def rgb_of(red: float, blue: float) -> Array:
-        # of Y, Cb and Cr, the latter from -0.5 to 0.5
+        # axes: [R G B, Y Cb Cr], Cb and Cr from -0.5 to 0.5
         green = 1 - red - blue
         from_cb, from_cr = 2 * (1 - blue), 2 * (1 - red)
         return np.array(

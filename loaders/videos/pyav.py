@@ -203,7 +203,7 @@ class OpenFile:
                     begin if sync is None else sync
                 ):
                     return
-                # of a key frame whose time is known the container may not know that it is one
+                # the container may not know that a key frame is one, whose time is known
                 started = packet.is_keyframe if sync is None else packet.pts == sync
             if started:
                 yield packet
