@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 Fetch = Callable[[Array, Array], None]
-"""(now, coming), ids of samples -> when this returns the columns have the headers of `now`. Those of
-`coming`, in the order in which they will be asked for, are read meanwhile."""
+"""fetch(now, coming), ids of samples: block until the columns have the headers of `now`; prefetch those of
+`coming`, in the order in which they will be asked for."""
 
 
 LONGEST_LINE = 2_000
@@ -377,7 +377,8 @@ class Feed:
     device: torch.device
     workers: int  # processes or threads that read and decode; as many reads are under way, or more
     pixels: Pixels = Pixels()
-    threads: int = 0  # that decode behind worker processes; 0 = as many as workers
+    # how many decode behind worker processes; 0 = as many as workers
+    threads: int = 0
     reader: str = "auto"  # decoder of the torchvision loader
     pinned: bool = True  # copy to the device from page-locked memory
     # --transforms
@@ -479,8 +480,9 @@ class Task(Protocol):
     """What a batch means."""
 
     def targets(self, rows: Rows) -> dict[str, Array]:
-        """Return the host arrays that travel with the images; a loader's thread calls it. They have a row a
-        sample, the ignore value for padding; or are packed, cut by "offsets" [B + 1].
+        """Return the host arrays that travel with the images; a loader's thread calls it.
+
+        They have a row a sample, the ignore value for padding; or are packed, cut by "offsets" [B + 1].
         """
 
     def inputs(self, batch: Batch) -> tuple[Any, ...]:

@@ -1,4 +1,19 @@
-"""Rows -> Batch. A loader is one file with `open(feed)`, and one LoaderSpec in the table here."""
+"""Rows -> Batch. A loader is one file with `open(feed)`, and one LoaderSpec in the table here.
+
+How one JPEG comes from `open_loader` to its Batch, by --loader torchvision:
+
+    open_loader            opens images/torchvision.py, which forks the workers; small batches: inside `Bundles`
+    Bundles.batches        asks for bundles, and cuts each into the plan's micro-batches (_bundles.py)
+    Staging.batches        has a thread, `Ahead`, run the loader's `_staged` before the step asks (_staging.py)
+    Workers.run            gives the plan's Rows to worker processes, and yields filled slots (_workers.py)
+      _PartSampler         draws the Rows of a batch, makes them upright, cuts them into parts: a task each
+      Decoding             does a task, in a worker (images/torchvision.py)
+        Reads.read         reads files while others are decoded: source.read, with patience (_read_retry.py)
+        decode_many        bytes -> RGB of the region; resize_window puts it into the slot (images/decoders.py)
+    Stager.stage           copies a batch whose parts are all there to the device, in the thread (_staging.py)
+      Finish               operates, turns, normalises; asks feed.targets: a Batch (_postprocess.py)
+    hand_over              has the consumer's stream wait for the Batch, and yields it (_staging.py)
+"""
 
 from __future__ import annotations
 
@@ -15,7 +30,7 @@ from plan.epoch import EpochPlan
 
 
 class Undecodable(ValueError):
-    """An image, or frames of a video, that this reader cannot give; PIL, or pyav, then has the last word."""
+    """This reader cannot decode a file; PIL, or pyav, tries it next, whose failure is final."""
 
 
 Medium = Literal["images", "videos", "pairs"]
@@ -26,121 +41,58 @@ Medium = Literal["images", "videos", "pairs"]
 class LoaderSpec:
     """Everything that the rest of the project knows of one loader."""
 
-    name: str  # as --loader has it; behind a "+", the loader that `open(feed, beside)` shares the work with
+    # as --loader has it; behind a "+", the loader that `open(feed, beside)` shares the work with
+    name: str
     media: tuple[Medium, ...]
-    module: (
-        str  # imported when the loader is asked for, so that its packages stay optional
-    )
-    packages: tuple[str, ...] = ()  # optional packages that it cannot do without
+    # imported when the loader is asked for, so that its packages stay optional
+    module: str
+    # optional packages that it cannot do without
+    packages: tuple[str, ...] = ()
     # whether it decodes on a GPU: if there is one, or there alone
     gpu: Literal["no", "may", "must"] = "no"
-    asks: bool = False  # its module's `usable()` says whether this machine's GPU has what it needs
+    # its module's `usable()` says whether this machine's GPU has what it needs
+    asks: bool = False
     # its decoder opens the samples' files itself: it needs a source of files
     opens_files: bool = False
     # it calls the function of --transforms: its pixels are on the CPU
     transforms: bool = False
-    exact: bool = False  # right for every file; else a loader of clips has EXACT, which says for which
+    # right for every file; else a loader of clips has EXACT, which says for which
+    exact: bool = False
     # the highest that opens is what auto evaluates with, and measures first
     preference: int = 0
 
 
+# a loader a row
+# fmt: off
 LOADERS: dict[str, LoaderSpec] = {
     spec.name: spec
     for spec in (
-        LoaderSpec(
-            name="torchvision",
-            media=("images",),
-            module="loaders.images.torchvision",
-            transforms=True,
-            exact=True,
-            preference=1,
-        ),
-        LoaderSpec(
-            name="dali-cpu",
-            media=("images",),
-            module="loaders.images.dali_cpu",
-            packages=("nvidia.dali",),
-            opens_files=True,
-        ),
-        LoaderSpec(
-            name="dali-gpu",
-            media=("images",),
-            module="loaders.images.dali_gpu",
-            packages=("nvidia.dali",),
-            gpu="must",
-            opens_files=True,
-            preference=3,
-        ),
-        LoaderSpec(
-            name="dali-fed",
-            media=("images",),
-            module="loaders.images.dali_fed",
-            packages=("nvidia.dali",),
-            gpu="may",
-            preference=2,
-        ),
-        LoaderSpec(
-            name="pyav",
-            media=("videos",),
-            module="loaders.videos.pyav",
-            exact=True,
-            preference=1,
-        ),
-        LoaderSpec(
-            name="decord",
-            media=("videos",),
-            module="loaders.videos.decord",
-            packages=("decord",),
-            opens_files=True,
-        ),
-        LoaderSpec(
-            name="torchcodec",
-            media=("videos",),
-            module="loaders.videos.torchcodec",
-            packages=("torchcodec",),
-            opens_files=True,
-        ),
-        LoaderSpec(
-            name="nvdec",
-            media=("videos",),
-            module="loaders.videos.nvdec",
-            packages=("PyNvVideoCodec",),
-            gpu="must",
-            asks=True,
-            opens_files=True,
-        ),
-        LoaderSpec(
-            name="nvdec+pyav",
-            media=("videos",),
-            module="loaders.videos.nvdec",
-            packages=("PyNvVideoCodec",),
-            gpu="must",
-            asks=True,
-            opens_files=True,
-            preference=2,
-        ),
-        LoaderSpec(
-            name="dali-video",
-            media=("videos",),
-            module="loaders.videos.dali_video",
-            packages=("nvidia.dali",),
-            gpu="must",
-            opens_files=True,
-        ),
-        LoaderSpec(
-            name="paired",
-            media=("pairs",),
-            module="loaders.pairs.paired",
-            exact=True,
-            preference=1,
-        ),
-        LoaderSpec(
-            name="synthetic",
-            media=("images", "videos", "pairs"),
-            module="loaders.synthetic",
-        ),
+        LoaderSpec(name="torchvision", media=("images",), module="loaders.images.torchvision",
+                   transforms=True, exact=True, preference=1),
+        LoaderSpec(name="dali-cpu", media=("images",), module="loaders.images.dali_cpu",
+                   packages=("nvidia.dali",), opens_files=True),
+        LoaderSpec(name="dali-gpu", media=("images",), module="loaders.images.dali_gpu",
+                   packages=("nvidia.dali",), gpu="must", opens_files=True, preference=3),
+        LoaderSpec(name="dali-fed", media=("images",), module="loaders.images.dali_fed",
+                   packages=("nvidia.dali",), gpu="may", preference=2),
+        LoaderSpec(name="pyav", media=("videos",), module="loaders.videos.pyav",
+                   exact=True, preference=1),
+        LoaderSpec(name="decord", media=("videos",), module="loaders.videos.decord",
+                   packages=("decord",), opens_files=True),
+        LoaderSpec(name="torchcodec", media=("videos",), module="loaders.videos.torchcodec",
+                   packages=("torchcodec",), opens_files=True),
+        LoaderSpec(name="nvdec", media=("videos",), module="loaders.videos.nvdec",
+                   packages=("PyNvVideoCodec",), gpu="must", asks=True, opens_files=True),
+        LoaderSpec(name="nvdec+pyav", media=("videos",), module="loaders.videos.nvdec",
+                   packages=("PyNvVideoCodec",), gpu="must", asks=True, opens_files=True, preference=2),
+        LoaderSpec(name="dali-video", media=("videos",), module="loaders.videos.dali_video",
+                   packages=("nvidia.dali",), gpu="must", opens_files=True),
+        LoaderSpec(name="paired", media=("pairs",), module="loaders.pairs.paired",
+                   exact=True, preference=1),
+        LoaderSpec(name="synthetic", media=("images", "videos", "pairs"), module="loaders.synthetic"),
     )
 }
+# fmt: on
 """Name -> what is known of it. Auto, doctor, bench, --help-all, messages and conformance tests read it."""
 
 

@@ -77,7 +77,7 @@ class Finish:
         images = into.movedim(-1, 1)
         if self._kernel is not None and not normalised and _is_one_launch(pixels, rows):
             turns = np.where(valid, whole_turns(rows), self._kernel.LOST)
-            batch, there = _with_numbers(
+            batch, there = _batch_with_targets(
                 images, shown, self._feed, failed, [turns.astype(np.uint8)]
             )
             self._kernel.finished(pixels, self._table, *there, into)
@@ -148,17 +148,20 @@ def batch_of(
     images: torch.Tensor, rows: Rows, feed: Feed, failed: tuple[int, ...] = ()
 ) -> Batch:
     """Return a batch of these images, with all that the rows and the task say of them."""
-    return _with_numbers(images, rows, feed, failed, [])[0]
+    return _batch_with_targets(images, rows, feed, failed, [])[0]
 
 
-def _with_numbers(
+def _batch_with_targets(
     images: torch.Tensor,
     rows: Rows,
     feed: Feed,
     failed: tuple[int, ...],
     more: Sequence[Array],
 ) -> tuple[Batch, list[torch.Tensor]]:
-    """Return a batch as `batch_of` does, and `more` numbers on the device, by one copy together."""
+    """Make the targets; return the batch, and `more` numbers on the device.
+
+    Targets are made here, and not by the caller, so that one copy brings all small arrays to the device.
+    """
     targets = feed.targets(rows)
     sizes, valid, *values = to_device(
         [rows.sizes, rows.valid, *targets.values(), *more], feed.device

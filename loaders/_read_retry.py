@@ -52,7 +52,7 @@ class Reads:
         self._asked: dict[int, Future[bytes]] = {}
         self._adapts: bool = getattr(source, "alone_while_fast", False)
         self._slow = not self._adapts
-        # that reads were asked for, and seconds of each read alone, since it was looked at how fast they are
+        # times that reads were asked for, and seconds of each read alone, since the last look at the speed
         self._times = 0
         self._alone_s: list[float] = []
 
@@ -158,7 +158,7 @@ class Marks:
         return names + others
 
 
-# of a process that is no worker, nobody looks at it
+# where `mark` writes; nobody looks at that of a process that is no worker
 _mine: Array = np.zeros(1, np.int64)
 
 

@@ -58,8 +58,8 @@ class Slot:
     """Memory of one batch: page-locked on the host, and on the device."""
 
     pinned: torch.Tensor | None = None
-    # levels on the device, where several threads write batches at a time
-    bytes_: torch.Tensor | None = None
+    # on the device, where several threads write batches at a time
+    levels: torch.Tensor | None = None
     images: torch.Tensor | None = None
     copied: torch.cuda.Event | None = None
     done: torch.cuda.Event = field(default_factory=sleeping_event)
@@ -68,17 +68,17 @@ class Slot:
 class Stager:
     """Makes Batches of levels [B, H, W, 3], or [B, T, H, W, 3].
 
-    `ahead` batches may be staged before the consumer asks. Where an epoch has one shape, the images' memory on a
+    `waiting` batches may be staged before the consumer asks. Where an epoch has one shape, the images' memory on a
     GPU is allocated in the constructor, from the stream that is current there, so that a validation can reuse
     what a training step has freed. `scale`: how much longer sides are than the plan's.
     """
 
-    def __init__(self, feed: Feed, *, ahead: int = 2, scale: int = 1) -> None:
+    def __init__(self, feed: Feed, *, waiting: int = 2, scale: int = 1) -> None:
         self._feed = feed
         self._cuda = feed.device.type == "cuda"
         self.finish = Finish(feed)
-        # one being written, `ahead` waiting, one with the consumer, one whose step may still run
-        self._slots = [Slot() for _ in range(ahead + 3)] if self._cuda else []
+        # one being written, `waiting` of them, one with the consumer, one whose step may still run
+        self._slots = [Slot() for _ in range(waiting + 3)] if self._cuda else []
         self._next = 0
         self._recent: deque[Slot] = deque()
         self.stream = torch.cuda.Stream(feed.device) if self._cuda else None
@@ -153,7 +153,7 @@ class Stager:
         The copy of the batch COPIES before this one is then over too.
         """
         slot = self._free(images_shape(shape, rows))
-        slot.bytes_ = self._roomy(slot.bytes_, shape, torch.uint8, slot.done)
+        slot.levels = self._roomy(slot.levels, shape, torch.uint8, slot.done)
         return slot
 
     def _free(self, shape: Sequence[int]) -> Slot:
@@ -336,7 +336,7 @@ class Staging:
         self.counts = Counts()
         self._feed = feed
         self._depth = depth
-        self._stager = Stager(feed, ahead=depth + window - 1)
+        self._stager = Stager(feed, waiting=depth + window - 1)
         self._ahead: Ahead | None = None
         self._handed: Generator[Batch] | None = None
 

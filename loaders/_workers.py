@@ -140,7 +140,7 @@ class Workers:
         self._marks = Marks(workers, name_of)
         self._row_bytes = row_bytes
         self._sampler = _PartSampler(
-            self._count, self.part_rows, self._room, ahead=max(workers, 1)
+            self._count, self.part_rows, self._room, workers=max(workers, 1)
         )
         self._loader: _Loader | None = _Loader(
             _PartDataset(make_work, self._memory),
@@ -157,9 +157,9 @@ class Workers:
         )
         self._loader.stop = self._stop
         if workers:
-            # By who opens the loader, and not by its thread: a child takes apart what the other threads have
-            # as thread-local variables, and PyAV's converter of pictures, which from 19 on has threads of its
-            # own, would wait for them there for ever.
+            # The thread that opens the loader forks, and not the loader's own: a child takes apart what other
+            # threads have as thread-local variables, and would wait for ever for the threads that PyAV's
+            # converter of pictures has there, from 19 on.
             with starting(self._stop, f"--workers {workers}"), _unheard(), _half_made():
                 iter(self._loader)
 
@@ -318,13 +318,13 @@ def _unchanged(result: Any) -> Any:
 class _PartSampler:
     """Cuts the plan's rows, upright, into parts, each with the number of its slot and its bytes there.
 
-    With it go the ids of the part `ahead` places later, which its worker has next: they take turns.
+    With it go the ids of the part that its worker has next, `workers` places later: they take turns.
     """
 
     def __init__(
-        self, slots: int, part_rows: int, room: Callable[[Rows], int], *, ahead: int
+        self, slots: int, part_rows: int, room: Callable[[Rows], int], *, workers: int
     ) -> None:
-        self._ahead = ahead
+        self._workers = workers
         self._slots = slots
         self._part_rows = part_rows
         self._room = room
@@ -349,12 +349,12 @@ class _PartSampler:
 
     def __iter__(self) -> Iterator[tuple[int, int, int, Rows, Array]]:
         cut = self._cut()
-        coming = deque(islice(cut, self._ahead))
+        coming = deque(islice(cut, self._workers))
         while coming:
             coming.extend(islice(cut, 1))
             part = coming.popleft()
             later = np.zeros(0, np.int64)
-            if len(coming) == self._ahead:
+            if len(coming) == self._workers:
                 rows = coming[-1][-1]
                 later = rows.ids[rows.valid]
             yield *part, later
@@ -366,12 +366,11 @@ class _PartSampler:
         for index, batch in enumerate(self._rows):
             sent.append(batch)
             rows = upright(batch)
-            # of a whole part: the last one, which may be smaller, begins there too
+            # the room of a whole part: the last one, which may be smaller, begins behind whole ones too
             room = self._room(rows)
             for part in range(self.parts(len(rows))):
-                its = part_of(
-                    rows, part * self._part_rows, (part + 1) * self._part_rows
-                )
+                begin = part * self._part_rows
+                its = some(rows, slice(begin, begin + self._part_rows))
                 asked[number] = its.ids[its.valid]
                 number += 1
                 yield index % self._slots, part * room, (part + 1) * room, its
@@ -379,11 +378,6 @@ class _PartSampler:
     def __len__(self) -> int:
         rows = self._rows
         return len(rows) * self.parts(len(rows[0])) if len(rows) else 0
-
-
-def part_of(rows: Rows, begin: int, end: int) -> Rows:
-    """Return rows `begin` to `end` of a batch, on its canvas."""
-    return some(rows, slice(begin, end))
 
 
 class _PartDataset(Dataset[Any]):
@@ -398,7 +392,8 @@ class _PartDataset(Dataset[Any]):
         slot, begin, end, rows, coming = task
         if self._work is None:
             self._work = self._make_work()
-        if ask := getattr(self._work, "ask", None):  # of work that reads ahead
+        # work that reads files before it decodes them has it
+        if ask := getattr(self._work, "ask", None):
             ask(np.concatenate([rows.ids[rows.valid], coming]))
         try:
             return "done", self._work(rows, self._memory.slots[slot, begin:end])

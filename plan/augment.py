@@ -195,7 +195,7 @@ class Erase(Augmentation):
 
 
 AUGMENTATIONS: tuple[type[Augmentation], ...] = (Auto, Jitter, Grayscale, Blur, Erase)
-"""In the order in which they act, which is that of timm and torchvision's references."""
+"""The augmentations, in the order in which they act, which is that of timm and torchvision's references."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,7 +169,7 @@ class Policy:
     # None: any of `bins`, evenly
     strength: float | None = 9 / 30
     bins: int = 31
-    # of the strength, which is normal and cut to [0, 1]; inf: it is uniform from 0 to `strength`
+    # the strength's: it is normal and cut to [0, 1]; inf: it is uniform from 0 to `strength`
     deviation: float = 0.0
     probability: float = 1.0
 

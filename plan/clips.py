@@ -18,7 +18,7 @@ from plan.augment import UNTOUCHED, Augment, turns
 from plan.draws import Purpose, uniforms
 from plan.epoch import EpochPlan
 
-UNIFORMS = 3  # of a random window: shorter side, left, top
+UNIFORMS = 3  # numbers that a random window is drawn by: shorter side, left, top
 
 
 def last_start(frames: Array, count: int, stride: int) -> Array:
@@ -120,7 +120,8 @@ class ClipPolicy:
     augment: Augment = UNTOUCHED  # training: one draw a clip
     clips: int = 1  # validation: of a video
     crops: int = 1  # validation: of a clip, 1 in the middle or 3 along the longer side
-    resize: int = 256  # validation: shorter side before the crops, pixels; SlowFast takes `image_size` for 3 crops
+    # validation: shorter side before the crops, pixels; SlowFast takes `image_size` for 3 crops
+    resize: int = 256
 
     def __post_init__(self) -> None:
         for flag, side in (

@@ -17,7 +17,7 @@ from plan.balance import Balance
 from plan.draws import Purpose, bits, key
 from plan.lazy import Lazy
 
-AHEAD = 4096
+COMING_ROWS = 4096
 """How many upcoming rows have their sizes prefetched, where sizes are read while training runs."""
 REPEAT_BIT = 40
 """A repeat counts so many bits above the sample's id: the first is drawn as if it were the only one."""
@@ -31,8 +31,9 @@ def exif_of(columns: Any) -> Array | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochPlan(ABC):
-    """The base of all plans: a rank's share of an epoch's order. An *item* is one
-    view of a sample, as the number sample * views + view.
+    """The base of all plans: a rank's share of an epoch's order.
+
+    An *item* is one view of a sample, as the number sample * views + view.
     """
 
     seed: int
@@ -269,8 +270,8 @@ class _EpochRows(Lazy):
         return np.uint64(key(plan.seed, self._epoch, Purpose.MIX, position, plan.rank))
 
     def _coming(self, begin: int) -> range:
-        """Return the micro-batches from `begin` on that are AHEAD at most, and were not named before."""
-        end = min(begin + -(-AHEAD // self._plan.batch_size), len(self))
+        """Return the micro-batches from `begin` on that are COMING_ROWS at most, and were not named before."""
+        end = min(begin + -(-COMING_ROWS // self._plan.batch_size), len(self))
         begin = max(begin, self._named) if self._named <= end else begin
         self._named = end
         return range(begin, end)
@@ -283,7 +284,7 @@ class _EpochRows(Lazy):
         items = self._items(which)
         rows = plan.draw(self._epoch, items, size * len(which), coming)
         if plan.training:
-            # of items: each repeat of a sample has its own
+            # seeds are drawn by items: each repeat of a sample has its own
             seeds = np.zeros(len(rows), np.uint64)
             stream = key(plan.seed, self._epoch, Purpose.TRANSFORM)
             seeds[: len(items)] = bits(stream, items)

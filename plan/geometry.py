@@ -45,10 +45,8 @@ def composed(first: Array, then: Array) -> Array:
     swapped = transposed(then)
     mirrored = np.where(swapped, first & FLIP, first & MIRROR) > 0
     flipped = np.where(swapped, first & MIRROR, first & FLIP) > 0
-    return (
-        mirror(mirrored) + FLIP * mirror(flipped) + (first & TRANSPOSE).astype(np.uint8)
-        ^ then
-    )
+    moved = mirror(mirrored) + FLIP * mirror(flipped)
+    return (moved + (first & TRANSPOSE).astype(np.uint8)) ^ then
 
 
 def whole_turns(rows: Rows) -> Array:

@@ -51,7 +51,7 @@ class ImagePolicy:
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.0
     vflip: float = 0.0
-    # of windows.SUPPORT: what a centre crop decodes reaches as far
+    # a name of windows.SUPPORT: what a centre crop decodes reaches as far
     interpolation: str = "bilinear"
     augment: Augment = UNTOUCHED
 

@@ -82,10 +82,10 @@ KEY_BITS = 24
 PERMUTATIONS = tuple(permutations(range(3)))
 """Channel c of the result is channel PERMUTATIONS[index][c]."""
 
-# of DISTORT's numbers, in their order
+# DISTORT's numbers in their order: those that do nothing, the lowest, the highest
 _NONE = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
 _LOW = (-32 / 255, 0.5, 0.0, 0.5, -0.05, 0.0)
-# of whole numbers: one beyond the last
+# where they are whole, one beyond the last
 _HIGH = (32 / 255, 1.5, 2.0, 1.5, 0.05, float(len(PERMUTATIONS)))
 CONTRAST_FIRST, PERMUTATION = 2, 5
 

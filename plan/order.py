@@ -63,7 +63,7 @@ def grouped(heights: Array, widths: Array, *, seed: int, epoch: int) -> Array:
     end, less than a block, stays as it was: sorted, a last step would always drop the same sizes.
     """
     n = len(heights)
-    block = block_size(len(heights))
+    block = block_size(n)
     whole = n // block * block
     chunks = [
         slice(begin, min(begin + CHUNK * block, whole))
@@ -102,8 +102,9 @@ def fitted(n: int, batch_size: int, shares: int) -> tuple[int, bool]:
 def steps(
     n: int, first: int, global_batch_size: int, *, keeps_tail: bool = False
 ) -> int:
-    """Return the optimiser steps behind the first `first` samples: whole ones, and with `keeps_tail` one for
-    what is left.
+    """Return the optimiser steps behind the first `first` samples.
+
+    They are whole ones, and with `keeps_tail` one more for what is left.
     """
     left = max(n - first, 0)
     return -(-left // global_batch_size) if keeps_tail else left // global_batch_size

@@ -127,21 +127,12 @@ def drawn_masks(columns: Any, rows: Rows, annotations: Array, which: Array) -> A
     outlines = np.split(moved, np.cumsum(corners)[:-1])
     first = np.cumsum(counts) - counts
     for number, annotation in enumerate(annotations.tolist()):
+        mask, its_place = masks[number], place[number]
         if counts[number]:
-            _fill(
-                masks[number],
-                place[number],
-                outlines[first[number] : first[number] + counts[number]],
-            )
+            begin = first[number]
+            _fill(mask, its_place, outlines[begin : begin + counts[number]])
         else:
-            _sample(
-                masks[number],
-                place[number],
-                columns,
-                rows,
-                annotation,
-                int(which[number]),
-            )
+            _sample(mask, its_place, columns, rows, annotation, int(which[number]))
     return masks
 
 
@@ -152,12 +143,10 @@ def _fill(mask: Array, place: Array, outlines: list[Array]) -> None:
 
     whole = np.concatenate(outlines)
     # Only where the polygons are: a canvas has a million pixels, an object ten thousand.
-    x0, y0 = np.maximum(
-        np.floor(whole.min(axis=0)).astype(np.int64) - 1, place[:2]
-    ).tolist()
-    x1, y1 = np.minimum(
-        np.ceil(whole.max(axis=0)).astype(np.int64) + 1, place[2:]
-    ).tolist()
+    low = np.floor(whole.min(axis=0)).astype(np.int64) - 1
+    high = np.ceil(whole.max(axis=0)).astype(np.int64) + 1
+    x0, y0 = np.maximum(low, place[:2]).tolist()
+    x1, y1 = np.minimum(high, place[2:]).tolist()
     if x0 < x1 and y0 < y1:
         runs = coco.frPyObjects(
             [(outline - (x0, y0)).ravel() for outline in outlines], y1 - y0, x1 - x0
@@ -169,50 +158,35 @@ def _sample(
     mask: Array, place: Array, columns: Any, rows: Rows, annotation: int, row: int
 ) -> None:
     """Set the pixels of `place` whose centres an annotation's run lengths cover; none where it has none."""
-    runs = np.asarray(
-        columns.rle[
-            columns.rle_offsets[annotation] : columns.rle_offsets[annotation + 1]
-        ]
-    )
-    if len(runs):
-        height, width = (
-            int(columns.height[rows.ids[row]]),
-            int(columns.width[rows.ids[row]]),
-        )
-        # run lengths go column by column
-        stored = (
-            np.repeat(np.arange(len(runs)) % 2, runs)
-            .astype(np.uint8)
-            .reshape(width, height)
-            .T
-        )
-        x0, y0, x1, y1 = place.tolist()
-        # columns and rows are sampled apart, since the map has no shear; a column of a transposed row is
-        # one of the stored rows
-        limit = np.array([width - 1, height - 1])
-        across = np.minimum(
-            _stored_pixels(
-                rows, row, np.stack([np.arange(x0, x1), np.full(x1 - x0, y0)], axis=1)
-            ),
-            limit,
-        )
-        down = np.minimum(
-            _stored_pixels(
-                rows, row, np.stack([np.full(y1 - y0, x0), np.arange(y0, y1)], axis=1)
-            ),
-            limit,
-        )
-        if geometry.transposed(rows.turns[row]):
-            mask[y0:y1, x0:x1] = stored[across[:, 1], down[:, :1]]
-        else:
-            mask[y0:y1, x0:x1] = stored[down[:, 1:], across[:, 0]]
+    begin, end = columns.rle_offsets[annotation : annotation + 2]
+    runs = np.asarray(columns.rle[begin:end])
+    if not len(runs):
+        return
+    sample = rows.ids[row]
+    sides = int(columns.width[sample]), int(columns.height[sample])
+    # run lengths go column by column
+    levels = np.repeat(np.arange(len(runs)) % 2, runs).astype(np.uint8)
+    stored = levels.reshape(sides).T
+    x0, y0, x1, y1 = place.tolist()
+    # columns and rows are sampled apart, since the map has no shear; a column of a transposed row is one of
+    # the stored rows
+    top_row = np.stack([np.arange(x0, x1), np.full(x1 - x0, y0)], axis=1)
+    left_column = np.stack([np.full(y1 - y0, x0), np.arange(y0, y1)], axis=1)
+    across = _stored_pixels(rows, row, top_row, sides)
+    down = _stored_pixels(rows, row, left_column, sides)
+    if geometry.transposed(rows.turns[row]):
+        mask[y0:y1, x0:x1] = stored[across[:, 1], down[:, :1]]
+    else:
+        mask[y0:y1, x0:x1] = stored[down[:, 1:], across[:, 0]]
 
 
-def _stored_pixels(rows: Rows, row: int, pixels: Array) -> Array:
+def _stored_pixels(
+    rows: Rows, row: int, pixels: Array, sides: tuple[int, int]
+) -> Array:
     """Return int64 [N, 2], x y of the stored pixels at the centres of output pixels.
 
-    Those of a row's place lie in its image, but for rounding.
+    `sides`: width and height of the image, in which those of a row's place lie but for rounding.
     """
-    return np.maximum(
-        np.floor(geometry.to_image(rows, np.full(len(pixels), row), pixels + 0.5)), 0
-    ).astype(np.int64)
+    points = geometry.to_image(rows, np.full(len(pixels), row), pixels + 0.5)
+    limit = np.array(sides) - 1
+    return np.minimum(np.maximum(np.floor(points), 0).astype(np.int64), limit)

@@ -14,6 +14,10 @@ SUPPORT = {"bilinear": 1, "bicubic": 2, "bilinear-no-antialias": 1, "nearest": 1
 """Interpolation -> how far it reaches, in pixels of the output, or of the image where these are larger."""
 TRIES = 10
 UNIFORMS = 2 * TRIES + 2  # (area, ratio) a try, then the corner
+JITTER = (0.1, 2.0)
+"""Smallest and largest factor of large-scale jitter."""
+ZOOM = (1.0, 4.0)
+"""Smallest and largest side of a field that is zoomed out to, in sides of the image."""
 
 
 def random_resized(
@@ -153,21 +157,16 @@ def _scaled(sides: Array, scale: Array) -> Array:
 
 
 def jittered(
-    heights: Array,
-    widths: Array,
-    draws: Array,
-    *,
-    size: int,
-    scale: tuple[float, float] = (0.1, 2.0),
+    heights: Array, widths: Array, draws: Array, *, size: int
 ) -> tuple[Array, Array, Array]:
     """Return (regions, windows, places): large-scale jitter (Ghiasi et al. 2021) to size x size.
 
-    The image is scaled to fit the output, times a factor uniform in `scale`; what is too large is cut at a
+    The image is scaled to fit the output, times a factor uniform in JITTER; what is too large is cut at a
     random place, what is too small lies at the top left. As torchvision's ScaleJitter and its references'
     FixedSizeCrop, which has one draw for left and top. `draws`: float64 [B, 2], of the scale and the place.
     """
     factor = np.minimum(size / heights, size / widths) * (
-        scale[0] + draws[:, 0] * (scale[1] - scale[0])
+        JITTER[0] + draws[:, 0] * (JITTER[1] - JITTER[0])
     )
     new_h, new_w = _scaled(heights, factor), _scaled(widths, factor)
     top, left = (
@@ -183,12 +182,7 @@ def jittered(
 
 
 def zoomed_out(
-    heights: Array,
-    widths: Array,
-    draws: Array,
-    *,
-    sides: tuple[float, float] = (1.0, 4.0),
-    probability: float = 0.5,
+    heights: Array, widths: Array, draws: Array, *, probability: float
 ) -> tuple[Array, Array]:
     """Return (images, fields): where torchvision's RandomZoomOut puts each image, and in how large a field.
 
@@ -196,7 +190,7 @@ def zoomed_out(
     drawn the field is the image. `draws`: float64 [B, 4].
     """
     factor = np.where(
-        draws[:, 0] < probability, sides[0] + draws[:, 1] * (sides[1] - sides[0]), 1.0
+        draws[:, 0] < probability, ZOOM[0] + draws[:, 1] * (ZOOM[1] - ZOOM[0]), 1.0
     )
     # axes: [B, 2], x and y
     image = np.stack([widths, heights], axis=1)

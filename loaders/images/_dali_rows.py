@@ -128,7 +128,7 @@ def largest_rows(feed: Feed, threads: int) -> Rows | None:
         return ids[(pixels[ids] > 0) & plain(columns, ids)]
 
     descending = np.argsort(pixels, kind="stable")[::-1]
-    largest = decoded(descending[: 4 * max(threads, 1)])[: min(max(threads, 1), size)]
+    largest = decoded(descending[: 4 * threads])[: min(threads, size)]
     if not len(largest):
         return None
     others = np.linspace(0, len(pixels) - 1, size - len(largest)).astype(np.int64)

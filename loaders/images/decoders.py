@@ -225,7 +225,7 @@ def decode_many(
     decode: Decode,
     datas: Sequence[bytes],
     regions: Sequence[Region],
-    begun: Callable[[int], object] = int,
+    begun: Callable[[int], object],
 ) -> list[Array | None]:
     """Decode each region, None where this decoder gives none; at once where the decoder can.
 

@@ -302,7 +302,7 @@ class Nvdec:
                 address += size
             yield from wanted(decoder.finish())
             if coming:
-                # those behind it may have had the labels of others
+                # pictures behind it may have had the labels of others
                 raise Undecodable("a picture is missing")
         except BaseException:  # also when nobody asks for the rest
             self._decoders.pop(key, None)

@@ -21,10 +21,9 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from contracts import Array, Feed, Rows, Source
+from contracts import Array, Feed, Rows
 from loaders import Undecodable
 from loaders._staging import COPIES, Slot, Staged, Staging, sleeping_event
-from loaders._workers import some
 from loaders.videos._planes import compile_kernels
 from loaders.videos._pool import Pool
 from loaders.videos._reading import MOST_BYTES, Read, ReadClip, Reading
@@ -39,6 +38,7 @@ from loaders.videos._worker import (
 )
 from loaders.videos.exact import notes, sort_of
 from loaders.videos.pyav import Pyav
+from plan.bundles import some
 from plan.geometry import largest_upright, upright
 
 LEAST_WINDOW = 3
@@ -191,6 +191,10 @@ class MixedLoader(Staging):
         `beside`: pyav gets a share of the clips that it is exact for.
         """
         compile_kernels()
+
+        def make_reading() -> Reading:
+            return Reading(feed.source, make_read())
+
         self._views = feed.plan.same_frames
         units = max(feed.plan.batch_size // self._views, 1)
         self._window = max(LEAST_WINDOW, 1 + math.ceil(2 * threads / units))
@@ -203,7 +207,6 @@ class MixedLoader(Staging):
         self._pace: Pace | None = None
         # both kinds of workers are forked before there are threads that may hold a lock of FFmpeg's; who
         # reads waits more than it works
-        make_reading = partial(_reading, feed.source, make_read)
         # units that the device gets, with the rows of their batch
         self._to_read: deque[tuple[Rows, Unit]] = deque()
         self._readers: Pool | Reading
@@ -213,7 +216,7 @@ class MixedLoader(Staging):
             self._readers = Pool(
                 make_reading,
                 workers=min(threads, feed.workers) if beside else feed.workers,
-                # that threads decode from, that wait for them, that workers fill
+                # slots that threads decode from, that wait for them, that workers fill
                 slots=2 * threads + feed.workers,
                 slot_bytes=min(int(feed.columns.size.max(initial=1)), MOST_BYTES),
                 pinned=False,
@@ -298,8 +301,8 @@ class MixedLoader(Staging):
         shape = slot_shape(rows)
         if self._feed.device.type == "cuda":
             slot = self._stager.take(shape, dealt.rows)
-            assert slot.bytes_ is not None
-            batch = _Batch(dealt, rows, slot.bytes_, slot)
+            assert slot.levels is not None
+            batch = _Batch(dealt, rows, slot.levels, slot)
         else:
             batch = _Batch(dealt, rows, torch.zeros(shape, dtype=torch.uint8), None)
         self._to_read.extend((dealt.rows, unit) for unit in dealt.device)
@@ -376,7 +379,7 @@ class MixedLoader(Staging):
         with torch.cuda.stream(stream):
             stream.wait_event(batch.slot.done)
             for place, clip in clips:
-                # from page-locked memory, or else it waits
+                # the host does not wait where the memory is page-locked
                 batch.levels[place].copy_(clip, non_blocking=True)
             self._copied.append((sleeping_event(), slot))
             self._copied[-1][0].record()
@@ -406,10 +409,6 @@ class MixedLoader(Staging):
             # once more
             batch.slot.done.record()
         return Staged(made, ready, batch.slot.done)
-
-
-def _reading(source: Source, make_read: Callable[[], ReadClip]) -> Reading:
-    return Reading(source, make_read())
 
 
 def _enter(device: torch.device) -> None:

@@ -1,8 +1,8 @@
 """Planes of a decoded frame -> RGB of the output's size: resize each plane, then turn so few pixels into RGB.
 
 A 1080p frame has 30 times the pixels of the 224 x 224 that a network sees: what is done at the output's size
-is almost free. The filter is the antialiased triangle of `_readers.resize_window`. Compiled once, before
-worker processes are forked.
+is almost free. The filter is the antialiased triangle of loaders.images.decoders.resize_window.
+Compiled once, before worker processes are forked.
 """
 
 from __future__ import annotations

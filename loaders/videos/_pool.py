@@ -1,6 +1,6 @@
 """Worker processes that read or decode one unit of rows at a time, done in any order.
 
-    source() -> (rows, unit) -> [a worker: work(rows, slot)] -> unit.done: (slot, what the work returned)
+    next_unit() -> (rows, unit) -> [a worker: work(rows, slot)] -> unit.done: (slot, what the work returned)
 
 loaders/_workers.py, which keeps the order, has each unit decided before the workers come to it; here a worker
 gets the next unit as soon as it is free, and it is decided then.
@@ -28,13 +28,13 @@ SLOTS = 4
 
 
 class Given(Protocol):
-    """What a source has for a worker: it is answered by `done`."""
+    """A unit for a worker: it is answered by `done`."""
 
     done: Future[tuple[int, Any]]
 
 
-Source = Callable[[], tuple[Rows, Given] | None]
-"""What to do next; None = nothing now."""
+NextUnit = Callable[[], tuple[Rows, Given] | None]
+"""Returns what to do next; None = nothing now."""
 
 
 class Pool:
@@ -63,7 +63,7 @@ class Pool:
         self._lock = threading.RLock()
         self._none_runs = threading.Condition(self._lock)
         self._running = 0
-        self._source: Source | None = None
+        self._next_unit: NextUnit | None = None
         self._stop = Stop()
         self._error: BaseException | None = None
         self._marks = Marks(workers, name_of)
@@ -83,32 +83,32 @@ class Pool:
         """Return the slots, uint8 [slots, bytes]."""
         return self._memory.slots
 
-    def serve(self, source: Source) -> None:
-        """Take units of this source from now on. Nothing may still read slots of the source before it.
+    def serve(self, next_unit: NextUnit) -> None:
+        """Take units of `next_unit` from now on. Nothing may still read slots of the one before it.
 
         Waits for units that workers have begun for that one.
         """
         with self._lock:
-            self._source = None
+            self._next_unit = None
             while self._running and not self._stop.said:
                 self._none_runs.wait(LOOK_S)
             self._free = deque(range(len(self.slots)))
-            self._source = source
+            self._next_unit = next_unit
         self.fill()
 
     def fill(self) -> None:
-        """Give the workers what there is to do; to be called when the source may have something new.
+        """Give the workers what there is to do; to be called when there may be new units.
 
         A unit that is done calls it too.
         """
         with self._lock:
             while (
-                self._source is not None
+                self._next_unit is not None
                 and self._running < self._limit
                 and self._free
                 and not self._stop.said
             ):
-                if (task := self._source()) is None:
+                if (task := self._next_unit()) is None:
                     return
                 rows, unit = task
                 slot = self._free.popleft()
@@ -191,11 +191,11 @@ class Pool:
             else:
                 unit.done.set_exception(error)
             self.fill()
-        except BaseException as mistake:  # of the source: nobody would hear of it here
+        except BaseException as mistake:  # of `next_unit`: nobody would hear of it here
             self._give_up(mistake)
 
 
-# of a worker process
+# what a worker process has; None in any other
 _make: Callable[[], Work] | None = None
 _work: Work | None = None
 _memory: Shared | None = None

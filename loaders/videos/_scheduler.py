@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contracts import Array, Rows
-from loaders._workers import some
 from loaders.videos._worker import clips
+from plan.bundles import some
 from plan.geometry import upright
 
-AHEAD = 256
+OPENED = 256
 """Batches that are opened, at most, before they are begun, to find work for workers: each is drawn."""
 RECENT = 64
 """Units of a side over which its time for one is a mean."""
@@ -34,7 +34,7 @@ GUESS_COUNTS = 4
 AT_ONCE = 16
 """Batches that are opened in one go, so that the device need not wait for the search."""
 EARLY = 1.5, 1.0, 3.0
-"""A worker's lead before its unit is needed, in workers' mean times for one: at first, at least, at most."""
+"""Scheduling lead of a worker in mean decode times: initial, min, max."""
 LATER = 1.2
 SOONER = 0.999
 """LATER and SOONER: factors of the lead after a unit that had to be waited for, and after another.
@@ -124,12 +124,11 @@ class Deal:
         # batches are begun in the loader's thread, units are asked for in those of the pool's executor too
         self._lock = threading.Lock()
         self._opened: deque[tuple[Rows, list[Unit]]] = deque()  # not yet begun
-        # those that no worker was offered yet, with their batch's number in the epoch
+        # units that no worker was offered yet, with their batch's number in the epoch
         self._coming: deque[tuple[int, Rows, Unit]] = deque()
         self._next = self._numbered = self._begun = 0
-        self._last = float(
-            "-inf"
-        )  # where the last unit that a worker took was due; the first has none
+        # where the last unit that a worker took was due; the first has none
+        self._last = float("-inf")
 
     def batch(self) -> Dealt | None:
         """Begin the next batch and return it; None behind the last."""
@@ -160,7 +159,7 @@ class Deal:
                     if not unit.able or self._may_take(number):
                         unit.taken = True
                         return some(rows, unit.places), unit
-                if len(self._opened) >= AHEAD or not self._open():
+                if len(self._opened) >= OPENED or not self._open():
                     break
         return None
 
@@ -170,7 +169,7 @@ class Deal:
         # however slow a worker seems, it gets some units: else nobody would see that it no longer is
         lead = min(
             self._pace.lead,
-            min(AHEAD, len(self._rows)) / 2 * self._numbered / max(self._next, 1),
+            min(OPENED, len(self._rows)) / 2 * self._numbered / max(self._next, 1),
         )
         due = max(self._begun + lead, self._last + self._pace.apart)
         if number < due:

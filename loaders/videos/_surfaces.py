@@ -58,7 +58,7 @@ class Fit:
         self._window = window
         self._size = size
         seen, taken = (box.tolist() for box in seen_and_taken(picture, region, window))
-        # of the stored picture, which is turned last
+        # height and width of the stored picture, which is turned last
         self._stored = size if picture.turns % 2 == 0 else size[::-1]
         luma = picture.planes[0]
         # for y, then x: begin, step and, of the samples that are seen, first and end

@@ -105,7 +105,7 @@ class ClipsDone:
     lost: list[int] = field(default_factory=list)
     # sorts of file that pyav decoded instead, one entry a clip
     fallbacks: list[str] = field(default_factory=list)
-    # of sorts that end in REFUSED or LOST: why, of the first clip
+    # sort that ends in REFUSED or LOST -> why, of the first clip
     refusals: dict[str, str] = field(default_factory=dict)
     decoded: int = 0  # frames that a decoder went through
     delivered: int = 0

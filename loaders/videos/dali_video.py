@@ -32,9 +32,8 @@ from loaders.videos.exact import NO_MATTER, Claim, exact
 THREADS = 7
 """Threads, as many as an H100 or H200 has engines. Each holds one clip of whole frames on the device."""
 EXACT = Claim(
-    kinds=dict.fromkeys(
-        ("h264", "hevc", "vp9"), ("mp4", "mkv")
-    ),  # AV1: refused on an H200 (DALI 2.4)
+    # AV1: refused on an H200 (DALI 2.4)
+    kinds=dict.fromkeys(("h264", "hevc", "vp9"), ("mp4", "mkv")),
     flags=NO_MATTER | Flags.EDIT_LIST | Flags.SEVERAL_STREAMS,
     rotated=(),
     plain=True,
@@ -182,9 +181,8 @@ def recoloured(
     stays so.
     """
 
-    def rgb_of(
-        red: float, blue: float
-    ) -> Array:  # of Y, Cb and Cr, the latter from -0.5 to 0.5
+    def rgb_of(red: float, blue: float) -> Array:
+        # axes: [R G B, Y Cb Cr], Cb and Cr from -0.5 to 0.5
         green = 1 - red - blue
         from_cb, from_cr = 2 * (1 - blue), 2 * (1 - red)
         return np.array(

@@ -48,7 +48,7 @@ class Decord:
                 raise Undecodable(
                     f"decord counts {len(reader)} frames, the manifest {len(self._columns.pts(sample))}"
                 )
-            # also where others than those asked for are elsewhere, the pictures may be others
+            # all times are looked at: where any frame is elsewhere, those asked for may be other pictures
             every = list(range(len(reader)))
             same_times(
                 self._columns, sample, every, reader.get_frame_timestamp(every)[:, 0]

@@ -44,9 +44,9 @@ def exact(backend: str, columns: Any) -> Array:
     """
     count = len(columns.codec)
     spec = LOADERS.get(backend)  # None: a reader that somebody tries out
-    claim = None if spec is None else getattr(import_module(spec.module), "EXACT", None)
     if spec is not None and spec.exact:
         return np.ones(count, bool)
+    claim = None if spec is None else getattr(import_module(spec.module), "EXACT", None)
     if claim is None:
         return np.zeros(count, bool)
     # axes: [codec, container]

@@ -26,9 +26,8 @@ from loaders.videos.exact import NO_MATTER, Claim, exact
 CHUNK = 16
 """Surfaces that a thread keeps before it resizes them in one go: 50 MB at 1080p."""
 EXACT = Claim(
-    kinds=dict.fromkeys(
-        NAMES, ("mp4", "mkv")
-    ),  # AV1: no engine that has it was there to see
+    # AV1: no engine that has it was there to see
+    kinds=dict.fromkeys(NAMES, ("mp4", "mkv")),
     flags=NO_MATTER
     | Flags.EDIT_LIST
     | Flags.SEVERAL_STREAMS

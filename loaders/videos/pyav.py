@@ -68,10 +68,8 @@ class Pyav:
                                 for frame, picture in opened.decode(together):
                                     missing.discard(frame)
                                     yield frame, picture
-                            except (
-                                FFmpegError,
-                                Undecodable,
-                            ) as error:  # other groups may be whole
+                            # other groups may be whole
+                            except (FFmpegError, Undecodable) as error:
                                 why = f": {error}"
                     finally:
                         self.decoded += opened.decoded
@@ -114,8 +112,7 @@ class OpenFile:
         self._keys = np.flatnonzero(columns.keys(sample))
         self._turns = int(columns.rotation[sample]) // 90 % 4
         # No picture is made from one that is no reference; but in HEVC those of a higher layer in time may
-        # be, and of AV1 frames that
-        # are wanted get lost too
+        # be, and of AV1 frames that are wanted get lost too
         self._skips = attempt == HASTY and CODECS[columns.codec[sample]] not in (
             "hevc",
             "av1",
@@ -190,9 +187,8 @@ class OpenFile:
             return None
         time = int(self._pts[first if key < 0 else self._keys[key]])
         self._container.seek(max(time - self._lead, self._earliest), stream=self.stream)
-        return (
-            time if key >= 0 else None
-        )  # an edit list may have cut the key frame away
+        # an edit list may have cut the key frame away
+        return time if key >= 0 else None
 
     def packets(
         self, sync: int | None, begin: int
@@ -207,7 +203,7 @@ class OpenFile:
                     begin if sync is None else sync
                 ):
                     return
-                # of a key frame whose time is known the container may not know that it is one
+                # the container may not know that a key frame is one, whose time is known
                 started = packet.is_keyframe if sync is None else packet.pts == sync
             if started:
                 yield packet

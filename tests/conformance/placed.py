@@ -113,7 +113,7 @@ class PlacedPlan:
         )
 
     def _ops(self, epoch: int, ids: Array) -> Array:
-        """One in three rows has none; of kind `all` the others have one in either of two slots."""
+        """A third of the rows has none; of kind `all` the others have one in either of two slots."""
         drawn = ops.alone(ops.Op.DISTORT, ops.distortions(5, epoch, ids))
         slots = (
             [(ids + epoch) % 3 == slot for slot in range(2)]

@@ -143,9 +143,8 @@ class Scene:
     """Images in a folder. `bytes_of[sample]` is what was written, before anything may have changed it."""
 
     folder: Path
-    manifest: (
-        Any  # dataset.images.columns.Images, of videos dataset.videos.columns.Videos
-    )
+    # dataset.images.columns.Images, of videos dataset.videos.columns.Videos
+    manifest: Any
     bytes_of: tuple[bytes, ...]
     names: tuple[str, ...]
 

@@ -176,6 +176,13 @@ def here(kind: str) -> bool:
     return kind not in MAY_LACK or find_spec(MAY_LACK[kind]) is not None
 
 
+def required(kind: str) -> str:
+    """Return the name of a source; skip the test where this machine lacks its package."""
+    if not here(kind):
+        pytest.skip(f"without {MAY_LACK[kind]}")
+    return kind
+
+
 LAYOUTS = {
     "folder": Layout(
         write=lambda data, split, files: fill(data / split, dict(files)),

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from contracts import Array, Rows
-from loaders._workers import PART, Workers, part_of
+from loaders._workers import PART, Workers
 from loaders.images.dali_fed import Reading
+from plan.bundles import some
 from tests.conformance.scenes import Scene
 
 
@@ -48,7 +49,9 @@ def test_bytes_through_worker_processes(
                 for part, result in enumerate(results):
                     room = slot[part * pool.part_bytes : (part + 1) * pool.part_bytes]
                     found += handed_over(
-                        room, part_of(its_rows, part * PART, (part + 1) * PART), result
+                        room,
+                        some(its_rows, slice(part * PART, (part + 1) * PART)),
+                        result,
                     )
                 for i, content in enumerate(found):
                     expected_bytes = (

@@ -101,7 +101,7 @@ def test_interpolations_are_the_references(
 def test_images_that_grow_are_those_of_their_size(
     any_backend: Backend, photographs: Scene
 ) -> None:
-    """One loader gives each epoch its size, there and back: pixels of a plan that has only this size."""
+    """A loader gives each epoch its size, there and back, with the pixels of a plan that has only this size."""
     feed = photographs.feed(any_backend.device, batch_size=6, image_size=64)
     policy = feed.plan.policy  # type: ignore[attr-defined]
     growing = replace(policy, growth=Growth(start=40, begin=0, end=1))

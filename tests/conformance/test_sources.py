@@ -40,10 +40,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=sorted({*SOURCES, "toy"}))
 def kind(request: pytest.FixtureRequest) -> str:
-    found: str = request.param
-    if not sources.here(found):
-        pytest.skip(f"without {sources.MAY_LACK[found]}")
-    return found
+    return sources.required(request.param)
 
 
 Open = Callable[..., Split]
@@ -97,7 +94,7 @@ def test_a_source_keeps_the_contract(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("of", ["folder", "tar"])
 def test_a_source_of_pairs_keeps_the_contract(of: str, tmp_path: Path) -> None:
-    """It has the large images of any source, of files or not; here one patch of each."""
+    """The large images lie in any source, of files or not; here one patch of each."""
     split = stored(of, tmp_path / "data")()
     pairs = source_of(split.source, np.arange(len(split.columns)))
     for check in CHECKS.values():

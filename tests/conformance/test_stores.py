@@ -25,10 +25,7 @@ from tests.unit.test_splits import Console
 
 @pytest.fixture(params=["lmdb", "tar", "arrow"])
 def kind(request: pytest.FixtureRequest) -> str:
-    found: str = request.param
-    if not sources.here(found):
-        pytest.skip(f"without {sources.MAY_LACK[found]}")
-    return found
+    return sources.required(request.param)
 
 
 def files_of(scene: Scene) -> dict[str, bytes]:
@@ -65,7 +62,7 @@ def test_epochs_are_flat(kind: str, small: Scene, tmp_path: Path) -> None:
 
 @LOADERS
 def test_images_of_detection(name: str, tmp_path: Path) -> None:
-    """They lie in an LMDB, or are files; other stores have images with a label."""
+    """Images of detection lie in an LMDB, or are files; other stores have images with a label."""
     pytest.importorskip("lmdb")
     data = write_coco(
         tmp_path / "coco", splits={"train2017": 8, "val2017": 4}, size=(64, 80)

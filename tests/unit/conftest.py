@@ -19,10 +19,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """tests.unit.clip_kinds.Made of every kind, for reading only: they take seconds to encode."""
-    from tests.unit.clip_kinds import (
-        KINDS,
-        Made,
-    )  # with PyAV, which few of these tests need
+    # with PyAV, which few of these tests need
+    from tests.unit.clip_kinds import KINDS, Made
 
     return Made(tmp_path_factory.mktemp("kinds"), KINDS)
 

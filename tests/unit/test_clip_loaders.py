@@ -18,7 +18,6 @@ from contracts import Batch, Feed, Pixels, Rows, UserError
 from dataset.stores.folder import Folder
 from dataset.videos.columns import RECORD
 from loaders import of_medium, open_loader
-from loaders._workers import part_of
 from loaders.videos._planes import Picture
 from loaders.videos._worker import (
     LOST,
@@ -28,6 +27,7 @@ from loaders.videos._worker import (
 )
 from loaders.videos.exact import exact, sort_of
 from loaders.videos.pyav import Pyav
+from plan.bundles import some
 from tests.unit.clip_kinds import KINDS, Made, reader
 from tests.unit.video_files import number
 
@@ -218,7 +218,7 @@ def test_views_of_a_clip_are_decoded_once(made: Made) -> None:
 
     rows = given.plan.rows(0, 0)[0]
     assert rows.frames is not None and (rows.frames[:3] == rows.frames[0]).all()
-    one = part_of(rows, 0, 3)
+    one = some(rows, slice(0, 3))
     slot = np.empty(3 * T * SIZE * SIZE * 3, np.uint8)
     told = Decoding(given, "pyav", Counted, None)(one, slot)
     assert (told.lost, told.fallbacks, told.delivered) == ([], [], 3 * T)
@@ -256,7 +256,7 @@ def test_a_reader_that_gives_fewer_frames_fills_no_clip(made: Made) -> None:
 
     rows = given.plan.rows(0, 0)[0]
     told = Decoding(given, "pyav", fewer, None)(
-        part_of(rows, 0, 1), np.empty(T * SIZE * SIZE * 3, np.uint8)
+        some(rows, slice(0, 1)), np.empty(T * SIZE * SIZE * 3, np.uint8)
     )
     assert (told.lost, told.delivered) == ([0], 0)
     assert [why for why in told.refusals.values() if "frames came" in why]
@@ -278,7 +278,7 @@ def test_a_frame_of_another_size_is_none(made: Made) -> None:
         for place in np.flatnonzero(batch.ids == made.names.index("h264.mp4")).tolist()
     )
     told = work(
-        part_of(batch, place, place + 1), np.empty(T * SIZE * SIZE * 3, np.uint8)
+        some(batch, slice(place, place + 1)), np.empty(T * SIZE * SIZE * 3, np.uint8)
     )
     assert (told.lost, told.delivered) == ([0], 0)
     assert told.refusals and all(

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.runs import ROOT, draw, losses
-from tests.unit.test_house import files
+from tests.end_to_end.runs import draw, losses
+from tests.unit.drills import add_line, copied, ran
 
 TOY_LOADER = '''
 """`toy`: Pillow decodes each row in the loader's own thread."""
@@ -54,40 +50,15 @@ TOY_SPEC = 'LoaderSpec(name="toy", media=("images",), module="loaders.images.toy
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy of every file of the project."""
-    copy = tmp_path / "tree"
-    for name in files():
-        (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, copy / name)
-    return copy
-
-
-def ran(tree: Path, *words: str) -> str:
-    """Run `python WORDS` in the tree and return its output; its exit code must be 0."""
-    child = subprocess.run(
-        [sys.executable, *words],
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert child.returncode == 0, child.stdout + child.stderr
-    return child.stdout
-
-
-def add_line(path: Path, before: str, line: str) -> None:
-    """Write `line` above the first place that has `before`."""
-    text = path.read_text(encoding="utf-8")
-    assert text.count(before) >= 1
-    path.write_text(text.replace(before, f"{line}\n{before}", 1), encoding="utf-8")
+    """A copy of the project."""
+    return copied(tmp_path / "tree")
 
 
 def test_a_loader_is_one_file_and_one_line(tree: Path, tmp_path: Path) -> None:
     (tree / "loaders/images/toy.py").write_text(TOY_LOADER, encoding="utf-8")
     add_line(
         tree / "loaders/__init__.py",
-        '        LoaderSpec(\n            name="synthetic"',
+        '        LoaderSpec(name="synthetic"',
         TOY_SPEC,
     )
     data = draw(tmp_path / "data", classes=("a", "b"), train=4, val=2)

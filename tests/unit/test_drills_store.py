@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conformance import scenes
-from tests.unit.test_house import ROOT, files
+from tests.unit.drills import add_line, copied, ran
+from tests.unit.test_house import ROOT
 
 PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
 TOY = PAGE.partition("```python\n")[2].partition("```")[0]
 """The example of the page: a line 'name size label' before the bytes of each image."""
-LINE = '    "toy": "dataset.stores.toy",\n'
+LINE = '    "toy": "dataset.stores.toy",'
 IMAGES = [*scenes.small(8).values()]
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a copy of the project with one file and one line more."""
-    copy = tmp_path_factory.mktemp("drill") / "tree"
-    for path in files():
-        if path.suffix in (".py", ".yaml", ".toml", ".txt") and path.parts[0] not in (
-            "tests",
-            "docs",
-        ):
-            (copy / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / path, copy / path)
+    copy = copied(tmp_path_factory.mktemp("drill") / "tree")
     (copy / "dataset/stores/toy.py").write_text(TOY)
-    table = copy / "dataset/stores/__init__.py"
-    text = table.read_text()
-    assert text.count('    "tar": ') == 1
-    table.write_text(text.replace('    "tar": ', f'{LINE}    "tar": '))
+    add_line(copy / "dataset/stores/__init__.py", '    "tar": ', LINE)
     return copy
 
 
@@ -55,21 +42,6 @@ def data(tree: Path) -> Path:
                 )
             (folder / split / f"{shard}.toy").write_bytes(b"".join(lines))
     return folder
-
-
-def ran(tree: Path, *command: object) -> str:
-    """Return what a program of the copy prints, without an error."""
-    here = {**os.environ, "PYTHONPATH": str(tree), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=tree,
-        env=here,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
 
 
 def test_it_trains_from_toy_shards_and_says_what_is_left_out(

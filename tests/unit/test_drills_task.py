@@ -3,47 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.end_to_end.runs import ROOT, draw
-from tests.unit.test_house import files
+from tests.end_to_end.runs import draw
+from tests.unit.drills import add_line, copied, ran
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project with tasks/toy.py, and its line in TASKS."""
-    copy = tmp_path_factory.mktemp("drill") / "tree"
-    for name in files():
-        (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, copy / name)
-    shutil.copy(ROOT / "tests/conformance/toy_task.py", copy / "tasks/toy.py")
+    copy = copied(tmp_path_factory.mktemp("drill") / "tree")
+    shutil.copy(copy / "tests/conformance/toy_task.py", copy / "tasks/toy.py")
     table = copy / "tasks/__init__.py"
-    text = table.read_text(encoding="utf-8")
-    assert text.count("TASKS = {\n") == 1
-    line = '    "toy": "tasks.toy",\n'
-    table.write_text(text.replace("TASKS = {\n", f"TASKS = {{\n{line}"), "utf-8")
+    add_line(table, '    "classification": ', '    "toy": "tasks.toy",')
     return copy
-
-
-def ran(tree: Path, *words: str) -> str:
-    """Run `python WORDS` in the tree and return its output; its exit code must be 0."""
-    child = subprocess.run(
-        [sys.executable, *words],
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert child.returncode == 0, child.stdout + child.stderr
-    return child.stdout
 
 
 def test_train_py_knows_it(tree: Path, tmp_path: Path) -> None:

@@ -21,8 +21,7 @@ from tests.unit.test_superres_loader import passed
 
 
 def packed(tmp_path: Path, form: str) -> Path:
-    if not sources.here(form):
-        pytest.skip("without its package")
+    sources.required(form)
     for split in ("train", "val"):
         folder = tmp_path / "data" / split
         write_small(folder / "LR", write(folder / "HR", 6, even=True), 2)

@@ -194,8 +194,7 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["lmdb", "tar"])
 def test_packed_images(kind: str, tmp_path: Path) -> None:
-    if not sources.here(kind):
-        pytest.skip(f"without {sources.MAY_LACK[kind]}")
+    sources.required(kind)
     images = write(tmp_path / "plain/train/a", 3)
     files = {
         f"a/{name}": (tmp_path / "plain/train/a" / name).read_bytes() for name in images

@@ -20,7 +20,7 @@ from dataset.images.columns import Header
 from dataset.open import open_splits
 from dataset.stores import list as image_list
 from loaders import open_loader
-from plan.epoch import AHEAD
+from plan.epoch import COMING_ROWS
 from plan.images import ImagePlan, ImagePolicy
 from settings.config import build
 from tests.conformance import scenes
@@ -85,8 +85,8 @@ def known(split: Split) -> Array:
 
 
 def test_nothing_is_opened_before_a_plan_comes_to_it(data: Path) -> None:
-    split = opened(data, [f"gone/{i}.jpg {i % 5}" for i in range(3 * AHEAD)])
-    assert len(split.source) == 3 * AHEAD and not len(known(split))
+    split = opened(data, [f"gone/{i}.jpg {i % 5}" for i in range(3 * COMING_ROWS)])
+    assert len(split.source) == 3 * COMING_ROWS and not len(known(split))
     assert (
         split.columns.label.tolist()[:6] == [0, 1, 2, 3, 4, 0]
         and split.columns.rejected == 0
@@ -115,7 +115,7 @@ def test_headers_are_read_a_few_thousand_ahead_in_the_plans_order(data: Path) ->
     shares = np.concatenate([rows[i].ids for i in range(1, 15)])
     np.testing.assert_array_equal(asked[0], first)
     np.testing.assert_array_equal(asked[1], shares[: len(asked[1])])
-    assert AHEAD <= len(asked[1]) < AHEAD + 500
+    assert COMING_ROWS <= len(asked[1]) < COMING_ROWS + 500
     coming = np.concatenate(asked[1::2])
     assert len(coming) == len(set(coming.tolist())), "each is named once"
     np.testing.assert_array_equal(coming[: len(shares)], shares)
