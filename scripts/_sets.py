@@ -190,7 +190,7 @@ def replacing(
     ours = {stamp_name, *inside} if stamp_name in names else set()
     if names - ours or (dest.exists() and not dest.is_dir()):
         raise FileExistsError(
-            f"{dest} holds something else than a demo set; name a new or an empty folder"
+            f"{dest} holds something else than such a set; name a new or an empty folder"
         )
     with whole(dest) as fresh:
         yield fresh

@@ -12,6 +12,7 @@ baseline by hand, in the same run. What follows a bare -- are flags of the suite
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 import sys
 import time
@@ -83,8 +84,10 @@ def data_for(
     `kind` is images (<class>/*), png (these as PNG files), training (train/ and val/ of these), videos,
     patches or textures (which scripts.patch_set and scripts.demo_textures make), or none. Raises UserError.
     """
-    target = folder / f"{kind}-{count}"
     root, said = settings.data, f"the images of {settings.data}"
+    # other images are another set, though a run before has made one below the same --output
+    digest = hashlib.blake2b(str(root).encode(), digest_size=4).hexdigest()
+    target = folder / (f"{kind}-{count}-{digest}" if root else f"{kind}-{count}")
     try:
         if kind == "none":
             return None, "the suite makes what it reads"

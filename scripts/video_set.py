@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import av
 import numpy as np
 
 from scripts import Parser
-from scripts._sets import in_processes, make, rng_of, whole
+from scripts._sets import in_processes, make, replacing, rng_of
 from scripts.demo_set import background
 
 CLASS = "video"
@@ -48,8 +48,10 @@ def write(
     progress: bool = True,
     processes: int | None = None,
 ) -> bool:
-    """Make DEST/train/video/*.mp4; return False when there are so many already. ValueError for what cannot
-    be, FileExistsError for other files."""
+    """Make DEST/train/video/*.mp4; return False when this set is there already.
+
+    Raises ValueError for what cannot be, FileExistsError for other files.
+    """
     kind = kind or Kind()
     dest = dest.resolve()
     sides = kind.height, kind.width
@@ -58,16 +60,13 @@ def write(
             f"needs a video and sides that are multiples of 4, from 16 pixels on: got {count} of "
             f"{kind}"
         )
-    folder = Path("train") / CLASS
-    if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
-        if len(list((dest / folder).glob("*.mp4"))) == count:
+    stamp = {"count": count, **asdict(kind)}
+    with replacing(dest, "video_set.json", stamp, ("train",)) as fresh:
+        if fresh is None:
             return False
-        raise FileExistsError(
-            f"{dest} is there and holds something else than {count} videos; name a new folder"
-        )
-    with whole(dest) as fresh:
-        (fresh / folder).mkdir(parents=True)
-        code = partial(encode, fresh / folder, kind)
+        folder = fresh / "train" / CLASS
+        folder.mkdir(parents=True)
+        code = partial(encode, folder, kind)
         in_processes(
             code,
             range(count),
