@@ -89,9 +89,8 @@ class Files:
                 yield found
             return
         try:
-            file = os.open(
-                path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-            )  # a pipe must not stop the scan
+            # not blocking: a pipe must not stop the scan
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise unreadable(path, error) from None
         try:

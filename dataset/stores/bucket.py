@@ -56,9 +56,8 @@ def _stands_for(url: str, cache: Path) -> Path:
     folder = cache / "remote" / _digest(remote.plain(url))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(
-            folder.with_suffix(".lock")
-        ):  # the ranks of a machine come one by one
+        # the ranks of a machine come one by one
+        with filelock.FileLock(folder.with_suffix(".lock")):
             remote.apart(_copy, (url, folder))
     except OSError as error:
         if error.filename and is_url(os.fsdecode(error.filename)):

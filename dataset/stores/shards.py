@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
 
-from contracts import MAX_PIXELS, Array, Split, UserError
+from contracts import Array, Split, UserError
 from dataset.images.columns import Images
 from dataset.images.scan import open_images
 from dataset.scan import file_tree
@@ -221,9 +221,8 @@ class Entry(NamedTuple):
     offset: int  # of its first byte
     size: int  # bytes
     label: str
-    row: int = (
-        -1
-    )  # its number in the shard, by which it is named where others have its name
+    # its number in the shard, by which it is named where others have its name; -1 where none there may have it
+    row: int = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,8 +310,8 @@ class Walk:
     def rows(self, rejects: Rejects, say: Progress) -> list[Row]:
         """Walk all shards, and return their images in the order of the names. Raises UserError.
 
-        Where an image has no name, or two have the same and other bytes, each is named by its shard, and its
-        row or its own name.
+        Where an image has no name, or two have the same and other bytes or labels, each is named by its shard,
+        and its row or its own name.
         """
         shards = self.shards
         count = len(shards.names)
@@ -346,10 +345,12 @@ class Walk:
         return rows
 
     def _same(self, pair: tuple[Row, Row]) -> bool:
-        """Whether two rows have the same bytes, as where one file was packed twice: then one name will do."""
+        """Whether two rows have the same bytes and label, as where one file was packed twice: one name will do."""
         contents = []
+        first = pair[0][2]
         for _, shard, entry in pair:
-            if entry.row < 0 or entry.size != pair[0][2].size:
+            alike = (entry.size, entry.label) == (first.size, first.label)
+            if entry.row < 0 or not alike:
                 return False
             try:
                 with reading(self.shards.folder), self.shards.opened(shard) as read_at:
@@ -458,7 +459,7 @@ class ShardStore:
 
     - `HOLDS`, what --data must be, in words;
     - `MAPPED`: a walk maps its shard, and is therefore done in a process;
-    - `find(data, split)`, which returns a ShardList or None;
+    - `find(data, split)`, which returns a ShardList or None: such a kind opens files, and reads no shards.txt;
     - `prepare(shards, label_key)`, whose result each walk has as shard.about, and the names of classes as its
       `classes`.
 
@@ -497,6 +498,10 @@ class ShardStore:
             if name.endswith(self.ending) and not name.startswith(".")
         ]
 
+    def _urls(self, data: Path, split: str) -> dict[str, str]:
+        """Return name -> URL of the shards that shards.txt names. Raises UserError."""
+        return {} if hasattr(self.kind, "find") else urls_of(data / split)
+
     def _find(self, data: Path, split: str) -> ShardList | None:
         """Return the shards that are files; None where there are none. Raises UserError and OSError."""
 
@@ -512,7 +517,7 @@ class ShardStore:
         """Return what is not there: shards in a folder of that name; `open` says which of several are."""
         there: object = None
         try:
-            if urls := urls_of(data / split):
+            if urls := self._urls(data, split):
                 # a URL need not end as its file does
                 there = self.ending == ".tar" or any(
                     name.endswith(self.ending) for name in urls
@@ -527,7 +532,7 @@ class ShardStore:
         return "" if there else f"{split}/*{self.ending}"
 
     def _shards(self, data: Path, split: str) -> ShardList:
-        if urls := urls_of(data / split):
+        if urls := self._urls(data, split):
             return ShardList.of_urls(data / split, urls)
         with reading(data / split):
             shards = self._find(data, split)
@@ -559,12 +564,9 @@ class ShardStore:
         split: str,
         *,
         classes: Sequence[str] | None = None,
-        cache: Path,
-        rescan: bool = False,
-        max_pixels: int = MAX_PIXELS,
-        progress: Progress | None = None,
         read_delay_s: float = 0.0,
         labels: str | None = None,
+        **how: Any,
     ) -> Split:
         """Open the images of a split, as dataset.stores.SourceModule says.
 
@@ -590,7 +592,7 @@ class ShardStore:
             listing,
             # another number for another rule of what is a sample; of files their dates tell of a change
             key=[
-                f"{self.name} 3",
+                f"{self.name} 4",
                 split,
                 labels,
                 named,
@@ -603,10 +605,7 @@ class ShardStore:
             listed=lambda: listing.listed,
             # --label-key asks for other labels than those that were packed
             beside=self._beside(real, split, shards) if labels is None else None,
-            cache=cache,
-            rescan=rescan,
-            max_pixels=max_pixels,
-            progress=progress,
+            **how,
         )
         source = self._source(columns, shards, read_delay_s)
         return Split(columns=columns, source=source)
@@ -623,7 +622,8 @@ class ShardStore:
         """
         shards = self._shards(data, split)
         rows = self._walk(shards).rows(Rejects(io.StringIO()), lambda *_: None)
-        place_of = {name: (shard, entry.offset) for name, shard, entry in rows}
+        # by the name that was written: where one file was packed twice any of its places will do
+        place_of = {entry.name: (shard, entry.offset) for _, shard, entry in rows}
         try:
             places = [place_of[columns.entry(sample)] for sample in range(len(columns))]
         except KeyError as error:
