@@ -18,7 +18,7 @@ from PIL import ExifTags, Image
 
 from dataset.images.columns import FORMATS, Header
 from dataset.pairs import entry
-from dataset.scan.byte_ranges import ReadAt
+from dataset.scan.byte_ranges import RangeFile, ReadAt
 from dataset.scan.manifest import Rejected
 
 # bytes read at first; nearly every header ends before
@@ -111,30 +111,6 @@ class _File:
         """Whether this is among the last TAIL bytes."""
         tail = min(TAIL, self.size)
         return mark in self.at(self.size - tail, tail)
-
-
-class _Stream(io.RawIOBase):
-    """The same file for Pillow, which seeks and reads."""
-
-    def __init__(self, file: _File) -> None:
-        self.file = file
-        self.position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self.position = offset + (0, self.position, self.file.size)[whence]
-        return self.position
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        data = self.file.upto(self.position, len(buffer))
-        buffer[: len(data)] = data
-        self.position += len(data)
-        return len(data)
 
 
 def read_header(size: int, read_at: ReadAt) -> Header:
@@ -347,7 +323,7 @@ DEPTH = {"1": 1, "I": 16, "I;16": 16, "I;16B": 16}
 
 
 def _by_pillow(file: _File) -> Header:
-    stream = io.BufferedReader(_Stream(file), HEAD)
+    stream = io.BufferedReader(RangeFile(file.size, file.upto), HEAD)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

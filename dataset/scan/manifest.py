@@ -260,7 +260,7 @@ def newest(home: Path) -> Path | None:
     return max(home.glob("scan-*"), default=None)
 
 
-def sweep(home: Path, keep: Path | None) -> None:
+def sweep(home: Path, keep: Path) -> None:
     """Remove scans that nobody has open, and what interrupted ones left. Only for the holder of the lock."""
     for path in home.iterdir():
         if path == keep or not path.name.startswith(("scan-", "tmp-")):

@@ -21,7 +21,7 @@ from dataset.scan.byte_ranges import Files, ReadAt
 from dataset.scan.cache import Progress
 from dataset.scan.label_sets import taken_apart
 from dataset.scan.lists import TRIED, VERSION, Grammar, Labels, List, class_names
-from dataset.scan.manifest import FILE_LIST, Rejects, is_url
+from dataset.scan.manifest import FILE_LIST, Rejects, file_list, is_url
 from dataset.stores import remote
 from dataset.stores.bucket import base_of
 from dataset.stores.entries import EntrySource
@@ -243,10 +243,7 @@ def _write_file_list(
 
 def _folders(made: Path) -> set[bytes]:
     """Return the folders of the files in made/file_list.*."""
-    paths, offsets, _ = (
-        np.memmap(made / f"file_list.{name}", dtype, "r")
-        for name, dtype in FILE_LIST.items()
-    )
+    paths, offsets, _ = file_list(made)
     found = set[bytes]()
     for first in range(0, len(offsets) - 1, PIECE):
         ends = offsets[first : first + PIECE + 1]

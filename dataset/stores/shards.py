@@ -31,7 +31,7 @@ from contracts import Array, Split, UserError
 from dataset.images.columns import Images
 from dataset.images.scan import open_images
 from dataset.scan import file_tree
-from dataset.scan.byte_ranges import ReadAt, unreadable
+from dataset.scan.byte_ranges import RangeFile, ReadAt, unreadable
 from dataset.scan.cache import Progress, reading
 from dataset.scan.lists import Grammar, Labels, class_names
 from dataset.scan.manifest import Rejected, Rejects, is_url, masked, printable
@@ -241,33 +241,6 @@ class Shard:
         self.rejects.append((name, why))
 
 
-class _Ranges(io.RawIOBase):
-    """An object that is read by ranges, as a file that can be read and sought."""
-
-    def __init__(self, size: int, read_at: ReadAt) -> None:
-        self._size = size
-        self._read_at = read_at
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        begin = (0, self._position, self._size)[whence]
-        self._position = begin + offset
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        length = min(len(buffer), max(self._size - self._position, 0))
-        data = self._read_at(self._position, length)
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
-
-
 Row = tuple[bytes, int, Entry]
 """Name of a sample, number of its shard, where it lies."""
 
@@ -300,7 +273,7 @@ class Walk:
         with shards.opened(number) as read_at:
             shard = Shard(
                 path=path if shards.urls else Path(path),
-                file=io.BufferedReader(_Ranges(size, read_at), window),
+                file=io.BufferedReader(RangeFile(size, read_at), window),
                 size=size,
                 label_key=self.label_key,
                 about=self.about,
@@ -382,6 +355,7 @@ class _Listing:
     """A scan under way: its FileLister, and its images, dataset.scan.byte_ranges.Entries by their number."""
 
     by_index = True
+    grammar = Grammar(expected="a label is the number of a class, or its name")
 
     def __init__(
         self,
@@ -389,9 +363,7 @@ class _Listing:
         source: Callable[..., ShardSource],
         classes: Sequence[str] | None,
         named: Sequence[str] | None,
-        expected: str,
     ) -> None:
-        self.grammar = Grammar(expected=expected)
         self.remote = bool(walk.shards.urls)
         self.listed = False
         self._walk = walk
@@ -579,13 +551,7 @@ class ShardStore:
         named = getattr(walk.about, "classes", None) or class_names(
             folder, real, real / "train"
         )
-        listing = _Listing(
-            walk,
-            self._source,
-            classes,
-            named,
-            "a label is the number of a class, or its name",
-        )
+        listing = _Listing(walk, self._source, classes, named)
         columns = open_images(
             real,
             listing,
