@@ -40,7 +40,7 @@ class Rejected(Exception):
 
 
 class NotWritten(OSError):
-    """A file of a scan under way could not be written: an error of the cache, and of no source."""
+    """Writing a file of a scan under way failed; the data source is fine."""
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ from system import storage
 from system.user_files import open_bytes, read_text
 
 SHARDS = "shards.txt"
-"""In a split's folder: the shards, a URL a line, or a name below the folder that this list lies in."""
+"""The list of shards in a split's folder: a URL a line, or a name below the folder that this list lies in."""
 COPIED = (".csv", ".tsv", ".txt")
 """Endings of files beside the splits, and in them, that are copied."""
 UNLISTED = f"train/{SHARDS} or train.csv says what there is"

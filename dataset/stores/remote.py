@@ -48,7 +48,7 @@ TRY_LATER = (408, 425, 429)
 TOGETHER = 32
 """Requests at once where many heads are asked for."""
 NO_CREDENTIALS = re.compile("Credential|SSO|ProfileNotFound|TokenRetrieval")
-"""In the names of what libraries raise where they find no credentials."""
+"""Part of the names of the errors that libraries raise where they find no credentials."""
 TAGS = ("ETag", "etag", "Last-Modified", "LastModified", "updated", "mtime")
 
 
