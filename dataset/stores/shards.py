@@ -34,7 +34,14 @@ from dataset.scan import file_tree
 from dataset.scan.byte_ranges import RangeFile, ReadAt, unreadable
 from dataset.scan.cache import Progress, reading
 from dataset.scan.lists import Grammar, Labels, class_names
-from dataset.scan.manifest import Rejected, Rejects, is_url, masked, printable
+from dataset.scan.manifest import (
+    Rejected,
+    Rejects,
+    is_url,
+    masked,
+    printable,
+    writing,
+)
 from dataset.scan.packed_columns import Beside, Look
 from dataset.stores import bucket, remote
 from dataset.stores.entries import EntrySource
@@ -379,13 +386,9 @@ class _Listing:
         """Return what rejected.txt calls an entry, or a class."""
         return index if isinstance(index, bytes) else self._images.shown(index)
 
-    def place(self, line: int) -> str:
-        """Return where a sample lies, for dataset.scan.lists.Labels: a line is a sample."""
-        return printable(self.shown(line))
-
     def wrong(self, line: int, what: str) -> UserError:
-        """Return the error of a sample."""
-        return UserError(f"--data: {self.place(line)} {what}")
+        """Return the error of a sample, for dataset.scan.lists.Labels: a line is a sample."""
+        return UserError(f"--data: {printable(self.shown(line))} {what}")
 
     def remember(self, visits: list[file_tree.Visit], names: Sequence[bytes]) -> None:
         """Add what shows a change of shards."""
@@ -403,8 +406,9 @@ class _Listing:
             "shard": np.array([shard for _, shard, _ in rows], np.int32),
             "offset": np.array([entry.offset for *_, entry in rows], np.int64),
         }
-        for name, values in columns.items():
-            np.save(made / f"file_list.{name}.npy", values)
+        with writing():
+            for name, values in columns.items():
+                np.save(made / f"file_list.{name}.npy", values)
         sizes = [entry.size for *_, entry in rows]
         self._images = self._source(
             SimpleNamespace(entry=names.__getitem__, size=sizes, **columns),
