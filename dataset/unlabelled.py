@@ -63,7 +63,7 @@ def open_unlabelled(
     cache = Path(os.path.realpath(cache_folder(settings.manifest_dir)))
     digest = hashlib.blake2b(os.fsencode(os.path.realpath(named)), digest_size=8)
     made = cache / "predicted" / digest.hexdigest()
-    _write_list(made / "all.tsv", paths)
+    _write_list(made / "all.tsv", paths, flag)
     how: dict[str, Any] = {
         "cache": cache,
         "progress": progress,
@@ -107,8 +107,9 @@ def open_unlabelled(
 def _files(
     named: Path, content: str, flag: str
 ) -> tuple[list[str], list[bytes], dict[str, str]]:
-    """Return the files' names as the user writes them, their absolute paths, and why what lies in a folder is
-    no file: printable path -> reason. Raises UserError.
+    """Return the files' names as the user writes them, and their absolute paths.
+
+    Also return why what lies in a folder is no file: printable path -> reason. Raises UserError.
     """
     refused: dict[str, str] = {}
     media = (mimetypes.guess_type(named.name)[0] or "").partition("/")[0]
@@ -166,7 +167,7 @@ def _listed(path: Path, flag: str) -> Iterator[str]:
             yield name
 
 
-def _write_list(path: Path, paths: list[bytes]) -> None:
+def _write_list(path: Path, paths: list[bytes], flag: str) -> None:
     """Write a list of these files, with one label; what is there already stays, with its date."""
     text = io.StringIO(newline="")
     rows = csv.writer(text, delimiter="\t", quoting=csv.QUOTE_ALL)
@@ -175,6 +176,6 @@ def _write_list(path: Path, paths: list[bytes]) -> None:
         write(path, text.getvalue().encode("utf-8", "surrogateescape"))
     except OSError as error:
         raise UserError(
-            f"--predict: the list of files cannot be written to {path.parent}: {error.strerror}; choose another "
+            f"{flag}: the list of files cannot be written to {path.parent}: {error.strerror}; choose another "
             "folder with --manifest-dir"
         ) from None

@@ -192,7 +192,7 @@ class Category(NamedTuple):
 
 
 def id_of(entry: Any) -> str:
-    """How a message names an entry, whatever it is."""
+    """Return what messages call an entry, whatever it is."""
     if isinstance(entry, dict) and "id" in entry:
         return repr(entry["id"])[:40]
     return "without an id"

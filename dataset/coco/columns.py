@@ -39,9 +39,7 @@ WORD_ENDS = re.compile(
     r"[\W_]+|(?<=[a-z])(?=[A-Z\d])|(?<=\d)(?=[A-Za-z])|(?<=[A-Z])(?=[A-Z][a-z]|\d)"
 )
 """Between the words of a keypoint's name: left_eye, left-eye, left eye, leftEye, eye1L."""
-ANNOTATED: dict[
-    str, np.dtype[Any]
-] = {  # what the annotation file says, beside the paths
+ANNOTATED: dict[str, np.dtype[Any]] = {
     "image_id": np.dtype("i8"),
     "annotation_offsets": np.dtype("i8"),
     "annotation_id": np.dtype("i8"),
@@ -59,6 +57,7 @@ ANNOTATED: dict[
     "category_ids": np.dtype("i8"),
     "keypoint_mirror": np.dtype("i8"),
 }
+"""Columns of what the annotation file says, beside the paths."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -122,9 +121,8 @@ class Instances(Pictures):
     # By category, [C], and by keypoint, [K].
     category_ids: Array  # int64, ascending
     keypoint_mirror: Array  # int64, which keypoint each becomes when the image is mirrored left to right
-    keypoint_name: (
-        Array  # uint32, CRC-32 of each keypoint's name: two splits must have the same
-    )
+    # uint32, CRC-32 of each keypoint's name: two splits must have the same
+    keypoint_name: Array
 
     # int64 [C], class numbers of others' classes; see `numbered`
     numbers: Array | None = None

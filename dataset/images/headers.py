@@ -12,12 +12,13 @@ import re
 import struct
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 from PIL import ExifTags, Image
 
 from dataset.images.columns import FORMATS, Header
 from dataset.pairs import entry
-from dataset.scan.byte_ranges import ReadAt
+from dataset.scan.byte_ranges import RangeFile, ReadAt
 from dataset.scan.manifest import Rejected
 
 # bytes read at first; nearly every header ends before
@@ -93,34 +94,23 @@ class _File:
             raise Rejected("header has too many parts")
         return self.read_at(offset, end - offset) if offset < end else b""
 
+    def header(
+        self,
+        format: str,
+        height: int,
+        width: int,
+        depth: int,
+        components: int,
+        **more: Any,
+    ) -> Header:
+        """Return what was read of this file, which is of one of FORMATS; `more` are other fields."""
+        number = FORMATS.index(format)
+        return Header(self.size, height, width, number, depth, components, **more)
+
     def ends_with(self, mark: bytes) -> bool:
         """Whether this is among the last TAIL bytes."""
         tail = min(TAIL, self.size)
         return mark in self.at(self.size - tail, tail)
-
-
-class _Stream(io.RawIOBase):
-    """The same file for Pillow, which seeks and reads."""
-
-    def __init__(self, file: _File) -> None:
-        self.file = file
-        self.position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self.position = offset + (0, self.position, self.file.size)[whence]
-        return self.position
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        data = self.file.upto(self.position, len(buffer))
-        buffer[: len(data)] = data
-        self.position += len(data)
-        return len(data)
 
 
 def read_header(size: int, read_at: ReadAt) -> Header:
@@ -206,13 +196,12 @@ def _jpeg(file: _File) -> Header:
     rgb = components == 3 and not jfif
     rgb &= adobe == 0 if adobe is not None else names == b"RGB"
     whole = orderly and _to_pixels(file, at + length) and file.ends_with(b"\xff\xd9")
-    return Header(
-        size=file.size,
-        height=height,
-        width=width,
-        format=FORMATS.index("jpeg"),
-        depth=depth,
-        components=components,
+    return file.header(
+        "jpeg",
+        height,
+        width,
+        depth,
+        components,
         orientation=orientation,
         rgb=rgb,
         whole=whole,
@@ -262,15 +251,9 @@ def _png(file: _File) -> Header:
             orientation = _orientation(file.upto(at + 8, min(length, EXIF_BYTES)))
         # its length, kind and CRC are not counted in
         at += 12 + length
-    return Header(
-        size=file.size,
-        height=height,
-        width=width,
-        format=FORMATS.index("png"),
-        depth=depth,
-        components=components,
-        orientation=orientation,
-        whole=file.at(8, 4) == b"\0\0\0\r" and _to_end(file, at),
+    whole = file.at(8, 4) == b"\0\0\0\r" and _to_end(file, at)
+    return file.header(
+        "png", height, width, depth, components, orientation=orientation, whole=whole
     )
 
 
@@ -317,15 +300,7 @@ def _webp(file: _File) -> Header:
             at += 8 + length + length % 2
     else:
         raise Rejected("header is damaged")
-    return Header(
-        size=file.size,
-        height=height,
-        width=width,
-        format=FORMATS.index("webp"),
-        depth=8,
-        components=3 + alpha,
-        orientation=orientation,
-    )
+    return file.header("webp", height, width, 8, 3 + alpha, orientation=orientation)
 
 
 def _orientation(exif: bytes) -> int:
@@ -343,12 +318,12 @@ def _orientation(exif: bytes) -> int:
 
 
 COMPONENTS = {"LA": 2, "PA": 2, "RGB": 3, "RGBA": 4, "RGBX": 4, "CMYK": 4, "LAB": 3}
-"""Of Pillow's modes; of the others it is one."""
+"""Components of Pillow's modes; all other modes have one."""
 DEPTH = {"1": 1, "I": 16, "I;16": 16, "I;16B": 16}
 
 
 def _by_pillow(file: _File) -> Header:
-    stream = io.BufferedReader(_Stream(file), HEAD)
+    stream = io.BufferedReader(RangeFile(file.size, file.upto), HEAD)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -377,27 +352,20 @@ def _of_pillow(file: _File, image: Image.Image) -> Header:
             f"has {depth} bits a component, which say no range; save it with 8 or 16 bits"
         )
     orientation = tags.get(ExifTags.Base.Orientation, 0)
-    return Header(
-        size=file.size,
-        height=image.height,
-        width=image.width,
-        format=FORMATS.index(str(image.format).lower()),
-        depth=depth,
-        components=COMPONENTS.get(image.mode, 1),
+    return file.header(
+        str(image.format).lower(),
+        image.height,
+        image.width,
+        depth,
+        COMPONENTS.get(image.mode, 1),
         orientation=orientation if orientation in range(1, 9) else 0,
     )
 
 
 def _pair(file: _File) -> Header:
     pair = entry.parse(file.head)
-    return Header(
-        size=file.size,
-        height=pair.height * pair.scale,
-        width=pair.width * pair.scale,
-        format=FORMATS.index("pair"),
-        depth=8,
-        components=3,
-    )
+    scale = pair.scale
+    return file.header("pair", pair.height * scale, pair.width * scale, 8, 3)
 
 
 _READERS: dict[str, tuple[re.Pattern[bytes], Callable[[_File], Header]]] = {

@@ -6,12 +6,13 @@ code.
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from dataset.scan import file_tree, spelling
 from dataset.scan.manifest import BROKEN_LINK, Rejected, is_url
@@ -20,6 +21,33 @@ from system import storage
 
 ReadAt = Callable[[int, int], bytes]
 """(offset, length) -> that many bytes of an entry, or fewer where it ends before."""
+
+
+class RangeFile(io.RawIOBase):
+    """An entry that is read by ranges, as a file that can be read and sought."""
+
+    def __init__(self, size: int, read_at: ReadAt) -> None:
+        self._size = size
+        self._read_at = read_at
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        begin = (0, self._position, self._size)[whence]
+        self._position = begin + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        length = min(len(buffer), max(self._size - self._position, 0))
+        data = self._read_at(self._position, length)
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
 
 
 class Entries(Protocol):
@@ -89,9 +117,8 @@ class Files:
                 yield found
             return
         try:
-            file = os.open(
-                path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-            )  # a pipe must not stop the scan
+            # not blocking: a pipe must not stop the scan
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise unreadable(path, error) from None
         try:

@@ -10,6 +10,7 @@ the scans of images, of videos and of COCO's files.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import mimetypes
@@ -87,6 +88,9 @@ def remembered(
             path = os.fsencode(path)
             if not path.startswith(os.fsencode(home)):
                 raise storage.end_scan(error, manifest.printable(path)) from error
+        # another folder would not help
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise storage.fault(error, str(home), storage.SCAN_AGAIN) from error
         raise UserError(
             f"the manifest cannot be written to {cache}: {error.strerror or error}; "
             "choose another folder with --manifest-dir"

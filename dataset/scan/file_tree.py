@@ -325,53 +325,64 @@ def walk(
     above: Sequence[tuple[int, int]],
     visits: list[Visit],
     reject: Reject,
-    linked: set[tuple[int, int]] | None = None,
 ) -> Iterator[list[bytes]]:
     """Yield the files below root/folder, relative to root, in the order of their bytes, a piece at a time.
 
-    Follows links, but not to a folder that the link lies in, or a second time to the same one (`linked`),
-    since links that lead to links would be followed for ever; `above` are those above root/folder. Hidden
-    files and folders are passed over. What is no file, and folders that are gone by now, go to `reject`;
-    every folder seen is added to `visits`. Raises StorageFault for a folder that may not be listed.
+    Follows links, but not to a folder that the link lies in, or a second time to the same one, since links
+    that lead to links would be followed for ever; `above` are those above root/folder. Hidden files and
+    folders are passed over. What is no file, and folders that are gone by now, go to `reject`; every folder
+    seen is added to `visits`. Raises StorageFault for a folder that may not be listed.
     """
-    linked = set() if linked is None else linked
-    path = os.path.join(root, folder)
-    try:
-        seen, identity = visit(root, folder)
-        if identity in above:
-            reject(path, "link to a folder that it lies in")
+    inside = [*above]
+    entered: list[Iterator[bytes]] = []
+    linked = set[tuple[int, int]]()
+
+    def enter(folder: bytes) -> None:
+        """List a folder, whose names then come next, or give it to `reject`."""
+        path = os.path.join(root, folder)
+        try:
+            seen, identity = visit(root, folder)
+            if identity in inside:
+                reject(path, "link to a folder that it lies in")
+                return
+            if os.path.islink(path):
+                if _is_of_the_system(root, path):
+                    reject(path, SYSTEM)
+                    return
+                if identity in linked:
+                    reject(path, "link to a folder that another link has led to")
+                    return
+                linked.add(identity)
+            visits.append(seen)
+            settle(seen[1])
+            names, others = _asked(partial(_names_in, path), path)
+        except OSError as error:
+            if storage.lost(error, folder=True):
+                raise storage.end_scan(error, printable(path)) from None
+            reject(path, f"folder cannot be listed: {error.strerror}")
             return
-        if os.path.islink(path):
-            if _is_of_the_system(root, path):
-                reject(path, SYSTEM)
-                return
-            if identity in linked:
-                reject(path, "link to a folder that another link has led to")
-                return
-            linked.add(identity)
-        visits.append(seen)
-        settle(seen[1])
-        names, others = _asked(partial(_names_in, path), path)
-    except OSError as error:
-        if storage.lost(error, folder=True):
-            raise storage.end_scan(error, printable(path)) from None
-        reject(path, f"folder cannot be listed: {error.strerror}")
-        return
-    for other, why in others:
-        reject(other, why)
+        for other, why in others:
+            reject(other, why)
+        inside.append(identity)
+        entered.append(os.path.join(folder, name) for name in names)
+
+    # a stack and no recursion: folders lie in one another as deep as a path is long
+    enter(folder)
     files: list[bytes] = []
-    for name in names:
-        below = os.path.join(folder, name)
-        is_dir = name.endswith(b"/")
-        if not is_dir:
-            files.append(below)
-        if files and (is_dir or len(files) == PIECE):
-            yield files
-            files = []
-        if is_dir:
-            yield from walk(
-                root, below[:-1], [*above, identity], visits, reject, linked
-            )
+    while entered:
+        for name in entered[-1]:
+            is_dir = name.endswith(b"/")
+            if not is_dir:
+                files.append(name)
+            if files and (is_dir or len(files) == PIECE):
+                yield files
+                files = []
+            if is_dir:
+                enter(name[:-1])
+                break
+        else:
+            entered.pop()
+            inside.pop()
     if files:
         yield files
 

@@ -104,11 +104,9 @@ class List:
         Raises UserError for a line that has other fields.
         """
         for number, fields in islice(self.records(), skip, None):
-            # few have not: there may be millions of lines
-            if len(fields) != 2:
-                # spreadsheets fill up lines with empty fields
-                while len(fields) > 2 and not fields[-1]:
-                    fields.pop()
+            # spreadsheets fill up lines with empty fields
+            while len(fields) > 2 and not fields[-1]:
+                fields.pop()
             filled = fields[0] if self.grammar.sets else all(fields)
             right = len(fields) == 2 or (self.grammar.segments and _has_segment(fields))
             if not (right and filled) or "\0" in fields[0]:

@@ -40,7 +40,7 @@ class Rejected(Exception):
 
 
 class NotWritten(OSError):
-    """A file of a scan under way could not be written: an error of the cache, and of no source."""
+    """Writing a file of a scan under way failed; the data source is fine."""
 
 
 @contextlib.contextmanager
@@ -260,7 +260,7 @@ def newest(home: Path) -> Path | None:
     return max(home.glob("scan-*"), default=None)
 
 
-def sweep(home: Path, keep: Path | None) -> None:
+def sweep(home: Path, keep: Path) -> None:
     """Remove scans that nobody has open, and what interrupted ones left. Only for the holder of the lock."""
     for path in home.iterdir():
         if path == keep or not path.name.startswith(("scan-", "tmp-")):

@@ -32,7 +32,7 @@ from system import storage
 from system.user_files import open_bytes, read_text
 
 SHARDS = "shards.txt"
-"""In a split's folder: the shards, a URL a line, or a name below the folder that this list lies in."""
+"""The list of shards in a split's folder: a URL a line, or a name below the folder that this list lies in."""
 COPIED = (".csv", ".tsv", ".txt")
 """Endings of files beside the splits, and in them, that are copied."""
 UNLISTED = f"train/{SHARDS} or train.csv says what there is"
@@ -56,9 +56,8 @@ def _stands_for(url: str, cache: Path) -> Path:
     folder = cache / "remote" / _digest(remote.plain(url))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(
-            folder.with_suffix(".lock")
-        ):  # the ranks of a machine come one by one
+        # the ranks of a machine come one by one
+        with filelock.FileLock(folder.with_suffix(".lock")):
             remote.apart(_copy, (url, folder))
     except OSError as error:
         if error.filename and is_url(os.fsdecode(error.filename)):

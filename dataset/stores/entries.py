@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -14,8 +15,8 @@ from dataset.stores.disk_cache import Kept
 from dataset.stores.folder import MEND, require_size
 
 
-class EntrySource:
-    """A contracts.Source of entries. A subclass has `open_entry` and `shown`, and `version` where it is remote.
+class EntrySource(ABC):
+    """A contracts.Source of entries; one that is remote has `version` too.
 
     It is pickled into worker processes, and opens nothing before it reads.
     """
@@ -37,13 +38,13 @@ class EntrySource:
     def __len__(self) -> int:
         return len(self.columns)
 
+    @abstractmethod
     def open_entry(self, sample: int) -> AbstractContextManager[tuple[int, ReadAt]]:
         """Open an entry: its size, and what reads a range. Raises Rejected, UserError and OSError."""
-        raise NotImplementedError
 
+    @abstractmethod
     def shown(self, sample: int) -> bytes:
         """Return where an entry lies, and its name."""
-        raise NotImplementedError
 
     def version(self, sample: int) -> bytes:
         """Return a key of the cache that other bytes do not have."""

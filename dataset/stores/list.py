@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -16,11 +17,11 @@ from contracts import Array, Split, UserError
 from dataset.images.columns import Unread
 from dataset.images.scan import open_images
 from dataset.scan import file_tree, lists
-from dataset.scan.byte_ranges import Files
+from dataset.scan.byte_ranges import Files, ReadAt
 from dataset.scan.cache import Progress
 from dataset.scan.label_sets import taken_apart
 from dataset.scan.lists import TRIED, VERSION, Grammar, Labels, List, class_names
-from dataset.scan.manifest import FILE_LIST, Rejects, is_url
+from dataset.scan.manifest import FILE_LIST, Rejects, file_list, is_url
 from dataset.stores import remote
 from dataset.stores.bucket import base_of
 from dataset.stores.entries import EntrySource
@@ -66,6 +67,10 @@ class ListedUrls(EntrySource):
     def shown(self, sample: int) -> bytes:
         """Return the sample's URL, or the path of its file."""
         return Files(self.columns.root).shown(self.columns.entry(sample))
+
+    def open_entry(self, sample: int) -> AbstractContextManager[tuple[int, ReadAt]]:
+        """Open the sample's object, or its file."""
+        return Files(self.columns.root).opened(self.columns.entry(sample))
 
     def version(self, sample: int) -> bytes:
         """Return the URL, with size and tag of the object that was scanned."""
@@ -238,10 +243,7 @@ def _write_file_list(
 
 def _folders(made: Path) -> set[bytes]:
     """Return the folders of the files in made/file_list.*."""
-    paths, offsets, _ = (
-        np.memmap(made / f"file_list.{name}", dtype, "r")
-        for name, dtype in FILE_LIST.items()
-    )
+    paths, offsets, _ = file_list(made)
     found = set[bytes]()
     for first in range(0, len(offsets) - 1, PIECE):
         ends = offsets[first : first + PIECE + 1]

@@ -48,7 +48,7 @@ TRY_LATER = (408, 425, 429)
 TOGETHER = 32
 """Requests at once where many heads are asked for."""
 NO_CREDENTIALS = re.compile("Credential|SSO|ProfileNotFound|TokenRetrieval")
-"""In the names of what libraries raise where they find no credentials."""
+"""Part of the names of the errors that libraries raise where they find no credentials."""
 TAGS = ("ETag", "etag", "Last-Modified", "LastModified", "updated", "mtime")
 
 
@@ -246,9 +246,8 @@ def whole(url: str, size: int) -> bytes:
     """Return an object of that size. Raises OSError, also where it has another one."""
 
     def action(system: Any) -> bytes:
-        data: bytes = system.cat_file(
-            url, start=0, end=size + 1
-        )  # one more: one that grew shows itself
+        # one byte more: an object that grew shows itself
+        data: bytes = system.cat_file(url, start=0, end=size + 1)
         if len(data) != size:
             raise _Short(f"{len(data):,} bytes came, the manifest says {size:,}")
         return data

@@ -27,14 +27,21 @@ from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
 
-from contracts import MAX_PIXELS, Array, Split, UserError
+from contracts import Array, Split, UserError
 from dataset.images.columns import Images
 from dataset.images.scan import open_images
 from dataset.scan import file_tree
-from dataset.scan.byte_ranges import ReadAt, unreadable
+from dataset.scan.byte_ranges import RangeFile, ReadAt, unreadable
 from dataset.scan.cache import Progress, reading
 from dataset.scan.lists import Grammar, Labels, class_names
-from dataset.scan.manifest import Rejected, Rejects, is_url, masked, printable
+from dataset.scan.manifest import (
+    Rejected,
+    Rejects,
+    is_url,
+    masked,
+    printable,
+    writing,
+)
 from dataset.scan.packed_columns import Beside, Look
 from dataset.stores import bucket, remote
 from dataset.stores.entries import EntrySource
@@ -221,9 +228,8 @@ class Entry(NamedTuple):
     offset: int  # of its first byte
     size: int  # bytes
     label: str
-    row: int = (
-        -1
-    )  # its number in the shard, by which it is named where others have its name
+    # its number in the shard, by which it is named where others have its name; -1 where none there may have it
+    row: int = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,33 +246,6 @@ class Shard:
     def reject(self, name: bytes, why: str) -> None:
         """Name what is no sample in rejected.txt."""
         self.rejects.append((name, why))
-
-
-class _Ranges(io.RawIOBase):
-    """An object that is read by ranges, as a file that can be read and sought."""
-
-    def __init__(self, size: int, read_at: ReadAt) -> None:
-        self._size = size
-        self._read_at = read_at
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        begin = (0, self._position, self._size)[whence]
-        self._position = begin + offset
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        length = min(len(buffer), max(self._size - self._position, 0))
-        data = self._read_at(self._position, length)
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
 
 
 Row = tuple[bytes, int, Entry]
@@ -301,7 +280,7 @@ class Walk:
         with shards.opened(number) as read_at:
             shard = Shard(
                 path=path if shards.urls else Path(path),
-                file=io.BufferedReader(_Ranges(size, read_at), window),
+                file=io.BufferedReader(RangeFile(size, read_at), window),
                 size=size,
                 label_key=self.label_key,
                 about=self.about,
@@ -311,8 +290,8 @@ class Walk:
     def rows(self, rejects: Rejects, say: Progress) -> list[Row]:
         """Walk all shards, and return their images in the order of the names. Raises UserError.
 
-        Where an image has no name, or two have the same and other bytes, each is named by its shard, and its
-        row or its own name.
+        Where an image has no name, or two have the same and other bytes or labels, each is named by its shard,
+        and its row or its own name.
         """
         shards = self.shards
         count = len(shards.names)
@@ -346,10 +325,12 @@ class Walk:
         return rows
 
     def _same(self, pair: tuple[Row, Row]) -> bool:
-        """Whether two rows have the same bytes, as where one file was packed twice: then one name will do."""
+        """Whether two rows have the same bytes and label, as where one file was packed twice: one name will do."""
         contents = []
+        first = pair[0][2]
         for _, shard, entry in pair:
-            if entry.row < 0 or entry.size != pair[0][2].size:
+            alike = (entry.size, entry.label) == (first.size, first.label)
+            if entry.row < 0 or not alike:
                 return False
             try:
                 with reading(self.shards.folder), self.shards.opened(shard) as read_at:
@@ -381,6 +362,7 @@ class _Listing:
     """A scan under way: its FileLister, and its images, dataset.scan.byte_ranges.Entries by their number."""
 
     by_index = True
+    grammar = Grammar(expected="a label is the number of a class, or its name")
 
     def __init__(
         self,
@@ -388,9 +370,7 @@ class _Listing:
         source: Callable[..., ShardSource],
         classes: Sequence[str] | None,
         named: Sequence[str] | None,
-        expected: str,
     ) -> None:
-        self.grammar = Grammar(expected=expected)
         self.remote = bool(walk.shards.urls)
         self.listed = False
         self._walk = walk
@@ -406,13 +386,9 @@ class _Listing:
         """Return what rejected.txt calls an entry, or a class."""
         return index if isinstance(index, bytes) else self._images.shown(index)
 
-    def place(self, line: int) -> str:
-        """Return where a sample lies, for dataset.scan.lists.Labels: a line is a sample."""
-        return printable(self.shown(line))
-
     def wrong(self, line: int, what: str) -> UserError:
-        """Return the error of a sample."""
-        return UserError(f"--data: {self.place(line)} {what}")
+        """Return the error of a sample, for dataset.scan.lists.Labels: a line is a sample."""
+        return UserError(f"--data: {printable(self.shown(line))} {what}")
 
     def remember(self, visits: list[file_tree.Visit], names: Sequence[bytes]) -> None:
         """Add what shows a change of shards."""
@@ -430,8 +406,9 @@ class _Listing:
             "shard": np.array([shard for _, shard, _ in rows], np.int32),
             "offset": np.array([entry.offset for *_, entry in rows], np.int64),
         }
-        for name, values in columns.items():
-            np.save(made / f"file_list.{name}.npy", values)
+        with writing():
+            for name, values in columns.items():
+                np.save(made / f"file_list.{name}.npy", values)
         sizes = [entry.size for *_, entry in rows]
         self._images = self._source(
             SimpleNamespace(entry=names.__getitem__, size=sizes, **columns),
@@ -458,7 +435,7 @@ class ShardStore:
 
     - `HOLDS`, what --data must be, in words;
     - `MAPPED`: a walk maps its shard, and is therefore done in a process;
-    - `find(data, split)`, which returns a ShardList or None;
+    - `find(data, split)`, which returns a ShardList or None: such a kind opens files, and reads no shards.txt;
     - `prepare(shards, label_key)`, whose result each walk has as shard.about, and the names of classes as its
       `classes`.
 
@@ -497,6 +474,10 @@ class ShardStore:
             if name.endswith(self.ending) and not name.startswith(".")
         ]
 
+    def _urls(self, data: Path, split: str) -> dict[str, str]:
+        """Return name -> URL of the shards that shards.txt names. Raises UserError."""
+        return {} if hasattr(self.kind, "find") else urls_of(data / split)
+
     def _find(self, data: Path, split: str) -> ShardList | None:
         """Return the shards that are files; None where there are none. Raises UserError and OSError."""
 
@@ -512,7 +493,7 @@ class ShardStore:
         """Return what is not there: shards in a folder of that name; `open` says which of several are."""
         there: object = None
         try:
-            if urls := urls_of(data / split):
+            if urls := self._urls(data, split):
                 # a URL need not end as its file does
                 there = self.ending == ".tar" or any(
                     name.endswith(self.ending) for name in urls
@@ -527,7 +508,7 @@ class ShardStore:
         return "" if there else f"{split}/*{self.ending}"
 
     def _shards(self, data: Path, split: str) -> ShardList:
-        if urls := urls_of(data / split):
+        if urls := self._urls(data, split):
             return ShardList.of_urls(data / split, urls)
         with reading(data / split):
             shards = self._find(data, split)
@@ -559,12 +540,9 @@ class ShardStore:
         split: str,
         *,
         classes: Sequence[str] | None = None,
-        cache: Path,
-        rescan: bool = False,
-        max_pixels: int = MAX_PIXELS,
-        progress: Progress | None = None,
         read_delay_s: float = 0.0,
         labels: str | None = None,
+        **how: Any,
     ) -> Split:
         """Open the images of a split, as dataset.stores.SourceModule says.
 
@@ -577,20 +555,14 @@ class ShardStore:
         named = getattr(walk.about, "classes", None) or class_names(
             folder, real, real / "train"
         )
-        listing = _Listing(
-            walk,
-            self._source,
-            classes,
-            named,
-            "a label is the number of a class, or its name",
-        )
+        listing = _Listing(walk, self._source, classes, named)
         columns = open_images(
             real,
             listing,
             listing,
             # another number for another rule of what is a sample; of files their dates tell of a change
             key=[
-                f"{self.name} 3",
+                f"{self.name} 4",
                 split,
                 labels,
                 named,
@@ -603,10 +575,7 @@ class ShardStore:
             listed=lambda: listing.listed,
             # --label-key asks for other labels than those that were packed
             beside=self._beside(real, split, shards) if labels is None else None,
-            cache=cache,
-            rescan=rescan,
-            max_pixels=max_pixels,
-            progress=progress,
+            **how,
         )
         source = self._source(columns, shards, read_delay_s)
         return Split(columns=columns, source=source)
@@ -623,7 +592,8 @@ class ShardStore:
         """
         shards = self._shards(data, split)
         rows = self._walk(shards).rows(Rejects(io.StringIO()), lambda *_: None)
-        place_of = {name: (shard, entry.offset) for name, shard, entry in rows}
+        # by the name that was written: where one file was packed twice any of its places will do
+        place_of = {entry.name: (shard, entry.offset) for _, shard, entry in rows}
         try:
             places = [place_of[columns.entry(sample)] for sample in range(len(columns))]
         except KeyError as error:

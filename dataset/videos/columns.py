@@ -30,20 +30,21 @@ CODECS = (
     "mjpeg",
     "other",
 )
-PIXELS = (  # the column `pixels`, FFmpeg's names
-    *(
-        "yuv420p",
-        "yuvj420p",
-        "yuv422p",
-        "yuvj422p",
-        "yuv444p",
-        "yuvj444p",
-        "yuv420p10le",
-        "yuv422p10le",
-        "yuv444p10le",
-        "yuv420p12le",
-    ),
-    *("gray", "gbrp", "other"),
+# the column `pixels`, FFmpeg's names
+PIXELS = (
+    "yuv420p",
+    "yuvj420p",
+    "yuv422p",
+    "yuvj422p",
+    "yuv444p",
+    "yuvj444p",
+    "yuv420p10le",
+    "yuv422p10le",
+    "yuv444p10le",
+    "yuv420p12le",
+    "gray",
+    "gbrp",
+    "other",
 )
 
 FULL_RANGE = 2
@@ -76,10 +77,8 @@ class Flags(IntFlag):
 RECORD = np.dtype(
     [
         ("size", "i8"),  # bytes of the file
-        (
-            "stream",
-            "i4",
-        ),  # index among all streams of the file: FFmpeg's best video stream
+        # index among all streams of the file: FFmpeg's best video stream
+        ("stream", "i4"),
         ("codec", "u1"),
         ("container", "u1"),
         ("pixels", "u1"),
@@ -87,10 +86,8 @@ RECORD = np.dtype(
         # from RGB to YUV: number in ITU-T H.273, as the frames have it; 2 where nothing says
         ("matrix", "u1"),
         ("full_range", "?"),  # whether luma goes from 0 to 255
-        (
-            "height",
-            "i4",
-        ),  # as displayed: after rotation; the pixels' aspect ratio is ignored
+        # as displayed: after rotation; the pixels' aspect ratio is ignored
+        ("height", "i4"),
         ("width", "i4"),
         # 0, 90, 180, 270 degrees counter-clockwise: np.rot90(decoded, rotation // 90) is what is displayed
         ("rotation", "i2"),

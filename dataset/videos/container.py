@@ -69,7 +69,7 @@ SEGMENT = 0x18538067
 
 
 def declared_bytes(head: bytes) -> int | None:
-    """How long a file is that begins so, at least; None = its container does not say.
+    """Return how many bytes a file that begins so has at least; None: its container does not say.
 
     FFmpeg plays a Matroska or AVI file that was cut short up to where it ends, without a word. Matroska: RFC
     9559, of the elements of RFC 8794. AVI: a RIFF chunk, whose length some writers take for the file's. A

@@ -16,6 +16,7 @@ import pytest
 from contracts import Split
 from dataset.open import open_split, open_splits
 from dataset.stores import arrow as source
+from dataset.stores import source_named
 from settings.config import build
 from tests.conformance import scenes
 from tests.conformance.sources import Row, write_arrow
@@ -87,6 +88,17 @@ def test_what_save_to_disk_leaves(tmp_path: Path) -> None:
         assert said in refused(lambda: opened(data))
 
 
+def test_urls_are_not_its(tmp_path: Path) -> None:
+    """Files are opened by their paths: a list of URLs is none, and does not hide the files beside it."""
+    data = tmp_path / "data"
+    (data / "train").mkdir(parents=True)
+    (data / "train/shards.txt").write_text("https://nowhere/0.arrow\n")
+    assert source_named("arrow").missing(data, "train") == "train/*.arrow"
+    assert "files and no URLs" in refused(lambda: opened(data))
+    shard(tmp_path)
+    assert len(opened(data).columns) == 3
+
+
 def test_what_the_cache_leaves(tmp_path: Path) -> None:
     """Both splits in one folder, features beside them; test is val where there is no validation."""
     data = tmp_path / "data"
@@ -112,7 +124,7 @@ def test_what_the_cache_leaves(tmp_path: Path) -> None:
 
 
 def test_rows_are_named_where_paths_do_not_tell_them_apart(tmp_path: Path) -> None:
-    """One name with the same bytes is one file, a sample a row."""
+    """One name with the same bytes and label is one file, a sample a row."""
     data = tmp_path / "data"
     rows: list[Row] = [
         (ONE, "a.jpg", 1),
@@ -133,11 +145,16 @@ def test_rows_are_named_where_paths_do_not_tell_them_apart(tmp_path: Path) -> No
         "0.arrow:row 4\tno label in the column label",
     ]
     assert split.source.name(2).endswith("/train/0.arrow:000000003")
-    shard(tmp_path, [(ONE, "a.jpg", 1), (TWO, "b.jpg", 0), (ONE, "a.jpg", 0)])
+    shard(tmp_path, [(ONE, "a.jpg", 1), (TWO, "b.jpg", 0), (ONE, "a.jpg", 1)])
     columns = opened(data).columns
     assert [
         (columns.entry(row), columns.classes[columns.label[row]]) for row in range(3)
-    ] == [(b"a.jpg", "ant"), (b"a.jpg", "cat"), (b"b.jpg", "cat")]
+    ] == [(b"a.jpg", "ant"), (b"a.jpg", "ant"), (b"b.jpg", "cat")]
+    shard(tmp_path, [(ONE, "a.jpg", 1), (ONE, "a.jpg", 0)])
+    assert samples(opened(data)) == {
+        "0.arrow/000000000": ("ant", ONE),
+        "0.arrow/000000001": ("cat", ONE),
+    }
     shard(tmp_path, [*ROWS, (None, "/d/x.jpg", 0)])
     assert "0.arrow:row 3 has a path, /d/x.jpg, and no bytes" in refused(
         lambda: opened(data)

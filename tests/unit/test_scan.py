@@ -53,6 +53,22 @@ def test_any_name_a_file_can_have(cache: Path, tmp_path: Path) -> None:
     assert not scanned(lambda say: open_folder(root, cache=cache, progress=say))[1]
 
 
+def test_folders_as_deep_as_a_path_may_be(tmp_path: Path) -> None:
+    """Deeper than Python lets a function call itself."""
+    below = ["/a" * depth for depth in range(1, 1100)]
+    for name in below:
+        os.mkdir(f"{tmp_path}{name}")
+    (tmp_path / "a/x").touch()
+    Path(f"{tmp_path}{below[-1]}/x").touch()
+    files = file_tree.walk(os.fsencode(tmp_path), b"a", [], [], lambda *_: None)
+    found = [name for part in files for name in part]
+    os.unlink(f"{tmp_path}{below[-1]}/x")
+    os.unlink(tmp_path / "a/x")
+    for name in reversed(below):
+        os.rmdir(f"{tmp_path}{name}")
+    assert found == [os.fsencode(f"{below[-1]}/x"[1:]), b"a/x"]
+
+
 def test_what_is_left_out_is_named(
     root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
