@@ -26,10 +26,7 @@ from system import storage
 from system.user_files import read_text
 
 ENDING = ".arrow"
-HOLDS = (
-    "a folder that datasets.save_to_disk wrote: train/*.arrow and validation/*.arrow, files and no URLs; or one "
-    "of its cache"
-)
+HOLDS = "a folder that datasets.save_to_disk wrote, files train/*.arrow, or one of its cache"
 MAPPED = True
 ALIASES = {"val": ("validation", "val", "test")}
 """What a split of ours is called there: the first of these that is there."""

@@ -29,9 +29,7 @@ from dataset.stores.folder import MEND, Folder
 from system.user_files import open_bytes
 
 FILES = True
-HOLDS = (
-    "a folder with, or beside, lists of images: train.csv and val.csv (or .tsv, .txt)"
-)
+HOLDS = "a folder with, or beside, lists of images: train.csv and val.csv"
 GRAMMAR = Grammar(
     expected="a line is 'path label', separated in all lines by TABs, commas (then quote a path that holds "
     "one) or blanks"

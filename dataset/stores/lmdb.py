@@ -33,7 +33,7 @@ from system import storage
 from system.user_files import open_bytes
 
 FILES = False
-HOLDS = "a folder with train.lmdb and val.lmdb, each a file or a folder with data.mdb"
+HOLDS = "a folder with train.lmdb and val.lmdb"
 LABELS = "lmdb_label"
 PREFIX = "prefix"
 SAMPLES = (b"__classes__", b"__names__", b"__ends__", b"__labels__")

@@ -455,8 +455,7 @@ class ShardStore:
         self.HOLDS: str = getattr(
             kind,
             "HOLDS",
-            f"a folder with {name} shards, train/*{self.ending} and val/*{self.ending}, or train/shards.txt "
-            "with their URLs",
+            f"a folder with {name} shards, train/*{self.ending}, or their URLs in train/shards.txt",
         )
 
     def _names(self, folder: Path) -> list[str]:
