@@ -185,6 +185,10 @@ class Batch:
         return int(np.count_nonzero(self.ids >= 0)) - len(self.failed)
 
 
+StageSeconds = Mapping[str, tuple[float, float]]
+"""Stage of a loader (loaders/_stages.py) -> seconds and CPU seconds in it."""
+
+
 @dataclass(frozen=True, slots=True)
 class RateWindow:
     """The samples of all ranks, and of this one, in `seconds` of active wall clock that ended in `epoch`."""
@@ -193,6 +197,8 @@ class RateWindow:
     own_samples: int
     seconds: float
     epoch: int
+    # of this rank's loader, in those seconds
+    stages: StageSeconds = field(default_factory=dict)
 
     @property
     def rate(self) -> float:
@@ -411,6 +417,9 @@ class Loader(Protocol):
     notes: Sequence[str]
     reader: str  # name of the decoder that it chose; "" where there is no choice
     counts: Counts  # of the batches handed over; stays 0 in loaders of images; a ceiling puts it back
+
+    def stage_seconds(self) -> StageSeconds:
+        """Return the seconds of each stage since it was opened; {} where it has none. For any thread."""
 
     def awaited(self) -> str:
         """Return what a late batch waits for, such as a worker and its file; "" = unknown. For any thread."""

@@ -153,7 +153,10 @@ def train(
                 else stack.enter_context(open_loader(choice.loader, feed))
             )
         meter = Meter(
-            world, min_window_s=run.min_window_s, synchronise=world.synchronise
+            world,
+            min_window_s=run.min_window_s,
+            synchronise=world.synchronise,
+            stage_seconds=loader.stage_seconds if loader else dict,
         )
         about |= {
             "rejected": rejected(splits),

@@ -353,7 +353,7 @@ class Training:
         self.report.info("measuring the two ceilings: the step alone, the loader alone")
         self.rescue.end()
         try:
-            with self.watch.slow():
+            with self.watch.slow(), self.meter.pause_for("ceilings"):
                 found = self.measure_ceilings(
                     batch,
                     epoch=epoch,
@@ -444,7 +444,8 @@ class Training:
 
     def _start_validation(self, best_resumes_at: Progress | None) -> bool:
         self.rescue.end()  # last.pt resumes into the validation
-        with self.watch.slow():  # its figures may take minutes
+        # its figures may take minutes
+        with self.watch.slow(), self.meter.pause_for("validation"):
             return self.validation.start(
                 self.progress,
                 best_resumes_at=best_resumes_at,
@@ -470,7 +471,8 @@ class Training:
 
         Raises NotFinite in place of saving after a loss that is not finite.
         """
-        with self.watch.slow():  # all wait for rank 0
+        # all wait for rank 0
+        with self.watch.slow(), self.meter.pause_for("checkpoint"):
             # first: its figure is a part of the progress that is saved
             self.validation.settle(self.progress)
             # a NaN loss of any step before must not get into last.pt

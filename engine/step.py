@@ -123,6 +123,11 @@ class Step:
                 self.phases.span("transfer", *batch.transfer)
         return outcome
 
+    def forward(self, batch: Batch) -> object:
+        """Return the network's outputs, as they are before it is compiled; no gradient is taken."""
+        with torch.no_grad(), precisions.autocast(self.precision, self.world.device):
+            return self._network(*self.task.inputs(batch))
+
     def micro_batch(self, batch: Batch, *, last: bool, want_norm: bool) -> torch.Tensor:
         """Add the gradients of one batch; with the `last` one of a step, update the weights.
 

@@ -24,10 +24,11 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from contracts import Array, Batch, Counts, Feed, Rows, do_nothing
+from contracts import Array, Batch, Counts, Feed, Rows, StageSeconds, do_nothing
 from loaders._flips import images_shape
 from loaders._memory import fitted, too_small
 from loaders._postprocess import Finish
+from loaders._stages import Laps, Stages
 
 Item = TypeVar("Item")
 # At most so many copies to the device are under way: the memory of the third-last batch may be reused.
@@ -253,8 +254,14 @@ class Ahead:
     """
 
     def __init__(
-        self, make: Callable[[], Iterator[Item]], *, depth: int, device: torch.device
+        self,
+        make: Callable[[], Iterator[Item]],
+        *,
+        depth: int,
+        device: torch.device,
+        laps: Laps,
     ) -> None:
+        self._laps = laps
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._places = threading.Semaphore(depth)
         self._taken = False
@@ -304,7 +311,9 @@ class Ahead:
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)
             iterator = make()
+            self._laps.start()
             for item in iterator:
+                self._laps.lap("finish")
                 if not self._put(("item", item)):
                     return
             self._put(("end", None))
@@ -316,6 +325,7 @@ class Ahead:
 
     def _put(self, entry: tuple[str, Any]) -> bool:
         self._places.acquire()
+        self._laps.lap("full")
         if self._stopping.is_set():
             return False
         self._queue.put(entry)
@@ -334,6 +344,7 @@ class Staging:
 
     def __init__(self, feed: Feed, *, depth: int = 2, window: int = 1) -> None:
         self.counts = Counts()
+        self.stages = Stages(feed.workers)
         self._feed = feed
         self._depth = depth
         self._stager = Stager(feed, waiting=depth + window - 1)
@@ -348,10 +359,16 @@ class Staging:
         self._stop()
         rows = self._feed.plan.rows(epoch, first)
         self._ahead = Ahead(
-            lambda: self._staged(rows), depth=self._depth, device=self._feed.device
+            lambda: self._staged(rows),
+            depth=self._depth,
+            device=self._feed.device,
+            laps=self.stages.thread,
         )
         self._handed = hand_over(iter(self._ahead), self._ahead.release)
         return self._handed
+
+    def stage_seconds(self) -> StageSeconds:
+        return self.stages.seconds()
 
     def awaited(self) -> str:
         return ""

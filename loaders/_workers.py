@@ -24,7 +24,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -32,11 +32,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from contracts import Array, Rows, UserError
 from loaders._read_retry import NONE, Marks, mark
+from loaders._stages import Laps, Stages, lap, use
 from plan.bundles import some
 from plan.geometry import upright
 from system.processes import LOOK_S, Fork, Stop, begin, killed_if_late, starting
@@ -120,9 +121,11 @@ class Workers:
         row_bytes: Callable[[Rows], int] | None = None,
         pinned: bool = False,
         name_of: Callable[[int], str] = str,
+        stages: Stages | None = None,
     ) -> None:
-        """Fork the workers. `name_of` a sample's id is what messages call it."""
+        """Fork the workers. `name_of` a sample's id is what messages call it; `stages` get their times."""
         require_shared_memory(QUEUES_BYTES if workers else 0)
+        stages = stages or Stages(workers)
         self.part_rows = min(part_rows, batch_size)
         self.part_bytes = part_bytes(self.part_rows)
         parts = -(-batch_size // self.part_rows)
@@ -140,10 +143,14 @@ class Workers:
         self._marks = Marks(workers, name_of)
         self._row_bytes = row_bytes
         self._sampler = _PartSampler(
-            self._count, self.part_rows, self._room, workers=max(workers, 1)
+            self._count,
+            self.part_rows,
+            self._room,
+            workers=max(workers, 1),
+            laps=stages.thread,
         )
         self._loader: _Loader | None = _Loader(
-            _PartDataset(make_work, self._memory),
+            _PartDataset(make_work, self._memory, stages),
             sampler=self._sampler,
             batch_size=None,
             collate_fn=_unchanged,
@@ -163,7 +170,7 @@ class Workers:
             with starting(self._stop, f"--workers {workers}"), _unheard(), _half_made():
                 iter(self._loader)
 
-    def run(self, rows: Sequence[Rows]) -> Iterator[tuple[Array, Rows, list[Any]]]:
+    def run(self, rows: Sequence[Rows]) -> Generator[tuple[Array, Rows, list[Any]]]:
         """Yield in the order of `rows`, and these as they were given, though workers get them upright.
 
         Calling it again abandons the sequence before. Raises UserError where a worker has died.
@@ -322,9 +329,16 @@ class _PartSampler:
     """
 
     def __init__(
-        self, slots: int, part_rows: int, room: Callable[[Rows], int], *, workers: int
+        self,
+        slots: int,
+        part_rows: int,
+        room: Callable[[Rows], int],
+        *,
+        workers: int,
+        laps: Laps,
     ) -> None:
         self._workers = workers
+        self._laps = laps
         self._slots = slots
         self._part_rows = part_rows
         self._room = room
@@ -363,9 +377,11 @@ class _PartSampler:
         sent = self.sent
         asked = self.asked
         number = 0
+        self._laps.lap("workers")
         for index, batch in enumerate(self._rows):
             sent.append(batch)
             rows = upright(batch)
+            self._laps.lap("plan")
             # the room of a whole part: the last one, which may be smaller, begins behind whole ones too
             room = self._room(rows)
             for part in range(self.parts(len(rows))):
@@ -374,6 +390,7 @@ class _PartSampler:
                 asked[number] = its.ids[its.valid]
                 number += 1
                 yield index % self._slots, part * room, (part + 1) * room, its
+            self._laps.lap("workers")
 
     def __len__(self) -> int:
         rows = self._rows
@@ -383,15 +400,23 @@ class _PartSampler:
 class _PartDataset(Dataset[Any]):
     """Makes the work in a worker, when the first rows arrive: nothing of a decoder is shared over a fork."""
 
-    def __init__(self, make_work: Callable[[], Work], memory: Shared) -> None:
+    def __init__(
+        self, make_work: Callable[[], Work], memory: Shared, stages: Stages
+    ) -> None:
         self._make_work = make_work
         self._memory = memory
+        self._stages = stages
+        self._laps: Laps | None = None
         self._work: Work | None = None
 
     def __getitem__(self, task: tuple[int, int, int, Rows, Array]) -> tuple[str, Any]:
         slot, begin, end, rows, coming = task
-        if self._work is None:
+        if self._work is None or self._laps is None:
             self._work = self._make_work()
+            worker = get_worker_info()
+            self._laps = self._stages.of_worker(worker.id if worker else 0)
+        use(self._laps)
+        lap("idle")
         # work that reads files before it decodes them has it
         if ask := getattr(self._work, "ask", None):
             ask(np.concatenate([rows.ids[rows.valid], coming]))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from contracts import Batch, Counts, Feed, Rows
+from contracts import Batch, Counts, Feed, Rows, StageSeconds
 from loaders._postprocess import DTYPES, batch_of
 from loaders._staging import Staged, hand_over, sleeping_event
 from plan.patches import HIGH
@@ -45,6 +45,9 @@ class Synthetic:
         return hand_over(
             self._staged(rows) for rows in self._feed.plan.rows(epoch, first)
         )
+
+    def stage_seconds(self) -> StageSeconds:
+        return {}
 
     def awaited(self) -> str:
         return ""

@@ -11,12 +11,14 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from contracts import Batch, Loader, Phases, Plan, World, do_nothing
+from report import kernels
 from report.meter import spread
 
 LEAST_S = 2.0
@@ -40,6 +42,13 @@ class MeasuredStep(Protocol):
         self, batches: Iterator[Batch], *, lr: float, epoch: int, position: int
     ) -> object:
         """Take the batches of one step."""
+
+    @property
+    def dtype(self) -> str:
+        """Return the name of the dtype that images come in."""
+
+    def forward(self, batch: Batch) -> object:
+        """Return the network's outputs, without gradients."""
 
     def preserved(self) -> AbstractContextManager[None]:
         """Put back, bit for bit, what the steps inside have changed."""
@@ -146,18 +155,16 @@ def compute_ceiling(
     """
     resident = [_copied(batch) for batch in batches]
 
+    def take(batch: Batch) -> object:
+        # so low a learning rate that one batch, again and again, hardly moves the weights
+        return step(itertools.repeat(batch, accumulate), lr=1e-8, epoch=0, position=0)
+
     def run(count: int) -> float:
         synchronise()
         world.barrier()
         began = time.perf_counter()
         for at in range(count):
-            # so low a learning rate that one batch, again and again, hardly moves the weights
-            step(
-                itertools.repeat(resident[at % len(resident)], accumulate),
-                lr=1e-8,
-                epoch=0,
-                position=0,
-            )
+            take(resident[at % len(resident)])
             step.phases.step()
         synchronise()
         world.barrier()
@@ -176,6 +183,14 @@ def compute_ceiling(
             wanted = max(2, math.ceil(LEAST_S / guess / BLOCKS))
             count = math.ceil(wanted / len(resident)) * len(resident)  # whole rounds
             seconds = [run(count) for _ in range(BLOCKS)]
+            step_s = float(np.median(seconds)) / count
+            parts = kernels.parts(
+                partial(take, resident[0]),
+                forward=partial(step.forward, resident[0]),
+                dtype=step.dtype,
+                device=world.device,
+                step_s=step_s,
+            )
     finally:
         step.phases.interrupt()
         # no step of the training took these times
@@ -186,6 +201,8 @@ def compute_ceiling(
         "rate": float(np.median(rates)),
         "spread": spread(rates),
         "steps": count * BLOCKS,
+        "step_ms": 1e3 * step_s,
+        **parts,
     }
 
 

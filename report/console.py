@@ -24,6 +24,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from contracts import Figure, Reported, one_line
+from report import what_if
 from report.advice import Summary, advice, look_up
 from report.meter import STEAL
 
@@ -347,6 +348,25 @@ def _instances(summary: Summary) -> str:
     return f"{number(detection['instances_per_s'])} box/s   ({each}, {padding})"
 
 
+def _binds(summary: Summary) -> str:
+    """Say which one stage holds the rate back."""
+    binds = summary.get("binds")
+    if not binds:
+        return ""
+    of = {"loader": "the loader's time", "step": "the step", "pause": "the run"}
+    return f"{binds['stage']}, {binds['share']:.0%} of {of[binds['side']]}"
+
+
+def _slowest(summary: Summary) -> str:
+    slow = summary.get("slowest_rank")
+    return f"rank {slow['rank']}, by its {slow['why']}" if slow else ""
+
+
+def _what_if(summary: Summary) -> str:
+    """Say the best predictions, each with its range."""
+    return "; ".join(what_if.told(summary, look_up(summary, "rate.unit") or "img/s"))
+
+
 def _not_decoded(summary: Summary) -> str:
     failed = summary.get("samples_failed")
     return f"{len(failed)} samples, see failed.txt" if failed else ""
@@ -381,12 +401,15 @@ LINES = (
     Line("efficiency", "{:.1%} of the lower ceiling", "efficiency"),
     Line("bound by", "{}", "bound"),
     Line("data wait", "{ms:.2f} ms a step, {share:.1%} of the time", "data_wait"),
+    Line("stage that binds", _binds),
+    Line("slowest rank", _slowest),
     Line("CPU steal", _steal),
     Line("frames", _frames),
     Line("fallback", _fallback),
     Line("undecoded", _refusals),
     Line("instances", _instances),
     Line("not decoded", _not_decoded),
+    Line("what if", _what_if),
     Line("change first", advice),
 )
 """The lines of the final table behind the validation's, in their order."""

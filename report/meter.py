@@ -10,12 +10,13 @@ Must not know what a sample is, nor where it came from.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from contracts import RateWindow, World
+from contracts import RateWindow, StageSeconds, World
 
 STEADY_WITHIN = 0.1
 """Warm-up lasts until the first window this close to the median of the later half."""
@@ -32,7 +33,10 @@ may move the end of the warm-up.
 
 
 class Meter:
-    """Counts samples between synchronised points. `synchronise` waits for this rank's device."""
+    """Counts samples between synchronised points. `synchronise` waits for this rank's device.
+
+    `stage_seconds` are those of this rank's loader, which are read at the same points.
+    """
 
     def __init__(
         self,
@@ -40,14 +44,21 @@ class Meter:
         *,
         min_window_s: float,
         synchronise: Callable[[], None],
+        stage_seconds: Callable[[], StageSeconds] = dict,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self._stage_seconds = stage_seconds
+        self._stages: dict[str, tuple[float, float]] = {}  # of the open window
+        # what they were when the clock was started
+        self._stages_before: StageSeconds = {}
         self._world = world
         self._min_window_s = min_window_s
         self._synchronise = synchronise
         self._clock = clock
         self.windows: list[RateWindow] = []
         self.paused_s = 0.0
+        self.pauses: dict[str, float] = {}
+        """Seconds of pauses by what they were for, such as validation."""
         self._other = 0  # windows of other work than what the rate is of
         self._samples = 0  # of this rank, in the open window
         self._active_s = 0.0  # of the open window, up to the last pause
@@ -62,6 +73,16 @@ class Meter:
         """Count this rank's valid samples of one step."""
         self._samples += samples
         self._counted += samples
+
+    @contextmanager
+    def pause_for(self, what: str) -> Iterator[None]:
+        """Count the time inside, in which nothing is trained, as a pause for that."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            took = self._clock() - began
+            self.pauses[what] = self.pauses.get(what, 0.0) + took
 
     def has_measured(self, seconds: float) -> bool:
         """Whether the windows after the warm-up are enough for a figure, and add up to this many seconds."""
@@ -84,6 +105,7 @@ class Meter:
         now = self._clock()
         self.paused_s += now - self._paused_at
         self._since = now
+        self._stages_before = self._stage_seconds()
         self._epoch = epoch
         if self._first_epoch is None:
             self._first_epoch = epoch
@@ -104,6 +126,7 @@ class Meter:
         self._other = len(self.windows)
         self._samples = 0
         self._active_s = 0.0
+        self._stages = {}
 
     def flush(self) -> None:
         """Keep what was counted, while paused, as a window if there is none yet. The rate is then `short`."""
@@ -120,6 +143,9 @@ class Meter:
         self._meet()
         now = self._clock()
         self._active_s += now - self._since
+        stages = self._stage_seconds()
+        self._stages = added(self._stages, stages, self._stages_before)
+        self._stages_before = stages
         if resume:
             self._since = now
         else:  # a window that is too short stays open, and goes on after the pause
@@ -145,11 +171,18 @@ class Meter:
         # the sum of the times is rank 0's
         active_s = self._active_s if self._world.rank == 0 else 0.0
         total, seconds = self._world.sum(np.array([local, active_s], np.float64))
-        window = RateWindow(int(total), local, float(seconds), self._epoch)
+        window = RateWindow(
+            int(total), local, float(seconds), self._epoch, self._stages
+        )
         self.windows.append(window)
         self._samples = 0
         self._active_s = 0.0
+        self._stages = {}
         return window
+
+    def steady_windows(self) -> list[RateWindow]:
+        """Return the windows that the rate is of, with the samples and stages of this rank."""
+        return self._kept()
 
     def _kept(self) -> list[RateWindow]:
         return steady(self.windows[self._other :])
@@ -182,8 +215,22 @@ class Meter:
             "per_rank": self._world.gather(local_rate),
             "unit": unit,
             "paused_s": self.paused_s,
+            "active_s": sum(window.seconds for window in self.windows),
             "warmup_windows": len(self.windows) - len(windows),
         }
+
+
+def added(
+    total: StageSeconds, after: StageSeconds, before: StageSeconds
+) -> dict[str, tuple[float, float]]:
+    """Return `total` and what came between two readings of a loader's stages."""
+    nothing = (0.0, 0.0)
+    sums = {}
+    for name, (wall, cpu) in after.items():
+        earlier = before.get(name, nothing)
+        so_far = total.get(name, nothing)
+        sums[name] = so_far[0] + wall - earlier[0], so_far[1] + cpu - earlier[1]
+    return sums
 
 
 def steady(windows: list[RateWindow]) -> list[RateWindow]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from contracts import Batch, Counts, Loader, Pixels, RateWindow, Reported, World
-from report import pictures, summary
+from report import pictures, stages, summary, what_if
 from report.advice import told_bound
 from report.console import Bar, Console, figures, number, took
 from report.hardware import (
@@ -247,6 +247,12 @@ class Reporter:
             "throughput/loader_ceiling": loader,
             "throughput/efficiency": efficiency,
             "io/mib_per_s": mib_per_s or None,  # 0: the task does not know
+            **{
+                f"stage/{name}": share
+                for name, share in stages.shares(
+                    window.stages, window.seconds, self._description["workers"]
+                ).items()
+            },
             "gpu/utilisation": load["gpu_utilisation"],
             "gpu/power_w": load["power_w"],
             "gpu/sm_mhz": load["sm_mhz"],
@@ -438,6 +444,13 @@ class Reporter:
         if self._memory.get("host_gib") is None:
             # the run was over before the sampler's first reading
             self._measure_memory(host_gib())
+        split = summary.split(steady_steps)
+        of_loader = stages.of_windows(
+            self._meter.steady_windows(), self._description["workers"]
+        )
+        of_ranks = self._world.gather(
+            {**split, "sm_mhz": gpu["sm_mhz"], "stages": of_loader}
+        )
         host = self._world.sum(np.array([self._memory["host_gib"] or 0.0]))
         about = {
             name: value
@@ -457,13 +470,18 @@ class Reporter:
             "check": summary.check(efficiency),
             "data_wait": summary.data_wait(steady_steps),
             "step_ms": summary.step_times(steps, warmup=first),
-            "split_ms": summary.split(steady_steps),
+            "split_ms": split,
+            "stages": of_loader,
+            "slowest_rank": stages.slowest(of_ranks),
+            "pauses": self._meter.pauses,
             "validation": self._validation,
             "validation_s": self._validation_s,  # of the last one
             "memory": self._memory | {"host_gib": float(host[0])},
             "gpu": over_ranks(self._world.gather(gpu)),
             "cpu": {"utilisation": busy, "steal": steal},
         }
+        values["binds"] = stages.binds(values)
+        values["what_if"] = what_if.predictions(values)
         if clips := self._clips(loader, rate["steady"]):
             values["clips"] = clips
         if detection := summary.detection(self._description, rate["steady"]):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from contracts import Array, Reported
+from report import stages
 from report.record import Appender, replace
 from report.summary import PHASES
 
@@ -71,6 +72,7 @@ SCALARS = (
         )
         for phase in PHASES
     ),
+    *(Scalar(f"stage/{name}", "stages of the loader") for name in stages.NAMES),
     Scalar("gpu/utilisation", "utilisation", "last"),
     Scalar("gpu/power_w", "power, W"),
     Scalar("gpu/sm_mhz", "SM clock, MHz"),

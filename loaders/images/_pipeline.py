@@ -8,7 +8,7 @@ Must not know the order of an epoch, nor who reads the files.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -189,7 +189,7 @@ class Runner:
         self._refused_in_a_row = 0
         self.known = Known()
 
-    def run(self, prepared: Iterable[Prepared]) -> Iterator[tuple[Any, Prepared]]:
+    def run(self, prepared: Iterable[Prepared]) -> Generator[tuple[Any, Prepared]]:
         """Yield (outputs, batch), valid until the next is asked for; drain the pipeline at the end."""
         waiting: deque[Prepared] = deque()
         source = iter(prepared)

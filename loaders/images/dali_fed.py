@@ -19,6 +19,7 @@ from dataset.scan.manifest import Rejected
 from loaders import Undecodable
 from loaders._dali import import_dali, release_memory
 from loaders._read_retry import Reads
+from loaders._stages import lap
 from loaders._staging import Staged, Staging
 from loaders._workers import PART, Workers
 from loaders.images._dali_rows import (
@@ -82,6 +83,7 @@ class Reading:
             try:
                 if valid:
                     data = self._bytes(int(sample))
+                    lap("parse")
             except Undecodable:
                 failed.append(int(sample))
             if end + len(data) <= len(slot):
@@ -96,6 +98,7 @@ class Reading:
     def _bytes(self, sample: int) -> bytes:
         """Return the sample's file, or what stands for one that DALI cannot take. Raises Undecodable."""
         data = self._reads.read(sample)
+        lap("read")
         if plain(self._columns, np.array([sample]))[0] and intact(data):
             return data
         return encoded(whole_image(data, self._columns, sample))
@@ -117,6 +120,7 @@ class DaliFed(Staging):
             part_rows=rows_of_part(feed.plan, feed.workers, PART),
             part_bytes=lambda rows: _room(feed, rows),
             name_of=feed.source.name,
+            stages=self.stages,
         )
         self._outputs = Outputs(feed, self._stager, gpu=self._gpu)
         nothing = blank_rows(size, feed.plan.sample_shape[-2:])
@@ -144,11 +148,13 @@ class DaliFed(Staging):
             release_memory()
 
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
-        for (images, _), batch in self._runner.run(self._prepared(rows)):
+        for (images, _), batch in self.stages.waited(
+            self._runner.run(self._prepared(rows)), "dali"
+        ):
             yield self._outputs.stage(images, batch)
 
     def _prepared(self, rows: Sequence[Rows]) -> Iterator[Prepared]:
-        for slot, its_rows, parts in self._workers.run(rows):
+        for slot, its_rows, parts in self.stages.waited(self._workers.run(rows)):
             data: list[Array] = []
             failed: list[int] = []
             for part, (begins, its_failed, spilled) in enumerate(parts):

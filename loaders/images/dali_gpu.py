@@ -60,7 +60,9 @@ class DaliFiles(Staging):
             release_memory()
 
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
-        for (images, sizes), batch in self._runner.run(self._prepared(rows)):
+        for (images, sizes), batch in self.stages.waited(
+            self._runner.run(self._prepared(rows)), "dali"
+        ):
             self._prepare.check(batch, np.asarray(sizes.as_tensor())[:, 0])
             yield self._outputs.stage(images, batch)
 

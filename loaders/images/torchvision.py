@@ -14,6 +14,7 @@ import torch
 from contracts import Array, Feed, Rows, UserError
 from loaders import Undecodable
 from loaders._read_retry import NONE, Reads, mark
+from loaders._stages import lap
 from loaders._staging import Staged, Staging, without
 from loaders._workers import PART, Workers
 from loaders.images.decoders import (
@@ -56,6 +57,7 @@ class TorchvisionLoader(Staging):
             row_bytes=lambda rows: 3 * math.prod(rows.padded),
             pinned=feed.device.type == "cuda" and feed.pinned,
             name_of=feed.source.name,
+            stages=self.stages,
         )
         self.in_flight = self._workers.in_flight + 2
 
@@ -69,7 +71,7 @@ class TorchvisionLoader(Staging):
 
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
         self._stager.wait_for_copies()  # of the sequence before: workers write these slots again
-        for slot, its_rows, parts in self._workers.run(rows):
+        for slot, its_rows, parts in self.stages.waited(self._workers.run(rows)):
             shape = (len(its_rows), *upright(its_rows).padded, 3)
             pixels = torch.from_numpy(slot[: np.prod(shape)].reshape(shape))
             failed = [sample for part in parts for sample in part.failed]
@@ -118,6 +120,7 @@ class Decoding:
         valid = np.flatnonzero(rows.valid).tolist()
         ids = rows.ids.tolist()
         files = {i: self._reads.read(ids[i]) for i in valid}
+        lap("read")
         regions: dict[int, Region] = {i: tuple(rows.regions[i].tolist()) for i in valid}
         plain = np.compress(plain_jpeg(self._columns, rows.ids[valid]), valid).tolist()
         decoded = decode_many(
@@ -127,6 +130,7 @@ class Decoding:
             begun=lambda index: mark(ids[plain[index]] if index >= 0 else NONE),
         )
         pixels = dict(zip(plain, decoded, strict=True))
+        lap("decode")
         places = rows.placed.tolist()
         for i in valid:
             left, top, right, bottom = places[i]
@@ -137,9 +141,11 @@ class Decoding:
                 if region is None or region.shape[:2] != (y1 - y0, x1 - x0):
                     # PIL has the last word on what can be decoded
                     region = exactly(self._pil, files[i], regions[i])
+                    lap("decode")
                 region = self._changed("region", region, rows, i)
                 place = out[i, top:bottom, left:right]
                 self._resize(place, region, rows.windows[i])
+                lap("resize")
                 if "output" in self._transforms:
                     place[:] = self._changed("output", place, rows, i)
             except Undecodable:
@@ -167,6 +173,7 @@ class Decoding:
             ) from error.__cause__
         finally:
             self._transforms_s += time.perf_counter() - began
+            lap("transforms")
 
 
 def open(feed: Feed) -> TorchvisionLoader:

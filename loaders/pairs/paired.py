@@ -25,6 +25,7 @@ from dataset.pairs import entry
 from dataset.scan.manifest import Rejected
 from loaders import Undecodable
 from loaders._read_retry import mark, patiently, read
+from loaders._stages import lap
 from loaders._staging import Staged, Stager, Staging, without
 from loaders._workers import PART, Workers
 from loaders.images.decoders import READERS, Decode, Region, choose, exactly, plain_jpeg
@@ -73,6 +74,7 @@ class PairedLoader(Staging):
             part_rows=part_rows,
             row_bytes=lambda rows: 3 * math.prod(rows.padded) * (1 + scale**2),
             name_of=feed.source.name,
+            stages=self.stages,
         )
         self.in_flight = self._workers.in_flight * self._sharing + 2
 
@@ -87,7 +89,8 @@ class PairedLoader(Staging):
 
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
         tasks = _Tasks(rows, self._sharing, self._feed)
-        for index, (slot, task, parts) in enumerate(self._workers.run(tasks)):
+        filled = self.stages.waited(self._workers.run(tasks))
+        for index, (slot, task, parts) in enumerate(filled):
             failed = [sample for part in parts for sample in part]
             lows, highs = small_and_large(slot, upright(task), self._scale)
             for own, places in tasks.batches.pop(index):
@@ -206,6 +209,7 @@ class Cutting:
             else:
                 low = made_small(stored[index], (x0, y0, x1, y1), (width, height))
             lows[i, :height, :width] = low
+        lap("resize")
 
     def _decoded(
         self, sample: int, corners: Array, *, small: bool = False
@@ -216,7 +220,9 @@ class Cutting:
         ]
         if self._columns.joint:
             own = partial(self._of_pair, sample, regions, small=small)
-            return _regions(patiently(self._source, sample, own), regions)
+            of_pair = patiently(self._source, sample, own)
+            lap("read")
+            return _regions(of_pair, regions)
         source = self._source.low if small else self._source
         columns = self._columns.low if small else self._columns.high
         image = int(source.images[sample])
@@ -224,8 +230,10 @@ class Cutting:
             read_all = partial(raw.read_regions, source, sample, regions)
             pixels = patiently(source, sample, read_all)
             if pixels is not None:
+                lap("read")
                 return pixels
         data = read(source, sample)
+        lap("read")
         mark(sample)
         left, top = corners[:, :2].min(axis=0).tolist()
         right, bottom = corners[:, 2:].max(axis=0).tolist()
@@ -237,6 +245,7 @@ class Cutting:
             decoded = exactly(decode, data, around)
         except Exception:  # decoders raise what they like, and PIL has the last word
             decoded = exactly(self._pil, data, around)
+        lap("decode")
         return _regions({around: decoded}, regions)
 
     def _of_pair(

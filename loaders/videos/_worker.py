@@ -24,6 +24,7 @@ from dataset.scan.manifest import printable
 from dataset.stores.folder import changed, require_regular
 from loaders import Undecodable
 from loaders._read_retry import mark, read
+from loaders._stages import lap
 from loaders._staging import Staged, Staging
 from loaders._workers import Workers
 from loaders.videos._planes import Fitter, Picture, compile_kernels
@@ -149,6 +150,7 @@ class ClipLoader(Staging):
             row_bytes=lambda rows: math.prod(slot_shape(rows)[1:]),
             pinned=feed.device.type == "cuda" and feed.pinned,
             name_of=feed.source.name,
+            stages=self.stages,
         )
         self.in_flight = self._workers.in_flight + 2
 
@@ -162,7 +164,7 @@ class ClipLoader(Staging):
 
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
         self._stager.wait_for_copies()  # of the sequence before: workers write these slots again
-        for slot, its_rows, parts in self._workers.run(rows):
+        for slot, its_rows, parts in self.stages.waited(self._workers.run(rows)):
             shape = slot_shape(upright(its_rows))
             pixels = torch.from_numpy(slot[: np.prod(shape)].reshape(shape))
             valid = its_rows.valid.copy()
@@ -273,6 +275,7 @@ class Decoding:
         Raises Undecodable, and OSError where it is the storage that a decoder has failed of.
         """
         path = checked(self._feed.source, sample)
+        lap("read")
         refused = ""
         try:
             if self._able[sample]:
@@ -317,6 +320,7 @@ class Decoding:
         fitters: dict[Any, Fitter] = {}
         corners = rows.placed.tolist()
         for frame, picture in reader(sample, path, sorted(shown)):
+            lap("decode")
             came += 1
             if picture.shape != displayed:
                 raise Undecodable(
@@ -333,6 +337,7 @@ class Decoding:
                         (bottom - top, right - left),
                     )
                 fitters[which].fill(out[i, t, top:bottom, left:right], picture)
+            lap("resize")
         if came != len(shown):
             raise Undecodable(f"{came} of {len(shown)} frames came")
         if reader.decoded is not None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from contracts import Array, Batch, Counts, Feed, Rows
+from contracts import Array, Batch, Counts, Feed, Rows, StageSeconds
 from loaders._postprocess import Finish
 from tests.conformance import moving, pictures
 
@@ -42,6 +42,9 @@ class Plain:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def stage_seconds(self) -> StageSeconds:
+        return {}
 
     def awaited(self) -> str:
         return ""
@@ -195,6 +198,9 @@ class Leaks:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def stage_seconds(self) -> StageSeconds:
+        return self.inner.stage_seconds()
 
     def awaited(self) -> str:
         return ""

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from contracts import Batch
+from loaders._stages import Stages
 from loaders._staging import POLL_S, Ahead, Staged, hand_over
 
 CPU = torch.device("cpu")
@@ -50,7 +51,7 @@ def test_the_thread_goes_on_when_it_is_told_to_or_the_next_one_is_asked_for(
     depth: int,
 ) -> None:
     source = Counting()
-    ahead = Ahead(source, depth=depth, device=CPU)
+    ahead = Ahead(source, depth=depth, device=CPU, laps=Stages(0).thread)
     full = depth + 1  # those that wait, and one that has no place yet
     try:
         assert source.makes(full)
@@ -75,7 +76,12 @@ def test_what_is_kept_of_a_batch_does_not_keep_the_others() -> None:
 
     made = [Item() for _ in range(4)]
     alive = [weakref.ref(item) for item in made]
-    ahead = Ahead(lambda: iter([made.pop(0) for _ in range(4)]), depth=2, device=CPU)
+    ahead = Ahead(
+        lambda: iter([made.pop(0) for _ in range(4)]),
+        depth=2,
+        device=CPU,
+        laps=Stages(0).thread,
+    )
     items = iter(ahead)
     kept = next(items), ahead.release
     ahead.close()
@@ -109,7 +115,7 @@ def test_a_signal_that_does_not_wake_the_consumer_is_heard() -> None:
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, handler)
-    ahead = Ahead(source, depth=2, device=CPU)
+    ahead = Ahead(source, depth=2, device=CPU, laps=Stages(0).thread)
     sender = threading.Thread(target=send)
     try:
         sender.start()

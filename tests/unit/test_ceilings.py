@@ -89,6 +89,11 @@ class FakeStep:
     def preserved(self) -> Any:
         return nullcontext()
 
+    dtype = "float32"
+
+    def forward(self, batch: Batch) -> None:
+        """Nothing is counted on a CPU."""
+
 
 def compute(step: Any, world: Any = None, **how: Any) -> dict[str, Any]:
     """Measure with one batch, of which one sample failed."""

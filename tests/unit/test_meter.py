@@ -171,6 +171,7 @@ def test_result() -> None:
     meter.windows = [*windows(20, 90, 100), *windows(101, 102, 110, epoch=1)]
     assert meter.result("clip/s") == {
         "paused_s": 0.0,
+        "active_s": 12.0,
         "steady": 101.5,  # of 100 101 102 110
         "spread": {"n": 4, "min": 100.0, "max": 110.0, "iqr": 3.25},
         "first_epoch": 70.0,

@@ -1,0 +1,80 @@
+"""What a step on a GPU is made of: its kernels without the launches, and its arithmetic at the device's peak."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+CLOCK_HZ = 2e9
+"""No GPU of today has a faster clock: a device that is held for so many cycles a second is held long enough."""
+TIMES = 3
+"""Steps that are measured; the fastest one counts, since whatever else runs only adds."""
+SIDE = 4096
+"""Side of the square matrices whose product shows the device's peak."""
+BACKWARD = 2
+"""Arithmetic of a backward pass, in that of a forward pass."""
+
+
+def parts(
+    step: Callable[[], object],
+    *,
+    forward: Callable[[], object],
+    dtype: str,
+    device: torch.device,
+    step_s: float,
+) -> dict[str, float]:
+    """Return `kernel_ms` and `arithmetic_ms` of a step that takes `step_s`; {} on a CPU.
+
+    kernel_ms: the step's kernels, one behind another. arithmetic_ms: its products, of matrices and of
+    convolutions, at the rate of a large product of matrices. The rest of the kernels' time moves memory.
+    """
+    if device.type != "cuda":
+        return {}
+    try:
+        kernel_ms = min(_kernel_ms(step, step_s) for _ in range(TIMES))
+        arithmetic = (1 + BACKWARD) * _flops(forward)
+        return {
+            "kernel_ms": kernel_ms,
+            "arithmetic_ms": 1e3 * arithmetic / _peak(dtype, device),
+        }
+    except torch.OutOfMemoryError:  # the batch has left no room
+        return {}
+
+
+def _kernel_ms(step: Callable[[], object], step_s: float) -> float:
+    """Return the milliseconds of a step's kernels: they are launched while the device is held, so that none
+    waits for its launch.
+    """
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    torch.cuda._sleep(int(CLOCK_HZ * (1.5 * step_s + 2e-3)))
+    start.record()
+    step()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def _flops(forward: Callable[[], object]) -> float:
+    """Return the floating-point operations of a forward pass."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        forward()
+    return float(counter.get_total_flops())
+
+
+def _peak(dtype: str, device: torch.device) -> float:
+    """Return the floating-point operations a second of a large product of matrices."""
+    left: Any = torch.randn(SIDE, SIDE, device=device, dtype=getattr(torch, dtype))
+    torch.mm(left, left)
+    torch.cuda.synchronize()
+    times = 10
+    began = time.perf_counter()
+    for _ in range(times):
+        torch.mm(left, left)
+    torch.cuda.synchronize()
+    return times * 2 * SIDE**3 / (time.perf_counter() - began)

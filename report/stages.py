@@ -1,0 +1,186 @@
+"""Which one stage of a run holds its rate back, and how much of the time it takes. Pure.
+
+The loader's side is told by what its workers and its thread were busy with (loaders/_stages.py), the step's by
+its phases (report/phases.py), and what stands between them by the pauses of training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from contracts import RateWindow, StageSeconds
+from report.advice import look_up
+
+WAITED = 0.05
+"""Share of a step's time from which on waiting for data is what binds."""
+PAUSED = 0.5
+"""Share of the run's time from which on a pause of training, such as validation, is what binds."""
+FULL = 0.6
+"""Share of the thread's time, waiting for the step to take a batch, from which on the loader is ahead."""
+NO_WORK = ("idle", "full")
+"""Stages in which nothing is done for a batch: the step is behind, or rows are not there yet."""
+OF_WORKERS = ("idle", "read", "parse", "decode", "resize", "transforms")
+"""Stages that workers have; the others are the thread's that fills slots."""
+NAMES = (*OF_WORKERS, "plan", "workers", "dali", "finish", "full")
+"""Stages of all loaders."""
+
+Stage = Mapping[str, float]
+Found = dict[str, Any]
+
+
+def of_windows(windows: Sequence[RateWindow], workers: int) -> dict[str, Found]:
+    """Return each stage of a rank's loader in these windows: its share of the time, and a sample's ms.
+
+    `share`: of the workers' time, or of the thread's. `ms` and `cpu_ms`: wall clock and CPU time a sample,
+    all workers added up.
+    """
+    seconds = sum(window.seconds for window in windows)
+    samples = sum(window.own_samples for window in windows)
+    totals: dict[str, tuple[float, float]] = {}
+    for window in windows:
+        for name, (wall, cpu) in window.stages.items():
+            before = totals.get(name, (0.0, 0.0))
+            totals[name] = before[0] + wall, before[1] + cpu
+    if not samples or not seconds:
+        return {}
+    return {
+        name: {
+            "share": wall / seconds / (max(workers, 1) if name in OF_WORKERS else 1),
+            "ms": 1e3 * wall / samples,
+            "cpu_ms": 1e3 * cpu / samples,
+        }
+        for name, (wall, cpu) in totals.items()
+    }
+
+
+def shares(stages: StageSeconds, seconds: float, workers: int) -> dict[str, float]:
+    """Return the share of the time that each stage of a window has had."""
+    return {
+        name: wall / seconds / (max(workers, 1) if name in OF_WORKERS else 1)
+        for name, (wall, _) in stages.items()
+    }
+
+
+def binds(summary: Mapping[str, Any]) -> Found | None:
+    """Return the stage that binds: its `side` (loader, step, pause), `stage` and `share`; None = unknown.
+
+    The share of a loader's stage is that of the workers' or the thread's time, that of a phase of the step's
+    time, that of a pause of the run's.
+    """
+    pauses = dict(summary.get("pauses") or {})
+    whole = (look_up(summary, "rate.paused_s") or 0.0) + (
+        look_up(summary, "rate.active_s") or 0.0
+    )
+    pauses.pop("ceilings", None)  # once a run, however long it is
+    longest = max(pauses, key=pauses.__getitem__, default=None)
+    if longest and whole and pauses[longest] > PAUSED * whole:
+        return _found("pause", longest, pauses[longest] / whole)
+    wait = look_up(summary, "data_wait.share")
+    if wait is None:
+        return None
+    if wait < WAITED:
+        return _of_the_step(summary)
+    return _of_the_loader(summary.get("stages") or {}) or _found(
+        "loader", "data_wait", wait
+    )
+
+
+def _of_the_step(summary: Mapping[str, Any]) -> Found | None:
+    phases = dict(summary.get("split_ms") or {})
+    for beside in ("data_wait", "transfer", "transforms"):
+        phases.pop(beside, None)
+    whole = sum(phases.values())
+    if not whole:
+        return None
+    # of the step alone, its kernels one behind another: what is left is the host's
+    kernels = look_up(summary, "ceiling.compute.kernel_ms")
+    step_ms = look_up(summary, "ceiling.compute.step_ms")
+    if kernels and step_ms and kernels < (1 - LAUNCHES) * step_ms:
+        return _found("step", "launch", 1 - kernels / step_ms)
+    longest = max(phases, key=phases.__getitem__)
+    return _found("step", longest, phases[longest] / whole)
+
+
+LAUNCHES = 0.25
+"""Share of a step in which its device has no kernel, from which on launching them is what binds."""
+
+
+def _of_the_loader(stages: Mapping[str, Stage]) -> Found | None:
+    """Return the loader's stage that holds a batch up; None where it has told none."""
+    thread = _work(stages, workers=False)
+    busiest = max(thread, key=thread.__getitem__, default=None)
+    if busiest is None:
+        return None
+    if busiest != "workers":
+        return _found("loader", busiest, thread[busiest])
+    own = _work(stages, workers=True)
+    if not own:
+        return _found("loader", busiest, thread[busiest])
+    longest = max(own, key=own.__getitem__)
+    return _found("loader", longest, own[longest])
+
+
+def _work(stages: Mapping[str, Stage], *, workers: bool) -> dict[str, float]:
+    return {
+        name: stage["share"]
+        for name, stage in stages.items()
+        if (name in OF_WORKERS) == workers and name not in NO_WORK
+    }
+
+
+def _found(side: str, stage: str, share: float) -> Found:
+    return {"side": side, "stage": stage, "share": min(share, 1.0)}
+
+
+def slowest(of_ranks: Sequence[Mapping[str, Any]]) -> Found | None:
+    """Return the `rank` that the others wait for, and `why`; None for one rank, or where all are alike.
+
+    Each rank gives `data_wait` and `forward`, ms a step, `sm_mhz` of its GPU, and its `stages`. All ranks wait
+    for the last one in the backward pass, so that only what comes before it tells them apart. `why` is the
+    loader's stage, "clock", or "forward".
+    """
+    for name in ("data_wait", "forward"):
+        rank, more = _largest([one.get(name) or 0.0 for one in of_ranks])
+        if more > LATER_MS:
+            why = _grown(rank, of_ranks) if name == "data_wait" else name
+            if name == "forward" and _slow_clock(of_ranks) == rank:
+                why = "clock"
+            return {"rank": rank, "why": why, "ms": more}
+    slow = _slow_clock(of_ranks)
+    return None if slow is None else {"rank": slow, "why": "clock", "ms": None}
+
+
+LATER_MS = 1.0
+"""Milliseconds a step by which a rank is later than the median of the others, from which on it is named."""
+SLOWER = 0.9
+"""Share of the fastest rank's clock below which a GPU's clock is named."""
+
+
+def _largest(values: Sequence[float]) -> tuple[int, float]:
+    """Return the place of the largest, and how much larger it is than the median of the others."""
+    place = max(range(len(values)), key=values.__getitem__)
+    others = sorted([*values[:place], *values[place + 1 :]]) or [values[place]]
+    usual = others[len(others) // 2]
+    # a share as well: long steps differ by some milliseconds anyway
+    more = values[place] - usual
+    return place, more if more > 0.2 * values[place] else 0.0
+
+
+def _slow_clock(of_ranks: Sequence[Mapping[str, Any]]) -> int | None:
+    clocks = [one.get("sm_mhz") for one in of_ranks]
+    known = [clock for clock in clocks if clock]
+    if not known or min(known) > SLOWER * max(known):
+        return None
+    return clocks.index(min(known))
+
+
+def _grown(rank: int, of_ranks: Sequence[Mapping[str, Any]]) -> str:
+    """Return the loader's stage that takes this rank the most time more than the others, a sample."""
+    own = of_ranks[rank]["stages"]
+    others = [one["stages"] for number, one in enumerate(of_ranks) if number != rank]
+    more = {}
+    for name in own.keys() - {*NO_WORK, "workers"}:
+        usual = sorted(other.get(name, {"ms": 0.0})["ms"] for other in others)
+        more[name] = own[name]["ms"] - usual[len(usual) // 2]
+    return max(more, key=more.__getitem__, default="data_wait")
