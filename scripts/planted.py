@@ -1,0 +1,279 @@
+"""`python -m scripts.planted --data DATA --output FOLDER`: plant bottlenecks, and see what a run says of them.
+
+Each case of configs/planted/*.yaml slows one thing of a short training down, by a flag, by the files, by the
+cores it may use or by a function of --transforms. The run must name the stage that was slowed. Where the case has
+a change that takes the plant away, it is made, and the rate that was predicted is held against the measured one.
+FOLDER gets results.jsonl and results.md, a row a case.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+# also when it is started as a file
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+import torch
+import yaml
+from PIL import Image
+
+from contracts import Array, UserError
+from settings.cli import Settings, flags
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT_S = 240
+"""Seconds after which a run is ended, and its case has failed."""
+BASE = "--val-every 0 --save-every-minutes 0 --min-window-s 1 --epochs 1000"
+"""Flags of all runs; those of a case win."""
+
+
+class Planted(Settings):
+    """Plants to be found, and their table."""
+
+    data: Path
+    """Folder with train/<class>/* and val/<class>/*: photographs."""
+    output: Path
+    """Folder of the runs, their data and the table."""
+    cases: str = "cpu"
+    """Files of configs/planted, by name, separated by commas."""
+    only: str = ""
+    """Cases whose name has this word."""
+    seconds: float = 5.0
+    """Seconds of steady windows of a run."""
+    change: bool = True
+    """Make the change too, and hold the prediction against it."""
+
+
+# --- plants in the augmentation -----------------------------------------------
+
+
+def waits(image: Array, rng: np.random.Generator) -> Array:
+    """Take 5 ms and no core."""
+    time.sleep(0.005)
+    return image
+
+
+def computes(image: Array, rng: np.random.Generator) -> Array:
+    """Take about 5 ms of the interpreter's time."""
+    until = time.thread_time() + 0.005
+    while time.thread_time() < until:
+        pass
+    return image
+
+
+def seldom_waits(image: Array, rng: np.random.Generator) -> Array:
+    """Take half a second for one image in fifty."""
+    if rng.random() < 0.02:
+        time.sleep(0.5)
+    return image
+
+
+def waits_on_rank_1(image: Array, rng: np.random.Generator) -> Array:
+    """Take 20 ms on the second rank alone."""
+    if os.environ.get("RANK") == "1":
+        time.sleep(0.02)
+    return image
+
+
+# --- plants in the files ------------------------------------------------------
+
+
+def _png(image: Image.Image, path: Path, number: int) -> None:
+    image.save(path.with_suffix(".png"), compress_level=6)
+
+
+def _some_png(image: Image.Image, path: Path, number: int) -> None:
+    if number % 5:
+        image.save(path, quality=90)
+    else:
+        _png(image, path, number)
+
+
+def _large(image: Image.Image, path: Path, number: int) -> None:
+    image.resize((3000, 2250)).save(path, quality=90)
+
+
+def _some_large(image: Image.Image, path: Path, number: int) -> None:
+    if number % 10:
+        image.save(path, quality=90)
+    else:
+        _large(image, path, number)
+
+
+def _small(image: Image.Image, path: Path, number: int) -> None:
+    image.resize((64, 64)).save(path, quality=90)
+
+
+def _progressive(image: Image.Image, path: Path, number: int) -> None:
+    image.save(path, quality=90, progressive=True)
+
+
+SETS: dict[str, Callable[[Image.Image, Path, int], None]] = {
+    "png": _png,
+    "some-png": _some_png,
+    "large": _large,
+    "some-large": _some_large,
+    "small": _small,
+    "progressive": _progressive,
+}
+"""Name -> how an image of --data is stored."""
+IMAGES = 400
+"""Images of a planted set, each linked as often as `TIMES` says."""
+TIMES = 10
+
+
+def made(name: str, data: Path, folder: Path) -> Path:
+    """Return the folder of a set, which is made if it is not there."""
+    done = folder / "done"
+    if done.exists():
+        return folder
+    files = sorted(data.glob("train/*/*"))
+    random.Random(0).shuffle(files)
+    for number, file in enumerate(files[:IMAGES]):
+        with Image.open(file) as opened:
+            image = opened.convert("RGB")
+        label = file.parent.name
+        for split in ("train", "val"):
+            (folder / split / label).mkdir(parents=True, exist_ok=True)
+        stored = folder / "train" / label / f"{number}.jpg"
+        SETS[name](image, stored, number)
+        (stored,) = stored.parent.glob(f"{number}.*")
+        for time_ in range(1, TIMES):
+            os.link(stored, stored.with_stem(f"{number}-{time_}"))
+        os.link(stored, folder / "val" / label / stored.name)
+    done.touch()
+    return folder
+
+
+# --- the cases ----------------------------------------------------------------
+
+
+def run(case: Mapping[str, Any], more: str, settings: Planted, folder: Path) -> Any:
+    """Return the summary of one run; None where it failed, whose log is in `folder`."""
+    data = settings.data
+    if name := case.get("set"):
+        data = made(name, data, settings.output / "sets" / name)
+    ranks = case.get("ranks", 1)
+    command = [sys.executable]
+    if ranks > 1:
+        command += ["-m", "torch.distributed.run", "--standalone"]
+        command += [f"--nproc-per-node={ranks}"]
+    if cores := case.get("cores"):
+        allowed = sorted(os.sched_getaffinity(0))[:cores]
+        command = ["taskset", "-c", ",".join(map(str, allowed)), *command]
+    words = f"{BASE} --seconds {settings.seconds} {case['flags']} {more}"
+    command += [str(ROOT / "train.py"), *shlex.split(words)]
+    if "--loader synthetic" not in words and "--data" not in words:
+        command += ["--data", str(data)]
+    command += ["--output", str(folder)]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".log").open("w") as log:
+        subprocess.run(command, stdout=log, stderr=log, timeout=LIMIT_S, cwd=ROOT)
+    path = folder / "summary.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def tried(case: Mapping[str, Any], number: int, settings: Planted) -> dict[str, Any]:
+    """Return the row of a case."""
+    folder = settings.output / "runs" / f"{number:02}"
+    row: dict[str, Any] = {"case": case["name"], "binds": case["binds"]}
+    try:
+        summary = run(case, "", settings, folder)
+        if summary is None:
+            return row | {"failed": "no summary"}
+        binds = summary["binds"] or {}
+        slow = summary["slowest_rank"]
+        row |= {
+            "named": binds.get("stage"),
+            "share": binds.get("share"),
+            "right": binds.get("stage") in case["binds"],
+            "bound": summary["bound"],
+            "rate": summary["rate"]["steady"],
+        }
+        if "slowest" in case:
+            row["slowest"] = slow
+            row["right"] &= (slow or {}).get("rank") == case["slowest"]
+        what = case.get("what")
+        if not settings.change or not what:
+            return row
+        predicted = [one for one in summary["what_if"] if one["what"] == what]
+        after = run(case, case["change"], settings, folder.with_name(f"{number:02}b"))
+        if after is None or not predicted:
+            return row | {"failed": "no prediction" if after else "no second summary"}
+        rate = after["rate"]["steady"]
+        row |= {
+            "what": what,
+            "predicted": predicted[0]["rate"],
+            "low": predicted[0]["low"],
+            "high": predicted[0]["high"],
+            "after": rate,
+            "off": predicted[0]["rate"] / rate - 1,
+        }
+    except subprocess.TimeoutExpired:
+        row["failed"] = f"took longer than {LIMIT_S} s"
+    return row
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the rows as a table in Markdown."""
+    lines = [
+        "| case | named | share | img/s | the change | predicted | measured | off |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        named = row.get("failed") or (
+            row["named"] if row["right"] else f"**{row['named']}**, not {row['binds']}"
+        )
+        cells = [row["case"], named]
+        cells += [f"{row['share']:.0%}" if row.get("share") else ""]
+        cells += [f"{row['rate']:,.0f}" if row.get("rate") else ""]
+        if "off" in row:
+            between = f"{row['low']:,.0f} to {row['high']:,.0f}"
+            cells += [row["what"], f"{row['predicted']:,.0f} ({between})"]
+            cells += [f"{row['after']:,.0f}", f"{row['off']:+.0%}"]
+        else:
+            cells += [""] * 4
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: list[str]) -> int:
+    """Return 0; 1 where a case was named wrong, 2 for a user's mistake."""
+    try:
+        settings = flags(Planted, argv, prog="scripts.planted")
+        cases = []
+        for name in settings.cases.split(","):
+            path = ROOT / "configs/planted" / f"{name}.yaml"
+            if not path.exists():
+                raise UserError(f"--cases {name}: there is no {path}")
+            cases += yaml.safe_load(path.read_text(encoding="utf-8"))
+    except UserError as error:
+        print(f"scripts.planted: {error}", file=sys.stderr)
+        return 2
+    settings.output.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for number, case in enumerate(cases):
+        if settings.only not in case["name"]:
+            continue
+        if case.get("ranks", 1) > max(torch.cuda.device_count(), case.get("gloo", 0)):
+            continue
+        rows.append(tried(case, number, settings))
+        print(json.dumps(rows[-1]), flush=True)
+        with (settings.output / "results.jsonl").open("a") as file:
+            file.write(json.dumps(rows[-1]) + "\n")
+        (settings.output / "results.md").write_text(table(rows), encoding="utf-8")
+    return int(not all(row.get("right") for row in rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
