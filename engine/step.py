@@ -76,6 +76,7 @@ class Step:
         # engine.graphed.Graphs; None: every kernel is launched by the host, one by one
         self.graphs: Any = None
         self._held_by_graphs = 0  # bytes, when their memory was lent
+        self._shares = True  # its gradients with the other ranks
         self._draw_key = draw_key
         self._parameters = [
             p for group in self.optimizer.param_groups for p in group["params"]
@@ -139,7 +140,8 @@ class Step:
         counting: dist.Work | None = None
         if last and self.world.size > 1:
             counting = dist.all_reduce(everyones, async_op=True)
-        with self._gradients_stay_here() if not last else nullcontext():
+        shares = last and self._shares
+        with nullcontext() if shares else self._gradients_stay_here():
             with precisions.autocast(self.precision, self.world.device):
                 outputs = self.module(*self.task.inputs(batch))
                 losses = self.task.losses(outputs, batch)
@@ -231,6 +233,15 @@ class Step:
         # the device tensor: get_scale() would wait for the device
         scale = self.scaler._scale if self.scaler.is_enabled() else None
         return self._unscaled if scale is None else scale
+
+    @contextmanager
+    def unshared(self) -> Iterator[bool]:
+        """Let each rank step by its own gradients inside; yields whether it can: a graph holds the sharing."""
+        self._shares = False
+        try:
+            yield self.graphs is None and self.world.size > 1
+        finally:
+            self._shares = True
 
     def state_tensors(self) -> list[torch.Tensor]:
         """List every tensor that a step changes and a later step reads. They stay the same objects.

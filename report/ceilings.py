@@ -50,6 +50,9 @@ class MeasuredStep(Protocol):
     def forward(self, batch: Batch) -> object:
         """Return the network's outputs, without gradients."""
 
+    def unshared(self) -> AbstractContextManager[bool]:
+        """Let each rank step by its own gradients; yields whether it can."""
+
     def preserved(self) -> AbstractContextManager[None]:
         """Put back, bit for bit, what the steps inside have changed."""
 
@@ -184,6 +187,8 @@ def compute_ceiling(
             count = math.ceil(wanted / len(resident)) * len(resident)  # whole rounds
             seconds = [run(count) for _ in range(BLOCKS)]
             step_s = float(np.median(seconds)) / count
+            with step.unshared() as alone:
+                unshared_s = run(count) / count if alone else step_s
             parts = kernels.parts(
                 partial(take, resident[0]),
                 forward=partial(step.forward, resident[0]),
@@ -202,6 +207,7 @@ def compute_ceiling(
         "spread": spread(rates),
         "steps": count * BLOCKS,
         "step_ms": 1e3 * step_s,
+        "all_reduce_ms": 1e3 * max(step_s - unshared_s, 0.0),
         **parts,
     }
 

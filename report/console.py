@@ -367,6 +367,14 @@ def _what_if(summary: Summary) -> str:
     return "; ".join(what_if.told(summary, look_up(summary, "rate.unit") or "img/s"))
 
 
+def _energy(summary: Summary) -> str:
+    energy = summary.get("energy")
+    if not energy:
+        return ""
+    unit = (look_up(summary, "rate.unit") or "img/s").removesuffix("/s")
+    return f"{energy['joules_a_sample']:.3g} J/{unit} of the GPUs, {energy['run_kwh']:.3g} kWh in all"
+
+
 def _not_decoded(summary: Summary) -> str:
     failed = summary.get("samples_failed")
     return f"{len(failed)} samples, see failed.txt" if failed else ""
@@ -403,6 +411,7 @@ LINES = (
     Line("data wait", "{ms:.2f} ms a step, {share:.1%} of the time", "data_wait"),
     Line("stage that binds", _binds),
     Line("slowest rank", _slowest),
+    Line("energy", _energy),
     Line("CPU steal", _steal),
     Line("frames", _frames),
     Line("fallback", _fallback),

@@ -197,6 +197,14 @@ class Sampler:
             self._thread.join(timeout=5)
             self._thread = None
 
+    def energy_j(self) -> float | None:
+        """Return the joules that the GPU has used since its driver was loaded; None where it does not count."""
+        with contextlib.suppress(Exception):  # no GPU, an older one, no permission
+            import pynvml
+
+            return pynvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu) / 1e3
+        return None
+
     def read(self) -> dict[str, float | None]:
         """Return the means since the last call by NAMES, None where nothing was read.
 

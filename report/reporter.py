@@ -102,6 +102,7 @@ class Reporter:
         self._sampler = Sampler(
             world.device, cores=description["hardware"]["cores"]
         ).start()
+        self._energy_before_j = self._sampler.energy_j()
         self._rate_unit = description.get("unit", "img/s")
         self._item = self._rate_unit.removesuffix("/s")  # what is counted: img, clip
         self._bar: Bar | None = None  # of the epoch
@@ -250,7 +251,7 @@ class Reporter:
             **{
                 f"stage/{name}": share
                 for name, share in stages.shares(
-                    window.stages, window.seconds, self._description["workers"]
+                    window.stages, window.seconds, self._description.get("workers", 0)
                 ).items()
             },
             "gpu/utilisation": load["gpu_utilisation"],
@@ -410,7 +411,9 @@ class Reporter:
         self._record.summary(values)
         if finished:
             efficiency = values["efficiency"]
-            self._tell_rate(values["rate"]["steady"], efficiency, step=step)
+            self._tell_rate(
+                values["rate"]["steady"], efficiency, values["energy"], step=step
+            )
             self._console.result(values, self._task, folder=self._record.folder)
             if too_high(efficiency):
                 self.warn(
@@ -446,7 +449,7 @@ class Reporter:
             self._measure_memory(host_gib())
         split = summary.split(steady_steps)
         of_loader = stages.of_windows(
-            self._meter.steady_windows(), self._description["workers"]
+            self._meter.steady_windows(), self._description.get("workers", 0)
         )
         of_ranks = self._world.gather(
             {**split, "sm_mhz": gpu["sm_mhz"], "stages": of_loader}
@@ -479,6 +482,7 @@ class Reporter:
             "memory": self._memory | {"host_gib": float(host[0])},
             "gpu": over_ranks(self._world.gather(gpu)),
             "cpu": {"utilisation": busy, "steal": steal},
+            "energy": self._energy(gpu["power_w"], rate["steady"]),
         }
         values["binds"] = stages.binds(values)
         values["what_if"] = what_if.predictions(values)
@@ -487,6 +491,26 @@ class Reporter:
         if detection := summary.detection(self._description, rate["steady"]):
             values["detection"] = detection
         return values
+
+    def _energy(
+        self, power_w: float | None, rate: float | None
+    ) -> dict[str, float] | None:
+        """Return the energy of all ranks' GPUs; None where they do not count it.
+
+        `run_kwh`: from the run's begin to now, by NVML's counters. `joules_a_sample`: of the steady windows,
+        by the power read in them.
+        """
+        now = self._sampler.energy_j()
+        used = None
+        if now is not None and self._energy_before_j is not None:
+            used = now - self._energy_before_j
+        joules, watts = zip(*self._world.gather((used, power_w)), strict=True)
+        if None in joules or None in watts or not rate:
+            return None
+        return {
+            "run_kwh": sum(joules) / 3.6e6,
+            "joules_a_sample": sum(watts) / rate,
+        }
 
     def _finish_again(
         self, earlier: dict[str, Any], trained: Mapping[str, Any], step: int
@@ -505,17 +529,30 @@ class Reporter:
             values["validation_s"] = self._validation_s
         self._record.summary(values)
         # the events were cut behind that step
-        self._tell_rate(earlier["rate"]["steady"], earlier["efficiency"], step=step)
+        self._tell_rate(
+            earlier["rate"]["steady"],
+            earlier["efficiency"],
+            earlier.get("energy"),
+            step=step,
+        )
         return values
 
     def _tell_rate(
-        self, rate: float | None, efficiency: float | None, *, step: int
+        self,
+        rate: float | None,
+        efficiency: float | None,
+        energy: Mapping[str, float] | None,
+        *,
+        step: int,
     ) -> None:
         """Write the last point of each throughput, which is what HPARAMS shows."""
         tags = {
             "throughput/samples_per_s": rate,
             "throughput/per_gpu": rate and rate / self._world.size,
             "throughput/efficiency": efficiency,
+            "energy/joules_a_sample": None
+            if energy is None
+            else energy["joules_a_sample"],
         }
         self._board.scalars(tags, step + 1)
 

@@ -46,7 +46,7 @@ def of_windows(windows: Sequence[RateWindow], workers: int) -> dict[str, Found]:
         return {}
     return {
         name: {
-            "share": wall / seconds / (max(workers, 1) if name in OF_WORKERS else 1),
+            "share": _share(name, wall, seconds, workers),
             "ms": 1e3 * wall / samples,
             "cpu_ms": 1e3 * cpu / samples,
         }
@@ -57,9 +57,17 @@ def of_windows(windows: Sequence[RateWindow], workers: int) -> dict[str, Found]:
 def shares(stages: StageSeconds, seconds: float, workers: int) -> dict[str, float]:
     """Return the share of the time that each stage of a window has had."""
     return {
-        name: wall / seconds / (max(workers, 1) if name in OF_WORKERS else 1)
-        for name, (wall, _) in stages.items()
+        name: _share(name, wall, seconds, workers) for name, (wall, _) in stages.items()
     }
+
+
+def _share(name: str, wall: float, seconds: float, workers: int) -> float:
+    """Return a stage's share of the time of workers, or of the thread.
+
+    A wait that began before a pause is counted whole when it ends: it may be longer than the window.
+    """
+    workers_s = max(workers, 1) if name in OF_WORKERS else 1
+    return min(wall / seconds / workers_s, 1.0)
 
 
 def binds(summary: Mapping[str, Any]) -> Found | None:
@@ -93,11 +101,13 @@ def _of_the_step(summary: Mapping[str, Any]) -> Found | None:
     whole = sum(phases.values())
     if not whole:
         return None
-    # of the step alone, its kernels one behind another: what is left is the host's
-    kernels = look_up(summary, "ceiling.compute.kernel_ms")
-    step_ms = look_up(summary, "ceiling.compute.step_ms")
-    if kernels and step_ms and kernels < (1 - LAUNCHES) * step_ms:
-        return _found("step", "launch", 1 - kernels / step_ms)
+    # of the step alone: without its kernels what is left is the host's, and of the rest some is waited for
+    step_ms = look_up(summary, "ceiling.compute.step_ms") or 0.0
+    kernels = look_up(summary, "ceiling.compute.kernel_ms") or step_ms
+    shared = look_up(summary, "ceiling.compute.all_reduce_ms") or 0.0
+    for stage, ms in (("all-reduce", shared), ("launch", step_ms - kernels)):
+        if ms > OUTSIDE * step_ms:
+            return _found("step", stage, ms / step_ms)
     # inside of a graph phases cannot be told apart: those of an eager step stand for them
     if "graph" in phases and summary.get("warm_up_ms"):
         phases = dict(summary["warm_up_ms"])
@@ -106,8 +116,9 @@ def _of_the_step(summary: Mapping[str, Any]) -> Found | None:
     return _found("step", longest, phases[longest] / whole)
 
 
-LAUNCHES = 0.25
-"""Share of a step in which its device has no kernel, from which on launching them is what binds."""
+OUTSIDE = 0.25
+"""Share of a step that ranks wait for each other's gradients, or the device for launches, from which on that
+is what binds."""
 
 
 def _of_the_loader(stages: Mapping[str, Stage]) -> Found | None:

@@ -76,6 +76,7 @@ SCALARS = (
     Scalar("gpu/utilisation", "utilisation", "last"),
     Scalar("gpu/power_w", "power, W"),
     Scalar("gpu/sm_mhz", "SM clock, MHz"),
+    Scalar("energy/joules_a_sample", "energy", "last"),
     Scalar("memory/allocated_gib", "GiB"),
     Scalar("memory/reserved_gib", "GiB"),
     Scalar("memory/device_gib", "GiB", "last"),

@@ -122,7 +122,7 @@ def predictions(summary: Summary) -> list[dict[str, Any]]:
 
 
 def _predicted(model: Model, change: Change) -> dict[str, Any]:
-    coupling = min(model.rate / model.limit(), 1.0)
+    coupling = model.rate / model.limit()
     rates = [
         coupling * after.limit()
         for after in (change.after, change.least, change.most)
@@ -150,14 +150,16 @@ def _workers(model: Model) -> Iterator[Change]:
         return
     wait = model.waits()
     now = model.by_workers(workers, wait)
-    for count in (max(workers // 2, 1), 2 * workers, MOST_TIMES * workers):
-        if count != workers:
-            loader = model.loader * model.by_workers(count, wait) / now
-            yield Change(
-                what=f"--workers {count}",
-                settings={"workers": count},
-                after=replace(model, loader=loader),
-            )
+    cores = int(look_up(model.summary, "hardware.cores") or 1)
+    counts = {max(workers // 2, 1), 2 * workers, MOST_TIMES * workers, cores}
+    for count in sorted(counts - {workers}):
+        loader = model.loader * model.by_workers(count, wait) / now
+        yield Change(
+            what=f"--workers {count}",
+            settings={"workers": count},
+            after=replace(model, loader=loader),
+            least=_behind_dali(model),
+        )
 
 
 def _storage(model: Model) -> Iterator[Change]:
@@ -172,7 +174,13 @@ def _storage(model: Model) -> Iterator[Change]:
         what="--cache-dir, once filled" if remote else "storage without latency",
         settings={"cache_dir": "FOLDER"} if remote else {},
         after=replace(model, loader=model.loader * gain),
+        least=_behind_dali(model),
     )
+
+
+def _behind_dali(model: Model) -> Model | None:
+    """Return the limits as they are, where DALI decodes what workers read: how much more it can is not known."""
+    return model if model.stage("dali") else None
 
 
 def _transforms(model: Model) -> Iterator[Change]:

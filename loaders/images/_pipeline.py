@@ -8,7 +8,7 @@ Must not know the order of an epoch, nor who reads the files.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import numpy as np

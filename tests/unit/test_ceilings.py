@@ -89,6 +89,9 @@ class FakeStep:
     def preserved(self) -> Any:
         return nullcontext()
 
+    def unshared(self) -> Any:
+        return nullcontext(False)
+
     dtype = "float32"
 
     def forward(self, batch: Batch) -> None:

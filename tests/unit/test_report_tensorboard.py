@@ -206,7 +206,10 @@ def test_layout_names_tags_that_match_themselves_only(tmp_path: Path) -> None:
     (event,) = read(tmp_path).Tensors("custom_scalars__config__")
     found = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
     groups = {category.title for category in found.category}
-    assert groups == {"throughput", "time", "memory", "val", "gpu"}
+    assert groups == {
+        *("throughput", "time", "memory", "val", "gpu"),
+        *("stage", "energy"),
+    }
     first = found.category[0].chart[0].multiline.tag
     assert list(first) == [f"^throughput/{name}$" for name in RATES]
 

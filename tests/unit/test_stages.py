@@ -1,0 +1,178 @@
+"""Where a loader's time goes: held against work whose times are known, in threads, processes and pauses."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from contracts import Array, RateWindow, Rows
+from loaders._stages import STAGES, Stages, lap
+from loaders._workers import Workers
+from report import stages
+from report.meter import added
+from tests.unit.test_workers import rows_of
+
+
+def test_a_lap_goes_to_its_stage_and_waiting_takes_no_cpu() -> None:
+    counted = Stages(2)
+    for number in (0, 1):
+        laps = counted.of_worker(number)
+        time.sleep(0.03)
+        laps.lap("read")
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
+        laps.lap("decode")
+    seconds = counted.seconds()
+    assert seconds.keys() == {"read", "decode"}
+    assert seconds["read"][0] >= 0.06 and seconds["read"][1] < 0.01
+    assert seconds["decode"][0] >= seconds["decode"][1] >= 0.04
+
+
+def work_of(read_s: float, decode_s: float) -> Any:
+    def work(rows: Rows, slot: Array) -> None:
+        for _ in rows.ids:
+            time.sleep(read_s)
+            lap("read")
+            time.sleep(decode_s)
+            lap("decode")
+
+    return lambda: work
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_workers_do_is_known_here(workers: int) -> None:
+    counted = Stages(workers)
+    pool = Workers(
+        work_of(0.004, 0.002),
+        workers=workers,
+        batch_size=4,
+        part_bytes=lambda rows: rows,
+        part_rows=2,
+        stages=counted,
+    )
+    try:
+        rows = [rows_of([(1, 1)] * 4)] * 6
+        for _ in counted.waited(pool.run(rows)):
+            pass
+    finally:
+        pool.close()
+    seconds = {name: wall for name, (wall, _) in counted.seconds().items()}
+    assert seconds["read"] >= 24 * 0.004 and seconds["decode"] >= 24 * 0.002
+    assert seconds["read"] > 1.3 * seconds["decode"]
+    assert seconds["workers"] > 0 and set(seconds) <= set(STAGES)
+
+
+def test_what_lies_between_two_readings_is_added() -> None:
+    before = {"read": (1.0, 0.5)}
+    after = {"read": (4.0, 1.0), "decode": (2.0, 2.0)}
+    assert added({"read": (10.0, 1.0)}, after, before) == {
+        "read": (13.0, 1.5),
+        "decode": (2.0, 2.0),
+    }
+
+
+def test_shares_and_milliseconds_of_windows() -> None:
+    window = RateWindow(100, 50, 2.0, 0, {"decode": (3.0, 2.5), "workers": (1.0, 0.0)})
+    both = [window, replace(window, stages={"decode": (1.0, 1.0)})]
+    told = stages.of_windows(both, workers=2)
+    assert told["decode"] == {"share": 0.5, "ms": 40.0, "cpu_ms": 35.0}
+    assert told["workers"]["share"] == 0.25, "the thread is one, however many workers"
+    assert stages.of_windows([], workers=2) == {}
+
+
+def of(**shares: float) -> dict[str, Any]:
+    return {name: {"share": share, "ms": 1.0} for name, share in shares.items()}
+
+
+FED = {"data_wait": {"share": 0.01}}
+STARVED = {"data_wait": {"share": 0.4}}
+
+
+@pytest.mark.parametrize(
+    ("summary", "side", "stage"),
+    [
+        (
+            STARVED | {"stages": of(workers=0.9, read=0.1, decode=0.7)},
+            "loader",
+            "decode",
+        ),
+        (STARVED | {"stages": of(workers=0.9, idle=0.8, read=0.2)}, "loader", "read"),
+        (STARVED | {"stages": of(workers=0.2, dali=0.7, read=0.9)}, "loader", "dali"),
+        (STARVED | {"stages": of(full=0.9, finish=0.1)}, "loader", "finish"),
+        (STARVED, "loader", "data_wait"),
+        (
+            FED | {"split_ms": {"forward": 2.0, "backward": 4.0, "data_wait": 9.0}},
+            "step",
+            "backward",
+        ),
+        (
+            FED
+            | {
+                "split_ms": {"graph": 9.0},
+                "warm_up_ms": {"forward": 3.0, "update": 5.0},
+            },
+            "step",
+            "update",
+        ),
+        (
+            FED
+            | {"split_ms": {"forward": 9.0}}
+            | {"ceiling": {"compute": {"step_ms": 10.0, "kernel_ms": 6.0}}},
+            "step",
+            "launch",
+        ),
+        (
+            FED
+            | {"split_ms": {"backward": 9.0}}
+            | {"ceiling": {"compute": {"step_ms": 10.0, "all_reduce_ms": 4.0}}},
+            "step",
+            "all-reduce",
+        ),
+        (
+            STARVED
+            | {"pauses": {"validation": 9.0, "ceilings": 50.0}}
+            | {"rate": {"paused_s": 10.0, "active_s": 5.0}},
+            "pause",
+            "validation",
+        ),
+    ],
+)
+def test_the_one_stage_that_binds(
+    summary: dict[str, Any], side: str, stage: str
+) -> None:
+    binds = stages.binds(summary)
+    assert binds is not None
+    assert (binds["side"], binds["stage"]) == (side, stage)
+    assert 0 < binds["share"] <= 1
+
+
+def test_nothing_is_named_where_nothing_was_measured() -> None:
+    assert stages.binds({}) is None
+    assert stages.binds(FED) is None
+
+
+def rank(wait: float = 1.0, clock: float = 1900.0, **ms: float) -> dict[str, Any]:
+    of_loader = {name: {"ms": value} for name, value in ms.items()}
+    return {"data_wait": wait, "forward": 5.0, "sm_mhz": clock, "stages": of_loader}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "named"),
+    [
+        ([rank()], None),
+        ([rank(), rank(), rank(1.2)], None),
+        ([rank(read=1), rank(), rank(9, read=9, decode=3)], (2, "read")),
+        ([rank(decode=2), rank(30, read=1, decode=9, idle=99)], (1, "decode")),
+        ([rank(), rank(clock=1200)], (1, "clock")),
+        ([rank() | {"forward": 9.0}, rank()], (0, "forward")),
+    ],
+)
+def test_the_rank_that_others_wait_for(
+    ranks: list[dict[str, Any]], named: tuple[int, str] | None
+) -> None:
+    slow = stages.slowest(ranks)
+    assert (slow and (slow["rank"], slow["why"])) == named

@@ -1,0 +1,131 @@
+"""Predictions held against rates worked out by hand, and against a simulated machine with workers and cores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from report import what_if
+
+
+def summary(**changes: Any) -> dict[str, Any]:
+    """A run of 4 workers on 16 cores: 10 ms an image of reading, 2 of decoding, so that 333 img/s are loaded."""
+    return {
+        "rate": {"steady": 330.0, "spread": {"iqr": 3.3}, "short": False},
+        "ceiling": {"compute": {"rate": 2000.0}, "loader": {"rate": 333.0}},
+        "hardware": {"cores": 16, "gpu": None},
+        "cpu": {"utilisation": 0.05},
+        "workers": 4,
+        "world_size": 1,
+        "stages": {
+            "read": {"ms": 10.0, "cpu_ms": 0.0},
+            "decode": {"ms": 2.0, "cpu_ms": 2.0},
+            "idle": {"ms": 50.0, "cpu_ms": 0.1},
+        },
+    } | changes
+
+
+def predicted(of: dict[str, Any], what: str) -> dict[str, Any]:
+    (one,) = (one for one in what_if.predictions(of) if one["what"] == what)
+    assert one["low"] <= one["rate"] <= one["high"]
+    return one
+
+
+def simulated(workers: int, read: float, decode: float, cores: float) -> float:
+    """The rate of workers that wait and compute in turn: as many as there are, or as the cores allow."""
+    return min(workers / (read + decode), cores / decode)
+
+
+@pytest.mark.parametrize(
+    ("what", "after"),
+    [
+        ("--workers 2", simulated(2, 0.010, 0.002, 16)),
+        ("--workers 8", simulated(8, 0.010, 0.002, 16)),
+        ("--workers 16", simulated(16, 0.010, 0.002, 16)),
+        ("storage without latency", min(simulated(4, 0, 0.002, 16), 2000)),
+    ],
+)
+def test_workers_that_wait_for_storage(what: str, after: float) -> None:
+    assert predicted(summary(), what)["rate"] == pytest.approx(after, rel=0.02)
+
+
+def test_no_more_than_the_step_takes_nor_than_the_cores_give() -> None:
+    fed = summary(ceiling={"compute": {"rate": 500.0}, "loader": {"rate": 333.0}})
+    one = predicted(fed, "storage without latency")
+    assert one["rate"] == pytest.approx(500 * 330 / 333, rel=0.01)
+    busy = summary(cpu={"utilisation": 0.8})  # at 412 img/s all cores are busy
+    assert predicted(busy, "--workers 8")["rate"] == pytest.approx(
+        412 * 330 / 333, rel=0.01
+    )
+
+
+def test_a_slow_function_of_ones_own() -> None:
+    stages = {
+        "read": {"ms": 0.5, "cpu_ms": 0.5},
+        "decode": {"ms": 1.5, "cpu_ms": 1.5},
+        "transforms": {"ms": 6.0, "cpu_ms": 0.0},
+    }
+    one = predicted(summary(stages=stages), "--transforms that take no time")
+    assert one["rate"] == pytest.approx(330 * 4, rel=0.01)
+
+
+GPU = {"gpu": "H100", "cores": 16}
+
+
+def test_launches_and_passes_over_memory() -> None:
+    compute = {"rate": 1000.0, "step_ms": 10.0, "kernel_ms": 4.0, "arithmetic_ms": 1.0}
+    ceiling = {"compute": compute, "loader": {"rate": 20_000.0}}
+    rate = {"steady": 1000.0, "spread": {"iqr": 0.0}, "short": False}
+    of = summary(rate=rate, ceiling=ceiling, hardware=GPU, stages={}, batch_size=10)
+    assert predicted(of, "--graphs true")["rate"] == pytest.approx(2500)
+    assert predicted(of, "--batch-size 20, another recipe")["rate"] == pytest.approx(
+        2000
+    )
+    compiled = predicted(of, "--compile true")
+    least, most = what_if.FUSED
+    assert compiled["low"] <= 1000 * 10 / (10 - least * 3)
+    assert compiled["high"] >= 1000 * 10 / (10 - most * 3)
+    of |= {"graphs": True, "compile": True}
+    told = {one["what"] for one in what_if.predictions(of)}
+    assert not told & {"--graphs true", "--compile true"}
+
+
+def test_loaders_that_auto_has_measured() -> None:
+    measured = {
+        "dali-gpu": {"rate": 1500.0},
+        "torchvision": {"rate": 330.0},
+        "dali-cpu": {"why": "no"},
+    }
+    of = summary(loader="torchvision", loader_auto={"measured": measured})
+    listed = what_if.predictions(of)
+    assert listed[0]["what"] in ("storage without latency", "--loader dali-gpu")
+    assert predicted(of, "--loader dali-gpu")["rate"] == pytest.approx(1500, rel=0.02)
+    assert [one["gain"] for one in listed] == sorted(
+        (one["gain"] for one in listed), reverse=True
+    )
+
+
+def test_what_dali_can_do_more_is_not_known() -> None:
+    of = summary()
+    of["stages"] = of["stages"] | {"dali": {"ms": 0.01, "cpu_ms": 0.0}}
+    assert (
+        predicted(of, "--workers 8")["low"]
+        < 330
+        < 600
+        < predicted(of, "--workers 8")["high"]
+    )
+
+
+@pytest.mark.parametrize("missing", ["rate", "ceiling"])
+def test_nothing_is_predicted_of_what_was_not_measured(missing: str) -> None:
+    assert what_if.predictions(summary() | {missing: None}) == []
+    assert what_if.told(summary(), "img/s") == []
+
+
+def test_three_lines_of_those_that_gain() -> None:
+    of = summary()
+    of["what_if"] = what_if.predictions(of)
+    lines = what_if.told(of, "img/s")
+    assert len(lines) == what_if.SHOWN
+    assert lines[0].startswith("storage without latency: 1,9") and "+500%" in lines[0]
