@@ -58,14 +58,14 @@ class Planted(Settings):
 
 
 def waits(image: Array, rng: np.random.Generator) -> Array:
-    """Take 5 ms and no core."""
-    time.sleep(0.005)
+    """Take 20 ms and no core."""
+    time.sleep(0.02)
     return image
 
 
 def computes(image: Array, rng: np.random.Generator) -> Array:
-    """Take about 5 ms of the interpreter's time."""
-    until = time.thread_time() + 0.005
+    """Take 20 ms of the interpreter's time."""
+    until = time.thread_time() + 0.02
     while time.thread_time() < until:
         pass
     return image
@@ -171,7 +171,12 @@ def run(case: Mapping[str, Any], more: str, settings: Planted, folder: Path) -> 
     if cores := case.get("cores"):
         allowed = sorted(os.sched_getaffinity(0))[:cores]
         command = ["taskset", "-c", ",".join(map(str, allowed)), *command]
-    words = f"{BASE} --seconds {settings.seconds} {case['flags']} {more}"
+    flags_ = (
+        case["flags"].replace(case["without"], "")
+        if more and "without" in case
+        else case["flags"]
+    )
+    words = f"{BASE} --seconds {settings.seconds} {flags_} {more}"
     command += [str(ROOT / "train.py"), *shlex.split(words)]
     if "--loader synthetic" not in words and "--data" not in words:
         command += ["--data", str(data)]

@@ -1,0 +1,83 @@
+"""Bottlenecks that are planted in runs of train.py, and what their summaries name; more of them need a GPU
+(scripts/planted.py)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.end_to_end.runs import Runner, summary
+
+FLAGS = """--arch squeezenet1_1 --image-size 32 --batch-size 8 --workers 1 --epochs 1000 --min-window-s 0.2
+    --save-every-minutes 0 --loader torchvision"""
+TRAINS = "--seconds 1 --val-every 0"
+WAITS = "--transforms scripts.planted:waits"
+
+
+@pytest.mark.parametrize(
+    ("flags", "side", "stage"),
+    [
+        (f"{TRAINS} --read-delay-ms 30", "loader", "read"),
+        (f"{TRAINS} {WAITS}", "loader", "transforms"),
+        (f"{TRAINS} --transforms scripts.planted:computes", "loader", "transforms"),
+        (f"{TRAINS} --batch-size 24 --image-size 96", "step", "backward"),
+        (f"{TRAINS} --save-every-steps 1", "pause", "checkpoint"),
+        (
+            "--epochs 4 --read-delay-ms 20 --val-every 1 --batch-size 64",
+            "pause",
+            "validation",
+        ),
+    ],
+)
+def test_what_was_planted_is_named(
+    train: Runner, pictures: Path, flags: str, side: str, stage: str
+) -> None:
+    train(FLAGS, "--data", pictures, "--output run", flags).done()
+    told = summary(train.cwd / "run")
+    binds = told["binds"]
+    assert (binds["side"], binds["stage"]) == (side, stage), told["stages"]
+    if side == "loader":
+        assert binds["share"] > 0.5
+
+
+def test_large_photographs_are_bound_by_decoding(train: Runner, tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        folder = tmp_path / "large" / split / "one"
+        folder.mkdir(parents=True)
+        for number in range(16):
+            image = Image.radial_gradient("L").resize((2400, 1800)).convert("RGB")
+            image.save(folder / f"{number}.jpg")
+    more = "--scale 0.8 1 --batch-size 4"
+    train(FLAGS, "--data large --output run", TRAINS, more).done()
+    assert summary(train.cwd / "run")["binds"]["stage"] == "decode"
+
+
+def test_the_rank_that_is_late_is_named_with_its_stage(
+    train: Runner, pictures: Path
+) -> None:
+    late = "--transforms scripts.planted:waits_on_rank_1 --ceilings false"
+    ranks = train.ranks(2, FLAGS, "--data", pictures, "--output run", TRAINS, late)
+    for process in ranks:
+        process.done()
+    slow = summary(train.cwd / "run")["slowest_rank"]
+    assert (slow["rank"], slow["why"]) == (1, "transforms")
+
+
+def rate_of(train: Runner, pictures: Path, name: str, flags: str) -> dict[str, Any]:
+    train(FLAGS, "--data", pictures, "--output", name, TRAINS, flags).done()
+    return json.loads((train.cwd / name / "summary.json").read_text())
+
+
+def test_storage_without_latency_is_worth_what_was_predicted(
+    train: Runner, pictures: Path
+) -> None:
+    """Reads of 40 ms, and of 20: what is left binds still, so that no core's speed matters."""
+    slow = rate_of(train, pictures, "slow", "--read-delay-ms 40")
+    (more,) = (one for one in slow["what_if"] if one["what"] == "--workers 2")
+    measured = rate_of(train, pictures, "more", "--read-delay-ms 40 --workers 2")
+    rate = measured["rate"]["steady"]
+    assert more["rate"] == pytest.approx(rate, rel=0.1)
