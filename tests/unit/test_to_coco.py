@@ -1,4 +1,4 @@
-"""scripts.to_coco: a set in YOLO's or Pascal VOC's layout has the boxes, masks and keypoints that it had."""
+"""scripts.to_coco: a set in YOLO's layout has the boxes and masks that it had."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from PIL import Image
 from dataset.coco.columns import Instances
 from scripts.to_coco import main
 from tests.conformance.pictures import turned
-from tests.unit.coco_files import CATEGORIES, KEYPOINTS, document, opened, write_coco
+from tests.unit.coco_files import CATEGORIES, document, opened, write_coco
 
 NAMES = list(CATEGORIES.values())
 CLASS = {number: place for place, number in enumerate(CATEGORIES)}
-FLIPS = [0, 2, 1, 4, 3]
 
 
 @pytest.fixture(scope="module")
@@ -26,84 +25,33 @@ def coco(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_coco(tmp_path_factory.mktemp("coco") / "coco")
 
 
-def of_image(told: dict[str, Any], image: dict[str, Any]) -> list[dict[str, Any]]:
-    return [
-        one
-        for one in told["annotations"]
-        if one["image_id"] == image["id"] and not one["iscrowd"]
-    ]
-
-
-def to_yolo(coco: Path, root: Path, kind: str, *, splits: bool = True) -> None:
-    """`kind`: boxes, polygons or keypoints."""
+def to_yolo(coco: Path, root: Path, kind: str) -> None:
+    """`kind`: boxes or polygons."""
     for split, name in (("train2017", "train"), ("val2017", "val")):
-        told = document(
-            coco, split, "person_keypoints" if kind == "keypoints" else "instances"
-        )
-        place = name if splits else ""
-        (root / "images" / place).mkdir(parents=True, exist_ok=True)
-        (root / "labels" / place).mkdir(parents=True, exist_ok=True)
+        told = document(coco, split)
+        shutil.copytree(coco / split, root / "images" / name)
+        (root / "labels" / name).mkdir(parents=True)
         for image in told["images"]:
             scale = np.array([image["width"], image["height"]])
             lines = []
-            for one in of_image(told, image):
-                x, y, w, h = one["bbox"]
-                values = [
-                    *((np.array([x, y]) + np.array([w, h]) / 2) / scale),
-                    *(np.array([w, h]) / scale),
-                ]
+            for one in told["annotations"]:
+                if one["image_id"] != image["id"] or one["iscrowd"]:
+                    continue
+                corner, extent = np.reshape(one["bbox"], (2, 2))
+                points = [corner + extent / 2, extent]
                 if kind == "polygons":
-                    values = (
-                        (np.array(one["segmentation"][0]).reshape(-1, 2) / scale)
-                        .ravel()
-                        .tolist()
-                    )
-                elif kind == "keypoints":
-                    points = np.array(one["keypoints"], float).reshape(-1, 3)
-                    points[:, :2] /= scale
-                    values += points.ravel().tolist()
+                    points = np.reshape(one["segmentation"][0], (-1, 2))
+                values = (points / scale).ravel().tolist()
                 lines.append(" ".join(map(str, [CLASS[one["category_id"]], *values])))
-            (root / "labels" / place / image["file_name"]).with_suffix(
-                ".txt"
-            ).write_text("\n".join(lines))
-            shutil.copy(coco / split / image["file_name"], root / "images" / place)
-    told = {"names": dict(enumerate(NAMES))}
-    if splits:  # as exports write it, though the folder is beside the file
-        told |= {
-            "path": "../datasets/mine",
-            "train": "../images/train",
-            "val": "images/val",
-        }
-    if kind == "keypoints":
-        told |= {"kpt_shape": [5, 3], "flip_idx": FLIPS, "names": ["person"]}
-    (root / "data.yaml").write_text(yaml.safe_dump(told))
-
-
-def to_voc(coco: Path, root: Path) -> None:
-    for folder in ("JPEGImages", "Annotations", "ImageSets/Main"):
-        (root / folder).mkdir(parents=True)
-    for split, name in (("train2017", "train"), ("val2017", "val")):
-        told = document(coco, split)
-        for image in told["images"]:
-            objects = ""
-            for one in [
-                each for each in told["annotations"] if each["image_id"] == image["id"]
-            ]:
-                x, y, w, h = map(int, one["bbox"])
-                objects += (
-                    f"<object><name>{CATEGORIES[one['category_id']]}</name>"
-                    f"<difficult>{one['iscrowd']}</difficult><bndbox><xmin>{x + 1}</xmin><ymin>{y + 1}</ymin>"
-                    f"<xmax>{x + w}</xmax><ymax>{y + h}</ymax></bndbox></object>"
-                )
-            size = f"<width>{image['width']}</width><height>{image['height']}</height><depth>3</depth>"
-            text = f"<annotation><size>{size}</size>{objects}</annotation>"
-            stem = Path(image["file_name"]).stem
-            (root / "Annotations" / f"{stem}.xml").write_text(text)
-            shutil.copy(coco / split / image["file_name"], root / "JPEGImages")
-        stems = [Path(image["file_name"]).stem for image in told["images"]]
-        (root / "ImageSets" / "Main" / f"{name}.txt").write_text(
-            "\n".join(stems) + "\n"
-        )
+            file = root / "labels" / name / image["file_name"]
+            file.with_suffix(".txt").write_text("\n".join(lines))
+    # as exports write it, though the folder is beside the file
+    told = {"path": "../datasets/mine", "train": "../images/train", "val": "val.txt"}
+    (root / "data.yaml").write_text(
+        yaml.safe_dump(told | {"names": dict(enumerate(NAMES))})
+    )
+    files = sorted(path.name for path in (root / "images/val").iterdir())
+    (root / "val.txt").write_text("".join(f"images/val/{name}\n" for name in files))
 
 
 def told_of(columns: Instances) -> list[tuple[Any, ...]]:
@@ -136,47 +84,18 @@ def converted(root: Path) -> Path:
     return target
 
 
-@pytest.mark.parametrize("kind", ["boxes", "polygons", "keypoints"])
+@pytest.mark.parametrize("kind", ["boxes", "polygons"])
 def test_yolo(kind: str, coco: Path, tmp_path: Path) -> None:
     to_yolo(coco, tmp_path / "set", kind)
-    keypoints = kind == "keypoints"
     target = converted(tmp_path / "set")
     for split in ("train", "val"):
-        found = opened(target, split, keypoints=keypoints)
-        wanted = opened(coco, split, keypoints=keypoints, cache=tmp_path / "cache")
+        found = opened(target, split)
+        wanted = opened(coco, split, cache=tmp_path / "cache")
         ours = [one for one in told_of(wanted) if not one[2]]
         if kind == "boxes":  # which say no more than that
             ours = [(*one[:4], round(one[3][2] * one[3][3], 2)) for one in ours]
         assert told_of(found) == ours and found.rejected == 0
         assert (len(found.points) > 0) == (kind == "polygons")
-        if keypoints:
-            assert found.keypoint_mirror.tolist() == FLIPS and len(KEYPOINTS) == 5
-            assert (
-                np.abs(
-                    np.sort(found.keypoints.ravel()) - np.sort(wanted.keypoints.ravel())
-                ).max()
-                < 1e-3
-            )
-
-
-def test_yolo_without_splits(coco: Path, tmp_path: Path) -> None:
-    to_yolo(coco, tmp_path / "set", "boxes", splits=False)
-    target = converted(tmp_path / "set")
-    train, val = opened(target), opened(target, "val")
-    assert (len(train), len(val)) == (12, 1) and train.rejected == val.rejected == 0
-
-
-def test_voc(coco: Path, tmp_path: Path) -> None:
-    """Boxes count from 1 and include the last pixel; difficult ones are neither trained on nor missed."""
-    to_voc(coco, tmp_path / "set")
-    target = converted(tmp_path / "set")
-    for split in ("train", "val"):
-        found = opened(target, split)
-        wanted = told_of(opened(coco, split, cache=tmp_path / "cache"))
-        assert told_of(found) == [
-            (*one[:4], round(one[3][2] * one[3][3], 2)) for one in wanted
-        ]
-        assert found.rejected == 0 and sorted(found.classes[1:]) == sorted(NAMES)
 
 
 def test_what_cannot_be_read_is_counted(
@@ -198,31 +117,24 @@ def test_what_cannot_be_read_is_counted(
     assert f"5 left out, {why}" in said.err
 
 
-def test_boxes_are_of_what_is_shown(coco: Path, tmp_path: Path, capsys: Any) -> None:
+def test_boxes_are_of_what_is_shown(coco: Path, tmp_path: Path) -> None:
     root = tmp_path / "set"
     to_yolo(coco, root, "boxes")
     path = sorted((root / "images" / "train").iterdir())[0]
     with Image.open(path) as image:
         path.write_bytes(turned(np.asarray(image.convert("RGB")), 6))
     target = converted(root)
-    said = "EXIF turns 1 images; where boxes are of what is shown, train with --exif"
-    assert said in capsys.readouterr().out
     assert (len(opened(target)), len(opened(target, exif="shown"))) == (7, 8)
 
 
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("a.txt", "", "has no data.yaml with names, and no classes.txt"),
-        ("data.yaml", "names: [a]", "no image of default can be used; there is none"),
-        (
-            "data.yaml",
-            "names: [a]\ntrain: nowhere",
-            "nowhere, which data.yaml names, is",
-        ),
-        ("data.yaml", "names: [a", "is no YAML mapping"),
-        ("data.yaml", "5", "is no YAML mapping"),
-        ("Annotations/1.xml", "<annotation>", "is no XML"),
+        ("a.txt", "", "data.yaml: no YAML mapping with names, train and val"),
+        ("data.yaml", "{names: [a], train: nowhere}", "nowhere, which data.yaml"),
+        ("data.yaml", "{names: [a], train: ., val: .}", "no image of train can be"),
+        ("data.yaml", "names: [a", "no YAML mapping"),
+        ("data.yaml", "5", "no YAML mapping"),
     ],
 )
 def test_one_line_for_what_is_no_such_set(
