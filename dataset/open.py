@@ -14,7 +14,7 @@ import numpy as np
 
 from contracts import MAX_PIXELS, Split, UserError
 from dataset import val_split
-from dataset.coco import layouts, warnings
+from dataset.coco import layouts
 from dataset.coco.scan import open_coco
 from dataset.images.columns import as_shown, told_of_exif
 from dataset.model_classes import ModelClasses
@@ -278,8 +278,6 @@ def _tell(
             lines.append(
                 f"it has {len(columns.category_ids)} of training's categories, and is scored by these"
             )
-        if line := warnings.crowd_warning(columns.crowd):
-            console.info(f"{name}: {line}")
     for line in filter(None, lines):
         console.warn(f"{name}: {line}")
     if content in ("images", "videos") and not settings.multi_label:

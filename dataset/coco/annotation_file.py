@@ -162,7 +162,7 @@ def annotation(entry: Any, *, keypoints: bool) -> Annotation:
         if isinstance(segmentation, list):
             polygons = [*map(_polygon, segmentation)]
         elif segmentation is not None:
-            runs, size = _run_lengths(segmentation)
+            runs, size = run_lengths(segmentation)
     except Rejected as why:
         fault = str(why)
     row = (
@@ -205,7 +205,8 @@ def _polygon(points: Any) -> array[float]:
     return numbers
 
 
-def _run_lengths(value: Any) -> tuple[array[int], tuple[int, int]]:
+def run_lengths(value: Any) -> tuple[array[int], tuple[int, int]]:
+    """Return run lengths, and the height and width that they fill. Raises Rejected."""
     counts, size = _field(value, "counts"), _field(value, "size")
     try:
         if isinstance(counts, str):

@@ -19,7 +19,6 @@ from pycocotools import mask as coco_mask
 
 from dataset.coco.columns import Instances
 from dataset.coco.scan import NOUN
-from dataset.coco.warnings import crowd_warning
 from tests.unit.coco_files import (
     changed,
     counts,
@@ -180,16 +179,6 @@ def half_are_crowds(one: dict[str, Any]) -> None:
 def test_boxes_that_may_be_meant_otherwise(change: Any, said: str, data: Path) -> None:
     (line,) = changed(data, each("annotations", change)).warnings
     assert said in line
-
-
-@pytest.mark.parametrize(
-    ("crowds", "said"),
-    [(0, ""), (1, "1 of 20 annotations are crowds"), (4, "4 of 20"), (5, "")],
-)
-def test_a_few_crowds_are_counted_and_no_warning(crowds: int, said: str) -> None:
-    """COCO has them too; where there are more, a warning has the count."""
-    line = crowd_warning(np.arange(20) < crowds)
-    assert line.startswith(said) and bool(line) == bool(said)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def to_yolo(coco: Path, root: Path, kind: str) -> None:
                 if one["image_id"] != image["id"] or one["iscrowd"]:
                     continue
                 corner, extent = np.reshape(one["bbox"], (2, 2))
-                points = [corner + extent / 2, extent]
+                points: Any = [corner + extent / 2, extent]
                 if kind == "polygons":
                     points = np.reshape(one["segmentation"][0], (-1, 2))
                 values = (points / scale).ravel().tolist()
