@@ -27,18 +27,12 @@ def coco(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 TWO = {
     "COCO": [*COCO.values()],
-    "COCO in images": [(f"images/{where}", file) for where, file in COCO.values()],
-    "names of one's own": [
-        (f"{split}-mine", f"annotations/instances_{split}-mine.json")
-        for split in ("train", "val")
-    ],
     "roboflow": [
         (split, f"{split}/_annotations.coco.json") for split in ("train", "valid")
     ],
     "fiftyone": [
         (f"{split}/data", f"{split}/labels.json") for split in ("train", "validation")
     ],
-    "flat files": [("images", "train.json"), ("images", "val.json")],
     "subsets of CVAT": [
         (f"images/{split}", f"annotations/instances_{split}.json")
         for split in ("train", "val")
@@ -46,9 +40,6 @@ TWO = {
     "words in another case and place": [
         (f"images/{split}", f"annotations/my_{split}_coco.json")
         for split in ("Train", "Validation")
-    ],
-    "below data": [
-        (f"data/{split}", f"annotations/{split}.json") for split in ("train", "val")
     ],
 }
 ONE = {

@@ -17,41 +17,17 @@ from report.console import Console
 from settings.config import Config, build
 from tasks.detection import KIND as kind
 from tasks.detection import Detection
-from tests.unit.coco_files import CATEGORIES, document, write, write_coco
+from tests.unit.coco_files import document, write, write_coco
 from tests.unit.test_detection_task import (
     NATIVE,
     batch_of,
     measured,
-    noisy,
     plan_of,
     seen_in,
 )
 
 pytest.importorskip("faster_coco_eval")
 Columns = Any
-
-
-def seen_noisily(task: Detection, columns: Columns) -> list[Any]:
-    return [
-        (noisy(columns, rows), batch_of(task, rows))
-        for rows in plan_of(columns).rows(0, 0)
-    ]
-
-
-def test_extras_are_files_scalars_and_pictures(columns: Columns) -> None:
-    task = Detection(columns, training=False, source=Folder(columns))
-    extras = measured(task, *seen_noisily(task, columns))["extras"]
-    assert list(extras["files"]) == ["detections.json"]
-    found = json.loads(extras["files"]["detections.json"])
-    assert found[0].keys() == {"image_id", "category_id", "bbox", "score"}
-    assert extras["scalars"].keys() == {
-        f"val_ap/{name}" for name in CATEGORIES.values()
-    }
-    assert extras["images"].keys() == {"val/predictions", "val/precision_recall"}
-    for images in extras["images"].values():
-        assert images.dtype == np.uint8 and images.ndim == 4 and images.shape[3] == 3
-        assert len(np.unique(images)) > 20  # something is on them
-    assert len(extras["images"]["val/predictions"]) == 4
 
 
 @pytest.fixture
@@ -180,18 +156,13 @@ def test_keypoints_of_validation_must_be_those_of_training(
         )
 
 
-def test_keypoints_are_scored_against_people(
-    coco_root: Path, people: Columns, tmp_path: Path, console: Any
-) -> None:
-    task = Detection(people, keypoints=True, training=False)
+def test_a_validation_has_pictures(columns: Columns) -> None:
+    task = Detection(columns, training=False, source=Folder(columns))
     batches = [
-        (seen_in(people, rows, keypoints=True), batch_of(task, rows))
-        for rows in plan_of(people).rows(0, 0)
+        (seen_in(columns, rows), batch_of(task, rows))
+        for rows in plan_of(columns).rows(0, 0)
     ]
-    path = tmp_path / "detections.json"
-    path.write_bytes(
-        measured(task, *batches)["extras"]["files"]["detections_keypoints.json"]
-    )
-    assert kind.score(config_of(coco_root, score=str(path)), console[0]) == 0
-    said = console[1].getvalue()
-    assert "keypoint_ap " in said and "100.00%" in said and "\n  ap " not in said
+    extras = measured(task, *batches)["extras"]
+    assert list(extras["files"]) == ["detections.json"]
+    assert extras["images"].keys() == {"val/predictions", "val/precision_recall"}
+    assert len(extras["images"]["val/predictions"]) == 4
