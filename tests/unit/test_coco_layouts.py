@@ -112,7 +112,7 @@ def test_keypoints(coco: Path, root: Path) -> None:
         ([], "has no annotations of val; COCO's layout has val2017/"),
         (
             ["images/train/1.jpg", "labels/train/1.txt"],
-            "python -m scripts.to_coco conv",
+            "what converts YOLO",
         ),
         # not taken from the other split
         (

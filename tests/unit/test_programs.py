@@ -102,7 +102,6 @@ def test_doctor_ends_with_its_children() -> None:
         "export best.pt --output s3://b/best.onnx",
         "link_set photos s3://b/p --count 3",
         "demo_set s3://b/p",
-        "to_coco photos s3://b/p",
         "patch_set s3://b/p",
         "video_set s3://b/p",
         "report s3://b/runs",
