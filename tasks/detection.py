@@ -205,7 +205,6 @@ class DetectionKind(TaskKind):
         if _parts(config)["masks"]:
             masked = _with_masks(train.columns, config.model.arch or ARCH, console)
             found["train"] = replace(train, columns=masked)
-        _warn_of_nothing(val.columns, console)
         return found
 
     def plans(
@@ -305,7 +304,6 @@ class DetectionKind(TaskKind):
         for line in (columns.left_out, *columns.warnings):
             if line:
                 console.warn(f"val: {line}")
-        _warn_of_nothing(columns, console)
         found = results.checked(columns)
         for kind in results.kinds:
             scores = score(columns, found, kind=kind, evaluator=evaluator)
@@ -331,14 +329,6 @@ def _with_masks(columns: Any, arch: str, console: Console) -> Any:
             f"and --arch {arch} does not train on them"
         )
     return replace(columns, usable=usable & drawn)
-
-
-def _warn_of_nothing(columns: Any, console: Console) -> None:
-    """Warn of a set without an annotation to find: regions of many are none."""
-    if np.asarray(columns.crowd).all():
-        console.warn(
-            "val: no image has an annotation to find, so AP is nan, and tells no checkpoint from another"
-        )
 
 
 def _parts(config: Config) -> dict[str, Any]:

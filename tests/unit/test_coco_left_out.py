@@ -224,11 +224,6 @@ def test_bad_categories(values: dict[str, Any], said: str, data: Path) -> None:
     assert said in refused(lambda: with_values(data, "categories", 3, values))
 
 
-def test_keypoints_need_names(data: Path) -> None:
-    write(data, "train2017", document(data, "train2017"), "person_keypoints")
-    assert "has categories with no keypoints" in mistake(data, keypoints=True)
-
-
 def test_categories_of_validation_must_be_those_of_training(data: Path) -> None:
     classes = opened(data).classes
     assert opened(data, "val", classes=classes).classes == classes

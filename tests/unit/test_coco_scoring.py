@@ -22,7 +22,6 @@ from dataset.coco.scan import open_coco
 from tasks import _coco, _masks, _results
 from tasks._coco import Detections, Scores
 from tasks._results import Results
-from tests.conformance.fixtures import sample_folder
 from tests.unit.coco_files import counts as runs_of
 from tests.unit.coco_files import write_coco
 
@@ -70,11 +69,6 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Set:
         ),
         folder / "cache",
     )
-
-
-@pytest.fixture(scope="module")
-def photographs(tmp_path_factory: pytest.TempPathFactory) -> Set:
-    return Set(sample_folder("coco_sample"), tmp_path_factory.mktemp("cache"))
 
 
 def guesses(
@@ -160,29 +154,11 @@ def check_equal(own: Set, found: Detections, kind: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_figures_are_pycocotools_on_photographs(photographs: Set, kind: str) -> None:
-    figures = check_equal(
-        photographs, guesses(photographs.columns(kind), kind, seed=1, digits=2), kind
-    )
-    assert len(figures) == (10 if kind == "keypoints" else 12)
-    assert all(0.01 < value < 0.99 for value in figures.values())
-    scores = scored(
-        photographs.columns(kind),
-        guesses(photographs.columns(kind), kind, seed=1, digits=2),
-        kind,
-    )
-    prefix = _coco.PREFIXES[kind]
-    assert np.mean(list(scores.by_category().values())) == pytest.approx(
-        figures[f"{prefix}ap"]
-    )
-    assert scores.curve(0).mean() == pytest.approx(figures[f"{prefix}ap50"])
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=6)
 @given(
     seed=st.integers(0, 2**32),
-    each=st.integers(1, 4),
+    # pycocotools.mask.area takes no more than 255 masks, and over 100 in an image are left out
+    each=st.sampled_from([1, 4, 20]),
     wrong=st.sampled_from([0.0, 0.5]),
     digits=st.sampled_from([0, 1, 8]),
 )
@@ -196,14 +172,6 @@ def test_evaluators_agree(
         ),
         kind,
     )
-
-
-@pytest.mark.parametrize(("kind", "each"), [("boxes", 150), ("masks", 10)])
-def test_many_detections(drawn: Set, kind: str, each: int) -> None:
-    """Over 100 in an image both leave out the same; pycocotools.mask.area takes no more than 255 masks."""
-    found = guesses(drawn.columns(kind), kind, seed=0, each=each, wrong=0.0, digits=8)
-    assert len(found) > 255
-    check_equal(drawn, found, kind)
 
 
 @pytest.mark.parametrize("evaluator", EVALUATORS)

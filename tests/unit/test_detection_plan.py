@@ -112,21 +112,9 @@ def test_policies_read_their_settings() -> None:
     assert detection_policies(settings, many, made)[0] == DetectionPolicy(
         augment="multiscale", size=640, longer=1000, short_sides=(100, 200), flip=0.25
     )
-    for name in ("ssd", "ssdlite", "lsj", "flip"):
-        detection = Detection(augment=name)
-        assert detection_policies(settings, detection, stretched)[0] == DetectionPolicy(
-            augment=name, size=300, flip=0.25
-        )
-        assert detection_policies(AugmentationSettings(), detection, stretched)[
-            1
-        ] == DetectionPolicy(augment="flip", size=300)
-    assert detection_policies(AugmentationSettings(), Detection(longer_side=900), made)[
-        1
-    ] == DetectionPolicy(augment="flip", size=640, longer=900)
-    assert {name for name, policy in POLICIES.items() if policy.centred} == {
-        "ssd",
-        "ssdlite",
-    }
+    policies = detection_policies(settings, Detection(augment="ssd"), stretched)
+    assert policies[0] == DetectionPolicy(augment="ssd", size=300, flip=0.25)
+    assert policies[1] == DetectionPolicy(augment="flip", size=300)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from contracts import UserError
@@ -97,32 +96,6 @@ def test_boxes_without_a_mask_are_left_out_of_training_masks(
     assert (
         "train: 3 of 9 boxes have no segmentation, and --arch maskrcnn_resnet50_fpn does not train on them"
         in said
-    )
-
-
-@pytest.mark.parametrize("crowds", [True, False])
-def test_a_validation_without_annotations_is_said_once(
-    tmp_path: Path, console: Any, crowds: bool
-) -> None:
-    root = write_coco(
-        tmp_path / "set", splits={"train2017": 4, "val2017": 2}, size=(64, 80)
-    )
-    content = document(root, "val2017")
-    content["annotations"] = [
-        one for one in content["annotations"] if crowds and one["iscrowd"]
-    ]
-    write(root, "val2017", content)
-    splits = kind.splits(config_of(root), "torchvision", console[0])
-    assert (
-        console[1]
-        .getvalue()
-        .count("warning: val: no image has an annotation to find, so AP is nan")
-        == 1
-    )
-    columns = splits["val"].columns
-    task, rows = Detection(columns, training=False), plan_of(columns).rows(0, 0)[0]
-    assert np.isnan(
-        measured(task, (seen_in(columns, rows), batch_of(task, rows)))["ap"]
     )
 
 
