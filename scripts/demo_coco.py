@@ -3,7 +3,8 @@ nothing of training.
 
 Five classes: circle, cross, square, star, triangle. An image shows up to eight of them before a textured
 background, turned and coloured at random, from small to large in COCO's sense. As in COCO some images have no
-annotation, some files are grey, and the ids of images and categories have gaps.
+annotation, some a crowd region (many tiny shapes of one class, one mask as run lengths, iscrowd 1), some
+files are grey, and the ids of images and categories have gaps.
 """
 
 from __future__ import annotations
@@ -49,14 +50,18 @@ Made = tuple[np.ndarray, list[dict[str, Any]]]
 """Pixels, uint8 [height, width, 3], and annotations in COCO's form without their ids."""
 
 
-def drawn(rng: np.random.Generator, *, empty: bool = False) -> Made:
-    """Draw one image: `empty` has no shape."""
+def drawn(
+    rng: np.random.Generator, *, empty: bool = False, crowd: bool = False
+) -> Made:
+    """Draw one image: `empty` has no shape, and `crowd` a region of many beside the others."""
     height, width = _size(rng)
     canvas, ink = background(rng, height, width)
     canvas = canvas.copy()
     # discs (centre, radius) that nothing else may touch
     taken: list[tuple[np.ndarray, float]] = []
     annotations: list[dict[str, Any]] = []
+    if crowd and not empty:
+        annotations.append(_crowd(rng, canvas, ink, taken))
     largest = np.log(0.4 * min(height, width))
     radii = np.exp(rng.uniform(np.log(8), largest, rng.integers(2, 9)))
     # the largest first: it needs the most room
@@ -116,8 +121,9 @@ def _turned(
     return outline
 
 
-def _paint(canvas: np.ndarray, outline: np.ndarray, colour: np.ndarray) -> None:
-    """Fill the outline, its edge by the share of each pixel that it covers."""
+def _paint(canvas: np.ndarray, outline: np.ndarray, colour: np.ndarray) -> np.ndarray:
+    """Fill the outline; return the share of each pixel that it covers, float32 [height, width]."""
+    height, width = canvas.shape[:2]
     left, top = np.floor(outline.min(0)).astype(int)
     right, bottom = np.ceil(outline.max(0)).astype(int)
     fine = Image.new(
@@ -127,9 +133,12 @@ def _paint(canvas: np.ndarray, outline: np.ndarray, colour: np.ndarray) -> None:
     ImageDraw.Draw(fine).polygon(
         [(x, y) for x, y in (outline - (left, top)) * SUPERSAMPLING - 0.5], fill=255
     )
-    cover = np.asarray(fine.reduce(SUPERSAMPLING)) / np.float32(255)
-    part = canvas[top:bottom, left:right]
-    part += cover[..., None] * (colour - part)
+    cover = np.zeros((height, width), np.float32)
+    cover[top:bottom, left:right] = np.asarray(fine.reduce(SUPERSAMPLING)) / np.float32(
+        255
+    )
+    canvas += cover[..., None] * (colour - canvas)
+    return cover
 
 
 def _instance(outline: np.ndarray, category: int) -> dict[str, Any]:
@@ -146,13 +155,60 @@ def _instance(outline: np.ndarray, category: int) -> dict[str, Any]:
     }
 
 
+def _crowd(
+    rng: np.random.Generator,
+    canvas: np.ndarray,
+    ink: np.ndarray,
+    taken: list[tuple[np.ndarray, float]],
+) -> dict[str, Any]:
+    """Paint 8 to 20 tiny shapes of one class in a disc, and return the annotation that holds for all of them.
+    The image must still be bare."""
+    reach = rng.uniform(0.15, 0.25) * min(canvas.shape[:2])
+    centre = _free(rng, canvas, reach, taken)
+    assert centre is not None, "nothing else is there yet"
+    category = int(rng.choice(list(CATEGORIES)))
+    mask = np.zeros(canvas.shape[:2], bool)
+    for angle, distance in zip(
+        rng.uniform(0, 2 * np.pi, rng.integers(8, 21)),
+        np.sqrt(rng.random(20)),
+        strict=False,
+    ):
+        radius = rng.uniform(3.5, 5)
+        middle = centre + (reach - radius) * distance * np.array(
+            [np.cos(angle), np.sin(angle)]
+        )
+        mask |= (
+            _paint(canvas, _turned(rng, category, middle, radius), _colour(rng, ink))
+            >= 0.5
+        )
+    y, x = np.nonzero(mask)
+    return {
+        "category_id": category,
+        "segmentation": {"counts": run_lengths(mask), "size": list(mask.shape)},
+        "area": int(mask.sum()),
+        "bbox": [
+            int(value) for value in (x.min(), y.min(), np.ptp(x) + 1, np.ptp(y) + 1)
+        ],
+        "iscrowd": 1,
+    }
+
+
+def run_lengths(mask: np.ndarray) -> list[int]:
+    """Return COCO's uncompressed counts of a bool mask [height, width]: column by column, runs of 0 and 1 in
+    turn, the first of 0."""
+    flat = mask.ravel(order="F")
+    ends = np.flatnonzero(np.diff(flat)) + 1
+    runs = np.diff(np.concatenate([[0], ends, [len(flat)]])).tolist()
+    return [0, *runs] if flat[0] else list(runs)
+
+
 def _draw(
     folder: Path, seed: int, key: Key
 ) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
     """Write one image; return its split, its entry and its annotations."""
     split, _, index = key
     rng = rng_of(seed, split, index)
-    pixels, annotations = drawn(rng, empty=index % 12 == 5)
+    pixels, annotations = drawn(rng, empty=index % 12 == 5, crowd=index % 8 == 3)
     picture = Image.fromarray(pixels).convert("L" if index % 25 == 14 else "RGB")
     image_id = 100_000 * (split + 1) + 3 * index
     name = f"{image_id:012d}.jpg"
