@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from pycocotools import mask as coco_mask
 
+from dataset.coco.annotation_file import uncompressed
 from dataset.coco.columns import Instances
 from dataset.coco.scan import NOUN
 from tests.unit.coco_files import (
@@ -253,58 +254,13 @@ def test_without_images_the_annotation_file_has_the_sizes(data: Path) -> None:
     assert not alone.rejected
 
 
-NUMBER = st.floats(0, 60, allow_nan=False) | st.integers(0, 60)
-
-
-@st.composite
-def segmentations(draw: st.DrawFn, height: int, width: int) -> Any:
-    kind = draw(st.sampled_from(["polygons", "runs", "compressed", "none"]))
-    if kind == "polygons":
-        return [
-            draw(st.lists(NUMBER, min_size=2 * n, max_size=2 * n))
-            for n in draw(st.lists(st.integers(3, 6), max_size=3))
-        ]
-    flat = np.zeros(height * width, bool)
-    for start in draw(st.lists(st.integers(0, height * width), max_size=4)):
-        flat[start : start + draw(st.integers(1, 30))] = True
-    mask = flat.reshape(width, height).T
-    if kind == "runs":
-        return {"counts": counts(mask), "size": [height, width]}
-    if kind == "compressed":
-        code = coco_mask.encode(np.asfortranarray(mask, np.uint8))["counts"]
-        return {"counts": code.decode(), "size": [height, width]}
-    return None
-
-
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.data())
-def test_any_annotations(data: Path, given_data: st.DataObject) -> None:
-    """Each annotation comes back, at its image, in the order of the file."""
-    draw = given_data.draw
-    images = {one["id"]: one for one in document(data, "train2017")["images"]}
-    ids = draw(st.lists(st.integers(-(2**63), 2**63 - 1), unique=True, max_size=20))
-    annotations = []
-    for number in ids:
-        image = images[draw(st.sampled_from(sorted(images)))]
-        one = {
-            "id": number,
-            "image_id": image["id"],
-            "category_id": draw(st.sampled_from([1, 3, 5])),
-            "bbox": draw(st.lists(NUMBER, min_size=4, max_size=4)),
-            "area": draw(NUMBER),
-            "iscrowd": draw(st.sampled_from([0, 1])),
-            "segmentation": draw(segmentations(image["height"], image["width"])),
-        }
-        annotations.append(one)
-    found = changed(data, lambda written: written.update(annotations=annotations))
-    for one in annotations:  # one form for what may be written in several
-        one["segmentation"] = value = one["segmentation"] or []
-        if isinstance(value, dict) and isinstance(value["counts"], str):
-            mask = coco_mask.decode({**value, "counts": value["counts"].encode()})
-            one["segmentation"] = {**value, "counts": counts(mask.astype(bool))}
-    whole = {"images": list(images.values()), "annotations": annotations}
-    written = expected(whole, keypoints=False)
-    assert [as_written(found, sample) for sample in range(len(found))] == written
+@settings(max_examples=50)
+@given(st.integers(1, 30), st.integers(1, 300), st.integers(0, 2**32))
+def test_compressed_run_lengths_are_pycocotools(h: int, w: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    mask = rng.random((h, w)) < rng.choice([0, 0.01, 0.5, 1])
+    code = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
+    assert uncompressed(code["counts"]).tolist() == counts(mask)
 
 
 def scanned(root: Path, **how: Any) -> tuple[Instances, bool]:
