@@ -426,10 +426,17 @@ def _annotated_opener(
             f"--data: {root} has no {lacking}, for the images of annotations/{file.name}"
         )
 
-    def open_it(*, read_delay_s: float, **how: Any) -> Split:
+    def open_it(
+        *, read_delay_s: float, classes: tuple[str, ...] | None = None, **how: Any
+    ) -> Split:
         columns = open_coco(
             root, split, keypoints=keypoints, source=name, exif=settings.exif, **how
         )
+        # validation may have some of training's categories
+        if classes is not None and columns.classes != classes:
+            training = ModelClasses(names=classes, origin="the training set")
+            numbers, _, _ = training.numbers(columns.class_names)
+            columns = columns.numbered(numbers, classes)
         source = module.source(columns, folder, read_delay_s)
         return Split(columns=columns, source=source)
 

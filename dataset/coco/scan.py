@@ -12,7 +12,6 @@ import zlib
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import numpy as np
 from contracts import MAX_PIXELS, Array, UserError
 from dataset.coco import annotation_file
 from dataset.coco.annotation_file import ROW, Annotation, Category, Image, NotCoco
-from dataset.coco.columns import UNUSED, Instances, class_names, mirrored
+from dataset.coco.columns import Instances, class_names, mirrored
 from dataset.coco.layouts import Split, find
 from dataset.coco.warnings import annotation_warnings
 from dataset.images.columns import HEADER, TRANSPOSE, Header, shown_by, told_of_exif
@@ -46,7 +45,6 @@ def open_coco(
     images: bool = True,
     source: str = "folder",
     exif: str = "stored",
-    classes: Sequence[str] | None = None,
     cache: Path,
     rescan: bool = False,
     max_pixels: int = MAX_PIXELS,
@@ -55,11 +53,10 @@ def open_coco(
     """Return the manifest of one split: from `cache` if nothing has changed since, or anew.
 
     dataset/coco/layouts.py says where annotations and images are; where no name gives them to a split, a
-    tenth of the images is that of validation. `classes`: those of training, among which the categories of
-    validation must be. Without `images` their files need not be there, and have the sizes of the annotation
-    file. `source` has the images' bytes, by the name of their folder and file_name. `exif`: the annotations
-    are of images as "stored", or as "shown". The rest is as in dataset.images.scan.open_images. Raises
-    UserError.
+    tenth of the images is that of validation. Without `images` their files need not be there, and have the
+    sizes of the annotation file. `source` has the images' bytes, by the name of their folder and file_name.
+    `exif`: the annotations are of images as "stored", or as "shown". The rest is as in
+    dataset.images.scan.open_images. Raises UserError.
     """
     real = Path(os.path.realpath(root))
     module = source_named(source)
@@ -76,7 +73,7 @@ def open_coco(
         with reading(file):
             file_tree.remember_paths(visits, real, [file])
             described, categories, annotations = _read(file, keypoints, rejects, say)
-        names = _class_names_of(file, categories, keypoints, classes)
+        names = _class_names_of(file, categories, keypoints)
         listed = _Images(file, folder, prefixes, described, rejects)
         mine = np.ones(len(listed.ids), bool)
         if shared:
@@ -120,11 +117,10 @@ def open_coco(
         (made / "warnings.txt").write_text(text, encoding="utf-8")
         return names
 
-    names_given = None if classes is None else list(classes)
     what = "coco" if images else "coco alone"
     paths = [str(real), os.path.abspath(root), file.name]
-    key = [*paths, names_given, what, split, source, exif, max_pixels]
-    columns = remembered(
+    key = [*paths, what, split, source, exif, max_pixels]
+    return remembered(
         Instances,
         root,
         key,
@@ -134,11 +130,6 @@ def open_coco(
         rescan=rescan,
         progress=progress,
     )
-    if classes is None or columns.classes == tuple(classes):
-        return columns
-    numbers = _class_places(columns.classes, classes)
-    assert numbers is not None, "a scan keeps no categories that training does not have"
-    return columns.numbered(numbers, tuple(classes))
 
 
 # --- read ---
@@ -212,11 +203,10 @@ def _class_names_of(
     file: Path,
     categories: list[Category],
     keypoints: bool,
-    classes: Sequence[str] | None,
 ) -> tuple[str, ...]:
     """Return the names of the class numbers of categories, which are in the order of their ids.
 
-    With `classes`, those of training, the names must be among them, in their order. Raises UserError.
+    Raises UserError.
     """
     ids = [category.category_id for category in categories]
     pointed = {category.keypoints for category in categories} - {()}
@@ -233,30 +223,12 @@ def _class_names_of(
     if why:
         raise UserError(f"--data: {file} {why}")
     mirrored(_keypoint_names(categories))  # raises
-    names = class_names(np.array(ids), [category.name for category in categories])
-    if classes is not None and _class_places(names, classes) is None:
-        others = [name for name in names if name not in classes]
-        raise UserError(
-            f"--data: the categories of {file} are not those of training, in their order; not in training: "
-            f"{', '.join(others[:5]) or 'none'}"
-        )
-    return names
+    return class_names(np.array(ids), [category.name for category in categories])
 
 
 def _keypoint_names(categories: Sequence[Category]) -> tuple[str, ...]:
     """Return the names of the keypoints; a category may have none beside one that has some."""
     return next((one.keypoints for one in categories if one.keypoints), ())
-
-
-def _class_places(names: Sequence[str], classes: Sequence[str]) -> Array | None:
-    """Return int64 [C], the number among `classes` of each category of `names`, which may be fewer.
-
-    None where a name is not there, or their order is another: their ids then mean something else.
-    """
-    numbers = {name: number for number, name in enumerate(classes)}
-    places = [numbers.get(name, -1) for name in names[1:] if name != UNUSED]
-    ascending = all(a < b for a, b in pairwise([0, *places]))
-    return np.array(places, np.int64) if ascending else None
 
 
 class _Images:

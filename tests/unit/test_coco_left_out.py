@@ -18,7 +18,6 @@ from tests.unit.coco_files import (
     opened,
     put,
     reasons,
-    write,
     write_coco,
 )
 from tests.unit.folders import refused
@@ -222,15 +221,6 @@ def test_a_file_that_is_none(text: str | bytes, said: str, data: Path) -> None:
 )
 def test_bad_categories(values: dict[str, Any], said: str, data: Path) -> None:
     assert said in refused(lambda: with_values(data, "categories", 3, values))
-
-
-def test_categories_of_validation_must_be_those_of_training(data: Path) -> None:
-    classes = opened(data).classes
-    assert opened(data, "val", classes=classes).classes == classes
-    written = document(data, "val2017")
-    of(written, "categories", 3).update(name="crate")
-    write(data, "val2017", written)
-    assert "not in training: crate" in mistake(data, "val", classes=classes)
 
 
 def test_a_file_that_cannot_be_read(data: Path) -> None:

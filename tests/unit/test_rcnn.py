@@ -126,8 +126,6 @@ def targets_from(
     return targets
 
 
-
-
 @contextmanager
 def first_ones() -> Iterator[None]:
     def falling(like: torch.Tensor) -> torch.Tensor:

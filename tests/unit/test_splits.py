@@ -230,7 +230,8 @@ def test_mistakes_with_annotated_images(data: Path) -> None:
     written = document(data, "val2017")
     written["categories"][-1]["name"] = "people"
     write(data, "val2017", written)
-    assert "not in training: people" in mistake(data, content="instances")
+    said = mistake(data, content="instances")
+    assert "class 'people' of 3 is none of the 3 classes of the training set" in said
     (data / "annotations" / "instances_val2017.json").unlink()
     console = Console()
     assert "has no annotations of val" in mistake(
