@@ -227,10 +227,3 @@ def test_a_file_that_cannot_be_read(data: Path) -> None:
     (data / FILE).unlink()
     (data / FILE).mkdir()
     assert f"{data / FILE} cannot be read: Is a directory" in mistake(data)
-
-
-def test_nothing_is_left(data: Path) -> None:
-    for path in (data / "train2017").iterdir():
-        path.unlink()
-    line = mistake(data)
-    assert "no image of" in line and "left out: 8, first" in line
