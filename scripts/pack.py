@@ -32,7 +32,7 @@ from contracts import Source, Split, UserError
 from dataset.open import cache_folder, open_splits
 from dataset.stores import SOURCES, source_named
 from report.console import Console
-from scripts import Parser, _pairs, exit_code
+from scripts import Parser, exit_code
 from scripts._foreign import FOREIGN
 from scripts._stores import FORMATS, GOES_ON, Packed, Writer, place_of, require
 from settings.config import build
@@ -154,18 +154,14 @@ def pack_split(
     form: str,
     target: Path,
     say: Say,
-    anew: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Write one split into `target`; False where it is there already. Raises UserError and OSError.
-
-    `anew` says how entries were made that are not the files which the columns know.
-    """
+    """Write one split into `target`; False where it is there already. Raises UserError and OSError."""
     columns = split.columns
     work = target / WORK
     make = FORMATS[form]
     place = target / place_of(form, name)
     beside = target / f"{name}.columns"
-    origin = {"fingerprint": columns.fingerprint, "format": form, **(anew or {})}
+    origin = {"fingerprint": columns.fingerprint, "format": form}
     if place.exists():
         if _origin(beside) == origin:
             return False
@@ -193,11 +189,9 @@ def pack_split(
         store = source_named(form)
         classes = None if name == "train" else columns.classes
         fresh.mkdir()
-        if anew is None and form != "folder":
+        if form != "folder":
             store.keep(columns, work, name)
         packed = store.open(work, name, classes=classes, cache=cache)
-        if anew is not None:
-            store.keep(packed.columns, work, name)
         same = packed.columns.classes == columns.classes
         same = same and np.array_equal(packed.columns.label, columns.label)
         if not same or names != [
@@ -271,7 +265,6 @@ def pack_splits(
     target: Path,
     form: str,
     console: Console,
-    anew: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the splits, which lie in `data`, into TO. Raises UserError and OSError."""
     if Path(os.path.realpath(target)).is_relative_to(os.path.realpath(data)):
@@ -284,7 +277,7 @@ def pack_splits(
         with filelock.FileLock(work / "lock", timeout=0):
             for name, split in splits.items():
                 with console.counting(name) as say:
-                    written = pack_split(split, name, form, target, say, anew)
+                    written = pack_split(split, name, form, target, say)
                 there = "" if written else " were there already"
                 console.info(f"{name}: {len(split.columns):,} samples{there}")
     except filelock.Timeout:
@@ -321,12 +314,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--manifest-dir", type=Path)
     parser.add_argument("--lmdb-label")
     parser.add_argument("--label-key")
-    parser.add_argument(
-        "--pairs",
-        choices=["raw"],
-        help="of --task superres: a large and its small image as one entry",
-    )
-    parser.add_argument("--scale", type=int, default=2, help="of --pairs (%(default)s)")
     options = parser.parse_args(arguments)
     code = exit_code("pack", lambda: _run(options))
     if code == 130:
@@ -342,15 +329,8 @@ def _run(options: argparse.Namespace) -> int:
     }
     settings = build(chosen).data
     console = Console()
-    anew = None
-    if options.pairs is None:
-        splits = open_images(settings, console)
-    else:
-        if options.format == "folder":
-            raise UserError("--pairs goes to --format lmdb, tar or arrow")
-        anew = {"pairs": options.pairs, "scale": options.scale}
-        splits = _pairs.open_splits(settings, console, scale=options.scale)
-    pack_splits(splits, options.data, options.target, options.format, console, anew)
+    splits = open_images(settings, console)
+    pack_splits(splits, options.data, options.target, options.format, console)
     print(f"{options.target}: --data {options.target} --source {options.format}")
     return 0
 

@@ -12,7 +12,7 @@ from dataset.scan.manifest import Manifest
 
 C = TypeVar("C", bound=Any)  # columns of images, with labels or with boxes
 # the column `format` holds the index
-FORMATS = ("jpeg", "png", "gif", "bmp", "webp", "tiff", "ppm", "pair")
+FORMATS = ("jpeg", "png", "gif", "bmp", "webp", "tiff", "ppm")
 
 
 class Header(NamedTuple):

@@ -17,7 +17,6 @@ from typing import Any
 from PIL import ExifTags, Image
 
 from dataset.images.columns import FORMATS, Header
-from dataset.pairs import entry
 from dataset.scan.byte_ranges import RangeFile, ReadAt
 from dataset.scan.manifest import Rejected
 
@@ -362,12 +361,6 @@ def _of_pillow(file: _File, image: Image.Image) -> Header:
     )
 
 
-def _pair(file: _File) -> Header:
-    pair = entry.parse(file.head)
-    scale = pair.scale
-    return file.header("pair", pair.height * scale, pair.width * scale, 8, 3)
-
-
 _READERS: dict[str, tuple[re.Pattern[bytes], Callable[[_File], Header]]] = {
     "jpeg": (re.compile(re.escape(JPEG)), _jpeg),
     "png": (re.compile(rb"\x89PNG\r\n\x1a\n"), _png),
@@ -376,6 +369,5 @@ _READERS: dict[str, tuple[re.Pattern[bytes], Callable[[_File], Header]]] = {
     "bmp": (re.compile(rb"BM"), _by_pillow),
     "tiff": (re.compile(rb"II[*+]\0|MM\0[*+]"), _by_pillow),
     "ppm": (re.compile(rb"P[1-6][\s#]"), _by_pillow),
-    "pair": (re.compile(re.escape(entry.MAGIC)), _pair),
 }
 """Format -> what a file begins with, and what reads its header."""
