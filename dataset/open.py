@@ -25,7 +25,7 @@ from dataset.scan.manifest import printable
 from dataset.stores import choose_source, source_named, what_holds
 from dataset.stores.bucket import local
 from dataset.stores.folder import Folder
-from dataset.stores.list import Listed, ListedUrls
+from dataset.stores.list import Listed
 from dataset.stores.read_ahead import read_ahead, told_of_latency, told_of_size
 from dataset.synthetic import synthetic
 from dataset.videos.published import UCF_LISTS
@@ -72,9 +72,7 @@ def are_files(settings: DataSettings, content: Content) -> bool:
                 points = content == "keypoints"
                 folder = layouts.find(root, split, keypoints=points).folder
             module = source_named(choose_source(settings.source, root, folder))
-            # a list may name URLs
-            is_list = content == "images" and hasattr(module, "are_files")
-            if not module.FILES or (is_list and not module.are_files(root, split)):
+            if not module.FILES:
                 return False
     return True
 
@@ -184,7 +182,7 @@ def open_splits(
             with console.counting(name) as progress:
                 split = open_it(classes=classes, progress=progress, **how)
             _set_reads(name, split, settings, read_threads, content, console)
-            listed = isinstance(split.source, Listed | ListedUrls) or (
+            listed = isinstance(split.source, Listed) or (
                 content == "videos" and list_of(root, name) is not None
             )
             _tell(name, split, settings, content, console, classes, listed=listed)

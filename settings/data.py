@@ -18,8 +18,8 @@ class Data(Settings):
     data: FolderOrUrl = setting(None, resume="free", evaluation="free", recipe=False)
     """Folder with train/<class>/* and val/<class>/* (ImageNet's own layout), or with lists, train.csv and
     val.csv, with lines 'path label', of videos also 'path label start end'. For detectors it has COCO's
-    layout: train2017/, val2017/, annotations/, or that of another tool's export. Of tar shards, and of lists
-    of URLs, it may be a URL: s3://, https://. Not needed with --loader synthetic."""
+    layout: train2017/, val2017/, annotations/, or that of another tool's export. Of tar shards it may be a
+    URL: s3://, https://. Not needed with --loader synthetic."""
     source: str = setting("auto", resume="free", evaluation="free")
     """What the images of --data lie in: {sources}; auto = what is found there."""
     exif: Literal["stored", "shown"] = setting("stored", tasks=STILLS, resume="scanned")

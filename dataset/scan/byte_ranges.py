@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dataset.scan import file_tree, spelling
-from dataset.scan.manifest import BROKEN_LINK, Rejected, is_url
-from dataset.stores import remote
+from dataset.scan.manifest import BROKEN_LINK, Rejected
 from system import storage
 
 ReadAt = Callable[[int, int], bytes]
@@ -94,15 +93,14 @@ def _shut_in(path: bytes) -> bool:
 
 
 class Files:
-    """Entries that are files: a name is a path below `root`, an absolute one, or with `remote` a URL."""
+    """Entries that are files: a name is a path below `root`, or an absolute one."""
 
-    def __init__(self, root: Path, *, remote: bool = False) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
-        self.remote = remote
 
     def shown(self, name: bytes) -> bytes:
-        """Return the absolute path of an entry, or its URL."""
-        return name if is_url(name) else os.path.join(os.fsencode(self.root), name)
+        """Return the absolute path of an entry."""
+        return os.path.join(os.fsencode(self.root), name)
 
     @contextmanager
     def opened(self, name: bytes) -> Iterator[tuple[int, ReadAt]]:
@@ -112,10 +110,6 @@ class Files:
         this file's fault.
         """
         path = self.shown(name)
-        if is_url(path):
-            with remote.opened(os.fsdecode(path)) as found:
-                yield found
-            return
         try:
             # not blocking: a pipe must not stop the scan
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from contracts import Array, UserError
-from dataset.scan.manifest import BROKEN_LINK, FILE_LIST, is_url, printable, writing
+from dataset.scan.manifest import BROKEN_LINK, FILE_LIST, printable, writing
 from system import storage
 from system.user_files import open_bytes
 
@@ -289,8 +289,8 @@ def remember_paths(visits: list[Visit], root: Path, paths: Iterable[Path]) -> No
 
 
 def folders_of(files: Sequence[bytes]) -> set[bytes]:
-    """Return the folders of listed files; what a URL names is in none."""
-    return {os.path.dirname(file) for file in files if not is_url(file)}
+    """Return the folders of listed files."""
+    return {os.path.dirname(file) for file in files}
 
 
 def remember_folders(

@@ -12,7 +12,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 
 from benchmarks.train import Train, command, points
@@ -77,14 +76,6 @@ def names(server: Server, folder: Path, query: str = "") -> Path:
     for split in ("train", "val"):
         lines = [f"{server.url}/{split}/{shard}.tar{query}\n" for shard in (0, 1)]
         fill(folder, {f"{split}/shards.txt": "".join(lines).encode()})
-    return folder
-
-
-def listed(server: Server, folder: Path) -> Path:
-    """Local lists of images behind URLs."""
-    fill(server.root, {f"images/{name}": content for name, content in FILES.items()})
-    lines = "".join(f"{server.url}/images/{name},{name[0]}\n" for name in sorted(FILES))
-    fill(folder, {f"{split}.csv": lines.encode() for split in ("train", "val")})
     return folder
 
 
@@ -162,25 +153,20 @@ def test_keys_of_a_bucket_have_any_letter(pets: type[Bucket], tmp_path: Path) ->
 
 
 def test_a_bucket_that_may_not_be_listed(pets: type[Bucket], tmp_path: Path) -> None:
-    """Its shards.txt, or its lists, say what there is; where there are none the line names the rights."""
+    """Its shards.txt say what there is; where there are none the line names the rights."""
     pets.lists = False
     said = refused(lambda: opened("s3://pets/set", tmp_path))
     assert "access is denied (PermissionError); give credentials with the" in said
-    assert "train/shards.txt or train.csv" in said
+    assert "train/shards.txt says what there is" in said
     for place, key in enumerate([*pets.objects]):
         folder = key.rpartition("/a?#b")[0]
         pets.objects[f"{folder}/{place}.tar"] = pets.objects.pop(key)
-    listed = "".join(f"{name},{name[0]}\n" for name in FILES).encode()
-    pets.objects |= {f"pets/listed/{name}": FILES[name] for name in FILES}
     for split in ("train", "val"):
         names = [key for key in pets.objects if f"/{split}/" in key]
         lines = "".join(f"{name.rpartition('/')[2]}\n" for name in names)
         pets.objects[f"pets/set/{split}/shards.txt"] = lines.encode()
-        pets.objects[f"pets/listed/{split}.csv"] = listed
-    for data in ("s3://pets/set", "s3://pets/listed"):
-        for trusted in (False, data.endswith("listed")):
-            source = opened(data, tmp_path, trust_list=trusted)["train"].source
-            assert sorted(all_read(source)) == sorted(FILES.values())
+    source = opened("s3://pets/set", tmp_path)["train"].source
+    assert sorted(all_read(source)) == sorted(FILES.values())
 
 
 class NoCredentialsError(Exception):
@@ -241,16 +227,12 @@ def test_an_object_that_is_gone_is_named_at_once(
 FAULTS = ("500", "503", "reset", "cut", "429")
 
 
-@pytest.mark.parametrize("form", ["shards", "list"])
-def test_no_sample_is_lost_doubled_or_changed(
-    form: str, server: Server, tmp_path: Path
-) -> None:
+def test_no_sample_is_lost_doubled_or_changed(server: Server, tmp_path: Path) -> None:
     """By a server that fails in every way, from the first head to the last sample; and the scan is kept."""
     server.fails_each = 3
     server.how = FAULTS
-    if form != "list":
-        shards(server.root)
-    data = listed(server, tmp_path / "own") if form == "list" else server.url
+    shards(server.root)
+    data = server.url
     split = opened(data, tmp_path)["train"]
     assert split.columns.rejected == 0 and not split.source.files
     assert sorted(all_read(split.source)) == sorted(FILES.values())
@@ -467,30 +449,3 @@ def test_nothing_is_evicted_and_the_bound_holds(
     assert 99_000 < size() <= 100_000
     (tmp_path / "file").write_bytes(b"")
     assert "--cache-dir" in refused(lambda: Kept(tmp_path / "file" / "x", 9))
-
-
-@pytest.mark.parametrize("how", [{}, {"trust_list": True}], ids=["scanned", "trusted"])
-def test_an_object_that_was_replaced_is_not_mixed_with_what_is_kept(
-    how: dict[str, Any], server: Server, tmp_path: Path
-) -> None:
-    """By one of as many bytes, before it was kept, and after it."""
-    data = listed(server, tmp_path / "own")
-    first, second = sorted(FILES)[:2]
-    with_cache: dict[str, Any] = {"cache_dir": tmp_path / "kept", **how}
-    split = opened(data, tmp_path, **with_cache)["train"]
-    if how:
-        split.columns.fetch(np.arange(8), np.arange(0))
-    assert split.source.read(0) == FILES[first]
-    new = {name: FILES[name][:-1] + b"x" for name in (first, second)}
-    fill(server.root, {f"images/{name}": content for name, content in new.items()})
-    source = opened(data, tmp_path, **with_cache)["train"].source
-    assert source.read(0) == FILES[first], "as it was scanned, and kept"
-    said = refused(lambda: source.read(1))
-    assert (
-        f"a file of --data has changed: {server.url}/images/{second}; " in said
-        and "--rescan" in said
-    )
-    split = opened(data, tmp_path, rescan=True, **with_cache)["train"]
-    if how:
-        split.columns.fetch(np.arange(8), np.arange(0))
-    assert [split.source.read(place) for place in (0, 1)] == [new[first], new[second]]
