@@ -21,11 +21,9 @@ from dataset.model_classes import ModelClasses
 from dataset.scan import lists
 from dataset.scan.cache import Progress
 from dataset.scan.file_tree import is_folder
-from dataset.scan.manifest import printable
 from dataset.stores import choose_source, source_named, what_holds
 from dataset.stores.bucket import local
 from dataset.stores.folder import Folder
-from dataset.stores.list import Listed
 from dataset.stores.read_ahead import read_ahead, told_of_latency, told_of_size
 from dataset.synthetic import synthetic
 from dataset.videos.published import UCF_LISTS
@@ -111,7 +109,7 @@ class DataSettings(Protocol):
     manifest_dir: Path | None
     rescan: bool
     max_pixels: int
-    lmdb_label: str | None
+    lmdb_label: Literal["prefix"] | None
     label_key: str | None
     multi_label: bool
     trust_list: bool
@@ -182,10 +180,7 @@ def open_splits(
             with console.counting(name) as progress:
                 split = open_it(classes=classes, progress=progress, **how)
             _set_reads(name, split, settings, read_threads, content, console)
-            listed = isinstance(split.source, Listed) or (
-                content == "videos" and list_of(root, name) is not None
-            )
-            _tell(name, split, settings, content, console, classes, listed=listed)
+            _tell(name, split, settings, content, console, classes)
             classes = split.columns.classes
             splits[name] = split
     if settings.exif == "shown":
@@ -262,7 +257,6 @@ def _tell(
     console: Console,
     expected: tuple[str, ...] | None = None,
     *,
-    listed: bool = False,
     trains: bool = True,
 ) -> None:
     """Say what a scan warns of, and what of the split may be a mistake; `expected` are training's classes."""
@@ -282,9 +276,7 @@ def _tell(
         console.warn(f"{name}: {line}")
     if content in ("images", "videos") and not settings.multi_label:
         noun = content.removesuffix("s")
-        tell_of_classes(
-            name, split, console, expected=expected, listed=listed, noun=noun
-        )
+        tell_of_classes(name, split, console, expected=expected, noun=noun)
         if name != "val" and trains and settings.order == "sequential":
             warn_of_sorted(columns, console)
 
@@ -475,37 +467,23 @@ def tell_of_classes(
     console: Console,
     *,
     expected: tuple[str, ...] | None,
-    listed: bool,
     noun: str,
 ) -> None:
-    """Warn of a single class where more are `expected`, or any, and of classes without a sample; say where
-    all files lie deeper than in their class folders. A `listed` sample has no class folder."""
+    """Warn of a single class where more are `expected`, or any, and of classes without a sample."""
     columns = split.columns
     counts = np.bincount(columns.label, minlength=len(columns.classes))
     present = np.flatnonzero(counts)
-    deep = "" if listed or not split.source.files else _all_deeper(columns)
-    too_many = f"all files lie in folders below, as {deep}: is there a folder too many?"
     if len(present) == 1 and (expected is None or len(expected) > 1):
         console.warn(
             f"{name}: one class alone, '{columns.classes[present[0]]}', so there is nothing to learn; "
-            f"{too_many if deep else 'is --data a folder too high?'}"
+            "is --data a folder too high?"
         )
-    elif deep:
-        console.info(f"{name}: its own folders are the classes; {too_many}")
     if expected is None and not counts.all():
         empty = np.flatnonzero(counts == 0)
         console.warn(
             f"{name}: {len(empty)} of {len(columns.classes)} classes have no {noun}, "
             f"first '{columns.classes[empty[0]]}'; do the labels of the list begin at 0, without gaps?"
         )
-
-
-def _all_deeper(columns: Any) -> str:
-    """Return the path of a sample below its split where all lie in folders of their class folders, or ""."""
-    looked_at = np.linspace(0, len(columns) - 1, min(len(columns), 1000)).astype(int)
-    if any(columns.entry(sample).count(b"/") < 2 for sample in looked_at.tolist()):
-        return ""
-    return printable(columns.entry(0))
 
 
 def warn_of_sorted(columns: Any, console: Console) -> None:

@@ -44,9 +44,9 @@ class Data(Settings):
     processes a few thousand samples ahead. What cannot be read is masked and named."""
     order: Literal["shuffled", "sequential"] = setting("shuffled", evaluation="free")
     """Order of the training samples: another one each epoch, or that of the list, or of the sorted paths."""
-    lmdb_label: str | None = setting(None, tasks=AUGMENTED)
-    """Labels of the images in an LMDB: prefix = what comes before the first / of a key; else the path of a
-    list with lines 'key label'. Default: the list that scripts.pack wrote into it, else prefix."""
+    lmdb_label: Literal["prefix"] | None = setting(None, tasks=AUGMENTED)
+    """Labels of the images in an LMDB: prefix = what comes before the first / of a key. Default: those of the
+    list that scripts.pack wrote into it, else prefix."""
     label_key: str | None = setting(None, tasks=AUGMENTED)
     """Labels of the images in tar shards: the value of this key in the .json of a sample, in place of .cls.
     Of Arrow files the column of the labels, where it is no single ClassLabel."""

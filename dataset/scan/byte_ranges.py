@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from dataset.scan import file_tree, spelling
+from dataset.scan import file_tree
 from dataset.scan.manifest import BROKEN_LINK, Rejected
 from system import storage
 
@@ -77,8 +77,7 @@ def unreadable(path: bytes, error: OSError) -> Rejected | OSError:
     broken = os.path.islink(path) and not os.path.exists(path)
     if broken:
         return Rejected(BROKEN_LINK)
-    why = spelling.cause_of_file(path) if isinstance(error, FileNotFoundError) else ""
-    return Rejected(f"cannot be read: {error.strerror}{why}")
+    return Rejected(f"cannot be read: {error.strerror}")
 
 
 def _shut_in(path: bytes) -> bool:

@@ -134,7 +134,6 @@ def _scan(table: type[S], home: Path, root: Path, fill: Fill, say: Progress) -> 
         with open(made / "rejected.txt", "w", encoding="utf-8") as file:
             rejects = Rejects(file)
             classes = fill(made, rejects, visits, say)
-        file_tree.remember_shut(visits, rejects.shut)
         (made / "visited.json").write_text(
             json.dumps({"finished": time.time(), "folders": visits})
         )
@@ -145,7 +144,7 @@ def _scan(table: type[S], home: Path, root: Path, fill: Fill, say: Progress) -> 
     except BaseException:  # Ctrl-C too: nothing half is left
         shutil.rmtree(made, ignore_errors=True)
         raise
-    manifest.sweep(home, keep=folder)
+    manifest.sweep(home)
     return table.open(folder)
 
 

@@ -38,16 +38,8 @@ OF_THE_STORAGE = frozenset(
     }
 )
 """Folders that file systems, network storage and archives put beside the data, where they are not hidden."""
-SYSTEM = "link to a folder of the system"
-SYSTEM_FOLDERS = frozenset(
-    map(os.path.realpath, b"/ /bin /boot /dev /etc /lib /run /sbin /usr /var".split())
-)
-NEVER_DATA = (b"/boot/", b"/etc/", b"/proc/", b"/sys/")
-"""Below these nothing is data. Below other folders of the system it may be: /usr/share, /var/lib."""
 # a path below the root (os.fsdecode), its mtime in ns, its inode, of a file its `_look`
 Visit = tuple[str, int, int, int]
-SHUT = (0, 0, 0)
-"""How a file looks that cannot be read, or a link to nothing."""
 BEGINNING = 1 << 14
 """Bytes of a file that tell of a change beside its size and date."""
 PIECE = 10_000
@@ -261,16 +253,10 @@ def _look(path: bytes, size: int) -> int:
 
 def still_so(root: bytes, seen: Sequence[object]) -> bool:
     """Whether a folder or a file looks as it did when it was visited. Raises OSError."""
-    name, *looks = seen
     try:
-        return list(visit(root, os.fsencode(str(name)))[0]) == seen
+        return list(visit(root, os.fsencode(str(seen[0])))[0]) == seen
     except (FileNotFoundError, PermissionError):
-        return looks == list(SHUT)
-
-
-def remember_shut(visits: list[Visit], paths: Sequence[bytes]) -> None:
-    """Add files that cannot be read, absolute paths, of which it is to be seen when they can."""
-    visits += [(os.fsdecode(path), *SHUT) for path in paths]
+        return False
 
 
 def remember(visits: list[Visit], root: bytes, name: bytes = b"") -> None:
@@ -346,9 +332,6 @@ def walk(
                 reject(path, "link to a folder that it lies in")
                 return
             if os.path.islink(path):
-                if _is_of_the_system(root, path):
-                    reject(path, SYSTEM)
-                    return
                 if identity in linked:
                     reject(path, "link to a folder that another link has led to")
                     return
@@ -385,15 +368,6 @@ def walk(
             inside.pop()
     if files:
         yield files
-
-
-def _is_of_the_system(root: bytes, link: bytes) -> bool:
-    """Whether a link leads out of the root to a folder of the operating system."""
-    target = os.path.realpath(link)
-    below = (target + b"/").startswith(NEVER_DATA)
-    return target in SYSTEM_FOLDERS or (
-        below and not target.startswith(os.path.realpath(root) + b"/")
-    )
 
 
 def _names_in(folder: bytes) -> tuple[list[bytes], list[tuple[bytes, str]]]:

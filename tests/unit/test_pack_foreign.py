@@ -155,7 +155,7 @@ def test_mistakes_are_one_line(
         line = said("--source", "hdf5" if name.endswith("h5") else "parquet")
         assert f"{name} is damaged, cut short" in line
     assert "--lmdb-label is for another" in said(
-        "--source", "hdf5", "--lmdb-label", "x"
+        "--source", "hdf5", "--lmdb-label", "prefix"
     )
     assert "--source got 'tfrecord'" in said("--source", "tfrecord")
     assert not (tmp_path / "to").exists()

@@ -227,34 +227,3 @@ def test_settle_waits_out_the_tick_of_the_clock(
     for changed in (now - 10**9, now + 10**12, 0):
         file_tree.settle(changed)
     assert slept == []
-
-
-def test_links_to_the_system_are_not_followed(
-    root: Path, cache: Path, tmp_path: Path
-) -> None:
-    """As classes, in a class, and by way of another link; a data set's other disk is."""
-    fill(tmp_path / "disk", {"more/0.jpg": JPEG})
-    (tmp_path / "disk/more/sys").symlink_to("/sys/kernel")
-    links = {
-        "all": "/",
-        "etc": "/etc",
-        "ant/sys": "/sys/kernel",
-        "ant/usr": "/usr",
-        "bee/bin": "/bin",
-    }
-    for name, leads_to in links.items():
-        (root / name).symlink_to(leads_to)
-    (root / "cat").symlink_to(tmp_path / "disk/more")
-    found = open_folder(root, cache=cache)
-    assert found.classes == ("ant", "bee", "cat") and len(found) == 5
-    left_out = [
-        line.split("\t")
-        for line in (found.folder / "rejected.txt").read_text().splitlines()
-    ]
-    why = {
-        os.path.relpath(path, root): said
-        for path, said in left_out
-        if said != "class without an image"
-    }
-    assert why.pop("all") == "link to a folder that it lies in"
-    assert why == dict.fromkeys({*links, "cat/sys"} - {"all"}, file_tree.SYSTEM)

@@ -148,20 +148,6 @@ def test_images(
     assert len(open_folder(root, cache=cache / "now")) == whole
 
 
-def test_a_file_that_may_be_read_later(
-    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its folder does not change when it may."""
-    whole = len(open_folder(root, cache=cache / "before"))
-    with monkeypatch.context() as sick:
-        failing("open", b"/bee/", errno.EACCES, sick)
-        first = open_folder(root, cache=cache / "now")
-        assert first.rejected and len(first) < whole
-        again = open_folder(root, cache=cache / "now")
-        assert again.folder == first.folder, "there was no other scan"
-    assert len(open_folder(root, cache=cache / "now")) == whole
-
-
 def test_videos(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tmp_path / "data"
     make(data / "ant/0.mp4")
