@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, PngImagePlugin
+from PIL import PngImagePlugin
 
 from contracts import UserError
 from dataset.scan import cache
@@ -20,7 +20,6 @@ from dataset.unlabelled import open_unlabelled
 from loaders import Undecodable
 from loaders.images.decoders import pillow_rgb
 from settings.data import Data
-from tests.unit.coco_files import document, write, write_coco
 from tests.unit.folders import fill, reasons
 from tests.unit.test_headers import FILES
 from tests.unit.test_splits import opened
@@ -105,16 +104,6 @@ def test_some_hundred_bytes_are_no_huge_picture(source: str, tmp_path: Path) -> 
         assert size and re.match(said[size[0]], why), (name, why)
 
 
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "BMP", "PPM"])
-def test_a_blank_picture_is_kept(format: str, tmp_path: Path) -> None:
-    """It has the fewest bytes that its pixels can have."""
-    target = io.BytesIO()
-    Image.new("L", (5001, 4003)).save(target, format, quality=1, optimize=True)
-    content = {"train/ant/0": target.getvalue(), "val/ant/0": FILES["jpeg rgb"]}
-    data = fill(tmp_path / "data", content)
-    assert opened(data)["train"].columns.width.tolist() == [5001]
-
-
 def test_the_limit_is_a_part_of_what_a_scan_is_found_by(tmp_path: Path) -> None:
     good = FILES["jpeg rgb"]  # of 37 x 23 pixels
     content = {"train/ant/0.jpg": claiming("png", 40, 23), "train/ant/1.jpg": good}
@@ -136,19 +125,6 @@ def test_a_decoder_sees_the_size_that_the_scan_has_bounded(
         Undecodable, match=r"an image of .60000, 60000., its header says .37, 23."
     ):
         pillow_rgb(FILES["png rgb"])
-
-
-def test_cocos_images_too(tmp_path: Path) -> None:
-    data = write_coco(tmp_path / "data", splits={"train2017": 2, "val2017": 2})
-    written = document(data, "train2017")
-    image = written["images"][0]
-    image |= {"width": 65_500, "height": 65_500}
-    write(data, "train2017", written)
-    path = data / "train2017" / image["file_name"]
-    path.write_bytes(claiming("jpeg", 65_500, 65_500))
-    columns = opened(data, content="instances")["train"].columns
-    (why,) = reasons(columns).values()
-    assert len(columns) == 1 and "claims 65500 x 65500 pixels" in why
 
 
 def test_videos_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

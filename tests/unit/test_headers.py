@@ -16,13 +16,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dataset.images.columns import FORMATS, HEADER, Header
-from dataset.images.headers import FOLLOWED, parse, read_header
+from dataset.images.headers import parse, read_header
 from dataset.scan.byte_ranges import Files
 from dataset.scan.manifest import Rejected
 
-SAMPLES = Path(
-    os.environ.get("SATURATE_SAMPLES") or Path(__file__).parents[3] / "shared" / "data"
-)
 COMPONENTS = {"LA": 2, "RGB": 3, "RGBA": 4, "CMYK": 4}
 ORIENTATION = 0x0112
 
@@ -120,18 +117,6 @@ def test_header_is_pillows(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "count"), [("imagenet_sample", 200), ("coco_sample", 72)]
-)
-def test_header_is_pillows_on_real_images(folder: str, count: int) -> None:
-    if not SAMPLES.is_dir():
-        pytest.skip(f"no real images in {SAMPLES}; set SATURATE_SAMPLES")
-    paths = [*(SAMPLES / folder).rglob("*.JPEG"), *(SAMPLES / folder).rglob("*.jpg")]
-    assert len(paths) == count
-    for path in paths:
-        assert_like_pillow(header(path), path.read_bytes())
-
-
-@pytest.mark.parametrize(
     ("marker", "stored_as_rgb"),
     [("adobe", True), ("none", True), ("jfif", False), ("adobe ycc", False)],
 )
@@ -192,33 +177,6 @@ def test_what_is_whole() -> None:
         found = [parse(content, len(content)) for content in contents]
         assert [one.whole for one in found] == [expected] * len(contents)
         assert {one.width for one in found} == {37, 200}
-
-
-def test_a_large_png_is_not_read_from_end_to_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """libpng writes 8 KiB a chunk: a scan would read the whole data set."""
-    whole = encoded(size=(400, 400), format="PNG")
-    data = chunks(whole)[1]
-    pixels = whole[data + 8 : -16]
-    parts = [pixels[at : at + 2000] for at in range(0, len(pixels), 2000)]
-    written = [struct.pack(">I4s", len(one), b"IDAT") + one + bytes(4) for one in parts]
-    content = whole[:data] + b"".join(written) + whole[-12:]
-    assert len(parts) > 200
-    read, reads = os.pread, [0]
-
-    def counted(*given: Any) -> bytes:
-        reads[0] += 1
-        return read(*given)
-
-    monkeypatch.setattr(os, "pread", counted)
-    for end, expected in ((None, True), (-12, False)):
-        (tmp_path / "a.png").write_bytes(content[:end])
-        reads[0] = 0
-        assert header(tmp_path / "a.png").whole is expected
-        assert reads[0] <= FOLLOWED + 2
-    assert parse(content, len(content)).whole
-    assert not parse(content[:-500], len(content) - 500).whole
 
 
 def test_damaged_exif_costs_no_sample() -> None:

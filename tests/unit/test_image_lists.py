@@ -79,19 +79,6 @@ def test_paths_begin_at_the_list_the_data_or_the_split(
         assert split.columns.classes == ("cat", "dog")
 
 
-def test_files_elsewhere_keep_their_absolute_path(data: Path, tmp_path: Path) -> None:
-    far = fill(tmp_path / "a much longer name", {"x.jpg": JPEG}) / "x.jpg"
-    split = opened(data, f"train/ant/0.jpg 0\n{far} 1\n")
-    assert paths(split) == [f"{data}/train/ant/0.jpg", str(far)]
-    rows = image_list.Listed(split.columns).paths(np.array([1, 0, 1]))
-    assert [bytes(row).rstrip(b"\0").decode() for row in rows] == [
-        str(far),
-        f"{data}/train/ant/0.jpg",
-        str(far),
-    ]
-    assert split.source.read(1) == JPEG
-
-
 def test_what_is_left_out_is_told_and_classes_stay(data: Path) -> None:
     fill(data, {"other/x.jpg": b"no image"})
     split = opened(data, "file,class\nother/2.jpg,cat\nother/x.jpg,dog\ngone.jpg,eel\n")
@@ -103,13 +90,6 @@ def test_what_is_left_out_is_told_and_classes_stay(data: Path) -> None:
         "gone.jpg\tcannot be read: No such file or directory",
         *("dog\tclass without an image", "eel\tclass without an image"),
     ]
-
-
-@pytest.mark.parametrize("heading", ["other,species", "train,label"])
-def test_a_heading_may_have_the_name_of_a_folder(heading: str, data: Path) -> None:
-    split = opened(data, f"{heading}\nother/2.jpg,cat\ntrain/ant/0.jpg,dog\n")
-    assert split.columns.classes == ("cat", "dog")
-    assert left_out(split) == [f"train.csv\tline 1 is a heading: {heading}"]
 
 
 def test_it_is_found_again_and_a_change_is_seen(data: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataset.scan.lists import HEAD, MOST_CLASSES, Grammar, Labels, List, class_names
+from dataset.scan.lists import Grammar, Labels, List, class_names
 from tests.unit.folders import refused
 
 IMAGES = Grammar(expected="a line is 'path label'")
@@ -63,11 +63,6 @@ def test_semicolons_separate_lists_of_videos_alone(tmp_path: Path) -> None:
     assert rows(tmp_path, text, VIDEOS) == [(1, ["a", "3"]), (2, ["c d", "4"])]
     text = "a;b.jpg 3\nc;d.jpg 4"
     assert rows(tmp_path, text) == [(1, ["a;b.jpg", "3"]), (2, ["c;d.jpg", "4"])]
-
-
-def test_one_separator_a_file_is_found_in_its_first_lines(tmp_path: Path) -> None:
-    text = "".join(f"{i} x.jpg,3\n" for i in range(HEAD)) + "a b\tc.jpg,4\n"
-    assert rows(tmp_path, text)[-1] == (HEAD + 1, ["a b\tc.jpg", "4"])
 
 
 OPEN = "cannot be split"
@@ -174,11 +169,3 @@ def test_labels_that_mean_nothing(
         (tmp_path / "classes.txt").write_text(named.replace(" ", "\n"))
     classes = given.split() or None
     assert said in refused(lambda: found.classes(classes, class_names(tmp_path)))
-
-
-def test_paths_in_place_of_labels_end_soon(tmp_path: Path) -> None:
-    found = Labels(listed(tmp_path, ""))
-    for line in range(MOST_CLASSES):
-        found.number(f"a/{line}.jpg", line)
-    said = refused(lambda: found.number("b.jpg", 7))
-    assert "line 7 has the label 'b.jpg', yet another" in said

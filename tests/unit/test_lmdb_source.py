@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -172,13 +171,6 @@ def test_a_store_that_changes_under_the_scan_is_refused(
     assert len(store.names()) == 4
     written_to(store.path, GROW)
     assert CHANGED in refused(store.names), "and is not called damaged"
-
-
-def test_there_may_be_more_readers_than_the_table_has(tmp_path: Path) -> None:
-    store = Store(data_of(tmp_path) / "train.lmdb")
-    with ExitStack() as stack:
-        held = [stack.enter_context(store.opened(FIRST.encode())) for _ in range(150)]
-        assert {read_at(0, size) for size, read_at in held} == {IMAGES[FIRST]}
 
 
 def test_what_is_no_sample_is_left_out_by_name(

@@ -273,9 +273,3 @@ def test_the_classes_of_a_tar_are_bytes_as_folders_have_them(tmp_path: Path) -> 
     columns = SimpleNamespace(classes=["caf\udce9"])
     _stores.Tar(tmp_path, "train").finish([], columns)
     assert (tmp_path / "train" / "classes.txt").read_bytes() == b"caf\xe9\n"
-
-
-def test_a_label_key_asks_for_other_labels_than_those_packed(tmp_path: Path) -> None:
-    target = packed(data_of(tmp_path), "tar")
-    with pytest.raises(UserError, match=r"no label: no breed in its .json"):
-        opened(target, label_key="breed")

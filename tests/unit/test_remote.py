@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import zlib
 from collections.abc import Iterator
@@ -14,13 +13,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from benchmarks.train import Train, command, points
 from contracts import Split
 from dataset.open import are_files, open_splits
 from dataset.stores import bucket, remote
 from dataset.stores.disk_cache import Kept
 from loaders._read_retry import read
-from scripts import _probes, pack, tune
+from scripts import pack
 from settings.config import build
 from tests.conformance import scenes
 from tests.conformance.sources import all_read, write_shards
@@ -327,19 +325,6 @@ def test_a_signature_is_in_no_message(
     assert "access is denied (HTTP 403)" in said[0]
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("https://u:pw@h/x.tar?sig=a&b: HTTP 500", "https://h/x.tar?..."),
-        ("'s3://b/x?1.tar', what", "'s3://b/x?1.tar', what"),
-        ("is it a/b?c=d", "is it a/b?c=d"),
-    ],
-    ids=["https", "s3", "path"],
-)
-def test_urls_are_masked(text: str, shown: str) -> None:
-    assert remote.masked(text).startswith(shown) and "pw" not in remote.masked(text)
-
-
 def test_what_is_missing_or_cannot_be_read_ends_in_a_line(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,24 +374,6 @@ def test_nothing_is_open_before_a_fork(server: Server, tmp_path: Path) -> None:
         assert sorted(forked.submit(_read_of, split.source).result(60)) == sorted(
             FILES.values()
         )
-
-
-def test_programs_take_the_url_that_training_takes(
-    server: Server, tmp_path: Path, monkeypatch: Any
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    shards(server.root)
-    settings = Train(data=server.url, archs=("resnet18",), loaders=("torchvision",))
-    words = command(settings, points(settings)[0], tmp_path)
-    assert words[words.index("--data") + 1] == server.url
-    by_hand = settings.model_copy(update={"by_hand": ("torchvision",)})
-    assert "--by-hand" in refused(lambda: points(by_hand))
-    assert tune.recipe_of(tune.Tune(data=server.url))[0].data.data == server.url
-    row = _probes.behind_url(server.url)
-    assert row.state == "ok" and re.match(r"a read of \d+ KiB takes \d+ ms", row.found)
-    bucket._stands_for.cache_clear()
-    row = _probes.behind_url(f"{server.url}/nothing")
-    assert row.state == "bad" and "nothing is there that can be read" in row.found
 
 
 def test_what_is_kept_is_read_once(server: Server, tmp_path: Path) -> None:

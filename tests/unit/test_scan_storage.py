@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import pickle
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +24,6 @@ from dataset.stores.folder import open_folder
 from dataset.videos import packets
 from dataset.videos.scan import open_videos
 from loaders._read_retry import read
-from system import storage
 from tests.conformance.scenes import small
 from tests.conformance.sources import LAYOUTS, all_read, here
 from tests.unit.coco_files import write_coco
@@ -108,18 +106,6 @@ def test_a_moment_of_failing_storage_changes_nothing(
                 failed += len(asked) > first
             assert sorted(contents) == sorted(files.values())
     assert failed > 4
-
-
-def test_storage_that_fails_for_good_ends_a_read_with_words_of_a_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = tmp_path.resolve() / "data"
-    LAYOUTS["tar"].write(data, "train", {"a/x.jpg": next(iter(small(1).values()))})
-    source = open_split(data / "train", source="tar", cache=tmp_path / "cache").source
-    failing("pread", b"", errno.ESTALE, monkeypatch)
-    said = refused(lambda: read(source, 0))
-    assert "x.jpg cannot be read: Stale file handle; tried 4 times" in said
-    assert said.endswith("go on with --resume auto once the storage is well")
 
 
 @pytest.mark.parametrize(
@@ -249,16 +235,3 @@ def test_an_error_of_reading_is_told_from_one_of_writing(
     cache = tmp_path / "cache"
     with pytest.raises(UserError, match=said):
         open_images(data, Flaky(data), list_files, key=[], where="", cache=cache)
-
-
-@pytest.mark.parametrize("number", [errno.EUCLEAN, errno.EBADMSG])
-def test_a_damaged_inode_is_the_files_fault(number: int) -> None:
-    assert not storage.failed(OSError(number, os.strerror(number)))
-
-
-def test_what_a_worker_says_of_storage_says_who_speaks(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(storage, "_has_said", False)
-    storage._say_once("I/O error")
-    assert capsys.readouterr().err == f"{os.path.basename(sys.argv[0])}: I/O error\n"

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from contracts import Split, UserError
-from dataset.coco.columns import Instances
 from dataset.coco.synthetic import SyntheticInstances
 from dataset.images.columns import Images
 from dataset.images.synthetic import SyntheticImages
-from dataset.open import Content, cache_folder, open_splits, require_splits
+from dataset.open import Content, open_splits, require_splits
 from dataset.videos.synthetic import SyntheticVideos
 from settings.config import build
 from tasks.video import KIND
@@ -202,43 +201,6 @@ def test_no_data(content: Content, columns: Any, samples: int) -> None:
     assert "--data is missing" in line and "or --loader synthetic" in line
 
 
-@pytest.mark.parametrize("content", ["instances", "keypoints"])
-def test_annotated_images(data: Path, content: Content) -> None:
-    write_coco(data)
-    (data / "val2017" / "000000002000.jpg").write_bytes(b"no image")
-    console = Console()
-    splits = opened(data, content=content, console=console)
-    for split, images in (("train", 8), ("val", 4)):
-        columns = splits[split].columns
-        assert isinstance(columns, Instances) and len(columns) == images
-        assert columns.classes == splits[
-            "train"
-        ].columns.classes and columns.keypoints.shape[1] == (
-            5 if content == "keypoints" else 0
-        )
-        assert (
-            splits[split].source.read(1)
-            == Path(os.fsdecode(columns.path(1))).read_bytes()
-        )
-    assert console.counted == ["train", "val"]
-    (warning,) = console.warnings
-    assert warning.startswith("val: 1 left out, named in ")
-
-
-def test_mistakes_with_annotated_images(data: Path) -> None:
-    write_coco(data)
-    written = document(data, "val2017")
-    written["categories"][-1]["name"] = "people"
-    write(data, "val2017", written)
-    assert "not in training: people" in mistake(data, content="instances")
-    (data / "annotations" / "instances_val2017.json").unlink()
-    console = Console()
-    assert "has no annotations of val" in mistake(
-        data, content="instances", console=console
-    )
-    assert console.counted == [], "nothing is scanned before both are there"
-
-
 def test_a_validation_of_fewer_categories(data: Path) -> None:
     """It has training's class numbers, and its own category ids."""
     write_coco(data)
@@ -256,18 +218,6 @@ def test_a_validation_of_fewer_categories(data: Path) -> None:
     assert val.category_of.tolist() == [-1, 0, -1, 1], (
         "who finds a box there finds no category"
     )
-
-
-def test_where_manifests_are_kept(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert (
-        cache_folder(None) == tmp_path / "saturate"
-        and cache_folder(tmp_path / "own") == tmp_path / "own"
-    )
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder(None) == Path.home() / ".cache" / "saturate"
 
 
 def test_mistakes_are_one_line(
@@ -308,26 +258,6 @@ def test_mistakes_are_one_line(
     assert "no such folder" in mistake(data, videos=True)
     data.write_text("a.mp4 0\n")
     assert "is a file; it must be" in mistake(data, videos=True)
-
-
-def test_images_of_a_folder_and_of_a_list(data: Path) -> None:
-    fill(
-        data,
-        {
-            "train/ant/0.jpg": JPEG,
-            "train/bee/0.jpg": JPEG,
-            "val.csv": b"train/bee/0.jpg bee\n",
-        },
-    )
-    console = Console()
-    splits = opened(data, console=console)
-    assert (names(splits["train"]), splits["val"].columns.label.tolist()) == (
-        ["0.jpg", "0.jpg"],
-        [1],
-    )
-    assert console.warnings == [
-        "val: one class alone, 'bee', so there is nothing to learn; is --data a folder too high?"
-    ]
 
 
 def test_classes_that_were_not_meant(data: Path, video: Path) -> None:

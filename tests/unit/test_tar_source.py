@@ -250,14 +250,6 @@ def test_what_is_not_whole_is_refused_at_the_start(
     assert str(shard) in said and "cut short" in said
 
 
-def test_compressed_shards_and_shards_without_an_image_are_told(tmp_path: Path) -> None:
-    data = shards(tmp_path, {"x.txt": b""})
-    said = refused(lambda: opened(data))
-    assert "no image in " in said and "0.tar:x: no image among" in said
-    (data / "train" / "1.tar.gz").write_bytes(gzip.compress(b""))
-    assert "1.tar.gz is compressed" in refused(lambda: opened(data))
-
-
 @pytest.mark.parametrize(
     "form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 )
