@@ -65,5 +65,4 @@ class Data(Settings):
     """Scan --data again although folders look unchanged (files were rewritten in place)."""
     max_pixels: PositiveInt = setting(MAX_PIXELS, resume="scanned")
     """Leave out, by name, images and videos whose header claims more pixels (width x height) than this, since
-    decoding one of them may take all memory. Huge ones of a few bytes are left out whatever this allows.
-    Default: the number beyond which Pillow refuses an image."""
+    decoding one of them may take all memory. Default: the number beyond which Pillow refuses an image."""

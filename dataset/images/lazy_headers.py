@@ -45,7 +45,7 @@ def checked_header(entries: Entries, max_pixels: int, name: bytes) -> Header:
     """Return the header of an entry. Raises Rejected, and OSError where the storage fails."""
     with entries.opened(name) as (size, read_at):
         header = headers.read_header(size, read_at)
-    require_few(header.width, header.height, header.size, max_pixels)
+    require_few(header.width, header.height, max_pixels)
     return header
 
 

@@ -235,12 +235,6 @@ def test_no_sample_is_lost_doubled_or_changed(server: Server, tmp_path: Path) ->
     assert split.columns.rejected == 0 and not split.source.files
     assert sorted(all_read(split.source)) == sorted(FILES.values())
     server.fails_each = 0
-
-    def by_parts(source: Any) -> bool:
-        with source.opened(0) as (size, read_at):
-            return bool(read_at(0, 9) + read_at(9, size) == source.read(0))
-
-    assert remote.apart(by_parts, split.source)
     before = server.asked.total()
     console = Console()
     assert (
