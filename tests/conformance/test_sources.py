@@ -16,7 +16,7 @@ from contracts import Feed, Source, Split, UserError
 from dataset.open import are_files, open_splits
 from dataset.pairs.columns import source_of
 from dataset.stores import SOURCES, SourceModule, source_named, what_holds
-from loaders import LOADERS, default_loader, open_loader
+from loaders import LOADERS, open_loader
 from settings.config import build
 from tests.conformance import scenes, sources, toy
 from tests.conformance.scenes import Scene
@@ -184,10 +184,3 @@ def test_a_loader_takes_bytes_or_says_which_does(
             open_loader(name, other)
         return
     same_batches(partial(open_loader, name), feed, other)
-
-
-def test_what_auto_is_of_bytes() -> None:
-    images = [default_loader("images", gpu=gpu, files=False) for gpu in (False, True)]
-    videos = [default_loader("videos", gpu=gpu, files=False) for gpu in (False, True)]
-    assert images == ["torchvision", "dali-fed"] and videos == ["pyav", "pyav"]
-    assert default_loader("images", gpu=True) == "dali-gpu"

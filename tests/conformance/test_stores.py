@@ -16,7 +16,7 @@ from dataset.stores.folder import Folder
 from loaders import open_loader
 from plan.boxes import DetectionPlan, DetectionPolicy
 from settings.config import build
-from tests.conformance import leaving, pictures, placed, scenes, sources
+from tests.conformance import placed, sources
 from tests.conformance.scenes import CPU, Scene
 from tests.conformance.test_sources import same_batches, stored
 from tests.unit.coco_files import write_coco
@@ -53,13 +53,6 @@ def test_batches_are_those_of_files(
     )
 
 
-def test_epochs_are_flat(kind: str, small: Scene, tmp_path: Path) -> None:
-    split = stored(kind, tmp_path / "data", files_of(small))()
-    of_store = {"source": split.source, "columns": split.columns}
-    feed = small.feed(batch_size=8, image_size=32, workers=1, **of_store)
-    leaving.epochs_are_flat(partial(open_loader, "torchvision"), feed)
-
-
 @LOADERS
 def test_images_of_detection(name: str, tmp_path: Path) -> None:
     """Images of detection lie in an LMDB, or are files; other stores have images with a label."""
@@ -93,20 +86,3 @@ def test_images_of_detection(name: str, tmp_path: Path) -> None:
     again = build({"data": data, "source": "tar"}).data
     with pytest.raises(UserError, match="are files, or lie in an LMDB"):
         require_splits(again, "instances")
-
-
-def test_a_damaged_entry_keeps_its_place_and_is_named(
-    kind: str, tmp_path: Path
-) -> None:
-    files = {f"a/{name}.jpg": content for name, content in scenes.small(3).items()}
-    damaged = pictures.damaged_files().values()
-    files["a/small-001.jpg"] = next(
-        content for content in damaged if pictures.pil(content) is None
-    )
-    split = stored(kind, tmp_path / "data", files)()
-    scene = Scene(folder=tmp_path, manifest=split.columns, bytes_of=(), names=())
-    with open_loader(
-        "torchvision", scene.feed(source=split.source, training=False)
-    ) as loader:
-        (batch,) = loader.batches(0, 0)
-    assert batch.failed == (1,) and split.source.name(1).endswith("a/small-001.jpg")

@@ -66,11 +66,9 @@ FILES = {
     "jpeg progressive": encoded(progressive=True),
     "jpeg exif big endian": encoded(exif=exif(6)),
     "jpeg exif little endian": encoded(exif=exif(8, "<")),
-    "jpeg exif of no meaning": encoded(exif=exif(0)),
     "jpeg behind a profile of 300 kB": encoded(
         icc_profile=bytes(300_000), exif=exif(3)
     ),
-    "jpeg tall": encoded(size=(1, 1999)),
     "png rgb": encoded(format="PNG"),
     "png rgba": encoded("RGBA", format="PNG"),
     "png grey": encoded("L", format="PNG"),
@@ -90,7 +88,6 @@ FILES = {
     "tiff 16 bit": encoded("I;16", format="TIFF"),
     "tiff cmyk deflate": encoded("CMYK", format="TIFF", compression="tiff_deflate"),
     "tiff turned by 90": encoded(format="TIFF", tiffinfo={ORIENTATION: 6}),
-    "tiff big": encoded(format="TIFF", big_tiff=True),
     "ppm": encoded(format="PPM"),
     "pgm 16 bit": encoded("I;16", format="PPM"),
 }
@@ -192,15 +189,9 @@ def test_damaged_exif_costs_no_sample() -> None:
     [
         (b"", "empty file"),
         (b"<html>", "no known image format (starts with 3c 68 74 6d 6c 3e)"),
-        (b"\xff\xd8", "no known image format"),
-        (b"BM is how this text begins", "BMP header is damaged"),
         (b"P5 is how this text begins", "PPM header is damaged"),
         (FILES["jpeg rgb"][:40], "JPEG header is cut short"),
         (b"\xff\xd8\xff\xd9", "JPEG has no frame header"),
-        (
-            b"\xff\xd8" + segment(0xC0, struct.pack(">BHHB", 8, 0, 9, 1) + b"\0\x11\0"),
-            "JPEG of 9 x 0 pixels",
-        ),
         (FILES["png rgb"][:33], "PNG header is cut short"),
         (FILES["tiff"][:9], "TIFF header is damaged or cut short"),
         (encoded("F", format="TIFF"), "TIFF has 32 bits a component, which say no"),

@@ -167,10 +167,6 @@ def test_a_bucket_that_may_not_be_listed(pets: type[Bucket], tmp_path: Path) -> 
     assert sorted(all_read(source)) == sorted(FILES.values())
 
 
-class NoCredentialsError(Exception):
-    """An error with the name of botocore's."""
-
-
 class Answered(Exception):
     """What botocore raises: code and status are in its answer."""
 
@@ -183,26 +179,6 @@ class Answered(Exception):
 def caused(error: Exception, cause: Exception) -> Exception:
     error.__cause__ = cause
     return error
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (Answered("NoSuchBucket"), "s3://pets/set: there is no such bucket"),
-        (NoCredentialsError(), "no credentials are found (NoCredentialsError)"),
-        (
-            caused(PermissionError("denied"), Answered("ExpiredToken")),
-            "access is denied (ExpiredToken); give credentials",
-        ),
-        (ConnectionError(), "ConnectionError; start again once it answers"),
-    ],
-    ids=["bucket", "credentials", "rights", "network"],
-)
-def test_a_bucket_that_does_not_answer_says_why(
-    error: Exception, said: str, pets: type[Bucket], tmp_path: Path
-) -> None:
-    pets.error = error
-    assert said in refused(lambda: opened("s3://pets/set", tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -383,10 +359,7 @@ def test_what_is_kept_is_read_once(server: Server, tmp_path: Path) -> None:
     assert all_read(first.source) == content and server.asked.total() == before + 8
 
 
-def test_nothing_is_evicted_and_the_bound_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A part of the room is taken at a time: several processes stay within the bound together."""
+def test_nothing_is_evicted_and_the_bound_holds(tmp_path: Path) -> None:
     folder = tmp_path / "kept"
 
     def size() -> int:
@@ -403,10 +376,5 @@ def test_nothing_is_evicted_and_the_bound_holds(
         path.unlink()
     again = Kept(folder, 250)
     assert again.get(b"a", lambda: b"1" * 100) == b"1" * 100 and size() == 104
-    monkeypatch.setattr("dataset.stores.disk_cache.cores", lambda: 2.0)
-    several = [Kept(folder, 100_000) for _ in range(4)]
-    for number in range(2000):
-        several[number % 4].get(b"%d" % number, lambda: bytes(96))
-    assert 99_000 < size() <= 100_000
     (tmp_path / "file").write_bytes(b"")
     assert "--cache-dir" in refused(lambda: Kept(tmp_path / "file" / "x", 9))

@@ -16,10 +16,8 @@ from dataset.coco.synthetic import SyntheticInstances
 from dataset.images.columns import Images
 from dataset.images.synthetic import SyntheticImages
 from dataset.open import Content, open_splits, require_splits
-from dataset.videos.synthetic import SyntheticVideos
 from settings.config import build
-from tasks.video import KIND
-from tests.unit.coco_files import document, write, write_coco
+from tests.unit.coco_files import write_coco
 from tests.unit.folders import JPEG, fill
 from tests.unit.video_files import make
 
@@ -185,8 +183,6 @@ def test_an_evaluation_needs_no_training_data(
     ("content", "columns", "samples"),
     [
         ("images", SyntheticImages, 1_281_167),
-        ("videos", SyntheticVideos, 1_281_167),
-        ("instances", SyntheticInstances, 118_287),
         ("keypoints", SyntheticInstances, 118_287),
     ],
 )
@@ -201,28 +197,7 @@ def test_no_data(content: Content, columns: Any, samples: int) -> None:
     assert "--data is missing" in line and "or --loader synthetic" in line
 
 
-def test_a_validation_of_fewer_categories(data: Path) -> None:
-    """It has training's class numbers, and its own category ids."""
-    write_coco(data)
-    written = document(data, "val2017")
-    written["categories"] = [
-        one for one in written["categories"] if one["name"] != "box"
-    ]
-    write(data, "val2017", written)
-    splits = opened(data, content="instances")
-    train, val = (splits[name].columns for name in ("train", "val"))
-    assert (
-        train.classes == val.classes == ("__background__", "person", "box", "triangle")
-    )
-    assert val.category_ids.tolist() == [1, 5] and val.class_of.tolist() == [1, 3]
-    assert val.category_of.tolist() == [-1, 0, -1, 1], (
-        "who finds a box there finds no category"
-    )
-
-
-def test_mistakes_are_one_line(
-    data: Path, video: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mistakes_are_one_line(data: Path, video: Path) -> None:
     """tests/end_to_end/test_mistakes.py has more of images."""
     lists = "train/<class>/* and val/<class>/*, or the lists train.csv and val.csv"
     assert f"has no train/ folder; it must be a folder with {lists}" in mistake(
@@ -239,17 +214,6 @@ def test_mistakes_are_one_line(
     assert "no image in" in mistake(data, loader="torchvision")
     put(video, data / "train.csv" / "a.mp4")
     assert "train.csv: is a folder, and would be the" in mistake(data, videos=True)
-    for videos in (False, True):
-        shutil.rmtree(data)
-        fill(data, {"train": b"a file of that name"})
-        assert str(data) in mistake(data, videos=videos)
-        (data / "train").unlink()
-        (data / "train").mkdir()
-        (data / "val").mkdir()
-        assert "no class folders" in mistake(data, videos=videos)
-    with monkeypatch.context() as patch:
-        patch.setattr("os.access", lambda path, mode: False)
-        assert "may not be entered" in mistake(data)
     with pytest.raises(UserError, match="are for images with a label; leave them"):
         opened(data, videos=True, label_key="x")
     shutil.rmtree(data)
@@ -277,27 +241,3 @@ def test_classes_that_were_not_meant(data: Path, video: Path) -> None:
         console = Console()
         opened(data, videos=True, console=console)
         assert console.warnings == ([said] if said else [])
-    fill(data, {"train/ant/0.jpg": JPEG, "val/ant/0.jpg": JPEG})
-    console = Console()
-    opened(data, source="folder", console=console)
-    assert (
-        len(console.warnings) == 1 and "one class alone, 'ant'" in console.warnings[0]
-    )
-
-
-@pytest.mark.parametrize("rate", [{}, {"clip_fps": 5.0}])
-def test_videos_that_are_shorter_than_a_clip(
-    data: Path, video: Path, rate: dict[str, float]
-) -> None:
-    """One frame has no rate; where val is train too, it is said once."""
-    make(data / "val" / "run" / "one.mp4", frames=1, size=(32, 32))
-    put(video, data / "val" / "walk" / "a.mp4")
-    console = Console()
-    clips = {"clip_frames": 2, "clip_stride": 1, "evaluate": True, **rate}
-    KIND.splits(
-        build({"data": data, "manifest_dir": data.parent / "cache", **clips}),
-        "pyav",
-        console,
-    )
-    (said,) = [line for line in console.warnings if "shorter than a clip" in line]
-    assert said.startswith("val: 1 of 2 videos are shorter than a clip")
