@@ -356,8 +356,6 @@ def _opener(
         raise UserError(
             f"--data {root}: {'is a file' if root.exists() else 'no such folder'}; it must be {must_be}"
         )
-    if not os.access(root, os.X_OK):
-        raise UserError(f"--data {root}: may not be entered; it must be {must_be}")
     if content == "videos":
         if settings.source != "auto" and not source_named(settings.source).FILES:
             raise UserError(
@@ -447,11 +445,6 @@ def list_of(root: Path, split: str) -> Path | None:
 def _list_or_folder(root: Path, split: str, must_be: str) -> Path:
     """Return the list of a split of videos, or its folder. Raises UserError."""
     if found := list_of(root, split):
-        if found.is_dir():
-            raise UserError(
-                f"--data {found}: is a folder, and would be the list of {split}; "
-                "it must be a file, or have another name"
-            )
         return found
     if (root / split).exists():
         return root / split

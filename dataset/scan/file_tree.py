@@ -88,15 +88,6 @@ def labels(
         raise UserError(
             f"--data: {root} has no class folders; {wanted}s are expected in {root}/<class>/"
         )
-    if (
-        classes
-        and len(found) == 1
-        and any(is_folder(root / found[0] / name) for name in classes)
-    ):
-        raise UserError(
-            f"--data: {root} has one class folder alone, '{found[0]}', and the classes of training lie in "
-            "it: is there a folder too many? Move them up"
-        )
     return numbered(found, classes, f"{root} has class folder", f"{wanted}s")
 
 

@@ -122,7 +122,6 @@ def _root(listed: List, folders: Sequence[Path]) -> Path:
 
     Raises UserError.
     """
-    listed.require_paths_first(folders)
     names = [fields[0] for _, fields in listed.head[:TRIED]]
     counts = [
         sum(os.path.exists(folder / name) for name in names) for folder in folders

@@ -125,14 +125,3 @@ def test_one_class_alone(split: str, data: Path, wanted: str) -> None:
     opened(data, videos=wanted == "video", console=console)
     said = f"{split}: one class alone, 'ant', so there is nothing to learn; is --data a folder too high?"
     assert console.warnings == [said]
-
-
-def test_a_folder_too_many_in_val(data: Path, wanted: str) -> None:
-    (data / "val").rename(data / "old")
-    (data / "val").mkdir()
-    (data / "old").rename(data / "val" / "val")
-    with pytest.raises(
-        UserError,
-        match=r"one class folder alone, 'val', and .* is there a folder too many",
-    ):
-        opened(data, videos=wanted == "video")

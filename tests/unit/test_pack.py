@@ -254,6 +254,8 @@ def test_columns_of_another_store_are_not_taken(
 ) -> None:
     data = data_of(tmp_path)
     target = packed(data, "tar")
+    with pytest.raises(UserError, match="more than --max-pixels 1"):
+        opened(target, max_pixels=1)
     content = FILES["a/small-000.jpg"]
     new = {"a/new.jpg": content, "a/new.cls": b"0"}
     sources.write_tar(target / "train" / "000001.tar", new)

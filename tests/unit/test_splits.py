@@ -212,8 +212,6 @@ def test_mistakes_are_one_line(data: Path, video: Path) -> None:
     put(video, data / "train" / "run" / "a.mp4")
     (data / "train" / "run" / "0.jpg").unlink()
     assert "no image in" in mistake(data, loader="torchvision")
-    put(video, data / "train.csv" / "a.mp4")
-    assert "train.csv: is a folder, and would be the" in mistake(data, videos=True)
     with pytest.raises(UserError, match="are for images with a label; leave them"):
         opened(data, videos=True, label_key="x")
     shutil.rmtree(data)
