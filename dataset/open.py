@@ -60,17 +60,12 @@ def are_files(settings: DataSettings, content: Content) -> bool:
     Looks at names alone, of what would be opened: anything else below --data does not matter. What cannot be
     opened counts as files, and `open_splits` says what is wrong with it.
     """
-    if settings.data is None or content == "videos":
+    if settings.data is None or content != "images":
         return True
     for split in SPLITS:
         with suppress(UserError):
-            root = _root(settings)
-            folder: str = split
-            if content != "images":
-                points = content == "keypoints"
-                folder = layouts.find(root, split, keypoints=points).folder
-            module = source_named(choose_source(settings.source, root, folder))
-            if not module.FILES:
+            name = choose_source(settings.source, _root(settings), split)
+            if not source_named(name).FILES:
                 return False
     return True
 
@@ -164,7 +159,7 @@ def open_splits(
         "read_delay_s": read_delay_s,
     }
     if settings.val_share is not None:
-        splits = _shared(settings, root, content, model is None, console, how)
+        splits = _shared(settings, root, content, console, how)
     else:
         splits = {}
         classes: tuple[str, ...] | None = None
@@ -203,7 +198,6 @@ def _shared(
     settings: DataSettings,
     root: Path,
     content: Content,
-    trains: bool,
     console: Console,
     how: Mapping[str, Any],
 ) -> dict[str, Split]:
@@ -213,7 +207,7 @@ def _shared(
         whole = source_named("folder").open(
             root.parent, root.name, progress=progress, **how
         )
-    _tell("images", whole, settings, content, console, trains=trains)
+    _tell("images", whole, settings, content, console)
     splits, counts, mistakes = val_split.parted(
         whole, settings.val_share or 0.0, settings.val_seed
     )
@@ -256,8 +250,6 @@ def _tell(
     content: Content,
     console: Console,
     expected: tuple[str, ...] | None = None,
-    *,
-    trains: bool = True,
 ) -> None:
     """Say what a scan warns of, and what of the split may be a mistake; `expected` are training's classes."""
     columns = split.columns
@@ -277,8 +269,6 @@ def _tell(
     if content in ("images", "videos") and not settings.multi_label:
         noun = content.removesuffix("s")
         tell_of_classes(name, split, console, expected=expected, noun=noun)
-        if name != "val" and trains and settings.order == "sequential":
-            warn_of_sorted(columns, console)
 
 
 def _require_shared(settings: DataSettings, root: Path, content: Content) -> None:
@@ -348,8 +338,14 @@ def _opener(
             "give --exif stored, or leave --trust-list out"
         )
     if content == "instances" or content == "keypoints":
-        return _annotated_opener(
-            settings, root, split, keypoints=content == "keypoints"
+        if settings.source != "auto" and not source_named(settings.source).FILES:
+            raise UserError(
+                f"--source {settings.source} is for images with a label; images of annotations are files"
+            )
+        points = content == "keypoints"
+        layouts.find(root, split, keypoints=points)
+        return partial(
+            _open_annotated, root, split, keypoints=points, exif=settings.exif
         )
     must_be = holds(content, settings.source)
     if not is_folder(root):
@@ -394,36 +390,12 @@ def _options(
     return {} if value is None else {"labels": value}
 
 
-def _annotated_opener(
-    settings: DataSettings,
-    root: Path,
-    split: Literal["train", "val"],
-    *,
-    keypoints: bool,
-) -> Open:
-    """Return what opens images with boxes: the annotations are a file, their images' bytes are a source's."""
-    file, folder, _ = layouts.find(root, split, keypoints=keypoints)
-    name = choose_source(settings.source, root, folder)
-    # a list of files says nothing that the annotations do not
-    name = "folder" if name == "list" else name
-    module = source_named(name)
-    if not hasattr(module, "entries"):
-        raise UserError(
-            f"--source {name} is for images with a label; images of annotations are files, or lie in an LMDB"
-        )
-    if not module.FILES and (lacking := module.missing(root, folder)):
-        raise UserError(
-            f"--data: {root} has no {lacking}, for the images of annotations/{file.name}"
-        )
-
-    def open_it(*, read_delay_s: float, **how: Any) -> Split:
-        columns = open_coco(
-            root, split, keypoints=keypoints, source=name, exif=settings.exif, **how
-        )
-        source = module.source(columns, folder, read_delay_s)
-        return Split(columns=columns, source=source)
-
-    return open_it
+def _open_annotated(
+    root: Path, split: Literal["train", "val"], *, read_delay_s: float, **how: Any
+) -> Split:
+    """Open images with boxes: the annotations are a file, and so is each image."""
+    columns = open_coco(root, split, **how)
+    return Split(columns=columns, source=Folder(columns, read_delay_s))
 
 
 def _open_videos(data: Path, *, read_delay_s: float, **how: Any) -> Split:
@@ -476,15 +448,4 @@ def tell_of_classes(
         console.warn(
             f"{name}: {len(empty)} of {len(columns.classes)} classes have no {noun}, "
             f"first '{columns.classes[empty[0]]}'; do the labels of the list begin at 0, without gaps?"
-        )
-
-
-def warn_of_sorted(columns: Any, console: Console) -> None:
-    """Warn of an order in which classes come one after the other: a network then learns one at a time."""
-    label = np.asarray(columns.label)
-    runs = int(np.count_nonzero(label[1:] != label[:-1])) + 1
-    if 1 < runs == len(np.unique(label)):
-        console.warn(
-            f"train: --order sequential, and the {len(label):,} samples are sorted by label, so that nearly "
-            "every batch has one class alone: shuffle the lines of the list, or leave --order out"
         )

@@ -64,7 +64,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Store:
-    """The values of an LMDB: dataset.scan.byte_ranges.Entries, by key behind `prefix`.
+    """The values of an LMDB: dataset.scan.byte_ranges.Entries, by key.
 
     For many processes and threads; pickled as its path and its state.
 
@@ -75,9 +75,8 @@ class Store:
     samples are read at random.
     """
 
-    def __init__(self, path: Path, prefix: bytes = b"") -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.prefix = prefix
         self.file = os.path.realpath(path / "data.mdb" if path.is_dir() else path)
         self._state: tuple[int, ...] | None = None
         self._held: Any = None  # keeps the environment open
@@ -163,9 +162,8 @@ class Store:
         )
 
     @contextmanager
-    def opened(self, name: bytes) -> Iterator[tuple[int, ReadAt]]:
+    def opened(self, key: bytes) -> Iterator[tuple[int, ReadAt]]:
         """Open a value: its size, and what reads a range. Raises Rejected where there is none."""
-        key = name.removeprefix(self.prefix)
         with self.transaction(key) as transaction:
             value = transaction.get(key) if 0 < len(key) <= LONGEST_KEY else None
             if value is None:
@@ -175,9 +173,9 @@ class Store:
                 lambda offset, length: bytes(value[offset : offset + length]),
             )
 
-    def shown(self, name: bytes) -> bytes:
+    def shown(self, key: bytes) -> bytes:
         """Return the path of the store, and the key."""
-        return os.fsencode(self.path) + b":" + name.removeprefix(self.prefix)
+        return os.fsencode(self.path) + b":" + key
 
     def remember(self, visits: list[file_tree.Visit], names: Sequence[bytes]) -> None:
         """Add the file of the store."""
@@ -282,16 +280,6 @@ def _own_list(store: Store) -> list[bytes] | None:
         raise UserError(
             f"--data: {store.path} cannot be read: {error.strerror}"
         ) from None
-
-
-def entries(data: Path, folder: str) -> Store:
-    """Return the images of COCO's annotations: of train2017/<file_name> the store is train2017.lmdb."""
-    return Store(data / f"{folder}.lmdb", os.fsencode(f"{folder}/"))
-
-
-def source(columns: Any, folder: str, read_delay_s: float = 0.0) -> LmdbSource:
-    """Return the bytes of the values that the columns of COCO's images name."""
-    return LmdbSource(columns, entries(columns.root, folder), read_delay_s)
 
 
 # --- keys and labels ----------------------------------------------------------------------------------------
