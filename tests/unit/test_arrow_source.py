@@ -98,6 +98,7 @@ def test_rows_are_named_where_paths_do_not_tell_them_apart(tmp_path: Path) -> No
         (TWO, "a.jpg", 0),
         (THREE, None, 0),
         (FOUR, "x", None),
+        (FOUR, "y", -1),
     ]
     shard(tmp_path, rows)
     split = opened(data)
@@ -109,6 +110,7 @@ def test_rows_are_named_where_paths_do_not_tell_them_apart(tmp_path: Path) -> No
     assert left_out(split) == [
         "0.arrow:row 1\tno image",
         "0.arrow:row 4\tno label in the column label",
+        "0.arrow:row 5\tno label in the column label",
     ]
     assert split.source.name(2).endswith("/train/0.arrow:000000003")
     shard(tmp_path, [(ONE, "a.jpg", 1), (TWO, "b.jpg", 0), (ONE, "a.jpg", 1)])
