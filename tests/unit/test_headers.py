@@ -20,6 +20,10 @@ from dataset.images.headers import parse, read_header
 from dataset.scan.byte_ranges import Files
 from dataset.scan.manifest import Rejected
 
+SAMPLES = Path(
+    os.environ.get("SATURATE_SAMPLES") or Path(__file__).parents[3] / "shared" / "data"
+)
+"""Real files of images and videos, where a machine has them."""
 COMPONENTS = {"LA": 2, "RGB": 3, "RGBA": 4, "CMYK": 4}
 ORIENTATION = 0x0112
 
