@@ -49,7 +49,6 @@ SWEEPS: dict[str, str] = {
     f"{CONFORMANCE}leaving.py::test_close_does_not_wait*[dali-fed]": "torchvision, with the same workers",
     f"{CONFORMANCE}leaving.py::test_close_leaves_nothing[decord]": "pyav",
     f"{CONFORMANCE}leaving.py::test_ten_epochs_are_flat[decord]": "pyav",
-    f"{CONFORMANCE}stores.py::test_epochs_are_flat[*-20]": "five epochs",
     **{
         f"{CONFORMANCE}places.py::test_the_plan_of_detectors[*-{name}]": "multiscale and ssd"
         for name in ("flip", "lsj", "ssdlite")

@@ -26,10 +26,9 @@ from dataset.coco.warnings import annotation_warnings
 from dataset.images.columns import HEADER, TRANSPOSE, Header, shown_by, told_of_exif
 from dataset.images.scan import read_headers
 from dataset.scan import file_tree
-from dataset.scan.byte_ranges import Entries
+from dataset.scan.byte_ranges import Files
 from dataset.scan.cache import Progress, reading, remembered
 from dataset.scan.manifest import Rejected, Rejects, create_column, printable
-from dataset.stores import source_named
 from system.user_files import open_text
 
 MASKLESS = "its segmentation is left out, its box stays"
@@ -43,7 +42,6 @@ def open_coco(
     *,
     keypoints: bool,
     images: bool = True,
-    source: str = "folder",
     exif: str = "stored",
     cache: Path,
     rescan: bool = False,
@@ -54,14 +52,12 @@ def open_coco(
 
     dataset/coco/layouts.py says where annotations and images are; where no name gives them to a split, a
     tenth of the images is that of validation. Without `images` their files need not be there, and have the
-    sizes of the annotation file. `source` has the images' bytes, by the name of their folder and file_name.
-    `exif`: the annotations are of images as "stored", or as "shown". The rest is as in
+    sizes of the annotation file. `exif`: the annotations are of images as "stored", or as "shown". The rest is as in
     dataset.images.scan.open_images. Raises UserError.
     """
     real = Path(os.path.realpath(root))
-    module = source_named(source)
     file, folder, shared = find(root, split, keypoints=keypoints)
-    entries = module.entries(real, folder)
+    entries = Files(real)
     # what names of files may begin with, though they are below `folder`
     prefixes = [str(real / folder), os.path.join(os.path.abspath(root), folder)]
     if not (real / folder / folder).is_dir():
@@ -119,7 +115,7 @@ def open_coco(
 
     what = "coco" if images else "coco alone"
     paths = [str(real), os.path.abspath(root), file.name]
-    key = [*paths, what, split, source, exif, max_pixels]
+    key = [*paths, what, split, "folder", exif, max_pixels]
     return remembered(
         Instances,
         root,
@@ -290,7 +286,7 @@ class _Images:
 
     def read_headers(
         self,
-        entries: Entries,
+        entries: Files,
         wanted: Array,
         made: Path,
         say: Progress,
@@ -311,7 +307,7 @@ class _Images:
 
     def fit(
         self,
-        entries: Entries,
+        entries: Files,
         exif: str,
         wanted: Array,
         annotations: Array,

@@ -73,7 +73,6 @@ def _lines(
         )
         return
     folder = lines.path.parent
-    lines.require_paths_first([folder])
     heading = lines.heading(lambda name: os.path.isfile(folder / name))
     if heading:
         rejects(os.fsencode(lines.path), f"line 1 is a heading: {heading}")

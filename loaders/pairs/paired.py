@@ -21,8 +21,6 @@ import torch
 from PIL import Image
 
 from contracts import Array, Feed, Pixels, Rows
-from dataset.pairs import entry
-from dataset.scan.manifest import Rejected
 from loaders import Undecodable
 from loaders._read_retry import mark, patiently, read
 from loaders._staging import Staged, Stager, Staging, without
@@ -214,9 +212,6 @@ class Cutting:
         regions: list[Region] = [
             (x0, y0, x1, y1) for x0, y0, x1, y1 in corners.tolist()
         ]
-        if self._columns.joint:
-            own = partial(self._of_pair, sample, regions, small=small)
-            return _regions(patiently(self._source, sample, own), regions)
         source = self._source.low if small else self._source
         columns = self._columns.low if small else self._columns.high
         image = int(source.images[sample])
@@ -238,18 +233,6 @@ class Cutting:
         except Exception:  # decoders raise what they like, and PIL has the last word
             decoded = exactly(self._pil, data, around)
         return _regions({around: decoded}, regions)
-
-    def _of_pair(
-        self, sample: int, regions: Sequence[Region], *, small: bool
-    ) -> dict[Region, Array]:
-        """Return pixels that hold the regions, by the region that they are, of an entry with both images."""
-        with self._source.opened(sample) as (size, read_at):
-            try:
-                return entry.read(
-                    size, read_at, regions, scale=self._scale, small=small
-                )
-            except Rejected as why:
-                raise Undecodable(str(why)) from None
 
 
 def _regions(decoded: dict[Region, Array], regions: Sequence[Region]) -> list[Array]:

@@ -11,16 +11,10 @@ from contracts import Feed, Pixels
 from dataset.stores.folder import Folder
 from loaders import open_loader
 from plan.boxes import DetectionPlan, DetectionPolicy
-from tests.conformance import checks, pictures, placed
+from tests.conformance import pictures, placed
 from tests.conformance.leaving import epochs_are_flat
-from tests.conformance.placed import (
-    FAULTS,
-    KINDS,
-    PlainPlaced,
-    epoch_is_the_plans,
-    feed_of,
-)
-from tests.conformance.scenes import CPU, Backend, Scene
+from tests.conformance.placed import KINDS, epoch_is_the_plans, feed_of
+from tests.conformance.scenes import Backend, Scene
 
 POLICIES = {
     "flip": DetectionPolicy(augment="flip", size=120, longer=200, flip=0.5),
@@ -106,19 +100,3 @@ def test_noise_has_the_form_of_the_rows(
 @pytest.mark.alone
 def test_canvases_that_change_add_no_memory(backend: Backend, small: Scene) -> None:
     epochs_are_flat(backend.open, feed_of(small, "all", backend.device))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_plain_loader_passes(kind: str, photographs: Scene, damaged: Scene) -> None:
-    for scene in (photographs, damaged):
-        feed = feed_of(scene, kind, CPU)
-        checks.batches_are_as_the_plan_says(feed.plan)
-        epoch_is_the_plans(PlainPlaced, feed, scene, 0.01)
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_refused(fault: str, damaged: Scene) -> None:
-    kind, plant = FAULTS[fault]
-    allowed = tolerance(Backend(name="dali-cpu"), kind)
-    feed = feed_of(damaged, kind, CPU)
-    assert checks.raises(epoch_is_the_plans, plant, feed, damaged, allowed)
