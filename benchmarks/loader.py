@@ -1,7 +1,7 @@
 """`loader`: loaders alone over a table of axes: the rate, the time of a pass, and how long a consumer waits.
 
 Of images, or of clips of videos (--task video); beside PyTorch's and DALI's own loading and decoders
-alone (_loaders.py); with --lines the traffic of a list alone (_lists.py).
+alone (_loaders.py).
 
     |- first batch -|- step -|wait|- step -|wait| ... |- step -|   a pass: all files, or --steps batches
                     |<-------------- total_s ----------------->|   floor = steps x --step-ms
@@ -27,9 +27,8 @@ from engine.distributed import ProcessWorld, cores, prepare_process
 # isort: split
 import numpy as np
 import torch
-from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
-from benchmarks import _lists
 from benchmarks._loaders import (
     BY_HAND,
     READER_OF,
@@ -124,19 +123,10 @@ class Loader(Common):
     clips: NonNegativeInt = 0
     """Clips of a video in a pass, evenly spaced: 300 / --clip-frames pass over all of 300 frames. 0 = one at
     random, as in training."""
-    lines: NonNegativeInt = 0
-    """An epoch of index traffic over a list of so many lines in place of files; --loaders are then ours,
-    python-list, numpy, pandas, walk, and `own_mib` is what a worker's memory grows by."""
-    epoch_s: Annotated[FiniteFloat, Field(gt=0)] = 300.0
-    """--lines: an epoch that takes longer is broken off, and the share of it is told."""
-    reserve_gib: NotNegative = 2.0
-    """--lines: an epoch is broken off when the machine has less memory left."""
 
 
 def points(settings: Loader) -> list[Point]:
     """Return the points. Raises UserError."""
-    if settings.lines:
-        return _lists.points(settings)
     medium = medium_of(settings.task)
     devices = torch.cuda.device_count()
     require_gpus(settings.gpus, devices)
@@ -224,8 +214,6 @@ def consume(
 
 def measure(settings: Loader, point: Point, folder: Path) -> Measured:
     """Measure one point in this process, a rank of it."""
-    if settings.lines:
-        return _lists.measure(settings, point, folder)
     device = prepare_process()
     world = ProcessWorld(device)
     medium = medium_of(settings.task)
@@ -333,7 +321,6 @@ COLUMNS = {
     "waited_s": ("waited, s", "{:.3f}"),
     "decoded_per_frame": ("decoded / delivered", "{:.2f}"),
     "fallbacks": ("clips by pyav", "{:.1%}"),
-    **_lists.COLUMNS,
     "first_pass_s": ("first pass, s", "{:,.3g}"),
     "host_gib": ("host GiB", "{:.1f}"),
     "device_gib": ("GPU GiB", "{:.1f}"),

@@ -24,7 +24,6 @@ import psutil
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from benchmarks._lists import rollup
 from benchmarks._loaders import (
     asked_of,
     data_folder,
@@ -150,6 +149,12 @@ def host_mib() -> float:
                 return 1024 * host_gib()
             total += mib["Pss_Anon"] + mib["Pss_Shmem"]
     return total
+
+
+def rollup(pid: int) -> dict[str, float]:
+    """Return the lines of /proc/PID/smaps_rollup, MiB. Raises OSError."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    return {each.partition(":")[0]: int(each.split()[1]) / 1024 for each in lines}
 
 
 def _trim() -> None:

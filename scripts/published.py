@@ -78,19 +78,17 @@ def read(name: str) -> dict[str, Any]:
 
 def data_for(
     kind: str, count: int, settings: Published, folder: Path
-) -> tuple[Path | None, str]:
+) -> tuple[Path, str]:
     """Return the --data of a table's suite, made below `folder` where it is not given, and what to say of it.
 
     `kind` is images (<class>/*), png (these as PNG files), training (train/ and val/ of these), videos,
-    patches or textures (which scripts.patch_set and scripts.demo_textures make), or none. Raises UserError.
+    patches or textures (which scripts.patch_set and scripts.demo_textures make). Raises UserError.
     """
     root, said = settings.data, f"the images of {settings.data}"
     # other images are another set, though a run before has made one below the same --output
     digest = hashlib.blake2b(str(root).encode(), digest_size=4).hexdigest()
     target = folder / (f"{kind}-{count}-{digest}" if root else f"{kind}-{count}")
     try:
-        if kind == "none":
-            return None, "the suite makes what it reads"
         if kind == "textures":
             demo_textures.write(target)
             return target, "drawn textures"
@@ -241,8 +239,7 @@ def measured(
     # before a set is drawn
     cli.flags(whole.settings, [*words(flags), *more], prog=prog)
     data, said = data_for(table["set"], count, settings, folder)
-    place = {"data": str(data)} if data else {}
-    argv = [*words({**place, **flags, "limit_s": settings.limit_s}), *more]
+    argv = [*words({"data": str(data), **flags, "limit_s": settings.limit_s}), *more]
     asked = cli.flags(whole.settings, argv, prog=prog)
     suite = replace(whole, points=points)
     rows = suite.derive(merged(run(suite, asked, folder / table["name"], print)))

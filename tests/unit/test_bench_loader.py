@@ -1,10 +1,9 @@
-"""The suite `loader`: its points, passes of images and of clips, waits, lists; sets of links and of videos."""
+"""The suite `loader`: its points, passes of images and of clips, waits; sets of links and of videos."""
 
 from __future__ import annotations
 
 import errno
 import itertools
-import mmap
 import os
 import shutil
 from collections import Counter
@@ -17,10 +16,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from benchmarks import _lists, _loaders, loader
+from benchmarks import _loaders, loader
 from benchmarks._loaders import Asked, data_folder, expanded, open_data, opened
 from benchmarks._suite import Absent, Suite, results, run
-from benchmarks.baselines import lists as lists_by_hand
 from benchmarks.baselines import nvdec, pytorch
 from benchmarks.loader import SUITE, Loader, consume, derive, points
 from contracts import UserError
@@ -105,8 +103,6 @@ def test_points_are_every_combination(pictures: Path) -> None:
         ({"readers": ("cv",)}, "--readers got 'cv'"),
         ({"loaders": ("ffcv",)}, "--loaders got 'ffcv'"),
         ({"task": "detection"}, "--task detection: this suite loads images or videos"),
-        ({"lines": 2001}, "--lines 2001: no whole batches"),
-        ({"lines": 2000, "loaders": ("panda",)}, "--loaders got 'panda'"),
     ],
 )
 def test_mistakes(asked: dict[str, Any], said: str, pictures: Path) -> None:
@@ -428,80 +424,6 @@ def test_a_set_of_videos_is_as_asked(
     for words in (["--count", "0"], ["--size", "65", "96"]):
         assert video_set.main([str(tmp_path / "new"), *words]) == 2
     assert capsys.readouterr().err.count("\n") == 2 and not (tmp_path / "new").exists()
-
-
-# --- lists --------------------------------------------------------------------------------------------------
-
-LINES = 5_000
-
-
-@pytest.fixture(scope="module")
-def listed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("list") / "data" / "train.csv"
-    _lists.write_list(path, LINES)
-    return path
-
-
-@pytest.mark.parametrize("name", [name for name in _lists.METHODS if name != "pandas"])
-def test_every_way_gives_each_line_once(
-    name: str, listed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # a look at processes forked from one that has imported all of this takes a tenth of a second each
-    monkeypatch.setattr(_lists, "EVERY_S", 5.0)
-    how: dict[str, Any] = {"batch_size": 50, "workers": 2}
-    if name == _lists.OURS:
-        epoch = _lists.ours(listed, listed.parents[1] / "cache", **how)
-    else:
-        epoch = _lists.hand_made(lists_by_hand.DATASETS[name](listed), **how)
-    peaks: _lists.Peaks = {}
-    found = _lists.passed(epoch, LINES, peaks, most_s=60.0)
-    assert found[:2] == (LINES, _lists.expected_sum(LINES))
-    assert len(found[2]) == _lists.WINDOWS
-    assert len(peaks) >= 2, "other tests' processes may not have ended yet"
-    assert all(peak["own_mib"] > 0.1 for peak in peaks.values())
-
-
-@pytest.mark.parametrize(
-    "limits", [{"most_s": 0.0}, {"most_s": 60.0, "reserve_gib": 1e6}]
-)
-def test_an_epoch_is_broken_off(
-    limits: dict[str, float], listed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An epoch ends early when it takes too long, or where memory is short."""
-    monkeypatch.setattr(_lists, "EVERY_S", 0.0)
-    data = lists_by_hand.PythonList(listed)
-    epoch = _lists.hand_made(data, batch_size=50, workers=1)
-    assert _lists.passed(epoch, LINES, {}, **limits)[0] == 50
-
-
-def test_memory_is_what_the_kernel_says() -> None:
-    # made first: an allocator that was told to keeps what is freed
-    content = b"x" * (96 << 20)
-    before = _lists.rollup(os.getpid())
-    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # not from freed memory
-    own = mmap.mmap(-1, 64 << 20, flags=private)
-    own.write(memoryview(content)[: 64 << 20])
-    between = _lists.rollup(os.getpid())
-    shared = mmap.mmap(-1, 96 << 20)
-    shared.write(content)
-    after = _lists.rollup(os.getpid())
-    grown = between["Private_Dirty"] - before["Private_Dirty"]
-    assert grown == pytest.approx(64, abs=12)
-    assert after["Pss_Shmem"] - between["Pss_Shmem"] == pytest.approx(96, abs=12)
-
-
-def test_a_point_of_a_list_has_all_figures_over_an_empty_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    peaks = [{pid: {"own_mib": own}} for pid, own in enumerate((30.0, 12.0, 9.0, 11.0))]
-    grown = _lists.growth(peaks[0] | peaks[1], peaks[2] | peaks[3], "own_mib")
-    assert grown == [20.0, 2.0]
-    monkeypatch.setattr(_lists, "prepare_process", lambda: None)
-    settings = Loader(lines=2_000, workers=(2,), loaders=("ours",))
-    (point,) = points(settings)
-    found = loader.measure(settings, point, tmp_path / "runs" / "point")
-    assert found.error is None and found.spread["rate"]["n"] >= 3
-    assert {"rate", *_lists.COLUMNS} <= {*found.figures}
 
 
 # --- links --------------------------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ def test_all_programs_are_found() -> None:
         "python -m scripts.bench train --data D --archs a -- --lr 1 ; python -m scripts.bench gone",
         'L="python -m scripts.bench loader --gpus two"',
         "python -m scripts.published lists --tables gone",
-        "python -m scripts.published lists --tables memory -- --line 3",
+        "python -m scripts.published lists --tables readers -- --line 3",
         "python -m scripts.link_set A B --number 3",
         "python -m scripts.tune --data D -- --optimiser sgd",
     ],
