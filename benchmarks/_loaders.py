@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks._suite import Absent, Point
+from benchmarks._suite import Point
 from benchmarks.baselines import dali, nvdec, pytorch
 from contracts import Array, Feed, FileSource, Pixels, Split, UserError, World
 from dataset.open import cache_folder, list_of, open_split
@@ -64,7 +64,6 @@ class Asked:
     # of clips alone
     clip_frames: int = 16
     clip_stride: int = 1
-    clips: int = 0
 
 
 def asked_of(medium: Medium, point: Point, **more: Any) -> Asked:
@@ -158,8 +157,8 @@ def expanded(
 
 
 def plan_of(asked: Asked, columns: Any, world: World) -> ImagePlan | ClipPlan:
-    """Plan the images in a drawn order; or one random clip of each video in a drawn order, or `clips` evenly
-    spaced ones in the order of the files. Raises UserError where it has no whole batch.
+    """Plan the images, or one random clip of each video, in a drawn order. Raises UserError where it has no
+    whole batch.
     """
     side = pytorch.shorter_side(asked.image_size)
     if asked.medium == "images":
@@ -187,11 +186,10 @@ def plan_of(asked: Asked, columns: Any, world: World) -> ImagePlan | ClipPlan:
                 image_size=asked.image_size,
                 shorter=(side, side),
                 resize=side,
-                clips=max(asked.clips, 1),
             ),
             seed=0,
             batch_size=asked.batch_size,
-            training=not asked.clips,
+            training=True,
             world_size=world.size,
             rank=world.rank,
         )
@@ -225,9 +223,7 @@ def feed_of(asked: Asked, name: str, data: Split, world: World) -> Feed:
 def opened(
     asked: Asked, name: str, data: Split, world: World
 ) -> Iterator[tuple[Epochs, Figures]]:
-    """Open a loader, or a loop by hand, that is ready to give this rank's batches. Raises UserError,
-    Absent.
-    """
+    """Open a loader, or a loop by hand, that is ready to give this rank's batches. Raises UserError."""
     plan = plan_of(asked, data.columns, world)
     frames = 0.0
     if isinstance(plan, ClipPlan):
@@ -243,7 +239,7 @@ def opened(
         try:
             epochs = loop(Loop(asked, name, data, world, plan))
         except (ImportError, OSError) as error:
-            raise Absent(f"--loaders {name}: not installed ({error})") from None
+            raise UserError(f"--loaders {name}: not installed ({error})") from None
         yield epochs, of_clips
         return
     with open_loader(name, feed_of(asked, name, data, world)) as loader:
@@ -346,16 +342,12 @@ def _dali(loop: Loop) -> Epochs:
     else:
         require_gpu(loop)
         frames, stride = plan.policy.frames, plan.policy.stride
-        longest = int(loop.data.columns.frames.max())
         loader = dali.clips(
             files[: plan.samples],
             labels,
             frames=frames,
             stride=stride,
-            # of `--clips 0` they are sequences that lie back to back: they begin anywhere in a video
-            step=dali.step(asked.clips, frames, stride, longest),
             shorter=plan.policy.resize,
-            experimental=loop.name.endswith("experimental"),
             **same,
         )
     batches = chain.from_iterable(repeat(loader))  # epoch after epoch
@@ -376,7 +368,6 @@ def _clips(loop: Loop) -> Epochs:
         decode=pytorch.decord_clip if by_decord else pytorch.pyav_clip,
         frames=policy.frames,
         stride=policy.stride,
-        clips=asked.clips,
         size=asked.image_size,
     )
     return _pytorch(loop, dataset)
@@ -393,7 +384,6 @@ def _nvdec(loop: Loop) -> Epochs:
         loop.files()[0],
         frames=asked.clip_frames,
         stride=asked.clip_stride,
-        clips=asked.clips,
         threads=capabilities(codec, gpu, ("h264",))["h264"].engines,
         gpu=gpu,
     )
@@ -418,7 +408,7 @@ BY_HAND: dict[Medium, dict[str, Callable[[Loop], Epochs]]] = {
     "videos": {
         **dict.fromkeys(("pytorch", "pytorch+decord"), _clips),
         **dict.fromkeys(("pyav-alone", "decord-alone"), _clips),
-        **dict.fromkeys(("dali", "dali-experimental"), _dali),
+        "dali": _dali,
         "nvdec-alone": _nvdec,
     },
 }

@@ -70,7 +70,7 @@ DEFAULTS: dict[Medium, dict[str, int]] = {
 }
 SAME: dict[Medium, tuple[str, ...]] = {
     "images": ("window",),
-    "videos": ("clip_frames", "clip_stride", "clips"),
+    "videos": ("clip_frames", "clip_stride"),
 }
 """Settings of one medium that every point has."""
 LEAST_S = 2.0
@@ -91,7 +91,7 @@ class Loader(Common):
     loaders: tuple[str, ...] = ("auto",)
     """Names as in --loader of train.py, and loops by hand: pytorch, pytorch+opencv (uint8, --window stretch),
     dali (DALI's own reader) and dali-by-hand (fed by Python); of clips pytorch with PyAV, pytorch+decord, on a
-    GPU dali and dali-experimental. auto = pytorch, dali and all of ours that run here but nvdec+ANOTHER. Also
+    GPU dali. auto = pytorch, dali and all of ours that run here but nvdec+ANOTHER. Also
     decoding alone: READER-alone, simplejpeg-alone; of clips decord-alone, pyav-alone, nvdec-alone."""
     gpus: tuple[PositiveInt, ...] = (1,)
     """Processes, one a GPU (on a CPU: gloo)."""
@@ -119,10 +119,8 @@ class Loader(Common):
     """Frames of a clip; 0 = all frames of a video, from its first to its last: decoding in sequence. That
     takes memory: a smaller --batch-size."""
     clip_stride: PositiveInt = 1
-    """Distance from one frame of a clip to the next, in frames of the video."""
-    clips: NonNegativeInt = 0
-    """Clips of a video in a pass, evenly spaced: 300 / --clip-frames pass over all of 300 frames. 0 = one at
-    random, as in training."""
+    """Distance from one frame of a clip to the next, in frames of the video. A pass has a clip of each
+    video, at random as in training."""
 
 
 def points(settings: Loader) -> list[Point]:
@@ -224,7 +222,7 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
     root = data_folder(place, medium=medium, files=by_hand)
     data = open_data(root, medium)
     asked = asked_of(medium, point, threads=settings.dali_threads)
-    whole = len(data.columns) * max(asked.clips, 1)
+    whole = len(data.columns)
     if asked.batches:
         whole = asked.batches * asked.batch_size * world.size
     step_s = point.get("step_ms", 0.0) / 1e3

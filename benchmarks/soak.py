@@ -58,8 +58,6 @@ TRIM = signal.SIGUSR1
 TRIM_S = 1.0
 """Seconds in which a process has to answer TRIM."""
 BATCH_SIZES = {"images": 64, "videos": 8}
-CLIPS = ("clip_frames", "clip_stride", "clips")
-"""Settings of videos alone."""
 STEPS = 3
 STEPS_AN_EPOCH = 0.1
 """So many rises that lasted (the larger: STEPS, or this share of the epochs) are no leak yet, while they are
@@ -88,17 +86,11 @@ class Soak(Common):
     """Epochs at the start that are not judged, because allocators and pools still fill: 500 batches are
     enough for DALI's."""
     batch_size: PositiveInt | None = None
-    """Samples a batch. Default: 64; of clips 8."""
+    """Samples a batch. Default: 64; of clips, 16 frames of each video, 8."""
     image_size: Annotated[int, Field(ge=8)] = 224
     """Height and width of the output, pixels."""
     workers: NonNegativeInt | None = None
     """Processes or threads that read and decode. Default: CPU cores, less one."""
-    clip_frames: NonNegativeInt = 16
-    """Frames of a clip; 0 = all frames of a video, from its first to its last."""
-    clip_stride: PositiveInt = 1
-    """Distance from one frame of a clip to the next, in frames of the video."""
-    clips: NonNegativeInt = 0
-    """Clips of a video in an epoch, evenly spaced. 0 = one at random, as in training."""
     max_mib_an_epoch: NotNegative = 0.5
     """Growth of host and of device memory above which a point fails. Of files, threads and processes none may
     be added. Growth in no more than 3 steps (or one in 10 epochs) is told and does not fail, as of a pool
@@ -283,12 +275,10 @@ def points(settings: Soak) -> list[Point]:
         )
     devices = torch.cuda.device_count()
     names = expanded("--loaders", settings.loaders, devices, task=settings.task)
-    same = CLIPS if medium == "videos" else ()
     return crossed(
         loader=names,
         batch_size=[settings.batch_size or BATCH_SIZES[medium]],
         image_size=[settings.image_size],
-        **{name: [getattr(settings, name)] for name in same},
     )
 
 

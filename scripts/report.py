@@ -1,5 +1,4 @@
-"""`python -m scripts.report A B`: two folders of scripts.bench side by side, for a person or for CI. With one
-folder: its table and plot again.
+"""`python -m scripts.report A B`: two folders of scripts.bench side by side, for a person or for CI.
 
 A ratio is beyond noise when the runs of the two do not overlap (bench --repeats 3 or more; one run a point
 says nothing of how runs differ), and beyond the tolerance of max-batch when no batch could be the largest of
@@ -8,7 +7,6 @@ both.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +19,7 @@ from pydantic import Field, FiniteFloat
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks._show import differing, show
+from benchmarks._show import differing
 from benchmarks._suite import LEAST, Row, Suite, merged, results, value, versions_of
 from contracts import UserError, one_line
 from scripts.bench import suite_of
@@ -32,7 +30,7 @@ class Report(Settings):
     """Compare two result folders: B against A."""
 
     folders: Annotated[tuple[Path, ...], POSITIONAL] = ()
-    """A and B, or one folder to show."""
+    """A and B."""
     fail_below: Annotated[FiniteFloat, Field(gt=0)] | None = None
     """Exit code 1 when a point of B is slower than this share of A's, beyond noise, or has no figure where A
     has one; 2 when no point has a figure in both, or nothing tells noise: it takes bench --repeats 3 or more,
@@ -42,7 +40,7 @@ class Report(Settings):
 def read(folder: Path) -> tuple[Suite, list[Row]]:
     """Return the suite of a folder, and its rows. Raises UserError when it is none of a suite."""
     rows = results(folder)
-    if not rows or not (folder / "suite.json").exists():
+    if not rows:
         raise UserError(f"{folder} has no results of python -m scripts.bench")
     return suite_of(rows[0]["suite"]), rows
 
@@ -123,17 +121,12 @@ def main(argv: list[str]) -> int:
     console = Console(width=None if sys.stdout.isatty() else 160)
     try:
         settings = flags(Report, argv, prog="report")
-        if len(settings.folders) == 2:
-            return compared(settings, console)
-        if len(settings.folders) != 1:
-            raise UserError("name one folder to show, or two to compare")
-        folder = settings.folders[0]
-        suite, rows = read(folder)
-        show(suite, rows, folder, console, write=os.access(folder, os.W_OK))
+        if len(settings.folders) != 2:
+            raise UserError("name two folders to compare")
+        return compared(settings, console)
     except (UserError, OSError) as mistake:
         print(one_line(f"report: {mistake}"), file=sys.stderr)
         return 2
-    return 0
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks import max_batch
 from benchmarks._suite import results, run
-from benchmarks.max_batch import GRID, MaxBatch, derive, search
+from benchmarks.max_batch import GRID, MaxBatch, search
 from contracts import UserError
 from scripts import bench
 from tests.end_to_end.runs import draw
@@ -70,25 +70,6 @@ def test_a_failure_above_a_batch_that_trains_is_too_large_and_one_before_any_end
     assert found(0, above="failed", **how)[2] == [512]
 
 
-def test_ratios_are_between_batches_that_memory_has_limited() -> None:
-    def row(limited_to: int | None, **point: Any) -> dict[str, Any]:
-        figures = {"largest": 128, "limited_to": limited_to}
-        return {"point": {"arch": "a", **point}, "figures": figures, "status": "ok"}
-
-    rows = [
-        row(128, loader="torchvision"),
-        row(64, loader="dali-gpu"),
-        row(None, loader="dali-cpu"),
-        row(32, loader="by hand: dali"),
-        row(256, loader="torchvision", graphs=False),
-    ]
-    first, second, third, *_ = [row["figures"] for row in derive(rows)]
-    assert (first["of_torchvision"], first["of_dali_gpu"]) == (1.0, 2.0)
-    assert (first["of_dali_by_hand"], first["of_eager"]) == (4.0, 0.5)
-    assert second["of_torchvision"] == 0.5 and second["of_eager"] is None
-    assert third["of_torchvision"] is None
-
-
 @pytest.mark.parametrize(
     ("gpu", "wanted"), [(True, ["fp16"]), (False, ["fp32", "fp16"])]
 )
@@ -125,9 +106,7 @@ def test_a_precision_is_named_as_by_hand_has_it(
     assert told["--workers"] == "3" and told["--loader"] == "dali"
     for changes, said in (
         ({"flags": "--image-size 96"}, "--image-size behind --"),
-        ({"flags": "--val-batch-size 96"}, "--val-batch-size behind --"),
         ({"data": None}, "--by-hand reads files"),
-        ({"data": None, "by_hand": ()}, "--data is missing"),
     ):
         with pytest.raises(UserError, match=said):
             max_batch.points(settings.model_copy(update=changes))
@@ -136,34 +115,33 @@ def test_a_precision_is_named_as_by_hand_has_it(
 TRIAL = """
 import json, os, pathlib, sys
 batch, folder = int(sys.argv[1]), pathlib.Path(sys.argv[2])
-if batch > 16:
-    print("images are read", flush=True)
-    os.kill(os.getpid(), 9)
 if batch > 8:
-    sys.exit("libgomp: Thread creation failed: Resource temporarily unavailable")
+    os.kill(os.getpid(), 9)
 folder.mkdir()
 (folder / "summary.json").write_text(json.dumps({"batch_size": batch, "memory": {"host_gib": batch}}))
 (folder / "last.pt").touch()
 """
 
 
-def test_a_trial_that_is_killed_or_gets_no_thread_was_too_large(
+def test_a_trial_that_is_killed_was_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def command(_: MaxBatch, point: dict[str, Any], folder: Path) -> list[str]:
         return [sys.executable, "-c", TRIAL, str(point["batch_size"]), str(folder)]
 
     monkeypatch.setattr(max_batch, "command", command)
-    settings = MaxBatch(loaders=("synthetic",), archs=("resnet18",), start=64)
+    settings = MaxBatch(loaders=("synthetic",), archs=("resnet18",), start=4)
     found = max_batch.measure(settings, {"loader": "synthetic"}, tmp_path)
-    wanted = {"largest": 8, "ended": "out of memory at 16", "trials": 4, "host_gib": 8}
-    assert found.figures.items() >= (wanted | {"limited_to": 8}).items()
-    assert found.spread["largest"] == {"n": 4, "min": 8, "max": 15}
+    wanted = {"largest": 8, "trials": 3, "host_gib": 8}
+    assert (
+        found.figures.items() >= wanted.items() and "killed" in found.figures["ended"]
+    )
+    assert found.spread["largest"] == {"n": 3, "min": 8, "max": 15}
     assert not list(tmp_path.rglob("*.pt"))
     monkeypatch.setattr(
         max_batch, "command", lambda *_: ["sh", "-c", "echo no; exit 2"]
     )
-    with pytest.raises(SystemExit, match="batch 64: exit code 2: no"):
+    with pytest.raises(SystemExit, match="batch 4: exit code 2: no"):
         max_batch.measure(settings, {"loader": "synthetic"}, tmp_path)
 
 

@@ -202,7 +202,7 @@ def test_a_planted_leak_of_1_mib_and_a_file_an_epoch_is_caught(
 
 @pytest.mark.usefixtures("few_objects")
 def test_a_planted_leak_beside_clips_is_caught(videos: Path, tmp_path: Path) -> None:
-    asked: dict[str, Any] = {"task": "video", "batch_size": 4, "clip_frames": 2}
+    asked: dict[str, Any] = {"task": "video", "batch_size": 4}
     error, figures = measured(videos, tmp_path / "leaks", True, **asked)
     assert error and "host_mib +1." in error and "files +1.00" in error
     assert figures["unit"] == "clip/s"
@@ -211,10 +211,9 @@ def test_a_planted_leak_beside_clips_is_caught(videos: Path, tmp_path: Path) -> 
 def test_points(videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setattr("loaders.installed", lambda package: package == "decord")
-    settings = Soak(task="video", data=videos, clip_stride=2)
+    settings = Soak(task="video", data=videos)
     found = soak.points(settings)
     same = {"batch_size": 8, "image_size": 224}
-    same |= {"clip_frames": 16, "clip_stride": 2, "clips": 0}
     assert found == [{"loader": name} | same for name in ("pyav", "decord")]
     (image,) = soak.points(Soak(data=videos, loaders=("synthetic",)))
     assert image == {"loader": "synthetic", "batch_size": 64, "image_size": 224}

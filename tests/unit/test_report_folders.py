@@ -32,7 +32,6 @@ def row(rate: Rate, arch: str = "resnet18", repeats: int = 5, **changes: Any) ->
 def folder(path: Path, *rows: Row) -> Path:
     path.mkdir()
     (path / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
-    (path / "suite.json").write_text(json.dumps({"command": "bench", "note": ""}))
     return path
 
 
@@ -131,20 +130,6 @@ def test_a_search_is_judged_by_its_tolerance(
         for name, ends in (("a", (992, 1023)), ("b", (fits, most)))
     )
     assert report.main([a, b, "--fail-below", "0.98"]) == code
-
-
-def test_one_folder_is_shown_again_and_left_alone_where_it_cannot_be_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shown = folder(tmp_path / "a", row(A[0]))
-    before = sorted(shown.iterdir())
-    with monkeypatch.context() as patched:
-        patched.setattr("os.access", lambda *_: False)
-        assert report.main([str(shown)]) == 0
-    assert "100.0 (98.0 to 102.0, 5)" in capsys.readouterr().out
-    assert sorted(shown.iterdir()) == before
-    assert report.main([str(shown)]) == 0
-    assert "| 100.0 (98.0 to 102.0, 5) |" in (shown / "table.md").read_text()
 
 
 @pytest.mark.parametrize("names", [("none",), ("empty",), ("a", "b", "c"), ()])
