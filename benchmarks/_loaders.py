@@ -1,6 +1,6 @@
 """Loaders of ours, and loops as one writes them by hand, ready to give passes of images or of clips.
 
-    folder -> open_data -> Split -> opened -> epoch -> samples of this rank's batches, one after the other
+    data -> open_data -> Split -> opened -> epoch -> samples of this rank's batches, one after the other
 
 For the suites `loader` and `soak`. Must not know what is timed.
 """
@@ -26,7 +26,6 @@ from benchmarks._suite import Point
 from benchmarks.baselines import dali, nvdec, pytorch
 from contracts import Array, Feed, FileSource, Pixels, Split, UserError, World
 from dataset.open import cache_folder, list_of, open_split
-from dataset.stores import choose_source, source_named
 from dataset.stores.folder import Folder
 from loaders import Medium, open_loader, usable
 from loaders.images.decoders import READERS
@@ -90,41 +89,21 @@ def medium_of(task: str) -> Medium:
     return kind.medium
 
 
-def data_folder(
-    root: Path | None, *, medium: Medium = "images", files: bool = True
-) -> Path:
-    """Return the split that is passed over: root/train or the root itself; of videos also a list, the root
-    itself or in it. Raises UserError; with `files` also for data that lies in other forms than files.
-    """
-    csv = root if root is None or root.is_file() else list_of(root, "train")
-    if csv is not None and medium == "videos":
-        return csv.resolve()
-    if root is None or not root.is_dir():
-        raise UserError(
-            f"--data {root or 'is missing'}: name a folder with <class>/* or train/<class>/*"
-        )
-    source = choose_source("auto", root, "train")
-    of_files = source_named(source).FILES
-    if files and not of_files:
-        raise UserError(
-            f"--data {root}: train is read as {source}, and what is written by hand reads files"
-        )
-    below = (root / "train").is_dir() or not of_files
-    return (root / "train" if below else root).resolve()
-
-
-def open_data(folder: Path, medium: Medium) -> Split:
-    """Open what `data_folder` returns, scanned once. Raises UserError."""
+def open_data(data: Path, medium: Medium) -> Split:
+    """Open the split to train on, of --data as train.py has it. Raises UserError."""
     if medium == "images":
-        return open_split(folder)
+        return open_split(data / "train")
     from dataset.videos.scan import open_videos  # with PyAV, which images do without
 
-    columns = open_videos(folder, cache=cache_folder(None))
+    videos = list_of(data, "train") or data / "train"
+    columns = open_videos(videos, cache=cache_folder(None))
     return Split(columns=columns, source=Folder(columns))
 
 
 def paths(data: Split) -> list[str]:
-    """Return the files of a data set, for loading by hand."""
+    """Return the files of a data set, for loading by hand. Raises UserError where samples are none."""
+    if not data.source.files:
+        raise UserError("--data: what is written by hand reads files")
     source = cast(FileSource, data.source)
     return [os.fsdecode(source.path(sample)) for sample in range(len(data.columns))]
 

@@ -14,7 +14,6 @@ is the time of all files at a window's rate.
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -30,15 +29,12 @@ import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from benchmarks._loaders import (
-    BY_HAND,
     READER_OF,
     asked_of,
-    data_folder,
     expanded,
     medium_of,
     open_data,
     opened,
-    paths,
 )
 from benchmarks._suite import (
     LEAST,
@@ -57,11 +53,13 @@ from benchmarks._suite import (
     ratio,
     require_gpus,
 )
+from benchmarks.train import require_data
 from contracts import UserError
 from loaders import Medium
 from report import hardware
 from report.meter import Meter, spread
 from settings.cli import one_of
+from settings.config import parse
 from settings.types import NotNegative
 
 DEFAULTS: dict[Medium, dict[str, int]] = {
@@ -84,8 +82,7 @@ class Loader(Common):
     task: str = "classification"
     """Task of train.py, of images with a label or of clips of videos."""
     data: Path | None = None
-    """Folder with <class>/* or train/<class>/*; of videos also with a list, train.csv. Our loaders also read
-    what scripts.pack has made."""
+    """Folder as --data of train.py for the task; loops by hand need files."""
     sets: tuple[str, ...] = ()
     """Folders below --data, each of which is passed over, as scripts.pack makes them."""
     loaders: tuple[str, ...] = ("auto",)
@@ -136,10 +133,9 @@ def points(settings: Loader) -> list[Point]:
     if settings.steps or settings.delays:
         # DALI's reader reads all, as fast as it can
         names = [name for name in names if name != "dali" or name in settings.loaders]
-    by_hand = any(name in BY_HAND[medium] for name in names)
     for name in settings.sets or ("",):
-        data = settings.data / name if settings.data else None
-        data_folder(data, medium=medium, files=by_hand)
+        data = str(settings.data / name) if settings.data else None
+        require_data(data, names, parse(["--task", settings.task]))
     for reader in settings.readers:
         one_of("--readers", reader, ("auto", *READER_OF.values()))
     same = {
@@ -216,11 +212,8 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
     world = ProcessWorld(device)
     medium = medium_of(settings.task)
     name = point["loader"]
-    by_hand = name in BY_HAND[medium]
     assert settings.data is not None
-    place = settings.data / point.get("set", "")
-    root = data_folder(place, medium=medium, files=by_hand)
-    data = open_data(root, medium)
+    data = open_data(settings.data / point.get("set", ""), medium)
     asked = asked_of(medium, point, threads=settings.dali_threads)
     whole = len(data.columns)
     if asked.batches:
@@ -280,9 +273,6 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
         "device_gib": device_gib,
         **{key: busy[key] for key in hardware.LOADS},
     }
-    if data.source.files:
-        # links to one file are one: a second reading of it comes from the page cache
-        figures["unique_files"] = len({os.path.realpath(path) for path in paths(data)})
     return Measured(
         figures=figures,
         spread={key: its for key, each in repeated.items() if (its := spread(each))},
@@ -331,7 +321,6 @@ DETAILS = {
     "gpu_utilisation": ("GPU busy", "{:.0%}"),
     "power_w": ("W a GPU", "{:.0f}"),
     "files": ("files", "{:,}"),
-    "unique_files": ("unique", "{:,}"),
     "samples": ("samples a pass", "{:,}"),
 }
 

@@ -26,7 +26,6 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from benchmarks._loaders import (
     asked_of,
-    data_folder,
     expanded,
     feed_of,
     medium_of,
@@ -42,12 +41,14 @@ from benchmarks._suite import (
     in_own_process,
     measuring,
 )
+from benchmarks.train import require_data
 from contracts import Feed, Loader, UserError
 from engine.distributed import ProcessWorld, cores, prepare_process
 from loaders import open_loader
 from report.hardware import LOADS, Sampler, device_gib, hardware, host_gib, versions
 from report.meter import Meter, spread
 from report.record import replace as write
+from settings.config import parse
 from settings.types import NotNegative
 from tasks import kind_named
 
@@ -76,8 +77,7 @@ class Soak(Common):
     task: str = "classification"
     """Task of train.py, of images with a label or of clips of videos."""
     data: Path | None = None
-    """Folder with <class>/* or train/<class>/*, images or videos, or with a list of videos, train.csv; an
-    epoch is one pass over it."""
+    """Folder as --data of train.py for the task; an epoch is one pass over it."""
     loaders: tuple[str, ...] = ("auto",)
     """Names as in --loader of train.py; auto = all that read files and run here, but nvdec+ANOTHER."""
     epochs: PositiveInt = 30
@@ -268,7 +268,8 @@ def verdict(
 
 def points(settings: Soak) -> list[Point]:
     medium = medium_of(settings.task)
-    data_folder(settings.data, medium=medium, files=False)
+    data = str(settings.data) if settings.data else None
+    require_data(data, settings.loaders, parse(["--task", settings.task]))
     if (judged := settings.epochs - settings.warm_epochs) < JUDGED:
         raise UserError(
             f"--epochs less --warm-epochs is {judged}, to judge takes {JUDGED}"
@@ -287,8 +288,8 @@ def feed(settings: Soak, point: Point, world: Any) -> Feed:
     medium = medium_of(settings.task)
     workers = world.workers(settings.workers)
     asked = asked_of(medium, point, workers=workers, window="random-resized", flip=0.5)
-    data = open_data(data_folder(settings.data, medium=medium, files=False), medium)
-    return feed_of(asked, point["loader"], data, world)
+    assert settings.data is not None
+    return feed_of(asked, point["loader"], open_data(settings.data, medium), world)
 
 
 def measure(

@@ -26,7 +26,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import yaml
-from PIL import Image
 
 from benchmarks._process import ending_on_signals
 from benchmarks._suite import Common, Point, Row, merged, run, said_of, value
@@ -81,8 +80,8 @@ def data_for(
 ) -> tuple[Path, str]:
     """Return the --data of a table's suite, made below `folder` where it is not given, and what to say of it.
 
-    `kind` is images (<class>/*), png (these as PNG files), training (train/ and val/ of these), videos,
-    patches or textures (which scripts.patch_set and scripts.demo_textures make). Raises UserError.
+    `kind` is images (train/), training (train/ and val/), videos, patches or textures (which
+    scripts.patch_set and scripts.demo_textures make). Raises UserError.
     """
     root, said = settings.data, f"the images of {settings.data}"
     # other images are another set, though a run before has made one below the same --output
@@ -103,28 +102,14 @@ def data_for(
         if root is None:
             root, said = folder / "drawn", "drawn images, since --data is not given"
             demo_set.write(root, 50, 5, progress=False)
-        splits = ("train", "val") if kind == "training" else ("",)
+        splits = ("train", "val") if kind == "training" else ("train",)
         for place in [target / split for split in splits]:
-            if place.exists():
-                continue
-            if kind == "png":
-                _as_png(root, place, count)
-            else:
+            if not place.exists():
                 names = max(count, len(link_set.sources(root)))
                 link_set.link(root, place, names, symbolic=True)
         return target, f"{said}, as {count:,} names"
     except (ValueError, OSError) as error:
         raise UserError(f"--data: {error}") from None
-
-
-def _as_png(root: Path, target: Path, count: int) -> None:
-    """Write the first `count` images as PNG files."""
-    with link_set.filled(target, root) as fresh:
-        for number, file in enumerate(link_set.sources(root)[:count]):
-            png = fresh / file.parent.name / f"{number:04d}.png"
-            png.parent.mkdir(parents=True, exist_ok=True)
-            with Image.open(file) as image:
-                image.convert("RGB").save(png)
 
 
 # --- a table ------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import shutil
@@ -11,15 +10,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks import _loaders, loader
-from benchmarks._loaders import Asked, data_folder, expanded, open_data, opened
+from benchmarks._loaders import Asked, expanded, open_data, opened
 from benchmarks._suite import Suite, results, run
-from benchmarks.baselines import nvdec, pytorch
+from benchmarks.baselines import pytorch
 from benchmarks.loader import SUITE, Loader, consume, derive, points
 from contracts import UserError
 from dataset.videos.columns import CODECS, RECORD
@@ -68,9 +67,6 @@ def test_auto_is_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
     named = expanded("--x", ["dali-gpu", "auto", "pil-alone"], 0, by_hand=True)
     assert named[0] == "dali-gpu" and named[-1] == "pil-alone"
     assert "dali" not in expanded("--x", ["auto"], 0, task="video", by_hand=True)
-    monkeypatch.setattr("loaders.find_spec", lambda name: None)
-    here = expanded("--x", ["auto", "torchvision"], 2, by_hand=True)
-    assert here == ["pytorch", "torchvision"]
 
 
 def test_points_are_every_combination(pictures: Path) -> None:
@@ -97,10 +93,8 @@ def test_points_are_every_combination(pictures: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"data": None}, "--data is missing: name a folder with <class>"),
-        ({"data": Path("nowhere")}, "--data nowhere: name a folder"),
+        ({"data": Path("nowhere")}, "--data nowhere: no such folder"),
         ({"steps": 5}, "--steps 5: 0, or 20 and more"),
-        ({"readers": ("cv",)}, "--readers got 'cv'"),
         ({"loaders": ("ffcv",)}, "--loaders got 'ffcv'"),
         ({"task": "detection"}, "--task detection: this suite loads images or videos"),
     ],
@@ -108,17 +102,6 @@ def test_points_are_every_combination(pictures: Path) -> None:
 def test_mistakes(asked: dict[str, Any], said: str, pictures: Path) -> None:
     with pytest.raises(UserError, match=said):
         points(Loader(**{"data": pictures} | asked))
-
-
-def test_data_is_the_folder_or_its_train(pictures: Path, tmp_path: Path) -> None:
-    train = (pictures / "train").resolve()
-    assert data_folder(pictures) == data_folder(pictures / "train") == train
-    (tmp_path / "train.lmdb").touch()
-    with pytest.raises(
-        UserError, match="train is read as lmdb, and what is written by"
-    ):
-        data_folder(tmp_path)
-    assert data_folder(tmp_path, files=False) == (tmp_path / "train").resolve()
 
 
 # --- passes of images ---------------------------------------------------------------------------------------
@@ -140,7 +123,7 @@ def test_a_pass_over_images_has_as_many_for_ours_and_by_hand(
         pytest.importorskip("nvidia.dali", reason="DALI is not installed")
     of_one = name in ("dali-by-hand", "pil-alone", "pytorch+opencv")
     window = "stretch" if name == "pytorch+opencv" else "random-resized"
-    data = open_data(data_folder(pictures), "images")
+    data = open_data(pictures, "images")
     for rank, size in [(0, 1)] if of_one else [(0, 2), (1, 2)]:
         world: Any = SimpleNamespace(rank=rank, size=size, device=torch.device("cpu"))
         with opened(asked_for(window=window), name, data, world) as (epochs, _):
@@ -152,7 +135,6 @@ def test_a_pass_over_images_has_as_many_for_ours_and_by_hand(
     ("name", "asked", "said"),
     [
         ("pytorch", {"batches": 10}, "72 files and 80 are asked for"),
-        ("torchvision", {"batches": 10}, "72 files and 80 are asked for"),
         ("dali", {"delay_s": 0.1}, "reads all, and is not slowed down"),
         ("pytorch+opencv", {"window": "center"}, "needs --window stretch"),
         ("pil-alone", {}, "--loaders pil-alone: not installed"),
@@ -169,7 +151,7 @@ def test_a_pass_that_cannot_be(
         raise ImportError(name)
 
     monkeypatch.setitem(_loaders.READERS, "pil", missing)
-    data = open_data(pictures / "train", "images")
+    data = open_data(pictures, "images")
     with (
         pytest.raises(UserError, match=said),
         opened(asked_for(**asked), name, data, ALONE),
@@ -222,26 +204,30 @@ def brief(folder: Path, least_s: float) -> Suite:
 
 
 @pytest.mark.usefixtures("prompt_ran")
-@pytest.mark.parametrize("name", ["torchvision", "dali-gpu"])
-def test_two_ranks_pass_over_the_files_and_a_loader_that_cannot_is_a_row(
-    name: str, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_two_ranks_pass_over_the_files(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.loader.SUITE", brief(tmp_path, 0.5))
-    words = (
-        f"--loaders {name} --gpus 2 --image-size 32 --batch-size 8 --workers 1".split()
-    )
+    words = [
+        "--loaders",
+        "torchvision",
+        "--gpus",
+        "2",
+        "--image-size",
+        "32",
+        "--batch-size",
+        "8",
+        "--workers",
+        "1",
+    ]
     where = ["--data", str(pictures), "--output", str(tmp_path / "out")]
     monkeypatch.setattr("sys.stdout.reconfigure", lambda **_: None, raising=False)
     code = bench.main(["loader", *where, *words])
     (row,) = results(tmp_path / "out")
-    if name == "dali-gpu":
-        assert (code, row["status"]) == (1, "failed")
-        assert "dali-gpu needs an NVIDIA GPU" in row["error"], "not what torchrun says"
-        return
     assert (code, row["status"]) == (0, "ok"), row["error"]
     figures = row["figures"]
     assert figures["samples"] == 64
-    assert figures["files"] == figures["unique_files"] == 72
+    assert figures["files"] == 72
     assert figures["pass_s"] == pytest.approx(72 / figures["rate"])
     assert row["spread"]["rate"]["n"] == row["spread"]["pass_s"]["n"] == 3
 
@@ -292,7 +278,7 @@ def passed(
     name: str, videos: Path, epochs: int = 1, **changes: Any
 ) -> tuple[list[int], dict[str, Any]]:
     small = {"medium": "videos", "batch_size": 2, "image_size": 16, "clip_frames": 4}
-    data = open_data(videos / "train", "videos")
+    data = open_data(videos, "videos")
     with opened(asked_for(**small | changes), name, data, ALONE) as (passes, tell):
         found = [samples for epoch in range(epochs) for samples in passes(epoch)]
         return found, tell(10.0)
@@ -345,59 +331,7 @@ def test_a_clip_by_hand_that_is_too_short_repeats_its_last_frame(
     assert label == 7 and torch.equal(pixels[:, 2], pixels[:, 4])
 
 
-class SimpleDecoder:
-    """Stands in for PyNvVideoCodec's: files have 40 frames, and `short.mp4` fewer than it says."""
-
-    log: ClassVar[list[tuple[str, int]]] = []
-
-    def __init__(self, file: str, gpu_id: int, use_device_memory: bool) -> None:
-        assert use_device_memory and gpu_id == 3
-        self.reconfigure_decoder(file)
-
-    def reconfigure_decoder(self, file: str) -> None:
-        self.file, self.left = file, 20 if file == "short.mp4" else 40
-
-    def __len__(self) -> int:
-        return 40
-
-    def get_batch_frames(self, count: int) -> list[int]:
-        came = min(count, self.left)
-        self.left -= came
-        self.log.append((self.file, came))
-        return [0] * came
-
-    def get_batch_frames_by_index(self, wanted: list[int]) -> list[int]:
-        self.log.append((self.file, len(wanted)))
-        return [at for at in wanted if at < self.left]
-
-
-def test_the_engines_by_hand_take_every_file_in_turn_and_miss_no_frame() -> None:
-    codec, log = SimpleNamespace(SimpleDecoder=SimpleDecoder), SimpleDecoder.log
-
-    def first(files: list[str], count: int, **asked: Any) -> list[int]:
-        given = {"frames": 4, "stride": 2, "threads": 2, "gpu": 3} | asked
-        log.clear()
-        return list(itertools.islice(nvdec.clips(codec, files, **given), count))
-
-    assert first(["a", "b", "c"], 6) == [4] * 6
-    assert {file for file, _ in log[:9]} == {"a", "b", "c"}
-    assert first(["a", "b"], 2, frames=0) == [40, 40] and log[0][1] == 16
-    for frames in (0, 40):
-        with pytest.raises(ValueError, match="20 of 40 frames came"):
-            first(["short.mp4"], 1, frames=frames, stride=1)
-
-
-@pytest.mark.parametrize("name", ["nvdec", "dali", "nvdec-alone"])
-def test_a_loader_of_clips_that_cannot_run_here_says_so(
-    name: str, videos: Path
-) -> None:
-    with pytest.raises(UserError, match=f"{name} needs an NVIDIA GPU"):
-        passed(name, videos)
-
-
-def test_a_set_of_videos_is_as_asked(
-    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_set_of_videos_is_as_asked(videos: Path, tmp_path: Path) -> None:
     folder = videos / "train" / "video"
     found = [read(os.fsencode(path)) for path in sorted(folder.iterdir())]
     assert len(found) == 9
@@ -407,7 +341,6 @@ def test_a_set_of_videos_is_as_asked(
         assert about.items() >= wanted.items() and CODECS[about["codec"]] == "h264"
         assert times.keys.nonzero()[0].tolist() == [0, 8, 16]
     assert len({times.record for times in found}) > 1, "no two are alike"
-    assert not video_set.write(videos, 9, KIND)
     small = tmp_path / "small"
     for width in (32, 32, 48):  # another size is another set
         kind = replace(KIND, frames=2, height=32, width=width)
@@ -419,55 +352,24 @@ def test_a_set_of_videos_is_as_asked(
         ]
         == 48
     )
-    for words in (["--count", "0"], ["--size", "65", "96"]):
-        assert video_set.main([str(tmp_path / "new"), *words]) == 2
-    assert capsys.readouterr().err.count("\n") == 2 and not (tmp_path / "new").exists()
 
 
 # --- links --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("symbolic", [False, True])
 def test_a_set_of_links_keeps_the_classes(
-    symbolic: bool, pictures: Path, tmp_path: Path
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = tmp_path / "source"
     shutil.copytree(pictures, source)
     words = [str(source), str(tmp_path / "made"), "--count", "100"]
-    assert link_set.main([*words, *(["--symbolic"] * symbolic)]) == 0
+    assert link_set.main([*words, "--symbolic"]) == 0
     made = sorted((tmp_path / "made").rglob("*.jpg"))
     assert {*Counter(path.parent.name for path in made).values()} == {33, 34}
-    assert len(made) == 100 and all(path.is_symlink() is symbolic for path in made)
+    assert len(made) == 100 and all(path.is_symlink() for path in made)
     shares = Counter(path.stat().st_ino for path in made)
     assert len(shares) == 72 and {*shares.values()} == {1, 2}
     for path in made:
         name = path.name.partition("-")[2]
         assert path.samefile(source / "train" / path.parent.name / name)
-
-
-def test_a_set_of_links_refuses_in_one_line(
-    pictures: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def refused(source: Path, target: Path, count: int) -> str:
-        before = sorted(tmp_path.rglob("*"))
-        assert link_set.main([str(source), str(target), "--count", str(count)]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert sorted(tmp_path.rglob("*")) == before, "nothing half is left"
-        return line
-
-    taken = tmp_path / "taken"
-    taken.mkdir()
-    (taken / "file").touch()
-    assert "not empty" in refused(pictures, taken, 100)
-    assert "less than the 72 files" in refused(pictures, tmp_path / "made", 71)
-    assert "no files in <class>" in refused(tmp_path / "none", tmp_path / "made", 100)
-    assert "lies inside" in refused(pictures, pictures / "made", 100)
-
-    def elsewhere(*_: object) -> None:
-        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), "a", None, "b")
-
-    monkeypatch.setattr(os, "link", elsewhere)
-    assert "--symbolic" in refused(pictures, tmp_path / "made", 100)
+    assert link_set.main(words) == 2 and "not empty" in capsys.readouterr().err

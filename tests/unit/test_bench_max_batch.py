@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchmarks import max_batch
-from benchmarks._suite import results, run
+from benchmarks._suite import results
 from benchmarks.max_batch import GRID, MaxBatch, search
 from contracts import UserError
 from scripts import bench
@@ -53,12 +52,6 @@ def test_the_search_finds_the_largest_within_the_tolerance(
     else:
         assert fits <= limit < fails
         assert fails - fits <= max(tolerance * fits, GRID if fails > GRID else 1)
-
-
-def test_batches_are_multiples_of_eight_and_few() -> None:
-    fits, fails, tried = found(1900, start=64, largest=16384, tolerance=0.05)
-    assert tried == [64, 128, 256, 512, 1024, 2048, 1536, 1792, 1920, 1856]
-    assert (fits, fails) == (1856, 1920)
 
 
 def test_a_failure_above_a_batch_that_trains_is_too_large_and_one_before_any_ends_the_search() -> (
@@ -143,16 +136,6 @@ def test_a_trial_that_is_killed_was_too_large(
     )
     with pytest.raises(SystemExit, match="batch 4: exit code 2: no"):
         max_batch.measure(settings, {"loader": "synthetic"}, tmp_path)
-
-
-def test_a_search_of_which_nothing_fits_is_a_row(tmp_path: Path) -> None:
-    said = "batch 8: CUDA out of memory"
-    suite = replace(
-        max_batch.SUITE, command=lambda *_: ["sh", "-c", f"echo {said}; exit 1"]
-    )
-    settings = MaxBatch(loaders=("synthetic",), archs=("resnet18",))
-    (row,) = run(suite, settings, tmp_path, lambda _: None)
-    assert (row["status"], row["error"]) == ("oom", said)
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -16,7 +15,6 @@ from benchmarks._suite import LEAST_STEPS, run
 from benchmarks.baselines import train as loop_by_hand
 from benchmarks.train import BY_HAND, Train, command, derive, measured, points, read
 from contracts import UserError
-from report.summary import step_times
 from settings.config import parse
 from tests.end_to_end.runs import draw
 
@@ -83,8 +81,6 @@ def test_points_are_commands_of_train_py(data: Path, tmp_path: Path) -> None:
     wanted = {"--workers": "2", "--image-size": "224", "--loader": "torchvision"}
     assert told.items() >= (wanted | {"--data": str(data)}).items()
     for changes, said in (
-        ({"flags": "--compile true"}, "--compile behind -- is what the suite sets"),
-        ({"sets": ("other",)}, "no such folder"),
         ({"flags": "--clip-grad-norm 1"}, "the loop by hand does not take it"),
         ({"data": "s3://b/p"}, "--by-hand reads files of this machine"),
     ):
@@ -106,14 +102,14 @@ def test_runs_for_their_accuracy_validate_and_have_seeds(
 
 
 @pytest.mark.parametrize(
-    ("task", "folder", "loader", "arch"),
+    ("task", "loader", "arch"),
     [
-        ("detection", "train2017", "torchvision", "fasterrcnn_resnet50_fpn"),
-        ("video", "train", "pyav", "r3d_18"),
+        ("detection", "torchvision", "fasterrcnn_resnet50_fpn"),
+        ("video", "pyav", "r3d_18"),
     ],
 )
 def test_points_are_those_of_the_task(
-    task: str, folder: str, loader: str, arch: str, tmp_path: Path
+    task: str, loader: str, arch: str, tmp_path: Path
 ) -> None:
     for name in ("train", "val", "train2017", "val2017", "annotations"):
         (tmp_path / name).mkdir()
@@ -130,10 +126,7 @@ def test_points_are_those_of_the_task(
         assert found[0]["precision"] == "fp32", "what train.py picks for it on a CPU"
     for wrong, said in (
         ({"archs": ("resnet18",)}, "--archs got 'resnet18'"),
-        ({"loaders": ("nothing",)}, "--loaders got 'nothing'"),
         ({"by_hand": ("dali",)}, f"--by-hand with --task {task} got 'dali'"),
-        ({"data": str(tmp_path / folder)}, "has no "),
-        ({"data": None}, "--data is missing"),
     ):
         with pytest.raises(UserError, match=said):
             points(settings.model_copy(update=wrong))
@@ -158,9 +151,6 @@ def test_a_loop_by_hand_trains_without_a_gpu(task: str, tmp_path: Path) -> None:
         images, labels = next(batches)
         assert images.shape == (2, 3, 64, 64)
         assert labels.shape == (2,)
-    asked.batch_size = 3
-    with pytest.raises(ValueError, match="fill no batch of 3"):
-        loop_by_hand.OF_TASK[task](asked, cpu)[1]()
 
 
 def test_a_loop_by_hand_is_read_by_the_rule_of_ours(tmp_path: Path) -> None:
@@ -183,8 +173,6 @@ def test_a_summary_has_the_figures_of_its_task(tmp_path: Path) -> None:
     wanted |= {"rate": 10.0, "loader_ceiling": 20.0, "compute_ceiling": None}
     assert found.figures.items() >= (wanted | {"padding": None}).items()
     assert found.spread == {"rate": {"n": 1}}
-    boxes = measured(told | {"detection": {"instances_per_s": 70.0, "padding": 0.05}})
-    assert boxes.figures.items() >= {"instances_per_s": 70.0, "padding": 0.05}.items()
     trained = told | {"validation": {"top1": 0.5, "ema_top1": 0.6}}
     (tmp_path / "summary.json").write_text(json.dumps(trained))
     found = read({"loader": "torchvision", "batch_size": 8}, tmp_path)
@@ -236,15 +224,3 @@ def test_a_run(data: Path, tmp_path: Path) -> None:
         told["efficiency"]
     )
     assert not list(output.rglob("*.pt"))
-
-
-def test_a_run_of_eleven_hundred_steps_says_whether_it_was_steady() -> None:
-    ms = np.full(1100, 2.0)
-    ms[10:30] = 3.0
-    timed = {"data_wait": np.zeros(1100), "graph": ms}
-    found = step_times(timed, warmup=40)
-    assert found is not None and (found["early"], found["late"]) == (3.0, 2.0)
-    assert (found["n"], found["p99"]) == (1060, 2.0)
-    shorter = {name: values[:-1] for name, values in timed.items()}
-    shorter_found = step_times(shorter, warmup=0)
-    assert shorter_found is not None and "late" not in shorter_found

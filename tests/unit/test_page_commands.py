@@ -154,12 +154,9 @@ def test_all_programs_are_found() -> None:
     [
         "python train.py --data D --bach-size 8",
         "torchrun --nproc-per-node 2 train.py --config configs/gone.yaml",
-        "python -m scripts.bench train --data D --archs a -- --lr 1 ; python -m scripts.bench gone",
         'L="python -m scripts.bench loader --gpus two"',
-        "python -m scripts.published lists --tables gone",
         "python -m scripts.published lists --tables readers -- --line 3",
         "python -m scripts.link_set A B --number 3",
-        "python -m scripts.tune --data D -- --optimiser sgd",
     ],
 )
 def test_a_planted_command_is_refused(line: str) -> None:

@@ -61,9 +61,7 @@ A = ((100, 98, 102), (50, 49, 51))
     [
         (((99, 98, 100), (50, 49, 51)), 0),
         (((90, 89, 91), (50, 49, 51)), 1),  # slower, beyond noise
-        (((90, 89, 100), (50, 49, 51)), 0),  # slower, within noise
         (((99, 98, 100), None), 1),  # a point is lost
-        (((99, 98, 100),), 1),
         (((200, 199, 201), (60, 59, 61), None), 0),  # A has no third
     ],
 )
@@ -81,11 +79,8 @@ def test_fail_below(b: tuple[Rate, ...], code: int, tmp_path: Path) -> None:
     ("in_a", "in_b", "repeats", "code"),
     [
         (None, None, 5, 2),
-        (None, A[0], 5, 2),
-        (A[0], None, 5, 1),
         (A[0], A[0], 5, 0),
         (A[0], A[0], 0, 2),  # a check in CI that can never fail is a mistake
-        (A[0], None, 0, 1),
     ],
 )
 def test_fail_below_compares_something(
@@ -106,10 +101,8 @@ def test_fail_below_compares_something(
 @pytest.mark.parametrize(
     ("fits", "most", "code"),
     [
-        (960, 999, 0),  # both may be at 995
         (900, 991, 1),  # below all of what A's search leaves open
         (900, 992, 0),
-        (1100, 1 << 30, 0),
     ],
 )
 def test_a_search_is_judged_by_its_tolerance(
@@ -130,21 +123,3 @@ def test_a_search_is_judged_by_its_tolerance(
         for name, ends in (("a", (992, 1023)), ("b", (fits, most)))
     )
     assert report.main([a, b, "--fail-below", "0.98"]) == code
-
-
-@pytest.mark.parametrize("names", [("none",), ("empty",), ("a", "b", "c"), ()])
-def test_mistakes_get_one_line(
-    names: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "empty").mkdir()
-    assert report.main([str(tmp_path / name) for name in names]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("report: ") and said.count("\n") == 1
-
-
-def test_other_machines_are_named() -> None:
-    other = row(A[0], versions={"torch": "3"}, hardware={**HARDWARE, "cpu": "another"})
-    assert report.differences([row(A[0])], [other]) == [
-        "cpu differs: a CPU / another",
-        "torch differs: 2 / 3",
-    ]
