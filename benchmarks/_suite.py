@@ -59,8 +59,8 @@ class Common(Settings):
     limit_s: NotNegative = 600.0
     """Longest that one process may take, seconds; a longer one is a row that says so."""
     repeats: PositiveInt = 1
-    """Processes a point, in turns: 1, or 3 and more. Then the spread is of these runs, and python -m
-    scripts.report can tell a change from noise."""
+    """Processes a point, in turns: 1, or 3 and more. Then the spread is of these runs, and not of the
+    windows of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +87,11 @@ class Suite:
     read: Callable[[Point, Path], Measured]  # what it left there
     columns: Columns
     details: Columns = field(default_factory=dict)  # in Markdown only
-    rate: str = "rate"  # the figure that scripts/report.py compares
+    rate: str = "rate"  # the figure that is shown first
     # with figures that compare a row to others, for what is shown
     derive: Callable[[Sequence[Row]], Sequence[Row]] = lambda rows: rows
     searches: bool = False
-    """Whether a point is a search: many processes, one answer, and a spread in which it lies for certain."""
+    """Whether a point is a search: many processes, one answer."""
 
 
 def crossed(**axes: Sequence[Any]) -> list[Point]:
@@ -280,7 +280,7 @@ def _measured(suite: Suite, settings: Common, point: Point, output: Path) -> Row
     repeats = measured.spread.get(suite.rate, {"n": LEAST})["n"]
     if measured.error:
         return row | {"status": "failed"}
-    if few < LEAST_STEPS or (repeats < LEAST and not suite.searches):
+    if few < LEAST_STEPS or repeats < LEAST:
         why = f"{few} steps, {repeats} windows or passes; more --seconds, or data"
         return row | {"status": "short", "error": why}
     return row | {"status": "ok"}

@@ -57,8 +57,6 @@ from tasks.classification import KIND
 
 GRID = 8
 """Batches above it are multiples of it."""
-UNBOUNDED = 1 << 30
-"""The largest batch of a search that memory did not end."""
 
 
 class MaxBatch(Common):
@@ -228,10 +226,6 @@ def measure(settings: MaxBatch, point: Point, folder: Path) -> Measured:
             "largest": fits,
             "ended": ended if fails else why,
             "trials": len(tried),
-        },
-        # in which the answer lies for certain
-        spread={
-            "largest": {"n": len(tried), "min": fits, "max": (fails or UNBOUNDED) - 1}
         },
         versions=hardware.versions(),
         hardware=hardware.hardware(device, cores()),

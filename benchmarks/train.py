@@ -81,7 +81,6 @@ SAME_WORK = frozenset(
 )
 """Settings of train.py with which a step does the work of the loop by hand, that takes few flags."""
 AXES: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
-    "image_size": ("image_sizes", lambda size: {"image_size": size}),
     "workers": ("workers", lambda count: {"workers": count}),
     "memory": ("memory", lambda kind: {"pin_memory": kind == "pinned"}),
     "step": (
@@ -149,8 +148,6 @@ class Train(Common):
     weights; none neither crops nor flips; mixed and regularised are those of docs/recipes.md."""
     gpus: tuple[PositiveInt, ...] = (1,)
     """Processes, one a GPU (on a CPU: gloo)."""
-    image_sizes: tuple[PositiveInt, ...] = ()
-    """Sides of the training images, pixels. Default: the architecture's."""
     workers: tuple[NonNegativeInt, ...] = ()
     """A rank, for our loaders and the loop by hand. Default: CPU cores / ranks, less one."""
     memory: tuple[Literal["pinned", "pageable"], ...] = ()
@@ -270,7 +267,7 @@ def points(settings: Train) -> list[Point]:
         recipe=settings.recipes,
         **asked,
     )
-    own = {axis: asked[axis] for axis in ("workers", "image_size") if axis in asked}
+    own = {axis: asked[axis] for axis in ("workers",) if axis in asked}
     alone = {"precision": "fp16" if gpu else "fp32", "gpus": 1, "recipe": "plain"}
     theirs = [
         {"loader": BY_HAND + library, **alone, **point}
@@ -328,8 +325,7 @@ def by_hand_flags(task: str, flags: str, point: Point) -> dict[str, Any]:
     found["workers"] = point.get("workers", workers)
     if task == "classification":
         registry, _ = architecture(kind_named(task), point["arch"])
-        native = registry.native(point["arch"]).size
-        found["image_size"] = point.get("image_size", native)
+        found["image_size"] = registry.native(point["arch"]).size
     return found
 
 

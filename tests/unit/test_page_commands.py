@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from scripts import bench, published, report, tune
+from scripts import bench, published, tune
 from settings import config
 from settings.cli import flags
 
@@ -85,8 +85,6 @@ def read(program: str, words: list[str]) -> None:
         flags(
             bench.suite_of(words[0]).settings, bench.with_flags(words[1:]), prog="bench"
         )
-    elif program == "scripts.report":
-        flags(report.Report, words, prog="report")
     elif program == "scripts.tune":
         behind = [f"--flags={shlex.join(words[at + 1 :])}"] if at < len(words) else []
         tune.recipe_of(flags(tune.Tune, [*words[:at], *behind], prog="tune"))

@@ -60,7 +60,7 @@ except KeyboardInterrupt:
 
 def test_who_imports_a_program_keeps_its_signals(runner: Runner) -> None:
     code = (
-        "import signal as s; kept = s.getsignal(s.SIGINT); import scripts.report; "
+        "import signal as s; kept = s.getsignal(s.SIGINT); import scripts.bench; "
         "assert s.getsignal(s.SIGINT) is kept"
     )
     runner.python("-c", code).done()
