@@ -11,11 +11,8 @@ import gc
 import itertools
 import json
 import os
-import select
-import signal
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,10 +51,10 @@ from tasks import kind_named
 
 JUDGED = 10
 """Fewest epochs after the warm-up: in fewer, a leak and noise look alike."""
-TRIM = signal.SIGUSR1
-"""The signal that asks a process to give freed memory back to the system."""
-TRIM_S = 1.0
-"""Seconds in which a process has to answer TRIM."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Parameters of mallopt, as malloc.h numbers them."""
+LARGE = 1 << 16
+"""Bytes from which freed memory goes back to the system at once."""
 BATCH_SIZES = {"images": 64, "videos": 8}
 STEPS = 3
 STEPS_AN_EPOCH = 0.1
@@ -101,23 +98,16 @@ class Soak(Common):
 # --- readings -----------------------------------------------------------------------------------------------
 
 
-_answers: tuple[int, int] | None = None  # both ends of a pipe, inside `trimming`
+def give_back_at_once() -> None:
+    """Have glibc give large memory back to the system as soon as it is freed, here and in what is forked.
 
-
-@contextmanager
-def trimming() -> Iterator[None]:
-    """Let processes that are forked inside give back what they have freed too, whenever `host_mib` reads."""
-    global _answers
-    outer = _answers
-    ends = _answers = os.pipe()
-    before = signal.signal(TRIM, _trim_and_answer)
-    try:
-        yield
-    finally:
-        signal.signal(TRIM, before)
-        _answers = outer
-        for end in ends:
-            os.close(end)
+    A worker that decodes 1080p would keep 2 to 25 MiB of it, by chance.
+    """
+    os.environ.setdefault("GLIBC_TUNABLES", "")  # for prepare_process to leave it so
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    for parameter in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
+        if mallopt is not None:
+            mallopt(parameter, LARGE)
 
 
 def host_mib() -> float:
@@ -125,14 +115,12 @@ def host_mib() -> float:
     other files.
 
     Their share is divided among whoever has them mapped: it jumps by 10 MiB whenever another program starts.
-    What has been freed goes back to the system first, or a leak would be served from it; of children only
-    inside `trimming`, and those that are busy for TRIM_S keep it. A worker that decodes 1080p keeps 2 to 25
-    MiB of it, by chance.
+    What this process has freed goes back to the system first, or a leak would be served from it.
     """
     this = psutil.Process()
     children = [child.pid for child in this.children(recursive=True)]
-    _trim()
-    trim_others(children)
+    with suppress(AttributeError):  # no glibc
+        ctypes.CDLL(None).malloc_trim(0)
     total = 0.0
     for pid in (this.pid, *children):
         with suppress(OSError):  # it has ended
@@ -147,41 +135,6 @@ def rollup(pid: int) -> dict[str, float]:
     """Return the lines of /proc/PID/smaps_rollup, MiB. Raises OSError."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     return {each.partition(":")[0]: int(each.split()[1]) / 1024 for each in lines}
-
-
-def _trim() -> None:
-    with suppress(AttributeError):  # no glibc
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _trim_and_answer(*_: object) -> None:
-    _trim()
-    if _answers is not None:
-        os.write(_answers[1], b".")
-
-
-def trim_others(pids: Sequence[int]) -> None:
-    """Ask the children that have a handler for it, as forked ones have ours, to trim, and wait for their
-    answers.
-    """
-    if _answers is None:
-        return
-    answer = _answers[0]
-    came = select.poll()  # select knows the first 1,024 files of a process alone
-    came.register(answer, select.POLLIN)
-    asked = 0
-    while came.poll(0):
-        os.read(answer, 4096)  # those that came too late
-    for pid in pids:
-        with suppress(OSError):  # it has ended
-            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-            status = dict(line.split(":", 1) for line in lines)
-            if int(status["SigCgt"], 16) >> (TRIM - 1) & 1:  # else it would end it
-                os.kill(pid, TRIM)
-                asked += 1
-    until = time.monotonic() + TRIM_S
-    while asked and came.poll(1000 * max(until - time.monotonic(), 0.0)):
-        asked -= len(os.read(answer, asked))
 
 
 def reading(device: Any) -> dict[str, float]:
@@ -299,13 +252,13 @@ def measure(
     open_: Callable[[str, Feed], Loader] = open_loader,
 ) -> Measured:
     """Pass over the data --epochs times with one open loader, and read after each."""
+    give_back_at_once()
     device = prepare_process()
     world = ProcessWorld(device)
     batches = feed(settings, point, world)
     meter = Meter(world, min_window_s=0.0, synchronise=world.synchronise)
     series: dict[str, list[float]] = {}
     with ExitStack() as stack:
-        stack.enter_context(trimming())
         loader = stack.enter_context(open_(point["loader"], batches))
         load = Sampler(device, cores=cores(), host=False).start()
         stack.callback(load.stop)

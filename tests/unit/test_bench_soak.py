@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
-import multiprocessing
-import subprocess
-import time
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
@@ -101,63 +94,6 @@ def videos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for i in range(8):
         (tmp_path / "videos" / "train" / "x" / f"{i}.mp4").symlink_to(made)
     return tmp_path / "videos"
-
-
-def freed(ready: Any) -> None:
-    """Allocate and free 64 MiB, in a process of its own, whose heap keeps them."""
-    libc = ctypes.CDLL(None)
-    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-    size = 100_000  # less than malloc maps on its own
-    blocks = [libc.malloc(size) for _ in range((64 << 20) // size)]
-    for one in blocks:
-        ctypes.memset(one, 1, size)
-    libc.malloc(size)  # above them: the heap's end cannot move down
-    for one in blocks:
-        libc.free(one)
-    ready.set()
-    time.sleep(600)
-
-
-@contextmanager
-def has_freed() -> Iterator[int]:
-    fork = multiprocessing.get_context("fork")
-    ready = fork.Event()
-    soak.host_mib()  # or the child would also give back what this process has freed
-    child = fork.Process(target=freed, args=(ready,), daemon=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads and forks
-        child.start()
-    assert ready.wait(30) and child.pid
-    try:
-        yield child.pid
-    finally:
-        child.kill()
-        child.join()
-
-
-def given_back(pid: int) -> float:
-    """Return MiB that a process has less behind a reading."""
-
-    def held() -> float:
-        memory = psutil.Process(pid).memory_info()
-        return float(memory.rss - memory.shared) / 2**20
-
-    before = held()
-    soak.host_mib()
-    return before - held()
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="no glibc")
-def test_what_children_have_freed_is_not_counted() -> None:
-    # without our handler the signal would end it
-    other = subprocess.Popen(["sleep", "600"])
-    try:
-        with soak.trimming(), has_freed() as child:
-            assert given_back(child) == pytest.approx(64, abs=4)
-        assert other.poll() is None
-    finally:
-        other.kill()
-        other.wait()
 
 
 @pytest.fixture
