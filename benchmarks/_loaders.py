@@ -125,8 +125,8 @@ def expanded(
     known = [*kind.loaders, "auto"]
     if by_hand:
         known += BY_HAND[kind.medium]
-        needs = {"images": "dali-cpu", "videos": "dali-video"}[kind.medium]
-        auto = ["pytorch", *(["dali"] if needs in own else []), *auto]
+        theirs = ["dali"] if {"dali-cpu", "dali-video"} & {*own} else []
+        auto = ["pytorch", *theirs, *auto]
     chosen = [one_of(flag, name, known) for name in names]
     found = (auto if name == "auto" else [name] for name in chosen)
     return list(dict.fromkeys(chain.from_iterable(found)))

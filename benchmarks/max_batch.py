@@ -83,8 +83,6 @@ class MaxBatch(Common):
     by_hand: tuple[Literal["dali", "dali-cpu"], ...] = ()
     """Also search with the loop that one writes by hand with DALI (benchmarks/baselines/train.py), in fp16 on
     a GPU: dali decodes there, dali-cpu on the CPU."""
-    eager: bool = False
-    """Also search with eager steps (--graphs false), to say what a graph costs."""
     memory_limit_gib: Annotated[FiniteFloat, Field(gt=0)] | None = None
     """Measure as if the GPU had no more memory than this, in GiB: the rest is held."""
     flags: str = ""
@@ -97,29 +95,20 @@ def points(settings: MaxBatch) -> list[Point]:
         architecture(KIND, arch, "--archs")
     if settings.memory_limit_gib and not torch.cuda.is_available():
         raise UserError("--memory-limit-gib holds memory of a GPU, and none is here")
-    by_hand = bool(settings.by_hand)
-    taken = {*SET_HERE, "val_batch_size"}
-    config = check(settings.flags, taken=taken, by_hand=by_hand)
-    require_data(
-        settings.data, settings.loaders, config, validates=True, by_hand=by_hand
-    )
+    config = check(settings.flags, taken={*SET_HERE, "val_batch_size"})
+    require_data(settings.data, settings.loaders, config, validates=True)
     gpu = torch.cuda.is_available()
     device = torch.device("cuda" if gpu else "cpu")
     precisions = [
         choose(name, device, on_cpu=KIND.cpu_precision) for name in settings.precisions
     ]
     loaders = expanded("--loaders", settings.loaders, torch.cuda.device_count())
-    graphs = [{}, {"graphs": False}] if settings.eager else [{}]
     theirs = [BY_HAND + library for library in settings.by_hand]
     return [
         {"arch": arch, **point}
         for arch in settings.archs
         for point in (
-            *(
-                point | how
-                for point in crossed(loader=loaders, precision=precisions)
-                for how in graphs
-            ),
+            *crossed(loader=loaders, precision=precisions),
             *({"loader": loader, "precision": "fp16"} for loader in theirs),
         )
     ]

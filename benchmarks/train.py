@@ -67,19 +67,6 @@ SET_HERE = frozenset(
     ]
 )
 """Settings of train.py that are a point's, or the suite's."""
-SAME_WORK = frozenset(
-    [
-        "workers",
-        "patch_size",
-        "scale",
-        "min_window_s",
-        "log_every",
-        "manifest_dir",
-        "rescan",
-        "ceilings",
-    ]
-)
-"""Settings of train.py with which a step does the work of the loop by hand, that takes few flags."""
 AXES: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     "workers": ("workers", lambda count: {"workers": count}),
     "memory": ("memory", lambda kind: {"pin_memory": kind == "pinned"}),
@@ -163,7 +150,7 @@ class Train(Common):
     by_hand: tuple[Literal["dali", "dali-cpu", "torchvision"], ...] = ()
     """Also time the loop that one writes by hand with these libraries (benchmarks/baselines/train.py): in
     fp16 on one GPU, in fp32 without. dali decodes on the GPU, dali-cpu on the CPU; other
-    tasks: torchvision."""
+    tasks: torchvision. Of the flags behind -- it takes --workers and --image-size alone."""
     flags: str = ""
     """More flags of train.py, for every point; better written last, after a bare --."""
 
@@ -176,10 +163,9 @@ def check(
     *,
     task: str = "classification",
     taken: Collection[str] = SET_HERE,
-    by_hand: bool = False,
 ) -> Config:
-    """Return the settings of these flags of train.py. Raises UserError for flags that do not parse, that are
-    `taken` by the suite, or with `by_hand` that a loop by hand would do without.
+    """Return the settings of these flags of train.py. Raises UserError for flags that do not parse, or that
+    are `taken` by the suite.
     """
     try:
         given = shlex.split(words)
@@ -189,10 +175,6 @@ def check(
         name = word.partition("=")[0].removeprefix("--").replace("-", "_")
         if word.startswith("--") and name in taken:
             raise UserError(f"{word} behind -- is what the suite sets itself")
-        if word.startswith("--") and by_hand and name not in SAME_WORK:
-            raise UserError(
-                f"{word} behind --: the loop by hand does not take it; leave it or --by-hand out"
-            )
     config = parse(["--task", task, *given])
     kind_of(config)
     return config
@@ -204,15 +186,11 @@ def require_data(
     config: Config,
     *,
     validates: bool = False,
-    by_hand: bool = False,
 ) -> None:
     """Raise UserError when there is nothing for them to train on, as far as names of files tell.
 
-    `config` are the other settings of the runs, which need no val where none of them `validates`. Loops
-    written `by_hand` open files of this machine.
+    `config` are the other settings of the runs, which need no val where none of them `validates`.
     """
-    if by_hand and (data is None or is_url(data)):
-        raise UserError("--by-hand reads files of this machine, as --data")
     content = kind_of(config).content(config)
     if data is not None:
         chosen = config.data.model_copy(update={"data": data})
@@ -250,12 +228,11 @@ def points(settings: Train) -> list[Point]:
     axes = {axis: getattr(settings, name) for axis, (name, _) in AXES.items()}
     asked = {axis: values for axis, values in axes.items() if values}
     taken = {*SET_HERE, *(name for axis in asked for name in AXES[axis][1](""))}
-    by_hand = bool(settings.by_hand)
-    config = check(settings.flags, task=task, taken=taken, by_hand=by_hand)
+    config = check(settings.flags, task=task, taken=taken)
     validates = settings.epochs is not None
     for place in settings.sets or ("",):
         data = data_of(settings, place)
-        require_data(data, loaders, config, validates=validates, by_hand=by_hand)
+        require_data(data, loaders, config, validates=validates)
     precisions = [
         precision.choose(name, device, on_cpu=kind.cpu_precision)
         for name in settings.precisions
@@ -267,12 +244,11 @@ def points(settings: Train) -> list[Point]:
         recipe=settings.recipes,
         **asked,
     )
-    own = {axis: asked[axis] for axis in ("workers",) if axis in asked}
     alone = {"precision": "fp16" if gpu else "fp32", "gpus": 1, "recipe": "plain"}
     theirs = [
         {"loader": BY_HAND + library, **alone, **point}
         for library in settings.by_hand
-        for point in crossed(**own)
+        for point in crossed(workers=settings.workers)
     ]
     return [
         {**first, **point}
@@ -318,14 +294,17 @@ def command(settings: Train, point: Point, folder: Path) -> list[str]:
 
 def by_hand_flags(task: str, flags: str, point: Point) -> dict[str, Any]:
     """Return the settings of a loop by hand: the point's, with the pixels and the workers that ours has."""
-    asked = parse(["--task", task, *shlex.split(flags)]).loading.workers
-    workers = default_workers(gpu=torch.cuda.is_available()) if asked is None else asked
+    asked = parse(["--task", task, *shlex.split(flags)]).flat()
+    workers = asked["workers"]
+    if workers is None:
+        workers = default_workers(gpu=torch.cuda.is_available())
     found = {"arch": point["arch"], "batch_size": point["batch_size"]}
     found["loader"] = point["loader"].removeprefix(BY_HAND)
     found["workers"] = point.get("workers", workers)
     if task == "classification":
         registry, _ = architecture(kind_named(task), point["arch"])
-        found["image_size"] = registry.native(point["arch"]).size
+        native = registry.native(point["arch"]).size
+        found["image_size"] = asked["image_size"] or native
     return found
 
 
@@ -429,7 +408,6 @@ DETAILS = {
         "decoded / delivered",
         "{:.2f}",
     ),
-    "padding": ("detection.padding", "padding", "{:.1%}"),
     "step_p50_ms": ("step_ms.p50", "step p50, ms", "{:.1f}"),
     "step_p99_ms": ("step_ms.p99", "p99", "{:.1f}"),
     "steps": ("step_ms.n", "steps", "{}"),
@@ -438,8 +416,6 @@ DETAILS = {
     "host_gib": ("memory.host_gib", "host GiB", "{:.1f}"),
     "gpu_utilisation": ("gpu.utilisation", "GPU busy", "{:.0%}"),
     "power_w": ("gpu.power_w", "W a GPU", "{:.0f}"),
-    "sm_mhz": ("gpu.sm_mhz", "MHz", "{:,.0f}"),
-    "throttled": ("gpu.throttled", "slowed", "{:.0%}"),
     "cpu_utilisation": ("cpu.utilisation", "CPU busy", "{:.0%}"),
 }
 DERIVED: dict[str, Sequence[str]] = {

@@ -12,18 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from benchmarks import soak
 from benchmarks._suite import Measured, results, run
 from benchmarks.soak import Soak, verdict
 from contracts import UserError
-from engine.distributed import ProcessWorld
 from loaders import open_loader
 from scripts import bench
 from tests.conformance.plants import Leaks
 from tests.end_to_end.runs import draw
-from tests.unit.video_files import make
 
 RNG = np.random.default_rng(0)
 EPOCHS = np.arange(26.0)
@@ -87,16 +84,6 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def videos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    made = make(tmp_path / "a.mp4", frames=8, size=(48, 64), gop=4)
-    (tmp_path / "videos" / "train" / "x").mkdir(parents=True)
-    for i in range(8):
-        (tmp_path / "videos" / "train" / "x" / f"{i}.mp4").symlink_to(made)
-    return tmp_path / "videos"
-
-
-@pytest.fixture
 def few_objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each reading collects garbage: among what it makes, not among all that this process has imported."""
     unfreeze = gc.unfreeze
@@ -118,35 +105,18 @@ def test_a_planted_leak_of_1_mib_and_a_file_an_epoch_is_caught(
     assert len(series["host_mib"]) == 18
 
 
-@pytest.mark.usefixtures("few_objects")
-def test_a_planted_leak_beside_clips_is_caught(videos: Path, tmp_path: Path) -> None:
-    asked: dict[str, Any] = {"task": "video", "batch_size": 4}
-    error, figures = leaked(videos, tmp_path / "leaks", **asked)
-    assert error and "host_mib +1." in error and "files +1.00" in error
-    assert figures["unit"] == "clip/s"
-
-
-def test_points(videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    monkeypatch.setattr("loaders.installed", lambda package: package == "decord")
-    settings = Soak(task="video", data=videos)
-    found = soak.points(settings)
-    same = {"batch_size": 8, "image_size": 224}
-    assert found == [{"loader": name} | same for name in ("pyav", "decord")]
-    (image,) = soak.points(Soak(data=videos, loaders=("synthetic",)))
+def test_points(data: Path) -> None:
+    settings = Soak(data=data, loaders=("synthetic",))
+    (image,) = soak.points(settings)
     assert image == {"loader": "synthetic", "batch_size": 64, "image_size": 224}
+    (clip,) = soak.points(settings.model_copy(update={"task": "video"}))
+    assert clip == image | {"batch_size": 8}
     for changes, said in (
-        ({"loaders": ("torchvision",)}, "got 'torchvision'"),
+        ({"loaders": ("pyav",)}, "got 'pyav'"),
         ({"epochs": 6}, "--epochs less --warm-epochs is 2"),
     ):
         with pytest.raises(UserError, match=said):
             soak.points(settings.model_copy(update=changes))
-    lines = [f"train/x/{i}.mp4 {i % 2}\n" for i in range(3)]
-    (videos / "train.csv").write_text("".join(lines))
-    world = ProcessWorld(torch.device("cpu"))
-    feed = soak.feed(settings, found[0] | {"batch_size": 1}, world)
-    # a list goes before a folder
-    assert (len(feed.columns), feed.columns.classes) == (3, ("0", "1"))
 
 
 def test_what_leaks_fails_and_keeps_its_figures(tmp_path: Path) -> None:

@@ -81,12 +81,10 @@ def test_points_are_commands_of_train_py(data: Path, tmp_path: Path) -> None:
     wanted = {"--workers": "2", "--image-size": "224", "--loader": "torchvision"}
     assert told.items() >= (wanted | {"--data": str(data)}).items()
     for changes, said in (
-        ({"flags": "--clip-grad-norm 1"}, "the loop by hand does not take it"),
-        ({"data": "s3://b/p"}, "--by-hand reads files of this machine"),
+        ({"flags": "--compile true"}, "--compile behind -- is what the suite sets"),
     ):
         with pytest.raises(UserError, match=said):
             points(axes.model_copy(update=changes))
-    assert points(axes.model_copy(update={"flags": "--log_every=5 --rescan"}))
 
 
 def test_runs_for_their_accuracy_validate_and_have_seeds(
@@ -124,12 +122,6 @@ def test_points_are_those_of_the_task(
     assert asked.items() >= wanted.items()
     if torch.cuda.device_count() == 0:
         assert found[0]["precision"] == "fp32", "what train.py picks for it on a CPU"
-    for wrong, said in (
-        ({"archs": ("resnet18",)}, "--archs got 'resnet18'"),
-        ({"by_hand": ("dali",)}, f"--by-hand with --task {task} got 'dali'"),
-    ):
-        with pytest.raises(UserError, match=said):
-            points(settings.model_copy(update=wrong))
 
 
 @pytest.mark.parametrize("task", ["classification", "superres"])
@@ -171,7 +163,7 @@ def test_a_summary_has_the_figures_of_its_task(tmp_path: Path) -> None:
     found = measured(told | clips)
     wanted = {"unit": "clip/s", "frames_per_s": 160.0, "decoded_per_delivered": 3.1}
     wanted |= {"rate": 10.0, "loader_ceiling": 20.0, "compute_ceiling": None}
-    assert found.figures.items() >= (wanted | {"padding": None}).items()
+    assert found.figures.items() >= (wanted | {"instances_per_s": None}).items()
     assert found.spread == {"rate": {"n": 1}}
     trained = told | {"validation": {"top1": 0.5, "ema_top1": 0.6}}
     (tmp_path / "summary.json").write_text(json.dumps(trained))

@@ -76,27 +76,6 @@ def test_figures_are_compared_with_their_own_baselines() -> None:
     assert on_gpu == "cannot run here: it needs 1 GPUs"
 
 
-def test_what_no_line_shows_is_not_measured() -> None:
-    """Each loader that a table asks for has a line; on two GPUs those on the GPU alone have. Without a GPU
-    lines that need one are not shown.
-    """
-    on_gpus = ("dali", "dali-gpu", "nvdec")
-    for table in (table for name, table in TABLES if name == "sharded"):
-        loaders = table["flags"]["loaders"]
-        points = [
-            {"loader": loader, "gpus": gpus, "workers": 8}
-            for gpus in (1, 2)
-            for loader in loaders
-        ]
-        shown = published.shown(table, points, 2)
-        named = [(point["gpus"], point["loader"]) for point in shown]
-        both = [(2, loader) for loader in loaders if loader in on_gpus]
-        assert named == [(1, loader) for loader in loaders] + both
-        without = [point["loader"] for point in published.shown(table, points, 0)]
-        left = {*loaders} - {*on_gpus, "nvdec+pyav"}
-        assert {*without} == left and len(without) == len(left)
-
-
 def test_sets_are_made_of_pictures(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / "data" / name).mkdir(parents=True)
