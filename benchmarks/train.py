@@ -90,13 +90,6 @@ FULL_SIZE = {"image_size_start": None, "image_size_ramp": None}
 """Settings with which images that grow have their last size from the start: a short run stands for that."""
 GENTLER = {"detection": {"lr": 1e-5}}
 """--task -> what differs: detectors start from nothing here, and their losses are sums over many boxes."""
-ARCHS = {
-    "classification": ("resnet18", "resnet50"),
-    "detection": ("fasterrcnn_resnet50_fpn", "ssd300_vgg16"),
-    "video": ("r3d_18",),
-}
-BATCH_SIZES = {"classification": (64, 256, 512), "detection": (16,), "video": (8, 16)}
-"""--task -> what is measured where none is asked for; of another task its own default."""
 MIXED = "--mixup 0.2 --cutmix 1 --erase 0.25 --auto-augment rand-m7-mstd0.5-inc1"
 RECIPES = {
     "plain": "",
@@ -120,10 +113,9 @@ class Train(Common):
     sets: tuple[str, ...] = ()
     """Folders below --data, each of which is trained on, as scripts.pack and scripts.patch_set make them."""
     archs: tuple[str, ...] | None = None
-    """Architectures of the task, by torchvision's names. Default: resnet18 resnet50; fasterrcnn_resnet50_fpn
-    ssd300_vgg16; r3d_18."""
+    """Architectures of the task, by torchvision's names. Default: train.py's."""
     batch_sizes: tuple[PositiveInt, ...] | None = None
-    """Samples a rank and step. Default: 64 256 512; of detectors 16, of clips 8 16."""
+    """Samples a rank and step. Default: train.py's."""
     loaders: tuple[str, ...] = ("auto",)
     """Names as in --loader of train.py."""
     precisions: tuple[Literal["auto", "fp16", "bf16", "fp32"], ...] = ("auto",)
@@ -212,8 +204,8 @@ def points(settings: Train) -> list[Point]:
     """Return the points; those that are compared follow each other, for a machine's speed drifts."""
     task = one_of("--task", settings.task, TASKS)
     kind = kind_named(task)
-    archs = ARCHS.get(task, (kind.arch,)) if settings.archs is None else settings.archs
-    default = BATCH_SIZES.get(task, (Config().loading.batch_size,))
+    archs = (kind.arch,) if settings.archs is None else settings.archs
+    default = (Config().loading.batch_size,)
     gpu = torch.cuda.is_available()
     device = torch.device("cuda" if gpu else "cpu")
     auto = kind.default_loader(gpu=gpu)

@@ -102,7 +102,7 @@ def test_runs_for_their_accuracy_validate_and_have_seeds(
 @pytest.mark.parametrize(
     ("task", "loader", "arch"),
     [
-        ("detection", "torchvision", "fasterrcnn_resnet50_fpn"),
+        ("detection", "torchvision", "fasterrcnn_resnet50_fpn_v2"),
         ("video", "pyav", "r3d_18"),
     ],
 )

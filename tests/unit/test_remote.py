@@ -417,8 +417,6 @@ def test_programs_take_the_url_that_training_takes(
     settings = Train(data=server.url, archs=("resnet18",), loaders=("torchvision",))
     words = command(settings, points(settings)[0], tmp_path)
     assert words[words.index("--data") + 1] == server.url
-    by_hand = settings.model_copy(update={"by_hand": ("torchvision",)})
-    assert "--by-hand" in refused(lambda: points(by_hand))
     assert tune.recipe_of(tune.Tune(data=server.url))[0].data.data == server.url
     row = _probes.behind_url(server.url)
     assert row.state == "ok" and re.match(r"a read of \d+ KiB takes \d+ ms", row.found)
