@@ -215,11 +215,7 @@ def opened(
 
     if name in BY_HAND[asked.medium]:
         loop = BY_HAND[asked.medium][name]
-        try:
-            epochs = loop(Loop(asked, name, data, world, plan))
-        except (ImportError, OSError) as error:
-            raise UserError(f"--loaders {name}: not installed ({error})") from None
-        yield epochs, of_clips
+        yield loop(Loop(asked, name, data, world, plan)), of_clips
         return
     with open_loader(name, feed_of(asked, name, data, world)) as loader:
         # the last --steps batches of an epoch, or all
@@ -319,7 +315,6 @@ def _dali(loop: Loop) -> Epochs:
     if asked.medium == "images":
         loader = dali.images(window=asked.window, files=files, labels=labels, **same)
     else:
-        require_gpu(loop)
         frames, stride = plan.policy.frames, plan.policy.stride
         loader = dali.clips(
             files[: plan.samples],
@@ -355,7 +350,6 @@ def _clips(loop: Loop) -> Epochs:
 def _nvdec(loop: Loop) -> Epochs:
     from loaders.videos._engines import capabilities, import_codec
 
-    require_gpu(loop)
     asked, gpu = loop.asked, loop.world.device.index or 0
     codec = import_codec()
     stream = nvdec.clips(
@@ -368,12 +362,6 @@ def _nvdec(loop: Loop) -> Epochs:
     )
     steps = range(loop.plan.steps())
     return lambda epoch: (len([*islice(stream, asked.batch_size)]) for _ in steps)
-
-
-def require_gpu(loop: Loop) -> None:
-    """Raise UserError without a GPU."""
-    if loop.world.device.type != "cuda":
-        raise UserError(f"--loaders {loop.name} needs an NVIDIA GPU")
 
 
 READER_OF = {f"{name}-alone": name for name in (*READERS, "simplejpeg")}

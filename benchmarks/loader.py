@@ -165,9 +165,7 @@ def points(settings: Loader) -> list[Point]:
 
 def command(settings: Loader, point: Point, folder: Path) -> list[str]:
     """Return the command that measures a point, with torchrun for several ranks."""
-    data = settings.data and settings.data.absolute()
-    absolute = settings.model_copy(update={"data": data})
-    python, *words = in_own_process("benchmarks.loader")(absolute, point, folder)
+    python, *words = in_own_process("benchmarks.loader")(settings, point, folder)
     return [python, *ranks(point.get("gpus", 1)), *words]
 
 

@@ -207,7 +207,7 @@ def verdict(
         grows = an_epoch - noise > most and slope(values[len(values) // 2 :]) > most
         said = f"{name} {an_epoch:+.2f} ± {noise:.2f} an epoch, allowed {most:g}"
         rose = f"{name} rose in {number} steps by {total:,.0f}"
-        if grows and not 0 < total <= MOST_IN_STEPS[name] and number != 1:
+        if grows and not 0 < total <= MOST_IN_STEPS[name]:
             leaks.append(said)
         elif number and (grows or total > most * len(values)):
             notes.append(rose)

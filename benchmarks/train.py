@@ -6,7 +6,6 @@ Times nothing itself: every figure is of a run's summary.json, or of the loop by
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import statistics
 import sys
@@ -34,7 +33,6 @@ from benchmarks._suite import (
 )
 from contracts import RateWindow, UserError
 from dataset.open import holds, require_splits
-from dataset.scan.manifest import is_url
 from engine import precision
 from engine.distributed import default_workers
 from report.meter import bound, spread, steady
@@ -193,11 +191,10 @@ def require_data(
 
 
 def data_of(settings: Train, name: str) -> str | None:
-    """Return --data of a point: the whole, or the folder `name` below it; an absolute path, or a URL."""
-    if settings.data is None:
-        return None
-    whole = settings.data if is_url(settings.data) else os.path.abspath(settings.data)
-    return f"{whole.rstrip('/')}/{name}" if name else whole
+    """Return --data of a point: the whole, or the folder `name` below it."""
+    if settings.data is None or not name:
+        return settings.data
+    return f"{settings.data.rstrip('/')}/{name}"
 
 
 def points(settings: Train) -> list[Point]:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import _loaders, loader
+from benchmarks import loader
 from benchmarks._loaders import Asked, expanded, open_data, opened
 from benchmarks._suite import Suite, results, run
 from benchmarks.baselines import pytorch
@@ -137,7 +137,6 @@ def test_a_pass_over_images_has_as_many_for_ours_and_by_hand(
         ("pytorch", {"batches": 10}, "72 files and 80 are asked for"),
         ("dali", {"delay_s": 0.1}, "reads all, and is not slowed down"),
         ("pytorch+opencv", {"window": "center"}, "needs --window stretch"),
-        ("pil-alone", {}, "--loaders pil-alone: not installed"),
     ],
 )
 def test_a_pass_that_cannot_be(
@@ -145,12 +144,7 @@ def test_a_pass_that_cannot_be(
     asked: dict[str, Any],
     said: str,
     pictures: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def missing() -> Any:
-        raise ImportError(name)
-
-    monkeypatch.setitem(_loaders.READERS, "pil", missing)
     data = open_data(pictures, "images")
     with (
         pytest.raises(UserError, match=said),
