@@ -225,9 +225,7 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
         load = hardware.Sampler(device, cores=cores(), host=False).start()
         stack.callback(load.stop)
         meter.resume(epoch=0)  # the first pass includes the start of the loader
-        began = time.perf_counter()
         epochs, more = stack.enter_context(opened(asked, name, data, world))
-        start_s = time.perf_counter() - began
         steps = 0
         for epoch in itertools.count():
             if epoch:
@@ -239,7 +237,6 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
                 steps += taken
             else:
                 meter.flush()
-                start_s += times["first_batch_s"]
                 if not meter.windows[0].samples:
                     raise UserError(f"--loaders {name}: no file could be decoded")
                 load.read()  # the loads are of the passes that count
@@ -262,7 +259,6 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
     figures |= more(figures["rate"])
     figures |= {
         "floor_s": steps / len(passes) * step_s or None,
-        "start_s": start_s,
         "first_pass_s": first.seconds,
         "samples": first.samples,
         "steps": steps,
@@ -315,7 +311,6 @@ COLUMNS = {
 DETAILS = {
     "total_s": ("steps, s", "{:.2f}"),
     "first_batch_s": ("first batch, s", "{:.2f}"),
-    "start_s": ("start, s", "{:.2f}"),
     "gpu_utilisation": ("GPU busy", "{:.0%}"),
     "power_w": ("W a GPU", "{:.0f}"),
     "files": ("files", "{:,}"),

@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,7 +42,7 @@ from benchmarks.train import require_data
 from contracts import Feed, Loader, UserError
 from engine.distributed import ProcessWorld, cores, prepare_process
 from loaders import open_loader
-from report.hardware import LOADS, Sampler, device_gib, hardware, host_gib, versions
+from report.hardware import device_gib, hardware, host_gib, versions
 from report.meter import Meter, spread
 from report.record import replace as write
 from settings.config import parse
@@ -258,13 +258,8 @@ def measure(
     batches = feed(settings, point, world)
     meter = Meter(world, min_window_s=0.0, synchronise=world.synchronise)
     series: dict[str, list[float]] = {}
-    with ExitStack() as stack:
-        loader = stack.enter_context(open_(point["loader"], batches))
-        load = Sampler(device, cores=cores(), host=False).start()
-        stack.callback(load.stop)
+    with open_(point["loader"], batches) as loader:
         for epoch in range(settings.epochs):
-            if epoch == settings.warm_epochs:
-                load.read()  # the loads are of the epochs that are judged
             meter.resume(epoch)
             for batch in loader.batches(epoch, 0):
                 meter.add(batch.delivered)
@@ -273,7 +268,6 @@ def measure(
             now = {"rate": window.rate, **reading(device)}
             for name, each in now.items():
                 series.setdefault(name, []).append(each)
-        busy = load.read()
     write(folder / "series.json", json.dumps(series).encode())
     warm = {name: each[settings.warm_epochs :] for name, each in series.items()}
     leaks, notes = verdict(warm, settings.max_mib_an_epoch)
@@ -287,7 +281,6 @@ def measure(
         **{f"{name}_an_epoch": slope(values) for name, values in warm.items()},
         **{f"{name}_margin": margin(values) for name, values in warm.items()},
         **{name: values[-1] for name, values in warm.items()},
-        **{name: busy[name] for name in LOADS},
         "verdict": "; ".join([*leaks, *notes]) or "flat",
     }
     return Measured(
@@ -311,12 +304,7 @@ COLUMNS = {
     "device_mib": ("GPU MiB", "{:,.0f}"),
     "verdict": ("verdict", "{}"),
 }
-DETAILS = {
-    **{name: (name, "{:.0f}") for name in COUNTS},
-    "cpu_utilisation": ("CPU busy", "{:.0%}"),
-    "gpu_utilisation": ("GPU busy", "{:.0%}"),
-    "power_w": ("W", "{:.0f}"),
-}
+DETAILS = {name: (name, "{:.0f}") for name in COUNTS}
 
 SUITE = Suite(
     name="soak",
