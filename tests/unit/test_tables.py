@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks._loaders import data_folder, medium_of
+from benchmarks._loaders import medium_of
 from benchmarks.train import require_data
 from contracts import UserError
 from dataset.open import Content, are_files, open_split
@@ -93,14 +93,6 @@ def test_a_split_of_an_own_loop_is_of_any_source(
 
 def test_suites_of_files_refuse_what_is_none(toy_source: None, tmp_path: Path) -> None:
     data = fill(tmp_path / "data", {"train.toy": b"", "val.toy": b""})
-    with pytest.raises(
-        UserError, match="train is read as toy, and what is written by hand reads files"
-    ):
-        data_folder(data)
-    with pytest.raises(
-        UserError, match="train is read as tar, and what is written by hand"
-    ):
-        data_folder(fill(tmp_path / "tars", {"train/0.tar": b""}))
     require_data(str(data), ["torchvision"], config=build({"source": "toy"}))
     with pytest.raises(
         UserError, match="has no train/ folder; it must be a folder with train/<class>"
