@@ -60,8 +60,6 @@ class Flags(IntFlag):
     # MPEG-4 with two frames in one packet: its decoder gives frames the times of their neighbours
     PACKED_B = 8
     SEVERAL_STREAMS = 16  # more than one video stream; `stream` is the one that this manifest describes
-    # H.264 whose key frames are no pictures of their own: from one on, the picture is renewed part by part
-    GRADUAL_REFRESH = 32
     INTERLACED = 64  # two fields a frame: some decoders mix them over time
     UNALIGNED = 128  # HEVC whose pictures are coded in a height or width that is no multiple of 16
     # VP9 with pictures that are not shown, each in a packet with one that is: libvpx's alternate references
@@ -110,7 +108,7 @@ class Videos(Manifest):
     `first` and `frames` say which frames of the file a sample has: pts(i)[first[i] : first[i] + frames[i]].
     """
 
-    VERSION: ClassVar[str] = "videos 14"
+    VERSION: ClassVar[str] = "videos 15"
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = {
         "path_bytes": np.dtype("u1"),
         "path_offsets": np.dtype("i8"),

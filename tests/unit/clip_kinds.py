@@ -48,8 +48,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "h264-open.mp4": {"b_frames": 3, "open_gop": True},
     "h264-open-cut.mp4": {"b_frames": 3, "open_gop": True, "from_key": 1, "cut": 14},
     "h264-open.mkv": {"b_frames": 3, "open_gop": True},
-    "h264-refresh.mp4": {"refresh": True},
-    "h264-refresh.mkv": {"refresh": True},
     "h264-interlaced.mp4": {"interlaced": True, "b_frames": 2},
     "h264-every.mp4": {
         "b_frames": 1,

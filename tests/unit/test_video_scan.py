@@ -24,7 +24,6 @@ from tests.unit.video_files import Video, make, number
 FLAGS_PLACE = (RECORD.names or ()).index("flags")
 MORE: dict[str, dict[str, Any]] = {
     "h264-270.mov": {"rotation": 270},
-    "h264-live.mkv": {"muxer": {"live": "1"}},  # its length is not known
     "h264-interlaced.ts": {"interlaced": True},
     "h264-ntsc.mkv": {
         "fps": Fraction(30_000, 1001)
@@ -52,7 +51,6 @@ FLAGS = {
     "-variable": Flags.VARIABLE_RATE,
     "-cut": Flags.EDIT_LIST,
     "-parts": Flags.EDIT_LIST,
-    "-refresh": Flags.GRADUAL_REFRESH,
     "-interlaced": Flags.INTERLACED,
     "-two": Flags.SEVERAL_STREAMS,
     "-unaligned": Flags.UNALIGNED,
