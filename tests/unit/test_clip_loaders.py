@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import Batch, Feed, Pixels, Rows, UserError
+from contracts import Batch, Feed, Pixels, Rows
 from dataset.stores.folder import Folder
 from dataset.videos.columns import RECORD
 from loaders import of_medium, open_loader
@@ -345,24 +345,3 @@ def test_damage_that_is_noticed_is_masked(backend: str, tmp_path: Path) -> None:
         }
         assert all(loader.counts.refusals[words].startswith("pyav: ") for words in lost)
     assert failed and not any(sample % 2 for sample in failed)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "said"),
-    [(lambda content: content[:-9], "changed size"), (None, "is gone")],
-)
-def test_a_file_that_changed_is_the_users_mistake(
-    tmp_path: Path, spoil: Any, said: str
-) -> None:
-    kinds = Made(tmp_path, {"h264.mp4": {}, "vp9.webm": {"codec": "vp9"}})
-    path = Path(os.fsdecode(kinds.videos.path(1)))
-    if spoil is None:
-        path.unlink()
-    else:
-        path.write_bytes(spoil(path.read_bytes()))
-    with (
-        open_loader("pyav", feed(kinds.videos)) as loader,
-        pytest.raises(UserError, match=said) as caught,
-    ):
-        list(loader.batches(0, 0))
-    assert path.name in str(caught.value) and "--rescan" in str(caught.value)

@@ -58,16 +58,6 @@ def test_a_clip_keeps_its_stride_and_repeats_only_the_last_frame(
     assert int(last[0]) == (frames - (count - 1) * stride - 1 if fits else 0)
 
 
-def test_every_valid_start_is_as_likely() -> None:
-    n = 60_000
-    draws = uniforms(0, 0, Purpose.FRAMES, np.arange(n), 1)[:, 0]
-    starts = clips.random_start(np.full(n, 5), draws)
-    assert np.bincount(starts, minlength=6) == pytest.approx(
-        n / 6, abs=4 * np.sqrt(n * 5 / 36)
-    )
-    assert len(np.bincount(starts)) == 6
-
-
 @given(st.integers(0, 500), st.integers(2, 12))
 def test_spaced_clips_begin_at_the_start_and_end_at_the_end(
     last: int, count: int

@@ -11,7 +11,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 import pytest
 from hypothesis import given
@@ -27,7 +26,6 @@ from scripts import (
     demo_set,
     demo_superres,
     demo_textures,
-    demo_videos,
 )
 from tests.unit.folders import contents
 
@@ -124,11 +122,6 @@ def pictures() -> dict[str, np.ndarray]:
     def rng(number: int) -> np.random.Generator:
         return np.random.default_rng([7, number])
 
-    seconds = demo_videos.times(rng(0), variable=True)
-    videos = [
-        [*demo_videos.frames(rng(n), n, seconds, demo_videos.shape(rng(n)))]
-        for n in range(8)
-    ]
     return {
         "set": np.array([moments(demo_set.image(rng(n), n)) for n in range(10)]),
         "textures": np.array(
@@ -139,9 +132,6 @@ def pictures() -> dict[str, np.ndarray]:
         ),
         "coco": np.array(
             [moments(demo_coco.drawn(rng(n), crowd=n == 1)[0]) for n in range(3)]
-        ),
-        "videos": np.array(
-            [moments(video[index]) for video in videos for index in (0, 20)]
         ),
     }
 
@@ -157,11 +147,6 @@ GOLDEN = {
     ),
     "superres": "146.0 3.4 -9.3 124.7 0.6 0.4 121.0 -9.4 5.1",
     "coco": "98.8 -13.2 4.5 177.8 0.1 -8.6 37.5 -1.5 0.6",
-    "videos": (
-        "176.7 6.0 6.3 184.6 -0.8 4.4 70.2 0.9 1.2 62.3 1.8 2.1 200.1 -1.2 0.4 190.0 2.4 11.3 94.3 1.5 "
-        "3.0 93.5 0.5 0.7 169.2 -2.7 0.6 169.7 -3.3 0.2 213.9 9.4 4.0 221.2 -8.5 2.0 174.9 3.4 2.9 174.6 "
-        "3.4 2.7 61.2 1.5 -3.8 58.7 0.5 3.9"
-    ),
 }
 
 
@@ -262,69 +247,3 @@ def test_run_lengths_are_cocos(mask: np.ndarray) -> None:
     assert sum(counts) == mask.size
     parts = masks.frPyObjects({"counts": counts, "size": list(mask.shape)}, *mask.shape)
     np.testing.assert_array_equal(masks.decode(parts), mask)
-
-
-# --- videos -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files of one class: every oddity, and a few others."""
-    folder = tmp_path_factory.mktemp("videos")
-    (folder / "train" / "up").mkdir(parents=True)
-    for index in (*range(7), 9, 18, 21):
-        demo_videos.SET.draw(folder, 3, (0, demo_videos.CLASSES.index("up"), index))
-    return folder / "train" / "up"
-
-
-def test_a_class_has_every_oddity_of_videos(videos: Path) -> None:
-    codecs, rotations, rates, shapes, constant, groups = (set[Any]() for _ in range(6))
-    for path in videos.iterdir():
-        with av.open(str(path)) as file:
-            stream = file.streams.video[0]
-            shown: list[Any] = list(file.decode(stream))
-            times = [float(frame.pts * frame.time_base) for frame in shown]
-            gaps = np.diff(times)
-            assert times[0] == 0 and 24 <= len(shown) <= 60 and gaps.min() > 0.03
-            assert 112 <= min(stream.width, stream.height) <= 144
-            codecs.add(stream.codec_context.name.removeprefix("libvpx-"))
-            rotations.add(shown[0].rotation % 360)
-            rates.add(round(1 / np.median(gaps)))
-            shapes.add(round(stream.width / stream.height, 1))
-            constant.add(bool(gaps.max() < 1.1 * gaps.min()))
-        with av.open(str(path)) as file:
-            keys = [
-                at
-                for at, packet in enumerate(file.demux(video=0))
-                if packet.size and packet.is_keyframe
-            ]
-            groups |= {*np.diff(keys).tolist()}
-    assert (
-        codecs == {"h264", "hevc", "vp9"}
-        and constant == {True, False}
-        and {12, 24} <= groups
-    )
-    assert 0 in rotations and rotations & {90, 180, 270}
-    assert len(rates) >= 3 and len(shapes) >= 3
-
-
-@pytest.mark.parametrize("index", [0, 6, 18, 9, 21])  # H.264, two rotated, HEVC, VP9
-def test_a_player_shows_what_was_drawn(videos: Path, index: int) -> None:
-    label = demo_videos.CLASSES.index("up")
-    rng = np.random.default_rng(np.random.SeedSequence(3, spawn_key=(0, label, index)))
-    size, seconds = demo_videos.shape(rng), demo_videos.times(rng)
-    (path,) = videos.glob(f"up_{index:05d}.*")
-    # encode() draws before the first frame is; without pictures it draws the same and writes nothing.
-    empty = videos.parent / f"none{path.suffix}"
-    demo_videos.encode(
-        rng, empty, seconds[:0], [], size, demo_videos.ODDITIES.get(index)
-    )
-    drawn = list(demo_videos.frames(rng, label, seconds, size))
-    with av.open(str(path)) as file:
-        shown: list[Any] = list(file.decode(video=0))
-    np.testing.assert_allclose(
-        [float(frame.pts * frame.time_base) for frame in shown], seconds, atol=1e-3
-    )
-    for frame, picture in zip(shown, drawn, strict=True):
-        got = np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
-        assert np.abs(got.astype(int) - picture).mean() < 12

@@ -16,7 +16,6 @@ from loaders.videos._packets import Packets
 from loaders.videos._planes import Picture
 from loaders.videos._surfaces import Fit
 from loaders.videos.exact import exact
-from loaders.videos.nvdec import runs
 from tests.unit.clip_kinds import Made
 from tests.unit.engines import Codec
 from tests.unit.test_clip_readers import patterns
@@ -187,18 +186,3 @@ def test_parts_in_another_order_are_refused(made: Made) -> None:
     for frames in ([7, 9], [5, 12, 13]):
         with pytest.raises(Undecodable, match="parts in another order"):
             list(read(sample, frames))
-
-
-@pytest.mark.parametrize(
-    ("pairs", "expected"),
-    [
-        ([], []),
-        ([(0, 3), (1, 4), (2, 5)], [(0, 3, 3)]),
-        ([(0, 0), (0, 1), (1, 2), (3, 3), (4, 4)], [(0, 0, 1), (0, 1, 2), (3, 3, 2)]),
-        ([(5, 1), (6, 0)], [(5, 1, 1), (6, 0, 1)]),
-    ],
-)
-def test_runs(
-    pairs: list[tuple[int, int]], expected: list[tuple[int, int, int]]
-) -> None:
-    assert list(runs(pairs)) == expected

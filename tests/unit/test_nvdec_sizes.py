@@ -93,8 +93,9 @@ def test_sizes_that_are_coded_alike(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["h264.mp4", "hevc.mp4"])
-@pytest.mark.parametrize("side", ["crop_left=2", "crop_top=2"])
+@pytest.mark.parametrize(
+    ("name", "side"), [("h264.mp4", "crop_left=2"), ("hevc.mp4", "crop_top=2")]
+)
 def test_a_picture_that_begins_elsewhere_is_refused(
     tmp_path: Path, name: str, side: str
 ) -> None:
@@ -122,8 +123,9 @@ def test_a_picture_that_begins_elsewhere_is_refused(
         Packets(videos)(0, videos.path(0), [3, 4])
 
 
-@pytest.mark.parametrize("name", ["h264.mp4", "hevc.mp4"])
-@pytest.mark.parametrize("other", [(96, 112), (88, 120)])
+@pytest.mark.parametrize(
+    ("name", "other"), [("h264.mp4", (96, 112)), ("hevc.mp4", (88, 120))]
+)
 def test_a_size_that_changes_in_the_middle_is_refused(
     tmp_path: Path, name: str, other: tuple[int, int]
 ) -> None:
