@@ -11,13 +11,17 @@ from dataset.videos.columns import Flags
 from loaders import Undecodable
 from loaders.videos._planes import Picture, rgb
 from loaders.videos._worker import ClipLoader, same_times
-from loaders.videos.exact import ANY_VP9, NO_MATTER, USUAL, Claim
+from loaders.videos.exact import NO_MATTER, Claim
 from loaders.videos.pyav import Pyav
 from system.processes import uninterrupted
 
 EXACT = Claim(
-    kinds=USUAL,
-    flags=NO_MATTER | Flags.UNALIGNED | ANY_VP9,
+    kinds={
+        **dict.fromkeys(("h264", "hevc", "vp9"), ("mp4", "mkv")),
+        "mpeg4": ("mp4", "avi"),
+        "mjpeg": ("avi",),
+    },
+    flags=NO_MATTER | Flags.UNALIGNED | Flags.HIDDEN_FRAMES | Flags.SHOWN_AGAIN,
     rotated=("mp4",),
 )
 

@@ -24,15 +24,8 @@ class Claim:
     plain: bool = False  # only 8 bits, 4:2:0, with even sides
 
 
-USUAL = {
-    **dict.fromkeys(("h264", "hevc", "vp9"), ("mp4", "mkv")),
-    "mpeg4": ("mp4", "avi"),
-    "mjpeg": ("avi",),
-}
-"""Codec -> containers of a decoder that lives on FFmpeg's libraries."""
 NO_MATTER = Flags.VARIABLE_RATE | Flags.OBLONG_PIXELS
 """Flags that matter to no decoder."""
-ANY_VP9 = Flags.HIDDEN_FRAMES | Flags.SHOWN_AGAIN
 
 
 def exact(backend: str, columns: Any) -> Array:
