@@ -245,23 +245,6 @@ def test_what_a_decoder_goes_through() -> None:
         assert passed(keys, np.array(frames)) == expected
 
 
-def test_a_reader_that_gives_fewer_frames_fills_no_clip(made: Made) -> None:
-    """What is left of the slot are the pixels of another clip."""
-    given = feed(made.videos)
-
-    def fewer(columns: Any) -> Any:
-        return lambda sample, path, frames: itertools.islice(
-            Pyav(columns)(sample, path, frames), len(frames) - 1
-        )
-
-    rows = given.plan.rows(0, 0)[0]
-    told = Decoding(given, "pyav", fewer, None)(
-        some(rows, slice(0, 1)), np.empty(T * SIZE * SIZE * 3, np.uint8)
-    )
-    assert (told.lost, told.delivered) == ([0], 0)
-    assert [why for why in told.refusals.values() if "frames came" in why]
-
-
 def test_a_frame_of_another_size_is_none(made: Made) -> None:
     """A stream may change its size; its windows are for the one in the manifest."""
     read = Pyav(made.videos)

@@ -115,19 +115,6 @@ def test_packets_of_a_frame_that_is_not_there(made: Made) -> None:
         Packets(columns)(sample, made.videos.path(sample), [19, 20])
 
 
-def test_decord_refuses_a_file_with_fewer_frames_than_its_manifest(made: Made) -> None:
-    sample = made.names.index("h264.mp4")
-    pts = made.videos.pts(sample)
-    longer = np.append(pts, 2 * pts[-1] - pts[-2])
-    assert list(reader("decord", made.videos)(sample, made.videos.path(sample), [3]))
-    with pytest.raises(Undecodable, match="frames, the manifest"):
-        list(
-            reader("decord", with_columns(made.videos, pts=lambda _: longer))(
-                sample, made.videos.path(sample), [3]
-            )
-        )
-
-
 @pytest.mark.parametrize("backend", ["pyav", *CLAIMED])
 def test_real_files(backend: str, tmp_path: Path) -> None:
     """Random access gives what decoding in sequence gives."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import time
-import weakref
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +13,7 @@ import numpy as np
 import pytest
 
 from contracts import Rows, UserError
-from loaders.videos._pool import QUEUED, SLOTS, Pool
+from loaders.videos._pool import Pool
 from loaders.videos._scheduler import (
     EARLY,
     RECENT,
@@ -26,7 +24,6 @@ from loaders.videos._scheduler import (
 from loaders.videos.exact import exact
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.test_clip_loaders import feed
-from tests.unit.test_workers import mapped
 
 
 @pytest.fixture(scope="module")
@@ -193,21 +190,6 @@ def serve(pool: Pool, samples: list[int]) -> list[Asked]:
 
     pool.serve(source)
     return units
-
-
-def test_units_are_filled_and_slots_are_used_again() -> None:
-    pool = opened(2)
-    samples = list(range(60))
-    for unit, sample in zip(serve(pool, samples), samples, strict=True):
-        slot, told = unit.done.result(20)
-        assert told == sample and (pool.slots[slot] == sample % 251).all()
-        pool.release(slot)
-    assert len(pool._free) == len(pool.slots) == 2 * SLOTS + QUEUED
-    slots = weakref.ref(mapped(pool.slots))
-    pool.close()
-    gc.collect()
-    assert slots() is None
-    pool.close()
 
 
 def test_slots_that_are_not_released_are_not_written() -> None:

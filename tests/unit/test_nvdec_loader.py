@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -136,17 +135,6 @@ def test_damage_is_failed_once_pyav_has_said_so(tmp_path: Path) -> None:
         sort_of(kinds.videos, sample) + LOST for sample in failed
     } and all(why.startswith("pyav: ") for why in told.values())
     assert not able[sorted(failed)].all(), "one that the engines were not asked for"
-
-
-@pytest.mark.parametrize("beside", [False, True])
-def test_a_file_that_is_gone_is_the_users_mistake(tmp_path: Path, beside: bool) -> None:
-    kinds = Made(tmp_path, {"h264.mp4": {}, "hevc.mp4": {"codec": "hevc"}})
-    Path(os.fsdecode(kinds.videos.path(1))).unlink()
-    with (
-        loader(feed(kinds.videos), Codec(), beside=beside) as loading,
-        pytest.raises(UserError, match=r"is gone.*--rescan"),
-    ):
-        list(loading.batches(0, 0))
 
 
 def test_nothing_is_left_and_nothing_grows(made: Made) -> None:

@@ -46,10 +46,6 @@ def damaged(folder: Path) -> dict[str, tuple[bytes, str]]:
             make(folder / "b.avi", b_frames=2).read_bytes(),
             "not those of display",
         ),
-        "b-frames.wmv": (
-            make(folder / "b.wmv", b_frames=2).read_bytes(),
-            "not those of display",
-        ),
         "refresh.mkv": (
             make(folder / "p.mkv", refresh=True).read_bytes(),
             "renewed part by part",
@@ -57,10 +53,6 @@ def damaged(folder: Path) -> dict[str, tuple[bytes, str]]:
         "mirrored.mp4": (mirrored, "is to be shown mirrored"),
         "torn.mp4": (
             mirrored[:first] + bytes(1500) + mirrored[first + 1500 :],
-            "is to be shown mirrored",
-        ),
-        "turned.mp4": (
-            make(folder / "r90.mp4", mirrored=True, rotation=90).read_bytes(),
             "is to be shown mirrored",
         ),
     }

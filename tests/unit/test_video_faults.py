@@ -277,11 +277,6 @@ def test_of_frames_with_one_time_one_is_left(
     assert compared(path, scanned(path, tmp_path / "s")) == (0, [])
 
 
-def test_many_doubled_times_lose_the_file(coded: Coded, tmp_path: Path) -> None:
-    path = remuxed(coded(), tmp_path / "b.mkv", later(0, lambda place: place % 4 == 2))
-    assert "10 of 40 frames have the time of another" in rejected(path)
-
-
 def test_files_one_behind_the_other(tmp_path: Path) -> None:
     parts = [
         make(tmp_path / f"{frames}.ts", b_frames=2, frames=frames)

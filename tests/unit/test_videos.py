@@ -190,8 +190,6 @@ def test_what_is_left_out_of_a_list_is_named(videos: Path, cache: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ("", "is empty; a line is 'path label'"),
-        ("ant/z.mkv 0\nant/z.mkv\n", "line 2 is 'ant/z.mkv'"),
         ("ant/z.mkv 0 5 3", "line 1 has a segment that ends at 3 s and starts at 5 s"),
         (
             "gone.mp4 0",
