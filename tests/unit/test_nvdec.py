@@ -16,6 +16,7 @@ from loaders.videos._packets import Packets
 from loaders.videos._planes import Picture
 from loaders.videos._surfaces import Fit
 from loaders.videos.exact import exact
+from loaders.videos.nvdec import runs
 from tests.unit.clip_kinds import Made
 from tests.unit.engines import Codec
 from tests.unit.video_files import number
@@ -168,3 +169,9 @@ def test_parts_in_another_order_are_refused(made: Made) -> None:
     for frames in ([7, 9], [5, 12, 13]):
         with pytest.raises(Undecodable, match="parts in another order"):
             list(read(sample, frames))
+
+
+def test_runs() -> None:
+    """One copy for frames that follow each other; a frame that is shown twice ends it."""
+    pairs = [(0, 0), (0, 1), (1, 2), (3, 3), (4, 4)]
+    assert list(runs(pairs)) == [(0, 0, 1), (0, 1, 2), (3, 3, 2)]
