@@ -54,7 +54,6 @@ FULL_RANGE = 2
 class Flags(IntFlag):
     """Traits of a file that a decoder may trip over: bits of the column `flags`."""
 
-    VARIABLE_RATE = 1  # some frame is more than a tick away from where a constant rate would have it
     EDIT_LIST = 2  # an edit list of the container cuts frames away
     OPEN_GOP = 4  # behind a key frame that is not the first come frames that are shown before it
     # MPEG-4 with two frames in one packet: its decoder gives frames the times of their neighbours
@@ -92,7 +91,7 @@ RECORD = np.dtype(
         ("flags", "u2"),
         ("time_base_num", "i4"),  # seconds a tick of pts, numerator and denominator
         ("time_base_den", "i4"),
-        # of the median step between frames (constant rate: of the mean step); 0 with one frame
+        # of the mean step between frames; 0 with one frame
         ("fps", "f8"),
         ("duration", "f8"),  # seconds from the first frame until the last one ends
         ("count", "i8"),  # frames of the file

@@ -157,15 +157,7 @@ def _times(file: Any, path: bytes, size: int) -> Times:
     pixels = context.pix_fmt
     if codec == "h264" and is_grey(context.extradata):
         pixels = "gray"
-    # each time may be rounded to a tick
-    even = np.linspace(pts[0], pts[-1], len(pts))
-    if len(pts) > 2 and np.abs(pts - even).max() > 1.001:
-        flags |= Flags.VARIABLE_RATE
-    steps = np.diff(pts)
-    step = 0.0
-    if len(steps):
-        variable = flags & Flags.VARIABLE_RATE
-        step = float(np.median(steps) if variable else steps.mean())
+    step = float(np.diff(pts).mean()) if len(pts) > 1 else 0.0
     tick = stream.time_base
     height, width = context.height, context.width
     if rotation % 180:

@@ -11,7 +11,7 @@ from dataset.videos.columns import Flags
 from loaders import Undecodable
 from loaders.videos._planes import Picture, rgb
 from loaders.videos._worker import ClipLoader, same_times
-from loaders.videos.exact import NO_MATTER, Claim
+from loaders.videos.exact import Claim
 from loaders.videos.pyav import Pyav
 from system.processes import uninterrupted
 
@@ -21,7 +21,10 @@ EXACT = Claim(
         "mpeg4": ("mp4", "avi"),
         "mjpeg": ("avi",),
     },
-    flags=NO_MATTER | Flags.UNALIGNED | Flags.HIDDEN_FRAMES | Flags.SHOWN_AGAIN,
+    flags=Flags.OBLONG_PIXELS
+    | Flags.UNALIGNED
+    | Flags.HIDDEN_FRAMES
+    | Flags.SHOWN_AGAIN,
     rotated=("mp4",),
 )
 

@@ -24,10 +24,6 @@ class Claim:
     plain: bool = False  # only 8 bits, 4:2:0, with even sides
 
 
-NO_MATTER = Flags.VARIABLE_RATE | Flags.OBLONG_PIXELS
-"""Flags that matter to no decoder."""
-
-
 def exact(backend: str, columns: Any) -> Array:
     """Return bool [n]: samples whose frames by this loader are known to be right.
 

@@ -22,11 +22,11 @@ from tests.unit.engines import Codec
 from tests.unit.video_files import number
 
 CLAIMED = """
-h264.mp4 h264.mkv h264-variable.mp4 h264-variable.mkv h264-fragments.mp4 h264-every.mp4
+h264.mp4 h264.mkv h264-variable.mp4 h264-fragments.mp4
 h264-709.mp4 h264-full.mp4 h264-cut.mp4 h264-parts.mp4 h264-two.mp4 h264-90.mp4
-h264-270.mp4 hevc.mp4 hevc-layers.mp4 hevc-variable.mkv hevc-cut.mp4 hevc-two.mkv
+h264-270.mp4 hevc.mp4 hevc-layers.mp4 hevc-variable.mkv hevc-cut.mp4
 hevc-709.mp4 hevc-90.mp4 hevc-unaligned.mp4 vp9.webm vp9-variable.webm vp9.mp4
-vp9-709.webm vp9-hidden.mp4 vp9-hidden.webm
+vp9-hidden.mp4 vp9-hidden.webm
 """
 
 

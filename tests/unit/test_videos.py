@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from contracts import UserError
-from dataset.videos.columns import RECORD, Flags, Videos
+from dataset.videos.columns import RECORD, Videos
 from dataset.videos.packets import read
 from dataset.videos.scan import open_videos
 from tests.unit.folders import names, reasons
@@ -137,7 +137,6 @@ def test_a_list_in_the_order_of_its_lines(
     ]
     assert found.file.tolist() == [0, 1, 2, 3, 1], "each file is read once"
     assert found.frames.tolist() == [12, 40, 6, 10, 40]
-    assert found.flags[2] == Flags.VARIABLE_RATE
     assert not scanned(videos / "list.csv", cache=cache)[1]
     (videos / "list.csv").write_text("ant/z.mkv 0\n")
     assert scanned(videos / "list.csv", cache=cache)[1]
