@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -35,26 +34,6 @@ def plan(n: int, **numbers: Any) -> ClipPlan:
 def places(rows: Rows) -> Any:
     """float64 [B, 4], the windows in pixels of the whole picture."""
     return rows.windows + rows.regions[:, [0, 1, 0, 1]]
-
-
-@given(
-    st.integers(1, 200),
-    st.integers(1, 20),
-    st.integers(1, 9),
-    st.floats(0, 1, exclude_max=True),
-)
-def test_a_clip_keeps_its_stride_and_repeats_only_the_last_frame(
-    frames: int, count: int, stride: int, draw: float
-) -> None:
-    last = clips.last_start(np.array([frames]), count, stride)
-    start = clips.random_start(last, np.array([draw]))
-    clip = clips.by_stride(start, np.array([frames]), count, stride)[0]
-    assert clip.shape == (count,) and clip[0] >= 0 and clip[-1] < frames
-    fits = frames >= (count - 1) * stride + 1
-    for one, other in pairwise(clip.tolist()):
-        assert other - one == stride or (not fits and other == frames - 1)
-    assert fits or clip[0] == 0
-    assert int(last[0]) == (frames - (count - 1) * stride - 1 if fits else 0)
 
 
 @given(

@@ -15,7 +15,6 @@ import psutil
 import pytest
 import torch
 
-from contracts import UserError
 from loaders import default_loader, open_loader
 from loaders.videos import _packets, _reading
 from loaders.videos._engines import capabilities, within
@@ -189,16 +188,3 @@ def test_what_auto_is(monkeypatch: pytest.MonkeyPatch) -> None:
             "pyav",
             auto,
         ]
-
-
-@pytest.fixture(autouse=True)
-def no_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "PyNvVideoCodec", None)
-
-
-def test_without_the_module(made: Made) -> None:
-    with pytest.raises(
-        UserError, match=r"pip install PyNvVideoCodec.*--loader pyav"
-    ) as caught:
-        open_loader("nvdec", replace(feed(made.videos), device=torch.device("cuda", 0)))
-    assert "\n" not in str(caught.value)
