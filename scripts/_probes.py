@@ -415,7 +415,7 @@ class Probe:
     ask: Callable[..., Row]
     remedy: str
     state: State = "warn"
-    # asked in a process of its own: decord and PyAV bring an FFmpeg each
+    # asked in a process of its own: decord, PyAV and torchcodec bring an FFmpeg each
     alone: bool = False
 
 
@@ -448,6 +448,11 @@ PROBES: dict[str, Probe] = {
     "PyAV": Probe(
         partial(package, "av", "is the reference for videos"),
         "pip install --force-reinstall av",
+        alone=True,
+    ),
+    "torchcodec": Probe(
+        partial(package, "torchcodec", "decodes videos, as pyav does"),
+        "it needs the system's FFmpeg (apt install ffmpeg) and its own torch",
         alone=True,
     ),
     "loaders": Probe(loaders, LIMITS),

@@ -28,9 +28,9 @@ MIXED = ("nvdec", "nvdec+pyav")
 """Loaders of clips of which more processes read than are asked for."""
 READ_IN_THREADS = ("dali-cpu", "dali-gpu")
 """Loaders that are closed once the reads under way have ended: a thread in a read cannot be."""
-AS_PYAV = ("decord",)
+AS_PYAV = ("decord", "torchcodec")
 """Loaders that differ from one with pyav in nothing but what a worker process calls."""
-MAY_LACK = {"decord": "decord"}
+MAY_LACK = {"decord": "decord", "torchcodec": "torchcodec.decoders"}
 """Decoder of some loaders of clips -> its module, without which they are left out."""
 FROM_PLANES = ("pyav", "nvdec", "nvdec+pyav")
 """Loaders of clips that resize the planes as they are stored, and make RGB of the result."""
@@ -83,7 +83,7 @@ class Backend:
     @property
     def edge_difference(self) -> float:
         """Source pixels by which an edge of a window may seem to be elsewhere: rounding of 8 bits, and the
-        filter. swscale's RGB, of decord, is a level off: a third of a pixel of a ramp.
+        filter. swscale's RGB, of decord and torchcodec, is a level off: a third of a pixel of a ramp.
         """
         return 0.7 if self.clips and self.name not in FROM_PLANES else 0.3
 
@@ -130,10 +130,10 @@ def paced(device: torch.device, *, clips: bool) -> list[Backend]:
 
 @cache
 def here(decoder: str) -> bool:
-    """Whether a decoder of MAY_LACK can be imported."""
+    """Whether a decoder of MAY_LACK can be imported: torchcodec also needs FFmpeg's libraries."""
     try:
         import_module(MAY_LACK[decoder])
-    except (ImportError, OSError):
+    except (ImportError, OSError, RuntimeError):
         return False
     return True
 

@@ -28,7 +28,7 @@ DISTRIBUTION = {
 """Module -> its distribution, where that has another name."""
 OPTIONAL = {
     *("albumentations", "apex", "h5py", "mlflow", "onnx", "onnxruntime", "scipy"),
-    *("timm", "wandb"),
+    *("timm", "torchcodec", "wandb"),
 }
 """Imported only where a user has installed it; never in requirements.txt."""
 
