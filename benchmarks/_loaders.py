@@ -147,11 +147,8 @@ def expanded(
     known = [*kind.loaders, "auto"]
     if by_hand:
         known += BY_HAND[kind.medium]
-        # by hand DALI reads videos on a GPU alone
-        has_dali = usable("dali-cpu", gpu=False) and (
-            kind.medium == "images" or devices > 0
-        )
-        auto = ["pytorch", *(["dali"] if has_dali else []), *auto]
+        needs = {"images": "dali-cpu", "videos": "dali-video"}[kind.medium]
+        auto = ["pytorch", *(["dali"] if needs in own else []), *auto]
     chosen = [one_of(flag, name, known) for name in names]
     found = (auto if name == "auto" else [name] for name in chosen)
     return list(dict.fromkeys(chain.from_iterable(found)))

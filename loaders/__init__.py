@@ -85,6 +85,8 @@ LOADERS: dict[str, LoaderSpec] = {
                    packages=("PyNvVideoCodec",), gpu="must", asks=True, opens_files=True),
         LoaderSpec(name="nvdec+pyav", media=("videos",), module="loaders.videos.nvdec",
                    packages=("PyNvVideoCodec",), gpu="must", asks=True, opens_files=True, preference=2),
+        LoaderSpec(name="dali-video", media=("videos",), module="loaders.videos.dali_video",
+                   packages=("nvidia.dali",), gpu="must", opens_files=True),
         LoaderSpec(name="paired", media=("pairs",), module="loaders.pairs.paired",
                    exact=True, preference=1),
         LoaderSpec(name="synthetic", media=("images", "videos", "pairs"), module="loaders.synthetic"),

@@ -1,4 +1,4 @@
-"""The packets that show a clip's frames, for NVDEC: by the manifest's times.
+"""The packets that show a clip's frames, for decoders on the device: by the manifest's times.
 
 seek to the key frame -> packets -> [FFmpeg's bitstream filter] -> those that are needed, each with its frame
 """
@@ -6,7 +6,7 @@ seek to the key frame -> packets -> [FFmpeg's bitstream filter] -> those that ar
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import av
@@ -43,12 +43,15 @@ _PARAMETERS = {
 class Filters:
     """FILTERS for the packets of one run from a key frame on; only its parameter sets are changed."""
 
-    def __init__(self, codec: str, stream: av.VideoStream) -> None:
+    def __init__(
+        self, codec: str, stream: av.VideoStream, out: av.VideoStream | None = None
+    ) -> None:
+        """Set the filters up. `out`: becomes a stream of what is filtered."""
         self._known = codec in FILTERS
         if self._known:
             annex_b, uncropped = FILTERS[codec]
             self._keys = BitStreamFilterContext(
-                f"{annex_b},{uncropped}", in_stream=stream
+                f"{annex_b},{uncropped}", in_stream=stream, out_stream=out
             )
             self._others = BitStreamFilterContext(annex_b, in_stream=stream)
 
@@ -62,10 +65,10 @@ class Filters:
 class Group(NamedTuple):
     """Packets from one key frame on, in the order of decoding, and the last wanted time.
 
-    Each is its number of bytes, its time and, where it is wanted, its frame.
+    Each is itself, or its number of bytes; its time; and, where it is wanted, its frame.
     """
 
-    packets: list[tuple[int, int, int | None]]
+    packets: list[tuple[Any, int, int | None]]
     last: int
 
 
@@ -128,40 +131,57 @@ class Packets:
         av.logging.set_level(av.logging.PANIC)  # as loaders.videos.pyav
 
     def __call__(self, sample: int, path: bytes, frames: list[int]) -> Read:
-        pts = self._columns.pts(sample)
         codec = CODECS[self._columns.codec[sample]]
-        groups = list[Group]()
-        data = list[bytes]()
-        left = {*frames}
-        try:
-            with open_video(path, known=True) as container:
-                opened = OpenFile(container, self._columns, sample, HASTY)
-                size = Size(self._columns, sample, opened.stream.codec_context)
-                for together in opened.split(frames):
-                    wanted = {int(pts[frame]): frame for frame in together}
-                    filters = Filters(codec, opened.stream)
-                    group = Group([], max(wanted))
-                    for packet, time, frame in chosen(
-                        opened, codec, wanted, filters, size
-                    ):
-                        data.append(bytes(packet))
-                        group.packets.append((len(data[-1]), time, frame))
-                        left -= {frame}
-                    groups.append(group)
-        except (FFmpegError, ValueError) as error:  # Undecodable is one
-            raise Undecodable(str(error)) from error
-        if left:
-            raise Undecodable(f"{len(left)} of {len(frames)} frames did not come")
-        return Read(
-            np.frombuffer(b"".join(data), np.uint8), Clip(sample, *size.coded, groups)
+        groups, coded = clip_packets(
+            self._columns, sample, path, frames, lambda stream: Filters(codec, stream)
         )
+        data = [bytes(packet) for group in groups for packet, _, _ in group.packets]
+        sizes = iter(map(len, data))
+        sized = [
+            Group([(next(sizes), time, frame) for _, time, frame in packets], last)
+            for packets, last in groups
+        ]
+        return Read(
+            np.frombuffer(b"".join(data), np.uint8), Clip(sample, *coded, sized)
+        )
+
+
+def clip_packets(
+    columns: Any,
+    sample: int,
+    path: bytes,
+    frames: list[int],
+    make_filters: Callable[[av.VideoStream], Filters],
+) -> tuple[list[Group], tuple[int, int]]:
+    """Return the filtered packets that show these frames, and the pictures' coded height and width.
+
+    Raises Undecodable.
+    """
+    pts = columns.pts(sample)
+    groups = list[Group]()
+    try:
+        with open_video(path, known=True) as container:
+            opened = OpenFile(container, columns, sample, HASTY)
+            size = Size(columns, sample, opened.stream.codec_context)
+            for together in opened.split(frames):
+                wanted = {int(pts[frame]): frame for frame in together}
+                filters = make_filters(opened.stream)
+                codec = CODECS[columns.codec[sample]]
+                packets = list(chosen(opened, codec, wanted, filters, size))
+                groups.append(Group(packets, max(wanted)))
+    except (FFmpegError, ValueError) as error:  # Undecodable is one
+        raise Undecodable(str(error)) from error
+    shown = {frame for group in groups for _, _, frame in group.packets}
+    if left := {*frames} - shown:
+        raise Undecodable(f"{len(left)} of {len(frames)} frames did not come")
+    return groups, size.coded
 
 
 def chosen(
     opened: OpenFile,
     codec: str,
     wanted: dict[int, int],
-    filters: Filters,
+    filters: Callable[[Any], list[Any]],
     size: Size,
 ) -> Iterator[tuple[av.Packet[Any], int, int | None]]:
     """Yield (packet, time, frame or None) of what NVDEC needs to show the frames of `wanted`, by time.

@@ -20,7 +20,7 @@ from tests.unit.test_clip_loaders import feed, levels, spoiled
 from tests.unit.test_surfaces import levels_apart
 from tests.unit.video_files import number
 
-LOADERS = ["nvdec", "nvdec+pyav"]
+LOADERS = ["nvdec", "nvdec+pyav", "dali-video"]
 LARGE = {"size": (192, 256)}
 """NVDEC takes no HEVC below 144 x 144, nor VP9 below 128 x 128."""
 APART = 2.0

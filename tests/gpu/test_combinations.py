@@ -28,7 +28,7 @@ IMAGES: dict[str, str] = {
     "fp32": "--loader dali-cpu --precision fp32 --profile true",
     "fine-tuned": "--loader dali-gpu --config configs/finetune.yaml --freeze conv1|bn1|layer[123]",
 }
-OF_VIDEOS = ("pyav", "nvdec", "nvdec+pyav", "nvdec+pyav --compile true")
+OF_VIDEOS = ("pyav", "nvdec", "nvdec+pyav", "dali-video", "nvdec+pyav --compile true")
 CLIPS = [f"--task video --loader {flags}" for flags in OF_VIDEOS]
 PATCHES = [
     f"--task superres --loader paired --compile {on}" for on in ("false", "true")

@@ -16,6 +16,7 @@ from dataset.videos.scan import open_videos
 from loaders import Undecodable
 from loaders.videos._packets import Packets
 from loaders.videos._planes import Fitter, Picture
+from loaders.videos.dali_video import Cutting
 from loaders.videos.exact import exact
 from loaders.videos.pyav import Pyav, planes
 from tests.conformance.fixtures import sample_folder
@@ -104,15 +105,16 @@ def with_columns(videos: Any, **changed: Any) -> Any:
     return SimpleNamespace(**columns | changed)
 
 
-def test_packets_of_a_frame_that_is_not_there(made: Made) -> None:
+@pytest.mark.parametrize("reads", [Packets, Cutting])
+def test_packets_of_a_frame_that_is_not_there(made: Made, reads: Any) -> None:
     """A time that no packet has: its frame would be left as it was."""
     sample = made.names.index("h264.mp4")
     pts = made.videos.pts(sample).copy()
     pts[20] += 1
     columns = with_columns(made.videos, pts=lambda _: pts)
-    assert Packets(columns)(sample, made.videos.path(sample), [18, 19]).data.size
+    assert reads(columns)(sample, made.videos.path(sample), [18, 19]).data.size
     with pytest.raises(Undecodable, match="1 of 2 frames did not come"):
-        Packets(columns)(sample, made.videos.path(sample), [19, 20])
+        reads(columns)(sample, made.videos.path(sample), [19, 20])
 
 
 @pytest.mark.parametrize("backend", ["pyav", *CLAIMED])

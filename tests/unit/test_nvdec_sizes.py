@@ -15,6 +15,7 @@ from loaders import Undecodable
 from loaders.videos._packets import Packets
 from loaders.videos._planes import Fitter
 from loaders.videos._surfaces import Fit
+from loaders.videos.dali_video import Cutting
 from loaders.videos.exact import exact
 from loaders.videos.pyav import Pyav
 from tests.unit.clip_kinds import KINDS, Made
@@ -99,8 +100,9 @@ def test_a_picture_that_begins_elsewhere_is_refused(
         (0, 14) if "left" in side else (14, 0)
     )
     assert exact("nvdec", videos).all()
-    with pytest.raises(Undecodable, match="cropped at the left or the top"):
-        Packets(videos)(0, videos.path(0), [3, 4])
+    for reading in (Packets(videos), Cutting(videos)):
+        with pytest.raises(Undecodable, match="cropped at the left or the top"):
+            reading(0, videos.path(0), [3, 4])
 
 
 @pytest.mark.parametrize(
@@ -125,5 +127,8 @@ def test_a_size_that_changes_in_the_middle_is_refused(
     read = Reading(videos, Codec())
     assert numbers(read(0, [3, 20])) == {3: 3, 20: 20}
     for frames in ([22, 23, 25], [3, 4, 40], [30, 31]):
-        with pytest.raises(Undecodable, match=r"pictures (are of|change their size)"):
-            Packets(videos)(0, videos.path(0), frames)
+        for reading in (Packets(videos), Cutting(videos)):
+            with pytest.raises(
+                Undecodable, match=r"pictures (are of|change their size)"
+            ):
+                reading(0, videos.path(0), frames)
