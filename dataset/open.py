@@ -26,7 +26,6 @@ from dataset.stores.bucket import local
 from dataset.stores.folder import Folder
 from dataset.stores.read_ahead import read_ahead, told_of_latency, told_of_size
 from dataset.synthetic import synthetic
-from dataset.videos.published import UCF_LISTS
 from system.resources import memory_bytes
 
 Content = Literal["images", "videos", "instances", "keypoints"]
@@ -414,12 +413,8 @@ def _open_videos(data: Path, *, read_delay_s: float, **how: Any) -> Split:
 
 
 def list_of(root: Path, split: str) -> Path | None:
-    """Return the list of a split of videos, which goes before its folder; UCF101's go behind it."""
-    found = lists.find(root, split)
-    published = root / UCF_LISTS[split]
-    if not found and published.exists() and not (root / split).exists():
-        found = [published]
-    return next(iter(found), None)
+    """Return the list of a split of videos, which goes before its folder."""
+    return next(iter(lists.find(root, split)), None)
 
 
 def _list_or_folder(root: Path, split: str, must_be: str) -> Path:
@@ -430,7 +425,7 @@ def _list_or_folder(root: Path, split: str, must_be: str) -> Path:
         return root / split
     raise UserError(
         f"--data {root}: has no {split}/ folder; it must be {must_be}; docs/video.md says how the "
-        "lists of UCF101, HMDB51 and Something-Something become such"
+        "lists of Kinetics, UCF101, HMDB51 and Something-Something become such"
     )
 
 

@@ -65,20 +65,6 @@ SWEEPS: dict[str, str] = {
     f"{CONFORMANCE}leaving.py::test_ten_epochs_are_flat[dali-fed]": "dali-cpu, and workers of torchvision",
     f"{RUNS}hangs.py::test_a_rank_that_never_comes*[1]": "rank 0 that never comes",
     f"{RUNS}hangs.py::test_ranks_that_cannot_meet*[worker]": "a rank that is stopped",
-    # files of every kind
-    **{
-        f"{UNIT}video_faults.py::test_key_frames*[{kind}-{marks}]": "every fifth marked, all marks with H.264"
-        for kind in ("hevc-mkv", "mpeg*", "vp*", "av1*")
-        for marks in ("all", "first")
-    },
-    f"{UNIT}clip_heap.py::test_a_clip_keeps_nothing[*-h264.ts]": "the other three kinds of file",
-    f"{UNIT}clip_heap.py::test_a_clip_keeps_nothing[decord-vp9.webm]": "decord with H.264",
-    f"{UNIT}clip_heap.py::test_a_clip_keeps_nothing[decord-mpeg4*]": "decord with H.264",
-    f"{UNIT}nvdec_loader.py::test_every_clip_of_every_kind[3-decord]": (
-        "three views with pyav, and one with decord"
-    ),
-    f"{UNIT}nvdec_loader.py::test_every_clip_of_every_kind[1-pyav]": "three views with pyav",
-    f"{UNIT}nvdec_loader.py::test_every_clip_of_every_kind[1-]": "three views by the engines alone",
     # architectures
     **{
         f"{RUNS}architectures.py::test_one_step[{name}]": "a step of the smaller families"
@@ -93,10 +79,6 @@ SWEEPS: dict[str, str] = {
     **{
         f"{UNIT}detection_weights.py::test_the_same_layers*[{name}]": "fasterrcnn of the same backbone"
         for name in ("maskrcnn*", "fasterrcnn_mobilenet_v3_large_320_fpn")
-    },
-    **{
-        f"{UNIT}video_models.py::test_heads*[swin3d_{size}]": "swin3d_t"
-        for size in "bs"
     },
     # demos, benchmarks and installations as a whole
     f"{RUNS}demo.py::*[learns]": "scripts/demo.sh, in one short epoch",
