@@ -10,7 +10,6 @@ import csv
 import errno
 import fcntl
 import io
-import itertools
 import json
 import math
 import os
@@ -274,15 +273,9 @@ class Record:
         # kind and step of the points that are there already
         self._kept: set[tuple[str, int]] = set()
         self._points: Appender | None = None
-        # the new name of the metrics of a run that lost its checkpoint
-        self.kept_metrics = ""
         # figures of the last validation that metrics.jsonl keeps
         self.validation: dict[str, Any] = {}
-        # steps of a checkpoint that rank 0 saved alone: their losses are not known
-        self.untold = range(0)
         if enabled:
-            if resume_step == 0:
-                self._keep()
             if resume_step is not None:
                 self._cut(resume_step)
             self._points = Appender(folder / "metrics.jsonl")
@@ -364,21 +357,10 @@ class Record:
             self._points.close()
             self._points = None
 
-    def _keep(self) -> None:
-        """Give metrics.jsonl another name where it has steps: the run begins anew, since last.pt has gone."""
-        path = self.folder / "metrics.jsonl"
-        if path.exists() and b'"kind": "train"' in path.read_bytes():
-            names = (f"metrics-{number}.jsonl" for number in itertools.count(1))
-            self.kept_metrics = next(
-                name for name in names if not (self.folder / name).exists()
-            )
-            path.rename(self.folder / self.kept_metrics)
-
     def _cut(self, resume_step: int) -> None:
         """Cut metrics.jsonl down to whole lines up to the step."""
         path = self.folder / "metrics.jsonl"
         lines = []
-        trained = resume_step
         before = path.read_bytes() if path.exists() else b""
         for line in before.splitlines(keepends=True):
             try:
@@ -396,11 +378,8 @@ class Record:
                     for name, value in point.items()
                     if name not in NO_FIGURES
                 }
-            if kind == "train":
-                trained = step
             if step == resume_step:
                 self._kept.add((kind, step))
-        self.untold = range(trained + 1, resume_step + 1)
         after = b"".join(lines)
         if after != before:
             replace(path, after)

@@ -229,22 +229,7 @@ def test_other_ranks_write_nothing(tmp_path: Path) -> None:
     record.lines("failed.txt", ["train\ta"])
     record.row("results.csv", {"step": 1})
     record.close()
-    assert not (tmp_path / "run").exists() and list(record.untold) == []
-
-
-@pytest.mark.parametrize(
-    ("resumed_at", "untold"), [(7, [5, 6, 7]), (4, []), (3, [3]), (0, [])]
-)
-def test_steps_without_a_line_are_known(
-    resumed_at: int, untold: list[int], tmp_path: Path
-) -> None:
-    """Rank 0 may save steps alone whose losses the ranks could not add up."""
-    first = Record(tmp_path)
-    for step in (2, 4):
-        first.point("train", step, {"losses": [0.5, 0.5]})
-    first.point("ceilings", 4, {})
-    first.close()
-    assert list(Record(tmp_path, resume_step=resumed_at).untold) == untold
+    assert not (tmp_path / "run").exists()
 
 
 def test_lines_are_added_once(tmp_path: Path) -> None:

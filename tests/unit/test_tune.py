@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from contracts import UserError
-from scripts import _trials, tune
+from scripts import tune
 from scripts.tune import Choice, Trial
 from settings.config import parse
 
@@ -160,7 +160,7 @@ def test_a_real_trial_and_one_without_a_rate(monkeypatch: pytest.MonkeyPatch) ->
         (output / "summary.json").write_text(json.dumps(summary))
         return 0
 
-    monkeypatch.setattr(_trials, "ran", short)
+    monkeypatch.setattr(tune, "ran", short)
     assert "shorter than a window" in tune.measured(recipe, 0.2, "loader", {}).why
 
 
@@ -169,11 +169,10 @@ def test_a_real_trial_and_one_without_a_rate(monkeypatch: pytest.MonkeyPatch) ->
     [
         (["--", "--steps", "3"], "--steps behind -- is what this program sets itself"),
         (["--", "--batch_size=3"], "--batch-size behind -- is what"),
-        (["--lr", "--", "--lr", "0.3"], "--lr behind -- is what this program sets"),
         (["--batch-size", "0"], "--batch-size got '0': input should be greater than 0"),
         (["--output", "no/such/folder.yaml"], "--output no/such/folder.yaml: name"),
     ],
-    ids=["steps", "batch-size", "lr", "one-of-two-kinds", "output"],
+    ids=["steps", "batch-size", "one-of-two-kinds", "output"],
 )
 def test_mistakes_are_told_before_a_trial(
     argv: list[str],
