@@ -13,8 +13,6 @@ import io
 import json
 import math
 import os
-import shlex
-import sys
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -161,25 +159,6 @@ def unwritable(folder: Path, error: OSError) -> UserError:
     )
 
 
-def again(folder: Path, argv: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return the command that goes on with a run, as a shell takes it."""
-    words: list[str] = []
-    skip = False
-    for word in argv:
-        flag, equals, _ = word.partition("=")
-        replaced = flag in ("--output", "--resume")
-        if not skip and not replaced:
-            words.append(word)
-        # the value of a flag that is replaced may be a word of its own
-        skip = replaced and not equals
-    ranks = environment.get("LOCAL_WORLD_SIZE", "1")
-    start = ["python"]
-    # on several machines torchrun had more flags, which are not known here
-    if "TORCHELASTIC_RUN_ID" in environment and environment.get("WORLD_SIZE") == ranks:
-        start = ["torchrun", "--standalone", "--nproc-per-node", ranks]
-    return shlex.join([*start, *words, "--output", str(folder), "--resume", "auto"])
-
-
 # --- files that are whole at any time -----------------------------------------
 
 
@@ -282,8 +261,8 @@ class Record:
 
     @property
     def how_to_resume(self) -> str:
-        """Say what to do where the run was stopped: the whole command."""
-        return f"go on with: {again(self.folder, sys.argv, os.environ)}"
+        """Say what to do where the run was stopped."""
+        return f"go on with the same command and --output {self.folder} --resume auto"
 
     def point(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl, complete there when this returns; floats read back bit for bit."""

@@ -96,9 +96,6 @@ class Classification:
     def shown(self, batch: Batch) -> torch.Tensor:
         return mixed(batch.images, batch.targets)
 
-    def probe(self, images: torch.Tensor) -> tuple[torch.Tensor]:
-        return (images,)
-
     def losses(
         self, outputs: torch.Tensor | Sequence[torch.Tensor], batch: Batch
     ) -> torch.Tensor:

@@ -201,7 +201,7 @@ def test_settings_of_training_are_checked_where_something_is_trained(
 def test_what_only_trains_is_not_built_where_nothing_is_trained(
     use: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Optimisers of packages that may not be here, and a precision of an earlier version; the loss and --ema stay."""
+    """Optimisers of packages that may not be here; the loss and --ema stay."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     optimised = {
         "optimizer": "lamb",
@@ -210,7 +210,7 @@ def test_what_only_trains_is_not_built_where_nothing_is_trained(
         "warmup_steps": 9,
     }
     asked = {
-        "precision": "fp16-pure",
+        "precision": "bf16",
         "loss": "bce",
         "ema": 0.9,
         "mixup": 0.2,
@@ -226,7 +226,7 @@ def test_what_only_trains_is_not_built_where_nothing_is_trained(
     start = Start.of(given, {use}, checkpoint, path=None, origin="--resume last.pt")
     own = start.config.optimisation
     assert (own.optimizer, own.clip_grad_agc, own.warmup_steps) == ("sgd", 0.0, 0)
-    assert (own.loss, own.ema, start.config.model.precision) == ("bce", 0.9, "auto")
+    assert (own.loss, own.ema, start.config.model.precision) == ("bce", 0.9, "bf16")
     preset = build(
         {use: "files" if use == "predict" else True, "weights": "DEFAULT", **optimised}
     )

@@ -317,25 +317,3 @@ def test_a_resumed_run_goes_on_in_wandb(
         ids.append(wandb.run.id)
         board.close()
     assert ids[0] == ids[1] != ids[2], "the last run begins anew"
-
-
-def test_the_whole_command_goes_on(tmp_path: Path) -> None:
-    argv = [
-        "train.py",
-        "--data",
-        "my photos",
-        "--output",
-        "x",
-        "--resume=auto",
-        "--lr",
-        "0.1",
-    ]
-    alone = record.again(Path("runs/a"), argv, {})
-    assert (
-        alone
-        == "python train.py --data 'my photos' --lr 0.1 --output runs/a --resume auto"
-    )
-    ranks = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8"}
-    assert record.again(Path("r"), argv, ranks).startswith(
-        "torchrun --standalone --nproc-per-node 8 train.py "
-    )
