@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 from pathlib import Path
 
@@ -186,20 +185,3 @@ def test_killed_and_resumed(train: Runner, shapes: Path) -> None:
             for run in (whole, killed)
         )
         assert all(torch.equal(value, second[key]) for key, value in first.items())
-
-
-def test_validation_over_ranks(train: Runner, shapes: Path) -> None:
-    """Each image counts once on any number of ranks, also beside one that cannot be decoded."""
-    data = train.cwd / "data"
-    shutil.copytree(shapes, data)
-    image = sorted((data / "val2017").iterdir())[0]
-    image.write_bytes(image.read_bytes()[:-200])
-    train(*MANY, "--data", data, "--output", "run").done()
-
-    # one image a batch: kernels differ by shape
-    one, two = (
-        train.evaluated(ranks, *MANY, "--data", data, "--val-batch-size", 1)
-        for ranks in (1, 2)
-    )
-    assert one["samples"] == VAL - 1 and one["detections"] > 0
-    assert two == one

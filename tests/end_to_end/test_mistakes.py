@@ -16,21 +16,15 @@ SMALL = """--loader torchvision --arch squeezenet1_1 --image-size 32 --batch-siz
 
 # flags behind a run that would work -> parts of the line; unit tests have each mistake of a module
 VALUES = {
-    "--arch alexnet": "--image-size 32 | alexnet | 224",
     "--arch resnet18 --image-size 8 --batch-size 1": "--batch-size 1 | more than 1 value per channel",
     "--arch fcos_tiny": "--arch got 'fcos_tiny', which is for --task detection",
     "--loader tochvision": "'tochvision' | did you mean torchvision | dali-cpu, dali-gpu, dali-fed",
     "--batch-size 50 --accumulate 97": "4850 samples a step | there are 96 training samples; too few",
-    "--loader pyav": "'pyav' | which is unknown",
     "--evaluate": "--evaluate | --resume | --weights",
-    "--evaluate --resume auto --output new": "--evaluate | --resume | --weights",
-    "--resume text": "--resume text | not a checkpoint",
     "--sync-bn": "--sync-bn is for GPUs, and there is none",
     "--weights dict.pt": "--weights dict.pt | no tensors by name",
     "--manifest-dir text": "text | --manifest-dir",
-    "--config nowhere.yaml": "--config nowhere.yaml | presets are in configs/",
     "--data nowhere": "--data nowhere: no such folder",
-    "--output set/new": "--output set/new lies inside --data",
 }
 
 

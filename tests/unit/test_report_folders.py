@@ -131,35 +131,3 @@ def test_a_search_is_judged_by_its_tolerance(
         for name, ends in (("a", (992, 1023)), ("b", (fits, most)))
     )
     assert report.main([a, b, "--fail-below", "0.98"]) == code
-
-
-def test_one_folder_is_shown_again_and_left_alone_where_it_cannot_be_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shown = folder(tmp_path / "a", row(A[0]))
-    before = sorted(shown.iterdir())
-    with monkeypatch.context() as patched:
-        patched.setattr("os.access", lambda *_: False)
-        assert report.main([str(shown)]) == 0
-    assert "100.0 (98.0 to 102.0, 5)" in capsys.readouterr().out
-    assert sorted(shown.iterdir()) == before
-    assert report.main([str(shown)]) == 0
-    assert "| 100.0 (98.0 to 102.0, 5) |" in (shown / "table.md").read_text()
-
-
-@pytest.mark.parametrize("names", [("none",), ("empty",), ("a", "b", "c"), ()])
-def test_mistakes_get_one_line(
-    names: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "empty").mkdir()
-    assert report.main([str(tmp_path / name) for name in names]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("report: ") and said.count("\n") == 1
-
-
-def test_other_machines_are_named() -> None:
-    other = row(A[0], versions={"torch": "3"}, hardware={**HARDWARE, "cpu": "another"})
-    assert report.differences([row(A[0])], [other]) == [
-        "cpu differs: a CPU / another",
-        "torch differs: 2 / 3",
-    ]

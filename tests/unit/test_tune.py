@@ -184,32 +184,3 @@ def test_mistakes_are_told_before_a_trial(
     monkeypatch.setattr(tune, "measured", lambda *_: pytest.fail("a trial"))
     assert tune.main(argv) == 2
     assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [(KeyboardInterrupt(), 130), (OSError(28, "disk full"), 2), (None, 0)],
-    ids=["ctrl-c", "disk", ""],
-)
-def test_an_end_in_the_middle(
-    error: BaseException | None,
-    code: int,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def measured(_: Any, __: float, lever: str, choice: Choice, limit_s: float) -> Any:
-        if choice and error:
-            raise error
-        used = {"workers": -1, "loader": "synthetic"}
-        return Trial(lever=lever, choice=choice, rate=123.0, used=used)
-
-    monkeypatch.setattr(tune, "measured", measured)
-    output = tmp_path / "tuned.yaml"
-    assert tune.main(["--output", str(output), "--", "--loader", "synthetic"]) == code
-    told = capsys.readouterr()
-    assert "as it is: 123" in told.out and "--output" not in told.err
-    assert output.exists() == (code == 0)
-    if code == 0:
-        assert "loader: synthetic" in output.read_text()
-        assert "1.00 times the settings given" in output.read_text()
