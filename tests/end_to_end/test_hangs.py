@@ -42,7 +42,7 @@ def test_a_worker_that_is_stopped(train: Runner, pictures: Path) -> None:
     leave(process)
     at = last(train)["progress"]
     assert at["step"] == len(losses(train.cwd / "run"))
-    assert at["step"] == (at["epoch"] * 96 + at["consumed"]) // 8
+    assert at["step"] == (at["epoch"] * 96 + at["consumed"]) // 4
     assert not summary(train.cwd / "run")["finished"]
 
 
