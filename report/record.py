@@ -23,6 +23,7 @@ import numpy as np
 
 from contracts import UserError
 from settings.run import Run
+from system import storage
 
 FAILED = "failed.txt"
 """Samples that could not be decoded: split, tab, name."""
@@ -203,20 +204,8 @@ def replace(path: Path, content: bytes) -> None:
     # TensorBoard reads every name with "tfevents" in it; and ranks may write beside each other
     new = path.with_name(f".unfinished-{zlib.crc32(os.fsencode(path.name)):08x}")
     try:
-        with new.open("wb") as file:
-            file.write(content)
-            file.flush()
-            # before the rename: else a power cut could leave the name with a part of the content
-            os.fsync(file.fileno())
-        os.replace(new, path)
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        storage.replace(path, new, lambda file: file.write(content))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            new.unlink()
         raise unwritable(path.parent, error) from None
 
 
