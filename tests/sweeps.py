@@ -13,18 +13,6 @@ CONFORMANCE, UNIT, RUNS = (
     "tests/unit/test_",
     "tests/end_to_end/test_",
 )
-LARGE = (
-    "convnext",
-    "densenet",
-    "efficientnet*",
-    "inception",
-    "maxvit",
-    "regnet_*",
-    "resnext",
-    "swin*",
-    "vgg*",
-    "wide_resnet",
-)
 
 SWEEPS: dict[str, str] = {
     # loaders: who starts the same workers as another, in a program that is stopped or whose storage is slow
@@ -80,10 +68,6 @@ SWEEPS: dict[str, str] = {
     f"{UNIT}nvdec_loader.py::test_every_clip_of_every_kind[1-pyav]": "three views with pyav",
     f"{UNIT}nvdec_loader.py::test_every_clip_of_every_kind[1-]": "three views by the engines alone",
     # architectures
-    **{
-        f"{RUNS}architectures.py::test_one_step[{name}]": "a step of the smaller families"
-        for name in LARGE
-    },
     f"{RUNS}architectures.py::test_one_step[alexnet]": "two steps of its preset, in test_presets.py",
     f"{UNIT}detection_models.py::test_losses_and*[ssd300_vgg16]": "ssdlite, by the same code",
     **{

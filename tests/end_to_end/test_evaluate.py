@@ -129,26 +129,6 @@ def test_an_evaluation_leaves_its_run_alone(home: Runner) -> None:
         assert not (folder / "last.pt").exists()
 
 
-def test_flags_win_and_are_named(home: Runner) -> None:
-    process, output = evaluate(
-        home, "--resume", "run/last.pt", "--image-size", 64, "--flip", 0.1
-    )
-    said = process.done().out
-    assert (
-        "--resume run/last.pt: --image-size 64 differs from the checkpoint's 32\n"
-        in said
-    )
-    assert said.count("differs from") == 1, (
-        "the flip is training's, the length before the crop the size's"
-    )
-    assert summary(output)["image_size"] == 64 and "64 px" in said
-    refused, _ = evaluate(home, "--resume", "run/last.pt", "--arch", "resnet50")
-    assert (
-        "--arch is shufflenet_v2_x0_5 in the checkpoint, and --arch resnet50 was given"
-        in refused.mistake()
-    )
-
-
 def test_classes_are_matched_by_name(home: Runner) -> None:
     """Any of the classes will do, in any order: the checkpoint's numbers are what counts."""
     parts = [{"blue": "blue", "white": "white"}, {"green": "green"}, {"red": "red"}]

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -250,35 +249,11 @@ def test_an_exported_file_answers_as_predict_does(
         assert export.main(["run/last.pt", "--output", "new/wrong.onnx"]) == 1
     assert not list(Path("new").iterdir())
     assert "is not written" in " ".join(capsys.readouterr().out.split())
-    served_as_people_have_them(capsys)
     for model in ("gone.onnx", served[0]):
         with pytest.raises(SystemExit) as ended_by:
             serve_example.main(model, served[0])
         assert ended_by.value.code == 2
         assert capsys.readouterr().err.startswith(f"serve_example: {model} is no ONNX")
-
-
-def served_as_people_have_them(capsys: pytest.CaptureFixture[str]) -> None:
-    """The example names what it cannot read, and keeps the high bits of 16."""
-    levels = np.linspace(0, 65535, 64 * 64).astype(np.uint16).reshape(64, 64)
-    Image.fromarray(levels).save("16 bits.png")
-    Path("16 bits.pgm").write_bytes(
-        b"P5 64 64 65535\n" + levels.astype(">u2").tobytes()
-    )
-    Image.fromarray((levels >> 8).astype(np.uint8)).save("8 bits.png")
-    photos = [
-        *map(str, Path("photos").rglob("*.png")),
-        *(f"photos/{name}" for name in BROKEN),
-    ]
-    grey = ["16 bits.png", "16 bits.pgm", "8 bits.png"]
-    serve_example.main("run/last.onnx", *photos, "gone.jpg", *grey)
-    table = list(csv.DictReader(capsys.readouterr().out.splitlines()))
-    assert [row["path"] for row in table] == [*photos, "gone.jpg", *grey]
-    assert {Path(row["path"]).name for row in table if row["error"]} == {
-        *BROKEN,
-        "gone.jpg",
-    }
-    assert len({row["probability"] for row in table[-len(grey) :]}) == 1
 
 
 @pytest.mark.parametrize(

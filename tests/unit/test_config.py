@@ -3,7 +3,6 @@ each."""
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from settings import config
 from settings.cli import one_of
 from settings.config import FACTS, GROUP_OF, GROUPS, Config, as_yaml, build, parse
 from tasks import TASKS, kind_of
-from tests.unit.test_house import MAY_IMPORT, ROOT, python
 
 
 def preset(folder: Path, text: str | bytes) -> str:
@@ -243,50 +241,3 @@ def test_help_lists_every_setting_in_groups(
             assert said.endswith((".", "?")) and len(said) > 10, name
             assert f"--{name.replace('_', '-')} " in text[start:end], name
             assert said in text[start:end], name
-
-
-def read_in(tree: ast.AST) -> set[str]:
-    """Return the settings that a file reads from an object of their group: `config.run.seed`, `opt.lr` where
-    `opt = config.optimisation` or `opt: Optimisation`, `config.flat()["lr"]`.
-    """
-    classes = {cls.__name__: group for group, cls in GROUPS.items()}
-    of = {group: group for group in GROUPS}  # a variable or attribute -> its group
-    for node in ast.walk(tree):
-        if isinstance(node, ast.arg | ast.AnnAssign) and node.annotation:
-            name = node.arg if isinstance(node, ast.arg) else ast.unparse(node.target)
-            for word in re.findall(r"\w+", ast.unparse(node.annotation)):
-                of |= {name: classes[word]} if word in classes else {}
-        if isinstance(node, ast.Assign):
-            targets, values = [node.targets[0]], [node.value]
-            if isinstance(targets[0], ast.Tuple) and isinstance(values[0], ast.Tuple):
-                targets, values = targets[0].elts, values[0].elts
-            for target, value in zip(targets, values, strict=False):
-                source = value.attr if isinstance(value, ast.Attribute) else ""
-                if source in GROUPS:
-                    of[ast.unparse(target)] = source
-    read = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-            base = ast.unparse(node.value)
-            group = of.get(base) or of.get(base.rpartition(".")[2])
-            if group and GROUP_OF.get(node.attr) == group:
-                read.add(node.attr)
-        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-            read.add(str(node.slice.value))
-    return read
-
-
-def test_every_setting_is_read() -> None:
-    """By code, from a group of settings: a key that nothing reads is a lie."""
-    read = {"config"}  # before there is a Config
-    for path in python():
-        room = path.parts[0].removesuffix(".py")
-        if room not in {"train", "predict", *MAY_IMPORT} - {"contracts"}:
-            continue
-        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-        read |= read_in(tree)
-        if room in ("dataset", "plan"):  # they know a group by a Protocol of their own
-            nodes = list(ast.walk(tree))
-            read |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-            read |= {str(n.value) for n in nodes if isinstance(n, ast.Constant)}
-    assert not set(GROUP_OF) - read

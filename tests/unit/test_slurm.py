@@ -61,9 +61,7 @@ def test_any_other_process_is_left_alone() -> None:
     ("changes", "said"),
     [
         ("LOCALID=", "SLURM_LOCALID is missing"),
-        ("NODELIST=", "the list of nodes is ''"),
         ("TASKS_PER_NODE=", "SLURM_TASKS_PER_NODE is missing"),
-        ("TASKS_PER_NODE=5", "index out of range"),
         ("TASKS_PER_NODE=many", "invalid literal"),
     ],
 )
