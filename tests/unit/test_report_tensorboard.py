@@ -113,6 +113,7 @@ def test_a_resumed_curve_has_every_step_once_in_both_readers(tmp_path: Path) -> 
     first = Board(run)
     write(first, 0, 751, 1.0)
     first.scalars({"val/top1": 0.1}, 600)
+    first.scalars({"val/loss": 9.0}, 601)
     first.scalars({"val/top1": 0.9}, 601)
     # killed in mid-write
     (path,) = run.glob("events*")
