@@ -1,15 +1,19 @@
-"""`python -m scripts.export RUN/best.pt`: a trained classifier as one ONNX file, for other programs.
+"""`python -m scripts.export RUN/best.pt --format onnx`: a trained classifier as one file, for other programs.
 
-It needs the packages onnx, onnxscript and onnxruntime. The file takes images as they are decoded, uint8
-[B, H, W, 3] of any size, resizes, crops and normalises them as the validation did, and gives logits, fp32
-[B, C], for any B. Names of the classes and the preprocessing are metadata of the file. It is run on real images
-beside PyTorch, and the largest difference of a logit is printed.
+    onnx    for onnxruntime, TensorRT and others; needs the packages onnx, onnxscript and onnxruntime
+    pt2     torch.export's archive, for PyTorch without this repository
+
+`--preprocessing inside`: the file takes images as they are decoded, uint8 [B, H, W, 3] of any size, and
+resizes, crops and normalises them as the validation did. `beside`: it takes normalised pixels, fp32 [B, 3, S,
+S]. Either gives logits, fp32 [B, C], for any B. Names of the classes and the preprocessing are metadata of
+the file. It is run on real images beside PyTorch, and the largest difference of a logit is printed.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import io
 import json
 import logging
 import sys
@@ -21,9 +25,11 @@ from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from contracts import UserError
 from dataset.open import open_splits
@@ -33,13 +39,14 @@ from loaders.images.decoders import pillow_rgb
 from models import Unusable
 from report.console import Console
 from scripts import Parser, exit_code
-from scripts._preprocessing import FILTERS, Framing, Preprocessed
+from scripts._preprocessing import FILTERS, Beside, Framing, Preprocessed
 from settings.config import given, parse
 from tasks import architecture, kind_of
 from tasks._plans import image_policies
 from tasks.initial_state import Start
 
-PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "pt2": ()}
+"""--format -> packages that it needs beside PyTorch."""
 CHECKED = 16
 """Images on which the file is compared with PyTorch."""
 TOLERANCE = 0.01
@@ -122,21 +129,16 @@ def images(start: Start, named: Path | None) -> Iterator[np.ndarray]:
             continue
 
 
-def as_onnx(whole: Preprocessed, about: dict[str, str]) -> tuple[bytes, Run]:
-    """Return an ONNX file's content, with `about` as its metadata, and what runs it."""
+def as_onnx(
+    module: nn.Module, example: torch.Tensor, shapes: Any, about: dict[str, str]
+) -> tuple[bytes, Run]:
+    """Return an ONNX file's content and what runs it. `shapes` are the axes of the input that may vary."""
     import onnx
     import onnxruntime
 
-    side = whole.framing.image_size
-    example = (255 * torch.rand(2, side + 13, side + 7, 3)).to(torch.uint8)
-    shapes = {
-        0: torch.export.Dim("batch", min=1, max=1 << 16),
-        1: torch.export.Dim("height", min=2, max=1 << 15),
-        2: torch.export.Dim("width", min=2, max=1 << 15),
-    }
     with _silent():
         program = torch.onnx.export(
-            whole,
+            module,
             (example,),
             dynamo=True,
             input_names=["images"],
@@ -156,16 +158,54 @@ def as_onnx(whole: Preprocessed, about: dict[str, str]) -> tuple[bytes, Run]:
     return content, run
 
 
+def as_pt2(
+    module: nn.Module, example: torch.Tensor, shapes: Any, about: dict[str, str]
+) -> tuple[bytes, Run]:
+    """Return torch.export's archive, with the metadata as metadata.json, and what runs it."""
+    # in memory: on a full disk PyTorch's own writer ends the process
+    archive = io.BytesIO()
+    metadata = {"metadata.json": json.dumps(about)}
+    with _silent():
+        program = torch.export.export(module, (example,), dynamic_shapes=(shapes,))
+        torch.export.save(program, archive, extra_files=metadata)
+        archive.seek(0)
+        loaded = torch.export.load(archive).module()
+
+    def run(batch: np.ndarray) -> np.ndarray:
+        return np.asarray(loaded(torch.from_numpy(batch)).detach())
+
+    return archive.getvalue(), run
+
+
+FORMATS = {"onnx": as_onnx, "pt2": as_pt2}
+"""--format -> (module, example, axes that vary, metadata) -> the file's content, and what runs it."""
+
+
 def export(options: argparse.Namespace, console: Console) -> int:
     """Write the file and check it; return 1 where it does not compute what PyTorch does. Raises UserError."""
-    if not all(importlib.util.find_spec(name) for name in PACKAGES):
+    needs = NEEDS[options.format]
+    lacking = [name for name in needs if importlib.util.find_spec(name) is None]
+    if lacking:
         raise UserError(
-            f"an ONNX file needs packages: pip install {' '.join(PACKAGES)}"
+            f"--format {options.format} needs packages: pip install {' '.join(lacking)}"
         )
     whole, start, classes, arch = load(options.checkpoint, arch=options.arch)
     weights = "the average of its weights" if start.of_average else "its network"
     console.info(f"{options.checkpoint}: {weights} is exported")
-    path = options.output or options.checkpoint.with_suffix(".onnx")
+    inside = options.preprocessing == "inside"
+    module: nn.Module = whole if inside else Beside(whole)
+    side = whole.framing.image_size
+    batch = torch.export.Dim("batch", min=1, max=1 << 16)
+    axes: dict[int, Any] = {0: batch}
+    example = torch.rand(2, 3, side, side)
+    if inside:
+        limits = {"min": 2, "max": 1 << 15}
+        axes |= {
+            1: torch.export.Dim("height", **limits),
+            2: torch.export.Dim("width", **limits),
+        }
+        example = (255 * torch.rand(2, side + 13, side + 7, 3)).to(torch.uint8)
+    path = options.output or options.checkpoint.with_suffix(f".{options.format}")
     if path.exists() and path.samefile(options.checkpoint):
         raise UserError(f"--output {path} is the checkpoint itself; name another file")
     separate = start.config.optimisation.loss == "bce" or start.config.data.multi_label
@@ -173,7 +213,9 @@ def export(options: argparse.Namespace, console: Console) -> int:
         "classes": json.dumps(list(classes)),
         "arch": arch,
         "probabilities": "sigmoid" if separate else "softmax",
-        "preprocessing": json.dumps({"where": "inside", **asdict(whole.framing)}),
+        "preprocessing": json.dumps(
+            {"where": options.preprocessing, **asdict(whole.framing)}
+        ),
     }
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -181,8 +223,10 @@ def export(options: argparse.Namespace, console: Console) -> int:
     with temporary as folder:
         # a file that is not whole, or wrong, never has the name
         new = Path(folder) / path.name
-        content, run = as_onnx(whole, about)
-        count, largest, scale = compared(run, whole, images(start, options.images))
+        content, run = FORMATS[options.format](module, example, axes, about)
+        count, largest, scale = compared(
+            run, whole, images(start, options.images), inside=inside
+        )
         share = largest / max(scale, 1e-6)
         difference = f"{largest:.2g}, where the largest logit is {scale:.3g}"
         console.info(
@@ -195,12 +239,14 @@ def export(options: argparse.Namespace, console: Console) -> int:
         with _writing(path):
             new.write_bytes(content)
             new.replace(path)
-    console.info(f"{path}: {len(classes)} classes")
+    console.info(
+        f"{path}: {len(classes)} classes, preprocessing {options.preprocessing}"
+    )
     return 0
 
 
 def compared(
-    run: Run, whole: Preprocessed, samples: Iterator[np.ndarray]
+    run: Run, whole: Preprocessed, samples: Iterator[np.ndarray], *, inside: bool
 ) -> tuple[int, float, float]:
     """Return how many images were compared, the largest difference of a logit, and the largest logit."""
     count = 0
@@ -210,7 +256,8 @@ def compared(
         batch = np.stack([pixels, pixels[:, ::-1]] if count % 2 else [pixels])
         with torch.inference_mode():
             expected = whole(torch.from_numpy(batch)).numpy()
-        difference = np.abs(run(batch) - expected).max()
+            given_pixels = batch if inside else _framed(whole, batch)
+        difference = np.abs(run(given_pixels) - expected).max()
         largest = max(largest, float(np.nan_to_num(difference, nan=np.inf)))
         scale = max(scale, float(np.abs(expected).max()))
         count += 1
@@ -219,6 +266,12 @@ def compared(
             "none of the images to check the file on can be read: --images FOLDER"
         )
     return count, largest, scale
+
+
+def _framed(whole: Preprocessed, batch: np.ndarray) -> np.ndarray:
+    """Return what the network gets, fp32 [B, 3, S, S], of images uint8 [B, H, W, 3]."""
+    seen = Preprocessed(nn.Identity(), whole.framing)
+    return np.asarray(seen(torch.from_numpy(batch)).numpy())
 
 
 @contextmanager
@@ -253,7 +306,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--arch",
         help="package.module:function, where a function of yours built the network",
     )
+    parser.add_argument(
+        "--format", choices=FORMATS, default="onnx", help="default: onnx"
+    )
     parser.add_argument("--output", type=Path, help="default: beside the checkpoint")
+    where = ("inside", "beside")
+    parser.add_argument(
+        "--preprocessing", choices=where, default="inside", help="default: inside"
+    )
     parser.add_argument(
         "--images", type=Path, help="a folder to check on; default: the validation data"
     )

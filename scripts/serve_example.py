@@ -6,11 +6,21 @@ preprocessing inside (scripts.export's default). The answers are those of train.
 
 import csv
 import json
+import re
 import sys
 
 import numpy as np
 import onnxruntime
 from PIL import Image, ImageOps
+
+FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # the last four in full width
+NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
+
+
+def inert(cell: str) -> str:
+    """Return a name as a CSV may have it: a spreadsheet runs a text that begins like a formula."""
+    is_formula = cell.startswith(FORMULA) and not NUMBER.fullmatch(cell)
+    return f"'{cell}" if is_formula else cell
 
 
 def main(model: str, *images: str) -> None:
@@ -43,14 +53,14 @@ def main(model: str, *images: str) -> None:
             ValueError,
             Image.DecompressionBombError,
         ) as error:
-            table.writerow([path, "", "", error])
+            table.writerow([inert(path), "", "", error])
             continue
         logits = session.run(["logits"], {"images": pixels[None]})[0][0]
         shares = np.exp(logits - np.logaddexp.reduce(logits))
         if about["probabilities"] == "sigmoid":  # --loss bce: each class has its own
             shares = 1 / (1 + np.exp(-logits))
         best = int(logits.argmax())  # of shares several may be rounded to 1
-        table.writerow([path, classes[best], f"{shares[best]:.6f}", ""])
+        table.writerow([inert(path), inert(classes[best]), f"{shares[best]:.6f}", ""])
 
 
 if __name__ == "__main__":
