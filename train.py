@@ -34,7 +34,7 @@ from report.phases import Phases  # noqa: E402
 from report.profile import profiler  # noqa: E402
 from report.reporter import Reporter  # noqa: E402
 from report.summary import describe, rejected  # noqa: E402
-from settings.config import Config, given, parse  # noqa: E402
+from settings.config import Config, given, parse, recipe  # noqa: E402
 from system.resources import cores  # noqa: E402
 from tasks import architecture, compared, kind_of, tables  # noqa: E402
 from tasks.initial_state import Start  # noqa: E402
@@ -176,7 +176,7 @@ def train(
             *start.told,
             *told,
         )
-        console.info(*graphs.told)
+        console.info(*graphs.told, *recipe(config, arch))
         resume.tell(reporter, config=config.flat(), ordering=plan.ordering)
         profile = profiler(
             output, enabled=run.profile, rank=world.rank, warn=reporter.warn

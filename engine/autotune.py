@@ -33,6 +33,8 @@ LONGEST_WARM_UP_S = 4.0
 ALIKE = 0.04
 """Loaders whose rates are within this share of the best count as equally fast, and the first in the order of
 preference is taken: a loader that runs near its limit keeps up for seconds and falls behind later."""
+ALL_S = 40.0
+"""Seconds for all loaders: none begins that would not be done by then, if it took as long as the slowest."""
 LR = 1e-8
 """Learning rate of these steps: so low that batches that come again and again hardly move the weights."""
 
@@ -109,9 +111,15 @@ def choose(
     say(f"--loader auto: measuring {listed}, {SECONDS:g} s each beside the step")
     began = time.perf_counter()
     measured: Measured = {}
+    slowest_s = 0.0
     with step.preserved():
         for name in names:
+            at = _agreed(time.perf_counter() - began, world)
+            if at + slowest_s > ALL_S:
+                measured[name] = {"why": f"was not measured: {ALL_S:g} s were over"}
+                continue
             measured[name] = _measured(partial(open_loader, name), step, samples, epoch)
+            slowest_s = max(slowest_s, _agreed(time.perf_counter() - began, world) - at)
     rates = {name: its["rate"] for name, its in measured.items() if "rate" in its}
     if not rates:
         why = "; ".join(_line(name, its, "") for name, its in measured.items())

@@ -16,12 +16,12 @@ SHORT = {
     "Too many open files": "ulimit -n bounds them",
 }
 """Words in an error's text -> what to do about it."""
-COMPILER = (
-    "InvalidCxxCompiler",
-    "No working C++ compiler",
-    "Failed to find C compiler",
-)
-"""Words in an error of torch.compile's that finds no compiler."""
+COMPILER = {
+    "InvalidCxxCompiler": "C++ compiler, which CXX may name",
+    "No working C++ compiler": "C++ compiler, which CXX may name",
+    "Failed to find C compiler": "C compiler, which CC may name",
+}
+"""Words in an error of torch.compile's -> what it lacks."""
 
 
 def code_of(error: Exception, world: ProcessWorld, *, said_by: type[Exception]) -> int:
@@ -41,8 +41,9 @@ def line_of(error: BaseException) -> str | None:
     if isinstance(error, UserError | NotFinite):
         return str(error)
     said = str(error)
-    if any(sign in said for sign in COMPILER):
-        return "--compile: torch finds no C or C++ compiler: apt install g++, or leave --compile away"
+    for sign, lacking in COMPILER.items():
+        if sign in said:
+            return f"--compile: torch finds no {lacking}: apt install g++, or leave --compile away"
     if isinstance(error, MemoryError):
         return "the machine has not enough memory: a smaller --batch-size, or fewer --workers"
     for sign, advice in SHORT.items():

@@ -12,6 +12,7 @@ import io
 import json
 import os
 import random
+import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -275,6 +276,14 @@ def shm() -> Row:
     return least("MiB", mib, needed, 256, f"{mib:,.0f} MiB free", remedy)
 
 
+def open_files() -> Row:
+    """Compare the limit of open files with what workers and decoders open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = float("inf") if soft == resource.RLIM_INFINITY else soft
+    remedy = f"ulimit -n {hard}, or docker run --ulimit nofile=65536"
+    return least("files", files, 256, 1024, f"soft {soft}, hard {hard}", remedy)
+
+
 # --- what the data lies on ----------------------------------------------------
 
 FILES = 200
@@ -409,6 +418,7 @@ PROBES: dict[str, Probe] = {
     "CPU cores": Probe(cores, LIMITS),
     "memory": Probe(memory, LIMITS),
     "/dev/shm": Probe(shm, LIMITS),
+    "open files": Probe(open_files, LIMITS),
 }
 OF_DATA: dict[str, Probe] = {
     "--data: reading": Probe(

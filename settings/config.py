@@ -6,6 +6,7 @@ the room's table.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,8 @@ from settings.run import Run
 from settings.superres import Superres
 from settings.types import Facts
 from system.user_files import local_path
+
+PRESETS = Path(__file__).resolve().parents[1] / "configs"
 
 
 class Config(Settings):
@@ -172,6 +175,27 @@ def _check_read(config: Config, before: Config) -> None:
         wanted = f"--{needs} {' or '.join(values)}".strip()
         state = f"--{needs} {'not given' if value is None else value}"
         raise UserError(f"--{flag} is for {wanted}, and this is {state}")
+
+
+def recipe(config: Config, arch: str) -> list[str]:
+    """Return a line for each preset with published settings of the architecture, or for weights that are
+    trained already; [] when one was named."""
+    if config.run.config is not None:
+        return []
+    if config.model.weights is not None and not config.run.uses:
+        said = (
+            "is for weights that are trained already; these are --help-all's defaults"
+        )
+        return [f"--config configs/finetune.yaml {said}"]
+    key = re.compile(rf"^arch: {re.escape(arch)}\s*(#.*)?$", re.MULTILINE)
+    found = (path for path in sorted(PRESETS.glob("*/*.yaml")) if path.stem != "demo")
+    own = [
+        path.relative_to(PRESETS.parent)
+        for path in found
+        if key.search(path.read_text(encoding="utf-8"))
+    ]
+    said = f"has published settings of {arch}; these are --help-all's defaults"
+    return [f"--config {path} {said}" for path in own]
 
 
 def as_yaml(config: Config, *, without: Collection[str] = ("config",)) -> str:

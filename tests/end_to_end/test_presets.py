@@ -12,7 +12,7 @@ from dataset.synthetic import synthetic
 from engine.schedules import learning_rate, settled
 from loaders import open_loader
 from models import AUXILIARY_WEIGHTS
-from settings.config import parse, read_preset
+from settings.config import parse, read_preset, recipe
 from tasks import architecture, kind_of
 from tasks.initial_state import Start
 from tests.end_to_end.runs import ROOT
@@ -36,6 +36,10 @@ def test_preset(path: Path) -> None:
             got == value or str(got) == str(value) or got == pytest.approx(float(value))
         ), key
     arch = str(config.model.arch)
+    known = recipe(parse([]), arch)
+    is_known = any(str(path).endswith(line.split()[1]) for line in known)
+    assert is_known == (path.stem not in ("demo", "finetune")), known
+    assert recipe(config, arch) == []
     kind = kind_of(config)
     registry, name = architecture(kind, arch)
     assert name == arch and arch in registry.names()

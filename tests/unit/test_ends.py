@@ -29,11 +29,11 @@ ROOT = Path(__file__).parents[2]
         ),
         (
             RuntimeError("x\nInvalidCxxCompiler: No working C++ compiler found"),
-            "C or C++ compiler",
+            "C++ compiler",
         ),
         (
             RuntimeError("Failed to find C compiler. Please specify via CC"),
-            "C or C++ compiler",
+            "C compiler",
         ),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",

@@ -176,6 +176,9 @@ def test_nothing_is_measured_without_a_choice(
 
 
 def test_time_and_failures(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(autotune, "ALL_S", 9.5)
+    choice = chosen(Opener(clock))
+    assert choice.measured["c"]["why"] == "was not measured: 9.5 s were over"
     one = chosen(Opener(clock, broken="b"), names=["b", "c"])
     assert one.loader == "c" and "no memory" in one.measured["b"]["why"]
     said = "--loader auto: b cannot run here: it gives no batch; c cannot"
