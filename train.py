@@ -17,6 +17,7 @@ DEVICE = prepare_process()  # before anything starts CUDA or threads
 
 import torch  # noqa: E402
 
+from dataset.open import cache_folder  # noqa: E402
 from engine import autotune, exit_codes, graphed, memory, precision, schedules  # noqa: E402
 from engine.checkpoint import Checkpoints, Resume  # noqa: E402
 from engine.failures import Failures  # noqa: E402
@@ -123,6 +124,11 @@ def train(
             "image_size": native.size,
             "workers": workers,
         }
+        alike = {
+            **autotune.timed(config.flat(), plan),
+            **about,
+            "manifest": train_set.fingerprint,
+        }
         asked = model.graphs if not run.evaluate else False
         explained = partial(memory.explained, plan.batch_size)
         with explained():  # a loader's threads break a capture
@@ -134,8 +140,10 @@ def train(
                 partial(open_loader, feed=feed),
                 step=step,
                 samples=plan.global_batch_size,
-                # where images grow: of the size that the run ends with
-                epoch=max(first for first in plan.first_epochs if first < opt.epochs),
+                epoch=alike["epoch"],
+                answers=autotune.Answers(
+                    cache_folder(config.data.manifest_dir), alike, world
+                ),
                 before=resume.content.get("loader"),
                 say=console.info,
             )

@@ -1,26 +1,34 @@
 """The choice of --loader auto: each loader that can run here feeds the run's own step for some seconds.
 
-    open, warm up, measure, close; one loader after the other, all ranks together
+    an answer is kept  -> that loader
+    else               -> open, warm up, measure, close; one loader after the other, all ranks together
 
 Must not know a loader by name.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import math
+import os
+import socket
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from contracts import Batch, Loader, UserError
+from contracts import Batch, Loader, Plan, UserError
 from engine.distributed import ProcessWorld
 from engine.step import Step
+from settings.config import FACTS
+from system.resources import cores
 
 SECONDS = 3.0
 """Seconds that a loader is measured for."""
@@ -47,7 +55,7 @@ class Choice:
     """The loader of a run, and how it was found."""
 
     loader: str
-    how: str = "given"  # or the only one, measured, checkpoint
+    how: str = "given"  # or the only one, measured, kept, checkpoint
     measured: Measured = field(default_factory=dict)
     seconds: float = 0.0  # that measuring took in this run
 
@@ -55,9 +63,11 @@ class Choice:
         """Return a line for each loader that was measured, the chosen one's first."""
         if self.how == "checkpoint":
             return (f"--loader auto: {self.loader}, as in the checkpoint",)
+        before = ", as measured before" if self.how == "kept" else ""
         names = sorted(self.measured, key=lambda name: name != self.loader)
         lines = [
-            f"--loader auto: {_line(name, self.measured[name], unit)}" for name in names
+            f"--loader auto{before}: {_line(name, self.measured[name], unit)}"
+            for name in names
         ]
         rates = [its.get("rate", 0.0) for its in self.measured.values()]
         if lines and self.measured[self.loader]["rate"] < max(rates):
@@ -83,6 +93,60 @@ def _line(name: str, its: Mapping[str, Any], unit: str) -> str:
     return f"{name} {its['rate']:,.0f} {unit} with the step ({spread})"
 
 
+def timed(flat: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    """Return the settings of `flat` that may change the rate of step or loader: an answer holds for them.
+
+    And `epoch`, the one to measure in: where images grow, the first of the size that the run ends with.
+    """
+    last = max(epoch for epoch in plan.first_epochs if epoch < flat["epochs"])
+    return {"epoch": last} | {
+        name: value for name, value in flat.items() if FACTS[name].changes_rate
+    }
+
+
+class Answers:
+    """The answers that a machine keeps, a small JSON file each below `folder`.
+
+    An answer holds for the same machine, ranks and settings (`of`), and for nothing else.
+    """
+
+    def __init__(
+        self, folder: Path, of: Mapping[str, Any], world: ProcessWorld
+    ) -> None:
+        on_gpu = world.device.type == "cuda"
+        self._of = {
+            "host": socket.gethostname(),
+            "gpu": torch.cuda.get_device_name(world.device) if on_gpu else None,
+            "cores": cores(),
+            "ranks": world.size,
+            "torch": str(torch.__version__),
+            **of,
+        }
+        text = json.dumps(self._of, sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        self._path = folder / "fastest-loaders" / f"{digest[:24]}.json"
+
+    def read(self) -> Choice | None:
+        """Return the answer that is kept; None where there is none, or a damaged one."""
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            kept = json.loads(self._path.read_text(encoding="utf-8"))
+            answer = Choice(
+                loader=kept["loader"], how="kept", measured=kept["measured"]
+            )
+            answer.told("")  # raises where a figure is missing, or is none
+            return answer
+        return None
+
+    def write(self, loader: str, measured: Measured) -> None:
+        """Keep an answer, as one act; where the folder cannot be written it is found anew next time."""
+        content = {"loader": loader, "measured": measured, "of": self._of}
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            new = self._path.with_suffix(f".{os.getpid()}")
+            new.write_text(json.dumps(content, indent=1), encoding="utf-8")
+            os.replace(new, self._path)
+
+
 def choose(
     names: Sequence[str],
     open_loader: Callable[[str], Loader],
@@ -90,6 +154,7 @@ def choose(
     step: Step,
     samples: int,
     epoch: int,
+    answers: Answers,
     before: object = None,
     say: Callable[[str], None],
 ) -> Choice:
@@ -97,8 +162,8 @@ def choose(
 
     Where several are about as fast, it is the first of them in the order of `names`. `samples`: those of
     a step, of all ranks. `epoch`: the one whose batches are measured. `before`: the loader of the checkpoint
-    that is resumed, which stays. Nothing is measured where one is left. Whatever the steps change is put back bit
-    for bit. Raises UserError where none of them runs.
+    that is resumed, which stays. Nothing is measured where one is left, or where an answer is kept. Whatever
+    the steps change is put back bit for bit. Raises UserError where none of them runs.
     """
     world = step.world
     everyones = world.gather(list(names))
@@ -107,6 +172,9 @@ def choose(
         return Choice(loader=names[0])
     if before in names:
         return Choice(loader=str(before), how="checkpoint")
+    kept: Choice | None = world.gather(answers.read())[0]
+    if kept is not None and kept.loader in names:
+        return kept
     listed = ", ".join(names)
     say(f"--loader auto: measuring {listed}, {SECONDS:g} s each beside the step")
     began = time.perf_counter()
@@ -126,6 +194,8 @@ def choose(
         raise UserError(f"--loader auto: {why}")
     enough = (1 - ALIKE) * max(rates.values())
     fastest = next(name for name in names if rates.get(name, 0.0) >= enough)
+    if world.rank == 0:
+        answers.write(fastest, measured)
     return Choice(
         loader=fastest,
         how="measured",

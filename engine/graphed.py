@@ -161,6 +161,8 @@ def prepare(
         outcome = Outcome(
             why_not="batches of this task have many shapes, and each would be a graph"
         )
+    elif not step.capturable:
+        outcome = Outcome(why_not="this --optimizer decides on the host")
     else:
         why, split = capture(step, make_batches(), world)
         outcome = Outcome(why_not=why, warm_up_ms=split)

@@ -60,6 +60,7 @@ class Step:
             )
         self.optimizer = optimizers.build(module, optimisation)
         self._rates = optimizers.LearningRates(self.optimizer)
+        self.capturable = optimizers.OPTIMIZERS[optimisation.optimizer].capturable
         self._network = module
         self._compiled = compiled
         self.module = world.wrap(module, compiled=compiled)

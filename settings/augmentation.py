@@ -31,7 +31,9 @@ class AugmentationSettings(Settings):
     """Height and width of the training and validation images, in pixels. For detectors it is the shorter
     side, for SSD both sides. Default: what the architecture was made for, mostly 224, or 800 for
     detectors."""
-    val_image_size: Side | None = setting(None, tasks=STILLS, evaluation="checkpoint")
+    val_image_size: Side | None = setting(
+        None, tasks=STILLS, changes_rate=False, evaluation="checkpoint"
+    )
     """Height and width of the validation images, in pixels, where they are others: torchvision trains
     ResNet-50 at 176 and validates at 224. For detectors it is the shorter side. Default: --image-size."""
     image_size_start: Side | None = setting(None, tasks=IMAGES)
@@ -105,16 +107,18 @@ class AugmentationSettings(Settings):
     mix_switch_prob: Share = setting(0.5, tasks=CLASSIFIERS)
     """Probability of cutmix where both are on."""
     val_window: Literal["center", "stretch"] | None = setting(
-        None, tasks=IMAGES, evaluation="checkpoint"
+        None, tasks=IMAGES, changes_rate=False, evaluation="checkpoint"
     )
     """Validation window: Resize(shorter side) + CenterCrop, or the whole image stretched. Default: what the
     architecture's weights were made for, mostly center."""
-    val_resize: Side | None = setting(None, tasks=CLASSIFIERS, evaluation="checkpoint")
+    val_resize: Side | None = setting(
+        None, tasks=CLASSIFIERS, changes_rate=False, evaluation="checkpoint"
+    )
     """Validation: length of the shorter side before the crop, pixels. Default: validation image size * 256 /
     224, rounded down, or what the --weights of that name were measured with; for --val-crops 3 the image
     size."""
     val_crop_share: Annotated[FiniteFloat, Field(gt=0, le=1)] | None = setting(
-        None, tasks=IMAGES, evaluation="checkpoint"
+        None, tasks=IMAGES, changes_rate=False, evaluation="checkpoint"
     )
     """Validation: share of the shorter side that the crop takes, in place of --val-resize, which is then the
     crop's side over it, rounded down. It is timm's --crop-pct."""

@@ -30,7 +30,11 @@ class Clips(Settings):
     short_side: tuple[Side, Side] | None = setting(None, evaluation="unused")
     """Training: the shorter side is scaled to a random length between these two before the crop, pixels.
     Default: image size * 256 / 224 and * 320 / 224."""
-    val_clips: Annotated[int, Field(gt=0, le=1_000_000)] = 5
+    val_clips: Annotated[int, Field(gt=0, le=1_000_000)] = setting(
+        5, changes_rate=False
+    )
     """Validation: clips of a video, evenly spaced; their logits are averaged."""
-    val_crops: Annotated[Literal[1, 3], BeforeValidator(_whole)] = 1
+    val_crops: Annotated[Literal[1, 3], BeforeValidator(_whole)] = setting(
+        1, changes_rate=False
+    )
     """Validation: crops of a clip, the middle or three along the longer side."""

@@ -26,17 +26,19 @@ class Data(Settings):
     """Images whose EXIF asks viewers to turn them: stored = as their pixels are stored, as torchvision takes
     them; shown = turned, with the boxes, masks and keypoints of annotations that are of what is shown."""
     val_share: Annotated[FiniteFloat, Field(gt=0, lt=1)] | None = setting(
-        None, tasks=CLASSIFIERS
+        None, tasks=CLASSIFIERS, changes_rate=False
     )
     """Share of the images of a --data that has class folders, and neither train/ nor val/, that validates: a
     file does by its name alone, so that a new file moves no other."""
-    val_seed: Annotated[int, Field(ge=0)] = setting(0, tasks=CLASSIFIERS)
+    val_seed: Annotated[int, Field(ge=0)] = setting(
+        0, tasks=CLASSIFIERS, changes_rate=False
+    )
     """Seed of --val-share: with another one other files validate."""
     multi_label: bool = setting(False, tasks=IMAGES)
     """Lines of a list of images are 'path label;label': any number of labels each, which may be none. The
     loss is that of --loss bce, and the figure is mAP."""
     trust_list: bool = setting(
-        False, tasks=AUGMENTED, resume="scanned", evaluation="own"
+        False, tasks=AUGMENTED, changes_rate=False, resume="scanned", evaluation="own"
     )
     """Begin to train without having opened the files of a list: of each, size and format are read in worker
     processes a few thousand samples ahead. What cannot be read is masked and named."""
@@ -48,14 +50,18 @@ class Data(Settings):
     label_key: str | None = setting(None, tasks=AUGMENTED)
     """Labels of the images in tar shards: the value of this key in the .json of a sample, in place of .cls.
     Of Arrow files the column of the labels, where it is no single ClassLabel."""
-    manifest_dir: Path | None = setting(None, resume="free", evaluation="own")
+    manifest_dir: Path | None = setting(
+        None, changes_rate=False, resume="free", evaluation="own"
+    )
     """Folder that keeps the scanned columns. It may not lie inside --data. Default:
     $XDG_CACHE_HOME/saturate."""
     cache_dir: Path | None = setting(None, resume="free", evaluation="own")
     """Folder on a disk of this machine that keeps samples read from URLs, for all ranks and later runs."""
     cache_gib: PositiveFloat = setting(100.0, resume="free", evaluation="own")
     """Most GiB that --cache-dir holds; what is in it stays, and what comes later is not kept."""
-    rescan: bool = setting(False, resume="free", evaluation="own", recipe=False)
+    rescan: bool = setting(
+        False, changes_rate=False, resume="free", evaluation="own", recipe=False
+    )
     """Scan --data again although folders look unchanged (files were rewritten in place)."""
     max_pixels: PositiveInt = setting(MAX_PIXELS, resume="scanned")
     """Leave out, by name, images and videos whose header claims more pixels (width x height) than this, since

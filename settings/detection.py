@@ -42,8 +42,10 @@ class Detection(Settings):
     """Stages of the backbone that are trained, counted from its end. Default: torchvision's, with weights;
     else all."""
     evaluator: Literal["faster-coco-eval", "pycocotools"] = setting(
-        "faster-coco-eval", evaluation="own"
+        "faster-coco-eval", changes_rate=False, evaluation="own"
     )
     """Library that computes AP. Both give the same figures; faster-coco-eval is faster."""
-    score: Path | None = setting(None, evaluation="own", recipe=False)
+    score: Path | None = setting(
+        None, changes_rate=False, evaluation="own", recipe=False
+    )
     """Score a results file in COCO's format against --data's validation annotations, and stop."""

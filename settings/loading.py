@@ -34,7 +34,7 @@ class Loading(Settings):
     batch_size: PositiveInt = setting(64, evaluation="free")
     """Samples in a micro-batch of one rank."""
     val_batch_size: PositiveInt | None = setting(
-        None, tasks=AUGMENTED, evaluation="free"
+        None, tasks=AUGMENTED, changes_rate=False, evaluation="free"
     )
     """Samples in a validation batch of one rank; never more than there are. Default: --batch-size."""
     workers: Annotated[int, Field(ge=0)] | None = setting(

@@ -15,30 +15,38 @@ class Optimisation(Settings):
 
     facts: ClassVar[Facts] = Facts(evaluation="unused")
 
-    epochs: PositiveInt = 90
+    epochs: PositiveInt = setting(90, changes_rate=False)
     """Passes over the training data."""
-    steps: PositiveInt | None = setting(None, resume="free", recipe=False)
+    steps: PositiveInt | None = setting(
+        None, changes_rate=False, resume="free", recipe=False
+    )
     """End after this many optimiser steps in all, wherever the epoch is. The schedule still spans
     --epochs."""
     seconds: Annotated[FiniteFloat, Field(gt=0)] | None = setting(
-        None, resume="free", recipe=False
+        None, changes_rate=False, resume="free", recipe=False
     )
     """End once the steady windows of the rate add up to this many seconds: for a measurement."""
     patience: Annotated[int, Field(ge=0)] = setting(
-        0, needs=("val_every",), resume="free"
+        0, needs=("val_every",), changes_rate=False, resume="free"
     )
     """End after so many validations in a row without a better figure; 0 = never."""
-    optimizer: Literal["sgd", "adamw", "lamb", "lars", "lion", "muon"] = "sgd"
+    optimizer: Literal[
+        "sgd", "adamw", "lamb", "lars", "lion", "muon", "apex-sgd", "apex-lamb"
+    ] = "sgd"
     """SGD with momentum and AdamW are torch's; LAMB, LARS, Lion and Muon (convolutions as matrices; AdamW
-    moves what is none) timm's, where that is installed."""
-    lr: Annotated[FiniteFloat, Field(gt=0)] = 0.1
+    moves what is none) timm's, FusedSGD and FusedLAMB NVIDIA's apex's, where these are installed."""
+    lr: Annotated[FiniteFloat, Field(gt=0)] = setting(0.1, changes_rate=False)
     """Peak learning rate, as it is used, unless --lr-per is given."""
-    lr_per: NonNegativeInt = 0
+    lr_per: NonNegativeInt = setting(0, changes_rate=False)
     """Samples of a step that --lr is for: with a step of other samples, over all ranks and --accumulate, it
     is scaled in proportion. 0 = --lr is used as it is."""
-    momentum: Share = setting(0.9, needs=("optimizer", "sgd", "lars", "muon"))
+    momentum: Share = setting(
+        0.9, needs=("optimizer", "sgd", "lars", "muon", "apex-sgd")
+    )
     """Momentum of SGD, LARS and Muon."""
-    nesterov: bool = setting(True, needs=("optimizer", "sgd", "lars", "muon"))
+    nesterov: bool = setting(
+        True, needs=("optimizer", "sgd", "lars", "muon", "apex-sgd")
+    )
     """The Nesterov form of that momentum."""
     weight_decay: NotNegative = 1e-4
     """Weight decay of parameters of more than one dimension."""
@@ -50,31 +58,36 @@ class Optimisation(Settings):
     layer_decay: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1.0
     """What is left of the learning rate from each layer to the one before: timm's groups of layers
     (--arch timm/NAME), of other networks their blocks; 1 = all."""
-    schedule: Literal["cosine", "linear", "step", "constant"] = "cosine"
+    schedule: Literal["cosine", "linear", "step", "constant"] = setting(
+        "cosine", changes_rate=False
+    )
     """Learning rate after the warm-up: by a cosine or a line to --final-lr, times --lr-gamma every
-    --lr-step-epochs or at --lr-milestones, or constant."""
-    warmup_epochs: NotNegative = 5.0
+    --lr-step-epochs or at --lr-milestones, or constant; range = tenfold every --lr-step-epochs, for
+    scripts.tune --lr."""
+    warmup_epochs: NotNegative = setting(5.0, changes_rate=False)
     """Linear warm-up from --warmup-start, in epochs."""
-    warmup_steps: NonNegativeInt = 0
+    warmup_steps: NonNegativeInt = setting(0, changes_rate=False)
     """Length of the warm-up in optimiser steps, in place of --warmup-epochs."""
-    warmup_start: Share = 0.01
+    warmup_start: Share = setting(0.01, changes_rate=False)
     """Share of --lr that the warm-up begins at."""
-    final_lr: NotNegative = setting(0.0, needs=("schedule", "cosine", "linear"))
+    final_lr: NotNegative = setting(
+        0.0, needs=("schedule", "cosine", "linear"), changes_rate=False
+    )
     """Learning rate at the end of the cosine, or of the line."""
     lr_step_epochs: Annotated[FiniteFloat, Field(gt=0)] = setting(
-        30.0, needs=("schedule", "step")
+        30.0, needs=("schedule", "step"), changes_rate=False
     )
     """Step schedule: epochs from the end of the warm-up to the first drop, and between two drops."""
     lr_milestones: tuple[NotNegative, ...] | None = setting(
-        None, needs=("schedule", "step")
+        None, needs=("schedule", "step"), changes_rate=False
     )
     """Step schedule: the epochs of the drops, counted from the start, instead of --lr-step-epochs."""
     lr_gamma: Annotated[FiniteFloat, Field(gt=0, le=1)] = setting(
-        0.1, needs=("schedule", "step")
+        0.1, needs=("schedule", "step"), changes_rate=False
     )
     """Step schedule: the factor of a drop."""
     label_smoothing: Annotated[FiniteFloat, Field(ge=0, lt=1)] = setting(
-        0.0, tasks=CLASSIFIERS
+        0.0, tasks=CLASSIFIERS, changes_rate=False
     )
     """Share of the target spread over all classes."""
     loss: Literal["ce", "bce"] = setting("ce", tasks=CLASSIFIERS, evaluation="free")

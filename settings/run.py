@@ -14,7 +14,9 @@ from settings.types import Facts, NotNegative, setting
 class Run(Settings):
     """The files that a run keeps, what it says and what it measures."""
 
-    facts: ClassVar[Facts] = Facts(resume="free", evaluation="own", recipe=False)
+    facts: ClassVar[Facts] = Facts(
+        changes_rate=False, resume="free", evaluation="own", recipe=False
+    )
 
     config: Path | None = None
     """YAML preset; flags win over it."""

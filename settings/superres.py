@@ -28,7 +28,9 @@ class Superres(Settings):
     pixel_loss: Literal["auto", "mse", "l1"] = setting("auto", evaluation="free")
     """Loss of a pixel: its squared or absolute difference; auto = that of the architecture's paper, l1 of any
     other."""
-    psnr: Literal["y", "rgb"] = "y"
+    psnr: Literal["y", "rgb"] = setting("y", changes_rate=False)
     """What PSNR and SSIM are of: the luma Y as MATLAB's rgb2ycbcr gives it, or red, green and blue."""
-    shave: Annotated[int, Field(ge=0, le=1024)] | None = None
+    shave: Annotated[int, Field(ge=0, le=1024)] | None = setting(
+        None, changes_rate=False
+    )
     """Pixels along each edge that PSNR and SSIM leave out. Default: --scale."""

@@ -26,6 +26,8 @@ class Facts:
     needs: tuple[str, ...] = ()
     """Another setting, then its values with which alone this one is read, auto beside them; without values
     that one has to be given, and not 0."""
+    changes_rate: bool = True
+    """The rate of step or loader may depend on it: what was measured with another value does not hold."""
     resume: Literal["named", "free", "scanned"] = "named"
     """A resumed run names it where it has changed, or not (free); scanned: columns depend on it too."""
     evaluation: Literal["checkpoint", "free", "own", "unused"] = "checkpoint"

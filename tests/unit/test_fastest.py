@@ -1,4 +1,4 @@
-"""--loader auto: the fastest of the loaders is found and agreed on, and the step is as it was."""
+"""--loader auto: the fastest of the loaders is found, kept and agreed on, and the step is as it was."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import torch
 import loaders
 from contracts import Batch, UserError
 from engine import autotune
-from engine.autotune import Choice
+from engine.autotune import Answers, Choice
 from report.phases import Phases
 from settings.config import parse
 from settings.optimisation import Optimisation
@@ -93,12 +93,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def chosen(
     opener: Any,
+    folder: Path,
     step: Any = None,
     *,
     names: Any = tuple(SECONDS),
     samples: int = SIZE,
     epoch: int = 0,
     before: str | None = None,
+    of: Any = None,
 ) -> Choice:
     step = step or CountedStep(alone(), next)
     return autotune.choose(
@@ -107,12 +109,15 @@ def chosen(
         step=step,
         samples=samples,
         epoch=epoch,
+        answers=Answers(folder, of or {"manifest": "of-pictures"}, step.world),
         before=before,
         say=lambda _: None,
     )
 
 
-def test_the_fastest_is_found_and_the_step_is_as_it_was(clock: Clock) -> None:
+def test_the_fastest_is_found_and_the_step_is_as_it_was(
+    clock: Clock, tmp_path: Path
+) -> None:
     """An epoch is shorter than a measurement, and begins anew."""
     torch.manual_seed(0)
     settings = Optimisation(lr=0.1, accumulate=2, optimizer="adamw")
@@ -123,7 +128,7 @@ def test_the_fastest_is_found_and_the_step_is_as_it_was(clock: Clock) -> None:
     before = [tensor.detach().clone() for tensor in step.state_tensors()]
     opener = Opener(clock, refuses="c", batches=4)
     began = clock()
-    choice = chosen(opener, step, samples=2 * SIZE)
+    choice = chosen(opener, tmp_path, step, samples=2 * SIZE)
     assert (choice.loader, choice.how) == ("b", "measured")
     for name in ("a", "b"):
         rate = choice.measured[name]["rate"]
@@ -146,13 +151,61 @@ def test_of_loaders_about_as_fast_the_first_is_taken(
     seconds: float,
     expected: str,
     clock: Clock,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(SECONDS, "a", seconds)
-    choice = chosen(Opener(clock))
-    assert (choice.loader, choice.how) == (expected, "measured")
-    said = ["rates within 4% count as equal" in line for line in choice.told("img/s")]
-    assert said == [expected == "a", False, False]
+    for how in ("measured", "kept"):
+        choice = chosen(Opener(clock), tmp_path)
+        assert (choice.loader, choice.how) == (expected, how)
+        said = [
+            ("rates within 4% count as equal" in line) for line in choice.told("img/s")
+        ]
+        assert said == [expected == "a", False, False]
+
+
+def test_an_answer_is_kept_for_the_same_machine_and_settings(
+    clock: Clock, tmp_path: Path
+) -> None:
+    first = chosen(Opener(clock), tmp_path)
+    again = Opener(clock)
+    kept = chosen(again, tmp_path)
+    assert (kept.loader, kept.how, again.names) == ("b", "kept", [])
+    assert kept.measured == first.measured
+    assert kept.told("img/s")[0].startswith("--loader auto, as measured before: b ")
+    other = chosen(Opener(clock), tmp_path, of={"batch_size": 9})
+    assert other.how == "measured"
+    # b cannot run here any more
+    assert chosen(Opener(clock), tmp_path, names=["a", "c"]).loader == "a"
+    files = {path: path.read_text() for path in tmp_path.rglob("*.json")}
+    broken: list[Any] = [["b"], {"b": {}}, {"b": {"rate": "fast"}}, None]
+    for measured in broken:
+        for path, whole in files.items():
+            damaged = json.dumps({**json.loads(whole), "measured": measured})
+            path.write_text(damaged if measured else "{")
+        assert chosen(Opener(clock), tmp_path).how == "measured"
+    (tmp_path / "file").touch()
+    assert chosen(Opener(clock), tmp_path / "file").how == "measured"
+
+
+CHANGES = """--graphs false|--compile true|--precision fp32|--accumulate 2|--image-size 64|--mixup 0.2|--ema 0.9
+--auto-augment randaugment|--optimizer adamw|--grad-checkpointing true|--read-threads 4"""
+ALIKE = """--lr 0.5 --warmup-epochs 0 --epochs 3 --steps 9|--val-batch-size 9 --val-every 0 --val-resize 300
+--seed 7 --output there --log-every 3 --manifest-dir here"""
+
+
+def test_what_an_answer_is_kept_for() -> None:
+    """All that changes the rate of the step or the loader, and no more; of the images that a run ends with."""
+    plan: Any = SimpleNamespace(first_epochs=(0, 12, 13))
+
+    def timed(flags: str) -> dict[str, Any]:
+        return autotune.timed(parse(["--epochs", "1", *flags.split()]).flat(), plan)
+
+    for lines, alike in ((CHANGES, False), (ALIKE, True)):
+        for flags in lines.replace("\n", "|").split("|"):
+            assert (timed(flags) == timed("")) is alike, flags
+    found = [timed(f"--epochs {epochs}")["epoch"] for epochs in (16, 13, 5)]
+    assert found == [13, 12, 0]
 
 
 @pytest.mark.parametrize(
@@ -165,28 +218,30 @@ def test_of_loaders_about_as_fast_the_first_is_taken(
     ids=["one", "checkpoint", "checkpoint-elsewhere"],
 )
 def test_nothing_is_measured_without_a_choice(
-    asked: dict[str, Any], loader: str, how: str, clock: Clock
+    asked: dict[str, Any], loader: str, how: str, clock: Clock, tmp_path: Path
 ) -> None:
     opener = Opener(clock)
-    choice = chosen(opener, **asked)
+    choice = chosen(opener, tmp_path, **asked)
     assert (choice.loader, choice.how) == (loader, how)
     assert bool(opener.names) is (how == "measured")
     assert opener.epochs[:1] == ([5] if how == "measured" else [])
     assert (choice.facts()["loader_auto"] is None) is (how == "given")
 
 
-def test_time_and_failures(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_and_failures(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(autotune, "ALL_S", 9.5)
-    choice = chosen(Opener(clock))
+    choice = chosen(Opener(clock), tmp_path)
     assert choice.measured["c"]["why"] == "was not measured: 9.5 s were over"
-    one = chosen(Opener(clock, broken="b"), names=["b", "c"])
+    one = chosen(Opener(clock, broken="b"), tmp_path / "broken", names=["b", "c"])
     assert one.loader == "c" and "no memory" in one.measured["b"]["why"]
     said = "--loader auto: b cannot run here: it gives no batch; c cannot"
     with pytest.raises(UserError, match=said):
-        chosen(Opener(clock, batches=0), names=["b", "c"])
+        chosen(Opener(clock, batches=0), tmp_path / "none", names=["b", "c"])
 
 
-def test_ranks_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 cannot open the fastest, and is slow by its own clock: all take what all can, by rank 0's."""
     clocks: dict[int, Clock] = {}
     own = SimpleNamespace(perf_counter=lambda: clocks[threading.get_ident()]())
@@ -203,7 +258,8 @@ def test_ranks_agree(monkeypatch: pytest.MonkeyPatch) -> None:
 
         opener = Opener(clock, refuses="b" if world.rank else "")
         names = ["a", "b"] if world.rank else ["a", "b", "c"]
-        return chosen(opener, CountedStep(world, counted), names=names)
+        folder = tmp_path / str(world.rank)
+        return chosen(opener, folder, CountedStep(world, counted), names=names)
 
     one, other = on_ranks(2, work)
     assert one.loader == other.loader == "a" and one.measured == other.measured

@@ -27,7 +27,7 @@ DISTRIBUTION = {
 }
 """Module -> its distribution, where that has another name."""
 OPTIONAL = {
-    *("albumentations", "h5py", "mlflow", "onnx", "onnxruntime", "scipy"),
+    *("albumentations", "apex", "h5py", "mlflow", "onnx", "onnxruntime", "scipy"),
     *("timm", "torchcodec", "wandb"),
 }
 """Imported only where a user has installed it; never in requirements.txt."""
@@ -66,6 +66,8 @@ def test_every_requirement_has_a_floor() -> None:
         assert re.fullmatch(r">=[0-9.]+", specifiers), (name, specifiers)
     development = requirements("requirements-dev.txt")
     assert all(development.values())
+    # the index's apex is a web toolkit by another author
+    assert "apex" not in requirements("requirements.txt") | development
 
 
 def test_every_import_is_required() -> None:
@@ -80,7 +82,7 @@ def test_every_import_is_required() -> None:
     ]
     assert not missing, "\n".join(missing)
     planted = (
-        "import os, pandas\nfrom nvidia import dali\nimport nvidia.nvimgcodec as n\n"
+        "import os, pandas, apex\nfrom nvidia import dali\nimport nvidia.nvimgcodec as n\n"
         "from PIL import Image\nfrom tasks import x\n"
     )
     expected = ["pandas", "nvidia-nvimgcodec-cu12", "nvidia-dali-cuda120", "pillow"]
