@@ -126,20 +126,6 @@ class Detection:
     def shown(self, batch: Batch) -> torch.Tensor:
         return batch.images
 
-    def probe(self, images: torch.Tensor) -> tuple[Any, ...]:
-        """Return the arguments with one box an image, a quarter of its size."""
-        count, _, height, width = images.shape
-        sizes = [(height, width)] * count
-        if not self.training:
-            return images, sizes, None
-        box = images.new_tensor([[0.0, 0.0, width / 2, height / 2]]).float()
-        target = {"boxes": box, "labels": box.new_ones(1, dtype=torch.int64)}
-        if self.masks:
-            target["masks"] = box.new_ones(1, height, width, dtype=torch.uint8)
-        if self.keypoints:
-            target["keypoints"] = box.new_ones(1, len(self.columns.keypoint_mirror), 3)
-        return images, sizes, [target] * count
-
     def losses(self, outputs: dict[str, torch.Tensor], batch: Batch) -> torch.Tensor:
         """Return fp32 [B]: the sum of the detector's losses, a mean over images, where valid; else 0."""
         total = torch.stack([loss.float() for loss in outputs.values()]).sum()

@@ -13,18 +13,6 @@ CONFORMANCE, UNIT, RUNS = (
     "tests/unit/test_",
     "tests/end_to_end/test_",
 )
-LARGE = (
-    "convnext",
-    "densenet",
-    "efficientnet*",
-    "inception",
-    "maxvit",
-    "regnet_*",
-    "resnext",
-    "swin*",
-    "vgg*",
-    "wide_resnet",
-)
 
 SWEEPS: dict[str, str] = {
     # loaders: who starts the same workers as another, in a program that is stopped or whose storage is slow
@@ -63,13 +51,8 @@ SWEEPS: dict[str, str] = {
     f"{CONFORMANCE}turns.py::test_every_row*[*-turned]": "turned and distorted",
     f"{CONFORMANCE}resume.py::test_ids*[decord]": "pyav, which differs in what a worker calls",
     f"{CONFORMANCE}leaving.py::test_ten_epochs_are_flat[dali-fed]": "dali-cpu, and workers of torchvision",
-    f"{RUNS}hangs.py::test_a_rank_that_never_comes*[1]": "rank 0 that never comes",
     f"{RUNS}hangs.py::test_ranks_that_cannot_meet*[worker]": "a rank that is stopped",
     # architectures
-    **{
-        f"{RUNS}architectures.py::test_one_step[{name}]": "a step of the smaller families"
-        for name in LARGE
-    },
     f"{RUNS}architectures.py::test_one_step[alexnet]": "two steps of its preset, in test_presets.py",
     f"{UNIT}detection_models.py::test_losses_and*[ssd300_vgg16]": "ssdlite, by the same code",
     **{
@@ -82,11 +65,6 @@ SWEEPS: dict[str, str] = {
     },
     # demos, benchmarks and installations as a whole
     f"{RUNS}demo.py::*[learns]": "scripts/demo.sh, in one short epoch",
-    f"{RUNS}demo_detection.py::*": (
-        "losses of tests/unit/test_detection_models.py, whole runs of test_detection.py"
-    ),
-    f"{RUNS}superres.py::test_the_demo*": "the run before it, with fewer pictures and steps",
-    f"{RUNS}demo_video.py::*": "whole runs of test_video.py",
     f"{RUNS}resume.py::test_killed_at_random_steps[1]": "two ranks",
     f"{UNIT}distributed.py::*[2]": "three ranks",
     f"{UNIT}forked.py::test_processes_of_a_script*[video_set*]": "demo_set, by the same function",

@@ -207,9 +207,10 @@ def plain(task: str) -> Case:
     settings = {"image_size": 16} if kind.reads("image_size") else {}
     columns = COLUMNS[kind.medium]
     case = Case(kind=kind, columns=columns, outputs=scores(1), settings=settings)
-    plan = case.plans()[0]
-    images = torch.zeros(BATCH, *plan.sample_shape)
-    outputs = case.module(plan)(*case.tasks()[0].probe(images))
+    plan, learning = case.plans()[0], case.tasks()[0]
+    outputs = case.module(plan)(
+        *learning.inputs(case.batches("train", learning, plan)[0])
+    )
     return replace(case, outputs=scores(outputs.shape[1]))
 
 
@@ -322,24 +323,6 @@ def masked(batch: Batch, lost: int | None) -> Batch:
         rows=replace(batch.rows, valid=valid),
         failed=failed,
     )
-
-
-def probes_run(case: Case) -> None:
-    """The module takes what `probe` makes of images alone, and gives as many outputs."""
-    plans = case.plans()
-    module = case.module(plans[0])
-    for training, task, plan in zip((True, False), case.tasks(), plans, strict=True):
-        module.train(training)
-        with torch.no_grad():
-            outputs = module(
-                *task.probe(torch.zeros(plan.batch_size, *plan.sample_shape))
-            )
-            batch = case.batches("train" if training else "val", task, plan)[0]
-            expected = module(*task.inputs(batch))
-        assert type(outputs) is type(expected)
-        assert not isinstance(outputs, list | torch.Tensor) or len(outputs) == len(
-            expected
-        )
 
 
 def figures_of(case: Case, world: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Every task has targets, losses, probes, figures and settings as train.py needs them."""
+"""Every task has targets, losses, figures and settings as train.py needs them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ CHECKS: dict[str, Callable[[Case], object]] = {
     "settings": tasks.settings_that_it_does_not_read_are_refused,
     "padding": tasks.padding_has_no_target,
     "losses": tasks.losses_are_one_a_sample,
-    "probes": tasks.probes_run,
     "facts": tasks.facts_are_json,
 }
 
 
-OF_NETWORKS = ("losses", "probes")
+OF_NETWORKS = ("losses",)
 
 
 @pytest.mark.parametrize(
@@ -81,10 +80,6 @@ FAULTS: dict[str, tuple[Case, str]] = {
     "undeclared parts": (
         planted(task={"parts": lambda _, out: {"all": out.mean()}}),
         "losses",
-    ),
-    "twice the batch": (
-        planted(task={"probe": lambda _, images: (torch.cat([images, images]),)}),
-        "probes",
     ),
     "own rank": (planted(task={"metric": lambda _, device: Alone(device)}), "figures"),
     "undeclared figure": (planted(figures=FIGURES[:3]), "figures"),

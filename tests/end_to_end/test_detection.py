@@ -6,7 +6,6 @@ import json
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -86,52 +85,6 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tmp_path_factory.mktemp("shapes") / "data",
         splits={"train2017": TRAIN, "val2017": VAL},
     )
-
-
-def test_what_is_said_of_boxes(train: Runner, shapes: Path) -> None:
-    often = ("--epochs", 2, "--val-every", 2, "--log-every", 2, "--min-window-s", 0.01)
-    how = (
-        "--arch",
-        "fcos_tiny",
-        "--augment",
-        "multiscale",
-        "--short-sides",
-        48,
-        64,
-        "--lr",
-        0.001,
-    )
-    said = train(*BOXES, "--data", shapes, *often, *how, "--output", "run").done().out
-    found = summary(train.cwd / "run")
-    wanted = {
-        "task": "detection",
-        "arch": "fcos_tiny",
-        "loader": "torchvision",
-        "steps": STEPS,
-    }
-    wanted |= {"samples": 3 * STEPS, "samples_failed": []}
-    assert {name: found[name] for name in wanted} == wanted and found["rate"][
-        "unit"
-    ] == "img/s"
-    boxes = found["detection"]
-    assert boxes["instances_per_s"] == pytest.approx(
-        found["rate"]["steady"] * boxes["instances_per_image"]
-    )
-    assert 0 <= boxes["padding"] < 1
-    val = found["validation"]
-    assert val["samples"] == VAL and {"ap", "ap50", "ap75", "ar100"} <= set(val)
-    assert all(0 <= val[name] <= 1 for name in val if name.startswith("a"))
-    assert {"compute", "loader"} <= set(found["ceiling"]) and found["efficiency"] > 0
-    assert "AP50" in said and "instances" in said
-    for point in points(train.cwd / "run", "train"):
-        assert set(point["parts"]) == {
-            "classification",
-            "bbox_regression",
-            "bbox_ctrness",
-        }
-        assert sum(point["parts"].values()) == pytest.approx(
-            np.mean(point["losses"]), rel=1e-5
-        )
 
 
 def test_the_results_file_is_scored_alone(train: Runner, shapes: Path) -> None:
