@@ -30,13 +30,8 @@ FAILURES = (RuntimeError, IndexError, ValueError)
 """What DALI raises for a file that it does not decode."""
 ATTEMPTS = 3
 """Times that a batch is given to DALI again in which nothing is wrong with any file."""
-INTERPOLATIONS = {
-    "bilinear": ("INTERP_LINEAR", True),
-    "bicubic": ("INTERP_CUBIC", True),
-    "bilinear-no-antialias": ("INTERP_LINEAR", False),
-    "nearest": ("INTERP_NN", False),
-}
-"""Interpolation -> DALI's name for it, and whether it is antialiased."""
+INTERPOLATIONS = {"bilinear": "INTERP_LINEAR", "bicubic": "INTERP_CUBIC"}
+"""Interpolation -> DALI's name for it."""
 REFUSED_ALL = 64
 """Files in a row that fail alone, from which on it is not they: DALI has to start anew behind each."""
 
@@ -57,8 +52,7 @@ def build(
     asked for.
     """
     workers = max(feed.workers, 1)
-    antialiased = INTERPOLATIONS[feed.pixels.interpolation][1]
-    interpolation = INTERPOLATIONS[feed.pixels.interpolation][0]
+    interpolation = INTERPOLATIONS[feed.pixels.interpolation]
     dali = import_dali()
     fn = dali.fn
     types = dali.types
@@ -106,7 +100,7 @@ def build(
             roi_start=window[0:2],
             roi_end=window[2:4],
             interp_type=getattr(types, interpolation),
-            antialias=antialiased,
+            antialias=True,
         )
         if not feed.plan.filled:
             corner = fn.external_source(name="corners", dtype=types.INT32, ndim=1)
