@@ -1,8 +1,8 @@
-"""Assertions that every plan must pass: functions of (make, ...), for planted faults too."""
+"""Assertions that every plan must pass: functions of (make, ...)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import chain
@@ -328,19 +328,3 @@ def arrays_of(batches: Iterable[Rows]) -> list[Any]:
     ]
     each = [getattr(rows, name) for rows in batches for name in names]
     return [array for array in each if array is not None]
-
-
-class Faulty:
-    """A plan whose rows a fault changes: fault(plan, rows, epoch, first) -> rows."""
-
-    def __init__(self, plan: Any, fault: Callable[..., list[Rows]]) -> None:
-        self._plan = plan
-        self._fault = fault
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._plan, name)
-
-    def rows(self, epoch: int, first: int) -> Sequence[Rows]:
-        return self._fault(
-            self._plan, list(self._plan.rows(epoch, first)), epoch, first
-        )

@@ -121,13 +121,6 @@ def lone(device: torch.device, *, clips: bool = False) -> list[Backend]:
     ]
 
 
-def paced(device: torch.device, *, clips: bool) -> list[Backend]:
-    """Return those of `lone` of which just as many read at once as `workers` says."""
-    return [
-        backend for backend in lone(device, clips=clips) if backend.name not in MIXED
-    ]
-
-
 @cache
 def here(decoder: str) -> bool:
     """Whether a decoder of MAY_LACK can be imported: torchcodec also needs FFmpeg's libraries."""

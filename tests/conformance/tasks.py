@@ -1,4 +1,4 @@
-"""Assertions that every task must pass: functions of a case, for planted faults too."""
+"""Assertions that every task must pass: functions of a case."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -378,29 +378,3 @@ def facts_are_json(case: Case) -> None:
     assert case.kind.used(val_plan).keys() <= GROUP_OF.keys()
     columns = case.splits["train"].columns
     assert type(case.kind.bytes_read(columns, np.array([0, 2]))) is int
-
-
-class Padding(classification.TopK):
-    def update(self, outputs: Any, batch: Batch) -> None:
-        super().update(
-            outputs.nan_to_num(), replace(batch, valid=torch.ones_like(batch.valid))
-        )
-
-
-def planted(*, task: dict[str, Any] | None = None, **entry: Any) -> Case:
-    """Return the case of classification with other members of its Task, or of its entry."""
-
-    class Planted(classification.ClassificationKind):
-        def tasks(
-            self, config: Config, splits: Any, auxiliary_weight: float
-        ) -> tuple[Task, Task]:
-            made = super().tasks(config, splits, auxiliary_weight)
-            for one in made:
-                for name, member in (task or {}).items():
-                    object.__setattr__(one, name, partial(member, one))
-            return made
-
-    kind = Planted()
-    for name, member in entry.items():
-        setattr(kind, name, member)
-    return replace(CASES["classification"], kind=kind)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from contracts import UserError
-from loaders import open_loader
 from loaders._read_retry import AGAIN, Reads
-from tests.conformance.scenes import CPU, Scene
 
 
 class Slow:
@@ -98,27 +95,3 @@ def test_threads_read_a_store_while_it_is_slow() -> None:
         most.append(source.most)
         assert (reads._threads is None) == (len(most) == 1)
     assert most[0] == most[2] == 1 and 1 < most[1] <= 4 and not reads._asked
-
-
-@pytest.mark.parametrize("name", ["torchvision", "dali-fed"])
-def test_slow_reads_are_waited_for_together(name: str, small: Scene) -> None:
-    """42 reads of 50 ms: 2.1 s one after the other, three rounds of 16; and the batches are the same."""
-    feed = replace(
-        small.feed(CPU, batch_size=6, image_size=32, training=False), workers=1
-    )
-    took = {}
-    found = {}
-    for at_once in (1, 16):
-        its = replace(feed, source=Slow(at_once, feed.source))
-        with open_loader(name, its) as loader:
-            list(loader.batches(0, 36))  # until it is warm
-            began = time.perf_counter()
-            batches = [
-                (batch.ids.copy(), batch.images.clone())
-                for batch in loader.batches(0, 0)
-            ]
-            took[at_once] = time.perf_counter() - began
-        found[at_once] = batches
-    assert took[16] < took[1] - 1.0, took
-    for (ids, images), (other, others) in zip(found[1], found[16], strict=True):
-        assert (ids == other).all() and images.equal(others)

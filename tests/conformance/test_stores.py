@@ -16,7 +16,7 @@ from dataset.stores.folder import Folder
 from loaders import open_loader
 from plan.boxes import DetectionPlan, DetectionPolicy
 from settings.config import build
-from tests.conformance import leaving, pictures, placed, scenes, sources
+from tests.conformance import pictures, placed, scenes, sources
 from tests.conformance.scenes import CPU, Scene
 from tests.conformance.test_sources import same_batches, stored
 from tests.unit.coco_files import write_coco
@@ -51,13 +51,6 @@ def test_batches_are_those_of_files(
         feed,
         replace(feed, source=split.source, columns=split.columns),
     )
-
-
-def test_epochs_are_flat(kind: str, small: Scene, tmp_path: Path) -> None:
-    split = stored(kind, tmp_path / "data", files_of(small))()
-    of_store = {"source": split.source, "columns": split.columns}
-    feed = small.feed(batch_size=8, image_size=32, workers=1, **of_store)
-    leaving.epochs_are_flat(partial(open_loader, "torchvision"), feed)
 
 
 @LOADERS

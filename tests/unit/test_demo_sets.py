@@ -1,25 +1,14 @@
-"""The programs that draw a demo's set: whole folders, odd files, true annotations, fixed pictures."""
+"""The programs that draw a demo's set: whole folders, and pictures that stay the same."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-import subprocess
-import sys
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
-from PIL import Image, ImageFilter
-from pycocotools import mask as masks
-from pycocotools.coco import COCO
 
 from scripts import (
     _sets,
@@ -31,16 +20,11 @@ from scripts import (
 )
 from tests.unit.folders import contents
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture(params=[demo_superres, demo_coco], ids=["superres", "coco"])
 def program(request: pytest.FixtureRequest) -> Any:
     """One program draws files alone, one describes them too: the others use the same class."""
     return request.param
-
-
-# --- folders ------------------------------------------------------------------------------------------------
 
 
 def test_a_finished_set_is_reused_and_another_seed_replaces_it(
@@ -85,13 +69,6 @@ def test_a_foreign_folder_is_refused_in_one_line_and_an_interrupt_leaves_nothing
     assert contents(tmp_path) == before
 
 
-def test_one_starts_as_a_file_too(tmp_path: Path) -> None:
-    few = ["--train-per-class", "1", "--val-per-class", "1"]
-    command = [sys.executable, "scripts/demo_set.py", str(tmp_path / "set"), *few]
-    subprocess.run(command, check=True, cwd=ROOT, capture_output=True, timeout=60)
-    assert len(contents(tmp_path / "set")) == 21
-
-
 @pytest.mark.parametrize("name", ["set", "coco", "superres", "textures", "videos"])
 def test_bytes_depend_on_neither_processes_nor_counts_and_no_two_files_are_alike(
     name: str, tmp_path: Path
@@ -107,9 +84,6 @@ def test_bytes_depend_on_neither_processes_nor_counts_and_no_two_files_are_alike
     one, more = found
     assert len({*more.values()}) == len(more) == 3 * len(program.SET.classes)
     assert one.items() < more.items(), "a larger set begins with a smaller one"
-
-
-# --- pictures -----------------------------------------------------------------------------------------------
 
 
 def moments(pixels: np.ndarray) -> list[float]:
@@ -170,161 +144,3 @@ def test_what_is_drawn_stays_the_same(kind: str) -> None:
     """A demo's figures, and those of the benchmarks on drawn sets, are of these very pictures."""
     expected = np.array(GOLDEN[kind].split(), float).reshape(-1, 3)
     np.testing.assert_allclose(pictures()[kind], expected, atol=0.1)
-
-
-def test_every_class_has_every_oddity_of_imagenet(tmp_path: Path) -> None:
-    folder = tmp_path / "train" / "ring"
-    folder.mkdir(parents=True)
-    for index in range(25):
-        demo_set.SET.draw(tmp_path, 3, (0, demo_set.CLASSES.index("ring"), index))
-    modes, kinds, orientations, sizes = set(), set(), set(), []
-    for path in folder.iterdir():
-        with Image.open(path) as picture:
-            picture.load()
-            modes.add(picture.mode)
-            kinds.add(picture.format)
-            orientations.add(picture.getexif().get(0x0112))
-            sizes.append(picture.size)
-    assert modes == {"RGB", "L", "CMYK"} and kinds == {"JPEG", "PNG"}
-    assert None in orientations and orientations & {3, 6, 8}
-    assert len({width > height for width, height in sizes}) == 2
-    assert 250 <= np.median([min(size) for size in sizes]) <= 450
-
-
-# --- annotations --------------------------------------------------------------------------------------------
-
-
-def opened(folder: Path, split: str) -> COCO:
-    with contextlib.redirect_stdout(io.StringIO()):
-        return COCO(folder / f"annotations/instances_{split}.json")
-
-
-def test_it_has_what_coco_has(tmp_path: Path) -> None:
-    folder = tmp_path / "set"
-    assert demo_coco.write(folder, 60, 30, seed=3, progress=False)
-    coco, val = opened(folder, "train2017"), opened(folder, "val2017")
-    whole = [one for one in coco.anns.values() if not one["iscrowd"]]
-    crowds = [one for one in coco.anns.values() if one["iscrowd"]]
-    counts = np.array([len(coco.imgToAnns[image]) for image in coco.imgs])
-    assert len(counts) == 60 and (counts == 0).sum() == 5 and counts.max() >= 5
-    assert len(crowds) >= 6
-    assert all(isinstance(one["segmentation"]["counts"], list) for one in crowds)
-    assert {one["category_id"] for one in whole} == set(demo_coco.CATEGORIES)
-    assert max(one["area"] for one in val.anns.values()) > 96**2
-    modes = set()
-    for image in coco.imgs.values():
-        with Image.open(folder / "train2017" / image["file_name"]) as picture:
-            assert picture.size == (image["width"], image["height"])
-            assert 160 <= max(picture.size) <= 200
-            modes.add((picture.format, picture.mode))
-    assert modes == {("JPEG", "RGB"), ("JPEG", "L")}
-    assert np.diff(sorted(coco.imgs)).min() > 1 and np.diff(sorted(coco.anns)).max() > 1
-    assert not set(coco.imgs) & set(val.imgs)
-    # boxes and areas are those of the masks; a polygon's tip may cover no pixel's middle
-    for one in coco.anns.values():
-        x, y, width, height = one["bbox"]
-        mask = coco.annToMask(one)
-        ys, xs = np.nonzero(mask)
-        corners = [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]
-        slack, share = (0, 0) if one["iscrowd"] else (3, 0.1)
-        np.testing.assert_allclose(corners, [x, y, x + width, y + height], atol=slack)
-        np.testing.assert_allclose(mask.sum(), one["area"], rtol=share)
-
-
-def test_what_is_annotated_is_what_is_painted_and_nothing_touches() -> None:
-    for index in range(20):
-        rng = np.random.default_rng([5, index])
-        pixels, annotations = demo_coco.drawn(rng, crowd=index % 2 == 0)
-        height, width = pixels.shape[:2]
-        covered = np.zeros((height, width), int)
-        for one in annotations:
-            parts = masks.frPyObjects(one["segmentation"], height, width)
-            painted = masks.decode(parts if one["iscrowd"] else masks.merge(parts))
-            covered += painted
-            # its shapes are too small for an inner and an outer part
-            if one["iscrowd"]:
-                continue
-            mask = Image.fromarray(painted * np.uint8(255))
-            inner = np.asarray(mask.filter(ImageFilter.MinFilter(5))) > 0
-            outer = np.asarray(mask.filter(ImageFilter.MaxFilter(5))) == 0
-            near = np.zeros_like(inner)
-            x0, y0, w, h = (int(value) for value in one["bbox"])
-            near[max(y0 - 4, 0) : y0 + h + 5, max(x0 - 4, 0) : x0 + w + 5] = True
-            colour = np.median(pixels[inner], axis=0)
-            assert np.abs(pixels[inner] - colour).max() <= 8
-            assert (np.abs(pixels[outer & near] - colour).max(axis=1) > 8).mean() > 0.9
-        assert covered.max() == 1
-
-
-@given(arrays.arrays(bool, st.tuples(st.integers(1, 9), st.integers(1, 9))))
-def test_run_lengths_are_cocos(mask: np.ndarray) -> None:
-    counts = demo_coco.run_lengths(mask)
-    assert sum(counts) == mask.size
-    parts = masks.frPyObjects({"counts": counts, "size": list(mask.shape)}, *mask.shape)
-    np.testing.assert_array_equal(masks.decode(parts), mask)
-
-
-# --- videos -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files of one class: every oddity, and a few others."""
-    folder = tmp_path_factory.mktemp("videos")
-    (folder / "train" / "up").mkdir(parents=True)
-    for index in (*range(7), 9, 18, 21):
-        demo_videos.SET.draw(folder, 3, (0, demo_videos.CLASSES.index("up"), index))
-    return folder / "train" / "up"
-
-
-def test_a_class_has_every_oddity_of_videos(videos: Path) -> None:
-    codecs, rotations, rates, shapes, constant, groups = (set[Any]() for _ in range(6))
-    for path in videos.iterdir():
-        with av.open(str(path)) as file:
-            stream = file.streams.video[0]
-            shown: list[Any] = list(file.decode(stream))
-            times = [float(frame.pts * frame.time_base) for frame in shown]
-            gaps = np.diff(times)
-            assert times[0] == 0 and 24 <= len(shown) <= 60 and gaps.min() > 0.03
-            assert 112 <= min(stream.width, stream.height) <= 144
-            codecs.add(stream.codec_context.name.removeprefix("libvpx-"))
-            rotations.add(shown[0].rotation % 360)
-            rates.add(round(1 / np.median(gaps)))
-            shapes.add(round(stream.width / stream.height, 1))
-            constant.add(bool(gaps.max() < 1.1 * gaps.min()))
-        with av.open(str(path)) as file:
-            keys = [
-                at
-                for at, packet in enumerate(file.demux(video=0))
-                if packet.size and packet.is_keyframe
-            ]
-            groups |= {*np.diff(keys).tolist()}
-    assert (
-        codecs == {"h264", "hevc", "vp9"}
-        and constant == {True, False}
-        and {12, 24} <= groups
-    )
-    assert 0 in rotations and rotations & {90, 180, 270}
-    assert len(rates) >= 3 and len(shapes) >= 3
-
-
-@pytest.mark.parametrize("index", [0, 6, 18, 9, 21])  # H.264, two rotated, HEVC, VP9
-def test_a_player_shows_what_was_drawn(videos: Path, index: int) -> None:
-    label = demo_videos.CLASSES.index("up")
-    rng = np.random.default_rng(np.random.SeedSequence(3, spawn_key=(0, label, index)))
-    size, seconds = demo_videos.shape(rng), demo_videos.times(rng)
-    (path,) = videos.glob(f"up_{index:05d}.*")
-    # encode() draws before the first frame is; without pictures it draws the same and writes nothing.
-    empty = videos.parent / f"none{path.suffix}"
-    demo_videos.encode(
-        rng, empty, seconds[:0], [], size, demo_videos.ODDITIES.get(index)
-    )
-    drawn = list(demo_videos.frames(rng, label, seconds, size))
-    with av.open(str(path)) as file:
-        shown: list[Any] = list(file.decode(video=0))
-    np.testing.assert_allclose(
-        [float(frame.pts * frame.time_base) for frame in shown], seconds, atol=1e-3
-    )
-    for frame, picture in zip(shown, drawn, strict=True):
-        got = np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
-        assert np.abs(got.astype(int) - picture).mean() < 12

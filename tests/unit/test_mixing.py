@@ -51,7 +51,7 @@ def batch_of(made: Rows, task: Any, seed: int = 0) -> Batch:
     )
 
 
-@pytest.mark.parametrize("alpha", [0.1, 0.8, 1.0, MOST_ALPHA])
+@pytest.mark.parametrize("alpha", [0.1, MOST_ALPHA])
 def test_shares_are_beta(alpha: float) -> None:
     shares = np.array([beta(int(key), alpha) for key in KEYS[:2000]])
     theirs = np.sort(np.random.default_rng(0).beta(alpha, alpha, 200_000))

@@ -95,7 +95,7 @@ SINGLE: dict[str, tuple[Any, Change]] = {
             ("contrast", Op.CONTRAST, tv.adjust_contrast),
             ("sharpness", Op.SHARPNESS, tv.adjust_sharpness),
         )
-        for factor in (0.1, 0.73, 1.9)
+        for factor in (0.1, 1.9)
     },
     **{
         f"hue {turn}": (one(Op.HUE, turn), of(tv.adjust_hue, turn))

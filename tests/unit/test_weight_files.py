@@ -112,10 +112,8 @@ def compiled(name: str) -> str:
 LAYOUTS: dict[str, Callable[[State], Any]] = {
     "plain": lambda state: OrderedDict(state),
     "state_dict": lambda state: {"state_dict": state, "epoch": 1},
-    "model_state_dict": lambda state: {"model_state_dict": state, "loss": 0.1},
     "nested": lambda state: {"state": {"model": after("model.", state), "seed": 1}},
     "DDP": lambda state: after("module.", state),
-    "compiled": lambda state: after("_orig_mod.", state),
     "compiled DDP in Lightning": lambda state: lightning(
         after("model._orig_mod.module.", state)
     ),
@@ -128,10 +126,6 @@ LAYOUTS: dict[str, Callable[[State], Any]] = {
     ),
     "references": of_references,
     "timm": of_timm,
-    "timm with other classes of settings": lambda state: of_timm(
-        state, args={"when": Path("out"), "n": np.int64(1)}
-    ),
-    "meters": lambda state: {"model": state, "average_meters": {"a": torch.ones(1)}},
     "ours": lambda state: {"format": 2, "model": state, "arch": ARCH, "classes": []},
 }
 
@@ -179,23 +173,12 @@ AVERAGES: dict[str, tuple[Callable[[State, State], Any], str]] = {
         ),
         "'state_dict.model', not 'current_model_state.model'",
     ),
-    "Lightning, two networks": (
-        lambda state, average: lightning(
-            after("model.", state) | after("model_ema.", average)
-        ),
-        "'state_dict.model_ema', not 'state_dict.model'",
-    ),
     "AveragedModel": (lambda state, average: averaged().state_dict(), ""),
-    "ema.shadow": (lambda state, average: {"ema": {"shadow": average}}, "'ema.shadow'"),
-    "params": (
-        lambda state, average: {"model": state, "model_ema": {"params": average}},
-        "'model_ema.params', not 'model'",
-    ),
     "raw of DDP": (
         lambda state, average: {"model": after("module.", state), "ema_model": average},
         "'ema_model', not 'model.module'",
     ),
-    **{key: beside(key) for key in ("ema_weights", "averaged", "swa_state_dict")},
+    "averaged": beside("averaged"),
 }
 
 
@@ -360,19 +343,6 @@ def test_numbers_that_mean_something_else_are_refused(
     state["conv5.0.weight"] = make(state["conv5.0.weight"])
     torch.save(state, tmp_path / "a.pth")
     assert f"'conv5.0.weight' is {said}" in refusal(tmp_path / "a.pth")
-
-
-def test_another_networks_names_are_said_beside_ones_own(tmp_path: Path) -> None:
-    other = {f"blocks.{i}.weight": torch.zeros(4, i + 1) for i in range(5)}
-    torch.save({"arch": "vit_tiny", "state_dict": other}, tmp_path / "a.pth")
-    said = refusal(tmp_path / "a.pth")
-    for part in (
-        f"--arch {ARCH}, and is of 'vit_tiny'",
-        "it has no 'conv1.0.weight'",
-        "an extra 'state_dict.blocks.0.weight' and 4 more",
-        "(24, 3, 3, 3)",
-    ):
-        assert part in said
 
 
 def test_for_other_classes_the_head_of_a_wrapped_network_starts_anew(
