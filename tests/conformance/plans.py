@@ -285,27 +285,6 @@ def a_resume_is_exact(
         assert numbers == whole[sample], f"sample {sample} was drawn with other numbers"
 
 
-def epochs_and_seeds_differ(make: Make) -> None:
-    """Check that a sample has other numbers in another epoch, and with another seed, but for one in ten."""
-    whole = [
-        [epoch_of(make, 40, epoch, 0, 1, seed=seed, batch_size=1) for epoch in range(8)]
-        for seed in (0, 1)
-    ]
-    for same_seed in whole:
-        assert (
-            sum(
-                len({epoch[sample] for epoch in same_seed}) == 1
-                for sample in same_seed[0]
-            )
-            <= 4
-        )
-    by_seed = (
-        [epoch[sample] for epoch in whole[0]] == [epoch[sample] for epoch in whole[1]]
-        for sample in whole[0][0]
-    )
-    assert sum(by_seed) <= 4
-
-
 def checksum(arrays: Iterable[Any]) -> float:
     """Return one number that any change of any number of the arrays, or of their order, changes."""
     numbers = np.concatenate([np.ravel(array).astype(np.float64) for array in arrays])

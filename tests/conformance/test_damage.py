@@ -76,28 +76,6 @@ def test_wherever_damage_is(backend: Backend, tmp_path: Path, pattern: str) -> N
     assert bad == {place for place, kind in enumerate(pattern) if kind == "x"}
 
 
-def test_bytes_that_pil_skips(backend: Backend, tmp_path: Path) -> None:
-    """One file whose parts do not follow one another ended the process in DALI's parser."""
-    files = scenes.small(60)
-    for at in range(0, 12, 3):
-        jpeg, png = (
-            make(pictures.photograph(700 + at, 60, 70))
-            for make in (pictures.jpeg, pictures.png)
-        )
-        scan = jpeg.index(b"\xff\xda")
-        files |= {
-            f"a-{at}": png[:-12],
-            f"b-{at}": jpeg[:scan] + b"\0" + jpeg[scan:],
-            f"c-{at}": png[: len(png) // 2],
-        }
-    made = scene(tmp_path, files)
-    feed = made.feed(backend.device, batch_size=64, image_size=32, training=False)
-    bad = checks.damaged_samples_keep_their_place(
-        backend.open, feed, made, backend.pixel_difference
-    )
-    assert {made.names[sample][0] for sample in bad} == {"c"}
-
-
 def test_files_that_pil_decodes_and_dali_does_not(
     backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

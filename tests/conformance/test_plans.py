@@ -51,11 +51,6 @@ def test_resume(
     plans.a_resume_is_exact(make, n, before=before, after=after, steps=steps)
 
 
-@every_plan
-def test_epochs_and_seeds(make: Make) -> None:
-    plans.epochs_and_seeds_differ(make)
-
-
 GOLDEN: dict[str, float] = {
     "random-resized": 699686.4472267625,
     "stretched": 770643.4472267625,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import struct
 import sys
 import zipfile
 from collections import OrderedDict
@@ -61,52 +59,22 @@ def after(prefix: str, state: State) -> dict[str, Any]:
 def lightning(state: State, **more: Any) -> dict[str, Any]:
     """What Trainer.save_checkpoint writes of a LightningModule that has its network as `self.model`."""
     return {
-        "epoch": 3,
-        "global_step": 400,
-        "pytorch-lightning_version": "2.5.1",
         "state_dict": state,
-        "loops": {"fit_loop": {"state_dict": {}}},
-        "callbacks": {
-            "ModelCheckpoint{'monitor': None}": {"best_model_score": torch.tensor(0.5)}
-        },
-        "optimizer_states": [{"state": {}, "param_groups": [{"lr": 0.1}]}],
-        "lr_schedulers": [],
-        "hparams_name": "kwargs",
-        "hyper_parameters": {"arch": ARCH, "lr": 0.1, "root": Path("data")},
+        "callbacks": {"ModelCheckpoint": {"best_model_score": torch.tensor(0.5)}},
+        "hyper_parameters": {"arch": ARCH, "root": Path("data")},
         **more,
     }
 
 
 def of_references(model: State, **more: Any) -> dict[str, Any]:
     """What torchvision's references/classification/train.py writes; `args` is an argparse.Namespace."""
-    args = argparse.Namespace(model=ARCH, lr=0.1, device="cuda", output_dir="out")
-    return {
-        "model": model,
-        "optimizer": {"state": {}, "param_groups": []},
-        "epoch": 4,
-        "args": args,
-        **more,
-    }
+    args = argparse.Namespace(model=ARCH, device="cuda")
+    return {"model": model, "optimizer": {"state": {}}, "args": args, **more}
 
 
 def of_timm(state: State, **more: Any) -> dict[str, Any]:
     """What timm's CheckpointSaver writes; its metric is a number of NumPy."""
-    args = argparse.Namespace(model=ARCH)
-    return {
-        "epoch": 2,
-        "arch": ARCH,
-        "state_dict": state,
-        "optimizer": {},
-        "version": 2,
-        "args": args,
-        "metric": np.float64(0.5),
-        **more,
-    }
-
-
-def compiled(name: str) -> str:
-    """Name of a parameter whose stages were compiled one by one."""
-    return name.replace("stage2.", "stage2._orig_mod.")
+    return {"arch": ARCH, "state_dict": state, "metric": np.float64(0.5), **more}
 
 
 LAYOUTS: dict[str, Callable[[State], Any]] = {
@@ -230,20 +198,9 @@ def test_the_trained_weights_go_before(
 
 
 def safetensors(path: Path, state: State) -> Path:
-    """Write the format by hand: length of the header, header, numbers."""
-    kinds = {torch.float32: "F32", torch.int64: "I64", torch.bfloat16: "BF16"}
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    data = bytearray()
-    for name, value in state.items():
-        numbers = value.contiguous().flatten().view(torch.uint8).numpy().tobytes()
-        header[name] = {
-            "dtype": kinds[value.dtype],
-            "shape": list(value.shape),
-            "data_offsets": [len(data), len(data) + len(numbers)],
-        }
-        data += numbers
-    words = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(words)) + words + data)
+    from safetensors.torch import save_file
+
+    save_file({name: value.clone() for name, value in state.items()}, path)
     return path
 
 
