@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,38 +20,13 @@ from scripts import (
 from tests.unit.folders import contents
 
 
-@pytest.fixture(params=[demo_superres, demo_coco], ids=["superres", "coco"])
-def program(request: pytest.FixtureRequest) -> Any:
-    """One program draws files alone, one describes them too: the others use the same class."""
-    return request.param
-
-
-def test_a_finished_set_is_reused_and_another_seed_replaces_it(
-    program: Any, tmp_path: Path
-) -> None:
-    def times() -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in dest.rglob("*")}
-
-    dest = tmp_path / "set"
-    dest.mkdir()  # an empty folder is welcome
-    assert program.write(dest, 1, 1, progress=False)
-    first, made = contents(dest), times()
-    assert not program.write(dest, 1, 1, progress=False) and times() == made
-    assert program.write(dest, 1, 1, seed=1, progress=False)
-    assert contents(dest).keys() == first.keys() and contents(dest) != first
-    assert [path.name for path in tmp_path.iterdir()] == ["set"]
-
-
-@pytest.mark.parametrize("content", ["mine.txt", "{name}.json mine.txt", "train"])
 def test_a_foreign_folder_is_refused_in_one_line_and_an_interrupt_leaves_nothing(
-    content: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     program, name = demo_superres, demo_superres.SET.name
-    for file in content.format(name=name).split():
-        (tmp_path / file).write_text("{}")
+    (tmp_path / "mine.txt").write_text("{}")
     before = contents(tmp_path)
     assert program.main([str(tmp_path), "--train", "1", "--val", "1"]) == 2
     assert program.main([str(next(tmp_path.iterdir()))]) == 2

@@ -113,18 +113,6 @@ def test_the_same_layers_are_frozen_as_in_torchvision(
     assert any(eps == 0 for _, eps in frozen(wanted)[1].values()) == (arch in EPS_FREE)
 
 
-def test_backbone_from_a_file(tmp_path: Path) -> None:
-    torch.manual_seed(6)
-    state = torchvision.models.mobilenet_v3_large().state_dict()
-    path = save(tmp_path / "mobilenet.pt", {"model": state})
-    own = made(SMALL, weights_backbone=path)[0].state_dict()
-    for ours, theirs in (
-        ("backbone.body.0.0.weight", "features.0.0.weight"),
-        ("backbone.body.16.1.running_var", "features.16.1.running_var"),
-    ):
-        assert torch.equal(own[ours], state[theirs])
-
-
 def test_heads_of_other_classes_start_anew(tmp_path: Path) -> None:
     path = save(tmp_path / "five.pt", state_of(SMALL))
     same, new = made(SMALL, weights=path)

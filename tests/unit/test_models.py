@@ -12,7 +12,7 @@ import torch
 import torchvision
 from torch import nn
 
-from models import AUXILIARY_WEIGHTS, Loaded
+from models import Loaded
 from models.classification import build, native
 from settings.augmentation import AugmentationSettings
 from tasks._plans import image_policies
@@ -80,20 +80,6 @@ def test_heads_are_fitted_to_the_classes(arch: str) -> None:
     assert len(heads) == {"googlenet": 3, "inception_v3": 2}.get(arch, 1)
     for shapes_, classes in ((seven, 7), (eleven, 11)):
         assert {shapes_[f"{head}.weight"][0] for head in heads} == {classes}
-
-
-def test_auxiliary_heads_speak_in_training_and_have_a_weight() -> None:
-    with torch.device("meta"):
-        module, _ = build("googlenet", classes=3, shape=of(64))
-        images = torch.zeros(2, 3, 64, 64)
-        outputs = module.train()(images)
-        assert [tuple(out.shape) for out in outputs] == [(2, 3)] * 3
-        assert isinstance(module.eval()(images), torch.Tensor)
-    assert set(AUXILIARY_WEIGHTS) == {
-        arch
-        for arch in FAMILIES
-        if any("aux" in name.lower() for name in shapes(arch, 7))
-    }
 
 
 def test_what_older_versions_of_torchvision_have_written(tmp_path: Path) -> None:
