@@ -17,24 +17,12 @@ from loaders._read_retry import AGAIN, Reads
 class Slow:
     """A source whose every read takes a while."""
 
-    files = False
-    read_delay_s = 0.0
-
-    def __init__(
-        self, reads_at_once: int, origin: Any = None, takes_s: float = 0.05
-    ) -> None:
+    def __init__(self, reads_at_once: int, takes_s: float) -> None:
         self.reads_at_once = reads_at_once
-        self.origin = origin
         self.takes_s = takes_s
         self.asked: Counter[int] = Counter()
         self.most = self.under_way = 0
         self.lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self.origin)
-
-    def check(self, sample: int, size: int) -> None:
-        """Take every size."""
 
     def name(self, sample: int) -> str:
         return f"sample {sample}"
@@ -47,9 +35,6 @@ class Slow:
         time.sleep(self.takes_s)
         with self.lock:
             self.under_way -= 1
-        if self.origin is not None:
-            content: bytes = self.origin.read(sample)
-            return content
         if sample == 13:
             raise UserError("sample 13 is gone")
         return b"%d" % sample
@@ -58,7 +43,7 @@ class Slow:
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_reads_are_those_asked_for_once_each(at_once: int) -> None:
     """Some are asked for and never wanted, some wanted and never asked for, one cannot be had."""
-    source = Slow(at_once, takes_s=0.01)
+    source: Any = Slow(at_once, 0.01)
     reads = Reads(source)
     for first in range(0, 24, 4):
         reads.ask(np.arange(first, first + 8))
@@ -79,7 +64,7 @@ def test_reads_are_those_asked_for_once_each(at_once: int) -> None:
 
 def test_threads_read_a_store_while_it_is_slow() -> None:
     """One read at a time from the page cache, several from a disk; a change is seen within an epoch."""
-    source: Any = Slow(4, takes_s=0.0)
+    source: Any = Slow(4, 0.0)
     source.alone_while_fast = True
     reads = Reads(source)
     most = []
