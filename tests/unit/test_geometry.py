@@ -52,22 +52,6 @@ def drawn_rows(seed: int, count: int = 6, *, places: bool = True) -> Rows:
     )
 
 
-@given(SEEDS, st.booleans())
-def test_back_and_forth_is_where_it_was(seed: int, places: bool) -> None:
-    rows = drawn_rows(seed, places=places)
-    rng = np.random.default_rng(seed)
-    which = rng.integers(0, len(rows), 40)
-    for points in (
-        rng.uniform(-500, 4000, (40, 2)),
-        rng.uniform(-500, 4000, (40, 7, 2)),
-    ):
-        there = geometry.to_output(rows, which, points)
-        assert there.shape == points.shape and there.dtype == np.float64
-        np.testing.assert_allclose(
-            geometry.to_image(rows, which, there), points, rtol=1e-9, atol=1e-6
-        )
-
-
 @pytest.mark.parametrize("turn", range(geometry.TURNS))
 @pytest.mark.parametrize("places", [False, True])
 def test_a_point_goes_where_its_pixel_is_turned_to(turn: int, places: bool) -> None:
