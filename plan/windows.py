@@ -10,7 +10,7 @@ import numpy as np
 
 from contracts import Array
 
-SUPPORT = {"bilinear": 1, "bicubic": 2}
+SUPPORT = {"bilinear": 1, "bicubic": 2, "bilinear-no-antialias": 1, "nearest": 1}
 """Interpolation -> how far it reaches, in pixels of the output, or of the image where these are larger."""
 TRIES = 10
 UNIFORMS = 2 * TRIES + 2  # (area, ratio) a try, then the corner

@@ -44,10 +44,10 @@ class AugmentationSettings(Settings):
     )
     """Growing training images: the last epoch with --image-size-start, and the first with --image-size, from
     0 on; in between in proportion, rounded to multiples of 32. FFCV's 16 epochs: 11 13."""
-    interpolation: Literal["bilinear", "bicubic"] | None = setting(
-        None, tasks=IMAGES, evaluation="checkpoint"
-    )
-    """How images are resized, antialiased as Pillow does. Default: what the
+    interpolation: (
+        Literal["bilinear", "bicubic", "bilinear-no-antialias", "nearest"] | None
+    ) = setting(None, tasks=IMAGES, evaluation="checkpoint")
+    """How images are resized. bilinear and bicubic are antialiased, as Pillow does. Default: what the
     architecture's weights were made for, mostly bilinear."""
     train_window: Literal["random-resized", "center", "stretch"] = setting(
         "random-resized", tasks=IMAGES
@@ -86,7 +86,7 @@ class AugmentationSettings(Settings):
     )
     """A function of your own, package.module:function, that changes each training image in the worker:
     f(image, rng) takes and returns uint8 [height, width, 3]. For images with a label, by the torchvision
-    loader."""
+    loader. loaders.images.presets has two: torchvision_v2 and albumentations."""
     transforms_on: Literal["output", "region"] = setting(
         "output", tasks=IMAGES, needs=("loader", "torchvision")
     )

@@ -30,8 +30,13 @@ FAILURES = (RuntimeError, IndexError, ValueError)
 """What DALI raises for a file that it does not decode."""
 ATTEMPTS = 3
 """Times that a batch is given to DALI again in which nothing is wrong with any file."""
-INTERPOLATIONS = {"bilinear": "INTERP_LINEAR", "bicubic": "INTERP_CUBIC"}
-"""Interpolation -> DALI's name for it."""
+INTERPOLATIONS = {
+    "bilinear": ("INTERP_LINEAR", True),
+    "bicubic": ("INTERP_CUBIC", True),
+    "bilinear-no-antialias": ("INTERP_LINEAR", False),
+    "nearest": ("INTERP_NN", False),
+}
+"""Interpolation -> DALI's name for it, and whether it is antialiased."""
 REFUSED_ALL = 64
 """Files in a row that fail alone, from which on it is not they: DALI has to start anew behind each."""
 
@@ -52,7 +57,8 @@ def build(
     asked for.
     """
     workers = max(feed.workers, 1)
-    interpolation = INTERPOLATIONS[feed.pixels.interpolation]
+    antialiased = INTERPOLATIONS[feed.pixels.interpolation][1]
+    interpolation = INTERPOLATIONS[feed.pixels.interpolation][0]
     dali = import_dali()
     fn = dali.fn
     types = dali.types
@@ -100,7 +106,7 @@ def build(
             roi_start=window[0:2],
             roi_end=window[2:4],
             interp_type=getattr(types, interpolation),
-            antialias=True,
+            antialias=antialiased,
         )
         if not feed.plan.filled:
             corner = fn.external_source(name="corners", dtype=types.INT32, ndim=1)

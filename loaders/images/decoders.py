@@ -252,6 +252,9 @@ def resize_pil(
     out: Array, pixels: Array, window: Array, interpolation: str = "bilinear"
 ) -> None:
     """Do what `resize_window` does, by Pillow itself: with `--reader pil` nothing else touches a sample."""
+    if interpolation not in ANTIALIASED:
+        sample_window(out, pixels, window, nearest=interpolation == "nearest")
+        return
     height, width = out.shape[:2]
     image = Image.fromarray(np.ascontiguousarray(pixels))
     left, top, right, bottom = window.tolist()
@@ -267,7 +270,7 @@ def resize_window(
     The window is x0 y0 x1 y1, and may be fractional.
     """
     height, width = pixels.shape[:2]
-    if tuple(window) != (0, 0, width, height):
+    if interpolation not in ANTIALIASED or tuple(window) != (0, 0, width, height):
         resize_pil(out, pixels, window, interpolation)
     elif out.shape == pixels.shape:
         out[:] = pixels
@@ -276,6 +279,25 @@ def resize_window(
         _resize_whole(resized, pixels, interpolation)
         if resized is not out:
             out[:] = resized
+
+
+def sample_window(out: Array, pixels: Array, window: Array, *, nearest: bool) -> None:
+    """Fill `out` with what lies at its pixels' centres: the nearest pixel, or what is between four."""
+    left, top, right, bottom = window
+    levels = pixels if nearest else pixels.astype(np.float32)
+    for axis, begin, end in ((0, top, bottom), (1, left, right)):
+        count, side = out.shape[axis], pixels.shape[axis]
+        places = begin + (np.arange(count) + 0.5) * (end - begin) / count - 0.5
+        if nearest:
+            index = np.clip(np.floor(places + 0.5).astype(np.int64), 0, side - 1)
+            levels = levels.take(index, axis)
+            continue
+        low = np.clip(np.floor(places).astype(np.int64), 0, side - 1)
+        high = np.minimum(low + 1, side - 1)
+        share = np.clip(places - low, 0, 1).astype(np.float32)
+        share = share.reshape(-1, 1, 1).swapaxes(0, axis)
+        levels = levels.take(low, axis) * (1 - share) + levels.take(high, axis) * share
+    out[:] = np.rint(levels)
 
 
 def _resize_whole(out: Array, pixels: Array, interpolation: str) -> None:

@@ -28,6 +28,7 @@ from loaders._read_retry import mark, patiently, read
 from loaders._staging import Staged, Stager, Staging, without
 from loaders._workers import PART, Workers
 from loaders.images.decoders import READERS, Decode, Region, choose, exactly, plain_jpeg
+from loaders.pairs import raw
 from plan.bundles import joined, some
 from plan.geometry import largest_upright, upright
 from plan.lazy import Lazy
@@ -219,6 +220,11 @@ class Cutting:
         source = self._source.low if small else self._source
         columns = self._columns.low if small else self._columns.high
         image = int(source.images[sample])
+        if source.files and raw.readable(columns, image):
+            read_all = partial(raw.read_regions, source, sample, regions)
+            pixels = patiently(source, sample, read_all)
+            if pixels is not None:
+                return pixels
         data = read(source, sample)
         mark(sample)
         left, top = corners[:, :2].min(axis=0).tolist()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as functional
 from PIL import Image
 
 from contracts import Array, Batch, Feed, Rows
@@ -75,13 +76,17 @@ def difference(levels: Array, reference: Array) -> Array:
 FILTERS = {
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
+    "nearest": Image.Resampling.NEAREST,
 }
 
 
 def expected_levels(
     scene: Scene, rows: Rows, i: int, interpolation: str = "bilinear"
 ) -> Array:
-    """uint8 [H, W, 3] of row i by Pillow alone: decode, cut the region out, resize the window, mirror."""
+    """uint8 [H, W, 3] of row i by Pillow alone: decode, cut the region out, resize the window, mirror.
+
+    What Pillow cannot, bilinear without antialiasing, is torch's, of a window that is its region.
+    """
     pixels = pictures.pil(scene.bytes_of[int(rows.ids[i])])
     assert pixels is not None
     x0, y0, x1, y1 = (int(edge) for edge in rows.regions[i])
@@ -93,7 +98,18 @@ def expected_levels(
         rows.windows[i, 2],
         rows.windows[i, 3],
     )
-    out = np.asarray(region.resize((width, height), FILTERS[interpolation], box=box))
+    if interpolation in FILTERS:
+        out = np.asarray(
+            region.resize((width, height), FILTERS[interpolation], box=box)
+        )
+    else:
+        levels = (
+            torch.from_numpy(np.asarray(region).copy()).permute(2, 0, 1)[None].float()
+        )
+        resized = functional.interpolate(
+            levels, (height, width), mode="bilinear", antialias=False
+        )
+        out = resized[0].permute(1, 2, 0).round().to(torch.uint8).numpy()
     return out[:, ::-1] if rows.turns[i] else out
 
 

@@ -1,0 +1,58 @@
+"""Reads a region of a binary PPM file: the rows that it lies in, and nothing else of the file."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from contracts import Array
+from dataset.images.columns import FORMATS
+from dataset.pairs.entry import rows_of
+from loaders import Undecodable
+
+PPM = FORMATS.index("ppm")
+HEAD = 512
+"""Bytes that a header is looked for in; a longer one has comments, and the file is decoded whole."""
+_BINARY = re.compile(rb"P6\s+(\d+)\s+(\d+)\s+255\s")
+"""A binary PPM of 8 bits, without comments."""
+
+
+def readable(columns: Any, image: int) -> bool:
+    """Return whether the columns say that an image may be such a file."""
+    return bool(
+        columns.format[image] == PPM
+        and columns.depth[image] == 8
+        and columns.components[image] == 3
+    )
+
+
+def read_regions(
+    source: Any, sample: int, regions: Sequence[tuple[int, int, int, int]]
+) -> list[Array] | None:
+    """Return uint8 [h, w, 3], each region x0 y0 x1 y1 of a sample's file; None where it is another PPM.
+
+    `source` is one of files. Raises Undecodable, UserError where the file is another one than was scanned,
+    and OSError.
+    """
+    file = os.open(source.path(sample), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        size = os.fstat(file).st_size
+        source.check(sample, size)
+        header = _BINARY.match(os.pread(file, HEAD, 0))
+        if header is None:
+            return None
+        width, height = int(header[1]), int(header[2])
+        inside = all(x1 <= width and y1 <= height for _, _, x1, y1 in regions)
+        # PIL decodes no part of a file that is cut short
+        if not inside or header.end() + 3 * height * width > size:
+            raise Undecodable(f"{size} bytes, {width} x {height} pixels: too few")
+        read_at = lambda offset, length: os.pread(file, length, offset)  # noqa: E731
+        pixels = [rows_of(read_at, header.end(), width, region) for region in regions]
+    finally:
+        os.close(file)
+    if source.read_delay_s:
+        time.sleep(source.read_delay_s)
+    return pixels
