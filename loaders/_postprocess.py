@@ -12,7 +12,10 @@ Loaders see plan.geometry.upright rows. Must not know where the pixels come from
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +24,8 @@ from contracts import Array, Batch, Feed, Rows
 from loaders._flips import images_shape, turned
 from loaders._memory import to_device
 from loaders._ops import operated
+from loaders._triton import kernels
+from plan.geometry import transposed, whole_turns
 
 # numbers that are normalised at once, of 4 bytes: a batch of clips has ten times as many
 PIECE = 1 << 25
@@ -40,6 +45,13 @@ class Finish:
         mean, std = torch.tensor(feed.pixels.mean), torch.tensor(feed.pixels.std)
         self._scale = (1 / (255 * std)).to(feed.device)
         self._shift = (-mean / std).to(feed.device)
+        self._kernel = _kernel(feed.device, self.dtype)
+        # axes: [level, channel]; what each level becomes, for the kernel to look up
+        levels = torch.arange(256, device=feed.device)[:, None].repeat(1, 3)
+        self._table = self._normalised(levels).to(self.dtype)
+        if self._kernel is not None:
+            # the kernel runs on another stream
+            torch.cuda.current_stream(feed.device).synchronize()
 
     def __call__(
         self,
@@ -63,6 +75,13 @@ class Finish:
             shape = images_shape(pixels.shape, rows)
             into = torch.empty(shape, dtype=self.dtype, device=pixels.device)
         images = into.movedim(-1, 1)
+        if self._kernel is not None and not normalised and _is_one_launch(pixels, rows):
+            turns = np.where(valid, whole_turns(rows), self._kernel.LOST)
+            batch, there = _batch_with_targets(
+                images, shown, self._feed, failed, [turns.astype(np.uint8)]
+            )
+            self._kernel.finished(pixels, self._table, *there, into)
+            return batch
         if rows.ops is not None:
             # they act on levels: who decodes normalises only where the plan does not operate
             assert not normalised
@@ -92,6 +111,34 @@ class Finish:
         return to_device(values, self._feed.device)
 
 
+def _is_one_launch(pixels: torch.Tensor, rows: Rows) -> bool:
+    """Return whether the kernel makes the images: of levels that fill them, and need no operation before."""
+    height, width = rows.padded
+    return (
+        rows.ops is None
+        and pixels.dtype == torch.uint8
+        and pixels.is_contiguous()
+        and pixels.shape[-3:-1] == (height, width)
+        and (height == width or not transposed(whole_turns(rows)).any())
+        and rows.filled
+    )
+
+
+@cache
+def _kernel(device: torch.device, dtype: torch.dtype) -> Any:
+    """Return loaders._postprocess_kernel, its kernel built; None on a CPU, and if Triton cannot."""
+    if device.type != "cuda":
+        return None
+
+    def build(kernel: Any) -> None:
+        level = torch.zeros(1, 1, 1, 3, dtype=torch.uint8, device=device)
+        table = torch.zeros(256, 3, dtype=dtype, device=device)
+        image = torch.empty_like(level, dtype=dtype)
+        kernel.finished(level, table, level.view(-1)[:1], image)
+
+    return kernels("loaders._postprocess_kernel", build, "batches take more launches")
+
+
 def _pieces(pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Cut a batch into pieces of about PIECE numbers: temporary memory then does not grow with it."""
     return pixels.split(max(PIECE // max(pixels[0].numel(), 1), 1))
@@ -100,24 +147,36 @@ def _pieces(pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def batch_of(
     images: torch.Tensor, rows: Rows, feed: Feed, failed: tuple[int, ...] = ()
 ) -> Batch:
-    """Return a batch of these images, with all that the rows and the task say of them.
+    """Return a batch of these images, with all that the rows and the task say of them."""
+    return _batch_with_targets(images, rows, feed, failed, [])[0]
+
+
+def _batch_with_targets(
+    images: torch.Tensor,
+    rows: Rows,
+    feed: Feed,
+    failed: tuple[int, ...],
+    more: Sequence[Array],
+) -> tuple[Batch, list[torch.Tensor]]:
+    """Make the targets; return the batch, and `more` numbers on the device.
 
     Targets are made here, and not by the caller, so that one copy brings all small arrays to the device.
     """
     targets = feed.targets(rows)
     sizes, valid, *values = to_device(
-        [rows.sizes, rows.valid, *targets.values()], feed.device
+        [rows.sizes, rows.valid, *targets.values(), *more], feed.device
     )
-    return Batch(
+    batch = Batch(
         images=images,
         sizes=sizes,
-        targets=dict(zip(targets, values, strict=True)),
+        targets=dict(zip(targets, values, strict=False)),
         valid=valid,
         ids=rows.ids,
         failed=failed,
         rows=rows,
         host=targets,
     )
+    return batch, values[len(targets) :]
 
 
 def outside(places: torch.Tensor, images: torch.Tensor) -> torch.Tensor:

@@ -14,13 +14,15 @@ from contracts import Batch, Pixels
 from engine import graphed
 from engine.distributed import ProcessWorld
 from engine.step import Step
-from loaders import first_batch, open_loader
+from loaders import _postprocess, first_batch, open_loader
 from models import superres as registry
 from plan import draws
 from plan.patches import HIGH
 from report.phases import Phases
 from settings.optimisation import Optimisation
 from tasks.superres import Fidelity, Superres
+from tests.gpu.test_rcnn import no_waits
+from tests.unit import test_finish_kernel
 from tests.unit.superres_files import CPU, feed_of, opened, write
 
 PLAIN: dict[str, Any] = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
@@ -44,6 +46,20 @@ def test_batches_are_those_of_the_cpu(device: torch.device, tmp_path: Path) -> N
                 torch.testing.assert_close(
                     batch.targets[HIGH].cpu(), high, rtol=0, atol=1e-6
                 )
+
+
+def test_the_kernel_that_finishes_does_what_torch_does(device: torch.device) -> None:
+    """They agree to the bit, since it looks up what torch makes of each level; once built it never waits."""
+    assert _postprocess._kernel(device, torch.float16) is not None
+    test_finish_kernel.check_they_are_the_same(test_finish_kernel.differences(device))
+    levels = torch.full(
+        (test_finish_kernel.BATCH, 19, 19, 3), 7, dtype=torch.uint8, device=device
+    )
+    rows = test_finish_kernel.rows_of((19, 19))
+    finish = _postprocess.Finish(test_finish_kernel.feed(device, "float16"))
+    finish(levels, rows, rows.valid)
+    with no_waits():
+        finish(levels, rows, rows.valid)
 
 
 @pytest.mark.parametrize("arch", ["srcnn", "espcn", "edsr_baseline"])
