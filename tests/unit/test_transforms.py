@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
