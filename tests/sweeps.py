@@ -20,19 +20,11 @@ SWEEPS: dict[str, str] = {
         f"{CONFORMANCE}signals.py::test_ctrl_c[{name}]": "dali-fed, and train.py in test_torchrun.py"
         for name in ("torchvision", "pyav", "decord")
     },
-    f"{CONFORMANCE}signals.py::test_ctrl_c_to_the_program_alone[dali-cpu]": (
-        "test_ctrl_c: it reads in threads"
-    ),
     f"{CONFORMANCE}signals.py::test_an_end*[dali-cpu-*]": "test_ctrl_c: it reads in threads",
-    f"{CONFORMANCE}signals.py::test_a_program*[dali-cpu]": "dali-fed, by the same pipeline",
-    f"{CONFORMANCE}signals.py::test_ctrl_c_to_the_program_alone[[!d]*]": "dali-fed, with the same workers",
-    f"{CONFORMANCE}signals.py::test_a_program*[[!d]*]": "dali-fed, with the same workers",
     f"{CONFORMANCE}signals.py::test_an_end*[[!d]*]": "dali-fed, with the same workers",
     f"{CONFORMANCE}workers.py::test_a_sample*[decord]": "pyav, which differs in what a worker calls",
     f"{CONFORMANCE}rows.py::test_ids*[*decord*]": "pyav, which differs in what a worker calls",
     f"{CONFORMANCE}resume.py::test_tails[*decord*]": "pyav, which differs in what a worker calls",
-    f"{CONFORMANCE}plants.py::test_a_leak*[pyav]": "torchvision: it is this process that leaks",
-    f"{CONFORMANCE}plants.py::test_a_leak*[dali-fed]": "dali-cpu: it is this process that leaks",
     f"{CONFORMANCE}leaving.py::test_close_does_not_wait*[pyav]": "torchvision, with the same workers",
     f"{CONFORMANCE}leaving.py::test_close_does_not_wait*[dali-fed]": "torchvision, with the same workers",
     f"{CONFORMANCE}leaving.py::test_close_leaves_nothing[decord]": "pyav",
@@ -42,13 +34,11 @@ SWEEPS: dict[str, str] = {
         for name in ("flip", "lsj", "ssdlite")
     },
     f"{CONFORMANCE}places.py::test_the_plan_of_detectors[dali-fed-*]": "dali-cpu, by the same pipeline",
-    f"{CONFORMANCE}places.py::test_canvases*[dali-fed]": "dali-cpu, by the same pipeline",
     **{
         f"{CONFORMANCE}places.py::test_every_row*[dali-fed-{name}]": "all, and dali-cpu by the same pipeline"
         for name in ("sizes", "canvas", "places", "turned", "colour")
     },
     f"{CONFORMANCE}pixels.py::test_validation*[dali-fed-samples]": "photographs, and dali-cpu",
-    f"{CONFORMANCE}turns.py::test_every_row*[*-turned]": "turned and distorted",
     f"{CONFORMANCE}resume.py::test_ids*[decord]": "pyav, which differs in what a worker calls",
     f"{CONFORMANCE}leaving.py::test_ten_epochs_are_flat[dali-fed]": "dali-cpu, and workers of torchvision",
     f"{RUNS}hangs.py::test_ranks_that_cannot_meet*[worker]": "a rank that is stopped",

@@ -1,4 +1,4 @@
-"""Images of different sizes at places of a canvas: a plan, its reference, and faults.
+"""Images of different sizes at places of a canvas: a plan and its reference.
 
 The reference is Pillow, NumPy's colours and nothing else: decode, cut out the region, resize the window into
 the place, mirror, distort, normalise; 0 everywhere else.

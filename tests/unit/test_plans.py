@@ -42,7 +42,6 @@ def config(*flags: str) -> Config:
         (["--batch-size", "8", "--val-batch-size", "9000"], 2, 15),
         # as in training, so that nothing is compiled for another shape
         (["--batch-size", "64", "--val-batch-size", "9000"], 2, 50),
-        (["--batch-size", "64"], 1, 50),
     ],
 )
 def test_a_validation_batch_is_no_larger_than_the_set(
@@ -98,7 +97,6 @@ def test_no_step_is_a_mistake_unless_there_is_none_to_take() -> None:
 @pytest.mark.parametrize(
     ("count", "batch", "accumulate", "ranks", "fitted", "steps"),
     [
-        (21, 32, 1, 1, 21, 1),
         (57, 32, 1, 1, 29, 2),
         (57, 8, 4, 1, 8, 2),
         (100, 16, 1, 3, 12, 3),
