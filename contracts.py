@@ -497,9 +497,6 @@ class Task(Protocol):
     def inputs(self, batch: Batch) -> tuple[Any, ...]:
         """Return the module's arguments: (images,); a detector also takes sizes and, to train, targets."""
 
-    def probe(self, images: torch.Tensor) -> tuple[Any, ...]:
-        """Return the arguments for images without a batch, to try whether they fit into memory."""
-
     def shown(self, batch: Batch) -> torch.Tensor:
         """Return the batch's images as a person may see what the network is given."""
 

@@ -130,7 +130,7 @@ def train(
             "manifest": train_set.fingerprint,
         }
         asked = model.graphs if not run.evaluate else False
-        explained = partial(memory.explained, step, plan.batch_size, shape, world)
+        explained = partial(memory.explained, plan.batch_size)
         with explained():  # a loader's threads break a capture
             graphs = graphed.prepare(
                 step, partial(first_batches, feed), world, asked, one_shape=kind.graphs

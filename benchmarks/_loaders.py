@@ -1,6 +1,6 @@
 """Loaders of ours, and loops as one writes them by hand, ready to give passes of images or of clips.
 
-    folder -> open_data -> Split -> opened -> epoch -> samples of this rank's batches, one after the other
+    data -> open_data -> Split -> opened -> epoch -> samples of this rank's batches, one after the other
 
 For the suites `loader` and `soak`. Must not know what is timed.
 """
@@ -22,11 +22,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks._suite import Absent, Point
+from benchmarks._suite import Point
 from benchmarks.baselines import dali, nvdec, pytorch
 from contracts import Array, Feed, FileSource, Pixels, Split, UserError, World
 from dataset.open import cache_folder, list_of, open_split
-from dataset.stores import choose_source, source_named
 from dataset.stores.folder import Folder
 from loaders import Medium, open_loader, usable
 from loaders.images.decoders import READERS
@@ -64,7 +63,6 @@ class Asked:
     # of clips alone
     clip_frames: int = 16
     clip_stride: int = 1
-    clips: int = 0
 
 
 def asked_of(medium: Medium, point: Point, **more: Any) -> Asked:
@@ -91,41 +89,21 @@ def medium_of(task: str) -> Medium:
     return kind.medium
 
 
-def data_folder(
-    root: Path | None, *, medium: Medium = "images", files: bool = True
-) -> Path:
-    """Return the split that is passed over: root/train or the root itself; of videos also a list, the root
-    itself or in it. Raises UserError; with `files` also for data that lies in other forms than files.
-    """
-    csv = root if root is None or root.is_file() else list_of(root, "train")
-    if csv is not None and medium == "videos":
-        return csv.resolve()
-    if root is None or not root.is_dir():
-        raise UserError(
-            f"--data {root or 'is missing'}: name a folder with <class>/* or train/<class>/*"
-        )
-    source = choose_source("auto", root, "train")
-    of_files = source_named(source).FILES
-    if files and not of_files:
-        raise UserError(
-            f"--data {root}: train is read as {source}, and what is written by hand reads files"
-        )
-    below = (root / "train").is_dir() or not of_files
-    return (root / "train" if below else root).resolve()
-
-
-def open_data(folder: Path, medium: Medium) -> Split:
-    """Open what `data_folder` returns, scanned once. Raises UserError."""
+def open_data(data: Path, medium: Medium) -> Split:
+    """Open the split to train on, of --data as train.py has it. Raises UserError."""
     if medium == "images":
-        return open_split(folder)
+        return open_split(data / "train")
     from dataset.videos.scan import open_videos  # with PyAV, which images do without
 
-    columns = open_videos(folder, cache=cache_folder(None))
+    videos = list_of(data, "train") or data / "train"
+    columns = open_videos(videos, cache=cache_folder(None))
     return Split(columns=columns, source=Folder(columns))
 
 
 def paths(data: Split) -> list[str]:
-    """Return the files of a data set, for loading by hand."""
+    """Return the files of a data set, for loading by hand. Raises UserError where samples are none."""
+    if not data.source.files:
+        raise UserError("--data: what is written by hand reads files")
     source = cast(FileSource, data.source)
     return [os.fsdecode(source.path(sample)) for sample in range(len(data.columns))]
 
@@ -147,8 +125,8 @@ def expanded(
     known = [*kind.loaders, "auto"]
     if by_hand:
         known += BY_HAND[kind.medium]
-        needs = {"images": "dali-cpu", "videos": "dali-video"}[kind.medium]
-        auto = ["pytorch", *(["dali"] if needs in own else []), *auto]
+        theirs = ["dali"] if {"dali-cpu", "dali-video"} & {*own} else []
+        auto = ["pytorch", *theirs, *auto]
     chosen = [one_of(flag, name, known) for name in names]
     found = (auto if name == "auto" else [name] for name in chosen)
     return list(dict.fromkeys(chain.from_iterable(found)))
@@ -158,8 +136,8 @@ def expanded(
 
 
 def plan_of(asked: Asked, columns: Any, world: World) -> ImagePlan | ClipPlan:
-    """Plan the images in a drawn order; or one random clip of each video in a drawn order, or `clips` evenly
-    spaced ones in the order of the files. Raises UserError where it has no whole batch.
+    """Plan the images, or one random clip of each video, in a drawn order. Raises UserError where it has no
+    whole batch.
     """
     side = pytorch.shorter_side(asked.image_size)
     if asked.medium == "images":
@@ -187,11 +165,10 @@ def plan_of(asked: Asked, columns: Any, world: World) -> ImagePlan | ClipPlan:
                 image_size=asked.image_size,
                 shorter=(side, side),
                 resize=side,
-                clips=max(asked.clips, 1),
             ),
             seed=0,
             batch_size=asked.batch_size,
-            training=not asked.clips,
+            training=True,
             world_size=world.size,
             rank=world.rank,
         )
@@ -225,9 +202,7 @@ def feed_of(asked: Asked, name: str, data: Split, world: World) -> Feed:
 def opened(
     asked: Asked, name: str, data: Split, world: World
 ) -> Iterator[tuple[Epochs, Figures]]:
-    """Open a loader, or a loop by hand, that is ready to give this rank's batches. Raises UserError,
-    Absent.
-    """
+    """Open a loader, or a loop by hand, that is ready to give this rank's batches. Raises UserError."""
     plan = plan_of(asked, data.columns, world)
     frames = 0.0
     if isinstance(plan, ClipPlan):
@@ -240,11 +215,7 @@ def opened(
 
     if name in BY_HAND[asked.medium]:
         loop = BY_HAND[asked.medium][name]
-        try:
-            epochs = loop(Loop(asked, name, data, world, plan))
-        except (ImportError, OSError) as error:
-            raise Absent(f"--loaders {name}: not installed ({error})") from None
-        yield epochs, of_clips
+        yield loop(Loop(asked, name, data, world, plan)), of_clips
         return
     with open_loader(name, feed_of(asked, name, data, world)) as loader:
         # the last --steps batches of an epoch, or all
@@ -344,18 +315,13 @@ def _dali(loop: Loop) -> Epochs:
     if asked.medium == "images":
         loader = dali.images(window=asked.window, files=files, labels=labels, **same)
     else:
-        require_gpu(loop)
         frames, stride = plan.policy.frames, plan.policy.stride
-        longest = int(loop.data.columns.frames.max())
         loader = dali.clips(
             files[: plan.samples],
             labels,
             frames=frames,
             stride=stride,
-            # of `--clips 0` they are sequences that lie back to back: they begin anywhere in a video
-            step=dali.step(asked.clips, frames, stride, longest),
             shorter=plan.policy.resize,
-            experimental=loop.name.endswith("experimental"),
             **same,
         )
     batches = chain.from_iterable(repeat(loader))  # epoch after epoch
@@ -376,7 +342,6 @@ def _clips(loop: Loop) -> Epochs:
         decode=pytorch.decord_clip if by_decord else pytorch.pyav_clip,
         frames=policy.frames,
         stride=policy.stride,
-        clips=asked.clips,
         size=asked.image_size,
     )
     return _pytorch(loop, dataset)
@@ -385,7 +350,6 @@ def _clips(loop: Loop) -> Epochs:
 def _nvdec(loop: Loop) -> Epochs:
     from loaders.videos._engines import capabilities, import_codec
 
-    require_gpu(loop)
     asked, gpu = loop.asked, loop.world.device.index or 0
     codec = import_codec()
     stream = nvdec.clips(
@@ -393,18 +357,11 @@ def _nvdec(loop: Loop) -> Epochs:
         loop.files()[0],
         frames=asked.clip_frames,
         stride=asked.clip_stride,
-        clips=asked.clips,
         threads=capabilities(codec, gpu, ("h264",))["h264"].engines,
         gpu=gpu,
     )
     steps = range(loop.plan.steps())
     return lambda epoch: (len([*islice(stream, asked.batch_size)]) for _ in steps)
-
-
-def require_gpu(loop: Loop) -> None:
-    """Raise UserError without a GPU."""
-    if loop.world.device.type != "cuda":
-        raise UserError(f"--loaders {loop.name} needs an NVIDIA GPU")
 
 
 READER_OF = {f"{name}-alone": name for name in (*READERS, "simplejpeg")}
@@ -418,7 +375,7 @@ BY_HAND: dict[Medium, dict[str, Callable[[Loop], Epochs]]] = {
     "videos": {
         **dict.fromkeys(("pytorch", "pytorch+decord"), _clips),
         **dict.fromkeys(("pyav-alone", "decord-alone"), _clips),
-        **dict.fromkeys(("dali", "dali-experimental"), _dali),
+        "dali": _dali,
         "nvdec-alone": _nvdec,
     },
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -42,53 +42,38 @@ def ran(command: list[str], log: Any, limit_s: float) -> int | None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Send SIGTERM to all that the process has started, and SIGKILL to what is then left. A signal that comes
-    meanwhile is heard at the end.
-    """
-    came: list[int] = []
-    with _heard_by(lambda number, _: came.append(number)):
-        # torchrun's ranks are sessions of their own; listed first, for who has lost its parent is nobody's child
-        family: list[psutil.Process] = []
-        if process.poll() is None:
-            with suppress(psutil.Error):
-                family = psutil.Process(process.pid).children(recursive=True)
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(PATIENCE_S)
-        for child in family:
-            with suppress(psutil.Error):
-                child.kill()
-        psutil.wait_procs(family, timeout=5.0)
-    if came:
-        signal.raise_signal(came[0])
-
-
-@contextmanager
-def _heard_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Send signals that end a program to `handler` inside. One that is ignored, as under nohup that of a
-    closed terminal, stays so.
-    """
-    before = {number: signal.getsignal(number) for number in ENDING}
-    changed = [number for number in ENDING if before[number] is not signal.SIG_IGN]
-    try:
-        for number in changed:
-            signal.signal(number, handler)
-        yield
-    finally:
-        for number in changed:
-            signal.signal(number, before[number])
+    """Send SIGTERM to all that the process has started, and SIGKILL to what is then left."""
+    # torchrun's ranks are sessions of their own; listed first, for who has lost its parent is nobody's child
+    family: list[psutil.Process] = []
+    if process.poll() is None:
+        with suppress(psutil.Error):
+            family = psutil.Process(process.pid).children(recursive=True)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(PATIENCE_S)
+    for child in family:
+        with suppress(psutil.Error):
+            child.kill()
+    psutil.wait_procs(family, timeout=5.0)
 
 
 @contextmanager
 def ending_on_signals() -> Iterator[None]:
     """Let SIGTERM and a closed terminal end like Ctrl-C inside: the point under way is ended too, and the
-    rows so far stay.
+    rows so far stay. A signal that is ignored, as under nohup, stays so.
     """
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with _heard_by(interrupt):
+    before = {number: signal.getsignal(number) for number in ENDING}
+    changed = [number for number in ENDING if before[number] is not signal.SIG_IGN]
+    try:
+        for number in changed:
+            signal.signal(number, interrupt)
         yield
+    finally:
+        for number in changed:
+            signal.signal(number, before[number])

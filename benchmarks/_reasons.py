@@ -22,32 +22,17 @@ OUT_OF_MEMORY = (
 """Lower-case words by which PyTorch, train.py, DALI, CUDA and its libraries, Python, oneDNN, the system and
 C++ say that memory is short.
 """
-NO_THREAD_OR_KILLED = (
-    "thread creation failed",
-    "can't start new thread",
-    "resource temporarily unavailable",
-    "when memory is short",
-)
-"""Words by which libgomp, Python, the system and our loaders may say so. These have other reasons too, but
-not for a suite that asks how much fits.
-"""
-NOT_HERE = 77
-"""Exit code of a point that this machine cannot measure: a row that says so, and no failure."""
 LONGEST = 300
 """Characters of a line."""
 
 
-def reason(code: int, log: str, *, asks_what_fits: bool = False) -> tuple[str, str]:
-    """Return the status of the row (oom, absent or failed), and why it has no figures."""
+def reason(code: int, log: str) -> tuple[str, str]:
+    """Return the status of the row (oom or failed), and why it has no figures."""
     lines = [line.strip()[-LONGEST:] for line in log.splitlines() if line.strip()]
-    words = OUT_OF_MEMORY + NO_THREAD_OR_KILLED * asks_what_fits
     for line in lines:
-        if any(word.lower() in line.lower() for word in words):
+        if any(word in line.lower() for word in OUT_OF_MEMORY):
             return "oom", line
     last = [*takewhile(lambda line: LAUNCHER not in line, lines)][-1:]
-    if code == NOT_HERE and last:
-        return "absent", last[0]
     if code == -signal.SIGKILL:  # which may come after any line
-        status = "oom" if asks_what_fits else "failed"
-        return status, "killed, as the system does when memory is short"
+        return "failed", "killed, as the system does when memory is short"
     return "failed", f"exit code {code}: {'; '.join(last) or 'it said nothing'}"

@@ -1,4 +1,4 @@
-"""Rows -> what a person looks at: a table, the same in Markdown, a plot. Must not know how a row was
+"""Rows -> what a person looks at: a table, and the same in Markdown. Must not know how a row was
 measured.
 """
 
@@ -20,7 +20,6 @@ from benchmarks._suite import (
     Row,
     Suite,
     merged,
-    name_of,
     said_of,
     value,
     versions_of,
@@ -93,28 +92,20 @@ def _why(text: str) -> str:
     return textwrap.shorten(text, LONGEST, placeholder=" ...")
 
 
-def conditions(rows: Sequence[Row], note: str = "") -> list[str]:
-    """Return the note, what all points have in common, hardware, versions, dates, clocks."""
+def conditions(rows: Sequence[Row]) -> list[str]:
+    """Return what all points have in common, hardware, versions and dates."""
     apart = differing(rows)
     same = [f"{k} {v}" for k, v in rows[0]["point"].items() if k not in apart]
     days = {time.strftime("%Y-%m-%d", time.gmtime(row["began"])) for row in rows}
     versions = versions_of([row for row in rows if row["versions"]])
-    clocks = [mhz for row in rows if (mhz := row["figures"].get("sm_mhz"))]
-    slowed = max((row["figures"].get("throttled") or 0.0) for row in rows)
     repeats = max((row["figures"].get("repeats") or 0) for row in rows)
     spread_of = f"{repeats} processes a point" if repeats else "windows or passes"
     notes = [
-        " ".join(note.split()),
         f"The same for all: {', '.join(same)}.",
         *sorted({_machine(row["hardware"]) for row in rows if row["hardware"]}),
         ", ".join(f"{name} {version}" for name, version in sorted(versions.items())),
         f"Median over {spread_of} (smallest to largest, number); {', '.join(sorted(days))}.",
     ]
-    if clocks:
-        notes.append(
-            f"GPU clock {min(clocks):,.0f} to {max(clocks):,.0f} MHz; slowed in up to {slowed:.0%} of the "
-            "readings (power, heat)."
-        )
     return [each for each in notes if each]
 
 
@@ -125,17 +116,11 @@ def _machine(hardware: dict[str, Any]) -> str:
 
 
 def show(
-    suite: Suite,
-    rows: Sequence[Row],
-    folder: Path,
-    console: Console,
-    *,
-    write: bool = True,
+    suite: Suite, rows: Sequence[Row], folder: Path, console: Console, command: str
 ) -> None:
-    """Print the table; with `write`, write table.md and rate.png."""
+    """Print the table, and write it to table.md with the command that has measured it."""
     rows = suite.derive(merged(rows))
-    about = json.loads((folder / "suite.json").read_text(encoding="utf-8"))
-    notes = conditions(rows, about["note"])
+    notes = conditions(rows)
     titles, *lines = cells(suite, rows, detail=False)
     table = Table(*titles, title=f"{suite.name}: {suite.about}")
     for line in lines:
@@ -143,15 +128,13 @@ def show(
     console.print(table)
     for note in notes:
         console.print(note, highlight=False, markup=False)
-    if not write:
-        return
     titles, *lines = cells(suite, rows, detail=True)
     table_rows = (
         " | ".join(cell.replace("|", "/") for cell in line)
         for line in (titles, ["---"] * len(titles), *lines)
     )
     text = [
-        f"# {suite.name}\n\n{suite.about}\n\n```bash\n{about['command']}\n```\n",
+        f"# {suite.name}\n\n{suite.about}\n\n```bash\n{command}\n```\n",
         *(f"- {note}" for note in notes),
         "",
         *(f"| {row} |" for row in table_rows),
@@ -160,21 +143,4 @@ def show(
     # the bytes of a file's name that are no UTF-8 as \udcXX, as Python spells them
     content = "\n".join(text).encode(errors="backslashreplace")
     replace(folder / "table.md", content)
-    draw(suite, [row for row in rows if row["status"] == "ok"], folder / "rate.png")
     console.print(f"table: {folder / 'table.md'}", highlight=False, markup=False)
-
-
-def draw(suite: Suite, rows: Sequence[Row], path: Path) -> None:
-    """Draw the rate of each row as a bar. Nothing is drawn where matplotlib is not installed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return
-    picture = Figure(figsize=(8, 1 + 0.3 * len(rows)), layout="constrained")
-    axes = picture.subplots()
-    apart = differing(rows)
-    names = [name_of({k: row["point"].get(k) for k in apart}, ", ") for row in rows]
-    axes.barh(names, [value(row, suite.rate) for row in rows])
-    axes.invert_yaxis()  # the first row on top, as in the table
-    axes.set_xlabel(suite.columns[suite.rate][0].replace("{unit}", unit_of(rows)))
-    picture.savefig(path, dpi=110)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import shlex
 import shutil
 import statistics
 import subprocess
@@ -26,7 +25,7 @@ from typing import Any, TypeVar
 from pydantic import PositiveInt
 
 from benchmarks._process import ROOT, ran
-from benchmarks._reasons import NOT_HERE, reason
+from benchmarks._reasons import reason
 from contracts import UserError
 from report import record
 from report.meter import spread
@@ -51,23 +50,17 @@ Columns = Mapping[str, Sequence[str]]
 RATE = "rate"
 
 
-class Absent(UserError):
-    """A package that a point needs is not installed here."""
-
-
 class Common(Settings):
     """Flags that every suite has."""
 
     output: Path | None = None
-    """Folder of results.jsonl, table.md and rate.png; the same command with it goes on. Default:
+    """Folder of results.jsonl and table.md; the same command with it goes on. Default:
     runs/bench-SUITE-<date>."""
     limit_s: NotNegative = 600.0
     """Longest that one process may take, seconds; a longer one is a row that says so."""
     repeats: PositiveInt = 1
-    """Processes a point, in turns: 1, or 3 and more. Then the spread is of these runs, and python -m
-    scripts.report can tell a change from noise."""
-    note: str = ""
-    """A line for the head of the table, such as the kind of machine."""
+    """Processes a point, in turns: 1, or 3 and more. Then the spread is of these runs, and not of the
+    windows of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +87,11 @@ class Suite:
     read: Callable[[Point, Path], Measured]  # what it left there
     columns: Columns
     details: Columns = field(default_factory=dict)  # in Markdown only
-    rate: str = "rate"  # the figure that scripts/report.py compares
+    rate: str = "rate"  # the figure that is shown first
     # with figures that compare a row to others, for what is shown
     derive: Callable[[Sequence[Row]], Sequence[Row]] = lambda rows: rows
     searches: bool = False
-    """Whether a point is a search: many processes, one answer, and a spread in which it lies for certain."""
+    """Whether a point is a search: many processes, one answer."""
 
 
 def crossed(**axes: Sequence[Any]) -> list[Point]:
@@ -154,7 +147,7 @@ S = TypeVar("S", bound=Common)
 
 def measuring(settings: type[S], measure: Callable[[S, Point, Path], Measured]) -> None:
     """Measure one point and write figures.json: the `if __name__ == "__main__"` of such a module. Exit code 2
-    for a UserError, NOT_HERE for Absent.
+    for a UserError.
     """
     asked, point = (json.loads(word) for word in sys.argv[1:3])
     folder = Path(sys.argv[3])
@@ -162,7 +155,7 @@ def measuring(settings: type[S], measure: Callable[[S, Point, Path], Measured]) 
         measured = measure(settings.model_validate(asked), point, folder)
     except UserError as mistake:
         print(mistake, file=sys.stderr, flush=True)
-        sys.exit(NOT_HERE if isinstance(mistake, Absent) else 2)
+        sys.exit(2)
     if int(os.environ.get("RANK", 0)) == 0:
         content = json.dumps(record.plain(asdict(measured)))
         record.replace(folder / "figures.json", content.encode())
@@ -176,13 +169,13 @@ def figures_of(_point: Point, folder: Path) -> Measured:
 # --- all points -----------------------------------------------------------------------------------------------
 
 
-def name_of(point: Point, sep: str = "-") -> str:
+def name_of(point: Point) -> str:
     """Name a point by its values, in order, as its folder is called."""
     words = (
         "x".join(map(str, each)) if isinstance(each, list) else str(each)
         for each in point.values()
     )
-    return sep.join(word.replace("/", "_").replace(" ", "_") for word in words)[:150]
+    return "-".join(word.replace("/", "_").replace(" ", "_") for word in words)[:150]
 
 
 def results(folder: Path) -> list[Row]:
@@ -217,16 +210,22 @@ def run(
     points = [
         json.loads(text) for text in dict.fromkeys(json.dumps(one) for one in points)
     ]
+    asked = record.plain(settings.model_dump(exclude={"output", "limit_s"}))
     with record.claimed(folder, resuming=True):
-        _require_same(suite, settings, folder)
-        rows = {json.dumps(row["point"]): row for row in results(folder)}
+        # what the same command has measured before
+        rows = {
+            json.dumps(row["point"]): row
+            for row in results(folder)
+            if row.get("settings") == asked
+        }
         file = record.Appender(folder / "results.jsonl")
         file.append(b"\n")  # behind half a line that a kill may have left
         try:
             for number, point in enumerate(points, 1):
                 name = json.dumps(point)
                 if name not in rows or rows[name]["status"] not in DONE:
-                    row = rows[name] = _measured(suite, settings, point, folder)
+                    row = _measured(suite, settings, point, folder)
+                    row = rows[name] = row | {"settings": asked}
                     # after every point, so that an interrupt loses the one under way alone
                     file.append(json.dumps(record.plain(row)).encode() + b"\n")
                     figure = f"{suite.rate} {value(row, suite.rate)}"
@@ -235,27 +234,6 @@ def run(
         finally:
             file.close()
     return [rows[json.dumps(point)] for point in points]
-
-
-def _require_same(suite: Suite, settings: Common, folder: Path) -> None:
-    """Write suite.json, which names the command. Raises UserError for a folder of another command."""
-    left_out = {"output", "limit_s", "note"}
-    asked = record.plain(settings.model_dump(exclude=left_out))
-    path = folder / "suite.json"
-    try:
-        before = json.loads(path.read_text()) if path.exists() else {}
-    except ValueError:
-        before = {}
-    same = before.get("suite") == suite.name and before.get("settings") == asked
-    if not same and results(folder):
-        whose = before.get("command", "another version")
-        raise UserError(
-            f"--output {folder} holds results of {whose}; name another folder"
-        )
-    command = shlex.join(["python", "-m", "scripts.bench", *sys.argv[1:]])
-    about = {"suite": suite.name, "command": command, "note": settings.note}
-    about |= {"settings": asked}
-    record.replace(path, json.dumps(about, indent=2).encode())
 
 
 def commit() -> str:
@@ -290,7 +268,7 @@ def _measured(suite: Suite, settings: Common, point: Point, output: Path) -> Row
         return row | {"status": "timeout", "error": why}
     if code:
         log_text = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
-        status, why = reason(code, log_text, asks_what_fits=suite.searches)
+        status, why = reason(code, log_text)
         return row | {"status": status, "error": why}
     try:
         measured = suite.read(point, folder)
@@ -302,7 +280,7 @@ def _measured(suite: Suite, settings: Common, point: Point, output: Path) -> Row
     repeats = measured.spread.get(suite.rate, {"n": LEAST})["n"]
     if measured.error:
         return row | {"status": "failed"}
-    if few < LEAST_STEPS or (repeats < LEAST and not suite.searches):
+    if few < LEAST_STEPS or repeats < LEAST:
         why = f"{few} steps, {repeats} windows or passes; more --seconds, or data"
         return row | {"status": "short", "error": why}
     return row | {"status": "ok"}

@@ -1,7 +1,7 @@
 """`loader`: loaders alone over a table of axes: the rate, the time of a pass, and how long a consumer waits.
 
 Of images, or of clips of videos (--task video); beside PyTorch's and DALI's own loading and decoders
-alone (_loaders.py); with --lines the traffic of a list alone (_lists.py).
+alone (_loaders.py).
 
     |- first batch -|- step -|wait|- step -|wait| ... |- step -|   a pass: all files, or --steps batches
                     |<-------------- total_s ----------------->|   floor = steps x --step-ms
@@ -14,7 +14,6 @@ is the time of all files at a window's rate.
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -27,19 +26,15 @@ from engine.distributed import ProcessWorld, cores, prepare_process
 # isort: split
 import numpy as np
 import torch
-from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
-from benchmarks import _lists
 from benchmarks._loaders import (
-    BY_HAND,
     READER_OF,
     asked_of,
-    data_folder,
     expanded,
     medium_of,
     open_data,
     opened,
-    paths,
 )
 from benchmarks._suite import (
     LEAST,
@@ -58,11 +53,13 @@ from benchmarks._suite import (
     ratio,
     require_gpus,
 )
+from benchmarks.train import require_data
 from contracts import UserError
 from loaders import Medium
 from report import hardware
 from report.meter import Meter, spread
 from settings.cli import one_of
+from settings.config import parse
 from settings.types import NotNegative
 
 DEFAULTS: dict[Medium, dict[str, int]] = {
@@ -71,7 +68,7 @@ DEFAULTS: dict[Medium, dict[str, int]] = {
 }
 SAME: dict[Medium, tuple[str, ...]] = {
     "images": ("window",),
-    "videos": ("clip_frames", "clip_stride", "clips"),
+    "videos": ("clip_frames", "clip_stride"),
 }
 """Settings of one medium that every point has."""
 LEAST_S = 2.0
@@ -85,14 +82,13 @@ class Loader(Common):
     task: str = "classification"
     """Task of train.py, of images with a label or of clips of videos."""
     data: Path | None = None
-    """Folder with <class>/* or train/<class>/*; of videos also with a list, train.csv. Our loaders also read
-    what scripts.pack has made."""
+    """Folder as --data of train.py for the task; loops by hand need files."""
     sets: tuple[str, ...] = ()
     """Folders below --data, each of which is passed over, as scripts.pack makes them."""
     loaders: tuple[str, ...] = ("auto",)
     """Names as in --loader of train.py, and loops by hand: pytorch, pytorch+opencv (uint8, --window stretch),
     dali (DALI's own reader) and dali-by-hand (fed by Python); of clips pytorch with PyAV, pytorch+decord, on a
-    GPU dali and dali-experimental. auto = pytorch, dali and all of ours that run here but nvdec+ANOTHER. Also
+    GPU dali. auto = pytorch, dali and all of ours that run here but nvdec+ANOTHER. Also
     decoding alone: READER-alone, simplejpeg-alone; of clips decord-alone, pyav-alone, nvdec-alone."""
     gpus: tuple[PositiveInt, ...] = (1,)
     """Processes, one a GPU (on a CPU: gloo)."""
@@ -120,23 +116,12 @@ class Loader(Common):
     """Frames of a clip; 0 = all frames of a video, from its first to its last: decoding in sequence. That
     takes memory: a smaller --batch-size."""
     clip_stride: PositiveInt = 1
-    """Distance from one frame of a clip to the next, in frames of the video."""
-    clips: NonNegativeInt = 0
-    """Clips of a video in a pass, evenly spaced: 300 / --clip-frames pass over all of 300 frames. 0 = one at
-    random, as in training."""
-    lines: NonNegativeInt = 0
-    """An epoch of index traffic over a list of so many lines in place of files; --loaders are then ours,
-    python-list, numpy, pandas, walk, and `own_mib` is what a worker's memory grows by."""
-    epoch_s: Annotated[FiniteFloat, Field(gt=0)] = 300.0
-    """--lines: an epoch that takes longer is broken off, and the share of it is told."""
-    reserve_gib: NotNegative = 2.0
-    """--lines: an epoch is broken off when the machine has less memory left."""
+    """Distance from one frame of a clip to the next, in frames of the video. A pass has a clip of each
+    video, at random as in training."""
 
 
 def points(settings: Loader) -> list[Point]:
     """Return the points. Raises UserError."""
-    if settings.lines:
-        return _lists.points(settings)
     medium = medium_of(settings.task)
     devices = torch.cuda.device_count()
     require_gpus(settings.gpus, devices)
@@ -148,10 +133,9 @@ def points(settings: Loader) -> list[Point]:
     if settings.steps or settings.delays:
         # DALI's reader reads all, as fast as it can
         names = [name for name in names if name != "dali" or name in settings.loaders]
-    by_hand = any(name in BY_HAND[medium] for name in names)
     for name in settings.sets or ("",):
-        data = settings.data / name if settings.data else None
-        data_folder(data, medium=medium, files=by_hand)
+        data = str(settings.data / name) if settings.data else None
+        require_data(data, names, parse(["--task", settings.task]))
     for reader in settings.readers:
         one_of("--readers", reader, ("auto", *READER_OF.values()))
     same = {
@@ -181,9 +165,7 @@ def points(settings: Loader) -> list[Point]:
 
 def command(settings: Loader, point: Point, folder: Path) -> list[str]:
     """Return the command that measures a point, with torchrun for several ranks."""
-    data = settings.data and settings.data.absolute()
-    absolute = settings.model_copy(update={"data": data})
-    python, *words = in_own_process("benchmarks.loader")(absolute, point, folder)
+    python, *words = in_own_process("benchmarks.loader")(settings, point, folder)
     return [python, *ranks(point.get("gpus", 1)), *words]
 
 
@@ -224,19 +206,14 @@ def consume(
 
 def measure(settings: Loader, point: Point, folder: Path) -> Measured:
     """Measure one point in this process, a rank of it."""
-    if settings.lines:
-        return _lists.measure(settings, point, folder)
     device = prepare_process()
     world = ProcessWorld(device)
     medium = medium_of(settings.task)
     name = point["loader"]
-    by_hand = name in BY_HAND[medium]
     assert settings.data is not None
-    place = settings.data / point.get("set", "")
-    root = data_folder(place, medium=medium, files=by_hand)
-    data = open_data(root, medium)
+    data = open_data(settings.data / point.get("set", ""), medium)
     asked = asked_of(medium, point, threads=settings.dali_threads)
-    whole = len(data.columns) * max(asked.clips, 1)
+    whole = len(data.columns)
     if asked.batches:
         whole = asked.batches * asked.batch_size * world.size
     step_s = point.get("step_ms", 0.0) / 1e3
@@ -248,9 +225,7 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
         load = hardware.Sampler(device, cores=cores(), host=False).start()
         stack.callback(load.stop)
         meter.resume(epoch=0)  # the first pass includes the start of the loader
-        began = time.perf_counter()
         epochs, more = stack.enter_context(opened(asked, name, data, world))
-        start_s = time.perf_counter() - began
         steps = 0
         for epoch in itertools.count():
             if epoch:
@@ -262,7 +237,6 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
                 steps += taken
             else:
                 meter.flush()
-                start_s += times["first_batch_s"]
                 if not meter.windows[0].samples:
                     raise UserError(f"--loaders {name}: no file could be decoded")
                 load.read()  # the loads are of the passes that count
@@ -285,7 +259,6 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
     figures |= more(figures["rate"])
     figures |= {
         "floor_s": steps / len(passes) * step_s or None,
-        "start_s": start_s,
         "first_pass_s": first.seconds,
         "samples": first.samples,
         "steps": steps,
@@ -294,9 +267,6 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
         "device_gib": device_gib,
         **{key: busy[key] for key in hardware.LOADS},
     }
-    if data.source.files:
-        # links to one file are one: a second reading of it comes from the page cache
-        figures["unique_files"] = len({os.path.realpath(path) for path in paths(data)})
     return Measured(
         figures=figures,
         spread={key: its for key, each in repeated.items() if (its := spread(each))},
@@ -333,7 +303,6 @@ COLUMNS = {
     "waited_s": ("waited, s", "{:.3f}"),
     "decoded_per_frame": ("decoded / delivered", "{:.2f}"),
     "fallbacks": ("clips by pyav", "{:.1%}"),
-    **_lists.COLUMNS,
     "first_pass_s": ("first pass, s", "{:,.3g}"),
     "host_gib": ("host GiB", "{:.1f}"),
     "device_gib": ("GPU GiB", "{:.1f}"),
@@ -342,11 +311,9 @@ COLUMNS = {
 DETAILS = {
     "total_s": ("steps, s", "{:.2f}"),
     "first_batch_s": ("first batch, s", "{:.2f}"),
-    "start_s": ("start, s", "{:.2f}"),
     "gpu_utilisation": ("GPU busy", "{:.0%}"),
     "power_w": ("W a GPU", "{:.0f}"),
     "files": ("files", "{:,}"),
-    "unique_files": ("unique", "{:,}"),
     "samples": ("samples a pass", "{:,}"),
 }
 

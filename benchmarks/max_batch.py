@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import ctypes
 import json
-import resource
 import shlex
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -32,13 +31,11 @@ from benchmarks._suite import (
     Common,
     Measured,
     Point,
-    Row,
     Suite,
     crossed,
     figures_of,
     in_own_process,
     measuring,
-    ratio,
 )
 from benchmarks.train import (
     BY_HAND,
@@ -60,8 +57,6 @@ from tasks.classification import KIND
 
 GRID = 8
 """Batches above it are multiples of it."""
-UNBOUNDED = 1 << 30
-"""The largest batch of a search that memory did not end."""
 
 
 class MaxBatch(Common):
@@ -88,42 +83,32 @@ class MaxBatch(Common):
     by_hand: tuple[Literal["dali", "dali-cpu"], ...] = ()
     """Also search with the loop that one writes by hand with DALI (benchmarks/baselines/train.py), in fp16 on
     a GPU: dali decodes there, dali-cpu on the CPU."""
-    eager: bool = False
-    """Also search with eager steps (--graphs false), to say what a graph costs."""
     memory_limit_gib: Annotated[FiniteFloat, Field(gt=0)] | None = None
-    """Measure as if there were no more memory than this, in GiB: on a GPU the rest is held, on a CPU the data
-    of a process is limited (RLIMIT_DATA)."""
+    """Measure as if the GPU had no more memory than this, in GiB: the rest is held."""
     flags: str = ""
     """More flags of train.py, for every trial; better written last, after a bare --."""
 
 
 def points(settings: MaxBatch) -> list[Point]:
-    """Return a point for each search; no precision is `auto`, or nothing by hand would have the same."""
+    """Return a point for each search. Raises UserError."""
     for arch in settings.archs:
         architecture(KIND, arch, "--archs")
-    by_hand = bool(settings.by_hand)
-    taken = {*SET_HERE, "val_batch_size"}
-    config = check(settings.flags, taken=taken, by_hand=by_hand)
-    require_data(
-        settings.data, settings.loaders, config, validates=True, by_hand=by_hand
-    )
+    if settings.memory_limit_gib and not torch.cuda.is_available():
+        raise UserError("--memory-limit-gib holds memory of a GPU, and none is here")
+    config = check(settings.flags, taken={*SET_HERE, "val_batch_size"})
+    require_data(settings.data, settings.loaders, config, validates=True)
     gpu = torch.cuda.is_available()
     device = torch.device("cuda" if gpu else "cpu")
     precisions = [
         choose(name, device, on_cpu=KIND.cpu_precision) for name in settings.precisions
     ]
     loaders = expanded("--loaders", settings.loaders, torch.cuda.device_count())
-    graphs = [{}, {"graphs": False}] if settings.eager else [{}]
     theirs = [BY_HAND + library for library in settings.by_hand]
     return [
         {"arch": arch, **point}
         for arch in settings.archs
         for point in (
-            *(
-                point | how
-                for point in crossed(loader=loaders, precision=precisions)
-                for how in graphs
-            ),
+            *crossed(loader=loaders, precision=precisions),
             *({"loader": loader, "precision": "fp16"} for loader in theirs),
         )
     ]
@@ -198,7 +183,7 @@ def measure(settings: MaxBatch, point: Point, folder: Path) -> Measured:
         text = log_path.read_text(encoding="utf-8", errors="replace")
         tried[batch] = ("timeout", f"took longer than {settings.limit_s:g} s")
         if code is not None:
-            tried[batch] = reason(code, text, asks_what_fits=True)
+            tried[batch] = reason(code, text)
         path = trial / "summary.json"
         told = json.loads(path.read_text()) if path.exists() else {}
         # which a small set makes a little smaller, so that no sample is left out
@@ -230,11 +215,6 @@ def measure(settings: MaxBatch, point: Point, folder: Path) -> Measured:
             "largest": fits,
             "ended": ended if fails else why,
             "trials": len(tried),
-            "limited_to": fits if status == "oom" else None,
-        },
-        # in which the answer lies for certain
-        spread={
-            "largest": {"n": len(tried), "min": fits, "max": (fails or UNBOUNDED) - 1}
         },
         versions=hardware.versions(),
         hardware=hardware.hardware(device, cores()),
@@ -243,11 +223,6 @@ def measure(settings: MaxBatch, point: Point, folder: Path) -> Measured:
 
 def limit(device: torch.device, gib: float) -> None:
     """Leave so much memory to a trial, its CUDA context included. Raises UserError when there is less."""
-    if device.type == "cpu":
-        # which trials inherit; not the address space: libraries map far more of it than they use
-        _, most = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (int(gib * 2**30), most))
-        return
     free, _ = torch.cuda.mem_get_info(device)
     # by the driver: PyTorch would take whole segments
     place, size = ctypes.c_void_p(), ctypes.c_size_t(max(free - int(gib * 2**30), 0))
@@ -278,38 +253,9 @@ def peak(device: Any, every_s: float = 0.05) -> Iterator[list[float]]:
         thread.join()
 
 
-# --- what is told -------------------------------------------------------------------------------------------
-
-AGAINST: dict[str, Point] = {
-    "of_torchvision": {"loader": "torchvision"},
-    "of_dali_gpu": {"loader": "dali-gpu"},
-    "of_dali_by_hand": {"loader": BY_HAND + "dali"},
-    "of_eager": {"graphs": False},
-}
-"""Ratio -> how the point that it is over differs: no memory of DALI on the GPU, ours with the most of it,
-plain DALI, eager steps.
-"""
-
-
-def derive(rows: Sequence[Row]) -> list[Row]:
-    """Add ratios between batches that memory has limited."""
-    derived = []
-    for row in rows:
-        figures = {
-            name: ratio(rows, row, "limited_to", **changed)
-            for name, changed in AGAINST.items()
-        }
-        derived.append(row | {"figures": row["figures"] | figures})
-    return derived
-
-
 COLUMNS = {
     "largest": ("largest batch", "{:,}"),
     "ended": ("limit", "{}"),
-    "of_torchvision": ("to torchvision", "{:.2f} x"),
-    "of_dali_gpu": ("to dali-gpu", "{:.2f} x"),
-    "of_dali_by_hand": ("to DALI by hand", "{:.2f} x"),
-    "of_eager": ("to eager", "{:.2f} x"),
     "device_gib": ("GPU GiB", "{:.1f}"),
 }
 DETAILS = {
@@ -330,7 +276,6 @@ SUITE = Suite(
     details=DETAILS,
     rate="largest",
     searches=True,
-    derive=derive,
 )
 
 if __name__ == "__main__":

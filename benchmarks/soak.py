@@ -11,11 +11,8 @@ import gc
 import itertools
 import json
 import os
-import select
-import signal
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,10 +21,8 @@ import psutil
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from benchmarks._lists import rollup
 from benchmarks._loaders import (
     asked_of,
-    data_folder,
     expanded,
     feed_of,
     medium_of,
@@ -43,24 +38,24 @@ from benchmarks._suite import (
     in_own_process,
     measuring,
 )
+from benchmarks.train import require_data
 from contracts import Feed, Loader, UserError
 from engine.distributed import ProcessWorld, cores, prepare_process
 from loaders import open_loader
-from report.hardware import LOADS, Sampler, device_gib, hardware, host_gib, versions
+from report.hardware import device_gib, hardware, host_gib, versions
 from report.meter import Meter, spread
 from report.record import replace as write
+from settings.config import parse
 from settings.types import NotNegative
 from tasks import kind_named
 
 JUDGED = 10
 """Fewest epochs after the warm-up: in fewer, a leak and noise look alike."""
-TRIM = signal.SIGUSR1
-"""The signal that asks a process to give freed memory back to the system."""
-TRIM_S = 1.0
-"""Seconds in which a process has to answer TRIM."""
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Parameters of mallopt, as malloc.h numbers them."""
+LARGE = 1 << 16
+"""Bytes from which freed memory goes back to the system at once."""
 BATCH_SIZES = {"images": 64, "videos": 8}
-CLIPS = ("clip_frames", "clip_stride", "clips")
-"""Settings of videos alone."""
 STEPS = 3
 STEPS_AN_EPOCH = 0.1
 """So many rises that lasted (the larger: STEPS, or this share of the epochs) are no leak yet, while they are
@@ -79,8 +74,7 @@ class Soak(Common):
     task: str = "classification"
     """Task of train.py, of images with a label or of clips of videos."""
     data: Path | None = None
-    """Folder with <class>/* or train/<class>/*, images or videos, or with a list of videos, train.csv; an
-    epoch is one pass over it."""
+    """Folder as --data of train.py for the task; an epoch is one pass over it."""
     loaders: tuple[str, ...] = ("auto",)
     """Names as in --loader of train.py; auto = all that read files and run here, but nvdec+ANOTHER."""
     epochs: PositiveInt = 30
@@ -89,17 +83,11 @@ class Soak(Common):
     """Epochs at the start that are not judged, because allocators and pools still fill: 500 batches are
     enough for DALI's."""
     batch_size: PositiveInt | None = None
-    """Samples a batch. Default: 64; of clips 8."""
+    """Samples a batch. Default: 64; of clips, 16 frames of each video, 8."""
     image_size: Annotated[int, Field(ge=8)] = 224
     """Height and width of the output, pixels."""
     workers: NonNegativeInt | None = None
     """Processes or threads that read and decode. Default: CPU cores, less one."""
-    clip_frames: NonNegativeInt = 16
-    """Frames of a clip; 0 = all frames of a video, from its first to its last."""
-    clip_stride: PositiveInt = 1
-    """Distance from one frame of a clip to the next, in frames of the video."""
-    clips: NonNegativeInt = 0
-    """Clips of a video in an epoch, evenly spaced. 0 = one at random, as in training."""
     max_mib_an_epoch: NotNegative = 0.5
     """Growth of host and of device memory above which a point fails. Of files, threads and processes none may
     be added. Growth in no more than 3 steps (or one in 10 epochs) is told and does not fail, as of a pool
@@ -110,23 +98,16 @@ class Soak(Common):
 # --- readings -----------------------------------------------------------------------------------------------
 
 
-_answers: tuple[int, int] | None = None  # both ends of a pipe, inside `trimming`
+def give_back_at_once() -> None:
+    """Have glibc give large memory back to the system as soon as it is freed, here and in what is forked.
 
-
-@contextmanager
-def trimming() -> Iterator[None]:
-    """Let processes that are forked inside give back what they have freed too, whenever `host_mib` reads."""
-    global _answers
-    outer = _answers
-    ends = _answers = os.pipe()
-    before = signal.signal(TRIM, _trim_and_answer)
-    try:
-        yield
-    finally:
-        signal.signal(TRIM, before)
-        _answers = outer
-        for end in ends:
-            os.close(end)
+    A worker that decodes 1080p would keep 2 to 25 MiB of it, by chance.
+    """
+    os.environ.setdefault("GLIBC_TUNABLES", "")  # for prepare_process to leave it so
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    for parameter in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
+        if mallopt is not None:
+            mallopt(parameter, LARGE)
 
 
 def host_mib() -> float:
@@ -134,14 +115,12 @@ def host_mib() -> float:
     other files.
 
     Their share is divided among whoever has them mapped: it jumps by 10 MiB whenever another program starts.
-    What has been freed goes back to the system first, or a leak would be served from it; of children only
-    inside `trimming`, and those that are busy for TRIM_S keep it. A worker that decodes 1080p keeps 2 to 25
-    MiB of it, by chance.
+    What this process has freed goes back to the system first, or a leak would be served from it.
     """
     this = psutil.Process()
     children = [child.pid for child in this.children(recursive=True)]
-    _trim()
-    trim_others(children)
+    with suppress(AttributeError):  # no glibc
+        ctypes.CDLL(None).malloc_trim(0)
     total = 0.0
     for pid in (this.pid, *children):
         with suppress(OSError):  # it has ended
@@ -152,39 +131,10 @@ def host_mib() -> float:
     return total
 
 
-def _trim() -> None:
-    with suppress(AttributeError):  # no glibc
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _trim_and_answer(*_: object) -> None:
-    _trim()
-    if _answers is not None:
-        os.write(_answers[1], b".")
-
-
-def trim_others(pids: Sequence[int]) -> None:
-    """Ask the children that have a handler for it, as forked ones have ours, to trim, and wait for their
-    answers.
-    """
-    if _answers is None:
-        return
-    answer = _answers[0]
-    came = select.poll()  # select knows the first 1,024 files of a process alone
-    came.register(answer, select.POLLIN)
-    asked = 0
-    while came.poll(0):
-        os.read(answer, 4096)  # those that came too late
-    for pid in pids:
-        with suppress(OSError):  # it has ended
-            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-            status = dict(line.split(":", 1) for line in lines)
-            if int(status["SigCgt"], 16) >> (TRIM - 1) & 1:  # else it would end it
-                os.kill(pid, TRIM)
-                asked += 1
-    until = time.monotonic() + TRIM_S
-    while asked and came.poll(1000 * max(until - time.monotonic(), 0.0)):
-        asked -= len(os.read(answer, asked))
+def rollup(pid: int) -> dict[str, float]:
+    """Return the lines of /proc/PID/smaps_rollup, MiB. Raises OSError."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    return {each.partition(":")[0]: int(each.split()[1]) / 1024 for each in lines}
 
 
 def reading(device: Any) -> dict[str, float]:
@@ -257,7 +207,7 @@ def verdict(
         grows = an_epoch - noise > most and slope(values[len(values) // 2 :]) > most
         said = f"{name} {an_epoch:+.2f} ± {noise:.2f} an epoch, allowed {most:g}"
         rose = f"{name} rose in {number} steps by {total:,.0f}"
-        if grows and not 0 < total <= MOST_IN_STEPS[name] and number != 1:
+        if grows and not 0 < total <= MOST_IN_STEPS[name]:
             leaks.append(said)
         elif number and (grows or total > most * len(values)):
             notes.append(rose)
@@ -271,19 +221,18 @@ def verdict(
 
 def points(settings: Soak) -> list[Point]:
     medium = medium_of(settings.task)
-    data_folder(settings.data, medium=medium, files=False)
+    data = str(settings.data) if settings.data else None
+    require_data(data, settings.loaders, parse(["--task", settings.task]))
     if (judged := settings.epochs - settings.warm_epochs) < JUDGED:
         raise UserError(
             f"--epochs less --warm-epochs is {judged}, to judge takes {JUDGED}"
         )
     devices = torch.cuda.device_count()
     names = expanded("--loaders", settings.loaders, devices, task=settings.task)
-    same = CLIPS if medium == "videos" else ()
     return crossed(
         loader=names,
         batch_size=[settings.batch_size or BATCH_SIZES[medium]],
         image_size=[settings.image_size],
-        **{name: [getattr(settings, name)] for name in same},
     )
 
 
@@ -292,8 +241,8 @@ def feed(settings: Soak, point: Point, world: Any) -> Feed:
     medium = medium_of(settings.task)
     workers = world.workers(settings.workers)
     asked = asked_of(medium, point, workers=workers, window="random-resized", flip=0.5)
-    data = open_data(data_folder(settings.data, medium=medium, files=False), medium)
-    return feed_of(asked, point["loader"], data, world)
+    assert settings.data is not None
+    return feed_of(asked, point["loader"], open_data(settings.data, medium), world)
 
 
 def measure(
@@ -303,19 +252,14 @@ def measure(
     open_: Callable[[str, Feed], Loader] = open_loader,
 ) -> Measured:
     """Pass over the data --epochs times with one open loader, and read after each."""
+    give_back_at_once()
     device = prepare_process()
     world = ProcessWorld(device)
     batches = feed(settings, point, world)
     meter = Meter(world, min_window_s=0.0, synchronise=world.synchronise)
     series: dict[str, list[float]] = {}
-    with ExitStack() as stack:
-        stack.enter_context(trimming())
-        loader = stack.enter_context(open_(point["loader"], batches))
-        load = Sampler(device, cores=cores(), host=False).start()
-        stack.callback(load.stop)
+    with open_(point["loader"], batches) as loader:
         for epoch in range(settings.epochs):
-            if epoch == settings.warm_epochs:
-                load.read()  # the loads are of the epochs that are judged
             meter.resume(epoch)
             for batch in loader.batches(epoch, 0):
                 meter.add(batch.delivered)
@@ -324,7 +268,6 @@ def measure(
             now = {"rate": window.rate, **reading(device)}
             for name, each in now.items():
                 series.setdefault(name, []).append(each)
-        busy = load.read()
     write(folder / "series.json", json.dumps(series).encode())
     warm = {name: each[settings.warm_epochs :] for name, each in series.items()}
     leaks, notes = verdict(warm, settings.max_mib_an_epoch)
@@ -338,7 +281,6 @@ def measure(
         **{f"{name}_an_epoch": slope(values) for name, values in warm.items()},
         **{f"{name}_margin": margin(values) for name, values in warm.items()},
         **{name: values[-1] for name, values in warm.items()},
-        **{name: busy[name] for name in LOADS},
         "verdict": "; ".join([*leaks, *notes]) or "flat",
     }
     return Measured(
@@ -362,12 +304,7 @@ COLUMNS = {
     "device_mib": ("GPU MiB", "{:,.0f}"),
     "verdict": ("verdict", "{}"),
 }
-DETAILS = {
-    **{name: (name, "{:.0f}") for name in COUNTS},
-    "cpu_utilisation": ("CPU busy", "{:.0%}"),
-    "gpu_utilisation": ("GPU busy", "{:.0%}"),
-    "power_w": ("W", "{:.0f}"),
-}
+DETAILS = {name: (name, "{:.0f}") for name in COUNTS}
 
 SUITE = Suite(
     name="soak",

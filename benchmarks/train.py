@@ -6,7 +6,6 @@ Times nothing itself: every figure is of a run's summary.json, or of the loop by
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import statistics
 import sys
@@ -34,7 +33,6 @@ from benchmarks._suite import (
 )
 from contracts import RateWindow, UserError
 from dataset.open import holds, require_splits
-from dataset.scan.manifest import is_url
 from engine import precision
 from engine.distributed import default_workers
 from report.meter import bound, spread, steady
@@ -67,21 +65,7 @@ SET_HERE = frozenset(
     ]
 )
 """Settings of train.py that are a point's, or the suite's."""
-SAME_WORK = frozenset(
-    [
-        "workers",
-        "patch_size",
-        "scale",
-        "min_window_s",
-        "log_every",
-        "manifest_dir",
-        "rescan",
-        "ceilings",
-    ]
-)
-"""Settings of train.py with which a step does the work of the loop by hand, that takes few flags."""
 AXES: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
-    "image_size": ("image_sizes", lambda size: {"image_size": size}),
     "workers": ("workers", lambda count: {"workers": count}),
     "memory": ("memory", lambda kind: {"pin_memory": kind == "pinned"}),
     "step": (
@@ -104,13 +88,6 @@ FULL_SIZE = {"image_size_start": None, "image_size_ramp": None}
 """Settings with which images that grow have their last size from the start: a short run stands for that."""
 GENTLER = {"detection": {"lr": 1e-5}}
 """--task -> what differs: detectors start from nothing here, and their losses are sums over many boxes."""
-ARCHS = {
-    "classification": ("resnet18", "resnet50"),
-    "detection": ("fasterrcnn_resnet50_fpn", "ssd300_vgg16"),
-    "video": ("r3d_18",),
-}
-BATCH_SIZES = {"classification": (64, 256, 512), "detection": (16,), "video": (8, 16)}
-"""--task -> what is measured where none is asked for; of another task its own default."""
 MIXED = "--mixup 0.2 --cutmix 1 --erase 0.25 --auto-augment rand-m7-mstd0.5-inc1"
 RECIPES = {
     "plain": "",
@@ -134,10 +111,9 @@ class Train(Common):
     sets: tuple[str, ...] = ()
     """Folders below --data, each of which is trained on, as scripts.pack and scripts.patch_set make them."""
     archs: tuple[str, ...] | None = None
-    """Architectures of the task, by torchvision's names. Default: resnet18 resnet50; fasterrcnn_resnet50_fpn
-    ssd300_vgg16; r3d_18."""
+    """Architectures of the task, by torchvision's names. Default: train.py's."""
     batch_sizes: tuple[PositiveInt, ...] | None = None
-    """Samples a rank and step. Default: 64 256 512; of detectors 16, of clips 8 16."""
+    """Samples a rank and step. Default: train.py's."""
     loaders: tuple[str, ...] = ("auto",)
     """Names as in --loader of train.py."""
     precisions: tuple[Literal["auto", "fp16", "bf16", "fp32"], ...] = ("auto",)
@@ -149,8 +125,6 @@ class Train(Common):
     weights; none neither crops nor flips; mixed and regularised are those of docs/recipes.md."""
     gpus: tuple[PositiveInt, ...] = (1,)
     """Processes, one a GPU (on a CPU: gloo)."""
-    image_sizes: tuple[PositiveInt, ...] = ()
-    """Sides of the training images, pixels. Default: the architecture's."""
     workers: tuple[NonNegativeInt, ...] = ()
     """A rank, for our loaders and the loop by hand. Default: CPU cores / ranks, less one."""
     memory: tuple[Literal["pinned", "pageable"], ...] = ()
@@ -166,7 +140,7 @@ class Train(Common):
     by_hand: tuple[Literal["dali", "dali-cpu", "torchvision"], ...] = ()
     """Also time the loop that one writes by hand with these libraries (benchmarks/baselines/train.py): in
     fp16 on one GPU, in fp32 without. dali decodes on the GPU, dali-cpu on the CPU; other
-    tasks: torchvision."""
+    tasks: torchvision. Of the flags behind -- it takes --workers and --image-size alone."""
     flags: str = ""
     """More flags of train.py, for every point; better written last, after a bare --."""
 
@@ -179,10 +153,9 @@ def check(
     *,
     task: str = "classification",
     taken: Collection[str] = SET_HERE,
-    by_hand: bool = False,
 ) -> Config:
-    """Return the settings of these flags of train.py. Raises UserError for flags that do not parse, that are
-    `taken` by the suite, or with `by_hand` that a loop by hand would do without.
+    """Return the settings of these flags of train.py. Raises UserError for flags that do not parse, or that
+    are `taken` by the suite.
     """
     try:
         given = shlex.split(words)
@@ -192,10 +165,6 @@ def check(
         name = word.partition("=")[0].removeprefix("--").replace("-", "_")
         if word.startswith("--") and name in taken:
             raise UserError(f"{word} behind -- is what the suite sets itself")
-        if word.startswith("--") and by_hand and name not in SAME_WORK:
-            raise UserError(
-                f"{word} behind --: the loop by hand does not take it; leave it or --by-hand out"
-            )
     config = parse(["--task", task, *given])
     kind_of(config)
     return config
@@ -207,15 +176,11 @@ def require_data(
     config: Config,
     *,
     validates: bool = False,
-    by_hand: bool = False,
 ) -> None:
     """Raise UserError when there is nothing for them to train on, as far as names of files tell.
 
-    `config` are the other settings of the runs, which need no val where none of them `validates`. Loops
-    written `by_hand` open files of this machine.
+    `config` are the other settings of the runs, which need no val where none of them `validates`.
     """
-    if by_hand and (data is None or is_url(data)):
-        raise UserError("--by-hand reads files of this machine, as --data")
     content = kind_of(config).content(config)
     if data is not None:
         chosen = config.data.model_copy(update={"data": data})
@@ -226,19 +191,18 @@ def require_data(
 
 
 def data_of(settings: Train, name: str) -> str | None:
-    """Return --data of a point: the whole, or the folder `name` below it; an absolute path, or a URL."""
-    if settings.data is None:
-        return None
-    whole = settings.data if is_url(settings.data) else os.path.abspath(settings.data)
-    return f"{whole.rstrip('/')}/{name}" if name else whole
+    """Return --data of a point: the whole, or the folder `name` below it."""
+    if settings.data is None or not name:
+        return settings.data
+    return f"{settings.data.rstrip('/')}/{name}"
 
 
 def points(settings: Train) -> list[Point]:
     """Return the points; those that are compared follow each other, for a machine's speed drifts."""
     task = one_of("--task", settings.task, TASKS)
     kind = kind_named(task)
-    archs = ARCHS.get(task, (kind.arch,)) if settings.archs is None else settings.archs
-    default = BATCH_SIZES.get(task, (Config().loading.batch_size,))
+    archs = (kind.arch,) if settings.archs is None else settings.archs
+    default = (Config().loading.batch_size,)
     gpu = torch.cuda.is_available()
     device = torch.device("cuda" if gpu else "cpu")
     auto = kind.default_loader(gpu=gpu)
@@ -253,12 +217,11 @@ def points(settings: Train) -> list[Point]:
     axes = {axis: getattr(settings, name) for axis, (name, _) in AXES.items()}
     asked = {axis: values for axis, values in axes.items() if values}
     taken = {*SET_HERE, *(name for axis in asked for name in AXES[axis][1](""))}
-    by_hand = bool(settings.by_hand)
-    config = check(settings.flags, task=task, taken=taken, by_hand=by_hand)
+    config = check(settings.flags, task=task, taken=taken)
     validates = settings.epochs is not None
     for place in settings.sets or ("",):
         data = data_of(settings, place)
-        require_data(data, loaders, config, validates=validates, by_hand=by_hand)
+        require_data(data, loaders, config, validates=validates)
     precisions = [
         precision.choose(name, device, on_cpu=kind.cpu_precision)
         for name in settings.precisions
@@ -270,12 +233,11 @@ def points(settings: Train) -> list[Point]:
         recipe=settings.recipes,
         **asked,
     )
-    own = {axis: asked[axis] for axis in ("workers", "image_size") if axis in asked}
     alone = {"precision": "fp16" if gpu else "fp32", "gpus": 1, "recipe": "plain"}
     theirs = [
         {"loader": BY_HAND + library, **alone, **point}
         for library in settings.by_hand
-        for point in crossed(**own)
+        for point in crossed(workers=settings.workers)
     ]
     return [
         {**first, **point}
@@ -321,15 +283,17 @@ def command(settings: Train, point: Point, folder: Path) -> list[str]:
 
 def by_hand_flags(task: str, flags: str, point: Point) -> dict[str, Any]:
     """Return the settings of a loop by hand: the point's, with the pixels and the workers that ours has."""
-    asked = parse(["--task", task, *shlex.split(flags)]).loading.workers
-    workers = default_workers(gpu=torch.cuda.is_available()) if asked is None else asked
+    asked = parse(["--task", task, *shlex.split(flags)]).flat()
+    workers = asked["workers"]
+    if workers is None:
+        workers = default_workers(gpu=torch.cuda.is_available())
     found = {"arch": point["arch"], "batch_size": point["batch_size"]}
     found["loader"] = point["loader"].removeprefix(BY_HAND)
     found["workers"] = point.get("workers", workers)
     if task == "classification":
         registry, _ = architecture(kind_named(task), point["arch"])
         native = registry.native(point["arch"]).size
-        found["image_size"] = point.get("image_size", native)
+        found["image_size"] = asked["image_size"] or native
     return found
 
 
@@ -433,7 +397,6 @@ DETAILS = {
         "decoded / delivered",
         "{:.2f}",
     ),
-    "padding": ("detection.padding", "padding", "{:.1%}"),
     "step_p50_ms": ("step_ms.p50", "step p50, ms", "{:.1f}"),
     "step_p99_ms": ("step_ms.p99", "p99", "{:.1f}"),
     "steps": ("step_ms.n", "steps", "{}"),
@@ -442,8 +405,6 @@ DETAILS = {
     "host_gib": ("memory.host_gib", "host GiB", "{:.1f}"),
     "gpu_utilisation": ("gpu.utilisation", "GPU busy", "{:.0%}"),
     "power_w": ("gpu.power_w", "W a GPU", "{:.0f}"),
-    "sm_mhz": ("gpu.sm_mhz", "MHz", "{:,.0f}"),
-    "throttled": ("gpu.throttled", "slowed", "{:.0%}"),
     "cpu_utilisation": ("cpu.utilisation", "CPU busy", "{:.0%}"),
 }
 DERIVED: dict[str, Sequence[str]] = {

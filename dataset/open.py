@@ -14,21 +14,18 @@ import numpy as np
 
 from contracts import MAX_PIXELS, Split, UserError
 from dataset import val_split
-from dataset.coco import layouts, warnings
+from dataset.coco import layouts
 from dataset.coco.scan import open_coco
 from dataset.images.columns import as_shown, told_of_exif
 from dataset.model_classes import ModelClasses
 from dataset.scan import lists
 from dataset.scan.cache import Progress
 from dataset.scan.file_tree import is_folder
-from dataset.scan.manifest import printable
 from dataset.stores import choose_source, source_named, what_holds
 from dataset.stores.bucket import local
 from dataset.stores.folder import Folder
-from dataset.stores.list import Listed, ListedUrls
 from dataset.stores.read_ahead import read_ahead, told_of_latency, told_of_size
 from dataset.synthetic import synthetic
-from dataset.videos.published import UCF_LISTS
 from system.resources import memory_bytes
 
 Content = Literal["images", "videos", "instances", "keypoints"]
@@ -62,19 +59,12 @@ def are_files(settings: DataSettings, content: Content) -> bool:
     Looks at names alone, of what would be opened: anything else below --data does not matter. What cannot be
     opened counts as files, and `open_splits` says what is wrong with it.
     """
-    if settings.data is None or content == "videos":
+    if settings.data is None or content != "images":
         return True
     for split in SPLITS:
         with suppress(UserError):
-            root = _root(settings)
-            folder: str = split
-            if content != "images":
-                points = content == "keypoints"
-                folder = layouts.find(root, split, keypoints=points).folder
-            module = source_named(choose_source(settings.source, root, folder))
-            # a list may name URLs
-            is_list = content == "images" and hasattr(module, "are_files")
-            if not module.FILES or (is_list and not module.are_files(root, split)):
+            name = choose_source(settings.source, _root(settings), split)
+            if not source_named(name).FILES:
                 return False
     return True
 
@@ -113,7 +103,7 @@ class DataSettings(Protocol):
     manifest_dir: Path | None
     rescan: bool
     max_pixels: int
-    lmdb_label: str | None
+    lmdb_label: Literal["prefix"] | None
     label_key: str | None
     multi_label: bool
     trust_list: bool
@@ -168,7 +158,7 @@ def open_splits(
         "read_delay_s": read_delay_s,
     }
     if settings.val_share is not None:
-        splits = _shared(settings, root, content, model is None, console, how)
+        splits = _shared(settings, root, content, console, how)
     else:
         splits = {}
         classes: tuple[str, ...] | None = None
@@ -184,10 +174,7 @@ def open_splits(
             with console.counting(name) as progress:
                 split = open_it(classes=classes, progress=progress, **how)
             _set_reads(name, split, settings, read_threads, content, console)
-            listed = isinstance(split.source, Listed | ListedUrls) or (
-                content == "videos" and list_of(root, name) is not None
-            )
-            _tell(name, split, settings, content, console, classes, listed=listed)
+            _tell(name, split, settings, content, console, classes)
             classes = split.columns.classes
             splits[name] = split
     if settings.exif == "shown":
@@ -210,7 +197,6 @@ def _shared(
     settings: DataSettings,
     root: Path,
     content: Content,
-    trains: bool,
     console: Console,
     how: Mapping[str, Any],
 ) -> dict[str, Split]:
@@ -220,7 +206,7 @@ def _shared(
         whole = source_named("folder").open(
             root.parent, root.name, progress=progress, **how
         )
-    _tell("images", whole, settings, content, console, trains=trains)
+    _tell("images", whole, settings, content, console)
     splits, counts, mistakes = val_split.parted(
         whole, settings.val_share or 0.0, settings.val_seed
     )
@@ -263,9 +249,6 @@ def _tell(
     content: Content,
     console: Console,
     expected: tuple[str, ...] | None = None,
-    *,
-    listed: bool = False,
-    trains: bool = True,
 ) -> None:
     """Say what a scan warns of, and what of the split may be a mistake; `expected` are training's classes."""
     columns = split.columns
@@ -278,17 +261,11 @@ def _tell(
             lines.append(
                 f"it has {len(columns.category_ids)} of training's categories, and is scored by these"
             )
-        if line := warnings.crowd_warning(columns.crowd):
-            console.info(f"{name}: {line}")
     for line in filter(None, lines):
         console.warn(f"{name}: {line}")
     if content in ("images", "videos") and not settings.multi_label:
         noun = content.removesuffix("s")
-        tell_of_classes(
-            name, split, console, expected=expected, listed=listed, noun=noun
-        )
-        if name != "val" and trains and settings.order == "sequential":
-            warn_of_sorted(columns, console)
+        tell_of_classes(name, split, console, expected=expected, noun=noun)
 
 
 def _require_shared(settings: DataSettings, root: Path, content: Content) -> None:
@@ -358,16 +335,20 @@ def _opener(
             "give --exif stored, or leave --trust-list out"
         )
     if content == "instances" or content == "keypoints":
-        return _annotated_opener(
-            settings, root, split, keypoints=content == "keypoints"
+        if settings.source != "auto" and not source_named(settings.source).FILES:
+            raise UserError(
+                f"--source {settings.source} is for images with a label; images of annotations are files"
+            )
+        points = content == "keypoints"
+        layouts.find(root, split, keypoints=points)
+        return partial(
+            _open_annotated, root, split, keypoints=points, exif=settings.exif
         )
     must_be = holds(content, settings.source)
     if not is_folder(root):
         raise UserError(
             f"--data {root}: {'is a file' if root.exists() else 'no such folder'}; it must be {must_be}"
         )
-    if not os.access(root, os.X_OK):
-        raise UserError(f"--data {root}: may not be entered; it must be {must_be}")
     if content == "videos":
         if settings.source != "auto" and not source_named(settings.source).FILES:
             raise UserError(
@@ -406,36 +387,22 @@ def _options(
     return {} if value is None else {"labels": value}
 
 
-def _annotated_opener(
-    settings: DataSettings,
+def _open_annotated(
     root: Path,
     split: Literal["train", "val"],
     *,
-    keypoints: bool,
-) -> Open:
-    """Return what opens images with boxes: the annotations are a file, their images' bytes are a source's."""
-    file, folder, _ = layouts.find(root, split, keypoints=keypoints)
-    name = choose_source(settings.source, root, folder)
-    # a list of files says nothing that the annotations do not
-    name = "folder" if name == "list" else name
-    module = source_named(name)
-    if not hasattr(module, "entries"):
-        raise UserError(
-            f"--source {name} is for images with a label; images of annotations are files, or lie in an LMDB"
-        )
-    if not module.FILES and (lacking := module.missing(root, folder)):
-        raise UserError(
-            f"--data: {root} has no {lacking}, for the images of annotations/{file.name}"
-        )
-
-    def open_it(*, read_delay_s: float, **how: Any) -> Split:
-        columns = open_coco(
-            root, split, keypoints=keypoints, source=name, exif=settings.exif, **how
-        )
-        source = module.source(columns, folder, read_delay_s)
-        return Split(columns=columns, source=source)
-
-    return open_it
+    read_delay_s: float,
+    classes: tuple[str, ...] | None = None,
+    **how: Any,
+) -> Split:
+    """Open images with boxes: the annotations are a file, and so is each image."""
+    columns = open_coco(root, split, **how)
+    # validation may have some of training's categories
+    if classes is not None and columns.classes != classes:
+        training = ModelClasses(names=classes, origin="the training set")
+        numbers, _, _ = training.numbers(columns.class_names)
+        columns = columns.numbered(numbers, classes)
+    return Split(columns=columns, source=Folder(columns, read_delay_s))
 
 
 def _open_videos(data: Path, *, read_delay_s: float, **how: Any) -> Split:
@@ -446,28 +413,19 @@ def _open_videos(data: Path, *, read_delay_s: float, **how: Any) -> Split:
 
 
 def list_of(root: Path, split: str) -> Path | None:
-    """Return the list of a split of videos, which goes before its folder; UCF101's go behind it."""
-    found = lists.find(root, split)
-    published = root / UCF_LISTS[split]
-    if not found and published.exists() and not (root / split).exists():
-        found = [published]
-    return next(iter(found), None)
+    """Return the list of a split of videos, which goes before its folder."""
+    return next(iter(lists.find(root, split)), None)
 
 
 def _list_or_folder(root: Path, split: str, must_be: str) -> Path:
     """Return the list of a split of videos, or its folder. Raises UserError."""
     if found := list_of(root, split):
-        if found.is_dir():
-            raise UserError(
-                f"--data {found}: is a folder, and would be the list of {split}; "
-                "it must be a file, or have another name"
-            )
         return found
     if (root / split).exists():
         return root / split
     raise UserError(
         f"--data {root}: has no {split}/ folder; it must be {must_be}; docs/video.md says how the "
-        "lists of UCF101, HMDB51 and Something-Something become such"
+        "lists of Kinetics, UCF101, HMDB51 and Something-Something become such"
     )
 
 
@@ -477,45 +435,20 @@ def tell_of_classes(
     console: Console,
     *,
     expected: tuple[str, ...] | None,
-    listed: bool,
     noun: str,
 ) -> None:
-    """Warn of a single class where more are `expected`, or any, and of classes without a sample; say where
-    all files lie deeper than in their class folders. A `listed` sample has no class folder."""
+    """Warn of a single class where more are `expected`, or any, and of classes without a sample."""
     columns = split.columns
     counts = np.bincount(columns.label, minlength=len(columns.classes))
     present = np.flatnonzero(counts)
-    deep = "" if listed or not split.source.files else _all_deeper(columns)
-    too_many = f"all files lie in folders below, as {deep}: is there a folder too many?"
     if len(present) == 1 and (expected is None or len(expected) > 1):
         console.warn(
             f"{name}: one class alone, '{columns.classes[present[0]]}', so there is nothing to learn; "
-            f"{too_many if deep else 'is --data a folder too high?'}"
+            "is --data a folder too high?"
         )
-    elif deep:
-        console.info(f"{name}: its own folders are the classes; {too_many}")
     if expected is None and not counts.all():
         empty = np.flatnonzero(counts == 0)
         console.warn(
             f"{name}: {len(empty)} of {len(columns.classes)} classes have no {noun}, "
             f"first '{columns.classes[empty[0]]}'; do the labels of the list begin at 0, without gaps?"
-        )
-
-
-def _all_deeper(columns: Any) -> str:
-    """Return the path of a sample below its split where all lie in folders of their class folders, or ""."""
-    looked_at = np.linspace(0, len(columns) - 1, min(len(columns), 1000)).astype(int)
-    if any(columns.entry(sample).count(b"/") < 2 for sample in looked_at.tolist()):
-        return ""
-    return printable(columns.entry(0))
-
-
-def warn_of_sorted(columns: Any, console: Console) -> None:
-    """Warn of an order in which classes come one after the other: a network then learns one at a time."""
-    label = np.asarray(columns.label)
-    runs = int(np.count_nonzero(label[1:] != label[:-1])) + 1
-    if 1 < runs == len(np.unique(label)):
-        console.warn(
-            f"train: --order sequential, and the {len(label):,} samples are sorted by label, so that nearly "
-            "every batch has one class alone: shuffle the lines of the list, or leave --order out"
         )

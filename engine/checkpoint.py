@@ -3,11 +3,8 @@ from one."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +19,8 @@ from engine.distributed import ProcessWorld
 from engine.step import Step
 from settings.config import FACTS
 from settings.run import Run
-from system import torch_files
+from system import storage, torch_files
 
-FULL_BYTES = 1 << 20
-"""A disk that a checkpoint has filled has less than this left."""
 FORMAT = 2
 """The format of what is written, and the only one that is read."""
 WEIGHTS_ALONE = "--weights takes over the weights alone"
@@ -125,28 +120,11 @@ def write(path: Path, content: dict[str, Any]) -> None:
     # one name, so that what a kill leaves is written over
     new = path.with_name(f".{path.name}.new")
     try:
-        with new.open("wb") as file:
-            torch.save({"format": FORMAT, **content}, file)
-            file.flush()
-            # before the rename: else a power cut could leave the name with a part of the content
-            os.fsync(file.fileno())
-        os.replace(new, path)
-        # a rename is on the disk once its folder is
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        whole = {"format": FORMAT, **content}
+        storage.replace(path, new, lambda file: torch.save(whole, file))
+    # torch reports a full disk as RuntimeError
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        # torch reports a full disk as RuntimeError, in words of its own
-        with suppress(OSError):
-            if (
-                isinstance(error, RuntimeError)
-                and shutil.disk_usage(path.parent).free < FULL_BYTES
-            ):
-                reason = "no space left"
-        new.unlink(missing_ok=True)
         remedy = f"there is no {path.name} yet: mend it, or name another folder"
         if path.is_file():
             remedy = (

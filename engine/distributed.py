@@ -63,9 +63,6 @@ ranks that live be slow where they may: a checkpoint, a compilation, a validatio
 """
 FILES_A_WORKER = 4
 """Files that are open for each worker process of a loader."""
-MOST_WORKERS_A_CORE = 64
-MOST_WORKERS = 256
-"""More workers a rank than the larger of these two are a slip: processes would be forked for minutes."""
 
 
 def prepare_process() -> torch.device:
@@ -197,7 +194,7 @@ class ProcessWorld:
     def workers(self, asked: int | None) -> int:
         """Return how many workers this rank starts: as asked, or as many as default_workers has.
 
-        Raises UserError for more than any machine can use, or than this process may have files open for.
+        Raises UserError for more than this process may have files open for.
         """
         workers = asked
         if workers is None:
@@ -210,12 +207,6 @@ class ProcessWorld:
             raise UserError(
                 f"--workers {workers} need about {files} open files, in a validation too, and "
                 f"ulimit -n allows {few}: raise it, or ask for fewer"
-            )
-        most = max(MOST_WORKERS, int(MOST_WORKERS_A_CORE * cores()))
-        if workers > most:
-            remedy = "leave it out for one a core, less one"
-            raise UserError(
-                f"--workers {workers}: at most {most} a rank on {cores():.3g} cores; {remedy}"
             )
         return workers
 

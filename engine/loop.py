@@ -16,7 +16,6 @@ from contracts import Batch, Loader, NotFinite, Plan, RateWindow, UserError
 from engine import schedules
 from engine.checkpoint import Checkpoints, Progress
 from engine.distributed import ProcessWorld, Vote, leave, leave_within
-from engine.emergency_save import EmergencySave
 from engine.failures import Failures
 from engine.loss_log import LossLog
 from engine.ranks import is_gone
@@ -58,12 +57,9 @@ class Training:
 
     def __post_init__(self) -> None:
         self.vote = Vote(self.world)
-        accumulate = self.optimisation.accumulate
-        self.rescue = EmergencySave(self.checkpoints, self.world, accumulate=accumulate)
         self.watch = Watch(
             world=self.world,
             stop=self.stop,
-            rescue=self._rescued,
             writing=self.checkpoints.writing,
         )
         self._losses = LossLog(
@@ -83,6 +79,7 @@ class Training:
         self._trained_on: list[np.ndarray] = []  # ids of each batch in the open window
         self._has_measured = False  # this rank's rate, for --seconds
         self._time_is_up = False  # all ranks agreed that --seconds is reached
+        self._is_torn = False  # the run was ended within a step
 
     # -- the run ---------------------------------------------------------------------------------------------
 
@@ -96,8 +93,8 @@ class Training:
                     self.validation.settle(self.progress)
                 raise
             except RuntimeError as error:
-                if is_gone(error):
-                    self._leave_alone()
+                if is_gone(error) and self.stop():
+                    leave(128 + (self.stop.signal or 0))
                 raise
 
     def validate(self) -> bool:
@@ -127,7 +124,7 @@ class Training:
             self.report.warn(warning)
         while self.progress.epoch < self.optimisation.epochs and not self._enough():
             if not self._epoch():
-                self.save()
+                self._save_whole()
                 return False
             if self._validation_is_due() or (
                 self.run.ceilings and self._ceiling_inputs is None
@@ -159,19 +156,6 @@ class Training:
         if self._ceiling_inputs is not None and self.report.above_ceiling():
             self._measure_ceilings(*self._ceiling_inputs)
         return True
-
-    def _rescued(self) -> bool:
-        """Save the last whole step without the other ranks; from any thread. Returns whether it was."""
-        # until a validation's figures are known, last.pt resumes into it
-        return not self.validation.unsettled and self.rescue.save(
-            best=self.progress.best
-        )
-
-    def _leave_alone(self) -> None:
-        """Save what this rank alone can, when another one has gone; leave if the run was asked to stop."""
-        self._rescued()
-        if self.stop():
-            leave(128 + (self.stop.signal or 0))
 
     def _next_epoch(self) -> Progress:
         """Return where the run is once this epoch is over; its tail is dropped."""
@@ -229,7 +213,6 @@ class Training:
                 )
                 logging = (progress.step + 1) % self.run.log_every == 0
                 self._batches = []
-                self.rescue.begin(progress)
                 try:
                     outcome = self.step(
                         batches,
@@ -241,9 +224,9 @@ class Training:
                 # asked to stop in a wait, or a file of the data is gone, or a worker
                 except (Asked, UserError) as error:
                     if self.world.size > 1:
-                        self._rescued()  # the others wait in their step
                         raise
-                    self.rescue.undo()
+                    # a part of an --accumulate step has moved the running statistics
+                    self._is_torn = bool(self._batches)
                     ended = error
                     break
                 self._count(outcome, lr)
@@ -266,7 +249,7 @@ class Training:
             self._tell_window(closed)
             self._pause()
         if isinstance(ended, UserError):
-            self.save()
+            self._save_whole()
             raise ended
         return not (last["stop"] or stopped or ended)
 
@@ -284,8 +267,6 @@ class Training:
         """Pass batches on to the step, and remember them until it is counted."""
         for batch in batches:
             self._batches.append(batch)
-            if len(self._batches) == self.optimisation.accumulate:
-                self.rescue.hold_launch()
             yield batch
 
     def _count(self, outcome: torch.Tensor, lr: float) -> None:
@@ -298,7 +279,6 @@ class Training:
         )
         self.progress.consumed += taken
         self.progress.samples += taken
-        self.rescue.done(self.progress)
         self.watch.beat()
         for batch in self._batches:
             self._failed_in_epoch.update(batch.failed)
@@ -351,7 +331,6 @@ class Training:
         """Measure and tell; the loader with images of `epoch`. Returns False when a signal came."""
         assert self.loader is not None
         self.report.info("measuring the two ceilings: the step alone, the loader alone")
-        self.rescue.end()
         try:
             with self.watch.slow(), self.meter.pause_for("ceilings"):
                 found = self.measure_ceilings(
@@ -443,7 +422,6 @@ class Training:
         )
 
     def _start_validation(self, best_resumes_at: Progress | None) -> bool:
-        self.rescue.end()  # last.pt resumes into the validation
         # its figures may take minutes
         with self.watch.slow(), self.meter.pause_for("validation"):
             return self.validation.start(
@@ -465,6 +443,11 @@ class Training:
         if every > 0 and self.progress.step % every == 0:
             return True
         return 0 < 60 * self.run.save_every_minutes <= time.monotonic() - self._saved_at
+
+    def _save_whole(self) -> None:
+        """Write last.pt, unless a step was left in its middle: then the earlier one stays."""
+        if not self._is_torn:
+            self.save()
 
     def save(self) -> None:
         """Write last.pt, once a validation is settled; all ranks wait.

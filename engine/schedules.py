@@ -88,8 +88,6 @@ def learning_rate(epoch: float, optimisation: Optimisation) -> float:
         return final + (peak - final) * left
     if optimisation.schedule == "step":
         return peak * optimisation.lr_gamma ** _drops(epoch, optimisation)
-    if optimisation.schedule == "range":
-        return float(peak * 10 ** ((epoch - warmup) / optimisation.lr_step_epochs))
     return peak
 
 

@@ -5,7 +5,7 @@ handlers run in it alone. The system tells this thread of signals through a pipe
 
     waits 30 s for a batch             one line: rank, worker, file
     asked to stop, and waits           alone: the wait ends, and the run saves as usual
-                                       else: rank 0 saves its last whole step, and all leave
+                                       else: all leave, and last.pt stays as it is
     other ranks do not come            after --timeout-minutes the same, with a line that names them; where a
                                        rank may be slow, only if one does not live any more
     the ranks' store has gone          the same at once: rank 0 or torchrun, which has it, is no more
@@ -65,11 +65,10 @@ class WatchedLoader:
 
 @dataclass(kw_only=True)
 class Watch:
-    """The watch of one run. `rescue` saves its last whole step, from any thread, and says whether it did."""
+    """The watch of one run."""
 
     world: ProcessWorld
     stop: StopRequest
-    rescue: Callable[[], bool]
     # held while a checkpoint is written, which may take its time
     writing: threading.Lock
     leave: Callable[[int], None] = os._exit
@@ -249,13 +248,7 @@ class Watch:
         self._leave(2, f"{self.world.named} has not gone on for {minutes}: {why}")
 
     def _leave(self, code: int, line: str) -> None:
-        try:
-            saved = self.rescue()
-        except Exception:  # of a broken device; nobody else would end the process
-            saved = False
-        say(
-            f"{line}; {'its last whole step is saved' if saved else 'nothing more is saved'}"
-        )
+        say(f"{line}; go on from last.pt with --resume auto")
         self.leave(code)
 
     def _awaited(self) -> str:

@@ -254,10 +254,10 @@ def fill(
         if not (name.startswith(heads) and state[name].is_floating_point())
     ]
     fitting = OrderedDict((name, state[name]) for name in state if name not in other)
-    reasons = [
-        f"'{name}' is {_kind(state[name])} there, {_kind(own[name])} here"
-        for name in wrong[:1]
-    ]
+    reason = ""
+    if wrong:
+        there, here = _kind(state[wrong[0]]), _kind(own[wrong[0]])
+        reason = f"'{wrong[0]}' is {there} there, {here} here"
     # as of the oldest version of each module, which renames what it finds; MNASNet takes today's alone
     for versions in () if wrong else (None, own._metadata):  # type: ignore[attr-defined]
         if versions is not None:
@@ -265,46 +265,34 @@ def fill(
         try:
             result = module.load_state_dict(fitting, strict=False)
         except (RuntimeError, ValueError) as error:
-            reasons = [str(error).splitlines()[-1].strip()]
+            reason = str(error).splitlines()[-1].strip()
             continue
         missing = {*result.missing_keys} - {*other}
-        sides = {"no": missing, "an extra": {*result.unexpected_keys}}
-        reasons = [
-            f"it has {what} '{min(names)}'"
-            + f" and {len(names) - 1} more" * (len(names) > 1)
-            for what, all_names in sides.items()
-            if (names := {name for name in all_names if not name.endswith(COUNTER)})
+        odd = [
+            name
+            for name in sorted(missing.union(result.unexpected_keys))
+            if not name.endswith(COUNTER)
         ]
-        if not reasons:
+        if not odd:
             if other:
                 anew = ", ".join(other)
                 notes.append(f"--weights are for other classes: {anew} start anew")
             return Loaded(anew=other, notes=notes)
+        reason = f"of {len(odd)} tensors, as '{odd[0]}', one side has none"
     of = ""
     if weights.arch and weights.arch != arch:
         of = f", and is of '{weights.arch}'"
-    raise Unusable(
-        f"{weights.flag} does not fit --arch {arch}{of}: {'; '.join(reasons)}. "
-        f"{len(state)} tensors there begin with {_first(state)}; {len(own)} here with {_first(own)}"
-    )
+    raise Unusable(f"{weights.flag} does not fit --arch {arch}{of}: {reason}")
 
 
 def _suits(value: torch.Tensor, own: torch.Tensor) -> bool:
-    """Whether numbers can be copied as they are; what is whole or sparse is a code for something else."""
+    """Whether numbers can be copied as they are; whole ones are a code for something else."""
     whole = own.is_floating_point() and not value.is_floating_point()
-    stored = value.layout == torch.strided and (own.is_meta or not value.is_meta)
-    return value.shape == own.shape and stored and not whole
+    return value.shape == own.shape and not whole
 
 
 def _kind(value: torch.Tensor) -> str:
-    layout = "" if value.layout == torch.strided else f" {value.layout}"
-    return f"{tuple(value.shape)} {value.dtype}{layout} on {value.device}".replace(
-        "torch.", ""
-    )
-
-
-def _first(state: Mapping[str, torch.Tensor]) -> str:
-    return ", ".join(f"'{name}' {tuple(state[name].shape)}" for name in [*state][:2])
+    return f"{tuple(value.shape)} {value.dtype}".replace("torch.", "")
 
 
 def published(arch: str, weights: str) -> Any:

@@ -14,10 +14,6 @@ BUSY = 0.85
 """CPU cores, or a GPU's time, that are in use to this share are the limit."""
 IDLE = 0.6
 """Cores, or a GPU, in use to less than this share wait for something else."""
-FAR_BELOW = 0.5
-NEARLY = 0.75
-"""Contention counts as bound by the loader where the loader ceiling is below FAR_BELOW of the compute ceiling,
-and the rate above NEARLY of the loader ceiling."""
 DECODE_ON_GPU = ("dali-gpu", "dali-fed", "nvdec+pyav")
 MANY_SHAPES = ("detection",)
 """Tasks whose batches have many shapes: each would be a graph, or be compiled, of its own."""
@@ -56,19 +52,13 @@ def advice(summary: Summary) -> str:
     bound = summary.get("bound")
     if not (bound and compute and loader):
         return "Run with --ceilings true: without the two ceilings nobody can say what held the rate back."
-    # the loader alone is far slower than the step alone, and nearly all of it is used
-    nearly_all = look_up(summary, "rate.steady") > NEARLY * loader
-    if bound == "contention" and loader < FAR_BELOW * compute and nearly_all:
-        bound = "loader"
-    sentence = {
+    sentences = {
         "compute": _compute,
         "loader": _loader,
         "storage": _storage,
         "contention": _contention,
-    }[bound](summary)
-    if look_up(summary, "rate.spread.n") == 1:
-        sentence += " One window alone says so: train for longer to be sure."
-    return sentence
+    }
+    return sentences[bound](summary)
 
 
 def _compute(summary: Summary) -> str:

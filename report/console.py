@@ -26,7 +26,6 @@ from rich.text import Text
 from contracts import Figure, Reported, one_line
 from report import what_if
 from report.advice import Summary, advice, look_up
-from report.meter import STEAL
 
 WIDTH = 80
 """Columns of the table, and of plain output."""
@@ -310,14 +309,6 @@ def _with_spread(summary: Summary, path: str, name: str) -> str:
     return f"{said}   ({low} to {high} in {windows})"
 
 
-def _steal(summary: Summary) -> str:
-    """Say how much time other virtual machines took, where it is enough to tell in a rate."""
-    share = look_up(summary, "cpu.steal") or 0.0
-    if share < STEAL:
-        return ""
-    return f"{share:.1%} of the cores' time went to other virtual machines"
-
-
 def _frames(summary: Summary) -> str:
     per = look_up(summary, "clips.decoded_per_delivered")
     decoded = f"   ({per:.2f} decoded for each)" if per else ""
@@ -331,21 +322,6 @@ def _fallback(summary: Summary) -> str:
     most_first = sorted(others.items(), key=lambda one: -one[1])
     sorts = "; ".join(f"{count:,} {sort}" for sort, count in most_first)
     return f"{sum(others.values()):,} clips by pyav instead ({sorts})" if others else ""
-
-
-def _refusals(summary: Summary) -> str:
-    refusals = look_up(summary, "clips.refusals") or {}
-    return "; ".join(f"{sort}: {why}" for sort, why in refusals.items())
-
-
-def _instances(summary: Summary) -> str:
-    """Say boxes a second, and the share of the pixels that no image covers."""
-    detection = summary.get("detection")
-    if not detection:
-        return ""
-    each = f"{detection['instances_per_image']:.1f} an image"
-    padding = f"{detection['padding']:.1%} of the pixels show no image"
-    return f"{number(detection['instances_per_s'])} box/s   ({each}, {padding})"
 
 
 def _binds(summary: Summary) -> str:
@@ -412,11 +388,8 @@ LINES = (
     Line("stage that binds", _binds),
     Line("slowest rank", _slowest),
     Line("energy", _energy),
-    Line("CPU steal", _steal),
     Line("frames", _frames),
     Line("fallback", _fallback),
-    Line("undecoded", _refusals),
-    Line("instances", _instances),
     Line("not decoded", _not_decoded),
     Line("what if", _what_if),
     Line("change first", advice),

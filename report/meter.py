@@ -22,10 +22,6 @@ STEADY_WITHIN = 0.1
 """Warm-up lasts until the first window this close to the median of the later half."""
 HIGHEST_EFFICIENCY = 1.03
 """A rate can be this far above its ceiling by chance."""
-STEAL = 0.02
-"""Other virtual machines of the host have at least this share of the cores' time when it is told beside
-rates.
-"""
 ENOUGH = 4
 """A measurement by time takes at least so many windows: three make a median with a spread, and the last one
 may move the end of the warm-up.

@@ -10,12 +10,9 @@ import csv
 import errno
 import fcntl
 import io
-import itertools
 import json
 import math
 import os
-import shlex
-import sys
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +23,7 @@ import numpy as np
 
 from contracts import UserError
 from settings.run import Run
+from system import storage
 
 FAILED = "failed.txt"
 """Samples that could not be decoded: split, tab, name."""
@@ -162,25 +160,6 @@ def unwritable(folder: Path, error: OSError) -> UserError:
     )
 
 
-def again(folder: Path, argv: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return the command that goes on with a run, as a shell takes it."""
-    words: list[str] = []
-    skip = False
-    for word in argv:
-        flag, equals, _ = word.partition("=")
-        replaced = flag in ("--output", "--resume")
-        if not skip and not replaced:
-            words.append(word)
-        # the value of a flag that is replaced may be a word of its own
-        skip = replaced and not equals
-    ranks = environment.get("LOCAL_WORLD_SIZE", "1")
-    start = ["python"]
-    # on several machines torchrun had more flags, which are not known here
-    if "TORCHELASTIC_RUN_ID" in environment and environment.get("WORLD_SIZE") == ranks:
-        start = ["torchrun", "--standalone", "--nproc-per-node", ranks]
-    return shlex.join([*start, *words, "--output", str(folder), "--resume", "auto"])
-
-
 # --- files that are whole at any time -----------------------------------------
 
 
@@ -225,20 +204,8 @@ def replace(path: Path, content: bytes) -> None:
     # TensorBoard reads every name with "tfevents" in it; and ranks may write beside each other
     new = path.with_name(f".unfinished-{zlib.crc32(os.fsencode(path.name)):08x}")
     try:
-        with new.open("wb") as file:
-            file.write(content)
-            file.flush()
-            # before the rename: else a power cut could leave the name with a part of the content
-            os.fsync(file.fileno())
-        os.replace(new, path)
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        storage.replace(path, new, lambda file: file.write(content))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            new.unlink()
         raise unwritable(path.parent, error) from None
 
 
@@ -274,23 +241,17 @@ class Record:
         # kind and step of the points that are there already
         self._kept: set[tuple[str, int]] = set()
         self._points: Appender | None = None
-        # the new name of the metrics of a run that lost its checkpoint
-        self.kept_metrics = ""
         # figures of the last validation that metrics.jsonl keeps
         self.validation: dict[str, Any] = {}
-        # steps of a checkpoint that rank 0 saved alone: their losses are not known
-        self.untold = range(0)
         if enabled:
-            if resume_step == 0:
-                self._keep()
             if resume_step is not None:
                 self._cut(resume_step)
             self._points = Appender(folder / "metrics.jsonl")
 
     @property
     def how_to_resume(self) -> str:
-        """Say what to do where the run was stopped: the whole command."""
-        return f"go on with: {again(self.folder, sys.argv, os.environ)}"
+        """Say what to do where the run was stopped."""
+        return f"go on with the same command and --output {self.folder} --resume auto"
 
     def point(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl, complete there when this returns; floats read back bit for bit."""
@@ -364,21 +325,10 @@ class Record:
             self._points.close()
             self._points = None
 
-    def _keep(self) -> None:
-        """Give metrics.jsonl another name where it has steps: the run begins anew, since last.pt has gone."""
-        path = self.folder / "metrics.jsonl"
-        if path.exists() and b'"kind": "train"' in path.read_bytes():
-            names = (f"metrics-{number}.jsonl" for number in itertools.count(1))
-            self.kept_metrics = next(
-                name for name in names if not (self.folder / name).exists()
-            )
-            path.rename(self.folder / self.kept_metrics)
-
     def _cut(self, resume_step: int) -> None:
         """Cut metrics.jsonl down to whole lines up to the step."""
         path = self.folder / "metrics.jsonl"
         lines = []
-        trained = resume_step
         before = path.read_bytes() if path.exists() else b""
         for line in before.splitlines(keepends=True):
             try:
@@ -396,11 +346,8 @@ class Record:
                     for name, value in point.items()
                     if name not in NO_FIGURES
                 }
-            if kind == "train":
-                trained = step
             if step == resume_step:
                 self._kept.add((kind, step))
-        self.untold = range(trained + 1, resume_step + 1)
         after = b"".join(lines)
         if after != before:
             replace(path, after)

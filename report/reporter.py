@@ -85,7 +85,6 @@ class Reporter:
         self._record.file("config.yaml", description["config"].encode())
         if rejected := description.get("rejected"):
             self._record.file(REJECTED, rejected)
-        self._warn_of_lost_metrics()
         self._board = Boards(
             output,
             description,
@@ -126,17 +125,6 @@ class Reporter:
         self._early_stop: dict[str, int] | None = None
         self._finished = False
         console.info(description["title"])
-
-    def _warn_of_lost_metrics(self) -> None:
-        if kept := self._record.kept_metrics:
-            self.warn(
-                f"--resume auto: no last.pt is there, and the run begins anew; its metrics: {kept}"
-            )
-        if untold := self._record.untold:
-            self.warn(
-                f"metrics.jsonl has no losses of steps {untold[0]} to {untold[-1]}: the ranks could not meet "
-                "to add them up before last.pt was saved"
-            )
 
     # -- called by the loop ----------------------------------------------------
 

@@ -129,11 +129,11 @@ class Board:
         self._file: Appender | None = None
         if not enabled:
             return
-        earlier = sorted(folder.glob("events.out.tfevents.*"))
         if purge_step is not None:
-            for path in earlier:
+            for path in sorted(folder.glob("events.out.tfevents.*")):
                 self._cut(path, purge_step)
-        self._file = Appender(folder / _name_after(earlier))
+        name = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        self._file = Appender(folder / f"events.out.tfevents.{name}")
         self._event(file_version="brain.Event:2")
 
     def scalars(self, values: Mapping[str, float | int | None], step: int) -> None:
@@ -273,13 +273,3 @@ def _records(content: bytes) -> Iterator[tuple[bytes, bytes]]:
             return
         yield content[at:end], content[at + 12 : end - 4]
         at = end
-
-
-def _name_after(earlier: Sequence[Path]) -> str:
-    """Return a name that sorts behind those of `earlier` files, also after a clock was set back.
-
-    TensorBoard reads a folder's files in the order of their names.
-    """
-    numbers = [int(path.name.split(".")[3]) + 1 for path in earlier]
-    seconds = max([int(time.time()), *numbers])
-    return f"events.out.tfevents.{seconds:010d}.{socket.gethostname()}.{os.getpid()}"

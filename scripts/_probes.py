@@ -13,7 +13,6 @@ import json
 import os
 import random
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -209,14 +208,6 @@ def reader() -> Row:
     return Row("warn", found, f"--loader torchvision can be 1.8 times faster: {remedy}")
 
 
-def package(module: str, consequence: str) -> Row:
-    """Import a package that only some loaders need."""
-    if not has(module):
-        return Row("absent", "not installed", f"not needed; it {consequence}")
-    version = str(importlib.import_module(module).__version__)
-    return Row("ok", version, f"it {consequence}")
-
-
 def loaders() -> Row:
     """Say which loaders of the table find their packages and a GPU here."""
     from loaders import LOADERS
@@ -298,7 +289,7 @@ def open_files() -> Row:
 FILES = 200
 """Files that are read, at most."""
 LIMIT_S = 3.0
-"""Seconds for each of the two passes, and for looking for files."""
+"""Seconds for reading, and for looking for files."""
 MOST_BYTES = 8 << 20
 """Bytes read of one file at most: a video is not read to its end."""
 SLOW_MS = 3.0
@@ -307,7 +298,6 @@ FAST_MIB_S = 500
 """A disk that reads at this rate is not slow: a slow read is then of a large file."""
 REMOTE_BYTES = 128 << 10
 """Bytes of a read over the network: an image of ImageNet's."""
-NETWORKS = ("nfs", "smb", "cifs", "fuse", "lustre", "ceph", "gpfs", "beegfs", "v9fs")
 
 
 def some_files(data: str) -> list[str]:
@@ -325,17 +315,6 @@ def some_files(data: str) -> list[str]:
     return random.Random(0).sample(list(files), min(FILES, len(files)))
 
 
-def file_system(data: str) -> Row:
-    """Name the file system of the files, where symbolic links lead."""
-    folders = {os.path.dirname(path): None for path in some_files(data)} or [data]
-    command = ["stat", "--file-system", "--format", "%T", *folders]
-    kinds = sorted({*subprocess.check_output(command, text=True).split()})
-    if any(kind.startswith(NETWORKS) for kind in kinds):
-        text = "a network's: --loader dali-fed with many --workers, or a local copy"
-        return Row("warn", ", ".join(kinds), text)
-    return Row("ok", ", ".join(kinds), "on this machine; how fast is in the next row")
-
-
 def read(paths: Sequence[str]) -> tuple[int, float, float]:
     """Read files in order until LIMIT_S is over. Returns their number, MiB and seconds."""
     files = size = 0
@@ -350,7 +329,7 @@ def read(paths: Sequence[str]) -> tuple[int, float, float]:
 
 
 def reading(data: str | Path) -> Row:
-    """Read files one after the other, dropped from the page cache and then from it."""
+    """Read files one after the other, dropped from the page cache."""
     from dataset.stores import choose_source, source_named
 
     for split in ("train", "train2017"):
@@ -365,17 +344,14 @@ def reading(data: str | Path) -> Row:
         with open(path, "rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     files, mib, seconds = read(paths)
-    # the same files again, which are in the page cache now: what remains is not the disk
-    _, _, warm_seconds = read(paths[:files])
     found = (
-        f"{files} files of {1024 * mib / files:,.0f} KiB, one reader; page cache: "
-        f"{files / warm_seconds:,.0f} files/s; "
-        f"disk: {files / seconds:,.0f} files/s, {mib / seconds:,.0f} MiB/s"
+        f"{files} files of {1024 * mib / files:,.0f} KiB, one reader: "
+        f"{files / seconds:,.0f} files/s, {mib / seconds:,.0f} MiB/s"
     )
     if 1000 * seconds / files > SLOW_MS and mib / seconds < FAST_MIB_S:
         text = "slow: --loader dali-fed with many --workers, each waits for one file"
         return Row("warn", found, text)
-    text = "where both are alike the files stayed in the cache: watch the first epoch"
+    text = "files may have stayed in the page cache: watch the first epoch's rate"
     return Row("ok", found, f"n workers read n files at once; {text}")
 
 
@@ -415,8 +391,6 @@ class Probe:
     ask: Callable[..., Row]
     remedy: str
     state: State = "warn"
-    # asked in a process of its own: decord, PyAV and torchcodec bring an FFmpeg each
-    alone: bool = False
 
 
 VIDEO = "in a container: -e NVIDIA_DRIVER_CAPABILITIES=compute,utility,video"
@@ -440,21 +414,6 @@ PROBES: dict[str, Probe] = {
     ),
     "CPU reader": Probe(reader, "reinstall torchvision and nvImageCodec"),
     "NVDEC": Probe(nvdec, f"no videos on the GPU: --loader pyav; {VIDEO}"),
-    "decord": Probe(
-        partial(package, "decord", "refuses AV1 and decodes some old files wrongly"),
-        "pip install --force-reinstall decord",
-        alone=True,
-    ),
-    "PyAV": Probe(
-        partial(package, "av", "is the reference for videos"),
-        "pip install --force-reinstall av",
-        alone=True,
-    ),
-    "torchcodec": Probe(
-        partial(package, "torchcodec", "decodes videos, as pyav does"),
-        "it needs the system's FFmpeg (apt install ffmpeg) and its own torch",
-        alone=True,
-    ),
     "loaders": Probe(loaders, LIMITS),
     "CPU cores": Probe(cores, LIMITS),
     "memory": Probe(memory, LIMITS),
@@ -462,7 +421,6 @@ PROBES: dict[str, Probe] = {
     "open files": Probe(open_files, LIMITS),
 }
 OF_DATA: dict[str, Probe] = {
-    "--data: file system": Probe(file_system, "its speed is in the next row"),
     "--data: reading": Probe(
         reading, "a run needs files it can read, in train/<class>/ and val/", "bad"
     ),

@@ -5,15 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +16,7 @@ import numpy as np
 from rich.progress import track
 
 from scripts import Parser, exit_code
+from system.processes import results
 
 Key = tuple[int, int, int]
 """Split, label and index of a drawn file: with the seed, all that its bytes depend on."""
@@ -129,28 +125,8 @@ def in_processes(
 ) -> list[Result]:
     """Return work(item) for each item, in their order, computed in processes (None: one a core)."""
     count = min(processes or len(os.sched_getaffinity(0)), len(items))
-    # spawn: the caller may have threads, and a fork with threads may hang
-    with ProcessPoolExecutor(
-        count, get_context("spawn"), _follow, (os.getpid(),)
-    ) as pool:
-        try:
-            results = pool.map(work, items, chunksize=min(8, -(-len(items) // count)))
-            return list(track(results, label, total=len(items), disable=not progress))
-        finally:
-            # an interrupt does not wait for the files still to come
-            pool.shutdown(cancel_futures=True)
-
-
-def _follow(parent: int) -> None:
-    """Prepare a process of a pool: Ctrl-C is for its parent alone, and it ends when that has gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def end() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.2)
-        os._exit(1)
-
-    threading.Thread(target=end, daemon=True).start()
+    made = results(work, items, count)
+    return list(track(made, label, total=len(items), disable=not progress))
 
 
 @contextmanager

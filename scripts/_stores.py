@@ -1,5 +1,4 @@
-"""Stores that `scripts.pack` writes: an LMDB, tar shards, Arrow files, folders. Each goes on where its last
-commit was."""
+"""Stores that `scripts.pack` writes: an LMDB, tar shards, Arrow files, folders."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import os
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -21,7 +20,6 @@ from dataset.stores.tar import IMAGES
 
 FIRST_MAP = 1 << 28
 """Bytes of an LMDB; doubled whenever they are full."""
-GOES_ON = "once there is room the same command goes on"
 
 
 def place_of(form: str, split: str) -> str:
@@ -38,18 +36,18 @@ class Packed(NamedTuple):
 
 
 class Writer:
-    """A store of one split, under way in a folder; `ends` is what the last `write` has returned."""
+    """A store of one split, under way in a folder."""
 
-    def __init__(self, work: Path, split: str, ends: dict[str, int]) -> None:
+    def __init__(self, work: Path, split: str) -> None:
         self.store = work / split
-        self.store.mkdir(exist_ok=True)
+        self.store.mkdir()
 
-    def write(self, batch: Sequence[Packed]) -> dict[str, int]:
-        """Write samples, bring them to the disk, and return where the store now ends."""
+    def write(self, batch: Sequence[Packed]) -> None:
+        """Write samples behind those before."""
         raise NotImplementedError
 
     def finish(self, names: Sequence[bytes], columns: Any) -> None:
-        """Complete the store of these samples, of these names."""
+        """Complete the store of these samples, of these names, and bring it to the disk."""
 
     def close(self) -> None:
         """Let go of what is open."""
@@ -58,7 +56,7 @@ class Writer:
 class Lmdb(Writer):
     """train.lmdb, a file: name -> bytes, and the list of the samples with their labels."""
 
-    def __init__(self, work: Path, split: str, ends: dict[str, int]) -> None:
+    def __init__(self, work: Path, split: str) -> None:
         try:
             import lmdb
         except ImportError:
@@ -67,17 +65,15 @@ class Lmdb(Writer):
             ) from None
         self.store = work / place_of("lmdb", split)
         self._lmdb = lmdb
-        size = 2 * self.store.stat().st_size if self.store.exists() else 0
         try:
             self._opened: Any = lmdb.open(
-                str(self.store), subdir=False, map_size=max(FIRST_MAP, size)
+                str(self.store), subdir=False, map_size=FIRST_MAP
             )
         except lmdb.Error as error:
             raise OSError(errno.EIO, str(error)) from None
 
-    def write(self, batch: Sequence[Packed]) -> dict[str, int]:
+    def write(self, batch: Sequence[Packed]) -> None:
         self._put({sample.name: sample.content for sample in batch})
-        return {}
 
     def _put(self, entries: Mapping[bytes, bytes]) -> None:
         """Write entries in one transaction; the map grows as it must."""
@@ -103,7 +99,7 @@ class Lmdb(Writer):
 
 
 class Shards(Writer):
-    """Files of 1 GiB, 000000.tar and so on, which samples are appended to."""
+    """Files of 1 GiB, 000000.tar and so on."""
 
     SHARD = 1 << 30
     """Bytes behind which a new shard begins."""
@@ -111,35 +107,38 @@ class Shards(Writer):
     BEGIN: bytes = b""
     END: ClassVar[bytes]
 
-    def __init__(self, work: Path, split: str, ends: dict[str, int]) -> None:
-        super().__init__(work, split, ends)
-        self._shard = ends.get("shard", 0)
-        self._end = ends.get("end", 0)
+    def __init__(self, work: Path, split: str) -> None:
+        super().__init__(work, split)
+        self._shard = 0
+        self._file: BinaryIO | None = None
 
-    def _append(self, pieces: Iterable[bytes], *, last: bool = False) -> dict[str, int]:
-        """Write whole samples behind those before, without what an interrupted commit has left there."""
-        pieces = iter(pieces)
-        piece = next(pieces, b"")
-        while piece or (last and self._end):
-            path = self.store / self.NAME.format(self._shard)
-            with open(path, "r+b" if path.exists() else "w+b") as file:
-                file.truncate(self._end)
-                file.seek(self._end)
-                if not self._end:
-                    file.write(self.BEGIN)
-                while piece and file.tell() < self.SHARD:
-                    file.write(piece)
-                    piece = next(pieces, b"")
-                self._end = file.tell()
-                whole = self._end >= self.SHARD or last
-                if whole:
-                    file.write(self.END)
-                file.flush()
-                os.fsync(file.fileno())
-            if whole:
-                self._shard += 1
-                self._end = 0
-        return {"shard": self._shard, "end": self._end}
+    def _append(self, pieces: Iterable[bytes]) -> None:
+        """Write whole samples behind those before."""
+        for piece in pieces:
+            if self._file is None:
+                name = self.NAME.format(self._shard)
+                self._file = open(self.store / name, "wb")  # noqa: SIM115
+                self._file.write(self.BEGIN)
+            self._file.write(piece)
+            if self._file.tell() >= self.SHARD:
+                self._end()
+
+    def _end(self) -> None:
+        """Complete the shard that is open."""
+        if self._file is not None:
+            self._file.write(self.END)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._file = None
+            self._shard += 1
+
+    def finish(self, names: Sequence[bytes], columns: Any) -> None:
+        self._end()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
 
 
 class Tar(Shards):
@@ -148,15 +147,15 @@ class Tar(Shards):
     NAME = "{:06d}.tar"
     END = bytes(1024)
 
-    def write(self, batch: Sequence[Packed]) -> dict[str, int]:
-        return self._append(
+    def write(self, batch: Sequence[Packed]) -> None:
+        self._append(
             _member(sample.name, sample.content)
             + _member(_stem(sample.name) + b".cls", b"%d" % sample.label)
             for sample in batch
         )
 
     def finish(self, names: Sequence[bytes], columns: Any) -> None:
-        self._append((), last=True)
+        super().finish(names, columns)
         text = "".join(f"{name}\n" for name in columns.classes)
         (self.store / "classes.txt").write_bytes(os.fsencode(text))
 
@@ -180,8 +179,8 @@ class Arrow(Shards):
     NAME = "data-{:05d}.arrow"
     END = END_OF_STREAM
 
-    def __init__(self, work: Path, split: str, ends: dict[str, int]) -> None:
-        super().__init__(work, split, ends)
+    def __init__(self, work: Path, split: str) -> None:
+        super().__init__(work, split)
         try:
             import pyarrow
         except ImportError:
@@ -195,16 +194,16 @@ class Arrow(Shards):
         self._batch = pyarrow.record_batch
         self.BEGIN = self._schema.serialize().to_pybytes()
 
-    def write(self, batch: Sequence[Packed]) -> dict[str, int]:
+    def write(self, batch: Sequence[Packed]) -> None:
         images = [
             {"bytes": sample.content, "path": sample.name.decode()} for sample in batch
         ]
         columns = {"image": images, "label": [sample.label for sample in batch]}
         message = self._batch(columns, self._schema).serialize()
-        return self._append([message.to_pybytes()])
+        self._append([message.to_pybytes()])
 
     def finish(self, names: Sequence[bytes], columns: Any) -> None:
-        self._append((), last=True)
+        super().finish(names, columns)
         files = sorted(path.name for path in self.store.glob("*.arrow"))
         state: dict[str, Any] = {
             "_data_files": [{"filename": name} for name in files],
@@ -227,13 +226,14 @@ class Arrow(Shards):
 class Folder(Writer):
     """train/<class>/*, files."""
 
-    def write(self, batch: Sequence[Packed]) -> dict[str, int]:
+    def write(self, batch: Sequence[Packed]) -> None:
         for sample in batch:
             path = self.store / os.fsdecode(sample.name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(sample.content)
+
+    def finish(self, names: Sequence[bytes], columns: Any) -> None:
         os.sync()
-        return {}
 
 
 FORMATS: dict[str, type[Writer]] = {

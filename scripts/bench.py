@@ -65,7 +65,8 @@ def main(argv: list[str]) -> int:
         folder = settings.output or folder
         with ending_on_signals():
             rows = run(suite, settings, folder, lambda line: print(line, flush=True))
-        show(suite, rows, folder, console)
+        command = shlex.join(["python", "-m", "scripts.bench", *argv])
+        show(suite, rows, folder, console, command)
     except (UserError, OSError) as mistake:
         print(one_line(f"bench: {mistake}"), file=sys.stderr)
         return 2

@@ -1,10 +1,9 @@
-"""Draw a small video folder that a network can learn in minutes on a CPU, with oddities of real video files;
-knows nothing of training.
+"""Draw a small video folder that a network can learn in minutes on a CPU; knows nothing of training.
 
 Eight classes: circle, down, grow, shake, shrink, sideways, still, up. A video shows shapes before a textured
 background that drifts, and the class is how the shapes move; colours, textures, places, sizes and the drift
 have the same distribution in every class, so that a single frame does not tell. A left-right flip keeps every
-class; frames in reverse order or a rotation tag ignored do not.
+class; frames in reverse order do not.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import av
 import numpy as np
@@ -27,38 +25,10 @@ CLASSES = ("circle", "down", "grow", "shake", "shrink", "sideways", "still", "up
 RADII = (0.05, 0.16)
 TICKS = 90_000  # of the clock in a second
 
-# index % 25 -> what is odd about the file, so that every class has the same share and 25 videos a class have
-# all of it.
-ODDITIES = {
-    2: "variable",
-    6: "rotated",
-    9: "hevc",
-    14: "variable",
-    18: "rotated",
-    21: "vp9",
-}
 
-OPTIONS = {  # of the encoders
-    # with it, the same frames give other bytes now and then
-    "libx264": {"preset": "veryfast", "crf": "25", "x264-params": "mbtree=0"},
-    "libx265": {
-        "preset": "ultrafast",
-        "crf": "25",
-        "x265-params": "log-level=none:pools=none:frame-threads=1",
-    },
-    "libvpx-vp9": {"deadline": "realtime", "cpu-used": "8", "crf": "32", "b": "0"},
-}
-
-
-def times(rng: np.random.Generator, *, variable: bool = False) -> np.ndarray:
-    """Draw the seconds of each of 24 to 60 frames from the first on: 12 to 30 a second, or at a `variable`
-    rate with one in four left out."""
-    count = int(rng.integers(24, 61))
-    rate = int(rng.choice((12, 15, 24, 25, 30)))
-    if not variable:
-        return np.arange(count) / rate
-    ticks = rng.permutation(np.arange(1, count * 4 // 3))[: count - 1]
-    return np.concatenate([[0], np.sort(ticks)]) / rate
+def times(rng: np.random.Generator) -> np.ndarray:
+    """Draw the seconds of each of 24 to 60 frames from the first on, 12 to 30 a second."""
+    return np.arange(int(rng.integers(24, 61))) / int(rng.choice((12, 15, 24, 25, 30)))
 
 
 def frames(
@@ -146,51 +116,39 @@ def encode(
     seconds: np.ndarray,
     pictures: Iterable[np.ndarray],
     size: tuple[int, int],
-    oddity: str | None,
 ) -> None:
-    """Write the file: H.264 with a random distance of key frames, or what `oddity` names. A rotated one is
-    stored turned, with a tag."""
-    # a player turns the picture by so many, counter-clockwise
-    quarters = int(rng.integers(1, 4)) if oddity == "rotated" else 0
+    """Write the file: H.264 with a random distance of key frames."""
     gop = int(rng.choice((12, 24, 60)))
-    b_frames = str(rng.choice((0, 2)))
-    codec = {"hevc": "libx265", "vp9": "libvpx-vp9"}.get(oddity or "", "libx264")
+    options = {
+        "preset": "veryfast",
+        "crf": "25",
+        "bf": str(rng.choice((0, 2))),
+        # with it, the same frames give other bytes now and then
+        "x264-params": "mbtree=0",
+    }
     # neither the time nor a random number in the file
     with av.open(str(path), "w", options={"fflags": "+bitexact"}) as file:
-        stream: Any = file.add_stream(
-            codec,
-            rate=30,
-            options={
-                **OPTIONS[codec],
-                **({"bf": b_frames} if codec == "libx264" else {}),
-            },
-        )
-        stream.height, stream.width = size if quarters % 2 == 0 else size[::-1]
+        stream = file.add_stream("libx264", rate=30, options=options)
+        stream.height, stream.width = size
         stream.pix_fmt = "yuv420p"
         stream.codec_context.time_base = Fraction(1, TICKS)
         stream.codec_context.gop_size = gop
         stream.codec_context.thread_count = 1
-        if quarters:
-            stream.set_display_rotation(90 * quarters)
         for second, picture in zip(seconds, pictures, strict=True):
-            stored = np.ascontiguousarray(np.rot90(picture, -quarters))
-            frame = av.VideoFrame.from_ndarray(stored, format="rgb24").reformat(
-                format="yuv420p"
-            )
+            frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
             frame.time_base = Fraction(1, TICKS)
             frame.pts = round(second * TICKS)
-            file.mux(stream.encode(frame))
+            file.mux(stream.encode(frame.reformat(format="yuv420p")))
         file.mux(stream.encode(None))
 
 
 def _draw(folder: Path, seed: int, key: Key) -> None:
-    _, label, index = key
+    _, label, _ = key
     rng = rng_of(seed, *key)
-    oddity = ODDITIES.get(index % 25)
     size = shape(rng)
-    seconds = times(rng, variable=oddity == "variable")
-    path = SET.path(folder, key, "webm" if oddity == "vp9" else "mp4")
-    encode(rng, path, seconds, frames(rng, label, seconds, size), size, oddity)
+    seconds = times(rng)
+    pictures = frames(rng, label, seconds, size)
+    encode(rng, SET.path(folder, key, "mp4"), seconds, pictures, size)
 
 
 SET = DrawnSet(

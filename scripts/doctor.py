@@ -96,10 +96,7 @@ def _lines(pipe: IO[bytes], limit_s: float) -> Iterator[bytes]:
 
 def diagnose(data: str | None) -> dict[str, Row]:
     """Return all rows by name; `data` is a folder or a URL."""
-    rows = ask({name: probe for name, probe in PROBES.items() if not probe.alone})
-    for name, probe in PROBES.items():
-        if probe.alone:
-            rows |= ask({name: probe})
+    rows = ask(PROBES)
     if data is not None:
         rows |= ask(OF_A_URL if "://" in data else OF_DATA, data)
     return rows

@@ -3,8 +3,7 @@
 FOLDER holds ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar, and what says the classes of the latter:
 ILSVRC2012_devkit_t12.tar.gz, imagenet_2012_validation_synset_labels.txt or Kaggle's LOC_val_solution.csv. Or
 it holds Kaggle's ILSVRC/Data/CLS-LOC/ and LOC_val_solution.csv. Images are read where they lie, from the tars
-in the tar too, and nothing is unpacked on the way. Counts and names are checked. What is interrupted goes on
-when it is called again.
+in the tar too, and nothing is unpacked on the way. Counts and names are checked.
 """
 
 from __future__ import annotations
@@ -231,10 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--manifest-dir", type=Path, help="as of training")
     options = parser.parse_args(arguments)
-    code = exit_code("imagenet", lambda: _run(options))
-    if code == 130:
-        print("imagenet: interrupted; the same command goes on", file=sys.stderr)
-    return code
+    return exit_code("imagenet", lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:

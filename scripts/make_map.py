@@ -42,7 +42,7 @@ order in which a sample meets them. A file whose name begins with `_` is used by
 | a setting | a field in its group in `settings/` | none: groups are scanned |
 | a key of summary.json | `report/reporter.py` | `LINES` of `report/console.py` for the closing table, `SCALARS` of `report/tensorboard.py` |
 | a warning about data | `dataset/open.py`, `dataset/coco/warnings.py`, the task's file | |
-| when last.pt is written | `engine/loop.py` | `engine/emergency_save.py` writes it at a rank's end |
+| when last.pt is written | `engine/loop.py` | `engine/watch.py` ends a rank that hangs |
 | signals | `engine/stop.py`, `engine/watch.py` (a main thread that hangs), `settings/preflight.py` (while imports run) | |
 | an axis of `scripts.bench` | `benchmarks/train.py` or `benchmarks/loader.py` | `AXES` there and a field of its settings |
 """  # noqa: E501

@@ -3,8 +3,8 @@ Arrow files or folders.
 
 Bytes, names, order and classes stay as they are, so that the fingerprint does, and --resume goes on over TO.
 The scan's columns lie beside the store (train.columns), which opens with them without a scan. Each sample is
-read back and compared by a digest. What is interrupted goes on when it is called again; until a split is
-whole it lies in TO/.packing, and does not open.
+read back and compared by a digest. Until a split is whole it lies in TO/.packing, and does not open; what was
+interrupted begins that split anew when it is called again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -32,9 +32,9 @@ from contracts import Source, Split, UserError
 from dataset.open import cache_folder, open_splits
 from dataset.stores import SOURCES, source_named
 from report.console import Console
-from scripts import Parser, _pairs, exit_code
+from scripts import Parser, exit_code
 from scripts._foreign import FOREIGN
-from scripts._stores import FORMATS, GOES_ON, Packed, Writer, place_of, require
+from scripts._stores import FORMATS, Packed, Writer, place_of, require
 from settings.config import build
 from settings.data import Data
 from system import storage
@@ -64,7 +64,7 @@ def read_ahead(source: Source, samples: Iterable[int]) -> Iterator[bytes]:
         return storage.patiently(
             partial(source.read, sample),
             partial(source.name, sample),
-            "the same command goes on",
+            "start again",
         )
 
     with ThreadPoolExecutor(THREADS) as pool:
@@ -79,69 +79,31 @@ def read_ahead(source: Source, samples: Iterable[int]) -> Iterator[bytes]:
             pool.shutdown(cancel_futures=True)
 
 
-class Progress:
-    """How far a split is: progress.json, and the digests of the samples that are written."""
-
-    def __init__(self, work: Path, split: str, origin: dict[str, Any]) -> None:
-        self._file = work / f"{split}.json"
-        self.file_of_digests = work / f"{split}.digests"
-        self._origin = origin
-        self.done = 0
-        self.ends: dict[str, int] = {}
-        # none yet, or cut short when the machine stopped
-        with suppress(FileNotFoundError, ValueError):
-            record = json.loads(self._file.read_text(encoding="utf-8"))
-            if record["origin"] == origin:
-                self.ends = record["ends"]
-                self.done = record["done"]
-        with open(self.file_of_digests, "ab") as file:
-            file.truncate(DIGEST * self.done)
-
-    def commit(self, contents: Sequence[bytes], ends: dict[str, int]) -> None:
-        """Write that these samples are in the store, which ends there."""
-        with open(self.file_of_digests, "ab") as file:
-            file.write(b"".join(map(digest, contents)))
-            file.flush()
-            os.fsync(file.fileno())
-        self.done += len(contents)
-        self.ends = ends
-        fresh = self._file.with_suffix(".new")
-        record = {"origin": self._origin, "done": self.done, "ends": ends}
-        fresh.write_text(json.dumps(record), encoding="utf-8")
-        os.replace(fresh, self._file)
-
-    def remove(self) -> None:
-        """Forget a split that is packed."""
-        self._file.unlink(missing_ok=True)
-        self.file_of_digests.unlink()
-
-    def digests(self) -> bytes:
-        """Return the digests of all samples."""
-        return self.file_of_digests.read_bytes()
-
-
-def write(split: Split, writer: Writer, progress: Progress, say: Say) -> None:
-    """Write the samples that are not in the store yet."""
+def write(split: Split, writer: Writer, say: Say) -> list[bytes]:
+    """Write all samples, and return the digest of each."""
     columns = split.columns
     batch: list[Packed] = []
+    digests: list[bytes] = []
     size = 0
-    rest = range(progress.done, len(columns))
-    for sample, content in zip(rest, read_ahead(split.source, rest), strict=True):
+    everything = range(len(columns))
+    for sample, content in enumerate(read_ahead(split.source, everything)):
         batch.append(Packed(columns.entry(sample), int(columns.label[sample]), content))
+        digests.append(digest(content))
         size += len(content)
-        if size >= BATCH or sample == rest[-1]:
-            progress.commit([each.content for each in batch], writer.write(batch))
-            say(progress.done, len(columns), "writing")
+        if size >= BATCH or sample == everything[-1]:
+            writer.write(batch)
+            say(sample + 1, len(columns), "writing")
             batch = []
             size = 0
+    return digests
 
 
-def verify(split: Split, digests: bytes, say: Say) -> None:
+def verify(split: Split, digests: Sequence[bytes], say: Say) -> None:
     """Raise UserError where a sample of the store is not, bit for bit, what was read."""
     for sample, content in enumerate(
         read_ahead(split.source, range(len(split.source)))
     ):
-        if digest(content) != digests[DIGEST * sample : DIGEST * (sample + 1)]:
+        if digest(content) != digests[sample]:
             raise UserError(
                 f"{split.source.name(sample)} was not read back as it was written; is the disk well?"
             )
@@ -154,18 +116,14 @@ def pack_split(
     form: str,
     target: Path,
     say: Say,
-    anew: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Write one split into `target`; False where it is there already. Raises UserError and OSError.
-
-    `anew` says how entries were made that are not the files which the columns know.
-    """
+    """Write one split into `target`; False where it is there already. Raises UserError and OSError."""
     columns = split.columns
     work = target / WORK
     make = FORMATS[form]
     place = target / place_of(form, name)
     beside = target / f"{name}.columns"
-    origin = {"fingerprint": columns.fingerprint, "format": form, **(anew or {})}
+    origin = {"fingerprint": columns.fingerprint, "format": form}
     if place.exists():
         if _origin(beside) == origin:
             return False
@@ -180,11 +138,10 @@ def pack_split(
             "--format folder has the classes that have an image, sorted by name, and --data has others, or "
             "in another order; take --format tar"
         )
-    progress = Progress(work, name, origin)
-    if not progress.done:
-        _remove(work / place_of(form, name))
-    with closing(make(work, name, progress.ends)) as writer:
-        write(split, writer, progress, say)
+    # of a call that was interrupted
+    _remove(work / place_of(form, name))
+    with closing(make(work, name)) as writer:
+        digests = write(split, writer, say)
         writer.finish(names, columns)
     fresh = work / f"{name}.columns"
     _remove(fresh)
@@ -193,11 +150,9 @@ def pack_split(
         store = source_named(form)
         classes = None if name == "train" else columns.classes
         fresh.mkdir()
-        if anew is None and form != "folder":
+        if form != "folder":
             store.keep(columns, work, name)
         packed = store.open(work, name, classes=classes, cache=cache)
-        if anew is not None:
-            store.keep(packed.columns, work, name)
         same = packed.columns.classes == columns.classes
         same = same and np.array_equal(packed.columns.label, columns.label)
         if not same or names != [
@@ -206,12 +161,11 @@ def pack_split(
             raise UserError(
                 f"{writer.store} was not read back with the names that were written; try again"
             )
-        verify(packed, progress.digests(), say)
+        verify(packed, digests, say)
     (fresh / ORIGIN).write_text(json.dumps(origin), encoding="utf-8")
     _remove(beside)
     os.rename(fresh, beside)
     os.rename(writer.store, place)  # last: with it the split opens
-    progress.remove()
     return True
 
 
@@ -271,7 +225,6 @@ def pack_splits(
     target: Path,
     form: str,
     console: Console,
-    anew: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the splits, which lie in `data`, into TO. Raises UserError and OSError."""
     if Path(os.path.realpath(target)).is_relative_to(os.path.realpath(data)):
@@ -284,7 +237,7 @@ def pack_splits(
         with filelock.FileLock(work / "lock", timeout=0):
             for name, split in splits.items():
                 with console.counting(name) as say:
-                    written = pack_split(split, name, form, target, say, anew)
+                    written = pack_split(split, name, form, target, say)
                 there = "" if written else " were there already"
                 console.info(f"{name}: {len(split.columns):,} samples{there}")
     except filelock.Timeout:
@@ -294,7 +247,7 @@ def pack_splits(
             raise
         # what fails in the middle of a write names no file
         raise UserError(
-            f"{target} cannot be written: {error.strerror}; {GOES_ON}"
+            f"{target} cannot be written: {error.strerror}; make room there, and start again"
         ) from None
     shutil.rmtree(work)
 
@@ -321,17 +274,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--manifest-dir", type=Path)
     parser.add_argument("--lmdb-label")
     parser.add_argument("--label-key")
-    parser.add_argument(
-        "--pairs",
-        choices=["raw"],
-        help="of --task superres: a large and its small image as one entry",
-    )
-    parser.add_argument("--scale", type=int, default=2, help="of --pairs (%(default)s)")
     options = parser.parse_args(arguments)
-    code = exit_code("pack", lambda: _run(options))
-    if code == 130:
-        print("pack: interrupted; the same command goes on", file=sys.stderr)
-    return code
+    return exit_code("pack", lambda: _run(options))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -342,15 +286,8 @@ def _run(options: argparse.Namespace) -> int:
     }
     settings = build(chosen).data
     console = Console()
-    anew = None
-    if options.pairs is None:
-        splits = open_images(settings, console)
-    else:
-        if options.format == "folder":
-            raise UserError("--pairs goes to --format lmdb, tar or arrow")
-        anew = {"pairs": options.pairs, "scale": options.scale}
-        splits = _pairs.open_splits(settings, console, scale=options.scale)
-    pack_splits(splits, options.data, options.target, options.format, console, anew)
+    splits = open_images(settings, console)
+    pack_splits(splits, options.data, options.target, options.format, console)
     print(f"{options.target}: --data {options.target} --source {options.format}")
     return 0
 

@@ -26,7 +26,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import yaml
-from PIL import Image
 
 from benchmarks._process import ending_on_signals
 from benchmarks._suite import Common, Point, Row, merged, run, said_of, value
@@ -78,19 +77,17 @@ def read(name: str) -> dict[str, Any]:
 
 def data_for(
     kind: str, count: int, settings: Published, folder: Path
-) -> tuple[Path | None, str]:
+) -> tuple[Path, str]:
     """Return the --data of a table's suite, made below `folder` where it is not given, and what to say of it.
 
-    `kind` is images (<class>/*), png (these as PNG files), training (train/ and val/ of these), videos,
-    patches or textures (which scripts.patch_set and scripts.demo_textures make), or none. Raises UserError.
+    `kind` is images (train/), training (train/ and val/), videos, patches or textures (which
+    scripts.patch_set and scripts.demo_textures make). Raises UserError.
     """
     root, said = settings.data, f"the images of {settings.data}"
     # other images are another set, though a run before has made one below the same --output
     digest = hashlib.blake2b(str(root).encode(), digest_size=4).hexdigest()
     target = folder / (f"{kind}-{count}-{digest}" if root else f"{kind}-{count}")
     try:
-        if kind == "none":
-            return None, "the suite makes what it reads"
         if kind == "textures":
             demo_textures.write(target)
             return target, "drawn textures"
@@ -105,28 +102,14 @@ def data_for(
         if root is None:
             root, said = folder / "drawn", "drawn images, since --data is not given"
             demo_set.write(root, 50, 5, progress=False)
-        splits = ("train", "val") if kind == "training" else ("",)
+        splits = ("train", "val") if kind == "training" else ("train",)
         for place in [target / split for split in splits]:
-            if place.exists():
-                continue
-            if kind == "png":
-                _as_png(root, place, count)
-            else:
+            if not place.exists():
                 names = max(count, len(link_set.sources(root)))
                 link_set.link(root, place, names, symbolic=True)
         return target, f"{said}, as {count:,} names"
     except (ValueError, OSError) as error:
         raise UserError(f"--data: {error}") from None
-
-
-def _as_png(root: Path, target: Path, count: int) -> None:
-    """Write the first `count` images as PNG files."""
-    with link_set.filled(target, root) as fresh:
-        for number, file in enumerate(link_set.sources(root)[:count]):
-            png = fresh / file.parent.name / f"{number:04d}.png"
-            png.parent.mkdir(parents=True, exist_ok=True)
-            with Image.open(file) as image:
-                image.convert("RGB").save(png)
 
 
 # --- a table ------------------------------------------------------------------------------------------------
@@ -241,8 +224,7 @@ def measured(
     # before a set is drawn
     cli.flags(whole.settings, [*words(flags), *more], prog=prog)
     data, said = data_for(table["set"], count, settings, folder)
-    place = {"data": str(data)} if data else {}
-    argv = [*words({**place, **flags, "limit_s": settings.limit_s}), *more]
+    argv = [*words({"data": str(data), **flags, "limit_s": settings.limit_s}), *more]
     asked = cli.flags(whole.settings, argv, prog=prog)
     suite = replace(whole, points=points)
     rows = suite.derive(merged(run(suite, asked, folder / table["name"], print)))

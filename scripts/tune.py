@@ -5,14 +5,16 @@ best so far; a change is kept where it gains more than the noise, also over a se
 before. Every trial is a line, and the answer is a preset that `--config` reads. What follows a bare `--` are
 flags of train.py, for every trial and for the preset: a lever that they set is not tried, and what their
 `--config` sets is where the search begins. Cores are those that this process may use: `taskset -c 0,1` tunes
-for two. `--lr` finds a learning rate instead.
+for two.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,12 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
-from benchmarks._process import ending_on_signals
-from benchmarks.train import GENTLER, MEASURED_ONLY, require_data, words
+from benchmarks._process import ROOT, ending_on_signals, ran
+from benchmarks.train import FULL_SIZE, GENTLER, MEASURED_ONLY, require_data, words
 from contracts import UserError, one_line
 from engine.distributed import default_workers
 from loaders import usable
-from scripts import _lr_range, _trials
 from settings.cli import FolderOrUrl, Settings, flags
 from settings.config import FACTS, Config, as_yaml, build, parse
 from settings.run import Run
@@ -56,10 +57,21 @@ TAKEN = (
     "score",
 )
 """Settings of train.py that are this program's own flags, or would end a trial early."""
-FOUND = ("lr", "lr_per")
-"""Settings of train.py that --lr finds."""
 OF_ONE_RUN = ("config", "output", "resume", "evaluate", "predict", "profile")
 """Settings of a run's files that no preset should have; it keeps others of theirs, such as log_every."""
+ONLY_TRAINS = {
+    **FULL_SIZE,
+    "val_every": 0,
+    "ceilings": False,
+    "profile": False,
+    "steps": None,
+    "seconds": None,
+    "resume": None,
+    "evaluate": False,
+    "predict": None,
+    "score": None,
+}
+"""Settings of a run that trains for a while and does nothing else."""
 AGAIN = "again"
 Choice = dict[str, Any]
 
@@ -83,8 +95,6 @@ class Tune(Settings):
     """Seconds of steady windows that a trial measures."""
     output: Path = Path("tuned.yaml")
     """The preset to write."""
-    lr: bool = False
-    """Find a learning rate instead, in two minutes: in a short run it rises until the loss does."""
     flags: str = ""
     """More flags of train.py, for every trial and the preset; better written last, after a bare --."""
 
@@ -132,7 +142,7 @@ def recipe_of(settings: Tune) -> tuple[Config, frozenset[str]]:
         raise UserError(f"--flags {settings.flags}: {error}") from None
     names = [word[2:].partition("=")[0] for word in given if word.startswith("--")]
     fixed = frozenset(name.replace("-", "_") for name in names)
-    for name in (*TAKEN, *(FOUND if settings.lr else ())):
+    for name in TAKEN:
         if name in fixed:
             flag = name.replace("_", "-")
             raise UserError(f"--{flag} behind -- is what this program sets itself")
@@ -249,7 +259,13 @@ def trial_of(recipe: Config, choice: Choice, seconds: float) -> Config:
     """Return the settings of one trial: the recipe with a choice, as a short run that only measures."""
     gentle = GENTLER.get(recipe.model.task, {})
     measuring = {"seconds": seconds, "min_window_s": min(1.0, seconds / 2)}
-    return _trials.config_of(recipe, {**choice, **MEASURED_ONLY, **gentle, **measuring})
+    changes = {**choice, **MEASURED_ONLY, **gentle, **measuring}
+    flat = {**recipe.flat(), **ONLY_TRAINS, **changes}
+    if flat["loader"] == "auto":
+        # no trial measures loaders: it takes what auto tries first
+        gpu = torch.cuda.is_available()
+        flat["loader"] = kind_of(recipe).may_open(recipe, gpu=gpu)[0]
+    return build(flat)
 
 
 def measured(
@@ -261,12 +277,22 @@ def measured(
 ) -> Trial:
     """Run one trial, whose steady windows last `seconds`. It fails once it has taken `limit_s`."""
     trial = Trial(lever=lever, choice=choice)
-    run = _trials.run(trial_of(recipe, choice, seconds), limit_s)
-    if run.code is None:
-        return replace(trial, why=f"it took longer than {limit_s:.0f} s")
-    if run.code:
-        return replace(trial, why=run.said[:80] or f"exit code {run.code}")
-    rate = run.summary["rate"]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        config = as_yaml(trial_of(recipe, choice, seconds))
+        (folder / "trial.yaml").write_text(config, encoding="utf-8")
+        flags = words({"config": folder / "trial.yaml", "output": folder / "run"})
+        with (folder / "log.txt").open("w") as file:
+            command = [sys.executable, str(ROOT / "train.py"), *flags]
+            code = ran(command, file, limit_s)
+        if code is None:
+            return replace(trial, why=f"it took longer than {limit_s:.0f} s")
+        if code:
+            log = (folder / "log.txt").read_text("utf-8", "replace").strip()
+            last = log.rpartition("\n")[2].removeprefix("train.py: ")
+            return replace(trial, why=last[:80] or f"exit code {code}")
+        summary = json.loads((folder / "run/summary.json").read_text("utf-8"))
+    rate = summary["rate"]
     if rate["steady"] is None or rate["short"]:
         return replace(trial, why="the run was shorter than a window")
     names = ("loader", "workers", "compile", "graphs")
@@ -276,7 +302,7 @@ def measured(
         unit=rate["unit"],
         least=rate["spread"]["min"],
         most=rate["spread"]["max"],
-        used={name: run.summary[name] for name in names if name in run.summary},
+        used={name: summary[name] for name in names if name in summary},
     )
 
 
@@ -319,22 +345,6 @@ def preset(recipe: Config, changes: Mapping[str, Any]) -> str:
         and (name in OF_ONE_RUN or flat[name] == defaults.get(name, flat[name]))
     }
     return as_yaml(build({**flat, **changes}), without=left_out)
-
-
-def learning_rate(settings: Tune, recipe: Config) -> str:
-    """Find a learning rate, draw how; return the YAML of the recipe with it. Raises UserError."""
-    test = _lr_range.measured(recipe, torch.cuda.is_available(), print)
-    picture = settings.output.with_suffix(".png")
-    _lr_range.draw(test, picture)
-    if test.advised is None:
-        kept = f"keep the preset's --lr {recipe.optimisation.lr:g}"
-        print(f"no clear fall of the loss: {kept}; {picture} shows it")
-        return preset(recipe, {})
-    print(
-        f"--lr {test.advised:g}: by where the loss falls and climbs again; {picture} shows it"
-    )
-    # the rate that the test trained with, whatever the batch
-    return preset(recipe, {"lr": test.advised, "lr_per": 0})
 
 
 def fastest(settings: Tune, recipe: Config, fixed: frozenset[str]) -> str:
@@ -381,11 +391,7 @@ def main(argv: list[str]) -> int:
         if output.is_dir() or not os.access(output.absolute().parent, os.W_OK):
             raise UserError(f"--output {output}: name a file in a folder to write in")
         with ending_on_signals():
-            text = (
-                learning_rate(settings, recipe)
-                if settings.lr
-                else fastest(settings, recipe, fixed)
-            )
+            text = fastest(settings, recipe, fixed)
         output.write_text(text, encoding="utf-8")
         command = ["train.py", "--config", str(output)]
         command += ["--data", data] if data else []

@@ -18,8 +18,8 @@ class Data(Settings):
     data: FolderOrUrl = setting(None, resume="free", evaluation="free", recipe=False)
     """Folder with train/<class>/* and val/<class>/* (ImageNet's own layout), or with lists, train.csv and
     val.csv, with lines 'path label', of videos also 'path label start end'. For detectors it has COCO's
-    layout: train2017/, val2017/, annotations/, or that of another tool's export. Of tar shards, and of lists
-    of URLs, it may be a URL: s3://, https://. Not needed with --loader synthetic."""
+    layout: train2017/, val2017/, annotations/, or that of another tool's export. Of tar shards it may be a
+    URL: s3://, https://. Not needed with --loader synthetic."""
     source: str = setting("auto", resume="free", evaluation="free")
     """What the images of --data lie in: {sources}; auto = what is found there."""
     exif: Literal["stored", "shown"] = setting("stored", tasks=STILLS, resume="scanned")
@@ -44,9 +44,9 @@ class Data(Settings):
     processes a few thousand samples ahead. What cannot be read is masked and named."""
     order: Literal["shuffled", "sequential"] = setting("shuffled", evaluation="free")
     """Order of the training samples: another one each epoch, or that of the list, or of the sorted paths."""
-    lmdb_label: str | None = setting(None, tasks=AUGMENTED)
-    """Labels of the images in an LMDB: prefix = what comes before the first / of a key; else the path of a
-    list with lines 'key label'. Default: the list that scripts.pack wrote into it, else prefix."""
+    lmdb_label: Literal["prefix"] | None = setting(None, tasks=AUGMENTED)
+    """Labels of the images in an LMDB: prefix = what comes before the first / of a key. Default: those of the
+    list that scripts.pack wrote into it, else prefix."""
     label_key: str | None = setting(None, tasks=AUGMENTED)
     """Labels of the images in tar shards: the value of this key in the .json of a sample, in place of .cls.
     Of Arrow files the column of the labels, where it is no single ClassLabel."""
@@ -65,5 +65,4 @@ class Data(Settings):
     """Scan --data again although folders look unchanged (files were rewritten in place)."""
     max_pixels: PositiveInt = setting(MAX_PIXELS, resume="scanned")
     """Leave out, by name, images and videos whose header claims more pixels (width x height) than this, since
-    decoding one of them may take all memory. Huge ones of a few bytes are left out whatever this allows.
-    Default: the number beyond which Pillow refuses an image."""
+    decoding one of them may take all memory. Default: the number beyond which Pillow refuses an image."""

@@ -28,7 +28,7 @@ What to train
 How to train
   --epochs 90           passes over the data
   --batch-size 64       samples a step, of one GPU
-  --lr 0.1              peak learning rate; python -m scripts.tune --lr finds one
+  --lr 0.1              peak learning rate
   --optimizer sgd       sgd or adamw
   --precision auto      fp16 on a GPU; or bf16, fp32
   --patience 0          end after so many validations without a better figure

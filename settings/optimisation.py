@@ -58,7 +58,7 @@ class Optimisation(Settings):
     layer_decay: Annotated[FiniteFloat, Field(gt=0, le=1)] = 1.0
     """What is left of the learning rate from each layer to the one before: timm's groups of layers
     (--arch timm/NAME), of other networks their blocks; 1 = all."""
-    schedule: Literal["cosine", "linear", "step", "constant", "range"] = setting(
+    schedule: Literal["cosine", "linear", "step", "constant"] = setting(
         "cosine", changes_rate=False
     )
     """Learning rate after the warm-up: by a cosine or a line to --final-lr, times --lr-gamma every
@@ -75,7 +75,7 @@ class Optimisation(Settings):
     )
     """Learning rate at the end of the cosine, or of the line."""
     lr_step_epochs: Annotated[FiniteFloat, Field(gt=0)] = setting(
-        30.0, needs=("schedule", "step", "range"), changes_rate=False
+        30.0, needs=("schedule", "step"), changes_rate=False
     )
     """Step schedule: epochs from the end of the warm-up to the first drop, and between two drops."""
     lr_milestones: tuple[NotNegative, ...] | None = setting(

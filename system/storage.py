@@ -10,7 +10,8 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from pathlib import Path
+from typing import BinaryIO, TypeVar
 
 from contracts import UserError
 from system.user_files import open_bytes
@@ -128,3 +129,25 @@ def _say_once(line: str) -> None:
     if not _has_said:
         _has_said = True
         print(f"{os.path.basename(sys.argv[0])}: {line}", file=sys.stderr, flush=True)
+
+
+def replace(path: Path, new: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Have `write` make the file `new`, and rename it to `path`, which is whole at any time. Raises OSError, and
+    whatever `write` raises; `new` is then gone.
+    """
+    try:
+        with new.open("wb") as file:
+            write(file)
+            file.flush()
+            # before the rename: else a power cut could leave the name with a part of the content
+            os.fsync(file.fileno())
+        os.replace(new, path)
+        # a rename is on the disk once its folder is
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise

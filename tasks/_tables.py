@@ -10,23 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from contracts import UserError
-
 Rows = Sequence[dict[str, Any]]
 """Every row has the same names; None is an empty cell."""
 NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
-
-
-def require(form: str) -> None:
-    """Raise UserError where a package that the format needs is not installed."""
-    if form == "parquet":
-        try:
-            import pyarrow  # noqa: F401
-        except ImportError:
-            remedy = "pip install pyarrow, or --predict-format csv"
-            raise UserError(
-                f"--predict-format parquet needs the package pyarrow: {remedy}"
-            ) from None
 
 
 def write(path: Path, rows: Rows, form: str) -> Path:

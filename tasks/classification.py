@@ -34,7 +34,6 @@ from plan.images import ImagePlan
 from plan.mixing import SEPARATE, Mixing
 from plan.targets import IGNORE, label_targets
 from settings.config import Config
-from tasks import _tables
 from tasks._classification_report import Validated, calibration_error
 from tasks._mixing import mixed, shared
 from tasks._plans import image_policies, mixing, opened, pair
@@ -95,9 +94,6 @@ class Classification:
 
     def shown(self, batch: Batch) -> torch.Tensor:
         return mixed(batch.images, batch.targets)
-
-    def probe(self, images: torch.Tensor) -> tuple[torch.Tensor]:
-        return (images,)
 
     def losses(
         self, outputs: torch.Tensor | Sequence[torch.Tensor], batch: Batch
@@ -447,7 +443,6 @@ class ClassificationKind(TaskKind):
         self, config: Config, found: Split, classes: tuple[str, ...], folder: Path
     ) -> Predicting:
         """Return what --predict does: a validation whose labels mean nothing. Raises UserError."""
-        _tables.require(config.run.predict_format)
         nothing = np.zeros(len(found.columns.classes), np.int64)
         split = replace(found, columns=found.columns.numbered(nothing, classes))
         _, task = self.tasks(config, {"train": split, "val": split}, 0.0)

@@ -126,20 +126,6 @@ class Detection:
     def shown(self, batch: Batch) -> torch.Tensor:
         return batch.images
 
-    def probe(self, images: torch.Tensor) -> tuple[Any, ...]:
-        """Return the arguments with one box an image, a quarter of its size."""
-        count, _, height, width = images.shape
-        sizes = [(height, width)] * count
-        if not self.training:
-            return images, sizes, None
-        box = images.new_tensor([[0.0, 0.0, width / 2, height / 2]]).float()
-        target = {"boxes": box, "labels": box.new_ones(1, dtype=torch.int64)}
-        if self.masks:
-            target["masks"] = box.new_ones(1, height, width, dtype=torch.uint8)
-        if self.keypoints:
-            target["keypoints"] = box.new_ones(1, len(self.columns.keypoint_mirror), 3)
-        return images, sizes, [target] * count
-
     def losses(self, outputs: dict[str, torch.Tensor], batch: Batch) -> torch.Tensor:
         """Return fp32 [B]: the sum of the detector's losses, a mean over images, where valid; else 0."""
         total = torch.stack([loss.float() for loss in outputs.values()]).sum()
@@ -205,7 +191,6 @@ class DetectionKind(TaskKind):
         if _parts(config)["masks"]:
             masked = _with_masks(train.columns, config.model.arch or ARCH, console)
             found["train"] = replace(train, columns=masked)
-        _warn_of_nothing(val.columns, console)
         return found
 
     def plans(
@@ -305,7 +290,6 @@ class DetectionKind(TaskKind):
         for line in (columns.left_out, *columns.warnings):
             if line:
                 console.warn(f"val: {line}")
-        _warn_of_nothing(columns, console)
         found = results.checked(columns)
         for kind in results.kinds:
             scores = score(columns, found, kind=kind, evaluator=evaluator)
@@ -331,14 +315,6 @@ def _with_masks(columns: Any, arch: str, console: Console) -> Any:
             f"and --arch {arch} does not train on them"
         )
     return replace(columns, usable=usable & drawn)
-
-
-def _warn_of_nothing(columns: Any, console: Console) -> None:
-    """Warn of a set without an annotation to find: regions of many are none."""
-    if np.asarray(columns.crowd).all():
-        console.warn(
-            "val: no image has an annotation to find, so AP is nan, and tells no checkpoint from another"
-        )
 
 
 def _parts(config: Config) -> dict[str, Any]:

@@ -238,8 +238,6 @@ def _evaluated(
     chosen = config.flat()
     told = []
     precision = asked.get("precision", "auto")
-    if precision == "fp16-pure":  # of an earlier version
-        precision = "auto"
     trained = {**asked, **used, "arch": content["arch"], "precision": precision}
     for name in ("task", "arch"):
         if name in given and chosen[name] != trained.get(name, chosen[name]):

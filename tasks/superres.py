@@ -96,9 +96,6 @@ class Superres:
     def shown(self, batch: Batch) -> torch.Tensor:
         return batch.images
 
-    def probe(self, images: torch.Tensor) -> tuple[torch.Tensor]:
-        return (images,)
-
     def losses(self, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return fp32 [B], the mean over the pixels of an image; of its luma where the network has that."""
         high = batch.targets[HIGH]

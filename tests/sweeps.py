@@ -13,18 +13,6 @@ CONFORMANCE, UNIT, RUNS = (
     "tests/unit/test_",
     "tests/end_to_end/test_",
 )
-LARGE = (
-    "convnext",
-    "densenet",
-    "efficientnet*",
-    "inception",
-    "maxvit",
-    "regnet_*",
-    "resnext",
-    "swin*",
-    "vgg*",
-    "wide_resnet",
-)
 
 SWEEPS: dict[str, str] = {
     # loaders: who starts the same workers as another, in a program that is stopped or whose storage is slow
@@ -32,59 +20,29 @@ SWEEPS: dict[str, str] = {
         f"{CONFORMANCE}signals.py::test_ctrl_c[{name}]": "dali-fed, and train.py in test_torchrun.py"
         for name in ("torchvision", "pyav", "decord")
     },
-    f"{CONFORMANCE}signals.py::test_ctrl_c_to_the_program_alone[dali-cpu]": (
-        "test_ctrl_c: it reads in threads"
-    ),
     f"{CONFORMANCE}signals.py::test_an_end*[dali-cpu-*]": "test_ctrl_c: it reads in threads",
-    f"{CONFORMANCE}signals.py::test_a_program*[dali-cpu]": "dali-fed, by the same pipeline",
-    f"{CONFORMANCE}signals.py::test_ctrl_c_to_the_program_alone[[!d]*]": "dali-fed, with the same workers",
-    f"{CONFORMANCE}signals.py::test_a_program*[[!d]*]": "dali-fed, with the same workers",
     f"{CONFORMANCE}signals.py::test_an_end*[[!d]*]": "dali-fed, with the same workers",
     f"{CONFORMANCE}workers.py::test_a_sample*[decord]": "pyav, which differs in what a worker calls",
     f"{CONFORMANCE}rows.py::test_ids*[*decord*]": "pyav, which differs in what a worker calls",
     f"{CONFORMANCE}resume.py::test_tails[*decord*]": "pyav, which differs in what a worker calls",
-    f"{CONFORMANCE}plants.py::test_a_leak*[pyav]": "torchvision: it is this process that leaks",
-    f"{CONFORMANCE}plants.py::test_a_leak*[dali-fed]": "dali-cpu: it is this process that leaks",
     f"{CONFORMANCE}leaving.py::test_close_does_not_wait*[pyav]": "torchvision, with the same workers",
     f"{CONFORMANCE}leaving.py::test_close_does_not_wait*[dali-fed]": "torchvision, with the same workers",
     f"{CONFORMANCE}leaving.py::test_close_leaves_nothing[decord]": "pyav",
     f"{CONFORMANCE}leaving.py::test_ten_epochs_are_flat[decord]": "pyav",
-    f"{CONFORMANCE}stores.py::test_epochs_are_flat[*-20]": "five epochs",
     **{
         f"{CONFORMANCE}places.py::test_the_plan_of_detectors[*-{name}]": "multiscale and ssd"
         for name in ("flip", "lsj", "ssdlite")
     },
     f"{CONFORMANCE}places.py::test_the_plan_of_detectors[dali-fed-*]": "dali-cpu, by the same pipeline",
-    f"{CONFORMANCE}places.py::test_canvases*[dali-fed]": "dali-cpu, by the same pipeline",
     **{
         f"{CONFORMANCE}places.py::test_every_row*[dali-fed-{name}]": "all, and dali-cpu by the same pipeline"
         for name in ("sizes", "canvas", "places", "turned", "colour")
     },
     f"{CONFORMANCE}pixels.py::test_validation*[dali-fed-samples]": "photographs, and dali-cpu",
-    f"{CONFORMANCE}turns.py::test_every_row*[*-turned]": "turned and distorted",
     f"{CONFORMANCE}resume.py::test_ids*[decord]": "pyav, which differs in what a worker calls",
     f"{CONFORMANCE}leaving.py::test_ten_epochs_are_flat[dali-fed]": "dali-cpu, and workers of torchvision",
-    f"{RUNS}hangs.py::test_a_rank_that_never_comes*[1]": "rank 0 that never comes",
     f"{RUNS}hangs.py::test_ranks_that_cannot_meet*[worker]": "a rank that is stopped",
-    # files of every kind
-    **{
-        f"{UNIT}video_faults.py::test_key_frames*[{kind}-{marks}]": "every fifth marked, all marks with H.264"
-        for kind in ("hevc-mkv", "mpeg*", "vp*", "av1*")
-        for marks in ("all", "first")
-    },
-    f"{UNIT}clip_heap.py::test_a_clip_keeps_nothing[*-h264.ts]": "the other three kinds of file",
-    f"{UNIT}clip_heap.py::test_a_clip_keeps_nothing[decord-vp9.webm]": "decord with H.264",
-    f"{UNIT}clip_heap.py::test_a_clip_keeps_nothing[decord-mpeg4*]": "decord with H.264",
-    f"{UNIT}nvdec_loader.py::test_every_clip_of_every_kind[3-decord]": (
-        "three views with pyav, and one with decord"
-    ),
-    f"{UNIT}nvdec_loader.py::test_every_clip_of_every_kind[1-pyav]": "three views with pyav",
-    f"{UNIT}nvdec_loader.py::test_every_clip_of_every_kind[1-]": "three views by the engines alone",
     # architectures
-    **{
-        f"{RUNS}architectures.py::test_one_step[{name}]": "a step of the smaller families"
-        for name in LARGE
-    },
     f"{RUNS}architectures.py::test_one_step[alexnet]": "two steps of its preset, in test_presets.py",
     f"{UNIT}detection_models.py::test_losses_and*[ssd300_vgg16]": "ssdlite, by the same code",
     **{
@@ -95,17 +53,8 @@ SWEEPS: dict[str, str] = {
         f"{UNIT}detection_weights.py::test_the_same_layers*[{name}]": "fasterrcnn of the same backbone"
         for name in ("maskrcnn*", "fasterrcnn_mobilenet_v3_large_320_fpn")
     },
-    **{
-        f"{UNIT}video_models.py::test_heads*[swin3d_{size}]": "swin3d_t"
-        for size in "bs"
-    },
     # demos, benchmarks and installations as a whole
     f"{RUNS}demo.py::*[learns]": "scripts/demo.sh, in one short epoch",
-    f"{RUNS}demo_detection.py::*": (
-        "losses of tests/unit/test_detection_models.py, whole runs of test_detection.py"
-    ),
-    f"{RUNS}superres.py::test_the_demo*": "the run before it, with fewer pictures and steps",
-    f"{RUNS}demo_video.py::*": "whole runs of test_video.py",
     f"{RUNS}resume.py::test_killed_at_random_steps[1]": "two ranks",
     f"{UNIT}distributed.py::*[2]": "three ranks",
     f"{UNIT}forked.py::test_processes_of_a_script*[video_set*]": "demo_set, by the same function",

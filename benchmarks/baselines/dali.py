@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -161,103 +160,48 @@ def loader(source: Files, *, size: int, threads: int, device: torch.device) -> A
     return DALIGenericIterator(pipeline(), ["images", "labels"], auto_reset=True)
 
 
-def step(clips: int, frames: int, stride: int, longest: int) -> int:
-    """Return the distance from the first frame of a sequence to that of the next one: `clips` sequences end
-    within the longest video, 0 = back to back."""
-    span = (frames - 1) * stride + 1
-    if clips == 0:
-        return frames * stride
-    return max((longest - span) // (clips - 1), 1) if clips > 1 else longest
-
-
 def clips(
     files: Sequence[str],
     labels: Sequence[int],
     *,
     frames: int,
     stride: int,
-    step: int,
     size: int,
     shorter: int,
     batch_size: int,
     threads: int,
     device: torch.device,
-    experimental: bool = False,
     world_size: int = 1,
     rank: int = 0,
 ) -> Any:
-    """Return an iterator over epochs of [{"clips": fp32 [B, 3, T, size, size], "labels": int32 [B, 1]}]; the
-    last of a shard is filled up.
+    """Return an iterator over epochs of [{"clips": fp32 [B, 3, T, size, size], "labels": int32 [B, 1]}] on a
+    GPU; the last of a shard is filled up.
 
-    An epoch has, shuffled, every sequence that begins at frame 0, `step`, 2 * step, ... of a video. So it has
-    one clip a video only where `step` is as long as the longest. `fn.readers.video` takes videos of constant
-    rate alone, on a GPU, and leaves out a sequence that runs over its video's end; `experimental`,
-    `fn.experimental.readers.video`, takes the others too and repeats the last frame.
+    An epoch has, shuffled, sequences of a video that lie back to back. `fn.readers.video` takes videos of
+    constant rate alone, and leaves out a sequence that runs over its video's end.
     """
-    pipeline = clip_pipeline(
-        list(files),
-        [int(label) for label in labels],
-        frames=frames,
-        stride=stride,
-        step=step,
-        size=size,
-        shorter=shorter,
-        experimental=experimental,
-        gpu=device.type == "cuda",
-        shards=(rank, world_size),
-        batch_size=batch_size,
-        num_threads=max(threads, 1),
-        device_id=device.index or 0 if device.type == "cuda" else None,
-    )
+    from nvidia.dali import fn, pipeline_def, types
     from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
 
-    return DALIGenericIterator(
-        pipeline,
-        ["clips", "labels"],
-        reader_name="videos",
-        auto_reset=True,
-        last_batch_policy=LastBatchPolicy.FILL,
+    @pipeline_def(
+        batch_size=batch_size,
+        num_threads=max(threads, 1),
+        device_id=device.index or 0,
     )
-
-
-def clip_pipeline(
-    files: list[str],
-    labels: list[int],
-    *,
-    frames: int,
-    stride: int,
-    step: int,
-    size: int,
-    shorter: int,
-    experimental: bool,
-    gpu: bool,
-    shards: tuple[int, int],
-    **options: Any,
-) -> Any:
-    """Return the graph of `clips`, not yet built; `shards`: rank and ranks; `options` are the pipeline's."""
-    from nvidia.dali import fn, pipeline_def, types
-
-    read = (
-        partial(fn.experimental.readers.video, pad_mode="edge")
-        if experimental
-        else fn.readers.video
-    )
-
-    @pipeline_def(**options)
     def pipeline() -> Any:
-        made: Any = read(
-            device="gpu" if gpu else "cpu",
+        made: Any = fn.readers.video(
+            device="gpu",
             name="videos",
-            filenames=files,
-            labels=labels,
+            filenames=list(files),
+            labels=[int(label) for label in labels],
             sequence_length=frames,
             stride=stride,
-            step=step,
+            step=frames * stride,
             random_shuffle=True,
             # decoded sequences that wait: the default fills a GPU's memory
-            initial_fill=2 * options["batch_size"],
-            shard_id=shards[0],
-            num_shards=shards[1],
+            initial_fill=2 * batch_size,
+            shard_id=rank,
+            num_shards=world_size,
             pad_last_batch=True,
         )
         video, label = made
@@ -273,4 +217,10 @@ def clip_pipeline(
         )
         return video, label
 
-    return pipeline()
+    return DALIGenericIterator(
+        pipeline(),
+        ["clips", "labels"],
+        reader_name="videos",
+        auto_reset=True,
+        last_batch_policy=LastBatchPolicy.FILL,
+    )

@@ -20,15 +20,13 @@ def clips(
     *,
     frames: int,
     stride: int,
-    clips: int,
     threads: int,
     gpu: int,
 ) -> Iterator[int]:
     """Yield without end the number of frames that were decoded of a clip, NV12 on the device, in any order of
     the files.
 
-    `frames` of it, 0 = all of the video; `clips` evenly spaced ones of each, or one at random for 0. The
-    threads always have a next clip.
+    `frames` of it at random, 0 = all of the video. The threads always have a next clip.
     """
     own = threading.local()
 
@@ -59,8 +57,6 @@ def clips(
     with ThreadPoolExecutor(threads) as pool:
         while True:
             for file in random.sample(files, len(files)):
-                for clip in range(max(clips, 1)):
-                    place = clip / max(clips - 1, 1) if clips else random.random()
-                    waiting.append(pool.submit(decode, file, place))
-                    if len(waiting) > 2 * threads:
-                        yield waiting.popleft().result()
+                waiting.append(pool.submit(decode, file, random.random()))
+                if len(waiting) > 2 * threads:
+                    yield waiting.popleft().result()

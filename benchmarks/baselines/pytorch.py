@@ -53,8 +53,7 @@ class Images(Dataset[Any]):
 
 
 class Clips(Dataset[Any]):
-    """(normalised fp32 [3, T, size, size], label) of video files: `clips` evenly spaced ones of each, or one
-    at random for 0.
+    """(normalised fp32 [3, T, size, size], label) of a random clip of each video file.
 
     The shorter side is resized to `shorter_side`, then a random square is cut out; a clip that is too short
     repeats its last frame.
@@ -68,7 +67,6 @@ class Clips(Dataset[Any]):
         decode: Decode,
         frames: int,
         stride: int,
-        clips: int,
         size: int,
     ) -> None:
         # two seconds, of a suite that may not need it
@@ -79,13 +77,12 @@ class Clips(Dataset[Any]):
         self.decode = decode
         self.frames = frames
         self.stride = stride
-        self.clips = clips
         resize = transforms.Resize(shorter_side(size), antialias=True)
         self.crop = transforms.Compose([resize, transforms.RandomCrop(size)])
         self.normalise = transforms.Normalize(MEAN, STD)
 
     def __len__(self) -> int:
-        return len(self.files) * max(self.clips, 1)
+        return len(self.files)
 
     def __getitem__(self, index: int) -> Any:
         pixels, label = self.decoded(index)
@@ -96,10 +93,9 @@ class Clips(Dataset[Any]):
 
     def decoded(self, index: int) -> tuple[Array, int]:
         """Return the frames of a clip, uint8 [T, H, W, 3], at most `frames` of them, and its label."""
-        video, clip = divmod(index, max(self.clips, 1))
-        place = clip / max(self.clips - 1, 1) if self.clips else random.random()
-        pixels = self.decode(self.files[video], self.frames, self.stride, place)
-        return pixels, self.labels[video]
+        place = random.random()
+        pixels = self.decode(self.files[index], self.frames, self.stride, place)
+        return pixels, self.labels[index]
 
 
 class Alone(Clips):

@@ -15,7 +15,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,8 +23,6 @@ from torch import nn
 
 from benchmarks.baselines import dali, detection, superres
 
-NOT_HERE = 77
-"""Exit code: nothing was measured, and nothing failed."""
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -57,24 +54,14 @@ def dali_batches(
 def torchvision_batches(
     root: Path, asked: argparse.Namespace, device: torch.device
 ) -> Batches:
-    """Yield normalised fp32 images and labels, for ever. Raises ValueError where no batch can be filled.
-
-    --recipe adds what torchvision's references do in the workers: RandAugment, random erasing, and mixup or
-    cutmix, with which labels are shares of 1,000 classes.
-    """
+    """Yield normalised fp32 images and labels, for ever. Raises ValueError where no batch can be filled."""
     from torchvision import transforms
-    from torchvision.transforms import v2
 
-    mixing = v2.RandomChoice(
-        [v2.MixUp(alpha=0.2, num_classes=1000), v2.CutMix(num_classes=1000)]
-    )
     steps = [
         transforms.RandomResizedCrop(asked.image_size),
         transforms.RandomHorizontalFlip(),
-        *([transforms.RandAugment()] if asked.recipe else []),
         transforms.ToTensor(),
         transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
-        *([transforms.RandomErasing(0.25)] if asked.recipe else []),
     ]
     data = torchvision.datasets.ImageFolder(str(root), transforms.Compose(steps))
     loader = torch.utils.data.DataLoader(
@@ -85,7 +72,6 @@ def torchvision_batches(
         pin_memory=device.type == "cuda",
         drop_last=True,
         persistent_workers=asked.workers > 0,
-        collate_fn=partial(_mixed, mixing) if asked.recipe else None,
     )
     if not len(loader):
         raise ValueError(f"{len(data)} images fill no batch of {asked.batch_size}")
@@ -96,14 +82,6 @@ def torchvision_batches(
                 moved.contiguous(memory_format=torch.channels_last),
                 labels.to(device, non_blocking=True),
             )
-
-
-def _mixed(
-    mixing: nn.Module, samples: list[tuple[torch.Tensor, int]]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Collate a batch and mix it."""
-    images, labels = mixing(*torch.utils.data.default_collate(samples))
-    return images, labels
 
 
 def of_images(
@@ -166,7 +144,6 @@ def asked_of(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--data", type=Path, required=True, help="folder with train/; COCO's layout")
     add("--arch", default="resnet18")
     add("--loader", choices=("dali", "dali-cpu", "torchvision"), default="dali")
-    add("--recipe", action="store_true", help="augment as torchvision's references")
     add("--batch-size", type=int, default=512)
     add("--image-size", type=int, default=224, help="of classifiers, pixels")
     add("--workers", type=int, default=max(cores - 1, 1))
@@ -180,8 +157,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     asked = asked_of(argv)
     gpu = torch.cuda.is_available()
     if not gpu and (asked.loader == "dali" or asked.steps):
-        print("by hand: no GPU is here")
-        sys.exit(NOT_HERE)
+        sys.exit("by hand: no GPU is here")
     device = torch.device("cuda", 0) if gpu else torch.device("cpu")
     # detectors' images have many shapes
     torch.backends.cudnn.benchmark = asked.task == "classification"

@@ -62,7 +62,7 @@ def find(root: Path, split: Split, *, keypoints: bool) -> Layout:
         raise UserError(
             f"--data: {root} has no annotations of {split}; COCO's layout has {split}2017/ and "
             f"annotations/instances_{split}2017.json, docs/data.md names those of other tools, and "
-            "python -m scripts.to_coco converts those of YOLO and Pascal VOC"
+            "what converts YOLO's and Pascal VOC's"
         )
     if len(files) > 1:
         names = ", ".join(sorted(path.name for path in files)[:3])

@@ -1,8 +1,8 @@
 """COCO's annotation file and folder of images -> columns, once; must not know pixels, orders or ranks.
 
-read    -> file_list.annotations, .points, ...   one pass over the JSON, which is never in memory as a whole
-match   -> what is kept                          headers of the image files; ids, categories, sizes fit
-write   -> columns                               annotations move to their images, in pieces
+read    -> rows, points, ...   the entries of the JSON, checked one by one
+match   -> what is kept        headers of the image files; ids, categories, sizes fit
+write   -> columns             annotations move to their images
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import zlib
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +20,19 @@ import numpy as np
 from contracts import MAX_PIXELS, Array, UserError
 from dataset.coco import annotation_file
 from dataset.coco.annotation_file import ROW, Annotation, Category, Image, NotCoco
-from dataset.coco.columns import UNUSED, Instances, class_names, mirrored
+from dataset.coco.columns import Instances, class_names, mirrored
 from dataset.coco.layouts import Split, find
 from dataset.coco.warnings import annotation_warnings
 from dataset.images.columns import HEADER, TRANSPOSE, Header, shown_by, told_of_exif
 from dataset.images.scan import read_headers
 from dataset.scan import file_tree
-from dataset.scan.byte_ranges import Entries
+from dataset.scan.byte_ranges import Files
 from dataset.scan.cache import Progress, reading, remembered
-from dataset.scan.manifest import Rejected, Rejects, create_column, printable, writing
-from dataset.stores import source_named
+from dataset.scan.manifest import Rejected, Rejects, create_column, printable
 from system.user_files import open_text
 
 MASKLESS = "its segmentation is left out, its box stays"
 VALIDATES = 10  # one of so many images, where no file says which
-PIECE = 20_000  # annotations that are read, or written, at once: bounds the memory
-
-RAGGED = {"polygons": "i8", "points": "f8", "runs": "u4", "keypoints": "f8"}
-"""Numbers in file_list.<name>: points a polygon; x y a point; run lengths; x y visibility a keypoint."""
 NOUN = {"images": "image", "annotations": "annotation", "categories": "category"}
 
 
@@ -48,9 +42,7 @@ def open_coco(
     *,
     keypoints: bool,
     images: bool = True,
-    source: str = "folder",
     exif: str = "stored",
-    classes: Sequence[str] | None = None,
     cache: Path,
     rescan: bool = False,
     max_pixels: int = MAX_PIXELS,
@@ -59,16 +51,13 @@ def open_coco(
     """Return the manifest of one split: from `cache` if nothing has changed since, or anew.
 
     dataset/coco/layouts.py says where annotations and images are; where no name gives them to a split, a
-    tenth of the images is that of validation. `classes`: those of training, among which the categories of
-    validation must be. Without `images` their files need not be there, and have the sizes of the annotation
-    file. `source` has the images' bytes, by the name of their folder and file_name. `exif`: the annotations
-    are of images as "stored", or as "shown". The rest is as in dataset.images.scan.open_images. Raises
-    UserError.
+    tenth of the images is that of validation. Without `images` their files need not be there, and have the
+    sizes of the annotation file. `exif`: the annotations are of images as "stored", or as "shown". The rest is as in
+    dataset.images.scan.open_images. Raises UserError.
     """
     real = Path(os.path.realpath(root))
-    module = source_named(source)
     file, folder, shared = find(root, split, keypoints=keypoints)
-    entries = module.entries(real, folder)
+    entries = Files(real)
     # what names of files may begin with, though they are below `folder`
     prefixes = [str(real / folder), os.path.join(os.path.abspath(root), folder)]
     if not (real / folder / folder).is_dir():
@@ -79,19 +68,14 @@ def open_coco(
     ) -> Sequence[str]:
         with reading(file):
             file_tree.remember_paths(visits, real, [file])
-            described, categories = _read(file, keypoints, made, rejects, say)
-        names = _class_names_of(file, categories, keypoints, classes)
+            described, categories, annotations = _read(file, keypoints, rejects, say)
+        names = _class_names_of(file, categories, keypoints)
         listed = _Images(file, folder, prefixes, described, rejects)
         mine = np.ones(len(listed.ids), bool)
         if shared:
             mine = listed.validating() == (split == "val")
-        rows = np.fromfile(made / "file_list.annotations", ROW)
+        rows = np.array(annotations.rows, ROW)
         warnings = []
-        if len(np.unique(rows["annotation_id"])) < len(rows):
-            rows["annotation_id"] = np.arange(1, len(rows) + 1)
-            warnings.append(
-                "some annotations have no id, or one that another has: all are numbered in the file's order"
-            )
         category_ids = np.array([category.category_id for category in categories])
         rows["category"] = _places_of(category_ids, rows["category_id"])
         image_of = _places_of(listed.ids, rows["image_id"])
@@ -100,8 +84,8 @@ def open_coco(
                 here = os.fsencode(os.path.join(folder, ""))
                 entries.remember(visits, [here, *listed.paths])
             listed.read_headers(entries, mine, made, say, max_pixels)
-            annotations = np.bincount(image_of[image_of >= 0], minlength=len(mine))
-            turned = listed.fit(entries, exif, mine, annotations, rejects)
+            lost = np.bincount(image_of[image_of >= 0], minlength=len(mine))
+            turned = listed.fit(entries, exif, mine, lost, rejects)
             if exif == "stored":
                 used = np.rec.array(listed.headers[listed.good])
                 warnings.append(told_of_exif(used, turned))
@@ -124,16 +108,15 @@ def open_coco(
         warnings += annotation_warnings(rows[known], listed.sizes[image_of[known]])
         points = np.array([3 * len(category.keypoints) for category in categories])
         kept = _matched(rows, image_of, listed, points, rejects)
-        _write(listed, rows, image_of, kept, categories, made)
+        _write(listed, rows, annotations, image_of, kept, categories, made)
         text = "".join(f"{line}\n" for line in warnings if line)
         (made / "warnings.txt").write_text(text, encoding="utf-8")
         return names
 
-    names_given = None if classes is None else list(classes)
     what = "coco" if images else "coco alone"
     paths = [str(real), os.path.abspath(root), file.name]
-    key = [*paths, names_given, what, split, source, exif, max_pixels]
-    columns = remembered(
+    key = [*paths, what, split, "folder", exif, max_pixels]
+    return remembered(
         Instances,
         root,
         key,
@@ -143,26 +126,37 @@ def open_coco(
         rescan=rescan,
         progress=progress,
     )
-    if classes is None or columns.classes == tuple(classes):
-        return columns
-    numbers = _class_places(columns.classes, classes)
-    assert numbers is not None, "a scan keeps no categories that training does not have"
-    return columns.numbered(numbers, tuple(classes))
 
 
 # --- read ---
 
 
-def _read(
-    file: Path, keypoints: bool, made: Path, rejects: Rejects, say: Progress
-) -> tuple[list[Image], list[Category]]:
-    """Write made/file_list.*, and return images, and categories in the order of their ids.
+class _Annotations:
+    """The annotations of a file, in its order: a ROW of each, and the numbers of which each has some."""
 
-    Raises UserError.
-    """
+    def __init__(self) -> None:
+        self.rows: list[tuple[Any, ...]] = []
+        self.polygons = array("q")  # points of each polygon
+        self.points = array("d")  # x y of each
+        self.runs = array("I")  # lengths
+        self.keypoints = array("d")  # x y visibility of each
+
+    def add(self, annotation: Annotation) -> None:
+        self.rows.append(annotation.row)
+        for polygon in annotation.polygons:
+            self.polygons.append(len(polygon) // 2)
+            self.points.extend(polygon)
+        self.runs.extend(annotation.runs)
+        self.keypoints.extend(annotation.keypoints)
+
+
+def _read(
+    file: Path, keypoints: bool, rejects: Rejects, say: Progress
+) -> tuple[list[Image], list[Category], _Annotations]:
+    """Return images, categories in the order of their ids, and annotations. Raises UserError."""
     images: list[Image] = []
     categories: list[Category] = []
-    writer = _Writer(made)
+    annotations = _Annotations()
 
     def take(key: str, entry: Any) -> None:
         if key == "images":
@@ -171,10 +165,11 @@ def _read(
             categories.append(annotation_file.category(entry, keypoints=keypoints))
         else:
             annotation = annotation_file.annotation(entry, keypoints=keypoints)
-            writer.add(annotation)
+            annotations.add(annotation)
             if annotation.fault:
                 raise Rejected(f"{annotation.fault}; {MASKLESS}")
 
+    say(0, 0, "reading annotations")
     try:
         # -sig: editors of Windows begin a file with a byte-order mark
         text = open_text(file, "utf-8-sig")
@@ -192,44 +187,9 @@ def _read(
                     rejects(os.fsencode(file), line)
                 if number % 1000 == 0:
                     say(number, 0, "reading annotations")
-        writer.flush()
     except NotCoco as error:
         raise UserError(f"--data: {file} {error}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"--data: {file} is no JSON: it must be UTF-8") from None
-    return images, sorted(categories)
-
-
-class _Writer:
-    """Appends annotations to the files file_list.*, a PIECE at a time."""
-
-    def __init__(self, made: Path) -> None:
-        self.made = made
-        self.rows: list[tuple[Any, ...]] = []
-        self.ragged: dict[str, Any] = {
-            name: array(np.dtype(code).char) for name, code in RAGGED.items()
-        }
-
-    def add(self, annotation: Annotation) -> None:
-        self.rows.append(annotation.row)
-        for polygon in annotation.polygons:
-            self.ragged["polygons"].append(len(polygon) // 2)
-            self.ragged["points"].extend(polygon)
-        self.ragged["runs"].extend(annotation.runs)
-        self.ragged["keypoints"].extend(annotation.keypoints)
-        if len(self.rows) == PIECE:
-            self.flush()
-
-    def flush(self) -> None:
-        parts = {"annotations": np.array(self.rows, ROW), **self.ragged}
-        # an error of writing is not one of the annotation file
-        with writing():
-            for name, values in parts.items():
-                with open(self.made / f"file_list.{name}", "ab") as file:
-                    file.write(values.tobytes())
-        self.rows.clear()
-        for numbers in self.ragged.values():
-            del numbers[:]
+    return images, sorted(categories), annotations
 
 
 # --- match ---
@@ -239,11 +199,10 @@ def _class_names_of(
     file: Path,
     categories: list[Category],
     keypoints: bool,
-    classes: Sequence[str] | None,
 ) -> tuple[str, ...]:
     """Return the names of the class numbers of categories, which are in the order of their ids.
 
-    With `classes`, those of training, the names must be among them, in their order. Raises UserError.
+    Raises UserError.
     """
     ids = [category.category_id for category in categories]
     pointed = {category.keypoints for category in categories} - {()}
@@ -260,30 +219,12 @@ def _class_names_of(
     if why:
         raise UserError(f"--data: {file} {why}")
     mirrored(_keypoint_names(categories))  # raises
-    names = class_names(np.array(ids), [category.name for category in categories])
-    if classes is not None and _class_places(names, classes) is None:
-        others = [name for name in names if name not in classes]
-        raise UserError(
-            f"--data: the categories of {file} are not those of training, in their order; not in training: "
-            f"{', '.join(others[:5]) or 'none'}"
-        )
-    return names
+    return class_names(np.array(ids), [category.name for category in categories])
 
 
 def _keypoint_names(categories: Sequence[Category]) -> tuple[str, ...]:
     """Return the names of the keypoints; a category may have none beside one that has some."""
     return next((one.keypoints for one in categories if one.keypoints), ())
-
-
-def _class_places(names: Sequence[str], classes: Sequence[str]) -> Array | None:
-    """Return int64 [C], the number among `classes` of each category of `names`, which may be fewer.
-
-    None where a name is not there, or their order is another: their ids then mean something else.
-    """
-    numbers = {name: number for number, name in enumerate(classes)}
-    places = [numbers.get(name, -1) for name in names[1:] if name != UNUSED]
-    ascending = all(a < b for a, b in pairwise([0, *places]))
-    return np.array(places, np.int64) if ascending else None
 
 
 class _Images:
@@ -345,7 +286,7 @@ class _Images:
 
     def read_headers(
         self,
-        entries: Entries,
+        entries: Files,
         wanted: Array,
         made: Path,
         say: Progress,
@@ -366,7 +307,7 @@ class _Images:
 
     def fit(
         self,
-        entries: Entries,
+        entries: Files,
         exif: str,
         wanted: Array,
         annotations: Array,
@@ -472,6 +413,7 @@ def _places_of(ordered: Array, wanted: Array) -> Array:
 def _write(
     images: _Images,
     rows: Array,
+    annotations: _Annotations,
     image_of: Array,
     kept: Array,
     categories: list[Category],
@@ -491,9 +433,10 @@ def _write(
     inside = _inside(ordered["box"], images.sizes[good][image])
     pointed = ordered["keypoints"] > 0  # those of the other categories stay 0
     keypoints = np.zeros((len(order), len(names), 3))
-    marks = np.zeros((int(pointed.sum()), len(names), 3))
-    _move(made, "keypoints", rows["keypoints"], order[pointed], marks)
-    keypoints[pointed] = marks
+    marks = _moved(annotations.keypoints, rows["keypoints"], order[pointed])
+    keypoints[pointed] = marks.reshape(np.count_nonzero(pointed), len(names), 3)
+    lengths = _moved(annotations.polygons, rows["polygons"], order)
+    points = _moved(annotations.points, 2 * rows["points"], order)
     values = {
         "path_bytes": np.frombuffer(b"".join(paths), np.uint8),
         "path_offsets": np.cumsum([0, *map(len, paths)]),
@@ -507,7 +450,10 @@ def _write(
         "crowd": ordered["crowd"],
         "usable": inside & ~ordered["crowd"],
         "polygon_offsets": _offsets(ordered["polygons"]),
+        "point_offsets": _offsets(lengths),
+        "points": points.reshape(-1, 2),
         "rle_offsets": _offsets(runs),
+        "rle": _moved(annotations.runs, rows["runs"], order[runs > 0]),
         "keypoints": keypoints,
         "category_ids": np.array([category.category_id for category in categories]),
         "keypoint_mirror": mirrored(names),
@@ -516,35 +462,17 @@ def _write(
         ),
     }
 
-    def column(name: str, *shape: int) -> Array:
-        return create_column(made, name, Instances.COLUMNS[name], *shape)
-
     for name, value in values.items():
-        column(name, *value.shape)[...] = value
-    lengths = column("point_offsets", int(ordered["polygons"].sum()) + 1)
-    _move(made, "polygons", rows["polygons"], order, lengths[1:])
-    np.cumsum(lengths, out=lengths)
-    points = column("points", int(ordered["points"].sum()), 2)
-    _move(made, "points", 2 * rows["points"], order, points)
-    rle = column("rle", int(runs.sum()))
-    _move(made, "runs", rows["runs"], order[runs > 0], rle)
+        create_column(made, name, Instances.COLUMNS[name], *value.shape)[...] = value
 
 
-def _move(made: Path, name: str, counts: Array, order: Array, into: Array) -> None:
-    """Fill a column with file_list.<name>'s values of the annotations `order`; `counts` are those of all."""
-    if not into.size:
-        return
-    values = np.memmap(made / f"file_list.{name}", RAGGED[name], "r")
-    flat = into.reshape(-1)
-    begins = _offsets(counts)
-    filled = 0
-    for first in range(0, len(order), PIECE):
-        some = order[first : first + PIECE]
-        length = counts[some]
-        ends = np.cumsum(length)
-        places = np.repeat(begins[some] - (ends - length), length) + np.arange(ends[-1])
-        flat[filled : filled + len(places)] = values[places]
-        filled += len(places)
+def _moved(numbers: array[Any], counts: Array, order: Array) -> Array:
+    """Return the numbers of the annotations `order`; `counts` says how many each of the file has."""
+    length = counts[order]
+    ends = np.cumsum(length)
+    firsts = _offsets(counts)[order] - (ends - length)
+    places = np.repeat(firsts, length) + np.arange(length.sum())
+    return np.array(numbers)[places]
 
 
 def _offsets(counts: Array) -> Array:

@@ -12,17 +12,6 @@ NEARLY_ALL = 0.9
 ROUNDED = 1.0  # pixels that a box may reach out of its image
 
 
-def crowd_warning(crowd: Array) -> str:
-    """Return a sentence that counts a few crowds; "" where there are none, or annotation_warnings has many.
-
-    `crowd` is bool, by annotation.
-    """
-    count = int(np.count_nonzero(crowd))
-    if not 0 < count <= FEW_CROWDS * len(crowd):
-        return ""
-    return f"{count:,} of {len(crowd):,} annotations are crowds (iscrowd 1), and not trained on"
-
-
 def annotation_warnings(rows: Array, sizes: Array) -> list[str]:
     """Return a sentence for each of them. `sizes` int64 [m, 2] are height and width of each row's image."""
     x, y, w, h = rows["box"].T

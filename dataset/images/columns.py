@@ -12,7 +12,7 @@ from dataset.scan.manifest import Manifest
 
 C = TypeVar("C", bound=Any)  # columns of images, with labels or with boxes
 # the column `format` holds the index
-FORMATS = ("jpeg", "png", "gif", "bmp", "webp", "tiff", "ppm", "pair")
+FORMATS = ("jpeg", "png", "gif", "bmp", "webp", "tiff", "ppm")
 
 
 class Header(NamedTuple):
@@ -29,10 +29,9 @@ class Header(NamedTuple):
     # False: a JPEG or PNG without its end, perhaps cut short, or a JPEG with bytes
     # between its segments
     whole: bool = True
-    tag: int = 0  # of the object's ETag, behind a URL; 0 = none
 
 
-_CODES = ("i8", "i4", "i4", "u1", "u1", "u1", "u1", "?", "?", "i8")
+_CODES = ("i8", "i4", "i4", "u1", "u1", "u1", "u1", "?", "?")
 HEADER = np.dtype(list(zip(Header._fields, _CODES, strict=True)))
 COLUMNS: dict[str, np.dtype[Any]] = {
     "path_bytes": np.dtype("u1"),  # relative paths, one after the other
@@ -105,7 +104,6 @@ class Pictures(Manifest):
     orientation: Array
     rgb: Array
     whole: Array
-    tag: Array
     # uint8 [n], see `as_shown`; None: images are taken as they are stored
     exif: Array | None = None
 

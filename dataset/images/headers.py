@@ -17,7 +17,6 @@ from typing import Any
 from PIL import ExifTags, Image
 
 from dataset.images.columns import FORMATS, Header
-from dataset.pairs import entry
 from dataset.scan.byte_ranges import RangeFile, ReadAt
 from dataset.scan.manifest import Rejected
 
@@ -36,30 +35,7 @@ EXIF_BYTES = 1 << 16  # a segment of a JPEG holds no more
 FRAMES = (0xC0, 0xC1, 0xC2, 0xC9, 0xCA)
 # frame headers of lossless, hierarchical and JPEG-LS files (ITU-T T.81, table B.1; T.87)
 OTHER_FRAMES = (0xC3, 0xC5, 0xC6, 0xC7, 0xCB, 0xCD, 0xCE, 0xCF, 0xF7)
-RAW = "camera raw", "dcraw -T IN"
-NOT_READ = "{}, which no loader reads: {} converts it"
-FOREIGN = tuple(
-    (re.compile(magic, re.DOTALL), name, command)
-    for magic, name, command in (
-        (rb"....ftyp.{0,60}avi[fs]", "AVIF", "avifdec IN OUT.png"),
-        (
-            rb"....ftyp.{0,60}(?:he[iv][cxms]|m[is]f1)",
-            "HEIC",
-            "heif-convert IN OUT.png",
-        ),
-        (
-            rb"\0{3}\x0cjP  |\xff\x4f\xff\x51",
-            "JPEG 2000",
-            "opj_decompress -i IN -o OUT.png",
-        ),
-        (rb"\0{3}\x0cJXL |\xff\x0a", "JPEG XL", "djxl IN OUT.png"),
-        (rb"FUJIFILMCCD-RAW|IIR[OS]|IIU\0|....ftypcrx ", *RAW),
-        (rb"(?:<\?xml.{0,500})?<svg", "SVG", "rsvg-convert IN -o OUT.png"),
-        (rb".{128}DICM", "DICOM", "dcmj2pnm --write-png IN OUT.png"),
-        (rb"8BPS|\x76\x2f\x31\x01", "PSD or OpenEXR", "magick IN OUT.png"),
-    )
-)
-"""What a file of a format that no loader reads begins with -> its name, and what converts it."""
+CONVERT = "convert it to JPEG or PNG"
 
 # the scan bounds sizes itself, by --max-pixels
 Image.MAX_IMAGE_PIXELS = None
@@ -130,9 +106,6 @@ def parse(
     for name, (magic, read) in _READERS.items():
         if magic.match(head):
             return _checked(name, read, _File(head, size, read_at))
-    for magic, name, command in FOREIGN:
-        if magic.match(head):
-            raise Rejected(NOT_READ.format(name, command))
     raise Rejected(f"no known image format (starts with {head[:8].hex(' ')})")
 
 
@@ -175,8 +148,7 @@ def _jpeg(file: _File) -> Header:
         if code in FRAMES:
             break
         if code in OTHER_FRAMES:
-            kind = "is lossless, hierarchical or JPEG-LS"
-            raise Rejected(NOT_READ.format(kind, "ffmpeg -i IN OUT.png"))
+            raise Rejected(f"is lossless, hierarchical or JPEG-LS; {CONVERT}")
         if code == 0xE0:
             jfif |= file.upto(at + 2, 5) == b"JFIF\0"
         elif code == 0xE1 and not orientation and file.upto(at + 2, 6) == EXIF:
@@ -189,8 +161,7 @@ def _jpeg(file: _File) -> Header:
     if components not in (1, 3, 4):
         raise Rejected(f"has {components} components")
     if depth != 8:
-        kind = f"has {depth} bits a component"
-        raise Rejected(NOT_READ.format(kind, "ffmpeg -i IN OUT.png"))
+        raise Rejected(f"has {depth} bits a component; {CONVERT}")
     names = file.at(at + 8, 3 * components)[::3]
     # as libjpeg decides it
     rgb = components == 3 and not jfif
@@ -345,7 +316,7 @@ def _of_pillow(file: _File, image: Image.Image) -> Header:
     tags = getattr(image, "tag_v2", {})
     # of CR2, DNG, NEF and ARW the first image is that
     if tags.get(254, 0) & 1 or (tags and file.upto(8, 2) == b"CR"):
-        raise Rejected(f"begins with a preview, as {NOT_READ.format(*RAW)}")
+        raise Rejected(f"begins with a preview, as camera raw does; {CONVERT}")
     depth = max(tags.get(258, (DEPTH.get(image.mode, 8),)))
     if depth > 16:
         raise Rejected(
@@ -362,12 +333,6 @@ def _of_pillow(file: _File, image: Image.Image) -> Header:
     )
 
 
-def _pair(file: _File) -> Header:
-    pair = entry.parse(file.head)
-    scale = pair.scale
-    return file.header("pair", pair.height * scale, pair.width * scale, 8, 3)
-
-
 _READERS: dict[str, tuple[re.Pattern[bytes], Callable[[_File], Header]]] = {
     "jpeg": (re.compile(re.escape(JPEG)), _jpeg),
     "png": (re.compile(rb"\x89PNG\r\n\x1a\n"), _png),
@@ -376,6 +341,5 @@ _READERS: dict[str, tuple[re.Pattern[bytes], Callable[[_File], Header]]] = {
     "bmp": (re.compile(rb"BM"), _by_pillow),
     "tiff": (re.compile(rb"II[*+]\0|MM\0[*+]"), _by_pillow),
     "ppm": (re.compile(rb"P[1-6][\s#]"), _by_pillow),
-    "pair": (re.compile(re.escape(entry.MAGIC)), _pair),
 }
 """Format -> what a file begins with, and what reads its header."""

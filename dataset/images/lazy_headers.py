@@ -22,7 +22,6 @@ from dataset.images.columns import Header, Unread
 from dataset.scan.byte_ranges import Entries
 from dataset.scan.cache import require_few
 from dataset.scan.manifest import Rejected, printable
-from dataset.stores.remote import Ranges
 from system import storage
 from system.processes import KILLED, Pool
 from system.resources import cores
@@ -46,9 +45,7 @@ def checked_header(entries: Entries, max_pixels: int, name: bytes) -> Header:
     """Return the header of an entry. Raises Rejected, and OSError where the storage fails."""
     with entries.opened(name) as (size, read_at):
         header = headers.read_header(size, read_at)
-        if isinstance(read_at, Ranges):
-            header = header._replace(tag=read_at.head.number)
-    require_few(header.width, header.height, header.size, max_pixels)
+    require_few(header.width, header.height, max_pixels)
     return header
 
 

@@ -19,7 +19,6 @@ from dataset.scan.cache import (
     Parser,
     Progress,
     each_file,
-    most_pixels,
     nothing_found,
     reading,
     remembered,
@@ -80,8 +79,10 @@ def open_images(
 
     def fits(columns: Images) -> bool:
         pixels = columns.height.astype(np.int64) * columns.width
-        few = bool((pixels <= most_pixels(columns.size, max_pixels)).all())
-        return few and names in (None, list(columns.classes))
+        return bool((pixels <= max_pixels).all()) and names in (
+            None,
+            list(columns.classes),
+        )
 
     def fill(
         made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress

@@ -17,14 +17,13 @@ class Pairs:
     """n samples: `patches` of each image in turn. There are no classes.
 
     `images` int64 [m] are the large images' places in `high`, `small` those of their small ones in `low`.
-    Without `low` they lie in the same entry where `joint`, or are made of the large ones.
+    Without `low` they are made of the large ones.
     """
 
     high: Any  # a dataset.images.columns.Images, or a stand-in
     images: Array
     low: Images | None = None
     small: Array | None = None
-    joint: bool = False
     patches: int = 1
 
     classes: tuple[str, ...] = ()
@@ -58,14 +57,12 @@ class Pairs:
     @property
     def made(self) -> bool:
         """Whether small images are made of the large ones."""
-        return self.low is None and not self.joint
+        return self.low is None
 
     @property
     def fingerprint(self) -> str:
         """Return a digest of both folders' files, and of which of them are used how often."""
-        low = "joint" if self.joint else "made"
-        if self.low is not None:
-            low = self.low.fingerprint
+        low = "made" if self.low is None else self.low.fingerprint
         digest = hashlib.blake2b(
             f"{self.high.fingerprint} {low} {self.patches}".encode(), digest_size=16
         )
@@ -99,10 +96,6 @@ class PairSource:
     def read(self, sample: int) -> bytes:
         """Return the bytes of the sample's image. Raises as contracts.Source says."""
         return bytes(self.source.read(int(self.images[sample])))
-
-    def opened(self, sample: int) -> Any:
-        """Open the entry of the sample's image, to read a part of it; of one that lies in a store."""
-        return self.source.opened(int(self.images[sample]))
 
     def check(self, sample: int, size: int) -> None:
         """Raise UserError when `size` bytes is not what the manifest recorded."""

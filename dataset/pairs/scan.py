@@ -6,17 +6,15 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import numpy as np
 
 from contracts import MAX_PIXELS, Array, Split, UserError
-from dataset.images.columns import FORMATS, Images
-from dataset.images.headers import HEAD
+from dataset.images.columns import Images
 from dataset.images.scan import open_images
 from dataset.pairs import layouts
 from dataset.pairs.columns import Pairs, split_of
-from dataset.pairs.entry import parse
 from dataset.scan import file_tree
 from dataset.scan.byte_ranges import Files
 from dataset.scan.cache import Progress
@@ -92,7 +90,6 @@ def open_pairs(
     pairs = Pairs(
         high=columns,
         images=images[kept],
-        joint=_joint(high, scale),
         low=low,
         small=None if small is None else small[kept],
         patches=patches,
@@ -104,7 +101,7 @@ def open_pairs(
 def _packed(
     data: Path, split: str, source: str, read_delay_s: float, options: Options
 ) -> Split:
-    """Return columns and bytes of the large images, or the pairs, in a store."""
+    """Return columns and bytes of the large images in a store."""
     module = source_named(source)
     if module.FILES:
         raise UserError(
@@ -113,25 +110,6 @@ def _packed(
     if lacking := module.missing(data, split):
         raise UserError(f"--data {data}: has no {lacking}; it must be {module.HOLDS}")
     return module.open(data, split, read_delay_s=read_delay_s, **options)
-
-
-def _joint(high: Split, scale: int) -> bool:
-    """Return whether entries are pairs. Raises UserError where some alone are, or the scale is another."""
-    pairs = high.columns.format == FORMATS.index("pair")
-    if not pairs.any():
-        return False
-    first = int(np.argmax(pairs))
-    source: Any = high.source
-    name = f"--data: {source.name(first)} is a pair"
-    if source.files or not pairs.all():
-        raise UserError(
-            f"{name} of images, which is read from an LMDB, tar shards or Arrow files that hold pairs alone"
-        )
-    with source.opened(first) as (_, read_at):
-        found = parse(read_at(0, HEAD)).scale
-    if found != scale:
-        raise UserError(f"{name} at a scale of {found}; --scale is {scale}")
-    return True
 
 
 def _folder(folder: Path, options: Options) -> Images:

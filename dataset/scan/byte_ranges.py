@@ -14,9 +14,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from dataset.scan import file_tree, spelling
-from dataset.scan.manifest import BROKEN_LINK, Rejected, is_url
-from dataset.stores import remote
+from dataset.scan import file_tree
+from dataset.scan.manifest import BROKEN_LINK, Rejected
 from system import storage
 
 ReadAt = Callable[[int, int], bytes]
@@ -78,8 +77,7 @@ def unreadable(path: bytes, error: OSError) -> Rejected | OSError:
     broken = os.path.islink(path) and not os.path.exists(path)
     if broken:
         return Rejected(BROKEN_LINK)
-    why = spelling.cause_of_file(path) if isinstance(error, FileNotFoundError) else ""
-    return Rejected(f"cannot be read: {error.strerror}{why}")
+    return Rejected(f"cannot be read: {error.strerror}")
 
 
 def _shut_in(path: bytes) -> bool:
@@ -94,15 +92,14 @@ def _shut_in(path: bytes) -> bool:
 
 
 class Files:
-    """Entries that are files: a name is a path below `root`, an absolute one, or with `remote` a URL."""
+    """Entries that are files: a name is a path below `root`, or an absolute one."""
 
-    def __init__(self, root: Path, *, remote: bool = False) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
-        self.remote = remote
 
     def shown(self, name: bytes) -> bytes:
-        """Return the absolute path of an entry, or its URL."""
-        return name if is_url(name) else os.path.join(os.fsencode(self.root), name)
+        """Return the absolute path of an entry."""
+        return os.path.join(os.fsencode(self.root), name)
 
     @contextmanager
     def opened(self, name: bytes) -> Iterator[tuple[int, ReadAt]]:
@@ -112,10 +109,6 @@ class Files:
         this file's fault.
         """
         path = self.shown(name)
-        if is_url(path):
-            with remote.opened(os.fsdecode(path)) as found:
-                yield found
-            return
         try:
             # not blocking: a pipe must not stop the scan
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import mimetypes
 import os
 import re
 import shutil
@@ -27,7 +26,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import filelock
-import numpy as np
 
 from contracts import UserError
 from dataset.scan import file_tree, manifest
@@ -134,7 +132,6 @@ def _scan(table: type[S], home: Path, root: Path, fill: Fill, say: Progress) -> 
         with open(made / "rejected.txt", "w", encoding="utf-8") as file:
             rejects = Rejects(file)
             classes = fill(made, rejects, visits, say)
-        file_tree.remember_shut(visits, rejects.shut)
         (made / "visited.json").write_text(
             json.dumps({"finished": time.time(), "folders": visits})
         )
@@ -145,7 +142,7 @@ def _scan(table: type[S], home: Path, root: Path, fill: Fill, say: Progress) -> 
     except BaseException:  # Ctrl-C too: nothing half is left
         shutil.rmtree(made, ignore_errors=True)
         raise
-    manifest.sweep(home, keep=folder)
+    manifest.sweep(home)
     return table.open(folder)
 
 
@@ -200,26 +197,11 @@ class Parser:
         return manifest.printable(self.shown(key))
 
 
-ANY_FILE = 1 << 24
-"""Pixels that a file of any size may have: each thread that decodes so many takes 200 MB at most."""
-A_BYTE = 1032
-"""Pixels beyond ANY_FILE for each byte of the file: as many grey ones as a byte of deflate can hold. A blank
-WebP or fax can hold more, and then some hundred bytes take a gigabyte in each thread that decodes them."""
-
-
-def most_pixels(size: Any, max_pixels: int) -> Any:
-    """Return how many pixels files of `size` bytes, one or an array of them, may claim."""
-    return np.minimum(max_pixels, ANY_FILE + A_BYTE * size)
-
-
-def require_few(width: int, height: int, size: int, max_pixels: int) -> None:
-    """Raise Rejected for an image or video of `size` bytes that may take all memory when it is decoded."""
-    claimed = f"claims {width} x {height} pixels"
+def require_few(width: int, height: int, max_pixels: int) -> None:
+    """Raise Rejected for an image or video that may take all memory when it is decoded."""
     if width * height > max_pixels:
-        raise Rejected(f"{claimed}, more than --max-pixels {max_pixels}")
-    if width * height > most_pixels(size, max_pixels):
         raise Rejected(
-            f"{claimed} in {size} bytes, which is blank or a trap: save it smaller"
+            f"claims {width} x {height} pixels, more than --max-pixels {max_pixels}"
         )
 
 
@@ -263,16 +245,11 @@ class NothingFound(UserError):
 def nothing_found(
     wanted: Literal["image", "video"], where: str, rejects: Rejects
 ) -> NothingFound:
-    """Return the error that no `wanted` is there. The first file's name may tell which --task reads it."""
+    """Return the error that no `wanted` is there."""
     message = f"--data: no {wanted} in {where}"
     if not rejects.count:
         return NothingFound(message, ": no file is there")
     why = f"; left out: {rejects.count}, first {rejects.first}"
-    name = rejects.first.partition(": ")[0]
-    medium = (mimetypes.guess_type(name)[0] or "").partition("/")[0]
-    if medium in ("image", "video") and medium != wanted:
-        how = "with" if medium == "video" else "without"
-        why += f"; {medium}s are read {how} --task video"
     return NothingFound(message, why)
 
 

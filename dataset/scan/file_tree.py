@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from contracts import Array, UserError
-from dataset.scan.manifest import BROKEN_LINK, FILE_LIST, is_url, printable, writing
+from dataset.scan.manifest import BROKEN_LINK, FILE_LIST, printable, writing
 from system import storage
 from system.user_files import open_bytes
 
@@ -38,16 +38,8 @@ OF_THE_STORAGE = frozenset(
     }
 )
 """Folders that file systems, network storage and archives put beside the data, where they are not hidden."""
-SYSTEM = "link to a folder of the system"
-SYSTEM_FOLDERS = frozenset(
-    map(os.path.realpath, b"/ /bin /boot /dev /etc /lib /run /sbin /usr /var".split())
-)
-NEVER_DATA = (b"/boot/", b"/etc/", b"/proc/", b"/sys/")
-"""Below these nothing is data. Below other folders of the system it may be: /usr/share, /var/lib."""
 # a path below the root (os.fsdecode), its mtime in ns, its inode, of a file its `_look`
 Visit = tuple[str, int, int, int]
-SHUT = (0, 0, 0)
-"""How a file looks that cannot be read, or a link to nothing."""
 BEGINNING = 1 << 14
 """Bytes of a file that tell of a change beside its size and date."""
 PIECE = 10_000
@@ -95,15 +87,6 @@ def labels(
     if not found:
         raise UserError(
             f"--data: {root} has no class folders; {wanted}s are expected in {root}/<class>/"
-        )
-    if (
-        classes
-        and len(found) == 1
-        and any(is_folder(root / found[0] / name) for name in classes)
-    ):
-        raise UserError(
-            f"--data: {root} has one class folder alone, '{found[0]}', and the classes of training lie in "
-            "it: is there a folder too many? Move them up"
         )
     return numbered(found, classes, f"{root} has class folder", f"{wanted}s")
 
@@ -261,16 +244,10 @@ def _look(path: bytes, size: int) -> int:
 
 def still_so(root: bytes, seen: Sequence[object]) -> bool:
     """Whether a folder or a file looks as it did when it was visited. Raises OSError."""
-    name, *looks = seen
     try:
-        return list(visit(root, os.fsencode(str(name)))[0]) == seen
+        return list(visit(root, os.fsencode(str(seen[0])))[0]) == seen
     except (FileNotFoundError, PermissionError):
-        return looks == list(SHUT)
-
-
-def remember_shut(visits: list[Visit], paths: Sequence[bytes]) -> None:
-    """Add files that cannot be read, absolute paths, of which it is to be seen when they can."""
-    visits += [(os.fsdecode(path), *SHUT) for path in paths]
+        return False
 
 
 def remember(visits: list[Visit], root: bytes, name: bytes = b"") -> None:
@@ -289,8 +266,8 @@ def remember_paths(visits: list[Visit], root: Path, paths: Iterable[Path]) -> No
 
 
 def folders_of(files: Sequence[bytes]) -> set[bytes]:
-    """Return the folders of listed files; what a URL names is in none."""
-    return {os.path.dirname(file) for file in files if not is_url(file)}
+    """Return the folders of listed files."""
+    return {os.path.dirname(file) for file in files}
 
 
 def remember_folders(
@@ -346,9 +323,6 @@ def walk(
                 reject(path, "link to a folder that it lies in")
                 return
             if os.path.islink(path):
-                if _is_of_the_system(root, path):
-                    reject(path, SYSTEM)
-                    return
                 if identity in linked:
                     reject(path, "link to a folder that another link has led to")
                     return
@@ -385,15 +359,6 @@ def walk(
             inside.pop()
     if files:
         yield files
-
-
-def _is_of_the_system(root: bytes, link: bytes) -> bool:
-    """Whether a link leads out of the root to a folder of the operating system."""
-    target = os.path.realpath(link)
-    below = (target + b"/").startswith(NEVER_DATA)
-    return target in SYSTEM_FOLDERS or (
-        below and not target.startswith(os.path.realpath(root) + b"/")
-    )
 
 
 def _names_in(folder: bytes) -> tuple[list[bytes], list[tuple[bytes, str]]]:

@@ -15,7 +15,6 @@ Labels are numbers of classes, or names. Everything takes time linear in the fil
 
 from __future__ import annotations
 
-import codecs
 import csv
 import os
 import re
@@ -32,7 +31,7 @@ import numpy as np
 from contracts import Array, UserError
 from dataset.scan.manifest import printable
 from system import storage
-from system.user_files import open_bytes, open_text, read_text
+from system.user_files import open_text, read_text
 
 VERSION = 3
 """The grammar's version: a list that was scanned under another one is scanned anew."""
@@ -132,18 +131,6 @@ class List:
             return ""
         return _shown(self.begin.strip())[:200]
 
-    def require_paths_first(self, folders: Sequence[Path]) -> None:
-        """Raise UserError where no first field is a file in one of these folders, and a second one is."""
-        rows = [fields for _, fields in self.head[:TRIED] if len(fields) > 1]
-        first, second = (
-            any(os.path.isfile(folder / row[i]) for folder in folders for row in rows)
-            for i in (0, 1)
-        )
-        if second and not first:
-            raise UserError(
-                f"--data: the list {self.path} has its labels before its paths; {self.grammar.expected}"
-            )
-
     def without_rows(self) -> UserError:
         """Return the error of a list that names nothing: it is empty, or has a heading alone."""
         what = "has no row behind its heading" if self.head else "is empty"
@@ -159,11 +146,6 @@ class List:
         path = self.path
 
         def opened() -> TextIO:
-            with open_bytes(path) as file:
-                if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-                    raise UserError(
-                        f"--data: the list {path} is in UTF-16; save it as UTF-8"
-                    )
             # names of files may be no UTF-8
             return open_text(path, "utf-8-sig", "surrogateescape", newline="")
 

@@ -12,14 +12,11 @@ home/                     one for each data folder and list of classes
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
-import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +79,7 @@ S = TypeVar("S", bound="Manifest")
 class Manifest:
     """Columns on disk that a scan has left. Pickled as its folder's name, and mapped again where it arrives.
 
-    While one is open, in any process, its folder is not removed by a newer scan.
+    A newer scan leaves its folder where it is, and the one after that removes it.
     """
 
     # of the columns' names and meaning: what another version has left is made anew
@@ -166,20 +163,9 @@ class Manifest:
     def open(cls: type[S], folder: Path) -> S:
         """Map the columns of a scan. Raises NoManifest where they are of another version, or have changed."""
         try:
-            hold = os.open(folder / "manifest.json", os.O_RDONLY | os.O_CLOEXEC)
-            # a file system may have no locks: there `sweep` removes nothing
-            with contextlib.suppress(OSError):
-                fcntl.flock(hold, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as error:
-            raise NoManifest(f"{folder}: {error.strerror}") from None
-        try:
-            opened = cls._map(folder)
+            return cls._map(folder)
         except (OSError, ValueError, LookupError, TypeError, EOFError) as error:
-            os.close(hold)
             raise NoManifest(f"{folder}: {error}") from error
-        # until then `sweep` leaves the folder alone
-        weakref.finalize(opened, os.close, hold)
-        return opened
 
     @classmethod
     def _map(cls: type[S], folder: Path) -> S:
@@ -260,18 +246,13 @@ def newest(home: Path) -> Path | None:
     return max(home.glob("scan-*"), default=None)
 
 
-def sweep(home: Path, keep: Path) -> None:
-    """Remove scans that nobody has open, and what interrupted ones left. Only for the holder of the lock."""
-    for path in home.iterdir():
-        if path == keep or not path.name.startswith(("scan-", "tmp-")):
-            continue
-        with contextlib.suppress(OSError), contextlib.ExitStack() as locked:
-            if (path / "manifest.json").exists():
-                # NFS: an exclusive lock needs write access
-                file = locked.enter_context(open(path / "manifest.json", "r+b"))
-                # fails while somebody has the scan open; held until the files are gone
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+def sweep(home: Path) -> None:
+    """Remove what interrupted scans left, and all scans but the two newest: a worker of a run may start late.
+
+    Only for the holder of the lock.
+    """
+    for path in [*home.glob("tmp-*"), *sorted(home.glob("scan-*"))[:-2]]:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def is_url(name: str | bytes) -> bool:
@@ -295,21 +276,15 @@ def printable(path: bytes) -> str:
 
 
 BROKEN_LINK = "broken link"
-MAY_COME_BACK = (BROKEN_LINK, f"cannot be read: {os.strerror(errno.EACCES)}")
-"""Why files are left out that may be read later without any change of their folder: of a storage that is not
-mounted, or by the rights that they have."""
-LOOKED_AT_AGAIN = 100
-"""Most of these that a later start looks at again: a storage that comes back brings all of its files."""
 
 
 class Rejects:
-    """rejected.txt: a line for each path that is left out, and why; `shut` are those of MAY_COME_BACK."""
+    """rejected.txt: a line for each path that is left out, and why."""
 
     def __init__(self, file: TextIO) -> None:
         self.file = file
         self.count = 0
         self.first = ""
-        self.shut: list[bytes] = []
 
     def __call__(self, path: bytes, why: str) -> None:
         line = f"{printable(path)}\t{one_line(why)}"
@@ -317,8 +292,6 @@ class Rejects:
             self.file.write(line + "\n")
         self.count += 1
         self.first = self.first or line.replace("\t", ": ")
-        if why in MAY_COME_BACK and len(self.shut) < LOOKED_AT_AGAIN:
-            self.shut.append(path)
 
 
 def _sync(path: Path) -> None:

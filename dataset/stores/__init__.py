@@ -29,11 +29,7 @@ Where --source auto finds nothing, the first one says what is missing.
 
 
 class SourceModule(Protocol):
-    """What a module of SOURCES offers. Importing it imports no library that a user may do without.
-
-    One whose images annotations may name also has `entries(data, folder)` and `source(columns, folder,
-    read_delay_s)`, as dataset.stores.folder has them; a name is then folder/file_name.
-    """
+    """What a module of SOURCES offers. Importing it imports no library that a user may do without."""
 
     FILES: bool  # each sample is a file of its own, so that decoders which open files themselves can be used
     HOLDS: str  # what --data must be, in words that follow "it must be"

@@ -1,8 +1,7 @@
-"""A local folder that stands for a --data behind a URL: lists, columns, and where shards are.
+"""A local folder that stands for a --data behind a URL: its columns, and where its shards are.
 
     s3://bucket/set/train/000.tar      ->  train/shards.txt: s3://bucket/set/train/000.tar ...
     s3://bucket/set/train/classes.txt  ->  train/classes.txt
-    s3://bucket/set/train.csv          ->  train.csv
     s3://bucket/set/train.columns/**   ->  train.columns/**
 
 So whatever reads a data folder reads this one. Must not know what a sample is.
@@ -33,11 +32,8 @@ from system.user_files import open_bytes, read_text
 
 SHARDS = "shards.txt"
 """The list of shards in a split's folder: a URL a line, or a name below the folder that this list lies in."""
-COPIED = (".csv", ".tsv", ".txt")
-"""Endings of files beside the splits, and in them, that are copied."""
-UNLISTED = f"train/{SHARDS} or train.csv says what there is"
-BASE = ".url"
-"""Holds the URL that a local folder stands for."""
+UNLISTED = f"train/{SHARDS} says what there is"
+CLASSES = "classes.txt"
 SPLITS = ("train", "val")
 
 
@@ -72,39 +68,29 @@ def _stands_for(url: str, cache: Path) -> Path:
 
 
 def first_object(url: str, cache: Path) -> str:
-    """Return the URL of one object of the --data behind a URL: a shard, or else a list. Raises UserError."""
+    """Return the URL of a shard of the --data behind a URL. Raises UserError."""
     folder = local(url, cache)
     for split in SPLITS:
         with suppress(OSError):
-            return next(filter(is_url, read_text(folder / split / SHARDS).splitlines()))
-    names = sorted(path.name for path in folder.iterdir() if path.name.endswith(COPIED))
-    return base_of(folder) + names[0]
+            return read_text(folder / split / SHARDS).splitlines()[0]
+    raise UserError(f"--data {masked(url)} has no shards of {' or '.join(SPLITS)}")
 
 
 def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
 
 
-def base_of(folder: Path) -> str:
-    """Return the URL that a folder stands for, with a slash behind it; "" for one that is the data itself."""
-    with suppress(OSError):
-        return read_text(folder / BASE)
-    return ""
-
-
 def _copy(task: tuple[str, Path]) -> None:
     """Bring a folder to what lies behind its URL. Raises OSError and UserError."""
     url, folder = task
-    written = {BASE: f"{url}/".encode()}
+    written: dict[str, bytes] = {}
     copied: dict[str, str] = {}  # name below the folder -> URL
     top = _children(url)
     if not top:  # a server that lists nothing
-        names = [f"{split}{ending}" for split in SPLITS for ending in COPIED]
-        top = _there([f"{url}/{name}" for name in ("classes.txt", *names)])
-        top += [f"{url}/{split}/" for split in SPLITS]
+        top = _there([f"{url}/{CLASSES}"]) + [f"{url}/{split}/" for split in SPLITS]
     for child in top:
         name = child.removeprefix(f"{url}/")
-        if name.endswith(COPIED):
+        if name == CLASSES:
             copied[name] = child
         elif name.endswith(".columns/"):
             copied |= {
@@ -113,7 +99,7 @@ def _copy(task: tuple[str, Path]) -> None:
                 for file in (_children(part) if part.endswith("/") else [part])
             }
         elif name.endswith("/"):
-            about = [f"{child}{SHARDS}", f"{child}classes.txt"]
+            about = [f"{child}{SHARDS}", f"{child}{CLASSES}"]
             inside = _children(child)
             known = (
                 [file for file in about if file in inside] if inside else _there(about)
@@ -124,13 +110,13 @@ def _copy(task: tuple[str, Path]) -> None:
                 written[f"{name}{SHARDS}"] = "".join(
                     f"{file}\n" for file in shards
                 ).encode()
-    if not copied and len(written) == 1:
+    if not copied and not written:
         if not url.startswith("http"):
             with suppress(FileNotFoundError):
                 remote.children(url)  # whoever may not list it is told so
         raise UserError(
             f"--data {masked(url)}: nothing is there that can be read: tar shards below train/ and val/ (or "
-            f"train/{SHARDS}, which names them, where a server lists no folders), or train.csv and val.csv"
+            f"train/{SHARDS}, which names them, where a server lists no folders)"
         )
     record = folder / "copied.json"
     before: dict[str, Any] = {}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from contracts import UserError
@@ -64,31 +63,17 @@ class EntrySource(ABC):
         return self.kept.get(self.version(sample), lambda: self._read(sample))
 
     def _read(self, sample: int) -> bytes:
-        with self._checked(sample) as (size, read_at):
-            return read_at(0, size)
-
-    @contextmanager
-    def opened(self, sample: int) -> Iterator[tuple[int, ReadAt]]:
-        """Open the entry, to read a part of it: its size, and what reads a range. Raises as `read` does."""
-        if self.kept is None:
-            with self._checked(sample) as entry:
-                yield entry
-        else:
-            data = self.read(sample)
-            yield len(data), lambda offset, length: data[offset : offset + length]
-
-    @contextmanager
-    def _checked(self, sample: int) -> Iterator[tuple[int, ReadAt]]:
         try:
             with self.open_entry(sample) as (size, read_at):
                 self.check(sample, size)
-                yield size, read_at
+                data = read_at(0, size)
         except Rejected as why:
             raise UserError(
                 f"an entry of --data: {self.name(sample)}: {why}; {MEND}"
             ) from None
         if self.read_delay_s:
             time.sleep(self.read_delay_s)
+        return data
 
     def check(self, sample: int, size: int) -> None:
         """Raise UserError when `size` bytes is not what the manifest recorded."""

@@ -143,16 +143,6 @@ def open(data: Path, split: str, *, read_delay_s: float = 0.0, **how: Any) -> Sp
     return Split(columns=columns, source=Folder(columns, read_delay_s))
 
 
-def entries(data: Path, folder: str) -> Files:
-    """Return the files below `data` by their path."""
-    return Files(data)
-
-
-def source(columns: Any, folder: str, read_delay_s: float = 0.0) -> Folder:
-    """Return the bytes of the files that the columns name."""
-    return Folder(columns, read_delay_s)
-
-
 def open_folder(
     root: Path,
     *,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -17,15 +15,12 @@ from contracts import Array, Split, UserError
 from dataset.images.columns import Unread
 from dataset.images.scan import open_images
 from dataset.scan import file_tree, lists
-from dataset.scan.byte_ranges import Files, ReadAt
+from dataset.scan.byte_ranges import Files
 from dataset.scan.cache import Progress
 from dataset.scan.label_sets import taken_apart
 from dataset.scan.lists import TRIED, VERSION, Grammar, Labels, List, class_names
-from dataset.scan.manifest import FILE_LIST, Rejects, file_list, is_url
-from dataset.stores import remote
-from dataset.stores.bucket import base_of
-from dataset.stores.entries import EntrySource
-from dataset.stores.folder import MEND, Folder
+from dataset.scan.manifest import FILE_LIST, Rejects, file_list
+from dataset.stores.folder import Folder
 from system.user_files import open_bytes
 
 FILES = True
@@ -55,68 +50,6 @@ class Listed(Folder):
         if not columns.components[sample]:
             return b""
         return super().read(sample)
-
-
-class ListedUrls(EntrySource):
-    """A contracts.Source over a list in which some, or all, names are URLs."""
-
-    remote = True
-
-    def shown(self, sample: int) -> bytes:
-        """Return the sample's URL, or the path of its file."""
-        return Files(self.columns.root).shown(self.columns.entry(sample))
-
-    def open_entry(self, sample: int) -> AbstractContextManager[tuple[int, ReadAt]]:
-        """Open the sample's object, or its file."""
-        return Files(self.columns.root).opened(self.columns.entry(sample))
-
-    def version(self, sample: int) -> bytes:
-        """Return the URL, with size and tag of the object that was scanned."""
-        size = int(self.columns.size[sample])
-        return b"%s?%d-%d" % (self.shown(sample), size, self.columns.tag[sample])
-
-    def read(self, sample: int) -> bytes:
-        """Return what Listed.read does. Raises UserError where it is gone, OSError where the server fails."""
-        if not is_url(self.columns.entry(sample)):
-            return Listed(self.columns, self.read_delay_s).read(sample)
-        data = super().read(sample)
-        if self.read_delay_s:
-            time.sleep(self.read_delay_s)
-        return data
-
-    def _read(self, sample: int) -> bytes:
-        url = os.fsdecode(self.shown(sample))
-        columns = self.columns
-        unread = isinstance(columns, Unread)
-        try:
-            if unread and not columns.height[sample]:
-                return remote.content(url)
-            if unread and not columns.components[sample]:
-                return b""
-            data = remote.whole(url, int(columns.size[sample]))
-            # asked after the read: bytes of a newer object cannot come with an older tag
-            tag = columns.tag[sample] if self.kept is not None else 0
-            if tag and remote.head(url).number != tag:
-                raise UserError(
-                    f"a file of --data has changed: {self.name(sample)}; {MEND}"
-                )
-        except FileNotFoundError:
-            raise UserError(
-                f"a file of --data is gone: {self.name(sample)}; {MEND}"
-            ) from None
-        return data
-
-
-def are_files(data: Path, split: str) -> bool:
-    """Whether no sample lies behind a URL, as far as the first lines of the list tell."""
-    return not any(map(_of_urls, [List(path, GRAMMAR) for path in _lists(data, split)]))
-
-
-def _of_urls(listed: List) -> bool:
-    """Whether a list has URLs among its first lines, or is a copy of one that lies behind a URL."""
-    return bool(base_of(listed.path.parent)) or any(
-        is_url(fields[0]) for _, fields in listed.head
-    )
 
 
 def missing(data: Path, split: str) -> str:
@@ -155,18 +88,13 @@ def open(
     root = _root(listed, [folder, data, data / split])
     named = class_names(folder, data, data / "train")
     of_scan = None if sets else classes
-    base = base_of(folder)
-    of_urls = _of_urls(listed)
-    for _, (name, *_) in listed.head:
-        if is_url(name):
-            remote.load(name)  # before processes are forked that read headers
 
     def list_files(
         made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
     ) -> dict[str, int]:
         file_tree.remember_paths(visits, root, [path])
         labels = Labels(listed)
-        _write_file_list(listed, root, base, labels, made, rejects, say)
+        _write_file_list(listed, root, labels, made, rejects, say)
         used, class_of, _ = labels.classes(of_scan, None if sets else named)
         _renumber(made, class_of)
         if not unread:
@@ -175,7 +103,7 @@ def open(
 
     columns = open_images(
         data,
-        Files(root, remote=of_urls),
+        Files(root),
         list_files,
         key=["list", VERSION, str(path), str(root), *(["sets"] if sets else [named])],
         where=str(path),
@@ -185,8 +113,7 @@ def open(
         unread=unread,
         **how,
     )
-    source = (ListedUrls if of_urls else Listed)(columns, read_delay_s)
-    opened = Split(columns=columns, source=source)
+    opened = Split(columns=columns, source=Listed(columns, read_delay_s))
     return taken_apart(opened, classes, named) if sets else opened
 
 
@@ -195,7 +122,6 @@ def _root(listed: List, folders: Sequence[Path]) -> Path:
 
     Raises UserError.
     """
-    listed.require_paths_first(folders)
     names = [fields[0] for _, fields in listed.head[:TRIED]]
     counts = [
         sum(os.path.exists(folder / name) for name in names) for folder in folders
@@ -206,16 +132,12 @@ def _root(listed: List, folders: Sequence[Path]) -> Path:
 def _write_file_list(
     listed: List,
     root: Path,
-    base: str,
     labels: Labels,
     made: Path,
     rejects: Rejects,
     say: Progress,
 ) -> None:
-    """Write made/file_list.*, with labels as `labels` numbers them. Raises UserError.
-
-    Names that are no URLs are paths, or begin at the URL `base` of the list's folder.
-    """
+    """Write made/file_list.*, with labels as `labels` numbers them. Raises UserError."""
     heading = listed.heading(lambda name: os.path.isfile(root / name))
     if heading:
         rejects(os.fsencode(listed.path), f"line 1 is a heading: {heading}")
@@ -227,8 +149,6 @@ def _write_file_list(
             names = [fields[0] for _, fields in part]
             if any(name.startswith(("/", "./")) for name in names):
                 names = [name.removeprefix(below).removeprefix("./") for name in names]
-            if base:
-                names = [name if is_url(name) else f"{base}{name}" for name in names]
             # asked of the dictionary itself: a call for each of millions of lines takes half as long again
             numbers = [known.get(fields[1]) for _, fields in part]
             if None in numbers:

@@ -1,7 +1,7 @@
 """Images that are values of an LMDB, which is never written: keys, labels and bytes; must not know formats.
 
 A store that scripts.pack wrote has a list of its samples with their labels in the entries SAMPLES, whatever
-their names are. Of any other a key is class/name, or a list file has the labels.
+their names are. Of any other a key is class/name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from dataset.images.scan import open_images
 from dataset.scan import file_tree
 from dataset.scan.byte_ranges import ReadAt
 from dataset.scan.cache import Progress
-from dataset.scan.lists import VERSION, Grammar, Labels, List, class_names
 from dataset.scan.manifest import Rejected, Rejects, printable
 from dataset.scan.packed_columns import Beside
 from dataset.stores.entries import EntrySource
@@ -43,10 +42,6 @@ ABOUT = frozenset((b"__keys__", b"__len__", *SAMPLES))
 """Entries that are no samples: our own, and those that loaders of others keep."""
 LONGEST_KEY = 511
 """Bytes of a key, as LMDB is built."""
-GRAMMAR = Grammar(
-    expected="a line is 'key label', separated in all lines by TABs, commas (then quote a key that holds "
-    "one) or blanks"
-)
 Labelled = tuple[Sequence[bytes], Sequence[int], dict[str, int]]
 """Keys of samples, the class of each as a number, the number of each class."""
 
@@ -69,7 +64,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Store:
-    """The values of an LMDB: dataset.scan.byte_ranges.Entries, by key behind `prefix`.
+    """The values of an LMDB: dataset.scan.byte_ranges.Entries, by key.
 
     For many processes and threads; pickled as its path and its state.
 
@@ -80,9 +75,8 @@ class Store:
     samples are read at random.
     """
 
-    def __init__(self, path: Path, prefix: bytes = b"") -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.prefix = prefix
         self.file = os.path.realpath(path / "data.mdb" if path.is_dir() else path)
         self._state: tuple[int, ...] | None = None
         self._held: Any = None  # keeps the environment open
@@ -168,9 +162,8 @@ class Store:
         )
 
     @contextmanager
-    def opened(self, name: bytes) -> Iterator[tuple[int, ReadAt]]:
+    def opened(self, key: bytes) -> Iterator[tuple[int, ReadAt]]:
         """Open a value: its size, and what reads a range. Raises Rejected where there is none."""
-        key = name.removeprefix(self.prefix)
         with self.transaction(key) as transaction:
             value = transaction.get(key) if 0 < len(key) <= LONGEST_KEY else None
             if value is None:
@@ -180,9 +173,9 @@ class Store:
                 lambda offset, length: bytes(value[offset : offset + length]),
             )
 
-    def shown(self, name: bytes) -> bytes:
+    def shown(self, key: bytes) -> bytes:
         """Return the path of the store, and the key."""
-        return os.fsencode(self.path) + b":" + name.removeprefix(self.prefix)
+        return os.fsencode(self.path) + b":" + key
 
     def remember(self, visits: list[file_tree.Visit], names: Sequence[bytes]) -> None:
         """Add the file of the store."""
@@ -235,32 +228,19 @@ def open(
 ) -> Split:
     """Open the images of data/<split>.lmdb, as dataset.stores.SourceModule says.
 
-    `labels` is PREFIX, where keys are class/name, or the path of a list 'key label'; without it the labels
-    are those of the store's own list, where it has one. Raises UserError.
+    With `labels`, PREFIX, keys are class/name even where the store has its own list. Raises UserError.
     """
     real = Path(os.path.realpath(data))
     path = real / f"{split}.lmdb"
     store = storage.in_scan(partial(Store, path), lambda: str(path))
-    key: list[Any] = ["lmdb", split]
-    fixed = True
-    lists = [Path(store.file)]
-    if labels not in (None, PREFIX):
-        listed = List(Path(os.path.realpath(str(labels))), GRAMMAR)
-        named = class_names(listed.path.parent, real)
-        labelled = partial(_by_list, store, listed, named)
-        lists.append(listed.path)
-        key += [VERSION, str(listed.path), named]
-    elif labels is None and _own_list(store) is not None:
-        labelled = partial(_by_own_list, store)
-        key += ["own list"]
-    else:
-        labelled = partial(_by_prefix, store)
-        fixed = False
+    own = labels is None and _own_list(store) is not None
+    labelled = partial(_by_own_list if own else _by_prefix, store)
+    file = Path(store.file)
 
     def list_files(
         made: Path, rejects: Rejects, visits: list[file_tree.Visit], say: Progress
     ) -> dict[str, int]:
-        file_tree.remember_paths(visits, real, lists)
+        file_tree.remember_paths(visits, real, [file])
         names, numbers, label_of = labelled(classes, rejects)
         file_tree.write_file_list(names, made, numbers)
         return label_of
@@ -269,11 +249,11 @@ def open(
         real,
         store,
         list_files,
-        key=key,
+        key=["lmdb", split, *(["own list"] if own else [])],
         where=str(store.path),
         classes=classes,
-        listed=fixed,
-        beside=Beside(real, split, lists) if labels is None else None,
+        listed=own,
+        beside=Beside(real, split, [file]) if labels is None else None,
         **how,
     )
     _own_list(store)  # to see that nothing has written to it meanwhile
@@ -300,16 +280,6 @@ def _own_list(store: Store) -> list[bytes] | None:
         raise UserError(
             f"--data: {store.path} cannot be read: {error.strerror}"
         ) from None
-
-
-def entries(data: Path, folder: str) -> Store:
-    """Return the images of COCO's annotations: of train2017/<file_name> the store is train2017.lmdb."""
-    return Store(data / f"{folder}.lmdb", os.fsencode(f"{folder}/"))
-
-
-def source(columns: Any, folder: str, read_delay_s: float = 0.0) -> LmdbSource:
-    """Return the bytes of the values that the columns of COCO's images name."""
-    return LmdbSource(columns, entries(columns.root, folder), read_delay_s)
 
 
 # --- keys and labels ----------------------------------------------------------------------------------------
@@ -373,51 +343,9 @@ def _by_prefix(
         else:
             rejects(
                 store.shown(key),
-                "no class before a '/' in its key; --lmdb-label names a list of labels",
+                "no class before a '/' in its key; scripts.pack writes stores with labels",
             )
     labels = file_tree.numbered(
         sorted(set(folders)), classes, f"{store.path} has class"
     )
     return names, [labels[folder] for folder in folders], labels
-
-
-def _by_list(
-    store: Store,
-    listed: List,
-    named: Sequence[str] | None,
-    classes: Sequence[str] | None,
-    rejects: Rejects,
-) -> Labelled:
-    """Return the samples that a list has labels for, in the order of their keys. Raises UserError."""
-    keys = {*store.names()}
-    heading = listed.heading(lambda name: os.fsencode(name) in keys)
-    if heading:
-        rejects(os.fsencode(listed.path), f"line 1 is a heading: {heading}")
-    labels = Labels(listed)
-    number_of: dict[bytes, int] = {}
-    others: list[str] = []
-    for line, (name, label) in listed.rows(skip=bool(heading)):
-        key = os.fsencode(name)
-        number = labels.number(label, line)
-        if key not in keys:
-            others.append(f"line {line}, '{printable(key)[:100]}'")
-        elif number_of.setdefault(key, number) != number:
-            raise listed.wrong(
-                line, f"names '{printable(key)[:100]}' again, with another label"
-            )
-    if not number_of:
-        raise UserError(
-            f"--data: {listed.path} names no key of {store.path}, which has {len(keys)}, such as "
-            f"'{printable(min(keys, default=b''))[:100]}'; {GRAMMAR.expected}"
-        )
-    if others:
-        rejects(
-            os.fsencode(listed.path),
-            f"{len(others)} lines name no key of {store.path}, first {others[0]}",
-        )
-    for key in sorted(keys - number_of.keys()):
-        rejects(store.shown(key), f"{listed.path} has no label for it")
-    used, class_of, _ = labels.classes(classes, named)
-    names = sorted(number_of)
-    numbers = [int(class_of[number_of[key]]) for key in names]
-    return names, numbers, {name: label for label, name in enumerate(used)}

@@ -255,12 +255,6 @@ def whole(url: str, size: int) -> bytes:
     return _tried(url, action)
 
 
-def content(url: str) -> bytes:
-    """Return a whole object, which is small. Raises OSError."""
-    found: bytes = _tried(url, lambda system: system.cat_file(url))
-    return found
-
-
 def children(url: str) -> list[str]:
     """Return the URLs directly below one, folders with a slash behind them. Raises OSError.
 
@@ -279,35 +273,20 @@ def children(url: str) -> list[str]:
     return sorted(found)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ranges:
-    """Reads ranges of an object, a dataset.scan.byte_ranges.ReadAt."""
-
-    url: str
-    head: Head
-
-    def __call__(self, offset: int, length: int) -> bytes:
-        return read(self.url, offset, min(length, self.head.size - offset))
-
-
 @contextmanager
-def opened(
-    url: str, expected: tuple[int, int] | None = None
-) -> Iterator[tuple[int, ReadAt]]:
-    """Open an object as dataset.scan.byte_ranges.Entries does.
+def opened(url: str, expected: tuple[int, int]) -> Iterator[ReadAt]:
+    """Open an object of this size and number of its tag, whose head is asked for once a process.
 
-    Of one that is `expected`, by size and number of its tag, the head is asked for once a process. Raises
-    Rejected where it is gone or another one, and OSError.
+    Raises Rejected where it is gone or another one, and OSError.
     """
     try:
-        found = _heads.get(url) if expected is not None else None
+        found = _heads.get(url)
         if found is None or expected != (found.size, found.number):
-            found = head(url)
-            if expected is not None:
-                _heads[url] = found
-        if expected not in (None, (found.size, found.number)):
+            found = _heads[url] = head(url)
+        if expected != (found.size, found.number):
             raise Rejected("it has changed since it was scanned")
-        yield found.size, Ranges(url=url, head=found)
+        size = found.size
+        yield lambda offset, length: read(url, offset, min(length, size - offset))
     except FileNotFoundError:
         raise Rejected("no such object") from None
 

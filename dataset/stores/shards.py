@@ -126,7 +126,7 @@ class ShardList:
         """
         version = self.versions[shard]
         if self.urls:
-            with remote.opened(self.urls[self.names[shard]], version) as (_, read_at):
+            with remote.opened(self.urls[self.names[shard]], version) as read_at:
                 yield read_at
             return
         path = self.path(shard)

@@ -20,8 +20,8 @@ from dataset.stores.shards import Entry, Shard
 
 ENDING = ".tar"
 IMAGES = frozenset(
-    # as WebDataset and we have them; a pair is of dataset.pairs.entry
-    b"jpg jpeg jpe jfif png gif bmp webp tif tiff ppm pgm pbm pnm img image pair".split()
+    # as WebDataset and we have them
+    b"jpg jpeg jpe jfif png gif bmp webp tif tiff ppm pgm pbm pnm img image".split()
 )
 """Endings of members that are images."""
 LONGEST_LABEL = 4096

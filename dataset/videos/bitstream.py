@@ -1,6 +1,6 @@
 """Read from the bytes of packets what FFmpeg's demuxers do not tell: heads of H.264, HEVC and VP9.
 
-PyAV says times, key frames and sizes of a stream. It does not say which H.264 pictures are B-frames or
+PyAV says times, key frames and sizes of a stream. It does not say which H.264 key frames are
 renewed part by part, where HEVC's key frames are whatever its container marks, what is hidden in packets of
 VP9, and in which sides pictures are coded, which NVDEC's sessions are set up for.
 """

@@ -54,14 +54,11 @@ FULL_RANGE = 2
 class Flags(IntFlag):
     """Traits of a file that a decoder may trip over: bits of the column `flags`."""
 
-    VARIABLE_RATE = 1  # some frame is more than a tick away from where a constant rate would have it
     EDIT_LIST = 2  # an edit list of the container cuts frames away
     OPEN_GOP = 4  # behind a key frame that is not the first come frames that are shown before it
     # MPEG-4 with two frames in one packet: its decoder gives frames the times of their neighbours
     PACKED_B = 8
     SEVERAL_STREAMS = 16  # more than one video stream; `stream` is the one that this manifest describes
-    # H.264 whose key frames are no pictures of their own: from one on, the picture is renewed part by part
-    GRADUAL_REFRESH = 32
     INTERLACED = 64  # two fields a frame: some decoders mix them over time
     UNALIGNED = 128  # HEVC whose pictures are coded in a height or width that is no multiple of 16
     # VP9 with pictures that are not shown, each in a packet with one that is: libvpx's alternate references
@@ -94,7 +91,7 @@ RECORD = np.dtype(
         ("flags", "u2"),
         ("time_base_num", "i4"),  # seconds a tick of pts, numerator and denominator
         ("time_base_den", "i4"),
-        # of the median step between frames (constant rate: of the mean step); 0 with one frame
+        # of the mean step between frames; 0 with one frame
         ("fps", "f8"),
         ("duration", "f8"),  # seconds from the first frame until the last one ends
         ("count", "i8"),  # frames of the file
@@ -110,7 +107,7 @@ class Videos(Manifest):
     `first` and `frames` say which frames of the file a sample has: pts(i)[first[i] : first[i] + frames[i]].
     """
 
-    VERSION: ClassVar[str] = "videos 14"
+    VERSION: ClassVar[str] = "videos 15"
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = {
         "path_bytes": np.dtype("u1"),
         "path_offsets": np.dtype("i8"),

@@ -1,4 +1,4 @@
-"""Video files: opening one with PyAV, its packets, and how long its container says that it is."""
+"""Video files: opening one with PyAV, and its packets."""
 
 from __future__ import annotations
 
@@ -60,49 +60,3 @@ def unpacked(file: av.container.InputContainer, stream: Any) -> Iterator[Any]:
 def is_key(frame: av.VideoFrame) -> bool:
     """Return whether the decoder says that a frame is made from no other."""
     return frame.pict_type == PictureType.I or bool(frame.key_frame)
-
-
-HEAD = 4096
-"""Bytes of a file in which its container says how long it is."""
-EBML = 0x1A45DFA3
-SEGMENT = 0x18538067
-
-
-def declared_bytes(head: bytes) -> int | None:
-    """Return how many bytes a file that begins so has at least; None: its container does not say.
-
-    FFmpeg plays a Matroska or AVI file that was cut short up to where it ends, without a word. Matroska: RFC
-    9559, of the elements of RFC 8794. AVI: a RIFF chunk, whose length some writers take for the file's. A
-    stream, or a recorder that broke off, leaves 0 or all ones.
-    """
-    if head[:4] == b"RIFF" and len(head) >= 8:
-        riff = int.from_bytes(head[4:8], "little")
-        return None if riff in (0, 0xFFFFFFFF) else riff
-    at = 0
-    while (element := _number(head, at, marked=True)) and (
-        length := _number(head, element[1], marked=False)
-    ):
-        identity, _ = element
-        size, begin = length
-        if at == 0 and identity != EBML:
-            return None
-        if identity == SEGMENT:
-            # all ones: its writer did not know, or broke off
-            unknown = size == (1 << 7 * (begin - element[1])) - 1
-            return None if unknown else begin + size
-        at = begin + size
-    return None
-
-
-def _number(data: bytes, at: int, *, marked: bool) -> tuple[int, int] | None:
-    """Return (value, place behind it) of an EBML number; its leading zeros say how long it is.
-
-    `marked`: the value has the first one, too.
-    """
-    if at >= len(data) or not data[at]:
-        return None
-    length = 9 - data[at].bit_length()
-    if at + length > len(data):
-        return None
-    value = int.from_bytes(data[at : at + length], "big")
-    return value if marked else value - (1 << 7 * length), at + length

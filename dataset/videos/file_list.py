@@ -17,7 +17,6 @@ import numpy as np
 from contracts import Array
 from dataset.scan.lists import Grammar, Labels, List, class_names
 from dataset.scan.manifest import Rejects
-from dataset.videos.published import read_published
 
 # seconds; the whole file: 0 to infinity
 SAMPLE = np.dtype([("file", "i8"), ("label", "i4"), ("start", "f8"), ("end", "f8")])
@@ -67,13 +66,7 @@ def _lines(
     lines: List, rejects: Rejects
 ) -> Iterator[tuple[int, str, str, float, float]]:
     """Yield (line number, path, label, start, end) of each line that is not empty."""
-    if (published := read_published(lines)) is not None:
-        yield from (
-            (number, name, label, 0.0, np.inf) for number, name, label in published
-        )
-        return
     folder = lines.path.parent
-    lines.require_paths_first([folder])
     heading = lines.heading(lambda name: os.path.isfile(folder / name))
     if heading:
         rejects(os.fsencode(lines.path), f"line 1 is a heading: {heading}")

@@ -17,8 +17,6 @@ PACKET = np.dtype(
         ("discard", "?"),
         # it has no frame that is displayed, only one that others are coded from
         ("hidden", "?"),
-        # it is displayed before a packet that is decoded earlier
-        ("moves", "?"),
         ("damaged", "?"),
     ]
 )
@@ -40,23 +38,6 @@ def require_onward(packets: Array) -> None:
             f"its times go back at packet {back[0]}, as where files were put one behind the other: "
             "`ffmpeg -i FILE -c copy NEW.mp4` counts them on"
         )
-
-
-def is_odd(packets: Array) -> bool:
-    """Return whether times rise in a group with packets that move, or fall in one without.
-
-    A group goes from a key frame to the next. Packets that are damaged, or cut away, prove nothing.
-    """
-    begins = np.flatnonzero(packets["key"])
-    if not len(begins) or packets["damaged"].any():
-        return False
-    falls = np.diff(packets["pts"], append=np.iinfo(np.int64).max) < 0
-    falls[begins[1:] - 1] = False
-    falling, moving, cut = (
-        np.logical_or.reduceat(each, begins)
-        for each in (falls, packets["moves"], packets["discard"] | packets["hidden"])
-    )
-    return bool((np.where(moving, ~falling, falling & ~cut)).any())
 
 
 def require_ascending(times: Array) -> None:

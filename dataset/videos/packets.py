@@ -34,8 +34,6 @@ from dataset.videos.bitstream import (
 )
 from dataset.videos.columns import CODECS, CONTAINERS, FULL_RANGE, PIXELS, RECORD, Flags
 from dataset.videos.container import (
-    HEAD,
-    declared_bytes,
     is_key,
     open_video,
     read_packets,
@@ -46,12 +44,10 @@ from dataset.videos.frame_order import (
     PACKET,
     display_order,
     distinct,
-    is_odd,
     require_ascending,
     require_onward,
 )
 from system import storage
-from system.user_files import open_bytes
 
 _FORMATS = {
     "mov,mp4,m4a,3gp,3g2,mj2": "mp4",
@@ -62,7 +58,7 @@ _FORMATS = {
 }
 """FFmpeg's name of a container -> ours."""
 _MPEG4_PICTURE = b"\x00\x00\x01\xb6"
-_P, _B, _I = range(3)  # types of slices of H.264
+_I = 2  # type of a slice of H.264
 
 
 class Times(NamedTuple):
@@ -107,10 +103,6 @@ def _read(path: bytes) -> Times:
         raise Rejected("no regular file")
     if not status.st_size:
         raise Rejected("empty file")
-    with open_bytes(path) as plain:
-        declared = declared_bytes(plain.read(HEAD))
-    if declared is not None and status.st_size < declared:
-        raise Rejected(f"cut short: {status.st_size:,} of {declared:,} bytes")
     with open_video(path) as file:
         return _times(file, path, status.st_size)
 
@@ -137,14 +129,13 @@ def _times(file: Any, path: bytes, size: int) -> Times:
     codec = context.codec.canonical_name
     rotation = _rotation(file, path, stream.index)
     packets, flags, first = _packets(file, stream, codec, container)
-    if codec not in CODECS or flags & (Flags.PACKED_B | Flags.GRADUAL_REFRESH):
-        # nothing else says when these are displayed, or where a decoder can begin
+    if codec not in CODECS or flags & Flags.PACKED_B:
+        # nothing else says when these are displayed
         pts, keys, seen = _decoded(path, stream.index, packets, flags)
     else:
         require_onward(packets)
         falls = (np.diff(packets["pts"]) < 0).any()
-        odd = is_odd(packets) if codec == "h264" else context.has_b_frames != falls
-        if odd and not flags & Flags.DAMAGED:
+        if context.has_b_frames != falls and not flags & Flags.DAMAGED:
             require_ascending(_in_sequence(path, stream.index, packed=False)[0])
         pts, keys, seen = display_order(packets)
     flags |= seen
@@ -166,15 +157,7 @@ def _times(file: Any, path: bytes, size: int) -> Times:
     pixels = context.pix_fmt
     if codec == "h264" and is_grey(context.extradata):
         pixels = "gray"
-    # each time may be rounded to a tick
-    even = np.linspace(pts[0], pts[-1], len(pts))
-    if len(pts) > 2 and np.abs(pts - even).max() > 1.001:
-        flags |= Flags.VARIABLE_RATE
-    steps = np.diff(pts)
-    step = 0.0
-    if len(steps):
-        variable = flags & Flags.VARIABLE_RATE
-        step = float(np.median(steps) if variable else steps.mean())
+    step = float(np.diff(pts).mean()) if len(pts) > 1 else 0.0
     tick = stream.time_base
     height, width = context.height, context.width
     if rotation % 180:
@@ -265,12 +248,13 @@ def _packets(
         if packet.is_corrupt and container not in ("ts", "mpg"):
             raise Rejected(f"cut short or damaged: packet {len(rows)} is not whole")
         key = packet.is_keyframe
-        moves = False
         if codec == "h264":
-            kind = slice_type(data, length_bytes)
-            moves = kind == _B
-            if key and kind not in (None, _I):
-                flags |= Flags.GRADUAL_REFRESH
+            # a decoder that begins there gives no picture before all parts have come
+            if key and slice_type(data, length_bytes) not in (None, _I):
+                raise Rejected(
+                    "its key frames are renewed part by part: encode it again: "
+                    "`ffmpeg -i FILE NEW.mp4`"
+                )
         elif codec == "hevc":
             # here FFmpeg takes the container's word
             key = is_hevc_key(data, length_bytes)
@@ -286,9 +270,7 @@ def _packets(
             if len(pictures) > 1:
                 flags |= Flags.PACKED_B
         hidden = shows_nothing(codec, data)
-        rows.append(
-            (packet.pts, key, packet.is_discard, hidden, moves, packet.is_corrupt)
-        )
+        rows.append((packet.pts, key, packet.is_discard, hidden, packet.is_corrupt))
     if not rows:
         raise Rejected("has no frames" if first is None else "its packets have no time")
     packets = np.array(rows, PACKET)
@@ -329,10 +311,6 @@ def _decoded(
     """Return (pts, keys, flags) of a file that has to be decoded for it."""
     packed = bool(flags & Flags.PACKED_B)
     times, keys = _in_sequence(path, stream, packed=packed)
-    if flags & Flags.GRADUAL_REFRESH:
-        # decoders call none of these a key frame; a recording that was cut begins to show later
-        keys = np.isin(times, packets["pts"][packets["key"]])
-        keys[0] = True
     if not keys.any():
         # some decoders tell of no frame whether it is one: the first is
         keys[0] = True

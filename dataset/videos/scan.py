@@ -143,7 +143,7 @@ def _read_all(
     def read_one(name: bytes) -> Times:
         times = read(shown(name))
         record = dict(zip(RECORD.names or (), times.record, strict=True))
-        require_few(record["width"], record["height"], record["size"], max_pixels)
+        require_few(record["width"], record["height"], max_pixels)
         return times
 
     parser = Parser(read_one, LEFT_OUT, _pack, shown, made, step=CHUNK, what="videos")

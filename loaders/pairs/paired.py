@@ -21,8 +21,6 @@ import torch
 from PIL import Image
 
 from contracts import Array, Feed, Pixels, Rows
-from dataset.pairs import entry
-from dataset.scan.manifest import Rejected
 from loaders import Undecodable
 from loaders._read_retry import mark, patiently, read
 from loaders._stages import lap
@@ -218,11 +216,6 @@ class Cutting:
         regions: list[Region] = [
             (x0, y0, x1, y1) for x0, y0, x1, y1 in corners.tolist()
         ]
-        if self._columns.joint:
-            own = partial(self._of_pair, sample, regions, small=small)
-            of_pair = patiently(self._source, sample, own)
-            lap("read")
-            return _regions(of_pair, regions)
         source = self._source.low if small else self._source
         columns = self._columns.low if small else self._columns.high
         image = int(source.images[sample])
@@ -247,18 +240,6 @@ class Cutting:
             decoded = exactly(self._pil, data, around)
         lap("decode")
         return _regions({around: decoded}, regions)
-
-    def _of_pair(
-        self, sample: int, regions: Sequence[Region], *, small: bool
-    ) -> dict[Region, Array]:
-        """Return pixels that hold the regions, by the region that they are, of an entry with both images."""
-        with self._source.opened(sample) as (size, read_at):
-            try:
-                return entry.read(
-                    size, read_at, regions, scale=self._scale, small=small
-                )
-            except Rejected as why:
-                raise Undecodable(str(why)) from None
 
 
 def _regions(decoded: dict[Region, Array], regions: Sequence[Region]) -> list[Array]:

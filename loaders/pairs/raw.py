@@ -8,11 +8,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from contracts import Array
 from dataset.images.columns import FORMATS
-from dataset.pairs.entry import rows_of
 from loaders import Undecodable
 
+Region = tuple[int, int, int, int]
+"""x0 y0 x1 y1, pixels."""
 PPM = FORMATS.index("ppm")
 HEAD = 512
 """Bytes that a header is looked for in; a longer one has comments, and the file is decoded whole."""
@@ -30,7 +33,7 @@ def readable(columns: Any, image: int) -> bool:
 
 
 def read_regions(
-    source: Any, sample: int, regions: Sequence[tuple[int, int, int, int]]
+    source: Any, sample: int, regions: Sequence[Region]
 ) -> list[Array] | None:
     """Return uint8 [h, w, 3], each region x0 y0 x1 y1 of a sample's file; None where it is another PPM.
 
@@ -49,10 +52,28 @@ def read_regions(
         # PIL decodes no part of a file that is cut short
         if not inside or header.end() + 3 * height * width > size:
             raise Undecodable(f"{size} bytes, {width} x {height} pixels: too few")
-        read_at = lambda offset, length: os.pread(file, length, offset)  # noqa: E731
-        pixels = [rows_of(read_at, header.end(), width, region) for region in regions]
+        pixels = [_rows_of(file, header.end(), width, region) for region in regions]
     finally:
         os.close(file)
     if source.read_delay_s:
         time.sleep(source.read_delay_s)
     return pixels
+
+
+def _rows_of(file: int, begin: int, width: int, region: Region) -> Array:
+    """Return uint8 [h, w, 3], a region of raw pixels that begin there and are `width` a row.
+
+    It reads from the region's first pixel to its last: whole rows, but for what lies before and behind them.
+    Raises Undecodable where bytes are missing, and OSError.
+    """
+    x0, y0, x1, y1 = region
+    row = 3 * width
+    first = y0 * row + 3 * x0
+    length = (y1 - 1) * row + 3 * x1 - first
+    data = os.pread(file, length, begin + first)
+    if len(data) < length:
+        raise Undecodable("is cut short")
+    pixels = np.frombuffer(data, np.uint8)
+    return np.lib.stride_tricks.as_strided(
+        pixels, (y1 - y0, x1 - x0, 3), (row, 3, 1), writeable=False
+    )

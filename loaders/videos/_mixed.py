@@ -92,13 +92,11 @@ class _Thread:
         self,
         feed: Feed,
         backend: str,
-        readers: Pool | Reading,
+        readers: Pool,
         make: MakeFills,
-        able: Array,
     ) -> None:
         self._backend = backend
         self._readers = readers
-        self._able = able
         self._columns = feed.columns
         self._host = Decoding(feed, "pyav", Pyav, None)
         cuda = feed.device.type == "cuda"
@@ -124,17 +122,15 @@ class _Thread:
         sample = int(rows.ids[places[0]])
         began = time.monotonic()
         before = self._fills.decoded
-        refused = ""
-        if self._able[sample]:
-            try:
-                self._read_and_fill(rows, unit, out)
-                return ClipsDone(
-                    decoded=self._fills.decoded - before,
-                    delivered=len(places) * out.shape[1],
-                    seconds=time.monotonic() - began,
-                )
-            except (Undecodable, OSError) as error:
-                refused = reason(self._backend, error)
+        try:
+            self._read_and_fill(rows, unit, out)
+            return ClipsDone(
+                decoded=self._fills.decoded - before,
+                delivered=len(places) * out.shape[1],
+                seconds=time.monotonic() - began,
+            )
+        except (Undecodable, OSError) as error:
+            refused = reason(self._backend, error)
         # pyav has the last word; axes: [views, T, H, W, 3]
         its_rows = some(rows, places)
         pixels = np.empty(slot_shape(its_rows), np.uint8)
@@ -142,21 +138,15 @@ class _Thread:
         good = np.delete(np.arange(len(places)), done.lost)
         for place, clip in zip(places[good].tolist(), pixels[good], strict=True):
             out[place] = torch.from_numpy(clip).to(out.device)
-        sort = sort_of(self._columns, sample)
-        if refused:
-            sort += REFUSED
-            if len(good):
-                done.refusals[sort] = refused
+        sort = sort_of(self._columns, sample) + REFUSED
+        if len(good):
+            done.refusals[sort] = refused
         done.lost = places[done.lost].tolist()
         done.fallbacks = [sort] * len(good)
         done.seconds = time.monotonic() - began
         return done
 
     def _read_and_fill(self, rows: Rows, unit: Unit, out: torch.Tensor) -> None:
-        if isinstance(self._readers, Reading):
-            read = self._readers.clip(some(rows, unit.places))
-            self._fills(read, rows, unit.places, out)
-            return
         slot, (size, read) = self._readers.result(unit)
         if not len(read.data):
             read = read._replace(data=self._readers.slots[slot][:size])
@@ -192,9 +182,6 @@ class MixedLoader(Staging):
         """
         compile_kernels()
 
-        def make_reading() -> Reading:
-            return Reading(feed.source, make_read())
-
         self._views = feed.plan.same_frames
         units = max(feed.plan.batch_size // self._views, 1)
         self._window = max(LEAST_WINDOW, 1 + math.ceil(2 * threads / units))
@@ -209,21 +196,17 @@ class MixedLoader(Staging):
         # reads waits more than it works
         # units that the device gets, with the rows of their batch
         self._to_read: deque[tuple[Rows, Unit]] = deque()
-        self._readers: Pool | Reading
-        if not feed.workers:
-            self._readers = make_reading()
-        else:
-            self._readers = Pool(
-                make_reading,
-                workers=min(threads, feed.workers) if beside else feed.workers,
-                # slots that threads decode from, that wait for them, that workers fill
-                slots=2 * threads + feed.workers,
-                slot_bytes=min(int(feed.columns.size.max(initial=1)), MOST_BYTES),
-                pinned=False,
-                name_of=feed.source.name,
-            )
-        if feed.workers and (beside or not able.all()):
-            workers = feed.workers
+        workers = max(feed.workers, 1)
+        self._readers = Pool(
+            lambda: Reading(feed.source, make_read()),
+            workers=min(threads, workers) if beside else workers,
+            # slots that threads decode from, that wait for them, that workers fill
+            slots=2 * threads + workers,
+            slot_bytes=min(int(feed.columns.size.max(initial=1)), MOST_BYTES),
+            pinned=False,
+            name_of=feed.source.name,
+        )
+        if beside or not able.all():
             if beside:
                 # the threads, and who reads for them, take cores too: with a worker on each of them both
                 # sides were slower than with fewer
@@ -241,8 +224,7 @@ class MixedLoader(Staging):
         ready = math.ceil(len(self._pool.slots) / units) if self._pool else 0
         self.in_flight = self._window + self._depth + ready
         self._all = [
-            _Thread(feed, backend, self._readers, make_fills, able)
-            for _ in range(threads)
+            _Thread(feed, backend, self._readers, make_fills) for _ in range(threads)
         ]
         self._idle = list(self._all)
         self._threads = ThreadPoolExecutor(
@@ -251,7 +233,7 @@ class MixedLoader(Staging):
 
     @property
     def _pools(self) -> list[Pool]:
-        return [pool for pool in (self._readers, self._pool) if isinstance(pool, Pool)]
+        return [pool for pool in (self._readers, self._pool) if pool is not None]
 
     def awaited(self) -> str:
         return next((busy for pool in self._pools if (busy := pool.awaited())), "")
@@ -268,14 +250,11 @@ class MixedLoader(Staging):
             pool.close()
 
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
-        # without workers the threads decode everything, what their decoders are not exact for by pyav
-        able = self._able if self._pool else np.ones_like(self._able)
-        deal = Deal(rows, self._views, able, self._pace)
+        deal = Deal(rows, self._views, self._able, self._pace)
         self._stager.wait_for_copies()  # of the sequence before: workers write these slots again
         self._release(0)
         self._to_read.clear()
-        if isinstance(self._readers, Pool):
-            self._readers.serve(self._next_to_read)
+        self._readers.serve(self._next_to_read)
         if self._pool is not None:
             self._pool.serve(deal.unit)
         under_way: deque[_Batch] = deque()

@@ -4,9 +4,7 @@
     threads: decode]
 
 In those threads each packet would take the interpreter's lock some five times, and the training step's
-launches would wait for it as often. Storage that is slow, or hangs, holds up a process that can be ended.
-Without workers the threads read for themselves.
-"""
+launches would wait for it as often. Storage that is slow, or hangs, holds up a process that can be ended."""
 
 from __future__ import annotations
 
@@ -30,10 +28,7 @@ class Read(NamedTuple):
 
 
 ReadClip = Callable[[int, bytes, list[int]], Read]
-"""(sample, path, frames: ascending, each once) -> Read. Raises Undecodable and OSError.
-
-Without workers several threads share one.
-"""
+"""(sample, path, frames: ascending, each once) -> Read. Raises Undecodable and OSError."""
 
 
 class Reading:
@@ -46,14 +41,11 @@ class Reading:
         self._source = source
         self._read = read
 
-    def clip(self, rows: Rows) -> Read:
+    def __call__(self, rows: Rows, slot: Array) -> tuple[int, Read]:
         assert rows.frames is not None, "a plan of clips says which frames"
         sample = int(rows.ids[0])
         path = checked(self._source, sample)
-        return self._read(sample, path, np.unique(rows.frames).tolist())
-
-    def __call__(self, rows: Rows, slot: Array) -> tuple[int, Read]:
-        read = self.clip(rows)
+        read = self._read(sample, path, np.unique(rows.frames).tolist())
         size = len(read.data)
         if size <= len(slot):
             slot[:size] = read.data

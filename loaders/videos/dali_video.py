@@ -27,14 +27,14 @@ from loaders.videos._mixed import MixedLoader
 from loaders.videos._packets import Filters, clip_packets
 from loaders.videos._planes import BT601, MATRICES
 from loaders.videos._reading import Read
-from loaders.videos.exact import NO_MATTER, Claim, exact
+from loaders.videos.exact import Claim, exact
 
 THREADS = 7
 """Threads, as many as an H100 or H200 has engines. Each holds one clip of whole frames on the device."""
 EXACT = Claim(
     # AV1: refused on an H200 (DALI 2.4)
     kinds=dict.fromkeys(("h264", "hevc", "vp9"), ("mp4", "mkv")),
-    flags=NO_MATTER | Flags.EDIT_LIST | Flags.SEVERAL_STREAMS,
+    flags=Flags.OBLONG_PIXELS | Flags.EDIT_LIST | Flags.SEVERAL_STREAMS,
     rotated=(),
     plain=True,
 )

@@ -11,13 +11,20 @@ from dataset.videos.columns import Flags
 from loaders import Undecodable
 from loaders.videos._planes import Picture, rgb
 from loaders.videos._worker import ClipLoader, same_times
-from loaders.videos.exact import ANY_VP9, NO_MATTER, USUAL, Claim
+from loaders.videos.exact import Claim
 from loaders.videos.pyav import Pyav
 from system.processes import uninterrupted
 
 EXACT = Claim(
-    kinds=USUAL,
-    flags=NO_MATTER | Flags.UNALIGNED | ANY_VP9,
+    kinds={
+        **dict.fromkeys(("h264", "hevc", "vp9"), ("mp4", "mkv")),
+        "mpeg4": ("mp4", "avi"),
+        "mjpeg": ("avi",),
+    },
+    flags=Flags.OBLONG_PIXELS
+    | Flags.UNALIGNED
+    | Flags.HIDDEN_FRAMES
+    | Flags.SHOWN_AGAIN,
     rotated=("mp4",),
 )
 
@@ -44,10 +51,6 @@ class Decord:
             reader = self._decord.VideoReader(
                 os.fsdecode(path), ctx=self._decord.cpu(0), num_threads=1
             )
-            if len(reader) != len(self._columns.pts(sample)):
-                raise Undecodable(
-                    f"decord counts {len(reader)} frames, the manifest {len(self._columns.pts(sample))}"
-                )
             # all times are looked at: where any frame is elsewhere, those asked for may be other pictures
             every = list(range(len(reader)))
             same_times(

@@ -30,9 +30,6 @@ USUAL = {
     "mjpeg": ("avi",),
 }
 """Codec -> containers of a decoder that lives on FFmpeg's libraries."""
-NO_MATTER = Flags.VARIABLE_RATE | Flags.OBLONG_PIXELS
-"""Flags that matter to no decoder."""
-ANY_VP9 = Flags.HIDDEN_FRAMES | Flags.SHOWN_AGAIN
 
 
 def exact(backend: str, columns: Any) -> Array:

@@ -21,14 +21,14 @@ from loaders.videos._planes import Picture
 from loaders.videos._reading import Read
 from loaders.videos._surfaces import Fit, build
 from loaders.videos._worker import places_of_frames
-from loaders.videos.exact import NO_MATTER, Claim, exact
+from loaders.videos.exact import Claim, exact
 
 CHUNK = 16
 """Surfaces that a thread keeps before it resizes them in one go: 50 MB at 1080p."""
 EXACT = Claim(
     # AV1: no engine that has it was there to see
     kinds=dict.fromkeys(NAMES, ("mp4", "mkv")),
-    flags=NO_MATTER
+    flags=Flags.OBLONG_PIXELS
     | Flags.EDIT_LIST
     | Flags.SEVERAL_STREAMS
     | Flags.UNALIGNED

@@ -119,8 +119,6 @@ class OpenFile:
         )
         flags = Flags(int(columns.flags[sample]))
         self._packed = Flags.PACKED_B in flags
-        # pictures behind a key frame are made from those before it
-        self._refreshes = Flags.GRADUAL_REFRESH in flags
         tick_s = columns.time_base_num[sample] / columns.time_base_den[sample]
         indexed = int(columns.container[sample]) not in WITHOUT_INDEX
         # with wrong marks a seek may find a key frame that is none
@@ -157,11 +155,7 @@ class OpenFile:
         sync = None if self._packed else self.seek(frames[0])
         # shown before the key frame, and in need of what lies before it; or of no matter for what is wanted
         key = self._key(frames[0])
-        since = (
-            int(self._pts[self._keys[key]])
-            if key >= 0 and not self._refreshes
-            else sync
-        )
+        since = int(self._pts[self._keys[key]]) if key >= 0 else sync
         shown = (
             zip(self._pts.tolist(), self._unpacked(), strict=False)
             if self._packed

@@ -11,19 +11,20 @@ from dataset.videos.columns import Flags
 from loaders import Undecodable
 from loaders.videos._planes import Picture, rgb
 from loaders.videos._worker import ClipLoader, same_times
-from loaders.videos.exact import ANY_VP9, NO_MATTER, USUAL, Claim
+from loaders.videos.exact import USUAL, Claim
 from loaders.videos.pyav import Pyav
 from system.processes import uninterrupted
 
 EXACT = Claim(
     # MPEG-4 with B-frames in avi: refused
     kinds={**USUAL, "mpeg4": ("mp4",), "av1": ("mp4", "mkv")},
-    flags=NO_MATTER
+    flags=Flags.OBLONG_PIXELS
     | Flags.EDIT_LIST
     | Flags.OPEN_GOP
     | Flags.SEVERAL_STREAMS
     | Flags.UNALIGNED
-    | ANY_VP9,
+    | Flags.HIDDEN_FRAMES
+    | Flags.SHOWN_AGAIN,
 )
 
 

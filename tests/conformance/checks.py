@@ -1,4 +1,4 @@
-"""Assertions that every loader must pass: functions of (open, feed, ...), for planted faults too."""
+"""Assertions that every loader must pass: functions of (open, feed, ...)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Array, Feed, Loader, Plan, Rows
+from contracts import Array, Feed, Loader, Rows
 from loaders._postprocess import DTYPES
 from plan.epoch import EpochPlan
-from plan.geometry import transposed
 from plan.order import order
 from tests.conformance import pictures
 from tests.conformance.looking import (
@@ -71,29 +70,6 @@ def rows_are_the_plans(open_: Open, feed: Feed, scene: Scene) -> None:
                     batch.targets["labels"].cpu().numpy(), labels
                 )
                 assert batch.failed == ()
-
-
-def batches_are_as_the_plan_says(plan: Plan) -> None:
-    """What loaders build their graphs and their memory by is true of every batch."""
-    batches = list(plan.rows(0, 0))
-    assert batches
-    for rows in batches:
-        assert rows.filled or not plan.filled
-        assert (rows.ops is not None) == plan.operates
-        assert plan.transposes or not transposed(rows.turns).any()
-        assert all(
-            side <= most
-            for side, most in zip(rows.padded, plan.sample_shape[-2:], strict=True)
-        )
-    assert plan.resident > 1 or len({rows.padded for rows in batches}) == 1
-    if plan.same_frames > 1:
-        frames = np.concatenate(
-            [rows.frames[rows.valid] for rows in batches if rows.frames is not None]
-        )
-        # axes: [clips, their crops, T]
-        whole = len(frames) // plan.same_frames * plan.same_frames
-        clips = frames[:whole].reshape(-1, plan.same_frames, frames.shape[1])
-        assert len(clips) and (clips == clips[:, :1]).all()
 
 
 def windows_are_the_plans(

@@ -1,8 +1,6 @@
 """A program that passes over a folder until it is stopped, for test_signals.py.
 
-python -m tests.conformance.consumer LOADER DEVICE images|videos DATA MANIFESTS DELAY_MS [leave]
-
-leave: after three batches, without closing the loader.
+python -m tests.conformance.consumer LOADER DEVICE images|videos DATA MANIFESTS
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from tests.conformance.scenes import Backend, scanned
 
 
 def main() -> None:
-    name, device, files, data, manifests, delay_ms, *leave = sys.argv[1:]
+    name, device, files, data, manifests = sys.argv[1:]
     backend = Backend(name=name, device=torch.device(device), clips=files == "videos")
     scene = (
         filmed(Path(data), Path(manifests), 4)
@@ -31,12 +29,7 @@ def main() -> None:
         batch_size=4,
         image_size=32,
         workers=2,
-        delay_s=float(delay_ms) / 1e3,
     )
-    if leave:
-        loader = backend.open(feed)
-        print(sum(1 for _ in itertools.islice(loader.batches(0, 0), 3)))
-        return
     with backend.open(feed) as loader:
         for epoch in itertools.count():
             for at, _ in enumerate(loader.batches(epoch, 0)):

@@ -40,7 +40,6 @@ LOADERS: dict[str, Callable[..., list[Backend]]] = {
     "backend": partial(scenes.backends, files=True),
     "any_backend": partial(scenes.backends, files=False),
     "lone_backend": scenes.lone,
-    "paced_backend": scenes.paced,
 }
 """Argument of a test -> the loaders that it is repeated for. `backend`: that read files. `any_backend`: all.
 """

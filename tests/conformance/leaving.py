@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from benchmarks.soak import host_mib, slope, trimming
+from benchmarks.soak import host_mib, slope
 from contracts import Feed
 from report.hardware import device_gib
 from tests.conformance.scenes import Open
@@ -93,7 +93,7 @@ def epochs_are_flat(
 ) -> dict[str, float]:
     """Return what an epoch adds: nothing in one of `attempts` windows, for allocators settle slowly."""
     readings = measures(feed.device)
-    with trimming(), open_(feed) as loader:
+    with open_(feed) as loader:
         epoch = 0
         for _ in range(WARM_EPOCHS):
             epoch = _pass(loader, epoch)

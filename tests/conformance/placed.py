@@ -1,4 +1,4 @@
-"""Images of different sizes at places of a canvas: a plan, its reference, and faults.
+"""Images of different sizes at places of a canvas: a plan and its reference.
 
 The reference is Pillow, NumPy's colours and nothing else: decode, cut out the region, resize the window into
 the place, mirror, distort, normalise; 0 everywhere else.
@@ -6,9 +6,9 @@ the place, mirror, distort, normalise; 0 everywhere else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,6 @@ from loaders._postprocess import DTYPES
 from plan import geometry, ops
 from tests.conformance import pictures
 from tests.conformance.looking import difference
-from tests.conformance.plants import Plain
 from tests.conformance.scenes import Open, Scene
 
 SIZES = ((40, 56), (56, 40), (64, 64), (33, 61), (24, 24))
@@ -333,114 +332,3 @@ def pixels_are_where_they_belong(
         assert apart <= tolerance, (
             f"{scene.names[rows.ids[i]]}: {apart:.2f} grey levels apart"
         )
-
-
-class PlainPlaced(Plain):
-    def batch(self, rows: Rows) -> Batch:
-        made = [
-            self.image(rows, i) if rows.valid[i] else None for i in range(len(rows))
-        ]
-        valid = np.array([one is not None for one in made])
-        images = np.stack(
-            [np.zeros((*rows.padded, 3)) if one is None else one for one in made]
-        )
-        host = self.feed.targets(replace(rows, valid=valid))
-        device, dtype = self.feed.device, DTYPES[self.feed.pixels.dtype]
-        return Batch(
-            images=torch.from_numpy(images).to(device, dtype).permute(0, 3, 1, 2),
-            sizes=torch.from_numpy(rows.sizes).to(device),
-            targets={
-                name: torch.from_numpy(value).to(device) for name, value in host.items()
-            },
-            valid=torch.from_numpy(valid).to(device),
-            ids=rows.ids,
-            failed=tuple(rows.ids[rows.valid & ~valid].tolist()),
-            rows=replace(rows, valid=valid),
-            host=host,
-        )
-
-    def image(self, rows: Rows, i: int) -> Array | None:
-        """float64 [H, W, 3] on the canvas, normalised; None where there is none."""
-        return reference(self.feed, self.feed.source.read(int(rows.ids[i])), rows, i)
-
-
-class Altered(PlainPlaced):
-    """Shows other rows than it is given, or other pixels."""
-
-    def __init__(
-        self,
-        feed: Feed,
-        of_rows: Callable[[Rows], Rows] = lambda rows: rows,
-        of_image: Callable[[Array, Rows, int], Array] = lambda made, rows, i: made,
-    ) -> None:
-        super().__init__(feed)
-        self.of_rows = of_rows
-        self.of_image = of_image
-
-    def image(self, rows: Rows, i: int) -> Array | None:
-        made = super().image(self.of_rows(rows), i)
-        return None if made is None else self.of_image(made, rows, i)
-
-
-def in_the_corner(rows: Rows) -> Rows:
-    assert rows.places is not None
-    sides = rows.places[:, 2:] - rows.places[:, :2]
-    places = np.concatenate([np.zeros_like(sides), sides], axis=1)
-    return replace(rows, places=places)
-
-
-def transposed_last(rows: Rows) -> Rows:
-    """Another turn, where only one of mirror and flip is asked for."""
-    turns = rows.turns
-    other = (turns & 4) | (turns & 1) << 1 | (turns & 2) >> 1
-    return replace(rows, turns=np.where(turns & 4, other, turns))
-
-
-def neighbours_colour(rows: Rows) -> Rows:
-    assert rows.ops is not None
-    return replace(rows, ops=np.roll(rows.ops, 1, axis=0))
-
-
-def grey_outside(made: Array, rows: Rows, i: int) -> Array:
-    """Fills up before it normalises."""
-    left, top, right, bottom = place_of(rows, i)
-    outside = np.ones(made.shape[:2], bool)
-    outside[top:bottom, left:right] = False
-    made[outside] = 0.5
-    return made
-
-
-class LargestCanvas(PlainPlaced):
-    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
-        for rows in self.feed.plan.rows(epoch, first):
-            yield self.batch(replace(rows, canvas=(80, 80)))
-
-
-class TargetsOfWhatFailed(PlainPlaced):
-    def batch(self, rows: Rows) -> Batch:
-        made = super().batch(rows)
-        made.host = self.feed.targets(rows)
-        made.targets = {
-            name: torch.from_numpy(value) for name, value in made.host.items()
-        }
-        return made
-
-
-def altered(**how: Any) -> Callable[[Feed], Any]:
-    return partial(Altered, **how)
-
-
-FAULTS: dict[str, tuple[str, Callable[[Feed], Any]]] = {
-    "in the corner": ("places", altered(of_rows=in_the_corner)),
-    "transposed last": ("turned", altered(of_rows=transposed_last)),
-    "never turned": (
-        "turned",
-        altered(of_rows=lambda rows: replace(rows, turns=rows.turns & 4)),
-    ),
-    "grey outside": ("canvas", altered(of_image=grey_outside)),
-    "no colour": ("colour", altered(of_rows=lambda rows: replace(rows, ops=None))),
-    "neighbour's colour": ("colour", altered(of_rows=neighbours_colour)),
-    "largest canvas": ("canvas", LargestCanvas),
-    "targets of what failed": ("sizes", TargetsOfWhatFailed),
-}
-"""A fault -> a kind of plan that shows it, and a loader that has it."""

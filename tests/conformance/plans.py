@@ -1,8 +1,8 @@
-"""Assertions that every plan must pass: functions of (make, ...), for planted faults too."""
+"""Assertions that every plan must pass: functions of (make, ...)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import chain
@@ -285,27 +285,6 @@ def a_resume_is_exact(
         assert numbers == whole[sample], f"sample {sample} was drawn with other numbers"
 
 
-def epochs_and_seeds_differ(make: Make) -> None:
-    """Check that a sample has other numbers in another epoch, and with another seed, but for one in ten."""
-    whole = [
-        [epoch_of(make, 40, epoch, 0, 1, seed=seed, batch_size=1) for epoch in range(8)]
-        for seed in (0, 1)
-    ]
-    for same_seed in whole:
-        assert (
-            sum(
-                len({epoch[sample] for epoch in same_seed}) == 1
-                for sample in same_seed[0]
-            )
-            <= 4
-        )
-    by_seed = (
-        [epoch[sample] for epoch in whole[0]] == [epoch[sample] for epoch in whole[1]]
-        for sample in whole[0][0]
-    )
-    assert sum(by_seed) <= 4
-
-
 def checksum(arrays: Iterable[Any]) -> float:
     """Return one number that any change of any number of the arrays, or of their order, changes."""
     numbers = np.concatenate([np.ravel(array).astype(np.float64) for array in arrays])
@@ -328,19 +307,3 @@ def arrays_of(batches: Iterable[Rows]) -> list[Any]:
     ]
     each = [getattr(rows, name) for rows in batches for name in names]
     return [array for array in each if array is not None]
-
-
-class Faulty:
-    """A plan whose rows a fault changes: fault(plan, rows, epoch, first) -> rows."""
-
-    def __init__(self, plan: Any, fault: Callable[..., list[Rows]]) -> None:
-        self._plan = plan
-        self._fault = fault
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._plan, name)
-
-    def rows(self, epoch: int, first: int) -> Sequence[Rows]:
-        return self._fault(
-            self._plan, list(self._plan.rows(epoch, first)), epoch, first
-        )

@@ -24,8 +24,6 @@ Open = Callable[[Feed], Loader]
 
 NO_FILES = ("synthetic",)
 """Loaders that read no file: only ids, labels, padding, resume and exit can be asked of them."""
-MIXED = ("nvdec", "nvdec+pyav", "dali-video")
-"""Loaders of clips of which more processes read than are asked for."""
 READ_IN_THREADS = ("dali-cpu", "dali-gpu")
 """Loaders that are closed once the reads under way have ended: a thread in a read cannot be."""
 AS_PYAV = ("decord", "torchcodec")
@@ -118,13 +116,6 @@ def lone(device: torch.device, *, clips: bool = False) -> list[Backend]:
         backend
         for backend in backends(device, files=True, clips=clips)
         if backend.name not in AS_PYAV
-    ]
-
-
-def paced(device: torch.device, *, clips: bool) -> list[Backend]:
-    """Return those of `lone` of which just as many read at once as `workers` says."""
-    return [
-        backend for backend in lone(device, clips=clips) if backend.name not in MIXED
     ]
 
 

@@ -10,7 +10,6 @@ import pickle
 import subprocess
 import sys
 import tarfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -30,7 +29,6 @@ from PIL import Image
 from contracts import FileSource, Source, Split, UserError
 from dataset.stores import SourceModule, folder, lmdb
 from dataset.stores import list as image_list
-from dataset.stores.folder import Folder
 from tests.conformance import toy
 from tests.unit.folders import fill
 
@@ -345,72 +343,3 @@ def the_fingerprint_is_of_the_data(
         == found
         != other().columns.fingerprint
     )
-
-
-class OneName(Folder):
-    def name(self, sample: int) -> str:
-        return "a sample\n"
-
-
-class Neighbour(Folder):
-    def read(self, sample: int) -> bytes:
-        return super().read(sample - 1 if sample else len(self) - 1)
-
-
-class Deaf(Folder):
-    def check(self, sample: int, size: int) -> None:
-        """Take every size."""
-
-
-class Nameless(Folder):
-    """Says that something is wrong, and not of which sample."""
-
-    def read(self, sample: int) -> bytes:
-        try:
-            return super().read(sample)
-        except UserError:
-            raise UserError("a sample is gone") from None
-
-    def check(self, sample: int, size: int) -> None:
-        if size != self.manifest.size[sample]:
-            raise UserError("another size")
-
-
-class Eager(Folder):
-    """Opens a file when it is unpickled."""
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ |= state
-        self.file = os.open(self.path(0), os.O_RDONLY)
-
-    def __del__(self) -> None:
-        if "file" in self.__dict__:
-            os.close(self.file)
-
-
-class Locked(Folder):
-    def __init__(self, manifest: Any, read_delay_s: float = 0.0) -> None:
-        super().__init__(manifest, read_delay_s)
-        self.lock = threading.Lock()
-
-
-class OneProcess(Folder):
-    """Reads in the process alone that it was made in, as what was opened before a fork does."""
-
-    def __init__(self, manifest: Any, read_delay_s: float = 0.0) -> None:
-        super().__init__(manifest, read_delay_s)
-        self.home = os.getpid()
-
-    def read(self, sample: int) -> bytes:
-        return super().read(sample) if os.getpid() == self.home else b""
-
-
-class OneThread(Folder):
-    """Reads in the thread alone that it was made in."""
-
-    def __init__(self, manifest: Any, read_delay_s: float = 0.0) -> None:
-        super().__init__(manifest, read_delay_s)
-        self.home = threading.get_native_id()
-
-    def read(self, sample: int) -> bytes:
-        return super().read(sample) if threading.get_native_id() == self.home else b""

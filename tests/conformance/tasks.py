@@ -1,19 +1,17 @@
-"""Assertions that every task must pass: functions of a case, for planted faults too."""
+"""Assertions that every task must pass: functions of a case."""
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from types import SimpleNamespace
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from contracts import Batch, Feed, Plan, Rows, Split, Task, UserError
+from contracts import Batch, Feed, Plan, Rows, Split, Task
 from dataset.coco.synthetic import SyntheticInstances
 from dataset.images.synthetic import SyntheticImages
 from dataset.pairs.columns import synthetic
@@ -22,13 +20,12 @@ from dataset.videos.synthetic import SyntheticVideos
 from engine.evaluate import Outcome
 from loaders import open_loader
 from models import AUXILIARY_WEIGHTS
-from settings.config import FACTS, GROUP_OF, Config, build
+from settings.config import Config, build
 from tasks import (
     TASKS,
     classification,
     detection,
     kind_named,
-    require_read,
     superres,
     video,
 )
@@ -207,9 +204,10 @@ def plain(task: str) -> Case:
     settings = {"image_size": 16} if kind.reads("image_size") else {}
     columns = COLUMNS[kind.medium]
     case = Case(kind=kind, columns=columns, outputs=scores(1), settings=settings)
-    plan = case.plans()[0]
-    images = torch.zeros(BATCH, *plan.sample_shape)
-    outputs = case.module(plan)(*case.tasks()[0].probe(images))
+    plan, learning = case.plans()[0], case.tasks()[0]
+    outputs = case.module(plan)(
+        *learning.inputs(case.batches("train", learning, plan)[0])
+    )
     return replace(case, outputs=scores(outputs.shape[1]))
 
 
@@ -218,47 +216,6 @@ CASES |= {
     for task in TASKS
     if task not in {case.kind.name for case in CASES.values()}
 }
-
-
-def entry_is_whole(case: Case) -> None:
-    """Defaults exist; groups, settings and figures are named once and by names that are there."""
-    kind = case.kind
-    assert kind.arch in kind.registry.names() and case.arch in kind.registry.names()
-    assert (
-        kind.default_loader(gpu=False) in kind.loaders and "synthetic" in kind.loaders
-    )
-    assert kind.unit.endswith("/s")
-    assert set(kind.also) <= set(GROUP_OF)
-    names = [figure.name for figure in kind.figures]
-    assert len(set(names)) == len(names)
-    assert kind.figures[0].title, "the figure that picks best.pt leads the table"
-
-
-def settings_that_it_does_not_read_are_refused(case: Case) -> None:
-    """A setting that is not the default is one that the task reads, or a mistake that names it."""
-    defaults = Config().flat()
-    refused = set()
-    for name in GROUP_OF:
-        config: Any = SimpleNamespace(
-            model=Config().model, flat=lambda name=name: {**defaults, name: "another"}
-        )
-        try:
-            require_read(config, case.kind)
-            said = ""
-        except UserError as error:
-            said = str(error)
-            refused.add(name)
-        assert not said or (
-            said.startswith(f"--{name.replace('_', '-')} is for --task ")
-            and "\n" not in said
-        )
-    assert refused == {
-        name
-        for name, facts in FACTS.items()
-        if facts.tasks
-        and case.kind.name not in facts.tasks
-        and name not in case.kind.also
-    }
 
 
 def padding_has_no_target(case: Case) -> None:
@@ -324,24 +281,6 @@ def masked(batch: Batch, lost: int | None) -> Batch:
     )
 
 
-def probes_run(case: Case) -> None:
-    """The module takes what `probe` makes of images alone, and gives as many outputs."""
-    plans = case.plans()
-    module = case.module(plans[0])
-    for training, task, plan in zip((True, False), case.tasks(), plans, strict=True):
-        module.train(training)
-        with torch.no_grad():
-            outputs = module(
-                *task.probe(torch.zeros(plan.batch_size, *plan.sample_shape))
-            )
-            batch = case.batches("train" if training else "val", task, plan)[0]
-            expected = module(*task.inputs(batch))
-        assert type(outputs) is type(expected)
-        assert not isinstance(outputs, list | torch.Tensor) or len(outputs) == len(
-            expected
-        )
-
-
 def figures_of(case: Case, world: Any) -> dict[str, Any]:
     """Return what a validation of this rank's share says, without what is no figure."""
     columns = case.splits["val"].columns
@@ -368,39 +307,3 @@ def figures_are_exact(case: Case) -> set[str]:
     for size in (2, 3):
         assert on_ranks(size, lambda world: figures_of(case, world)) == [whole] * size
     return set(whole)
-
-
-def facts_are_json(case: Case) -> None:
-    """What a summary says of the data comes back from JSON as it was, and bytes are a whole number."""
-    plan, val_plan = case.plans()
-    for facts in (case.kind.facts(plan), case.kind.used(val_plan)):
-        assert json.loads(json.dumps(facts, allow_nan=False)) == facts
-    assert case.kind.used(val_plan).keys() <= GROUP_OF.keys()
-    columns = case.splits["train"].columns
-    assert type(case.kind.bytes_read(columns, np.array([0, 2]))) is int
-
-
-class Padding(classification.TopK):
-    def update(self, outputs: Any, batch: Batch) -> None:
-        super().update(
-            outputs.nan_to_num(), replace(batch, valid=torch.ones_like(batch.valid))
-        )
-
-
-def planted(*, task: dict[str, Any] | None = None, **entry: Any) -> Case:
-    """Return the case of classification with other members of its Task, or of its entry."""
-
-    class Planted(classification.ClassificationKind):
-        def tasks(
-            self, config: Config, splits: Any, auxiliary_weight: float
-        ) -> tuple[Task, Task]:
-            made = super().tasks(config, splits, auxiliary_weight)
-            for one in made:
-                for name, member in (task or {}).items():
-                    object.__setattr__(one, name, partial(member, one))
-            return made
-
-    kind = Planted()
-    for name, member in entry.items():
-        setattr(kind, name, member)
-    return replace(CASES["classification"], kind=kind)

@@ -1,62 +1,23 @@
-"""dali-fed's workers hand over the files byte for byte."""
+"""dali-fed's workers hand over the files byte for byte, also those that do not fit into their slot."""
 
 from __future__ import annotations
 
-from typing import Any
-
+import numpy as np
 import pytest
 
-from contracts import Array, Rows
-from loaders._workers import PART, Workers
-from loaders.images.dali_fed import Reading
-from plan.bundles import some
+from loaders import open_loader
+from loaders._workers import PART
+from loaders.images import dali_fed
+from tests.conformance.looking import passed
 from tests.conformance.scenes import Scene
 
 
-def handed_over(slot: Array, rows: Rows, result: Any) -> list[bytes]:
-    begins, failed, spilled = result
-    assert failed == ()
-    return [
-        spilled.get(i, slot[begins[i] : begins[i + 1]].tobytes())
-        for i in range(len(rows))
-    ]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(
-    ("batch_size", "part_bytes"),
-    [(3, 1 << 16), (3, 4096), (PART + 7, 1 << 18), (PART + 7, 4096)],
-)
-def test_bytes_through_worker_processes(
-    small: Scene, workers: int, batch_size: int, part_bytes: int
-) -> None:
-    """Slots are written again and again, batches have several parts, and files do not fit."""
-    feed = small.feed(batch_size=batch_size, training=False)
-    pool = Workers(
-        lambda: Reading(feed),
-        workers=workers,
-        batch_size=batch_size,
-        part_bytes=lambda _: part_bytes,
-    )
-    try:
-        for epoch in range(8):
-            rows = feed.plan.rows(epoch, 0)
-            for (slot, its_rows, results), expected in zip(
-                pool.run(rows), rows, strict=True
-            ):
-                assert its_rows.ids.tolist() == expected.ids.tolist()
-                found: list[bytes] = []
-                for part, result in enumerate(results):
-                    room = slot[part * pool.part_bytes : (part + 1) * pool.part_bytes]
-                    found += handed_over(
-                        room,
-                        some(its_rows, slice(part * PART, (part + 1) * PART)),
-                        result,
-                    )
-                for i, content in enumerate(found):
-                    expected_bytes = (
-                        small.bytes_of[its_rows.ids[i]] if its_rows.valid[i] else b""
-                    )
-                    assert content == expected_bytes
-    finally:
-        pool.close()
+def test_files_that_do_not_fit(small: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch has several parts, of which the second one is handed over through a pipe in part."""
+    pytest.importorskip("nvidia.dali")
+    feed = small.feed(batch_size=PART + 7, image_size=32, training=False, workers=2)
+    expected = passed(lambda its: open_loader("dali-fed", its), feed)
+    monkeypatch.setattr(dali_fed, "_room", lambda feed, rows: 4096)
+    found = passed(lambda its: open_loader("dali-fed", its), feed)
+    assert found.ids.tolist() == expected.ids.tolist() and not found.failed
+    np.testing.assert_array_equal(found.raw, expected.raw)

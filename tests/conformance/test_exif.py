@@ -174,29 +174,3 @@ def test_stored_is_the_default_and_says_what_it_leaves_out(
     )
     text = (columns.folder / "rejected.txt").read_text().splitlines()
     assert len(text) == 8 and all("--exif shown takes it" in one for one in text)
-
-
-def test_detections_are_of_what_is_shown(both: tuple[Path, Path]) -> None:
-    """A box of an output goes back to the annotation's own pixels, as results files and AP have them."""
-    columns = as_shown(opened(both[1], exif="shown"))
-    plan = DetectionPlan.of(
-        columns,
-        DetectionPolicy(augment="flip", size=96, longer=200, flip=0.5),
-        seed=3,
-        batch_size=8,
-    )
-    rows = plan.rows(0, 0)[0]
-    assert rows.exif is not None and rows.exif[:, 0].any()
-    found = packed(columns, rows, masks=False, keypoints=False)
-    which = np.repeat(np.arange(len(rows)), np.diff(found["offsets"]))
-    back = geometry.boxes_to_image(rows, which, found["boxes"].astype(float))
-    wanted = np.concatenate(
-        [
-            columns.boxes[columns.annotations(i)][
-                columns.usable[columns.annotations(i)]
-            ]
-            for i in rows.ids
-        ]
-    )
-    wanted[:, 2:] += wanted[:, :2]
-    assert np.abs(back - wanted).max() < 1e-3

@@ -5,42 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
 
 from contracts import UserError
-from loaders import LOADERS, Medium, of_medium, open_loader
+from loaders import LOADERS, open_loader
 from tests.conformance.scenes import (
     CPU,
-    MAY_LACK,
-    NO_FILES,
-    READ_IN_THREADS,
     Scene,
-    backends,
-    here,
 )
 
 MUST = sorted(name for name, spec in LOADERS.items() if spec.gpu == "must")
-
-
-def test_every_loader_of_the_table_is_tested() -> None:
-    media: tuple[Medium, ...] = ("images", "videos")
-    for medium in media:
-        clips = medium == "videos"
-        lacking = tuple(decoder for decoder in MAY_LACK if clips and not here(decoder))
-        table = {
-            name
-            for name in of_medium(medium)
-            if not (lacking and name.endswith(lacking))
-        }
-        assert {
-            backend.name
-            for backend in backends(torch.device("cuda"), files=False, clips=clips)
-        } == table
-        on_cpu = {name for name in table if LOADERS[name].gpu != "must"}
-        assert {
-            backend.name for backend in backends(CPU, files=False, clips=clips)
-        } == on_cpu
-    assert {*NO_FILES, *READ_IN_THREADS, *MAY_LACK} <= {*LOADERS}
 
 
 @pytest.mark.parametrize("name", MUST)

@@ -139,7 +139,7 @@ def assert_no_depth_is_clipped(
     backend: Backend, of: Scene, reader: str = "auto"
 ) -> None:
     feed = of.feed(
-        backend.device, batch_size=3, image_size=48, training=False, reader=reader
+        backend.device, batch_size=2, image_size=48, training=False, reader=reader
     )
     found = passed(backend.open, feed)
     assert not found.failed and len(found.levels) == len(of.names)

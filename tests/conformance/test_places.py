@@ -5,22 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 from contracts import Feed, Pixels
 from dataset.stores.folder import Folder
-from loaders import open_loader
 from plan.boxes import DetectionPlan, DetectionPolicy
-from tests.conformance import checks, pictures, placed
-from tests.conformance.leaving import epochs_are_flat
+from tests.conformance import pictures, placed
 from tests.conformance.placed import (
-    FAULTS,
     KINDS,
-    PlainPlaced,
     epoch_is_the_plans,
     feed_of,
 )
-from tests.conformance.scenes import CPU, Backend, Scene
+from tests.conformance.scenes import Backend, Scene
 
 POLICIES = {
     "flip": DetectionPolicy(augment="flip", size=120, longer=200, flip=0.5),
@@ -88,37 +83,3 @@ def test_the_plan_of_detectors(backend: Backend, coco: Scene, augment: str) -> N
     epoch_is_the_plans(
         backend.open, replace(feed, plan=replace(plan, training=False)), coco, allowed
     )
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_noise_has_the_form_of_the_rows(
-    device: torch.device, photographs: Scene, kind: str
-) -> None:
-    feed = feed_of(photographs, kind, device)
-    with open_loader("synthetic", feed) as loader:
-        for first in (0, 4):
-            for batch, rows in zip(
-                loader.batches(1, first), feed.plan.rows(1, first), strict=True
-            ):
-                placed.form_is_the_plans(batch, rows, feed)
-
-
-@pytest.mark.alone
-def test_canvases_that_change_add_no_memory(backend: Backend, small: Scene) -> None:
-    epochs_are_flat(backend.open, feed_of(small, "all", backend.device))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_plain_loader_passes(kind: str, photographs: Scene, damaged: Scene) -> None:
-    for scene in (photographs, damaged):
-        feed = feed_of(scene, kind, CPU)
-        checks.batches_are_as_the_plan_says(feed.plan)
-        epoch_is_the_plans(PlainPlaced, feed, scene, 0.01)
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_refused(fault: str, damaged: Scene) -> None:
-    kind, plant = FAULTS[fault]
-    allowed = tolerance(Backend(name="dali-cpu"), kind)
-    feed = feed_of(damaged, kind, CPU)
-    assert checks.raises(epoch_is_the_plans, plant, feed, damaged, allowed)

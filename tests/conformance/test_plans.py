@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
-
-import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from contracts import Rows
 from tests.conformance import plans
-from tests.conformance.checks import raises
-from tests.conformance.plans import PLANS, Faulty, Make
+from tests.conformance.plans import PLANS, Make
 
 SMALL, COUNTS = (
     st.integers(1, 5),
@@ -58,11 +51,6 @@ def test_resume(
     plans.a_resume_is_exact(make, n, before=before, after=after, steps=steps)
 
 
-@every_plan
-def test_epochs_and_seeds(make: Make) -> None:
-    plans.epochs_and_seeds_differ(make)
-
-
 GOLDEN: dict[str, float] = {
     "random-resized": 699686.4472267625,
     "stretched": 770643.4472267625,
@@ -92,51 +80,3 @@ def test_a_plan_draws_what_it_drew_in_a_run_of_last_year(name: str) -> None:
     found = plans.checksum(plans.arrays_of(drawn))
     assert found == pytest.approx(GOLDEN[name], rel=1e-9)
     assert not any(rows.turns.any() for rows in drawn[-5:]), "nothing of it is random"
-
-
-CHECKS: dict[str, Callable[[Make], None]] = {
-    "training": lambda make: plans.training_is_exact(
-        make, 26, world_size=2, batch_size=3, first=6
-    ),
-    "validation": lambda make: plans.validation_is_exact(
-        make, 26, world_size=2, batch_size=4
-    ),
-    "resume": lambda make: plans.a_resume_is_exact(
-        make, 26, before=(2, 3), after=(1, 4), steps=2
-    ),
-    "epochs": plans.epochs_and_seeds_differ,
-}
-
-
-def each(change: Callable[..., dict[str, Any]]) -> Callable[..., list[Rows]]:
-    return lambda plan, rows, *_: [replace(one, **change(one, plan)) for one in rows]
-
-
-FAULTS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
-    "a batch twice": (
-        lambda plan, rows, *_: [*rows[:-1], rows[0]],
-        ("training", "validation", "resume"),
-    ),
-    "alike in each epoch": (
-        lambda plan, rows, epoch, first: plan.rows(0, first),
-        ("epochs",),
-    ),
-    "by rank": (
-        each(lambda one, plan: {"windows": one.windows * (1 - 0.01 * plan.rank)}),
-        ("validation", "resume"),
-    ),
-    "padding is real": (
-        each(lambda one, _: {"ids": np.maximum(one.ids, 0), "valid": one.valid | True}),
-        ("validation",),
-    ),
-}
-"""fault(plan, rows, epoch, first) -> rows, and the checks that have to refuse it."""
-
-
-@pytest.mark.parametrize(("fault", "names"), FAULTS.values(), ids=FAULTS)
-def test_a_fault_is_refused(fault: Callable[..., Any], names: tuple[str, ...]) -> None:
-    for name in names:
-        assert raises(
-            CHECKS[name],
-            lambda n, **numbers: Faulty(PLANS["random-resized"](n, **numbers), fault),
-        ), f"{name} lets it pass"

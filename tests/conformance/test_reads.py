@@ -5,39 +5,24 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from contracts import UserError
-from loaders import open_loader
 from loaders._read_retry import AGAIN, Reads
-from tests.conformance.scenes import CPU, Scene
 
 
 class Slow:
     """A source whose every read takes a while."""
 
-    files = False
-    read_delay_s = 0.0
-
-    def __init__(
-        self, reads_at_once: int, origin: Any = None, takes_s: float = 0.05
-    ) -> None:
+    def __init__(self, reads_at_once: int, takes_s: float) -> None:
         self.reads_at_once = reads_at_once
-        self.origin = origin
         self.takes_s = takes_s
         self.asked: Counter[int] = Counter()
         self.most = self.under_way = 0
         self.lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self.origin)
-
-    def check(self, sample: int, size: int) -> None:
-        """Take every size."""
 
     def name(self, sample: int) -> str:
         return f"sample {sample}"
@@ -50,9 +35,6 @@ class Slow:
         time.sleep(self.takes_s)
         with self.lock:
             self.under_way -= 1
-        if self.origin is not None:
-            content: bytes = self.origin.read(sample)
-            return content
         if sample == 13:
             raise UserError("sample 13 is gone")
         return b"%d" % sample
@@ -61,7 +43,7 @@ class Slow:
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_reads_are_those_asked_for_once_each(at_once: int) -> None:
     """Some are asked for and never wanted, some wanted and never asked for, one cannot be had."""
-    source = Slow(at_once, takes_s=0.01)
+    source: Any = Slow(at_once, 0.01)
     reads = Reads(source)
     for first in range(0, 24, 4):
         reads.ask(np.arange(first, first + 8))
@@ -82,7 +64,7 @@ def test_reads_are_those_asked_for_once_each(at_once: int) -> None:
 
 def test_threads_read_a_store_while_it_is_slow() -> None:
     """One read at a time from the page cache, several from a disk; a change is seen within an epoch."""
-    source: Any = Slow(4, takes_s=0.0)
+    source: Any = Slow(4, 0.0)
     source.alone_while_fast = True
     reads = Reads(source)
     most = []
@@ -98,27 +80,3 @@ def test_threads_read_a_store_while_it_is_slow() -> None:
         most.append(source.most)
         assert (reads._threads is None) == (len(most) == 1)
     assert most[0] == most[2] == 1 and 1 < most[1] <= 4 and not reads._asked
-
-
-@pytest.mark.parametrize("name", ["torchvision", "dali-fed"])
-def test_slow_reads_are_waited_for_together(name: str, small: Scene) -> None:
-    """42 reads of 50 ms: 2.1 s one after the other, three rounds of 16; and the batches are the same."""
-    feed = replace(
-        small.feed(CPU, batch_size=6, image_size=32, training=False), workers=1
-    )
-    took = {}
-    found = {}
-    for at_once in (1, 16):
-        its = replace(feed, source=Slow(at_once, feed.source))
-        with open_loader(name, its) as loader:
-            list(loader.batches(0, 36))  # until it is warm
-            began = time.perf_counter()
-            batches = [
-                (batch.ids.copy(), batch.images.clone())
-                for batch in loader.batches(0, 0)
-            ]
-            took[at_once] = time.perf_counter() - began
-        found[at_once] = batches
-    assert took[16] < took[1] - 1.0, took
-    for (ids, images), (other, others) in zip(found[1], found[16], strict=True):
-        assert (ids == other).all() and images.equal(others)

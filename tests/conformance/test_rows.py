@@ -34,13 +34,6 @@ def test_windows_and_flips_of_training(
         )
 
 
-def test_windows_of_validation(backend: Backend, ruled: Scene) -> None:
-    feed = ruled.feed(backend.device, batch_size=7, image_size=64, training=False)
-    checks.windows_are_the_plans(
-        backend.open, feed, ruled, tolerance=backend.edge_difference
-    )
-
-
 def test_pixels_are_the_samples_own(backend: Backend, ruled: Scene) -> None:
     checks.pixels_are_the_samples_own(
         backend.open, ruled.feed(backend.device, batch_size=5), ruled

@@ -16,10 +16,9 @@ from contracts import Feed, Source, Split, UserError
 from dataset.open import are_files, open_splits
 from dataset.pairs.columns import source_of
 from dataset.stores import SOURCES, SourceModule, source_named, what_holds
-from loaders import LOADERS, default_loader, open_loader
+from loaders import LOADERS, open_loader
 from settings.config import build
 from tests.conformance import scenes, sources, toy
-from tests.conformance.checks import raises
 from tests.conformance.scenes import Scene
 from tests.conformance.sources import LAYOUTS
 from tests.unit.folders import fill
@@ -77,10 +76,6 @@ CHECKS: dict[str, Callable[[Split, sources.Files], None]] = {
 }
 
 
-def test_every_source_of_the_table_is_tested() -> None:
-    assert {*SOURCES} == {*LAYOUTS}
-
-
 def test_a_source_keeps_the_contract(kind: str, tmp_path: Path) -> None:
     split = stored(kind, tmp_path / "data")()
     sources.a_copy_opens_nothing(split, WRITTEN, tmp_path / "data")
@@ -122,59 +117,6 @@ def test_all_sources_have_one_fingerprint(tmp_path: Path) -> None:
         for kind in filter(sources.here, SOURCES)
     }
     assert len(set(prints.values())) == 1, prints
-
-
-PLANTS: list[tuple[str, Callable[[Any], Source]]] = [
-    ("names", sources.OneName),
-    ("bytes", sources.Neighbour),
-    ("columns", sources.Neighbour),
-    ("size", sources.Deaf),
-    ("size", sources.Nameless),
-    ("processes", sources.OneProcess),
-    ("processes", sources.OneThread),
-]
-
-
-def raised(check: Callable[..., Any], *arguments: Any) -> bool:
-    """Whether a check fails, be it that it is not refused what should be, or that a plant breaks."""
-    try:
-        return raises(check, *arguments)
-    except (pytest.fail.Exception, TypeError, AttributeError, UserError):
-        return True
-
-
-@pytest.mark.parametrize(("check", "plant"), PLANTS)
-def test_a_fault_is_refused(
-    check: str, plant: Callable[[Any], Source], tmp_path: Path
-) -> None:
-    split = stored("folder", tmp_path / "data")()
-    assert raised(
-        CHECKS[check], replace(split, source=plant(split.columns)), {**WRITTEN}
-    ), f"{check} lets it pass"
-
-
-def test_faults_around_a_source_are_refused(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    open_ = stored("folder", data)
-    split = open_()
-    with_source: Callable[[Any], Split] = partial(_with_source, split)
-    for plant in (sources.Eager, sources.Locked):
-        assert raised(sources.a_copy_opens_nothing, with_source(plant), WRITTEN, data)
-    columns = replace(split.columns, size=np.roll(split.columns.size, 1))
-    swapped = replace(split, columns=columns)
-    assert raised(sources.columns_and_bytes_agree, swapped, WRITTEN)
-    hasty = lambda **_: with_source(sources.Neighbour)  # noqa: E731
-    assert raised(sources.reads_take_as_long_as_asked, hasty)
-    assert raised(sources.the_fingerprint_is_of_the_data, open_, open_)
-    paths = with_source(partial(toy.Memory, stored={}))
-    paths.source.files = True
-    assert raised(sources.samples_are_files_where_it_says_so, paths, WRITTEN)
-    gone = with_source(sources.Nameless)
-    assert raised(sources.what_is_gone_is_named, gone, WRITTEN, LAYOUTS["folder"])
-
-
-def _with_source(split: Split, plant: Callable[[Any], Any]) -> Split:
-    return replace(split, source=plant(split.columns))
 
 
 def test_auto_takes_the_one_that_holds_the_data(kind: str, tmp_path: Path) -> None:
@@ -242,10 +184,3 @@ def test_a_loader_takes_bytes_or_says_which_does(
             open_loader(name, other)
         return
     same_batches(partial(open_loader, name), feed, other)
-
-
-def test_what_auto_is_of_bytes() -> None:
-    images = [default_loader("images", gpu=gpu, files=False) for gpu in (False, True)]
-    videos = [default_loader("videos", gpu=gpu, files=False) for gpu in (False, True)]
-    assert images == ["torchvision", "dali-fed"] and videos == ["pyav", "pyav"]
-    assert default_loader("images", gpu=True) == "dali-gpu"

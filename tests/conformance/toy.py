@@ -112,20 +112,3 @@ def open(
         **how,
     )
     return Split(columns=columns, source=Memory(columns, stored, read_delay_s))
-
-
-def entries(data: Path, folder: str) -> Held:
-    return Held(data, f"{folder}.toy", every(data))
-
-
-def source(columns: Any, folder: str, read_delay_s: float = 0.0) -> Memory:
-    return Memory(columns, every(columns.root), read_delay_s)
-
-
-def every(data: Path) -> dict[bytes, bytes]:
-    return {
-        name: content
-        for (where, _), stored in STORED.items()
-        if where == data
-        for name, content in stored.items()
-    }

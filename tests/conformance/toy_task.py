@@ -43,7 +43,7 @@ class Registry:
 
 
 class Guess(Classification):
-    """contracts.Task: the squared error of a class's number. Targets, inputs and probe are those of
+    """contracts.Task: the squared error of a class's number. Targets and inputs are those of
     classification."""
 
     def losses(self, outputs: Any, batch: Batch) -> torch.Tensor:

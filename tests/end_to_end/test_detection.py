@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -89,52 +87,6 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def test_what_is_said_of_boxes(train: Runner, shapes: Path) -> None:
-    often = ("--epochs", 2, "--val-every", 2, "--log-every", 2, "--min-window-s", 0.01)
-    how = (
-        "--arch",
-        "fcos_tiny",
-        "--augment",
-        "multiscale",
-        "--short-sides",
-        48,
-        64,
-        "--lr",
-        0.001,
-    )
-    said = train(*BOXES, "--data", shapes, *often, *how, "--output", "run").done().out
-    found = summary(train.cwd / "run")
-    wanted = {
-        "task": "detection",
-        "arch": "fcos_tiny",
-        "loader": "torchvision",
-        "steps": STEPS,
-    }
-    wanted |= {"samples": 3 * STEPS, "samples_failed": []}
-    assert {name: found[name] for name in wanted} == wanted and found["rate"][
-        "unit"
-    ] == "img/s"
-    boxes = found["detection"]
-    assert boxes["instances_per_s"] == pytest.approx(
-        found["rate"]["steady"] * boxes["instances_per_image"]
-    )
-    assert 0 <= boxes["padding"] < 1
-    val = found["validation"]
-    assert val["samples"] == VAL and {"ap", "ap50", "ap75", "ar100"} <= set(val)
-    assert all(0 <= val[name] <= 1 for name in val if name.startswith("a"))
-    assert {"compute", "loader"} <= set(found["ceiling"]) and found["efficiency"] > 0
-    assert "AP50" in said and "instances" in said
-    for point in points(train.cwd / "run", "train"):
-        assert set(point["parts"]) == {
-            "classification",
-            "bbox_regression",
-            "bbox_ctrness",
-        }
-        assert sum(point["parts"].values()) == pytest.approx(
-            np.mean(point["losses"]), rel=1e-5
-        )
-
-
 def test_the_results_file_is_scored_alone(train: Runner, shapes: Path) -> None:
     train(*MANY, "--data", shapes, "--keep-empty", "true", "--output", "run").done()
     assert summary(train.cwd / "run")["samples"] == TRAIN
@@ -186,20 +138,3 @@ def test_killed_and_resumed(train: Runner, shapes: Path) -> None:
             for run in (whole, killed)
         )
         assert all(torch.equal(value, second[key]) for key, value in first.items())
-
-
-def test_validation_over_ranks(train: Runner, shapes: Path) -> None:
-    """Each image counts once on any number of ranks, also beside one that cannot be decoded."""
-    data = train.cwd / "data"
-    shutil.copytree(shapes, data)
-    image = sorted((data / "val2017").iterdir())[0]
-    image.write_bytes(image.read_bytes()[:-200])
-    train(*MANY, "--data", data, "--output", "run").done()
-
-    # one image a batch: kernels differ by shape
-    one, two = (
-        train.evaluated(ranks, *MANY, "--data", data, "--val-batch-size", 1)
-        for ranks in (1, 2)
-    )
-    assert one["samples"] == VAL - 1 and one["detections"] > 0
-    assert two == one

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torchvision
 
 from tests.end_to_end.conftest import CLASSES
 from tests.end_to_end.runs import (
@@ -19,8 +18,6 @@ from tests.end_to_end.runs import (
     points,
     summary,
 )
-from tests.unit.coco_files import write_coco
-from tests.unit.video_files import make
 
 VAL = 5  # images of a class
 HERE = ("--workers", 0, "--ceilings", "false")
@@ -132,26 +129,6 @@ def test_an_evaluation_leaves_its_run_alone(home: Runner) -> None:
         assert not (folder / "last.pt").exists()
 
 
-def test_flags_win_and_are_named(home: Runner) -> None:
-    process, output = evaluate(
-        home, "--resume", "run/last.pt", "--image-size", 64, "--flip", 0.1
-    )
-    said = process.done().out
-    assert (
-        "--resume run/last.pt: --image-size 64 differs from the checkpoint's 32\n"
-        in said
-    )
-    assert said.count("differs from") == 1, (
-        "the flip is training's, the length before the crop the size's"
-    )
-    assert summary(output)["image_size"] == 64 and "64 px" in said
-    refused, _ = evaluate(home, "--resume", "run/last.pt", "--arch", "resnet50")
-    assert (
-        "--arch is shufflenet_v2_x0_5 in the checkpoint, and --arch resnet50 was given"
-        in refused.mistake()
-    )
-
-
 def test_classes_are_matched_by_name(home: Runner) -> None:
     """Any of the classes will do, in any order: the checkpoint's numbers are what counts."""
     parts = [{"blue": "blue", "white": "white"}, {"green": "green"}, {"red": "red"}]
@@ -185,22 +162,6 @@ def test_no_head_is_random(home: Runner) -> None:
     )
 
 
-def test_published_weights_know_imagenets_folders(home: Runner) -> None:
-    """A file with torchvision's name, whose network always says the same class; ImageNet-V2's folders."""
-    network = torchvision.models.shufflenet_v2_x0_5()
-    torch.nn.init.zeros_(network.fc.weight)
-    torch.nn.init.zeros_(network.fc.bias).data[10] = 1
-    torch.save(network.state_dict(), home.cwd / "shufflenetv2_x0.5-f707e7126e.pth")
-    data = selected(
-        home, "imagenet", dict(zip(CLASSES, ("0", "1", "10", "2"), strict=True))
-    )
-    process, output = evaluate(
-        home, *TRAINED, "--weights", "shufflenetv2_x0.5-f707e7126e.pth", "--data", data
-    )
-    assert "its 4 classes are numbers" in process.done().out
-    assert summary(output)["validation"]["top1"] == 0.25
-
-
 def test_a_network_whose_output_is_no_number(home: Runner) -> None:
     model = torch.load(home.cwd / "run" / "last.pt", weights_only=True)["model"]
     model["conv5.1.running_var"][7] = torch.nan
@@ -223,61 +184,3 @@ def test_a_network_whose_output_is_no_number(home: Runner) -> None:
     assert points(home.cwd / "went-on", "val")[-1]["outputs_not_finite"] == 4 * VAL
     left = {path.name for path in (home.cwd / "went-on").iterdir()}
     assert "last.pt" in left and "best.pt" not in left
-
-
-def test_detectors(home: Runner) -> None:
-    """Without a flag that says how it was trained: every detection is the same, to the last digit."""
-    data = write_coco(home.cwd / "coco", splits={"train2017": 8, "val2017": 6})
-    sizes = ("--image-size", 64, "--val-image-size", 80, "--longer-side", 96)
-    training = ("--task", "detection", "--arch", "fcos_tiny", *sizes)
-    run = (
-        *training,
-        "--batch-size",
-        2,
-        "--precision",
-        "fp32",
-        "--lr",
-        0.001,
-        "--loader",
-        "torchvision",
-    )
-    home("--data", data, *HERE, *run, "--epochs", 1, "--output", "detector").done()
-    used = torch.load(home.cwd / "detector" / "last.pt", weights_only=True)["used"]
-    assert (used["image_size"], used["longer_side"]) == (80, 96)
-    process, output = evaluate(home, "--resume", "detector/last.pt")
-    process.done()
-    assert summary(output)["image_size"] == 80
-    found = (output / "detections.json").read_bytes()
-    assert found == (home.cwd / "detector" / "detections.json").read_bytes()
-    assert summary(output)["validation"] == trained_figures(home, "detector")
-
-
-def test_video_classifiers(home: Runner) -> None:
-    for split, count in (("train", 2), ("val", 1)):
-        for label, name in enumerate(("jump", "run", "walk")):
-            for i in range(count):
-                file = home.cwd / "videos" / split / name / f"{i}.mp4"
-                make(file, frames=12, size=(48, 64), numbers_from=100 * label + 10 * i)
-    training = (
-        "--task",
-        "video",
-        "--arch",
-        "r3d_tiny",
-        "--image-size",
-        32,
-        "--clip-frames",
-        4,
-    )
-    run = (
-        *training,
-        "--val-clips",
-        2,
-        "--batch-size",
-        3,
-        "--precision",
-        "fp32",
-        "--loader",
-        "pyav",
-    )
-    home("--data", "videos", *HERE, *run, "--epochs", 1, "--output", "clips").done()
-    assert figures(home, "--resume", "clips/last.pt") == trained_figures(home, "clips")

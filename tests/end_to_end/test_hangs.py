@@ -1,4 +1,4 @@
-"""What stops answering: a worker, a rank, a rank that never comes. The run says who, saves, and leaves."""
+"""What stops answering: a worker, a rank, a rank that never comes. The run says who, and leaves."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def leave(*processes: Process) -> None:
 
 
 def test_a_worker_that_is_stopped(train: Runner, pictures: Path) -> None:
-    process = train("--data", pictures, f"{FLAGS} --accumulate 2")
+    process = train("--data", pictures, FLAGS)
     begun(train)
     stop_workers(process)
     leave(process)
     at = last(train)["progress"]
     assert at["step"] == len(losses(train.cwd / "run"))
-    assert at["step"] == (at["epoch"] * 96 + at["consumed"]) // 8
+    assert at["step"] == (at["epoch"] * 96 + at["consumed"]) // 4
     assert not summary(train.cwd / "run")["finished"]
 
 
@@ -50,7 +50,7 @@ def test_a_worker_that_is_stopped(train: Runner, pictures: Path) -> None:
 def test_ranks_that_cannot_meet_leave(
     train: Runner, pictures: Path, stopped: str
 ) -> None:
-    """Rank 0 saves its last whole step: it waits for rank 1, which waits for its worker or is stopped."""
+    """Rank 0 waits for rank 1, which waits for its worker or is stopped."""
     first, second = train.ranks(2, "--data", pictures, FLAGS)
     begun(train)
     if stopped == "worker":
@@ -61,13 +61,7 @@ def test_ranks_that_cannot_meet_leave(
     else:
         second.send(signal.SIGSTOP)
         leave(first)
-    said = "cannot meet the others; its last whole step is saved"
-    assert any(said in line for line in ours(first.err))
-    content = last(train)
-    at = content["progress"]
-    assert at["step"] * 8 == at["epoch"] * 96 + at["consumed"] > 0
-    for name, value in content["model"].items():
-        assert not name.endswith("num_batches_tracked") or value == at["step"]
+    assert any("cannot meet the others" in line for line in ours(first.err))
 
 
 def test_a_rank_that_stops_is_named(train: Runner, pictures: Path) -> None:
@@ -79,12 +73,10 @@ def test_a_rank_that_stops_is_named(train: Runner, pictures: Path) -> None:
     (line,) = ours(first.err)
     assert f"rank 0 on {HOST} has not gone on for 0.05 minutes" in line
     assert f"rank 1 on {HOST} does not answer" in line
-    assert "its last whole step is saved" in line
-    assert last(train)["progress"]["step"] > 0
 
 
-@pytest.mark.parametrize("missing", [0, 1])
-def test_a_rank_that_never_comes_is_named(train: Runner, missing: int) -> None:
+def test_a_rank_that_never_comes_is_named(train: Runner) -> None:
+    missing = 1
     flags = f"{SMALL} --loader synthetic --timeout-minutes 0.02"
     alone = train.ranks(2, flags, missing=missing)[0]
     line = alone.mistake()

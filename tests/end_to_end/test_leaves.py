@@ -12,10 +12,8 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from report import record
 from report.tensorboard import layout, metrics
 from settings.config import parse
-from settings.run import Run
 from tasks import compared
 from tasks.classification import KIND
 from tests.end_to_end.runs import Runner, losses, points, summary
@@ -108,30 +106,6 @@ def test_rates_are_consistent(run: Runner) -> None:
     assert points(output, "ceilings")[0]["step"] == STEPS // 2, "after the first epoch"
 
 
-def test_points_of_the_curves(run: Runner) -> None:
-    output = run.cwd / "run"
-    for point in points(output, "train"):
-        assert {
-            "epoch",
-            "consumed",
-            "losses",
-            "lr",
-            "grad_norm",
-            "loss_scale",
-            "skipped_steps",
-            "ms",
-        } <= set(point)
-    assert len(losses(output)) == STEPS
-    validations = points(output, "val")
-    assert [
-        (point["epoch"], point["step"], point["samples"]) for point in validations
-    ] == [
-        (0, 10, 44),
-        (1, 20, 44),
-    ]
-    assert summary(output)["validation"]["loss"] == validations[-1]["loss"]
-
-
 def test_measuring_ceilings_changes_nothing(run: Runner) -> None:
     assert losses(run.cwd / "run") == losses(run.cwd / "bare")
     assert points(run.cwd / "bare", "ceilings") == []
@@ -188,26 +162,3 @@ def test_config_reads_back(run: Runner, pictures: Path) -> None:
     assert again.flat() | {"config": None} == parse(flags).flat()
     stored = torch.load(run.cwd / "run" / "last.pt", weights_only=True)["config"]
     assert stored == again.flat() | {"config": None}
-
-
-def test_console(run: Runner) -> None:
-    said = run.started[1].out
-    for words in (
-        "epoch 1/2",
-        "validated epoch 2: top1",
-        "change first",
-        "tensorboard --logdir",
-    ):
-        assert words in said
-    assert "\x1b" not in said and "\r" not in said
-
-
-def test_two_runs_of_one_second_get_two_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(record.time, "strftime", lambda form: "now")
-    monkeypatch.chdir(tmp_path)
-    first = record.folder(Run(), None, name="resnet18")
-    first.mkdir(parents=True)
-    second = record.folder(Run(), None, name="resnet18")
-    assert (str(first), str(second)) == ("runs/now-resnet18", "runs/now-resnet18-2")

@@ -84,10 +84,3 @@ def test_a_run(train: Runner) -> None:
         assert float(row["probability"]) == pytest.approx(
             float(validated["probability"]), abs=3e-6
         )
-    said = train(
-        "--data", "data", *run, *mixed, *here, "--balance", "loss", "--output", "x"
-    ).mistake()
-    assert (
-        said
-        == "--balance is of one class a sample, --multi-label has several; leave one out"
-    )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-import torchvision
 
 from dataset.synthetic import synthetic
 from engine.schedules import learning_rate, settled
@@ -54,39 +52,6 @@ def test_preset(path: Path) -> None:
         for word in words
         if not any(line.startswith(f"# {word} ") for line in header)
     ] == []
-
-
-NAMED = re.compile(r"torchvision's (\w+_Weights)\.(\w+)\)")
-"""The weights whose figures are expected, in a header."""
-METRICS = {"top-1": "acc@1", "top-5": "acc@5", "box AP": "box_map"}
-METRICS |= {"mask AP": "mask_map", "keypoint AP": "kp_map"}
-ROOMS = (torchvision.models, torchvision.models.video, torchvision.models.detection)
-
-
-@pytest.mark.parametrize(
-    "path",
-    [path for path in PRESETS if NAMED.search(path.read_text())],
-    ids=lambda path: path.stem,
-)
-def test_headers_expect_what_torchvision_published(path: Path) -> None:
-    """Figure by figure; and backbones begin with weights that torchvision knows."""
-    lines = path.read_text().splitlines()
-    (expected,) = (line for line in lines if line.startswith("# expected "))
-    said = NAMED.search(expected)
-    assert said is not None
-    weights = next(getattr(room, said[1]) for room in ROOMS if hasattr(room, said[1]))
-    (metrics,) = weights[said[2]].meta["_metrics"].values()
-    figures = re.findall(rf"({'|'.join(METRICS)}) (\d+\.\d+)", expected)
-    assert figures and (path.parent.name != "coco" or len(figures) == len(metrics))
-    for name, figure in figures:
-        digits = len(figure.partition(".")[2])
-        published = metrics[METRICS[name]]
-        assert float(figure) == pytest.approx(published, abs=0.51 * 10**-digits)
-    config = parse(["--config", str(path)])
-    if backbone := config.detection.weights_backbone:
-        names = {"vgg": "vgg16", "mobilenet": "mobilenet_v3_large", "": "resnet50"}
-        kind = next(names[key] for key in names if key in str(config.model.arch))
-        assert backbone in torchvision.models.get_model_weights(kind).__members__
 
 
 @pytest.fixture

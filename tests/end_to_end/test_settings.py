@@ -13,8 +13,6 @@ from torch._dynamo import OptimizedModule
 
 from engine.checkpoint import Content
 from engine.distributed import ProcessWorld
-from engine.schedules import learning_rate
-from settings.optimisation import Optimisation
 from tests.end_to_end.runs import ROOT, TIMEOUT_S, Runner, draw, losses, points, summary
 
 SMALL = """--loader torchvision --arch squeezenet1_1 --image-size 32 --batch-size 8 --workers 0
@@ -24,20 +22,6 @@ SMALL = """--loader torchvision --arch squeezenet1_1 --image-size 32 --batch-siz
 def run(train: Runner, pictures: Path, output: str, flags: str) -> Path:
     train("--data", pictures, f"{SMALL} --output {output} {flags}").done()
     return train.cwd / output
-
-
-def test_precisions(train: Runner, pictures: Path) -> None:
-    first: dict[str, float] = {}
-    for precision in ("fp32", "bf16", "fp16"):
-        flags = f"--precision {precision} --steps 2"
-        output = run(train, pictures, precision, flags)
-        assert summary(output)["precision"] == precision
-        first[precision] = losses(output)[0]
-        scales = {point["loss_scale"] for point in points(output, "train")}
-        assert (scales == {1.0}) == (precision != "fp16"), scales
-    assert first["bf16"] == pytest.approx(first["fp32"], rel=2e-2)
-    assert first["fp16"] == pytest.approx(first["fp32"], rel=5e-3)
-    assert first["bf16"] != first["fp32"] != first["fp16"]
 
 
 def test_seconds(train: Runner, pictures: Path) -> None:
@@ -67,22 +51,6 @@ def test_patience_counts_validations_without_a_better_figure_also_over_a_resume(
     assert told["epochs"] == 3 and told["finished"]
     stop = {"epoch": 3, "best_epoch": 1, "validations": 2}
     assert told["early_stop"] == stop
-
-
-def test_accumulation(train: Runner, pictures: Path) -> None:
-    """12 micro-batches of 8 in steps of 16; the rate of each is the schedule at the samples consumed before."""
-    settings: dict[str, Any] = {"lr": 0.01, "epochs": 3, "warmup_epochs": 0.5}
-    settings |= {"schedule": "step", "lr_step_epochs": 1, "lr_gamma": 0.5}
-    flags = " ".join(f"--{name} {value}" for name, value in settings.items())
-    more = "--lr 0.005 --lr-per 8 --accumulate 2 --clip-grad-norm 0.5"
-    output = run(train, pictures, "run", f"{flags} {more}")
-    told = points(output, "train")
-    assert len(losses(output)) == told[-1]["step"] == 18
-    for point in told:
-        at = (point["step"] - 1) / 6
-        rate = learning_rate(at, Optimisation(**settings))
-        assert point["lr"] == pytest.approx(rate)
-    assert told[-1]["consumed"] == 96 and summary(output)["samples"] == 3 * 96
 
 
 def test_a_recipe_resumes_exactly(train: Runner, pictures: Path) -> None:
@@ -132,15 +100,6 @@ def test_an_average_is_validated_and_saved(train: Runner, pictures: Path) -> Non
     for name in ("loss", "ema_loss"):
         assert again[name] == told[name]
     assert again["loss"] != again["ema_loss"]
-
-
-def test_profile(train: Runner, pictures: Path) -> None:
-    flags = "--batch-size 4 --profile true --output run"
-    process = train("--data", pictures, f"{SMALL} {flags} --log-every 20")
-    assert process.wait() == 0  # the profiler says a line on stderr
-    folder = train.cwd / "run" / "profile"
-    assert (folder / "trace-rank0.json.gz").stat().st_size > 1000
-    assert "conv" in (folder / "operators-rank0.txt").read_text()
 
 
 def test_the_module_that_a_step_calls_is_compiled() -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from scripts import demo_superres
-from tests.end_to_end.runs import ROOT, Runner, points, summary
+from tests.end_to_end.runs import Runner, points, summary
 
 SMALL = (
     *(
@@ -117,29 +117,3 @@ def test_a_run_its_resume_and_its_evaluation_on_two_ranks(
         train.evaluated(ranks, "--data", textures) for ranks in (1, 2)
     ]
     assert evaluated == [val, val]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_the_demo_learns_what_an_edge_is(train: Runner, tmp_path: Path) -> None:
-    """Its preset, on a quarter of the pictures for a third of the steps."""
-    demo_superres.write(tmp_path / "data", 24, 6, progress=False)
-    preset = (
-        "--config",
-        ROOT / "configs/superres/demo.yaml",
-        "--data",
-        tmp_path / "data",
-    )
-    train(
-        *preset,
-        "--output",
-        "run",
-        "--ceilings",
-        "false",
-        "--val-every",
-        60,
-        "--epochs",
-        60,
-    ).wait(550)
-    found = summary(train.cwd / "run")["validation"]
-    assert found["psnr"] > found["psnr_bicubic"] + 0.5, found

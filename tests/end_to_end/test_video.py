@@ -66,65 +66,6 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_what_is_said_of_clips(train: Runner, videos: Path) -> None:
-    windows = (
-        "--epochs",
-        2,
-        "--val-every",
-        2,
-        "--log-every",
-        2,
-        "--min-window-s",
-        0.01,
-        "--lr",
-        0.01,
-    )
-    said = (
-        train(
-            *CLIPS,
-            "--arch",
-            "r3d_tiny",
-            "--data",
-            videos,
-            *windows,
-            "--val-clips",
-            2,
-            "--val-crops",
-            3,
-            "--output",
-            "run",
-        )
-        .done()
-        .out
-    )
-    found = summary(train.cwd / "run")
-    wanted = {
-        "task": "video",
-        "arch": "r3d_tiny",
-        "loader": "pyav",
-        "steps": STEPS,
-        "samples": 3 * STEPS,
-    }
-    assert {name: found[name] for name in wanted} == wanted and not found[
-        "samples_failed"
-    ]
-    assert found["rate"]["unit"] == "clip/s"
-    clips = found["clips"]
-    assert (clips["frames"], clips["fallbacks"]) == (4, {})
-    assert clips["frames_per_s"] == pytest.approx(4 * found["rate"]["steady"])
-    assert 1 <= clips["decoded_per_delivered"] <= FRAMES / 4
-    val = found["validation"]
-    count = len(CLASSES) * VAL
-    assert (val["samples"], val["views"], val["losses_not_finite"]) == (
-        count,
-        count * 6,
-        0,
-    )
-    assert 0 <= val["top1"] <= 1.0 and "top5" not in val
-    assert {"compute", "loader"} <= set(found["ceiling"]) and found["efficiency"] > 0
-    assert "clip/s" in said and "frame/s" in said and "img/s" not in said
-
-
 def test_validation_over_ranks(train: Runner, videos: Path) -> None:
     """Each video counts once, wherever its views fall, also one of which some clips are damaged."""
     data = train.cwd / "data"

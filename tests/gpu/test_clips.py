@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,8 @@ import pytest
 import torch
 
 from contracts import Batch, Feed, Pixels, Rows
-from dataset.videos.scan import open_videos
 from loaders import open_loader
 from loaders.videos import _surfaces
-from tests.conformance.fixtures import sample_folder
 from tests.gpu.test_memory import device_mib
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.test_clip_loaders import feed, levels, spoiled
@@ -136,32 +133,6 @@ def test_sizes_that_are_coded_alike(
     }
     kinds = Made(tmp_path, files)
     same_as_pyavs(on_gpu(feed(kinds.videos), device), name, kinds, 4)
-
-
-@pytest.mark.parametrize("name", LOADERS)
-def test_real_files(name: str, tmp_path: Path, device: torch.device) -> None:
-    (tmp_path / "data" / "x").mkdir(parents=True)
-    for real in sample_folder("video_sample").iterdir():
-        if real.name != "video_90.mov":  # of three frames, fewer than a clip has
-            (tmp_path / "data" / "x" / real.name).symlink_to(real)
-    videos = open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=2)
-    assert len(videos) == 11
-    one = on_gpu(feed(videos), device)
-    with open_loader("pyav", one) as reference, open_loader(name, one) as loading:
-        apart: dict[str, float] = {}
-        for batch, other, rows in zip(
-            loading.batches(3, 0),
-            reference.batches(3, 0),
-            one.plan.rows(3, 0),
-            strict=True,
-        ):
-            assert batch.failed == other.failed == ()
-            levels_apart = apart_from(other, batch)
-            for place in np.flatnonzero(rows.valid).tolist():
-                file = os.path.basename(os.fsdecode(videos.path(int(rows.ids[place]))))
-                apart[file] = max(apart.get(file, 0.0), float(levels_apart[place]))
-        print(f"{name}: {apart}; {dict(loading.counts.fallbacks)}")
-        assert max(apart.values()) <= APART
 
 
 @pytest.mark.parametrize("name", LOADERS)

@@ -14,13 +14,12 @@ from tests.conformance import (
     test_resume,
     test_rows,
     test_signals,
-    test_turns,
     test_workers,
 )
 
 MODULES = (
     *(test_damage, test_dali_fed, test_leaving, test_opening, test_pixels),
-    *(test_places, test_resume, test_rows, test_signals, test_turns, test_workers),
+    *(test_places, test_resume, test_rows, test_signals, test_workers),
 )
 for _module in MODULES:
     for _name, _test in vars(_module).items():

@@ -29,7 +29,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def prompt_ran(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that suites and the tuner start have imported PyTorch already."""
     from benchmarks import _suite
-    from scripts import _trials
+    from scripts import tune
     from tests.end_to_end.runs import importable
 
     def ran(command: list[str], log: Any, limit_s: float) -> int:
@@ -43,7 +43,7 @@ def prompt_ran(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             log.write(said if "b" in log.mode else said.decode())
         return code
 
-    for module in (_suite, _trials):
+    for module in (_suite, tune):
         monkeypatch.setattr(module, "ran", ran)
 
 

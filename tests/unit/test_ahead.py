@@ -6,7 +6,6 @@ import itertools
 import signal
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -68,30 +67,6 @@ def test_the_thread_goes_on_when_it_is_told_to_or_the_next_one_is_asked_for(
     finally:
         ahead.close()
     assert source.closed.is_set()
-
-
-def test_what_is_kept_of_a_batch_does_not_keep_the_others() -> None:
-    class Item:
-        pass
-
-    made = [Item() for _ in range(4)]
-    alive = [weakref.ref(item) for item in made]
-    ahead = Ahead(
-        lambda: iter([made.pop(0) for _ in range(4)]),
-        depth=2,
-        device=CPU,
-        laps=Stages(0).thread,
-    )
-    items = iter(ahead)
-    kept = next(items), ahead.release
-    ahead.close()
-    del ahead, items
-    assert [item() is not None for item in alive] == [
-        True,
-        False,
-        False,
-        False,
-    ] and kept
 
 
 def test_a_signal_that_does_not_wake_the_consumer_is_heard() -> None:

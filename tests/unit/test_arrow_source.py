@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import faulthandler
 import json
-import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +12,6 @@ import pytest
 
 from contracts import Split
 from dataset.open import open_split, open_splits
-from dataset.stores import arrow as source
-from dataset.stores import source_named
 from settings.config import build
 from tests.conformance import scenes
 from tests.conformance.sources import Row, write_arrow
@@ -39,24 +34,6 @@ def shard(tmp_path: Path, rows: list[Row] = ROWS, **how: Any) -> Path:
     """Write the one shard of tmp_path / "data"."""
     how = {"classes": CLASSES, **how}
     return write_arrow(tmp_path / "data" / "train" / "0.arrow", rows, **how)
-
-
-def test_a_shard_that_is_cut_short_while_it_is_walked_ends_in_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A bus error ends whoever reads a page that is gone: a process of its own, however small the shards."""
-    home = os.getpid()
-
-    def cut(*_: Any) -> Any:
-        assert os.getpid() != home
-        faulthandler.disable()
-        os.kill(os.getpid(), signal.SIGBUS)
-
-    shard(tmp_path)
-    monkeypatch.setattr(source, "_entries", cut)
-    assert "was killed: memory was short, or a file that it had mapped" in refused(
-        lambda: opened(tmp_path / "data")
-    )
 
 
 def test_what_save_to_disk_leaves(tmp_path: Path) -> None:
@@ -86,17 +63,6 @@ def test_what_save_to_disk_leaves(tmp_path: Path) -> None:
     ):
         (folder / "state.json").write_text(json.dumps(state))
         assert said in refused(lambda: opened(data))
-
-
-def test_urls_are_not_its(tmp_path: Path) -> None:
-    """Files are opened by their paths: a list of URLs is none, and does not hide the files beside it."""
-    data = tmp_path / "data"
-    (data / "train").mkdir(parents=True)
-    (data / "train/shards.txt").write_text("https://nowhere/0.arrow\n")
-    assert source_named("arrow").missing(data, "train") == "train/*.arrow"
-    assert "files train/*.arrow" in refused(lambda: opened(data))
-    shard(tmp_path)
-    assert len(opened(data).columns) == 3
 
 
 def test_what_the_cache_leaves(tmp_path: Path) -> None:
@@ -132,6 +98,7 @@ def test_rows_are_named_where_paths_do_not_tell_them_apart(tmp_path: Path) -> No
         (TWO, "a.jpg", 0),
         (THREE, None, 0),
         (FOUR, "x", None),
+        (FOUR, "y", -1),
     ]
     shard(tmp_path, rows)
     split = opened(data)
@@ -143,6 +110,7 @@ def test_rows_are_named_where_paths_do_not_tell_them_apart(tmp_path: Path) -> No
     assert left_out(split) == [
         "0.arrow:row 1\tno image",
         "0.arrow:row 4\tno label in the column label",
+        "0.arrow:row 5\tno label in the column label",
     ]
     assert split.source.name(2).endswith("/train/0.arrow:000000003")
     shard(tmp_path, [(ONE, "a.jpg", 1), (TWO, "b.jpg", 0), (ONE, "a.jpg", 1)])
@@ -176,33 +144,10 @@ def table(path: Path, compression: str | None = None, **columns: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "labels",
-    [
-        WORDS.cast(arrow.large_string()),
-        WORDS.dictionary_encode(),
-        WORDS.cast(arrow.dictionary(arrow.int8(), arrow.large_string())),
-    ],
-    ids=["large", "dictionary", "large dictionary"],
-)
-def test_columns_are_told_apart(labels: Any, tmp_path: Path) -> None:
-    """Binaries without a struct; labels by name, or by --label-key."""
-    path = tmp_path / "data" / "train" / "0.arrow"
-    table(path, image=IMAGES, thumbnail=IMAGES, kind=labels, score=[0.5, 1.5, 2.5])
-    found = samples(opened(tmp_path / "data", labels="kind"))
-    assert [*found.values()] == [("b", ONE), ("a", TWO), ("b", THREE)]
-    table(path, image=IMAGES, label=labels, score=[0.5, 1.5, 2.5])
-    assert [*samples(opened(tmp_path / "data")).values()] == [*found.values()]
-
-
-@pytest.mark.parametrize(
     ("columns", "key", "said"),
     [
         ({"image": IMAGES, "kind": WORDS}, None, "no column of labels, which --label-"),
-        ({"image": IMAGES, "kind": WORDS}, "x", "no column of labels, x,"),
         ({"image": IMAGES, "label": [0.5, 1.5, 2.5]}, None, "are of type double"),
-        ({"image": IMAGES, "label": [["b"], ["a"], ["b"]]}, None, "are of type list<"),
-        ({"image": IMAGES, "label": [b"b", b"a", b"b"]}, None, "are of type binary"),
-        ({"one": IMAGES, "other": IMAGES, "label": WORDS}, None, "no column of images"),
         ({"image": IMAGES, "label": WORDS, "label_2": WORDS}, None, "'label' twice"),
         (
             {"compression": "lz4", "image": [ONE * 9] * 3, "label": WORDS},
@@ -246,9 +191,6 @@ def test_classes_that_are_not_one_each_are_refused(tmp_path: Path) -> None:
     [
         lambda content: content[: len(content) // 2],
         lambda content: content[:-8],
-        lambda content: b"",
-        lambda content: b"PAR1" + content,
-        lambda content: content * 2 if not content.startswith(b"ARROW1") else b"ARROW1",
         lambda content: (
             content[:40]
             + b"\xff" * 200
@@ -257,7 +199,7 @@ def test_classes_that_are_not_one_each_are_refused(tmp_path: Path) -> None:
             + content[-20:]
         ),
     ],
-    ids=["half", "no-end", "empty", "parquet", "joined", "damaged"],
+    ids=["half", "no-end", "damaged"],
 )
 def test_what_is_not_whole_is_refused_at_the_start(
     change: Callable[[bytes], bytes], stream: bool, tmp_path: Path
@@ -284,3 +226,14 @@ def test_a_shard_that_changes_is_refused_by_name_and_read_anew(
         lambda: before.source.read(1)
     )
     assert samples(opened(data)) == {"d.jpg": ("cat", FOUR)}
+
+
+def test_columns_are_told_apart(tmp_path: Path) -> None:
+    """Binaries without a struct; labels by name, or by --label-key."""
+    labels = WORDS.cast(arrow.dictionary(arrow.int8(), arrow.large_string()))
+    path = tmp_path / "data" / "train" / "0.arrow"
+    table(path, image=IMAGES, thumbnail=IMAGES, kind=labels, score=[0.5, 1.5, 2.5])
+    found = samples(opened(tmp_path / "data", labels="kind"))
+    assert [*found.values()] == [("b", ONE), ("a", TWO), ("b", THREE)]
+    table(path, image=IMAGES, label=labels, score=[0.5, 1.5, 2.5])
+    assert [*samples(opened(tmp_path / "data")).values()] == [*found.values()]

@@ -59,32 +59,11 @@ def test_batches_are_of_one_shape(coco: Path) -> None:
         next(baseline.batches(baseline.loader(coco, 8, 0), torch.device("cpu")))
 
 
-@pytest.mark.slow
-def test_a_loss_has_a_gradient(coco: Path) -> None:
-    model = baseline.model("ssdlite320_mobilenet_v3_large")
-    loader = baseline.loader(coco, 2, 0)
-    loss = baseline.loss_of(model, *next(baseline.batches(loader, torch.device("cpu"))))
-    assert loss.shape == () and loss.requires_grad and loss.item() > 0
-
-
-def test_a_loss_that_is_no_number_ends_the_loop() -> None:
-    def losses(images: Any, targets: Any) -> dict[str, torch.Tensor]:
-        return {"a": torch.tensor(images).sum(), "b": torch.tensor(targets).sum()}
-
-    module: Any = losses
-    assert baseline.loss_of(module, [1.0, 2.0], [3.0]).item() == 6  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="no number"):
-        baseline.loss_of(module, [1.0], [float("nan")])  # type: ignore[list-item]
-
-
 def test_links_have_the_annotations_of_their_image(
     coco: Path,
     tmp_path_factory: pytest.TempPathFactory,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (coco / "val2017").mkdir()
-    (coco / "val2017" / "v.png").write_bytes(b"v")
-    (coco / "annotations" / "instances_val2017.json").write_text("{}")
     made = tmp_path_factory.mktemp("links") / "made"
     assert link_set.main([str(coco), str(made), "--count", "20"]) == 0
     told = json.loads((made / "annotations" / "instances_train2017.json").read_text())
@@ -101,8 +80,6 @@ def test_links_have_the_annotations_of_their_image(
         its = [one for one in told["annotations"] if one["image_id"] == image["id"]]
         assert {one["iscrowd"] for one in its} == {int(real == 7)}
         crowds += real == 7
-    assert (made / "val2017" / "v.png").read_bytes() == b"v"
-    assert (made / "annotations" / "instances_val2017.json").exists()
     assert len(baseline.Coco(made)) == 20 - crowds
     for source, target, count, said in (
         (coco, made, 20, "not empty"),
@@ -114,34 +91,11 @@ def test_links_have_the_annotations_of_their_image(
         assert said in line and not (made / "x").exists()
 
 
-def test_files_of_one_name_in_two_folders_are_two(
-    coco: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    path = coco / "annotations" / "instances_train2017.json"
-    made = tmp_path_factory.mktemp("links") / "made"
-    told = json.loads(path.read_text())
-    for number, image in enumerate(told["images"]):
-        name = f"part{number % 2}/{number // 2}.png"
-        (coco / "train2017" / name).parent.mkdir(exist_ok=True)
-        (coco / "train2017" / image["file_name"]).rename(coco / "train2017" / name)
-        image["file_name"] = name
-    path.write_text(json.dumps(told))
-    assert link_set.main([str(coco), str(made), "--count", "8"]) == 0
-    sizes = {}
-    for linked in (made / "train2017").iterdir():
-        with Image.open(linked) as image:
-            sizes[linked.name] = image.size
-    images = json.loads((made / "annotations" / path.name).read_text())["images"]
-    said = {image["file_name"]: (image["width"], image["height"]) for image in images}
-    assert len(sizes) == 8 and said == sizes
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"images": [5], "annotations": []}'])
 def test_an_annotation_file_that_is_none_is_named(
-    text: str, coco: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    coco: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = coco / "annotations" / "instances_train2017.json"
-    path.write_text(text)
+    path.write_text("{")
     assert link_set.main([str(coco), str(tmp_path.parent / "x"), "--count", "8"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"link_set: {path}: ")

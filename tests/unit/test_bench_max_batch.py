@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchmarks import max_batch
-from benchmarks._suite import results, run
-from benchmarks.max_batch import GRID, MaxBatch, derive, search
+from benchmarks._suite import results
+from benchmarks.max_batch import GRID, MaxBatch, search
 from contracts import UserError
 from scripts import bench
 from tests.end_to_end.runs import draw
@@ -55,12 +54,6 @@ def test_the_search_finds_the_largest_within_the_tolerance(
         assert fails - fits <= max(tolerance * fits, GRID if fails > GRID else 1)
 
 
-def test_batches_are_multiples_of_eight_and_few() -> None:
-    fits, fails, tried = found(1900, start=64, largest=16384, tolerance=0.05)
-    assert tried == [64, 128, 256, 512, 1024, 2048, 1536, 1792, 1920, 1856]
-    assert (fits, fails) == (1856, 1920)
-
-
 def test_a_failure_above_a_batch_that_trains_is_too_large_and_one_before_any_ends_the_search() -> (
     None
 ):
@@ -68,25 +61,6 @@ def test_a_failure_above_a_batch_that_trains_is_too_large_and_one_before_any_end
     fits, fails, _ = found(700, above="failed", **how)
     assert fits <= 700 < (fails or 0)
     assert found(0, above="failed", **how)[2] == [512]
-
-
-def test_ratios_are_between_batches_that_memory_has_limited() -> None:
-    def row(limited_to: int | None, **point: Any) -> dict[str, Any]:
-        figures = {"largest": 128, "limited_to": limited_to}
-        return {"point": {"arch": "a", **point}, "figures": figures, "status": "ok"}
-
-    rows = [
-        row(128, loader="torchvision"),
-        row(64, loader="dali-gpu"),
-        row(None, loader="dali-cpu"),
-        row(32, loader="by hand: dali"),
-        row(256, loader="torchvision", graphs=False),
-    ]
-    first, second, third, *_ = [row["figures"] for row in derive(rows)]
-    assert (first["of_torchvision"], first["of_dali_gpu"]) == (1.0, 2.0)
-    assert (first["of_dali_by_hand"], first["of_eager"]) == (4.0, 0.5)
-    assert second["of_torchvision"] == 0.5 and second["of_eager"] is None
-    assert third["of_torchvision"] is None
 
 
 @pytest.mark.parametrize(
@@ -106,15 +80,11 @@ def test_a_precision_is_named_as_by_hand_has_it(
         archs=("resnet18",),
         precisions=("auto", "fp16"),
         by_hand=("dali",),
-        eager=True,
         flags="--workers 3",
     )
     *ours, theirs = max_batch.points(settings)
     precisions = list(dict.fromkeys(point["precision"] for point in ours))
-    assert precisions == wanted and [one.get("graphs") for one in ours[:2]] == [
-        None,
-        False,
-    ]
+    assert precisions == wanted
     assert theirs == {
         "arch": "resnet18",
         "loader": "by hand: dali",
@@ -124,10 +94,8 @@ def test_a_precision_is_named_as_by_hand_has_it(
     told = dict(zip(words[3::2], words[4::2], strict=True))
     assert told["--workers"] == "3" and told["--loader"] == "dali"
     for changes, said in (
-        ({"flags": "--image-size 96"}, "--image-size behind --"),
         ({"flags": "--val-batch-size 96"}, "--val-batch-size behind --"),
-        ({"data": None}, "--by-hand reads files"),
-        ({"data": None, "by_hand": ()}, "--data is missing"),
+        ({"data": None}, "--data is missing"),
     ):
         with pytest.raises(UserError, match=said):
             max_batch.points(settings.model_copy(update=changes))
@@ -136,45 +104,33 @@ def test_a_precision_is_named_as_by_hand_has_it(
 TRIAL = """
 import json, os, pathlib, sys
 batch, folder = int(sys.argv[1]), pathlib.Path(sys.argv[2])
-if batch > 16:
-    print("images are read", flush=True)
-    os.kill(os.getpid(), 9)
 if batch > 8:
-    sys.exit("libgomp: Thread creation failed: Resource temporarily unavailable")
+    os.kill(os.getpid(), 9)
 folder.mkdir()
 (folder / "summary.json").write_text(json.dumps({"batch_size": batch, "memory": {"host_gib": batch}}))
 (folder / "last.pt").touch()
 """
 
 
-def test_a_trial_that_is_killed_or_gets_no_thread_was_too_large(
+def test_a_trial_that_is_killed_was_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def command(_: MaxBatch, point: dict[str, Any], folder: Path) -> list[str]:
         return [sys.executable, "-c", TRIAL, str(point["batch_size"]), str(folder)]
 
     monkeypatch.setattr(max_batch, "command", command)
-    settings = MaxBatch(loaders=("synthetic",), archs=("resnet18",), start=64)
+    settings = MaxBatch(loaders=("synthetic",), archs=("resnet18",), start=4)
     found = max_batch.measure(settings, {"loader": "synthetic"}, tmp_path)
-    wanted = {"largest": 8, "ended": "out of memory at 16", "trials": 4, "host_gib": 8}
-    assert found.figures.items() >= (wanted | {"limited_to": 8}).items()
-    assert found.spread["largest"] == {"n": 4, "min": 8, "max": 15}
+    wanted = {"largest": 8, "trials": 3, "host_gib": 8}
+    assert (
+        found.figures.items() >= wanted.items() and "killed" in found.figures["ended"]
+    )
     assert not list(tmp_path.rglob("*.pt"))
     monkeypatch.setattr(
         max_batch, "command", lambda *_: ["sh", "-c", "echo no; exit 2"]
     )
-    with pytest.raises(SystemExit, match="batch 64: exit code 2: no"):
+    with pytest.raises(SystemExit, match="batch 4: exit code 2: no"):
         max_batch.measure(settings, {"loader": "synthetic"}, tmp_path)
-
-
-def test_a_search_of_which_nothing_fits_is_a_row(tmp_path: Path) -> None:
-    said = "batch 8: CUDA out of memory"
-    suite = replace(
-        max_batch.SUITE, command=lambda *_: ["sh", "-c", f"echo {said}; exit 1"]
-    )
-    settings = MaxBatch(loaders=("synthetic",), archs=("resnet18",))
-    (row,) = run(suite, settings, tmp_path, lambda _: None)
-    assert (row["status"], row["error"]) == ("oom", said)
 
 
 @pytest.mark.slow

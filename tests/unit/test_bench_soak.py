@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
-import multiprocessing
-import signal
-import subprocess
-import time
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
-import torch
 
 from benchmarks import soak
 from benchmarks._suite import Measured, results, run
 from benchmarks.soak import Soak, verdict
 from contracts import UserError
-from engine.distributed import ProcessWorld
 from loaders import open_loader
 from scripts import bench
 from tests.conformance.plants import Leaks
 from tests.end_to_end.runs import draw
-from tests.unit.video_files import make
 
 RNG = np.random.default_rng(0)
 EPOCHS = np.arange(26.0)
@@ -43,8 +32,6 @@ def told(values: Any, name: str = "host_mib") -> tuple[list[str], list[str]]:
 
 FLAT: dict[str, tuple[Any, str]] = {
     "noise": (400 + RNG.normal(0, 8, 26), "host_mib"),
-    "little": (400 + 0.3 * EPOCHS, "host_mib"),
-    "falls": (400 - 2.0 * EPOCHS, "host_mib"),
     "settles": (400 + 40 * (1 - np.exp(-EPOCHS / 4)), "host_mib"),  # a pool that fills
     "jumps": (np.where(EPOCHS > 12, 460.0, 400.0), "host_mib"),
     "two late steps": (400 + 128.0 * (EPOCHS > 13) + 24.0 * (EPOCHS > 18), "host_mib"),
@@ -54,13 +41,9 @@ FLAT: dict[str, tuple[Any, str]] = {
 # a device gives memory in pieces of 2 MiB
 LEAKS: dict[str, tuple[Any, str]] = {
     "through noise": (400 + EPOCHS + RNG.normal(0, 1, 26), "host_mib"),
-    "of a device": (400 + EPOCHS + RNG.normal(0, 1, 26), "device_mib"),
-    "in granules": (400 + 2.0 * (EPOCHS // 2), "device_mib"),
     "in large granules": (400 + 16.0 * (EPOCHS // 5), "device_mib"),
-    "few large steps": (400 + 100.0 * (EPOCHS // 7), "host_mib"),
     "few huge steps": (400 + 1024.0 * (np.arange(32.0) // 9), "device_mib"),
     "few threads": (20 + 2.0 * (EPOCHS // 7), "threads"),
-    "processes": (20 + EPOCHS, "processes"),
     "a file every other epoch": (20 + EPOCHS // 2, "files"),
 }
 
@@ -79,8 +62,8 @@ def test_a_single_step_is_never_a_leak(epochs: int) -> None:
         assert found == ([], ["host_mib rose in 1 steps by 1,024"]), at
 
 
-def measured(
-    data: Path, folder: Path, leaks: bool, **changes: Any
+def leaked(
+    data: Path, folder: Path, **changes: Any
 ) -> tuple[str | None, dict[str, Any]]:
     folder.mkdir()
     small = {"epochs": 18, "batch_size": 8, "image_size": 32, "workers": 1}
@@ -90,8 +73,7 @@ def measured(
     def leaking(name: str, feed: Any) -> Any:
         return Leaks(feed, partial(open_loader, name), 1, files=True)
 
-    open_ = leaking if leaks else open_loader
-    found = soak.measure(settings, point, folder, open_=open_)
+    found = soak.measure(settings, point, folder, open_=leaking)
     return found.error, found.figures
 
 
@@ -99,81 +81,6 @@ def measured(
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return draw(tmp_path / "data", classes=("red", "blue"), train=12, val=1)
-
-
-@pytest.fixture
-def videos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    made = make(tmp_path / "a.mp4", frames=8, size=(48, 64), gop=4)
-    (tmp_path / "videos" / "train" / "x").mkdir(parents=True)
-    for i in range(8):
-        (tmp_path / "videos" / "train" / "x" / f"{i}.mp4").symlink_to(made)
-    return tmp_path / "videos"
-
-
-def freed(ready: Any, block: bool) -> None:
-    """Allocate and free 64 MiB, in a process of its own, whose heap keeps them."""
-    if block:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {soak.TRIM})
-    libc = ctypes.CDLL(None)
-    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-    size = 100_000  # less than malloc maps on its own
-    blocks = [libc.malloc(size) for _ in range((64 << 20) // size)]
-    for one in blocks:
-        ctypes.memset(one, 1, size)
-    libc.malloc(size)  # above them: the heap's end cannot move down
-    for one in blocks:
-        libc.free(one)
-    ready.set()
-    time.sleep(600)
-
-
-@contextmanager
-def has_freed(*, block: bool = False) -> Iterator[int]:
-    fork = multiprocessing.get_context("fork")
-    ready = fork.Event()
-    soak.host_mib()  # or the child would also give back what this process has freed
-    child = fork.Process(target=freed, args=(ready, block), daemon=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads and forks
-        child.start()
-    assert ready.wait(30) and child.pid
-    try:
-        yield child.pid
-    finally:
-        child.kill()
-        child.join()
-
-
-def given_back(pid: int) -> float:
-    """Return MiB that a process has less behind a reading."""
-
-    def held() -> float:
-        memory = psutil.Process(pid).memory_info()
-        return float(memory.rss - memory.shared) / 2**20
-
-    before = held()
-    soak.host_mib()
-    return before - held()
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="no glibc")
-def test_what_children_have_freed_is_not_counted() -> None:
-    # without our handler the signal would end it
-    other = subprocess.Popen(["sleep", "600"])
-    try:
-        with soak.trimming(), has_freed() as child:
-            assert given_back(child) == pytest.approx(64, abs=4)
-        assert other.poll() is None
-        with has_freed() as child:  # it may have a use for the signal
-            assert given_back(child) == pytest.approx(0, abs=4)
-        with soak.trimming(), has_freed(block=True) as child:
-            began = time.monotonic()
-            assert given_back(child) == pytest.approx(0, abs=4), "it does not answer"
-            assert soak.TRIM_S <= time.monotonic() - began < 10 * soak.TRIM_S
-    finally:
-        other.kill()
-        other.wait()
 
 
 @pytest.fixture
@@ -191,52 +98,31 @@ def few_objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_planted_leak_of_1_mib_and_a_file_an_epoch_is_caught(
     data: Path, tmp_path: Path
 ) -> None:
-    error, figures = measured(data, tmp_path / "leaks", True)
+    error, figures = leaked(data, tmp_path / "leaks")
     assert error and "host_mib +1." in error and "files +1.00 ± 0.00" in error
     assert figures["host_mib_an_epoch"] == pytest.approx(1.0, abs=0.3)
     series = json.loads((tmp_path / "leaks" / "series.json").read_text())
     assert len(series["host_mib"]) == 18
-    error, figures = measured(data, tmp_path / "flat", False)
-    assert (error, figures["verdict"]) == (None, "flat")
 
 
-@pytest.mark.usefixtures("few_objects")
-def test_a_planted_leak_beside_clips_is_caught(videos: Path, tmp_path: Path) -> None:
-    asked: dict[str, Any] = {"task": "video", "batch_size": 4, "clip_frames": 2}
-    error, figures = measured(videos, tmp_path / "leaks", True, **asked)
-    assert error and "host_mib +1." in error and "files +1.00" in error
-    assert figures["unit"] == "clip/s"
-
-
-def test_points(videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    monkeypatch.setattr("loaders.installed", lambda package: package == "decord")
-    settings = Soak(task="video", data=videos, clip_stride=2)
-    found = soak.points(settings)
-    same = {"batch_size": 8, "image_size": 224}
-    same |= {"clip_frames": 16, "clip_stride": 2, "clips": 0}
-    assert found == [{"loader": name} | same for name in ("pyav", "decord")]
-    (image,) = soak.points(Soak(data=videos, loaders=("synthetic",)))
+def test_points(data: Path) -> None:
+    settings = Soak(data=data, loaders=("synthetic",))
+    (image,) = soak.points(settings)
     assert image == {"loader": "synthetic", "batch_size": 64, "image_size": 224}
+    (clip,) = soak.points(settings.model_copy(update={"task": "video"}))
+    assert clip == image | {"batch_size": 8}
     for changes, said in (
-        ({"loaders": ("torchvision",)}, "got 'torchvision'"),
+        ({"loaders": ("pyav",)}, "got 'pyav'"),
         ({"epochs": 6}, "--epochs less --warm-epochs is 2"),
-        ({"data": None}, "--data is missing"),
     ):
         with pytest.raises(UserError, match=said):
             soak.points(settings.model_copy(update=changes))
-    lines = [f"train/x/{i}.mp4 {i % 2}\n" for i in range(3)]
-    (videos / "train.csv").write_text("".join(lines))
-    world = ProcessWorld(torch.device("cpu"))
-    feed = soak.feed(settings, found[0] | {"batch_size": 1}, world)
-    # a list goes before a folder
-    assert (len(feed.columns), feed.columns.classes) == (3, ("0", "1"))
 
 
 def test_what_leaks_fails_and_keeps_its_figures(tmp_path: Path) -> None:
     leaks = Measured(figures={"rate": 1.0}, error="it grows")
     suite = replace(soak.SUITE, command=lambda *_: ["true"], read=lambda *_: leaks)
-    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train").mkdir(parents=True)
     settings = Soak(data=tmp_path / "data", loaders=("synthetic",))
     (row,) = run(suite, settings, tmp_path / "out", lambda _: None)
     assert (row["status"], row["error"]) == ("failed", "it grows")

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -16,7 +15,6 @@ from benchmarks._suite import LEAST_STEPS, run
 from benchmarks.baselines import train as loop_by_hand
 from benchmarks.train import BY_HAND, Train, command, derive, measured, points, read
 from contracts import UserError
-from report.summary import step_times
 from settings.config import parse
 from tests.end_to_end.runs import draw
 
@@ -84,13 +82,9 @@ def test_points_are_commands_of_train_py(data: Path, tmp_path: Path) -> None:
     assert told.items() >= (wanted | {"--data": str(data)}).items()
     for changes, said in (
         ({"flags": "--compile true"}, "--compile behind -- is what the suite sets"),
-        ({"sets": ("other",)}, "no such folder"),
-        ({"flags": "--clip-grad-norm 1"}, "the loop by hand does not take it"),
-        ({"data": "s3://b/p"}, "--by-hand reads files of this machine"),
     ):
         with pytest.raises(UserError, match=said):
             points(axes.model_copy(update=changes))
-    assert points(axes.model_copy(update={"flags": "--log_every=5 --rescan"}))
 
 
 def test_runs_for_their_accuracy_validate_and_have_seeds(
@@ -106,14 +100,14 @@ def test_runs_for_their_accuracy_validate_and_have_seeds(
 
 
 @pytest.mark.parametrize(
-    ("task", "folder", "loader", "arch"),
+    ("task", "loader", "arch"),
     [
-        ("detection", "train2017", "torchvision", "fasterrcnn_resnet50_fpn"),
-        ("video", "train", "pyav", "r3d_18"),
+        ("detection", "torchvision", "fasterrcnn_resnet50_fpn_v2"),
+        ("video", "pyav", "r3d_18"),
     ],
 )
 def test_points_are_those_of_the_task(
-    task: str, folder: str, loader: str, arch: str, tmp_path: Path
+    task: str, loader: str, arch: str, tmp_path: Path
 ) -> None:
     for name in ("train", "val", "train2017", "val2017", "annotations"):
         (tmp_path / name).mkdir()
@@ -128,30 +122,16 @@ def test_points_are_those_of_the_task(
     assert asked.items() >= wanted.items()
     if torch.cuda.device_count() == 0:
         assert found[0]["precision"] == "fp32", "what train.py picks for it on a CPU"
-    for wrong, said in (
-        ({"archs": ("resnet18",)}, "--archs got 'resnet18'"),
-        ({"loaders": ("nothing",)}, "--loaders got 'nothing'"),
-        ({"by_hand": ("dali",)}, f"--by-hand with --task {task} got 'dali'"),
-        ({"data": str(tmp_path / folder)}, "has no "),
-        ({"data": None}, "--data is missing"),
-    ):
-        with pytest.raises(UserError, match=said):
-            points(settings.model_copy(update=wrong))
 
 
-@pytest.mark.parametrize(
-    ("task", "recipe"),
-    [("classification", False), ("classification", True), ("superres", False)],
-)
-def test_a_loop_by_hand_trains_without_a_gpu(
-    task: str, recipe: bool, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("task", ["classification", "superres"])
+def test_a_loop_by_hand_trains_without_a_gpu(task: str, tmp_path: Path) -> None:
     for i in range(2):
         (tmp_path / "train" / str(i)).mkdir(parents=True)
         picture = Image.new("RGB", (32, 32), (40 * i, 9, 0))
         picture.save(tmp_path / "train" / str(i) / "a.png")
     words = f"--data {tmp_path} --task {task} --loader torchvision --arch squeezenet1_1"
-    words += f" --batch-size 2 --workers 0 --image-size 64 {'--recipe' * recipe}"
+    words += " --batch-size 2 --workers 0 --image-size 64"
     asked = loop_by_hand.asked_of(words.split())
     cpu = torch.device("cpu")
     model, loss = loop_by_hand.OF_TASK[task](asked, cpu)
@@ -162,21 +142,7 @@ def test_a_loop_by_hand_trains_without_a_gpu(
         batches = loop_by_hand.torchvision_batches(tmp_path / "train", asked, cpu)
         images, labels = next(batches)
         assert images.shape == (2, 3, 64, 64)
-        # of each class its share where they are mixed
-        assert labels.shape == ((2, 1000) if recipe else (2,))
-    asked.batch_size = 3
-    with pytest.raises(ValueError, match="fill no batch of 3"):
-        loop_by_hand.OF_TASK[task](asked, cpu)[1]()
-
-
-def test_a_loop_by_hand_that_needs_a_gpu_is_absent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit) as ended:
-        loop_by_hand.main(["--data", str(tmp_path), "--loader", "dali"])
-    assert ended.value.code == loop_by_hand.NOT_HERE
-    assert "no GPU is here" in capsys.readouterr().out
+        assert labels.shape == (2,)
 
 
 def test_a_loop_by_hand_is_read_by_the_rule_of_ours(tmp_path: Path) -> None:
@@ -197,10 +163,8 @@ def test_a_summary_has_the_figures_of_its_task(tmp_path: Path) -> None:
     found = measured(told | clips)
     wanted = {"unit": "clip/s", "frames_per_s": 160.0, "decoded_per_delivered": 3.1}
     wanted |= {"rate": 10.0, "loader_ceiling": 20.0, "compute_ceiling": None}
-    assert found.figures.items() >= (wanted | {"padding": None}).items()
+    assert found.figures.items() >= (wanted | {"instances_per_s": None}).items()
     assert found.spread == {"rate": {"n": 1}}
-    boxes = measured(told | {"detection": {"instances_per_s": 70.0, "padding": 0.05}})
-    assert boxes.figures.items() >= {"instances_per_s": 70.0, "padding": 0.05}.items()
     trained = told | {"validation": {"top1": 0.5, "ema_top1": 0.6}}
     (tmp_path / "summary.json").write_text(json.dumps(trained))
     found = read({"loader": "torchvision", "batch_size": 8}, tmp_path)
@@ -252,15 +216,3 @@ def test_a_run(data: Path, tmp_path: Path) -> None:
         told["efficiency"]
     )
     assert not list(output.rglob("*.pt"))
-
-
-def test_a_run_of_eleven_hundred_steps_says_whether_it_was_steady() -> None:
-    ms = np.full(1100, 2.0)
-    ms[10:30] = 3.0
-    timed = {"data_wait": np.zeros(1100), "graph": ms}
-    found = step_times(timed, warmup=40)
-    assert found is not None and (found["early"], found["late"]) == (3.0, 2.0)
-    assert (found["n"], found["p99"]) == (1060, 2.0)
-    shorter = {name: values[:-1] for name, values in timed.items()}
-    shorter_found = step_times(shorter, warmup=0)
-    assert shorter_found is not None and "late" not in shorter_found

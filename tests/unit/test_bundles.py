@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -130,20 +129,3 @@ def test_what_is_large_or_of_a_small_set_is_not_bundled(
     monkeypatch.setattr(bundles, "LEAST_BUNDLES", 1)
     # 75 samples are 37 batches of 2
     assert (count(32), count(1024), count(3000)) == (37, 3, 1)
-
-
-@pytest.mark.parametrize("name", ["dali-cpu", "dali-fed"])
-def test_a_header_that_dali_cannot_read_among_a_hundred(
-    name: str, tmp_path: Path
-) -> None:
-    """Without the shape that is asked for first its decoder (2.4) mostly ends the process there."""
-    pytest.importorskip("nvidia.dali")
-    made = scene(
-        tmp_path, {f"{at:03d}": jpeg(photograph(at, 40, 48)) for at in range(256)}
-    )
-    path = min(path for path in made.folder.rglob("*") if path.is_file())
-    data = path.read_bytes()
-    path.write_bytes(data[:200] + bytes(len(data) - 200))
-    with open_loader(name, made.feed(batch_size=256)) as loader:
-        (batch,) = loader.batches(0, 0)
-        assert len(batch.failed) == 1 and int(batch.valid.sum()) == 255

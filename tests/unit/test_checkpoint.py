@@ -8,7 +8,6 @@ import re
 import signal
 import textwrap
 import time
-import zipfile
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -133,26 +132,11 @@ def test_a_disk_that_fills_up_leaves_the_old_file_and_nothing_else(
     assert [left.name for left in tmp_path.iterdir()] == ["last.pt"]
 
 
-def test_the_file_and_its_folder_are_synced_in_order(
-    tmp_path: Path, synced: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replace = os.replace
-
-    def renamed(new: Path, path: Path) -> None:
-        synced.append("rename")
-        replace(new, path)
-
-    monkeypatch.setattr(os, "replace", renamed)
-    checkpoint.write(tmp_path / "last.pt", CONTENT)
-    assert synced[1:] == ["rename", tmp_path.name] and synced[0] != "last.pt"
-
-
 @pytest.mark.parametrize(
     ("fits", "both"),
     [
         ({"task": "rotation"}, "task is classification .*, rotation "),
         ({"arch": "resnet50"}, "architecture is resnet18 .*, resnet50 "),
-        ({"classes": ["ant", "bee"]}, "number of classes is 3 .*, 2 "),
         ({"classes": ["ant", "bee", "dog"]}, "a class is cow .*, dog "),
         ({"manifest": "d4"}, "fingerprint.* is a1b2c3 .*, d4 in this run: files were"),
         (
@@ -212,49 +196,17 @@ def test_code_in_a_checkpoint_is_not_run(
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"garbage", b"PK\x03\x04 cut", b"\x80\x02", bytes(1000)]
-)
-def test_what_is_no_checkpoint(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "a.pt").write_bytes(content)
-    assert "not a checkpoint" in refusal(tmp_path / "a.pt")
-
-
-@pytest.mark.parametrize(
     ("content", "said"),
     [
         ({"weight": torch.zeros(1)}, "--weights"),
-        ([1], "--weights"),
-        ({"format": 1}, "--weights"),
         ({**CONTENT, "format": 3}, "a checkpoint of format 3; this version reads"),
         ({**FITS, "format": 2}, "'model' in it is missing"),
         ({**CONTENT, "format": 2, "model": {"weight": [1.0]}}, "'model' in it"),
-        ({**CONTENT, "format": 2, "classes": [1, 2]}, "'classes' in it"),
-        ({**CONTENT, "format": 2, "progress": {"epoch": 0.5}}, "'progress' in it"),
     ],
 )
 def test_what_is_anothers(content: Any, said: str, tmp_path: Path) -> None:
     torch.save(content, tmp_path / "a.pt")
     assert said in refusal(tmp_path / "a.pt")
-
-
-@pytest.mark.parametrize("name", ["/dev/zero", "pipe", "folder", "nowhere"])
-def test_what_is_no_file_is_not_read(name: str, tmp_path: Path) -> None:
-    """A device never ends, and a pipe without a writer never begins."""
-    (tmp_path / "folder").mkdir()
-    os.mkfifo(tmp_path / "pipe")
-    assert "no checkpoint there" in (said := refusal(tmp_path / name)) or (
-        name != "nowhere" and "not a checkpoint that can be read (a " in said
-    )
-
-
-def test_stored_bytes_that_are_counted_twice_are_not_read(written: Path) -> None:
-    """The directory of an archive may name one record many times."""
-    with zipfile.ZipFile(written, "a") as archive:
-        large = max(archive.infolist(), key=lambda entry: entry.file_size)
-        archive.infolist().extend([large] * 5)
-        archive.filelist.extend([large] * 5)
-        archive.writestr("end", b"")
-    assert "which torch.save does not write" in refusal(written)
 
 
 def test_damage_is_one_line_or_harmless(written: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import Batch, Feed, Pixels, Rows, UserError
+from contracts import Batch, Feed, Pixels, Rows
 from dataset.stores.folder import Folder
 from dataset.videos.columns import RECORD
 from loaders import of_medium, open_loader
@@ -245,23 +245,6 @@ def test_what_a_decoder_goes_through() -> None:
         assert passed(keys, np.array(frames)) == expected
 
 
-def test_a_reader_that_gives_fewer_frames_fills_no_clip(made: Made) -> None:
-    """What is left of the slot are the pixels of another clip."""
-    given = feed(made.videos)
-
-    def fewer(columns: Any) -> Any:
-        return lambda sample, path, frames: itertools.islice(
-            Pyav(columns)(sample, path, frames), len(frames) - 1
-        )
-
-    rows = given.plan.rows(0, 0)[0]
-    told = Decoding(given, "pyav", fewer, None)(
-        some(rows, slice(0, 1)), np.empty(T * SIZE * SIZE * 3, np.uint8)
-    )
-    assert (told.lost, told.delivered) == ([0], 0)
-    assert [why for why in told.refusals.values() if "frames came" in why]
-
-
 def test_a_frame_of_another_size_is_none(made: Made) -> None:
     """A stream may change its size; its windows are for the one in the manifest."""
     read = Pyav(made.videos)
@@ -345,24 +328,3 @@ def test_damage_that_is_noticed_is_masked(backend: str, tmp_path: Path) -> None:
         }
         assert all(loader.counts.refusals[words].startswith("pyav: ") for words in lost)
     assert failed and not any(sample % 2 for sample in failed)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "said"),
-    [(lambda content: content[:-9], "changed size"), (None, "is gone")],
-)
-def test_a_file_that_changed_is_the_users_mistake(
-    tmp_path: Path, spoil: Any, said: str
-) -> None:
-    kinds = Made(tmp_path, {"h264.mp4": {}, "vp9.webm": {"codec": "vp9"}})
-    path = Path(os.fsdecode(kinds.videos.path(1)))
-    if spoil is None:
-        path.unlink()
-    else:
-        path.write_bytes(spoil(path.read_bytes()))
-    with (
-        open_loader("pyav", feed(kinds.videos)) as loader,
-        pytest.raises(UserError, match=said) as caught,
-    ):
-        list(loader.batches(0, 0))
-    assert path.name in str(caught.value) and "--rescan" in str(caught.value)

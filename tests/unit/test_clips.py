@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from contracts import Rows
 from plan import clips
 from plan.clips import ClipPlan
 from plan.draws import Purpose, uniforms
-from plan.order import order
 from plan.windows import resized
 from tests.conformance.plans import Videos, clip_policy
 
@@ -36,50 +34,6 @@ def plan(n: int, **numbers: Any) -> ClipPlan:
 def places(rows: Rows) -> Any:
     """float64 [B, 4], the windows in pixels of the whole picture."""
     return rows.windows + rows.regions[:, [0, 1, 0, 1]]
-
-
-@given(
-    st.integers(1, 200),
-    st.integers(1, 20),
-    st.integers(1, 9),
-    st.floats(0, 1, exclude_max=True),
-)
-def test_a_clip_keeps_its_stride_and_repeats_only_the_last_frame(
-    frames: int, count: int, stride: int, draw: float
-) -> None:
-    last = clips.last_start(np.array([frames]), count, stride)
-    start = clips.random_start(last, np.array([draw]))
-    clip = clips.by_stride(start, np.array([frames]), count, stride)[0]
-    assert clip.shape == (count,) and clip[0] >= 0 and clip[-1] < frames
-    fits = frames >= (count - 1) * stride + 1
-    for one, other in pairwise(clip.tolist()):
-        assert other - one == stride or (not fits and other == frames - 1)
-    assert fits or clip[0] == 0
-    assert int(last[0]) == (frames - (count - 1) * stride - 1 if fits else 0)
-
-
-def test_every_valid_start_is_as_likely() -> None:
-    n = 60_000
-    draws = uniforms(0, 0, Purpose.FRAMES, np.arange(n), 1)[:, 0]
-    starts = clips.random_start(np.full(n, 5), draws)
-    assert np.bincount(starts, minlength=6) == pytest.approx(
-        n / 6, abs=4 * np.sqrt(n * 5 / 36)
-    )
-    assert len(np.bincount(starts)) == 6
-
-
-@given(st.integers(0, 500), st.integers(2, 12))
-def test_spaced_clips_begin_at_the_start_and_end_at_the_end(
-    last: int, count: int
-) -> None:
-    starts = [
-        int(clips.spaced_start(np.array([last]), np.array([clip]), count)[0])
-        for clip in range(count)
-    ]
-    assert (starts[0], starts[-1]) == (0, last)
-    gaps = np.diff(starts)
-    assert gaps.min() >= 0 and gaps.max() - gaps.min() <= 1
-    assert clips.spaced_start(np.array([last]), np.array([0]), 1)[0] == last // 2
 
 
 @given(
@@ -141,42 +95,6 @@ def test_a_window_has_the_pixels_of_resize_then_crop(height: int, width: int) ->
             pixels, int(new_h[i]), int(new_w[i]), int(left[i]), int(top[i]), 48
         )
         assert np.abs(np.stack(planes, axis=2) - wanted).max() < 0.01
-
-
-@given(st.integers(60, 2000), st.floats(1, 3), st.booleans())
-def test_three_crops_cover_the_longer_side(
-    short: int, shape: float, upright: bool
-) -> None:
-    """SlowFast validates with crops as large as the shorter side; three of them cover videos up to 3 : 1."""
-    long = int(short * shape)
-    height, width = (long, short) if upright else (short, long)
-    h, w = np.full(3, height), np.full(3, width)
-    regions, inner = clips.fixed_window(h, w, np.arange(3), resize=256, crop=256)
-    full = inner + np.concatenate([regions[:, :2], regions[:, :2]], axis=1)
-    begin, end = (full[:, 1], full[:, 3]) if upright else (full[:, 0], full[:, 2])
-    assert begin[0] == pytest.approx(0, abs=1e-6) and end[2] == pytest.approx(
-        long, abs=1e-6
-    )
-    assert end[0] >= begin[1] - 1e-6 and end[1] >= begin[2] - 1e-6
-    across = full[:, [0, 2]] if upright else full[:, [1, 3]]
-    assert across == pytest.approx(np.array([[0, short]] * 3), abs=1e-6)
-
-
-def test_where_numbers_come_from() -> None:
-    columns = Videos(30)
-    rows = plan(30, batch_size=30, columns=columns).rows(4, 0)[0]
-    assert rows.frames is not None
-    first, frames = columns.first[rows.ids], columns.frames[rows.ids]
-    assert (rows.frames >= first[:, None]).all() and (
-        rows.frames < (first + frames)[:, None]
-    ).all()
-    starts = clips.random_start(
-        clips.last_start(frames, 4, 2),
-        uniforms(3, 4, Purpose.FRAMES, rows.ids, 1)[:, 0],
-    )
-    assert (rows.frames[:, 0] == first + starts).all()
-    assert (rows.turns == (uniforms(3, 4, Purpose.FLIP, rows.ids, 1)[:, 0] < 0.5)).all()
-    assert (rows.ids == order(3, 4, 30)).all() and (rows.sizes == 16).all()
 
 
 def test_views_are_clips_times_crops() -> None:

@@ -12,16 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from pycocotools import mask as coco_mask
 
-from dataset.coco import scan
+from dataset.coco.annotation_file import uncompressed
 from dataset.coco.columns import Instances
 from dataset.coco.scan import NOUN
-from dataset.coco.warnings import crowd_warning
-from tests.conformance.fixtures import sample_folder
 from tests.unit.coco_files import (
     changed,
     counts,
@@ -79,11 +77,7 @@ def expected(written: dict[str, Any], *, keypoints: bool) -> list[tuple[Any, ...
 
 
 @pytest.mark.parametrize("keypoints", [False, True])
-@pytest.mark.parametrize("piece", [1, 7, 1000])
-def test_columns_are_what_the_file_says(
-    data: Path, keypoints: bool, piece: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scan, "PIECE", piece)
+def test_columns_are_what_the_file_says(data: Path, keypoints: bool) -> None:
     kind = "person_keypoints" if keypoints else "instances"
     for split in ("train", "val"):
         found = opened(data, split, keypoints=keypoints)
@@ -100,30 +94,6 @@ def test_columns_are_what_the_file_says(
                 assert (found.width[sample], found.height[sample]) == image.size
                 assert found.components[sample] == len(image.getbands())
             assert found.size[sample] == path.stat().st_size and found.whole[sample]
-
-
-@pytest.mark.parametrize("keypoints", [False, True])
-def test_real_annotations(keypoints: bool, tmp_path: Path) -> None:
-    root = sample_folder("coco_sample")
-    kind = "person_keypoints" if keypoints else "instances"
-    numbers = {
-        False: [("train", 48, 412, 6), ("val", 24, 250, 4)],
-        True: [("train", 47, 101, 3), ("val", 24, 50, 1)],
-    }
-    for split, images, boxes, crowds in numbers[keypoints]:
-        found = opened(root, split, keypoints=keypoints, cache=tmp_path)
-        written = expected(document(root, f"{split}2017", kind), keypoints=keypoints)
-        assert [as_written(found, sample) for sample in range(len(found))] == written
-        assert (len(found), len(found.boxes)) == (images, boxes)
-        assert (found.crowd.sum(), found.rejected) == (crowds, 0)
-        assert found.keypoints.shape[1:] == (17 * keypoints, 3)
-        assert (found.class_of == found.category_ids).all()
-        assert found.classes[1] == "person"
-    if keypoints:
-        twins = [0, 2, 1, 4, 3, 6, 5, 8, 7, 10, 9, 12, 11, 14, 13, 16, 15]
-        assert found.keypoint_mirror.tolist() == twins
-    else:
-        assert found.classes[12:14] == ("N/A", "stop sign") and len(found.classes) == 91
 
 
 def test_what_is_trained_on(data: Path) -> None:
@@ -180,46 +150,10 @@ def test_numbers_may_be_written_otherwise(data: Path, form: type) -> None:
     assert found.rejected == 0 and found.fingerprint == whole.fingerprint
 
 
-def test_ids_that_are_text(data: Path) -> None:
-    def change(written: dict[str, Any]) -> None:
-        for image in written["images"]:
-            image["id"] = f"img-{image['id']}"
-        for one in written["annotations"]:
-            one["image_id"] = f"img-{one['image_id']}"
-
-    whole = opened(data)
-    found = changed(data, change)
-    assert found.rejected == 0 and len({*found.image_id.tolist()}) == len(whole)
-    assert sorted(found.boxes.tolist()) == sorted(whole.boxes.tolist())
-
-
 def test_a_missing_area_is_that_of_the_box(data: Path) -> None:
     found = changed(data, each("annotations", lambda one: one.pop("area")))
     assert found.rejected == 0
     assert found.area.tolist() == (found.boxes[:, 2] * found.boxes[:, 3]).tolist()
-
-
-@pytest.mark.parametrize(
-    ("change", "anew"),
-    [
-        (lambda one: one.pop("id"), True),
-        (lambda one: one.update(id=7), True),
-        (lambda one: one.update(id=None), True),
-        (lambda one: one.update(id=one["image_id"]), True),
-        (lambda one: one.update(id=f"a{one['id']}"), False),
-    ],
-    ids=["missing", "all the same", "null", "by image", "text"],
-)
-def test_annotations_without_ids_of_their_own(
-    change: Any, anew: bool, data: Path
-) -> None:
-    whole = opened(data)
-    found = changed(data, each("annotations", change))
-    assert (found.boxes == whole.boxes).all() and found.rejected == 0
-    assert len({*found.annotation_id.tolist()}) == 20
-    assert ["have no id, or one that" in line for line in found.warnings] == [
-        True
-    ] * anew
 
 
 def corners(one: dict[str, Any]) -> None:
@@ -249,26 +183,12 @@ def test_boxes_that_may_be_meant_otherwise(change: Any, said: str, data: Path) -
 
 
 @pytest.mark.parametrize(
-    ("crowds", "said"),
-    [(0, ""), (1, "1 of 20 annotations are crowds"), (4, "4 of 20"), (5, "")],
-)
-def test_a_few_crowds_are_counted_and_no_warning(crowds: int, said: str) -> None:
-    """COCO has them too; where there are more, a warning has the count."""
-    line = crowd_warning(np.arange(20) < crowds)
-    assert line.startswith(said) and bool(line) == bool(said)
-
-
-@pytest.mark.parametrize(
     ("stored", "written"),
     [
         (NAME, f"train2017/{NAME}"),
         (NAME, f"{{root}}/train2017/{NAME}"),
-        ("sub/1.jpg", "{link}/train2017/sub/1.jpg"),
         (NAME, f"C:\\Users\\me\\photos\\{NAME}"),
-        (NAME, f"/mnt/disk/photos/{NAME}"),
-        (NAME, f"../../media/upload/1/{NAME}"),
         ("sub/1.jpg", "sub\\1.jpg"),
-        ("a/b/é.jpg", "a/b/é.jpg"),
         ("train2017/a.jpg", "train2017/a.jpg"),
     ],
 )
@@ -334,58 +254,13 @@ def test_without_images_the_annotation_file_has_the_sizes(data: Path) -> None:
     assert not alone.rejected
 
 
-NUMBER = st.floats(0, 60, allow_nan=False) | st.integers(0, 60)
-
-
-@st.composite
-def segmentations(draw: st.DrawFn, height: int, width: int) -> Any:
-    kind = draw(st.sampled_from(["polygons", "runs", "compressed", "none"]))
-    if kind == "polygons":
-        return [
-            draw(st.lists(NUMBER, min_size=2 * n, max_size=2 * n))
-            for n in draw(st.lists(st.integers(3, 6), max_size=3))
-        ]
-    flat = np.zeros(height * width, bool)
-    for start in draw(st.lists(st.integers(0, height * width), max_size=4)):
-        flat[start : start + draw(st.integers(1, 30))] = True
-    mask = flat.reshape(width, height).T
-    if kind == "runs":
-        return {"counts": counts(mask), "size": [height, width]}
-    if kind == "compressed":
-        code = coco_mask.encode(np.asfortranarray(mask, np.uint8))["counts"]
-        return {"counts": code.decode(), "size": [height, width]}
-    return None
-
-
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.data())
-def test_any_annotations(data: Path, given_data: st.DataObject) -> None:
-    """Each annotation comes back, at its image, in the order of the file."""
-    draw = given_data.draw
-    images = {one["id"]: one for one in document(data, "train2017")["images"]}
-    ids = draw(st.lists(st.integers(-(2**63), 2**63 - 1), unique=True, max_size=20))
-    annotations = []
-    for number in ids:
-        image = images[draw(st.sampled_from(sorted(images)))]
-        one = {
-            "id": number,
-            "image_id": image["id"],
-            "category_id": draw(st.sampled_from([1, 3, 5])),
-            "bbox": draw(st.lists(NUMBER, min_size=4, max_size=4)),
-            "area": draw(NUMBER),
-            "iscrowd": draw(st.sampled_from([0, 1])),
-            "segmentation": draw(segmentations(image["height"], image["width"])),
-        }
-        annotations.append(one)
-    found = changed(data, lambda written: written.update(annotations=annotations))
-    for one in annotations:  # one form for what may be written in several
-        one["segmentation"] = value = one["segmentation"] or []
-        if isinstance(value, dict) and isinstance(value["counts"], str):
-            mask = coco_mask.decode({**value, "counts": value["counts"].encode()})
-            one["segmentation"] = {**value, "counts": counts(mask.astype(bool))}
-    whole = {"images": list(images.values()), "annotations": annotations}
-    written = expected(whole, keypoints=False)
-    assert [as_written(found, sample) for sample in range(len(found))] == written
+@settings(max_examples=50)
+@given(st.integers(1, 30), st.integers(1, 300), st.integers(0, 2**32))
+def test_compressed_run_lengths_are_pycocotools(h: int, w: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    mask = rng.random((h, w)) < rng.choice([0, 0.01, 0.5, 1])
+    code = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
+    assert uncompressed(code["counts"]).tolist() == counts(mask)
 
 
 def scanned(root: Path, **how: Any) -> tuple[Instances, bool]:
@@ -398,15 +273,11 @@ def scanned(root: Path, **how: Any) -> tuple[Instances, bool]:
 def test_found_again_until_the_file_or_the_folder_changes(data: Path) -> None:
     first, read = scanned(data)
     assert read
-    for keypoints in (True, True, False):
-        found, read = scanned(data, keypoints=keypoints)
+    found, read = scanned(data)
     assert not read and found.folder == first.folder
-    assert scanned(data, rescan=True)[1]
+    assert scanned(data, keypoints=True)[1]
     write(data, "train2017", document(data, "train2017"))
     assert scanned(data)[1]
     (data / "train2017" / NAME).rename(data / "moved.jpg")
     found, read = scanned(data)
     assert read and found.rejected == 1
-    (data / "moved.jpg").rename(data / "train2017" / NAME)
-    found, read = scanned(data)
-    assert read and found.rejected == 0 and found.fingerprint == first.fingerprint

@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from dataset.coco.scan import open_coco
 from tasks import _coco, _masks, _results
 from tasks._coco import Detections, Scores
 from tasks._results import Results
-from tests.conformance.fixtures import sample_folder
 from tests.unit.coco_files import counts as runs_of
 from tests.unit.coco_files import write_coco
 
@@ -71,11 +69,6 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Set:
         ),
         folder / "cache",
     )
-
-
-@pytest.fixture(scope="module")
-def photographs(tmp_path_factory: pytest.TempPathFactory) -> Set:
-    return Set(sample_folder("coco_sample"), tmp_path_factory.mktemp("cache"))
 
 
 def guesses(
@@ -161,29 +154,11 @@ def check_equal(own: Set, found: Detections, kind: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_figures_are_pycocotools_on_photographs(photographs: Set, kind: str) -> None:
-    figures = check_equal(
-        photographs, guesses(photographs.columns(kind), kind, seed=1, digits=2), kind
-    )
-    assert len(figures) == (10 if kind == "keypoints" else 12)
-    assert all(0.01 < value < 0.99 for value in figures.values())
-    scores = scored(
-        photographs.columns(kind),
-        guesses(photographs.columns(kind), kind, seed=1, digits=2),
-        kind,
-    )
-    prefix = _coco.PREFIXES[kind]
-    assert np.mean(list(scores.by_category().values())) == pytest.approx(
-        figures[f"{prefix}ap"]
-    )
-    assert scores.curve(0).mean() == pytest.approx(figures[f"{prefix}ap50"])
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=6)
 @given(
     seed=st.integers(0, 2**32),
-    each=st.integers(1, 4),
+    # pycocotools.mask.area takes no more than 255 masks, and over 100 in an image are left out
+    each=st.sampled_from([1, 4, 20]),
     wrong=st.sampled_from([0.0, 0.5]),
     digits=st.sampled_from([0, 1, 8]),
 )
@@ -197,14 +172,6 @@ def test_evaluators_agree(
         ),
         kind,
     )
-
-
-@pytest.mark.parametrize(("kind", "each"), [("boxes", 150), ("masks", 10)])
-def test_many_detections(drawn: Set, kind: str, each: int) -> None:
-    """Over 100 in an image both leave out the same; pycocotools.mask.area takes no more than 255 masks."""
-    found = guesses(drawn.columns(kind), kind, seed=0, each=each, wrong=0.0, digits=8)
-    assert len(found) > 255
-    check_equal(drawn, found, kind)
 
 
 @pytest.mark.parametrize("evaluator", EVALUATORS)
@@ -230,14 +197,6 @@ def test_nothing_found_is_0_and_nothing_to_find_is_no_figure(
     # best.pt is picked by it: it is always there
     assert scores.figures().keys() == {"ap"} and math.isnan(scores.figures()["ap"])
     assert scores.by_category() == {} and np.isnan(scores.curve(0)).all()
-
-
-def test_an_evaluator_that_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
-    with pytest.raises(
-        UserError, match=r"^--evaluator faster-coco-eval .*: pip install"
-    ):
-        _coco.evaluator_classes("faster-coco-eval")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -269,24 +228,18 @@ def entry(**other: Any) -> dict[str, Any]:
 
 
 BAD: list[tuple[Any, str]] = [
-    ("[1, 2", "is no JSON: Expecting ',' delimiter: line 1 column 6"),
     ("[" * 100_000, "is no JSON: maximum recursion"),
     ({"boxes": []}, "a results file is a list of detections"),
     ([7], "entry 0 has none of bbox, segmentation, keypoints"),
     ([entry(), {"image_id": 2000, "category_id": 3, "score": 1}], "it lacks a key"),
-    ([entry(), entry(image_id=5)], "entry 1 {"),
-    ([entry(image_id="2000")], "image_id is none of the scanned"),
+    ([entry(), entry(image_id=5)], "image_id is none of the scanned"),
     ([entry(category_id=2)], "category_id is none of the annotations"),
-    ([entry(score=json.loads("[" * 800 + "]" * 800))], "1 finite numbers are due"),
     ([entry(), entry(bbox=[1, 2, -3, 4])], "width and height must not be negative"),
     ([entry(bbox=[1, 2, 3, -(10**400)])], "4 finite numbers are due"),
-    ([entry(segmentation={"size": [9, 9], "counts": "0"})], "an image of [64, 80]"),
+    ([entry(segmentation={"size": [9, 9], "counts": [81]})], "an image of [64, 80]"),
     *(
         ([entry(segmentation={"size": [64, 80], "counts": counts})], "run lengths")
-        for counts in (
-            *([-5, 64 * 80 + 5], ["5120"], [5120.0], [], [5119], [10**400]),
-            *("äö", "\ud800", "0 0", "", "o", "o" * 30 + "0", "0", "O", None),
-        )
+        for counts in ([-5, 64 * 80 + 5], ["5120"], [5119], "äö", "", "o", "0 0", None)
     ),
 ]
 """Content of a file -> what is said. pycocotools writes past its memory for some of the run lengths."""

@@ -3,7 +3,6 @@ each."""
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from settings import config
 from settings.cli import one_of
 from settings.config import FACTS, GROUP_OF, GROUPS, Config, as_yaml, build, parse
 from tasks import TASKS, kind_of
-from tests.unit.test_house import MAY_IMPORT, ROOT, python
 
 
 def preset(folder: Path, text: str | bytes) -> str:
@@ -127,42 +125,28 @@ DETECTION = "--task detection"
 WRONG_FLAGS = {
     "--batch-size 0": "--batch-size got '0': input should be greater than 0",
     "--batch-size": "--batch-size: expected one argument",
-    "--batch-size abc": "--batch-size got 'abc': input should be a valid integer",
     "--lr nan": "--lr got 'nan': .*finite",
-    "--lr 0": "--lr .*greater than 0",
-    "--image-size 4": "--image-size .* 8",
-    "--label-smoothing 1": "--label-smoothing .*less than 1",
     "--crop-scale 0.5 0.2": "--crop-scale got 0.5 0.2; .*low <= high",
-    "--crop-scale 0 1": "--crop-scale .*0 <",
-    "--crop-scale 0.1 2": "--crop-scale .*<= 1",
     "--crop-ratio -1 1": "--crop-ratio got -1",
     "--std 1 1 0": "--std .*above 0",
     "--precision fp8": "--precision got 'fp8': .*bf16",
-    "--ceilings maybe": "--ceilings got 'maybe': .*boolean",
-    "--graphs fast": "--graphs got 'fast': .*auto.* or .*boolean",
     "--data=": "--data got an empty value",
     f"{VIDEO} --val-crops 2": "--val-crops .*1 or 3",
-    f"{VIDEO} --short-side 40": "--short-side: expected 2 arguments",
     f"{VIDEO} --short-side 40 30": "--short-side got 40 30",
-    f"{VIDEO} --short-side 32 99999": "--short-side got '99999': .*65536",
     f"{DETECTION} --augment lsjj": "--augment got 'lsjj': .*lsj",
     f"{DETECTION} --graphs true": "--graphs true is not for --task detection: .*--graphs auto",
     f"{DETECTION} --label-smoothing 0.1": "--label-smoothing is for --task "
     "classification or video, and this is --task detection",
     "--val-clips 3": "--val-clips .*--task video.*--task classification",
-    "--score found.json": "--score .*--task detection",
     "--task detections": "did you mean detection.*classification, detection, superres",
     "--bach-size 3": "--bach-size.*did you mean.*batch-size.*--help-all",
     "--lr 0.1 stray": "stray: a path needs a flag, --data FOLDER",
     "--seed -1": "--seed got",
     f"--seed {2**63}": "--seed got",
     "--config /nowhere/x.yaml": "--config /nowhere/x.yaml: No such file.*configs/",
-    "--config /": "--config /: .*directory",
     "--predict a --evaluate": "--predict and --evaluate are two runs",
     "--data a --output a/b": "--output a/b lies inside --data a",
     "--model resnet18": "--model is --arch NAME here",
-    "--num_classes=5": "num-classes=5: the classes are counted in --data",
-    "-b 32": "-b is --batch-size N here",
 }
 
 
@@ -173,21 +157,13 @@ def test_wrong_flags_get_one_line(words: str) -> None:
 
 WRONG_PRESETS = {
     "bach_size: 3": "unknown key 'bach_size'.*batch_size.*--help",
-    "batch_size: [1, 2]": "--batch-size got \\[1, 2\\]",
     "batch_size:": "--batch-size got None",
     "lr: .nan": "--lr got nan: .*finite",
-    "crop_scale: [0.5, 0.1]": "--crop-scale .*low <= high",
     "run: {seed: 1}": "unknown key 'run'",
-    "- a\n- b": "list.*mapping",
     "# only a comment": "nothing.*mapping",
-    "lr: [0.1": "does not parse as YAML",
     "a: !!python/object/apply:os.system [ls]": "does not parse as YAML",
-    "seed: 2024-02-30": "does not parse as YAML",
     "seed: !!bool abc": "does not parse as YAML",
-    "3: 4": "unknown key '3'",
     b"\xff\xfe\x00\x01": "does not parse",
-    "lr: " + "x" * 5000: "got 'x",
-    "? " + "lr" * 5000 + "\n: 1": "unknown key 'lr",
     "lr: " + "[" * 3000: "does not parse",
 }
 
@@ -265,59 +241,3 @@ def test_help_lists_every_setting_in_groups(
             assert said.endswith((".", "?")) and len(said) > 10, name
             assert f"--{name.replace('_', '-')} " in text[start:end], name
             assert said in text[start:end], name
-
-
-STABLE = """config task data source arch loader reader batch_size val_batch_size accumulate epochs steps
-image_size workers precision lr optimizer seed output manifest_dir rescan resume evaluate weights compile
-ceilings profile read_delay_ms"""
-
-
-def test_flags_that_stay_stable() -> None:
-    assert set(STABLE.split()) <= set(GROUP_OF)
-
-
-def read_in(tree: ast.AST) -> set[str]:
-    """Return the settings that a file reads from an object of their group: `config.run.seed`, `opt.lr` where
-    `opt = config.optimisation` or `opt: Optimisation`, `config.flat()["lr"]`.
-    """
-    classes = {cls.__name__: group for group, cls in GROUPS.items()}
-    of = {group: group for group in GROUPS}  # a variable or attribute -> its group
-    for node in ast.walk(tree):
-        if isinstance(node, ast.arg | ast.AnnAssign) and node.annotation:
-            name = node.arg if isinstance(node, ast.arg) else ast.unparse(node.target)
-            for word in re.findall(r"\w+", ast.unparse(node.annotation)):
-                of |= {name: classes[word]} if word in classes else {}
-        if isinstance(node, ast.Assign):
-            targets, values = [node.targets[0]], [node.value]
-            if isinstance(targets[0], ast.Tuple) and isinstance(values[0], ast.Tuple):
-                targets, values = targets[0].elts, values[0].elts
-            for target, value in zip(targets, values, strict=False):
-                source = value.attr if isinstance(value, ast.Attribute) else ""
-                if source in GROUPS:
-                    of[ast.unparse(target)] = source
-    read = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-            base = ast.unparse(node.value)
-            group = of.get(base) or of.get(base.rpartition(".")[2])
-            if group and GROUP_OF.get(node.attr) == group:
-                read.add(node.attr)
-        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-            read.add(str(node.slice.value))
-    return read
-
-
-def test_every_setting_is_read() -> None:
-    """By code, from a group of settings: a key that nothing reads is a lie."""
-    read = {"config"}  # before there is a Config
-    for path in python():
-        room = path.parts[0].removesuffix(".py")
-        if room not in {"train", "predict", *MAY_IMPORT} - {"contracts"}:
-            continue
-        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-        read |= read_in(tree)
-        if room in ("dataset", "plan"):  # they know a group by a Protocol of their own
-            nodes = list(ast.walk(tree))
-            read |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-            read |= {str(n.value) for n in nodes if isinstance(n, ast.Constant)}
-    assert not set(GROUP_OF) - read

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
-import threading
 import time
-import weakref
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +13,7 @@ import numpy as np
 import pytest
 
 from contracts import Rows, UserError
-from loaders.videos._pool import QUEUED, SLOTS, Pool
+from loaders.videos._pool import Pool
 from loaders.videos._scheduler import (
     EARLY,
     RECENT,
@@ -27,7 +24,6 @@ from loaders.videos._scheduler import (
 from loaders.videos.exact import exact
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.test_clip_loaders import feed
-from tests.unit.test_workers import mapped
 
 
 @pytest.fixture(scope="module")
@@ -62,18 +58,6 @@ def test_rates_follow_what_is_measured() -> None:
     assert pace.rate("thread") == pytest.approx(700, rel=0.02)
     assert pace.lead == pytest.approx(EARLY[0] * 0.05 * 700, rel=0.02)
     assert 0.7 * 10 / 3 < pace.apart < 10 / 3, "a little less than one in 3.3"
-
-
-def test_workers_begin_earlier_until_they_are_seldom_waited_for() -> None:
-    pace = Pace(workers=2, threads=2)
-    needed, late = 1.6 * pace.lead, 0
-    for unit in range(3000):
-        late += unit >= 1000 and pace.lead < needed
-        pace.met(late=pace.lead < needed)
-    assert needed <= pace.lead / 0.999 <= 1.21 * needed and 0 < late < 0.02 * 2000
-    for _ in range(5000):
-        pace.met(late=False)
-    assert pace.lead == pytest.approx(needed / 1.6 / EARLY[0] * EARLY[1])
 
 
 class Even(Pace):
@@ -208,21 +192,6 @@ def serve(pool: Pool, samples: list[int]) -> list[Asked]:
     return units
 
 
-def test_units_are_filled_and_slots_are_used_again() -> None:
-    pool = opened(2)
-    samples = list(range(60))
-    for unit, sample in zip(serve(pool, samples), samples, strict=True):
-        slot, told = unit.done.result(20)
-        assert told == sample and (pool.slots[slot] == sample % 251).all()
-        pool.release(slot)
-    assert len(pool._free) == len(pool.slots) == 2 * SLOTS + QUEUED
-    slots = weakref.ref(mapped(pool.slots))
-    pool.close()
-    gc.collect()
-    assert slots() is None
-    pool.close()
-
-
 def test_slots_that_are_not_released_are_not_written() -> None:
     pool = opened(1)
     units = serve(pool, list(range(1, 40)))
@@ -264,13 +233,4 @@ def test_what_goes_wrong_reaches_whoever_waits() -> None:
         [pool.result(unit) for unit in units]
     with pytest.raises(UserError, match="was ended by signal 9"):
         pool.result(units[-1])  # which no worker had begun
-    pool.close()
-
-
-def test_closing_ends_the_wait_for_what_no_worker_has_begun() -> None:
-    pool = opened(1)
-    units = serve(pool, [60_000] * 20)
-    threading.Timer(0.3, pool.stop).start()
-    with pytest.raises(RuntimeError, match="told to end"):
-        pool.result(units[19])
     pool.close()

@@ -1,74 +1,26 @@
-"""The programs that draw a demo's set: whole folders, odd files, true annotations, fixed pictures."""
+"""The programs that draw a demo's set: whole folders, and pictures that stay the same."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-import subprocess
-import sys
-from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-import av
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
-from PIL import Image, ImageFilter
-from pycocotools import mask as masks
-from pycocotools.coco import COCO
 
 from scripts import (
     _sets,
-    demo_coco,
-    demo_set,
     demo_superres,
-    demo_textures,
-    demo_videos,
 )
 from tests.unit.folders import contents
 
-ROOT = Path(__file__).parents[2]
 
-
-@pytest.fixture(params=[demo_superres, demo_coco], ids=["superres", "coco"])
-def program(request: pytest.FixtureRequest) -> Any:
-    """One program draws files alone, one describes them too: the others use the same class."""
-    return request.param
-
-
-# --- folders ------------------------------------------------------------------------------------------------
-
-
-def test_a_finished_set_is_reused_and_another_seed_replaces_it(
-    program: Any, tmp_path: Path
-) -> None:
-    def times() -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in dest.rglob("*")}
-
-    dest = tmp_path / "set"
-    dest.mkdir()  # an empty folder is welcome
-    assert program.write(dest, 1, 1, progress=False)
-    first, made = contents(dest), times()
-    assert not program.write(dest, 1, 1, progress=False) and times() == made
-    assert program.write(dest, 1, 1, seed=1, progress=False)
-    assert contents(dest).keys() == first.keys() and contents(dest) != first
-    assert [path.name for path in tmp_path.iterdir()] == ["set"]
-
-
-@pytest.mark.parametrize("content", ["mine.txt", "{name}.json mine.txt", "train"])
 def test_a_foreign_folder_is_refused_in_one_line_and_an_interrupt_leaves_nothing(
-    content: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     program, name = demo_superres, demo_superres.SET.name
-    for file in content.format(name=name).split():
-        (tmp_path / file).write_text("{}")
+    (tmp_path / "mine.txt").write_text("{}")
     before = contents(tmp_path)
     assert program.main([str(tmp_path), "--train", "1", "--val", "1"]) == 2
     assert program.main([str(next(tmp_path.iterdir()))]) == 2
@@ -83,13 +35,6 @@ def test_a_foreign_folder_is_refused_in_one_line_and_an_interrupt_leaves_nothing
     monkeypatch.setattr(_sets, "track", interrupted)
     assert program.main([str(tmp_path / "set")]) == 130
     assert contents(tmp_path) == before
-
-
-def test_one_starts_as_a_file_too(tmp_path: Path) -> None:
-    few = ["--train-per-class", "1", "--val-per-class", "1"]
-    command = [sys.executable, "scripts/demo_set.py", str(tmp_path / "set"), *few]
-    subprocess.run(command, check=True, cwd=ROOT, capture_output=True, timeout=60)
-    assert len(contents(tmp_path / "set")) == 21
 
 
 @pytest.mark.parametrize("name", ["set", "coco", "superres", "textures", "videos"])
@@ -107,224 +52,3 @@ def test_bytes_depend_on_neither_processes_nor_counts_and_no_two_files_are_alike
     one, more = found
     assert len({*more.values()}) == len(more) == 3 * len(program.SET.classes)
     assert one.items() < more.items(), "a larger set begins with a smaller one"
-
-
-# --- pictures -----------------------------------------------------------------------------------------------
-
-
-def moments(pixels: np.ndarray) -> list[float]:
-    """Mean level, and means weighted by x and by y: they tell colours and places, and no encoder."""
-    levels = pixels.mean(axis=2)
-    down, across = (np.linspace(-1, 1, side) for side in levels.shape)
-    return [levels.mean(), (levels * across).mean(), (levels * down[:, None]).mean()]
-
-
-@cache
-def pictures() -> dict[str, np.ndarray]:
-    def rng(number: int) -> np.random.Generator:
-        return np.random.default_rng([7, number])
-
-    seconds = demo_videos.times(rng(0), variable=True)
-    videos = [
-        [*demo_videos.frames(rng(n), n, seconds, demo_videos.shape(rng(n)))]
-        for n in range(8)
-    ]
-    return {
-        "set": np.array([moments(demo_set.image(rng(n), n)) for n in range(10)]),
-        "textures": np.array(
-            [moments(demo_textures.image(rng(n), n)) for n in range(0, 50, 6)]
-        ),
-        "superres": np.array(
-            [moments(demo_superres.picture(rng(n))) for n in range(3)]
-        ),
-        "coco": np.array(
-            [moments(demo_coco.drawn(rng(n), crowd=n == 1)[0]) for n in range(3)]
-        ),
-        "videos": np.array(
-            [moments(video[index]) for video in videos for index in (0, 20)]
-        ),
-    }
-
-
-GOLDEN = {
-    "set": (
-        "200.0 -0.1 -0.4 54.6 0.4 -1.9 41.5 0.1 -0.1 65.2 -1.0 1.9 185.3 4.7 -0.1 194.8 -0.0 -1.5 51.0 "
-        "0.4 -1.3 71.2 0.1 -1.5 182.8 -0.0 0.4 213.1 -0.2 -0.3"
-    ),
-    "textures": (
-        "141.4 0.1 0.6 143.2 0.1 -0.2 134.6 0.2 0.2 102.3 -1.4 1.3 119.5 0.8 -0.1 118.4 0.1 0.3 112.2 "
-        "-0.3 -0.7 97.9 -0.1 0.3 108.5 0.8 1.0"
-    ),
-    "superres": "146.0 3.4 -9.3 124.7 0.6 0.4 121.0 -9.4 5.1",
-    "coco": "98.8 -13.2 4.5 177.8 0.1 -8.6 37.5 -1.5 0.6",
-    "videos": (
-        "176.7 6.0 6.3 184.6 -0.8 4.4 70.2 0.9 1.2 62.3 1.8 2.1 200.1 -1.2 0.4 190.0 2.4 11.3 94.3 1.5 "
-        "3.0 93.5 0.5 0.7 169.2 -2.7 0.6 169.7 -3.3 0.2 213.9 9.4 4.0 221.2 -8.5 2.0 174.9 3.4 2.9 174.6 "
-        "3.4 2.7 61.2 1.5 -3.8 58.7 0.5 3.9"
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", GOLDEN)
-def test_what_is_drawn_stays_the_same(kind: str) -> None:
-    """A demo's figures, and those of the benchmarks on drawn sets, are of these very pictures."""
-    expected = np.array(GOLDEN[kind].split(), float).reshape(-1, 3)
-    np.testing.assert_allclose(pictures()[kind], expected, atol=0.1)
-
-
-def test_every_class_has_every_oddity_of_imagenet(tmp_path: Path) -> None:
-    folder = tmp_path / "train" / "ring"
-    folder.mkdir(parents=True)
-    for index in range(25):
-        demo_set.SET.draw(tmp_path, 3, (0, demo_set.CLASSES.index("ring"), index))
-    modes, kinds, orientations, sizes = set(), set(), set(), []
-    for path in folder.iterdir():
-        with Image.open(path) as picture:
-            picture.load()
-            modes.add(picture.mode)
-            kinds.add(picture.format)
-            orientations.add(picture.getexif().get(0x0112))
-            sizes.append(picture.size)
-    assert modes == {"RGB", "L", "CMYK"} and kinds == {"JPEG", "PNG"}
-    assert None in orientations and orientations & {3, 6, 8}
-    assert len({width > height for width, height in sizes}) == 2
-    assert 250 <= np.median([min(size) for size in sizes]) <= 450
-
-
-# --- annotations --------------------------------------------------------------------------------------------
-
-
-def opened(folder: Path, split: str) -> COCO:
-    with contextlib.redirect_stdout(io.StringIO()):
-        return COCO(folder / f"annotations/instances_{split}.json")
-
-
-def test_it_has_what_coco_has(tmp_path: Path) -> None:
-    folder = tmp_path / "set"
-    assert demo_coco.write(folder, 60, 30, seed=3, progress=False)
-    coco, val = opened(folder, "train2017"), opened(folder, "val2017")
-    whole = [one for one in coco.anns.values() if not one["iscrowd"]]
-    crowds = [one for one in coco.anns.values() if one["iscrowd"]]
-    counts = np.array([len(coco.imgToAnns[image]) for image in coco.imgs])
-    assert len(counts) == 60 and (counts == 0).sum() == 5 and counts.max() >= 5
-    assert len(crowds) >= 6
-    assert all(isinstance(one["segmentation"]["counts"], list) for one in crowds)
-    assert {one["category_id"] for one in whole} == set(demo_coco.CATEGORIES)
-    assert max(one["area"] for one in val.anns.values()) > 96**2
-    modes = set()
-    for image in coco.imgs.values():
-        with Image.open(folder / "train2017" / image["file_name"]) as picture:
-            assert picture.size == (image["width"], image["height"])
-            assert 160 <= max(picture.size) <= 200
-            modes.add((picture.format, picture.mode))
-    assert modes == {("JPEG", "RGB"), ("JPEG", "L")}
-    assert np.diff(sorted(coco.imgs)).min() > 1 and np.diff(sorted(coco.anns)).max() > 1
-    assert not set(coco.imgs) & set(val.imgs)
-    # boxes and areas are those of the masks; a polygon's tip may cover no pixel's middle
-    for one in coco.anns.values():
-        x, y, width, height = one["bbox"]
-        mask = coco.annToMask(one)
-        ys, xs = np.nonzero(mask)
-        corners = [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]
-        slack, share = (0, 0) if one["iscrowd"] else (3, 0.1)
-        np.testing.assert_allclose(corners, [x, y, x + width, y + height], atol=slack)
-        np.testing.assert_allclose(mask.sum(), one["area"], rtol=share)
-
-
-def test_what_is_annotated_is_what_is_painted_and_nothing_touches() -> None:
-    for index in range(20):
-        rng = np.random.default_rng([5, index])
-        pixels, annotations = demo_coco.drawn(rng, crowd=index % 2 == 0)
-        height, width = pixels.shape[:2]
-        covered = np.zeros((height, width), int)
-        for one in annotations:
-            parts = masks.frPyObjects(one["segmentation"], height, width)
-            painted = masks.decode(parts if one["iscrowd"] else masks.merge(parts))
-            covered += painted
-            # its shapes are too small for an inner and an outer part
-            if one["iscrowd"]:
-                continue
-            mask = Image.fromarray(painted * np.uint8(255))
-            inner = np.asarray(mask.filter(ImageFilter.MinFilter(5))) > 0
-            outer = np.asarray(mask.filter(ImageFilter.MaxFilter(5))) == 0
-            near = np.zeros_like(inner)
-            x0, y0, w, h = (int(value) for value in one["bbox"])
-            near[max(y0 - 4, 0) : y0 + h + 5, max(x0 - 4, 0) : x0 + w + 5] = True
-            colour = np.median(pixels[inner], axis=0)
-            assert np.abs(pixels[inner] - colour).max() <= 8
-            assert (np.abs(pixels[outer & near] - colour).max(axis=1) > 8).mean() > 0.9
-        assert covered.max() == 1
-
-
-@given(arrays.arrays(bool, st.tuples(st.integers(1, 9), st.integers(1, 9))))
-def test_run_lengths_are_cocos(mask: np.ndarray) -> None:
-    counts = demo_coco.run_lengths(mask)
-    assert sum(counts) == mask.size
-    parts = masks.frPyObjects({"counts": counts, "size": list(mask.shape)}, *mask.shape)
-    np.testing.assert_array_equal(masks.decode(parts), mask)
-
-
-# --- videos -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files of one class: every oddity, and a few others."""
-    folder = tmp_path_factory.mktemp("videos")
-    (folder / "train" / "up").mkdir(parents=True)
-    for index in (*range(7), 9, 18, 21):
-        demo_videos.SET.draw(folder, 3, (0, demo_videos.CLASSES.index("up"), index))
-    return folder / "train" / "up"
-
-
-def test_a_class_has_every_oddity_of_videos(videos: Path) -> None:
-    codecs, rotations, rates, shapes, constant, groups = (set[Any]() for _ in range(6))
-    for path in videos.iterdir():
-        with av.open(str(path)) as file:
-            stream = file.streams.video[0]
-            shown: list[Any] = list(file.decode(stream))
-            times = [float(frame.pts * frame.time_base) for frame in shown]
-            gaps = np.diff(times)
-            assert times[0] == 0 and 24 <= len(shown) <= 60 and gaps.min() > 0.03
-            assert 112 <= min(stream.width, stream.height) <= 144
-            codecs.add(stream.codec_context.name.removeprefix("libvpx-"))
-            rotations.add(shown[0].rotation % 360)
-            rates.add(round(1 / np.median(gaps)))
-            shapes.add(round(stream.width / stream.height, 1))
-            constant.add(bool(gaps.max() < 1.1 * gaps.min()))
-        with av.open(str(path)) as file:
-            keys = [
-                at
-                for at, packet in enumerate(file.demux(video=0))
-                if packet.size and packet.is_keyframe
-            ]
-            groups |= {*np.diff(keys).tolist()}
-    assert (
-        codecs == {"h264", "hevc", "vp9"}
-        and constant == {True, False}
-        and {12, 24} <= groups
-    )
-    assert 0 in rotations and rotations & {90, 180, 270}
-    assert len(rates) >= 3 and len(shapes) >= 3
-
-
-@pytest.mark.parametrize("index", [0, 6, 18, 9, 21])  # H.264, two rotated, HEVC, VP9
-def test_a_player_shows_what_was_drawn(videos: Path, index: int) -> None:
-    label = demo_videos.CLASSES.index("up")
-    rng = np.random.default_rng(np.random.SeedSequence(3, spawn_key=(0, label, index)))
-    size, seconds = demo_videos.shape(rng), demo_videos.times(rng)
-    (path,) = videos.glob(f"up_{index:05d}.*")
-    # encode() draws before the first frame is; without pictures it draws the same and writes nothing.
-    empty = videos.parent / f"none{path.suffix}"
-    demo_videos.encode(
-        rng, empty, seconds[:0], [], size, demo_videos.ODDITIES.get(index)
-    )
-    drawn = list(demo_videos.frames(rng, label, seconds, size))
-    with av.open(str(path)) as file:
-        shown: list[Any] = list(file.decode(video=0))
-    np.testing.assert_allclose(
-        [float(frame.pts * frame.time_base) for frame in shown], seconds, atol=1e-3
-    )
-    for frame, picture in zip(shown, drawn, strict=True):
-        got = np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
-        assert np.abs(got.astype(int) - picture).mean() < 12

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from contracts import UserError
@@ -17,41 +16,17 @@ from report.console import Console
 from settings.config import Config, build
 from tasks.detection import KIND as kind
 from tasks.detection import Detection
-from tests.unit.coco_files import CATEGORIES, document, write, write_coco
+from tests.unit.coco_files import document, write, write_coco
 from tests.unit.test_detection_task import (
     NATIVE,
     batch_of,
     measured,
-    noisy,
     plan_of,
     seen_in,
 )
 
 pytest.importorskip("faster_coco_eval")
 Columns = Any
-
-
-def seen_noisily(task: Detection, columns: Columns) -> list[Any]:
-    return [
-        (noisy(columns, rows), batch_of(task, rows))
-        for rows in plan_of(columns).rows(0, 0)
-    ]
-
-
-def test_extras_are_files_scalars_and_pictures(columns: Columns) -> None:
-    task = Detection(columns, training=False, source=Folder(columns))
-    extras = measured(task, *seen_noisily(task, columns))["extras"]
-    assert list(extras["files"]) == ["detections.json"]
-    found = json.loads(extras["files"]["detections.json"])
-    assert found[0].keys() == {"image_id", "category_id", "bbox", "score"}
-    assert extras["scalars"].keys() == {
-        f"val_ap/{name}" for name in CATEGORIES.values()
-    }
-    assert extras["images"].keys() == {"val/predictions", "val/precision_recall"}
-    for images in extras["images"].values():
-        assert images.dtype == np.uint8 and images.ndim == 4 and images.shape[3] == 3
-        assert len(np.unique(images)) > 20  # something is on them
-    assert len(extras["images"]["val/predictions"]) == 4
 
 
 @pytest.fixture
@@ -124,32 +99,6 @@ def test_boxes_without_a_mask_are_left_out_of_training_masks(
     )
 
 
-@pytest.mark.parametrize("crowds", [True, False])
-def test_a_validation_without_annotations_is_said_once(
-    tmp_path: Path, console: Any, crowds: bool
-) -> None:
-    root = write_coco(
-        tmp_path / "set", splits={"train2017": 4, "val2017": 2}, size=(64, 80)
-    )
-    content = document(root, "val2017")
-    content["annotations"] = [
-        one for one in content["annotations"] if crowds and one["iscrowd"]
-    ]
-    write(root, "val2017", content)
-    splits = kind.splits(config_of(root), "torchvision", console[0])
-    assert (
-        console[1]
-        .getvalue()
-        .count("warning: val: no image has an annotation to find, so AP is nan")
-        == 1
-    )
-    columns = splits["val"].columns
-    task, rows = Detection(columns, training=False), plan_of(columns).rows(0, 0)[0]
-    assert np.isnan(
-        measured(task, (seen_in(columns, rows), batch_of(task, rows)))["ap"]
-    )
-
-
 @pytest.mark.parametrize(
     "points",
     [["right_eye", "left_eye", "nose"], ["nose", "left_eye", "right_eye", "chin"]],
@@ -180,18 +129,13 @@ def test_keypoints_of_validation_must_be_those_of_training(
         )
 
 
-def test_keypoints_are_scored_against_people(
-    coco_root: Path, people: Columns, tmp_path: Path, console: Any
-) -> None:
-    task = Detection(people, keypoints=True, training=False)
+def test_a_validation_has_pictures(columns: Columns) -> None:
+    task = Detection(columns, training=False, source=Folder(columns))
     batches = [
-        (seen_in(people, rows, keypoints=True), batch_of(task, rows))
-        for rows in plan_of(people).rows(0, 0)
+        (seen_in(columns, rows), batch_of(task, rows))
+        for rows in plan_of(columns).rows(0, 0)
     ]
-    path = tmp_path / "detections.json"
-    path.write_bytes(
-        measured(task, *batches)["extras"]["files"]["detections_keypoints.json"]
-    )
-    assert kind.score(config_of(coco_root, score=str(path)), console[0]) == 0
-    said = console[1].getvalue()
-    assert "keypoint_ap " in said and "100.00%" in said and "\n  ap " not in said
+    extras = measured(task, *batches)["extras"]
+    assert list(extras["files"]) == ["detections.json"]
+    assert extras["images"].keys() == {"val/predictions", "val/precision_recall"}
+    assert len(extras["images"]["val/predictions"]) == 4

@@ -12,8 +12,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pycocotools import mask as coder
-from torchvision.models.detection.roi_heads import paste_masks_in_image
 
 from contracts import Batch, Rows
 from dataset.coco.columns import COCO_IDS, class_names
@@ -21,7 +19,6 @@ from engine.evaluate import Outcome
 from models import Native
 from plan.boxes import DetectionPlan
 from settings.config import build
-from tasks._masks import encoded
 from tasks._plans import detection_policies
 from tasks.detection import Detection
 from tests.unit.conftest import COCO_IMAGES
@@ -333,29 +330,3 @@ def test_nothing_found_at_all(columns: Columns, people: Columns) -> None:
         result = measured(task, ([found] * len(rows), batch_of(task, rows)))
         assert (result["ap"], result["detections"]) == (0, 0)
         assert measured(task)["samples"] == 0
-
-
-@settings(max_examples=60)
-@given(
-    seed=st.integers(0, 2**32),
-    height=st.integers(1, 40),
-    width=st.integers(1, 40),
-    wide=st.floats(0, 40),
-)
-def test_masks_are_torchvisions_and_pycocotools(
-    seed: int, height: int, width: int, wide: float
-) -> None:
-    rng = np.random.default_rng(seed)
-    levels = rng.random((4, 1, 7, 7)).round(int(rng.integers(2)))
-    masks = torch.from_numpy(levels).float()
-    masks[0] = 1
-    limits = np.tile([width, height], 2)
-    corner = rng.uniform(-0.2, 1, (4, 2)) * [width, height]
-    boxes = np.concatenate([corner, corner + rng.uniform(0, 1, (4, 2)) * wide], axis=1)
-    boxes = np.clip(boxes, 0, limits)
-    boxes[1] = [0, 0, width, height]
-    places = torch.from_numpy(boxes).float()
-    pasted = paste_masks_in_image(masks, places, (height, width))[:, 0] > 0.5
-    pixels = pasted.permute(1, 2, 0).to(torch.uint8).numpy()
-    expected = coder.encode(np.asfortranarray(pixels))
-    assert encoded(masks, boxes, height, width) == expected

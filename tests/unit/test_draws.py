@@ -46,14 +46,6 @@ def test_golden_values() -> None:
     assert [[value.hex() for value in row] for row in drawn.tolist()] == GOLDEN_UNIFORMS
 
 
-def test_purposes_are_never_renumbered() -> None:
-    names = "ORDER WINDOW FLIP FRAMES COLOUR MODEL SCALE ZOOM OVERLAP CROP BLOCKS AUTO JITTER GREY BLUR ERASE"
-    names += " UPSIDE_DOWN MIX TRANSFORM BALANCE"
-    assert {purpose.name: purpose.value for purpose in Purpose} == {
-        name: place + 1 for place, name in enumerate(names.split())
-    }
-
-
 @given(
     st.integers(0, 2**63 - 1),
     st.integers(0, 1000),

@@ -64,10 +64,6 @@ def test_it_trains_from_toy_shards_and_says_what_is_left_out(
     )
 
 
-def test_help_and_messages_know_its_name(tree: Path) -> None:
-    assert "toy, tar, arrow" in " ".join(ran(tree, "train.py", "--help-all").split())
-
-
 CODE = """
 import sys
 from pathlib import Path

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import builtins
 import errno
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from contracts import UserError
 from engine.exit_codes import line_of
-from loaders._dali import import_dali
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,32 +48,3 @@ def test_errors_that_are_the_machines(error: Exception, said: str) -> None:
 )
 def test_what_nobody_has_thought_of_keeps_its_traceback(error: Exception) -> None:
     assert line_of(error) is None
-
-
-def test_a_program_whose_streams_are_closed(tmp_path: Path) -> None:
-    """Its first file is not one of them, and what it says goes nowhere."""
-    code = (
-        "import sys; from settings import preflight; preflight.begin('x'); "
-        "file = open(sys.argv[1], 'w'); print('said', flush=True); "
-        "print('said', file=sys.stderr, flush=True); print(file.fileno() > 2, sys.stdin.read(), file=file)"
-    )
-    closed = f'"{sys.executable}" -c "$0" "$1" <&- >&- 2>&-'
-    subprocess.run(
-        ["sh", "-c", closed, code, str(tmp_path / "a")], check=True, cwd=ROOT
-    )
-    assert (tmp_path / "a").read_text() == "True \n"
-
-
-def test_ctrl_c_while_dali_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no reason to say that DALI is not installed."""
-    whole = builtins.__import__
-
-    def interrupted(name: str, *more: Any) -> Any:
-        if name.startswith("nvidia"):
-            os.kill(os.getpid(), signal.SIGINT)
-            raise ImportError("initialization raised unreported exception")
-        return whole(name, *more)
-
-    monkeypatch.setattr(builtins, "__import__", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        import_dali()

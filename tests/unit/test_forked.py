@@ -95,7 +95,7 @@ def test_half_a_message_of_a_killed_child_is_not_waited_for(
     until(lambda: alive() <= children)
 
 
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.EAGAIN, errno.ENOMEM])
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM])
 def test_processes_that_cannot_be_started_are_one_line(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,7 +110,6 @@ def test_processes_that_cannot_be_started_are_one_line(
     monkeypatch.setattr(os, "fork", fork)
     said = {
         errno.EMFILE: "ulimit -n",
-        errno.EAGAIN: "ulimit -u",
         errno.ENOMEM: "memory",
     }[number]
     for start, who in (

@@ -92,27 +92,6 @@ def test_a_step_that_stays_eager_says_why_in_one_line(
     assert not graphed.prepare(step, list, world, False, one_shape=True).told
 
 
-@pytest.mark.parametrize("kept", [0, 512])
-def test_what_outlives_lent_memory_ends_graphs(kept: int) -> None:
-    """On rank 1 alone: then rank 0 does not replay either."""
-    steps = [made(), made()]
-
-    def work(world: Threads) -> bool:
-        step = steps[world.rank]
-        in_use = [1024]
-        step.world = world  # type: ignore[assignment]
-        step.graphs = SimpleNamespace(lent=nullcontext, lent_bytes=lambda: in_use[0])
-        with step.memory_lent():
-            in_use[0] += kept * world.rank
-        return step.memory_is_back()
-
-    assert on_ranks(2, work) == [not kept] * 2
-    assert [step.graphs is None for step in steps] == [bool(kept)] * 2
-    with steps[0].memory_lent():
-        steps[0].graphs = None
-    assert steps[0].memory_is_back(), "without a graph nothing is lent"
-
-
 def test_a_replay_reads_the_batch_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch reaches the static of its own shape, whatever the order of its targets."""
     for name, value in {

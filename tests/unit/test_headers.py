@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dataset.images.columns import FORMATS, HEADER, Header
-from dataset.images.headers import FOLLOWED, parse, read_header
+from dataset.images.headers import parse, read_header
 from dataset.scan.byte_ranges import Files
 from dataset.scan.manifest import Rejected
 
 SAMPLES = Path(
     os.environ.get("SATURATE_SAMPLES") or Path(__file__).parents[3] / "shared" / "data"
 )
+"""Real files of images and videos, where a machine has them."""
 COMPONENTS = {"LA": 2, "RGB": 3, "RGBA": 4, "CMYK": 4}
 ORIENTATION = 0x0112
 
@@ -69,11 +70,9 @@ FILES = {
     "jpeg progressive": encoded(progressive=True),
     "jpeg exif big endian": encoded(exif=exif(6)),
     "jpeg exif little endian": encoded(exif=exif(8, "<")),
-    "jpeg exif of no meaning": encoded(exif=exif(0)),
     "jpeg behind a profile of 300 kB": encoded(
         icc_profile=bytes(300_000), exif=exif(3)
     ),
-    "jpeg tall": encoded(size=(1, 1999)),
     "png rgb": encoded(format="PNG"),
     "png rgba": encoded("RGBA", format="PNG"),
     "png grey": encoded("L", format="PNG"),
@@ -93,7 +92,6 @@ FILES = {
     "tiff 16 bit": encoded("I;16", format="TIFF"),
     "tiff cmyk deflate": encoded("CMYK", format="TIFF", compression="tiff_deflate"),
     "tiff turned by 90": encoded(format="TIFF", tiffinfo={ORIENTATION: 6}),
-    "tiff big": encoded(format="TIFF", big_tiff=True),
     "ppm": encoded(format="PPM"),
     "pgm 16 bit": encoded("I;16", format="PPM"),
 }
@@ -117,18 +115,6 @@ def test_header_is_pillows(name: str, tmp_path: Path) -> None:
     assert_like_pillow(found, FILES[name])
     bits = {"16 bit": 16, "1 bit": 1}.get(name.partition(" ")[2], 8)
     assert found.depth == bits and found.whole and not found.rgb
-
-
-@pytest.mark.parametrize(
-    ("folder", "count"), [("imagenet_sample", 200), ("coco_sample", 72)]
-)
-def test_header_is_pillows_on_real_images(folder: str, count: int) -> None:
-    if not SAMPLES.is_dir():
-        pytest.skip(f"no real images in {SAMPLES}; set SATURATE_SAMPLES")
-    paths = [*(SAMPLES / folder).rglob("*.JPEG"), *(SAMPLES / folder).rglob("*.jpg")]
-    assert len(paths) == count
-    for path in paths:
-        assert_like_pillow(header(path), path.read_bytes())
 
 
 @pytest.mark.parametrize(
@@ -194,33 +180,6 @@ def test_what_is_whole() -> None:
         assert {one.width for one in found} == {37, 200}
 
 
-def test_a_large_png_is_not_read_from_end_to_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """libpng writes 8 KiB a chunk: a scan would read the whole data set."""
-    whole = encoded(size=(400, 400), format="PNG")
-    data = chunks(whole)[1]
-    pixels = whole[data + 8 : -16]
-    parts = [pixels[at : at + 2000] for at in range(0, len(pixels), 2000)]
-    written = [struct.pack(">I4s", len(one), b"IDAT") + one + bytes(4) for one in parts]
-    content = whole[:data] + b"".join(written) + whole[-12:]
-    assert len(parts) > 200
-    read, reads = os.pread, [0]
-
-    def counted(*given: Any) -> bytes:
-        reads[0] += 1
-        return read(*given)
-
-    monkeypatch.setattr(os, "pread", counted)
-    for end, expected in ((None, True), (-12, False)):
-        (tmp_path / "a.png").write_bytes(content[:end])
-        reads[0] = 0
-        assert header(tmp_path / "a.png").whole is expected
-        assert reads[0] <= FOLLOWED + 2
-    assert parse(content, len(content)).whole
-    assert not parse(content[:-500], len(content) - 500).whole
-
-
 def test_damaged_exif_costs_no_sample() -> None:
     content = FILES["jpeg rgb"]
     begin = b"Exif\0\0"
@@ -234,15 +193,9 @@ def test_damaged_exif_costs_no_sample() -> None:
     [
         (b"", "empty file"),
         (b"<html>", "no known image format (starts with 3c 68 74 6d 6c 3e)"),
-        (b"\xff\xd8", "no known image format"),
-        (b"BM is how this text begins", "BMP header is damaged"),
         (b"P5 is how this text begins", "PPM header is damaged"),
         (FILES["jpeg rgb"][:40], "JPEG header is cut short"),
         (b"\xff\xd8\xff\xd9", "JPEG has no frame header"),
-        (
-            b"\xff\xd8" + segment(0xC0, struct.pack(">BHHB", 8, 0, 9, 1) + b"\0\x11\0"),
-            "JPEG of 9 x 0 pixels",
-        ),
         (FILES["png rgb"][:33], "PNG header is cut short"),
         (FILES["tiff"][:9], "TIFF header is damaged or cut short"),
         (encoded("F", format="TIFF"), "TIFF has 32 bits a component, which say no"),

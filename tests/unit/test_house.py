@@ -67,7 +67,7 @@ def names_no_test(pattern: str) -> bool:
 def test_sweeps_are_of_tests_that_are_there() -> None:
     assert [pattern for pattern in SWEEPS if names_no_test(pattern)] == []
     assert names_no_test("tests/unit/test_house.py::test_that_is_gone[*]")
-    test = "tests/conformance/test_signals.py::test_ctrl_c_to_the_program_alone"
+    test = "tests/conformance/test_signals.py::test_ctrl_c"
     assert is_sweep(f"{test}[pyav]") and not is_sweep(f"{test}[dali-fed]")
 
 

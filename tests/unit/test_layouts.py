@@ -76,14 +76,14 @@ def test_what_the_storage_puts_there_is_no_class(
 def test_links_to_storage_that_is_not_there(
     data: Path, wanted: str, ending: str, content: bytes
 ) -> None:
-    """They are named, a class folder too, and are found again when it is there."""
+    """They are named, a class folder too, and --rescan finds them when it is there."""
     away = data.parent / "away"
     (data / "train" / "cat").symlink_to(away)
     (data / "val" / "bee" / f"1{ending}").symlink_to(away / f"0{ending}")
     broken = {"train": {"cat": "broken link"}, "val": {f"bee/1{ending}": "broken link"}}
     assert reasons(data, wanted) == broken
     fill(away, {f"0{ending}": content})
-    found = opened(data, videos=wanted == "video")
+    found = opened(data, videos=wanted == "video", rescan=True)
     assert found["train"].columns.classes == ("ant", "bee", "cat")
     assert [len(one.columns) for one in found.values()] == [3, 3]
 
@@ -125,49 +125,3 @@ def test_one_class_alone(split: str, data: Path, wanted: str) -> None:
     opened(data, videos=wanted == "video", console=console)
     said = f"{split}: one class alone, 'ant', so there is nothing to learn; is --data a folder too high?"
     assert console.warnings == [said]
-
-
-def test_a_folder_too_many(
-    data: Path, wanted: str, ending: str, content: bytes
-) -> None:
-    (data / "train").rename(data / "old")
-    (data / "train").mkdir()
-    (data / "old").rename(data / "train" / "train")
-    console = Console()
-    with pytest.raises(UserError, match="class folder 'ant'"):  # of val
-        opened(data, videos=wanted == "video", console=console)
-    said = "train: one class alone, 'train', so there is nothing to learn; all files lie in folders below, "
-    assert console.warnings == [
-        f"{said}as train/ant/0{ending}: is there a folder too many?"
-    ]
-
-
-def test_a_folder_too_many_in_val(data: Path, wanted: str) -> None:
-    (data / "val").rename(data / "old")
-    (data / "val").mkdir()
-    (data / "old").rename(data / "val" / "val")
-    with pytest.raises(
-        UserError,
-        match=r"one class folder alone, 'val', and .* is there a folder too many",
-    ):
-        opened(data, videos=wanted == "video")
-
-
-def test_parts_in_place_of_classes_are_told(tmp_path: Path) -> None:
-    files = {
-        f"{split}/{part}/{name}/0.jpg": JPEG
-        for split in SPLITS
-        for part in "12"
-        for name in ("ant", "bee")
-    }
-    console = Console()
-    data = fill(tmp_path / "data", files)
-    opened(data, console=console)
-    said = "its own folders are the classes; all files lie in folders below, as 1/ant/0.jpg"
-    assert console.said == [
-        f"{split}: {said}: is there a folder too many?" for split in SPLITS
-    ]
-    fill(data, {"train/2/0.jpg": JPEG})
-    console = Console()
-    opened(data, console=console)
-    assert [line[:4] for line in console.said] == ["val:"]

@@ -19,9 +19,7 @@ WNIDS = ModelClasses(
 )
 
 
-@pytest.mark.parametrize(
-    "classes", [["ant", "bee", "dog"], ["0", "1", "2"], ["Ant"], ["a"] * 3]
-)
+@pytest.mark.parametrize("classes", [["ant", "bee", "dog"], ["0", "1", "2"]])
 def test_names_are_found_in_any_order_and_unknown_ones_are_refused(
     classes: list[str],
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -16,7 +15,6 @@ import psutil
 import pytest
 import torch
 
-from contracts import UserError
 from loaders import default_loader, open_loader
 from loaders.videos import _packets, _reading
 from loaders.videos._engines import capabilities, within
@@ -138,17 +136,6 @@ def test_damage_is_failed_once_pyav_has_said_so(tmp_path: Path) -> None:
     assert not able[sorted(failed)].all(), "one that the engines were not asked for"
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_a_file_that_is_gone_is_the_users_mistake(tmp_path: Path, beside: bool) -> None:
-    kinds = Made(tmp_path, {"h264.mp4": {}, "hevc.mp4": {"codec": "hevc"}})
-    Path(os.fsdecode(kinds.videos.path(1))).unlink()
-    with (
-        loader(feed(kinds.videos), Codec(), beside=beside) as loading,
-        pytest.raises(UserError, match=r"is gone.*--rescan"),
-    ):
-        list(loading.batches(0, 0))
-
-
 def test_nothing_is_left_and_nothing_grows(made: Made) -> None:
     children, threads = (
         {child.pid for child in psutil.Process().children()},
@@ -201,16 +188,3 @@ def test_what_auto_is(monkeypatch: pytest.MonkeyPatch) -> None:
             "pyav",
             auto,
         ]
-
-
-@pytest.fixture(autouse=True)
-def no_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "PyNvVideoCodec", None)
-
-
-def test_without_the_module(made: Made) -> None:
-    with pytest.raises(
-        UserError, match=r"pip install PyNvVideoCodec.*--loader pyav"
-    ) as caught:
-        open_loader("nvdec", replace(feed(made.videos), device=torch.device("cuda", 0)))
-    assert "\n" not in str(caught.value)

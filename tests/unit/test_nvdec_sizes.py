@@ -24,26 +24,6 @@ from tests.unit.test_nvdec import Reading, numbers
 from tests.unit.test_video_faults import joined
 from tests.unit.video_files import make
 
-SIZES = [(96, 128), (128, 96), (192, 64), (64, 192), (160, 160), (96, 128), (130, 202)]
-
-
-def test_one_decoder_for_files_of_many_sizes(tmp_path: Path) -> None:
-    kinds = Made(
-        tmp_path,
-        {f"{at}.mp4": {"size": size, "frames": 12} for at, size in enumerate(SIZES)},
-    )
-    codec = Codec()
-    read = Reading(kinds.videos, codec)
-    for sample in [*range(len(SIZES)), *reversed(range(len(SIZES)))]:
-        assert numbers(read(sample, [3, 7])) == {3: 3, 7: 7}
-    assert codec.made == 4, "for 128 x 128, 192 x 128, 192 x 192 and 192 x 256"
-    assert [
-        (decoder.height, decoder.width) for decoder in read.nvdec._decoders.values()
-    ] == [(192, 256)]
-    read.nvdec.close()
-    assert not read.nvdec._decoders
-
-
 ALIKE: list[tuple[str, dict[str, Any]]] = [
     *(
         ("h264.mp4", {"size": size})
@@ -94,8 +74,9 @@ def test_sizes_that_are_coded_alike(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["h264.mp4", "hevc.mp4"])
-@pytest.mark.parametrize("side", ["crop_left=2", "crop_top=2"])
+@pytest.mark.parametrize(
+    ("name", "side"), [("h264.mp4", "crop_left=2"), ("hevc.mp4", "crop_top=2")]
+)
 def test_a_picture_that_begins_elsewhere_is_refused(
     tmp_path: Path, name: str, side: str
 ) -> None:
@@ -124,8 +105,9 @@ def test_a_picture_that_begins_elsewhere_is_refused(
             reading(0, videos.path(0), [3, 4])
 
 
-@pytest.mark.parametrize("name", ["h264.mp4", "hevc.mp4"])
-@pytest.mark.parametrize("other", [(96, 112), (88, 120)])
+@pytest.mark.parametrize(
+    ("name", "other"), [("h264.mp4", (96, 112)), ("hevc.mp4", (88, 120))]
+)
 def test_a_size_that_changes_in_the_middle_is_refused(
     tmp_path: Path, name: str, other: tuple[int, int]
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -54,10 +53,6 @@ def by_torchvision(levels: torch.Tensor, change: Change) -> Any:
     return change(levels.movedim(-1, 1)).movedim(1, -1).numpy().astype(np.float32)
 
 
-def degrees(slope: float) -> float:
-    return math.degrees(math.atan(slope))
-
-
 A = np.array
 
 
@@ -72,20 +67,6 @@ def rotated(angle: float) -> Callable[[bool], Change]:
     )
 
 
-def affined(**said: Any) -> Callable[[bool], Change]:
-    given = {
-        "angle": 0.0,
-        "translate": [0, 0],
-        "scale": 1.0,
-        "shear": [0.0, 0.0],
-        "center": [0, 0],
-        **said,
-    }
-    return lambda smooth: of(
-        tv.affine, interpolation=SMOOTH if smooth else NEAREST, **given
-    )
-
-
 SINGLE: dict[str, tuple[Any, Change]] = {
     **{
         f"{name} {factor}": (one(op, factor), of(change, factor))
@@ -95,20 +76,20 @@ SINGLE: dict[str, tuple[Any, Change]] = {
             ("contrast", Op.CONTRAST, tv.adjust_contrast),
             ("sharpness", Op.SHARPNESS, tv.adjust_sharpness),
         )
-        for factor in (0.1, 0.73, 1.9)
+        for factor in (0.1, 1.9)
     },
     **{
         f"hue {turn}": (one(Op.HUE, turn), of(tv.adjust_hue, turn))
-        for turn in (-0.3, 0.05, 0.5)
+        for turn in (-0.3, 0.5)
     },
     "greyscale": (one(Op.GREYSCALE), of(tv.rgb_to_grayscale, num_output_channels=3)),
     **{
         f"posterize {bits}": (one(Op.POSTERIZE, bits), of(tv.posterize, bits))
-        for bits in (0, 3, 8)
+        for bits in (0, 3)
     },
     **{
         f"solarize {level}": (one(Op.SOLARIZE, level), of(tv.solarize, level))
-        for level in (0, 128, 178.5)
+        for level in (0, 178.5)
     },
     "solarize_add": (
         one(Op.SOLARIZE_ADD, 40),  # which torchvision does not have; as timm says it
@@ -122,7 +103,7 @@ SINGLE: dict[str, tuple[Any, Change]] = {
             one(Op.BLUR, sigma),
             of(tv.gaussian_blur, [ops.BLUR_SIDE] * 2, [sigma] * 2),
         )
-        for sigma in (0.1, 0.8, 2.0)
+        for sigma in (0.1, 2.0)
     },
 }
 MOVED: dict[str, tuple[Any, Callable[[bool], Change]]] = {
@@ -130,15 +111,6 @@ MOVED: dict[str, tuple[Any, Callable[[bool], Change]]] = {
         f"rotated {angle}": (affine.rotation(A([angle])), rotated(angle))
         for angle in (27.3, -131.0)
     },
-    "sheared along x": (
-        affine.shear_x(A([0.23]), HEIGHT),
-        affined(shear=[degrees(0.23), 0.0]),
-    ),
-    "sheared along y": (
-        affine.shear_y(A([-0.31]), WIDTH),
-        affined(shear=[0.0, degrees(-0.31)]),
-    ),
-    "translated": (affine.translation(A([5.0]), A([-3.0])), affined(translate=[5, -3])),
 }
 
 
@@ -207,30 +179,19 @@ def test_frames_of_a_clip_are_images() -> None:
     assert torch.equal(clips.view(images.shape), images)
 
 
-def reference_normal(first: int, second: int, count: int) -> Any:
-    def mixed(word: Any) -> Any:
-        word = (word ^ word >> np.uint32(16)) * np.uint32(0x7FEB352D)
-        word = (word ^ word >> np.uint32(15)) * np.uint32(0x846CA68B)
-        return word ^ word >> np.uint32(16)
-
-    word = mixed(
-        mixed(np.arange(count, dtype=np.uint32) + np.uint32(first)) ^ np.uint32(second)
-    )
-    one_, other = (
-        (w >> np.uint32(8)).astype(np.float64)
-        for w in (word, mixed(word ^ np.uint32(0x5BD1E995)))
-    )
-    return np.sqrt(-2 * np.log((one_ + 1) / 2**24)) * np.cos(2 * np.pi * other / 2**24)
-
-
 def test_noise_is_a_hash_of_keys_and_place() -> None:
     keys = np.array([[7.0, 8.0], [7.0, 9.0], [2**24 - 1, 0]], np.float32)
     whole = (0, 0, 110, 100, 0, 0, 0, 1, 1, 1)
     slot = ops.slot(Op.ERASE, np.ones(3, bool), *whole, keys[:, 0], keys[:, 1])
     found = done(torch.zeros(3, 100, 110, 3), slot).reshape(3, -1)
-    for noise, (first, second) in zip(found, keys.astype(int).tolist(), strict=True):
-        reference = reference_normal(first, second, noise.size)
-        np.testing.assert_allclose(noise, reference, atol=2e-4)
+    golden = [
+        [-0.55679, 1.05202, -0.76335],
+        [1.17433, 1.62351, 0.23811],
+        [-1.21705, 1.23388, -0.08961],
+    ]
+    np.testing.assert_allclose(found[:, [0, 1, -1]], golden, atol=2e-4)
+    np.testing.assert_allclose(found.mean(axis=1), 0, atol=0.01)
+    np.testing.assert_allclose(found.std(axis=1), 1, atol=0.01)
 
 
 def test_a_rectangle_is_erased() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plan.order import BLOCK, CHUNK, by_size, grouped, order
+from plan.order import BLOCK, CHUNK, grouped, order
 
 COUNTS = st.one_of(
     st.integers(0, 200), st.sampled_from([2, 3, 5, 7, 31, 127, 251, 256, 509, 1021])
@@ -72,8 +72,3 @@ def test_golden_group() -> None:
     heights, widths = np.array([4, 2, 9, 3] * 48), np.array([5, 8, 3, 3] * 48)
     places = grouped(heights, widths, seed=7, epoch=3)
     assert places[::16].tolist() == [160, 34, 65, 1, 66, 128, 33, 3, 35, 98, 0, 32]
-
-
-def test_by_size_puts_landscapes_first_and_small_ones_first() -> None:
-    heights, widths = np.array([9, 3, 4, 3, 2]), np.array([3, 9, 4, 8, 9])
-    assert by_size(heights, widths).tolist() == [4, 3, 1, 2, 0]

@@ -118,11 +118,8 @@ NOWHERE = h5py.ExternalLink("moved.h5", "/x")
 @pytest.mark.parametrize(
     ("held", "said"),
     [
-        ({"images/x": PIXELS, "labels": [0, 1, 2]}, "it must have data sets"),
         ({"images": NOWHERE, "labels": [0, 1, 2]}, "it must have data sets"),
-        ({"images": PIXELS, "labels": NOWHERE}, "it must have data sets"),
         ({"images": PIXELS, "labels": np.zeros((3, 1, 1))}, "labels float64 (3, 1, 1)"),
-        ({"images": PIXELS, "labels": 1}, "labels int64 ()"),
         ({"images": PIXELS, "labels": [0, 1]}, "labels int64 (2,)"),
     ],
 )
@@ -155,7 +152,7 @@ def test_mistakes_are_one_line(
         line = said("--source", "hdf5" if name.endswith("h5") else "parquet")
         assert f"{name} is damaged, cut short" in line
     assert "--lmdb-label is for another" in said(
-        "--source", "hdf5", "--lmdb-label", "x"
+        "--source", "hdf5", "--lmdb-label", "prefix"
     )
     assert "--source got 'tfrecord'" in said("--source", "tfrecord")
     assert not (tmp_path / "to").exists()

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from scripts import bench, published, report, tune
+from scripts import bench, published, tune
 from settings import config
 from settings.cli import flags
 
@@ -85,8 +85,6 @@ def read(program: str, words: list[str]) -> None:
         flags(
             bench.suite_of(words[0]).settings, bench.with_flags(words[1:]), prog="bench"
         )
-    elif program == "scripts.report":
-        flags(report.Report, words, prog="report")
     elif program == "scripts.tune":
         behind = [f"--flags={shlex.join(words[at + 1 :])}"] if at < len(words) else []
         tune.recipe_of(flags(tune.Tune, [*words[:at], *behind], prog="tune"))
@@ -154,12 +152,9 @@ def test_all_programs_are_found() -> None:
     [
         "python train.py --data D --bach-size 8",
         "torchrun --nproc-per-node 2 train.py --config configs/gone.yaml",
-        "python -m scripts.bench train --data D --archs a -- --lr 1 ; python -m scripts.bench gone",
         'L="python -m scripts.bench loader --gpus two"',
-        "python -m scripts.published lists --tables gone",
-        "python -m scripts.published lists --tables memory -- --line 3",
+        "python -m scripts.published lists --tables readers -- --line 3",
         "python -m scripts.link_set A B --number 3",
-        "python -m scripts.tune --data D -- --optimiser sgd",
     ],
 )
 def test_a_planted_command_is_refused(line: str) -> None:

@@ -37,14 +37,11 @@ def config(*flags: str) -> Config:
 @pytest.mark.parametrize(
     ("flags", "ranks", "size"),
     [
-        (["--batch-size", "8"], 1, 8),
         (["--batch-size", "8", "--val-batch-size", "3"], 1, 3),
-        (["--batch-size", "8", "--val-batch-size", "20"], 1, 20),
         (["--batch-size", "8", "--val-batch-size", "9000"], 1, 30),
         (["--batch-size", "8", "--val-batch-size", "9000"], 2, 15),
         # as in training, so that nothing is compiled for another shape
         (["--batch-size", "64", "--val-batch-size", "9000"], 2, 50),
-        (["--batch-size", "64"], 1, 50),
     ],
 )
 def test_a_validation_batch_is_no_larger_than_the_set(
@@ -100,14 +97,10 @@ def test_no_step_is_a_mistake_unless_there_is_none_to_take() -> None:
 @pytest.mark.parametrize(
     ("count", "batch", "accumulate", "ranks", "fitted", "steps"),
     [
-        (21, 32, 1, 1, 21, 1),
         (57, 32, 1, 1, 29, 2),
         (57, 8, 4, 1, 8, 2),
         (100, 16, 1, 3, 12, 3),
-        (96, 10, 1, 1, 10, 10),
-        (64, 8, 1, 1, 8, 8),
         (400, 20, 1, 1, 20, 20),  # long enough: what is no whole step is dropped
-        (419, 20, 1, 1, 20, 20),
     ],
 )
 def test_a_set_of_few_steps_loses_no_sample(

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from scripts import export
 from scripts._preprocessing import Framing, Preprocessed
 
 
@@ -46,3 +47,26 @@ def test_levels(size: tuple[int, int], interpolation: str, window: str) -> None:
     difference = np.abs(255 * got.permute(1, 2, 0).numpy() - expected)
     # Pillow begins with the axis that shrinks the more, and what is rounded between the passes is another
     assert difference.max() <= 1.01 and difference.mean() < 0.3
+
+
+def test_a_file_that_computes_something_else_is_seen() -> None:
+    framing = Framing(
+        window="center",
+        resize=32,
+        image_size=32,
+        mean=(0.0, 0.0, 0.0),
+        std=(1.0, 1.0, 1.0),
+        interpolation="bilinear",
+        exif="stored",
+    )
+    network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    whole = Preprocessed(network, framing)
+    images = [np.full((40, 50, 3), level, np.uint8) for level in (51, 102, 255)]
+
+    def wrong(batch: np.ndarray) -> np.ndarray:
+        logits: np.ndarray = whole(torch.from_numpy(batch)).numpy()
+        return logits + 0.25
+
+    count, largest, scale = export.compared(wrong, whole, iter(images), inside=True)
+    assert count == 3 and scale == pytest.approx(1.0)
+    assert largest == pytest.approx(0.25)

@@ -60,7 +60,7 @@ except KeyboardInterrupt:
 
 def test_who_imports_a_program_keeps_its_signals(runner: Runner) -> None:
     code = (
-        "import signal as s; kept = s.getsignal(s.SIGINT); import scripts.report; "
+        "import signal as s; kept = s.getsignal(s.SIGINT); import scripts.bench; "
         "assert s.getsignal(s.SIGINT) is kept"
     )
     runner.python("-c", code).done()
@@ -102,10 +102,8 @@ def test_doctor_ends_with_its_children() -> None:
         "export best.pt --output s3://b/best.onnx",
         "link_set photos s3://b/p --count 3",
         "demo_set s3://b/p",
-        "to_coco photos s3://b/p",
         "patch_set s3://b/p",
         "video_set s3://b/p",
-        "report s3://b/runs",
         "tune --data photos --output s3://b/lr.yaml",
         "bench train --loaders synthetic --output s3://b/p",
         "bench loader --data s3://b/p",
@@ -136,7 +134,6 @@ def test_a_url_that_a_program_does_not_take_is_refused_in_a_line(
         "pack TO --from photos --{}",
         "export best.pt --format {}",
         "doctor --data {}",
-        "report {}",
         "bench loader --data {}",
         "demo_set {}",
         "video_set {}",

@@ -22,7 +22,6 @@ from engine.distributed import ProcessWorld
 from engine.ema import Ema
 from engine.step import Step
 from models import classification as registry
-from models import recompute
 from settings.optimisation import Optimisation
 from tasks.classification import Classification, binary_cross_entropy
 from tests.unit.steps import composed
@@ -221,13 +220,10 @@ def decayed(module: nn.Module, **settings: Any) -> set[str]:
     return {name for name, group in groups if group["weight_decay"]}
 
 
-VITS = "vit_tiny_patch16_224 beit_base_patch16_224 cait_xxs24_224 swin_tiny_patch4_window7_224"
-CONVOLUTIONS = (
-    "tf_efficientnet_cc_b0_4e convnext_atto levit_128s davit_tiny gmlp_s16_224"
-)
+VITS = "vit_tiny_patch16_224 swin_tiny_patch4_window7_224 davit_tiny"
 
 
-@pytest.mark.parametrize("arch", f"{VITS} {CONVOLUTIONS} ghostnetv3_100".split())
+@pytest.mark.parametrize("arch", VITS.split())
 def test_what_decays_is_timms(arch: str) -> None:
     with torch.device("meta"):
         module = timm.create_model(arch)
@@ -243,7 +239,6 @@ def test_what_decays_is_timms(arch: str) -> None:
 @pytest.mark.parametrize(
     ("arch", "no_decay", "but"),
     [
-        ("resnet50", (), ""),
         ("swin_t", (), ""),
         (
             "swin_t",
@@ -365,24 +360,6 @@ def test_gradients_are_clipped(clip: str) -> None:
         torch.testing.assert_close(moved[1][name], expected, rtol=1e-3, atol=1e-7)
 
 
-def test_a_rate_on_a_device_is_written_where_it_changes() -> None:
-    optimizer = optimizers.build(Net(), Optimisation(lr=0.1))
-    groups = optimizer.param_groups
-    shared = torch.tensor(0.1)  # as groups on a GPU have it
-    for group in groups:
-        group["lr"] = shared
-    rates = optimizers.LearningRates(optimizer)
-    for rate, writes in ((0.1, 1), (0.1, 1), (0.2, 2), (0.1, 3)):
-        rates.set(rate)
-        assert shared._version == writes and float(shared) == pytest.approx(rate)
-    before = rates.read()
-    rates.set(0.5)
-    rates.write(before)
-    groups[1]["lr"] = torch.tensor(7.0)  # of a checkpoint
-    rates.set(0.1)
-    assert rates.read() == pytest.approx([0.1] * len(groups))
-
-
 def test_what_muon_moves() -> None:
     module, _ = registry.build("mobilenet_v3_small", classes=5, shape=(2, 3, 32, 32))
     optimizer = optimizers.build(module, Optimisation(optimizer="muon"))
@@ -415,43 +392,3 @@ def test_binary_cross_entropy_is_timms(
         logits, nn.functional.one_hot(labels, 6), valid, smoothing, threshold
     )
     torch.testing.assert_close(found, expected)
-
-
-class Blocks(nn.Module):
-    """Two blocks with batch norm and dropout in a list."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        parts = [
-            nn.ModuleDict({"a": nn.Linear(6, 6), "b": nn.BatchNorm1d(6)})
-            for _ in range(2)
-        ]
-        for part in parts:
-            part.forward = lambda x, part=part: nn.functional.dropout(
-                part["b"](part["a"](x)), 0.5
-            )
-        self.blocks = nn.ModuleList(parts)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
-def test_blocks_that_compute_again_train_alike() -> None:
-    """Gradients, dropout and running statistics are those of before, bit for bit."""
-    plain, again = Blocks(), Blocks()
-    assert recompute.recompute_blocks(again, "blocks") == 2
-    calls = list[int]()
-    again.get_submodule("blocks.0.a").register_forward_hook(lambda *_: calls.append(1))
-    for net in (plain, again):
-        torch.manual_seed(3)
-        net(torch.randn(5, 6)).square().sum().backward()
-    for a, b in zip(plain.parameters(), again.parameters(), strict=True):
-        assert a.grad is not None and b.grad is not None and torch.equal(a.grad, b.grad)
-    assert all(
-        torch.equal(a, b) for a, b in zip(plain.buffers(), again.buffers(), strict=True)
-    )
-    assert len(calls) == 2, "once forward, once in the backward pass"
-    assert plain.state_dict().keys() == again.state_dict().keys()

@@ -1,19 +1,16 @@
-"""Shards and lists in a bucket: moto's S3 server, read through s3fs."""
+"""Shards in a bucket: moto's S3 server, read through s3fs."""
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
 import pytest
 
 from dataset.stores import remote
 from tests.conformance.sources import all_read, write_shards
-from tests.unit.test_remote import FILES, opened, refused
+from tests.unit.test_remote import FILES, opened
 
 pytest.importorskip("s3fs", reason="without s3fs: pip install s3fs")
 boto3 = pytest.importorskip("boto3", reason="without boto3: pip install boto3")
@@ -53,7 +50,7 @@ def put(bucket: Any, folder: Path, below: str) -> None:
 def test_a_bucket(
     bucket: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Shards and lists below a prefix, byte for byte; an object that is put again is walked again."""
+    """Shards below a prefix, byte for byte; an object that is put again is walked again."""
     for split in ("train", "val"):
         write_shards(tmp_path / "set", split, FILES)
     put(bucket, tmp_path / "set", "set")
@@ -66,65 +63,4 @@ def test_a_bucket(
     assert sorted(
         all_read(opened("s3://pets/set", tmp_path)["train"].source)
     ) == sorted(smaller.values())
-    lines = [f"images/{name},{name[0]}\n" for name in FILES]
-    for name, content in FILES.items():
-        bucket.put_object(Key=f"listed/images/{name}", Body=content)
-    for split in ("train", "val"):
-        bucket.put_object(Key=f"listed/{split}.csv", Body="".join(lines).encode())
-    assert sorted(
-        all_read(opened("s3://pets/listed", tmp_path)["val"].source)
-    ) == sorted(FILES.values())
     assert "some-secret" not in "".join(capfd.readouterr())
-
-
-def ask_for_rights(after: bytes) -> None:
-    """Let the server of this process look at rights after so many requests."""
-    url = f"{os.environ['AWS_ENDPOINT_URL']}/moto-api/reset-auth"
-    urlopen(Request(url, after, {"Content-Type": "text/plain"}, method="POST")).close()
-
-
-def test_what_a_bucket_refuses_is_named(
-    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By real errors of botocore; a user who may read, and not list, trains from shards.txt."""
-    for split in ("train", "val"):
-        write_shards(tmp_path / "set", split, FILES)
-        names = sorted(path.name for path in (tmp_path / "set" / split).iterdir())
-        (tmp_path / "set" / split / "shards.txt").write_text(
-            "".join(f"{name}\n" for name in names)
-        )
-    put(bucket, tmp_path / "set", "set")
-    for split in ("train", "val"):
-        for name in ("0.tar", "1.tar"):
-            bucket.put_object(
-                Key=f"odd/{split}/a?#{name}",
-                Body=(tmp_path / "set" / split / name).read_bytes(),
-            )
-    assert sorted(
-        all_read(opened("s3://pets/odd", tmp_path)["train"].source)
-    ) == sorted(FILES.values())
-    assert "there is no such bucket" in refused(
-        lambda: opened("s3://cats/set", tmp_path)
-    )
-    client = boto3.client("iam")
-    client.create_user(UserName="reader")
-    key = client.create_access_key(UserName="reader")["AccessKey"]
-    may = {"Effect": "Allow", "Action": "s3:GetObject", "Resource": "*"}
-    policy = json.dumps({"Version": "2012-10-17", "Statement": [may]})
-    client.put_user_policy(UserName="reader", PolicyName="reads", PolicyDocument=policy)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key["AccessKeyId"])
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key["SecretAccessKey"])
-    remote._systems.clear()  # it has the credentials of before
-    ask_for_rights(b"0")  # from the next request on
-    try:
-        found = opened("s3://pets/set", tmp_path)["train"]
-        assert sorted(all_read(found.source)) == sorted(FILES.values())
-        assert "access is denied (AccessDenied)" in refused(
-            lambda: opened("s3://pets/none", tmp_path)
-        )
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
-        assert "(SignatureDoesNotMatch)" in refused(
-            lambda: opened("s3://pets/set", tmp_path)
-        )
-    finally:
-        ask_for_rights(b"inf")

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from contracts import Batch, RateWindow
-from report import pictures
-from report.console import figures, rows
+from contracts import RateWindow
 from tasks.detection import KIND
 from tests.unit.test_report_reporter import Told
 
@@ -39,14 +35,6 @@ def extras(value: int) -> dict[str, Any]:
         "scalars": {"val_ap/person": value / 10},
         "images": {"val/predictions": grid(value)},
     }
-
-
-def test_the_line_has_what_one_looks_for() -> None:
-    assert (
-        figures(RESULT, KIND.figures)
-        == "ap 37.50%  ap50 50.00%  ap75 25.00%  mask_ap 25.00%  samples 5,000  detections 12,345"
-    )
-    assert figures({"ap": math.nan, "samples": 3}, KIND.figures) == "ap -  samples 3"
 
 
 def test_extras_are_written_once_and_are_no_figures(tmp_path: Path) -> None:
@@ -92,47 +80,7 @@ def test_the_summary_has_instances(tmp_path: Path) -> None:
         "instances_per_s": 290.0,
     }
     assert not {"padding", "instances_per_image"} & summary.keys()
-    lines = dict(rows(summary, KIND))
-    assert (
-        lines["instances"]
-        == "290 box/s   (7.2 an image, 6.2% of the pixels show no image)"
-    )
     (tmp_path / "other").mkdir()
     other = Told(tmp_path / "other", None, KIND)
     assert "detection" not in other.finish()
     other.reporter.close()
-
-
-def batch_of(images: torch.Tensor, **host: Any) -> Batch:
-    count = len(images)
-    sizes, ids = torch.ones(count, 2, dtype=torch.int64), np.arange(count)
-    return Batch(
-        images=images,
-        sizes=sizes,
-        targets={},
-        valid=torch.ones(count, dtype=torch.bool),
-        ids=ids,
-        host=host,
-    )
-
-
-def shown(batch: Batch) -> Any:
-    return pictures.augmented(batch, torch.tensor([0.5] * 3), torch.tensor([0.25] * 3))
-
-
-def test_boxes_are_outlined_where_they_are() -> None:
-    boxes = np.array([[2, 3, 10, 8], [0, 0, 20, 12], [-5, -5, 100, 100]], np.float32)
-    batch = batch_of(
-        torch.zeros(3, 3, 12, 20),
-        boxes=boxes,
-        labels=np.array([1, 2, 1]),
-        offsets=np.array([0, 2, 2, 3]),
-    )
-    first, second, third = (shown(batch) != 128).any(axis=3)
-    inner = np.zeros((12, 20), bool)
-    inner[[3, 7], 2:10] = inner[3:8, [2, 9]] = True
-    border = np.zeros((12, 20), bool)
-    border[[0, -1]] = border[:, [0, -1]] = True
-    np.testing.assert_array_equal(first, inner | border)
-    assert not second.any()
-    np.testing.assert_array_equal(third, border)

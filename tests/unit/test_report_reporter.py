@@ -23,7 +23,7 @@ from report.console import Console, rows
 from report.hardware import Sampler
 from report.meter import Meter
 from report.record import Record
-from report.reporter import SAID, Reporter
+from report.reporter import Reporter
 from tasks.classification import KIND
 
 CPU = torch.device("cpu")
@@ -109,45 +109,6 @@ def test_a_mean_over_no_loss_is_left_out(told: Told, samples: int) -> None:
     assert "loss" not in told.points()[0]
     assert "loss" not in told.finish()["validation"]
     assert "loss 0" not in told.stream.getvalue()
-
-
-def test_a_loss_of_no_sample_does_not_count(told: Told) -> None:
-    def train(*losses: float) -> str:
-        rest = {"lr": 0.1, "grad_norm": math.nan, "loss_scale": 1.0}
-        points = [{"step": i, "loss": loss, **rest} for i, loss in enumerate(losses)]
-        progress = {"epoch": 0, "consumed": 8}
-        with told.reporter.epoch(0, 1, 8, 0):
-            told.reporter.train(
-                points, progress=progress, skipped_steps=0, phases={}, steps=[]
-            )
-        return told.stream.getvalue().splitlines()[-1]
-
-    assert "loss" not in train(math.nan, math.nan)
-    assert "loss 1.500" in train(1.0, math.nan, 2.0)
-    assert told.points()[0]["losses"] == ["nan", "nan"]
-
-
-def test_samples_that_failed_are_all_in_a_file_and_the_first_are_said(
-    told: Told,
-) -> None:
-    names = [f"{i}.jpg" for i in range(SAID + 2)]
-    told.reporter.failed("train", names[:SAID])
-    said = told.stream.getvalue()
-    assert said.count("cannot be decoded, left out: ") == SAID and "more" not in said
-    told.reporter.failed("val", names)
-    said = told.stream.getvalue().removeprefix(said)
-    assert "4.jpg" in said and "5.jpg" not in said and "and 2 more, in " in said
-    lines = (told.folder / "failed.txt").read_text().splitlines()
-    expected = [f"train\t{name}" for name in names[:SAID]]
-    assert lines == [*expected, *(f"val\t{name}" for name in names)]
-
-
-@pytest.mark.parametrize(
-    ("loader", "advice"), [(object(), "go on with: python "), (None, "run it again")]
-)
-def test_what_to_do_after_a_stop(told: Told, loader: Any, advice: str) -> None:
-    told.finish(finished=False, loader=loader)
-    assert f"stopped at step 3; {advice}" in told.stream.getvalue()
 
 
 def test_a_failed_check_names_no_bound(told: Told) -> None:
@@ -246,5 +207,3 @@ def test_what_was_refused_and_why(told: Told, monkeypatch: pytest.MonkeyPatch) -
     lines = dict(rows({"clips": clips}, KIND))
     assert lines["frames"] == "40 frame/s   (1.50 decoded for each)"
     assert lines["fallback"].startswith("10 clips by pyav instead (6 h264 in ts; 4 h26")
-    why = f"{refused}: 3 of 4 frames did not come; vp9 in mkv, refused: no"
-    assert lines["undecoded"] == why

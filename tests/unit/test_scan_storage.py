@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import pickle
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +24,6 @@ from dataset.stores.folder import open_folder
 from dataset.videos import packets
 from dataset.videos.scan import open_videos
 from loaders._read_retry import read
-from system import storage
 from tests.conformance.scenes import small
 from tests.conformance.sources import LAYOUTS, all_read, here
 from tests.unit.coco_files import write_coco
@@ -110,27 +108,12 @@ def test_a_moment_of_failing_storage_changes_nothing(
     assert failed > 4
 
 
-def test_storage_that_fails_for_good_ends_a_read_with_words_of_a_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = tmp_path.resolve() / "data"
-    LAYOUTS["tar"].write(data, "train", {"a/x.jpg": next(iter(small(1).values()))})
-    source = open_split(data / "train", source="tar", cache=tmp_path / "cache").source
-    failing("pread", b"", errno.ESTALE, monkeypatch)
-    said = refused(lambda: read(source, 0))
-    assert "x.jpg cannot be read: Stale file handle; tried 4 times" in said
-    assert said.endswith("go on with --resume auto once the storage is well")
-
-
 @pytest.mark.parametrize(
     ("call", "number"),
     [
         ("open", "EMFILE"),
         ("pread", "EIO"),
-        ("stat", "ETIMEDOUT"),
         ("scandir", "ESTALE"),
-        # EACCES of a folder; of files it is the folder's where they may not even be looked at
-        ("scandir", "EACCES"),
         ("open and stat", "EACCES"),
     ],
 )
@@ -145,20 +128,6 @@ def test_images(
         ends_without_a_trace(
             lambda data, where: open_folder(data, cache=where), root, cache / "now", ""
         )
-    assert len(open_folder(root, cache=cache / "now")) == whole
-
-
-def test_a_file_that_may_be_read_later(
-    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its folder does not change when it may."""
-    whole = len(open_folder(root, cache=cache / "before"))
-    with monkeypatch.context() as sick:
-        failing("open", b"/bee/", errno.EACCES, sick)
-        first = open_folder(root, cache=cache / "now")
-        assert first.rejected and len(first) < whole
-        again = open_folder(root, cache=cache / "now")
-        assert again.folder == first.folder, "there was no other scan"
     assert len(open_folder(root, cache=cache / "now")) == whole
 
 
@@ -263,16 +232,3 @@ def test_an_error_of_reading_is_told_from_one_of_writing(
     cache = tmp_path / "cache"
     with pytest.raises(UserError, match=said):
         open_images(data, Flaky(data), list_files, key=[], where="", cache=cache)
-
-
-@pytest.mark.parametrize("number", [errno.EUCLEAN, errno.EBADMSG])
-def test_a_damaged_inode_is_the_files_fault(number: int) -> None:
-    assert not storage.failed(OSError(number, os.strerror(number)))
-
-
-def test_what_a_worker_says_of_storage_says_who_speaks(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(storage, "_has_said", False)
-    storage._say_once("I/O error")
-    assert capsys.readouterr().err == f"{os.path.basename(sys.argv[0])}: I/O error\n"

@@ -66,9 +66,7 @@ def test_a_new_file_moves_no_other(tmp_path: Path) -> None:
     ("more", "said"),
     [
         ({"source": "lmdb"}, "leave it or --source lmdb out"),
-        ({"trust_list": True}, "--trust-list is for another source"),
         ({"lmdb_label": "prefix"}, "--lmdb-label is for another source"),
-        ({"label_key": "cls"}, "--label-key is for another source"),
         ({"val_share": 1e-9}, "18 images leave none for val; another share"),
         ({"val_share": None}, "no train/ folder; where its folders are classes add"),
     ],
@@ -81,13 +79,3 @@ def test_what_the_share_is_not_for(
     assert said in refused(lambda: opened(root, share, **more))
     fill(root, {"train/ant/0.jpg": JPEG, "val/ant/0.jpg": JPEG})
     assert "has train and val; leave it out" in refused(lambda: opened(root, 0.2))
-
-
-def test_what_may_be_a_mistake_is_told_as_of_other_folders(tmp_path: Path) -> None:
-    root = photos(tmp_path / "photos")
-    assert len(opened(root, 0.3)[1]) == 1
-    said = opened(root, 0.3, order="sequential")[1]
-    assert any("sorted by label" in line for line in said)
-    photos(tmp_path / "above" / "photos")
-    said = opened(tmp_path / "above", 0.3)[1]
-    assert said[0].startswith("images: one class alone, 'photos'")

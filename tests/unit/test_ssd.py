@@ -124,21 +124,6 @@ def stock_matches(
     ]
 
 
-def our_matches(
-    stock: Any, among: torch.Tensor, targets: Targets
-) -> list[torch.Tensor]:
-    counts, boxes = (
-        [len(one["boxes"]) for one in targets],
-        torch.cat([one["boxes"] for one in targets]),
-    )
-    matched = _ssd.match(among, boxes, counts, stock.proposal_matcher.high_threshold)
-    starts = [sum(counts[:place]) for place in range(len(counts))]
-    return [
-        torch.where(one == len(boxes), -1, one - start)
-        for one, start in zip(matched, starts, strict=True)
-    ]
-
-
 # boxes of an image, and where they are
 IMAGES = st.lists(
     st.tuples(
@@ -149,26 +134,16 @@ IMAGES = st.lists(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 999), images=IMAGES, most=st.sampled_from([1, 5, 1000]))
-def test_matches_are_torchvisions(
+def test_losses_and_gradients_are_torchvisions(
     seed: int, images: list[tuple[int, str]], most: int
 ) -> None:
-    stock, targets = SMALL, targets_from(seed, images)
-    with patch.object(_ssd, "CHUNK_BYTES", most * 4 * len(defaults())):
-        got = our_matches(stock, defaults(), targets)
-    for one, other in zip(got, stock_matches(stock, defaults(), targets), strict=True):
-        assert torch.equal(one, other)
-
-
-@settings(max_examples=60)
-@given(seed=st.integers(0, 999), images=IMAGES)
-def test_losses_and_gradients_are_torchvisions(
-    seed: int, images: list[tuple[int, str]]
-) -> None:
+    """However many boxes are compared with the default boxes at a time."""
     stock, targets = SMALL, targets_from(seed, images)
     outputs = outputs_from(seed, len(images), len(defaults()))
-    check_losses(stock, outputs, defaults(), targets)
+    with patch.object(_ssd, "CHUNK_BYTES", most * 4 * len(defaults())):
+        check_losses(stock, outputs, defaults(), targets)
 
 
 def check_losses(
@@ -191,30 +166,12 @@ def check_losses(
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    "images",
-    [
-        [(0, "anywhere")],
-        [(0, "anywhere")] * 3,
-        [(1, "anywhere")],
-        [(0, "anywhere"), (60, "defaults")],
-    ],
-)
-def test_losses_without_boxes_with_one_and_with_more_than_a_quarter_of_the_default_boxes(
-    images: list[tuple[int, str]],
-) -> None:
-    """With so many, three times as many of the background are not there, and torchvision counts some boxes
-    twice.
-    """
-    targets = targets_from(3, images)
-    if images[-1][0] == 60:
-        targets[-1]["boxes"] = defaults()[::5]
-        targets[-1]["labels"] = torch.randint(1, CLASSES, (64,))
-        foreground = _ssd.match(defaults(), targets[-1]["boxes"], [64], 0.5)[0] < 64
-        assert 4 * foreground.sum() > len(defaults())
-    check_losses(
-        small(), outputs_from(4, len(images), len(defaults())), defaults(), targets
-    )
+def test_losses_with_more_than_a_quarter_of_the_default_boxes() -> None:
+    """Three times as many of the background are not there, and torchvision counts some boxes twice."""
+    targets = targets_from(3, [(0, "anywhere"), (60, "defaults")])
+    targets[-1]["boxes"] = defaults()[::5]
+    targets[-1]["labels"] = torch.randint(1, CLASSES, (64,))
+    check_losses(small(), outputs_from(4, 2, len(defaults())), defaults(), targets)
 
 
 def test_training_waits_for_no_value_on_the_device() -> None:
@@ -334,8 +291,6 @@ def doubled(ours: Any) -> None:
 
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "doubled": doubled,
-    "written": torch.inference_mode()(lambda ours: ours.bias.add_(1)),
-    "replaced": lambda ours: setattr(ours, "running_mean", ours.running_mean + 1),
     "moved": lambda ours: doubled(ours.double()),
     "less stable": lambda ours: setattr(ours, "eps", 0.5),
 }

@@ -30,8 +30,6 @@ def listed(data: Path, split: str, **how: Any) -> list[str]:
 KINDS = [
     ("bicubic/X2", "x2"),
     ("unknown/X2", "x2"),
-    ("mild", "x2m"),
-    ("x2", "x2"),
     ("own-kind/X2", ""),
 ]
 
@@ -63,7 +61,6 @@ SMALL = "small images are unknown to train, bicubic to val"
     [
         (["train_LR_mild", "train_LR_wild"], "LR_wild; leave the one that is meant"),
         (["train_LR_unknown/X2", "valid_LR_bicubic/X2"], f"{SMALL}; give both"),
-        (["train_LR_unknown/X2"], SMALL),  # which are made
         (["train_LR_unknown/X3", "valid_LR_unknown/X3"], "LR_unknown has X3 and no X2"),
     ],
 )
@@ -139,27 +136,8 @@ def several(data: Path) -> None:
             {},
             "1 of 3 images of {train} have no small one of their name, or of namex2, first HR/0001",
         ),
-        (
-            lambda data: shutil.copy(
-                data / "train/LR/0001.png", data / "train/LR/0009.png"
-            ),
-            {},
-            "1 of 4 images of {train} have no large one of their name, or of namex2, first LR/0009",
-        ),
         (narrower, {}, "LR/0001.png 24 x 23, which is not one in 2 (1 such"),
         (several, {}, "3 of 3 images of {train} have no small one of their name"),
-        (
-            lambda data: shutil.copy(
-                data / "train/HR/0001.png", data / "train/LR/0001.png"
-            ),
-            {},
-            "HR/0001.png has 50 x 46 pixels and LR/0001.png 50 x 46, which is not one in 2 (1 such",
-        ),
-        (
-            None,
-            {"scale": 4},
-            "40 x 40 pixels and LR/0000.png 20 x 20, which is not one",
-        ),
         (None, {"least": 99}, "has no image of 99 x 99 pixels: the largest of 3 has a"),
         (
             None,
@@ -167,11 +145,6 @@ def several(data: Path) -> None:
             "has no val/HR folder; it must be a folder with DIV2K_",
         ),
         (None, {"source": "list"}, "--source list is for images with a label"),
-        (
-            None,
-            {"source": "lmdb"},
-            "has no train.lmdb; it must be a folder with train.",
-        ),
     ],
 )
 def test_a_mistake_is_one_line(

@@ -18,7 +18,6 @@ from tests.unit.superres_files import (
     expected,
     feed_of,
     halved,
-    lengths_read,
     levels,
     opened,
     write,
@@ -113,18 +112,6 @@ def test_several_patches_of_an_image_are_decoded_once_and_spread(
     assert all(
         torch.equal(a.images, b.images) for a, b in zip(tail, batches[5:], strict=True)
     )
-
-
-def test_of_a_raw_file_the_rows_of_a_patch_alone_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path / "data/train", 4, ending="ppm", side=400)
-    feed = feed_of(opened(tmp_path / "data"))
-    asked = lengths_read(monkeypatch)
-    monkeypatch.setattr(type(feed.source), "read", None)  # of the whole file
-    assert len(passed(feed)) == 1
-    # 16 rows, and 4 to either side that the small patch looks at
-    assert 0 < max(asked) <= 24 * 3 * 420
 
 
 @pytest.mark.parametrize("which", ["HR", "LR"])

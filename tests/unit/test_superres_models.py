@@ -32,33 +32,6 @@ def test_outputs_are_larger_by_the_scale(arch: str, scale: int) -> None:
     assert classes(arch, "x") == ()
 
 
-@pytest.mark.parametrize(
-    ("arch", "scale", "count"),
-    [
-        ("srcnn", 3, 8_032),  # the paper's count for 9-1-5, without biases
-        ("srcnn_955", 3, 57_184),  # and for 9-5-5
-        ("espcn", 3, 5 * 5 * 64 + 3 * 3 * 64 * 32 + 3 * 3 * 32 * 9),
-        (
-            "edsr_baseline",
-            2,
-            1_369_859 - 64 * 34 - 256 - 3,
-        ),  # "1.37 M" of the published baseline
-    ],
-)
-def test_there_are_as_many_weights_as_published(
-    arch: str, scale: int, count: int
-) -> None:
-    module, _ = build(arch, scale=scale, shape=(1, 3, 8, 8))
-    assert (
-        sum(
-            value.numel()
-            for name, value in module.named_parameters()
-            if name.endswith("weight")
-        )
-        == count
-    )
-
-
 def test_the_interpolation_is_pillows() -> None:
     """Values in the middle: Pillow clips between its two passes, which is no part of the kernel."""
     levels = np.random.default_rng(0).integers(96, 160, (9, 11, 3), np.uint8)

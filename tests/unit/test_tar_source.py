@@ -232,14 +232,11 @@ def damaged(offset: int) -> Callable[[bytes], bytes]:
     [
         gzip.compress,
         lambda content: content[: len(content) // 2],
-        lambda content: content.rstrip(b"\0"),
         lambda content: content[: -(-len(content.rstrip(b"\0")) // 512) * 512],
-        lambda content: b"",
         lambda content: content * 2,
-        lambda content: b"<html>" * 99,
         damaged(512 + -(-len(ONE) // 512) * 512 + 9),
     ],
-    ids=["gz", "half", "no-padding", "no-end", "empty", "joined", "no-tar", "damaged"],
+    ids=["gz", "half", "no-end", "joined", "damaged"],
 )
 def test_what_is_not_whole_is_refused_at_the_start(
     change: Callable[[bytes], bytes], tmp_path: Path
@@ -250,17 +247,7 @@ def test_what_is_not_whole_is_refused_at_the_start(
     assert str(shard) in said and "cut short" in said
 
 
-def test_compressed_shards_and_shards_without_an_image_are_told(tmp_path: Path) -> None:
-    data = shards(tmp_path, {"x.txt": b""})
-    said = refused(lambda: opened(data))
-    assert "no image in " in said and "0.tar:x: no image among" in said
-    (data / "train" / "1.tar.gz").write_bytes(gzip.compress(b""))
-    assert "1.tar.gz is compressed" in refused(lambda: opened(data))
-
-
-@pytest.mark.parametrize(
-    "form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
-)
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_the_walk_finds_what_tarfile_finds(form: int, tmp_path: Path) -> None:
     """Long names too; where a member would end that is not here all is refused."""
     names = ["a.jpg", f"{'d' * 90}/{'e' * 60}.jpg", "é\n.jpg"]

@@ -5,14 +5,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 import timm
 import torch
 from timm.data import create_transform, resolve_data_config
 
-from contracts import UserError
 from models import Unusable
 from models import timm as registry
 from settings.config import build
@@ -24,9 +22,8 @@ IMAGES = kind_named("classification")
 
 
 CROPS = (
-    *("resnet50.tv_in1k", "resnet50.a1_in1k", "convnext_tiny.fb_in22k_ft_in1k"),
-    *("mobilenetv3_large_100", "efficientnet_b4", "vit_small_patch16_224"),
-    *("regnety_160", "convnext_base.fb_in22k_ft_in1k_384", "tf_efficientnetv2_b3.in1k"),
+    *("resnet50.a1_in1k", "efficientnet_b4", "vit_small_patch16_224"),
+    "convnext_base.fb_in22k_ft_in1k_384",
 )
 
 
@@ -59,25 +56,11 @@ def test_the_validations_crop_is_timms(arch: str, evaluated: bool) -> None:
         assert found == (*theirs["mean"], *theirs["std"], theirs["interpolation"])
 
 
-@pytest.mark.parametrize("window", ["dm_nfnet_f0", "deepseek_vit_412m"])
-def test_a_window_that_is_not_here_is_refused(window: str) -> None:
-    arch = f"timm/{window}"
-    start = Start.of(build({"arch": arch}), (), {}, path=None, origin="flags")
-    said = r"was made for the validation window '(squash at 0\.9|border)', .*; --val-window center, stretch"
-    with pytest.raises(UserError, match=said):
-        start.native(registry, arch)
-    start = Start.of(
-        build({"arch": arch, "val_window": "center"}), (), {}, path=None, origin="flags"
-    )
-    assert start.native(registry, arch).size > 0
-
-
 @pytest.mark.parametrize(
     ("arch", "size", "head"),
     [
         ("resnet18", 64, "fc"),
         ("vit_tiny_patch16_224", 64, "head"),
-        ("mobilenetv3_small_050", 64, "classifier"),
     ],
 )
 def test_weights_of_a_file(arch: str, size: int, head: str, tmp_path: Path) -> None:
@@ -123,18 +106,6 @@ def test_published_weights_by_name(
     )
 
 
-def test_a_network_of_one_size_is_told_before_it_trains() -> None:
-    arch = "timm/vit_tiny_patch16_224"
-    config = build({"arch": arch, "image_size": 64, "val_image_size": 32})
-    start = Start.of(config, (), {}, path=None, origin="")
-    given: Any = ((2, 3, 64, 64), {"classes": 5}, MagicMock())
-    with pytest.raises(
-        Unusable, match=f"^--val-image-size 32 does not suit --arch {arch}"
-    ):
-        start.network(registry, arch, *given)
-    start.network(registry, "timm/test_resnet", *given)
-
-
 def test_published_weights_name_their_classes() -> None:
     names = registry.classes("timm/resnet50", "a1_in1k")
     assert (len(names), names[0]) == (1000, "n01440764")
@@ -144,34 +115,11 @@ def test_published_weights_name_their_classes() -> None:
 @pytest.mark.parametrize(
     ("arch", "weights", "said"),
     [
-        (
-            "timm/resnet18",
-            "nope",
-            r"--weights nope: no such file, and timm's weights of timm/resnet18 are .*a1_in1k",
-        ),
-        (
-            "timm/resnet18",
-            "a1_in1k",
-            r"--weights a1_in1k cannot be downloaded by timm .*; or name a file",
-        ),
-        (
-            "timm/vit_tiny_patch16_224",
-            None,
-            "--image-size 9 with --batch-size 2 does not suit",
-        ),
+        ("timm/resnet18", "nope", r"timm's weights of timm/resnet18 are .*a1_in1k"),
+        ("timm/vit_tiny_patch16_224", None, "--image-size 9 with --batch-size 2 does"),
     ],
 )
-def test_what_cannot_be_built(
-    arch: str,
-    weights: str | None,
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(
-        registry._timm(), "create_model", _offline(registry._timm().create_model)
-    )
+def test_what_cannot_be_built(arch: str, weights: str | None, said: str) -> None:
     with pytest.raises(Unusable, match=said) as caught:
         registry.build(
             arch,
@@ -180,15 +128,6 @@ def test_what_cannot_be_built(
             weights=weights,
         )
     assert "\n" not in str(caught.value)
-
-
-def _offline(create: object) -> object:
-    def create_model(name: str, *, pretrained: bool, **options: object) -> object:
-        if pretrained:
-            raise OSError("no network")
-        return create(name, pretrained=False, **options)  # type: ignore[operator]
-
-    return create_model
 
 
 def test_timm_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +141,7 @@ def test_timm_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 OWN = """
-import torch, torchvision
+import torch
 from torch import nn
 
 def images(num_classes):
@@ -211,17 +150,11 @@ def images(num_classes):
 def clips(num_classes):
     return nn.Sequential(nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(3, num_classes))
 
-def boxes(num_classes):
-    return torchvision.models.detection.fcos_resnet50_fpn(
-        weights=None, weights_backbone=None, num_classes=num_classes)
-
 def no_network(num_classes):
     return num_classes
 
 def too_wide(num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(5, num_classes))
-
-number = 3
 """
 
 
@@ -251,32 +184,13 @@ def test_a_function_of_ones_own(
     assert torch.equal(again[2].weight, module[2].weight)  # type: ignore[index]
 
 
-@pytest.mark.usefixtures("own")
-def test_a_detector_of_ones_own() -> None:
-    kind = kind_named("detection")
-    found, arch = architecture(kind, "own_networks:boxes")
-    heads = {"weights_backbone": None, "trainable_layers": None, "keypoints": 0}
-    with torch.device("meta"):
-        module, _ = found.build(arch, classes=3, shape=(2, 3, 64, 64), **heads)
-    stock = kind.registry.build("fcos_resnet50_fpn", classes=3, shape=(2, 3, 64, 64))[0]
-    assert (
-        type(module) is type(stock)
-        and module.state_dict().keys() == stock.state_dict().keys()
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [
         (
-            "own_networks:nothing",
-            r"cannot be imported \(module 'own_networks' has no attribute 'nothing'\)",
-        ),
-        (
             "no_such_package:f",
             r"cannot be imported \(No module named 'no_such_package'\); it is package.module",
         ),
-        ("own_networks:number", "is a int, and no function"),
         ("own_networks:no_network", "returned int, not a torch.nn.Module"),
         ("own_networks:too_wide", r"cannot train on batches of shape \[2, 3, 9, 9\]"),
     ],

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import os
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,6 @@ from dataset.images.columns import Header
 from dataset.open import open_splits
 from dataset.stores import list as image_list
 from loaders import open_loader
-from plan.epoch import COMING_ROWS
 from plan.images import ImagePlan, ImagePolicy
 from settings.config import build
 from tests.conformance import scenes
@@ -84,43 +80,6 @@ def known(split: Split) -> Array:
     return np.flatnonzero(split.columns.height)
 
 
-def test_nothing_is_opened_before_a_plan_comes_to_it(data: Path) -> None:
-    split = opened(data, [f"gone/{i}.jpg {i % 5}" for i in range(3 * COMING_ROWS)])
-    assert len(split.source) == 3 * COMING_ROWS and not len(known(split))
-    assert (
-        split.columns.label.tolist()[:6] == [0, 1, 2, 3, 4, 0]
-        and split.columns.rejected == 0
-    )
-
-
-def test_headers_are_read_a_few_thousand_ahead_in_the_plans_order(data: Path) -> None:
-    asked: list[Array] = []
-
-    def fetch(now: Array, coming: Array) -> None:
-        assert np.isin(now, np.concatenate([now, *asked])).all()
-        asked.extend([now, coming])
-
-    sizes = np.full(20_000, 32, np.int32)
-    plan = ImagePlan(
-        heights=sizes,
-        widths=sizes,
-        policy=POLICY,
-        seed=0,
-        batch_size=500,
-        world_size=2,
-        fetch=fetch,
-    )
-    rows = plan.rows(0, 0)
-    first = rows[0].ids
-    shares = np.concatenate([rows[i].ids for i in range(1, 15)])
-    np.testing.assert_array_equal(asked[0], first)
-    np.testing.assert_array_equal(asked[1], shares[: len(asked[1])])
-    assert COMING_ROWS <= len(asked[1]) < COMING_ROWS + 500
-    coming = np.concatenate(asked[1::2])
-    assert len(coming) == len(set(coming.tolist())), "each is named once"
-    np.testing.assert_array_equal(coming[: len(shares)], shares)
-
-
 @pytest.mark.parametrize(("world_size", "first"), [(1, 5), (3, 0)])
 def test_rows_are_those_of_a_scan(data: Path, world_size: int, first: int) -> None:
     trusted, scanned = opened(data), opened(data, trust=False)
@@ -142,14 +101,6 @@ def test_rows_are_those_of_a_scan(data: Path, world_size: int, first: int) -> No
 def test_headers_stay_and_are_no_part_of_the_fingerprint(data: Path) -> None:
     split = opened(data)
     fingerprint = split.columns.fingerprint
-    digest = hashlib.blake2b(json.dumps(split.columns.classes).encode(), digest_size=16)
-    for column in (
-        split.columns.path_bytes,
-        split.columns.path_offsets,
-        split.columns.label,
-    ):
-        digest.update(column.tobytes())
-    assert fingerprint == digest.hexdigest(), "of names and labels alone"
     list(plan_of(split).rows(0, 0))
     again = opened(data)
     assert len(known(again)) == len(FILES) and again.columns.fingerprint == fingerprint
@@ -178,18 +129,6 @@ def test_what_cannot_be_read_is_masked_and_named(name: str, data: Path) -> None:
         "gone.jpg",
         "text.jpg",
     ]
-
-
-def test_storage_that_does_not_answer_is_named(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lazy_headers, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(lazy_headers.headers, "read_header", lambda *_: time.sleep(1))
-    with pytest.raises(
-        UserError,
-        match=r"the storage has not answered for 0\.2 s: .*\.jpg is waited for",
-    ):
-        plan_of(opened(data)).rows(0, 0)[0]
 
 
 def test_storage_that_fails_ends_a_run_and_leaves_no_mark(
@@ -222,15 +161,6 @@ def test_settings_of_lists(data: Path) -> None:
         not len(known(found["train"]))
         and found["train"].columns.fetch is not None
         and not console.warnings
-    )
-    (data / "train.csv").write_text(
-        "\n".join(f"{name} {place // 4}" for place, name in enumerate(FILES))
-    )
-    splits(data, console, trust_list=True)
-    splits(data, console, trust_list=True, order="sequential")
-    assert (
-        len(console.warnings) == 1
-        and "the 12 samples are sorted by label" in console.warnings[0]
     )
     shown = refused(lambda: splits(data, console, trust_list=True, exif="shown"))
     assert "--exif shown takes the headers of all images" in shown

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from contracts import UserError
-from scripts import _trials, tune
+from scripts import tune
 from scripts.tune import Choice, Trial
 from settings.config import parse
 
@@ -160,7 +160,7 @@ def test_a_real_trial_and_one_without_a_rate(monkeypatch: pytest.MonkeyPatch) ->
         (output / "summary.json").write_text(json.dumps(summary))
         return 0
 
-    monkeypatch.setattr(_trials, "ran", short)
+    monkeypatch.setattr(tune, "ran", short)
     assert "shorter than a window" in tune.measured(recipe, 0.2, "loader", {}).why
 
 
@@ -168,12 +168,10 @@ def test_a_real_trial_and_one_without_a_rate(monkeypatch: pytest.MonkeyPatch) ->
     ("argv", "said"),
     [
         (["--", "--steps", "3"], "--steps behind -- is what this program sets itself"),
-        (["--", "--batch_size=3"], "--batch-size behind -- is what"),
-        (["--lr", "--", "--lr", "0.3"], "--lr behind -- is what this program sets"),
         (["--batch-size", "0"], "--batch-size got '0': input should be greater than 0"),
         (["--output", "no/such/folder.yaml"], "--output no/such/folder.yaml: name"),
     ],
-    ids=["steps", "batch-size", "lr", "one-of-two-kinds", "output"],
+    ids=["steps", "one-of-two-kinds", "output"],
 )
 def test_mistakes_are_told_before_a_trial(
     argv: list[str],
@@ -185,32 +183,3 @@ def test_mistakes_are_told_before_a_trial(
     monkeypatch.setattr(tune, "measured", lambda *_: pytest.fail("a trial"))
     assert tune.main(argv) == 2
     assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [(KeyboardInterrupt(), 130), (OSError(28, "disk full"), 2), (None, 0)],
-    ids=["ctrl-c", "disk", ""],
-)
-def test_an_end_in_the_middle(
-    error: BaseException | None,
-    code: int,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def measured(_: Any, __: float, lever: str, choice: Choice, limit_s: float) -> Any:
-        if choice and error:
-            raise error
-        used = {"workers": -1, "loader": "synthetic"}
-        return Trial(lever=lever, choice=choice, rate=123.0, used=used)
-
-    monkeypatch.setattr(tune, "measured", measured)
-    output = tmp_path / "tuned.yaml"
-    assert tune.main(["--output", str(output), "--", "--loader", "synthetic"]) == code
-    told = capsys.readouterr()
-    assert "as it is: 123" in told.out and "--output" not in told.err
-    assert output.exists() == (code == 0)
-    if code == 0:
-        assert "loader: synthetic" in output.read_text()
-        assert "1.00 times the settings given" in output.read_text()

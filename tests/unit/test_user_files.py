@@ -32,12 +32,6 @@ def _coco(path: Path) -> object:
     )
 
 
-def _listed(path: Path) -> object:
-    listed = path.parent / "train.txt"
-    listed.write_text("a/b.avi 1\n", encoding="utf-8")
-    return read_list(listed, None, Rejects(io.StringIO()))
-
-
 def _tar(path: Path) -> object:
     return source_named("tar").open(
         path.parents[1], "train", cache=path.parents[2] / "cache"
@@ -53,7 +47,6 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
         "train.lmdb",
         lambda path: lmdb.open(path.parent, "train", cache=path.parent / "cache"),
     ),
-    "classInd": ("classInd.txt", _listed),
     "classes": ("classes.txt", lambda path: class_names(path.parent)),
     "list": ("val.txt", lambda path: read_list(path, None, Rejects(io.StringIO()))),
     "weights": ("w.pth", lambda path: _weights.read_file(path, f"--weights {path}")),

@@ -91,17 +91,12 @@ def coded(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 KINDS: dict[str, dict[str, Any]] = {
     "h264": {"b_frames": 2},
-    "h264-open": {"b_frames": 2, "open_gop": True},
-    "h264-pyramid": {"b_frames": 4, "options": {"preset": "medium"}},
-    "h264-one-group": {"b_frames": 2, "gop": 250},
     "hevc": {"codec": "hevc", "b_frames": 2},
     "hevc-open": {"codec": "hevc", "b_frames": 3, "open_gop": True},
     "mpeg4": {"codec": "mpeg4"},
     "mpeg4-b": {"codec": "mpeg4", "b_frames": 2},
     "mpeg2": {"codec": "mpeg2video", "b_frames": 2},
     "vp9": {"codec": "vp9"},
-    "vp8": {"codec": "vp8"},
-    "av1": {"codec": "av1"},
 }
 Coded = Callable[..., Path]
 
@@ -116,13 +111,9 @@ def as_decoded(place: int, packet: Any) -> Any:
     ("kind", "ending"),
     [
         ("h264", "mp4"),
-        ("h264-pyramid", "mkv"),
-        ("h264-open", "flv"),
-        ("h264-one-group", "mp4"),
         ("hevc-open", "ts"),
         ("hevc", "mkv"),
         ("mpeg4-b", "mp4"),
-        ("mpeg2", "ts"),
     ],
 )
 def test_times_in_the_order_of_decoding_are_none_of_display(
@@ -135,16 +126,10 @@ def test_times_in_the_order_of_decoding_are_none_of_display(
     assert "not those of display at frame" in rejected(wrong)
 
 
-def test_some_times_that_are_wrong(coded: Coded, tmp_path: Path) -> None:
-    for about, change in (
-        (
-            {"b_frames": 2},
-            lambda at, packet: as_decoded(at, packet) if at >= 24 else packet,
-        ),
-        ({}, later(130, lambda place: place == 15)),
-    ):
-        wrong = remuxed(coded(**about), tmp_path / "b.mkv", change)
-        assert "not those of display at frame" in rejected(wrong)
+def test_one_time_that_is_wrong(coded: Coded, tmp_path: Path) -> None:
+    late = later(130, lambda place: place == 15)
+    wrong = remuxed(coded(), tmp_path / "b.mkv", late)
+    assert "not those of display at frame" in rejected(wrong)
 
 
 def later(ticks: int, which: Callable[[int], bool]) -> Callable[[int, Any], Any]:
@@ -180,15 +165,10 @@ FRAGMENTS = {"movflags": "frag_every_frame+empty_moov"}
     [
         ("h264", "mp4"),
         ("h264", "fragments"),
-        ("h264-open", "mkv"),
         ("hevc-open", "mp4"),
         ("hevc", "mkv"),
         ("vp9", "mp4"),
-        ("vp8", "mkv"),
-        ("av1", "mkv"),
         ("mpeg4", "mp4"),
-        ("mpeg4-b", "avi"),
-        ("mpeg2", "mkv"),
     ],
 )
 def test_key_frames_are_those_of_the_codec(
@@ -297,11 +277,6 @@ def test_of_frames_with_one_time_one_is_left(
     assert compared(path, scanned(path, tmp_path / "s")) == (0, [])
 
 
-def test_many_doubled_times_lose_the_file(coded: Coded, tmp_path: Path) -> None:
-    path = remuxed(coded(), tmp_path / "b.mkv", later(0, lambda place: place % 4 == 2))
-    assert "10 of 40 frames have the time of another" in rejected(path)
-
-
 def test_files_one_behind_the_other(tmp_path: Path) -> None:
     parts = [
         make(tmp_path / f"{frames}.ts", b_frames=2, frames=frames)
@@ -345,22 +320,10 @@ def test_pixels_that_are_not_square_are_told(tmp_path: Path) -> None:
     )
 
 
-def test_a_recording_that_begins_with_pictures_renewed_in_part(tmp_path: Path) -> None:
-    """No player shows them, before all parts have come."""
-    packets = transport_packets(make(tmp_path / "whole.ts", refresh=True, frames=60))
-    path = tmp_path / "cut.ts"
-    path.write_bytes(b"".join(packets[len(packets) // 3 :]))
-    assert compared(path, scanned(path, tmp_path / "s")) == (0, [])
-
-
 @pytest.mark.parametrize(
     ("codec", "pixels", "ending"),
     [
-        ("msvideo1", "rgb555le", "avi"),
         ("qtrle", "rgb24", "mov"),
-        ("flashsv", "bgr24", "flv"),
-        ("flv", "yuv420p", "avi"),
-        ("msmpeg4", "yuv420p", "avi"),
         ("wmv2", "yuv420p", "avi"),
     ],
 )

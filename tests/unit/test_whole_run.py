@@ -10,7 +10,6 @@ from typing import Any
 
 from contracts import Batch
 from engine.checkpoint import Progress
-from report.record import Record
 from tests.unit.test_loop import BATCH, SAMPLES, STEPS, Toy
 from tests.unit.test_report_reporter import RESULT, Told
 
@@ -77,19 +76,3 @@ def test_a_run_that_was_killed_in_its_last_validation(tmp_path: Path) -> None:
         and found["rate"]["steady"] == 9.0
     )
     assert "its rates of the part that ended at step 18 stay" in told.stream.getvalue()
-
-
-def test_metrics_outlive_their_checkpoint(tmp_path: Path) -> None:
-    """--resume auto begins anew where last.pt has gone."""
-    record = Record(tmp_path)
-    record.point("train", 1, {"losses": [0.5]})
-    record.close()
-    written = (tmp_path / "metrics.jsonl").read_bytes()
-    for number in (1, 2):
-        again = Record(tmp_path, resume_step=0)
-        assert again.kept_metrics == f"metrics-{number}.jsonl"
-        assert (tmp_path / again.kept_metrics).read_bytes() == written
-        assert (tmp_path / "metrics.jsonl").read_bytes() == b""
-        again.point("train", 1, {"losses": [0.5]})
-        again.close()
-    assert Record(tmp_path / "new", resume_step=None, enabled=False).kept_metrics == ""

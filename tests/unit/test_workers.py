@@ -3,39 +3,14 @@
 from __future__ import annotations
 
 import mmap
-import shutil
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from contracts import Rows, UserError
-from loaders._workers import QUEUES_BYTES, Shared, Workers, require_shared_memory
+from loaders._workers import Shared, Workers
 from system.resources import memory_bytes
-
-
-def test_too_little_shared_memory_is_said_with_what_is_needed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked = []
-
-    def usage(path: str) -> Any:
-        asked.append(path)
-        return SimpleNamespace(free=5 << 20)
-
-    monkeypatch.setattr(shutil, "disk_usage", usage)
-    with pytest.raises(UserError, match="/dev/shm has 5 MiB free") as caught:
-        require_shared_memory(QUEUES_BYTES)
-    assert f"need {QUEUES_BYTES >> 20} MiB there" in str(
-        caught.value
-    ) and "--shm-size" in str(caught.value)
-    require_shared_memory(5 << 20)
-    require_shared_memory(0)
-    assert asked == ["/dev/shm"] * 3
-    monkeypatch.setattr(shutil, "disk_usage", Mock(side_effect=FileNotFoundError))
-    require_shared_memory(QUEUES_BYTES)
 
 
 def test_more_slots_than_there_is_memory_are_refused() -> None:
