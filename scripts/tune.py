@@ -1,11 +1,12 @@
 """`python -m scripts.tune --data DATA --arch ARCH`: find the fastest settings that keep the recipe.
 
-Each trial is a run of train.py of a few seconds. One lever of LEVERS after the other is tried on top of the
-best so far; a change is kept where it gains more than the noise, also over a second run of what was best
-before. Every trial is a line, and the answer is a preset that `--config` reads. What follows a bare `--` are
-flags of train.py, for every trial and for the preset: a lever that they set is not tried, and what their
-`--config` sets is where the search begins. Cores are those that this process may use: `taskset -c 0,1` tunes
-for two.
+Each trial is a run of train.py of a few seconds, which predicts what changes are worth (report/what_if.py). The
+lever that promises the most for its time is tried next, on top of the best so far, and the trial's line says how
+far the prediction was; the loader is what `--loader auto` finds. A change is kept where it gains more than the
+noise, also over a second run of what was best before. Every trial is a line, and the answer is a preset that
+`--config` reads. What follows a bare `--` are flags of train.py, for every trial and for the preset: a lever that
+they set is not tried, and what their `--config` sets is where the search begins. Cores are those that this
+process may use: `taskset -c 0,1` tunes for two.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,7 +33,6 @@ from benchmarks._process import ROOT, ending_on_signals, ran
 from benchmarks.train import FULL_SIZE, GENTLER, MEASURED_ONLY, require_data, words
 from contracts import UserError, one_line
 from engine.distributed import default_workers
-from loaders import usable
 from settings.cli import FolderOrUrl, Settings, flags
 from settings.config import FACTS, Config, as_yaml, build, parse
 from settings.run import Run
@@ -62,7 +63,6 @@ OF_ONE_RUN = ("config", "output", "resume", "evaluate", "predict", "profile")
 ONLY_TRAINS = {
     **FULL_SIZE,
     "val_every": 0,
-    "ceilings": False,
     "profile": False,
     "steps": None,
     "seconds": None,
@@ -73,6 +73,7 @@ ONLY_TRAINS = {
 }
 """Settings of a run that trains for a while and does nothing else."""
 AGAIN = "again"
+WARM_UP = "warm-up"
 Choice = dict[str, Any]
 
 
@@ -113,6 +114,9 @@ class Trial:
     used: Choice = field(default_factory=dict)
     why: str = ""  # it failed, or was not tried
     over: float = 0.0  # the best rate when it was tried
+    predicted: float = 0.0  # the rate, before it was tried
+    # of report/what_if.py, by what this run has measured
+    what_if: list[dict[str, Any]] = field(default_factory=list)
 
     def __str__(self) -> str:
         changes = [f"{name} {value}".lower() for name, value in self.choice.items()]
@@ -126,6 +130,9 @@ class Trial:
             line += f" ({self.least:,.0f} to {self.most:,.0f})"
         if self.over:
             line += f", the lever gave {self.rate / self.over - 1:+.1%}"
+        if self.predicted:
+            off = self.predicted / self.rate - 1
+            line += f"; {self.predicted:,.0f} were predicted, {off:+.0%}"
         return line
 
     def beats(self, base: Trial) -> bool:
@@ -158,11 +165,7 @@ def recipe_of(settings: Tune) -> tuple[Config, frozenset[str]]:
 
 
 def _loaders(config: Config, used: Choice, gpu: bool) -> list[str]:
-    kind = kind_of(config)
-    files = kind.are_files(config)
-    if config.data.data is None:  # nothing that another one could read
-        return []
-    return [name for name in kind.loaders if usable(name, gpu=gpu, files=files)]
+    return [used["fastest"]] if "fastest" in used else []
 
 
 def _batch_sizes(config: Config, used: Choice, gpu: bool) -> list[int]:
@@ -193,12 +196,26 @@ LEVERS: dict[str, Callable[[Config, Choice, bool], list[Any]]] = {
     "batch_size": _batch_sizes,
     "workers": _workers,
     "decode_threads": _decode_threads,
-    # these come last: a trial that compiles takes minutes, and a later one begins only if two as long fit
     "compile": _both,
     "graphs": _graphs,
     "pin_memory": _both,
 }
 """Setting of train.py -> the values to be tried with these settings; what is `used` is no trial again."""
+UNKNOWN = 0.03
+"""Gain that a lever promises of which nothing is predicted."""
+TIMES = {"compile": 4.0}
+"""How many times as long as others a trial of a lever takes."""
+
+
+def promise(lever: str, what_if: Sequence[Mapping[str, Any]]) -> float:
+    """Return the gain that a lever is predicted to have, for the time of a trial."""
+    gains = [one["gain"] for one in what_if if lever in one["settings"]]
+    return max(gains, default=UNKNOWN) / TIMES.get(lever, 1.0)
+
+
+def predicted(choice: Choice, what_if: Sequence[Mapping[str, Any]]) -> float:
+    """Return the rate that is predicted of a change; 0 where there is none."""
+    return next((one["rate"] for one in what_if if one["settings"] == choice), 0.0)
 
 
 def search(
@@ -210,34 +227,46 @@ def search(
     may_begin: Callable[[], bool] = lambda: True,
     say: Callable[[Trial], None] = lambda trial: None,
 ) -> Trial:
-    """Try one lever after the other on top of the best so far, but for those that are `fixed`.
+    """Try one lever after the other on top of the best so far, but for those that are `fixed`: next the one
+    that promises the most.
 
     Returns the fastest trial, whose choice is what to keep. Raises UserError where the settings as they are
     do not run.
     """
 
-    def tried(lever: str, choice: Choice, over: float = 0.0) -> Trial:
+    def tried(lever: str, choice: Choice, base: Trial | None = None) -> Trial:
         trial = Trial(lever=lever, choice=choice, why="the time was over: --minutes")
         if not lever or may_begin():
-            trial = replace(measure(lever, choice), over=over)
+            trial = measure(lever, choice)
+        if base is not None and not trial.why:
+            change = {lever: choice.get(lever)}
+            rate = predicted(change, base.what_if)
+            trial = replace(trial, over=base.rate, predicted=rate)
         say(trial)
         return trial
 
-    # this run is not counted: it scans the data, and reads files that no memory holds yet
-    measure("warm-up", {})
+    # this run is not counted: it scans the data, reads files that no memory holds yet, and measures loaders
+    auto = {} if "loader" in fixed or config.data.data is None else {"loader": "auto"}
+    first = measure(WARM_UP, auto)
     best = tried("", {})
     if best.why:
         raise UserError(f"the first trial failed: {best.why}")
     used = {**config.flat(), **best.used}
-    for lever, values in LEVERS.items():
+    if auto and not first.why:
+        used["fastest"] = first.used["loader"]
+    left = [lever for lever in LEVERS if lever not in fixed]
+    while left:
+        lever = max(left, key=partial(promise, what_if=best.what_if))
+        left.remove(lever)
+        values = LEVERS[lever]
         won = best
         # left alone they are as many as the workers, which a lever before may have changed
         if lever == "decode_threads":
             used[lever] = used[lever] or used.get("workers")
-        for value in [] if lever in fixed else values(config, used, gpu):
+        for value in values(config, used, gpu):
             if value == used[lever]:
                 continue
-            trial = tried(lever, {**best.choice, lever: value}, best.rate)
+            trial = tried(lever, {**best.choice, lever: value}, best)
             if trial.beats(won):
                 won = trial
             elif lever == "batch_size":
@@ -259,10 +288,10 @@ def trial_of(recipe: Config, choice: Choice, seconds: float) -> Config:
     """Return the settings of one trial: the recipe with a choice, as a short run that only measures."""
     gentle = GENTLER.get(recipe.model.task, {})
     measuring = {"seconds": seconds, "min_window_s": min(1.0, seconds / 2)}
-    changes = {**choice, **MEASURED_ONLY, **gentle, **measuring}
+    changes = {**choice, **MEASURED_ONLY, **gentle, **measuring, "ceilings": True}
     flat = {**recipe.flat(), **ONLY_TRAINS, **changes}
-    if flat["loader"] == "auto":
-        # no trial measures loaders: it takes what auto tries first
+    if flat["loader"] == "auto" and choice.get("loader") != "auto":
+        # only the first run measures loaders: others take what auto tries first
         gpu = torch.cuda.is_available()
         flat["loader"] = kind_of(recipe).may_open(recipe, gpu=gpu)[0]
     return build(flat)
@@ -303,6 +332,7 @@ def measured(
         least=rate["spread"]["min"],
         most=rate["spread"]["max"],
         used={name: summary[name] for name in names if name in summary},
+        what_if=summary["what_if"],
     )
 
 
