@@ -5,7 +5,7 @@ the stages of a worker add up to the time that it has been there, and nothing is
 takes half a microsecond, and an image takes three.
 
     worker   [idle][read][decode][resize][read][decode][resize]...[idle]
-    thread   [workers      ][copy][full ][workers     ][copy]...
+    thread   [workers      ][finish][full ][workers     ][finish]...
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ Item = TypeVar("Item")
 
 OF_A_WORKER = ("idle", "read", "parse", "decode", "resize", "transforms")
 """Stages of worker processes: `idle` waits for rows, or for the lock of the process that hands them out."""
-OF_THE_THREAD = ("plan", "workers", "dali", "copy", "finish", "full")
-"""Stages of the thread that fills slots: `workers` and `dali` wait for those, `finish` launches what the
-device does, or does it on a CPU, and `full` waits for the training step to take a batch."""
+OF_THE_THREAD = ("plan", "workers", "clips", "dali", "finish", "full")
+"""Stages of the thread that fills slots: `workers` and `dali` wait for those, `clips` for the GPU's engines and
+the workers beside them, `finish` copies and launches what the device does, or does it on a CPU, and `full` waits
+for the training step to take a batch."""
 STAGES = OF_A_WORKER + OF_THE_THREAD
 _NUMBER = {name: number for number, name in enumerate(STAGES)}
 _BYTES = 2 * 8 * len(STAGES)

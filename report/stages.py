@@ -22,7 +22,7 @@ NO_WORK = ("idle", "full")
 """Stages in which nothing is done for a batch: the step is behind, or rows are not there yet."""
 OF_WORKERS = ("idle", "read", "parse", "decode", "resize", "transforms")
 """Stages that workers have; the others are the thread's that fills slots."""
-NAMES = (*OF_WORKERS, "plan", "workers", "dali", "finish", "full")
+NAMES = (*OF_WORKERS, "plan", "workers", "clips", "dali", "finish", "full")
 """Stages of all loaders."""
 
 Stage = Mapping[str, float]

@@ -335,6 +335,7 @@ class MixedLoader(Staging):
                 sort = sort_of(self._feed.columns, int(rows.ids[unit.places[0]]))
                 done.fallbacks = [sort] * (len(unit.places) - len(done.lost))
             parts.append(done)
+        self.stages.thread.lap("clips")
         staged = self._staged_batch(batch, valid)
         staged.count = partial(count, self, parts)
         return staged

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from contracts import Array, RateWindow, Rows
-from loaders._stages import STAGES, Stages, lap
+from loaders._stages import OF_A_WORKER, STAGES, Stages, lap
 from loaders._workers import Workers
 from report import stages
 from report.meter import added
@@ -30,6 +30,10 @@ def test_a_lap_goes_to_its_stage_and_waiting_takes_no_cpu() -> None:
     assert seconds.keys() == {"read", "decode"}
     assert seconds["read"][0] >= 0.06 and seconds["read"][1] < 0.01
     assert seconds["decode"][0] >= seconds["decode"][1] >= 0.04
+
+
+def test_the_report_knows_all_stages_and_whose_they_are() -> None:
+    assert stages.NAMES == STAGES and stages.OF_WORKERS == OF_A_WORKER
 
 
 def work_of(read_s: float, decode_s: float) -> Any:
