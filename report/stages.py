@@ -16,8 +16,9 @@ WAITED = 0.05
 """Share of a step's time from which on waiting for data is what binds."""
 PAUSED = 0.5
 """Share of the run's time from which on a pause of training, such as validation, is what binds."""
-FULL = 0.6
-"""Share of the thread's time, waiting for the step to take a batch, from which on the loader is ahead."""
+AHEAD = 0.5
+"""Share of the thread's time, waiting for the step to take a batch, from which on the loader is ahead: what is
+waited for then is the first batch of a short epoch."""
 NO_WORK = ("idle", "full")
 """Stages in which nothing is done for a batch: the step is behind, or rows are not there yet."""
 OF_WORKERS = ("idle", "read", "parse", "decode", "resize", "transforms")
@@ -87,7 +88,8 @@ def binds(summary: Mapping[str, Any]) -> Found | None:
     wait = look_up(summary, "data_wait.share")
     if wait is None:
         return None
-    if wait < WAITED:
+    ahead = look_up(summary, "stages.full.share") or 0.0
+    if wait < WAITED or ahead > AHEAD:
         return _of_the_step(summary)
     return _of_the_loader(summary.get("stages") or {}) or _found(
         "loader", "data_wait", wait

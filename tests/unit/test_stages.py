@@ -106,7 +106,12 @@ STARVED = {"data_wait": {"share": 0.4}}
         ),
         (STARVED | {"stages": of(workers=0.9, idle=0.8, read=0.2)}, "loader", "read"),
         (STARVED | {"stages": of(workers=0.2, dali=0.7, read=0.9)}, "loader", "dali"),
-        (STARVED | {"stages": of(full=0.9, finish=0.1)}, "loader", "finish"),
+        (STARVED | {"stages": of(full=0.3, finish=0.4)}, "loader", "finish"),
+        (
+            STARVED | {"stages": of(full=0.9), "split_ms": {"forward": 1.0}},
+            "step",
+            "forward",
+        ),
         (STARVED, "loader", "data_wait"),
         (
             FED | {"split_ms": {"forward": 2.0, "backward": 4.0, "data_wait": 9.0}},
