@@ -25,12 +25,7 @@ WAITS = "--transforms scripts.planted:waits"
         (f"{TRAINS} {WAITS}", "loader", "transforms"),
         (f"{TRAINS} --transforms scripts.planted:computes", "loader", "transforms"),
         (f"{TRAINS} --batch-size 24 --image-size 96", "step", "backward"),
-        (f"{TRAINS} --save-every-steps 1", "pause", "checkpoint"),
-        (
-            "--epochs 4 --read-delay-ms 20 --val-every 1 --batch-size 64",
-            "pause",
-            "validation",
-        ),
+        ("--epochs 6 --val-every 1 --ceilings false", "pause", "validation"),
     ],
 )
 def test_what_was_planted_is_named(
@@ -51,7 +46,7 @@ def test_large_photographs_are_bound_by_decoding(train: Runner, tmp_path: Path) 
         for number in range(16):
             image = Image.radial_gradient("L").resize((2400, 1800)).convert("RGB")
             image.save(folder / f"{number}.jpg")
-    more = "--scale 0.8 1 --batch-size 4"
+    more = "--crop-scale 0.8 1 --batch-size 4"
     train(FLAGS, "--data large --output run", TRAINS, more).done()
     assert summary(train.cwd / "run")["binds"]["stage"] == "decode"
 
