@@ -37,8 +37,12 @@ from report.reporter import Reporter  # noqa: E402
 from report.summary import describe, rejected  # noqa: E402
 from settings.config import Config, given, parse, recipe  # noqa: E402
 from system.resources import cores  # noqa: E402
+from system.timeline import Timeline  # noqa: E402
 from tasks import architecture, compared, kind_of, tables  # noqa: E402
 from tasks.initial_state import Start  # noqa: E402
+
+TIMELINE = Timeline()
+TIMELINE.mark("imports")
 
 
 def train(
@@ -68,6 +72,7 @@ def train(
         splits = kind.splits(config, names[0], console, start.classes(registry, arch))
         # files that cannot be read are said here, and not first in the validation
         require_files(names[0], [split.source for split in splits.values()])
+        TIMELINE.mark("data")
         train_set = splits["train"].columns
         plan, val_plan = kind.plans(
             config, splits, native, seed=run.seed, **world.place
@@ -116,6 +121,7 @@ def train(
         )
         # before Reporter cuts the run's files
         resume.into(module, step, optimizer=opt.optimizer)
+        TIMELINE.mark("network")
         # graphs hold NCCL, and a group with graphs does not end
         stack.callback(step.forget)
         about = {
@@ -135,6 +141,7 @@ def train(
             graphs = graphed.prepare(
                 step, partial(first_batches, feed), world, asked, one_shape=kind.graphs
             )
+            TIMELINE.mark("graphs")
             choice = autotune.choose(
                 names,
                 partial(open_loader, feed=feed),
@@ -152,6 +159,7 @@ def train(
                 if run.evaluate
                 else stack.enter_context(open_loader(choice.loader, feed))
             )
+        TIMELINE.mark("loader")
         meter = Meter(
             world,
             min_window_s=run.min_window_s,
@@ -179,6 +187,7 @@ def train(
             compared=compared(),
             pixels=pixels,
             resumed_at=resume.resumed_at,
+            timeline=TIMELINE,
         )
         stack.callback(reporter.close)  # also after an error: what was told is kept
         console.info(

@@ -351,6 +351,16 @@ def _energy(summary: Summary) -> str:
     return f"{energy['joules_a_sample']:.3g} J/{unit} of the GPUs, {energy['run_kwh']:.3g} kWh in all"
 
 
+def _start(summary: Summary) -> str:
+    """Say when the first step was over, and what the time before went to."""
+    parts = summary.get("start_s") or {}
+    if "first step" not in parts:
+        return ""
+    longest = sorted(parts, key=parts.__getitem__, reverse=True)[:3]
+    told = ", ".join(f"{name} {parts[name]:.1f}" for name in longest)
+    return f"{sum(parts.values()):.1f} s after the start ({told})"
+
+
 def _not_decoded(summary: Summary) -> str:
     failed = summary.get("samples_failed")
     return f"{len(failed)} samples, see failed.txt" if failed else ""
@@ -388,6 +398,7 @@ LINES = (
     Line("stage that binds", _binds),
     Line("slowest rank", _slowest),
     Line("energy", _energy),
+    Line("first step", _start),
     Line("frames", _frames),
     Line("fallback", _fallback),
     Line("not decoded", _not_decoded),

@@ -33,6 +33,7 @@ from report.record import FAILED, REJECTED, RESULTS, Record
 from report.sinks import Boards
 from report.summary import PHASES
 from report.tensorboard import SETTINGS, layout, metrics
+from system.timeline import Timeline
 
 NOT_IN_SUMMARY = (
     "settings",
@@ -67,11 +68,12 @@ class Reporter:
         compared: Sequence[str],
         pixels: Pixels,
         resumed_at: int | None,
+        timeline: Timeline | None = None,
     ) -> None:
         """Open the run's files below `output`, and say its title.
 
         `description` is what `describe` returns, `pixels` the mean and std that images were normalised with,
-        `resumed_at` the step of the checkpoint, None for a fresh run.
+        `resumed_at` the step of the checkpoint, None for a fresh run. `timeline` gets a mark at the first step.
         """
         here = world.rank == 0
         self._world = world
@@ -81,6 +83,7 @@ class Reporter:
         self._task = task
         self._pixels = pixels
         self._resumed_at = resumed_at or 0
+        self._timeline = timeline or Timeline()
         self._record = Record(output, enabled=here, resume_step=resumed_at)
         self._record.file("config.yaml", description["config"].encode())
         if rejected := description.get("rejected"):
@@ -337,7 +340,10 @@ class Reporter:
         if self._world.rank == 0:
             mean = torch.tensor(self._pixels.mean)
             std = torch.tensor(self._pixels.std)
-            self._board.images("augmented", pictures.augmented(batch, mean, std), 0)
+            shown = pictures.augmented(batch, mean, std)
+            # the pixels were copied to the host, behind the step
+            self._timeline.mark("first step")
+            self._board.images("augmented", shown, 0)
 
     def info(self, line: str) -> None:
         """Say a line."""
@@ -459,6 +465,7 @@ class Reporter:
             "bound": told_bound(bound_by, remote=remote, busy=busy),
             "check": summary.check(efficiency),
             "data_wait": summary.data_wait(steady_steps),
+            "start_s": self._timeline.seconds,
             "step_ms": summary.step_times(steps, warmup=first),
             "split_ms": split,
             "stages": of_loader,

@@ -44,10 +44,12 @@ class Planted(Settings):
     """Folder with train/<class>/* and val/<class>/*: photographs."""
     output: Path
     """Folder of the runs, their data and the table."""
-    cases: str = "cpu"
+    cases: str = "loader"
     """Files of configs/planted, by name, separated by commas."""
     only: str = ""
     """Cases whose name has this word."""
+    part: str = "1/1"
+    """The first of so many equal parts of the cases, for programs that run beside each other: 2/3."""
     seconds: float = 5.0
     """Seconds of steady windows of a run."""
     change: bool = True
@@ -267,7 +269,10 @@ def main(argv: list[str]) -> int:
         return 2
     settings.output.mkdir(parents=True, exist_ok=True)
     rows = []
+    part, parts = map(int, settings.part.split("/"))
     for number, case in enumerate(cases):
+        if number % parts != part - 1:
+            continue
         if settings.only not in case["name"]:
             continue
         if case.get("ranks", 1) > max(torch.cuda.device_count(), case.get("gloo", 0)):

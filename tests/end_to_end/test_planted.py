@@ -25,7 +25,6 @@ WAITS = "--transforms scripts.planted:waits"
         (f"{TRAINS} {WAITS}", "loader", "transforms"),
         (f"{TRAINS} --transforms scripts.planted:computes", "loader", "transforms"),
         (f"{TRAINS} --batch-size 24 --image-size 96", "step", "backward"),
-        ("--epochs 6 --val-every 1 --ceilings false", "pause", "validation"),
     ],
 )
 def test_what_was_planted_is_named(

@@ -1,0 +1,23 @@
+"""How long the parts of a program's start take, from the moment that its process was made."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+
+
+class Timeline:
+    """The seconds of each part of the start; a part ends at its `mark`, and the first began with the process."""
+
+    def __init__(self) -> None:
+        self._last = psutil.Process().create_time()
+        self.seconds: dict[str, float] = {}
+
+    def mark(self, part: str) -> None:
+        """End the part; again without effect."""
+        now = time.time()
+        if part not in self.seconds:
+            # clocks of a machine may be set back
+            self.seconds[part] = max(now - self._last, 0.0)
+            self._last = now

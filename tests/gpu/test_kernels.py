@@ -1,0 +1,55 @@
+"""What a step is made of, of steps that are known to be launches, or arithmetic."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from report import kernels
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+DEVICE = torch.device("cuda")
+
+
+def parts_of(
+    step: Callable[[], object], forward: Callable[[], object]
+) -> tuple[float, dict[str, float]]:
+    """Return the seconds of a step, and its parts."""
+    step()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    took = time.perf_counter() - began
+    how = {"dtype": "float16", "device": DEVICE, "step_s": took}
+    return took, kernels.parts(step, forward=forward, **how)  # type: ignore[arg-type]
+
+
+def test_kernels_of_small_launches_are_a_part_of_the_step() -> None:
+    one = torch.zeros(1, device=DEVICE)
+
+    def step() -> None:
+        for _ in range(500):
+            one.add_(1)
+
+    took, parts = parts_of(step, lambda: None)
+    assert 0.2 < parts["kernel_ms"] < 0.7 * 1e3 * took
+    assert parts["arithmetic_ms"] == 0
+
+
+def test_a_step_of_products_is_kernels_and_arithmetic() -> None:
+    left = torch.randn(8192, 8192, device=DEVICE, dtype=torch.float16)
+
+    def forward() -> None:
+        torch.mm(left, left)
+
+    def step() -> None:
+        for _ in range(3):
+            forward()
+
+    took, parts = parts_of(step, forward)
+    assert parts["kernel_ms"] == pytest.approx(1e3 * took, rel=0.15)
+    assert parts["arithmetic_ms"] == pytest.approx(parts["kernel_ms"], rel=0.3)
