@@ -157,6 +157,11 @@ def made(name: str, data: Path, folder: Path) -> Path:
     return folder
 
 
+def program(name: str, *words: object) -> None:
+    """Run a program of this project, which says what it has to say."""
+    subprocess.run([sys.executable, "-m", name, *map(str, words)], cwd=ROOT, check=True)
+
+
 # --- the cases ----------------------------------------------------------------
 
 
@@ -165,6 +170,14 @@ def run(case: Mapping[str, Any], more: str, settings: Planted, folder: Path) -> 
     data = settings.data
     if name := case.get("set"):
         data = made(name, data, settings.output / "sets" / name)
+    if draw := case.get("draw"):
+        data = settings.output / "sets" / draw
+        program(f"scripts.{draw}", data)
+    if pack := case.get("pack"):
+        packed = settings.output / "sets" / pack
+        if not packed.exists():
+            program("scripts.pack", packed, "--from", data, "--format", pack)
+        data = packed
     ranks = case.get("ranks", 1)
     command = [sys.executable]
     if ranks > 1:
