@@ -81,6 +81,8 @@ LOADERS: dict[str, LoaderSpec] = {
                    packages=("decord",), opens_files=True),
         LoaderSpec(name="torchcodec", media=("videos",), module="loaders.videos.torchcodec",
                    packages=("torchcodec",), opens_files=True),
+        LoaderSpec(name="torchcodec-cuda", media=("videos",), module="loaders.videos.torchcodec_cuda",
+                   packages=("torchcodec",), gpu="must", opens_files=True),
         LoaderSpec(name="nvdec", media=("videos",), module="loaders.videos.nvdec",
                    packages=("PyNvVideoCodec",), gpu="must", asks=True, opens_files=True),
         LoaderSpec(name="nvdec+pyav", media=("videos",), module="loaders.videos.nvdec",
