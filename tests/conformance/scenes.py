@@ -30,8 +30,8 @@ AS_PYAV = ("decord", "torchcodec")
 """Loaders that differ from one with pyav in nothing but what a worker process calls."""
 MAY_LACK = {"decord": "decord", "torchcodec": "torchcodec.decoders"}
 """Package of some loaders of clips -> its module, without which they are left out."""
-FROM_PLANES = ("pyav", "nvdec", "nvdec+pyav")
-"""Loaders of clips that resize the planes as they are stored, and make RGB of the result."""
+FROM_RGB = ("decord", "torchcodec", "dali-video")
+"""Loaders of clips that resize RGB, and not the planes as they are stored."""
 CPU = torch.device("cpu")
 
 
@@ -83,7 +83,7 @@ class Backend:
         """Source pixels by which an edge of a window may seem to be elsewhere: rounding of 8 bits, and the
         filter. swscale's RGB, of decord and torchcodec, is a level off: a third of a pixel of a ramp.
         """
-        return 0.7 if self.clips and self.name not in FROM_PLANES else 0.3
+        return 0.7 if self.clips and self.name in FROM_RGB else 0.3
 
     @property
     def dtype(self) -> str:
