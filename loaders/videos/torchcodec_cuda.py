@@ -42,8 +42,13 @@ EXACT = Claim(
 )
 
 
+def unread(sample: int, path: bytes, frames: list[int]) -> Read:
+    """Return what was asked for: a loaders.videos._reading.ReadClip, behind which torchcodec opens the file."""
+    return Read(np.empty(0, np.uint8), (sample, path, frames))
+
+
 class Torchcodec(Nvdec):
-    """Gives what Nvdec gives; `codec` is torchcodec.decoders."""
+    """Gives what Nvdec gives, of what `unread` gives; `codec` is torchcodec.decoders."""
 
     def __init__(self, columns: Any, codec: Any, device: torch.device) -> None:
         super().__init__(columns, codec, device.index or 0, 0)
@@ -149,7 +154,7 @@ def loader(feed: Feed, codec: Any) -> MixedLoader:
     return MixedLoader(
         feed,
         "torchcodec-cuda",
-        lambda: lambda *asked: Read(np.empty(0, np.uint8), asked),
+        lambda: unread,
         lambda stream: Filling(feed.columns, codec, feed.device),
         exact("torchcodec-cuda", feed.columns),
         threads=THREADS,
