@@ -41,8 +41,8 @@ class Loading(Settings):
         None, resume="free", evaluation="own"
     )
     """Worker processes (torchvision, dali-fed, all loaders of videos) or threads (dali-cpu, dali-gpu) of each
-    rank. nvdec and dali-video start more, which only read, and nvdec+pyav fewer that decode. Default: CPU
-    cores / local ranks, less one; with two cores beside a GPU both."""
+    rank. Of videos those that decode on a GPU start more, which only read, and nvdec+pyav fewer that decode.
+    Default: CPU cores / local ranks, less one; with two cores beside a GPU both."""
     decode_threads: PositiveInt | None = setting(
         None,
         tasks=STILLS,

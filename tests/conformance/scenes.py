@@ -29,9 +29,9 @@ READ_IN_THREADS = ("dali-cpu", "dali-gpu")
 AS_PYAV = ("decord", "torchcodec")
 """Loaders that differ from one with pyav in nothing but what a worker process calls."""
 MAY_LACK = {"decord": "decord", "torchcodec": "torchcodec.decoders"}
-"""Decoder of some loaders of clips -> its module, without which they are left out."""
-FROM_PLANES = ("pyav", "nvdec", "nvdec+pyav")
-"""Loaders of clips that resize the planes as they are stored, and make RGB of the result."""
+"""Package of some loaders of clips -> its module, without which they are left out."""
+FROM_RGB = ("decord", "torchcodec", "dali-video")
+"""Loaders of clips that resize RGB, and not the planes as they are stored."""
 CPU = torch.device("cpu")
 
 
@@ -83,7 +83,7 @@ class Backend:
         """Source pixels by which an edge of a window may seem to be elsewhere: rounding of 8 bits, and the
         filter. swscale's RGB, of decord and torchcodec, is a level off: a third of a pixel of a ramp.
         """
-        return 0.7 if self.clips and self.name not in FROM_PLANES else 0.3
+        return 0.7 if self.clips and self.name in FROM_RGB else 0.3
 
     @property
     def dtype(self) -> str:
@@ -102,11 +102,11 @@ def backends(
         for name, spec in table.items()
         if name not in left_out and (on_gpu or spec.gpu != "must")
     ]
-    lacking = [decoder for decoder in MAY_LACK if not here(decoder)] if clips else []
+    lacking = {decoder for decoder in MAY_LACK if not here(decoder)} if clips else set()
     return [
         Backend(name=name, device=device, clips=clips)
         for name in names
-        if not name.endswith(tuple(lacking))
+        if not lacking.intersection(table[name].packages)
     ]
 
 
@@ -121,7 +121,7 @@ def lone(device: torch.device, *, clips: bool = False) -> list[Backend]:
 
 @cache
 def here(decoder: str) -> bool:
-    """Whether a decoder of MAY_LACK can be imported: torchcodec also needs FFmpeg's libraries."""
+    """Whether a package of MAY_LACK can be imported: torchcodec also needs FFmpeg's libraries."""
     try:
         import_module(MAY_LACK[decoder])
     except (ImportError, OSError, RuntimeError):

@@ -14,13 +14,15 @@ import torch
 from contracts import Batch, Feed, Pixels, Rows
 from loaders import open_loader
 from loaders.videos import _surfaces
+from tests.conformance.scenes import lone
+from tests.gpu.conftest import CUDA
 from tests.gpu.test_memory import device_mib
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.test_clip_loaders import feed, levels, spoiled
 from tests.unit.test_surfaces import levels_apart
 from tests.unit.video_files import number
 
-LOADERS = ["nvdec", "nvdec+pyav", "dali-video"]
+LOADERS = [loader.name for loader in lone(CUDA, clips=True) if loader.decodes_on_gpu]
 LARGE = {"size": (192, 256)}
 """NVDEC takes no HEVC below 144 x 144, nor VP9 below 128 x 128."""
 APART = 2.0

@@ -11,6 +11,7 @@ import pytest
 
 from tests.conformance import reels, scenes
 from tests.conformance.scenes import scene
+from tests.gpu.conftest import CUDA
 from tests.unit.coco_files import write_coco
 from tests.unit.superres_files import write
 
@@ -28,7 +29,10 @@ IMAGES: dict[str, str] = {
     "fp32": "--loader dali-cpu --precision fp32 --profile true",
     "fine-tuned": "--loader dali-gpu --config configs/finetune.yaml --freeze conv1|bn1|layer[123]",
 }
-OF_VIDEOS = ("pyav", "nvdec", "nvdec+pyav", "dali-video", "nvdec+pyav --compile true")
+OF_VIDEOS = [
+    *(loader.name for loader in scenes.lone(CUDA, clips=True)),
+    "nvdec+pyav --compile true",
+]
 CLIPS = [f"--task video --loader {flags}" for flags in OF_VIDEOS]
 PATCHES = [
     f"--task superres --loader paired --compile {on}" for on in ("false", "true")
