@@ -26,19 +26,21 @@ def parts(
     device: torch.device,
     step_s: float,
 ) -> dict[str, float]:
-    """Return `kernel_ms` and `arithmetic_ms` of a step that takes `step_s`; {} on a CPU.
+    """Return `kernel_ms`, `arithmetic_ms` and `convolutions` of a step that takes `step_s`; {} on a CPU.
 
     kernel_ms: the step's kernels, one behind another. arithmetic_ms: its products, of matrices and of
     convolutions, at the rate of a large product of matrices. The rest of the kernels' time moves memory.
+    convolutions: their share of the arithmetic.
     """
     if device.type != "cuda":
         return {}
     try:
         kernel_ms = min(_kernel_ms(step, step_s) for _ in range(TIMES))
-        arithmetic = (1 + BACKWARD) * _flops(forward)
+        flops, of_convolutions = _flops(forward)
         return {
             "kernel_ms": kernel_ms,
-            "arithmetic_ms": 1e3 * arithmetic / _peak(dtype, device),
+            "arithmetic_ms": 1e3 * (1 + BACKWARD) * flops / _peak(dtype, device),
+            "convolutions": of_convolutions / max(flops, 1.0),
         }
     except torch.OutOfMemoryError:  # the batch has left no room
         return {}
@@ -58,13 +60,17 @@ def _kernel_ms(step: Callable[[], object], step_s: float) -> float:
     return float(start.elapsed_time(end))
 
 
-def _flops(forward: Callable[[], object]) -> float:
-    """Return the floating-point operations of a forward pass."""
+def _flops(forward: Callable[[], object]) -> tuple[float, float]:
+    """Return the floating-point operations of a forward pass, and those of convolutions."""
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         forward()
-    return float(counter.get_total_flops())
+    by_operator = counter.get_flop_counts().get("Global", {})
+    convolutions = sum(
+        count for name, count in by_operator.items() if "convolution" in str(name)
+    )
+    return float(counter.get_total_flops()), float(convolutions)
 
 
 def _peak(dtype: str, device: torch.device) -> float:

@@ -37,7 +37,14 @@ def test_kernels_of_small_launches_are_a_part_of_the_step() -> None:
 
     took, parts = parts_of(step, lambda: None)
     assert 0.2 < parts["kernel_ms"] < 0.7 * 1e3 * took
-    assert parts["arithmetic_ms"] == 0
+    assert parts["arithmetic_ms"] == parts["convolutions"] == 0
+
+
+def test_convolutions_are_told_from_products() -> None:
+    images = torch.randn(8, 16, 64, 64, device=DEVICE, dtype=torch.float16)
+    network = torch.nn.Conv2d(16, 16, 3, device=DEVICE, dtype=torch.float16)
+    _, parts = parts_of(lambda: network(images), lambda: network(images))
+    assert parts["convolutions"] == 1
 
 
 def test_a_step_of_products_is_kernels_and_arithmetic() -> None:

@@ -78,14 +78,19 @@ def test_launches_and_passes_over_memory() -> None:
     ceiling = {"compute": compute, "loader": {"rate": 20_000.0}}
     rate = {"steady": 1000.0, "spread": {"iqr": 0.0}, "short": False}
     of = summary(rate=rate, ceiling=ceiling, hardware=GPU, stages={}, batch_size=10)
-    assert predicted(of, "--graphs true")["rate"] == pytest.approx(2500)
+    graphs = predicted(of, "--graphs true")
+    saved = 1 - what_if.CLOSER * 0.6
+    assert graphs["rate"] == pytest.approx(2500 / saved)
+    assert graphs["low"] == pytest.approx(2500 * (1 - what_if.MODEL))
     assert predicted(of, "--batch-size 20, another recipe")["rate"] == pytest.approx(
         2000
     )
     compiled = predicted(of, "--compile true")
-    least, most = what_if.FUSED
+    least, most = what_if.FUSED_PRODUCTS
     assert compiled["low"] <= 1000 * 10 / (10 - least * 3)
     assert compiled["high"] >= 1000 * 10 / (10 - most * 3)
+    compute["convolutions"] = 0.9
+    assert predicted(of, "--compile true")["rate"] < compiled["rate"]
     of |= {"graphs": True, "compile": True}
     told = {one["what"] for one in what_if.predictions(of)}
     assert not told & {"--graphs true", "--compile true"}
