@@ -19,7 +19,7 @@ import torch
 from contracts import Batch, Counts, Loader, Pixels, RateWindow, Reported, World
 from report import pictures, stages, summary, what_if
 from report.advice import told_bound
-from report.console import Bar, Console, figures, number, took
+from report.console import Bar, Console, figures, number, rows, took
 from report.hardware import (
     OF_A_GPU,
     Sampler,
@@ -408,6 +408,7 @@ class Reporter:
                 values["rate"]["steady"], efficiency, values["energy"], step=step
             )
             self._console.result(values, self._task, folder=self._record.folder)
+            self._board.table("result", rows(values, self._task), step)
             if too_high(efficiency):
                 self.warn(
                     f"check failed: efficiency {efficiency:.1%} is above 103 %, so the rate or a ceiling is "

@@ -164,6 +164,13 @@ class Board:
         self._images.add(tag)
         self._event(step=step, summary=image(tag, images, dataformats="NHWC"))
 
+    def table(self, tag: str, rows: Sequence[tuple[str, str]], step: int) -> None:
+        """Write a table of names and texts for the TEXT page; a run that is resumed writes its own."""
+        from torch.utils.tensorboard.summary import text
+
+        lines = [f"| {name} | {value} |" for name, value in rows]
+        self._event(step=step, summary=text(tag, "\n".join(["| | |", "|-|-|", *lines])))
+
     def hparams(
         self,
         settings: Mapping[str, str | int | float | bool],

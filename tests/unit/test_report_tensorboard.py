@@ -182,3 +182,12 @@ def test_hparams_is_one_row_a_run_and_no_column_is_lost(tmp_path: Path) -> None:
 
 
 RATES = ("samples_per_s", "compute_ceiling", "loader_ceiling")
+
+
+def test_the_closing_table_is_on_the_text_page(tmp_path: Path) -> None:
+    board = Board(tmp_path)
+    board.table("result", [("stage that binds", "decode, 80% of the loader's time")], 9)
+    board.close()
+    (event,) = read(tmp_path).Tensors("result/text_summary")
+    (words,) = event.tensor_proto.string_val
+    assert event.step == 9 and b"| stage that binds | decode, 80%" in words
