@@ -412,8 +412,9 @@ def main(argv: list[str]) -> int:
     """Return 0; 2 for a user's mistake, 130 on Ctrl-C."""
     try:
         at = argv.index("--") if "--" in argv else len(argv)
-        more = [f"--flags={shlex.join(argv[at + 1 :])}"] if at + 1 < len(argv) else []
-        settings = flags(Tune, [*argv[:at], *more], prog="scripts.tune")
+        settings = flags(Tune, argv[:at], prog="scripts.tune")
+        both = f"{settings.flags} {shlex.join(argv[at + 1 :])}".strip()
+        settings = settings.model_copy(update={"flags": both})
         recipe, fixed = recipe_of(settings)
         data = recipe.data.data
         output = settings.output

@@ -185,10 +185,11 @@ def test_a_real_trial_and_one_without_a_rate(monkeypatch: pytest.MonkeyPatch) ->
     ("argv", "said"),
     [
         (["--", "--steps", "3"], "--steps behind -- is what this program sets itself"),
+        (["--flags=--steps 3", "--", "--lr", "1"], "--steps behind -- is what"),
         (["--batch-size", "0"], "--batch-size got '0': input should be greater than 0"),
         (["--output", "no/such/folder.yaml"], "--output no/such/folder.yaml: name"),
     ],
-    ids=["steps", "one-of-two-kinds", "output"],
+    ids=["steps", "both", "one-of-two-kinds", "output"],
 )
 def test_mistakes_are_told_before_a_trial(
     argv: list[str],
