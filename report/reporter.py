@@ -183,9 +183,8 @@ class Reporter:
         self._train_losses += [
             point["loss"] for point in points if not np.isnan(point["loss"])
         ]
-        if self._world.rank == 0:
-            for name, column in self._steps.items():
-                column.extend(one.get(name, np.nan) for one in steps)
+        for name, column in self._steps.items():
+            column.extend(one.get(name, np.nan) for one in steps)
         state = {
             "lr": last["lr"],
             "grad_norm": norm,

@@ -143,6 +143,20 @@ STARVED = {"data_wait": {"share": 0.4}}
             "pause",
             "validation",
         ),
+        (  # the closing one comes after the last step, and is in no `paused_s`
+            STARVED
+            | {"pauses": {"validation": 8.0}, "stages": of(workers=0.9, read=0.9)}
+            | {"rate": {"paused_s": 0.0, "active_s": 10.0}},
+            "loader",
+            "read",
+        ),
+        (
+            FED
+            | {"split_ms": {"backward": 50.0}, "step_ms": {"p50": 50.0}}
+            | {"slowest_rank": {"rank": 1, "why": "read", "ms": 40.0, "share": 0.9}},
+            "loader",
+            "read",
+        ),
     ],
 )
 def test_the_one_stage_that_binds(
@@ -160,7 +174,7 @@ def test_nothing_is_named_where_nothing_was_measured() -> None:
 
 
 def rank(wait: float = 1.0, clock: float = 1900.0, **ms: float) -> dict[str, Any]:
-    of_loader = {name: {"ms": value} for name, value in ms.items()}
+    of_loader = {name: {"ms": value, "share": 0.5} for name, value in ms.items()}
     return {"data_wait": wait, "forward": 5.0, "sm_mhz": clock, "stages": of_loader}
 
 
