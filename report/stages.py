@@ -84,6 +84,9 @@ def binds(summary: Mapping[str, Any]) -> Found | None:
     wait = look_up(summary, "data_wait.share")
     if wait is None:
         return None
+    # epochs of few steps wait at their beginning, however far ahead the loader is in the rest
+    if summary.get("bound") == "compute" and (step := _of_the_step(summary)):
+        return step
     slow = summary.get("slowest_rank") or {}
     step_ms = look_up(summary, "step_ms.p50") or 0.0
     # the others wait for it in their backward pass
