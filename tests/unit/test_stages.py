@@ -75,6 +75,7 @@ def test_what_workers_do_is_known_here(workers: int) -> None:
     assert seconds["read"] >= 24 * 0.004 and seconds["decode"] >= 24 * 0.002
     assert seconds["read"] > 1.3 * seconds["decode"]
     assert seconds["workers"] > 0 and set(seconds) <= set(STAGES)
+    assert ("idle" in seconds) == (workers > 0), "a thread that works waits for nobody"
 
 
 @pytest.mark.parametrize("name", ["torchvision", "dali-cpu", "dali-fed"])
