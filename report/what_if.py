@@ -63,6 +63,18 @@ class Model:
         """Return what is left of the lowest limit in the run itself."""
         return self.rate / self.limit()
 
+    def faster(self, gain: float) -> Model:
+        """Return the limits with a loader that is faster by this factor; a step that has its data has no use
+        for it.
+        """
+        loader = gain * self.loader
+        wait = look_up(self.summary, "data_wait.share")
+        # of several ranks one waits for data, and the others for that one
+        if wait is not None and self.summary.get("world_size") == 1:
+            fed = self.rate / max(1 - wait, 1e-3)
+            loader = min(loader, fed / self.coupling())
+        return replace(self, loader=loader)
+
     def waits(self, *stages: str) -> float:
         """Return the seconds a sample in which a worker waits in these stages, and not for a core."""
         # those that only compute tell how long a worker waits for a core
@@ -171,11 +183,10 @@ def _workers(model: Model) -> Iterator[Change]:
     cores = max(int(cores_of_a_rank(model.summary)), 1)
     counts = {max(workers // 2, 1), 2 * workers, MOST_TIMES * workers, cores}
     for count in sorted(counts - {workers}):
-        loader = model.loader * model.by_workers(count, wait) / now
         yield Change(
             what=f"--workers {count}",
             settings={"workers": count},
-            after=replace(model, loader=loader),
+            after=model.faster(model.by_workers(count, wait) / now),
             least=_behind_dali(model),
         )
 
@@ -193,7 +204,7 @@ def _storage(model: Model) -> Iterator[Change]:
     yield Change(
         what="--cache-dir, once filled" if remote else "storage without latency",
         settings={"cache_dir": "FOLDER"} if remote else {},
-        after=replace(model, loader=model.loader * gain),
+        after=model.faster(gain),
         least=_behind_dali(model),
     )
 

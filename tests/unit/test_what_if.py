@@ -131,6 +131,16 @@ def test_a_rate_that_was_measured_with_the_step_is_lessened_once() -> None:
     assert predicted(of, "--loader dali-cpu")["rate"] == pytest.approx(440)
 
 
+@pytest.mark.parametrize("what", ["--workers 8", "storage without latency"])
+def test_a_loader_is_no_use_to_a_step_that_has_its_data(what: str) -> None:
+    """Beside the loader, which alone makes 600 img/s, the step takes 330, and waits for 1 % of its time."""
+    of = summary(data_wait={"share": 0.01})
+    of["ceiling"] = {"compute": {"rate": 2000.0}, "loader": {"rate": 600.0}}
+    assert predicted(of, what)["rate"] == pytest.approx(330 / 0.99)
+    of["data_wait"] = {"share": 0.5}
+    assert predicted(of, what)["rate"] == pytest.approx(330 / 0.5)
+
+
 def test_no_rate_is_below_zero() -> None:
     rate = {"steady": 330.0, "spread": {"iqr": 400.0}, "short": False}
     assert predicted(summary(rate=rate), "--workers 8")["low"] == 0
