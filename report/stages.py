@@ -84,15 +84,13 @@ def binds(summary: Mapping[str, Any]) -> Found | None:
     wait = look_up(summary, "data_wait.share")
     if wait is None:
         return None
-    # epochs of few steps wait at their beginning, however far ahead the loader is in the rest
-    if summary.get("bound") == "compute" and (step := _of_the_step(summary)):
-        return step
     slow = summary.get("slowest_rank") or {}
     step_ms = look_up(summary, "step_ms.p50") or 0.0
     # the others wait for it in their backward pass
     if "share" in slow and slow["ms"] > WAITED * step_ms:
         return _found("loader", slow["why"], slow["share"])
-    if wait < WAITED:
+    # short epochs wait at their beginning, however far ahead the loader is in the rest
+    if wait < WAITED * (2 if summary.get("bound") == "compute" else 1):
         return _of_the_step(summary)
     return _of_the_loader(summary.get("stages") or {}) or _found(
         "loader", "data_wait", wait

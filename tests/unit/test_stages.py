@@ -151,9 +151,8 @@ STARVED = {"data_wait": {"share": 0.4}}
         (STARVED | {"stages": of(full=0.9, finish=0.1)}, "loader", "finish"),
         (STARVED, "loader", "data_wait"),
         (
-            STARVED
-            | {"bound": "compute", "split_ms": {"backward": 4.0}}
-            | {"stages": of(full=0.7, finish=0.1)},
+            {"data_wait": {"share": 0.08}, "stages": of(full=0.7, finish=0.1)}
+            | {"bound": "compute", "split_ms": {"backward": 4.0}},
             "step",
             "backward",
         ),
