@@ -1,7 +1,7 @@
 """Which one stage of a run holds its rate back, and how much of the time it takes. Pure.
 
 The loader's side is told by what its workers and its thread were busy with (loaders/_stages.py), the step's by
-its phases (report/phases.py), and what stands between them by the pauses of training.
+its phases (report/phases.py), and what is neither by the pauses of training.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WAITED = 0.05
 PAUSED = 0.5
 """Share of the run's time from which on a pause of training, such as validation, is what binds."""
 NO_WORK = ("idle", "full")
-"""Stages in which nothing is done for a batch: the step is behind, or rows are not there yet."""
+"""Stages in which nothing is done: no rows have come yet, or the step has not taken a batch."""
 OF_WORKERS = ("idle", "read", "parse", "decode", "resize", "transforms")
 """Stages that workers have; the others are the thread's that fills slots."""
 NAMES = (*OF_WORKERS, "plan", "workers", "clips", "dali", "finish", "full")

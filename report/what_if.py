@@ -30,8 +30,8 @@ MOST_TIMES = 4
 SECOND_GPU = 0.95
 """Share of twice the rate that two ranks make, where gradients are shared beside the backward pass."""
 FUSED = (0.15, 0.5)
-"""Share of the time in which a GPU moves memory rather than multiplies that torch.compile has saved: ResNet-18
-and -50 at the lower end, ViT and ConvNeXt at the upper one (H100, batch 512)."""
+"""A GPU moves memory in the part of its time in which it does not multiply. Of that part torch.compile saves such
+a share: ResNet-18 and -50 are at the lower end, ViT and ConvNeXt at the upper one (H100, batch 512)."""
 Summary = Mapping[str, Any]
 
 

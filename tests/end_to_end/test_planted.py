@@ -96,10 +96,10 @@ def rate_of(train: Runner, pictures: Path, name: str, flags: str) -> dict[str, A
     return json.loads((train.cwd / name / "summary.json").read_text())
 
 
-def test_storage_without_latency_is_worth_what_was_predicted(
+def test_a_second_worker_is_worth_what_was_predicted(
     train: Runner, pictures: Path
 ) -> None:
-    """Reads of 40 ms, and of 20: what is left binds still, so that no core's speed matters."""
+    """Reads of 40 ms bind before and after, so that no core's speed matters."""
     slow = rate_of(train, pictures, "slow", "--read-delay-ms 40")
     (more,) = (one for one in slow["what_if"] if one["what"] == "--workers 2")
     measured = rate_of(train, pictures, "more", "--read-delay-ms 40 --workers 2")
