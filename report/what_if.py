@@ -15,7 +15,7 @@ from typing import Any
 
 from report.advice import MANY_SHAPES, graphs_can_be_had, look_up
 from report.meter import too_high
-from report.stages import OF_WORKERS
+from report.stages import OF_WORKERS, WAITED
 
 SHOWN = 3
 """Predictions that a run prints."""
@@ -69,10 +69,11 @@ class Model:
         """
         loader = gain * self.loader
         wait = look_up(self.summary, "data_wait.share")
-        # of several ranks one waits for data, and the others for that one
-        if wait is not None and self.summary.get("world_size") == 1:
-            fed = self.rate / max(1 - wait, 1e-3)
-            loader = min(loader, fed / self.coupling())
+        # of several ranks one waits for data, and the others for that one; a step that waits for long is slow
+        # for that too, since its threads sleep meanwhile
+        alone = self.summary.get("world_size") == 1
+        if wait is not None and wait < WAITED and alone:
+            loader = min(loader, self.limit() / (1 - wait))
         return replace(self, loader=loader)
 
     def waits(self, *stages: str) -> float:

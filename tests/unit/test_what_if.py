@@ -138,7 +138,10 @@ def test_a_loader_is_no_use_to_a_step_that_has_its_data(what: str) -> None:
     of["ceiling"] = {"compute": {"rate": 2000.0}, "loader": {"rate": 600.0}}
     assert predicted(of, what)["rate"] == pytest.approx(330 / 0.99)
     of["data_wait"] = {"share": 0.5}
-    assert predicted(of, what)["rate"] == pytest.approx(330 / 0.5)
+    slow = predicted(of, what)["rate"]
+    assert slow == predicted(of | {"data_wait": None}, what)["rate"], (
+        "a step that waits is slow for that"
+    )
 
 
 def test_no_rate_is_below_zero() -> None:
