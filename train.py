@@ -170,6 +170,7 @@ def train(
             "rejected": rejected(splits),
             "loaders": kind.can_open(config, gpu=DEVICE.type == "cuda"),
             "unit": kind.unit,
+            "cores_a_rank": world.cores(),
             **choice.facts(),
             **graphs.facts(),
             **kind.facts(plan),

@@ -210,6 +210,10 @@ class ProcessWorld:
             )
         return workers
 
+    def cores(self) -> float:
+        """Return how many of the CPU cores that this process may use are its own, shared among ranks."""
+        return cores() / _sharing(self.local_size)
+
     @contextmanager
     def joined(self, timeout_minutes: float = 10.0) -> Iterator[None]:
         """Let the ranks know each other inside. Call it once the data is scanned: joining has a time-out."""

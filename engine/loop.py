@@ -454,10 +454,11 @@ class Training:
 
         Raises NotFinite in place of saving after a loss that is not finite.
         """
+        # first: its figure is a part of the progress that is saved
+        with self.watch.slow(), self.meter.pause_for("validation"):
+            self.validation.settle(self.progress)
         # all wait for rank 0
         with self.watch.slow(), self.meter.pause_for("checkpoint"):
-            # first: its figure is a part of the progress that is saved
-            self.validation.settle(self.progress)
             # a NaN loss of any step before must not get into last.pt
             self._losses.read()
             content = (

@@ -1,8 +1,8 @@
 """Where a loader's time goes: seconds of each stage, of all its workers and of its thread, while it runs.
 
 Whoever works ends a stage by `lap`, as a runner ends a lap: the stage gets the time since the lap before. So
-the stages of a worker add up to the time that it has been there, and nothing is sampled or switched on: a lap
-takes half a microsecond, and an image takes three.
+the stages of a worker add up to the time that it has been there, and nothing is sampled or switched on. A lap takes
+0.7 us, and an image has one to four.
 
     worker   [idle][read][decode][resize][read][decode][resize]...[idle]
     thread   [workers      ][finish][full ][workers     ][finish]...
@@ -23,7 +23,8 @@ from contracts import StageSeconds
 Item = TypeVar("Item")
 
 OF_A_WORKER = ("idle", "read", "parse", "decode", "resize", "transforms")
-"""Stages of worker processes: `idle` waits for rows, or for the lock of the process that hands them out."""
+"""Stages of worker processes: `idle` waits for rows, or for the interpreter's lock of the process that hands them
+out."""
 OF_THE_THREAD = ("plan", "workers", "clips", "dali", "finish", "full")
 """Stages of the thread that fills slots: `workers` and `dali` wait for those, `clips` for the GPU's engines and
 the workers beside them, `finish` copies and launches what the device does, or does it on a CPU, and `full` waits

@@ -411,12 +411,15 @@ class _PartDataset(Dataset[Any]):
 
     def __getitem__(self, task: tuple[int, int, int, Rows, Array]) -> tuple[str, Any]:
         slot, begin, end, rows, coming = task
+        worker = get_worker_info()
         if self._work is None or self._laps is None:
             self._work = self._make_work()
-            worker = get_worker_info()
             self._laps = self._stages.of_worker(worker.id if worker else 0)
         use(self._laps)
-        lap("idle")
+        if worker:
+            lap("idle")
+        else:  # with --workers 0 the thread works, another one in each epoch, and has stages of its own
+            self._laps.start()
         # work that reads files before it decodes them has it
         if ask := getattr(self._work, "ask", None):
             ask(np.concatenate([rows.ids[rows.valid], coming]))

@@ -72,7 +72,9 @@ def _compute(summary: Summary) -> str:
         return "The GPU is fed and computes in fp32: --precision fp16 or bf16 uses its tensor cores."
     busy = look_up(summary, "gpu.utilisation")
     if busy is not None and busy < IDLE:
-        graphs = ", or --graphs true (few launches)" if _graphs(summary) else ""
+        graphs = (
+            ", or --graphs true (few launches)" if graphs_can_be_had(summary) else ""
+        )
         return (
             f"The step is the limit and the GPU is busy {busy:.0%} of its time, so it waits for launches: a "
             f"larger --batch-size{graphs}."
@@ -122,7 +124,7 @@ def _storage(summary: Summary) -> str:
 
 def _contention(summary: Summary) -> str:
     finding = "Loader and step hinder each other, each is faster alone:"
-    graphs = _graphs(summary)
+    graphs = graphs_can_be_had(summary)
     busy = look_up(summary, "cpu.utilisation")
     if not _gpu(summary) or (busy is not None and busy >= BUSY):
         tried = [] if summary.get("workers") in (0, 1) else ["fewer --workers"]
@@ -137,7 +139,7 @@ def _contention(summary: Summary) -> str:
     return f"{finding} look at a --profile true trace for the gaps between steps."
 
 
-def _graphs(summary: Summary) -> bool:
+def graphs_can_be_had(summary: Summary) -> bool:
     """Whether graphs can be had: they are off by their flag, and not since batches have many shapes."""
     off = summary.get("graphs_off") == "--graphs false"
     return off and summary.get("task") not in MANY_SHAPES

@@ -1,7 +1,7 @@
 """Which one stage of a run holds its rate back, and how much of the time it takes. Pure.
 
 The loader's side is told by what its workers and its thread were busy with (loaders/_stages.py), the step's by
-its phases (report/phases.py), and what stands between them by the pauses of training.
+its phases (report/phases.py), and what is neither by the pauses of training.
 """
 
 from __future__ import annotations
@@ -16,11 +16,8 @@ WAITED = 0.05
 """Share of a step's time from which on waiting for data is what binds."""
 PAUSED = 0.5
 """Share of the run's time from which on a pause of training, such as validation, is what binds."""
-AHEAD = 0.5
-"""Share of the thread's time, waiting for the step to take a batch, from which on the loader is ahead: what is
-waited for then is the first batch of a short epoch."""
 NO_WORK = ("idle", "full")
-"""Stages in which nothing is done for a batch: the step is behind, or rows are not there yet."""
+"""Stages in which nothing is done: no rows have come yet, or the step has not taken a batch."""
 OF_WORKERS = ("idle", "read", "parse", "decode", "resize", "transforms")
 """Stages that workers have; the others are the thread's that fills slots."""
 NAMES = (*OF_WORKERS, "plan", "workers", "clips", "dali", "finish", "full")
@@ -78,18 +75,22 @@ def binds(summary: Mapping[str, Any]) -> Found | None:
     time, that of a pause of the run's.
     """
     pauses = dict(summary.get("pauses") or {})
-    whole = (look_up(summary, "rate.paused_s") or 0.0) + (
-        look_up(summary, "rate.active_s") or 0.0
-    )
     pauses.pop("ceilings", None)  # once a run, however long it is
+    # `paused_s` has the start of the run too, and lacks what comes after the last step
+    whole = (look_up(summary, "rate.active_s") or 0.0) + sum(pauses.values())
     longest = max(pauses, key=pauses.__getitem__, default=None)
     if longest and whole and pauses[longest] > PAUSED * whole:
         return _found("pause", longest, pauses[longest] / whole)
     wait = look_up(summary, "data_wait.share")
     if wait is None:
         return None
-    ahead = look_up(summary, "stages.full.share") or 0.0
-    if wait < WAITED or ahead > AHEAD:
+    slow = summary.get("slowest_rank") or {}
+    step_ms = look_up(summary, "step_ms.p50") or 0.0
+    # the others wait for it in their backward pass
+    if "share" in slow and slow["ms"] > WAITED * step_ms:
+        return _found("loader", slow["why"], slow["share"])
+    # short epochs wait at their beginning, however far ahead the loader is in the rest
+    if wait < WAITED * (2 if summary.get("bound") == "compute" else 1):
         return _of_the_step(summary)
     return _of_the_loader(summary.get("stages") or {}) or _found(
         "loader", "data_wait", wait
@@ -155,7 +156,7 @@ def slowest(of_ranks: Sequence[Mapping[str, Any]]) -> Found | None:
 
     Each rank gives `data_wait` and `forward`, ms a step, `sm_mhz` of its GPU, and its `stages`. All ranks wait
     for the last one in the backward pass, so that only what comes before it tells them apart. `why` is the
-    loader's stage, "clock", or "forward".
+    loader's stage, whose `share` of that rank's time is told too, "clock", or "forward".
     """
     for name in ("data_wait", "forward"):
         rank, more = _largest([one.get(name) or 0.0 for one in of_ranks])
@@ -163,7 +164,9 @@ def slowest(of_ranks: Sequence[Mapping[str, Any]]) -> Found | None:
             why = _grown(rank, of_ranks) if name == "data_wait" else name
             if name == "forward" and _slow_clock(of_ranks) == rank:
                 why = "clock"
-            return {"rank": rank, "why": why, "ms": more}
+            its = of_ranks[rank]["stages"].get(why, {})
+            share = {"share": its["share"]} if its else {}
+            return {"rank": rank, "why": why, "ms": more, **share}
     slow = _slow_clock(of_ranks)
     return None if slow is None else {"rank": slow, "why": "clock", "ms": None}
 

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from report.advice import look_up
-from report.stages import OF_WORKERS
+from report.advice import MANY_SHAPES, graphs_can_be_had, look_up
+from report.meter import too_high
+from report.stages import OF_WORKERS, WAITED
 
 SHOWN = 3
 """Predictions that a run prints."""
@@ -22,6 +23,8 @@ LEAST_GAIN = 0.03
 """A change whose predicted gain is smaller is not worth a line."""
 MODEL = 0.05
 """Uncertainty of the model itself, as a share of a rate, beside the spread that was measured."""
+COMPUTE = ("parse", "decode", "resize")
+"""Stages of workers that only compute."""
 MOST_TIMES = 4
 """Workers are predicted up to so many times as many."""
 SECOND_GPU = 0.95
@@ -61,16 +64,36 @@ class Model:
         """Return the seconds a sample of all stages in which workers do something."""
         return sum(self.stage(name, what) for name in OF_WORKERS if name != "idle")
 
-    def waits(self) -> float:
-        """Return the seconds a sample in which a worker waits for storage."""
-        return max(self.stage("read") - self.stage("read", "cpu_ms"), 0.0)
+    def coupling(self) -> float:
+        """Return what is left of the lowest limit in the run itself."""
+        return self.rate / self.limit()
+
+    def faster(self, gain: float) -> Model:
+        """Return the limits with a loader that is faster by this factor; a step that has its data has no use
+        for it.
+        """
+        loader = gain * self.loader
+        wait = look_up(self.summary, "data_wait.share")
+        # of several ranks one waits for data, and the others for that one; a step that waits for long is slow
+        # for that too, since its threads sleep meanwhile
+        alone = self.summary.get("world_size") == 1
+        if wait is not None and wait < WAITED and alone:
+            loader = min(loader, self.limit() / (1 - wait))
+        return replace(self, loader=loader)
+
+    def waits(self, *stages: str) -> float:
+        """Return the seconds a sample in which a worker waits in these stages, and not for a core."""
+        # those that only compute tell how long a worker waits for a core
+        cpu = sum(self.stage(name, "cpu_ms") for name in COMPUTE)
+        stretched = sum(map(self.stage, COMPUTE)) / cpu if cpu else 1.0
+        computes = sum(self.stage(name, "cpu_ms") for name in stages)
+        return max(sum(map(self.stage, stages)) - max(stretched, 1.0) * computes, 0.0)
 
     def by_workers(self, count: int, wait: float) -> float:
         """Return the rate of so many workers a rank that wait so many seconds a sample, nobody beside them."""
-        ranks = int(self.summary.get("world_size") or 1)
-        cores = look_up(self.summary, "hardware.cores") or 1.0
         cpu = max(self.busy("cpu_ms"), 1e-9)
-        return ranks * min(max(count, 1) / (wait + cpu), cores / cpu)
+        each = min(max(count, 1) / (wait + cpu), cores_of_a_rank(self.summary) / cpu)
+        return int(self.summary.get("world_size") or 1) * each
 
     def without_cpu(self, seconds: float) -> float | None:
         """Return the limit of the cores once a sample takes so much CPU time less."""
@@ -92,15 +115,17 @@ class Change:
 
 
 def model_of(summary: Summary) -> Model | None:
-    """Return what the run has measured; None without a rate and both ceilings."""
+    """Return what the run has measured; None without a rate and both ceilings, or where one of them is wrong."""
     rate = look_up(summary, "rate.steady")
     compute = look_up(summary, "ceiling.compute.rate")
     loader = look_up(summary, "ceiling.loader.rate")
     if not (rate and compute and loader) or look_up(summary, "rate.short"):
         return None
+    if too_high(rate / min(compute, loader)):
+        return None
     busy = look_up(summary, "cpu.utilisation")
-    count = look_up(summary, "hardware.cores")
-    cpu_s = busy * count / rate if busy and count else None
+    count = cores_of_a_rank(summary) * int(summary.get("world_size") or 1)
+    cpu_s = busy * count / rate if busy else None
     return Model(
         rate=rate,
         compute=compute,
@@ -109,6 +134,13 @@ def model_of(summary: Summary) -> Model | None:
         spread=(look_up(summary, "rate.spread.iqr") or 0.0) / rate,
         cpu_s=cpu_s,
         summary=summary,
+    )
+
+
+def cores_of_a_rank(summary: Summary) -> float:
+    """Return the CPU cores of each rank: those of the machine are shared."""
+    return float(
+        summary.get("cores_a_rank") or look_up(summary, "hardware.cores") or 1.0
     )
 
 
@@ -127,9 +159,8 @@ def predictions(summary: Summary) -> list[dict[str, Any]]:
 
 
 def _predicted(model: Model, change: Change) -> dict[str, Any]:
-    coupling = model.rate / model.limit()
     rates = [
-        coupling * after.limit()
+        model.coupling() * after.limit()
         for after in (change.after, change.least, change.most)
         if after is not None
     ]
@@ -138,7 +169,7 @@ def _predicted(model: Model, change: Change) -> dict[str, Any]:
         "what": change.what,
         "settings": dict(change.settings),
         "rate": rates[0],
-        "low": min(rates) * (1 - unsure),
+        "low": min(rates) * max(1 - unsure, 0.0),
         # where another limit is met less is lost against it, at best nothing
         "high": max(max(rates) * (1 + unsure), change.after.limit()),
         "gain": rates[0] / model.rate - 1,
@@ -153,32 +184,33 @@ def _workers(model: Model) -> Iterator[Change]:
     workers = model.summary.get("workers")
     if not workers or not model.busy():
         return
-    wait = model.waits()
+    wait = model.waits("read", "transforms")
     now = model.by_workers(workers, wait)
-    cores = int(look_up(model.summary, "hardware.cores") or 1)
+    cores = max(int(cores_of_a_rank(model.summary)), 1)
     counts = {max(workers // 2, 1), 2 * workers, MOST_TIMES * workers, cores}
     for count in sorted(counts - {workers}):
-        loader = model.loader * model.by_workers(count, wait) / now
         yield Change(
             what=f"--workers {count}",
             settings={"workers": count},
-            after=replace(model, loader=loader),
+            after=model.faster(model.by_workers(count, wait) / now),
             least=_behind_dali(model),
         )
 
 
 def _storage(model: Model) -> Iterator[Change]:
     """Storage that keeps no reader waiting: a local disk, or a cache."""
-    wait = model.waits()
+    wait = model.waits("read")
     if not wait:
         return
     workers = model.summary.get("workers") or 1
-    gain = model.by_workers(workers, 0.0) / model.by_workers(workers, wait)
+    others = model.waits("transforms")
+    now = model.by_workers(workers, wait + others)
+    gain = model.by_workers(workers, others) / now
     remote = bool(model.summary.get("remote"))
     yield Change(
         what="--cache-dir, once filled" if remote else "storage without latency",
         settings={"cache_dir": "FOLDER"} if remote else {},
-        after=replace(model, loader=model.loader * gain),
+        after=model.faster(gain),
         least=_behind_dali(model),
     )
 
@@ -206,12 +238,15 @@ def _loaders(model: Model) -> Iterator[Change]:
     """Other loaders, as --loader auto has measured them with the step."""
     own = model.summary.get("loader")
     measured = look_up(model.summary, "loader_auto.measured") or {}
+    before = look_up(measured, f"{own}.rate")
     for name, its in measured.items():
         rate = its.get("rate")
-        if name != own and rate:
-            unlimited = replace(model, compute=rate, loader=rate, cores=None)
+        if name != own and rate and before:
+            # both were measured with the step beside them: what is lost so is in their rates already
+            limit = model.limit() * rate / before
+            after = replace(model, compute=limit, loader=limit, cores=None)
             yield Change(
-                what=f"--loader {name}", settings={"loader": name}, after=unlimited
+                what=f"--loader {name}", settings={"loader": name}, after=after
             )
 
 
@@ -219,7 +254,7 @@ def _graphs(model: Model) -> Iterator[Change]:
     """The step as one CUDA graph: nobody launches its kernels one by one."""
     kernels = look_up(model.summary, "ceiling.compute.kernel_ms")
     step = look_up(model.summary, "ceiling.compute.step_ms")
-    if not (kernels and step) or model.summary.get("graphs"):
+    if not (kernels and step and graphs_can_be_had(model.summary)):
         return
 
     def of(kernel_ms: float) -> Model:
@@ -240,6 +275,8 @@ def _compile(model: Model) -> Iterator[Change]:
     arithmetic = look_up(model.summary, "ceiling.compute.arithmetic_ms")
     step = look_up(model.summary, "ceiling.compute.step_ms")
     if not (kernels and arithmetic and step) or model.summary.get("compile"):
+        return
+    if model.summary.get("task") in MANY_SHAPES:  # each would be compiled
         return
     memory = max(kernels - arithmetic, 0.0)
 

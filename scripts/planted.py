@@ -12,6 +12,7 @@ import json
 import os
 import random
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ import torch
 import yaml
 from PIL import Image
 
+from benchmarks._process import ending_on_signals, ran
 from contracts import Array, UserError
 from settings.cli import Settings, flags
 
@@ -139,6 +141,7 @@ def made(name: str, data: Path, folder: Path) -> Path:
     done = folder / "done"
     if done.exists():
         return folder
+    shutil.rmtree(folder, ignore_errors=True)  # of a start that was ended in the middle
     files = sorted(data.glob("train/*/*"))
     random.Random(0).shuffle(files)
     for number, file in enumerate(files[:IMAGES]):
@@ -166,7 +169,7 @@ def program(name: str, *words: object) -> None:
 
 
 def run(case: Mapping[str, Any], more: str, settings: Planted, folder: Path) -> Any:
-    """Return the summary of one run; None where it failed, whose log is in `folder`."""
+    """Return the summary of one run; None where it failed. Its log is beside `folder`. Raises TimeoutError."""
     data = settings.data
     if name := case.get("set"):
         data = made(name, data, settings.output / "sets" / name)
@@ -198,9 +201,11 @@ def run(case: Mapping[str, Any], more: str, settings: Planted, folder: Path) -> 
     command += ["--output", str(folder)]
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".log").open("w") as log:
-        subprocess.run(command, stdout=log, stderr=log, timeout=LIMIT_S, cwd=ROOT)
-    path = folder / "summary.json"
-    return json.loads(path.read_text()) if path.exists() else None
+        code = ran(command, log, LIMIT_S)
+    if code is None:
+        raise TimeoutError
+    # after an error a summary is an earlier run's
+    return None if code else json.loads((folder / "summary.json").read_text())
 
 
 def tried(case: Mapping[str, Any], number: int, settings: Planted) -> dict[str, Any]:
@@ -239,7 +244,7 @@ def tried(case: Mapping[str, Any], number: int, settings: Planted) -> dict[str, 
             "after": rate,
             "off": predicted[0]["rate"] / rate - 1,
         }
-    except subprocess.TimeoutExpired:
+    except TimeoutError:
         row["failed"] = f"took longer than {LIMIT_S} s"
     return row
 
@@ -268,7 +273,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Return 0; 1 where a case was named wrong, 2 for a user's mistake."""
+    """Return 0; 1 where a case has failed or was named wrong, 2 for a user's mistake."""
     try:
         settings = flags(Planted, argv, prog="scripts.planted")
         cases = []
@@ -290,12 +295,13 @@ def main(argv: list[str]) -> int:
             continue
         if case.get("ranks", 1) > max(torch.cuda.device_count(), case.get("gloo", 0)):
             continue
-        rows.append(tried(case, number, settings))
+        with ending_on_signals():
+            rows.append(tried(case, number, settings))
         print(json.dumps(rows[-1]), flush=True)
         with (settings.output / "results.jsonl").open("a") as file:
             file.write(json.dumps(rows[-1]) + "\n")
         (settings.output / "results.md").write_text(table(rows), encoding="utf-8")
-    return int(not all(row.get("right") for row in rows))
+    return int(not all(row.get("right") and "failed" not in row for row in rows))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """`python -m scripts.tune --data DATA --arch ARCH`: find the fastest settings that keep the recipe.
 
 Each trial is a run of train.py of a few seconds, which predicts what changes are worth (report/what_if.py). The
-lever that promises the most for its time is tried next, on top of the best so far, and the trial's line says how
-far the prediction was; the loader is what `--loader auto` finds. A change is kept where it gains more than the
-noise, also over a second run of what was best before. Every trial is a line, and the answer is a preset that
-`--config` reads. What follows a bare `--` are flags of train.py, for every trial and for the preset: a lever that
-they set is not tried, and what their `--config` sets is where the search begins. Cores are those that this
-process may use: `taskset -c 0,1` tunes for two.
+loader comes first: it is what `--loader auto` finds. Then the lever that promises the most for its time is tried
+next, on top of the best so far, and the trial's line says how far the prediction was. A change is kept where it
+gains more than the noise, also over a second run of what was best before. Every trial is a line, and the answer
+is a preset that `--config` reads. What follows a bare `--` are flags of train.py, for every trial and for the
+preset: a lever that they set is not tried, and what their `--config` sets is where the search begins. Cores are
+those that this process may use: `taskset -c 0,1` tunes for two.
 """
 
 from __future__ import annotations
@@ -257,6 +257,10 @@ def search(
     left = [lever for lever in LEVERS if lever not in fixed]
     while left:
         lever = max(left, key=partial(promise, what_if=best.what_if))
+        if (
+            "loader" in left
+        ):  # measured already, and what others are worth depends on it
+            lever = "loader"
         left.remove(lever)
         values = LEVERS[lever]
         won = best

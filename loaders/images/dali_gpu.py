@@ -67,7 +67,12 @@ class DaliFiles(Staging):
             yield self._outputs.stage(images, batch)
 
     def _prepared(self, rows: Iterable[Rows]) -> Iterator[Prepared]:
-        return (self._prepare(one, self._runner.known) for one in rows)
+        thread = self.stages.thread
+        thread.lap("dali")
+        for one in rows:
+            thread.lap("plan")
+            yield self._prepare(one, self._runner.known)
+            thread.lap("dali")
 
 
 def open(feed: Feed) -> DaliFiles:

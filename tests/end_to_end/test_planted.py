@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from scripts import planted
 from tests.end_to_end.runs import Runner, summary
 
 FLAGS = """--arch squeezenet1_1 --image-size 32 --batch-size 8 --workers 1 --epochs 1000 --min-window-s 0.2
@@ -36,6 +37,29 @@ def test_what_was_planted_is_named(
     assert (binds["side"], binds["stage"]) == (side, stage), told["stages"]
     if side == "loader":
         assert binds["share"] > 0.5
+
+
+def test_a_case_that_fails_is_no_earlier_run(
+    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = planted.Planted(data=pictures, output=tmp_path, change=False)
+    assert (planted.ROOT / f"configs/planted/{settings.cases}.yaml").exists()
+    folder = tmp_path / "runs/00"
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text("{}")
+    case = {"name": "a", "binds": ["read"], "flags": "--no-such-flag"}
+    assert planted.tried(case, 0, settings)["failed"] == "no summary"
+    monkeypatch.setattr(planted, "LIMIT_S", 0.1)
+    assert "longer than 0.1 s" in planted.tried(case, 0, settings)["failed"]
+
+
+def test_a_set_that_was_half_made_is_made_anew(tmp_path: Path, pictures: Path) -> None:
+    folder = tmp_path / "small"
+    made = planted.made("small", pictures, folder)
+    files = sorted(made.rglob("*.jpg"))
+    (folder / "done").unlink()
+    files[0].unlink()
+    assert sorted(planted.made("small", pictures, folder).rglob("*.jpg")) == files
 
 
 def test_large_photographs_are_bound_by_decoding(train: Runner, tmp_path: Path) -> None:
@@ -66,10 +90,10 @@ def rate_of(train: Runner, pictures: Path, name: str, flags: str) -> dict[str, A
     return json.loads((train.cwd / name / "summary.json").read_text())
 
 
-def test_storage_without_latency_is_worth_what_was_predicted(
+def test_a_second_worker_is_worth_what_was_predicted(
     train: Runner, pictures: Path
 ) -> None:
-    """Reads of 40 ms, and of 20: what is left binds still, so that no core's speed matters."""
+    """Reads of 40 ms bind before and after, so that no core's speed matters."""
     slow = rate_of(train, pictures, "slow", "--read-delay-ms 40")
     (more,) = (one for one in slow["what_if"] if one["what"] == "--workers 2")
     measured = rate_of(train, pictures, "more", "--read-delay-ms 40 --workers 2")

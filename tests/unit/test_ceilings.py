@@ -137,6 +137,30 @@ def test_ranks_take_as_many_steps_and_share_one_figure(clock: OwnClock) -> None:
     assert one["rate"] == pytest.approx(2 * SIZE / 0.02), "rank 0's clock"
 
 
+def test_the_kernels_are_those_of_a_whole_step_of_the_usual_size(
+    clock: OwnClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All micro-batches of a step are counted, and a step of the smallest batch is not the mean."""
+    step = FakeStep(0.02, clock)
+    forwards: list[int] = []
+    step.forward = lambda batch: forwards.append(len(batch.ids))  # type: ignore[method-assign]
+
+    def parts(take: Callable[[], Any], **of: Any) -> dict[str, float]:
+        take()
+        of["forward"]()
+        return {}
+
+    monkeypatch.setattr("report.kernels.parts", parts)
+    ceilings.compute_ceiling(
+        step,
+        [batch_of(size) for size in (2, 4, 8)],
+        accumulate=3,
+        world=alone(),
+        synchronise=lambda: None,
+    )
+    assert forwards == [len(batch.ids) for batch in step.given] == [4, 4, 4]
+
+
 def test_resident_batches_stand_for_all_sizes() -> None:
     """The mean size over those that are chosen is the mean over the epoch."""
     sides = np.sort(np.random.default_rng(0).integers(100, 1000, 3000))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -311,6 +312,23 @@ def test_a_window_has_the_bytes_of_its_samples(tmp_path: Path) -> None:
     assert toy.training.fit()
     told = [call.kwargs["mib_per_s"] for call in toy.report.window.call_args_list]
     assert told == [(36 - 8) / 2, (36 - 7) / 2]
+
+
+def test_waiting_for_figures_is_a_pause_for_the_validation(tmp_path: Path) -> None:
+    toy = Toy(tmp_path, 1, 0.5)
+    under_way: list[str] = []
+    settled: list[str] = []
+
+    @contextmanager
+    def pause_for(what: str) -> Iterator[None]:
+        under_way.append(what)
+        yield
+        under_way.remove(what)
+
+    toy.training.meter.pause_for = pause_for
+    toy.report.validated.side_effect = lambda *_, **__: settled.extend(under_way)
+    assert toy.training.fit()
+    assert settled == ["validation"]
 
 
 @pytest.mark.parametrize(

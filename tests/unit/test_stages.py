@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from contracts import Array, RateWindow, Rows
-from loaders._stages import OF_A_WORKER, STAGES, Stages, lap
+from loaders import open_loader
+from loaders._stages import OF_A_WORKER, OF_THE_THREAD, STAGES, Stages, lap
 from loaders._workers import Workers
+from plan.images import ImagePlan
+from plan.lazy import Lazy
 from report import stages
 from report.meter import added
+from tests.conformance.pictures import jpeg, photograph
+from tests.conformance.scenes import scene
 from tests.unit.test_workers import rows_of
 
 
@@ -68,6 +75,41 @@ def test_what_workers_do_is_known_here(workers: int) -> None:
     assert seconds["read"] >= 24 * 0.004 and seconds["decode"] >= 24 * 0.002
     assert seconds["read"] > 1.3 * seconds["decode"]
     assert seconds["workers"] > 0 and set(seconds) <= set(STAGES)
+    assert ("idle" in seconds) == (workers > 0), "a thread that works waits for nobody"
+
+
+@pytest.mark.parametrize("name", ["torchvision", "dali-cpu", "dali-fed"])
+def test_rows_are_drawn_in_the_plans_time(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name.startswith("dali"):
+        pytest.importorskip("nvidia.dali")
+    files = {f"{at:02d}": jpeg(photograph(at, 40, 48)) for at in range(24)}
+    feed = scene(tmp_path, files).feed(workers=1)
+    drawn = ImagePlan.rows
+
+    def late(plan: ImagePlan, epoch: int, first: int) -> Sequence[Rows]:
+        rows = drawn(plan, epoch, first)
+
+        def at(index: int) -> Rows:
+            time.sleep(0.05)
+            return rows[index]
+
+        return Lazy(len(rows), at)
+
+    monkeypatch.setattr(ImagePlan, "rows", late)
+    with open_loader(name, feed) as loader:
+        before = loader.stage_seconds()
+        began = time.perf_counter()
+        batches = sum(1 for _ in loader.batches(0, 0))
+        took = time.perf_counter() - began
+        seconds = {
+            stage: wall
+            for stage, (wall, _) in added({}, loader.stage_seconds(), before).items()
+        }
+    assert batches * 0.05 <= seconds["plan"] < batches * 0.05 + 0.2 * took
+    in_all = sum(seconds.get(stage, 0.0) for stage in OF_THE_THREAD)
+    assert 0.8 * took < in_all <= took, "each second of the thread is one stage's"
 
 
 def test_what_lies_between_two_readings_is_added() -> None:
@@ -107,12 +149,13 @@ STARVED = {"data_wait": {"share": 0.4}}
         (STARVED | {"stages": of(workers=0.9, idle=0.8, read=0.2)}, "loader", "read"),
         (STARVED | {"stages": of(workers=0.2, dali=0.7, read=0.9)}, "loader", "dali"),
         (STARVED | {"stages": of(full=0.3, finish=0.4)}, "loader", "finish"),
-        (
-            STARVED | {"stages": of(full=0.9), "split_ms": {"forward": 1.0}},
-            "step",
-            "forward",
-        ),
         (STARVED, "loader", "data_wait"),
+        (
+            {"data_wait": {"share": 0.08}, "stages": of(full=0.7, finish=0.1)}
+            | {"bound": "compute", "split_ms": {"backward": 4.0}},
+            "step",
+            "backward",
+        ),
         (
             FED | {"split_ms": {"forward": 2.0, "backward": 4.0, "data_wait": 9.0}},
             "step",
@@ -148,6 +191,20 @@ STARVED = {"data_wait": {"share": 0.4}}
             "pause",
             "validation",
         ),
+        (  # the closing one comes after the last step, and is in no `paused_s`
+            STARVED
+            | {"pauses": {"validation": 8.0}, "stages": of(workers=0.9, read=0.9)}
+            | {"rate": {"paused_s": 0.0, "active_s": 10.0}},
+            "loader",
+            "read",
+        ),
+        (
+            FED
+            | {"split_ms": {"backward": 50.0}, "step_ms": {"p50": 50.0}}
+            | {"slowest_rank": {"rank": 1, "why": "read", "ms": 40.0, "share": 0.9}},
+            "loader",
+            "read",
+        ),
     ],
 )
 def test_the_one_stage_that_binds(
@@ -165,7 +222,7 @@ def test_nothing_is_named_where_nothing_was_measured() -> None:
 
 
 def rank(wait: float = 1.0, clock: float = 1900.0, **ms: float) -> dict[str, Any]:
-    of_loader = {name: {"ms": value} for name, value in ms.items()}
+    of_loader = {name: {"ms": value, "share": 0.5} for name, value in ms.items()}
     return {"data_wait": wait, "forward": 5.0, "sm_mhz": clock, "stages": of_loader}
 
 

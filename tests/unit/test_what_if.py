@@ -78,6 +78,7 @@ def test_launches_and_passes_over_memory() -> None:
     ceiling = {"compute": compute, "loader": {"rate": 20_000.0}}
     rate = {"steady": 1000.0, "spread": {"iqr": 0.0}, "short": False}
     of = summary(rate=rate, ceiling=ceiling, hardware=GPU, stages={}, batch_size=10)
+    of["graphs_off"] = "--graphs false"
     graphs = predicted(of, "--graphs true")
     saved = 1 - what_if.CLOSER * 0.6
     assert graphs["rate"] == pytest.approx(2500 / saved)
@@ -91,9 +92,13 @@ def test_launches_and_passes_over_memory() -> None:
     assert compiled["high"] >= 1000 * 10 / (10 - most * 3)
     compute["convolutions"] = 0.9
     assert predicted(of, "--compile true")["rate"] < compiled["rate"]
-    of |= {"graphs": True, "compile": True}
-    told = {one["what"] for one in what_if.predictions(of)}
-    assert not told & {"--graphs true", "--compile true"}
+    for refused in (
+        {"graphs_off": None, "compile": True},
+        {"graphs_off": "the host waits in the step", "compile": True},
+        {"task": "detection"},
+    ):
+        told = {one["what"] for one in what_if.predictions(of | refused)}
+        assert not told & {"--graphs true", "--compile true"}, refused
 
 
 def test_loaders_that_auto_has_measured() -> None:
@@ -120,6 +125,75 @@ def test_what_dali_can_do_more_is_not_known() -> None:
         < 600
         < predicted(of, "--workers 8")["high"]
     )
+
+
+def test_a_rate_that_was_measured_with_the_step_is_lessened_once() -> None:
+    """The run makes 330 of its 500 img/s; before, its loader made 300 with the step, and another one 400."""
+    of = summary(loader="torchvision")
+    of["ceiling"] = {"compute": {"rate": 500.0}, "loader": {"rate": 600.0}}
+    measured = {"dali-cpu": {"rate": 400.0}, "torchvision": {"rate": 300.0}}
+    of["loader_auto"] = {"measured": measured}
+    assert predicted(of, "--loader dali-cpu")["rate"] == pytest.approx(440)
+
+
+@pytest.mark.parametrize("what", ["--workers 8", "storage without latency"])
+def test_a_loader_is_no_use_to_a_step_that_has_its_data(what: str) -> None:
+    """Beside the loader, which alone makes 600 img/s, the step takes 330, and waits for 1 % of its time."""
+    of = summary(data_wait={"share": 0.01})
+    of["ceiling"] = {"compute": {"rate": 2000.0}, "loader": {"rate": 600.0}}
+    assert predicted(of, what)["rate"] == pytest.approx(330 / 0.99)
+    of["data_wait"] = {"share": 0.5}
+    slow = predicted(of, what)["rate"]
+    assert slow == predicted(of | {"data_wait": None}, what)["rate"], (
+        "a step that waits is slow for that"
+    )
+
+
+def test_no_rate_is_below_zero() -> None:
+    rate = {"steady": 330.0, "spread": {"iqr": 400.0}, "short": False}
+    assert predicted(summary(rate=rate), "--workers 8")["low"] == 0
+
+
+def test_ranks_share_the_cores_of_a_machine() -> None:
+    """Two ranks of two workers on four cores, whose images take 2 ms of a core: no worker more helps."""
+    stages = {"decode": {"ms": 2.0, "cpu_ms": 2.0}}
+    ceiling = {"compute": {"rate": 9000.0}, "loader": {"rate": 2000.0}}
+    rate = {"steady": 1900.0, "spread": {"iqr": 0.0}, "short": False}
+    of = summary(stages=stages, ceiling=ceiling, rate=rate, workers=2, world_size=2)
+    of |= {"hardware": {"cores": 4}, "cores_a_rank": 2.0, "cpu": {"utilisation": None}}
+    assert predicted(of, "--workers 4")["rate"] == pytest.approx(1900)
+    # as many ranks on each of two machines: the cores of the other one count too
+    four = of | {"world_size": 4, "cpu": {"utilisation": 0.5}}
+    model = what_if.model_of(four)
+    assert model is not None and model.cpu_s == pytest.approx(0.5 * 8 / 1900)
+
+
+@pytest.mark.parametrize(
+    ("workers", "ms", "cpu_ms", "gain"),
+    [
+        (4, 18.0, 0.0, 1.0),  # it waits: twice the workers make twice as much
+        (40, 180.0, 18.0, 0.0),  # it waits for one of four cores, as decoding does
+    ],
+)
+def test_a_function_that_waits_and_one_that_lacks_a_core(
+    workers: int, ms: float, cpu_ms: float, gain: float
+) -> None:
+    stretched = ms / cpu_ms if cpu_ms else 1.0
+    stages = {
+        "decode": {"ms": 2.0 * stretched, "cpu_ms": 2.0},
+        "transforms": {"ms": ms, "cpu_ms": cpu_ms},
+    }
+    of = summary(stages=stages, workers=workers, hardware={"cores": 4})
+    of["ceiling"] = {"compute": {"rate": 9000.0}, "loader": {"rate": 333.0}}
+    one = predicted(of, f"--workers {2 * workers}")
+    assert one["gain"] == pytest.approx(gain, abs=0.01)
+    half = predicted(of, f"--workers {workers // 2}")
+    assert half["gain"] == pytest.approx(-gain / 2, abs=0.01)
+
+
+def test_nothing_is_predicted_where_the_rate_is_above_a_ceiling() -> None:
+    rate = {"steady": 350.0, "spread": {"iqr": 3.3}, "short": False}
+    assert what_if.predictions(summary(rate=rate)) == []
 
 
 @pytest.mark.parametrize("missing", ["rate", "ceiling"])
