@@ -123,9 +123,8 @@ def model_of(summary: Summary) -> Model | None:
         return None
     if too_high(rate / min(compute, loader)):
         return None
-    busy = look_up(summary, "cpu.utilisation")
     count = cores_of_a_rank(summary) * int(summary.get("world_size") or 1)
-    cpu_s = busy * count / rate if busy else None
+    cpu_s = cpu_of_a_sample(summary, cores=count, rate=rate, compute=compute)
     return Model(
         rate=rate,
         compute=compute,
@@ -135,6 +134,24 @@ def model_of(summary: Summary) -> Model | None:
         cpu_s=cpu_s,
         summary=summary,
     )
+
+
+def cpu_of_a_sample(
+    summary: Summary, *, cores: float, rate: float, compute: float
+) -> float | None:
+    """Return the seconds of a core that a sample takes in all processes of the run; None = not known."""
+    busy = look_up(summary, "cpu.utilisation")
+    measured = busy * cores / rate if busy else None
+    stages = summary.get("stages") or {}
+    # DALI's threads are in no stage
+    if not stages or "dali" in stages:
+        return measured
+    loads = sum(stage["cpu_ms"] for stage in stages.values()) / 1e3
+    # a step on a GPU is launched by one core of each rank, and on a CPU all cores compute it
+    on_gpu = look_up(summary, "hardware.gpu")
+    steps = (summary.get("world_size") or 1) / rate if on_gpu else cores / compute
+    # what is measured has other programs of this machine in it
+    return min(loads + steps, measured or loads + steps)
 
 
 def cores_of_a_rank(summary: Summary) -> float:
