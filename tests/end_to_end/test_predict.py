@@ -335,7 +335,7 @@ def test_an_interpolation_that_no_export_has(
     home: Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = torch.load(home.cwd / "run" / "last.pt", weights_only=True)
-    content["config"]["interpolation"] = "nearest"
+    content["used"]["interpolation"] = "nearest"
     monkeypatch.chdir(home.cwd)
     torch.save(content, "nearest.pt")
     assert export.main(["nearest.pt"]) == 2
