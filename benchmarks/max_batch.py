@@ -204,16 +204,18 @@ def measure(settings: MaxBatch, point: Point, folder: Path) -> Measured:
     how = {name: getattr(settings, name) for name in ("start", "largest", "tolerance")}
     with ending_on_signals():
         fits, fails = search(outcome, **how)
-    status, why = tried[fails] if fails else ("", f"all of --largest {fits:,}")
-    if not fits:
-        # the suite tells running out of memory from mistakes by this line
-        sys.exit(f"batch {fails}: {why}")
-    ended = f"{'out of memory' if status == 'oom' else why} at {fails:,}"
+    ended = f"all of --largest {fits:,}"
+    if fails:
+        status, why = tried[fails]
+        if not fits:
+            # the suite tells running out of memory from mistakes by this line
+            sys.exit(f"batch {fails}: {why}")
+        ended = f"{'out of memory' if status == 'oom' else why} at {fails:,}"
     return Measured(
         figures={
             **figures[fits],
             "largest": fits,
-            "ended": ended if fails else why,
+            "ended": ended,
             "trials": len(tried),
         },
         versions=hardware.versions(),

@@ -266,6 +266,8 @@ def _tell(
     if content in ("images", "videos") and not settings.multi_label:
         noun = content.removesuffix("s")
         tell_of_classes(name, split, console, expected=expected, noun=noun)
+        if name != "val" and settings.order == "sequential":
+            warn_of_sorted(columns, console)
 
 
 def _require_shared(settings: DataSettings, root: Path, content: Content) -> None:
@@ -451,4 +453,15 @@ def tell_of_classes(
         console.warn(
             f"{name}: {len(empty)} of {len(columns.classes)} classes have no {noun}, "
             f"first '{columns.classes[empty[0]]}'; do the labels of the list begin at 0, without gaps?"
+        )
+
+
+def warn_of_sorted(columns: Any, console: Console) -> None:
+    """Warn of an order in which classes come one after the other: a network then learns one at a time."""
+    label = np.asarray(columns.label)
+    runs = np.count_nonzero(label[1:] != label[:-1]) + 1
+    if 1 < runs == len(np.unique(label)):
+        console.warn(
+            f"train: --order sequential, and the {len(label):,} samples are sorted by label, so that nearly "
+            "every batch has one class alone: shuffle the lines of the list, or leave --order out"
         )

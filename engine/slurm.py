@@ -10,6 +10,13 @@ from contracts import UserError
 
 PORTS = range(20_000, 32_000)
 """Ports for MASTER_PORT, below those that Linux hands out by itself."""
+OF_MPI = (
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+    "JSM_NAMESPACE_SIZE",
+)
+"""Variables in which Open MPI, MPICH and Intel, MVAPICH, and jsrun say how many processes they have started."""
 REMEDY = "start with torchrun in each task, or as one task: srun --ntasks 1"
 
 
@@ -17,13 +24,20 @@ def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return what torchrun would have set for a task that `srun` started beside others, or {} for any other
     process: torchrun's own, one alone, or a job's script, which runs once however many tasks there are.
 
-    The user's MASTER_ADDR and MASTER_PORT stay. Raises UserError where Slurm's variables do not say it.
+    The user's MASTER_ADDR and MASTER_PORT stay. Raises UserError where Slurm's variables do not say it, and
+    for one of several processes that MPI started.
     """
     tasks = environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS", "1")
     script = environ.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in environ
     if "RANK" in environ:
         return {}
     if "SLURM_PROCID" not in environ or tasks == "1" or script:
+        for name in OF_MPI:
+            if environ.get(name, "1") != "1":
+                raise UserError(
+                    f"one of {environ[name]} processes that MPI started ({name}), which would each train "
+                    "alone: start with torchrun, or one process with torchrun on each node"
+                )
         return {}
     lists = (environ.get(f"SLURM_{of}NODELIST") for of in ("STEP_", "", "JOB_"))
     nodes = next((nodes for nodes in lists if nodes), "")

@@ -39,7 +39,7 @@ from loaders.images.decoders import pillow_rgb
 from models import Unusable
 from report.console import Console
 from scripts import Parser, exit_code
-from scripts._preprocessing import Beside, Framing, Preprocessed
+from scripts._preprocessing import FILTERS, Beside, Framing, Preprocessed
 from settings.config import given, parse
 from tasks import architecture, kind_of
 from tasks._plans import image_policies
@@ -85,6 +85,12 @@ def load(
         )
     registry, arch = architecture(kind, config.model.arch)
     native = start.native(registry, arch)
+    if native.interpolation not in FILTERS:
+        known = " or ".join(FILTERS)
+        raise UserError(
+            f"{checkpoint}: --interpolation {native.interpolation} is not exported, {known} is: its figures "
+            "with one of these are those of --evaluate true --interpolation NAME"
+        )
     _, policy = image_policies(config.augmentation, native)
     framing = Framing(
         window="stretch" if policy.window == "stretch" else "center",

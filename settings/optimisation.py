@@ -62,8 +62,7 @@ class Optimisation(Settings):
         "cosine", changes_rate=False
     )
     """Learning rate after the warm-up: by a cosine or a line to --final-lr, times --lr-gamma every
-    --lr-step-epochs or at --lr-milestones, or constant; range = tenfold every --lr-step-epochs, for
-    scripts.tune --lr."""
+    --lr-step-epochs or at --lr-milestones, or constant."""
     warmup_epochs: NotNegative = setting(5.0, changes_rate=False)
     """Linear warm-up from --warmup-start, in epochs."""
     warmup_steps: NonNegativeInt = setting(0, changes_rate=False)

@@ -21,6 +21,7 @@ def begin(program: str) -> Any:
     Exits with code 2 and one line where a limit is too low to begin, and with 0 once --help or --help-all
     is answered.
     """
+    limits.open_streams()
     # imports leave nothing to tidy up
     before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     asks = {"-h", "--help", "--help-all"} & set(sys.argv[1:])

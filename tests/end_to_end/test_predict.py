@@ -331,6 +331,17 @@ def test_an_export_names_what_the_user_named(
     assert capsys.readouterr().err.startswith(said)
 
 
+def test_an_interpolation_that_no_export_has(
+    home: Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = torch.load(home.cwd / "run" / "last.pt", weights_only=True)
+    content["used"]["interpolation"] = "nearest"
+    monkeypatch.chdir(home.cwd)
+    torch.save(content, "nearest.pt")
+    assert export.main(["nearest.pt"]) == 2
+    assert "--interpolation nearest is not exported" in capsys.readouterr().err
+
+
 def test_detectors_find_what_the_validation_found(
     home: Runner, capsys: pytest.CaptureFixture[str]
 ) -> None:

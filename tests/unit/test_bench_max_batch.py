@@ -126,6 +126,10 @@ def test_a_trial_that_is_killed_was_too_large(
         found.figures.items() >= wanted.items() and "killed" in found.figures["ended"]
     )
     assert not list(tmp_path.rglob("*.pt"))
+    (tmp_path / "all").mkdir()
+    all_fit = settings.model_copy(update={"largest": 8})
+    found = max_batch.measure(all_fit, {"loader": "synthetic"}, tmp_path / "all")
+    assert found.figures["ended"] == "all of --largest 8"
     monkeypatch.setattr(
         max_batch, "command", lambda *_: ["sh", "-c", "echo no; exit 2"]
     )

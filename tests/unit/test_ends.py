@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,3 +50,17 @@ def test_errors_that_are_the_machines(error: Exception, said: str) -> None:
 )
 def test_what_nobody_has_thought_of_keeps_its_traceback(error: Exception) -> None:
     assert line_of(error) is None
+
+
+def test_a_program_whose_streams_are_closed(tmp_path: Path) -> None:
+    """Its first file is not one of them, and what it says goes nowhere."""
+    code = (
+        "import sys; from settings import preflight; preflight.begin('x'); "
+        "file = open(sys.argv[1], 'w'); print('said', flush=True); "
+        "print('said', file=sys.stderr, flush=True); print(file.fileno() > 2, sys.stdin.read(), file=file)"
+    )
+    closed = f'"{sys.executable}" -c "$0" "$1" <&- >&- 2>&-'
+    subprocess.run(
+        ["sh", "-c", closed, code, str(tmp_path / "a")], check=True, cwd=ROOT
+    )
+    assert (tmp_path / "a").read_text() == "True \n"

@@ -54,7 +54,14 @@ def test_any_other_process_is_left_alone() -> None:
     others += [{}, variables() | {"ENVIRONMENT": "BATCH"}]
     for other in others:
         assert torchrun_variables(other) == {}
-    assert torchrun_variables(variables() | {"RANK": "0"}) == {}
+    assert torchrun_variables(variables() | {"RANK": "0", "PMI_SIZE": "2"}) == {}
+
+
+def test_processes_of_mpi_do_not_train_alone() -> None:
+    for name in slurm.OF_MPI:
+        assert torchrun_variables({name: "1"}) == {}
+        with pytest.raises(UserError, match=rf"one of 2 .*\({name}\).*torchrun"):
+            torchrun_variables({name: "2"})
 
 
 @pytest.mark.parametrize(

@@ -273,3 +273,6 @@ def test_classes_that_were_not_meant(data: Path, video: Path) -> None:
         console = Console()
         opened(data, videos=True, console=console)
         assert console.warnings == ([said] if said else [])
+    console = Console()
+    opened(data, videos=True, order="sequential", console=console)
+    assert "the 2 samples are sorted by label" in " ".join(console.warnings)
