@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from scripts import planted
-from tests.end_to_end.runs import Runner, summary
+from tests.end_to_end.runs import Runner, draw, summary
 
 FLAGS = """--arch squeezenet1_1 --image-size 32 --batch-size 8 --workers 1 --epochs 1000 --min-window-s 0.2
     --save-every-minutes 0 --loader torchvision"""
@@ -26,11 +26,10 @@ WAITS = "--transforms scripts.planted:waits"
         (f"{TRAINS} {WAITS}", "loader", "transforms"),
         (f"{TRAINS} --transforms scripts.planted:computes", "loader", "transforms"),
         (f"{TRAINS} --batch-size 24 --image-size 96", "step", "backward"),
-        (f"{TRAINS} --save-every-steps 1", "pause", "checkpoint"),
         (
-            "--epochs 4 --read-delay-ms 20 --val-every 1 --batch-size 64",
+            "--steps 12 --val-every 0 --save-every-steps 1 --arch scripts.planted:heavy",
             "pause",
-            "validation",
+            "checkpoint",
         ),
     ],
 )
@@ -43,6 +42,16 @@ def test_what_was_planted_is_named(
     assert (binds["side"], binds["stage"]) == (side, stage), told["stages"]
     if side == "loader":
         assert binds["share"] > 0.5
+
+
+def test_a_validation_that_takes_longer_than_training(
+    train: Runner, tmp_path: Path
+) -> None:
+    data = draw(tmp_path / "data", classes=("one", "two"), train=8, val=48)
+    flags = "--epochs 4 --read-delay-ms 20 --val-every 1 --ceilings false"
+    train(FLAGS, "--data", data, "--output run", flags).done()
+    binds = summary(train.cwd / "run")["binds"]
+    assert (binds["side"], binds["stage"]) == ("pause", "validation")
 
 
 def test_a_case_that_fails_is_no_earlier_run(
