@@ -13,7 +13,7 @@ from PIL import Image
 from scripts import planted
 from tests.end_to_end.runs import Runner, draw, summary
 
-FLAGS = """--arch squeezenet1_1 --image-size 32 --batch-size 8 --workers 1 --epochs 1000 --min-window-s 0.2
+FLAGS = """--arch scripts.planted:light --image-size 32 --batch-size 8 --workers 1 --epochs 1000 --min-window-s 0.2
     --save-every-minutes 0 --loader torchvision"""
 TRAINS = "--seconds 1 --val-every 0"
 WAITS = "--transforms scripts.planted:waits"
@@ -25,7 +25,11 @@ WAITS = "--transforms scripts.planted:waits"
         (f"{TRAINS} --read-delay-ms 30", "loader", "read"),
         (f"{TRAINS} {WAITS}", "loader", "transforms"),
         (f"{TRAINS} --transforms scripts.planted:computes", "loader", "transforms"),
-        (f"{TRAINS} --batch-size 24 --image-size 96", "step", "backward"),
+        (
+            f"{TRAINS} --arch squeezenet1_1 --batch-size 24 --image-size 96",
+            "step",
+            "backward",
+        ),
         (
             "--steps 12 --val-every 0 --save-every-steps 1 --arch scripts.planted:heavy",
             "pause",
@@ -84,7 +88,7 @@ def test_large_photographs_are_bound_by_decoding(train: Runner, tmp_path: Path) 
         for number in range(16):
             image = Image.radial_gradient("L").resize((2400, 1800)).convert("RGB")
             image.save(folder / f"{number}.jpg")
-    more = "--scale 0.8 1 --batch-size 4"
+    more = "--crop-scale 0.8 1 --batch-size 4"
     train(FLAGS, "--data large --output run", TRAINS, more).done()
     assert summary(train.cwd / "run")["binds"]["stage"] == "decode"
 
@@ -101,7 +105,9 @@ def test_the_rank_that_is_late_is_named_with_its_stage(
 
 
 def rate_of(train: Runner, pictures: Path, name: str, flags: str) -> dict[str, Any]:
-    train(FLAGS, "--data", pictures, "--output", name, TRAINS, flags).done()
+    # windows of many batches: two workers deliver in bursts
+    longer = f"{TRAINS} --seconds 5 --min-window-s 1"
+    train(FLAGS, "--data", pictures, "--output", name, longer, flags).done()
     return json.loads((train.cwd / name / "summary.json").read_text())
 
 
