@@ -89,6 +89,25 @@ def waits_on_rank_1(image: Array, rng: np.random.Generator) -> Array:
     return image
 
 
+# --- plants in the network ----------------------------------------------------
+
+
+def light(num_classes: int) -> torch.nn.Module:
+    """Return a network that computes next to nothing: whoever else has the cores, it is fed late."""
+    return torch.nn.Sequential(
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(3, num_classes),
+    )
+
+
+def heavy(num_classes: int) -> torch.nn.Module:
+    """Return the same with 200 MB for each checkpoint."""
+    network = light(num_classes)
+    network.register_buffer("weight_of_checkpoints", torch.ones(50_000_000))
+    return network
+
+
 # --- plants in the files ------------------------------------------------------
 
 

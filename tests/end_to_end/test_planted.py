@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from scripts import planted
-from tests.end_to_end.runs import Runner, summary
+from tests.end_to_end.runs import Runner, draw, summary
 
-FLAGS = """--arch squeezenet1_1 --image-size 32 --batch-size 8 --workers 1 --epochs 1000 --min-window-s 0.2
+FLAGS = """--arch scripts.planted:light --image-size 32 --batch-size 8 --workers 1 --epochs 1000 --min-window-s 0.2
     --save-every-minutes 0 --loader torchvision"""
 TRAINS = "--seconds 1 --val-every 0"
 WAITS = "--transforms scripts.planted:waits"
@@ -25,7 +25,16 @@ WAITS = "--transforms scripts.planted:waits"
         (f"{TRAINS} --read-delay-ms 30", "loader", "read"),
         (f"{TRAINS} {WAITS}", "loader", "transforms"),
         (f"{TRAINS} --transforms scripts.planted:computes", "loader", "transforms"),
-        (f"{TRAINS} --batch-size 24 --image-size 96", "step", "backward"),
+        (
+            f"{TRAINS} --arch squeezenet1_1 --batch-size 24 --image-size 96",
+            "step",
+            "backward",
+        ),
+        (
+            "--steps 12 --val-every 0 --save-every-steps 1 --arch scripts.planted:heavy",
+            "pause",
+            "checkpoint",
+        ),
     ],
 )
 def test_what_was_planted_is_named(
@@ -37,6 +46,16 @@ def test_what_was_planted_is_named(
     assert (binds["side"], binds["stage"]) == (side, stage), told["stages"]
     if side == "loader":
         assert binds["share"] > 0.5
+
+
+def test_a_validation_that_takes_longer_than_training(
+    train: Runner, tmp_path: Path
+) -> None:
+    data = draw(tmp_path / "data", classes=("one", "two"), train=8, val=48)
+    flags = "--epochs 4 --read-delay-ms 20 --val-every 1 --ceilings false"
+    train(FLAGS, "--data", data, "--output run", flags).done()
+    binds = summary(train.cwd / "run")["binds"]
+    assert (binds["side"], binds["stage"]) == ("pause", "validation")
 
 
 def test_a_case_that_fails_is_no_earlier_run(
@@ -86,7 +105,9 @@ def test_the_rank_that_is_late_is_named_with_its_stage(
 
 
 def rate_of(train: Runner, pictures: Path, name: str, flags: str) -> dict[str, Any]:
-    train(FLAGS, "--data", pictures, "--output", name, TRAINS, flags).done()
+    # windows of many batches: two workers deliver in bursts
+    longer = f"{TRAINS} --seconds 5 --min-window-s 1"
+    train(FLAGS, "--data", pictures, "--output", name, longer, flags).done()
     return json.loads((train.cwd / name / "summary.json").read_text())
 
 
