@@ -16,6 +16,8 @@ WAITED = 0.05
 """Share of a step's time from which on waiting for data is what binds."""
 PAUSED = 0.5
 """Share of the run's time from which on a pause of training, such as validation, is what binds."""
+AHEAD = 0.5
+"""Share of the time in which the loader's thread waits for the step to take a batch, from which on it is ahead."""
 NO_WORK = ("idle", "full")
 """Stages in which nothing is done: no rows have come yet, or the step has not taken a batch."""
 OF_WORKERS = ("idle", "read", "parse", "decode", "resize", "transforms")
@@ -90,7 +92,8 @@ def binds(summary: Mapping[str, Any]) -> Found | None:
     if "share" in slow and slow["ms"] > WAITED * step_ms:
         return _found("loader", slow["why"], slow["share"])
     # short epochs wait at their beginning, however far ahead the loader is in the rest
-    if wait < WAITED * (2 if summary.get("bound") == "compute" else 1):
+    ahead = look_up(summary, "stages.full.share") or 0.0
+    if ahead > AHEAD or wait < WAITED * (2 if summary.get("bound") == "compute" else 1):
         return _of_the_step(summary)
     return _of_the_loader(summary.get("stages") or {}) or _found(
         "loader", "data_wait", wait

@@ -151,6 +151,11 @@ STARVED = {"data_wait": {"share": 0.4}}
         (STARVED | {"stages": of(full=0.3, finish=0.4)}, "loader", "finish"),
         (STARVED, "loader", "data_wait"),
         (
+            STARVED | {"stages": of(full=0.6), "split_ms": {"forward": 1.0}},
+            "step",
+            "forward",
+        ),
+        (
             {"data_wait": {"share": 0.08}, "stages": of(full=0.7, finish=0.1)}
             | {"bound": "compute", "split_ms": {"backward": 4.0}},
             "step",
