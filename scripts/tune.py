@@ -87,8 +87,9 @@ class Tune(Settings):
     arch: str | None = None
     """Architecture, as --arch of train.py. Default: that of --config behind --, else the task's."""
     batch_size: PositiveInt | Literal["auto"] | None = None
-    """Samples a step; it is a part of the recipe, and stays. auto = larger ones than the default are tried
-    too; the learning rate is yours to scale. Default: that of --config behind --, else 64."""
+    """Samples in a micro-batch; it is a part of the recipe, and stays. auto = larger ones are tried too. A
+    recipe with --accumulate keeps its step: fewer micro-batches, of more samples. Any other is trained with
+    larger steps, for which --lr-per scales its learning rate. Default: that of --config behind --, else 64."""
     minutes: Annotated[FiniteFloat, Field(gt=0)] = 4.0
     """Minutes of trials: none begins that would not end by then. The first run, which scans the data, comes
     before them."""
@@ -169,7 +170,23 @@ def _loaders(config: Config, used: Choice, gpu: bool) -> list[str]:
 
 
 def _batch_sizes(config: Config, used: Choice, gpu: bool) -> list[int]:
-    return [times * config.loading.batch_size for times in (2, 4, 8, 16)]
+    base = config.loading.batch_size
+    sizes = [base * halves // 2 for halves in HALVES if base * halves % 2 == 0]
+    a_step = base * config.optimisation.accumulate
+    return [
+        size
+        for size in sizes
+        if a_step == base or (size <= a_step and a_step % size == 0)
+    ]
+
+
+def changes_of(lever: str, value: Any, config: Config) -> Choice:
+    """Return the settings that a value of a lever changes: micro-batches that are larger are fewer."""
+    accumulate = config.optimisation.accumulate
+    if lever == "batch_size" and accumulate > 1:
+        fewer = config.loading.batch_size * accumulate // value
+        return {lever: value, "accumulate": fewer}
+    return {lever: value}
 
 
 def _workers(config: Config, used: Choice, gpu: bool) -> list[int]:
@@ -201,6 +218,8 @@ LEVERS: dict[str, Callable[[Config, Choice, bool], list[Any]]] = {
     "pin_memory": _both,
 }
 """Setting of train.py -> the values to be tried with these settings; what is `used` is no trial again."""
+HALVES = (3, 4, 6, 8, 12, 16, 24, 32)
+"""Batches that are tried, in halves of the recipe's: powers of two, and three times as many."""
 UNKNOWN = 0.03
 """Gain that a lever promises of which nothing is predicted."""
 TIMES = {"compile": 4.0}
@@ -270,7 +289,8 @@ def search(
         for value in values(config, used, gpu):
             if value == used[lever]:
                 continue
-            trial = tried(lever, {**best.choice, lever: value}, best)
+            change = changes_of(lever, value, config)
+            trial = tried(lever, {**best.choice, **change}, best)
             if trial.beats(won):
                 won = trial
             elif lever == "batch_size":

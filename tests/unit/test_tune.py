@@ -121,14 +121,24 @@ def test_what_fails_or_has_no_time_is_a_line() -> None:
 
 
 def test_a_batch_grows_until_it_gains_nothing() -> None:
-    rates = {128: 1.5, 256: 1.7, 512: 1.71, 1024: 9.0}
+    rates = {96: 1.3, 128: 1.5, 192: 1.6, 256: 1.7, 384: 1.71, 512: 9.0}
     gains = {f"batch_size={size}": gain for size, gain in rates.items()}
     trials, best = searched(machine(gains), fixed=("loader",))
     assert best.choice == {"batch_size": 256}
     tried = [t.choice["batch_size"] for t in trials if t.lever == "batch_size"]
-    assert tried == [128, 256, 512]
+    assert tried == [96, 128, 192, 256, 384]
     recipe, _ = tune.recipe_of(tune.Tune(batch_size="auto"))
     assert recipe.loading.batch_size == 64
+
+
+def test_a_recipe_that_accumulates_keeps_its_step() -> None:
+    recipe = parse(["--data", "photos", "--batch-size", "64", "--accumulate", "6"])
+    sizes = tune._batch_sizes(recipe, {}, True)
+    assert sizes == [96, 128, 192, 384]
+    for size in sizes:
+        change = tune.changes_of("batch_size", size, recipe)
+        assert change["batch_size"] * change["accumulate"] == 64 * 6
+    assert tune.changes_of("batch_size", 128, RECIPE) == {"batch_size": 128}
 
 
 def test_a_search_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
