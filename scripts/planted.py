@@ -291,10 +291,11 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Return 0; 1 where a case has failed or was named wrong, 2 for a user's mistake."""
     try:
-        settings = flags(Planted, argv, prog="scripts.planted")
+        given = sys.argv[1:] if argv is None else argv
+        settings = flags(Planted, given, prog="scripts.planted")
         cases = []
         for name in settings.cases.split(","):
             path = ROOT / "configs/planted" / f"{name}.yaml"
@@ -324,4 +325,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(main())

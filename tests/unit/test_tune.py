@@ -35,7 +35,7 @@ def machine(
     cold = [True]
 
     def measure(lever: str, choice: Choice) -> Trial:
-        used: Choice = {"loader": "torchvision", "workers": 1, "compile": False}
+        used: Choice = {"loader": "torchvision", "workers": 7, "compile": False}
         used |= {"graphs": True, **choice}
         if used["loader"] == "auto":
             used["loader"] = max(RATES.keys() - {fails}, key=RATES.__getitem__)
