@@ -1,6 +1,4 @@
-"""Rows -> what a person looks at: a table, and the same in Markdown. Must not know how a row was
-measured.
-"""
+"""Rows of a suite -> a table, on the console and as Markdown. Must not know how a row was measured."""
 
 from __future__ import annotations
 
@@ -27,15 +25,17 @@ from benchmarks._suite import (
 from report.record import replace
 
 LONGEST = 200
-"""Characters of the reason why a row has no figure."""
+"""Most characters of the reason why a row has no figure."""
 
 
 def cells(suite: Suite, rows: Sequence[Row], *, detail: bool) -> list[list[str]]:
-    """Return the titles, and a line for each row: the axes that differ, then the figures that any row has. A
-    row without figures says why, in place of the rate.
+    """Return the line of titles, then a line for each row.
+
+    Columns are the axes in which the points differ, then the figures that any row has; `detail` adds the
+    suite's details. A row without a rate says why in the rate's place.
     """
     known = {**suite.columns, **(suite.details if detail else {})}
-    # an axis is called by its name, and a figure of that name is the axis
+    # an axis has its own name as title; a figure of the same name is not shown a second time
     shown: dict[str, Sequence[str]] = {
         name: (name.replace("_", " "), "{}") for name in differing(rows)
     }
@@ -50,7 +50,7 @@ def cells(suite: Suite, rows: Sequence[Row], *, detail: bool) -> list[list[str]]
         line = {key: _cell(row, key, form) for key, (_, form) in shown.items()}
         if row["status"] != "ok" and value(row, suite.rate) is None:
             line[suite.rate] = _why(said_of(row))
-        elif row["error"]:  # some of its repeats were lost
+        elif row["error"]:  # some repeats of the point failed
             line[suite.rate] += f"; {_why(row['error'])}"
         lines.append(list(line.values()))
     return lines
@@ -72,20 +72,20 @@ def unit_of(rows: Sequence[Row]) -> str:
 
 
 def written(form: str, figure: Any) -> str:
-    """Return a figure as text; rates have tenths below 1,000, where these still tell rows apart."""
+    """Return a figure as text; a rate below 1,000 has tenths, which tell rows apart there."""
     if form == RATE:
         form = "{:,.1f}" if figure < 999.95 else "{:,.0f}"
     return form.format(figure)
 
 
 def _cell(row: Row, key: str, form: str) -> str:
-    content, its = value(row, key), row["spread"].get(key)
+    content, spread = value(row, key), row["spread"].get(key)
     if content is None:
         return "-"
-    if not its:
+    if not spread:
         return written(form, content)
-    between = f"{written(form, its['min'])} to {written(form, its['max'])}"
-    return f"{written(form, content)} ({between}, {its['n']})"
+    between = f"{written(form, spread['min'])} to {written(form, spread['max'])}"
+    return f"{written(form, content)} ({between}, {spread['n']})"
 
 
 def _why(text: str) -> str:
@@ -93,18 +93,22 @@ def _why(text: str) -> str:
 
 
 def conditions(rows: Sequence[Row]) -> list[str]:
-    """Return what all points have in common, hardware, versions and dates."""
-    apart = differing(rows)
-    same = [f"{k} {v}" for k, v in rows[0]["point"].items() if k not in apart]
+    """Return sentences about what all points have in common, and about hardware, versions and dates."""
+    axes = differing(rows)
+    same = [
+        f"{name} {setting}"
+        for name, setting in rows[0]["point"].items()
+        if name not in axes
+    ]
     days = {time.strftime("%Y-%m-%d", time.gmtime(row["began"])) for row in rows}
     versions = versions_of([row for row in rows if row["versions"]])
     repeats = max((row["figures"].get("repeats") or 0) for row in rows)
-    spread_of = f"{repeats} processes a point" if repeats else "windows or passes"
+    measurements = f"{repeats} processes a point" if repeats else "windows or passes"
     notes = [
         f"The same for all: {', '.join(same)}.",
         *sorted({_machine(row["hardware"]) for row in rows if row["hardware"]}),
         ", ".join(f"{name} {version}" for name, version in sorted(versions.items())),
-        f"Median over {spread_of} (smallest to largest, number); {', '.join(sorted(days))}.",
+        f"Median over {measurements} (smallest to largest, number); {', '.join(sorted(days))}.",
     ]
     return [each for each in notes if each]
 
@@ -124,7 +128,9 @@ def show(
     titles, *lines = cells(suite, rows, detail=False)
     table = Table(*titles, title=f"{suite.name}: {suite.about}")
     for line in lines:
-        table.add_row(*map(Text, line))  # an error may hold what looks like markup
+        table.add_row(
+            *map(Text, line)
+        )  # Text: the text of an error may look like markup
     console.print(table)
     for note in notes:
         console.print(note, highlight=False, markup=False)
@@ -140,7 +146,7 @@ def show(
         *(f"| {row} |" for row in table_rows),
         "",
     ]
-    # the bytes of a file's name that are no UTF-8 as \udcXX, as Python spells them
+    # where a file's name is no UTF-8, Python spells its bytes \udcXX, and so they are written
     content = "\n".join(text).encode(errors="backslashreplace")
     replace(folder / "table.md", content)
     console.print(f"table: {folder / 'table.md'}", highlight=False, markup=False)

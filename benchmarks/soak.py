@@ -58,18 +58,21 @@ LARGE = 1 << 16
 BATCH_SIZES = {"images": 64, "videos": 8}
 STEPS = 3
 STEPS_AN_EPOCH = 0.1
-"""So many rises that lasted (the larger: STEPS, or this share of the epochs) are no leak yet, while they are
-small: a leak shows in more of the epochs.
-"""
+"""Up to STEPS lasting rises, or this share of the epochs if that is more, are no leak while they are small: a leak
+shows in more of the epochs."""
+MOST_OF_THE_RANGE = 0.8
+"""Share of a reading's range from which on its lasting rises are all that there is."""
+NORMAL = 1.4826
+"""Standard deviation of normal noise over the median deviation."""
 MIB = ("host_mib", "device_mib")
 COUNTS = ("files", "threads", "processes")
-"""Readings that are numbers; of these none may be added."""
+"""Readings that are counts, none of which may grow."""
 MOST_IN_STEPS = {**dict.fromkeys(MIB, 256.0), **dict.fromkeys(COUNTS, 3.0)}
-"""Reading -> what such rises may come to in all."""
+"""Reading -> most that its lasting rises may add up to without being a leak."""
 
 
 class Soak(Common):
-    """Many epochs with a loader: does anything grow, does the rate fall?"""
+    """Many epochs with a loader: does anything grow, and does the rate fall?"""
 
     task: str = "classification"
     """Task of train.py, of images with a label or of clips of videos."""
@@ -80,8 +83,8 @@ class Soak(Common):
     epochs: PositiveInt = 30
     """Passes with each loader."""
     warm_epochs: NonNegativeInt = 4
-    """Epochs at the start that are not judged, because allocators and pools still fill: 500 batches are
-    enough for DALI's."""
+    """Epochs at the start that are not judged, because allocators and pools still fill; DALI's take up to 500
+    batches."""
     batch_size: PositiveInt | None = None
     """Samples a batch. Default: 64; of clips, 16 frames of each video, 8."""
     image_size: Annotated[int, Field(ge=8)] = 224
@@ -89,21 +92,22 @@ class Soak(Common):
     workers: NonNegativeInt | None = None
     """Processes or threads that read and decode. Default: CPU cores, less one."""
     max_mib_an_epoch: NotNegative = 0.5
-    """Growth of host and of device memory above which a point fails. Of files, threads and processes none may
-    be added. Growth in no more than 3 steps (or one in 10 epochs) is told and does not fail, as of a pool
-    that meets a larger batch than before, while the steps come to 256 MiB or less in all, or to 3 files,
-    threads or processes; a single step never fails."""
+    """MiB an epoch: growth of host or of device memory above which a point fails. Files, threads and processes
+    may not grow at all. A pool that meets a larger batch than before grows by a step: growth in at most 3 steps
+    (or a step in 10 epochs) is told and does not fail, while the steps add up to at most 256 MiB, or to 3
+    files, threads or processes. A single step never fails."""
 
 
 # --- readings -----------------------------------------------------------------------------------------------
 
 
 def give_back_at_once() -> None:
-    """Have glibc give large memory back to the system as soon as it is freed, here and in what is forked.
+    """Have glibc give large memory back to the system as soon as it is freed, here and in forked processes.
 
-    A worker that decodes 1080p would keep 2 to 25 MiB of it, by chance.
+    Else a worker that decodes 1080p keeps 2 to 25 MiB of it, by chance.
     """
-    os.environ.setdefault("GLIBC_TUNABLES", "")  # for prepare_process to leave it so
+    # prepare_process changes malloc only where this variable is not set
+    os.environ.setdefault("GLIBC_TUNABLES", "")
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     for parameter in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
         if mallopt is not None:
@@ -111,11 +115,11 @@ def give_back_at_once() -> None:
 
 
 def host_mib() -> float:
-    """Return the memory of this process and its children, shared pages once (PSS), without libraries and
-    other files.
+    """Return the memory of this process and its children, MiB: the PSS, in which shared pages count once, but
+    for the pages of libraries and other files.
 
-    Their share is divided among whoever has them mapped: it jumps by 10 MiB whenever another program starts.
-    What this process has freed goes back to the system first, or a leak would be served from it.
+    The share of those pages depends on who else has mapped them: it jumps by 10 MiB whenever another program
+    starts. What this process has freed goes back to the system first, or a leak would be served from it.
     """
     this = psutil.Process()
     children = [child.pid for child in this.children(recursive=True)]
@@ -123,7 +127,7 @@ def host_mib() -> float:
         ctypes.CDLL(None).malloc_trim(0)
     total = 0.0
     for pid in (this.pid, *children):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has ended
             mib = rollup(pid)
             if "Pss_Anon" not in mib:  # Linux before 5.3
                 return 1024 * host_gib()
@@ -132,23 +136,22 @@ def host_mib() -> float:
 
 
 def rollup(pid: int) -> dict[str, float]:
-    """Return the lines of /proc/PID/smaps_rollup, MiB. Raises OSError."""
+    """Return the figures of /proc/PID/smaps_rollup by name, MiB. Raises OSError."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     return {each.partition(":")[0]: int(each.split()[1]) / 1024 for each in lines}
 
 
 def reading(device: Any) -> dict[str, float]:
-    """Return host_mib, device_mib (of all that use the device; none on a CPU), and of the process tree files,
-    threads, processes.
+    """Return host_mib, device_mib, and the files, threads and processes of the process tree, by name.
 
-    Garbage is collected first. The first time that writes to all objects, so that pages are copied which this
-    process shared with those that it has forked, 73 MiB of them: left to itself, Python did it after 24,000
-    and 26,000 clips.
+    device_mib is of all programs that use the device, and is left out on a CPU. Garbage is collected first:
+    the first collection writes to all objects, so that 73 MiB of pages are copied that this process shared with
+    those that it has forked. Left to itself, Python collected after 24,000 and after 26,000 clips.
     """
     gc.collect()
     counted = []
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
-        with suppress(psutil.Error):  # it has ended
+        with suppress(psutil.Error):  # the process has ended
             counted.append((process.num_fds(), process.num_threads(), 1))
     found = {"host_mib": host_mib()}
     if (on_device := device_gib(device)) is not None:
@@ -166,35 +169,39 @@ def slope(values: Sequence[float]) -> float:
 
 
 def margin(values: Sequence[float]) -> float:
-    """Return two standard errors of the slope, from how far the values lie from the line (median)."""
+    """Return two standard errors of the slope, from the median distance of the values from the line."""
     epochs = np.arange(len(values))
     off = np.asarray(values) - slope(values) * epochs
-    # 1.4826: of normal noise the median deviation, times this, is the standard deviation
-    deviation = 1.4826 * np.median(np.abs(off - np.median(off)))
+    deviation = NORMAL * np.median(np.abs(off - np.median(off)))
     return float(2 * deviation / np.sqrt(np.sum((epochs - epochs.mean()) ** 2)))
 
 
 def steps_up(values: Sequence[float]) -> tuple[int, float]:
-    """Return number and sum of the rises that lasted; (0, 0.0) unless they are few and all that there is.
+    """Return the number and the sum of the lasting rises; (0, 0.0) where these are many, or not all that moves.
 
-    A pool grows by such steps: whenever it meets a larger batch than ever before, which is ever more rare.
+    A rise lasts as far as no later value falls below it. A pool grows so: by a step whenever it meets a larger batch
+    than ever before, which happens ever more rarely.
     """
     before = np.maximum.accumulate(values)[:-1]
     after = np.minimum.accumulate(values[::-1])[::-1][1:]
     rises = np.maximum(after - before, 0.0)
     number, total = int(np.count_nonzero(rises)), float(rises.sum())
     few = number <= max(STEPS, STEPS_AN_EPOCH * len(values))
-    return (number, total) if few and total >= 0.8 * np.ptp(values) else (0, 0.0)
+    return (
+        (number, total)
+        if few and total >= MOST_OF_THE_RANGE * np.ptp(values)
+        else (0, 0.0)
+    )
 
 
 def verdict(
     series: Mapping[str, Sequence[float]], max_mib_an_epoch: float
 ) -> tuple[list[str], list[str]]:
-    """Return, in words, (what grows by more than it may, what rose in a few steps, or varies too much to
-    tell). `series` has one value an epoch, warm-up left out.
+    """Return two lists of sentences: of readings that leak, and of readings to know about.
 
-    It grows where an epoch adds more than it may, beyond noise, and still does in the later half: a pool that
-    fills is no leak.
+    `series`: reading -> one value an epoch, without the warm-up. A reading leaks where an epoch adds more than
+    allowed, beyond noise, and does so in the later half too: a pool that fills is no leak. To know about are
+    those that rose in few steps, and those that vary too much to tell.
     """
     leaks, notes = list[str](), list[str]()
     for name in MIB + COUNTS:

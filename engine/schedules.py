@@ -69,8 +69,8 @@ def _epoch_told(plan: Plan, asked: int) -> list[str]:
 def learning_rate(epoch: float, optimisation: Optimisation) -> float:
     """Return the rate at `epoch`: a linear warm-up from a share of the peak (--lr), then the schedule.
 
-    That is a cosine or a line to --final-lr, drops by --lr-gamma every --lr-step-epochs behind the warm-up or
-    at --lr-milestones, constant, or ten times as much every --lr-step-epochs.
+    The schedule is a cosine or a line to --final-lr, drops by --lr-gamma every --lr-step-epochs behind the
+    warm-up or at --lr-milestones, or constant.
     """
     peak = optimisation.lr
     warmup = optimisation.warmup_epochs

@@ -122,7 +122,7 @@ def _patiently(source: Source, sample: int, action: Callable[[], Result]) -> Res
 class Marks:
     """What each worker process is busy with, in memory that is mapped before they are forked.
 
-    `name_of` a sample's id is what messages call it.
+    `name_of(id)` is the sample's name in messages.
     """
 
     def __init__(self, workers: int, name_of: Callable[[int], str]) -> None:

@@ -123,7 +123,7 @@ class Workers:
         name_of: Callable[[int], str] = str,
         stages: Stages | None = None,
     ) -> None:
-        """Fork the workers. `name_of` a sample's id is what messages call it; `stages` get their times."""
+        """Fork the workers. `name_of(id)` is the sample's name in messages; `stages` get their times."""
         require_shared_memory(QUEUES_BYTES if workers else 0)
         stages = stages or Stages(workers)
         self.part_rows = min(part_rows, batch_size)
@@ -290,7 +290,7 @@ def _unheard() -> Iterator[None]:
     """Keep PyTorch from raising a worker's end in a signal handler; around a DataLoader's start.
 
     It would raise it in whatever the program does at that moment: in half of a step. So it is an error of
-    whoever waits for the worker's rows, at most 5 s later.
+    whoever waits for the worker's rows, at most LOOK_S later.
     """
     before = signal.getsignal(signal.SIGCHLD)
     try:

@@ -347,7 +347,8 @@ CHANGES: tuple[Callable[[Model], Iterator[Change]], ...] = (
     _batch,
     _gpus,
 )
-"""A kind of change a line."""
+"""A kind of change a line. The `settings` of a Change are those of train.py; scripts/tune.py tries its LEVERS among
+them."""
 
 
 def told(summary: Summary, unit: str) -> list[str]:

@@ -61,8 +61,8 @@ class Optimisation(Settings):
     schedule: Literal["cosine", "linear", "step", "constant"] = setting(
         "cosine", changes_rate=False
     )
-    """Learning rate after the warm-up: by a cosine or a line to --final-lr, times --lr-gamma every
-    --lr-step-epochs or at --lr-milestones, or constant."""
+    """Learning rate after the warm-up: cosine or linear = it falls to --final-lr; step = it drops by --lr-gamma
+    every --lr-step-epochs, or at --lr-milestones; constant = it stays."""
     warmup_epochs: NotNegative = setting(5.0, changes_rate=False)
     """Linear warm-up from --warmup-start, in epochs."""
     warmup_steps: NonNegativeInt = setting(0, changes_rate=False)

@@ -15,6 +15,7 @@ IMAGES = ("classification",)
 CLASSIFIERS = ("classification", "video")
 STILLS = ("classification", "detection")
 AUGMENTED = ("classification", "detection", "video")
+"""Groups of tasks, for `tasks` of Facts: a setting of IMAGES is read by --task classification alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

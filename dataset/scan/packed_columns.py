@@ -25,7 +25,10 @@ Look = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Beside:
-    """The columns of data/<split>, a store that is these files, or those that look so behind URLs."""
+    """The columns beside data/<split>, a store.
+
+    `files` are the store's on this machine; `remote` is what those of its files look like that lie behind URLs.
+    """
 
     data: Path
     split: str
@@ -38,7 +41,7 @@ class Beside:
         return self.data / f"{self.split}.columns" / "images"
 
     def looks(self) -> list[Any]:
-        """Return name, size and beginning of each file, as JSON has them; a copy's are the same."""
+        """Return the Look of each file of the store, as lists, which JSON has. A copy of the store has the same."""
         here: list[Look] = [
             (path.name, path.stat().st_size, file_tree.visit(os.fsencode(path))[0][-1])
             for path in self.files
@@ -52,7 +55,10 @@ class Beside:
         columns: Manifest,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write these columns as a `table`, with those that they have not. Raises OSError."""
+        """Write columns, and what the store looks like now; `extra` has columns of `table` that `columns` lacks.
+
+        Raises OSError.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         for name, dtype in table.COLUMNS.items():
             values = (extra or {}).get(name)
@@ -70,9 +76,9 @@ class Beside:
     def taken(
         self, table: type[S], made: Path, fits: Callable[[S], bool]
     ) -> Sequence[str] | None:
-        """Copy the columns into `made`, a scan under way, and return their classes.
+        """Copy the columns into `made`, the folder of a scan under way, and return their classes.
 
-        None where there are none, they are damaged or of another store, or do not fit.
+        None where there are no columns, where they are damaged or of another store, and where `fits` refuses them.
         """
         with suppress(OSError, ValueError, NoManifest):
             looks = json.loads((self.folder / STORE).read_text(encoding="utf-8"))

@@ -26,10 +26,11 @@ from system import storage
 from system.user_files import read_text
 
 ENDING = ".arrow"
-HOLDS = "a folder that datasets.save_to_disk wrote, files train/*.arrow, or one of its cache"
+HOLDS = "a folder that datasets.save_to_disk wrote, one with train/*.arrow, or one of datasets' cache"
 MAPPED = True
+"""`walk` maps its shard into memory: ShardStore then walks it in a process of its own."""
 ALIASES = {"val": ("validation", "val", "test")}
-"""What a split of ours is called there: the first of these that is there."""
+"""Our name of a split -> the names that datasets may give it; the first one that is there is taken."""
 ABOUT = ("state.json", "dataset_info.json")
 """Files beside the shards that say which these are, and the names of classes."""
 OF_THE_CACHE = re.compile(
@@ -109,17 +110,21 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _whole(folder: Path, names: Sequence[str]) -> ShardList | None:
-    """Return the shards. Raises UserError where one of those that they count, or name, is missing."""
-    counts = [match for name in names if (match := OF_HOW_MANY.search(name))]
+    """Return the shards of these names, and the files of ABOUT beside them.
+
+    Raises UserError where one of them is missing, or one that the number in a name (-00000-of-00004) counts.
+    """
+    numbered = [match for name in names if (match := OF_HOW_MANY.search(name))]
     wanted = {
         f"{match.string[: match.start()]}-{number:05d}-of-{match[2]}.arrow"
-        for match in counts
+        for match in numbered
         for number in range(int(match[2]))
     }
-    lost = sorted(name for name in wanted | {*names} if not (folder / name).exists())
-    if lost:
+    missing = sorted(name for name in wanted | {*names} if not (folder / name).exists())
+    if missing:
         raise UserError(
-            f"--data: {folder} has no {lost[0]}, which the others count ({len(lost)} such); copy it there"
+            f"--data: {folder} has no {missing[0]}, which state.json or another shard's name counts "
+            f"({len(missing)} missing); copy it there"
         )
     about = [path for name in ABOUT if (path := folder / name).exists()]
     return ShardList.of_files(folder, names, *about)
@@ -180,7 +185,8 @@ def schema_of(schema: Any, path: Path, label_key: str | None) -> Schema:
         LABELS,
     )
     if label not in others:
-        raise _lacks(f"labels, {label or 'which --label-key names'},", schema, path)
+        wanted = label or "which --label-key names"
+        raise _lacks(f"labels, {wanted},", schema, path)
     feature = features.get(label)
     classes = feature.get("names") if isinstance(feature, dict) else None
     if not classes:
@@ -226,7 +232,10 @@ def _is_binary(kind: Any) -> bool:
 
 
 def _is_struct(kind: Any) -> bool:
-    place = kind.get_field_index("bytes") if str(kind).startswith("struct<") else -1
+    """Whether a column is of structs with a field `bytes`, which is binary."""
+    if not str(kind).startswith("struct<"):
+        return False
+    place = kind.get_field_index("bytes")
     return place >= 0 and _is_binary(kind.field(place).type)
 
 
@@ -347,17 +356,22 @@ def _entries(
 
 
 def _ranges(content: Any, buffer: Any, path: Path) -> tuple[Array, Array]:
-    """Return int64 [n], [n]: where values begin in the file, and their sizes. Raises UserError."""
+    """Return int64 [n], [n]: the byte of the file at which each value begins, and its size.
+
+    `content`: a column of n binary values, which lies in `buffer`, the file. Raises UserError.
+    """
     count = len(content)
-    _, ends, values = content.buffers()
+    # bytes of `values` at which each value begins, and last where they end
+    _, borders, values = content.buffers()
     offsets = np.zeros(count + 1, np.int64)
     if count:
         dtype = np.int64 if str(content.type) == "large_binary" else np.int32
-        offsets[:] = np.frombuffer(ends, dtype)[content.offset :][: count + 1]
+        offsets[:] = np.frombuffer(borders, dtype)[content.offset :][: count + 1]
     length = values.size if values is not None else 0
     if (np.diff(offsets) < 0).any() or offsets[0] < 0 or offsets[-1] > length:
         raise ValueError("offsets that do not ascend")
     begin = values.address - buffer.address if length else 0
+    # what was compressed lies in memory of its own, outside of the file
     if length and not 0 < begin <= buffer.size - length:
         raise UserError(
             f"--data: {path} is compressed, so that nothing of it can be read by its place; write it again "

@@ -15,20 +15,22 @@ from dataset.stores.folder import MEND, require_size
 
 
 class EntrySource(ABC):
-    """A contracts.Source of entries; one that is remote has `version` too.
+    """A contracts.Source whose samples are entries. A subclass gives `open_entry` and `shown`; a remote one also
+    `version`.
 
-    It is pickled into worker processes, and opens nothing before it reads.
+    A source is pickled into worker processes, and opens nothing before its first read.
     """
 
     files = False
     remote = False
-    """Whether samples lie behind URLs."""
+    """Whether the entries lie behind URLs."""
     reads_at_once = 1
-    """Reads that a worker has under way together."""
+    """How many reads a worker has under way at once."""
     alone_while_fast = False
-    """Whether it has one under way where the storage answers at once: threads cost more than that takes."""
+    """Whether a worker has one read under way only, while the storage answers at once: threads would cost more
+    than such a read takes."""
     kept: Kept | None = None
-    """The cache on a disk, of a remote source."""
+    """The cache on a disk of what a remote source has read; None: there is no cache."""
 
     def __init__(self, columns: Any, read_delay_s: float = 0.0) -> None:
         self.columns = columns
@@ -39,24 +41,28 @@ class EntrySource(ABC):
 
     @abstractmethod
     def open_entry(self, sample: int) -> AbstractContextManager[tuple[int, ReadAt]]:
-        """Open an entry: its size, and what reads a range. Raises Rejected, UserError and OSError."""
+        """Open the sample's entry; inside are its size and what reads a range of it.
+
+        Raises Rejected, UserError and OSError.
+        """
 
     @abstractmethod
     def shown(self, sample: int) -> bytes:
-        """Return where an entry lies, and its name."""
+        """Return the place of the sample's entry and its name, as bytes: a name may be no UTF-8."""
 
     def version(self, sample: int) -> bytes:
-        """Return a key of the cache that other bytes do not have."""
+        """Return the cache's key of the sample's bytes: where those change, the key changes."""
         raise NotImplementedError
 
     def name(self, sample: int) -> str:
-        """Return where the sample's entry lies, and its name, on one line."""
+        """Return what `shown` does as printable text on one line."""
         return printable(self.shown(sample))
 
     def read(self, sample: int) -> bytes:
-        """Return the entry's bytes, `read_delay_s` later than the storage gave them.
+        """Return the bytes of the sample's entry, from the cache where it has them.
 
-        Raises UserError when it is gone or its size is not the manifest's, OSError when the storage fails.
+        A read of the storage takes `read_delay_s` longer than it would. Raises UserError when the entry is gone
+        or has another size than in the manifest, and OSError when the storage fails.
         """
         if self.kept is None:
             return self._read(sample)

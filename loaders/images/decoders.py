@@ -189,9 +189,11 @@ READERS: dict[str, Callable[[], Decode]] = {
     "imageio": _make_imageio,
     "pil": lambda: _pil,
 }
-"""name -> a function that makes the decoder; called in the process that decodes."""
+"""Name, as --reader in settings/loading.py has it -> a function that makes the decoder, called in the process that
+decodes."""
 
 FASTEST_FIRST = ("nvimgcodec", "torchvision", "pil")
+"""What --reader auto tries: readers whose pixels are PIL's, bit for bit."""
 
 
 def choose(name: str) -> str:

@@ -2,8 +2,8 @@
 
     next_unit() -> (rows, unit) -> [a worker: work(rows, slot)] -> unit.done: (slot, what the work returned)
 
-loaders/_workers.py, which keeps the order, has each unit decided before the workers come to it; here a worker
-gets the next unit as soon as it is free, and it is decided then.
+The pool asks for the next unit only when a worker is about to be free, so what is done next is decided then.
+loaders/_workers.py keeps an order instead: it hands out rows in that order, and yields them in it.
 """
 
 from __future__ import annotations
@@ -22,23 +22,27 @@ from loaders._workers import Shared, Work, begin_worker, died, first_ended
 from system.processes import LOOK_S, Fork, Stop, killed_if_late, starting
 
 QUEUED = 2
-"""Units that wait for a worker, so that none waits for this process."""
+"""Units that wait for a worker, so that no worker waits for this process."""
 SLOTS = 4
-"""Slots a worker: one that it fills, and those of units begun early, which wait for a batch."""
+"""Slots for each worker: it fills one, and the others hold units that are done and wait for their batch."""
 
 
-class Given(Protocol):
-    """A unit for a worker: it is answered by `done`."""
+class Unit(Protocol):
+    """What one worker does at a time; `done` gets its slot and what its work has returned."""
 
     done: Future[tuple[int, Any]]
 
 
-NextUnit = Callable[[], tuple[Rows, Given] | None]
-"""Returns what to do next; None = nothing now."""
+NextUnit = Callable[[], tuple[Rows, Unit] | None]
+"""Returns the rows of the next unit and the unit; None = there is nothing to do now."""
 
 
 class Pool:
-    """A slot, `slots[i]`, belongs to its unit until it is released."""
+    """Worker processes, and the slots of shared memory that they fill.
+
+    The pool takes units from `next_unit` and gives each one a slot, `slots[i]`, which the unit has until
+    `release`.
+    """
 
     def __init__(
         self,
@@ -50,9 +54,9 @@ class Pool:
         slots: int | None = None,
         name_of: Callable[[int], str] = str,
     ) -> None:
-        """Fork the workers. `slots`: default SLOTS for each of them, and one for each unit that waits.
+        """Fork the workers. `slots`: how many; by default SLOTS for each worker, and QUEUED more.
 
-        `name_of` a sample's id is what messages call it.
+        `name_of(id)` is the sample's name in messages.
         """
         self._limit = workers + QUEUED
         count = slots or SLOTS * workers + QUEUED
@@ -73,8 +77,9 @@ class Pool:
             self._executor = ProcessPoolExecutor(
                 workers, fork, _enter, (make_work, *shared, os.getpid())
             )
-            self._executor.submit(_ready)  # forks all of them
-        # the executor forgets them when it ends, which is when they are asked for
+            # the first task has the executor fork all workers
+            self._executor.submit(_ready)
+        # kept here: the executor forgets its processes once it ends, and then `died` asks how one has ended
         self._processes = list(self._executor._processes.values())
         self._memory.pin()
 
@@ -84,9 +89,9 @@ class Pool:
         return self._memory.slots
 
     def serve(self, next_unit: NextUnit) -> None:
-        """Take units of `next_unit` from now on. Nothing may still read slots of the one before it.
+        """Take units of `next_unit` from now on. Nothing may still read slots of units of an earlier `next_unit`.
 
-        Waits for units that workers have begun for that one.
+        It waits first for the units of the earlier one that workers have begun.
         """
         with self._lock:
             self._next_unit = None
@@ -120,13 +125,13 @@ class Pool:
                 self._running += 1
                 job.add_done_callback(partial(self._done, unit, slot))
 
-    def result(self, unit: Given) -> tuple[int, Any]:
+    def result(self, unit: Unit) -> tuple[int, Any]:
         """Return what the unit was answered with.
 
         Raises what its work has raised, UserError when a worker was killed, and RuntimeError when no worker
         will come to it any more because all were told to end.
         """
-        # not for ever: a unit that no worker was given is answered by nobody once they have ended
+        # looks every LOOK_S: once the workers have ended, nobody answers a unit that none of them was given
         while not wait([unit.done], LOOK_S).done and not self._stop.said:
             pass
         if unit.done.done():
@@ -160,7 +165,7 @@ class Pool:
         if self._error is None:
             ended = None
             if isinstance(error, BrokenExecutor) and not self._stop.said:
-                # now: the executor ends the others next
+                # at once: the executor ends the other workers next, and then it is unknown which one died first
                 ended = first_ended(self._processes)
             if ended is not None:
                 files = self._marks.files(self._marks.place(ended.pid))
@@ -169,10 +174,11 @@ class Pool:
         self._stop.now()
         return self._error
 
-    def _done(self, unit: Given, slot: int, job: Future[Any]) -> None:
+    def _done(self, unit: Unit, slot: int, job: Future[Any]) -> None:
         """Answer a unit that is done; runs in a thread of the executor's.
 
-        Where a worker has died that thread holds a lock that `submit` takes (Python 3.12): then none of ours.
+        Where a worker has died, that thread holds a lock of the executor that `submit` takes (Python 3.12). So
+        this method then takes no lock of the pool, whose holder may be waiting in `submit`.
         """
         if job.cancelled():
             return
@@ -224,7 +230,7 @@ def _ready() -> None:
 
 
 def _do(rows: Rows, slot: int) -> Any:
-    """Do the work of one unit. It is made by the first one, so that no decoder is shared over a fork."""
+    """Do one unit in a worker. The first unit makes the Work, after the fork, so that processes share no decoder."""
     global _work
     assert _make is not None and _memory is not None
     if _work is None:

@@ -57,7 +57,7 @@ def test_what_save_to_disk_leaves(tmp_path: Path) -> None:
         ({"_data_files": files, "_indices_files": [{}]}, "Dataset.flatten_indices()"),
         (
             {"_data_files": [*files, {"filename": "x.arrow"}]},
-            "has no x.arrow, which the others count (1 such)",
+            "has no x.arrow, which state.json or another shard's name counts (1 missing)",
         ),
         ({"_data_files": [{}]}, "state.json is damaged"),
     ):
