@@ -1,6 +1,7 @@
 """One sentence: what to change first, read off a run's summary.
 
-Must not know: how the figures were measured. Pure; every sentence is a case of a table in the tests.
+The best of the predictions (report/what_if.py), where one is a setting and worth its while; else what is known of
+such runs. Must not know: how the figures were measured. Pure; every sentence is a case of a table in the tests.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ BUSY = 0.85
 """CPU cores, or a GPU's time, that are in use to this share are the limit."""
 IDLE = 0.6
 """Cores, or a GPU, in use to less than this share wait for something else."""
+WORTH = 0.1
+"""Gain from which on a prediction is the advice."""
 DECODE_ON_GPU = ("dali-gpu", "dali-fed", "nvdec+pyav")
 MANY_SHAPES = ("detection",)
 """Tasks whose batches have many shapes: each would be a graph, or be compiled, of its own."""
@@ -52,6 +55,12 @@ def advice(summary: Summary) -> str:
     bound = summary.get("bound")
     if not (bound and compute and loader):
         return "Run with --ceilings true: without the two ceilings nobody can say what held the rate back."
+    if bound == "compute" and _gpu(summary) and summary.get("precision") == "fp32":
+        return "The GPU is fed and computes in fp32: --precision fp16 or bf16 uses its tensor cores."
+    for one in summary.get("what_if") or []:
+        if one["settings"] and one["gain"] > WORTH:
+            unit = look_up(summary, "rate.unit") or "img/s"
+            return f"{one['what']}: {one['rate']:,.0f} {unit} are predicted, {one['gain']:+.0%}."
     sentences = {
         "compute": _compute,
         "loader": _loader,
@@ -66,27 +75,6 @@ def _compute(summary: Summary) -> str:
         return (
             "The model is the limit on this CPU and it is fed: a GPU, a smaller --image-size or a smaller "
             "--arch."
-        )
-    # the cheapest first: a flag, then another batch size, then hardware
-    if summary.get("precision") == "fp32":
-        return "The GPU is fed and computes in fp32: --precision fp16 or bf16 uses its tensor cores."
-    busy = look_up(summary, "gpu.utilisation")
-    if busy is not None and busy < IDLE:
-        graphs = (
-            ", or --graphs true (few launches)" if graphs_can_be_had(summary) else ""
-        )
-        return (
-            f"The step is the limit and the GPU is busy {busy:.0%} of its time, so it waits for launches: a "
-            f"larger --batch-size{graphs}."
-        )
-    if not summary.get("compile") and summary.get("task") not in MANY_SHAPES:
-        return "The GPU is fed: --compile true makes the step itself faster."
-    room = look_up(summary, "hardware.gpu_gib")
-    used = look_up(summary, "memory.device_gib")
-    if room and used and used < room / 2:
-        return (
-            f"The GPU is fed and {room - used:.0f} GiB of its memory are free: a larger --batch-size, with --lr "
-            "to match."
         )
     return "The GPU is fed and at its limit: more GPUs, a smaller --image-size or a smaller --arch."
 

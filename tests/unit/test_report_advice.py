@@ -39,6 +39,10 @@ def clips(bound: str, loader: str, busy: float) -> dict[str, Any]:
     return summary(bound, busy=busy, loader=loader, loaders=["nvdec", "nvdec+pyav"])
 
 
+GRAPHS: dict[str, Any] = {"what": "--graphs true", "settings": {"graphs": True}}
+GRAPHS |= {"rate": 250.0, "gain": 1.5}
+NO_SETTING = {"what": "faster storage", "settings": {}, "rate": 900.0, "gain": 8.0}
+
 CASES: list[tuple[dict[str, Any], str]] = [
     ({}, "Train for longer"),
     (
@@ -50,16 +54,14 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (summary("loader", ceiling={"compute": None, "loader": None}), "--ceilings true"),
     # the step is the limit
     (summary("compute", precision="fp32"), "--precision fp16 or bf16"),
-    (summary("compute"), "--compile true makes"),
+    (summary("compute"), "more GPUs"),
+    # what is predicted of a setting goes before what is known of such runs
     (
-        summary("compute", gpu={"utilisation": 0.25}),
-        "busy 25% of its time, so it waits for launches: a larger --batch-size, or --graphs true",
+        summary("compute", what_if=[NO_SETTING, GRAPHS]),
+        "--graphs true: 250 img/s are predicted, +150%.",
     ),
-    (
-        summary("compute", compile=True, memory={"device_gib": 15.0}),
-        "124 GiB of its memory are free: a larger --batch-size",
-    ),
-    (summary("compute", compile=True), "more GPUs"),
+    (summary("contention", busy=1.0, what_if=[GRAPHS]), "--graphs true: 250 img/s"),
+    (summary("loader", what_if=[GRAPHS | {"gain": 0.05}], busy=0.7), "try other"),
     (summary("compute", CPU, precision="fp32"), "a GPU, a smaller --image-size"),
     (summary("compute", task="detection"), "more GPUs"),
     # the storage, or the loader, is
