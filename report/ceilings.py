@@ -224,7 +224,7 @@ def loader_ceiling(
     stop: Callable[[], bool] = never,
 ) -> dict[str, Any]:
     """Measure the samples/s of all ranks of the open loader with nobody computing; each batch is awaited on
-    the device.
+    the device. Ranks meet in every step of training: it is the slowest one's rate times their number.
 
     It is the median of at least three windows of LEAST_S / BLOCKS, fewer if one takes seconds. A small data
     set is passed over several times, as training does. Raises Stopped once `stop` says so on some rank; it is
@@ -269,17 +269,15 @@ def loader_ceiling(
             now = time.perf_counter()
         rates.append(samples / (now - last))
         last = now
-    # a NaN of one rank is the sum's: all stop
-    local = math.nan if taken is None else float(np.median(rates))
     batches.close()
-    total = float(world.sum(np.array([local]))[0])
-    if math.isnan(total):
+    of_ranks = world.gather(None if taken is None else rates)
+    if None in of_ranks:
         raise Stopped
-    scale = total / local  # the spread is rank 0's, as the spread of all
+    slowest = world.size * min(map(np.array, of_ranks), key=np.median)
     return {
-        "rate": total,
-        "spread": spread([rate * scale for rate in rates]),
-        "windows": len(rates),
+        "rate": float(np.median(slowest)),
+        "spread": spread(slowest.tolist()),
+        "windows": len(slowest),
     }
 
 
