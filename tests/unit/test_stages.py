@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from contracts import Array, RateWindow, Rows
-from loaders import open_loader
+from loaders import Undecodable, open_loader
 from loaders._stages import OF_A_WORKER, OF_THE_THREAD, STAGES, Stages, lap
 from loaders._workers import Workers
+from loaders.images import torchvision
+from loaders.pairs import paired
+from loaders.videos import _worker
 from plan.images import ImagePlan
 from plan.lazy import Lazy
 from report import stages
 from report.meter import added
 from tests.conformance.pictures import jpeg, photograph
 from tests.conformance.scenes import scene
+from tests.unit.clip_kinds import KINDS, Made
+from tests.unit.superres_files import feed_of, opened, write
+from tests.unit.test_clip_loaders import feed
 from tests.unit.test_workers import rows_of
 
 
@@ -76,6 +83,50 @@ def test_what_workers_do_is_known_here(workers: int) -> None:
     assert seconds["read"] > 1.3 * seconds["decode"]
     assert seconds["workers"] > 0 and set(seconds) <= set(STAGES)
     assert ("idle" in seconds) == (workers > 0), "a thread that works waits for nobody"
+
+
+def late(*_: Any, **__: Any) -> Any:
+    """Stands for a decoder, and fails."""
+    time.sleep(0.05)
+    raise Undecodable
+
+
+def of_images(folder: Path) -> tuple[Any, Rows]:
+    """Return the work of a loader of images whose decoders fail, and rows for it."""
+    files = {f"{at:02d}": jpeg(photograph(at, 40, 48)) for at in range(4)}
+    given = scene(folder, files).feed(workers=1)
+    work = torchvision.Decoding(given, "pil")
+    work._decode, work._pil = lambda *_: None, late  # type: ignore[assignment]
+    return work, given.plan.rows(0, 0)[0]
+
+
+def of_pairs(folder: Path) -> tuple[Any, Rows]:
+    write(folder, 4)
+    given = feed_of(opened(folder.parent, folder.name))
+    work = paired.Cutting(given, 2, "pil")
+    work._decode = work._pil = late
+    return work, given.plan.rows(0, 0)[0]
+
+
+def of_clips(folder: Path) -> tuple[Any, Rows]:
+    given = feed(Made(folder, {"h264.mp4": KINDS["h264.mp4"]}).videos)
+    reader: Any = late
+    return _worker.Decoding(given, "pyav", lambda _: reader, None), given.plan.rows(
+        0, 0
+    )[0]
+
+
+@pytest.mark.parametrize("make", [of_images, of_pairs, of_clips])
+def test_a_decode_that_fails_is_a_decode(
+    make: Callable[[Path], tuple[Any, Rows]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    work, rows = make(tmp_path / "train")
+    counted = Stages(1)
+    monkeypatch.setattr("loaders._stages._laps", counted.of_worker(0))
+    work(rows, np.zeros(10_000_000, np.uint8))
+    assert counted.seconds()["decode"][0] >= 0.05
 
 
 @pytest.mark.parametrize("name", ["torchvision", "dali-cpu", "dali-fed"])
