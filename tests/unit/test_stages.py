@@ -18,6 +18,7 @@ from loaders._workers import Workers
 from loaders.images import torchvision
 from loaders.pairs import paired
 from loaders.videos import _worker
+from loaders.videos._pool import Pool
 from plan.images import ImagePlan
 from plan.lazy import Lazy
 from report import stages
@@ -27,6 +28,7 @@ from tests.conformance.scenes import scene
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.superres_files import feed_of, opened, write
 from tests.unit.test_clip_loaders import feed
+from tests.unit.test_deal import serve
 from tests.unit.test_workers import rows_of
 
 
@@ -83,6 +85,33 @@ def test_what_workers_do_is_known_here(workers: int) -> None:
     assert seconds["read"] > 1.3 * seconds["decode"]
     assert seconds["workers"] > 0 and set(seconds) <= set(STAGES)
     assert ("idle" in seconds) == (workers > 0), "a thread that works waits for nobody"
+
+
+def test_two_pools_count_beside_one_another() -> None:
+    counted = Stages(2)
+    pools = [
+        Pool(
+            work_of(0.004, 0.002),
+            workers=1,
+            slot_bytes=1,
+            pinned=False,
+            stages=counted,
+            first=first,
+        )
+        for first in (0, 1)
+    ]
+    try:
+        for pool in pools:
+            for unit in serve(pool, [1] * 4):
+                pool.release(unit.done.result(20)[0])
+    finally:
+        for pool in pools:
+            pool.close()
+    seconds = {name: wall for name, (wall, _) in counted.seconds().items()}
+    assert seconds.keys() == {"idle", "read", "decode"}
+    for number in (0, 1):
+        own = counted.of_worker(number)._totals
+        assert own[STAGES.index("read")] >= 4 * 0.004, "each has a row of its own"
 
 
 def late(*_: Any, **__: Any) -> Any:
@@ -170,6 +199,11 @@ def test_what_lies_between_two_readings_is_added() -> None:
         "read": (13.0, 1.5),
         "decode": (2.0, 2.0),
     }
+
+
+def test_a_share_is_of_all_workers_where_a_loader_has_more_of_them() -> None:
+    spent = {"idle": (2.0, 0.0), "read": (6.0, 0.0), "clips": (1.0, 0.0)}
+    assert stages.shares(spent, 2.0, 2) == {"idle": 0.25, "read": 0.75, "clips": 0.5}
 
 
 def test_shares_and_milliseconds_of_windows() -> None:
