@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,14 @@ from loaders.videos._pool import Pool
 from plan.images import ImagePlan
 from plan.lazy import Lazy
 from report import stages
-from report.meter import added
+from report.meter import Meter, added
 from tests.conformance.pictures import jpeg, photograph
 from tests.conformance.scenes import scene
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.superres_files import feed_of, opened, write
 from tests.unit.test_clip_loaders import feed
 from tests.unit.test_deal import serve
+from tests.unit.test_meter import Clock, alone
 from tests.unit.test_workers import rows_of
 
 
@@ -112,6 +114,33 @@ def test_two_pools_count_beside_one_another() -> None:
     for number in (0, 1):
         own = counted.of_worker(number)._totals
         assert own[STAGES.index("read")] >= 4 * 0.004, "each has a row of its own"
+
+
+def test_a_wait_that_spans_a_pause_counts_from_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    times = SimpleNamespace(perf_counter=clock, thread_time=lambda: 0.0)
+    monkeypatch.setattr("loaders._stages.time", times)
+    counted = Stages(0)
+    meter = Meter(
+        alone(),
+        min_window_s=2.0,
+        synchronise=lambda: None,
+        stage_seconds=counted.seconds,
+        clock=clock,
+    )
+    clock.sleep(100)
+    meter.resume(0)
+    clock.sleep(3)
+    meter.add(1)
+    assert meter.point(), "a window may end in a wait, which is whole in the next one"
+    clock.sleep(2)
+    counted.thread.lap("full")
+    clock.sleep(1)
+    meter.add(1)
+    window = meter.point()
+    assert window and window.stages == {"full": (5.0, 0.0)}
 
 
 def late(*_: Any, **__: Any) -> Any:
