@@ -418,8 +418,11 @@ class Loader(Protocol):
     reader: str  # name of the decoder that it chose; "" where there is no choice
     counts: Counts  # of the batches handed over; stays 0 in loaders of images; a ceiling puts it back
 
-    def stage_seconds(self) -> StageSeconds:
-        """Return the seconds of each stage since it was opened; {} where it has none. For any thread."""
+    def stage_seconds(self, *, anew: bool = False) -> StageSeconds:
+        """Return the seconds of each stage since it was opened; {} where it has none. For any thread.
+
+        `anew`: what a stage under way has taken until now is left out of later readings.
+        """
 
     def awaited(self) -> str:
         """Return what a late batch waits for, such as a worker and its file; "" = unknown. For any thread."""

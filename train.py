@@ -164,7 +164,7 @@ def train(
             world,
             min_window_s=run.min_window_s,
             synchronise=world.synchronise,
-            stage_seconds=loader.stage_seconds if loader else dict,
+            stage_seconds=loader.stage_seconds if loader else None,
         )
         about |= {
             "rejected": rejected(splits),

@@ -31,13 +31,15 @@ the workers beside them, `finish` copies and launches what the device does, or d
 for the training step to take a batch."""
 STAGES = OF_A_WORKER + OF_THE_THREAD
 _NUMBER = {name: number for number, name in enumerate(STAGES)}
-_BYTES = 2 * 8 * len(STAGES)
+_DOUBLES = 2 * len(STAGES) + 1
+_BYTES = 8 * _DOUBLES
 
 
 class Laps:
     """The stages of one process or thread, which alone writes them.
 
-    `totals`: doubles, the seconds of each stage of STAGES, then the CPU seconds of each.
+    `totals`: doubles, the seconds of each stage of STAGES, then the CPU seconds of each. The last one, which a
+    reader writes: no time before it is counted.
     """
 
     def __init__(self, totals: memoryview[float]) -> None:
@@ -54,7 +56,9 @@ class Laps:
         wall = time.perf_counter()
         cpu = time.thread_time()
         number = _NUMBER[stage]
-        self._totals[number] += wall - self._wall
+        least = self._totals[-1]
+        began = self._wall if self._wall > least else min(least, wall)
+        self._totals[number] += wall - began
         self._totals[len(STAGES) + number] += cpu - self._cpu
         self._wall = wall
         self._cpu = cpu
@@ -71,11 +75,14 @@ class Stages:
         """Return the laps of the worker of that number; called in it, or in the thread that works for it."""
         return self._laps(1 + number)
 
-    def seconds(self) -> StageSeconds:
+    def seconds(self, *, anew: bool = False) -> StageSeconds:
         """Return (seconds, CPU seconds) of each stage so far, workers added up; those that never were are
-        left out.
+        left out. `anew`: laps under way begin now, as if there had been nothing before.
         """
-        totals = np.frombuffer(self._memory, np.float64).reshape(-1, 2, len(STAGES))
+        rows = np.frombuffer(self._memory, np.float64).reshape(-1, _DOUBLES)
+        if anew:
+            rows[:, -1] = time.perf_counter()
+        totals = rows[:, :-1].reshape(-1, 2, len(STAGES))
         wall, cpu = totals.sum(axis=0).tolist()
         return {
             name: (wall[number], cpu[number])

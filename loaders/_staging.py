@@ -367,8 +367,8 @@ class Staging:
         self._handed = hand_over(iter(self._ahead), self._ahead.release)
         return self._handed
 
-    def stage_seconds(self) -> StageSeconds:
-        return self.stages.seconds()
+    def stage_seconds(self, *, anew: bool = False) -> StageSeconds:
+        return self.stages.seconds(anew=anew)
 
     def awaited(self) -> str:
         return ""

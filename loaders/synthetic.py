@@ -46,7 +46,7 @@ class Synthetic:
             self._staged(rows) for rows in self._feed.plan.rows(epoch, first)
         )
 
-    def stage_seconds(self) -> StageSeconds:
+    def stage_seconds(self, *, anew: bool = False) -> StageSeconds:
         return {}
 
     def awaited(self) -> str:

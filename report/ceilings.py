@@ -191,12 +191,12 @@ def compute_ceiling(
                 unshared_s = run(count) / count if alone else step_s
             # they come sorted by size: the middle one takes about as long as all of them in the mean
             middle = resident[len(resident) // 2]
-            parts = kernels.parts(
-                partial(take, middle),
-                forward=lambda: [step.forward(middle) for _ in range(accumulate)],
+            kernel_ms = kernels.kernel_ms(partial(take, middle), world.device, step_s)
+            # ranks meet in no forward pass: one whose batch has left no room for it keeps nobody waiting
+            arithmetic = kernels.arithmetic(
+                lambda: [step.forward(middle) for _ in range(accumulate)],
                 dtype=step.dtype,
                 device=world.device,
-                step_s=step_s,
             )
     finally:
         step.phases.interrupt()
@@ -210,7 +210,8 @@ def compute_ceiling(
         "steps": count * BLOCKS,
         "step_ms": 1e3 * step_s,
         "all_reduce_ms": 1e3 * max(step_s - unshared_s, 0.0),
-        **parts,
+        **kernel_ms,
+        **arithmetic,
     }
 
 
@@ -223,7 +224,7 @@ def loader_ceiling(
     stop: Callable[[], bool] = never,
 ) -> dict[str, Any]:
     """Measure the samples/s of all ranks of the open loader with nobody computing; each batch is awaited on
-    the device.
+    the device. Ranks meet in every step of training: it is the slowest one's rate times their number.
 
     It is the median of at least three windows of LEAST_S / BLOCKS, fewer if one takes seconds. A small data
     set is passed over several times, as training does. Raises Stopped once `stop` says so on some rank; it is
@@ -268,17 +269,15 @@ def loader_ceiling(
             now = time.perf_counter()
         rates.append(samples / (now - last))
         last = now
-    # a NaN of one rank is the sum's: all stop
-    local = math.nan if taken is None else float(np.median(rates))
     batches.close()
-    total = float(world.sum(np.array([local]))[0])
-    if math.isnan(total):
+    of_ranks = world.gather(None if taken is None else rates)
+    if None in of_ranks:
         raise Stopped
-    scale = total / local  # the spread is rank 0's, as the spread of all
+    slowest = world.size * min(map(np.array, of_ranks), key=np.median)
     return {
-        "rate": total,
-        "spread": spread([rate * scale for rate in rates]),
-        "windows": len(rates),
+        "rate": float(np.median(slowest)),
+        "spread": spread(slowest.tolist()),
+        "windows": len(slowest),
     }
 
 

@@ -19,27 +19,31 @@ BACKWARD = 2
 """Forward passes whose arithmetic a backward pass has."""
 
 
-def parts(
-    step: Callable[[], object],
-    *,
-    forward: Callable[[], object],
-    dtype: str,
-    device: torch.device,
-    step_s: float,
+def kernel_ms(
+    step: Callable[[], object], device: torch.device, step_s: float
 ) -> dict[str, float]:
-    """Return `kernel_ms`, `arithmetic_ms` and `convolutions` of a step that takes `step_s`; {} on a CPU.
+    """Return `kernel_ms`, the step's kernels one behind another, of one that takes `step_s`; {} on a CPU.
 
-    kernel_ms: the step's kernels, one behind another. arithmetic_ms: its products, of matrices and of
-    convolutions, at the rate of a large product of matrices. The rest of the kernels' time moves memory.
-    convolutions: their share of the arithmetic.
+    Ranks meet in a step: all take as many, or an error ends the run.
+    """
+    if device.type != "cuda":
+        return {}
+    return {"kernel_ms": min(_kernel_ms(step, step_s) for _ in range(TIMES))}
+
+
+def arithmetic(
+    forward: Callable[[], object], *, dtype: str, device: torch.device
+) -> dict[str, float]:
+    """Return `arithmetic_ms` and `convolutions` of a step; {} on a CPU, or where there is no room for it.
+
+    arithmetic_ms: its products, of matrices and of convolutions, at the rate of a large product of matrices.
+    The rest of the kernels' time moves memory. convolutions: their share of the arithmetic.
     """
     if device.type != "cuda":
         return {}
     try:
-        kernel_ms = min(_kernel_ms(step, step_s) for _ in range(TIMES))
         flops, of_convolutions = _flops(forward)
         return {
-            "kernel_ms": kernel_ms,
             "arithmetic_ms": 1e3 * (1 + BACKWARD) * flops / _peak(dtype, device),
             "convolutions": of_convolutions / max(flops, 1.0),
         }

@@ -40,10 +40,10 @@ class Meter:
         *,
         min_window_s: float,
         synchronise: Callable[[], None],
-        stage_seconds: Callable[[], StageSeconds] = dict,
+        stage_seconds: Callable[..., StageSeconds] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._stage_seconds = stage_seconds
+        self._stage_seconds = stage_seconds or (lambda **anew: {})
         self._stages: dict[str, tuple[float, float]] = {}  # of the open window
         # what they were when the clock was started
         self._stages_before: StageSeconds = {}
@@ -101,7 +101,8 @@ class Meter:
         now = self._clock()
         self.paused_s += now - self._paused_at
         self._since = now
-        self._stages_before = self._stage_seconds()
+        # a wait that began in the pause counts from here
+        self._stages_before = self._stage_seconds(anew=True)
         self._epoch = epoch
         if self._first_epoch is None:
             self._first_epoch = epoch

@@ -448,6 +448,7 @@ class Reporter:
         of_ranks = self._world.gather(
             {**split, "sm_mhz": gpu["sm_mhz"], "stages": of_loader}
         )
+        slow = stages.slowest(of_ranks)
         host = self._world.sum(np.array([self._memory["host_gib"] or 0.0]))
         about = {
             name: value
@@ -470,7 +471,7 @@ class Reporter:
             "step_ms": summary.step_times(steps, warmup=first),
             "split_ms": split,
             "stages": of_loader,
-            "slowest_rank": stages.slowest(of_ranks),
+            "slowest_rank": slow,
             "pauses": self._meter.pauses,
             "validation": self._validation,
             "validation_s": self._validation_s,  # of the last one
@@ -480,7 +481,9 @@ class Reporter:
             "energy": self._energy(gpu["power_w"], rate["steady"]),
         }
         values["binds"] = stages.binds(values)
-        values["what_if"] = what_if.predictions(values)
+        # the loader's ceiling is that of the slowest rank
+        its = of_ranks[slow["rank"]]["stages"] if slow else of_loader
+        values["what_if"] = what_if.predictions(values | {"stages": its})
         if clips := self._clips(loader, rate["steady"]):
             values["clips"] = clips
         if detection := summary.detection(self._description, rate["steady"]):

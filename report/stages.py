@@ -44,9 +44,10 @@ def of_windows(windows: Sequence[RateWindow], workers: int) -> dict[str, Found]:
             totals[name] = before[0] + wall, before[1] + cpu
     if not samples or not seconds:
         return {}
+    share = shares(totals, seconds, workers)
     return {
         name: {
-            "share": _share(name, wall, seconds, workers),
+            "share": share[name],
             "ms": 1e3 * wall / samples,
             "cpu_ms": 1e3 * cpu / samples,
         }
@@ -55,19 +56,18 @@ def of_windows(windows: Sequence[RateWindow], workers: int) -> dict[str, Found]:
 
 
 def shares(stages: StageSeconds, seconds: float, workers: int) -> dict[str, float]:
-    """Return the share of the time that each stage of a window has had."""
-    return {
-        name: _share(name, wall, seconds, workers) for name, (wall, _) in stages.items()
-    }
+    """Return the share of the time that each stage of a window has had: of the workers' time, or the thread's.
 
-
-def _share(name: str, wall: float, seconds: float, workers: int) -> float:
-    """Return a stage's share of the time of workers, or of the thread.
-
-    A wait that began before a pause is counted whole when it ends: it may be longer than the window.
+    The workers' is what their stages add up to, where that is more than `workers` would have had: a loader may
+    have two kinds of them.
     """
-    workers_s = max(workers, 1) if name in OF_WORKERS else 1
-    return min(wall / seconds / workers_s, 1.0)
+    spent = sum(wall for name, (wall, _) in stages.items() if name in OF_WORKERS)
+    workers_s = max(spent, seconds * max(workers, 1))
+    return {
+        # a wait that spans windows counts whole in the one that it ends in
+        name: min(wall / (workers_s if name in OF_WORKERS else seconds), 1.0)
+        for name, (wall, _) in stages.items()
+    }
 
 
 def binds(summary: Mapping[str, Any]) -> Found | None:

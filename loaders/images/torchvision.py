@@ -150,6 +150,7 @@ class Decoding:
                     place[:] = self._changed("output", place, rows, i)
             except Undecodable:
                 failed.append(ids[i])
+                lap("decode")
         return Decoded(tuple(failed), self._transforms_s)
 
     def _changed(self, what: str, pixels: Array, rows: Rows, place: int) -> Array:

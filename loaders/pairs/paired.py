@@ -238,7 +238,8 @@ class Cutting:
             decoded = exactly(decode, data, around)
         except Exception:  # decoders raise what they like, and PIL has the last word
             decoded = exactly(self._pil, data, around)
-        lap("decode")
+        finally:
+            lap("decode")
         return _regions({around: decoded}, regions)
 
 

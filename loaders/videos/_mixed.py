@@ -23,6 +23,7 @@ import torch
 
 from contracts import Array, Feed, Rows
 from loaders import Undecodable
+from loaders._stages import Stages
 from loaders._staging import COPIES, Slot, Staged, Staging, sleeping_event
 from loaders.videos._planes import compile_kernels
 from loaders.videos._pool import Pool
@@ -197,6 +198,7 @@ class MixedLoader(Staging):
         # units that the device gets, with the rows of their batch
         self._to_read: deque[tuple[Rows, Unit]] = deque()
         workers = max(feed.workers, 1)
+        self.stages = Stages(2 * workers)  # of both kinds, at most
         self._readers = Pool(
             lambda: Reading(feed.source, make_read()),
             workers=min(threads, workers) if beside else workers,
@@ -205,6 +207,7 @@ class MixedLoader(Staging):
             slot_bytes=min(int(feed.columns.size.max(initial=1)), MOST_BYTES),
             pinned=False,
             name_of=feed.source.name,
+            stages=self.stages,
         )
         if beside or not able.all():
             if beside:
@@ -218,6 +221,8 @@ class MixedLoader(Staging):
                 slot_bytes=self._views * math.prod(largest_upright(feed.plan)),
                 pinned=feed.device.type == "cuda" and feed.pinned,
                 name_of=feed.source.name,
+                stages=self.stages,
+                first=max(feed.workers, 1),
             )
         # clips that workers have ready lie in batches far ahead; what counts is how many batches they would
         # fill

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from contracts import Array, Rows, UserError
 from loaders._read_retry import NONE, Marks, mark
+from loaders._stages import Stages, lap, use
 from loaders._workers import Shared, Work, begin_worker, died, first_ended
 from system.processes import LOOK_S, Fork, Stop, killed_if_late, starting
 
@@ -53,10 +54,13 @@ class Pool:
         pinned: bool,
         slots: int | None = None,
         name_of: Callable[[int], str] = str,
+        stages: Stages | None = None,
+        first: int = 0,
     ) -> None:
         """Fork the workers. `slots`: how many; by default SLOTS for each worker, and QUEUED more.
 
-        `name_of(id)` is the sample's name in messages.
+        `name_of(id)` is the sample's name in messages. `stages` get the workers' times, as those of workers from
+        number `first` on.
         """
         self._limit = workers + QUEUED
         count = slots or SLOTS * workers + QUEUED
@@ -73,9 +77,10 @@ class Pool:
         self._marks = Marks(workers, name_of)
         fork = Fork(self._stop)
         shared = self._memory, self._marks, fork.Value("i"), self._stop
+        counted = stages or Stages(first + workers), first
         with starting(self._stop, asked):
             self._executor = ProcessPoolExecutor(
-                workers, fork, _enter, (make_work, *shared, os.getpid())
+                workers, fork, _enter, (make_work, *shared, *counted, os.getpid())
             )
             # the first task has the executor fork all workers
             self._executor.submit(_ready)
@@ -213,6 +218,8 @@ def _enter(
     marks: Marks,
     placed: Any,
     stop: Stop,
+    stages: Stages,
+    first: int,
     parent: int,
 ) -> None:
     """Prepare a worker process. `placed`: the shared number of those that have their place in `marks`."""
@@ -221,6 +228,7 @@ def _enter(
     _memory = memory
     with placed.get_lock():
         marks.own(placed.value)
+        use(stages.of_worker(first + placed.value))
         placed.value += 1
     begin_worker(stop, parent)
 
@@ -235,6 +243,7 @@ def _do(rows: Rows, slot: int) -> Any:
     assert _make is not None and _memory is not None
     if _work is None:
         _work = _make()
+    lap("idle")
     try:
         return _work(rows, _memory.slots[slot])
     finally:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from contracts import Array, Rows, Source
+from loaders._stages import lap
 from loaders.videos._worker import checked
 
 MOST_BYTES = 64 << 20
@@ -50,4 +51,5 @@ class Reading:
         if size <= len(slot):
             slot[:size] = read.data
             read = read._replace(data=slot[:0])
+        lap("read")
         return size, read

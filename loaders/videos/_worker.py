@@ -291,6 +291,7 @@ class Decoding:
             assert self._pyav is not None, "pyav is exact for everything"
             done.decoded += self._fill(self._pyav, sample, path, rows, places, out)
         except (Undecodable, OSError):
+            lap("decode")
             if self._feed.source.files:
                 storage.read_through(path)
             raise

@@ -28,8 +28,8 @@ class Leaks:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def stage_seconds(self) -> StageSeconds:
-        return self.inner.stage_seconds()
+    def stage_seconds(self, *, anew: bool = False) -> StageSeconds:
+        return self.inner.stage_seconds(anew=anew)
 
     def awaited(self) -> str:
         return ""

@@ -24,8 +24,8 @@ def parts_of(
     step()
     torch.cuda.synchronize()
     took = time.perf_counter() - began
-    how = {"dtype": "float16", "device": DEVICE, "step_s": took}
-    return took, kernels.parts(step, forward=forward, **how)  # type: ignore[arg-type]
+    arithmetic = kernels.arithmetic(forward, dtype="float16", device=DEVICE)
+    return took, kernels.kernel_ms(step, DEVICE, took) | arithmetic
 
 
 def test_kernels_of_small_launches_are_a_part_of_the_step() -> None:

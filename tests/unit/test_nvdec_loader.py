@@ -52,6 +52,8 @@ def test_every_clip_of_every_kind(made: Made, beside: bool, views: int) -> None:
             "clips of two parts of h264-parts.mp4"
         )
         assert loading.counts.delivered == 2 * given.plan.samples * T
+        seconds = loading.stage_seconds()
+        assert {"idle", "read", "decode", "resize", "clips"} <= seconds.keys()
         assert loading.counts.decoded > loading.counts.delivered // views // 2
         assert any("mpeg4 in avi" in line and "nvdec" in line for line in loading.notes)
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from scripts import bench, published, tune
+from scripts import bench, planted, published, tune
 from settings import config
 from settings.cli import flags
 
@@ -88,6 +88,8 @@ def read(program: str, words: list[str]) -> None:
     elif program == "scripts.tune":
         behind = [f"--flags={shlex.join(words[at + 1 :])}"] if at < len(words) else []
         tune.recipe_of(flags(tune.Tune, [*words[:at], *behind], prog="tune"))
+    elif program == "scripts.planted":
+        flags(planted.Planted, words, prog="planted")
     elif program == "scripts.published":
         chosen = flags(published.Published, words[1:at], prog="published").tables
         tables = {table["name"]: table for table in published.read(words[0])["tables"]}

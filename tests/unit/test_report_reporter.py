@@ -151,6 +151,26 @@ def test_the_gpus_of_all_ranks_are_in_the_summary(
     assert summary["memory"]["host_gib"] == 3.0, "though no sample of it was read"
 
 
+def test_what_if_is_of_the_rank_that_the_others_wait_for(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    its = {"read": {"share": 0.9, "ms": 9.0, "cpu_ms": 0.0}}
+    late = {"data_wait": 9.0, "stages": its}
+
+    def both(local: Any) -> list[Any]:
+        ranks = isinstance(local, dict) and "stages" in local
+        return [local, local | late if ranks else local]
+
+    seen = []
+    monkeypatch.setattr(told.world, "gather", both)
+    monkeypatch.setattr(
+        "report.what_if.predictions", lambda values: seen.append(values["stages"])
+    )
+    summary = told.finish()
+    assert summary["slowest_rank"]["rank"] == 1
+    assert seen == [its] and summary["stages"] == {}
+
+
 @pytest.mark.parametrize("earlier", [None, {"top1": 0.25}, {"top1": 0.5}])
 def test_a_run_that_was_over_keeps_its_rate_and_has_its_last_validation(
     earlier: dict[str, Any] | None, tmp_path: Path
