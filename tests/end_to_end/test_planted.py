@@ -22,7 +22,7 @@ WAITS = "--transforms scripts.planted:waits"
 @pytest.mark.parametrize(
     ("flags", "side", "stage"),
     [
-        (f"{TRAINS} --read-delay-ms 30", "loader", "read"),
+        (f"{TRAINS} --read-delay-ms 10", "loader", "read"),
         (f"{TRAINS} {WAITS}", "loader", "transforms"),
         (f"{TRAINS} --transforms scripts.planted:computes", "loader", "transforms"),
         (
@@ -52,7 +52,7 @@ def test_a_validation_that_takes_longer_than_training(
     train: Runner, tmp_path: Path
 ) -> None:
     data = draw(tmp_path / "data", classes=("one", "two"), train=8, val=48)
-    flags = "--epochs 4 --read-delay-ms 20 --val-every 1 --ceilings false"
+    flags = "--epochs 4 --read-delay-ms 10 --val-every 1 --ceilings false"
     train(FLAGS, "--data", data, "--output run", flags).done()
     binds = summary(train.cwd / "run")["binds"]
     assert (binds["side"], binds["stage"]) == ("pause", "validation")
@@ -106,7 +106,7 @@ def test_the_rank_that_is_late_is_named_with_its_stage(
 
 def rate_of(train: Runner, pictures: Path, name: str, flags: str) -> dict[str, Any]:
     # windows of many batches: two workers deliver in bursts
-    longer = f"{TRAINS} --seconds 5 --min-window-s 1"
+    longer = f"{TRAINS} --seconds 3 --min-window-s 0.5"
     train(FLAGS, "--data", pictures, "--output", name, longer, flags).done()
     return json.loads((train.cwd / name / "summary.json").read_text())
 
@@ -114,10 +114,10 @@ def rate_of(train: Runner, pictures: Path, name: str, flags: str) -> dict[str, A
 def test_a_second_worker_is_worth_what_was_predicted(
     train: Runner, pictures: Path
 ) -> None:
-    """Reads of 40 ms bind before and after, so that no core's speed matters."""
-    slow = rate_of(train, pictures, "slow", "--read-delay-ms 40")
+    """Reads of 20 ms bind before and after, so that no core's speed matters."""
+    slow = rate_of(train, pictures, "slow", "--read-delay-ms 20")
     (more,) = (one for one in slow["what_if"] if one["what"] == "--workers 2")
-    measured = rate_of(train, pictures, "more", "--read-delay-ms 40 --workers 2")
+    measured = rate_of(train, pictures, "more", "--read-delay-ms 20 --workers 2")
     rate = measured["rate"]["steady"]
     # docs/planted.md has how close they are; here other tests run beside it
     assert more["rate"] == pytest.approx(rate, rel=0.25)
