@@ -15,7 +15,7 @@ from tests.end_to_end.runs import Runner, draw, summary
 
 FLAGS = """--arch scripts.planted:light --image-size 32 --batch-size 8 --workers 1 --epochs 1000 --min-window-s 0.2
     --save-every-minutes 0 --loader torchvision"""
-TRAINS = "--seconds 1 --val-every 0"
+TRAINS = "--seconds 1 --val-every 0 --ceilings false"
 WAITS = "--transforms scripts.planted:waits"
 
 
@@ -96,7 +96,7 @@ def test_large_photographs_are_bound_by_decoding(train: Runner, tmp_path: Path) 
 def test_the_rank_that_is_late_is_named_with_its_stage(
     train: Runner, pictures: Path
 ) -> None:
-    late = "--transforms scripts.planted:waits_on_rank_1 --ceilings false"
+    late = "--transforms scripts.planted:waits_on_rank_1"
     ranks = train.ranks(2, FLAGS, "--data", pictures, "--output run", TRAINS, late)
     for process in ranks:
         process.done()
@@ -106,7 +106,7 @@ def test_the_rank_that_is_late_is_named_with_its_stage(
 
 def rate_of(train: Runner, pictures: Path, name: str, flags: str) -> dict[str, Any]:
     # windows of many batches: two workers deliver in bursts
-    longer = f"{TRAINS} --seconds 3 --min-window-s 0.5"
+    longer = "--val-every 0 --seconds 3 --min-window-s 0.5"
     train(FLAGS, "--data", pictures, "--output", name, longer, flags).done()
     return json.loads((train.cwd / name / "summary.json").read_text())
 
