@@ -93,7 +93,12 @@ def binds(summary: Mapping[str, Any]) -> Found | None:
         return _found("loader", slow["why"], slow["share"])
     # short epochs wait at their beginning, however far ahead the loader is in the rest
     ahead = look_up(summary, "stages.full.share") or 0.0
-    if ahead > AHEAD or wait < WAITED * (2 if summary.get("bound") == "compute" else 1):
+    nothing_loads = summary.get("loader") == "synthetic"
+    if (
+        nothing_loads
+        or ahead > AHEAD
+        or wait < WAITED * (2 if summary.get("bound") == "compute" else 1)
+    ):
         return _of_the_step(summary)
     return _of_the_loader(summary.get("stages") or {}) or _found(
         "loader", "data_wait", wait

@@ -265,6 +265,11 @@ STARVED = {"data_wait": {"share": 0.4}}
         (STARVED | {"stages": of(full=0.3, finish=0.4)}, "loader", "finish"),
         (STARVED, "loader", "data_wait"),
         (
+            STARVED | {"loader": "synthetic", "split_ms": {"backward": 1.0}},
+            "step",
+            "backward",
+        ),
+        (
             STARVED | {"stages": of(full=0.6), "split_ms": {"forward": 1.0}},
             "step",
             "forward",
