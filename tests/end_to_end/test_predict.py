@@ -266,6 +266,7 @@ def test_an_exported_file_answers_as_predict_does(
         assert export.main([*pt2, "new/wrong.pt2"]) == 1
     assert not list(Path("new").iterdir())
     assert "is not written" in " ".join(capsys.readouterr().out.split())
+    served_as_people_have_them(capsys)
     for model in ("gone.onnx", served[0]):
         with pytest.raises(SystemExit) as ended_by:
             serve_example.main(model, served[0])

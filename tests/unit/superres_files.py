@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import io
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
@@ -130,16 +128,3 @@ def levels(images: torch.Tensor, i: int) -> Array:
         (images[i].float() * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
     )
     return found
-
-
-def lengths_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that the length of each os.pread of this process will be added to."""
-    lengths: list[int] = []
-    pread = os.pread
-
-    def counted(file: int, length: int, offset: int) -> bytes:
-        lengths.append(length)
-        return pread(file, length, offset)
-
-    monkeypatch.setattr(os, "pread", counted)
-    return lengths

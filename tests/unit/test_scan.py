@@ -167,7 +167,7 @@ def test_processes_find_what_threads_find(
 
 
 def test_links_that_lead_to_links_end(root: Path, cache: Path, tmp_path: Path) -> None:
-    """Of twenty folders each has two links to the next one: a million ways to the last."""
+    """Each of twenty folders has two links to the next one: a million ways lead to the last."""
     for level in range(20):
         fill(tmp_path / "far", {f"{level}/{level}.jpg": JPEG})
         for way in "ab" if level else "":

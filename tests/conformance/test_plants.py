@@ -1,0 +1,134 @@
+"""Each fault is refused by its assertion, and a plain loader passes them all."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.conformance import checks, pictures, plants, scenes
+from tests.conformance.leaving import Traces, epochs_are_flat, nothing_is_left
+from tests.conformance.plants import Plain
+from tests.conformance.scenes import Backend, Scene, scene
+
+Check = Callable[[type[Plain]], object]
+
+
+@pytest.fixture
+def of_images(
+    ramps: Scene, small: Scene, photographs: Scene, tmp_path: Path
+) -> dict[str, Check]:
+    """name -> the assertion, as the tests of the loaders use it."""
+    ramp, few = (
+        ramps.feed(batch_size=6, image_size=64),
+        small.feed(batch_size=5, image_size=32),
+    )
+    damaged = scene(tmp_path, {**scenes.small(10), **pictures.damaged_files()})
+    broken = damaged.feed(batch_size=5, image_size=40, training=False)
+    return {
+        "rows": lambda open_: checks.rows_are_the_plans(open_, few, small),
+        "windows": lambda open_: [
+            checks.windows_are_the_plans(open_, ramp, ramps, epoch) for epoch in (0, 1)
+        ],
+        "own pixels": lambda open_: checks.pixels_are_the_samples_own(
+            open_, ramp, ramps
+        ),
+        "pixels": lambda open_: checks.pixels_are_pillows(
+            open_, photographs.feed(image_size=64), photographs, 0.5
+        ),
+        "resume": lambda open_: checks.resumes_at(open_, few, small, (0, 5, 13), 0.0),
+        "damage": lambda open_: checks.damaged_samples_keep_their_place(
+            open_, broken, damaged, 0.5, epochs=(0,)
+        ),
+    }
+
+
+@pytest.fixture
+def of_clips(ruled_clips: Scene, quick_clips: Scene) -> dict[str, Check]:
+    ruled, few = (
+        ruled_clips.feed(batch_size=6, image_size=64),
+        quick_clips.feed(batch_size=5, image_size=32),
+    )
+    val = quick_clips.feed(batch_size=5, image_size=32, training=False)
+    return {
+        "rows": lambda open_: checks.rows_are_the_plans(open_, few, quick_clips),
+        "windows": lambda open_: [
+            checks.windows_are_the_plans(open_, ruled, ruled_clips, epoch, 0.7)
+            for epoch in (0, 1)
+        ],
+        "own pixels": lambda open_: checks.pixels_are_the_samples_own(
+            open_, ruled, ruled_clips
+        ),
+        "resume": lambda open_: checks.resumes_at(
+            open_, few, quick_clips, (0, 13), 0.0
+        ),
+        "resume of views": lambda open_: checks.resumes_at(
+            open_, val, quick_clips, (0, 13), 0.0
+        ),
+    }
+
+
+FAULTS: dict[str, dict[type[Plain], tuple[str, ...]]] = {
+    "of_images": {
+        plants.OnePixelOff: ("windows", "pixels"),
+        plants.NoTurns: ("windows", "pixels"),
+        plants.NeighboursLabel: ("rows",),
+        plants.NeighboursPixels: ("windows", "own pixels", "pixels"),
+        plants.WrongPlace: ("resume",),
+        plants.NeighbourInstead: ("damage",),
+        plants.Brighter: ("pixels", "damage"),
+    },
+    "of_clips": {
+        plants.OnePixelOff: ("windows",),
+        plants.NoTurns: ("windows",),
+        plants.OneFrameOff: ("own pixels",),
+        plants.NeighboursLabel: ("rows",),
+        plants.NeighboursPixels: ("windows", "own pixels"),
+        plants.WrongPlace: ("resume", "resume of views"),
+    },
+}
+"""Fixture -> fault -> the checks that have to refuse it."""
+
+
+@pytest.mark.parametrize("of", FAULTS)
+def test_a_plain_loader_passes(of: str, request: pytest.FixtureRequest) -> None:
+    for check in request.getfixturevalue(of).values():
+        check(Plain)
+
+
+@pytest.mark.parametrize(
+    ("of", "plant"), [(of, plant) for of, faults in FAULTS.items() for plant in faults]
+)
+def test_a_fault_is_refused(
+    of: str, plant: type[Plain], request: pytest.FixtureRequest
+) -> None:
+    found = request.getfixturevalue(of)
+    for name in FAULTS[of][plant]:
+        assert checks.raises(found[name], plant), f"{name} lets {plant.__name__} pass"
+
+
+@pytest.mark.parametrize("leave", plants.LEFT, ids=lambda leave: leave.__name__)
+def test_what_is_left_is_seen(
+    leave: Callable[[], plants.Tidy], temporary: Path
+) -> None:
+    gc.collect()  # else files of the tests before are closed meanwhile, and hide one that is left
+    before = Traces.now(temporary)
+    tidy = leave()
+    try:
+        assert checks.raises(nothing_is_left, before, temporary, within_s=0.3)
+    finally:
+        tidy()
+    nothing_is_left(before, temporary)
+
+
+def test_a_leak_of_1_mib_an_epoch_is_seen(lone_backend: Backend, quick: Scene) -> None:
+    feed = quick.feed(lone_backend.device, batch_size=8, image_size=32)
+    assert checks.raises(
+        epochs_are_flat,
+        partial(plants.Leaks, inner=lone_backend.open),
+        feed,
+        attempts=1,
+    )
