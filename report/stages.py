@@ -18,6 +18,13 @@ PAUSED = 0.5
 """Share of the run's time from which on a pause of training, such as validation, is what binds."""
 AHEAD = 0.5
 """Share of the time in which the loader's thread waits for the step to take a batch, from which on it is ahead."""
+OUTSIDE = 0.25
+"""Share of a step that ranks wait for each other's gradients, or the device for launches, from which on that
+is what binds."""
+LATER_MS = 1.0
+"""Milliseconds a step by which a rank is later than the median of the others, from which on it is named."""
+SLOWER = 0.9
+"""Share of the fastest rank's clock below which a GPU's clock is named."""
 NO_WORK = ("idle", "full")
 """Stages in which nothing is done: no rows have come yet, or the step has not taken a batch."""
 OF_WORKERS = ("idle", "read", "parse", "decode", "resize", "transforms")
@@ -26,10 +33,13 @@ NAMES = (*OF_WORKERS, "plan", "workers", "clips", "dali", "finish", "full")
 """Stages of all loaders."""
 
 Stage = Mapping[str, float]
-Found = dict[str, Any]
+Binding = dict[str, Any]
+"""Side, stage and share of what binds, or what is said of a rank."""
 
 
-def of_windows(windows: Sequence[RateWindow], workers: int) -> dict[str, Found]:
+def of_windows(
+    windows: Sequence[RateWindow], workers: int
+) -> dict[str, dict[str, float]]:
     """Return each stage of a rank's loader in these windows: its share of the time, and a sample's ms.
 
     `share`: of the workers' time, or of the thread's. `ms` and `cpu_ms`: wall clock and CPU time a sample,
@@ -70,7 +80,7 @@ def shares(stages: StageSeconds, seconds: float, workers: int) -> dict[str, floa
     }
 
 
-def binds(summary: Mapping[str, Any]) -> Found | None:
+def binds(summary: Mapping[str, Any]) -> Binding | None:
     """Return the stage that binds: its `side` (loader, step, pause), `stage` and `share`; None = unknown.
 
     The share of a loader's stage is that of the workers' or the thread's time, that of a phase of the step's
@@ -82,7 +92,7 @@ def binds(summary: Mapping[str, Any]) -> Found | None:
     whole = (look_up(summary, "rate.active_s") or 0.0) + sum(pauses.values())
     longest = max(pauses, key=pauses.__getitem__, default=None)
     if longest and whole and pauses[longest] > PAUSED * whole:
-        return _found("pause", longest, pauses[longest] / whole)
+        return _binding("pause", longest, pauses[longest] / whole)
     wait = look_up(summary, "data_wait.share")
     if wait is None:
         return None
@@ -90,7 +100,7 @@ def binds(summary: Mapping[str, Any]) -> Found | None:
     step_ms = look_up(summary, "step_ms.p50") or 0.0
     # the others wait for it in their backward pass
     if "share" in slow and slow["ms"] > WAITED * step_ms:
-        return _found("loader", slow["why"], slow["share"])
+        return _binding("loader", slow["why"], slow["share"])
     # short epochs wait at their beginning, however far ahead the loader is in the rest
     ahead = look_up(summary, "stages.full.share") or 0.0
     nothing_loads = summary.get("loader") == "synthetic"
@@ -100,12 +110,12 @@ def binds(summary: Mapping[str, Any]) -> Found | None:
         or wait < WAITED * (2 if summary.get("bound") == "compute" else 1)
     ):
         return _of_the_step(summary)
-    return _of_the_loader(summary.get("stages") or {}) or _found(
+    return _of_the_loader(summary.get("stages") or {}) or _binding(
         "loader", "data_wait", wait
     )
 
 
-def _of_the_step(summary: Mapping[str, Any]) -> Found | None:
+def _of_the_step(summary: Mapping[str, Any]) -> Binding | None:
     phases = dict(summary.get("split_ms") or {})
     for beside in ("data_wait", "transfer", "transforms"):
         phases.pop(beside, None)
@@ -118,33 +128,28 @@ def _of_the_step(summary: Mapping[str, Any]) -> Found | None:
     shared = look_up(summary, "ceiling.compute.all_reduce_ms") or 0.0
     for stage, ms in (("all-reduce", shared), ("launch", step_ms - kernels)):
         if ms > OUTSIDE * step_ms:
-            return _found("step", stage, ms / step_ms)
+            return _binding("step", stage, ms / step_ms)
     # inside of a graph phases cannot be told apart: those of an eager step stand for them
     if "graph" in phases and summary.get("warm_up_ms"):
         phases = dict(summary["warm_up_ms"])
         whole = sum(phases.values())
     longest = max(phases, key=phases.__getitem__)
-    return _found("step", longest, phases[longest] / whole)
+    return _binding("step", longest, phases[longest] / whole)
 
 
-OUTSIDE = 0.25
-"""Share of a step that ranks wait for each other's gradients, or the device for launches, from which on that
-is what binds."""
-
-
-def _of_the_loader(stages: Mapping[str, Stage]) -> Found | None:
+def _of_the_loader(stages: Mapping[str, Stage]) -> Binding | None:
     """Return the loader's stage that holds a batch up; None where it has told none."""
     thread = _work(stages, workers=False)
     busiest = max(thread, key=thread.__getitem__, default=None)
     if busiest is None:
         return None
     if busiest != "workers":
-        return _found("loader", busiest, thread[busiest])
+        return _binding("loader", busiest, thread[busiest])
     own = _work(stages, workers=True)
     if not own:
-        return _found("loader", busiest, thread[busiest])
+        return _binding("loader", busiest, thread[busiest])
     longest = max(own, key=own.__getitem__)
-    return _found("loader", longest, own[longest])
+    return _binding("loader", longest, own[longest])
 
 
 def _work(stages: Mapping[str, Stage], *, workers: bool) -> dict[str, float]:
@@ -155,11 +160,11 @@ def _work(stages: Mapping[str, Stage], *, workers: bool) -> dict[str, float]:
     }
 
 
-def _found(side: str, stage: str, share: float) -> Found:
+def _binding(side: str, stage: str, share: float) -> Binding:
     return {"side": side, "stage": stage, "share": min(share, 1.0)}
 
 
-def slowest(of_ranks: Sequence[Mapping[str, Any]]) -> Found | None:
+def slowest(of_ranks: Sequence[Mapping[str, Any]]) -> Binding | None:
     """Return the `rank` that the others wait for, and `why`; None for one rank, or where all are alike.
 
     Each rank gives `data_wait` and `forward`, ms a step, `sm_mhz` of its GPU, and its `stages`. All ranks wait
@@ -177,12 +182,6 @@ def slowest(of_ranks: Sequence[Mapping[str, Any]]) -> Found | None:
             return {"rank": rank, "why": why, "ms": more, **share}
     slow = _slow_clock(of_ranks)
     return None if slow is None else {"rank": slow, "why": "clock", "ms": None}
-
-
-LATER_MS = 1.0
-"""Milliseconds a step by which a rank is later than the median of the others, from which on it is named."""
-SLOWER = 0.9
-"""Share of the fastest rank's clock below which a GPU's clock is named."""
 
 
 def _largest(values: Sequence[float]) -> tuple[int, float]:

@@ -327,7 +327,7 @@ def _batch(model: Model) -> Iterator[Change]:
 
 
 def _gpus(model: Model) -> Iterator[Change]:
-    """As many GPUs again, on this host: decoders on GPUs double, CPU cores do not."""
+    """Twice the GPUs on this host have twice the decoders, and share the CPU cores that there are."""
     if not look_up(model.summary, "hardware.gpu"):
         return
     on_cores = model.stage("workers") or model.stage("decode")

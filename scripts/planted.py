@@ -137,17 +137,12 @@ def _small(image: Image.Image, path: Path, number: int) -> None:
     image.resize((64, 64)).save(path, quality=90)
 
 
-def _progressive(image: Image.Image, path: Path, number: int) -> None:
-    image.save(path, quality=90, progressive=True)
-
-
 SETS: dict[str, Callable[[Image.Image, Path, int], None]] = {
     "png": _png,
     "some-png": _some_png,
     "large": _large,
     "some-large": _some_large,
     "small": _small,
-    "progressive": _progressive,
 }
 """Name -> how an image of --data is stored."""
 IMAGES = 400
@@ -172,8 +167,8 @@ def made(name: str, data: Path, folder: Path) -> Path:
         stored = folder / "train" / label / f"{number}.jpg"
         SETS[name](image, stored, number)
         (stored,) = stored.parent.glob(f"{number}.*")
-        for time_ in range(1, TIMES):
-            os.link(stored, stored.with_stem(f"{number}-{time_}"))
+        for copy in range(1, TIMES):
+            os.link(stored, stored.with_stem(f"{number}-{copy}"))
         os.link(stored, folder / "val" / label / stored.name)
     done.touch()
     return folder
@@ -188,7 +183,10 @@ def program(name: str, *words: object) -> None:
 
 
 def run(case: Mapping[str, Any], more: str, settings: Planted, folder: Path) -> Any:
-    """Return the summary of one run; None where it failed. Its log is beside `folder`. Raises TimeoutError."""
+    """Return the summary of one run with `more` flags; None where it failed. Its log is beside `folder`.
+
+    Raises TimeoutError.
+    """
     data = settings.data
     if name := case.get("set"):
         data = made(name, data, settings.output / "sets" / name)
@@ -208,12 +206,7 @@ def run(case: Mapping[str, Any], more: str, settings: Planted, folder: Path) -> 
     if cores := case.get("cores"):
         allowed = sorted(os.sched_getaffinity(0))[:cores]
         command = ["taskset", "-c", ",".join(map(str, allowed)), *command]
-    flags_ = (
-        case["flags"].replace(case["without"], "")
-        if more and "without" in case
-        else case["flags"]
-    )
-    words = f"{BASE} --seconds {settings.seconds} {flags_} {more}"
+    words = f"{BASE} --seconds {settings.seconds} {case['flags']} {more}"
     command += [str(ROOT / "train.py"), *shlex.split(words)]
     if "--loader synthetic" not in words and "--data" not in words:
         command += ["--data", str(data)]
@@ -232,7 +225,7 @@ def tried(case: Mapping[str, Any], number: int, settings: Planted) -> dict[str, 
     folder = settings.output / "runs" / f"{number:02}"
     row: dict[str, Any] = {"case": case["name"], "binds": case["binds"]}
     try:
-        summary = run(case, "", settings, folder)
+        summary = run(case, case.get("plant", ""), settings, folder)
         if summary is None:
             return row | {"failed": "no summary"}
         binds = summary["binds"] or {}
@@ -313,7 +306,7 @@ def main(argv: list[str] | None = None) -> int:
             continue
         if settings.only not in case["name"]:
             continue
-        if case.get("ranks", 1) > max(torch.cuda.device_count(), case.get("gloo", 0)):
+        if case.get("ranks", 1) > max(torch.cuda.device_count(), 1):
             continue
         with ending_on_signals():
             rows.append(tried(case, number, settings))

@@ -276,9 +276,8 @@ def search(
     left = [lever for lever in LEVERS if lever not in fixed]
     while left:
         lever = max(left, key=partial(promise, what_if=best.what_if))
-        if (
-            "loader" in left
-        ):  # measured already, and what others are worth depends on it
+        # the loader first: it is measured already, and what others are worth depends on it
+        if "loader" in left:
             lever = "loader"
         left.remove(lever)
         values = LEVERS[lever]
