@@ -21,8 +21,9 @@ from loaders.images._dali_rows import Known, Prepared
 
 DEPTH = 2
 """Batches that DALI has under way."""
-HARDWARE_SHARE = 0.65
-"""Share of the JPEGs for nvJPEG's hardware engine, the rest is decoded by the SMs: docs/benchmarks/train.md.
+ENGINE_IN_THREADS = 27
+"""Threads of the host that keep up with nvJPEG's hardware engines (H100): these take a JPEG as it is, while for
+one that the SMs decode a thread undoes the Huffman code first. docs/benchmarks/train.md has the measurements.
 """
 FANCY_UPSAMPLING = False
 """Whether nvJPEG smooths chroma as libjpeg does."""
@@ -59,12 +60,13 @@ def build(
     workers = max(feed.workers, 1)
     antialiased = INTERPOLATIONS[feed.pixels.interpolation][1]
     interpolation = INTERPOLATIONS[feed.pixels.interpolation][0]
+    threads = threads or (workers if reads else feed.threads or workers)
     dali = import_dali()
     fn = dali.fn
     types = dali.types
     pipeline = dali.Pipeline(
         batch_size=batch_size or feed.plan.batch_size,
-        num_threads=threads or (workers if reads else feed.threads or workers),
+        num_threads=threads,
         device_id=None if device is None else device.index,
         prefetch_queue_depth=DEPTH,
         exec_dynamic=True,
@@ -96,7 +98,8 @@ def build(
         if device is not None:
             options |= {
                 "device": "mixed",
-                "hw_decoder_load": HARDWARE_SHARE,
+                # engines and SMs end a batch at the same time
+                "hw_decoder_load": ENGINE_IN_THREADS / (ENGINE_IN_THREADS + threads),
                 "jpeg_fancy_upsampling": FANCY_UPSAMPLING,
             }
         image = fn.decoders.image_slice(data, **options)
