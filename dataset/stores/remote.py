@@ -151,7 +151,7 @@ def _system(url: str) -> Any:
         return _systems[protocol]
 
 
-def _tried(url: str, action: Callable[[Any], T]) -> T:
+def tried(url: str, action: Callable[[Any], T]) -> T:
     """Return action(file system); what may pass is tried again.
 
     Raises FileNotFoundError, and OSError with a number that is the storage's, both without credentials; and
@@ -213,7 +213,7 @@ def _answer(error: BaseException | None) -> tuple[int | None, str]:
 
 def head(url: str) -> Head:
     """Return size and tag of an object. Raises OSError, and UserError where the server says no size."""
-    info = _tried(url, lambda system: system.info(url))
+    info = tried(url, lambda system: system.info(url))
     if info.get("size") is None:
         raise UserError(
             f"{masked(url)}: the server does not say its size, so no range of it can be read"
@@ -233,7 +233,7 @@ def read(url: str, begin: int, length: int) -> bytes:
             raise _Short(f"{len(data):,} bytes came of {length:,}")
         return data
 
-    data = _tried(url, action)
+    data = tried(url, action)
     if len(data) > length:
         raise UserError(
             f"{masked(url)}: the server answers a request for {length:,} bytes with {len(data):,}; samples "
@@ -252,7 +252,7 @@ def whole(url: str, size: int) -> bytes:
             raise _Short(f"{len(data):,} bytes came, the manifest says {size:,}")
         return data
 
-    return _tried(url, action)
+    return tried(url, action)
 
 
 def children(url: str) -> list[str]:
@@ -262,7 +262,7 @@ def children(url: str) -> list[str]:
     """
     below = url.rstrip("/") + "/"
     found = set()
-    for entry in _tried(url, lambda system: system.ls(below, detail=True)):
+    for entry in tried(url, lambda system: system.ls(below, detail=True)):
         name = str(entry["name"])
         name = name if is_url(name) else f"{url.partition('://')[0]}://{name}"
         is_folder = entry["type"] == "directory" or name.endswith("/")

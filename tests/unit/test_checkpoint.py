@@ -245,7 +245,8 @@ def test_the_best_is_of_the_folder_that_has_its_weights(written: Path) -> None:
 
 def test_which_file_is_resumed(tmp_path: Path) -> None:
     def found(resume: str | None, output: Path | None) -> Path | None:
-        return Resume.find(Run(resume=resume, output=output)).path
+        where = str(output) if output else None
+        return Resume.find(Run(resume=resume, output=where)).path
 
     assert found(None, tmp_path) is None
     assert found("auto", tmp_path) is None

@@ -148,6 +148,7 @@ class Toy:
 
     def kept(self, name: str) -> tuple[float, dict[str, Any]]:
         """The weight in a checkpoint, and where it goes on."""
+        self.training.checkpoints.wait()
         content = torch.load(self.folder / name, weights_only=True)
         return float(content["model"]["weight"]), content["progress"]
 
