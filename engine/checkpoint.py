@@ -146,7 +146,8 @@ class Checkpoints:
         try:
             self._write_all(upload=upload)
         except Exception as error:  # a thread's would be lost
-            say(f"{error}; training goes on, and the next checkpoint tries again")
+            said = str(error).partition(";")[0]
+            say(f"{said}; training goes on, and the next checkpoint tries again")
 
     def _write_all(self, *, upload: bool) -> None:
         with self.writing:
@@ -187,19 +188,20 @@ def keep(last: Path, step: int, count: int) -> None:
     """Give `last` the name of its step, too, and remove all such files but the newest `count`."""
     path = last.with_name(f"step-{step:09}.pt")
     new = last.with_name(".step.new")
-    new.unlink(missing_ok=True)
     try:
-        os.link(last, new)
-    except OSError:  # not every file system can
-        shutil.copyfile(last, new)
-    os.replace(new, path)
-    steps = kept(last.parent)
-    # later steps are of a run that went on from an earlier one
-    for old in (
-        *steps[steps.index(path) + 1 :],
-        *steps[: steps.index(path) + 1 - count],
-    ):
-        old.unlink()
+        new.unlink(missing_ok=True)
+        try:
+            os.link(last, new)
+        except OSError:  # not every file system can
+            shutil.copyfile(last, new)
+        os.replace(new, path)
+        steps = kept(last.parent)
+        there = steps.index(path) + 1
+        # later steps are of a run that went on from an earlier one
+        for old in (*steps[there:], *steps[: max(there - count, 0)]):
+            old.unlink()
+    except OSError as error:
+        say(f"--output {last.parent}: cannot keep {path.name}: {error.strerror}")
 
 
 def on_host(content: Any) -> Any:

@@ -144,6 +144,8 @@ def _system(url: str) -> Any:
                     "retries": {"max_attempts": 1},
                 }
                 options["config_kwargs"] = own | configured.get("config_kwargs", {})
+            elif protocol == "file":
+                options["auto_mkdir"] = True
             try:
                 _systems[protocol] = fsspec.filesystem(protocol, **options)
             except ValueError as error:
@@ -167,7 +169,9 @@ def tried(url: str, action: Callable[[Any], T]) -> T:
             if isinstance(error, FileNotFoundError) and error.__cause__:
                 cause = error.__cause__
             status, code = _answer(cause)
-            code = code or _answer(error.__cause__)[1]
+            # of s3fs's errors botocore's, which is their cause, has them
+            answered, word = _answer(error.__cause__)
+            code = code or word
             if code == "NoSuchBucket":
                 raise UserError(
                     f"{masked(url)}: there is no such bucket; name another"
@@ -177,7 +181,8 @@ def tried(url: str, action: Callable[[Any], T]) -> T:
                 raise FileNotFoundError(
                     errno.ENOENT, "no such object", masked(url)
                 ) from None
-            said = f"HTTP {status}" if status else type(cause).__name__
+            answered = status or answered
+            said = f"HTTP {answered}" if answered else type(cause).__name__
             if isinstance(error, _Short):
                 said = str(error)
             if isinstance(cause, PermissionError) or status in (401, 403):
