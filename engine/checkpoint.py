@@ -171,9 +171,10 @@ def write(path: Path, content: dict[str, Any]) -> None:
     try:
         whole = {"format": FORMAT, **content}
         storage.replace(path, new, lambda file: torch.save(whole, file))
-    # torch reports a full disk as RuntimeError
     except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or f"{error}".partition("\n")[0]
+        # torch ends the file in spite of an OSError, and raises a RuntimeError then
+        cause = error.__context__ or error
+        reason = getattr(cause, "strerror", None) or f"{cause}".partition("\n")[0]
         remedy = f"there is no {path.name} yet: mend it, or name another folder"
         if path.is_file():
             remedy = (
