@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -18,6 +19,7 @@ DEVICE = prepare_process()  # before anything starts CUDA or threads
 import torch  # noqa: E402
 
 from dataset.open import cache_folder  # noqa: E402
+from dataset.stores.mirror import mirrored  # noqa: E402
 from engine import autotune, exit_codes, graphed, memory, precision, schedules  # noqa: E402
 from engine.checkpoint import Checkpoints, Resume  # noqa: E402
 from engine.failures import Failures  # noqa: E402
@@ -46,7 +48,13 @@ TIMELINE.mark("imports")
 
 
 def train(
-    config: Config, start: Start, resume: Resume, world: ProcessWorld, console: Console
+    config: Config,
+    start: Start,
+    resume: Resume,
+    world: ProcessWorld,
+    console: Console,
+    *,
+    upload: Callable[[], None] | None,
 ) -> int:
     """Train, or evaluate, and return the exit code. Raises UserError and NotFinite."""
     run = config.run
@@ -214,7 +222,13 @@ def train(
         kept = start.kept(kind, val_plan, pixels, size=native.size)
         saved = {"ordering": plan.ordering, "loader": choice.loader, **identity, **kept}
         checkpoints = Checkpoints(
-            folder=output, world=world, module=module, step=step, about=saved
+            folder=output,
+            world=world,
+            module=module,
+            step=step,
+            about=saved,
+            keep=run.keep,
+            upload=upload,
         )
         training = Training(
             world=world,
@@ -254,6 +268,8 @@ def train(
             finished=finished,
             loader=loader,
         )
+        reporter.close()  # its files are uploaded, too
+        checkpoints.finish()
         return training.exit_code(finished)
 
 
@@ -262,16 +278,24 @@ def main() -> int:
     try:
         signal.signal(signal.SIGINT, INTERRUPT)
         config = parse(sys.argv[1:], tables())
-        resume = Resume.find(config.run, weights=config.model.weights)
-        start = Start.of(
-            config,
-            given(sys.argv[1:]),
-            resume.content,
-            path=resume.path,
-            origin=resume.origin,
-        )
-        run = predict if start.config.run.predict else train
-        return run(start.config, start, resume, world, Console(enabled=world.rank == 0))
+        run = config.run
+        with mirrored(
+            run.output if world.rank == 0 else None,
+            run.folder,
+            resuming=run.resume == "auto",
+        ) as upload:
+            resume = Resume.find(run, weights=config.model.weights)
+            start = Start.of(
+                config,
+                given(sys.argv[1:]),
+                resume.content,
+                path=resume.path,
+                origin=resume.origin,
+            )
+            console = Console(enabled=world.rank == 0)
+            if start.config.run.predict:
+                return predict(start.config, start, resume, world, console)
+            return train(start.config, start, resume, world, console, upload=upload)
     except KeyboardInterrupt:  # before there was anything to save
         return 130
     except Exception as error:

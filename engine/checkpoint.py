@@ -1,11 +1,15 @@
-"""Checkpoints: written under a new name, synced, renamed; read without running code; and how a run goes on
-from one."""
+"""Checkpoints: written beside training under a new name, synced, renamed; read without running code; and how a
+run goes on from one."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ from contracts import UserError
 from engine import optimizers
 from engine.distributed import ProcessWorld
 from engine.step import Step
+from engine.stop import say
 from settings.config import FACTS
 from settings.run import Run
 from system import storage, torch_files
@@ -67,9 +72,13 @@ class Content(BaseModel):
 # --- writing ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Checkpoints:
-    """The checkpoint files of a run, last.pt and best.pt, and what is in them."""
+    """The checkpoint files of a run, last.pt and best.pt, which rank 0 writes beside training.
+
+    A write that fails ends nothing: the files stay as they were, a line says so, and it is tried again with
+    the next one. Of a run with --keep each last.pt stays as a file of its step, too.
+    """
 
     folder: Path
     world: ProcessWorld
@@ -78,38 +87,78 @@ class Checkpoints:
     # arch, classes, manifest, ordering, config (what was asked for) and used (what came of it): what Resume
     # compares, and an evaluation begins from
     about: dict[str, Any]
-    # held while a file is written
+    keep: int = 0
+    # uploads what is new in `folder`; raises UserError
+    upload: Callable[[], object] | None = None
+    # held while files are written
     writing: threading.Lock = field(default_factory=threading.Lock)
 
+    # by name, in the order in which they have to be written: last.pt knows the figure of best.pt
+    _unwritten: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
+    _thread: threading.Thread | None = field(default=None, init=False)
+
     def content(self, progress: Progress) -> dict[str, Any]:
-        """Return what a checkpoint holds from which a run goes on at `progress`; its tensors are the live
-        ones.
-        """
+        """Copy what a checkpoint holds from which a run goes on at `progress` to the host's memory."""
+        self.wait()  # and its copy is freed
         average = self.step.ema
-        return {
-            "model": self.module.state_dict(),
-            **({"ema": average.state_dict()} if average is not None else {}),
-            "optimizer": self.step.optimizer.state_dict(),
-            "scaler": self.step.scaler.state_dict(),
-            "progress": asdict(progress),
-            **self.about,
-        }
+        return on_host(
+            {
+                "model": self.module.state_dict(),
+                **({"ema": average.state_dict()} if average is not None else {}),
+                "optimizer": self.step.optimizer.state_dict(),
+                "scaler": self.step.scaler.state_dict(),
+                "progress": asdict(progress),
+                **self.about,
+            }
+        )
 
     def write(self, name: str, content: dict[str, Any] | None) -> None:
-        """Write rank 0's `content` (others give None) while all ranks wait. Raises UserError on every rank if
-        that fails.
-        """
+        """Write rank 0's `content` (others give None) in a thread, once the write before has ended."""
+        if content is None:
+            return
+        self.wait()
+        self._unwritten.pop(name, None)
+        self._unwritten[name] = content
+        # not with a best.pt, whose last.pt follows at once
+        work = partial(self._write_beside, upload=name == "last.pt")
+        self._thread = threading.Thread(target=work, name="saturate-checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the write under way has ended, well or not."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def finish(self) -> None:
+        """Write and upload what could not be, or is new. Raises UserError on every rank if that fails."""
+        self.wait()
         failure = None
-        if content is not None:
-            try:
-                with self.writing:
-                    write(self.folder / name, content)
-            except UserError as error:
-                failure = str(error)
-        # all ranks fail alike: one that went on would wait for rank 0 in its next step
+        try:
+            self._write_all(upload=True)
+        except UserError as error:
+            failure = str(error)
+        # all ranks end alike
         failure = self.world.gather(failure)[0]
         if failure is not None:
             raise UserError(failure)
+
+    def _write_beside(self, *, upload: bool) -> None:
+        try:
+            self._write_all(upload=upload)
+        except Exception as error:  # a thread's would be lost
+            said = str(error).partition(";")[0]
+            say(f"{said}; training goes on, and the next checkpoint tries again")
+
+    def _write_all(self, *, upload: bool) -> None:
+        with self.writing:
+            for name, content in list(self._unwritten.items()):
+                path = self.folder / name
+                write(path, content)
+                if name == "last.pt" and self.keep:
+                    keep(path, content["progress"]["step"], self.keep)
+                del self._unwritten[name]
+            if upload and self.upload is not None:
+                self.upload()
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
@@ -122,9 +171,10 @@ def write(path: Path, content: dict[str, Any]) -> None:
     try:
         whole = {"format": FORMAT, **content}
         storage.replace(path, new, lambda file: torch.save(whole, file))
-    # torch reports a full disk as RuntimeError
     except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        # torch ends the file in spite of an OSError, and raises a RuntimeError then
+        cause = error.__context__ or error
+        reason = getattr(cause, "strerror", None) or f"{cause}".partition("\n")[0]
         remedy = f"there is no {path.name} yet: mend it, or name another folder"
         if path.is_file():
             remedy = (
@@ -135,15 +185,64 @@ def write(path: Path, content: dict[str, Any]) -> None:
         ) from error
 
 
+def keep(last: Path, step: int, count: int) -> None:
+    """Give `last` the name of its step, too, and remove all such files but the newest `count`."""
+    path = last.with_name(f"step-{step:09}.pt")
+    new = last.with_name(".step.new")
+    try:
+        new.unlink(missing_ok=True)
+        try:
+            os.link(last, new)
+        except OSError:  # not every file system can
+            shutil.copyfile(last, new)
+        os.replace(new, path)
+        steps = kept(last.parent)
+        there = steps.index(path) + 1
+        # later steps are of a run that went on from an earlier one
+        for old in (*steps[there:], *steps[: max(there - count, 0)]):
+            old.unlink()
+    except OSError as error:
+        say(f"--output {last.parent}: cannot keep {path.name}: {error.strerror}")
+
+
 def on_host(content: Any) -> Any:
-    """Copy what `write` takes, to be written later: the copy's tensors are a CPU's and stay as they are."""
+    """Copy tensors to the host, where later steps do not change them; a GPU's go to pinned memory."""
+    copied = _copied(content)
+    # copies are on the stream of the steps: a step before is in them, and the next one waits
+    if torch.cuda.is_initialized():
+        torch.cuda.current_stream().synchronize()
+    return copied
+
+
+def _copied(content: Any) -> Any:
     if isinstance(content, torch.Tensor):
-        return content.detach().to("cpu", copy=True)
-    if isinstance(content, dict):
-        return {name: on_host(value) for name, value in content.items()}
+        host = torch.empty_like(content, device="cpu", pin_memory=content.is_cuda)
+        return host.copy_(content.detach(), non_blocking=True)
     if isinstance(content, list):
-        return [on_host(value) for value in content]
+        return [_copied(value) for value in content]
+    if isinstance(content, dict):
+        copied = copy(content)  # with a state dict's versions
+        copied.update((name, _copied(value)) for name, value in content.items())
+        return copied
     return content
+
+
+def kept(folder: Path) -> list[Path]:
+    """List the files of --keep, by their steps."""
+    return sorted(folder.glob("step-*.pt"))
+
+
+def newest(folder: Path) -> Path | None:
+    """Return the file that --resume auto takes: last.pt, or if that is damaged the newest of --keep that is not, with
+    a warning. None where there is none.
+    """
+    paths = [folder / "last.pt", *reversed(kept(folder))]
+    paths = [path for path in paths if path.is_file()]
+    for path in paths[:-1]:  # `read` has a line for the last one
+        if torch_files.damaged(path) is None:
+            return path
+        say(f"--resume auto: {path} is damaged, and the one before it is tried")
+    return paths[-1] if paths else None
 
 
 def read(path: Path, *, flag: str = "--resume") -> dict[str, Any]:
@@ -209,14 +308,14 @@ class Resume:
         --evaluate has neither it nor `weights`.
         """
         auto = run.resume == "auto"
-        last = run.output / "last.pt" if run.output else None
+        last = run.folder / "last.pt" if run.folder else None
         path = None
         if auto and last is None:
             remedy = "or name the checkpoint: --resume FILE"
             said = "--resume auto looks for last.pt in --output, which was not given"
             raise UserError(f"{said}; {remedy}")
         if auto:
-            path = last if last is not None and last.is_file() else None
+            path = newest(last.parent) if last is not None else None
         elif run.resume is not None:
             path = Path(run.resume)
             path = path / "last.pt" if path.is_dir() else path

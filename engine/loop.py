@@ -94,8 +94,11 @@ class Training:
                 raise
             except RuntimeError as error:
                 if is_gone(error) and self.stop():
+                    self.checkpoints.wait()
                     leave(128 + (self.stop.signal or 0))
                 raise
+            finally:
+                self.checkpoints.wait()
 
     def validate(self) -> bool:
         """Validate, tell the figures, and keep nothing. Returns False when a signal came."""
@@ -450,14 +453,13 @@ class Training:
             self.save()
 
     def save(self) -> None:
-        """Write last.pt, once a validation is settled; all ranks wait.
+        """Write last.pt beside what follows, once a validation is settled.
 
         Raises NotFinite in place of saving after a loss that is not finite.
         """
         # first: its figure is a part of the progress that is saved
         with self.watch.slow(), self.meter.pause_for("validation"):
             self.validation.settle(self.progress)
-        # all wait for rank 0
         with self.watch.slow(), self.meter.pause_for("checkpoint"):
             # a NaN loss of any step before must not get into last.pt
             self._losses.read()
@@ -467,5 +469,7 @@ class Training:
                 else None
             )
             self.checkpoints.write("last.pt", content)
+            # rank 0 may have waited for the write before, for longer than a step may take
+            self.world.barrier()
         self._saved_at = time.monotonic()
         self._save_is_asked_for = False

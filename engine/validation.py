@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from contracts import Figure, Loader, Plan, Task, UserError
-from engine import checkpoint, memory
+from engine import memory
 from engine.checkpoint import Checkpoints, Progress
 from engine.distributed import ProcessWorld, Vote
 from engine.evaluate import Outcome, evaluate
@@ -120,9 +120,6 @@ class Validation:
         content = None
         if best_resumes_at is not None and self.world.rank == 0:
             content = self.checkpoints.content(best_resumes_at)
-            if any(outcome.in_background for outcome in outcomes):
-                # training will move the weights meanwhile
-                content = checkpoint.on_host(content)
         # at the start of an epoch it is the one before that was trained
         epoch = progress.epoch if progress.consumed else progress.epoch - 1
         self._unsettled = _Unsettled(

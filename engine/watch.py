@@ -249,7 +249,8 @@ class Watch:
 
     def _leave(self, code: int, line: str) -> None:
         say(f"{line}; go on from last.pt with --resume auto")
-        self.leave(code)
+        with self.writing:  # a write beside training ends
+            self.leave(code)
 
     def _awaited(self) -> str:
         loader = self._waits

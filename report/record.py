@@ -52,13 +52,13 @@ def folder(run: Run, resume: Path | None, *, name: str) -> Path:
     Evaluating a run's checkpoint (`resume`) goes below that run's own folder, whose files stay as they are.
     """
     now = time.strftime("%Y%m%d-%H%M%S")
-    if run.output is None:
+    if run.folder is None:
         # timm/NAME and package.module:function have letters that no folder should
         new = Path("runs") / f"{now}-{name.replace('/', '-').replace(':', '-')}"
-    elif run.uses and resume and resume.parent == run.output:
-        new = run.output / f"{'predict' if run.predict else 'evaluate'}-{now}"
+    elif run.uses and resume and resume.parent == run.folder:
+        new = run.folder / f"{'predict' if run.predict else 'evaluate'}-{now}"
     else:
-        return run.output
+        return run.folder
     names = [new, *(new.with_name(f"{new.name}-{n}") for n in range(2, 100))]
     return next((path for path in names if not path.exists()), new)
 

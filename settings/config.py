@@ -111,7 +111,7 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
     data = config.data.data
     if data is None or "://" in data:
         return
-    written = {"manifest-dir": config.data.manifest_dir, "output": run.output}
+    written = {"manifest-dir": config.data.manifest_dir, "output": run.folder}
     for flag, folder in written.items():
         if folder and folder.resolve().is_relative_to(Path(data).resolve()):
             inside = f"{folder} lies inside --data {data}, which is never written to"

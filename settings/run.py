@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat, PositiveInt
 
-from settings.cli import Settings
+from settings.cli import FolderOrUrl, Settings
 from settings.types import Facts, NotNegative, setting
 
 
@@ -20,9 +20,10 @@ class Run(Settings):
 
     config: Path | None = None
     """YAML preset; flags win over it."""
-    output: Path | None = None
-    """Folder of checkpoints, TensorBoard events, metrics.jsonl and summary.json. Default: a new one below
-    runs/."""
+    output: FolderOrUrl = None
+    """Folder of checkpoints, TensorBoard events, metrics.jsonl and summary.json, or a URL such as
+    s3://bucket/run: the run then works in runs/bucket/run, uploads that after each checkpoint and in the end,
+    and --resume auto first fetches what the URL has. Default: a new one below runs/."""
     timeout_minutes: Annotated[FiniteFloat, Field(gt=0, le=100_000)] = 10.0
     """Minutes that a rank waits for others, to begin with and in a step, before the run ends with a line that
     names them."""
@@ -59,8 +60,19 @@ class Run(Settings):
     """Write last.pt every N steps; 0 = only by --save-every-minutes and at the end of epochs."""
     save_every_minutes: NotNegative = 15.0
     """Write last.pt after this many minutes; 0 = never by time."""
+    keep: Annotated[int, Field(ge=0)] = 0
+    """Checkpoints that stay beside last.pt as step-N.pt, the newest ones; where last.pt is damaged, --resume
+    auto takes the one before."""
     min_window_s: Annotated[FiniteFloat, Field(gt=0)] = 2.0
     """Shortest window of the rate, seconds."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of this machine that --output names; None: a new one."""
+        if self.output is None:
+            return None
+        url = self.output.partition("://")[2]
+        return Path("runs", url.strip("/")) if url else Path(self.output)
 
     @property
     def uses(self) -> bool:

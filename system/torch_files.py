@@ -84,9 +84,10 @@ def _reason(error: Exception) -> str:
     """Return the sentence of torch's advice that says what it has met."""
     said = str(error)
     met = re.search(r"GLOBAL [\w.]+", said)
-    return (
-        f"it holds an object, {met[0]}" if met else said.splitlines()[0].split(". ")[0]
-    )
+    if met:
+        return f"it holds an object, {met[0]}"
+    # of some damage torch has no word
+    return said.partition("\n")[0].partition(". ")[0] or "damaged"
 
 
 class Inert:

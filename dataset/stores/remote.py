@@ -144,6 +144,8 @@ def _system(url: str) -> Any:
                     "retries": {"max_attempts": 1},
                 }
                 options["config_kwargs"] = own | configured.get("config_kwargs", {})
+            elif protocol == "file":
+                options["auto_mkdir"] = True
             try:
                 _systems[protocol] = fsspec.filesystem(protocol, **options)
             except ValueError as error:
@@ -151,7 +153,7 @@ def _system(url: str) -> Any:
         return _systems[protocol]
 
 
-def _tried(url: str, action: Callable[[Any], T]) -> T:
+def tried(url: str, action: Callable[[Any], T]) -> T:
     """Return action(file system); what may pass is tried again.
 
     Raises FileNotFoundError, and OSError with a number that is the storage's, both without credentials; and
@@ -167,7 +169,9 @@ def _tried(url: str, action: Callable[[Any], T]) -> T:
             if isinstance(error, FileNotFoundError) and error.__cause__:
                 cause = error.__cause__
             status, code = _answer(cause)
-            code = code or _answer(error.__cause__)[1]
+            # of s3fs's errors botocore's, which is their cause, has them
+            answered, word = _answer(error.__cause__)
+            code = code or word
             if code == "NoSuchBucket":
                 raise UserError(
                     f"{masked(url)}: there is no such bucket; name another"
@@ -177,7 +181,8 @@ def _tried(url: str, action: Callable[[Any], T]) -> T:
                 raise FileNotFoundError(
                     errno.ENOENT, "no such object", masked(url)
                 ) from None
-            said = f"HTTP {status}" if status else type(cause).__name__
+            answered = status or answered
+            said = f"HTTP {answered}" if answered else type(cause).__name__
             if isinstance(error, _Short):
                 said = str(error)
             if isinstance(cause, PermissionError) or status in (401, 403):
@@ -213,7 +218,7 @@ def _answer(error: BaseException | None) -> tuple[int | None, str]:
 
 def head(url: str) -> Head:
     """Return size and tag of an object. Raises OSError, and UserError where the server says no size."""
-    info = _tried(url, lambda system: system.info(url))
+    info = tried(url, lambda system: system.info(url))
     if info.get("size") is None:
         raise UserError(
             f"{masked(url)}: the server does not say its size, so no range of it can be read"
@@ -233,7 +238,7 @@ def read(url: str, begin: int, length: int) -> bytes:
             raise _Short(f"{len(data):,} bytes came of {length:,}")
         return data
 
-    data = _tried(url, action)
+    data = tried(url, action)
     if len(data) > length:
         raise UserError(
             f"{masked(url)}: the server answers a request for {length:,} bytes with {len(data):,}; samples "
@@ -252,7 +257,7 @@ def whole(url: str, size: int) -> bytes:
             raise _Short(f"{len(data):,} bytes came, the manifest says {size:,}")
         return data
 
-    return _tried(url, action)
+    return tried(url, action)
 
 
 def children(url: str) -> list[str]:
@@ -262,7 +267,7 @@ def children(url: str) -> list[str]:
     """
     below = url.rstrip("/") + "/"
     found = set()
-    for entry in _tried(url, lambda system: system.ls(below, detail=True)):
+    for entry in tried(url, lambda system: system.ls(below, detail=True)):
         name = str(entry["name"])
         name = name if is_url(name) else f"{url.partition('://')[0]}://{name}"
         is_folder = entry["type"] == "directory" or name.endswith("/")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 import shutil
 import signal
 from pathlib import Path
@@ -206,3 +207,58 @@ def test_best_and_last_and_a_finished_run_stays_as_it_was(
     assert (run / "summary.json").read_bytes() == before
     start(train, pictures, "run", "--epochs 5 --lr 0.02 --steps 49")[0].done()
     assert summary(run)["steps"] == len(losses(run)) == 49
+
+
+def test_a_host_that_is_gone_and_a_damaged_checkpoint(
+    train: Runner, pictures: Path
+) -> None:
+    """What was uploaded has the run; a damaged last.pt gives way to the file of its step."""
+    bucket, whole = train.cwd / "bucket" / "run", train.cwd / "whole"
+    start(train, pictures, "whole")[0].done()
+    more = "--save-every-steps 3 --keep 2"
+    (process,) = start(
+        train, pictures, f"file://{bucket}", f"{more} --read-delay-ms 30"
+    )
+    until(lambda: (bucket / "last.pt").exists(), TIMEOUT_S, "an upload")
+    process.send(signal.SIGTERM)
+    assert process.wait() == 143, process.err
+    step = kept(bucket / "last.pt")["progress"]["step"]
+    assert step == len(losses(bucket)) < STEPS
+    shutil.rmtree(train.cwd / "runs")
+    damaged = bytearray((bucket / "last.pt").read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    (bucket / "last.pt").write_bytes(damaged)
+    (process,) = start(train, pictures, f"file://{bucket}", more)
+    assert process.wait() == 0
+    assert "last.pt is damaged, and the one before it is tried" in process.err
+    assert losses(bucket) == losses(whole)
+    assert summary(bucket)["finished"]
+    assert [path.name for path in sorted(bucket.glob("step-*"))][
+        -1
+    ] == f"step-{STEPS:09}.pt"
+    (process,) = train.ranks(1, "--data", pictures, f"{SMALL} --output file://{bucket}")
+    assert "holds a run; continue it with --resume auto" in process.mistake()
+
+
+def test_a_full_disk_ends_nothing(train: Runner, pictures: Path) -> None:
+    """What could not be written is written with the next checkpoint; in the end that is a mistake."""
+
+    def bound(size: int) -> None:
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, -1))
+
+    last = train.cwd / "run" / "last.pt"
+    flags = "--epochs 1000 --val-every 0 --save-every-steps 1 --read-delay-ms 10"
+    (process,) = start(train, pictures, "run", flags)
+    bound(2_000_000)
+    until(lambda: "the next checkpoint tries again" in process.err, TIMEOUT_S, "a line")
+    assert not last.exists()
+    bound(-1)
+    until(last.exists, TIMEOUT_S, "a checkpoint")
+    bound(2_000_000)
+    process.send(signal.SIGTERM)
+    assert process.wait() == 2
+    said = process.err.splitlines()[-1]
+    assert (
+        "cannot write last.pt: File too large; the earlier last.pt is untouched" in said
+    )
+    assert kept(last)["progress"]["step"] > 0

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from contracts import Batch
+from engine.checkpoint import on_host
 from engine.distributed import ProcessWorld
 from engine.loss_log import LossLog
 from engine.step import Step
@@ -169,3 +170,20 @@ def test_a_graph_of_all_gpus_trains_like_eager_steps(tmp_path: Path) -> None:
         found.append(losses(output))
     assert len(found[1]) == 12
     np.testing.assert_allclose(found[1], found[0], rtol=1e-2)  # kernels that race
+
+
+def test_a_checkpoint_is_of_its_step(device: torch.device) -> None:
+    """The steps before, which the device has not reached, are in it, and the next replay is not."""
+    with ProcessWorld(device).own_stream():
+        weight = torch.zeros(1 << 24, device=device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+            weight += 1
+        for step in range(1, 6):
+            torch.cuda._sleep(100_000_000)
+            graph.replay()
+            copied = on_host({"model": [weight]})["model"][0]
+            graph.replay()
+            graph.replay()
+            assert copied.is_pinned()
+            assert set(copied[:: 1 << 16].tolist()) == {3 * step - 2}

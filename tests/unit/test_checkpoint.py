@@ -19,7 +19,7 @@ import torch
 
 from contracts import UserError
 from engine import checkpoint
-from engine.checkpoint import Progress, Resume
+from engine.checkpoint import Checkpoints, Progress, Resume
 from engine.distributed import ProcessWorld
 from settings.config import parse
 from settings.run import Run
@@ -124,7 +124,9 @@ def test_a_disk_that_fills_up_leaves_the_old_file_and_nothing_else(
     said = runner.python("-c", textwrap.dedent(FULL), path).done().out.splitlines()
     assert len(said) == 2
     for line in said:
-        assert line.startswith(f"--output {tmp_path}: cannot write last.pt: ")
+        assert line.startswith(
+            f"--output {tmp_path}: cannot write last.pt: File too large; "
+        )
         assert line.endswith(
             "; the earlier last.pt is untouched: mend it, then --resume auto"
         )
@@ -212,24 +214,89 @@ def test_what_is_anothers(content: Any, said: str, tmp_path: Path) -> None:
 def test_damage_is_one_line_or_harmless(written: Path) -> None:
     whole, places = written.read_bytes(), random.Random(1)
     refused = 0
-    for number in range(60):
+    for number in range(200):
         damaged = bytearray(whole)
-        for _ in range(places.randint(1, 20)):
-            damaged[places.randrange(len(whole))] = places.randrange(256)
+        # mostly in what is no tensor
+        for _ in range(places.choice((1, 1, 20))):
+            damaged[
+                places.choice((places.randrange(len(whole)), places.randrange(1500)))
+            ] ^= 1 << places.randrange(8)
         cut = places.randrange(len(whole)) if number % 3 == 0 else len(whole)
         written.write_bytes(damaged[:cut])
         try:
-            read(written)
+            found = read(written)
         except UserError as mistake:
             refused += 1
             assert "\n" not in str(mistake)  # noqa: PT017
-    assert refused > 20
+        else:
+            assert torch.equal(found["model"]["weight"], CONTENT["model"]["weight"])
+    assert refused > 60
     # a weight that has changed on the disk, which torch.load reads without a word
     weight = CONTENT["model"]["weight"].numpy().tobytes()
     at = whole.index(weight)
     written.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     torch.load(written, weights_only=True)
     assert "a damaged checkpoint: " in refusal(written)
+
+
+def test_steps_that_are_kept_and_the_one_before(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    last = tmp_path / "last.pt"
+    # the last one is of a run that went on from step 10
+    for step in (2, 10, 30, 20):
+        checkpoint.write(last, {**CONTENT, "step": step})
+        checkpoint.keep(last, step, 2)
+    steps = [tmp_path / f"step-0000000{step}.pt" for step in (10, 20)]
+    assert sorted(tmp_path.iterdir()) == [last, *steps]
+    assert checkpoint.newest(tmp_path) == last
+    damaged = bytearray(last.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    last.write_bytes(damaged)  # and the file of its step, which is the same
+    assert checkpoint.newest(tmp_path) == steps[0]
+    assert read(steps[0])["step"] == 10
+    lines = capfd.readouterr().err.splitlines()
+    assert [
+        path.name in line for path, line in zip((last, steps[1]), lines, strict=True)
+    ]
+    assert "damaged" in lines[0]
+    assert "a damaged checkpoint" in refusal(last), "where it is named"
+
+
+def test_a_best_that_cannot_be_written_is_written_before_the_next_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Else a run that is resumed has the figure of a best.pt that is not there."""
+    checkpoints = Checkpoints(
+        folder=tmp_path,
+        world=ProcessWorld(torch.device("cpu")),
+        module=torch.nn.Linear(1, 1),
+        step=MagicMock(),
+        about={},
+    )
+    full = True
+    written = []
+
+    def write(path: Path, content: dict[str, Any]) -> None:
+        if full:
+            raise UserError("no space left; free some")
+        written.append((path.name, content["at"]))
+
+    monkeypatch.setattr(checkpoint, "write", write)
+    for at, name in enumerate(("last.pt", "best.pt", "last.pt", "last.pt")):
+        full = at < 3
+        checkpoints.write(name, {"at": at})
+        checkpoints.wait()
+    assert written == [("best.pt", 1), ("last.pt", 3)]
+    said = (
+        "train.py: no space left; training goes on, and the next checkpoint tries again"
+    )
+    assert capfd.readouterr().err.splitlines() == [said] * 3
+    checkpoints.finish()
+    full = True
+    checkpoints.write("last.pt", {"at": 4})
+    with pytest.raises(UserError, match="no space left; free some"):
+        checkpoints.finish()
 
 
 def test_the_best_is_of_the_folder_that_has_its_weights(written: Path) -> None:
@@ -245,7 +312,8 @@ def test_the_best_is_of_the_folder_that_has_its_weights(written: Path) -> None:
 
 def test_which_file_is_resumed(tmp_path: Path) -> None:
     def found(resume: str | None, output: Path | None) -> Path | None:
-        return Resume.find(Run(resume=resume, output=output)).path
+        where = str(output) if output else None
+        return Resume.find(Run(resume=resume, output=where)).path
 
     assert found(None, tmp_path) is None
     assert found("auto", tmp_path) is None

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from contracts import Batch, Counts, Figure, NotFinite, RateWindow, UserError
+from engine import checkpoint
 from engine.checkpoint import Checkpoints, Progress, Resume
 from engine.distributed import ProcessWorld
 from engine.failures import Failures
@@ -148,6 +149,7 @@ class Toy:
 
     def kept(self, name: str) -> tuple[float, dict[str, Any]]:
         """The weight in a checkpoint, and where it goes on."""
+        self.training.checkpoints.wait()
         content = torch.load(self.folder / name, weights_only=True)
         return float(content["model"]["weight"]), content["progress"]
 
@@ -176,6 +178,28 @@ def test_training_goes_on_until_the_figures_come(tmp_path: Path) -> None:
     weight, progress = toy.kept("last.pt")
     assert (weight, progress["epoch"], progress["consumed"]) == (2 * STEPS, 2, 0)
     assert [later.waited for later in toy.later] == [0, 1]
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the weights of its step, and the end of the run waits for the last one."""
+    goes_on = threading.Event()
+    write = checkpoint.write
+
+    def slowly(path: Path, content: dict[str, Any]) -> None:
+        assert goes_on.wait(60)
+        write(path, content)
+
+    monkeypatch.setattr(checkpoint, "write", slowly)
+    toy = Toy(tmp_path, 1, val_every=0, save_every_steps=2)
+    toy.training.checkpoints.keep = 2
+    toy.at = {4: goes_on.set}
+    assert toy.training.fit()
+    assert (tmp_path / "last.pt").exists(), "without waiting here"
+    for step in (3, 4):
+        weight, progress = toy.kept(f"step-00000000{step}.pt")
+        assert weight == progress["step"] == step
 
 
 @pytest.mark.parametrize(

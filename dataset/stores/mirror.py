@@ -1,0 +1,109 @@
+"""A run's folder behind a URL (--output s3://bucket/run): fetched before a run goes on, uploaded as it grows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from contracts import UserError
+from dataset.scan.manifest import is_url, masked
+from dataset.stores import remote
+
+State = dict[str, tuple[int, int]]
+"""Name below the folder -> (date, bytes) of each file."""
+
+
+@contextmanager
+def mirrored(
+    url: str | None, folder: Path | None, *, resuming: bool
+) -> Iterator[Callable[[], None] | None]:
+    """Yield what uploads a run's `folder`, which is done once more in the end; None where `url` is none.
+
+    First what is there is fetched: it goes before what an earlier part of the run has left in the folder. Raises
+    UserError where it is a run that is not `resuming`, and where it cannot be read, or written in the end.
+    """
+    if url is None or folder is None or not is_url(url):
+        yield None
+        return
+    mirror = _Mirror(url=url.rstrip("/"), folder=folder)
+    mirror.fetch(resuming=resuming)
+    try:
+        yield mirror.upload
+    except BaseException:
+        with suppress(UserError):  # what ends the run is said
+            mirror.upload()
+        raise
+    mirror.upload()
+
+
+@dataclass(kw_only=True)
+class _Mirror:
+    url: str
+    folder: Path
+    same: State = field(default_factory=dict)  # files that are alike on both sides
+
+    def fetch(self, *, resuming: bool) -> None:
+        try:
+            names = remote.apart(self._fetch, resuming)
+            state = self._state()
+        except OSError as error:
+            raise self._failed("read", error) from None
+        self.same = {name: state[name] for name in names}
+
+    def upload(self) -> None:
+        """Upload files that are new or have changed, and remove those that have gone. Raises UserError."""
+        try:
+            # of before the upload: a file may grow meanwhile
+            state = self._state()
+            if state != self.same:
+                remote.apart(self._upload, state)
+        except OSError as error:
+            raise self._failed("written", error) from None
+        self.same = state
+
+    def _failed(self, what: str, error: OSError) -> UserError:
+        said = f"--output {masked(self.url)} cannot be {what}: {error.strerror}"
+        return UserError(f"{said}; {self.folder} stays as it is")
+
+    def _fetch(self, resuming: bool) -> list[str]:
+        try:
+            paths = remote.tried(self.url, lambda system: system.find(self.url))
+        except FileNotFoundError:
+            return []
+        # fsspec's paths have no protocol
+        start = self.url.partition("://")[2]
+        names = [path.partition(f"{start}/")[2] for path in paths]
+        if names and not resuming:
+            remedy = "continue it with --resume auto, or name another"
+            raise UserError(f"--output {masked(self.url)} holds a run; {remedy}")
+        for name in names:
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            self._tried(name, "get_file", f"{self.url}/{name}", f"{self.folder}/{name}")
+        return names
+
+    def _upload(self, state: State) -> None:
+        for name in state:
+            if state[name] != self.same.get(name):
+                self._tried(
+                    name, "put_file", f"{self.folder}/{name}", f"{self.url}/{name}"
+                )
+        for name in self.same.keys() - state.keys():
+            self._tried(name, "rm_file", f"{self.url}/{name}")
+
+    def _tried(self, name: str, method: str, *places: str) -> None:
+        """Call a method of fsspec's file system for a file."""
+        remote.tried(
+            f"{self.url}/{name}", lambda system: getattr(system, method)(*places)
+        )
+
+    def _state(self) -> State:
+        paths = [path for path in self.folder.rglob("[!.]*") if path.is_file()]
+        # last.pt behind best.pt, whose figure it has
+        paths.sort(key=lambda path: path.name == "last.pt")
+        stats = [path.stat() for path in paths]
+        return {
+            str(path.relative_to(self.folder)): (stat.st_mtime_ns, stat.st_size)
+            for path, stat in zip(paths, stats, strict=True)
+        }
