@@ -27,7 +27,7 @@ from tests.unit.test_step import Net, assert_alike, batch_of, step_of
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 HUGE = 2**53 + 1  # no float64 holds it
-STOP_AT, SAVE_AT = 3, 5
+STEPS, STOP_AT, SAVE_AT = 8, 3, 5
 NOTHING = dict.fromkeys(Vote.FLAGS, False)
 VALID: list[list[list[int] | None]] = [  # [step][micro-batch of rank 0, of rank 1, ...]
     [None, [0], [1, 2, 3], [4]],
@@ -39,15 +39,18 @@ VALID: list[list[list[int] | None]] = [  # [step][micro-batch of rank 0, of rank
 
 def work(world: ProcessWorld) -> dict[str, Any]:
     """Everything that needs company, one after the other; a file a rank takes the findings home."""
-    found: dict[str, Any] = {}
-    vote = Vote(world)
-    votes = []
-    for k in range(8):
-        stop, save = world.rank == 1 and k == STOP_AT, world.rank == 0 and k == SAVE_AT
-        votes.append(vote.exchange(stop=stop, save=save))
-    found["votes"] = [*votes, vote.drain()]
-    vote.exchange(window=world.rank == world.size - 1)
-    found["drained"] = vote.drain()
+    found: dict[str, Any] = {"every": {}}
+    for ranks_a_step in (64, 1):
+        distributed.RANKS_A_STEP = ranks_a_step
+        vote = Vote(world)
+        votes = []
+        for k in range(STEPS):
+            stop = world.rank == 1 and k == STOP_AT
+            save = world.rank == 0 and k == SAVE_AT
+            votes.append(vote.exchange(stop=stop, save=save))
+        votes.append(vote.drain())
+        vote.exchange(window=world.rank == world.size - 1)
+        found["every"][vote.every] = [*votes, vote.drain()]
     mine = np.array([HUGE, -1, world.rank], np.int64)
     found["sum"] = world.sum(mine).tolist()
     assert mine.tolist() == [HUGE, -1, world.rank]
@@ -135,19 +138,27 @@ def ranks(
 
 
 def test_what_ranks_tell_each_other(ranks: list[dict[str, Any]]) -> None:
-    """Flags of any rank one step later, exact sums, values in rank order, data that differ, rank 0's
-    statistics.
+    """Flags of any rank one step later, or of many ranks some steps, exact sums, values in rank order, data
+    that differ, rank 0's statistics.
     """
     size = len(ranks)
     norm = nn.BatchNorm1d(2)
     norm(torch.zeros(4, 2) + torch.arange(4.0)[:, None])
-    votes = [
-        {**NOTHING, "stop": k == STOP_AT + 1, "save": k == SAVE_AT + 1}
-        for k in range(9)
-    ]
     for found in ranks:
-        assert found["votes"] == votes
-        assert found["drained"] == {**NOTHING, "window": True}
+        assert sorted(found["every"]) == [1, size]
+        for every, votes in found["every"].items():
+            # sent with the last step of its `every`, read as many later, and when drained at the latest
+            stop_at, save_at = (
+                min((raised_at // every + 2) * every - 1, STEPS)
+                for raised_at in (STOP_AT, SAVE_AT)
+            )
+            assert votes == [
+                *(
+                    {**NOTHING, "stop": k == stop_at, "save": k == save_at}
+                    for k in range(STEPS + 1)
+                ),
+                {**NOTHING, "window": True},
+            ]
         assert found["sum"] == [size * HUGE, -size, sum(range(size))]
         told = [{"rank": rank, "bytes": bytes(rank)} for rank in range(size)]
         assert found["gather"] == told
