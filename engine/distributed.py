@@ -295,10 +295,18 @@ class ProcessWorld:
             yield
         torch.cuda.current_stream().wait_stream(stream)
 
-    def wrap(self, module: nn.Module, *, compiled: bool) -> nn.Module:
+    def wrap(
+        self,
+        module: nn.Module,
+        *,
+        compiled: bool,
+        compress: str = "none",
+        bucket_mib: int | None = None,
+    ) -> nn.Module:
         """Return the module as the step calls it.
 
-        Batch-norm statistics are each rank's own until validation.
+        Ranks sum the gradients of `bucket_mib` MiB at once (None: as torch does), rounded to fp16 or bf16
+        where `compress` says so. Batch-norm statistics are each rank's own until validation.
         """
         called = module
         if compiled:
@@ -307,8 +315,16 @@ class ProcessWorld:
             return called
         where = [self.device] if self.device.type == "cuda" else None
         wrapped = DistributedDataParallel(
-            called, device_ids=where, gradient_as_bucket_view=True
+            called,
+            device_ids=where,
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=bucket_mib,
         )
+        if compress != "none":
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+            hook = getattr(default_hooks, f"{compress}_compress_hook")
+            wrapped.register_comm_hook(None, hook)
         # kernels of 1 x 1 (x 1) are laid out alike whatever their strides are called
         warnings.filterwarnings(
             "ignore", "Grad strides do not match bucket view strides"
