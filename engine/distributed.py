@@ -61,6 +61,8 @@ MARGIN_S = 600.0
 """Seconds by which a collective waits longer than engine/watch.py, which says who is waited for, and lets
 ranks that live be slow where they may: a checkpoint, a compilation, a validation's figures may take as long.
 """
+RANKS_A_STEP = 64
+"""Ranks whose vote arrives within a step: its 126 hops take about 6 ms between hosts. See docs/scale.md."""
 FILES_A_WORKER = 4
 """Files that are open for each worker process of a loader."""
 
@@ -226,6 +228,9 @@ class ProcessWorld:
         shared_gpu = self.device.type == "cuda" and self.local_size > gpus
         # NCCL refuses two ranks on one GPU
         with_nccl = self.device.type == "cuda" and not shared_gpu
+        if self.size > RANKS_A_STEP:
+            # gloo connects ranks that talk to each other, and not each with all others
+            os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
         try:
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if with_nccl else "gloo",
@@ -290,10 +295,18 @@ class ProcessWorld:
             yield
         torch.cuda.current_stream().wait_stream(stream)
 
-    def wrap(self, module: nn.Module, *, compiled: bool) -> nn.Module:
+    def wrap(
+        self,
+        module: nn.Module,
+        *,
+        compiled: bool,
+        compress: str = "none",
+        bucket_mib: int | None = None,
+    ) -> nn.Module:
         """Return the module as the step calls it.
 
-        Batch-norm statistics are each rank's own until validation.
+        Ranks sum the gradients of `bucket_mib` MiB at once (None: as torch does), rounded to fp16 or bf16
+        where `compress` says so. Batch-norm statistics are each rank's own until validation.
         """
         called = module
         if compiled:
@@ -302,8 +315,16 @@ class ProcessWorld:
             return called
         where = [self.device] if self.device.type == "cuda" else None
         wrapped = DistributedDataParallel(
-            called, device_ids=where, gradient_as_bucket_view=True
+            called,
+            device_ids=where,
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=bucket_mib,
         )
+        if compress != "none":
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+            hook = getattr(default_hooks, f"{compress}_compress_hook")
+            wrapped.register_comm_hook(None, hook)
         # kernels of 1 x 1 (x 1) are laid out alike whatever their strides are called
         warnings.filterwarnings(
             "ignore", "Grad strides do not match bucket view strides"
@@ -336,33 +357,62 @@ class ProcessWorld:
 
 
 class Vote:
-    """Flags that any rank may raise and all ranks see at the same step: sent in step s, read in s + 1."""
+    """Flags that any rank may raise and all ranks see at the same step.
+
+    Sent in step s and read in step s + 1. Of more than RANKS_A_STEP ranks the flags of `every` steps are sent
+    together, and read `every` steps later: gloo's all-reduce is a ring, whose 2 (ranks - 1) hops one behind
+    another may take longer than a step.
+    """
 
     FLAGS = ("stop", "window", "save", "enough")
 
     def __init__(self, world: ProcessWorld) -> None:
         self._world = world
+        self.every = -(-world.size // RANKS_A_STEP)
+        self._raised = 0  # one bit a flag, since a vote was started last
+        self._steps = 0  # that they are of
         # the flags under way, and what brings those of other ranks
         self._pending: tuple[torch.Tensor, Any] | None = None
 
     def exchange(self, **raised: bool) -> dict[str, bool]:
-        """Start a vote with this step's flags; return what was decided with the flags of the step before."""
-        # the vote of the step before has had a step's time to arrive, so that hardly a rank waits for it
-        decided = self.drain()
-        own = [raised.get(name, False) for name in self.FLAGS]
-        flags = torch.tensor(own, dtype=torch.int32)
-        work = None
-        if self._world.size > 1:
-            work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, async_op=True)
-        self._pending = flags, work
-        return decided
+        """Add this step's flags to the vote; return what has been decided since the step before."""
+        for bit, name in enumerate(self.FLAGS):
+            self._raised |= raised.get(name, False) << bit
+        self._steps += 1
+        if self._steps < self.every:
+            return self._decided(0)
+        # the vote before has had `every` steps to arrive, so that hardly a rank waits for it
+        decided = self._finish()
+        self._start()
+        return self._decided(decided)
 
     def drain(self) -> dict[str, bool]:
-        """Finish the vote under way (all ranks call this at the same point) and return its outcome."""
+        """Return all that was raised and is not yet decided; all ranks call this at the same point."""
+        decided = self._finish()
+        if self._steps:
+            self._start()
+            decided |= self._finish()
+        return self._decided(decided)
+
+    def _start(self) -> None:
+        # one number, since gloo sends a message for each around its ring
+        flags = torch.tensor([self._raised], dtype=torch.int32)
+        self._raised = 0
+        self._steps = 0
+        work = None
+        if self._world.size > 1:
+            work = dist.all_reduce(flags, op=dist.ReduceOp.BOR, async_op=True)
+        self._pending = flags, work
+
+    def _finish(self) -> int:
+        """Wait for the vote under way, and return its bits."""
         if self._pending is None:
-            return dict.fromkeys(self.FLAGS, False)
+            return 0
         flags, work = self._pending
         self._pending = None
         if work is not None:
             work.wait()
-        return dict(zip(self.FLAGS, map(bool, flags.tolist()), strict=True))
+        return int(flags)
+
+    def _decided(self, bits: int) -> dict[str, bool]:
+        return {name: bool(bits >> bit & 1) for bit, name in enumerate(self.FLAGS)}

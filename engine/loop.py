@@ -358,7 +358,9 @@ class Training:
 
     def _log(self, *, everything: bool = True) -> None:
         """Tell the steps whose outcomes are there, or with `everything` wait for all of them."""
-        points = self._losses.read(everything=everything)
+        points = self._losses.read(
+            everything=everything, failed=len(self._failed_in_epoch)
+        )
         if not points:
             return
         for point in points:
@@ -366,8 +368,9 @@ class Training:
                 self._skipped_steps += 1  # the scale was too high
             self._last_scale = point["loss_scale"]
         # failures are counted over all ranks, so that all of them end when there are too many
-        everyones = self.world.gather(sorted(self._failed_in_epoch))
-        failed = {sample for ids in everyones for sample in ids}
+        failed: set[int] = set()
+        if self._losses.failed:
+            failed.update(*self.world.gather(sorted(self._failed_in_epoch)))
         self.failures.check(failed)
         began = self._part_began
         self.progress.lost = began.lost + len(failed)

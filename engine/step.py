@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,8 +63,14 @@ class Step:
         self._rates = optimizers.LearningRates(self.optimizer)
         self.capturable = optimizers.OPTIMIZERS[optimisation.optimizer].capturable
         self._network = module
-        self._compiled = compiled
-        self.module = world.wrap(module, compiled=compiled)
+        self._wrap = partial(
+            world.wrap,
+            module,
+            compiled=compiled,
+            compress=optimisation.compress_gradients,
+            bucket_mib=optimisation.bucket_mib,
+        )
+        self.module = self._wrap()
         self.task = task
         self.precision = precision
         self.scaler = precisions.loss_scaler(precision, world.device)
@@ -322,7 +329,7 @@ class Step:
             return
         self.module = self._network
         gc.collect()  # the wrapper before takes its hooks off the parameters
-        self.module = self.world.wrap(self._network, compiled=self._compiled)
+        self.module = self._wrap()
 
     def forget(self) -> None:
         """Drop gradients and sums of a step that an error has cut short, and the graphs with their memory."""

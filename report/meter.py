@@ -127,12 +127,10 @@ class Meter:
 
     def flush(self) -> None:
         """Keep what was counted, while paused, as a window if there is none yet. The rate is then `short`."""
-        if (
-            len(self.windows) == self._other
-            and self._active_s > 0
-            and any(self._world.gather(self._samples))
-        ):
-            self._close()
+        if len(self.windows) == self._other and self._active_s > 0:
+            total, seconds = self._of_ranks()
+            if total:
+                self._close(total, seconds)
 
     def _point(self, *, resume: bool) -> RateWindow | None:
         if self._since is None:
@@ -149,28 +147,27 @@ class Meter:
             self._since = None
             self._paused_at = now
         # every rank must decide alike: rank 0's clock decides; a time without a sample is no window
-        active_s, samples = zip(
-            *self._world.gather((self._active_s, self._samples)), strict=True
-        )
-        return (
-            self._close()
-            if active_s[0] >= self._min_window_s and any(samples)
-            else None
-        )
+        total, seconds = self._of_ranks()
+        if seconds < self._min_window_s or not total:
+            return None
+        return self._close(total, seconds)
 
     def _meet(self) -> None:
         # the device before the ranks: a step counts once its work is done, on every one of them
         self._synchronise()
         self._world.barrier()
 
-    def _close(self) -> RateWindow:
-        local = self._samples
-        # the sum of the times is rank 0's
+    def _of_ranks(self) -> tuple[int, float]:
+        """Return the open window's samples of all ranks, and its time, which is rank 0's."""
         active_s = self._active_s if self._world.rank == 0 else 0.0
-        total, seconds = self._world.sum(np.array([local, active_s], np.float64))
-        window = RateWindow(
-            int(total), local, float(seconds), self._epoch, self._stages
+        total, seconds = self._world.sum(
+            np.array([self._samples, active_s], np.float64)
         )
+        return int(total), float(seconds)
+
+    def _close(self, total: int, seconds: float) -> RateWindow:
+        local = self._samples
+        window = RateWindow(total, local, seconds, self._epoch, self._stages)
         self.windows.append(window)
         self._samples = 0
         self._active_s = 0.0

@@ -14,11 +14,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "map.md"
-ORDER = "settings system dataset plan loaders models tasks engine report benchmarks scripts configs tests docs"
+ORDER = "settings system dataset plan loaders models tasks engine report benchmarks scripts configs deploy tests docs"
 ROOMS = tuple(ORDER.split())
 """Top-level folders in the order in which a sample meets them."""
 FOLDERS_ONLY = {
     "configs": "Presets; the header of each has command, hardware, expected accuracy and source.",
+    "deploy": "Kubernetes, Compose, SkyPilot: files to copy and change, see cluster.md.",
     "tests": "unit/, conformance/ (the same assertions for all), end_to_end/, and gpu/ (needs a device).",
     "docs": "Pages for users, benchmark tables, screenshots.",
 }

@@ -27,8 +27,10 @@ from tests.unit.test_step import Net, assert_alike, batch_of, step_of
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 HUGE = 2**53 + 1  # no float64 holds it
-STOP_AT, SAVE_AT = 3, 5
+STEPS, STOP_AT, SAVE_AT = 8, 3, 5
 NOTHING = dict.fromkeys(Vote.FLAGS, False)
+ROUNDS = {"fp16": 2**-11, "bf16": 2**-8}
+"""By how much of itself a gradient is rounded at most."""
 VALID: list[list[list[int] | None]] = [  # [step][micro-batch of rank 0, of rank 1, ...]
     [None, [0], [1, 2, 3], [4]],
     [[0, 1], [], None, [5]],
@@ -39,15 +41,18 @@ VALID: list[list[list[int] | None]] = [  # [step][micro-batch of rank 0, of rank
 
 def work(world: ProcessWorld) -> dict[str, Any]:
     """Everything that needs company, one after the other; a file a rank takes the findings home."""
-    found: dict[str, Any] = {}
-    vote = Vote(world)
-    votes = []
-    for k in range(8):
-        stop, save = world.rank == 1 and k == STOP_AT, world.rank == 0 and k == SAVE_AT
-        votes.append(vote.exchange(stop=stop, save=save))
-    found["votes"] = [*votes, vote.drain()]
-    vote.exchange(window=world.rank == world.size - 1)
-    found["drained"] = vote.drain()
+    found: dict[str, Any] = {"every": {}}
+    for ranks_a_step in (64, 1):
+        distributed.RANKS_A_STEP = ranks_a_step
+        vote = Vote(world)
+        votes = []
+        for k in range(STEPS):
+            stop = world.rank == 1 and k == STOP_AT
+            save = world.rank == 0 and k == SAVE_AT
+            votes.append(vote.exchange(stop=stop, save=save))
+        votes.append(vote.drain())
+        vote.exchange(window=world.rank == world.size - 1)
+        found["every"][vote.every] = [*votes, vote.drain()]
     mine = np.array([HUGE, -1, world.rank], np.int64)
     found["sum"] = world.sum(mine).tolist()
     assert mine.tolist() == [HUGE, -1, world.rank]
@@ -63,14 +68,17 @@ def work(world: ProcessWorld) -> dict[str, Any]:
     world.broadcast_buffers(norm)
     found["buffers"] = {name: buffer.tolist() for name, buffer in norm.named_buffers()}
     found["training"] = train(world)
+    found["compressed"] = {
+        dtype: train(world, compress=dtype)["weights"] for dtype in ROUNDS
+    }
     return found
 
 
-def train(world: ProcessWorld) -> dict[str, Any]:
+def train(world: ProcessWorld, compress: str = "none") -> dict[str, Any]:
     net, accumulate = Net(), len(VALID[0]) // world.size
     step = step_of(net, accumulate=accumulate, clip=0.5)
     step.world = world
-    step.module = world.wrap(net, compiled=False)
+    step.module = world.wrap(net, compiled=False, compress=compress, bucket_mib=1)
     outcomes = []
     for k, counted in enumerate(VALID):
         micro = [
@@ -135,19 +143,27 @@ def ranks(
 
 
 def test_what_ranks_tell_each_other(ranks: list[dict[str, Any]]) -> None:
-    """Flags of any rank one step later, exact sums, values in rank order, data that differ, rank 0's
-    statistics.
+    """Flags of any rank one step later, or of many ranks some steps, exact sums, values in rank order, data
+    that differ, rank 0's statistics.
     """
     size = len(ranks)
     norm = nn.BatchNorm1d(2)
     norm(torch.zeros(4, 2) + torch.arange(4.0)[:, None])
-    votes = [
-        {**NOTHING, "stop": k == STOP_AT + 1, "save": k == SAVE_AT + 1}
-        for k in range(9)
-    ]
     for found in ranks:
-        assert found["votes"] == votes
-        assert found["drained"] == {**NOTHING, "window": True}
+        assert sorted(found["every"]) == [1, size]
+        for every, votes in found["every"].items():
+            # sent with the last step of its `every`, read as many later, and when drained at the latest
+            stop_at, save_at = (
+                min((raised_at // every + 2) * every - 1, STEPS)
+                for raised_at in (STOP_AT, SAVE_AT)
+            )
+            assert votes == [
+                *(
+                    {**NOTHING, "stop": k == stop_at, "save": k == save_at}
+                    for k in range(STEPS + 1)
+                ),
+                {**NOTHING, "window": True},
+            ]
         assert found["sum"] == [size * HUGE, -size, sum(range(size))]
         told = [{"rank": rank, "bytes": bytes(rank)} for rank in range(size)]
         assert found["gather"] == told
@@ -186,6 +202,22 @@ def test_training_on_several_ranks_is_training_on_one(
             assert (value == same).all()
             p.data = torch.from_numpy(value)
         assert_alike(other, net)
+
+
+def test_gradients_are_rounded_while_they_are_summed(
+    ranks: list[dict[str, Any]],
+) -> None:
+    """The weights of all ranks are alike, and within the rounding of all steps of those without it."""
+    before = [p.detach().numpy() for p in Net().parameters()]
+    exact = ranks[0]["training"]["weights"]
+    for dtype, rounds in ROUNDS.items():
+        first = ranks[0]["compressed"][dtype]
+        for found in ranks:
+            for own, same in zip(found["compressed"][dtype], first, strict=True):
+                assert (own == same).all()
+        apart = max(abs(a - b).max() for a, b in zip(first, exact, strict=True))
+        moved = max(abs(a - b).max() for a, b in zip(exact, before, strict=True))
+        assert 0 < apart < 2 * len(VALID) * rounds * moved
 
 
 PREPARED = """

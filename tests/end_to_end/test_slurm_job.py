@@ -1,0 +1,198 @@
+"""scripts/slurm.sh under a real Slurm: one controller and three nodes on this machine."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.runs import ROOT, Runner, losses, points, summary, until
+
+DAEMONS = ("munged", "slurmctld", "slurmd")
+NODES = ("n1", "n2", "n3")
+STARTS_S = 60.0
+RUNS_S = 240.0
+STEPS = 20
+FLAGS = f"""--loader synthetic --arch squeezenet1_1 --image-size 32 --batch-size 4 --steps {STEPS}
+    --ceilings false --log-every 1""".split()
+SUBMIT = "sbatch --parsable --nodes=2 --ntasks-per-node=1 --cpus-per-task=1 --gpus-per-node=0"
+GOES_ON = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "COMPLETED")
+CONFIG = """
+ClusterName=saturate
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser={user}
+SlurmdUser={user}
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+ReturnToService=2
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2
+NodeName=n3 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[3]} CPUs=2
+PartitionName=all Nodes=ALL Default=YES State=UP
+"""
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+class Cluster:
+    """Slurm's commands, run in the root of the repository."""
+
+    def __init__(self, env: dict[str, str]) -> None:
+        self.env = env
+
+    def __call__(self, *words: object) -> str:
+        done = subprocess.run(
+            [str(word) for word in words],
+            cwd=ROOT,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=STARTS_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def job(self, number: str) -> dict[str, str]:
+        """What Slurm says of a job: JobState, Restarts, ExitCode and so on."""
+        words = self("scontrol", "--oneliner", "show", "job", number).split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, environment: dict[str, str]) -> Iterator[Cluster]:
+    missing = [name for name in DAEMONS if shutil.which(name) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)} not there: apt-get install slurm-wlm munge")
+    # munge's socket has a short path, in a folder that others may enter and not write to
+    folder = tmp_path / "slurm"
+    for name in ("munge", "state", *(f"spool-{node}" for node in NODES)):
+        (folder / name).mkdir(parents=True)
+    (folder / "munge/key").write_bytes(os.urandom(1024))
+    (folder / "munge/key").chmod(0o400)
+    (folder / "munge").chmod(0o700)
+    config = folder / "slurm.conf"
+    config.write_text(
+        CONFIG.format(
+            host=socket.gethostname().partition(".")[0],
+            user=getpass.getuser(),
+            folder=folder,
+            ports=free_ports(1 + len(NODES)),
+        )
+    )
+    python = os.path.dirname(sys.executable)
+    env = {
+        **environment,
+        "SLURM_CONF": str(config),
+        "PATH": f"{python}:{os.environ['PATH']}",
+        "MASTER_ADDR": "127.0.0.1",  # the nodes' names are in no name server
+        "OMP_NUM_THREADS": "1",
+    }
+    munge = ["munged", "--foreground", "--force", f"--socket={folder}/munge.socket"]
+    munge += [
+        f"--{of}-file={folder}/munge/{of}" for of in ("key", "pid", "log", "seed")
+    ]
+    daemons = [
+        munge,
+        ["slurmctld", "-D"],
+        *(["slurmd", "-D", "-N", node] for node in NODES),
+    ]
+    started = []
+    try:
+        with open(folder / "daemons.log", "w") as log:
+            for words in daemons:
+                started.append(subprocess.Popen(words, env=env, stdout=log, stderr=log))
+                if words is munge:
+                    socket_file = folder / "munge.socket"
+                    until(socket_file.exists, STARTS_S, "munge")
+        found = Cluster(env)
+        idle = ("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N")
+        end = time.monotonic() + STARTS_S
+        while time.monotonic() < end:
+            seen = subprocess.run(
+                idle, env=env, capture_output=True, text=True, check=False
+            )
+            if seen.stdout.split() == list(NODES):
+                break
+            time.sleep(0.5)
+        else:
+            pytest.fail((folder / "daemons.log").read_text()[-3000:])
+        yield found
+        subprocess.run(["scancel", "--user", getpass.getuser()], env=env, check=False)
+        nothing = ("squeue", "--noheader")
+        until(lambda: not found(*nothing), STARTS_S, "the last job to end")
+    finally:
+        for process in reversed(started):
+            process.terminate()
+            process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_job_that_is_told_to_stop_goes_on_where_it_was(
+    train: Runner, cluster: Cluster
+) -> None:
+    """USR1, as Slurm sends it before the time limit, is a checkpoint, a requeue, and the same losses as
+    those of a run that nobody has stopped; scancel ends the job for good.
+    """
+    output = train.cwd / "job"
+    words = (
+        *SUBMIT.split(),
+        f"--output={train.cwd}/job.log",
+        "scripts/slurm.sh",
+        *FLAGS,
+    )
+    job = cluster(*words, "--output", output)
+    said = train.cwd / "job.log"
+
+    def is_so(name: str, expected: str) -> bool:
+        found = cluster.job(job)
+        assert found["JobState"] in GOES_ON, said.read_text()
+        return found[name] == expected
+
+    until(lambda: len(points(output, "train")) > 3, RUNS_S, "three steps")
+    cluster("scancel", "--signal=TERM", job)
+    until(lambda: is_so("Restarts", "1"), RUNS_S, "a requeue")
+    stopped_at = len(losses(output))
+    assert 3 < stopped_at < STEPS
+    until(lambda: is_so("JobState", "COMPLETED"), RUNS_S, "the job's end")
+    assert summary(output)["world_size"] == 2
+    whole = train.ranks(
+        2,
+        " ".join(FLAGS),
+        "--output whole",
+    )
+    assert [process.wait() for process in whole] == [0, 0], whole[0].err
+    assert losses(output) == losses(train.cwd / "whole")
+
+    cancelled = cluster(*words, "--output", train.cwd / "cancelled")
+    until(lambda: points(train.cwd / "cancelled", "train"), RUNS_S, "a step")
+    cluster("scancel", cancelled)
+    until(lambda: cluster.job(cancelled)["JobState"] == "CANCELLED", RUNS_S, "the end")
+    assert cluster.job(cancelled)["Restarts"] == "0"
