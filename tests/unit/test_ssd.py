@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses import FakeTensorMode
+from torch.utils._pytree import tree_map
 from torchvision.models.detection.anchor_utils import DefaultBoxGenerator
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.ssd import SSD
@@ -166,6 +167,38 @@ def check_losses(
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
 
 
+@settings(max_examples=30)
+@given(
+    seed=st.integers(0, 999),
+    images=IMAGES,
+    most=st.sampled_from([1, 3, 1000]),
+    more=st.integers(0, 3),
+)
+def test_padded_targets_have_the_losses_of_listed_ones(
+    seed: int, images: list[tuple[int, str]], most: int, more: int
+) -> None:
+    """Bit for bit, gradients too, whatever lies in the places without a box, and however many there are."""
+    targets = targets_from(seed, images)
+    outputs = outputs_from(seed, len(images), len(defaults()))
+    places = max(len(one["labels"]) for one in targets) + more
+    # places that have no box have one that is much like a default box
+    boxes = defaults()[:places].repeat(len(images), 1, 1)
+    labels = torch.full((len(images), places), -1)
+    for row, one in enumerate(targets):
+        boxes[row, : len(one["labels"])] = one["boxes"]
+        labels[row, : len(one["labels"])] = one["labels"]
+    padded: Any = {"boxes": boxes, "labels": labels}
+    found = []
+    with patch.object(_ssd, "CHUNK_BYTES", most * 4 * len(defaults())):
+        for one in (targets, padded):
+            losses = _ssd.losses(SMALL, outputs, defaults(), one)
+            total = torch.stack(list(losses.values())).sum()
+            gradients = torch.autograd.grad(total, list(outputs.values()))
+            found.append([*losses.values(), *gradients])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_losses_with_more_than_a_quarter_of_the_default_boxes() -> None:
     """Three times as many of the background are not there, and torchvision counts some boxes twice."""
     targets = targets_from(3, [(0, "anywhere"), (60, "defaults")])
@@ -174,15 +207,14 @@ def test_losses_with_more_than_a_quarter_of_the_default_boxes() -> None:
     check_losses(small(), outputs_from(4, 2, len(defaults())), defaults(), targets)
 
 
-def test_training_waits_for_no_value_on_the_device() -> None:
+@pytest.mark.parametrize("kind", ["listed", "padded"])
+def test_training_waits_for_no_value_on_the_device(kind: str) -> None:
     """It is passed with shapes alone: what needs to know a value raises."""
     targets = targets_from(1, [(3, "anywhere"), (0, "anywhere"), (5, "anywhere")])
+    padded = {"boxes": torch.rand(3, 5, 4), "labels": torch.ones(3, 5).long()}
     with FakeTensorMode() as mode:
         stock = small()
-        fake: Targets = [
-            {name: mode.from_tensor(value) for name, value in one.items()}
-            for one in targets
-        ]
+        fake: Any = tree_map(mode.from_tensor, targets if kind == "listed" else padded)
         out: Any = Detector(stock)(
             torch.zeros(3, 3, SIDE, SIDE), [(SIDE, SIDE)] * 3, fake
         )

@@ -12,7 +12,7 @@ import pytest
 from contracts import Rows
 from plan import geometry
 from plan.boxes import DetectionPlan, DetectionPolicy
-from plan.targets import packed
+from plan.targets import IGNORE, packed, padded
 from tests.unit.annotated import columns
 
 POLICIES = {
@@ -163,6 +163,26 @@ def test_by_hand() -> None:
     ]
     assert found["boxes"].tolist() == boxes
     assert found["labels"].tolist() == [9, 4, 9, 1, 4]
+
+
+def test_padded_boxes_are_the_packed_ones_in_their_rows() -> None:
+    """The largest row fills its places, others end with IGNORE; and one more box has no place."""
+    rng = np.random.default_rng(0)
+    counts = np.array([0, 3, 7, 0, 1])
+    found = {
+        "offsets": np.concatenate([[0], np.cumsum(counts)]),
+        "boxes": rng.random((11, 4), np.float32),
+        "labels": rng.integers(1, 90, 11),
+    }
+    targets = padded(found, 7)
+    there = targets["labels"] != IGNORE
+    assert there.sum(axis=1).tolist() == counts.tolist()
+    assert (there[:, :-1] >= there[:, 1:]).all()
+    for name, values in targets.items():
+        assert values.dtype == found[name].dtype
+        np.testing.assert_array_equal(values[there], found[name])
+    with pytest.raises(IndexError):
+        padded(found, 6)
 
 
 def test_a_batch_of_nothing_has_every_array() -> None:
