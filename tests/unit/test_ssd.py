@@ -187,11 +187,11 @@ def test_padded_targets_have_the_losses_of_listed_ones(
     for row, one in enumerate(targets):
         boxes[row, : len(one["labels"])] = one["boxes"]
         labels[row, : len(one["labels"])] = one["labels"]
-    padded: Any = {"boxes": boxes, "labels": labels}
+    given: list[Any] = [targets, {"boxes": boxes, "labels": labels}]
     found = []
     with patch.object(_ssd, "CHUNK_BYTES", most * 4 * len(defaults())):
-        for one in (targets, padded):
-            losses = _ssd.losses(SMALL, outputs, defaults(), one)
+        for its in given:
+            losses = _ssd.losses(SMALL, outputs, defaults(), its)
             total = torch.stack(list(losses.values())).sum()
             gradients = torch.autograd.grad(total, list(outputs.values()))
             found.append([*losses.values(), *gradients])
