@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -36,7 +37,8 @@ def survivors(
 @cache
 def _kernel(device: torch.device) -> Any:
     """Return models._nms_kernel.survivors; None, with a warning, where Triton cannot build it."""
-    try:
+
+    def tried() -> Any:
         from models import _nms_kernel
 
         _nms_kernel.survivors(
@@ -44,13 +46,21 @@ def _kernel(device: torch.device) -> Any:
             torch.ones(1, 1, dtype=torch.bool, device=device),
             0.5,
         )
+        return _nms_kernel.survivors
+
+    return built(tried, "boxes are suppressed group by group, slowly")
+
+
+def built(tried: Callable[[], Any], instead: str) -> Any:
+    """Return the function that `tried` returns once it has called it; None, with a warning that says what is
+    done `instead`, where Triton cannot build its kernel."""
+    try:
+        return tried()
     # no Triton, no C compiler, no Python.h: each has an error of its own
     except Exception as error:
         said = (str(error).splitlines() or [""])[0]
         named = f"{type(error).__name__}: {said}"
         warnings.warn(
-            f"Triton builds no kernel here ({named}): boxes are suppressed group by group, slowly",
-            stacklevel=2,
+            f"Triton builds no kernel here ({named}): {instead}", stacklevel=3
         )
         return None
-    return _nms_kernel.survivors

@@ -9,6 +9,7 @@ as a mask, or packed by counts that the host knows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from torchvision.models.detection.image_list import ImageList
 
-from models._nms import survivors
+from models._nms import built, survivors
 
 Targets = Sequence[dict[str, torch.Tensor]] | dict[str, torch.Tensor]
 """A dict an image; or one of "boxes" [B, N, 4] and "labels" [B, N] of all, 0 where an image has no box."""
@@ -111,8 +112,12 @@ def match(
 
     A default box finds the box it overlaps most, from an IoU of `threshold` on; and whatever it overlaps, it
     finds the box that overlaps no other more. Of equal IoUs the first counts; but of several boxes whose best
-    default box is the same, the last one gets it, as torchvision's assignment in order has it on a CPU.
+    default box is the same, the last one gets it, as torchvision's assignment in order has it on a CPU. On a CUDA
+    device a kernel looks at the boxes that are there alone.
     """
+    kernel = _kernel(boxes.device) if boxes.device.type == "cuda" else None
+    if kernel is not None:
+        return kernel(defaults, boxes, there, threshold)
     images, places = there.shape
     number = torch.arange(places, device=boxes.device).where(there, -1)
     # without area, and so below any threshold
@@ -131,6 +136,21 @@ def match(
         found = torch.where(most >= threshold, which, places)
         matched[chunk] = torch.where(forced >= 0, forced, found)
     return matched
+
+
+@cache
+def _kernel(device: torch.device) -> Any:
+    """Return models._match_kernel.match; None, with a warning, where Triton cannot build it."""
+
+    def tried() -> Any:
+        from models import _match_kernel
+
+        boxes = torch.zeros(1, 1, 4, device=device)
+        there = torch.ones(1, 1, dtype=torch.bool, device=device)
+        _match_kernel.match(boxes[0], boxes, there, 0.5)
+        return _match_kernel.match
+
+    return built(tried, "every place for a box is compared with every default box")
 
 
 def chunks(counts: Sequence[int], most: int) -> Iterator[tuple[int, int, int, int]]:

@@ -10,22 +10,41 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torchvision
+from torchvision.models.detection.image_list import ImageList
 
 from contracts import Array, Batch
 from engine import graphed
 from engine.distributed import ProcessWorld
 from engine.precision import DTYPES
 from engine.step import Step
+from models import _ssd
 from models import detection as registry
 from plan.targets import padded
 from settings.optimisation import Optimisation
 from tasks.detection import Detection
 from tests.unit.steps import composed
+from tests.unit.test_ssd import padded_from
 
+SSD = "ssd300_vgg16"
 CLASSES = 91
 PLACES = 93
 """Boxes of the fullest image, as in COCO."""
 STEPS = 20
+
+
+def test_the_compiled_kernel_finds_what_torch_does(device: torch.device) -> None:
+    """Bit for bit, where overlaps are equal too, among the default boxes of SSD300."""
+    stock = torchvision.models.get_model(SSD, weights=None, weights_backbone=None)
+    stages = [torch.empty(1, 1, side, side) for side in (38, 19, 10, 5, 3, 1)]
+    images = ImageList(torch.empty(1, 3, 300, 300), [(300, 300)])
+    among = stock.anchor_generator(images, stages)[0]
+    assert len(among) == 8732 and _ssd._kernel(device) is not None
+    for seed in range(4):
+        boxes, there = padded_from(seed, among, 300)
+        wanted = _ssd.match(among, boxes, there, 0.5)
+        found = _ssd.match(among.to(device), boxes.to(device), there.to(device), 0.5)
+        assert torch.equal(found.cpu(), wanted)
 
 
 def made(
@@ -94,7 +113,6 @@ def trained(step: Step, side: int, *, batch_size: int = 4) -> np.ndarray:
     return torch.stack(outcomes).cpu().numpy()
 
 
-SSD = "ssd300_vgg16"
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "fp16": (SSD, "fp16", {}),
     "accumulated": (SSD, "fp16", {"accumulate": 2}),

@@ -24,6 +24,8 @@ from torchvision.ops.misc import FrozenBatchNorm2d
 
 from models import _ssd
 from models.detection import Detector, _FrozenNorm
+from tests.end_to_end.runs import Runner
+from tests.unit.triton_programs import interpreted
 
 SIDE, CLASSES = 64, 6
 Targets = list[dict[str, torch.Tensor]]
@@ -221,6 +223,36 @@ def test_training_waits_for_no_value_on_the_device(kind: str) -> None:
         torch.stack(list(out.values())).sum().backward()
     gradients = [one.grad for one in stock.parameters()]
     assert len(gradients) == 12 and all(one is not None for one in gradients)
+
+
+def padded_from(
+    seed: int, among: torch.Tensor, side: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Boxes [6, N, 4] of all kinds, and which of them are there; what is not is much like a default box."""
+    kinds = ("anywhere", "grid", "defaults", "same")
+    images = [(3 * place, kinds[(place + seed) % 4]) for place in range(6)]
+    boxes = among[:17].repeat(6, 1, 1)
+    for row, one in enumerate(targets_from(seed, images, among, side)):
+        boxes[row, : len(one["boxes"])] = one["boxes"]
+    return boxes, torch.arange(17) < 3 * torch.arange(6)[:, None]
+
+
+INTERPRETED = """
+import torch
+from models import _match_kernel, _ssd
+from tests.unit.test_ssd import SIDE, defaults, padded_from
+for seed, threshold in enumerate([0.5, 0.2]):
+    given = defaults(), *padded_from(seed, defaults(), SIDE), threshold
+    matched = _match_kernel.match(*given)
+    assert torch.equal(matched, _ssd.match(*given)), seed
+    print(int((matched < 17).sum()))
+"""
+
+
+@pytest.mark.slow
+def test_the_kernel_finds_what_torch_does(runner: Runner) -> None:
+    (few,), (many,) = interpreted(INTERPRETED, runner)
+    assert 45 < few < many
 
 
 @settings(max_examples=40)
