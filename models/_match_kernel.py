@@ -7,8 +7,11 @@ import torch
 import triton
 import triton.language as tl
 
+from models._nms_kernel import corners, iou
+
 BLOCK = 256
 """Default boxes that a program has in registers."""
+LAST = tl.constexpr(2**31 - 1)
 
 
 # batches have as many places as their fullest image has boxes
@@ -25,27 +28,15 @@ def look(
     first = tl.program_id(0).to(tl.int64) * places
     lane = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = lane < count
-    corner = defaults + lane * 4
-    u0 = tl.load(corner, mask=inside, other=0.0)
-    v0 = tl.load(corner + 1, mask=inside, other=0.0)
-    u1 = tl.load(corner + 2, mask=inside, other=1.0)
-    v1 = tl.load(corner + 3, mask=inside, other=1.0)
-    area = (u1 - u0) * (v1 - v0)
-    rank = tl.where(inside, 0x7FFFFFFF - lane, 0).to(tl.int64)
+    u0, v0, u1, v1 = corners(defaults + lane * 4, inside)
+    rank = tl.where(inside, LAST - lane, 0).to(tl.int64)
     most = tl.zeros([BLOCK], tl.float32)
     which = tl.zeros([BLOCK], tl.int32)
     for one in range(places):
         # what is not there costs a look at a byte, however many places there are
         if tl.load(there + first + one) != 0:
-            own = boxes + (first + one) * 4
-            x0 = tl.load(own)
-            y0 = tl.load(own + 1)
-            x1 = tl.load(own + 2)
-            y1 = tl.load(own + 3)
-            width = tl.maximum(tl.minimum(x1, u1) - tl.maximum(x0, u0), 0.0)
-            height = tl.maximum(tl.minimum(y1, v1) - tl.maximum(y0, v0), 0.0)
-            both = width * height
-            overlap = tl.math.div_rn(both, (x1 - x0) * (y1 - y0) + area - both)
+            x0, y0, x1, y1 = corners(boxes + (first + one) * 4, True)
+            overlap = iou(u0, v0, u1, v1, x0, y0, x1, y1)
             which = tl.where(overlap > most, one, which)
             most = tl.maximum(most, overlap)
             bits = overlap.to(tl.int32, bitcast=True).to(tl.int64)
@@ -58,12 +49,14 @@ def look(
 
 def match(
     defaults: torch.Tensor, boxes: torch.Tensor, there: torch.Tensor, threshold: float
-) -> torch.Tensor:
-    """Return what models._ssd.match does, bit for bit, in a time that follows the boxes that are there."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (the box that each default box overlaps most int64 [B, A], N below the threshold; the default
+    box that each box overlaps most int64 [B, N], 0 for what is not there), in a time that follows the boxes
+    that are there. Bit for bit those of torch's operators."""
     images, places = there.shape
     count = len(defaults)
     matched = torch.empty(images, count, dtype=torch.int64, device=boxes.device)
-    best = torch.zeros(images, places, dtype=torch.int64, device=boxes.device)
+    best = torch.zeros_like(there, dtype=torch.int64)
     with torch.cuda.device_of(boxes):
         look[(images, triton.cdiv(count, BLOCK))](
             defaults.float().contiguous(),
@@ -78,8 +71,4 @@ def match(
             # with a * b + c rounded once, overlaps that are equal would differ
             enable_fp_fusion=False,
         )
-    number = torch.arange(places, device=boxes.device).where(there, -1)
-    default = (0x7FFFFFFF - (best & 0x7FFFFFFF)).where(there, 0)
-    forced = torch.full_like(matched, -1)
-    forced.scatter_reduce_(1, default, number, "amax")
-    return torch.where(forced >= 0, forced, matched)
+    return matched, torch.where(there, LAST.value - (best & LAST.value), 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -34,11 +33,15 @@ def survivors(
     return kept
 
 
+def has_kernels(device: torch.device) -> bool:
+    """Whether Triton builds kernels for the device; where it cannot for a GPU, that is warned of."""
+    return device.type == "cuda" and _kernel(device) is not None
+
+
 @cache
 def _kernel(device: torch.device) -> Any:
     """Return models._nms_kernel.survivors; None, with a warning, where Triton cannot build it."""
-
-    def tried() -> Any:
+    try:
         from models import _nms_kernel
 
         _nms_kernel.survivors(
@@ -46,21 +49,13 @@ def _kernel(device: torch.device) -> Any:
             torch.ones(1, 1, dtype=torch.bool, device=device),
             0.5,
         )
-        return _nms_kernel.survivors
-
-    return built(tried, "boxes are suppressed group by group, slowly")
-
-
-def built(tried: Callable[[], Any], instead: str) -> Any:
-    """Return the function that `tried` returns once it has called it; None, with a warning that says what is
-    done `instead`, where Triton cannot build its kernel."""
-    try:
-        return tried()
     # no Triton, no C compiler, no Python.h: each has an error of its own
     except Exception as error:
         said = (str(error).splitlines() or [""])[0]
         named = f"{type(error).__name__}: {said}"
         warnings.warn(
-            f"Triton builds no kernel here ({named}): {instead}", stacklevel=3
+            f"Triton builds no kernel here ({named}): boxes are suppressed group by group, slowly",
+            stacklevel=2,
         )
         return None
+    return _nms_kernel.survivors

@@ -9,7 +9,6 @@ as a mask, or packed by counts that the host knows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from torchvision.models.detection.image_list import ImageList
 
-from models._nms import built, survivors
+from models._nms import has_kernels, survivors
 
 Targets = Sequence[dict[str, torch.Tensor]] | dict[str, torch.Tensor]
 """A dict an image; or one of "boxes" [B, N, 4] and "labels" [B, N] of all, 0 where an image has no box."""
@@ -115,42 +114,28 @@ def match(
     default box is the same, the last one gets it, as torchvision's assignment in order has it on a CPU. On a CUDA
     device a kernel looks at the boxes that are there alone.
     """
-    kernel = _kernel(boxes.device) if boxes.device.type == "cuda" else None
-    if kernel is not None:
-        return kernel(defaults, boxes, there, threshold)
-    images, places = there.shape
+    places = there.shape[1]
+    if has_kernels(boxes.device):
+        from models import _match_kernel  # with Triton
+
+        matched, best = _match_kernel.match(defaults, boxes, there, threshold)
+    else:
+        # without area, and so below any threshold
+        boxes = boxes.masked_fill(~there[..., None], 0.0)
+        best = torch.zeros_like(there, dtype=torch.int64)
+        matched = best.new_full((len(boxes), len(defaults)), places)
+        at_once = max(1, CHUNK_BYTES // (4 * len(defaults) * max(1, places)))
+        for first in range(0, len(boxes) if places else 0, at_once):
+            chunk = slice(first, first + at_once)
+            # axes: images of this chunk, N, A
+            overlap = iou(boxes[chunk], defaults)
+            most, which = overlap.max(1)
+            matched[chunk] = torch.where(most >= threshold, which, places)
+            best[chunk] = overlap.max(2).indices
+    # the best default box of each box, whatever its overlap: else a small box would be found by none
     number = torch.arange(places, device=boxes.device).where(there, -1)
-    # without area, and so below any threshold
-    boxes = boxes.masked_fill(~there[..., None], 0.0)
-    matched = torch.full((images, len(defaults)), places, device=boxes.device)
-    at_once = max(1, CHUNK_BYTES // (4 * len(defaults) * max(1, places)))
-    for first in range(0, images if places else 0, at_once):
-        chunk = slice(first, first + at_once)
-        # axes: images of this chunk, N, A
-        overlap = iou(boxes[chunk], defaults)
-        most, which = overlap.max(1)
-        # the best default box of each box, whatever its overlap: else a small box would be found by none
-        forced = torch.full_like(which, -1).scatter_reduce_(
-            1, overlap.max(2).indices, number[chunk], "amax"
-        )
-        found = torch.where(most >= threshold, which, places)
-        matched[chunk] = torch.where(forced >= 0, forced, found)
-    return matched
-
-
-@cache
-def _kernel(device: torch.device) -> Any:
-    """Return models._match_kernel.match; None, with a warning, where Triton cannot build it."""
-
-    def tried() -> Any:
-        from models import _match_kernel
-
-        boxes = torch.zeros(1, 1, 4, device=device)
-        there = torch.ones(1, 1, dtype=torch.bool, device=device)
-        _match_kernel.match(boxes[0], boxes, there, 0.5)
-        return _match_kernel.match
-
-    return built(tried, "every place for a box is compared with every default box")
+    forced = torch.full_like(matched, -1).scatter_reduce_(1, best, number, "amax")
+    return torch.where(forced >= 0, forced, matched)
 
 
 def chunks(counts: Sequence[int], most: int) -> Iterator[tuple[int, int, int, int]]:

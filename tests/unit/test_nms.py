@@ -11,7 +11,7 @@ from torchvision.ops import box_iou
 
 from loaders import _ops
 from loaders.videos import _surfaces
-from models import _nms, _ssd
+from models import _nms
 from tests.end_to_end.runs import Runner
 from tests.unit.triton_programs import interpreted
 
@@ -57,7 +57,6 @@ def test_the_kernel_keeps_what_torchvision_keeps(runner: Runner) -> None:
     ("module", "kernel"),
     [
         (_nms, "models._nms_kernel"),
-        (_ssd, "models._match_kernel"),
         (_ops, "loaders._ops_kernel"),
         (_surfaces, "loaders.videos._surfaces_kernel"),
     ],

@@ -169,36 +169,54 @@ def check_losses(
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
 
 
-@settings(max_examples=30)
-@given(
-    seed=st.integers(0, 999),
-    images=IMAGES,
-    most=st.sampled_from([1, 3, 1000]),
-    more=st.integers(0, 3),
-)
-def test_padded_targets_have_the_losses_of_listed_ones(
-    seed: int, images: list[tuple[int, str]], most: int, more: int
-) -> None:
-    """Bit for bit, gradients too, whatever lies in the places without a box, and however many there are."""
+def padded_from(seed: int) -> tuple[Targets, dict[str, torch.Tensor]]:
+    """Return targets of 0 to 15 boxes of all kinds, and the same padded to 17 places. Those that are left
+    over have boxes much like default boxes."""
+    kinds = ("anywhere", "grid", "defaults", "same")
+    images = [(3 * place, kinds[(place + seed) % 4]) for place in range(6)]
     targets = targets_from(seed, images)
-    outputs = outputs_from(seed, len(images), len(defaults()))
-    places = max(len(one["labels"]) for one in targets) + more
-    # places that have no box have one that is much like a default box
-    boxes = defaults()[:places].repeat(len(images), 1, 1)
-    labels = torch.full((len(images), places), -1)
+    boxes = defaults()[:17].repeat(6, 1, 1)
+    labels = torch.full((6, 17), -1)
     for row, one in enumerate(targets):
-        boxes[row, : len(one["labels"])] = one["boxes"]
-        labels[row, : len(one["labels"])] = one["labels"]
-    given: list[Any] = [targets, {"boxes": boxes, "labels": labels}]
+        boxes[row, : 3 * row] = one["boxes"]
+        labels[row, : 3 * row] = one["labels"]
+    return targets, {"boxes": boxes, "labels": labels}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("most", [1, 40, 1000])
+def test_padded_targets_have_the_losses_of_listed_ones(seed: int, most: int) -> None:
+    """Bit for bit, and so have the gradients, however many images are matched at a time."""
+    outputs = outputs_from(seed, 6, len(defaults()))
     found = []
     with patch.object(_ssd, "CHUNK_BYTES", most * 4 * len(defaults())):
-        for its in given:
-            losses = _ssd.losses(SMALL, outputs, defaults(), its)
+        for targets in padded_from(seed):
+            losses = _ssd.losses(SMALL, outputs, defaults(), targets)
             total = torch.stack(list(losses.values())).sum()
             gradients = torch.autograd.grad(total, list(outputs.values()))
             found.append([*losses.values(), *gradients])
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one, other)
+    assert all(map(torch.equal, *found))
+
+
+INTERPRETED = """
+from unittest.mock import patch
+import torch
+from models import _ssd
+from tests.unit.test_ssd import defaults, padded_from
+for seed, threshold in enumerate([0.5, 0.2]):
+    boxes, labels = padded_from(seed)[1].values()
+    given = defaults(), boxes, labels > 0, threshold
+    with patch.object(_ssd, "has_kernels", lambda device: True):
+        matched = _ssd.match(*given)
+    assert torch.equal(matched, _ssd.match(*given)), seed
+    print(int((matched < 17).sum()))
+"""
+
+
+@pytest.mark.slow
+def test_the_kernel_finds_what_torch_does(runner: Runner) -> None:
+    (few,), (many,) = interpreted(INTERPRETED, runner)
+    assert 0 < few < many
 
 
 def test_losses_with_more_than_a_quarter_of_the_default_boxes() -> None:
@@ -209,50 +227,19 @@ def test_losses_with_more_than_a_quarter_of_the_default_boxes() -> None:
     check_losses(small(), outputs_from(4, 2, len(defaults())), defaults(), targets)
 
 
-@pytest.mark.parametrize("kind", ["listed", "padded"])
-def test_training_waits_for_no_value_on_the_device(kind: str) -> None:
+@pytest.mark.parametrize("padded", [False, True])
+def test_training_waits_for_no_value_on_the_device(padded: bool) -> None:
     """It is passed with shapes alone: what needs to know a value raises."""
-    targets = targets_from(1, [(3, "anywhere"), (0, "anywhere"), (5, "anywhere")])
-    padded = {"boxes": torch.rand(3, 5, 4), "labels": torch.ones(3, 5).long()}
+    targets = padded_from(1)[padded]
     with FakeTensorMode() as mode:
         stock = small()
-        fake: Any = tree_map(mode.from_tensor, targets if kind == "listed" else padded)
+        fake: Any = tree_map(mode.from_tensor, targets)
         out: Any = Detector(stock)(
-            torch.zeros(3, 3, SIDE, SIDE), [(SIDE, SIDE)] * 3, fake
+            torch.zeros(6, 3, SIDE, SIDE), [(SIDE, SIDE)] * 6, fake
         )
         torch.stack(list(out.values())).sum().backward()
     gradients = [one.grad for one in stock.parameters()]
     assert len(gradients) == 12 and all(one is not None for one in gradients)
-
-
-def padded_from(
-    seed: int, among: torch.Tensor, side: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Boxes [6, N, 4] of all kinds, and which of them are there; what is not is much like a default box."""
-    kinds = ("anywhere", "grid", "defaults", "same")
-    images = [(3 * place, kinds[(place + seed) % 4]) for place in range(6)]
-    boxes = among[:17].repeat(6, 1, 1)
-    for row, one in enumerate(targets_from(seed, images, among, side)):
-        boxes[row, : len(one["boxes"])] = one["boxes"]
-    return boxes, torch.arange(17) < 3 * torch.arange(6)[:, None]
-
-
-INTERPRETED = """
-import torch
-from models import _match_kernel, _ssd
-from tests.unit.test_ssd import SIDE, defaults, padded_from
-for seed, threshold in enumerate([0.5, 0.2]):
-    given = defaults(), *padded_from(seed, defaults(), SIDE), threshold
-    matched = _match_kernel.match(*given)
-    assert torch.equal(matched, _ssd.match(*given)), seed
-    print(int((matched < 17).sum()))
-"""
-
-
-@pytest.mark.slow
-def test_the_kernel_finds_what_torch_does(runner: Runner) -> None:
-    (few,), (many,) = interpreted(INTERPRETED, runner)
-    assert 45 < few < many
 
 
 @settings(max_examples=40)
