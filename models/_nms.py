@@ -33,6 +33,11 @@ def survivors(
     return kept
 
 
+def has_kernels(device: torch.device) -> bool:
+    """Whether Triton builds kernels for the device; where it cannot for a GPU, that is warned of."""
+    return device.type == "cuda" and _kernel(device) is not None
+
+
 @cache
 def _kernel(device: torch.device) -> Any:
     """Return models._nms_kernel.survivors; None, with a warning, where Triton cannot build it."""

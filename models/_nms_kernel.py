@@ -9,32 +9,39 @@ import triton.language as tl
 
 
 @triton.jit
+def corners(at, inside):
+    """Return x0, y0, x1 and y1 of the boxes fp32 [..., 4] that `at` points to, 0 where not `inside`."""
+    x0 = tl.load(at, mask=inside, other=0.0)
+    y0 = tl.load(at + 1, mask=inside, other=0.0)
+    x1 = tl.load(at + 2, mask=inside, other=0.0)
+    y1 = tl.load(at + 3, mask=inside, other=0.0)
+    return x0, y0, x1, y1
+
+
+@triton.jit
+def iou(x0, y0, x1, y1, u0, v0, u1, v1):
+    """Return the IoU of boxes x0 y0 x1 y1 with boxes u0 v0 u1 v1."""
+    width = tl.maximum(tl.minimum(x1, u1) - tl.maximum(x0, u0), 0.0)
+    height = tl.maximum(tl.minimum(y1, v1) - tl.maximum(y0, v0), 0.0)
+    both = width * height
+    # rounded as torchvision's division is, or a box at the threshold would go here and stay there
+    return tl.math.div_rn(both, (u1 - u0) * (v1 - v0) + (x1 - x0) * (y1 - y0) - both)
+
+
+@triton.jit
 def suppress(boxes, alive, kept, count, threshold, BLOCK: tl.constexpr):
     """Suppress boxes. `boxes` fp32 [G, count, 4], best first; `alive` and `kept` uint8 [G, count]. A program
     has the boxes of its group in registers."""
     group = tl.program_id(0).to(tl.int64) * count
     lane = tl.arange(0, BLOCK)
     inside = lane < count
-    corner = boxes + (group + lane) * 4
-    x0 = tl.load(corner, mask=inside, other=0.0)
-    y0 = tl.load(corner + 1, mask=inside, other=0.0)
-    x1 = tl.load(corner + 2, mask=inside, other=0.0)
-    y1 = tl.load(corner + 3, mask=inside, other=0.0)
-    area = (x1 - x0) * (y1 - y0)
+    x0, y0, x1, y1 = corners(boxes + (group + lane) * 4, inside)
     left = tl.load(alive + group + lane, mask=inside, other=0).to(tl.int32)
     for one in range(count):
         # whether this one is left is known now: all better ones had their turn
         stays = tl.sum(tl.where(lane == one, left, 0), 0)
-        own = boxes + (group + one) * 4
-        u0 = tl.load(own)
-        v0 = tl.load(own + 1)
-        u1 = tl.load(own + 2)
-        v1 = tl.load(own + 3)
-        width = tl.maximum(tl.minimum(x1, u1) - tl.maximum(x0, u0), 0.0)
-        height = tl.maximum(tl.minimum(y1, v1) - tl.maximum(y0, v0), 0.0)
-        both = width * height
-        # rounded as torchvision's division is, or a box at the threshold would go here and stay there
-        overlap = tl.math.div_rn(both, (u1 - u0) * (v1 - v0) + area - both)
+        u0, v0, u1, v1 = corners(boxes + (group + one) * 4, True)
+        overlap = iou(x0, y0, x1, y1, u0, v0, u1, v1)
         left = tl.where((stays > 0) & (lane > one) & (overlap > threshold), 0, left)
     tl.store(kept + group + lane, left.to(tl.uint8), mask=inside)
 

@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 from torchvision.models.detection.image_list import ImageList
 
-from models._nms import survivors
+from models._nms import has_kernels, survivors
 
-Targets = Sequence[dict[str, torch.Tensor]]
+Targets = Sequence[dict[str, torch.Tensor]] | dict[str, torch.Tensor]
+"""A dict an image; or one of "boxes" [B, N, 4] and "labels" [B, N] of all, 0 where an image has no box."""
 CHUNK_BYTES = 64 * 2**20
 """Bytes that a tensor over default boxes x boxes, or x classes, may take; a few of them live at a time. It
 holds 1,921 boxes of SSD300, and 128 images of COCO have half as many."""
@@ -52,29 +54,42 @@ def losses(
     """Return torchvision's two losses, scalars, from "bbox_regression" [B, A, 4] and "cls_logits" [B, A, K].
 
     `defaults` [A, 4] and each target's "boxes" [N, 4] are x0 y0 x1 y1 in pixels; "labels" int64 [N] are 1 to
-    K - 1.
+    K - 1. An image without boxes adds nothing: the background is looked at in proportion to its boxes.
     """
     regression = outputs["bbox_regression"]
     logits = outputs["cls_logits"]
-    counts = [len(target["boxes"]) for target in targets]
-    # one more box, of the background: what is matched to no other is matched to it, and a batch without boxes
-    # is no special case
-    boxes = torch.cat([*(target["boxes"] for target in targets), defaults[:1]])
-    labels = torch.cat(
-        [*(target["labels"] for target in targets), targets[0]["labels"].new_zeros(1)]
+    if not isinstance(targets, dict):
+        targets = {
+            name: pad_sequence([one[name] for one in targets], batch_first=True)
+            for name in ("boxes", "labels")
+        }
+    places = targets["labels"].shape[1]
+    matched = match(
+        defaults,
+        targets["boxes"],
+        targets["labels"] > 0,
+        stock.proposal_matcher.high_threshold,
     )
-    matched = match(defaults, boxes[:-1], counts, stock.proposal_matcher.high_threshold)
-    foreground = matched < len(boxes) - 1
+    foreground = matched < places
     total = foreground.sum().clamp(min=1)
+    # one more place an image, of the background: what is matched to no box is matched to it, and a batch
+    # without boxes is no special case
+    background = defaults[:1].expand(len(logits), 1, 4)
+    boxes = torch.cat([targets["boxes"], background], 1)
+    labels = functional.pad(targets["labels"], (0, 1))
 
     offsets = functional.smooth_l1_loss(
         regression,
-        encode(boxes[matched], defaults, stock.box_coder.weights),
+        encode(
+            boxes.gather(1, matched[..., None].expand(-1, -1, 4)),
+            defaults,
+            stock.box_coder.weights,
+        ),
         reduction="none",
     )
     # cross_entropy looks for the classes in axis 1: [B x A, K]
     entropy = functional.cross_entropy(
-        logits.flatten(0, 1), labels[matched].flatten(), reduction="none"
+        logits.flatten(0, 1), labels.gather(1, matched).flatten(), reduction="none"
     ).view_as(matched)
     hard = hardest(entropy.detach(), foreground, stock.neg_to_pos_ratio)
     return {
@@ -89,47 +104,38 @@ def losses(
 
 
 def match(
-    defaults: torch.Tensor, boxes: torch.Tensor, counts: Sequence[int], threshold: float
+    defaults: torch.Tensor, boxes: torch.Tensor, there: torch.Tensor, threshold: float
 ) -> torch.Tensor:
-    """Return, int64 [B, A], for each default box the place in `boxes` of what it is to find, len(boxes) for
-    nothing.
+    """Return, int64 [B, A], for each default box the place of what it is to find among the `boxes` [B, N, 4]
+    of its image, of which those that are `there`, bool [B, N], count; N for nothing.
 
-    `boxes` [T, 4] are those of all images, `counts` of each. A default box finds the box it overlaps most,
-    from an IoU of `threshold` on; and whatever it overlaps, it finds the box that overlaps no other more. Of
-    equal IoUs the first counts; but of several boxes whose best default box is the same, the last one gets
-    it, as torchvision's assignment in order has it on a CPU.
+    A default box finds the box it overlaps most, from an IoU of `threshold` on; and whatever it overlaps, it
+    finds the box that overlaps no other more. Of equal IoUs the first counts; but of several boxes whose best
+    default box is the same, the last one gets it, as torchvision's assignment in order has it on a CPU. On a CUDA
+    device a kernel looks at the boxes that are there alone.
     """
-    nothing = len(boxes)
-    images = len(counts)
-    matched = torch.full((images, len(defaults)), nothing, device=boxes.device)
-    for first, last, start, stop in chunks(counts, CHUNK_BYTES // (4 * len(defaults))):
-        # axes: T of this chunk's boxes, B of its images, A
-        overlap = iou(boxes[start:stop], defaults)
-        image = on_device(
-            [
-                place
-                for place, count in enumerate(counts[first:last])
-                for _ in range(count)
-            ],
-            boxes.device,
-        )
-        number = torch.arange(start, stop, device=boxes.device)
-        rows = image[:, None].expand_as(overlap)
-        most = overlap.new_zeros(last - first, len(defaults)).scatter_reduce_(
-            0, rows, overlap, "amax"
-        )
-        candidates = torch.where(
-            (overlap == most[image]) & (overlap >= threshold), number[:, None], nothing
-        )
-        matched[first:last].scatter_reduce_(0, rows, candidates, "amin")
-        # the best default box of each box, whatever its overlap: else a small box would be found by none
-        forced = torch.full_like(matched[first:last], -1).flatten()
-        forced.scatter_reduce_(
-            0, image * len(defaults) + overlap.max(1).indices, number, "amax"
-        )
-        forced = forced.view(last - first, -1)
-        matched[first:last] = torch.where(forced >= 0, forced, matched[first:last])
-    return matched
+    places = there.shape[1]
+    if has_kernels(boxes.device):
+        from models import _match_kernel  # with Triton
+
+        matched, best = _match_kernel.match(defaults, boxes, there, threshold)
+    else:
+        # without area, and so below any threshold
+        boxes = boxes.masked_fill(~there[..., None], 0.0)
+        best = torch.zeros_like(there, dtype=torch.int64)
+        matched = best.new_full((len(boxes), len(defaults)), places)
+        at_once = max(1, CHUNK_BYTES // (4 * len(defaults) * max(1, places)))
+        for first in range(0, len(boxes) if places else 0, at_once):
+            chunk = slice(first, first + at_once)
+            # axes: images of this chunk, N, A
+            overlap = iou(boxes[chunk], defaults)
+            most, which = overlap.max(1)
+            matched[chunk] = torch.where(most >= threshold, which, places)
+            best[chunk] = overlap.max(2).indices
+    # the best default box of each box, whatever its overlap: else a small box would be found by none
+    number = torch.arange(places, device=boxes.device).where(there, -1)
+    forced = torch.full_like(matched, -1).scatter_reduce_(1, best, number, "amax")
+    return torch.where(forced >= 0, forced, matched)
 
 
 def chunks(counts: Sequence[int], most: int) -> Iterator[tuple[int, int, int, int]]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torchvision
@@ -111,13 +111,14 @@ class Detector(nn.Module):
         self,
         images: torch.Tensor,
         sizes: list[tuple[int, int]],
-        targets: list[dict[str, torch.Tensor]] | None = None,
+        targets: list[dict[str, torch.Tensor]] | dict[str, torch.Tensor] | None = None,
     ) -> dict[str, torch.Tensor] | list[dict[str, torch.Tensor]]:
         """Return in training the losses by name, scalars; else what is detected, a dict an image.
 
         `images` [B, 3, H, W], resized, normalised and padded; `sizes` the height and width of each without
         its padding. Targets and detections are in the pixels of `images`: boxes [N, 4] as x0 y0 x1 y1, labels
-        int64 [N]; targets also masks uint8 [N, H, W] or keypoints [N, K, 3] where the architecture needs
+        int64 [N]; for an SSD targets may be one dict of boxes [B, N, 4] and labels [B, N], above 0 where there
+        is a box; targets also masks uint8 [N, H, W] or keypoints [N, K, 3] where the architecture needs
         them; detections scores [N], sorted, and masks [N, 1, 28, 28] as probabilities inside their boxes, or
         keypoints [N, K, 3] and keypoints_scores [N, K]; and `finite`, bool: all that the heads said of the
         image were numbers.
@@ -129,7 +130,8 @@ class Detector(nn.Module):
         if isinstance(stock, SSD):
             outputs = _ssd.run(stock, prepared, targets)
         elif isinstance(stock, GeneralizedRCNN) and self.training:
-            outputs = _rcnn.losses(stock, prepared, targets)
+            a_dict_each = cast("list[dict[str, torch.Tensor]] | None", targets)
+            outputs = _rcnn.losses(stock, prepared, a_dict_each)
         else:
             outputs = stock(prepared, targets)
         if self.training:

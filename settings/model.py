@@ -39,4 +39,4 @@ class Model(Settings):
     """Compile the model with torch.compile."""
     graphs: Literal["auto"] | bool = setting("auto", evaluation="own")
     """Replay the whole optimiser step as a CUDA graph, with one launch instead of hundreds. auto = on a GPU,
-    where every batch has the same shape (not for detectors) and nothing in the step makes the host wait."""
+    where every batch has the same shape (of detectors: SSD's) and nothing in the step makes the host wait."""

@@ -40,9 +40,9 @@ def kind_named(task: str) -> TaskKind:
 
 def kind_of(config: Config) -> TaskKind:
     """Return the entry of --task. Raises UserError for an unknown one, or a setting that it does not read."""
-    kind = kind_named(one_of("--task", config.model.task, TASKS))
+    kind = kind_named(one_of("--task", config.model.task, TASKS)).of(config)
     require_read(config, kind)
-    return kind.of(config)
+    return kind
 
 
 def require_read(config: Config, kind: TaskKind) -> None:
@@ -59,9 +59,8 @@ def require_read(config: Config, kind: TaskKind) -> None:
             )
     if config.model.graphs is True and not kind.graphs:
         why = "its batches have many shapes, each would be a graph"
-        raise UserError(
-            f"--graphs true is not for --task {kind.name}: {why}; --graphs auto"
-        )
+        arch = config.model.arch or kind.arch
+        raise UserError(f"--graphs true is not for --arch {arch}: {why}; --graphs auto")
 
 
 def architecture(

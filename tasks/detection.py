@@ -21,7 +21,7 @@ from dataset.stores.bucket import local
 from models import Native, Registry
 from models import detection as architectures
 from plan.boxes import CENTRED, DetectionPlan, padding
-from plan.targets import packed
+from plan.targets import IGNORE, packed, padded
 from settings.config import Config
 from tasks._coco import evaluator_classes, lines, score
 from tasks._coco_ap import CocoAP, rows_of
@@ -84,28 +84,33 @@ class Detection:
     keypoints: bool = False
     training: bool = True  # else the module gets no targets, and gives detections
     centred: bool = False  # as DetectionPolicy.centred says
+    # to train with as many for each image, for a network that takes padded boxes; 0: boxes are packed
+    places: int = 0
     evaluator: str = "faster-coco-eval"
     # bytes of the images that a validation draws; without it none are drawn
     source: Source | None = None
     scored: bool = True  # else the metric's result are the detections, and no figures
 
     def targets(self, rows: Rows) -> dict[str, Array]:
-        """Return packed targets, as plan.targets has them.
+        """Return packed or padded targets, as plan.targets has them.
 
         Masks and keypoints are there only where the module learns from them.
         """
         masks = self.masks and self.training
         keypoints = self.keypoints and self.training
-        return packed(
+        found = packed(
             self.columns, rows, masks=masks, keypoints=keypoints, centred=self.centred
         )
+        return padded(found, self.places) if self.places else found
 
     def inputs(self, batch: Batch) -> tuple[Any, ...]:
         """Return (images, sizes without padding, boxes to train on or None), asking nothing of the device.
 
         What could not be decoded is left out of training; where nothing could, one image goes in as it is,
-        without a box.
+        without a box. With padded boxes it stays, without a box, since shapes are fixed in a graph.
         """
+        if self.places:
+            return self._padded_inputs(batch)
         rows = rows_of(batch)
         sizes = [(int(height), int(width)) for height, width in rows.sizes]
         if not self.training:
@@ -122,6 +127,18 @@ class Detection:
         names = sorted({"boxes", "labels", "masks", "keypoints"} & batch.targets.keys())
         targets = [{name: batch.targets[name][a:b] for name in names} for a, b in cuts]
         return images, sizes, targets
+
+    def _padded_inputs(self, batch: Batch) -> tuple[Any, ...]:
+        """Return the inputs of a detector whose images have one size, from tensors alone."""
+        boxes = batch.targets["boxes"]
+        labels = torch.where(batch.valid[:, None], batch.targets["labels"], IGNORE)
+        height, width = batch.images.shape[-2:]
+        if batch.host:  # not in a graph: then no more places than this batch has boxes
+            most = int((batch.host["labels"] != IGNORE).sum(axis=1).max())
+            boxes = boxes[:, :most]
+            labels = labels[:, :most]
+        targets = {"boxes": boxes, "labels": labels}
+        return batch.images, [(height, width)] * len(labels), targets
 
     def shown(self, batch: Batch) -> torch.Tensor:
         return batch.images
@@ -159,6 +176,9 @@ class DetectionKind(TaskKind):
     figures: tuple[Figure, ...] = FIGURES
     loss_parts = True
     graphs = False  # as many shapes as canvases
+
+    def of(self, config: Config) -> TaskKind:
+        return KIND_OF_SQUARES if _squares(config) else self
 
     def adopted(
         self, module: nn.Module, arch: str, shape: tuple[int, ...]
@@ -216,6 +236,8 @@ class DetectionKind(TaskKind):
         train, val = splits["train"], splits["val"]
         centred = config.detection.augment in CENTRED
         parts = _parts(config)
+        if self.graphs:
+            parts["places"] = int(train.columns.boxes_of_images.max(initial=1))
         return Detection(train.columns, centred=centred, **parts), Detection(
             val.columns,
             training=False,
@@ -298,6 +320,17 @@ class DetectionKind(TaskKind):
         return 0
 
 
+class SquaresKind(DetectionKind):
+    """Detectors that take images of one size, torchvision's SSDs: a step can be a graph."""
+
+    graphs = True
+
+
+def _squares(config: Config) -> bool:
+    """Whether the architecture is one of torchvision's SSDs."""
+    return architectures.native(config.model.arch or ARCH).longer is None
+
+
 def _with_masks(columns: Any, arch: str, console: Console) -> Any:
     """Return the columns without usable boxes that lack a segmentation. Raises UserError if none is left."""
     usable = np.asarray(columns.usable)
@@ -324,3 +357,4 @@ def _parts(config: Config) -> dict[str, Any]:
 
 
 KIND = DetectionKind()
+KIND_OF_SQUARES = SquaresKind()

@@ -167,18 +167,18 @@ class Instances(Pictures):
     @cached_property
     def with_boxes(self) -> Array:
         """Return int64, ascending: the images that have a usable annotation."""
-        return images_with(self.usable, self.annotation_offsets)
+        return np.flatnonzero(self.boxes_of_images)
+
+    @cached_property
+    def boxes_of_images(self) -> Array:
+        """Return int64 [n]: how many usable annotations each image has."""
+        before = np.concatenate([[0], np.cumsum(self.usable)])
+        return np.diff(before[self.annotation_offsets])
 
     @cached_property
     def category_of(self) -> Array:
         """Return int64 [classes], the category of each class number; -1 for the background and gaps."""
         return categories_of(self.class_of, len(self.classes))
-
-
-def images_with(usable: Array, annotation_offsets: Array) -> Array:
-    """Return int64, ascending: the images of which some annotation is usable, bool [m]."""
-    before = np.concatenate([[0], np.cumsum(usable)])
-    return np.flatnonzero(np.diff(before[annotation_offsets]))
 
 
 def class_numbers(category_ids: Array) -> Array:

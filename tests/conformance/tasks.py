@@ -165,6 +165,13 @@ CASES: dict[str, Case] = {
         settings={**BOXES, "arch": "keypointrcnn_resnet50_fpn"},
         light=False,
     ),
+    "detection-squares": Case(
+        kind=detection.KIND_OF_SQUARES,
+        columns=SyntheticInstances.of,
+        outputs=noisy,
+        settings={"arch": "ssdlite320_mobilenet_v3_large", "augment": "ssd"},
+        light=False,
+    ),
     "video": Case(
         kind=video.KIND,
         columns=SyntheticVideos,

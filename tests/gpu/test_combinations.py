@@ -104,3 +104,10 @@ def test_clips_and_patches(flags: str, data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("flags", DETECTORS)
 def test_detectors(flags: str, data: Path, tmp_path: Path) -> None:
     assert "many shapes" in str(run(data, tmp_path / "run", flags)["graphs_off"])
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_ssds(name: str, data: Path, tmp_path: Path) -> None:
+    flags = f"--task detection --arch ssd300_vgg16 --augment ssd --batch-size 3 --loader {name}"
+    told = trained(data / "detection", tmp_path / "run", *flags.split())
+    assert told["graphs"] is True

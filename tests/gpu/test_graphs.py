@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +12,25 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import Batch, UserError
+from contracts import Batch, Task, UserError
 from engine import graphed
 from engine.checkpoint import load_optimizer
 from engine.distributed import ProcessWorld
 from engine.precision import DTYPES
 from engine.step import Step
 from models import classification as registry
-from plan.targets import IGNORE
+from models import detection
+from plan.targets import IGNORE, padded
 from report.ceilings import compute_ceiling
 from settings.optimisation import Optimisation
 from tasks.classification import Classification
+from tasks.detection import Detection
 from tests.unit.steps import composed
 
 CLASSES = 5
 BATCH = 8
 SIDE = 64
+PLACES = 93
 
 
 def made(
@@ -33,7 +38,7 @@ def made(
     arch: str | torch.nn.Module,
     precision: str = "fp16",
     *,
-    task: Classification | None = None,
+    task: Task | None = None,
     **settings: Any,
 ) -> Step:
     """Make a step as train.py composes it."""
@@ -75,13 +80,18 @@ def batch_of(
 
 
 def trained(
-    step: Step, precision: str, *, steps: int = 12, first: int = 0
+    step: Step,
+    precision: str,
+    *,
+    steps: int = 12,
+    first: int = 0,
+    of: Callable[[int, str, torch.device], Batch] = batch_of,
 ) -> np.ndarray:
     """Return the outcomes of some steps, float32 [steps, 4]."""
     outcomes = []
     for at in range(first, first + steps):
         micros = [
-            batch_of(at * step.accumulate + k, precision, step.world.device)
+            of(at * step.accumulate + k, precision, step.world.device)
             for k in range(step.accumulate)
         ]
         outcome = step(
@@ -139,6 +149,64 @@ def test_bit_for_bit(case: str, world: ProcessWorld) -> None:
     for a, b in zip(step.state_tensors(), eager.state_tensors(), strict=True):
         assert torch.equal(a, b)
     step.forget()
+
+
+def boxed(number: int, precision: str, device: torch.device) -> Batch:
+    """Return a batch for an SSD, whose first image has no box. Of every four batches one has none at all, and
+    one has an image with as many as COCO's fullest."""
+    rng = np.random.default_rng(number)
+    counts = rng.integers(1, 12, BATCH) * (number % 4 != 2)
+    counts[0] = 0
+    if number % 4 == 1:
+        counts[1] = PLACES
+    # axes: box, corner, x and y
+    corners = np.sort(rng.random((counts.sum(), 2, 2)) * 298, axis=1)
+    corners[:, 1] += 2
+    packed = {
+        "offsets": np.append(0, np.cumsum(counts)),
+        "boxes": corners.reshape(-1, 4).astype(np.float32),
+        "labels": rng.integers(1, 91, len(corners)),
+    }
+    host = padded(packed, PLACES)
+    targets = {name: torch.from_numpy(one).to(device) for name, one in host.items()}
+    return replace(batch_of(number, precision, device, 300), targets=targets, host=host)
+
+
+@pytest.mark.parametrize(
+    ("arch", "settings"),
+    [
+        ("ssd300_vgg16", {}),
+        ("ssd300_vgg16", {"accumulate": 2}),
+        ("ssdlite320_mobilenet_v3_large", {"ema": 0.9}),
+    ],
+)
+@pytest.mark.usefixtures("deterministic")
+def test_ssds_bit_for_bit(
+    arch: str, settings: dict[str, Any], world: ProcessWorld
+) -> None:
+    """Whatever boxes a batch has; an eager step looks at no more places than there are boxes. The first steps
+    overflow."""
+    outcomes = []
+    steps = []
+    for captured in (False, True):
+        torch.manual_seed(0)
+        module, _ = detection.build(arch, classes=91, shape=(2, 3, 300, 300))
+        task = Detection(None, places=PLACES)
+        step = made(
+            world, module, task=task, nesterov=False, clip_grad_norm=1.0, **settings
+        )
+        step._loss_scale().fill_(2.0**24)
+        if captured:
+            noise = [boxed(99, "fp16", world.device)]
+            assert graphed.capture(step, noise, world)[0] == ""
+        outcomes.append(trained(step, "fp16", steps=20, of=boxed))
+        steps.append(step)
+    eager, found = outcomes
+    assert np.isfinite(found[:, :2]).all() and found[-1, 3] < found[0, 3]
+    np.testing.assert_array_equal(found, eager)
+    for tensors in zip(*(step.state_tensors() for step in steps), strict=True):
+        assert torch.equal(*tensors)
+    steps[1].forget()
 
 
 @pytest.mark.usefixtures("deterministic")

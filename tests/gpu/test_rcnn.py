@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from models import _nms
+from models import _nms, _ssd
+from models._nms import has_kernels
 from models.detection import Detector
 from tests.unit.test_nms import groups
 from tests.unit.test_rcnn import HEIGHT, SIZES, WIDTH, small, targets_from
+from tests.unit.test_ssd import defaults, padded_from
 
 
 @contextmanager
@@ -55,6 +57,18 @@ def test_the_compiled_kernel_keeps_what_torchvision_keeps(
         kept = _nms.survivors(*there, threshold)
     wanted = _nms.survivors(boxes, alive, threshold)
     assert wanted.any() and (kept.cpu() != wanted).float().mean() < 1e-3
+
+
+def test_the_compiled_kernel_matches_what_torch_does(device: torch.device) -> None:
+    """SSD's boxes, bit for bit, where overlaps are equal too."""
+    for seed in range(8):
+        boxes, labels = padded_from(seed)[1].values()
+        given = defaults(), boxes, labels > 0
+        among, boxes, there = (one.to(device) for one in given)
+        assert has_kernels(device)
+        with no_waits():
+            found = _ssd.match(among, boxes, there, 0.5)
+        assert torch.equal(found.cpu(), _ssd.match(*given, 0.5))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

@@ -134,7 +134,7 @@ WRONG_FLAGS = {
     f"{VIDEO} --val-crops 2": "--val-crops .*1 or 3",
     f"{VIDEO} --short-side 40 30": "--short-side got 40 30",
     f"{DETECTION} --augment lsjj": "--augment got 'lsjj': .*lsj",
-    f"{DETECTION} --graphs true": "--graphs true is not for --task detection: .*--graphs auto",
+    f"{DETECTION} --graphs true": "--graphs true is not for --arch fasterrcnn.*--graphs auto",
     f"{DETECTION} --label-smoothing 0.1": "--label-smoothing is for --task "
     "classification or video, and this is --task detection",
     "--val-clips 3": "--val-clips .*--task video.*--task classification",

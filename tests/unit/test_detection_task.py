@@ -17,12 +17,14 @@ from contracts import Batch, Rows
 from dataset.coco.columns import COCO_IDS, class_names
 from engine.evaluate import Outcome
 from models import Native
+from models.detection import Detector
 from plan.boxes import DetectionPlan
 from settings.config import build
 from tasks._plans import detection_policies
 from tasks.detection import Detection
 from tests.unit.conftest import COCO_IMAGES
 from tests.unit.test_meter import Threads, alone, on_ranks
+from tests.unit.test_ssd import small
 
 pytest.importorskip("faster_coco_eval")
 CPU = torch.device("cpu")
@@ -156,6 +158,29 @@ def test_a_batch_of_which_nothing_was_decoded_is_one_image_without_a_box(
     assert len(images) == len(sizes) == len(targets) == 1
     shapes = {name: tuple(value.shape) for name, value in targets[0].items()}
     assert shapes == {"boxes": (0, 4), "labels": (0,), "masks": (0, *rows.padded)}
+
+
+@pytest.mark.parametrize("lost", [(), (1,), (0, 1, 2, 3)])
+def test_padded_boxes_have_the_losses_of_packed_ones(
+    columns: Columns, lost: tuple[int, ...]
+) -> None:
+    """In a graph too, whose batch has tensors alone, and looks at all places."""
+    module = Detector(small())
+    rows = plan_of(columns, training=True, augment="ssd").rows(0, 0)[0]
+    packed = Detection(columns)
+    padded = Detection(columns, places=int(columns.boxes_of_images.max()) + 2)
+    listed = batch_of(packed, rows, lost)
+    batch = batch_of(padded, rows, lost)
+    captured = replace(batch, rows=None, host={})
+    assert padded.inputs(captured)[2]["boxes"].shape[1] == padded.places
+    found = [
+        task.losses(module(*task.inputs(one)), one)
+        for task, one in ((packed, listed), (padded, batch), (padded, captured))
+    ]
+    assert len(lost) == 4 or (found[0] > 0).any()
+    assert torch.equal(found[1], found[2])
+    torch.testing.assert_close(found[1], found[0])
+    assert lost or torch.equal(found[1], found[0])
 
 
 def test_an_image_of_whose_output_a_part_is_no_number_has_found_nothing(

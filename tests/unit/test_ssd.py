@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses import FakeTensorMode
+from torch.utils._pytree import tree_map
 from torchvision.models.detection.anchor_utils import DefaultBoxGenerator
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.ssd import SSD
@@ -23,6 +24,8 @@ from torchvision.ops.misc import FrozenBatchNorm2d
 
 from models import _ssd
 from models.detection import Detector, _FrozenNorm
+from tests.end_to_end.runs import Runner
+from tests.unit.triton_programs import interpreted
 
 SIDE, CLASSES = 64, 6
 Targets = list[dict[str, torch.Tensor]]
@@ -166,6 +169,56 @@ def check_losses(
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
 
 
+def padded_from(seed: int) -> tuple[Targets, dict[str, torch.Tensor]]:
+    """Return targets of 0 to 15 boxes of all kinds, and the same padded to 17 places. Those that are left
+    over have boxes much like default boxes."""
+    kinds = ("anywhere", "grid", "defaults", "same")
+    images = [(3 * place, kinds[(place + seed) % 4]) for place in range(6)]
+    targets = targets_from(seed, images)
+    boxes = defaults()[:17].repeat(6, 1, 1)
+    labels = torch.full((6, 17), -1)
+    for row, one in enumerate(targets):
+        boxes[row, : 3 * row] = one["boxes"]
+        labels[row, : 3 * row] = one["labels"]
+    return targets, {"boxes": boxes, "labels": labels}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("most", [1, 40, 1000])
+def test_padded_targets_have_the_losses_of_listed_ones(seed: int, most: int) -> None:
+    """Bit for bit, and so have the gradients, however many images are matched at a time."""
+    outputs = outputs_from(seed, 6, len(defaults()))
+    found = []
+    with patch.object(_ssd, "CHUNK_BYTES", most * 4 * len(defaults())):
+        for targets in padded_from(seed):
+            losses = _ssd.losses(SMALL, outputs, defaults(), targets)
+            total = torch.stack(list(losses.values())).sum()
+            gradients = torch.autograd.grad(total, list(outputs.values()))
+            found.append([*losses.values(), *gradients])
+    assert all(map(torch.equal, *found))
+
+
+INTERPRETED = """
+from unittest.mock import patch
+import torch
+from models import _ssd
+from tests.unit.test_ssd import defaults, padded_from
+for seed, threshold in enumerate([0.5, 0.2]):
+    boxes, labels = padded_from(seed)[1].values()
+    given = defaults(), boxes, labels > 0, threshold
+    with patch.object(_ssd, "has_kernels", lambda device: True):
+        matched = _ssd.match(*given)
+    assert torch.equal(matched, _ssd.match(*given)), seed
+    print(int((matched < 17).sum()))
+"""
+
+
+@pytest.mark.slow
+def test_the_kernel_finds_what_torch_does(runner: Runner) -> None:
+    (few,), (many,) = interpreted(INTERPRETED, runner)
+    assert 0 < few < many
+
+
 def test_losses_with_more_than_a_quarter_of_the_default_boxes() -> None:
     """Three times as many of the background are not there, and torchvision counts some boxes twice."""
     targets = targets_from(3, [(0, "anywhere"), (60, "defaults")])
@@ -174,17 +227,15 @@ def test_losses_with_more_than_a_quarter_of_the_default_boxes() -> None:
     check_losses(small(), outputs_from(4, 2, len(defaults())), defaults(), targets)
 
 
-def test_training_waits_for_no_value_on_the_device() -> None:
+@pytest.mark.parametrize("padded", [False, True])
+def test_training_waits_for_no_value_on_the_device(padded: bool) -> None:
     """It is passed with shapes alone: what needs to know a value raises."""
-    targets = targets_from(1, [(3, "anywhere"), (0, "anywhere"), (5, "anywhere")])
+    targets = padded_from(1)[padded]
     with FakeTensorMode() as mode:
         stock = small()
-        fake: Targets = [
-            {name: mode.from_tensor(value) for name, value in one.items()}
-            for one in targets
-        ]
+        fake: Any = tree_map(mode.from_tensor, targets)
         out: Any = Detector(stock)(
-            torch.zeros(3, 3, SIDE, SIDE), [(SIDE, SIDE)] * 3, fake
+            torch.zeros(6, 3, SIDE, SIDE), [(SIDE, SIDE)] * 6, fake
         )
         torch.stack(list(out.values())).sum().backward()
     gradients = [one.grad for one in stock.parameters()]

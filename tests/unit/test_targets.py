@@ -12,7 +12,7 @@ import pytest
 from contracts import Rows
 from plan import geometry
 from plan.boxes import DetectionPlan, DetectionPolicy
-from plan.targets import packed
+from plan.targets import IGNORE, packed, padded
 from tests.unit.annotated import columns
 
 POLICIES = {
@@ -163,6 +163,25 @@ def test_by_hand() -> None:
     ]
     assert found["boxes"].tolist() == boxes
     assert found["labels"].tolist() == [9, 4, 9, 1, 4]
+
+
+def test_padded_boxes_are_the_packed_ones_in_their_rows() -> None:
+    source = columns([(100, 100)] * 3, BOXES)
+    source.usable[3] = False
+    found = packed(
+        source,
+        plain_rows([2, 0, 1], [True] * 3, [False] * 3),
+        masks=False,
+        keypoints=False,
+    )
+    targets = padded(found, 3)
+    there = targets["labels"] != IGNORE
+    assert there.tolist() == [[True] * 3, [True, True, False], [False] * 3]
+    for name, values in targets.items():
+        assert values.dtype == found[name].dtype
+        np.testing.assert_array_equal(values[there], found[name])
+    with pytest.raises(IndexError):
+        padded(found, 2)
 
 
 def test_a_batch_of_nothing_has_every_array() -> None:
