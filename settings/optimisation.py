@@ -102,6 +102,9 @@ class Optimisation(Settings):
     number."""
     accumulate: PositiveInt = 1
     """Micro-batches whose gradients are summed for one step."""
+    global_batch_size: PositiveInt | None = None
+    """Samples of a step over all ranks: --accumulate follows from it, with micro-batches as large as
+    --batch-size or a little smaller. A run keeps it when it is resumed with another number of ranks."""
     clip_grad_norm: NotNegative = 0.0
     """Largest gradient norm; 0 = no clipping."""
     clip_grad_value: NotNegative = 0.0
