@@ -60,13 +60,10 @@ def predict(
         config.model.precision, world.device, on_cpu=kind.cpu_precision
     )
     native = start.native(registry, arch)
-    output = record.folder(run, resume.path, name="predict")
+    output = world.first(lambda: record.folder(run, resume.path, name="predict"))
     with ExitStack() as stack:
-        stack.enter_context(
-            record.claimed(
-                output, resuming=resume.within(output), enabled=world.rank == 0
-            )
-        )
+        claim = record.claimed(output, resuming=resume.within(output))
+        world.first(lambda: stack.enter_context(claim))
         with console.counting("predict") as progress:
             found = open_unlabelled(
                 run.predict,
@@ -78,16 +75,20 @@ def predict(
         # after the scan: joining has a time-out
         stack.enter_context(world.joined(run.timeout_minutes))
         stack.enter_context(world.own_stream())
-        output = world.gather(output)[0]  # a new one is named by rank 0's clock
         asked = kind.predicting(
             config, found.split, classes.names if classes else (), output
         )
-        world.agree({"files": asked.split.columns.fingerprint})
+        world.agree({"precision": precise, "files": asked.split.columns.fingerprint})
         splits = {"train": asked.split, "val": asked.split}
         _, plan = kind.plans(config, splits, native, seed=run.seed, **world.place)
         heads = kind.building(config, asked.split.columns)
         net = start.network(
-            registry, arch, (load.batch_size, *plan.sample_shape), heads, console
+            registry,
+            arch,
+            (load.batch_size, *plan.sample_shape),
+            heads,
+            console,
+            world.file,
         )
         module = net.to(world.device).to(
             memory_format=memory.CHANNELS_LAST[1 + len(plan.sample_shape)]

@@ -32,12 +32,23 @@ from plan import draws  # noqa: E402
 from predict import predict  # noqa: E402
 from report import ceilings, record  # noqa: E402
 from report.console import Console  # noqa: E402
+from report.hardware import sources, versions  # noqa: E402
 from report.meter import Meter  # noqa: E402
 from report.phases import Phases  # noqa: E402
 from report.profile import profiler  # noqa: E402
 from report.reporter import Reporter  # noqa: E402
 from report.summary import describe, rejected  # noqa: E402
-from settings.config import Config, given, parse, recipe  # noqa: E402
+from settings.config import (  # noqa: E402
+    Config,
+    alike,
+    build,
+    checked,
+    flags_of,
+    for_ranks,
+    of_ranks,
+    preset_of,
+    recipe,
+)
 from system.resources import cores  # noqa: E402
 from system.timeline import Timeline  # noqa: E402
 from tasks import architecture, compared, kind_of, tables  # noqa: E402
@@ -60,6 +71,7 @@ def train(
     run = config.run
     load = config.loading
     model = config.model
+    sized = for_ranks(config, world.size)
     kind = kind_of(config)
     if (scored := kind.score(config, console)) is not None:
         return scored
@@ -68,25 +80,20 @@ def train(
     precise = precision.choose(model.precision, DEVICE, on_cpu=kind.cpu_precision)
     native = start.native(registry, arch)
     workers = world.workers(load.workers)
-    output = record.folder(
-        run, resume.path, name=f"{arch}-{load.loader}-b{load.batch_size}"
-    )
+    name = f"{arch}-{load.loader}-b{load.batch_size}"
+    # a new one is named by rank 0's clock
+    output = world.first(lambda: record.folder(run, resume.path, name=name))
     with ExitStack() as stack:
-        stack.enter_context(
-            record.claimed(
-                output, resuming=resume.within(output), enabled=world.rank == 0
-            )
-        )
+        claim = record.claimed(output, resuming=resume.within(output))
+        world.first(lambda: stack.enter_context(claim))
         splits = kind.splits(config, names[0], console, start.classes(registry, arch))
         # files that cannot be read are said here, and not first in the validation
         require_files(names[0], [split.source for split in splits.values()])
         TIMELINE.mark("data")
         train_set = splits["train"].columns
-        plan, val_plan = kind.plans(
-            config, splits, native, seed=run.seed, **world.place
-        )
+        plan, val_plan = kind.plans(sized, splits, native, seed=run.seed, **world.place)
         opt, told = schedules.of_plan(
-            config.optimisation, plan, 0 if run.evaluate else load.batch_size
+            sized.optimisation, plan, 0 if run.evaluate else sized.loading.batch_size
         )
         task, val_task = kind.tasks(config, splits, AUXILIARY_WEIGHTS.get(arch, 0.0))
         shape = plan.sample_shape
@@ -96,16 +103,19 @@ def train(
         stack.enter_context(world.joined(run.timeout_minutes))
         # before Phases, whose timeline is the stream of now
         stack.enter_context(world.own_stream())
-        output = world.gather(output)[0]  # a new one is named by rank 0's clock
         identity = {
             "arch": arch,
             "classes": list(train_set.classes),
             "manifest": train_set.fingerprint,
         }
         # before a network is built
-        resume.fits(task=kind.name, config=config.flat(), **world.agree(identity))
+        seen = {"precision": precise, "order of the samples": plan.ordering}
+        world.agree({**identity, **seen, "samples a step": plan.global_batch_size})
+        resume.fits(task=kind.name, config=config.flat(), world=world, **identity)
         heads = kind.building(config, train_set)
-        net = start.network(registry, arch, (plan.batch_size, *shape), heads, console)
+        net = start.network(
+            registry, arch, (plan.batch_size, *shape), heads, console, world.file
+        )
         module = net.to(DEVICE).to(memory_format=memory.CHANNELS_LAST[1 + len(shape)])
         step = Step(
             module=module,
@@ -179,6 +189,7 @@ def train(
             "loaders": kind.can_open(config, gpu=DEVICE.type == "cuda"),
             "unit": kind.unit,
             "cores_a_rank": world.cores(),
+            "accumulate": opt.accumulate,
             **choice.facts(),
             **graphs.facts(),
             **kind.facts(plan),
@@ -206,7 +217,12 @@ def train(
             *told,
         )
         console.info(*graphs.told, *recipe(config, arch))
-        resume.tell(reporter, config=config.flat(), ordering=plan.ordering)
+        resume.tell(
+            reporter,
+            config=config.flat(),
+            ordering=plan.ordering,
+            samples_a_step=plan.global_batch_size,
+        )
         profile = profiler(
             output, enabled=run.profile, rank=world.rank, warn=reporter.warn
         )
@@ -220,7 +236,13 @@ def train(
             for split, its, of in (("train", plan, feed), ("val", val_plan, val_feed))
         }
         kept = start.kept(kind, val_plan, pixels, size=native.size)
-        saved = {"ordering": plan.ordering, "loader": choice.loader, **identity, **kept}
+        saved = {
+            "ordering": plan.ordering,
+            "samples_a_step": plan.global_batch_size,
+            "loader": choice.loader,
+            **identity,
+            **kept,
+        }
         checkpoints = Checkpoints(
             folder=output,
             world=world,
@@ -277,24 +299,33 @@ def main() -> int:
     world = ProcessWorld(DEVICE)
     try:
         signal.signal(signal.SIGINT, INTERRUPT)
-        config = parse(sys.argv[1:], tables())
+        words = flags_of(sys.argv[1:], tables())
+        world.meet(build(words, "flags").run.timeout_minutes)
+        # from here on rank 0 reads files of settings and weights: other hosts may have others, or none
+        preset = world.first(lambda: preset_of(words))
+        config = checked(words, preset)
+        console = Console(enabled=world.rank == 0)
+        if world.size > 1:
+            world.agree({**alike(config), "code": sources()})
+            if line := world.differing(versions()):
+                console.warn(f"the ranks differ: {line}")
+            config = of_ranks(config, world.first(config.flat))
         run = config.run
-        with mirrored(
-            run.output if world.rank == 0 else None,
-            run.folder,
-            resuming=run.resume == "auto",
-        ) as upload:
-            resume = Resume.find(run, weights=config.model.weights)
+        with ExitStack() as stack:
+            uploads: list[Callable[[], None] | None] = []
+            mirror = mirrored(run.output, run.folder, resuming=run.resume == "auto")
+            world.first(lambda: uploads.append(stack.enter_context(mirror)))
+            resume = world.first(lambda: Resume.find(run, weights=config.model.weights))
             start = Start.of(
                 config,
-                given(sys.argv[1:]),
+                {*words, *preset},
                 resume.content,
                 path=resume.path,
                 origin=resume.origin,
             )
-            console = Console(enabled=world.rank == 0)
             if start.config.run.predict:
                 return predict(start.config, start, resume, world, console)
+            upload = uploads[0] if uploads else None  # rank 0's
             return train(start.config, start, resume, world, console, upload=upload)
     except KeyboardInterrupt:  # before there was anything to save
         return 130

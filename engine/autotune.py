@@ -167,7 +167,9 @@ def choose(
     """
     world = step.world
     everyones = world.gather(list(names))
-    names = [name for name in names if all(name in its for its in everyones)] or names
+    common = [name for name in names if all(name in its for its in everyones)]
+    # without a common one each rank takes its likeliest, and none measures alone
+    names = common or names[:1]
     if len(names) == 1:
         return Choice(loader=names[0])
     if before in names:

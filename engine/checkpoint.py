@@ -29,6 +29,8 @@ from system import storage, torch_files
 FORMAT = 2
 """The format of what is written, and the only one that is read."""
 WEIGHTS_ALONE = "--weights takes over the weights alone"
+TENSORS = ("model", "ema", "optimizer", "scaler")
+"""Parts of a checkpoint that are large, and that a network, its optimiser and its loss scale hold."""
 Tensors = dict[str, InstanceOf[torch.Tensor]]
 
 
@@ -66,6 +68,7 @@ class Content(BaseModel):
     config: dict[str, Any]
     used: dict[str, Any] = {}
     ordering: str = ""
+    samples_a_step: int = 0  # 0: not known
     loader: str = ""
 
 
@@ -337,6 +340,11 @@ class Resume:
         """Return what the run begins from, to begin a message: '--resume runs/a/last.pt'."""
         return f"{self.flag} {self.path}"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what rank 0 sends to the others of what it has found: no tensors, which `fits` sends."""
+        light = {n: {} if n in TENSORS else v for n, v in self.content.items()}
+        return {**vars(self), "content": light}
+
     def within(self, output: Path) -> bool:
         """Whether the run goes on in the folder `output`, which may then hold files of its earlier part."""
         return self.auto or (self.path is not None and self.path.parent == output)
@@ -368,15 +376,19 @@ class Resume:
         classes: tuple[str, ...],
         manifest: str,
         config: Mapping[str, Any],
+        world: ProcessWorld,
     ) -> None:
-        """Read the checkpoint and compare it with this run. An evaluation may be of other data (`manifest`).
+        """Read the checkpoint on rank 0, and compare it with this run on all ranks.
+
+        An evaluation may be of other data (`manifest`).
 
         `config` is of Config.flat(). Raises UserError where it cannot be read, or naming both values where it
         does not fit.
         """
         if self.path is None:
             return
-        content = self.content or read(self.path)
+        path = self.path
+        content = world.first(lambda: self.content or read(path))
         trained = content["classes"]
         anew = "" if self.evaluate else f"; {WEIGHTS_ALONE}"
         # two tasks may have one architecture and the same classes, and their figures cannot be compared
@@ -425,17 +437,30 @@ class Resume:
         if not self.evaluate:
             load_optimizer(step.optimizer, step.scaler, self.content, optimizer)
         # module and optimiser have them now; the file's copy would be held for as long as the run
-        for name in ("model", "ema", "optimizer", "scaler"):
+        for name in TENSORS:
             self.content.pop(name, None)
 
-    def tell(self, report: Any, *, config: Mapping[str, Any], ordering: str) -> None:
+    def tell(
+        self,
+        report: Any,
+        *,
+        config: Mapping[str, Any],
+        ordering: str,
+        samples_a_step: int,
+    ) -> None:
         """Say what is not as in the checkpoint: settings (`config` is of Config.flat()), and the plan's
-        `ordering`.
+        `ordering` and samples a step.
         """
         others = [] if self.evaluate else self.changed(config)
         if others:
             report.info(
                 f"--resume: otherwise than in the checkpoint: {', '.join(others)}"
+            )
+        before = self.content.get("samples_a_step") or samples_a_step
+        if before != samples_a_step and not self.evaluate:
+            report.warn(
+                f"--resume: a step had {before} samples and has {samples_a_step} now, for the same learning "
+                f"rate: --global-batch-size {before} keeps them with any number of ranks"
             )
         begun = self.content.get("ordering", ordering)
         if begun != ordering and self.progress.consumed:

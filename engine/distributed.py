@@ -5,17 +5,20 @@ torch.distributed.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import resource
 import socket
 import sys
+import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 # Before OpenMP is loaded: its threads spin for some microseconds before they sleep. A step of a CPU has
 # hundreds of small operations, and threads that sleep in between cost it 6 to 25 % of its rate; those that
@@ -39,6 +42,8 @@ from engine import slurm
 from engine.ranks import Peers, is_gone
 from system import limits
 from system.resources import cores
+
+Answer = TypeVar("Answer")
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """torch's variables of its allocator, the newer name first. torch reads them when it first takes memory."""
@@ -155,6 +160,14 @@ def default_workers(ranks: int = 1, *, gpu: bool) -> int:
     return max(1, share if gpu and share == 2 else share - 1)
 
 
+def _digest(path: Path) -> str:
+    """Return the SHA-256 of a file; "" where there is none."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 class ProcessWorld:
     """A contracts.World over torch.distributed: gloo for host values, NCCL for device tensors; one process
     needs neither.
@@ -216,14 +229,26 @@ class ProcessWorld:
         """Return how many of the CPU cores that this process may use are its own, shared among ranks."""
         return cores() / _sharing(self.local_size)
 
+    def meet(self, timeout_minutes: float) -> None:
+        """Wait until every rank's process is there: they can then `gather`, before any scan."""
+        self.timeout_s = 60 * timeout_minutes
+        if self.size > 1:
+            self._peers = Peers(
+                rank=self.rank, size=self.size, timeout_s=self.timeout_s
+            )
+
     @contextmanager
     def joined(self, timeout_minutes: float = 10.0) -> Iterator[None]:
-        """Let the ranks know each other inside. Call it once the data is scanned: joining has a time-out."""
+        """Let the ranks compute together inside. Call it once the data is scanned: joining has a time-out."""
         self.timeout_s = 60 * timeout_minutes
         if self.size == 1:
             yield
             return
-        self._peers = Peers(rank=self.rank, size=self.size, timeout_s=self.timeout_s)
+        if self._peers is None:
+            self.meet(timeout_minutes)
+        assert self._peers is not None
+        self._peers.timeout_s = self.timeout_s
+        self._peers.meet("joined")
         gpus = max(torch.cuda.device_count(), slurm.gpus_on_node(os.environ))
         shared_gpu = self.device.type == "cuda" and self.local_size > gpus
         # NCCL refuses two ranks on one GPU
@@ -250,18 +275,59 @@ class ProcessWorld:
             raise
         dist.destroy_process_group()  # not after an error: another rank may be waiting inside a collective
 
-    def agree(self, what: dict[str, Any]) -> dict[str, Any]:
-        """Return `what`. Raises UserError, on every rank, naming what the ranks do not see alike, such as the
-        data set.
+    def first(self, ask: Callable[[], Answer]) -> Answer:
+        """Return on every rank what `ask` returns on rank 0, where alone it is called. It can be pickled.
+
+        Raises rank 0's UserError on every rank.
         """
-        for rank, other in enumerate(everyones := self.gather(what)):
-            for name, first in everyones[0].items():
-                if other[name] != first:
-                    both = (
-                        f"{first!s:.80} on rank 0, {other[name]!s:.80} on rank {rank}"
-                    )
-                    raise UserError(f"the ranks see different data: {name} is {both}")
-        return what
+        if self.size == 1:
+            return ask()
+        answer: list[Any] = [None, None]
+        if self.rank == 0:
+            try:
+                answer[0] = ask()
+            except UserError as error:
+                answer[1] = error
+        if dist.is_initialized():
+            dist.broadcast_object_list(answer)
+        elif (first := self.gather(answer)[0]) and self.rank > 0:
+            answer = first
+        if answer[1] is not None:
+            raise answer[1]
+        found: Answer = answer[0]
+        return found
+
+    @contextmanager
+    def file(self, name: str | None) -> Iterator[str | None]:
+        """Yield the name of a file with what rank 0's file `name` holds: itself, or a copy that is temporary.
+
+        Where rank 0 has no file of that name it stays as it is.
+        """
+        path = Path(name or "")
+        differs = self.size > 1 and self.first(lambda: _digest(path)) != _digest(path)
+        content = self.first(path.read_bytes) if any(self.gather(differs)) else b""
+        if not differs:
+            yield name
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder, path.name)
+            copy.write_bytes(content)
+            yield str(copy)
+
+    def differing(self, what: Mapping[str, Any]) -> str:
+        """Return what the first rank that differs from rank 0 has otherwise: names and values; "" for nothing."""
+        first = self.first(lambda: what)
+        lines = [
+            f"{name} is {first.get(name)!s:.80} on rank 0, {what.get(name)!s:.80} on {self.named}"
+            for name in {**first, **what}
+            if first.get(name) != what.get(name)
+        ]
+        return next(filter(None, self.gather("; ".join(lines[:3]))), "")
+
+    def agree(self, what: Mapping[str, Any]) -> None:
+        """Raise UserError, on every rank, where not all ranks have the same values in `what`."""
+        if line := self.differing(what):
+            raise UserError(f"the ranks differ: {line}")
 
     def complain(self, line: str) -> None:
         """Say what went wrong, once for all ranks that meet it."""
@@ -345,6 +411,9 @@ class ProcessWorld:
     def gather(self, value: object) -> list[Any]:
         if self.size == 1:
             return [value]
+        if not dist.is_initialized():
+            assert self._peers is not None, "ranks meet first"
+            return self._peers.gather(value)
         out: list[Any] = [None] * self.size
         dist.all_gather_object(out, value)
         return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import threading
 import time
@@ -22,6 +23,7 @@ BEAT_S = 1.0
 ANSWERS_S = 8.0
 """Seconds in which the store of what ranks have said must answer; rank 0 has it, or torchrun."""
 LOOK_S = 0.1
+LOG = "its own line or its host's log says why"
 GONE = (
     "Connection reset by peer",
     "Connection closed by peer",
@@ -53,7 +55,10 @@ class Peers:
         self.store = self._store()
         self._of_thread = self.store.clone()
         self._beats = 0
-        self.hosts = self._met()
+        self._gathered = 0
+        self.store.set(f"beat/{rank}", "0 ")
+        self.hosts = [os.environ.get("MASTER_ADDR", "localhost")] * size
+        self.hosts = [host.decode() for host in self.meet("host", self.host.encode())]
 
     def beat(self, waits: str) -> str:
         """Say that this rank lives, and what its main thread waits for: "" for nothing of its own.
@@ -154,24 +159,40 @@ class Peers:
             time.sleep(LOOK_S)
         return False
 
-    def _met(self) -> list[str]:
-        """Wait for every rank, and return its host."""
-        self.store.set(f"host/{self.rank}", self.host)
-        self.store.set(f"beat/{self.rank}", "0 ")
+    def meet(self, name: str, value: bytes = b"") -> list[bytes]:
+        """Wait until every rank has called this with `name`, and return their values in rank order.
+
+        Raises UserError after the time-out, or where the store has gone.
+        """
         until = time.monotonic() + self.timeout_s
-        keys = [f"host/{rank}" for rank in range(self.size)]
-        while not self.store.check(keys):
-            if time.monotonic() > until:
-                missing = [
-                    rank
-                    for rank in range(self.size)
-                    if not self.store.check([keys[rank]])
-                ]
-                raise self._alone(
-                    missing, "and its own line or its host's log says why"
-                )
-            time.sleep(LOOK_S)
-        return [host.decode() for host in self.store.multi_get(keys)]
+        keys = [f"{name}/{rank}" for rank in range(self.size)]
+        try:
+            self.store.set(keys[self.rank], value)
+            while not self.store.check(keys):
+                if time.monotonic() > until:
+                    ranks = range(self.size)
+                    missing = [r for r in ranks if not self.store.check([keys[r]])]
+                    raise self._alone(missing, f"and {LOG}")
+                time.sleep(LOOK_S)
+            found: list[bytes] = self.store.multi_get(keys)
+        except RuntimeError:  # DistNetworkError is one
+            raise UserError(f"{self._no_store()}; {LOG}") from None
+        return found
+
+    def gather(self, value: object) -> list[Any]:
+        """Return every rank's picklable value, as ProcessWorld.gather does; some MiB at most.
+
+        Needs no process group. Raises UserError as `meet` does.
+        """
+        self._gathered += 1
+        values = self.meet(f"value/{self._gathered}", pickle.dumps(value))
+        read = f"read/{self._gathered}"
+        if self.rank == 0:
+            # after a mistake it leaves at once, and may take the store with it
+            self.meet(read)
+        else:
+            self.store.set(f"{read}/{self.rank}", b"")
+        return [pickle.loads(each) for each in values]
 
     def _alone(self, missing: list[int], where: str) -> UserError:
         named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")

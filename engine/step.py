@@ -54,11 +54,6 @@ class Step:
 
         `draw_key` turns (epoch, position, micro-batch, rank) into the seed of dropout and the like.
         """
-        self.ema = None
-        if optimisation.ema:
-            self.ema = Ema(
-                module, decay=optimisation.ema, warm_up=optimisation.ema_warmup
-            )
         self.optimizer = optimizers.build(module, optimisation)
         self._rates = optimizers.LearningRates(self.optimizer)
         self.capturable = optimizers.OPTIMIZERS[optimisation.optimizer].capturable
@@ -71,6 +66,12 @@ class Step:
             bucket_mib=optimisation.bucket_mib,
         )
         self.module = self._wrap()
+        # behind DDP, with which all ranks have rank 0's weights
+        self.ema = None
+        if optimisation.ema:
+            self.ema = Ema(
+                module, decay=optimisation.ema, warm_up=optimisation.ema_warmup
+            )
         self.task = task
         self.precision = precision
         self.scaler = precisions.loss_scaler(precision, world.device)

@@ -6,6 +6,7 @@ A reading that cannot be had is None: nothing here raises for a missing GPU, dri
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import platform
 import threading
@@ -50,6 +51,19 @@ def versions() -> dict[str, str]:
         pynvml.nvmlInit()
         result["driver"] = str(pynvml.nvmlSystemGetDriverVersion())
     return {name: version for name, version in result.items() if version}
+
+
+def sources() -> str:
+    """Return a digest of the modules of train.py, to tell whether two machines run the same program."""
+    root = Path(__file__).resolve().parents[1]
+    rooms = "dataset engine loaders models plan report settings system tasks"
+    modules = list(root.glob("*.py"))
+    for room in rooms.split():
+        modules += (root / room).rglob("*.py")
+    digest = hashlib.sha256()
+    for path in sorted(modules):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def hardware(device: torch.device, cores: float) -> dict[str, Any]:

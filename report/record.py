@@ -67,16 +67,12 @@ def folder(run: Run, resume: Path | None, *, name: str) -> Path:
 
 
 @contextlib.contextmanager
-def claimed(folder: Path, *, resuming: bool, enabled: bool = True) -> Iterator[None]:
+def claimed(folder: Path, *, resuming: bool) -> Iterator[None]:
     """Hold `folder` inside, so that no other process of this machine claims it.
 
-    It is made where it is not there; if it is still empty in the end, it goes again. Rank 0 claims; elsewhere
-    `enabled` is False and nothing happens. Raises UserError when the folder is claimed, holds another run, is
-    no folder, or cannot be written.
+    It is made where it is not there; if it is still empty in the end, it goes again. Rank 0 claims.
+    Raises UserError when the folder is claimed, holds another run, is no folder, or cannot be written.
     """
-    if not enabled:
-        yield
-        return
     made = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
     with contextlib.ExitStack() as stack:
         stack.callback(_remove_empty, made)

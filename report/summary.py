@@ -55,7 +55,7 @@ def describe(
 
     `settings` is its row of the HPARAMS page, `title` the first line that it says, `config` its preset.
     """
-    accumulate = config.optimisation.accumulate
+    accumulate = chosen["accumulate"]
     cuda = world.device.type == "cuda"
     device = torch.cuda.get_device_name(world.device) if cuda else "CPU"
     about = {
@@ -74,7 +74,6 @@ def describe(
         **about,
         **remote,
         "compile": config.model.compile,
-        "accumulate": accumulate,
         "command": shlex.join(sys.argv),
         "hardware": hardware(world.device, cores),
         "settings": {**config.flat(), **about, "gpu": device},

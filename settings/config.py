@@ -105,6 +105,9 @@ def _contradictions(config: Config) -> Iterator[tuple[str, str]]:
         yield "short-side", said
     if drawn.std and min(drawn.std) <= 0:
         yield "std", f"got {drawn.std}; each must be above 0"
+    step = config.optimisation
+    if step.global_batch_size is not None and step.accumulate > 1:
+        yield "accumulate", "follows from --global-batch-size; leave one of them out"
     run = config.run
     if run.predict is not None and run.evaluate:
         yield "predict", "and --evaluate are two runs; leave one of them out"
@@ -125,24 +128,21 @@ def parse(argv: list[str], tables: Mapping[str, Iterable[str]] | None = None) ->
     `tables` are those of the rooms, for --help (tasks.tables). tasks.kind_of tells whether --task is known
     and reads what is set.
     """
-    words, preset = _words_and_preset(argv, tables)
-    before = build(preset, origin=f"--config {words.get('config')}")
-    config = build({**preset, **words}, origin="flags")
-    _check_read(config, before)
-    return config
+    words = flags_of(argv, tables)
+    return checked(words, preset_of(words))
 
 
 def given(argv: list[str]) -> frozenset[str]:
     """Return the names of the settings that flags or the preset have, of a command line that parses."""
-    words, preset = _words_and_preset(argv, None)
-    return frozenset(words.keys() | preset.keys())
+    words = flags_of(argv)
+    return frozenset(words.keys() | preset_of(words).keys())
 
 
-def _words_and_preset(
-    argv: list[str], tables: Mapping[str, Iterable[str]] | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what flags say, and what the preset says that --config names, by the names of settings."""
-    words = flag_words(
+def flags_of(
+    argv: list[str], tables: Mapping[str, Iterable[str]] | None = None
+) -> dict[str, Any]:
+    """Return what flags say, by the names of settings. Raises UserError."""
+    return flag_words(
         GROUPS,
         ["--help" if word == "--help-all" else word for word in argv],
         prog="train.py",
@@ -150,13 +150,68 @@ def _words_and_preset(
         tables=tables,
         answer=help.answer,
     )
+
+
+def preset_of(words: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the preset says that --config names, by the names of settings. Raises UserError."""
     if "config" not in words:
-        return words, {}
+        return {}
     try:
         preset = read_preset(local_path(words["config"]))
     except ValueError as error:
         raise UserError(f"--config {error}") from None
-    return words, {str(key).replace("-", "_"): preset[key] for key in preset}
+    return {str(key).replace("-", "_"): preset[key] for key in preset}
+
+
+def checked(words: dict[str, Any], preset: dict[str, Any]) -> Config:
+    """Return the settings of flags over a preset. Raises UserError."""
+    before = build(preset, origin=f"--config {words.get('config')}")
+    config = build({**preset, **words}, origin="flags")
+    _check_read(config, before)
+    return config
+
+
+def for_ranks(config: Config, ranks: int) -> Config:
+    """Return the settings with the --batch-size and --accumulate with which so many ranks make
+    --global-batch-size. Raises UserError where they cannot."""
+    samples = config.optimisation.global_batch_size
+    if samples is None:
+        return config
+    share, rest = divmod(samples, ranks)
+    asked = config.loading.batch_size
+    most = min(asked, share)
+    # the largest divisor; much smaller ones would be slow, and other statistics for batch norm
+    sizes = range(most, most // 2, -1)
+    size = next((size for size in sizes if share % size == 0), 0)
+    if rest or not size:
+        unit = ranks if samples < ranks * asked else ranks * asked
+        raise UserError(
+            f"--global-batch-size {samples}: the {samples / ranks:g} samples of each of {ranks} ranks are no "
+            f"micro-batches of {asked} (--batch-size) to half of it; choose a multiple of {unit}"
+        )
+    batch = {"batch_size": size}
+    step = {"accumulate": share // size}
+    return config.model_copy(
+        update={
+            "loading": config.loading.model_copy(update=batch),
+            "optimisation": config.optimisation.model_copy(update=step),
+        }
+    )
+
+
+def of_ranks(own: Config, first: Mapping[str, Any]) -> Config:
+    """Return the settings of a rank: its `own`, and rank 0's (of Config.flat()) where `Facts.ranks` says so."""
+    taken = {name: first[name] for name in FACTS if FACTS[name].ranks == "first"}
+    return build({**own.flat(), **taken})
+
+
+def alike(config: Config) -> dict[str, Any]:
+    """Return the settings that all ranks have alike, by their flags."""
+    return {
+        f"--{name.replace('_', '-')}": value
+        for name, value in config.flat().items()
+        if FACTS[name].ranks == "alike"
+    }
 
 
 def _check_read(config: Config, before: Config) -> None:

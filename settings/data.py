@@ -15,7 +15,9 @@ from settings.types import AUGMENTED, CLASSIFIERS, IMAGES, STILLS, setting
 class Data(Settings):
     """The data to train on."""
 
-    data: FolderOrUrl = setting(None, resume="free", evaluation="free", recipe=False)
+    data: FolderOrUrl = setting(
+        None, resume="free", evaluation="free", recipe=False, ranks="own"
+    )
     """Folder with train/<class>/* and val/<class>/* (ImageNet's own layout), or with lists, train.csv and
     val.csv, with lines 'path label', of videos also 'path label start end'. For detectors it has COCO's
     layout: train2017/, val2017/, annotations/, or that of another tool's export. Of tar shards it may be a
@@ -51,16 +53,23 @@ class Data(Settings):
     """Labels of the images in tar shards: the value of this key in the .json of a sample, in place of .cls.
     Of Arrow files the column of the labels, where it is no single ClassLabel."""
     manifest_dir: Path | None = setting(
-        None, changes_rate=False, resume="free", evaluation="own"
+        None, changes_rate=False, resume="free", evaluation="own", ranks="own"
     )
     """Folder that keeps the scanned columns. It may not lie inside --data. Default:
     $XDG_CACHE_HOME/saturate."""
-    cache_dir: Path | None = setting(None, resume="free", evaluation="own")
+    cache_dir: Path | None = setting(None, resume="free", evaluation="own", ranks="own")
     """Folder on a disk of this machine that keeps samples read from URLs, for all ranks and later runs."""
-    cache_gib: PositiveFloat = setting(100.0, resume="free", evaluation="own")
+    cache_gib: PositiveFloat = setting(
+        100.0, resume="free", evaluation="own", ranks="own"
+    )
     """Most GiB that --cache-dir holds; what is in it stays, and what comes later is not kept."""
     rescan: bool = setting(
-        False, changes_rate=False, resume="free", evaluation="own", recipe=False
+        False,
+        changes_rate=False,
+        resume="free",
+        evaluation="own",
+        recipe=False,
+        ranks="own",
     )
     """Scan --data again although folders look unchanged (files were rewritten in place)."""
     max_pixels: PositiveInt = setting(MAX_PIXELS, resume="scanned")

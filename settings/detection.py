@@ -33,7 +33,7 @@ class Detection(Settings):
     """--augment multiscale: lengths that the shorter side is drawn from, in pixels."""
     keep_empty: bool = setting(False, evaluation="unused")
     """Also train on images without a box."""
-    weights_backbone: str | None = setting(None, evaluation="own")
+    weights_backbone: str | None = setting(None, evaluation="own", ranks="first")
     """Start the backbone from a state dict file of its classifier, or from torchvision's weights of that
     name."""
     trainable_layers: Annotated[int, Field(ge=0, le=6)] | None = setting(

@@ -38,7 +38,7 @@ class Loading(Settings):
     )
     """Samples in a validation batch of one rank; never more than there are. Default: --batch-size."""
     workers: Annotated[int, Field(ge=0)] | None = setting(
-        None, resume="free", evaluation="own"
+        None, resume="free", evaluation="own", ranks="own"
     )
     """Worker processes (torchvision, dali-fed, all loaders of videos) or threads (dali-cpu, dali-gpu) of each
     rank. Of videos those that decode on a GPU start more, which only read, and nvdec+pyav fewer that decode.
@@ -49,14 +49,19 @@ class Loading(Settings):
         needs=("loader", "dali-fed"),
         resume="free",
         evaluation="own",
+        ranks="own",
     )
     """dali-fed: threads of DALI that decode what the workers have read. Default: --workers."""
-    pin_memory: bool = setting(True, resume="free", evaluation="own")
+    pin_memory: bool = setting(True, resume="free", evaluation="own", ranks="own")
     """Copy to the GPU from page-locked memory; false shows what that is worth."""
-    read_threads: PositiveInt | None = setting(None, resume="free", evaluation="own")
+    read_threads: PositiveInt | None = setting(
+        None, resume="free", evaluation="own", ranks="own"
+    )
     """torchvision, dali-fed: reads that each worker has under way together, of samples that are no files of
     their own or lie behind URLs. Default: 16 behind URLs; 8 in a store of this machine while a read takes
     longer than 0.3 ms, else 1."""
-    read_delay_ms: NotNegative = setting(0.0, resume="free", evaluation="own")
+    read_delay_ms: NotNegative = setting(
+        0.0, resume="free", evaluation="own", ranks="own"
+    )
     """Make each read of a file take this much longer, in milliseconds: a run that slows down is bound by its
     storage."""

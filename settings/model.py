@@ -18,7 +18,9 @@ class Model(Settings):
     name there; timm/NAME of timm's classifiers; or package.module:function, a function of your own that takes
     num_classes and returns a network. Default: resnet50, for detectors fasterrcnn_resnet50_fpn_v2, for videos
     r3d_18."""
-    weights: str | None = setting(None, changes_rate=False, evaluation="own")
+    weights: str | None = setting(
+        None, changes_rate=False, evaluation="own", ranks="first"
+    )
     """Start from a file of weights (a checkpoint, a state dict, timm's, Lightning's, safetensors, ...), or
     from torchvision's weights of that name (DEFAULT, IMAGENET1K_V1, ...), or timm's of that tag (a1_in1k,
     DEFAULT)."""

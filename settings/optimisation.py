@@ -107,6 +107,9 @@ class Optimisation(Settings):
     bucket_mib: PositiveInt | None = setting(None, recipe=False)
     """MiB of gradients that ranks sum at once: fewer leave earlier in the backward pass, more need fewer
     messages. Default: torch's, 25 after a first bucket of 1."""
+    global_batch_size: PositiveInt | None = None
+    """Samples of a step over all ranks: --accumulate follows from it, with micro-batches as large as
+    --batch-size or a little smaller. A run keeps it when it is resumed with another number of ranks."""
     clip_grad_norm: NotNegative = 0.0
     """Largest gradient norm; 0 = no clipping."""
     clip_grad_value: NotNegative = 0.0

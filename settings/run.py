@@ -18,9 +18,9 @@ class Run(Settings):
         changes_rate=False, resume="free", evaluation="own", recipe=False
     )
 
-    config: Path | None = None
+    config: Path | None = setting(None, ranks="own")
     """YAML preset; flags win over it."""
-    output: FolderOrUrl = None
+    output: FolderOrUrl = setting(None, ranks="own")
     """Folder of checkpoints, TensorBoard events, metrics.jsonl and summary.json, or a URL such as
     s3://bucket/run: the run then works in runs/bucket/run, uploads that after each checkpoint and in the end,
     and --resume auto first fetches what the URL has. Default: a new one below runs/."""
@@ -29,7 +29,7 @@ class Run(Settings):
     names them."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = setting(0, resume="named")
     """Seed: the key of every random number of the run."""
-    resume: str | None = None
+    resume: str | None = setting(None, ranks="own")
     """Checkpoint file to continue from; auto = last.pt of --output when there is one."""
     evaluate: bool = False
     """Validate once (with --resume or --weights) and stop. A checkpoint brings its settings and the names of

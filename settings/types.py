@@ -34,6 +34,8 @@ class Facts:
     evaluation: Literal["checkpoint", "free", "own", "unused"] = "checkpoint"
     """To evaluate it is the checkpoint's, and a flag that differs is named, or not (free). own: the settings
     of this run alone say it. unused: training alone reads it, and it has its default."""
+    ranks: Literal["alike", "own", "first"] = "alike"
+    """All ranks have the same value; a host may have its own, such as a path; or rank 0's is taken."""
     recipe: bool = True
     """It is part of how a network is trained; False: of what one run reads, writes or measures."""
 

@@ -71,8 +71,8 @@ def pair(
 ) -> tuple[P, P]:
     """Make the plans of training and of validation. `of(columns, policy, ...)` makes one.
 
-    A set of few steps gets a smaller batch of training, with which no sample is left out. Raises UserError
-    when not even one step can be trained.
+    A set of few steps gets a smaller batch of training, with which no sample is left out, unless
+    --global-batch-size is given. Raises UserError when not even one step can be trained.
     """
     load = config.loading
     train = of(
@@ -86,9 +86,10 @@ def pair(
         **ranks,
     )
     if not config.run.uses:
+        fits = config.optimisation.global_batch_size is None
         shares = train.world_size * train.accumulate
         batch_size, keeps_tail = order.fitted(train.samples, train.batch_size, shares)
-        if keeps_tail:
+        if keeps_tail and fits:
             train = replace(train, batch_size=batch_size, keeps_tail=True)
         train.require_a_step()
     of_val = partial(of, splits["val"].columns, validation, training=False, **ranks)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from settings.preset import shown
 from system import torch_files
 from tasks.kind import TaskKind
 
+LocalFile = Callable[[str | None], AbstractContextManager[str | None]]
+"""Name of a file -> the name under which this rank can read it."""
 TAKEN = {
     name
     for name, facts in schema.FACTS.items()
@@ -149,22 +152,27 @@ class Start:
         shape: tuple[int, ...],
         heads: Mapping[str, Any],
         console: Console,
+        file: LocalFile = nullcontext,
     ) -> nn.Module:
         """Build the network for batches of `shape`, with its weights, or with those that the seed draws.
 
-        `heads` is of TaskKind.building. Raises Unusable, and UserError where a part of an evaluation would
-        be random.
+        `heads` is of TaskKind.building; weights are read from what `file` yields. Raises Unusable, and
+        UserError where a part of an evaluation would be random.
         """
         torch.manual_seed(draws.key(self.config.run.seed, draws.Purpose.MODEL))
         model = self.config.model
-        try:
-            module, loaded = registry.build(
-                arch, shape=shape, weights=self.weights, **heads
-            )
-        except Unusable as error:
-            raise Unusable(
-                str(error).replace(f"--weights {self.weights}", self.origin)
-            ) from None
+        backbone = heads.get("weights_backbone")
+        with file(self.weights) as weights, file(backbone) as of_backbone:
+            if backbone:
+                heads = {**heads, "weights_backbone": of_backbone}
+            try:
+                module, loaded = registry.build(
+                    arch, shape=shape, weights=weights, **heads
+                )
+            except Unusable as error:
+                raise Unusable(
+                    str(error).replace(f"--weights {weights}", self.origin)
+                ) from None
         # --evaluate validates both, the network and its average
         if not (self.config.run.evaluate and self.trained):
             self.told.extend(

@@ -151,12 +151,13 @@ class Runner:
         *argv: object,
         limits: dict[str, int] | None = None,
         env: dict[str, str] | None = None,
+        cwd: Path | None = None,
     ) -> Process:
         words: list[object] = []
         for word in argv:
             is_flags = isinstance(word, str) and word.startswith("-")
             words += word.split() if is_flags else [word]  # type: ignore[attr-defined]
-        return self.python(ROOT / "train.py", *words, limits=limits, env=env)
+        return self.python(ROOT / "train.py", *words, limits=limits, env=env, cwd=cwd)
 
     def python(
         self,
@@ -182,16 +183,29 @@ class Runner:
         return self.started[-1]
 
     def ranks(
-        self, count: int, *argv: object, missing: int | None = None
+        self,
+        count: int,
+        *argv: object,
+        missing: int | None = None,
+        folders: Sequence[Path] = (),
+        last: str = "",
     ) -> list[Process]:
-        """Start the command in `count` processes that meet, as torchrun would; one of them may be missing."""
+        """Start the command in `count` processes that meet, as torchrun would; one of them may be missing.
+
+        Each is in its one of `folders`, or all are in `cwd`; `last` are more flags of the last rank.
+        """
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         meet |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count))
         return [
-            self(*argv, env=meet | dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)))
+            self(
+                *argv,
+                *([last] if last and rank == count - 1 else []),
+                env=meet | dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)),
+                cwd=folders[rank] if folders else None,
+            )
             for rank in range(count)
             if rank != missing
         ]

@@ -189,6 +189,29 @@ def test_other_batch_and_world_size_go_on_with_the_tail(
     assert (found["samples"], found["samples_dropped"]) == (96, 0), "of the whole run"
 
 
+def test_the_step_stays_when_ranks_change(train: Runner, pictures: Path) -> None:
+    """Parts of 2, 1 and 2 ranks take the steps of a run of one rank; without the flag it is said."""
+    plain = "--arch resnet18 --val-every 0 --warmup-epochs 1"
+    flags = f"{plain} --global-batch-size 8"
+    start(train, pictures, "whole", f"{flags} --steps 6")[0].done()
+    for ranks, batch, step in ((2, 4, 2), (1, 4, 4), (2, 3, 6)):
+        more = f"{flags} --batch-size {batch} --steps {step}"
+        for process in start(train, pictures, "parts", more, ranks=ranks):
+            assert "a step had" not in process.done().out
+    runs = []
+    for name in ("whole", "parts"):
+        found = points(train.cwd / name, "train")
+        rates = [rate for point in found for rate in point["lrs"]]
+        runs.append((rates, found[-1]["consumed"]))
+    assert runs[0] == runs[1] and len(runs[0][0]) == 6
+    more = f"{plain} --batch-size 8 --steps 7"
+    first, _ = start(train, pictures, "parts", more, ranks=2)
+    assert "a step had 8 samples and has 16 now" in " ".join(first.done().out.split())
+    more = "--global-batch-size 9"
+    for process in start(train, pictures, "other", more, ranks=2):
+        assert "choose a multiple of 8" in process.mistake()
+
+
 def test_best_and_last_and_a_finished_run_stays_as_it_was(
     train: Runner, pictures: Path
 ) -> None:

@@ -25,6 +25,7 @@ from settings.config import parse
 from settings.run import Run
 from tests.end_to_end.runs import Runner, until
 
+CPU = torch.device("cpu")
 FITS: dict[str, Any] = {
     "arch": "resnet18",
     "classes": ["ant", "bee", "cow"],
@@ -45,7 +46,8 @@ CONTENT: dict[str, Any] = {
 
 def read(path: Path, **fits: Any) -> dict[str, Any]:
     resume = Resume(path=path)
-    resume.fits(**{"task": "classification", "config": CONFIG, **FITS, **fits})
+    about = {"task": "classification", "config": CONFIG, "world": ProcessWorld(CPU)}
+    resume.fits(**{**about, **FITS, **fits})
     return resume.content
 
 
@@ -332,8 +334,12 @@ def test_what_a_resumed_run_has_otherwise_than_it_began() -> None:
     words = "--lr 1 --crop-scale 0.2 1 --workers 3 --output b --steps 9 --seed 1"
     now = parse([*words.split(), "--exif", "shown"]).flat()
     report = MagicMock()
-    resume = Resume(content={"config": before, "progress": asdict(Progress())})
-    resume.tell(report, config=now, ordering="one")
+    content = {"config": before, "progress": asdict(Progress()), "samples_a_step": 8}
+    resume = Resume(content=content)
+    resume.tell(report, config=now, ordering="one", samples_a_step=8)
+    report.warn.assert_not_called()
+    resume.tell(report, config=now, ordering="one", samples_a_step=16)
+    assert "--global-batch-size 8 " in report.warn.call_args.args[0]
     (told,) = report.info.call_args.args
     others = "lr 0.1 -> 1.0", "seed 0 -> 1", "exif stored -> shown"
     for each in (*others, "crop_scale [0.1, 1.0] -> [0.2, 1.0]"):

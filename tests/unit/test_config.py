@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from contracts import UserError
 from settings import config
 from settings.cli import one_of
-from settings.config import FACTS, GROUP_OF, GROUPS, Config, as_yaml, build, parse
+from settings.config import (
+    FACTS,
+    GROUP_OF,
+    GROUPS,
+    Config,
+    as_yaml,
+    build,
+    for_ranks,
+    parse,
+)
 from tasks import TASKS, kind_of
 
 
@@ -30,6 +39,32 @@ def mistake(argv: list[str]) -> str:
     said = str(caught.value)
     assert said and "\n" not in said and len(said) < 600, said
     return said
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch", "ranks", "expected"),
+    [
+        (256, 64, 4, (64, 1)),
+        (256, 64, 1, (64, 4)),
+        (256, 48, 2, (32, 4)),  # the largest divisor of 128
+        (96, 64, 8, (12, 1)),
+        (256, 64, 3, "multiple of 192"),
+        (254, 64, 2, "multiple of 128"),  # 127 is prime
+        (2, 64, 4, "multiple of 4"),
+    ],
+)
+def test_micro_batches_of_a_global_batch(
+    samples: int, batch: int, ranks: int, expected: tuple[int, int] | str
+) -> None:
+    flags = f"--global-batch-size {samples} --batch-size {batch}"
+    asked = parse(flags.split())
+    if isinstance(expected, str):
+        with pytest.raises(UserError, match=expected):
+            for_ranks(asked, ranks)
+        return
+    sized = for_ranks(asked, ranks)
+    assert (sized.loading.batch_size, sized.optimisation.accumulate) == expected
+    assert "follows from" in mistake([*flags.split(), "--accumulate", "2"])
 
 
 CHANGED = {

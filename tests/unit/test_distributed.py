@@ -26,6 +26,7 @@ from tests.unit.test_step import Net, assert_alike, batch_of, step_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
+HOST = socket.gethostname()
 HUGE = 2**53 + 1  # no float64 holds it
 STEPS, STOP_AT, SAVE_AT = 8, 3, 5
 NOTHING = dict.fromkeys(Vote.FLAGS, False)
@@ -167,7 +168,7 @@ def test_what_ranks_tell_each_other(ranks: list[dict[str, Any]]) -> None:
         assert found["sum"] == [size * HUGE, -size, sum(range(size))]
         told = [{"rank": rank, "bytes": bytes(rank)} for rank in range(size)]
         assert found["gather"] == told
-        said = "the ranks see different data: manifest is m0 on rank 0, m1 on rank 2"
+        said = f"the ranks differ: manifest is m0 on rank 0, m1 on rank 2 on {HOST}"
         assert found.get("agree") == (said if size > 2 else None)
         for name, buffer in norm.named_buffers():
             assert found["buffers"][name] == buffer.tolist()

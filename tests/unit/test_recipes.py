@@ -103,7 +103,12 @@ def test_a_resumed_run_goes_on_bit_for_bit(case: str, tmp_path: Path) -> None:
     write(tmp_path / "last.pt", kept.content(Progress(step=3)))
     run(rest, range(9, 10))  # what was there is written over
     resume = Resume(path=tmp_path / "last.pt")
-    resume.fits(task="classification", config=about["config"], **identity)
+    resume.fits(
+        task="classification",
+        config=about["config"],
+        world=ProcessWorld(CPU),
+        **identity,
+    )
     resume.into(rest.module, rest, optimizer=name)
     run(rest, range(3, 6))
     for a, b in zip(whole.state_tensors(), rest.state_tensors(), strict=True):

@@ -1,0 +1,120 @@
+"""Two ranks on hosts that share no disk, as two folders: one command line, other files, one run."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.end_to_end.runs import Process, Runner, summary
+
+HOST = socket.gethostname()
+FLAGS = """--loader torchvision --arch resnet18 --image-size 32 --batch-size 8 --workers 1 --precision fp32
+    --ceilings false --log-every 1 --val-every 1 --ema 0.9 --epochs 1 --warmup-epochs 0 --lr 0.01
+    --output run --manifest-dir manifests"""
+
+
+def trained(
+    train: Runner, data: Path, hosts: list[Path], flags: str = "", last: str = ""
+) -> list[Process]:
+    """Run FLAGS in two processes, each in the folder of its host."""
+    return train.ranks(2, "--data", data, f"{FLAGS} {flags}", folders=hosts, last=last)
+
+
+@pytest.fixture(scope="module")
+def files(
+    tmp_path_factory: pytest.TempPathFactory,
+    environment: dict[str, str],
+    zygote: subprocess.Popen[str],
+    pictures: Path,
+) -> Path:
+    """Checkpoints of one run, at step 2 and at step 3, and presets of two momenta."""
+    folder = tmp_path_factory.mktemp("files")
+    train = Runner(folder, environment, zygote)
+    for step in (2, 3):
+        for process in trained(
+            train, pictures, [folder] * 2, f"--steps {step} --resume auto"
+        ):
+            process.done()
+        shutil.copy(folder / "run/last.pt", folder / f"step-{step}.pt")
+        (folder / f"{step}.yaml").write_text(f"momentum: 0.{step}\n")
+    train.end()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "here", "others"),
+    [
+        ("run/last.pt", "--resume auto", "step-2.pt", (None, "step-3.pt")),
+        ("run/last.pt", "--resume auto", None, ("step-3.pt",)),
+        ("start.pt", "--weights start.pt", "step-2.pt", (None, "step-3.pt")),
+        ("start.pt", "--resume start.pt --evaluate true", "step-2.pt", (None,)),
+        ("preset.yaml", "--config preset.yaml", "2.yaml", (None, "3.yaml")),
+    ],
+)
+def test_rank_0_reads(
+    train: Runner,
+    pictures: Path,
+    files: Path,
+    name: str,
+    flags: str,
+    here: str | None,
+    others: tuple[str | None, ...],
+) -> None:
+    """A file that another host has otherwise, or not at all: weights are those of a run on one folder."""
+    ends: list[Any] = []
+    for there in (here, *others):
+        hosts = [train.cwd / f"{there}-{rank}" for rank in range(2)]
+        for host, file in zip(hosts, (here, there), strict=True):
+            (host / name).parent.mkdir(parents=True)
+            if file:
+                shutil.copy(files / file, host / name)
+        if not ends:
+            hosts[1] = hosts[0]
+        for process in trained(train, pictures, hosts, flags):
+            process.done()
+        ends.append(end_of(hosts[0] / "run"))
+    assert ends == ends[:1] * len(ends)
+
+
+def end_of(run: Path) -> Any:
+    """Return the figures of the validation, of both ranks' halves, and every number of last.pt."""
+    figures = summary(run)["validation"]
+    if not (run / "last.pt").exists():
+        return figures
+    content = torch.load(run / "last.pt", weights_only=True)
+    digest = hashlib.sha256()
+    held = [*content["model"].values(), *content["ema"].values()]
+    for state in content["optimizer"]["state"].values():
+        held += [value for value in state.values() if value is not None]
+    for value in held:
+        digest.update(value.numpy().tobytes())
+    return figures, content["progress"], len(held), digest.hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("last", "said"),
+    [
+        ("--lr 0.3 --seed 5", "--seed is 0 on rank 0, 5 on rank 1 on {}; --lr is 0.01"),
+        ("--workers 0 --output other --data absent", ""),
+    ],
+)
+def test_settings_are_compared(
+    train: Runner, pictures: Path, last: str, said: str
+) -> None:
+    """One line and exit code 2 on every rank; what is a host's own matter may differ."""
+    shutil.copytree(pictures, train.cwd / "absent")
+    processes = trained(train, pictures, [train.cwd] * 2, "--steps 1", last)
+    for process in processes:
+        if said:
+            assert f"the ranks differ: {said.format(HOST)}" in process.mistake()
+        else:
+            process.done()
+    assert (train.cwd / "run").exists() is not bool(said)
+    assert not (train.cwd / "other").exists()
