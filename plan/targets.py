@@ -92,15 +92,13 @@ def packed(
 def padded(targets: dict[str, Array], places: int) -> dict[str, Array]:
     """Return packed boxes as float32 [B, places, 4], each row's first, and labels int64 [B, places].
 
-    The label of a place without a box is IGNORE. Raises IndexError where a row has more boxes than places.
+    The label of a place without a box is IGNORE. Raises ValueError where a row has more boxes than places.
     """
-    counts = np.diff(targets["offsets"])
-    row = np.repeat(np.arange(len(counts)), counts)
-    place, _ = spans(np.zeros_like(counts), counts)
-    boxes = np.zeros((len(counts), places, 4), np.float32)
-    boxes[row, place] = targets["boxes"]
-    labels = np.full((len(counts), places), IGNORE, np.int64)
-    labels[row, place] = targets["labels"]
+    there = np.arange(places) < np.diff(targets["offsets"])[:, None]
+    boxes = np.zeros((*there.shape, 4), np.float32)
+    boxes[there] = targets["boxes"]
+    labels = np.full(there.shape, IGNORE)
+    labels[there] = targets["labels"]
     return {"boxes": boxes, "labels": labels}
 
 

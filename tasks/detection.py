@@ -130,15 +130,15 @@ class Detection:
 
     def _padded_inputs(self, batch: Batch) -> tuple[Any, ...]:
         """Return the inputs of a detector whose images have one size, from tensors alone."""
-        boxes = batch.targets["boxes"]
-        labels = torch.where(batch.valid[:, None], batch.targets["labels"], IGNORE)
-        height, width = batch.images.shape[-2:]
+        most = self.places
         if batch.host:  # not in a graph: then no more places than this batch has boxes
             most = int((batch.host["labels"] != IGNORE).sum(axis=1).max())
-            boxes = boxes[:, :most]
-            labels = labels[:, :most]
-        targets = {"boxes": boxes, "labels": labels}
-        return batch.images, [(height, width)] * len(labels), targets
+        labels = torch.where(batch.valid[:, None], batch.targets["labels"], IGNORE)
+        targets = {
+            "boxes": batch.targets["boxes"][:, :most],
+            "labels": labels[:, :most],
+        }
+        return batch.images, [batch.images.shape[-2:]] * len(labels), targets
 
     def shown(self, batch: Batch) -> torch.Tensor:
         return batch.images
@@ -178,7 +178,9 @@ class DetectionKind(TaskKind):
     graphs = False  # as many shapes as canvases
 
     def of(self, config: Config) -> TaskKind:
-        return KIND_OF_SQUARES if _squares(config) else self
+        # torchvision's SSDs have no longer side
+        native = architectures.native(config.model.arch or ARCH)
+        return self if native.longer else KIND_OF_SQUARES
 
     def adopted(
         self, module: nn.Module, arch: str, shape: tuple[int, ...]
@@ -324,11 +326,6 @@ class SquaresKind(DetectionKind):
     """Detectors that take images of one size, torchvision's SSDs: a step can be a graph."""
 
     graphs = True
-
-
-def _squares(config: Config) -> bool:
-    """Whether the architecture is one of torchvision's SSDs."""
-    return architectures.native(config.model.arch or ARCH).longer is None
 
 
 def _with_masks(columns: Any, arch: str, console: Console) -> Any:
