@@ -331,6 +331,8 @@ class ProcessWorld:
 
     def complain(self, line: str) -> None:
         """Say what went wrong, once for all ranks that meet it."""
+        if self._peers is not None:
+            self._peers.end(f"{self.named}: {line}")
         if self.rank > 0:
             # rank 0's end ends the others; a rank that is still there has met it alone
             time.sleep(ALONE_AFTER_S)

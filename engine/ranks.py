@@ -23,6 +23,8 @@ BEAT_S = 1.0
 ANSWERS_S = 8.0
 """Seconds in which the store of what ranks have said must answer; rank 0 has it, or torchrun."""
 LOOK_S = 0.1
+MISTAKE = "mistake"
+"""Key of the line with which a rank has ended before all had joined."""
 LOG = "its own line or its host's log says why"
 GONE = (
     "Connection reset by peer",
@@ -69,6 +71,10 @@ class Peers:
         said = f"{self._beats} {waits}"
         told = self._asked(lambda: [self._of_thread.set(f"beat/{self.rank}", said)])
         return self._no_store() if told is None else ""
+
+    def end(self, line: str) -> None:
+        """End the others where they wait to `meet` this rank, which ends with a line."""
+        self._asked(lambda: [self.store.clone().set(MISTAKE, line)])
 
     def silent(self) -> str:
         """Return which ranks have gone or are stopped, "" where all live. It takes some seconds."""
@@ -169,6 +175,8 @@ class Peers:
         try:
             self.store.set(keys[self.rank], value)
             while not self.store.check(keys):
+                if self.store.check([MISTAKE]):
+                    raise UserError(self.store.get(MISTAKE).decode())
                 if time.monotonic() > until:
                     ranks = range(self.size)
                     missing = [r for r in ranks if not self.store.check([keys[r]])]
