@@ -216,13 +216,10 @@ def test_what_is_anothers(content: Any, said: str, tmp_path: Path) -> None:
 def test_damage_is_one_line_or_harmless(written: Path) -> None:
     whole, places = written.read_bytes(), random.Random(1)
     refused = 0
-    for number in range(200):
+    for number in range(60):
         damaged = bytearray(whole)
-        # mostly in what is no tensor
-        for _ in range(places.choice((1, 1, 20))):
-            damaged[
-                places.choice((places.randrange(len(whole)), places.randrange(1500)))
-            ] ^= 1 << places.randrange(8)
+        for _ in range(places.randint(1, 20)):
+            damaged[places.randrange(len(whole))] = places.randrange(256)
         cut = places.randrange(len(whole)) if number % 3 == 0 else len(whole)
         written.write_bytes(damaged[:cut])
         try:
@@ -232,13 +229,12 @@ def test_damage_is_one_line_or_harmless(written: Path) -> None:
             assert "\n" not in str(mistake)  # noqa: PT017
         else:
             assert torch.equal(found["model"]["weight"], CONTENT["model"]["weight"])
-    assert refused > 60
-    # a weight that has changed on the disk, which torch.load reads without a word
+    assert refused > 20
+    # a weight, which torch.load reads without a word, and the pickle's end, of which it has none
     weight = CONTENT["model"]["weight"].numpy().tobytes()
-    at = whole.index(weight)
-    written.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-    torch.load(written, weights_only=True)
-    assert "a damaged checkpoint: " in refusal(written)
+    for at in (whole.index(weight), whole.index(b"u.PK\x07\x08")):
+        written.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        assert "damaged" in refusal(written)
 
 
 def test_steps_that_are_kept_and_the_one_before(

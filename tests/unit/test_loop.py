@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -189,6 +190,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
 
     def slowly(path: Path, content: dict[str, Any]) -> None:
         assert goes_on.wait(60)
+        time.sleep(0.2)
         write(path, content)
 
     monkeypatch.setattr(checkpoint, "write", slowly)
@@ -196,7 +198,9 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     toy.training.checkpoints.keep = 2
     toy.at = {4: goes_on.set}
     assert toy.training.fit()
-    assert (tmp_path / "last.pt").exists(), "without waiting here"
+    # without waiting here
+    last = torch.load(tmp_path / "last.pt", weights_only=True)
+    assert last["progress"]["step"] == 4
     for step in (3, 4):
         weight, progress = toy.kept(f"step-00000000{step}.pt")
         assert weight == progress["step"] == step
