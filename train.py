@@ -42,6 +42,7 @@ from tasks import architecture, compared, kind_of, tables  # noqa: E402
 from tasks.initial_state import Start  # noqa: E402
 
 TIMELINE = Timeline()
+preflight.imported()
 TIMELINE.mark("imports")
 
 
