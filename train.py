@@ -27,6 +27,7 @@ from engine.loop import Training  # noqa: E402
 from engine.step import Step  # noqa: E402
 from engine.validation import Validation  # noqa: E402
 from loaders import first_batches, open_loader, require_files  # noqa: E402
+from loaders._triton import hash_ahead  # noqa: E402
 from models import AUXILIARY_WEIGHTS, Unusable  # noqa: E402
 from plan import draws  # noqa: E402
 from predict import predict  # noqa: E402
@@ -55,6 +56,9 @@ from tasks import architecture, compared, kind_of, tables  # noqa: E402
 from tasks.initial_state import Start  # noqa: E402
 
 TIMELINE = Timeline()
+preflight.imported()
+if DEVICE.type == "cuda":
+    hash_ahead()
 TIMELINE.mark("imports")
 
 

@@ -352,7 +352,8 @@ def measured(summary: Mapping[str, Any]) -> Measured:
     }
     return Measured(
         figures={name: at(path) for name, (path, *_) in columns.items()}
-        | {"unit": at("rate.unit")},
+        | {"unit": at("rate.unit")}
+        | {"start_s": sum(summary.get("start_s", {}).values()) or None},
         spread={name: its for name, its in spreads.items() if its},
         versions=summary["versions"],
         hardware=summary["hardware"],
@@ -400,6 +401,8 @@ DETAILS = {
     "step_p50_ms": ("step_ms.p50", "step p50, ms", "{:.1f}"),
     "step_p99_ms": ("step_ms.p99", "p99", "{:.1f}"),
     "steps": ("step_ms.n", "steps", "{}"),
+    # the sum of its parts, to the end of the first step
+    "start_s": ("start_s", "start, s", "{:.1f}"),
     "first_epoch": ("rate.first_epoch", "first epoch, {unit}", "{:,.0f}"),
     "device_gib": ("memory.device_gib", "GPU GiB", "{:.1f}"),
     "host_gib": ("memory.host_gib", "host GiB", "{:.1f}"),

@@ -5,6 +5,7 @@ torch.distributed.
 from __future__ import annotations
 
 import ctypes
+import gc
 import hashlib
 import os
 import resource
@@ -140,6 +141,8 @@ def leave(code: int) -> None:
     # threads sometimes outlive what they use (exit code -6, "terminate called without an active exception").
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         os._exit(code)
+    # libraries look for what they made when the interpreter ends, and say that it leaks
+    gc.unfreeze()
     sys.exit(code)
 
 

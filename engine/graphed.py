@@ -116,6 +116,7 @@ class Outcome:
     """The outcome of --graphs."""
 
     why_not: str = ""  # "" where steps are graphs
+    one_shape: bool  # whether all batches have one
     # phases of an eager step, measured before
     warm_up_ms: dict[str, float] = field(default_factory=dict)
 
@@ -136,6 +137,7 @@ class Outcome:
         return {
             "graphs": not self.why_not,
             "graphs_off": self.why_not or None,
+            "one_shape": self.one_shape,
             "warm_up_ms": self.warm_up_ms,
         }
 
@@ -154,18 +156,17 @@ def prepare(
     Raises UserError where graphs were asked for and cannot be.
     """
     if asked is False:
-        return Outcome(why_not="--graphs false")
+        return Outcome(why_not="--graphs false", one_shape=one_shape)
+    split: dict[str, float] = {}
     if world.device.type != "cuda":
-        outcome = Outcome(why_not="there is no GPU")
+        why = "there is no GPU"
     elif not one_shape:
-        outcome = Outcome(
-            why_not="batches of this task have many shapes, and each would be a graph"
-        )
+        why = "batches of this task have many shapes, and each would be a graph"
     elif not step.capturable:
-        outcome = Outcome(why_not="this --optimizer decides on the host")
+        why = "this --optimizer decides on the host"
     else:
         why, split = capture(step, make_batches(), world)
-        outcome = Outcome(why_not=why, warm_up_ms=split)
+    outcome = Outcome(why_not=why, one_shape=one_shape, warm_up_ms=split)
     if asked is True and outcome.why_not:
         raise UserError(f"--graphs true: {outcome.why_not}; --graphs false")
     return outcome

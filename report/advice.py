@@ -18,8 +18,6 @@ IDLE = 0.6
 WORTH = 0.1
 """Gain from which on a prediction is the advice."""
 DECODE_ON_GPU = ("dali-gpu", "dali-fed", "nvdec+pyav")
-MANY_SHAPES = ("detection",)
-"""Tasks whose batches have many shapes: each would be a graph, or be compiled, of its own."""
 Summary = Mapping[str, Any]
 
 
@@ -130,7 +128,7 @@ def _contention(summary: Summary) -> str:
 def graphs_can_be_had(summary: Summary) -> bool:
     """Whether graphs can be had: they are off by their flag, and not since batches have many shapes."""
     off = summary.get("graphs_off") == "--graphs false"
-    return off and summary.get("task") not in MANY_SHAPES
+    return off and summary.get("one_shape", False)
 
 
 def _may_try(summary: Summary, loader: str) -> bool:

@@ -343,6 +343,8 @@ class Reporter:
             shown = pictures.augmented(batch, mean, std)
             # the pixels were copied to the host, behind the step
             self._timeline.mark("first step")
+            if self._description["settings"].get("profile"):
+                self._console.info(self._timeline.told())
             self._board.images("augmented", shown, 0)
 
     def info(self, line: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from report.advice import MANY_SHAPES, graphs_can_be_had, look_up
+from report.advice import graphs_can_be_had, look_up
 from report.meter import too_high
 from report.stages import OF_WORKERS, WAITED
 
@@ -293,7 +293,7 @@ def _compile(model: Model) -> Iterator[Change]:
     step = look_up(model.summary, "ceiling.compute.step_ms")
     if not (kernels and arithmetic and step) or model.summary.get("compile"):
         return
-    if model.summary.get("task") in MANY_SHAPES:  # each would be compiled
+    if not model.summary.get("one_shape"):  # each would be compiled
         return
     memory = max(kernels - arithmetic, 0.0)
 

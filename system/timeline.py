@@ -21,3 +21,8 @@ class Timeline:
             # clocks of a machine may be set back
             self.seconds[part] = max(now - self._last, 0.0)
             self._last = now
+
+    def told(self) -> str:
+        """Return all parts with their seconds, in a line."""
+        parts = ", ".join(f"{part} {s:.2f}" for part, s in self.seconds.items())
+        return f"start, s: {parts}; {sum(self.seconds.values()):.2f} in all"

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import cv2
 import numpy as np
 import torch
 from PIL import Image
@@ -123,6 +122,9 @@ def _make_torchvision() -> Decode:
 
 
 def _make_opencv() -> Decode:
+    # 130 MB of libraries, which no other reader needs
+    import cv2
+
     cv2.setNumThreads(0)
     flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
 

@@ -159,10 +159,12 @@ def test_a_summary_has_the_figures_of_its_task(tmp_path: Path) -> None:
     }
     told |= {"ceiling": {"compute": None, "loader": {"rate": 20.0, "spread": None}}}
     told |= {"data_wait": None, "batch_size": 8, "versions": {}, "hardware": {}}
+    told |= {"start_s": {"imports": 2.0, "first step": 0.5}}
     clips = {"clips": {"frames_per_s": 160.0, "decoded_per_delivered": 3.1}}
     found = measured(told | clips)
     wanted = {"unit": "clip/s", "frames_per_s": 160.0, "decoded_per_delivered": 3.1}
     wanted |= {"rate": 10.0, "loader_ceiling": 20.0, "compute_ceiling": None}
+    wanted |= {"start_s": 2.5}
     assert found.figures.items() >= (wanted | {"instances_per_s": None}).items()
     assert found.spread == {"rate": {"n": 1}}
     trained = told | {"validation": {"top1": 0.5, "ema_top1": 0.6}}

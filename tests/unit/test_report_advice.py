@@ -24,6 +24,7 @@ def summary(
         "ceiling": {"compute": {"rate": 110.0}, "loader": {"rate": 120.0}},
         "bound": bound,
         "graphs_off": "--graphs false",
+        "one_shape": True,
         "efficiency": 0.9,
         "loader": "dali-gpu",
         "loaders": ["torchvision", "dali-cpu", "dali-gpu", "dali-fed"],
@@ -63,7 +64,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (summary("contention", busy=1.0, what_if=[GRAPHS]), "--graphs true: 250 img/s"),
     (summary("loader", what_if=[GRAPHS | {"gain": 0.05}], busy=0.7), "try other"),
     (summary("compute", CPU, precision="fp32"), "a GPU, a smaller --image-size"),
-    (summary("compute", task="detection"), "more GPUs"),
+    (summary("compute", one_shape=False), "more GPUs"),
     # the storage, or the loader, is
     (
         summary("storage", busy=0.2, loader="torchvision"),

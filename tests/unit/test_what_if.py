@@ -18,6 +18,7 @@ def summary(**changes: Any) -> dict[str, Any]:
         "cpu": {"utilisation": 0.05},
         "workers": 4,
         "world_size": 1,
+        "one_shape": True,
         "stages": {
             "read": {"ms": 10.0, "cpu_ms": 0.0},
             "decode": {"ms": 2.0, "cpu_ms": 2.0},
@@ -97,7 +98,7 @@ def test_launches_and_passes_over_memory() -> None:
     for refused in (
         {"graphs_off": None, "compile": True},
         {"graphs_off": "the host waits in the step", "compile": True},
-        {"task": "detection"},
+        {"one_shape": False},
     ):
         told = {one["what"] for one in what_if.predictions(of | refused)}
         assert not told & {"--graphs true", "--compile true"}, refused
