@@ -68,7 +68,8 @@ MARGIN_S = 600.0
 ranks that live be slow where they may: a checkpoint, a compilation, a validation's figures may take as long.
 """
 RANKS_A_STEP = 64
-"""Ranks whose vote arrives within a step: its 126 hops take about 6 ms between hosts. See docs/scale.md."""
+"""Ranks whose vote arrives within a step: its 126 hops take about 6 ms between hosts. More ranks vote every few
+steps, sum by a tree, and connect to those they talk to: docs/scale.md has why."""
 FILES_A_WORKER = 4
 """Files that are open for each worker process of a loader."""
 
@@ -410,7 +411,17 @@ class ProcessWorld:
         if self.size == 1:
             return values
         total = torch.from_numpy(np.array(values))
-        dist.all_reduce(total)
+        if self.size <= RANKS_A_STEP:
+            dist.all_reduce(total)
+            return total.numpy()
+        # rank 0 hears all others at once, and answers by a tree, where all_reduce is a ring of 2 (size - 1) hops
+        of_ranks = None
+        if self.rank == 0:
+            of_ranks = [torch.empty_like(total) for _ in range(self.size)]
+        dist.gather(total, of_ranks)
+        if of_ranks is not None:
+            total = torch.stack(of_ranks).sum(0)
+        dist.broadcast(total, src=0)
         return total.numpy()
 
     def gather(self, value: object) -> list[Any]:
@@ -430,6 +441,11 @@ class ProcessWorld:
                 dist.broadcast(buffer, src=0)
 
 
+def votes_every(ranks: int) -> int:
+    """Return how many steps there are from one vote of so many ranks to the next."""
+    return -(-ranks // RANKS_A_STEP)
+
+
 class Vote:
     """Flags that any rank may raise and all ranks see at the same step.
 
@@ -442,7 +458,7 @@ class Vote:
 
     def __init__(self, world: ProcessWorld) -> None:
         self._world = world
-        self.every = -(-world.size // RANKS_A_STEP)
+        self.every = votes_every(world.size)
         self._raised = 0  # one bit a flag, since a vote was started last
         self._steps = 0  # that they are of
         # the flags under way, and what brings those of other ranks

@@ -42,7 +42,8 @@ VALID: list[list[list[int] | None]] = [  # [step][micro-batch of rank 0, of rank
 
 def work(world: ProcessWorld) -> dict[str, Any]:
     """Everything that needs company, one after the other; a file a rank takes the findings home."""
-    found: dict[str, Any] = {"every": {}}
+    found: dict[str, Any] = {"every": {}, "sum": []}
+    mine = np.array([HUGE, -1, world.rank], np.int64)
     for ranks_a_step in (64, 1):
         distributed.RANKS_A_STEP = ranks_a_step
         vote = Vote(world)
@@ -54,8 +55,7 @@ def work(world: ProcessWorld) -> dict[str, Any]:
         votes.append(vote.drain())
         vote.exchange(window=world.rank == world.size - 1)
         found["every"][vote.every] = [*votes, vote.drain()]
-    mine = np.array([HUGE, -1, world.rank], np.int64)
-    found["sum"] = world.sum(mine).tolist()
+        found["sum"].append(world.sum(mine).tolist())
     assert mine.tolist() == [HUGE, -1, world.rank]
     found["gather"] = world.gather({"rank": world.rank, "bytes": bytes(world.rank)})
     world.barrier()
@@ -165,7 +165,7 @@ def test_what_ranks_tell_each_other(ranks: list[dict[str, Any]]) -> None:
                 ),
                 {**NOTHING, "window": True},
             ]
-        assert found["sum"] == [size * HUGE, -size, sum(range(size))]
+        assert found["sum"] == [[size * HUGE, -size, sum(range(size))]] * 2
         told = [{"rank": rank, "bytes": bytes(rank)} for rank in range(size)]
         assert found["gather"] == told
         said = f"the ranks differ: manifest is m0 on rank 0, m1 on rank 2 on {HOST}"
