@@ -331,7 +331,7 @@ class ProcessWorld:
     def agree(self, what: Mapping[str, Any]) -> None:
         """Raise UserError, on every rank, where not all ranks have the same values in `what`."""
         if line := self.differing(what):
-            raise UserError(f"the ranks differ: {line}")
+            raise UserError(f"the ranks differ: {line}; all need the same")
 
     def complain(self, line: str) -> None:
         """Say what went wrong, once for all ranks that meet it."""

@@ -169,6 +169,7 @@ def test_what_ranks_tell_each_other(ranks: list[dict[str, Any]]) -> None:
         told = [{"rank": rank, "bytes": bytes(rank)} for rank in range(size)]
         assert found["gather"] == told
         said = f"the ranks differ: manifest is m0 on rank 0, m1 on rank 2 on {HOST}"
+        said += "; all need the same"
         assert found.get("agree") == (said if size > 2 else None)
         for name, buffer in norm.named_buffers():
             assert found["buffers"][name] == buffer.tolist()
