@@ -42,7 +42,7 @@ class Case:
     message_us: float = 40  # of a core of rank 0 a small message: 64 processes on two cores, docs/scale.md
     requests: float = 1  # to the storage a sample: a file each, or a range of a shard
     parameters: float = 25.6e6  # ResNet-50
-    storage_gib_s: float = 1  # that one host writes, and that all read together
+    storage_gib_s: float = 1  # that one host writes
     restart_s: float = 180  # 45 s until a lost rank is found, then a start
     gpu_hours: float = (
         50_700  # a failure: 419 in 54 days of 16,384 GPUs (Llama 3, arXiv 2407.21783)
@@ -118,7 +118,6 @@ FORMULAS: dict[str, Callable[[Case], float]] = {
     "log, ms": log_ms,
     "checkpoint, GiB": checkpoint_gib,
     "checkpoint, s": checkpoint_s,
-    "all ranks read it, s": lambda c: c.ranks * checkpoint_s(c),
     "to a stop, s": stop_s,
     "a failure every, h": lambda c: failure_s(c) / 3600,
     "save every, min (Young)": lambda c: interval_s(c) / 60,

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 HOST = socket.gethostname()
 HUGE = 2**53 + 1  # no float64 holds it
-STEPS, STOP_AT, SAVE_AT = 8, 3, 5
+STEPS, STOP_AT, SAVE_AT = 12, 3, 5
 NOTHING = dict.fromkeys(Vote.FLAGS, False)
 ROUNDS = {"fp16": 2**-11, "bf16": 2**-8}
 """By how much of itself a gradient is rounded at most."""
