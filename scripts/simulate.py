@@ -25,7 +25,7 @@ STATE_BYTES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A run, and what its machines do; the text of a field is its help, with the source of the default."""
+    """A run, and what its machines do; the comment of a field has its unit, and the source of its default."""
 
     ranks: float
     samples: float
@@ -33,20 +33,17 @@ class Case:
     batch: float = 32  # samples of a rank and step
     step_ms: float = 100
     name_bytes: float = 30  # of a file's path below the data, as in ImageNet
-    header_us: float = (
-        35  # of a core a file: 8,000 small JPEGs, two cores, docs/scale.md
-    )
+    header_us: float = 35  # of a core a file: 8,000 small JPEGs, docs/scale.md
     scan_cores: float = 16  # that read headers, on storage which keeps up
     order_us: float = 0.12  # of a core a sample: 100 million, docs/scale.md
     hop_us: float = 50  # of a small message between two hosts: TCP in one data centre
-    message_us: float = 40  # of a core of rank 0 a small message: 64 processes on two cores, docs/scale.md
+    message_us: float = 40  # of a core of rank 0 a message: docs/scale.md
     requests: float = 1  # to the storage a sample: a file each, or a range of a shard
     parameters: float = 25.6e6  # ResNet-50
     storage_gib_s: float = 1  # that one host writes
     restart_s: float = 180  # 45 s until a lost rank is found, then a start
-    gpu_hours: float = (
-        50_700  # a failure: 419 in 54 days of 16,384 GPUs (Llama 3, arXiv 2407.21783)
-    )
+    # a failure: 419 in 54 days of 16,384 GPUs (Llama 3, arXiv 2407.21783)
+    gpu_hours: float = 50_700
 
 
 def fixed_bytes() -> int:

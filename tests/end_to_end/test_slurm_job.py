@@ -158,8 +158,8 @@ def cluster(tmp_path: Path, environment: dict[str, str]) -> Iterator[Cluster]:
 def test_a_job_that_is_told_to_stop_goes_on_where_it_was(
     train: Runner, cluster: Cluster
 ) -> None:
-    """USR1, as Slurm sends it before the time limit, is a checkpoint, a requeue, and the same losses as
-    those of a run that nobody has stopped; scancel ends the job for good.
+    """Asked to stop, as Slurm does before the time limit, it saves, is requeued and makes the losses of a run
+    that nobody has stopped; scancel ends it for good.
     """
     output = train.cwd / "job"
     words = (
@@ -196,3 +196,4 @@ def test_a_job_that_is_told_to_stop_goes_on_where_it_was(
     cluster("scancel", cancelled)
     until(lambda: cluster.job(cancelled)["JobState"] == "CANCELLED", RUNS_S, "the end")
     assert cluster.job(cancelled)["Restarts"] == "0"
+    until((train.cwd / "cancelled/last.pt").exists, RUNS_S, "a checkpoint")

@@ -16,9 +16,10 @@ import pytest
 import torch
 from torch import nn
 
-from contracts import UserError
+from contracts import NotFinite, UserError
 from engine import distributed
 from engine.distributed import ProcessWorld, Vote, cores, leave, prepare_process
+from engine.loss_log import LossLog
 from system import resources
 from system.resources import memory_bytes
 from tests.end_to_end.runs import Runner
@@ -57,6 +58,15 @@ def work(world: ProcessWorld) -> dict[str, Any]:
         found["every"][vote.every] = [*votes, vote.drain()]
         found["sum"].append(world.sum(mine).tolist())
     assert mine.tolist() == [HUGE, -1, world.rank]
+    log, ids = LossLog(4, world, precision="fp32"), [np.array([world.rank])]
+    log.add(1, torch.tensor([1.0 + world.rank, 1.0, 0.0, 1.0]), ids)
+    found["loss"] = [log.read(failed=world.rank)[0]["loss"], log.failed]
+    loss = torch.inf if world.rank == 1 else 1.0
+    log.add(2, torch.tensor([loss, 1.0, 0.0, 1.0]), ids)
+    try:
+        log.read()
+    except NotFinite as mistake:
+        found["not finite"] = str(mistake)
     found["gather"] = world.gather({"rank": world.rank, "bytes": bytes(world.rank)})
     world.barrier()
     identity: dict[str, Any] = {"arch": "a", "classes": ["x"] * 1000}
@@ -144,8 +154,8 @@ def ranks(
 
 
 def test_what_ranks_tell_each_other(ranks: list[dict[str, Any]]) -> None:
-    """Flags of any rank one step later, or of many ranks some steps, exact sums, values in rank order, data
-    that differ, rank 0's statistics.
+    """Flags of any rank one step later, or of many ranks some steps, exact sums, losses of all ranks, values
+    in rank order, data that differ, rank 0's statistics.
     """
     size = len(ranks)
     norm = nn.BatchNorm1d(2)
@@ -166,6 +176,8 @@ def test_what_ranks_tell_each_other(ranks: list[dict[str, Any]]) -> None:
                 {**NOTHING, "window": True},
             ]
         assert found["sum"] == [[size * HUGE, -size, sum(range(size))]] * 2
+        assert found["loss"] == [(size + 1) / 2, sum(range(size))]
+        assert found["not finite"].startswith("the loss is inf at step 2; samples [1];")
         told = [{"rank": rank, "bytes": bytes(rank)} for rank in range(size)]
         assert found["gather"] == told
         said = f"the ranks differ: manifest is m0 on rank 0, m1 on rank 2 on {HOST}"
