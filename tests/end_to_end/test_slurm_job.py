@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,16 +132,16 @@ def cluster(tmp_path: Path, environment: dict[str, str]) -> Iterator[Cluster]:
                     until(socket_file.exists, STARTS_S, "munge")
         found = Cluster(env)
         idle = ("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N")
-        end = time.monotonic() + STARTS_S
-        while time.monotonic() < end:
-            seen = subprocess.run(
-                idle, env=env, capture_output=True, text=True, check=False
-            )
-            if seen.stdout.split() == list(NODES):
-                break
-            time.sleep(0.5)
-        else:
-            pytest.fail((folder / "daemons.log").read_text()[-3000:])
+        until(
+            lambda: (
+                subprocess.run(
+                    idle, env=env, capture_output=True, text=True, check=False
+                ).stdout.split()
+                == list(NODES)
+            ),
+            STARTS_S,
+            f"three idle nodes, see {folder}",
+        )
         yield found
         subprocess.run(["scancel", "--user", getpass.getuser()], env=env, check=False)
         nothing = ("squeue", "--noheader")
