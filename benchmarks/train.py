@@ -43,7 +43,7 @@ from tasks import TASKS, architecture, kind_named, kind_of
 
 BY_HAND = "by hand: "
 LOOPS = {
-    "classification": ("dali", "dali-cpu", "torchvision"),
+    "classification": ("dali", "dali+compile", "dali-cpu", "torchvision"),
     "detection": ("torchvision",),
     "superres": ("torchvision",),
 }
@@ -137,10 +137,10 @@ class Train(Common):
     epochs: PositiveInt | None = None
     """Train for so many epochs and validate at the end, to compare top-1 and not rates; each of --repeats has
     its own seed, and what is learned by is behind the bare --."""
-    by_hand: tuple[Literal["dali", "dali-cpu", "torchvision"], ...] = ()
+    by_hand: tuple[Literal["dali", "dali+compile", "dali-cpu", "torchvision"], ...] = ()
     """Also time the loop that one writes by hand with these libraries (benchmarks/baselines/train.py): in
-    fp16 on one GPU, in fp32 without. dali decodes on the GPU, dali-cpu on the CPU; other
-    tasks: torchvision. Of the flags behind -- it takes --workers and --image-size alone."""
+    fp16 on one GPU, in fp32 without. dali decodes on the GPU, dali-cpu on the CPU, dali+compile has the
+    network compiled; other tasks: torchvision. Of the flags behind -- it takes --workers and --image-size alone."""
     flags: str = ""
     """More flags of train.py, for every point; better written last, after a bare --."""
 
