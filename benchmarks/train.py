@@ -381,6 +381,8 @@ FIGURES = {
     "rate": ("rate.steady", "{unit}", RATE),
     "top1": ("validation.top1", "top-1", "{:.1%}"),
     "ema_top1": ("validation.ema_top1", "top-1 of the average", "{:.1%}"),
+    "psnr": ("validation.psnr", "PSNR, dB", "{:.2f}"),
+    "psnr_bicubic": ("validation.psnr_bicubic", "PSNR of bicubic, dB", "{:.2f}"),
     "frames_per_s": ("clips.frames_per_s", "frame/s", "{:,.0f}"),
     "instances_per_s": ("detection.instances_per_s", "box/s", "{:,.0f}"),
     "compute_ceiling": ("ceiling.compute.rate", "compute ceiling", "{:,.0f}"),
