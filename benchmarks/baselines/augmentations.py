@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import cv2
 import numpy as np
 import torch
 
@@ -20,6 +19,9 @@ SCALES = (0.6, 1.4)
 
 
 def _decoded(file: str) -> Array:
+    import cv2
+
+    cv2.setNumThreads(0)  # else a worker takes more than its core
     return cv2.cvtColor(cv2.imread(file), cv2.COLOR_BGR2RGB)
 
 
