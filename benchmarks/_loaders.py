@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from importlib import import_module
@@ -21,14 +21,16 @@ from typing import Any, cast
 import numpy as np
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader
 
 from benchmarks._suite import Point
-from benchmarks.baselines import dali, nvdec, pytorch
+from benchmarks.baselines import augmentations, dali, nvdec, pytorch
 from contracts import Array, Feed, FileSource, Pixels, Split, UserError, World
 from dataset.open import cache_folder, list_of, open_split
 from dataset.stores.folder import Folder
 from loaders import Medium, open_loader, usable
 from loaders.images.decoders import READERS
+from plan.augment import UNTOUCHED, Augment, Auto, Jitter
 from plan.clips import ClipPlan, ClipPolicy
 from plan.images import ImagePlan, ImagePolicy
 from settings.cli import one_of
@@ -44,6 +46,14 @@ Figures = Callable[[float], dict[str, Any]]
 """samples a second -> the figures that only clips have."""
 
 
+AUGMENTS = {
+    "": UNTOUCHED,
+    "randaugment": Augment((Auto(auto_augment="randaugment"),)),
+    "jitter": Augment((Jitter(color_jitter=0.4),)),
+}
+"""What is done to the pixels of images, beside a flip of every second one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What a pass has. `delay_s` is added to each read; `batches`: so many a pass instead of all; `threads`
@@ -56,6 +66,7 @@ class Asked:
     workers: int
     window: str = "stretch"
     flip: float = 0.0
+    augment: str = ""
     reader: str = "auto"
     threads: int = 0
     delay_s: float = 0.0
@@ -145,7 +156,8 @@ def plan_of(asked: Asked, columns: Any, world: World) -> ImagePlan | ClipPlan:
             window=cast(Any, asked.window),
             image_size=asked.image_size,
             resize=side,
-            flip=asked.flip,
+            flip=0.5 if asked.augment else asked.flip,
+            augment=AUGMENTS[asked.augment],
         )
         plan: ImagePlan | ClipPlan = ImagePlan.of(
             columns,
@@ -215,7 +227,8 @@ def opened(
 
     if name in BY_HAND[asked.medium]:
         loop = BY_HAND[asked.medium][name]
-        yield loop(Loop(asked, name, data, world, plan)), of_clips
+        with ExitStack() as stack:
+            yield loop(Loop(asked, name, data, world, plan, stack)), of_clips
         return
     with open_loader(name, feed_of(asked, name, data, world)) as loader:
         # the last --steps batches of an epoch, or all
@@ -243,13 +256,14 @@ def opened(
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """What a loop by hand is made of."""
+    """What a loop by hand is made of; `stack` is left behind the last pass."""
 
     asked: Asked
     name: str
     data: Split
     world: World
     plan: Any
+    stack: ExitStack
 
     def files(self) -> tuple[list[str], list[int]]:
         """Return the paths of the samples and their labels."""
@@ -262,12 +276,15 @@ class Loop:
         return same | {"world_size": world.size, "rank": world.rank}
 
 
-def _pytorch(loop: Loop, dataset: Any) -> Epochs:
+def _data_loader(loop: Loop, dataset: Any, make: Any = DataLoader) -> DataLoader[Any]:
     asked = loop.asked
     samples = asked.batches and asked.batches * asked.batch_size
-    loader = pytorch.loader(
-        dataset, workers=asked.workers, samples=samples, **loop.shared()
+    return pytorch.loader(
+        dataset, workers=asked.workers, samples=samples, make=make, **loop.shared()
     )
+
+
+def _pytorch(loop: Loop, loader: DataLoader[Any]) -> Epochs:
     batches = partial(pytorch.batches, loader, loop.world.device)
     return lambda epoch: (len(labels) for _, labels in batches(epoch))
 
@@ -275,28 +292,61 @@ def _pytorch(loop: Loop, dataset: Any) -> Epochs:
 def _images(loop: Loop) -> Epochs:
     asked = loop.asked
     if loop.name == "pytorch":
-        load = pytorch.by_pil(asked.window, asked.image_size)
+        load = pytorch.by_pil(asked.window, asked.image_size, asked.augment)
     elif loop.name in READER_OF:
         whole_decoder(READER_OF[loop.name])  # that it is installed
         load = partial(_decoded_length, READER_OF[loop.name])
-    elif asked.window == "stretch":
+    elif loop.name in augmentations.LIBRARIES:
+        if (asked.window, asked.augment) != ("random-resized", "jitter"):
+            raise UserError(
+                f"--loaders {loop.name} needs --window random-resized --augment jitter"
+            )
+        load = augmentations.LIBRARIES[loop.name](asked.image_size)
+    elif asked.window == "stretch" and not asked.augment:
         load = pytorch.by_opencv(asked.image_size)
     else:
-        raise UserError(f"--loaders {loop.name} needs --window stretch")
-    return _pytorch(loop, pytorch.Images(*loop.files(), load, asked.delay_s))
+        raise UserError(
+            f"--loaders {loop.name} needs --window stretch, and no --augment"
+        )
+    images = pytorch.Images(*loop.files(), load, asked.delay_s)
+    return _pytorch(loop, _data_loader(loop, images))
 
 
-def _dali_by_hand(loop: Loop) -> Epochs:
+def _dali_of_python(loop: Loop) -> Epochs:
+    """Return batches of DALI's that decodes what Python reads: in the loop, or in a DataLoader's workers."""
+    from nvidia.dali.plugin.pytorch import DALIGenericIterator
+    from nvidia.dali.plugin.pytorch.experimental import proxy
+
     asked = loop.asked
-    source = dali.Files(
-        *loop.files(),
+    files = loop.files()
+    how: dict[str, Any] = {
+        "batch_size": asked.batch_size,
+        "size": asked.image_size,
+        "threads": max(asked.threads or asked.workers, 1),
+        "device": loop.world.device,
+        "augment": asked.augment,
+    }
+    if loop.name == "dali-proxy":
+        ahead = 2 * max(asked.workers, 1)  # as many as a DataLoader asks for
+        pipeline = dali.of_bytes(None, ahead=ahead, **how)
+        server = loop.stack.enter_context(proxy.DALIServer(pipeline))
+        images = pytorch.Images(
+            *files, lambda file: server.proxy(dali.content(file)), asked.delay_s
+        )
+        make = partial(proxy.DataLoader, server)
+        return _pytorch(loop, _data_loader(loop, images, make))
+    source: Any = dali.Files(
+        *files,
         batch_size=asked.batch_size,
         samples=(asked.batches or loop.plan.steps()) * asked.batch_size,
         read_delay_s=asked.delay_s,
     )
-    threads = max(asked.threads or asked.workers, 1)
-    fed = dali.loader(
-        source, size=asked.image_size, threads=threads, device=loop.world.device
+    if loop.name == "pytorch+dali":
+        images = pytorch.Images(*files, dali.content, asked.delay_s)
+        make = partial(DataLoader, collate_fn=dali.listed)
+        source = _data_loader(loop, images, make)
+    fed = DALIGenericIterator(
+        dali.of_bytes(source, **how), ["images", "labels"], auto_reset=True
     )
     return lambda epoch: (len(batch["images"]) for (batch,) in fed)
 
@@ -313,7 +363,14 @@ def _dali(loop: Loop) -> Epochs:
             "--loaders dali reads all, and is not slowed down: dali-by-hand"
         )
     if asked.medium == "images":
-        loader = dali.images(window=asked.window, files=files, labels=labels, **same)
+        loader = dali.images(
+            window=asked.window,
+            augment=asked.augment,
+            flip=bool(asked.augment),
+            files=files,
+            labels=labels,
+            **same,
+        )
     else:
         frames, stride = plan.policy.frames, plan.policy.stride
         loader = dali.clips(
@@ -344,7 +401,7 @@ def _clips(loop: Loop) -> Epochs:
         stride=policy.stride,
         size=asked.image_size,
     )
-    return _pytorch(loop, dataset)
+    return _pytorch(loop, _data_loader(loop, dataset))
 
 
 def _nvdec(loop: Loop) -> Epochs:
@@ -369,8 +426,11 @@ READER_OF = {f"{name}-alone": name for name in (*READERS, "simplejpeg")}
 BY_HAND: dict[Medium, dict[str, Callable[[Loop], Epochs]]] = {
     "images": {
         **dict.fromkeys(("pytorch", "pytorch+opencv", *READER_OF), _images),
+        **dict.fromkeys(augmentations.LIBRARIES, _images),
         "dali": _dali,
-        "dali-by-hand": _dali_by_hand,
+        **dict.fromkeys(
+            ("dali-by-hand", "pytorch+dali", "dali-proxy"), _dali_of_python
+        ),
     },
     "videos": {
         **dict.fromkeys(("pytorch", "pytorch+decord"), _clips),

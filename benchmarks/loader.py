@@ -87,9 +87,11 @@ class Loader(Common):
     """Folders below --data, each of which is passed over, as scripts.pack makes them."""
     loaders: tuple[str, ...] = ("auto",)
     """Names as in --loader of train.py, and loops by hand: pytorch, pytorch+opencv (uint8, --window stretch),
-    dali (DALI's own reader) and dali-by-hand (fed by Python); of clips pytorch with PyAV, pytorch+decord, on a
-    GPU dali. auto = pytorch, dali and all of ours that run here but nvdec+ANOTHER. Also
-    decoding alone: READER-alone, simplejpeg-alone; of clips decord-alone, pyav-alone, nvdec-alone."""
+    dali (DALI's own reader) and DALI fed by Python: in the loop (dali-by-hand), by a DataLoader
+    (pytorch+dali), by DALI's own proxy of one (dali-proxy); with --augment jitter torchvision-v2,
+    albumentations, kornia. Of clips pytorch with PyAV, pytorch+decord, on a GPU dali. auto =
+    pytorch, dali and all of ours that run here but nvdec+ANOTHER. Also decoding alone: READER-alone,
+    simplejpeg-alone; of clips decord-alone, pyav-alone, nvdec-alone."""
     gpus: tuple[PositiveInt, ...] = (1,)
     """Processes, one a GPU (on a CPU: gloo)."""
     batch_size: PositiveInt | None = None
@@ -98,6 +100,9 @@ class Loader(Common):
     """Height and width of the images, pixels. Default: 640; of clips 224."""
     window: Literal["stretch", "random-resized", "center"] = "stretch"
     """Images: the whole image stretched, or the windows of training and validation."""
+    augment: Literal["", "randaugment", "jitter"] = ""
+    """Images are also flipped, and are changed by RandAugment (2 of 14 operations, magnitude 9), or in
+    brightness, contrast and saturation by up to 0.4, each by the library's own. Default: neither."""
     workers: tuple[NonNegativeInt, ...] = (8,)
     """Worker processes (pytorch, torchvision, dali-fed, all of clips) or threads (dali, dali-cpu, dali-gpu) a
     rank."""
@@ -143,7 +148,9 @@ def points(settings: Loader) -> list[Point]:
         for name, default in DEFAULTS[medium].items()
     }
     same |= {name: getattr(settings, name) for name in SAME[medium]}
-    optional = {name: getattr(settings, name) for name in ("step_ms", "steps")}
+    optional = {
+        name: getattr(settings, name) for name in ("step_ms", "steps", "augment")
+    }
     same |= {name: each for name, each in optional.items() if each}
     asked = crossed(
         loader=names,

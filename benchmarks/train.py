@@ -43,7 +43,7 @@ from tasks import TASKS, architecture, kind_named, kind_of
 
 BY_HAND = "by hand: "
 LOOPS = {
-    "classification": ("dali", "dali-cpu", "torchvision"),
+    "classification": ("dali", "dali+compile", "dali-cpu", "torchvision"),
     "detection": ("torchvision",),
     "superres": ("torchvision",),
 }
@@ -137,10 +137,10 @@ class Train(Common):
     epochs: PositiveInt | None = None
     """Train for so many epochs and validate at the end, to compare top-1 and not rates; each of --repeats has
     its own seed, and what is learned by is behind the bare --."""
-    by_hand: tuple[Literal["dali", "dali-cpu", "torchvision"], ...] = ()
+    by_hand: tuple[Literal["dali", "dali+compile", "dali-cpu", "torchvision"], ...] = ()
     """Also time the loop that one writes by hand with these libraries (benchmarks/baselines/train.py): in
-    fp16 on one GPU, in fp32 without. dali decodes on the GPU, dali-cpu on the CPU; other
-    tasks: torchvision. Of the flags behind -- it takes --workers and --image-size alone."""
+    fp16 on one GPU, in fp32 without. dali decodes on the GPU, dali-cpu on the CPU, dali+compile has the
+    network compiled; other tasks: torchvision. Of the flags behind -- it takes --workers and --image-size alone."""
     flags: str = ""
     """More flags of train.py, for every point; better written last, after a bare --."""
 
@@ -381,6 +381,8 @@ FIGURES = {
     "rate": ("rate.steady", "{unit}", RATE),
     "top1": ("validation.top1", "top-1", "{:.1%}"),
     "ema_top1": ("validation.ema_top1", "top-1 of the average", "{:.1%}"),
+    "psnr": ("validation.psnr", "PSNR, dB", "{:.2f}"),
+    "psnr_bicubic": ("validation.psnr_bicubic", "PSNR of bicubic, dB", "{:.2f}"),
     "frames_per_s": ("clips.frames_per_s", "frame/s", "{:,.0f}"),
     "instances_per_s": ("detection.instances_per_s", "box/s", "{:,.0f}"),
     "compute_ceiling": ("ceiling.compute.rate", "compute ceiling", "{:,.0f}"),

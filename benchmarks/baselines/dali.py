@@ -1,16 +1,19 @@
 """DALI as one writes it by hand. Uses nothing of ours on purpose.
 
-Images, for `train` and `loader`: DALI's own reader of files, decoder and random crop. For `slow-storage`: a
-Python source reads a batch, DALI decodes, resizes and normalises it; DALI calls the source in the thread that
-asks for a batch, so the reads are neither side by side nor hidden behind the step. Clips of videos, for
+Images, for `train` and `loader`: DALI's own reader of files, decoder and random crop. For `slow-storage`:
+DALI decodes, resizes and normalises what Python reads, by three ways to bring it there. Clips of videos, for
 `loader`: DALI's own reader of videos.
+
+    Files       -> fn.external_source   each read in the thread that asks for a batch, one after the other
+    DataLoader  -> fn.external_source   workers read ahead, side by side
+    DataLoader <-> DALI's proxy         workers read ahead and ask a thread of DALI's for the images
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +38,7 @@ def images(
     flip: bool = False,
     shuffle: bool = True,
     decode_on_cpu: bool = False,
+    augment: str = "",
     world_size: int = 1,
     rank: int = 0,
     **files: Any,
@@ -63,6 +67,7 @@ def images(
         batch_size=batch_size,
         num_threads=max(threads, 1),
         device_id=device.index or 0 if gpu else None,
+        enable_conditionals=augment == "randaugment",
     )
     def pipeline() -> Any:
         jpegs, labels = fn.readers.file(
@@ -80,7 +85,7 @@ def images(
         else:
             pixels = fn.decoders.image(jpegs, output_type=types.RGB, **how)
         resize: Any = fn.resize(pixels, **resized)
-        pixels = resize.gpu() if gpu else resize
+        pixels = augmented(resize.gpu() if gpu else resize, augment)
         mirror = fn.random.coin_flip() if flip else 0
         dtype = types.FLOAT16 if gpu else types.FLOAT
         pixels = fn.crop_mirror_normalize(
@@ -95,6 +100,22 @@ def images(
         auto_reset=True,
         last_batch_policy=LastBatchPolicy.FILL,
     )
+
+
+def augmented(pixels: Any, augment: str) -> Any:
+    """Return images with DALI's own RandAugment or its own jitter of colours, as `loader --augment` has
+    them; contrast is about grey there.
+    """
+    from nvidia.dali import fn
+    from nvidia.dali.auto_aug.rand_augment import rand_augment
+
+    if augment == "randaugment":
+        return rand_augment(pixels, n=2, m=9)
+    if augment == "jitter":
+        kinds = ("brightness", "contrast", "saturation")
+        drawn: Any = {kind: fn.random.uniform(range=(0.6, 1.4)) for kind in kinds}
+        return fn.color_twist(pixels, **drawn)
+    return pixels
 
 
 class Files:
@@ -128,36 +149,70 @@ class Files:
     def read(self, index: int) -> Any:
         if self.read_delay_s:
             time.sleep(self.read_delay_s)
-        return np.fromfile(self.files[index], np.uint8)
+        return content(self.files[index])
 
 
-def loader(source: Files, *, size: int, threads: int, device: torch.device) -> Any:
-    """Return an iterator over epochs of [{"images": fp32 [B, 3, H, W], "labels": int64 [B, 1]}], on the GPU
-    where there is one."""
+def content(file: str) -> Any:
+    """Return a file's bytes, uint8 [n]."""
+    return np.fromfile(file, np.uint8)
+
+
+def listed(rows: Sequence[tuple[Any, int]]) -> tuple[list[Any], list[Any]]:
+    """Collate rows of (bytes, label) to lists, since DALI takes samples of many sizes."""
+    contents, labels = zip(*rows, strict=True)
+    return [*contents], [np.array([label], np.int64) for label in labels]
+
+
+def of_bytes(
+    source: Iterable[Any] | None,
+    *,
+    batch_size: int,
+    size: int,
+    threads: int,
+    device: torch.device,
+    augment: str = "",
+    ahead: int = 2,
+) -> Any:
+    """Return the pipeline that makes fp32 [B, 3, size, size] of files' bytes, stretched, on the GPU where
+    there is one; up to `ahead` batches are under way.
+
+    Of a `source`, which gives an epoch's batches of (list of bytes, list of labels), labels come with them,
+    int64 [B, 1]. Without one the bytes are fed to "jpegs".
+    """
     from nvidia.dali import fn, pipeline_def, types
-    from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
     gpu = device.type == "cuda"
 
     @pipeline_def(
-        batch_size=source.batch_size,
+        batch_size=batch_size,
         num_threads=threads,
-        device_id=device.index if gpu else None,
+        device_id=device.index or 0 if gpu else None,
+        prefetch_queue_depth=ahead,
+        enable_conditionals=augment == "randaugment",
     )
     def pipeline() -> Any:
-        jpegs, labels = fn.external_source(
-            source=source,
-            num_outputs=2,
-            cycle="raise",
-            dtype=[types.UINT8, types.INT64],
+        # DALI compiles this function, and refuses names with annotations
+        labels = []
+        if source is None:
+            jpegs = fn.external_source(name="jpegs", no_copy=True)
+        else:
+            jpegs, label = fn.external_source(
+                source=source,
+                num_outputs=2,
+                cycle="raise",
+                dtype=[types.UINT8, types.INT64],
+            )
+            labels.append(label)
+        where = "mixed" if gpu else "cpu"
+        images = fn.decoders.image(jpegs, device=where, output_type=types.RGB)
+        images = augmented(fn.resize(images, resize_x=size, resize_y=size), augment)
+        mirror = fn.random.coin_flip() if augment else 0
+        images = fn.crop_mirror_normalize(
+            images, dtype=types.FLOAT, mirror=mirror, **NORMAL
         )
-        images = fn.decoders.image(
-            jpegs, device="mixed" if gpu else "cpu", output_type=types.RGB
-        )
-        images = fn.resize(images, resize_x=size, resize_y=size)
-        return fn.crop_mirror_normalize(images, dtype=types.FLOAT, **NORMAL), labels
+        return images, *labels
 
-    return DALIGenericIterator(pipeline(), ["images", "labels"], auto_reset=True)
+    return pipeline()
 
 
 def clips(

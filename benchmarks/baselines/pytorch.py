@@ -154,10 +154,11 @@ def shorter_side(size: int) -> int:
     return round(size * 256 / 224)
 
 
-def by_pil(window: str, size: int) -> Load:
+def by_pil(window: str, size: int, augment: str = "") -> Load:
     """Return what gives normalised fp32 [3, size, size], size in pixels.
 
-    `window` is stretch, random-resized or center (of a shorter side of 256 / 224 times `size`).
+    `window` is stretch, random-resized or center (of a shorter side of 256 / 224 times `size`); `augment` is
+    randaugment, jitter, or "", and is of flipped images.
     """
     from torchvision import transforms
 
@@ -166,8 +167,14 @@ def by_pil(window: str, size: int) -> Load:
         "random-resized": [transforms.RandomResizedCrop(size)],
         "center": [transforms.Resize(shorter_side(size)), transforms.CenterCrop(size)],
     }
-    normal = transforms.Normalize(MEAN, STD)
-    transform = transforms.Compose([*first[window], transforms.ToTensor(), normal])
+    flip = transforms.RandomHorizontalFlip()
+    then = {
+        "": [],
+        "randaugment": [flip, transforms.RandAugment()],
+        "jitter": [flip, transforms.ColorJitter(0.4, 0.4, 0.4)],
+    }
+    normal = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+    transform = transforms.Compose([*first[window], *then[augment], *normal])
 
     def load(file: str) -> Any:
         with Image.open(file) as image:
@@ -194,16 +201,17 @@ def loader(
     world_size: int = 1,
     rank: int = 0,
     samples: int | None = None,
+    make: Callable[..., DataLoader[Any]] = DataLoader,
 ) -> DataLoader[Any]:
     """Return a loader of whole batches in an order drawn for each epoch; `samples`: so many of them an epoch
-    instead of all.
+    instead of all. `make` is DataLoader, or what takes its arguments.
     """
     sampler: Any = RandomSampler(data, num_samples=samples)  # type: ignore[arg-type]
     if world_size > 1:
         sampler = DistributedSampler(data, world_size, rank, drop_last=True)
-    return DataLoader(
+    return make(
         data,
-        batch_size,
+        batch_size=batch_size,
         sampler=sampler,
         num_workers=workers,
         pin_memory=device.type == "cuda",

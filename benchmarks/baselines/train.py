@@ -24,6 +24,8 @@ from torch import nn
 from benchmarks.baselines import dali, detection, superres
 
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
+COMPILED = "dali+compile"
+"""DALI on the GPU beside a network behind torch.compile."""
 
 
 def dali_batches(
@@ -88,14 +90,16 @@ def of_images(
     asked: argparse.Namespace, device: torch.device
 ) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
     """Return a classifier and a function that gives the loss of its next batch."""
+    compiled = asked.loader == COMPILED
     make = torchvision_batches if asked.loader == "torchvision" else dali_batches
     batches = make(asked.data / "train", asked, device)
     model: nn.Module = torchvision.models.get_model(asked.arch).to(device)
     model = model.to(memory_format=torch.channels_last)
+    called = torch.compile(model) if compiled else model
 
     def loss() -> torch.Tensor:
         images, labels = next(batches)
-        return nn.functional.cross_entropy(model(images), labels)
+        return nn.functional.cross_entropy(called(images), labels)
 
     return model, loss
 
@@ -116,7 +120,7 @@ def of_patches(
     """Return SRCNN and a function that gives the loss of its next batch."""
     train = asked.data / "train"
     batches = superres.batches(train, asked.batch_size, asked.workers, device)
-    model = superres.model().to(device)
+    model = superres.model().to(device).to(memory_format=torch.channels_last)
 
     def loss() -> torch.Tensor:
         inputs, targets = next(batches)
@@ -143,7 +147,11 @@ def asked_of(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--task", choices=tuple(OF_TASK), default="classification")
     add("--data", type=Path, required=True, help="folder with train/; COCO's layout")
     add("--arch", default="resnet18")
-    add("--loader", choices=("dali", "dali-cpu", "torchvision"), default="dali")
+    add(
+        "--loader",
+        choices=("dali", COMPILED, "dali-cpu", "torchvision"),
+        default="dali",
+    )
     add("--batch-size", type=int, default=512)
     add("--image-size", type=int, default=224, help="of classifiers, pixels")
     add("--workers", type=int, default=max(cores - 1, 1))
@@ -156,11 +164,11 @@ def asked_of(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     asked = asked_of(argv)
     gpu = torch.cuda.is_available()
-    if not gpu and (asked.loader == "dali" or asked.steps):
+    if not gpu and (asked.loader in ("dali", COMPILED) or asked.steps):
         sys.exit("by hand: no GPU is here")
     device = torch.device("cuda", 0) if gpu else torch.device("cpu")
     # detectors' images have many shapes
-    torch.backends.cudnn.benchmark = asked.task == "classification"
+    torch.backends.cudnn.benchmark = asked.task != "detection"
     model, loss = OF_TASK[asked.task](asked, device)
     # as benchmarks/train.py's GENTLER, so that both train alike
     rate = 1e-5 if asked.task == "detection" else 0.01

@@ -86,6 +86,18 @@ def shown(rows: list[Row], folder: Path) -> tuple[str, str]:
     return console.export_text(), (folder / "table.md").read_text()
 
 
+def test_a_point_that_is_ended_leaves_where_it_was(tmp_path: Path) -> None:
+    program = (
+        "import os, signal; from benchmarks import _suite\n"
+        "def stuck(*_): os.kill(os.getpid(), signal.SIGTERM)\n"
+        "_suite.measuring(_suite.Common, stuck)"
+    )
+    words = [sys.executable, "-c", program, "{}", "{}"]
+    (row,) = ran(tmp_path, "good", command=lambda *asked: [*words, str(asked[2])])
+    (log,) = tmp_path.glob("runs/*/log.txt")
+    assert row["status"] == "failed" and "in stuck" in log.read_text()
+
+
 def test_each_end_is_a_row_and_a_cell(tmp_path: Path) -> None:
     rows = ran(tmp_path, "good", "oom", "crash", "silent", "short", "slow", limit_s=3.0)
     ends = {row["point"]["name"]: (row["status"], row["error"]) for row in rows}

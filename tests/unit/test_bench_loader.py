@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from benchmarks import _loaders, loader
 from benchmarks._loaders import Asked, expanded, open_data, opened
 from benchmarks._suite import Suite, results, run
-from benchmarks.baselines import pytorch
+from benchmarks.baselines import augmentations, pytorch
 from benchmarks.loader import SUITE, Loader, consume, derive, points
 from contracts import UserError
 from dataset.videos.columns import CODECS, RECORD
@@ -114,20 +115,22 @@ def asked_for(**changes: Any) -> Asked:
 
 
 IMAGES = ("pytorch", "dali", "dali-by-hand", "dali-cpu", "torchvision", "pil-alone")
+OF_WORKERS = ("pytorch+dali", "dali-proxy")
 
 
-@pytest.mark.parametrize("name", [*IMAGES, "pytorch+opencv"])
+@pytest.mark.parametrize("name", [*IMAGES, *OF_WORKERS, "pytorch+opencv"])
 def test_a_pass_over_images_has_as_many_for_ours_and_by_hand(
     name: str, pictures: Path
 ) -> None:
-    if name.startswith("dali"):
+    if "dali" in name:
         pytest.importorskip("nvidia.dali", reason="DALI is not installed")
-    of_one = name in ("dali-by-hand", "pil-alone", "pytorch+opencv")
+    of_one = name in (*OF_WORKERS, "dali-by-hand", "pil-alone", "pytorch+opencv")
+    asked = asked_for(workers=int(name in OF_WORKERS))
     window = "stretch" if name == "pytorch+opencv" else "random-resized"
     data = open_data(pictures, "images")
     for rank, size in [(0, 1)] if of_one else [(0, 2), (1, 2)]:
         world: Any = SimpleNamespace(rank=rank, size=size, device=torch.device("cpu"))
-        with opened(asked_for(window=window), name, data, world) as (epochs, _):
+        with opened(replace(asked, window=window), name, data, world) as (epochs, _):
             for epoch in range(2):
                 assert sum(epochs(epoch)) == 72 // size // 8 * 8
 
@@ -152,6 +155,20 @@ def test_a_pass_that_cannot_be(
         opened(asked_for(**asked), name, data, ALONE),
     ):
         pass
+
+
+@pytest.mark.parametrize("name", augmentations.LIBRARIES)
+def test_a_library_of_augmentations_scales_crops_and_normalises(
+    name: str, tmp_path: Path
+) -> None:
+    pytest.importorskip(name.partition("-")[0])
+    Image.new("RGB", (60, 40), (128, 128, 128)).save(tmp_path / "grey.png")
+    load = augmentations.LIBRARIES[name](32)
+    drawn = [load(str(tmp_path / "grey.png")) for _ in range(20)]
+    assert {(one.shape, one.dtype) for one in drawn} == {((3, 32, 32), torch.float32)}
+    levels = torch.stack(drawn).mean((2, 3)) * torch.tensor(pytorch.STD)
+    shares = (levels + torch.tensor(pytorch.MEAN)) * 255 / 128
+    assert shares.amin() > 0.59 and shares.amax() < 1.41 and shares.std() > 0.1
 
 
 def test_waits_are_counted_apart_from_steps_and_from_the_first_batch(

@@ -27,7 +27,16 @@ DISTRIBUTION = {
 }
 """Module -> its distribution, where that has another name."""
 OPTIONAL = {
-    *("albumentations", "apex", "h5py", "mlflow", "onnx", "onnxruntime", "scipy"),
+    *(
+        "albumentations",
+        "apex",
+        "h5py",
+        "kornia",
+        "mlflow",
+        "onnx",
+        "onnxruntime",
+        "scipy",
+    ),
     *("timm", "torchcodec", "wandb"),
 }
 """Imported only where a user has installed it; never in requirements.txt."""
