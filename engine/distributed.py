@@ -40,7 +40,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from contracts import UserError, one_line
 from engine import slurm
-from engine.ranks import Peers, is_gone
+from engine.ranks import PeerLost, Peers, is_gone
+from engine.stop import say
 from system import limits
 from system.resources import cores
 
@@ -184,6 +185,8 @@ class ProcessWorld:
         self.device = device
         self.timeout_s = 600.0
         self._peers: Peers | None = None
+        # what a thread does once another rank is lost, given who that is
+        self.on_lost = self._leave
 
     @property
     def place(self) -> dict[str, int]:
@@ -195,20 +198,19 @@ class ProcessWorld:
         """Return what messages call this rank."""
         return f"rank {self.rank} on {socket.gethostname()}"
 
-    def beat(self, waits: str) -> str:
-        """Tell the other ranks that this one lives, and what it waits for; from one thread alone.
-
-        Returns "", or who does not answer where they cannot hear it any more.
-        """
-        return "" if self._peers is None else self._peers.beat(waits)
-
-    def silent(self) -> str:
-        """Return which ranks do not answer, "" where all live."""
-        return "" if self._peers is None else self._peers.silent()
+    def wait_for(self, what: str) -> None:
+        """Tell the other ranks what this one's main thread waits for; "" for nothing of its own."""
+        if self._peers is not None:
+            self._peers.waits = what
 
     def blame(self) -> str:
         """Return which ranks do not answer, or what they wait for."""
         return "" if self._peers is None else self._peers.blame()
+
+    def _leave(self, lost: str) -> None:
+        """End this process in mid-step, after one line that says which rank is lost."""
+        say(f"{self.named} cannot go on: {lost}; go on from last.pt with --resume auto")
+        os._exit(1)
 
     def workers(self, asked: int | None) -> int:
         """Return how many workers this rank starts: as asked, or as many as default_workers has.
@@ -233,24 +235,24 @@ class ProcessWorld:
         """Return how many of the CPU cores that this process may use are its own, shared among ranks."""
         return cores() / _sharing(self.local_size)
 
-    def meet(self, timeout_minutes: float) -> None:
-        """Wait until every rank's process is there: they can then `gather`, before any scan."""
+    def meet(self, timeout_minutes: float = 10.0) -> None:
+        """Wait until every rank's process is there: they can then `gather`, before any scan. Leave by `on_lost`
+        once one of them is lost.
+        """
         self.timeout_s = 60 * timeout_minutes
-        if self.size > 1:
+        if self.size > 1 and self._peers is None:
             self._peers = Peers(
                 rank=self.rank, size=self.size, timeout_s=self.timeout_s
             )
+            self._peers.watch(lambda lost: self.on_lost(lost))
 
     @contextmanager
     def joined(self, timeout_minutes: float = 10.0) -> Iterator[None]:
         """Let the ranks compute together inside. Call it once the data is scanned: joining has a time-out."""
-        self.timeout_s = 60 * timeout_minutes
-        if self.size == 1:
+        self.meet(timeout_minutes)
+        if self._peers is None:
             yield
             return
-        if self._peers is None:
-            self.meet(timeout_minutes)
-        assert self._peers is not None
         self._peers.timeout_s = self.timeout_s
         self._peers.meet("joined")
         gpus = max(torch.cuda.device_count(), slurm.gpus_on_node(os.environ))
@@ -270,10 +272,14 @@ class ProcessWorld:
                 device_id=self.device if with_nccl else None,
             )
             yield
+            # together: who has the store ends no earlier than others watch it
+            self.barrier()
+            self._peers.end()
         except RuntimeError as error:
+            self._peers.end()
             if is_gone(error):
                 why = f"{self.blame()}; its own line or the system's log says why"
-                raise UserError(
+                raise PeerLost(
                     f"another rank has ended: {why}; go on with --resume auto"
                 ) from None
             raise

@@ -6,6 +6,7 @@ import errno
 
 from contracts import NotFinite, UserError
 from engine.distributed import ProcessWorld
+from engine.ranks import PeerLost
 
 SHORT = {
     "can't start new thread": "ulimit -u and docker's --pids-limit bound the number of threads",
@@ -33,6 +34,8 @@ def code_of(error: Exception, world: ProcessWorld, *, said_by: type[Exception]) 
     if line is None:
         raise error
     world.complain(f"train.py: {line}")
+    if isinstance(error, PeerLost):
+        return 1
     return 3 if isinstance(error, NotFinite) else 2
 
 

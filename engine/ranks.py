@@ -1,7 +1,13 @@
-"""The other ranks of a run: how they meet, and which of them has gone, or is waited for."""
+"""The other ranks of a run: how they meet, which of them is lost, and what a rank waits for.
+
+Each rank beats once a second through a store, in a thread of its own, and watches the beats of the next rank;
+whoever misses them tells all. So a lost host is found while the main thread computes or hangs, and a rank that
+is merely busy for minutes is not taken for lost.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import socket
@@ -11,17 +17,24 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import torch.distributed as dist
 
 from contracts import UserError
 
-Found = TypeVar("Found")
+Answer = TypeVar("Answer")
 
 BEAT_S = 1.0
 """How often a rank says that it lives."""
+SILENT_S = 30.0
+"""Seconds without a beat, or without an answer of the store, after which a rank or the store is lost. A library
+may keep the interpreter's lock from the beating thread for seconds."""
 ANSWERS_S = 8.0
-"""Seconds in which the store of what ranks have said must answer; rank 0 has it, or torchrun."""
+"""Seconds in which the store must answer a rank that asks who has gone."""
+CLOSED_S = 5.0
+"""Seconds that a rank has for its own end, once the store was closed; rank 0 or torchrun, which has it, may be
+the first to end."""
 LOOK_S = 0.1
 MISTAKE = "mistake"
 """Key of the line with which a rank has ended before all had joined."""
@@ -41,12 +54,16 @@ def is_gone(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in GONE)
 
 
+class PeerLost(UserError):
+    """Another rank has ended or does not answer: a new attempt may go on with `--resume auto`."""
+
+
 def _torchrun_has_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 class Peers:
-    """All ranks of a run that have met, each on its host. A rank `beat`s from a thread of its own."""
+    """All ranks of an attempt to run, which have met, each with its host."""
 
     def __init__(self, *, rank: int, size: int, timeout_s: float) -> None:
         """Meet the others by the variables that torchrun sets. Raises UserError after `timeout_s`."""
@@ -54,59 +71,81 @@ class Peers:
         self.size = size
         self.timeout_s = timeout_s
         self.host = socket.gethostname()
-        self.store = self._store()
-        self._of_thread = self.store.clone()
-        self._beats = 0
+        self.waits = ""  # what the main thread waits for; "" for nothing of its own
         self._gathered = 0
-        self.store.set(f"beat/{rank}", "0 ")
-        self.hosts = [os.environ.get("MASTER_ADDR", "localhost")] * size
-        self.hosts = [host.decode() for host in self.meet("host", self.host.encode())]
+        self._ended = threading.Event()
+        attempt, self.hosts = self._attempt(store := self._connect())
+        # torchrun's store may hold keys of earlier attempts
+        self.store: Any = dist.PrefixStore(attempt, store)
 
-    def beat(self, waits: str) -> str:
-        """Say that this rank lives, and what its main thread waits for: "" for nothing of its own.
+    def watch(self, on_lost: Callable[[str], None]) -> None:
+        """Beat from now until `end`, and call `on_lost` once, from a thread, with a text that says who is lost."""
+        thread = threading.Thread(target=self._beat, args=[on_lost], daemon=True)
+        thread.name = "saturate-beat"
+        thread.start()
 
-        Returns "", or who does not answer where the store has gone, with the process that has it.
-        """
-        self._beats += 1
-        said = f"{self._beats} {waits}"
-        told = self._asked(lambda: [self._of_thread.set(f"beat/{self.rank}", said)])
-        return self._no_store() if told is None else ""
-
-    def end(self, line: str) -> None:
-        """End the others where they wait to `meet` this rank, which ends with a line."""
-        self._asked(lambda: [self.store.clone().set(MISTAKE, line)])
-
-    def silent(self) -> str:
-        """Return which ranks have gone or are stopped, "" where all live. It takes some seconds."""
-        looked = self._asked(self._look)
-        return self._no_store() if looked is None else looked[0]
+    def end(self, line: str = "") -> None:
+        """Beat no more, and call nobody. With a `line` end the others too, where they wait to `meet` this rank."""
+        self._ended.set()
+        if line:
+            self._asked(lambda: [self.store.clone().set(MISTAKE, line)], ANSWERS_S)
 
     def blame(self) -> str:
         """Return which ranks have gone or are stopped, else what the others say that they wait for."""
-        looked = self._asked(self._look)
+        looked = self._asked(self._look, ANSWERS_S)
         if looked is None:
             return self._no_store()
         silent, waits = looked
         return silent or waits or "all ranks live, and do not meet"
 
-    def _asked(self, question: Callable[[], Found]) -> Found | None:
-        """Return the store's answer; None where it has gone, or does not answer."""
-        found: list[Found] = []
+    def _beat(self, on_lost: Callable[[str], None]) -> None:
+        store = self.store.clone()
+        following = (self.rank + 1) % self.size
+        beats = missed = 0
+        last = b""
+
+        def exchange() -> str:
+            """Beat, and return who is lost, or "". The answer shows that the beat has arrived."""
+            nonlocal missed, last
+            store.set(f"beat/{self.rank}", f"{beats} {self.waits}")
+            its, told = store.multi_get([f"beat/{following}", "lost"])
+            lost = str(told.decode())
+            # beats are counted, not seconds: this process itself may have been stopped for a while
+            missed = missed + 1 if its == last else 0
+            last = its
+            if not lost and missed * BEAT_S >= SILENT_S:
+                lost = f"{self._named(following)} does not answer"
+                store.set("lost", lost)
+            return lost
+
+        while not self._ended.wait(BEAT_S):
+            beats += 1
+            lost = self._asked(exchange, SILENT_S)
+            if lost is None:
+                self._ended.wait(CLOSED_S)
+                lost = self._no_store()
+            if lost and not self._ended.is_set():
+                on_lost(lost)
+                return
+
+    def _asked(self, question: Callable[[], Answer], seconds: float) -> Answer | None:
+        """Return the store's answer; None where it has gone, or does not answer in so many seconds."""
+        answers: list[Answer] = []
 
         def ask() -> None:
             with suppress(RuntimeError):  # DistNetworkError is one
-                found.append(question())
+                answers.append(question())
 
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
-        asking.join(ANSWERS_S)
-        return found[0] if found else None
+        asking.join(seconds)
+        return answers[0] if answers else None
 
     def _no_store(self) -> str:
-        keeper = (
-            f"torchrun on {self.hosts[0]}" if _torchrun_has_store() else self._named(0)
-        )
-        return f"{keeper} does not answer"
+        """Return that the process which has the store does not answer."""
+        if _torchrun_has_store():
+            return f"torchrun on {self.hosts[0]} does not answer"
+        return f"{self._named(0)} does not answer"
 
     def _look(self) -> tuple[str, str]:
         """Return which ranks do not answer, and what the others wait for."""
@@ -128,10 +167,10 @@ class Peers:
     def _named(self, rank: int) -> str:
         return f"rank {rank} on {self.hosts[rank]}"
 
-    def _store(self) -> Any:
+    def _connect(self) -> Any:
+        """Return the store by which the ranks meet."""
         address = os.environ.get("MASTER_ADDR", "localhost")
         port = int(os.environ.get("MASTER_PORT", "29500"))
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         has_it = self.rank == 0 and not _torchrun_has_store()
         if not has_it and not self._is_there(address, port):
             raise self._alone([0], f"at {address}:{port}")
@@ -150,8 +189,7 @@ class Peers:
                     f"MASTER_PORT {port} is taken on {self.host}; set another"
                 ) from None
             raise self._alone([0], f"at {address}:{port}") from None
-        # an earlier attempt's keys may lie in a store of torchrun's
-        return dist.PrefixStore(f"saturate/{attempt}", store)
+        return dist.PrefixStore("saturate", store)
 
     def _is_there(self, address: str, port: int) -> bool:
         """Wait for who has the store; torch itself would say pages of each attempt."""
@@ -168,7 +206,7 @@ class Peers:
     def meet(self, name: str, value: bytes = b"") -> list[bytes]:
         """Wait until every rank has called this with `name`, and return their values in rank order.
 
-        Raises UserError after the time-out, or where the store has gone.
+        Raises UserError after the time-out, and PeerLost where the store has gone.
         """
         until = time.monotonic() + self.timeout_s
         keys = [f"{name}/{rank}" for rank in range(self.size)]
@@ -184,7 +222,7 @@ class Peers:
                 time.sleep(LOOK_S)
             found: list[bytes] = self.store.multi_get(keys)
         except RuntimeError:  # DistNetworkError is one
-            raise UserError(f"{self._no_store()}; {LOG}") from None
+            raise PeerLost(f"{self._no_store()}; {LOG}") from None
         return found
 
     def gather(self, value: object) -> list[Any]:
@@ -201,6 +239,59 @@ class Peers:
         else:
             self.store.set(f"{read}/{self.rank}", b"")
         return [pickle.loads(each) for each in values]
+
+    def _attempt(self, store: Any) -> tuple[str, list[str]]:
+        """Wait for every rank of this attempt; return the attempt's name, and each rank's host.
+
+        torchrun's store may hold keys of earlier attempts, and its agents count restarts each for itself. So
+        rank 0 names the attempt and lists the processes that have come to it; another rank has met them once
+        it is in the list of the attempt that was named last, by a name that no process had before.
+        """
+        process = uuid4().hex
+        attempt = ""
+
+        def look() -> list[str]:
+            """Return every rank's host; [] while this process is not in the list."""
+            nonlocal attempt
+            if self.rank == 0 and not attempt:
+                store.set(f"{process}/lost", "")
+                store.set("attempt", process)
+            if not store.check(["attempt"]):
+                return []
+            named = store.get("attempt").decode()
+            if named != attempt:
+                attempt = named
+                store.set(f"{attempt}/beat/{self.rank}", "0 ")
+                came = json.dumps([process, self.host])
+                store.set(f"{attempt}/came/{self.rank}", came)
+            if self.rank == 0 and store.check(keys()):
+                all_came = [json.loads(came) for came in store.multi_get(keys())]
+                store.set(f"{attempt}/everyone", json.dumps(all_came))
+            if not store.check([f"{attempt}/everyone"]):
+                return []
+            everyone = json.loads(store.get(f"{attempt}/everyone"))
+            is_listed = process in (name for name, _ in everyone)
+            return [host for _, host in everyone] if is_listed else []
+
+        def keys() -> list[str]:
+            return [f"{attempt}/came/{rank}" for rank in range(self.size)]
+
+        def missing() -> list[int]:
+            """Return which ranks have not come."""
+            return [rank for rank, key in enumerate(keys()) if not store.check([key])]
+
+        until = time.monotonic() + self.timeout_s
+        while time.monotonic() < until:
+            hosts = self._asked(look, SILENT_S)
+            if hosts is None:
+                raise PeerLost(
+                    "rank 0 or its torchrun has ended before all ranks had come"
+                )
+            if hosts:
+                return attempt, hosts
+            time.sleep(LOOK_S)
+        who = self._asked(missing, ANSWERS_S) if attempt else None
+        raise self._alone(who or [0], f"and {LOG}")
 
     def _alone(self, missing: list[int], where: str) -> UserError:
         named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")

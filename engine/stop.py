@@ -1,4 +1,6 @@
-"""The request to stop a run, SIGTERM or Ctrl-C, as a flag: the loop looks at it, and decides what to do."""
+"""The request to stop a run, a signal such as SIGTERM or Ctrl-C, as a flag: the loop looks at it, and decides what
+to do.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,22 @@ ECHO_S = 3.0
 sent to all.
 """
 
+SIGNALS = {
+    signal.SIGTERM: signal.SIGTERM,
+    signal.SIGINT: signal.SIGINT,
+    # what Slurm sends before a job's time is over: --signal=USR1@90
+    signal.SIGUSR1: signal.SIGTERM,
+    signal.SIGUSR2: signal.SIGTERM,
+}
+"""Signals that ask a run to stop, and as which of them each acts; the exit code is 128 + that one's number."""
+
 
 class Asked(Exception):
     """A run was asked to stop while it waited for a batch that does not come."""
 
 
 class StopRequest:
-    """SIGTERM or Ctrl-C as a flag: calling it says whether one has come.
+    """One of SIGNALS as a flag: calling it says whether one has come.
 
     For a loop that never looks a second Ctrl-C is a KeyboardInterrupt, and a third ends the process.
     """
@@ -36,11 +47,8 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Hear both signals inside."""
-        before = {
-            number: signal.getsignal(number)
-            for number in (signal.SIGTERM, signal.SIGINT)
-        }
+        """Hear these signals inside."""
+        before = {number: signal.getsignal(number) for number in SIGNALS}
         for number in before:
             signal.signal(number, self._hear)
         try:
@@ -65,14 +73,14 @@ class StopRequest:
         if self.gives_up and self._may_give_up:
             raise Asked
         if self.signal is None:
-            self.signal = number
+            self.signal = SIGNALS[signal.Signals(number)]
             self._heard_s = time.monotonic()
             later = f"Ctrl-C {ECHO_S:.0f} s from now or later ends without a checkpoint"
             if int(os.environ.get("RANK", 0)) == 0:  # once, and not on every rank
                 say(f"stopping after this step; {later}")
         elif number == signal.SIGINT and time.monotonic() - self._heard_s > ECHO_S:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_DFL)  # closing may hang too
+            for each in SIGNALS:
+                signal.signal(each, signal.SIG_DFL)  # closing may hang too
             if int(os.environ.get("RANK", 0)) == 0:
                 say("ending now, without a checkpoint")
             raise KeyboardInterrupt

@@ -6,9 +6,9 @@ handlers run in it alone. The system tells this thread of signals through a pipe
     waits 30 s for a batch             one line: rank, worker, file
     asked to stop, and waits           alone: the wait ends, and the run saves as usual
                                        else: all leave, and last.pt stays as it is
-    other ranks do not come            after --timeout-minutes the same, with a line that names them; where a
-                                       rank may be slow, only if one does not live any more
-    the ranks' store has gone          the same at once: rank 0 or torchrun, which has it, is no more
+    other ranks do not come            after --timeout-minutes the same, with a line that names them; not where a
+                                       rank may be slow
+    a rank or the ranks' store is lost the same: engine/ranks.py finds it within 45 s
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from typing import Any
 
 from contracts import Batch, Counts, Loader
 from engine.distributed import ProcessWorld
-from engine.ranks import BEAT_S
-from engine.stop import StopRequest, say
+from engine.stop import SIGNALS, StopRequest, say
 
 SAID_S = 30.0
 """Seconds without a batch that are told of."""
@@ -38,7 +37,6 @@ saves that is within 5. Where steps, or batches of validation, are slow it has t
 WARM_UP = 3
 """Steps that may be slow: code is compiled in the first ones, on some ranks for longer than on others."""
 LOOK_S = 0.2
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class WatchedLoader:
@@ -82,6 +80,8 @@ class Watch:
     _waits: Loader | None = field(default=None, init=False)
     _since_s: float = field(default=0.0, init=False)
     _has_said: bool = field(default=False, init=False)
+    # the signal that has come, and when
+    _heard: tuple[int, float] | None = field(default=None, init=False)
 
     # -- called by the main thread ---------------------------------------------------------------------------
 
@@ -99,9 +99,11 @@ class Watch:
         )
         thread.name = "saturate-watch"
         thread.start()
+        ends, self.world.on_lost = self.world.on_lost, self._lost
         try:
             yield
         finally:
+            self.world.on_lost = ends
             if here:
                 signal.set_wakeup_fd(before)
             ended.set()
@@ -158,8 +160,6 @@ class Watch:
     # -- the thread ------------------------------------------------------------------------------------------
 
     def _run(self, reads: int, ended: threading.Event, main: int) -> None:
-        heard: tuple[int, float] | None = None
-        beaten_s = 0.0
         excused_s = 0.0  # when all ranks were found to live
         came = select.poll()  # select knows the first 1,024 files of a process alone
         came.register(reads, select.POLLIN)
@@ -174,22 +174,14 @@ class Watch:
                 # it may have come before the pipe was there
                 numbers.append(self.stop.signal)
             now = time.monotonic()
-            if heard is None and numbers:
-                heard = numbers[0], now
-            if now - beaten_s > BEAT_S:
-                beaten_s = now
-                gone = self.world.beat(self._awaited() if self._waits else "")
-                # at the end of a run rank 0 may be the first to go
-                if gone and not ended.is_set():
-                    code = 2 if heard is None else 128 + heard[0]
-                    self._leave(
-                        code, f"{self.world.named} cannot reach the others: {gone}"
-                    )
+            if self._heard is None and numbers:
+                self._heard = SIGNALS[signal.Signals(numbers[0])], now
+            self.world.wait_for(self._awaited() if self._waits else "")
             self._tell(now)
             if self.writing.locked():
                 continue
-            if heard is not None:
-                self._let_go(heard, now, main)
+            if self._heard is not None:
+                self._let_go(self._heard, now, main)
             elif (
                 self.world.size > 1
                 and now - max(self._beat_s, excused_s) > self.world.timeout_s
@@ -233,11 +225,11 @@ class Watch:
             self._leave(128 + number, f"{self.world.named} {waits}")
 
     def _give_up_others(self, now: float) -> None:
-        """End this process, whose peers do not come; not where they live, and may be slow."""
+        """End this process, whose peers live and do not come; not where they may be slow."""
         waits = self._waits is not None
         may_be_slow = self._slow > 0 or (self._in_steps and self._beats < WARM_UP)
         has_waited = waits and now - self._since_s > self.world.timeout_s
-        if may_be_slow and not has_waited and not self.world.silent():
+        if may_be_slow and not has_waited:
             return
         why = (
             f"{self.world.named} waits for {self._awaited()}"
@@ -245,7 +237,11 @@ class Watch:
             else self.world.blame()
         )
         minutes = f"{self.world.timeout_s / 60:.3g} minutes (--timeout-minutes)"
-        self._leave(2, f"{self.world.named} has not gone on for {minutes}: {why}")
+        self._leave(1, f"{self.world.named} has not gone on for {minutes}: {why}")
+
+    def _lost(self, lost: str) -> None:
+        code = 1 if self._heard is None else 128 + self._heard[0]
+        self._leave(code, f"{self.world.named} cannot go on: {lost}")
 
     def _leave(self, code: int, line: str) -> None:
         say(f"{line}; go on from last.pt with --resume auto")

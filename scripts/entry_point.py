@@ -1,18 +1,21 @@
-"""The entry point of the Docker image: `torchrun --standalone` with caches of the user's own.
+"""The entry point of the Docker image: torchrun whose exit code is the failed rank's, with caches of the user's own.
 
     docker run ... saturate --nproc-per-node 8 train.py --data /data    arguments of torchrun
     docker run ... saturate python -m scripts.doctor                    or a command of the image
+    python scripts/entry_point.py --nnodes 2 ... train.py               without Docker: $SATURATE_CACHES is not set
 
 Below $SATURATE_CACHES, a folder that users may share, each user has one of their own, named by the uid: what
-is kept there is run later (compiled kernels) or believed (manifests, weights). Exit codes: torchrun's, 128 +
-the number of the signal that ended it, 2 for a folder that others may write. Must not import the harness: a
-command of the image may be any program.
+is kept there is run later (compiled kernels) or believed (manifests, weights). Exit codes: that of the rank which
+failed first on this host, where torchrun's is always 1; 128 + the number of the signal that ended it, 143 for
+SIGUSR1 and SIGUSR2; 2 for a folder that others may write. Must not import the harness: a command of the image may
+be any program.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import stat
 import sys
 from collections.abc import Sequence
@@ -25,6 +28,9 @@ CACHES = {
     "NUMBA_CACHE_DIR": "numba",
 }
 """Variables, and the folder of each below the user's own. A variable that is set already stays as it is."""
+
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
+"""Signals that torchrun passes on to its ranks; it would leave them alone with the last two."""
 
 
 def own_folder(shared: Path) -> Path:
@@ -52,24 +58,46 @@ def own_folder(shared: Path) -> Path:
 
 
 def torchrun(arguments: Sequence[str]) -> int:
-    """Run `torchrun --standalone` with these arguments in this process, and return its exit code."""
+    """Run torchrun with these arguments in this process, and return the exit code of the rank that failed first.
+
+    Without an argument that says how machines meet it is `torchrun --standalone`.
+    """
     # late, since other commands need no torch
     from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as run
 
+    # ranks then hear them too: Slurm sends one of them before a job's time is over
+    os.environ.setdefault("PET_SIGNALS_TO_HANDLE", SIGNALS)
+    # else an agent may send its ranks to the store of a host that was rank 0 in an earlier attempt
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    meets = any(
+        word.startswith(("--nnodes", "--rdzv", "--master")) for word in arguments
+    )
     try:
-        run(["--standalone", *arguments])
+        run([*([] if meets else ["--standalone"]), *arguments])
+    # torchrun's own program ends with a traceback and 1 for either
     except SignalException as ended:
-        # torchrun's own program ends with a traceback and 1
-        return 128 + ended.sigval
+        # train.py takes those for SIGTERM
+        asked = ended.sigval in (signal.SIGUSR1, signal.SIGUSR2)
+        return 128 + (signal.SIGTERM if asked else ended.sigval)
+    except ChildFailedError as failed:
+        rank, first = failed.get_first_failure()
+        code = first.exitcode if first.exitcode > 0 else 128 - first.exitcode
+        print(
+            f"entry point: rank {rank} failed first, exit code {code}", file=sys.stderr
+        )
+        return code
     return 0
 
 
 def main(arguments: Sequence[str]) -> int:
     """Set the caches, then run a command of the image or torchrun; return the exit code."""
-    shared = Path(os.environ["SATURATE_CACHES"])
+    shared = os.environ.get("SATURATE_CACHES")
+    if shared is None:
+        return torchrun(arguments)
     try:
-        own = own_folder(shared)
+        own = own_folder(Path(shared))
     except ValueError as error:
         print(f"entry point: {error}", file=sys.stderr)
         return 2

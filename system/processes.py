@@ -146,8 +146,8 @@ def begin(stop: Stop, parent: int) -> None:
 
     It ends when it is told to, whatever it hangs in, and when its parent is gone.
     """
-    # Ctrl-C and torchrun's SIGTERM reach the whole process group; the parent decides when children end
-    for number in (signal.SIGINT, signal.SIGTERM):
+    # Ctrl-C and what torchrun or Slurm send reach the whole process group; the parent decides when children end
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
 
     def end() -> None:

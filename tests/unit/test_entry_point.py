@@ -87,16 +87,40 @@ def test_a_command_of_the_image_has_the_caches(shared: Path) -> None:
         assert own.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_signal_is_the_exit_code(shared: Path, tmp_path: Path) -> None:
-    begun = tmp_path / "begun"
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_is_the_exit_code(
+    shared: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """That of SIGTERM; the ranks hear the signal itself."""
+    begun, ended = tmp_path / "begun", tmp_path / "ended"
     program = tmp_path / "program.py"
     program.write_text(
-        f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(60)"
+        "import pathlib, signal, time\n"
+        f"def end(number, _): pathlib.Path({str(ended)!r}).write_text(str(number)); exit(143)\n"
+        f"signal.signal({int(number)}, end); pathlib.Path({str(begun)!r}).touch(); time.sleep(60)"
     )
     process = started(shared, "--nproc-per-node", "1", str(program))
     deadline = time.monotonic() + 60
     while not begun.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 143 and "Traceback" not in said
+    assert ended.read_text() == str(int(number))
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [("exit(3)", 3), ("os.kill(os.getpid(), 9)", 137)]
+)
+def test_the_first_ranks_exit_code_is_handed_on(
+    shared: Path, tmp_path: Path, end: str, code: int
+) -> None:
+    """Rank 0 would take longer, and end with another one."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import os, time\ntime.sleep(60) if os.environ['RANK'] == '0' else None\n{end}"
+    )
+    process = started(shared, "--nproc-per-node", "2", str(program))
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == code and "Traceback" not in said
+    assert f"entry point: rank 1 failed first, exit code {code}" in said

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from engine import stop, watch
+from engine import ranks, stop, watch
 from engine.distributed import ProcessWorld
 from engine.ranks import Peers
 from engine.stop import Asked, StopRequest
@@ -83,14 +83,15 @@ def test_other_ranks_that_do_not_come(
     """Whatever the main thread hangs in, though no handler of Python's runs there."""
     made, codes = watched(monkeypatch, size=2)
     made.world.timeout_s = 100.0 if asked else 0.3
-    for name in ("blame", "silent"):
-        monkeypatch.setattr(made.world, name, lambda: "rank 1 on b does not answer")
+    monkeypatch.setattr(made.world, "blame", lambda: "rank 1 on b does not answer")
     with made.stop.listening(), made.running(), made.steps():
+        for _ in range(watch.WARM_UP):
+            made.beat()
         if asked:
             os.kill(os.getpid(), signal.SIGTERM)
         until(lambda: codes)
     line = capfd.readouterr().err.splitlines()[-1]
-    assert codes[0] == (128 + signal.SIGTERM if asked else 2)
+    assert codes[0] == (128 + signal.SIGTERM if asked else 1)
     assert HERE in line
     assert (
         "cannot meet the others" if asked else "rank 1 on b does not answer"
@@ -140,36 +141,69 @@ class Gone:
     def set(self, *_: str) -> None:
         raise dist.DistNetworkError("Broken pipe")
 
-    multi_get = set
+
+def peers(rank: int, store: Any) -> Peers:
+    """A rank of two that have met by a store."""
+    made = Peers.__new__(Peers)
+    made.__dict__.update(rank=rank, size=2, hosts=["a", "b"], store=store, waits="")
+    made._ended = threading.Event()
+    return made
 
 
+@pytest.mark.parametrize("asked", [True, False], ids=["asked-to-stop", "not-asked"])
 def test_a_store_that_has_gone_ends_the_run(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], asked: bool
 ) -> None:
     """Else a rank would go on with nobody to watch it."""
-    made, codes = watched(monkeypatch, size=2)
-    peers = Peers.__new__(Peers)
-    peers.__dict__.update(
-        rank=1, size=2, hosts=["a", "b"], store=Gone(), _of_thread=Gone(), _beats=0
-    )
-    made.world._peers = peers
-    with made.stop.listening(), made.running(), made.steps():
+    monkeypatch.setattr(ranks, "BEAT_S", 0.01)
+    monkeypatch.setattr(ranks, "CLOSED_S", 0.1)
+    made, codes = watched(monkeypatch)
+    with made.stop.listening(), made.running():
+        if asked:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            until(lambda: made._heard)
+        peers(1, Gone()).watch(lambda lost: made.world.on_lost(lost))
         until(lambda: codes)
-    assert codes[0] == 2
-    line = f"{HERE} cannot reach the others: rank 0 on a does not answer; go on from last.pt with --resume auto"
-    assert capfd.readouterr().err.splitlines()[0] == f"train.py: {line}"
+    assert codes[0] == (128 + signal.SIGTERM if asked else 1)
+    line = f"{HERE} cannot go on: rank 0 on a does not answer; go on from last.pt with --resume auto"
+    assert capfd.readouterr().err.splitlines()[-1] == f"train.py: {line}"
 
 
-@pytest.mark.parametrize("lives", [True, False], ids=["all-live", "one-is-dead"])
+def test_a_rank_that_does_not_beat_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank is told; one that beats more slowly than the others look, and one that has ended, is not lost."""
+    monkeypatch.setattr(ranks, "SILENT_S", 0.5)
+    store = dist.HashStore()
+    for key, value in {"beat/0": "0 ", "beat/1": "0 ", "lost": ""}.items():
+        store.set(key, value)
+    found: list[str] = []
+    monkeypatch.setattr(ranks, "BEAT_S", 0.2)
+    slow = peers(1, store)
+    slow.watch(found.append)
+    monkeypatch.setattr(ranks, "BEAT_S", 0.1)
+    peers(0, store).watch(found.append)
+    time.sleep(1.5)
+    assert not found
+    slow.end()
+    until(lambda: found)
+    assert found == ["rank 1 on b does not answer"]
+    peers(1, store).watch(found.append)
+    until(lambda: len(found) == 2)
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("where", ["first-step", "slow"])
-def test_ranks_that_may_be_slow(
-    monkeypatch: pytest.MonkeyPatch, where: str, lives: bool
-) -> None:
+def test_ranks_that_may_be_slow(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     made, codes = watched(monkeypatch, size=2)
     made.world.timeout_s = 0.3
-    monkeypatch.setattr(
-        made.world, "silent", lambda: "" if lives else "rank 1 on b does not answer"
-    )
     with made.running(), made.slow() if where == "slow" else made.steps():
         time.sleep(1.2)
-    assert bool(codes) == (not lives)
+    assert not codes
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+def test_signals_that_act_as_sigterm(number: signal.Signals) -> None:
+    request = StopRequest()
+    with request.listening():
+        os.kill(os.getpid(), number)
+        assert request() and request.signal == signal.SIGTERM
+    assert signal.getsignal(number) == signal.SIG_DFL
