@@ -21,10 +21,11 @@ from loaders.images._dali_rows import Known, Prepared
 
 DEPTH = 2
 """Batches that DALI has under way."""
-ENGINE_IN_THREADS = 27
-"""Threads of the host that keep up with nvJPEG's hardware engines (H100): these take a JPEG as it is, while for
-one that the SMs decode a thread undoes the Huffman code first. docs/benchmarks/train.md has the measurements.
-"""
+HARDWARE_SHARE = 0.65
+"""Share of the JPEGs for nvJPEG's hardware engines. The SMs decode the rest, once threads of the host have undone
+their Huffman code: docs/benchmarks/train.md."""
+FEW_THREADS = 8
+"""Threads below which the engines get all JPEGs: so few would take longer for the rest than the engines for all."""
 FANCY_UPSAMPLING = False
 """Whether nvJPEG smooths chroma as libjpeg does."""
 FAILURES = (RuntimeError, IndexError, ValueError)
@@ -98,8 +99,7 @@ def build(
         if device is not None:
             options |= {
                 "device": "mixed",
-                # engines and SMs end a batch at the same time
-                "hw_decoder_load": ENGINE_IN_THREADS / (ENGINE_IN_THREADS + threads),
+                "hw_decoder_load": 1.0 if threads < FEW_THREADS else HARDWARE_SHARE,
                 "jpeg_fancy_upsampling": FANCY_UPSAMPLING,
             }
         image = fn.decoders.image_slice(data, **options)
