@@ -176,7 +176,7 @@ def test_a_job_that_is_told_to_stop_goes_on_where_it_was(
         return found[name] == expected
 
     until(lambda: len(points(output, "train")) > 3, RUNS_S, "three steps")
-    cluster("scancel", "--signal=TERM", job)
+    cluster("scancel", "--signal=USR1", job)
     until(lambda: is_so("Restarts", "1"), RUNS_S, "a requeue")
     stopped_at = len(losses(output))
     assert 3 < stopped_at < STEPS
