@@ -14,13 +14,21 @@ from settings import preflight
 INTERRUPT = preflight.begin("train.py")
 from engine.distributed import ProcessWorld, leave, prepare_process  # noqa: E402
 
-DEVICE = prepare_process()  # before anything starts CUDA or threads
-
+# isort: split
+# the import above sets OpenMP's variables, and torch loads it
 import torch  # noqa: E402
 
 from dataset.open import cache_folder  # noqa: E402
 from dataset.stores.mirror import mirrored  # noqa: E402
-from engine import autotune, exit_codes, graphed, memory, precision, schedules  # noqa: E402
+from engine import (  # noqa: E402
+    autotune,
+    exit_codes,
+    graphed,
+    memory,
+    precision,
+    schedules,
+    unkillable,
+)
 from engine.checkpoint import Checkpoints, Resume  # noqa: E402
 from engine.failures import Failures  # noqa: E402
 from engine.loop import Training  # noqa: E402
@@ -55,6 +63,8 @@ from system.timeline import Timeline  # noqa: E402
 from tasks import architecture, compared, kind_of, tables  # noqa: E402
 from tasks.initial_state import Start  # noqa: E402
 
+unkillable.begin(sys.argv[1:])  # with --unkillable: returns once a generation
+DEVICE = prepare_process()  # before anything starts CUDA or threads
 TIMELINE = Timeline()
 preflight.imported()
 if DEVICE.type == "cuda":

@@ -18,7 +18,7 @@ from pydantic import BaseModel, InstanceOf, ValidationError
 from torch import nn
 
 from contracts import UserError
-from engine import optimizers
+from engine import optimizers, unkillable
 from engine.distributed import ProcessWorld
 from engine.step import Step
 from engine.stop import say
@@ -103,17 +103,29 @@ class Checkpoints:
     def content(self, progress: Progress) -> dict[str, Any]:
         """Copy what a checkpoint holds from which a run goes on at `progress` to the host's memory."""
         self.wait()  # and its copy is freed
+        return on_host(self._live(progress))
+
+    def _live(self, progress: Progress) -> dict[str, Any]:
         average = self.step.ema
-        return on_host(
-            {
-                "model": self.module.state_dict(),
-                **({"ema": average.state_dict()} if average is not None else {}),
-                "optimizer": self.step.optimizer.state_dict(),
-                "scaler": self.step.scaler.state_dict(),
-                "progress": asdict(progress),
-                **self.about,
-            }
-        )
+        return {
+            "model": self.module.state_dict(),
+            **({"ema": average.state_dict()} if average is not None else {}),
+            "optimizer": self.step.optimizer.state_dict(),
+            "scaler": self.step.scaler.state_dict(),
+            "progress": asdict(progress),
+            **self.about,
+        }
+
+    def into_memory(self, progress: Progress) -> None:
+        """Leave a snapshot to this rank's agent, where there is one (--unkillable). All ranks call it together."""
+        if unkillable.memory is None:
+            return
+        # what each rank has for itself becomes rank 0's, which last.pt has
+        own = [*self.module.buffers()]
+        own += self.step.ema.tensors() if self.step.ema is not None else []
+        self.world.broadcast(own)
+        whole = {"format": FORMAT, **self._live(progress)}
+        unkillable.memory.write(lambda file: torch.save(whole, file))
 
     def write(self, name: str, content: dict[str, Any] | None) -> None:
         """Write rank 0's `content` (others give None) in a thread, once the write before has ended."""
@@ -311,6 +323,9 @@ class Resume:
         --evaluate has neither it nor `weights`.
         """
         auto = run.resume == "auto"
+        memory = unkillable.memory
+        if run.unkillable and not (memory and auto):
+            raise UserError(f"give {unkillable.FLAG} as a flag, with --resume auto")
         last = run.folder / "last.pt" if run.folder else None
         path = None
         if auto and last is None:
@@ -319,6 +334,7 @@ class Resume:
             raise UserError(f"{said}; {remedy}")
         if auto:
             path = newest(last.parent) if last is not None else None
+            path = (memory and memory.path) or path
         elif run.resume is not None:
             path = Path(run.resume)
             path = path / "last.pt" if path.is_dir() else path

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -39,7 +39,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from contracts import UserError, one_line
-from engine import slurm
+from engine import slurm, unkillable
 from engine.ranks import PeerLost, Peers, is_gone
 from engine.stop import say
 from system import limits
@@ -91,11 +91,7 @@ def prepare_process() -> torch.device:
         # 2.28 maps one piece alone, and up to 2.30.7 one piece's mapping may serve for another: ranks would
         # read and write beyond it (issue 1820 and pull request 2362 of NVIDIA/nccl)
         os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
-    try:
-        os.environ.update(slurm.torchrun_variables(os.environ))
-    except UserError as error:  # before any program can take it
-        print(error, file=sys.stderr, flush=True)
-        os._exit(2)
+    slurm.set_variables()
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     sharing = _sharing(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     if torch.cuda.is_available():
@@ -278,6 +274,7 @@ class ProcessWorld:
         except RuntimeError as error:
             self._peers.end()
             if is_gone(error):
+                unkillable.another_has_ended()
                 why = f"{self.blame()}; its own line or the system's log says why"
                 raise PeerLost(
                     f"another rank has ended: {why}; go on with --resume auto"
@@ -440,11 +437,13 @@ class ProcessWorld:
         dist.all_gather_object(out, value)
         return out
 
-    def broadcast_buffers(self, module: torch.nn.Module) -> None:
-        """Send rank 0's batch-norm statistics to everyone: each rank's own follow its own samples."""
+    def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Send rank 0's tensors to everyone, in place, such as batch-norm statistics: each rank's own follow its
+        own samples.
+        """
         if self.size > 1:
-            for buffer in module.buffers():
-                dist.broadcast(buffer, src=0)
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
 
 
 def votes_every(ranks: int) -> int:

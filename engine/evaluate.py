@@ -87,7 +87,7 @@ def evaluate(
     `advance` gets the number of samples of each batch, once it is done.
     """
     # each rank's batch norm has followed its own samples, and all ranks must validate one network
-    world.broadcast_buffers(module)
+    world.broadcast(module.buffers())
     was_training = module.training
     module.eval()
     metric = task.metric(world.device)

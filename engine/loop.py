@@ -247,6 +247,15 @@ class Training:
                     self._pause()
                     self.save()
                     self._start_clocks()
+                # beside a validation whose figures are not there a snapshot would lose them
+                elif (
+                    self.run.unkillable
+                    and self.progress.step % self.run.unkillable == 0
+                    and not self.validation.unsettled
+                ):
+                    self._pause()
+                    self.checkpoints.into_memory(self.progress)
+                    self._start_clocks()
             last = self.vote.drain()  # an epoch may be one step long
             self._time_is_up |= last["enough"]
             self._tell_window(closed)
@@ -474,5 +483,6 @@ class Training:
             self.checkpoints.write("last.pt", content)
             # rank 0 may have waited for the write before, for longer than a step may take
             self.world.barrier()
+            self.checkpoints.into_memory(self.progress)
         self._saved_at = time.monotonic()
         self._save_is_asked_for = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 
 from contracts import UserError
@@ -18,6 +19,15 @@ OF_MPI = (
 )
 """Variables in which Open MPI, MPICH and Intel, MVAPICH, and jsrun say how many processes they have started."""
 REMEDY = "start with torchrun in each task, or as one task: srun --ntasks 1"
+
+
+def set_variables() -> None:
+    """Set torchrun_variables in this process. Ends it with code 2 and a line where they cannot be told."""
+    try:
+        os.environ.update(torchrun_variables(os.environ))
+    except UserError as error:  # before any program can take it
+        print(error, file=sys.stderr, flush=True)
+        os._exit(2)
 
 
 def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:

@@ -63,6 +63,9 @@ class Run(Settings):
     keep: Annotated[int, Field(ge=0)] = 0
     """Checkpoints that stay beside last.pt as step-N.pt, the newest ones; where last.pt is damaged, --resume
     auto takes the one before."""
+    unkillable: PositiveInt | None = None
+    """Go on within seconds when ranks die: each rank has a snapshot of every N-th step in memory. Needs
+    --resume auto (docs/unkillable.md)."""
     min_window_s: Annotated[FiniteFloat, Field(gt=0)] = 2.0
     """Shortest window of the rate, seconds."""
 

@@ -76,7 +76,7 @@ def work(world: ProcessWorld) -> dict[str, Any]:
         found["agree"] = str(mistake)
     norm = nn.BatchNorm1d(2)
     norm(torch.full((4, 2), float(world.rank)) + torch.arange(4.0)[:, None])
-    world.broadcast_buffers(norm)
+    world.broadcast(norm.buffers())
     found["buffers"] = {name: buffer.tolist() for name, buffer in norm.named_buffers()}
     found["training"] = train(world)
     found["compressed"] = {

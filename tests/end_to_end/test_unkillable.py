@@ -1,0 +1,167 @@
+"""Ranks of a run with --unkillable are killed at random: it goes on, and is the run that was stopped and resumed
+at these numbers of ranks. UNKILLABLE_KILLS=100 kills more often.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+from tests.end_to_end.runs import ROOT, Process, Runner, losses, until
+
+SEED = 4
+KILLS = int(os.environ.get("UNKILLABLE_KILLS", 2))
+RANKS = 3
+SAMPLES = 96
+EVERY = 4
+"""Steps between snapshots."""
+SMALL = """--loader torchvision --arch shufflenet_v2_x0_5 --image-size 32 --workers 1 --batch-size 4 --val-every 0
+    --epochs 100000 --ceilings false --log-every 1 --resume auto"""
+LOGGED = ROOT / "tests" / "end_to_end" / "logged.py"
+
+
+@dataclass
+class Part:
+    """What the ranks of one generation have logged."""
+
+    ranks: int
+    steps: list[int] = field(default_factory=list)
+    # step -> (epoch, id) of each sample
+    samples: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    began_s: float = 0.0  # when all ranks had taken a step
+
+
+def parts(folder: Path) -> list[Part]:
+    """Read a part for each generation that has taken a step, the earliest first."""
+    found: dict[str, Part] = {}
+    for path in sorted(folder.iterdir()):
+        generation, ranks, _ = path.name.split("-")
+        for number, line in enumerate(path.read_text().splitlines()):
+            step, epoch, ids, now = json.loads(line)
+            part = found.setdefault(generation, Part(int(ranks)))
+            part.samples.setdefault(step, []).extend((epoch, i) for i in ids if i >= 0)
+            if number == 0:
+                part.began_s = max(part.began_s, now)
+    for part in found.values():
+        part.steps = sorted(part.samples)
+    return list(found.values())
+
+
+def keep_last(found: list[Part]) -> list[Part]:
+    """Leave out steps that a later generation has taken again."""
+    first = found[-1].steps[-1] + 1
+    for part in reversed(found):
+        part.steps = [step for step in part.steps if step < first]
+        first = min([first, *part.steps])
+    return [part for part in found if part.steps]
+
+
+class Ranks:
+    """Ranks of a run, each a process of logged.py."""
+
+    def __init__(self, train: Runner, data: Path, output: str) -> None:
+        self.train = train
+        self.data = data
+        self.output = output
+        self.samples = train.cwd / f"{output}-samples"
+        self.samples.mkdir(exist_ok=True)
+        self.there: dict[int, Process] = {}
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+
+    def start(self, rank: int, count: int, flags: str = "", stop_at: int = -1) -> None:
+        env = dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
+        # threads, and so bits, depend on the ranks that share a machine
+        env |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(RANKS)}
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port)}
+        env |= {"SAMPLES": str(self.samples), "STOP_AT": str(stop_at)}
+        words = f"--data {self.data} {SMALL} --output {self.output} {flags}".split()
+        self.there[rank] = self.train.python(LOGGED, *words, env=env)
+
+    def go_on(self, generations: int) -> Part:
+        """Wait until a generation behind so many others has left a snapshot, and return it."""
+
+        def goes_on() -> bool:
+            for process in self.there.values():
+                assert process.poll() is None, process.err
+            found = parts(self.samples)
+            return len(found) > generations and len(found[-1].steps) > EVERY
+
+        until(goes_on, 120, "the run to go on")
+        return parts(self.samples)[-1]
+
+
+def kill_trainer(agent: Process) -> None:
+    children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text()
+    for child in map(int, children.split()):
+        with suppress(ProcessLookupError):
+            if os.getsid(child) == agent.pid:  # else it is the store
+                os.kill(child, signal.SIGKILL)
+
+
+def test_ranks_are_killed(train: Runner, pictures: Path) -> None:
+    draws = random.Random(SEED)
+    killed = Ranks(train, pictures, "killed")
+    flags = f"--unkillable {EVERY}"
+    for rank in range(RANKS):
+        killed.start(rank, RANKS, flags)
+    killed.go_on(0)
+    took_s = []
+    for number in range(KILLS):
+        if len(killed.there) < RANKS and draws.random() < 0.7:
+            before = len(parts(killed.samples))
+            killed.start(min({*range(RANKS)} - {*killed.there}), RANKS, flags)
+            killed.go_on(before)
+        time.sleep(draws.random())
+        before = len(parts(killed.samples))
+        now = time.time()
+        (train.cwd / "killed" / "last.pt").unlink(missing_ok=True)
+        victim = draws.choice(sorted(killed.there))
+        if number % 2 and len(killed.there) > 1:
+            killed.there.pop(victim).send(signal.SIGKILL)
+        else:
+            kill_trainer(killed.there[victim])
+        if draws.random() < 0.25:  # and another one, mostly while they start anew
+            time.sleep(3 * draws.random())
+            kill_trainer(killed.there[draws.choice(sorted(killed.there))])
+        took_s.append(killed.go_on(before).began_s - now)
+    print("seconds to go on:", *map(round, sorted(took_s)))
+    killed.there[min(killed.there)].send(signal.SIGTERM)
+    assert {process.wait() for process in killed.there.values()} == {143}
+
+    trained = parts(killed.samples)
+    for part, following in pairwise(trained):
+        assert part.steps[-1] - following.steps[0] < EVERY, "not from memory"
+    trained = keep_last(trained)
+    samples = [
+        each for part in trained for step in part.steps for each in part.samples[step]
+    ]
+    assert len(samples) == len(set(samples)), "a sample came twice in an epoch"
+    *whole, _ = Counter(epoch for epoch, _ in samples).values()
+    # an epoch's tail is no step
+    assert whole and min(whole) > SAMPLES - 4 * RANKS
+    for part in trained:
+        planned = Ranks(train, pictures, "planned")
+        for rank in range(part.ranks):
+            planned.start(rank, part.ranks, stop_at=part.steps[-1])
+        codes = {process.wait() for process in planned.there.values()}
+        assert codes == {0}, [process.err for process in planned.there.values()]
+    killed_run, planned_run = train.cwd / "killed", train.cwd / "planned"
+    assert losses(killed_run) == losses(planned_run)
+    # batch norm's statistics too: rank 0's
+    one, other = (
+        torch.load(run / "last.pt")["model"] for run in (killed_run, planned_run)
+    )
+    assert all(torch.equal(one[name], other[name]) for name in other)
