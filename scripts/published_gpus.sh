@@ -7,7 +7,7 @@
 # Prints the tables. A point that takes too long leaves in its log.txt where it was; the same command goes on.
 set -u
 images=$1 out=$2 gpus=$3
-loader="python -m scripts.bench loader"
+loader=(python -m scripts.bench loader)
 mkdir -p "$out"
 
 links() { [ -d "$out/$1" ] || python -m scripts.link_set "$images" "$out/$1" --count "$2" --symbolic; }
@@ -19,33 +19,33 @@ if [ "$gpus" = 1 ]; then
   links slow/train 2000
   links train/train 20000
   links train/val 1000
-  slow="$loader --data $out/slow --delays 10 --steps 100 --step-ms 100 --batch-size 4 --image-size 512 --workers 8 --dali-threads 2 --limit-s 120"
+  slow=("${loader[@]}" --data "$out/slow" --delays 10 --steps 100 --step-ms 100 --batch-size 4 --image-size 512 --workers 8 --dali-threads 2 --limit-s 120)
   core=0
   for name in pytorch+opencv dali-by-hand pytorch+dali dali-proxy; do
-    point "slow-$name" taskset -c $core,$((core + 1)) $slow --loaders $name &
+    point "slow-$name" taskset -c "$core,$((core + 1))" "${slow[@]}" --loaders $name &
     core=$((core + 2))
   done
   for name in pytorch pytorch+dali dali-fed dali-gpu; do
-    point "augmented-$name" taskset -c $core,$((core + 1)) $slow --augment randaugment --loaders $name &
+    point "augmented-$name" taskset -c "$core,$((core + 1))" "${slow[@]}" --augment randaugment --loaders $name &
     core=$((core + 2))
   done
   wait
   point superres python -m scripts.published superres --tables memory-16 --data "$images" --output "$out/superres" -- --batch-sizes 8 32 128 --seconds 2 --workers 15
-  net="python -m scripts.bench train --data $out/train --batch-sizes 512 --loaders dali-gpu --precisions fp16 --seconds 4 --limit-s 120"
-  point compiled $net --archs resnet18 --by-hand dali dali+compile "--flags=--ceilings false"
-  point graphs $net --archs resnext50_32x4d wide_resnet50_2 regnet_y_400mf shufflenet_v2_x1_0 mobilenet_v3_large convnext_tiny \
+  net=(python -m scripts.bench train --data "$out/train" --batch-sizes 512 --loaders dali-gpu --precisions fp16 --seconds 4 --limit-s 120)
+  point compiled "${net[@]}" --archs resnet18 --by-hand dali dali+compile "--flags=--ceilings false"
+  point graphs "${net[@]}" --archs resnext50_32x4d wide_resnet50_2 regnet_y_400mf shufflenet_v2_x1_0 mobilenet_v3_large convnext_tiny \
     "--flags=--ceilings false"
-  point eager $net --steps eager "--flags=--ceilings false" --archs googlenet squeezenet1_1 densenet121 mobilenet_v2 mnasnet1_0 \
+  point eager "${net[@]}" --steps eager "--flags=--ceilings false" --archs googlenet squeezenet1_1 densenet121 mobilenet_v2 mnasnet1_0 \
     shufflenet_v2_x1_0 resnext50_32x4d wide_resnet50_2 regnet_y_400mf efficientnet_b0 convnext_tiny swin_t vit_b_16
 else
   links images/train 21453
-  of_images="$loader --data $out/images --batch-size 32 --image-size 640 --workers 8 --limit-s 100"
-  of_videos="$loader --task video --data $4 --batch-size 8 --clip-frames 60 --clip-stride 5 --workers 8 --limit-s 120"
-  CUDA_VISIBLE_DEVICES=0,1 point videos-2 taskset -c 0-31 $of_videos --gpus 2 --loaders nvdec dali &
-  CUDA_VISIBLE_DEVICES=2,3 point images-2 taskset -c 32-63 $of_images --gpus 1 2 --loaders dali-gpu dali &
+  of_images=("${loader[@]}" --data "$out/images" --batch-size 32 --image-size 640 --workers 8 --limit-s 100)
+  of_videos=("${loader[@]}" --task video --data "$4" --batch-size 8 --clip-frames 60 --clip-stride 5 --workers 8 --limit-s 120)
+  CUDA_VISIBLE_DEVICES=0,1 point videos-2 taskset -c 0-31 "${of_videos[@]}" --gpus 2 --loaders nvdec dali &
+  CUDA_VISIBLE_DEVICES=2,3 point images-2 taskset -c 32-63 "${of_images[@]}" --gpus 1 2 --loaders dali-gpu dali &
   wait
-  point images-4 $of_images --gpus 4 --loaders dali dali-gpu
-  point videos-4 $of_videos --gpus 4 --loaders nvdec dali
+  point images-4 "${of_images[@]}" --gpus 4 --loaders dali dali-gpu
+  point videos-4 "${of_videos[@]}" --gpus 4 --loaders nvdec dali
 fi
 grep -H "^| " "$out"/*/table.md "$out"/*/published.md 2> /dev/null
 tail -n 25 "$out"/*/runs/*/log.txt 2> /dev/null | grep -B1 -A20 "most recent call" | head -60
