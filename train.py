@@ -19,6 +19,7 @@ from engine.distributed import ProcessWorld, leave, prepare_process  # noqa: E40
 import torch  # noqa: E402
 
 from dataset.open import cache_folder  # noqa: E402
+from dataset.scan.manifest import is_url  # noqa: E402
 from dataset.stores.mirror import mirrored  # noqa: E402
 from engine import (  # noqa: E402
     autotune,
@@ -58,6 +59,7 @@ from settings.config import (  # noqa: E402
     preset_of,
     recipe,
 )
+from settings.run import Run  # noqa: E402
 from system.resources import cores  # noqa: E402
 from system.timeline import Timeline  # noqa: E402
 from tasks import architecture, compared, kind_of, tables  # noqa: E402
@@ -309,6 +311,18 @@ def train(
         return training.exit_code(finished)
 
 
+def fetched(run: Run, stack: ExitStack) -> Callable[[], None] | None:
+    """Fetch what a URL of --output has; return what uploads the run's folder, until `stack` ends. None where
+    it is no URL.
+    """
+    mirror = mirrored(run.output, run.folder, resuming=run.resume == "auto")
+    with ExitStack() as held:
+        if run.folder and is_url(str(run.output)):
+            # not over the files of a run that is under way
+            held.enter_context(record.claimed(run.folder, resuming=True))
+        return stack.enter_context(mirror)
+
+
 def main() -> int:
     world = ProcessWorld(DEVICE)
     try:
@@ -327,8 +341,7 @@ def main() -> int:
         run = config.run
         with ExitStack() as stack:
             uploads: list[Callable[[], None] | None] = []
-            mirror = mirrored(run.output, run.folder, resuming=run.resume == "auto")
-            world.first(lambda: uploads.append(stack.enter_context(mirror)))
+            world.first(lambda: uploads.append(fetched(run, stack)))
             resume = world.first(lambda: Resume.find(run, weights=config.model.weights))
             start = Start.of(
                 config,

@@ -258,6 +258,8 @@ class Training:
                     self._start_clocks()
             last = self.vote.drain()  # an epoch may be one step long
             self._time_is_up |= last["enough"]
+            # a wish that came with the last steps is made anew, should the end of the epoch write nothing
+            self._save_is_asked_for = False
             self._tell_window(closed)
             self._pause()
         if isinstance(ended, UserError):

@@ -172,7 +172,8 @@ def _loaders(config: Config, used: Choice, gpu: bool) -> list[str]:
 def _batch_sizes(config: Config, used: Choice, gpu: bool) -> list[int]:
     base = config.loading.batch_size
     sizes = [base * halves // 2 for halves in HALVES if base * halves % 2 == 0]
-    a_step = base * config.optimisation.accumulate
+    step = config.optimisation
+    a_step = step.global_batch_size or base * step.accumulate
     return [
         size
         for size in sizes

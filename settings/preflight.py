@@ -28,6 +28,9 @@ def begin(program: str) -> Any:
     gc.disable()
     # imports leave nothing to tidy up
     before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    # what Slurm sends acts as SIGTERM before the loop listens, too: its script requeues what ends so
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGTERM))
     asks = {"-h", "--help", "--help-all"} & set(sys.argv[1:])
     if asks:
         # `train.py --help-all | head` closes the pipe

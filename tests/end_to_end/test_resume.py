@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from report import record
 from tests.end_to_end.runs import (
     STOPPING,
     TIMEOUT_S,
@@ -261,6 +262,18 @@ def test_a_host_that_is_gone_and_a_damaged_checkpoint(
     ] == f"step-{STEPS:09}.pt"
     (process,) = train.ranks(1, "--data", pictures, f"{SMALL} --output file://{bucket}")
     assert "holds a run; continue it with --resume auto" in process.mistake()
+
+
+def test_a_url_is_not_fetched_over_a_run_that_goes_on(train: Runner) -> None:
+    bucket = train.cwd / "bucket"
+    here = train.cwd / "runs" / str(bucket).strip("/") / "last.pt"
+    for path, content in ((bucket / "last.pt", "old"), (here, "new")):
+        path.parent.mkdir(parents=True)
+        path.write_text(content)
+    with record.claimed(here.parent, resuming=True):
+        flags = f"--loader synthetic --output file://{bucket} --resume auto"
+        assert "another run is writing there" in train(flags).mistake()
+    assert (here.read_text(), (bucket / "last.pt").read_text()) == ("new", "old")
 
 
 def test_a_full_disk_ends_nothing(train: Runner, pictures: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -64,3 +65,11 @@ def test_a_program_whose_streams_are_closed(tmp_path: Path) -> None:
         ["sh", "-c", closed, code, str(tmp_path / "a")], check=True, cwd=ROOT
     )
     assert (tmp_path / "a").read_text() == "True \n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_what_slurm_sends_before_the_loop_listens(number: signal.Signals) -> None:
+    """It ends the program as SIGTERM does: the job's script requeues that."""
+    code = f"import os, time; from settings import preflight; preflight.begin('x'); os.kill(os.getpid(), {number:d})"
+    ended = subprocess.run([sys.executable, "-c", f"{code}; time.sleep(9)"], cwd=ROOT)
+    assert ended.returncode == -signal.SIGTERM

@@ -181,6 +181,14 @@ def test_training_goes_on_until_the_figures_come(tmp_path: Path) -> None:
     assert [later.waited for later in toy.later] == [0, 1]
 
 
+def test_figures_that_come_with_the_last_step_are_told_soon(tmp_path: Path) -> None:
+    """Also after an epoch that neither validates nor saves."""
+    toy = Toy(tmp_path, 4, 0.5, 0.75, val_every=2)
+    toy.at = {3 * STEPS: toy.later[0].arrived.set}
+    assert toy.training.fit()
+    assert toy.told[0] == (3 * STEPS + 2, 2 * STEPS, 0.5)
+
+
 def test_training_goes_on_while_a_checkpoint_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,6 +139,8 @@ def test_a_recipe_that_accumulates_keeps_its_step() -> None:
         change = tune.changes_of("batch_size", size, recipe)
         assert change["batch_size"] * change["accumulate"] == 64 * 6
     assert tune.changes_of("batch_size", 128, RECIPE) == {"batch_size": 128}
+    recipe = parse(["--data", "photos", "--global-batch-size", "256"])
+    assert tune._batch_sizes(recipe, {}, True) == [128, 256]
 
 
 def test_a_search_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
