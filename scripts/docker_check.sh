@@ -92,7 +92,7 @@ install -d "$work/drawn"
 install -d -m 1777 "$work/runs"
 install -d -m "$(stat -c %a "$mounted/home/saturate/.cache")" "$work/cache"
 
-# Start the image's entry point with the mounts of the README: start UID NAME ARGUMENTS... leaves NAME.log and NAME.code. The
+# Start the image's entry point with the mounts of docs/docker.md: start UID NAME ARGUMENTS... leaves NAME.log and NAME.code. The
 # shell writes its process number, which is then the entry point's; chroot isolation has no numbers of its own. It names the
 # container as /etc/hosts does not, so that torchrun's first lookup would time out: localhost.
 start() {

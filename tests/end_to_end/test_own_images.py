@@ -41,7 +41,10 @@ def commands(page: str) -> list[str]:
         r"^##? Your own images\n.*?```bash\n(.*?)```", text, re.DOTALL | re.MULTILINE
     )
     assert block
-    return block[1].strip().splitlines()
+    activated, installed, *lines = block[1].strip().splitlines()
+    assert activated.startswith(". .venv/bin/activate")
+    assert "pip install onnx onnxscript onnxruntime" in installed
+    return [line for line in lines if not line.startswith("head ")]
 
 
 @pytest.mark.slow

@@ -134,7 +134,7 @@ def test_dockerfile_has_what_a_gpu_and_any_user_need() -> None:
     # in the folder that users share the entry point makes each a cache of their own
     assert "${SATURATE_CACHES}" in run_step("install -d -m 1777")
     mounted = f"-v saturate-cache:{variables['SATURATE_CACHES']} "
-    assert mounted in (ROOT / "README.md").read_text()
+    assert mounted in (ROOT / "docs" / "docker.md").read_text()
 
 
 def test_dockerfile_checks_every_import() -> None:

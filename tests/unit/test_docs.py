@@ -1,0 +1,168 @@
+"""Pages are read at once: sentences are short, figures are few; the site's links lead somewhere, offline."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    str(page.relative_to(ROOT)): page.read_text(encoding="utf-8")
+    for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))
+    if page.name != "map.md"  # written by scripts/make_map.py
+}
+TOO_LONG = {
+    "docs/benchmarks/README.md",
+    "docs/benchmarks/detection.md",
+    "docs/benchmarks/loader.md",
+    "docs/benchmarks/max-batch.md",
+    "docs/benchmarks/soak.md",
+    "docs/benchmarks/superres.md",
+    "docs/benchmarks/train.md",
+    "docs/benchmarks/two-cores.md",
+    "docs/benchmarks/video.md",
+    "docs/cluster.md",
+    "docs/design.md",
+    "docs/detection.md",
+    "docs/docker.md",
+    "docs/images.md",
+    "docs/own-images.md",
+    "docs/own-task.md",
+    "docs/planted.md",
+    "docs/published.md",
+    "docs/rates.md",
+    "docs/recipes.md",
+    "docs/scale.md",
+    "docs/superres.md",
+    "docs/tuning.md",
+    "docs/video.md",
+}
+"""Pages that do not hold it yet. The list only gets shorter: a page that holds it fails here."""
+
+
+def sentences(text: str) -> list[str]:
+    """Return the sentences of a page, but for tables, headings, pictures and code; `code` is one word."""
+    text = re.sub(r"^ *```.*?^ *```", "\n", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^ *(?:[|#!<].*)?$", "\n", text, flags=re.MULTILINE)
+    text = re.sub(r"^ *(?:[-*]|\d+\.) ", "\n\n", text, flags=re.MULTILINE)
+    text = re.sub(r"`[^`]*`", "code", text)
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
+    parts = (
+        part
+        for block in text.split("\n\n")
+        for part in re.split(r"[.!?]\s", block + " ")
+    )
+    return [part for part in parts if re.search(r"\w", part)]
+
+
+def faults(text: str) -> list[str]:
+    """Return what makes a page hard to read: long sentences, and many numbers."""
+    found = sentences(text)
+    lengths = sorted(len(sentence.split()) for sentence in found) or [0]
+    words = sum(lengths)
+    numbers = len(re.findall(r"(?<![\w.,-])\d[\d,.]*", " ".join(found)))
+    limits = {
+        "words in the median sentence": (median(lengths), 16),
+        "words in nine of ten sentences": (lengths[int(0.9 * (len(lengths) - 1))], 28),
+        "numbers a hundred words": (100 * numbers / max(words, 100), 6),
+    }
+    return [
+        f"{got:.3g} {what}, not {most}"
+        for what, (got, most) in limits.items()
+        if got > most
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_is_read_at_once(page: str) -> None:
+    found = faults(PAGES[page])
+    if page in TOO_LONG:
+        assert found, f"{page} holds it: take it from TOO_LONG"
+    else:
+        assert not found, f"{page} has {'; '.join(found)}"
+
+
+SHORT = "The rate is high.\nIt is bound by `compute`, so the GPU is fed."
+
+
+@pytest.mark.parametrize(
+    ("planted", "fault"),
+    [
+        ("", ""),
+        ("\n\n| 1 | 2 | 3 | 4 | 5 |\n\n```bash\n1 2 3 4 5\n```\n", ""),
+        ("\n\n" + "Short. " * 6 + ("word " * 29 + ". ") * 2, "nine of ten"),
+        (("\n\n- " + "word " * 17) * 3, "median"),
+        ("\n\nIt made 1,234 (1 to 2), 3.5, 4, 5, 6 and 7.", "numbers"),
+    ],
+)
+def test_a_planted_page_is_seen(planted: str, fault: str) -> None:
+    found = faults(SHORT + planted)
+    assert [fault in line for line in found] == [True] * bool(fault)
+
+
+def site(folder: Path, into: Path) -> subprocess.CompletedProcess[str]:
+    """Build the site of `folder`/mkdocs.yml, where a warning is an error."""
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--site-dir",
+        str(into),
+    ]
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+needs_mkdocs = pytest.mark.skipif(
+    find_spec("material") is None, reason="needs pip install mkdocs-material"
+)
+
+
+@needs_mkdocs
+@pytest.mark.slow
+def test_the_site_is_built_and_fetches_nothing(tmp_path: Path) -> None:
+    built = site(ROOT, tmp_path)
+    assert built.returncode == 0, built.stderr
+    fetched = re.compile(r'<(?:script|img|link)[^>]*(?:src|href)="?https?://[^>]*>')
+    for page in tmp_path.rglob("*.html"):
+        assert not fetched.findall(page.read_text(encoding="utf-8")), page
+
+
+@needs_mkdocs
+@pytest.mark.parametrize("text", ["[a](gone.md)", "[a](index.md#gone)"])
+def test_a_planted_link_ends_the_build(text: str, tmp_path: Path) -> None:
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[0]
+    (tmp_path / "mkdocs.yml").write_text(settings, encoding="utf-8")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text(
+        f"# Start\n\n{text}\n", encoding="utf-8"
+    )
+    built = site(tmp_path, tmp_path / "site")
+    assert built.returncode != 0 and "gone" in built.stderr
+
+
+def test_the_chart_has_the_tables_figures() -> None:
+    """Bars of README's chart are as long as their numbers, which docs/benchmarks/train.md has."""
+    chart = (ROOT / "docs" / "images" / "rates.svg").read_text(encoding="utf-8")
+    bars = re.findall(
+        r'width="([\d.]+)" height="20".*\n<text[^>]*>([\d,]+)</text>', chart
+    )
+    assert len(bars) == 6
+    for width, number in bars:
+        assert float(width) == pytest.approx(0.025 * int(number.replace(",", "")))
+        assert f"| {number} (" in PAGES["docs/benchmarks/train.md"]
