@@ -23,26 +23,22 @@ TOO_LONG = {
     "docs/benchmarks/detection.md",
     "docs/benchmarks/loader.md",
     "docs/benchmarks/max-batch.md",
-    "docs/benchmarks/soak.md",
     "docs/benchmarks/superres.md",
     "docs/benchmarks/train.md",
     "docs/benchmarks/two-cores.md",
     "docs/benchmarks/video.md",
     "docs/design.md",
-    "docs/detection.md",
-    "docs/own-task.md",
-    "docs/planted.md",
     "docs/published.md",
-    "docs/recipes.md",
     "docs/scale.md",
-    "docs/superres.md",
-    "docs/video.md",
 }
 """Pages that do not hold it yet. The list only gets shorter: a page that holds it fails here."""
 
 
 def sentences(text: str) -> list[str]:
-    """Return the sentences of a page, but for tables, headings, pictures and code; `code` is one word."""
+    """Return the sentences of a page, but for tables, headings, pictures, code, and how figures were
+    measured, which is folded; `code` is one word.
+    """
+    text = re.sub(r"<details.*?</details>", "\n", text, flags=re.DOTALL)
     text = re.sub(r"^ *```.*?^ *```", "\n", text, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"^ *(?:[|#!<].*)?$", "\n", text, flags=re.MULTILINE)
     text = re.sub(r"^ *(?:[-*]|\d+\.) ", "\n\n", text, flags=re.MULTILINE)
