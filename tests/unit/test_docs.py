@@ -20,7 +20,6 @@ PAGES = {
 }
 TOO_LONG = {
     "docs/design.md",
-    "docs/published.md",
 }
 """Pages that do not hold it yet. The list only gets shorter: a page that holds it fails here."""
 
