@@ -138,10 +138,16 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Help(argparse.HelpFormatter):
-    """Breaks lines between words alone: a name with dashes stays whole."""
+    """Breaks lines between words alone: a name with dashes stays whole, and no last line has one word."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+        words = " ".join(text.split())
+        lines = textwrap.wrap(words, width, break_on_hyphens=False)
+        for narrower in range(width - 1, width // 2, -1):
+            if len(lines) < 2 or " " in lines[-1]:
+                break
+            lines = textwrap.wrap(words, narrower, break_on_hyphens=False)
+        return lines
 
 
 def _add(
@@ -230,12 +236,19 @@ def nearest(name: str, known: Any, *, prefix: str = "") -> str:
     return f" (did you mean {names}?)" if close else ""
 
 
-def one_of(flag: str, name: str, known: Any, *, auto: str | None = None) -> str:
-    """Return `name` when `known` has it, and `auto` for 'auto'. Raises UserError with the nearest names."""
+def one_of(
+    flag: str, name: str, known: Any, *, auto: str | None = None, lister: str = ""
+) -> str:
+    """Return `name` when `known` has it, and `auto` for 'auto'. Raises UserError with the nearest names.
+
+    `lister` is the program that lists `known`, where there are many.
+    """
     if name == "auto" and auto is not None:
         return auto
     if name in known:
         return name
     why = nearest(name, known) or ", which is unknown"
-    allowed = f"; known: {', '.join(known)}" if len(known) <= 16 else ""
+    allowed = f"; {lister} lists them" if lister else ""
+    if len(known) <= 16:
+        allowed = f"; known: {', '.join(known)}"
     raise UserError(f"{flag} got '{name}'{why}{allowed}")

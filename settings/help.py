@@ -5,6 +5,8 @@ Imports nothing, so that --help answers at once.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 HELP = """train.py: train image classifiers, detectors, video classifiers and super-resolution networks, see
 how fast it goes, how fast it could go, and what holds it back.
 
@@ -20,7 +22,7 @@ What to train on
 
 What to train
   --config FILE         a preset, see configs/; flags win over it
-  --arch NAME           architecture of torchvision, such as resnet50
+  --arch NAME           such as resnet50; python -m scripts.archs lists them
   --weights NAME|FILE   begin with trained weights: DEFAULT, or a file of your own
   --freeze PATTERN      parameters that are not trained, such as 'conv1|bn1|layer[123]'
   --image-size 224      side of the images, pixels
@@ -48,8 +50,9 @@ What comes of it
 
 
 def _table(text: str) -> dict[str, str]:
-    """Return the lines "name: what to say" of a text."""
-    return dict(line.split(": ", 1) for line in text.strip().splitlines())
+    """Return what to say of each name of a text, whose lines are "name name: what to say"."""
+    lines = (line.split(": ", 1) for line in text.strip().splitlines())
+    return {name: said for names, said in lines for name in names.split()}
 
 
 OURS = _table("""
@@ -100,6 +103,7 @@ gradient-accumulation-steps: --accumulate N
 pretrained: --weights DEFAULT
 checkpoint: --resume FILE, or --weights FILE for its weights alone
 initial-checkpoint: --weights FILE
+no-resume-opt: --weights FILE
 pretrained-path: --weights FILE
 eval: --evaluate true
 test-only: --evaluate true
@@ -179,8 +183,54 @@ world-size: torchrun says how many ranks there are; leave it out
 dist-url: torchrun says where the ranks meet; leave it out
 local-rank: torchrun sets LOCAL_RANK; leave it out
 channels-last: images are channels_last always; leave it out
+checkpoint-hist: last.pt and best.pt are kept; --keep N keeps the last N beside them
+class-map: the classes are those of --data; leave it out
+dist-bn: a validation has rank 0's batch norm; leave it out, or --sync-bn true
+eval-metric: best.pt is the best by top-1, or by mAP; leave it out
+start-epoch: a checkpoint says it, --resume FILE; leave it out
+worker-seeding: a sample's draws are its own, whoever loads it; leave it out
+no-prefetcher use-multi-epochs-loader: --loader NAME says how images are loaded; leave it out
+no-ddp-bb device-modules synchronize-step fuser fast-norm: it changes no result; leave it out
+train-num-samples val-num-samples: samples are counted; leave it out
+sched-on-updates: the learning rate moves each step; leave it out
+save-images: TensorBoard has pictures of what is trained on; leave it out
+wandb-project wandb-tags wandb-resume-id: --log wandb, with the variables WANDB_PROJECT, WANDB_TAGS, WANDB_RUN_ID
 """)
 """A flag of other programs that is no flag here -> what to do."""
+ABSENT = _table("""
+in-chans gp model-kwargs drop drop-connect drop-block: --arch package.module:function builds a network of your own
+bn-momentum bn-eps head-init-scale head-init-bias: --arch package.module:function builds a network of your own
+opt-eps opt-betas opt-kwargs: an optimiser has its library's defaults
+lr-base-scale: --lr-per scales in proportion
+lr-noise lr-cycle-mul lr-cycle-limit lr-k-decay: --schedule has no such variant
+cooldown-epochs patience-epochs warmup-prefix: --schedule begins behind the warm-up and ends with --epochs
+aug-splits jsd-loss split-bn: AugMix is not here
+mixup-mode mixup-off-epoch cutmix-minmax: --mixup and --cutmix act on whole batches, in all epochs
+bce-pos-weight bce-sum color-jitter-prob train-crop-mode recount resplit: there is no such variant
+epoch-repeats layer-decay-min-scale layer-decay-no-opt-scale: there is no such variant
+train-batch-sizes train-batches-per-epoch: --batch-size and the data say how long an epoch is
+train-size-probs variable-batch-loss-scale: --image-size-start and --image-size-ramp alone change sizes
+model-ema-force-cpu: --ema keeps the average on the device
+torchscript: --compile true is what there is
+input-key input-img-mode: images are found by their format, and are RGB
+kd-model-name: distillation is not here
+naflex-loader: NaFlex is not here
+dataset-download dataset-trust-remote-code: nothing is downloaded, and no code of a data set is run
+""")
+"""A flag of other programs that has no counterpart -> why, or what comes near."""
+DIFFERENT = ("scale", "tta")
+"""Settings whose names mean something else to other programs."""
+UNSET = ("None", "False", "", "0", "0.0", "[]", "{}")
+"""How values that switch something off are written."""
+DEFAULTS = _table("""
+lr-cycle-mul lr-k-decay: 1.0
+lr-cycle-limit recount: 1
+variable-batch-loss-scale: none
+patience-epochs: 10
+mixup-mode: batch
+""")
+"""timm's own defaults of what is ABSENT, where they are not UNSET."""
+RECIPES = "docs/recipes.md has the table"
 
 
 def answer(word: str) -> str:
@@ -190,4 +240,32 @@ def answer(word: str) -> str:
     name = word.partition("=")[0].lstrip("-").replace("_", "-")
     if name in OURS:
         return f" is {OURS[name]} here"
+    if name in ABSENT:
+        return f" has no counterpart: {ABSENT[name]}; {RECIPES}"
     return f": {NEEDLESS[name]}" if name in NEEDLESS else ""
+
+
+def foreign_keys(values: Mapping[str, object], known: Collection[str]) -> str:
+    """Return what a preset of another program has that is here, such as timm's args.yaml; "" for one of ours.
+
+    `values` are by names with underscores, and `known` are the names of our settings.
+    """
+    flags = {
+        name: name.replace("_", "-")
+        for name, value in values.items()
+        if str(value) not in UNSET
+    }
+    same = [name for name in flags if name in known and name not in DIFFERENT]
+    other = [name for name, flag in flags.items() if flag in OURS or name in DIFFERENT]
+    absent = [
+        name
+        for name, flag in flags.items()
+        if flag in ABSENT and str(values[name]) != DEFAULTS.get(flag)
+    ]
+    if len(set(other) - set(known)) < 2:
+        return ""
+    lists = {"the same here": same, "not here": absent}
+    said = "; ".join(
+        f"{kind}: {', '.join(keys)}" for kind, keys in lists.items() if keys
+    )
+    return f"is of another program; {said}; {len(other)} keys have another name: write a preset, {RECIPES}"

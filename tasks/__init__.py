@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib import import_module
 from typing import cast
 
 from contracts import UserError
 from dataset.stores import SOURCES
 from loaders import LOADERS
-from models import Registry
+from models import Registry, Unusable
 from settings.cli import one_of
 from settings.config import GROUP_OF, Config
 from tasks.kind import TaskKind
@@ -63,6 +64,10 @@ def require_read(config: Config, kind: TaskKind) -> None:
         raise UserError(f"--graphs true is not for --arch {arch}: {why}; --graphs auto")
 
 
+LISTER = "python -m scripts.archs"
+"""The program that lists the names of --arch."""
+
+
 def architecture(
     kind: TaskKind, asked: str | None, flag: str = "--arch"
 ) -> tuple[Registry, str]:
@@ -80,11 +85,17 @@ def architecture(
     for prefix, module in kind.others.items():
         if arch.startswith(prefix):
             registry = cast("Registry", import_module(module))
-            return registry, one_of(flag, arch, registry.names())
+            return registry, one_of(flag, arch, registry.names(), lister=LISTER)
+    names = kind.registry.names()
+    for prefix, module in () if arch in names else kind.others.items():
+        # its package may not be installed
+        with suppress(Unusable):
+            if prefix + arch in import_module(module).names():
+                raise UserError(f"{flag} got '{arch}', which is {prefix}{arch} here")
     for task in TASKS:
         if task != kind.name and arch in kind_named(task).registry.names():
             raise UserError(f"{flag} got '{arch}', which is for --task {task}")
-    return kind.registry, one_of(flag, arch, kind.registry.names())
+    return kind.registry, one_of(flag, arch, names, lister=LISTER)
 
 
 def loader_of(config: Config, kind: TaskKind, *, gpu: bool, files: bool) -> str:

@@ -11,8 +11,10 @@ import timm
 import torch
 from timm.data import create_transform, resolve_data_config
 
+from contracts import UserError
 from models import Unusable
 from models import timm as registry
+from scripts import archs
 from settings.config import build
 from tasks import architecture, kind_named
 from tasks._plans import image_policies
@@ -138,6 +140,24 @@ def test_timm_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         architecture(IMAGES, "timm/resnet50")
     assert architecture(IMAGES, "resnet50")[0] is IMAGES.registry
+    with pytest.raises(UserError, match=r"'resnet26d'.*python -m scripts.archs lists"):
+        architecture(IMAGES, "resnet26d")
+
+
+def test_names_are_listed_and_suggested(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("resnet26d", "vit_small_patch16_224"):
+        with pytest.raises(UserError, match=f"'{name}', which is timm/{name} here$"):
+            architecture(IMAGES, name)
+    assert archs.main(["resnet26d"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["classification", "timm/resnet26d", "224"] in lines
+    assert all("resnet26d" in name and "." not in name for _, name, _ in lines)
+    assert archs.main(["*18*"]) == 0
+    found = {line.split()[1] for line in capsys.readouterr().out.splitlines()}
+    assert {"r3d_18", "resnet18", "timm/resnet18"} <= found
+    assert archs.main(["timm/resnet50.a1*"]) == 0
+    assert "timm/resnet50.a1_in1k" in capsys.readouterr().out
+    assert archs.main(["nothing"]) == 2
 
 
 OWN = """
