@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from contracts import Batch, Counts, Loader, Pixels, RateWindow, Reported, World
-from report import pictures, stages, summary, what_if
+from report import curves, pictures, stages, summary, what_if
 from report.advice import told_bound
 from report.console import Bar, Console, figures, number, rows, took
 from report.hardware import (
@@ -419,6 +419,10 @@ class Reporter:
         else:
             remedy = "run it again" if loader is None else self._record.how_to_resume
             self._console.info(f"stopped at step {step}; {remedy}")
+        if self._record.enabled:
+            folder = self._record.folder
+            if picture := curves.png(folder, values, self._task.figures[0]):
+                self._record.file(curves.RESULTS, picture)
         return values
 
     def _summary(

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from report.tensorboard import layout, metrics
+from scripts import report
 from settings.config import parse
 from tasks import compared
 from tasks.classification import KIND
@@ -50,6 +55,15 @@ train/grad_norm train/loss_scale train/skipped_steps val/top1 val/ece val/loss m
 """
 
 
+LOOK = """<script>onload = () => { document.title = JSON.stringify({
+    pictures: [...document.images].map(image => image.naturalWidth),
+    wide: document.documentElement.scrollWidth > innerWidth,
+    fetched: performance.getEntriesByType("resource").map(one => one.name).filter(name => !name.startsWith("data:")),
+    titles: [...document.querySelectorAll("h2")].map(title => title.innerText),
+}) }</script>"""
+"""Makes of a page's title what a browser shows of it."""
+
+
 @pytest.fixture(scope="module")
 def run(
     tmp_path_factory: pytest.TempPathFactory,
@@ -71,7 +85,7 @@ def test_files(run: Runner) -> None:
     events = [name for name in names if name.startswith("events.out.tfevents.")]
     assert len(events) == 1
     left = "best.pt classes.csv config.yaml confusion.csv confusion.png last.pt metrics.jsonl mistakes.png"
-    left += " results.csv summary.json val_predictions.csv"
+    left += " results.csv results.png summary.json val_predictions.csv"
     assert [name for name in names if name not in events] == left.split()
     beside = {
         path.name for path in run.cwd.iterdir() if not path.name.startswith("process-")
@@ -165,3 +179,33 @@ def test_config_reads_back(run: Runner, pictures: Path) -> None:
     assert again.flat() | {"config": None} == parse(flags).flat()
     stored = torch.load(run.cwd / "run" / "last.pt", weights_only=True)["config"]
     assert stored == again.flat() | {"config": None}
+
+
+def in_chromium(page: str, folder: Path) -> dict[str, Any]:
+    """What Chromium makes of a page, whose policy lets no script run, in a window of 600 pixels."""
+    (folder / "page.html").write_text(re.sub("<meta http-equiv.*>", LOOK, page))
+    flags = f"--headless --no-sandbox --disable-gpu --window-size=600,800 --user-data-dir={folder}/chromium"
+    command = ["chromium", *flags.split(), "--dump-dom", f"file://{folder}/page.html"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    found = re.search("<title>(.*)</title>", shown.stdout)
+    assert found, shown.stderr
+    seen: dict[str, Any] = json.loads(found[1])
+    return seen
+
+
+def test_report_in_a_browser(run: Runner, tmp_path: Path) -> None:
+    assert report.main([str(tmp_path)]) == 2, "no run is there"
+    folder = run.cwd / "run"
+    assert report.main([str(folder)]) == 0
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    (folder / "report.html").unlink()
+    assert "default-src 'none'" in page
+    if not shutil.which("chromium"):
+        pytest.skip("there is no chromium, which opens the page")
+    seen = in_chromium(page, tmp_path)
+    assert seen["pictures"][0] == 1500 and len(seen["pictures"]) == 3
+    assert all(seen["pictures"]) and not seen["wide"] and not seen["fetched"], seen
+    assert {"Change first", "Parts of a step"} <= {*seen["titles"]}
+    plant = '<img src="http://127.0.0.1:9/x.png"><p style="width: 900px">'
+    seen = in_chromium(page.replace("<h1>", plant), tmp_path)
+    assert seen["pictures"][0] == 0 and seen["wide"] and seen["fetched"]
