@@ -10,6 +10,8 @@
 # Older ones have torch 2.11 from 26.02 on, but that one's DALI 2.0 cannot read stored pixels: the import check below says so.
 ARG BASE=nvcr.io/nvidia/pytorch:26.09-py3
 FROM ${BASE}
+# Packages beside those of requirements.txt: docker build --build-arg EXTRAS="s3fs timm onnx onnxscript onnxruntime" -t saturate .
+ARG EXTRAS=""
 
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 WORKDIR /opt/saturate
@@ -29,7 +31,7 @@ RUN set -eu; \
 # leaves every other package alone that is new enough.
 RUN set -eu; \
     python -m pip list --format=freeze | grep -Ei '^(torch|torchvision|triton|pytorch-triton|numpy)==' > constraint.image.txt || true; \
-    PIP_CONSTRAINT="$PWD/constraint.image.txt" python -m pip install --no-cache-dir --requirement requirements.image.txt; \
+    PIP_CONSTRAINT="$PWD/constraint.image.txt" python -m pip install --no-cache-dir --requirement requirements.image.txt ${EXTRAS}; \
     rm requirements.image.txt constraint.image.txt
 
 COPY . .

@@ -123,10 +123,36 @@ class MlFlow:
         self._mlflow.end_run("FINISHED" if finished else "KILLED")
 
 
+class Trackio:
+    """A run of trackio, in TRACKIO_DIR or where its other variables say."""
+
+    def __init__(
+        self, folder: Path, settings: Mapping[str, Any], run: str | None
+    ) -> None:
+        import trackio
+
+        self._run = trackio.init(
+            project=os.environ.get("TRACKIO_PROJECT", "saturate"),
+            name=run or folder.name,
+            config=dict(settings),
+            resume="allow" if run else "never",
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+        self.id = self._run.name
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self, *, finished: bool) -> None:
+        self._run.finish()
+
+
 SINKS: dict[str, Callable[[Path, Mapping[str, Any], str | None], Sink]] = {
     "csv": Csv,
     "wandb": Wandb,
     "mlflow": MlFlow,
+    "trackio": Trackio,
 }
 """--log -> its class."""
 

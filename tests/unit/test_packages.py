@@ -37,7 +37,7 @@ OPTIONAL = {
         "onnxruntime",
         "scipy",
     ),
-    *("timm", "torchcodec", "wandb"),
+    *("timm", "torchcodec", "trackio", "wandb"),
 }
 """Imported only where a user has installed it; never in requirements.txt."""
 
@@ -124,7 +124,9 @@ def test_dockerfile_passes_hadolint() -> None:
 
 def test_dockerfile_has_what_a_gpu_and_any_user_need() -> None:
     found = dict(instructions())
-    assert re.fullmatch(r"BASE=nvcr\.io/nvidia/pytorch:\d\d\.\d\d-py3", found["ARG"])
+    base, extras = (rest for word, rest in instructions() if word == "ARG")
+    assert re.fullmatch(r"BASE=nvcr\.io/nvidia/pytorch:\d\d\.\d\d-py3", base)
+    assert extras == 'EXTRAS=""' and " ${EXTRAS};" in run_step("constraint.image.txt")
     assert found["FROM"] == "${BASE}" and found["USER"] not in ("0", "root")
     given = " ".join(rest for word, rest in instructions() if word == "ENV")
     variables = dict(re.findall(r"(\w+)=(\S+)", given))

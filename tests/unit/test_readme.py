@@ -55,7 +55,12 @@ def test_every_example_has_a_test() -> None:
     ]
     # the one of data.md: tests/unit/test_drills_store.py
     assert sorted(blocks) == ["data.md"] + ["own-loop.md"] * len(BLOCKS)
-    assert {title for title, _ in BLOCKS} == {"Training", "Validation"}
+    assert {title for title, _ in BLOCKS} == {"Training", "Callbacks", "Validation"}
+
+
+def test_callbacks_of_ones_own_loop(tmp_path: Path, runner: Runner) -> None:
+    (line,) = said_by(example("Callbacks"), tmp_path, runner)
+    assert re.fullmatch(r"step 0: loss \d\.\d{3}", line)
 
 
 def test_a_loader_in_ones_own_loop(tmp_path: Path, runner: Runner) -> None:

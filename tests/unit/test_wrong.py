@@ -6,6 +6,7 @@ import csv
 import importlib.util
 import io
 import json
+import sqlite3
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -207,6 +208,7 @@ def test_trackers_get_what_tensorboard_gets(
         pytest.skip(f"{name} is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     board = sinks.Boards(
         tmp_path,
         {"log": [name], "settings": {"lr": 0.1}},
@@ -225,6 +227,10 @@ def test_trackers_get_what_tensorboard_gets(
         assert (
             b"train/loss" in kept.read_bytes() and b"val/loss" not in kept.read_bytes()
         )
+    elif name == "trackio":
+        database = sqlite3.connect(tmp_path / "trackio" / "saturate.db")
+        points = database.execute("select step, metrics from metrics").fetchall()
+        assert points == [(7, b'{"train/loss":0.5}')]
     else:
         import mlflow
 
