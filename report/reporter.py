@@ -32,7 +32,15 @@ from report.meter import Meter, bound, bound_of, too_high
 from report.record import FAILED, REJECTED, RESULTS, Record
 from report.sinks import Boards
 from report.summary import PHASES
-from report.tensorboard import SETTINGS, layout, metrics
+from report.tensorboard import (
+    GLANCE,
+    PAGES,
+    SETTINGS,
+    at_a_glance,
+    layout,
+    metrics,
+    shares,
+)
 from system.timeline import Timeline
 
 NOT_IN_SUMMARY = (
@@ -68,12 +76,14 @@ class Reporter:
         compared: Sequence[str],
         pixels: Pixels,
         resumed_at: int | None,
+        classes: Sequence[str] = (),
         timeline: Timeline | None = None,
     ) -> None:
         """Open the run's files below `output`, and say its title.
 
         `description` is what `describe` returns, `pixels` the mean and std that images were normalised with,
-        `resumed_at` the step of the checkpoint, None for a fresh run. `timeline` gets a mark at the first step.
+        `resumed_at` the step of the checkpoint, None for a fresh run, `classes` the names of the labels.
+        `timeline` gets a mark at the first step.
         """
         here = world.rank == 0
         self._world = world
@@ -82,6 +92,7 @@ class Reporter:
         self._description = dict(description)
         self._task = task
         self._pixels = pixels
+        self._classes = classes
         self._resumed_at = resumed_at or 0
         self._timeline = timeline or Timeline()
         self._record = Record(output, enabled=here, resume_step=resumed_at)
@@ -93,14 +104,10 @@ class Reporter:
             description,
             enabled=here,
             purge_step=None if resumed_at is None else resumed_at + 1,
+            twice=at_a_glance(task),
             warn=console.warn,
         )
-        settings = description["settings"]
-        shown = {
-            name: settings[name] for name in SETTINGS if settings.get(name) is not None
-        }
-        self._board.layout(layout(task))
-        self._board.hparams(shown, metrics(compared))
+        self._compared = compared
         self._sampler = Sampler(
             world.device, cores=description["hardware"]["cores"]
         ).start()
@@ -127,6 +134,12 @@ class Reporter:
         self._validation_s: Mapping[str, float] | None = None
         self._early_stop: dict[str, int] | None = None
         self._finished = False
+        self._settings()
+        self._board.table(
+            f"{GLANCE}/start_here",
+            [*summary.about(description), ("run folder", str(output)), *PAGES],
+            self._resumed_at,
+        )
         console.info(description["title"])
 
     # -- called by the loop ----------------------------------------------------
@@ -237,6 +250,7 @@ class Reporter:
             "throughput/compute_ceiling": compute,
             "throughput/loader_ceiling": loader,
             "throughput/efficiency": efficiency,
+            **shares(window.rate, compute, loader),
             "io/mib_per_s": mib_per_s or None,  # 0: the task does not know
             **{
                 f"stage/{name}": share
@@ -340,7 +354,7 @@ class Reporter:
         if self._world.rank == 0:
             mean = torch.tensor(self._pixels.mean)
             std = torch.tensor(self._pixels.std)
-            shown = pictures.augmented(batch, mean, std)
+            shown = pictures.augmented(batch, mean, std, self._classes)
             # the pixels were copied to the host, behind the step
             self._timeline.mark("first step")
             if self._description["settings"].get("profile"):
@@ -404,6 +418,7 @@ class Reporter:
                 return self._finish_again(earlier, trained, step)
         values = self._summary(trained, loader)
         self._record.summary(values)
+        self._settings(values)
         if finished:
             efficiency = values["efficiency"]
             self._tell_rate(
@@ -424,6 +439,21 @@ class Reporter:
             if picture := curves.png(folder, values, self._task.figures[0]):
                 self._record.file(curves.RESULTS, picture)
         return values
+
+    def _settings(self, values: Mapping[str, Any] | None = None) -> None:
+        """Write the run's row and charts; `values`: its summary, once it is over."""
+        values = values or {}
+        steady = (values.get("rate") or {}).get("steady")
+        row = self._description["settings"] | {
+            "bound": values.get("bound"),
+            "rate": steady and round(steady),
+        }
+        self._board.settings(
+            {name: row.get(name) for name in SETTINGS},
+            metrics(self._compared),
+            layout(self._task),
+            finished=self._finished,
+        )
 
     def _summary(
         self, trained: Mapping[str, Any], loader: Loader | None
@@ -532,6 +562,7 @@ class Reporter:
             values["validation"] = self._validation
             values["validation_s"] = self._validation_s
         self._record.summary(values)
+        self._settings(values)
         # the events were cut behind that step
         self._tell_rate(
             earlier["rate"]["steady"],
