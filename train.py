@@ -333,7 +333,7 @@ def main() -> int:
         # from here on rank 0 reads files of settings and weights: other hosts may have others, or none
         preset = world.first(lambda: preset_of(words))
         config = checked(words, preset)
-        console = Console(enabled=world.rank == 0)
+        console = Console(enabled=world.rank == 0, quiet=config.run.quiet)
         if world.size > 1:
             world.agree({**alike(config), "code": sources()})
             if line := world.differing(versions()):

@@ -54,9 +54,10 @@ def augmented(
     height, width = enlarged.shape[1] + 22, enlarged.shape[2]
     rows = -(-len(names) // ACROSS)
     sheet = Image.new("RGB", (ACROSS * width, rows * height), "white")
+    text = ImageDraw.Draw(sheet)
     for place, (image, name) in enumerate(zip(enlarged, names, strict=True)):
-        tile = Image.new("RGB", (width, height), "white")
-        tile.paste(Image.fromarray(image))
-        ImageDraw.Draw(tile).text((2, height - 21), name, fill="black", font=FONT)
-        sheet.paste(tile, (place % ACROSS * width, place // ACROSS * height))
+        left, top = place % ACROSS * width, place // ACROSS * height
+        sheet.paste(Image.fromarray(image), (left, top))
+        cut = name[: width // 9]
+        text.text((left + 2, top + height - 21), cut, fill="black", font=FONT)
     return np.asarray(sheet)[None]

@@ -35,7 +35,6 @@ from report.summary import PHASES
 from report.tensorboard import (
     GLANCE,
     PAGES,
-    SETTINGS,
     at_a_glance,
     layout,
     metrics,
@@ -104,9 +103,9 @@ class Reporter:
             description,
             enabled=here,
             purge_step=None if resumed_at is None else resumed_at + 1,
-            twice=at_a_glance(task),
             warn=console.warn,
         )
+        self._board.twice = at_a_glance(task)
         self._compared = compared
         self._sampler = Sampler(
             world.device, cores=description["hardware"]["cores"]
@@ -284,10 +283,8 @@ class Reporter:
         tags = {f"throughput/{name}_ceiling": self._ceiling(name) for name in measured}
         self._board.scalars(tags, step)
         self._record.point("ceilings", step, measured)
-        rates = (
-            f"compute {number(compute['rate'])}/s, loader {number(loader['rate'])}/s"
-        )
-        self._console.info(f"ceilings: {rates}")
+        rates = f"compute {number(compute['rate'])}, loader {number(loader['rate'])}"
+        self._console.info(f"ceilings: {rates} {self._rate_unit}")
 
     def above_ceiling(self) -> bool:
         """Whether the rate is higher than a ceiling can allow: the machine's speed has changed since that was
@@ -371,14 +368,11 @@ class Reporter:
 
     def stopped_early(self, progress: Mapping[str, Any]) -> None:
         """Tell that --patience has ended the run before its time. Epochs are told from 1 on."""
-        epoch = progress["epoch"]
-        best = progress["best_epoch"] + 1
-        stale = progress["stale"]
-        self._early_stop = {"epoch": epoch, "best_epoch": best, "validations": stale}
-        self._console.info(
-            f"stopped early after epoch {epoch}, as --patience asks: the best was epoch {best}, and "
-            f"{stale} validations since were no better"
-        )
+        self._early_stop = {
+            "epoch": progress["epoch"],
+            "best_epoch": progress["best_epoch"] + 1,
+            "validations": progress["stale"],
+        }
 
     def failed(self, split: str, names: Sequence[str]) -> None:
         """Tell which samples could not be decoded: the first ones are said, all are in failed.txt."""
@@ -449,7 +443,7 @@ class Reporter:
             "rate": steady and round(steady),
         }
         self._board.settings(
-            {name: row.get(name) for name in SETTINGS},
+            row,
             metrics(self._compared),
             layout(self._task),
             finished=self._finished,

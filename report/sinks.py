@@ -155,13 +155,12 @@ class Boards(Board):
         *,
         enabled: bool,
         purge_step: int | None = None,
-        twice: Mapping[str, str] = {},
         warn: Callable[[str], None],
     ) -> None:
         """Open them below `folder`. `description` is of report.summary.describe. Raises UserError."""
         names: Sequence[str] = description.get("log", ())
         require(names)
-        super().__init__(folder, enabled=enabled, purge_step=purge_step, twice=twice)
+        super().__init__(folder, enabled=enabled, purge_step=purge_step)
         self._warn = warn
         self._sinks: dict[str, Sink] = {}
         if not enabled or not names:

@@ -33,30 +33,30 @@ HIGHEST_SHARE = 1.5
 """A loader may be twelve times as fast as the step, and would flatten the rate in their chart."""
 
 # The HPARAMS page takes its columns from the first run it meets and drops what only others have
-# (tensorboard#5596, pytorch#32651, #39250). So every run names all of these, and each keeps its type.
-SETTINGS: dict[str, tuple[type, str]] = {
-    "bound": (str, "bound"),
-    "loader": (str, "loader"),
-    "arch": (str, "network"),
-    "rate": (int, "samples/s"),
-    "batch_size": (int, "batch a GPU"),
-    "precision": (str, "precision"),
-    "world_size": (int, "GPUs"),
-    "task": (str, "task"),
-    "reader": (str, "reader"),
-    "compile": (bool, "compile"),
-    "graphs": (bool, "graphs"),
-    "accumulate": (int, "accumulate"),
-    "image_size": (int, "image size, px"),
-    "workers": (int, "workers"),
-    "pin_memory": (bool, "pin_memory"),
-    "optimizer": (str, "optimizer"),
-    "lr": (float, "lr"),
-    "epochs": (int, "epochs"),
-    "read_delay_ms": (float, "read delay, ms"),
-    "gpu": (str, "GPU"),
+# (tensorboard#5596, pytorch#32651, #39250). So every run names all of these, and all are texts.
+SETTINGS = {
+    "bound": "bound",
+    "loader": "loader",
+    "arch": "network",
+    "rate": "samples/s",
+    "batch_size": "batch a GPU",
+    "precision": "precision",
+    "world_size": "GPUs",
+    "task": "task",
+    "reader": "reader",
+    "compile": "compile",
+    "graphs": "graphs",
+    "accumulate": "accumulate",
+    "image_size": "image size, px",
+    "workers": "workers",
+    "pin_memory": "pin_memory",
+    "optimizer": "optimizer",
+    "lr": "lr",
+    "epochs": "epochs",
+    "read_delay_ms": "read delay, ms",
+    "gpu": "GPU",
 }
-"""Columns of the HPARAMS page: type, header. `bound` and `rate` are known at the end of a run."""
+"""Columns of the HPARAMS page and their headers. `bound` and `rate` are known at the end of a run."""
 KEYS = {
     name: f"{place}_{name}" if place < 5 else name
     for place, name in enumerate(SETTINGS)
@@ -159,42 +159,31 @@ def layout(task: Reported) -> dict[str, dict[str, list[str]]]:
     first = {"loss": ["train/loss"]}
     if chart := task.figures[0].chart:
         first[chart] = []
+    # the average's figures (--ema) are of the same run
+    drawn = [(figure.chart, f"val/(ema_)?{figure.name}") for figure in task.figures]
+    drawn += [(scalar.chart, scalar.tag) for scalar in SCALARS]
+    drawn += [("parts of the loss", "loss/.*")] * task.loss_parts
     charts = {"at a glance": first}
-    for figure in task.figures:
-        if figure.chart:
-            section = "at a glance" if figure.chart in first else "val"
-            names = charts.setdefault(section, {}).setdefault(figure.chart, [])
-            # the average's figures (--ema) are of the same run
-            names.append(f"val/(ema_)?{figure.name}")
-    for scalar in SCALARS:
-        if scalar.chart:
-            group = scalar.tag.partition("/")[0]
-            section = "at a glance" if scalar.chart in (SHARES, EFFICIENCY) else group
-            names = charts.setdefault(section, {}).setdefault(scalar.chart, [])
-            names.append(scalar.tag)
-    if task.loss_parts:
-        charts["loss"] = {"parts of the loss": ["loss/.*"]}
+    for chart, tag in drawn:
+        if chart:
+            at_once = chart in (*first, SHARES, EFFICIENCY)
+            section = "at a glance" if at_once else tag.partition("/")[0]
+            charts.setdefault(section, {}).setdefault(chart, []).append(tag)
     return charts
 
 
 class Board:
     """The event files of a run. Rank 0 writes; elsewhere `enabled` is False and nothing happens.
-
-    `twice`: tags that are written under a second name, too.
     A resumed run gives `purge_step`, its first new step: every point from there on is taken out of the
     earlier event files, so each reader sees each step once. What is there already at the step before (a
     repeated validation) or of images is not written twice. All methods raise UserError on a full disk.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        enabled: bool = True,
-        purge_step: int | None = None,
-        twice: Mapping[str, str] = {},
+        self, folder: Path, *, enabled: bool = True, purge_step: int | None = None
     ) -> None:
-        self._twice = twice
+        # tag -> a second name, under which its points are written, too
+        self.twice: Mapping[str, str] = {}
         self._settings = folder / SETTINGS_FILE
         self._kept: set[tuple[str, int]] = set()
         self._images: set[str] = set()
@@ -213,9 +202,7 @@ class Board:
         """Write one point a tag; None and what is not finite is left out."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        again = {
-            name: values[tag] for tag, name in self._twice.items() if tag in values
-        }
+        again = {name: values[tag] for tag, name in self.twice.items() if tag in values}
         points = [
             Summary.Value(tag=tag, simple_value=float(value))
             for tag, value in {**values, **again}.items()
@@ -249,7 +236,7 @@ class Board:
 
     def settings(
         self,
-        row: Mapping[str, str | int | float | bool | None],
+        row: Mapping[str, Any],
         metrics: Mapping[str, str],
         charts: Mapping[str, Mapping[str, Sequence[str]]],
         *,
@@ -257,28 +244,28 @@ class Board:
     ) -> None:
         """Write what the pages HPARAMS and CUSTOM SCALARS show, in place of what was written before.
 
-        `row`: the run's settings, by names of SETTINGS; a None is an empty cell. A run that is not `finished`
-        has the status unknown.
+        `row`: the run's settings, by names of SETTINGS, without those that it does not know. A run that
+        is not `finished` has the status unknown.
         """
         if self._file is None:
             return
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
         from torch.utils.tensorboard.summary import custom_scalars, hparams
 
-        empty = {KEYS[name]: _cell(kind()) for name, (kind, _) in SETTINGS.items()}
+        empty = dict.fromkeys(KEYS.values(), "")
         cells = {
-            KEYS[name]: _cell(SETTINGS[name][0](value))
-            for name, value in row.items()
-            if value is not None
+            KEYS[name]: _cell(row[name])
+            for name in SETTINGS
+            if row.get(name) is not None
         }
         named, _, end = hparams(empty, dict.fromkeys(metrics, 0.0))
         _, begin, _ = hparams(cells, {})
         content = HParamsPluginData.FromString(
             named.value[0].metadata.plugin_data.content
         )
-        headers = {KEYS[name]: header for name, (_, header) in SETTINGS.items()}
-        for info in content.experiment.hparam_infos:
-            info.display_name = headers[info.name]
+        headers = [*SETTINGS.values()]
+        for info, header in zip(content.experiment.hparam_infos, headers, strict=True):
+            info.display_name = header
             # the page sorts these before the others
             info.differs = info.name not in SETTINGS
         for info in content.experiment.metric_infos:
@@ -327,12 +314,12 @@ class Board:
             replace(path, after)
 
 
-def _cell(value: Any) -> Any:
-    # as numbers the page shows 0 or 1 for a bool, and 256.00 for 256
-    if isinstance(value, bool):
-        return str(value).lower()
-    # texts are sorted as texts: with spaces in front, which a page does not show, by their value
-    return f"{value:>12,}" if isinstance(value, int) else value
+def _cell(value: Any) -> str:
+    """Return a cell of the HPARAMS page, which shows a number 256 as 256.00.
+
+    Texts are sorted as texts: with spaces in front, which the page does not show, by their value.
+    """
+    return f"{value:>12,}" if type(value) is int else str(value)
 
 
 def _record(**fields: Any) -> bytes:

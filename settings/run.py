@@ -54,6 +54,8 @@ class Run(Settings):
     """Trackers that get what TensorBoard gets: csv = scalars.csv; wandb, mlflow where they are installed."""
     val_every: Annotated[int, Field(ge=0)] = 1
     """Epochs between validations; the last epoch is always validated. 0 = never."""
+    quiet: bool = False
+    """Say nothing but warnings and the closing table."""
     log_every: PositiveInt = 20
     """Steps between two points of the training curves."""
     save_every_steps: Annotated[int, Field(ge=0)] = 0
