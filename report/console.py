@@ -346,11 +346,6 @@ def _binds(summary: Summary) -> str:
     return f"{binds['stage']}, {binds['share']:.0%} of {of[binds['side']]}"
 
 
-def _slowest(summary: Summary) -> str:
-    slow = summary.get("slowest_rank")
-    return f"rank {slow['rank']}, by its {slow['why']}" if slow else ""
-
-
 def _what_if(summary: Summary) -> str:
     """Say the best predictions, each with its range."""
     return "; ".join(what_if.told(summary, look_up(summary, "rate.unit") or "img/s"))
@@ -370,8 +365,8 @@ def _start(summary: Summary) -> str:
     if "first step" not in parts:
         return ""
     longest = sorted(parts, key=parts.__getitem__, reverse=True)[:3]
-    told = ", ".join(f"{name} {parts[name]:.1f} s" for name in longest)
-    return f"{sum(parts.values()):.1f} s after the start ({told})"
+    told = ", ".join(f"{name} {parts[name]:.1f}" for name in longest)
+    return f"{sum(parts.values()):.1f} s after the start ({told} s)"
 
 
 def _dropped(summary: Summary) -> str:
@@ -381,13 +376,6 @@ def _dropped(summary: Summary) -> str:
         return ""
     share = dropped / (dropped + summary["samples"])
     return f"{dropped:,} samples ({share:.2%}), the tails of epochs: less than a step"
-
-
-def _stopped(summary: Summary) -> str:
-    if not (stop := summary.get("early_stop")):
-        return ""
-    since = f"{stop['validations']} validations no better than {stop['best_epoch']}'s"
-    return f"after epoch {stop['epoch']} (--patience): {since}"
 
 
 def _chosen(summary: Summary) -> str:
@@ -412,12 +400,13 @@ def _not_decoded(summary: Summary) -> str:
 
 class Line(NamedTuple):
     """A line of the final table: what lies at `path` of a summary, said by a format, or by a function of the
-    summary. A format without a value is a dash; a function leaves the line out by "".
+    summary. A format without a value is `missing`; "" leaves the line out.
     """
 
     name: str
     say: str | Callable[[Summary], str]
     path: str = ""
+    missing: str = "-"
 
     def text(self, summary: Summary) -> str:
         """Return what to say of a summary."""
@@ -425,7 +414,7 @@ class Line(NamedTuple):
             return self.say(summary)
         value = look_up(summary, self.path)
         if value is None:
-            return "-"
+            return self.missing
         named = value if isinstance(value, Mapping) else {}
         return self.say.format(value, **named)
 
@@ -433,7 +422,12 @@ class Line(NamedTuple):
 COMPUTE = partial(_with_spread, path="ceiling.compute", name="rate")
 LOADER = partial(_with_spread, path="ceiling.loader", name="rate")
 LINES = (
-    Line("stopped early", _stopped),
+    Line(
+        "stopped early",
+        "after epoch {epoch} (--patience): {validations} validations no better than {best_epoch}'s",
+        "early_stop",
+        "",
+    ),
     Line("left out", _dropped),
     Line("not decoded", _not_decoded),
     Line("chosen by auto", _chosen),
@@ -444,7 +438,7 @@ LINES = (
     Line("bound by", "{}", "bound"),
     Line("data wait", "{ms:.2f} ms a step, {share:.1%} of the time", "data_wait"),
     Line("stage that binds", _binds),
-    Line("slowest rank", _slowest),
+    Line("slowest rank", "rank {rank}, by its {why}", "slowest_rank", ""),
     Line("energy", _energy),
     Line("first step", _start),
     Line("frames", _frames),

@@ -18,7 +18,7 @@ import torch
 
 from contracts import Batch, Counts, Loader, Pixels, RateWindow, Reported, World
 from report import curves, pictures, stages, summary, what_if
-from report.advice import told_bound
+from report.advice import look_up, told_bound
 from report.console import Bar, Console, figures, number, rows, took
 from report.hardware import (
     OF_A_GPU,
@@ -35,9 +35,6 @@ from report.summary import PHASES
 from report.tensorboard import (
     GLANCE,
     PAGES,
-    at_a_glance,
-    layout,
-    metrics,
     shares,
 )
 from system.timeline import Timeline
@@ -105,7 +102,6 @@ class Reporter:
             purge_step=None if resumed_at is None else resumed_at + 1,
             warn=console.warn,
         )
-        self._board.twice = at_a_glance(task)
         self._compared = compared
         self._sampler = Sampler(
             world.device, cores=description["hardware"]["cores"]
@@ -134,11 +130,17 @@ class Reporter:
         self._early_stop: dict[str, int] | None = None
         self._finished = False
         self._settings()
-        self._board.table(
-            f"{GLANCE}/start_here",
-            [*summary.about(description), ("run folder", str(output)), *PAGES],
-            self._resumed_at,
+        # the title names the GPU, too
+        rows = (
+            ("command", f"`{description.get('command')}`"),
+            (
+                "settings",
+                f"{description['title']}; all are in {output / 'config.yaml'}",
+            ),
+            ("machine", f"{description['hardware']['cores']:g} CPU cores"),
+            *PAGES,
         )
+        self._board.table(f"{GLANCE}/start_here", rows, self._resumed_at)
         console.info(description["title"])
 
     # -- called by the loop ----------------------------------------------------
@@ -437,15 +439,15 @@ class Reporter:
     def _settings(self, values: Mapping[str, Any] | None = None) -> None:
         """Write the run's row and charts; `values`: its summary, once it is over."""
         values = values or {}
-        steady = (values.get("rate") or {}).get("steady")
+        steady = look_up(values, "rate.steady")
         row = self._description["settings"] | {
             "bound": values.get("bound"),
             "rate": steady and round(steady),
         }
         self._board.settings(
             row,
-            metrics(self._compared),
-            layout(self._task),
+            self._task,
+            self._compared,
             finished=self._finished,
         )
 

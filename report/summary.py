@@ -93,18 +93,6 @@ def describe(
     }
 
 
-def about(description: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return rows that say what a run is, for a page: command, settings and machine."""
-    machine = description["hardware"]
-    device = description["settings"].get("gpu", "")
-    where = f"{device}, {machine['cores']:g} CPU cores, PyTorch {torch.__version__}"
-    return [
-        ("command", f"`{description.get('command', '')}`"),
-        ("settings", f"{description['title']}; all in config.yaml"),
-        ("machine", where),
-    ]
-
-
 def clips(
     training: Sequence[Counts],
     validation: Sequence[Counts],

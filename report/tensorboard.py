@@ -29,8 +29,6 @@ GLANCE = "at_a_glance"
 """Group of the first screen: TensorBoard sorts groups of curves by name."""
 SHARES = "shares of the compute ceiling (the loader's up to 1.5)"
 EFFICIENCY = "efficiency, 0 to 1"
-HIGHEST_SHARE = 1.5
-"""A loader may be twelve times as fast as the step, and would flatten the rate in their chart."""
 
 # The HPARAMS page takes its columns from the first run it meets and drops what only others have
 # (tensorboard#5596, pytorch#32651, #39250). So every run names all of these, and all are texts.
@@ -128,7 +126,8 @@ def shares(
         return {}
     return {
         "share/rate": rate / compute,
-        "share/loader_ceiling": min(loader / compute, HIGHEST_SHARE),
+        # a loader that is twelve times as fast would flatten the rate in their chart
+        "share/loader_ceiling": min(loader / compute, 1.5),
         "share/compute_ceiling": 1.0,
         "share/zero": 0.0,
     }
@@ -183,7 +182,7 @@ class Board:
         self, folder: Path, *, enabled: bool = True, purge_step: int | None = None
     ) -> None:
         # tag -> a second name, under which its points are written, too
-        self.twice: Mapping[str, str] = {}
+        self._twice: Mapping[str, str] = {}
         self._settings = folder / SETTINGS_FILE
         self._kept: set[tuple[str, int]] = set()
         self._images: set[str] = set()
@@ -192,8 +191,7 @@ class Board:
             return
         if purge_step is not None:
             for path in sorted(folder.glob("events.out.tfevents.*")):
-                if path != self._settings:
-                    self._cut(path, purge_step)
+                self._cut(path, purge_step)
         name = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
         self._file = Appender(folder / f"events.out.tfevents.{name}")
         self._event(file_version="brain.Event:2")
@@ -202,7 +200,9 @@ class Board:
         """Write one point a tag; None and what is not finite is left out."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        again = {name: values[tag] for tag, name in self.twice.items() if tag in values}
+        again = {
+            name: values[tag] for tag, name in self._twice.items() if tag in values
+        }
         points = [
             Summary.Value(tag=tag, simple_value=float(value))
             for tag, value in {**values, **again}.items()
@@ -237,12 +237,13 @@ class Board:
     def settings(
         self,
         row: Mapping[str, Any],
-        metrics: Mapping[str, str],
-        charts: Mapping[str, Mapping[str, Sequence[str]]],
+        task: Reported,
+        compared: Sequence[str],
         *,
         finished: bool = False,
     ) -> None:
-        """Write what the pages HPARAMS and CUSTOM SCALARS show, in place of what was written before.
+        """Write what the pages HPARAMS and CUSTOM SCALARS show of the run of a task, in place of what was written
+        before. Call it before `scalars`.
 
         `row`: the run's settings, by names of SETTINGS, without those that it does not know. A run that
         is not `finished` has the status unknown.
@@ -252,36 +253,38 @@ class Board:
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
         from torch.utils.tensorboard.summary import custom_scalars, hparams
 
+        self._twice = at_a_glance(task)
+        columns = metrics(compared)
         empty = dict.fromkeys(KEYS.values(), "")
         cells = {
             KEYS[name]: _cell(row[name])
             for name in SETTINGS
             if row.get(name) is not None
         }
-        named, _, end = hparams(empty, dict.fromkeys(metrics, 0.0))
+        named, _, end = hparams(empty, dict.fromkeys(columns, 0.0))
         _, begin, _ = hparams(cells, {})
         content = HParamsPluginData.FromString(
             named.value[0].metadata.plugin_data.content
         )
-        headers = [*SETTINGS.values()]
-        for info, header in zip(content.experiment.hparam_infos, headers, strict=True):
+        infos = content.experiment.hparam_infos
+        for info, header in zip(infos, SETTINGS.values(), strict=True):
             info.display_name = header
             # the page sorts these before the others
             info.differs = info.name not in SETTINGS
         for info in content.experiment.metric_infos:
-            info.display_name = metrics[info.name.tag]
+            info.display_name = columns[info.name.tag]
         named.value[0].metadata.plugin_data.content = content.SerializeToString()
-        layout = {
+        charts = {
             section: {
                 title: ["Multiline", [f"^{tag}$" for tag in tags]]
                 for title, tags in its.items()
             }
-            for section, its in charts.items()
+            for section, its in layout(task).items()
         }
-        events: list[dict[str, Any]] = [{"file_version": "brain.Event:2"}]
-        summaries = [custom_scalars(layout), named, begin, *([end] if finished else [])]
-        events += [{"summary": summary} for summary in summaries]
-        replace(self._settings, b"".join(_record(**event) for event in events))
+        summaries = [custom_scalars(charts), named, begin, *[end] * finished]
+        records = [_record(file_version="brain.Event:2")]
+        records += [_record(summary=summary) for summary in summaries]
+        replace(self._settings, b"".join(records))
 
     def close(self) -> None:
         """Close the file; again without effect."""

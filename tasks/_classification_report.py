@@ -32,8 +32,7 @@ SIDE = 160
 """Pixels of a mistake's picture."""
 MARGIN = 200
 """Pixels beside the confusion matrix, for names of classes."""
-LEAST_CELL = 12
-"""Pixels of a cell beside which a name can be read."""
+NAMES = ImageFont.load_default(20)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,17 +178,15 @@ def drawn_matrix(matrix: Array, classes: Sequence[str]) -> Image.Image:
     cells = Image.fromarray(colours.astype(np.uint8))
     names = Image.new("RGB", (MARGIN, side), "white")
     draw = ImageDraw.Draw(names)
-    font = ImageFont.load_default(min(cell, 24))
-    for row, name in enumerate(classes if cell >= LEAST_CELL else ()):
-        draw.text((4, row * cell), _short(name, 17), fill="black", font=font)
+    for row, name in enumerate(classes if cell >= 20 else ()):
+        draw.text((4, row * cell), _short(name, 17), fill="black", font=NAMES)
     sheet = Image.new("RGB", (MARGIN + side, MARGIN + side), "white")
     sheet.paste(names, (0, MARGIN))
     sheet.paste(names.rotate(90, expand=True), (MARGIN, 0))
     enlarged = cells.resize((side, side), Image.Resampling.NEAREST)
     sheet.paste(enlarged, (MARGIN, MARGIN))
     titles = "down: label\nacross: answer"
-    font = ImageFont.load_default(24)
-    ImageDraw.Draw(sheet).text((4, 4), titles, fill="black", font=font)
+    ImageDraw.Draw(sheet).text((4, 4), titles, fill="black", font=NAMES)
     return sheet
 
 

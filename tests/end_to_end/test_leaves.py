@@ -171,6 +171,10 @@ def test_tensorboard(run: Runner) -> None:
         and "_hparams_/session_end_info" in plugins
     )
     assert any("custom_scalars" in tag for tag in plugins)
+    (card,) = board.Tensors("at_a_glance/start_here/text_summary")
+    (text,) = card.tensor_proto.string_val
+    assert b"train.py --data" in text and b"(#hparams)" in text
+    assert "result/text_summary" in plugins
 
 
 def test_config_reads_back(run: Runner, pictures: Path) -> None:
