@@ -365,8 +365,8 @@ def _start(summary: Summary) -> str:
     if "first step" not in parts:
         return ""
     longest = sorted(parts, key=parts.__getitem__, reverse=True)[:3]
-    told = ", ".join(f"{name} {parts[name]:.1f}" for name in longest)
-    return f"{sum(parts.values()):.1f} s after the start ({told} s)"
+    told = ", ".join(f"{name} {parts[name]:.1f} s" for name in longest)
+    return f"after {sum(parts.values()):.1f} s ({told})"
 
 
 def _dropped(summary: Summary) -> str:
