@@ -129,7 +129,7 @@ class Console:
         self._enabled = enabled
         self._quiet = quiet
         self._clock = clock
-        plain = os.environ.get("TERM", "dumb") == "dumb" or "CI" in os.environ
+        plain = os.environ.get("TERM", "dumb") == "dumb" or os.environ.get("CI")
         self._live = enabled and not quiet and not plain and self._stream.isatty()
         self._terminal = Terminal(
             file=self._stream,

@@ -140,7 +140,7 @@ class Reporter:
             ("machine", f"{description['hardware']['cores']:g} CPU cores"),
             *PAGES,
         )
-        self._board.table(f"{GLANCE}/start_here", rows, self._resumed_at)
+        self._board.card(f"{GLANCE}/start_here", rows, self._resumed_at)
         console.info(description["title"])
 
     # -- called by the loop ----------------------------------------------------
@@ -421,7 +421,7 @@ class Reporter:
                 values["rate"]["steady"], efficiency, values["energy"], step=step
             )
             self._console.result(values, self._task, folder=self._record.folder)
-            self._board.table("result", rows(values, self._task), step)
+            self._board.card("result", rows(values, self._task), step)
             if too_high(efficiency):
                 self.warn(
                     f"check failed: efficiency {efficiency:.1%} is above 103 %, so the rate or a ceiling is "

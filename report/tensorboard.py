@@ -227,12 +227,13 @@ class Board:
         self._images.add(tag)
         self._event(step=step, summary=image(tag, images, dataformats="NHWC"))
 
-    def table(self, tag: str, rows: Sequence[tuple[str, str]], step: int) -> None:
-        """Write a table of names and texts for the TEXT page; a run that is resumed writes its own."""
+    def card(self, tag: str, rows: Sequence[tuple[str, str]], step: int) -> None:
+        """Write names and texts for the TEXT page, a line each; a run that is resumed writes its own."""
         from torch.utils.tensorboard.summary import text
 
-        lines = [f"| {name} | {value.replace('|', '&#124;')} |" for name, value in rows]
-        self._event(step=step, summary=text(tag, "\n".join(["| | |", "|-|-|", *lines])))
+        # no table: the page breaks names in its first column beside a long text
+        lines = "\n".join(f"- **{name}**: {value}" for name, value in rows)
+        self._event(step=step, summary=text(tag, lines))
 
     def settings(
         self,
